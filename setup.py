@@ -239,8 +239,9 @@ class AnyPythonWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(
-    license="BSD-3-Clause",  # pyproject.toml spells it one way for old setuptools, one for new
-    ext_modules=[Extension("torch_tiled._C", sources=[])],
-    cmdclass={"build_ext": BuildObject, "bdist_wheel": AnyPythonWheel},
-)
+if __name__ == "__main__":
+    setup(
+        license="BSD-3-Clause",  # pyproject.toml spells it one way for old setuptools, one for new
+        ext_modules=[Extension("torch_tiled._C", sources=[])],
+        cmdclass={"build_ext": BuildObject, "bdist_wheel": AnyPythonWheel},
+    )

@@ -46,11 +46,14 @@ def main() -> None:
             flush=True,
         )
     venv.create(VENV, clear=True, with_pip=True, system_site_packages=bool(torch))
-    write_paths(see_this_python=bool(torch))
+    packages = next((VENV / "lib").glob("python3.*/site-packages"))
+    if (packages / "setuptools").exists():  # an old one that comes with pip and hides a newer one
+        pip("uninstall", "--yes", "setuptools")
+    write_paths(packages, see_this_python=bool(torch))
 
-    if not install(NEEDED if torch else [TORCH, *NEEDED]):
+    if not pip("install", *(NEEDED if torch else [TORCH, *NEEDED])):
         sys.exit("torch_tiled: the packages above are needed and could not be installed.")
-    if not install(WELCOME):
+    if not pip("install", *WELCOME):
         print(
             f"torch_tiled: not all of {', '.join(WELCOME)} could be installed; tests that need "
             "the missing ones are skipped. To try again, delete .venv.",
@@ -69,19 +72,19 @@ def torch_here() -> str | None:
     return torch if tuple(map(int, torch.split(".")[:2])) >= (2, 11) else None
 
 
-def write_paths(see_this_python: bool) -> None:
+def write_paths(packages: Path, see_this_python: bool) -> None:
     """Puts the checkout on the path, and this Python's packages if it is itself in a venv."""
     lines = [str(ROOT)]
     if see_this_python and sys.prefix != sys.base_prefix:  # a venv of a venv sees the base only
         lines += [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]
-    packages = next((VENV / "lib").glob("python3.*/site-packages"))
     (packages / "torch_tiled_checkout.pth").write_text("\n".join(lines) + "\n")
 
 
-def install(packages: list[str]) -> bool:
-    pip = [VENV / "bin" / "python", "-m", "pip", "install", "--quiet", "--retries=1"]
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return subprocess.run([*pip, *packages], env=environment).returncode == 0
+def pip(command: str, *arguments: str) -> bool:
+    """Runs the .venv's pip; whether all went well."""
+    call = [VENV / "bin" / "python", "-m", "pip", command, "--quiet", *arguments]
+    patience = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_RETRIES": "1"}
+    return subprocess.run(call, env={**os.environ, **patience}).returncode == 0
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def _load() -> None:
             "Uninstall one, or take its folder off sys.path."
         )
     try:
-        torch.ops.load_library(_LIBRARY)
+        torch.ops.load_library(str(_LIBRARY))
     except OSError as error:
         raise ImportError(
             f"torch_tiled could not load {_LIBRARY}: {error}. Build it again on this machine "
