@@ -116,18 +116,19 @@ def choose_nvcc() -> str | None:
 def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     """What there is to compile: the kernels first, which take longest."""
     flags = [*COMMON_FLAGS, f"-I{ROOT / 'csrc'}", "-isystem", torch_headers]
+    sources = sorted([*ROOT.glob("csrc/cpu/*.cpp"), *ROOT.glob("csrc/*.cpp")])
+    if nvcc is None:
+        host = [path for path in sources if not path.name.startswith("cuda_")]
+        return [Compilation(path, [CXX, *flags, *HOST_FLAGS]) for path in host]
+
+    # nvcc hands the .cpp files on to the host's compiler, along with the toolkit's headers.
+    command = [nvcc, "-ccbin", CXX, *flags, "-DTORCH_TILED_WITH_CUDA", *DEVICE_FLAGS]
+    command += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
     plan = []
-    if nvcc:
-        flags.append("-DTORCH_TILED_WITH_CUDA")
-        device = [nvcc, "-ccbin", CXX, *flags, *DEVICE_FLAGS]
-        device += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
-        for source in sorted(ROOT.glob("csrc/kernels/*.cu")):
-            suffix = source.stem[-5:]
-            targets = ARCHITECTURES.get(suffix) or sum(ARCHITECTURES.values(), [])
-            plan.append(Compilation(source, [*device, *targets]))
-    for source in sorted([*ROOT.glob("csrc/cpu/*.cpp"), *ROOT.glob("csrc/*.cpp")]):
-        plan.append(Compilation(source, [CXX, *flags, *HOST_FLAGS]))
-    return plan
+    for path in sorted(ROOT.glob("csrc/kernels/*.cu")):
+        only = ARCHITECTURES.get(path.stem[-5:])
+        plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
+    return plan + [Compilation(path, command) for path in sources]
 
 
 class Compilation:
@@ -180,7 +181,8 @@ def read_compiler(output: str) -> tuple[list[str], list[str]]:
     kernel = arch = spilled = None
     for line in output.splitlines():
         if found := re.search(r"Compiling entry function '(.+)' for '(.+)'", line):
-            kernel, arch = found.groups()
+            kernel = re.sub(r"(\(anonymous namespace\)|\w+)::", "", found[1])
+            arch = found[2]
         elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
             spilled = sum(map(int, found.groups()))
         elif kernel and (found := re.search(r"Used (\d+) registers", line)):

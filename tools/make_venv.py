@@ -21,7 +21,7 @@ WELCOME = ["expecttest", "hypothesis", "numpy"]
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036
         sys.exit(
             f"torch_tiled needs Python 3.11 or later, and {sys.executable} is "
             f"{sys.version.split()[0]}. Name another one: make PYTHON=python3.12 ..."
