@@ -19,7 +19,7 @@ help:
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of one rung at 4096^3'
-	@echo 'make clean                           delete all that was made, .venv too'
+	@echo 'make clean                           delete what was built (.venv stays)'
 
 $(VENV)/made: tools/make_venv.py
 	$(PYTHON) tools/make_venv.py
@@ -68,4 +68,4 @@ profile: build
 	ncu --set full --import-source on --profile-from-start off $(IN) -c "$$PROFILE"
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info torch_tiled/_C.so
+	rm -rf build dist *.egg-info torch_tiled/_C.so
