@@ -51,7 +51,8 @@ lint: $(VENV)/formatters
 sass: build
 	$(if $(KERNEL),,$(error Say which kernel: make sass KERNEL=naive))
 	@cuobjdump --dump-sass torch_tiled/_C.so | c++filt -p | \
-	  awk '/arch =/ { arch = $$3 } /Function :/ { on = /$(KERNEL)/; if (on) print arch } on'
+	  awk '/^Fatbin/ { on = 0 } /^arch =/ { arch = $$3 } \
+	       /Function :/ { on = /$(KERNEL)/; if (on) print arch } on'
 
 define PROFILE
 import torch, torch_tiled

@@ -9,15 +9,18 @@ import os
 import site
 import subprocess
 import sys
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 
+OLDEST_TORCH = "torch>=2.11"
 TORCH = "torch==2.13.0"
 NEEDED = ["setuptools>=70.1", "pytest"]
-# Without these the tests that use them are skipped.
-WELCOME = ["expecttest", "hypothesis", "numpy"]
+WELCOME = ["expecttest", "hypothesis", "numpy", "rich", "scikit-learn"]
 
 
 def main() -> None:
@@ -26,54 +29,59 @@ def main() -> None:
             f"torch_tiled needs Python 3.11 or later, and {sys.executable} is "
             f"{sys.version.split()[0]}. Name another one: make PYTHON=python3.12 ..."
         )
-    try:
-        import ensurepip  # noqa: F401
-        import venv
-    except ImportError:
-        sys.exit(
-            f"{sys.executable} cannot make virtual environments. On Debian or Ubuntu: "
-            "apt install python3-venv. Or name another Python: make PYTHON=..."
+    torch = installed(OLDEST_TORCH)
+    needed, welcome = [TORCH, *NEEDED], WELCOME
+    if torch:
+        say(f"making {VENV} with torch {torch} of {sys.executable}.")
+        needed = [package for package in NEEDED if not installed(package)]
+        welcome = [package for package in WELCOME if not installed(package)]
+    else:
+        say(
+            f"making {VENV} with {TORCH}, because {sys.executable} has no torch 2.11 or later. "
+            "On Linux PyPI's brings CUDA along, some gigabytes; to have another, say a CPU-only "
+            "one, install it into that Python first."
+        )
+    make(see_this_python=bool(torch))
+
+    if needed and not pip("install", *needed):
+        sys.exit(f"torch_tiled needs {', '.join(needed)}, which could not be installed.")
+    if welcome and not pip("install", *welcome):
+        say(
+            f"could not install {', '.join(welcome)}: tests that need them are skipped. "
+            "To try again, delete .venv."
         )
 
-    torch = torch_here()
-    if torch:
-        print(f"torch_tiled: making {VENV} with torch {torch} of {sys.executable}.", flush=True)
-    else:
-        print(
-            f"torch_tiled: making {VENV} with {TORCH}, because {sys.executable} has no torch 2.11 "
-            "or later. On Linux PyPI's brings CUDA along, some gigabytes. To have another, say a "
-            "CPU-only one, install it into that Python first.",
-            flush=True,
+
+def say(line: str) -> None:
+    print(f"torch_tiled: {line}", flush=True)
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, given as name or name>=major.minor, that this Python has."""
+    name, _, oldest = package.partition(">=")
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return None
+    return found if numbers(found) >= numbers(oldest) else None
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(".")[:2] if part.isdigit()]
+
+
+def make(see_this_python: bool) -> None:
+    """Makes .venv, with the checkout on its path, and this Python's packages if asked for."""
+    with_pip = find_spec("ensurepip") is not None
+    if not with_pip and not (see_this_python and find_spec("pip")):
+        sys.exit(
+            f"{sys.executable} cannot make virtual environments with pip in them. On Debian or "
+            "Ubuntu: apt install python3-venv. Or name another Python: make PYTHON=..."
         )
-    venv.create(VENV, clear=True, with_pip=True, system_site_packages=bool(torch))
+    venv.create(VENV, clear=True, with_pip=with_pip, system_site_packages=see_this_python)
     packages = next((VENV / "lib").glob("python3.*/site-packages"))
     if (packages / "setuptools").exists():  # an old one that comes with pip and hides a newer one
         pip("uninstall", "--yes", "setuptools")
-    write_paths(packages, see_this_python=bool(torch))
-
-    if not pip("install", *(NEEDED if torch else [TORCH, *NEEDED])):
-        sys.exit("torch_tiled: the packages above are needed and could not be installed.")
-    if not pip("install", *WELCOME):
-        print(
-            f"torch_tiled: not all of {', '.join(WELCOME)} could be installed; tests that need "
-            "the missing ones are skipped. To try again, delete .venv.",
-            flush=True,
-        )
-
-
-def torch_here() -> str | None:
-    """The version of this Python's torch, if it is new enough."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        return None
-    return torch if tuple(map(int, torch.split(".")[:2])) >= (2, 11) else None
-
-
-def write_paths(packages: Path, see_this_python: bool) -> None:
-    """Puts the checkout on the path, and this Python's packages if it is itself in a venv."""
     lines = [str(ROOT)]
     if see_this_python and sys.prefix != sys.base_prefix:  # a venv of a venv sees the base only
         lines += [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]
