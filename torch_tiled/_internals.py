@@ -8,12 +8,26 @@ tests/test_internals.py pins each name and what it is expected to do.
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
+)
+from torch._C import (
     _after_ADInplaceOrView_keyset as AFTER_INPLACE,
+)
+from torch._C import (
     _after_autograd_keyset as AFTER_AUTOGRAD,
+)
+from torch._C import (
     _are_functorch_transforms_active as transforms_active,
+)
+from torch._C import (
     _AutoDispatchBelowAutograd as BelowAutograd,
+)
+from torch._C import (
     _ExcludeDispatchKeyGuard as ExcludeKeys,
+)
+from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,
+)
+from torch._C import (
     _len_torch_function_stack as function_modes,
 )
 from torch._functorch.autograd_function import custom_function_call_vmap_helper as apply_vmap_rule

@@ -42,7 +42,7 @@ def _kind_and_remedy(tensor):
 def refuse_layout(op, *args, **options):
     """A kernel that says which argument of op is not a dense tensor, and what to do."""
     names = (argument.name for argument in op._schema.arguments)
-    arguments = dict(zip(names, args)) | options
+    arguments = dict(zip(names, args, strict=False)) | options
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and (found := _kind_and_remedy(value)):
             kind, remedy = found

@@ -13,6 +13,7 @@ PRECISIONS = ("fp32", "ieee", "tf32")
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 HALVES = (torch.float16, torch.bfloat16)
+ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
 
 
 def _shape(tensor):
@@ -24,7 +25,7 @@ def _check_precision(op, precision):
         raise RuntimeError(f'{op}: there is no precision "{precision}"; choose fp32, ieee or tf32')
 
 
-def check_activation(op, activation):
+def _check_activation(op, activation):
     if activation not in ACTIVATIONS:
         raise RuntimeError(
             f'{op}: there is no activation "{activation}"; '
@@ -34,10 +35,10 @@ def check_activation(op, activation):
 
 def _check_algorithm(op, algorithm, precision, dtype):
     if precision == "tf32" and dtype == torch.float32:
-        raise RuntimeError(f'{op}: no rung offers precision "tf32" yet; choose "fp32" or "ieee"')
-    names = ["auto", *torch.ops.tiled.algorithms()]
-    if algorithm not in names:
-        raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {", ".join(names)}')
+        raise RuntimeError(f"{op}: no rung offers precision tf32 yet; choose fp32 or ieee")
+    if algorithm not in ALGORITHMS:
+        names = ", ".join(ALGORITHMS)
+        raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
 
 
 def _check_same_device(op, x_name, x, y_name, y):
@@ -73,24 +74,21 @@ def _check_operands(op, x_name, x, y_name, y):
 
 def _product_shape(op, a, b):
     """The shape of torch.matmul(a, b)."""
-    for name, tensor in (("a", a), ("b", b)):
-        if tensor.dim() == 0:
-            raise RuntimeError(
-                f"{op}: {name} has no dimensions; both operands need at least one "
-                f"(torch.mul multiplies by a scalar)"
-            )
+
+    def sentence(reason):
+        return f"{op}: a is {_shape(a)} and b is {_shape(b)}; {reason}"
+
+    if a.dim() == 0 or b.dim() == 0:
+        reason = "both need at least one dimension (torch.mul multiplies by a scalar)"
+        raise RuntimeError(sentence(reason))
     rows = b.shape[-2] if b.dim() > 1 else b.shape[0]
-    torch._check(
-        a.shape[-1] == rows,
-        lambda: f"{op}: a is {_shape(a)} and b is {_shape(b)}; a's columns must equal b's rows",
-    )
+    torch._check(a.shape[-1] == rows, lambda: sentence("a's columns must equal b's rows"))
+    a_batch, b_batch = a.shape[:-2], b.shape[:-2]
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = torch.broadcast_shapes(a_batch, b_batch)
     except RuntimeError:
-        raise RuntimeError(
-            f"{op}: a is {_shape(a)} and b is {_shape(b)}; their batch dimensions "
-            f"{tuple(a.shape[:-2])} and {tuple(b.shape[:-2])} do not broadcast"
-        ) from None
+        reason = f"their batch dimensions {tuple(a_batch)} and {tuple(b_batch)} do not broadcast"
+        raise RuntimeError(sentence(reason)) from None
     m = a.shape[-2:-1]
     n = b.shape[-1:] if b.dim() > 1 else ()
     return (*batch, *m, *n)
@@ -101,12 +99,13 @@ def _check_written(op, name, tensor):
         if isinstance(stride, int) and stride == 0 and size > 1:
             raise RuntimeError(
                 f"{op}: {name} has elements that share memory (shape {_shape(tensor)}, strides "
-                f"{tuple(tensor.stride())}); pass a tensor whose elements are apart, such as its "
-                f".clone()"
+                f"{tuple(tensor.stride())}); pass a tensor whose elements lie apart, such as its "
+                f"clone()"
             )
 
 
-def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
+def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
+    """The shape and dtype of the result."""
     op = "tiled::matmul"
     _check_precision(op, precision)
     _check_operands(op, "a", a, "b", b)
@@ -118,14 +117,14 @@ def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
         )
     shape = _product_shape(op, a, b)
     _check_algorithm(op, algorithm, precision, a.dtype)
-    return torch.empty(shape, dtype=dtype, device=a.device)
+    return shape, dtype
 
 
-def matmul_out(a, b, *, algorithm="auto", precision="fp32", out):
+def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     op = "tiled::matmul"
     _check_precision(op, precision)
     _check_operands(op, "a", a, "b", b)
-    _check_same_device(op, "a", a, "out", out)
+    _check_same_device(op, "out", out, "a", a)
     if out.dtype != a.dtype and not (out.dtype == torch.float32 and a.dtype in HALVES):
         raise RuntimeError(
             f"{op}: out is {out.dtype} and the operands are {a.dtype}; it may have the operands' "
@@ -143,7 +142,7 @@ def matmul_out(a, b, *, algorithm="auto", precision="fp32", out):
     _check_algorithm(op, algorithm, precision, a.dtype)
 
 
-def gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
+def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
     op = "tiled::gemm_"
     _check_precision(op, precision)
     _check_operands(op, "a", a, "b", b)
@@ -152,44 +151,56 @@ def gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
     if min(a.dim(), b.dim(), c.dim()) < 2:
         raise RuntimeError(
             f"{op}: c is {_shape(c)}, a is {_shape(a)} and b is {_shape(b)}; "
-            f"all must be matrices or batches of them"
+            f"each must be a matrix or a batch of matrices"
         )
-    shape = _product_shape(op, a, b)
+    product = _product_shape(op, a, b)
     try:
-        fits = c.shape[-2:] == shape[-2:] and torch.broadcast_shapes(c.shape, shape) == c.shape
+        fits = c.shape[-2:] == product[-2:] and torch.broadcast_shapes(c.shape, product) == c.shape
     except RuntimeError:
         fits = False
-    torch._check(
-        fits,
-        lambda: (
-            f"{op}: c is {_shape(c)} and the product of a {_shape(a)} and b {_shape(b)} is "
-            f"{shape}; c must have that shape, or more batch dimensions"
-        ),
-    )
+    if not fits:
+        raise RuntimeError(
+            f"{op}: c is {_shape(c)} and the product is {product}; "
+            f"c must have that shape, or more batch dimensions"
+        )
     _check_written(op, "c", c)
     _check_algorithm(op, algorithm, precision, a.dtype)
 
 
-def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+    """The shape of the result."""
     op = "tiled::linear"
     _check_precision(op, precision)
-    check_activation(op, activation)
+    _check_activation(op, activation)
     _check_operands(op, "x", x, "weight", weight)
-    if x.dim() == 0:
-        raise RuntimeError(f"{op}: x has no dimensions; it must be (..., in_features)")
+
+    def sentence(reason):
+        return f"{op}: x is {_shape(x)} and weight is {_shape(weight)}; {reason}"
+
     if weight.dim() != 2:
-        raise RuntimeError(
-            f"{op}: weight is {_shape(weight)}; it must be (out_features, in_features)"
-        )
-    torch._check(
-        x.shape[-1] == weight.shape[1],
-        lambda: (
-            f"{op}: x is {_shape(x)} and weight is {_shape(weight)}; "
-            f"x's last dimension must equal weight's"
-        ),
-    )
+        raise RuntimeError(sentence("weight must be (out_features, in_features)"))
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise RuntimeError(sentence("x's last dimension must equal weight's"))
+    if bias is not None:
+        _check_same_device(op, "bias", bias, "x", x)
+        _check_same_dtype(op, "bias", bias, "x", x)
+        if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+            raise RuntimeError(
+                f"{op}: bias is {_shape(bias)} and weight is {_shape(weight)}; "
+                f"bias must be (out_features,)"
+            )
     _check_algorithm(op, algorithm, precision, x.dtype)
-    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+    return (*x.shape[:-1], weight.shape[0])
+
+
+def _fake_matmul(a, b, **options):
+    shape, dtype = check_matmul(a, b, **options)
+    return torch.empty(shape, dtype=dtype, device=a.device)
+
+
+def _fake_linear(x, weight, bias=None, **options):
+    shape = check_linear(x, weight, bias, **options)
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
 def _product_flops(a_shape, b_shape):
@@ -214,10 +225,10 @@ def _linear_flops(x_shape, weight_shape, *_, **__):
 
 def register(library):
     for name, kernel in (
-        ("matmul", matmul),
-        ("matmul.out", matmul_out),
-        ("gemm_", gemm_),
-        ("linear", linear),
+        ("matmul", _fake_matmul),
+        ("matmul.out", check_matmul_out),
+        ("gemm_", check_gemm_),
+        ("linear", _fake_linear),
     ):
         torch.library.register_fake(f"tiled::{name}", kernel, lib=library)
     register_flop_formula(torch.ops.tiled.matmul)(_matmul_flops)

@@ -56,7 +56,7 @@ def _call(ways, *tensors, **options):
     if is_dynamo_compiling():
         return op(*tensors, **options)
     try:
-        if _is_plain(*tensors):
+        if "out" not in options and _is_plain(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
         return op(*tensors, **options)

@@ -1,4 +1,4 @@
-"""The operators under torch.vmap and autocast."""
+"""The operators under torch.vmap and autocast, and on views that negate."""
 
 import math
 
@@ -12,7 +12,7 @@ from ._internals import (
     current_interpreter,
 )
 from .autograd import ACTIVATIONS
-from .fake import check_activation
+from .fake import check_gemm_, check_linear, check_matmul, check_matmul_out
 
 _matmul = torch.ops.tiled.matmul.default
 _matmul_out = torch.ops.tiled.matmul.out
@@ -42,9 +42,10 @@ def _fill(tensor, dim, rank):
     return tensor.reshape(tensor.shape[0], *ones, *tensor.shape[1:])
 
 
-def _fail_on_example(op, in_dims, *tensors, **options):
-    """Raises what op raises for one example, where with a batch dimension it would pass."""
-    op(*(t if dim is None else t.select(dim, 0) for t, dim in zip(tensors, in_dims)), **options)
+def _check_example(check, in_dims, *tensors, **options):
+    """Refuses examples that would pass for something else with a batch dimension before them."""
+    pairs = zip(tensors, in_dims, strict=True)
+    check(*(t if dim is None else t.select(dim, 0) for t, dim in pairs), **options)
 
 
 def _as_matrices(in_dims, a, b):
@@ -61,8 +62,7 @@ def _as_matrices(in_dims, a, b):
 
 def _vmap_matmul(info, in_dims, a, b, **options):
     a_dim, b_dim = in_dims
-    if _rank(a, a_dim) == 0 or _rank(b, b_dim) == 0:
-        _fail_on_example(_matmul, in_dims, a, b, **options)
+    _check_example(check_matmul, in_dims, a, b, **options)
     if b_dim is None and b.dim() <= 2:
         return _matmul(_front(a, a_dim), b, **options), 0  # the batch is one more dimension of rows
     a, b, added = _as_matrices(in_dims, a, b)
@@ -72,8 +72,7 @@ def _vmap_matmul(info, in_dims, a, b, **options):
 def _vmap_matmul_out(info, in_dims, a, b, out, **options):
     a_dim, b_dim, out_dim = in_dims
     _refuse_shared_output("tiled::matmul.out", "out", out, out_dim)
-    if _rank(a, a_dim) == 0 or _rank(b, b_dim) == 0:
-        _fail_on_example(_matmul, in_dims[:2], a, b)
+    _check_example(check_matmul_out, in_dims, a, b, out, **options)
     if a_dim is None:
         a, a_dim = a.expand(info.batch_size, *a.shape), 0
     a, b, added = _as_matrices((a_dim, b_dim), a, b)
@@ -87,9 +86,8 @@ def _vmap_matmul_out(info, in_dims, a, b, out, **options):
 def _vmap_gemm(info, in_dims, c, a, b, **options):
     c_dim, a_dim, b_dim = in_dims
     _refuse_shared_output("tiled::gemm_", "c", c, c_dim)
+    _check_example(check_gemm_, in_dims, c, a, b, **options)
     rank = _rank(c, c_dim)
-    if min(rank, _rank(a, a_dim), _rank(b, b_dim)) < 2:
-        _fail_on_example(_gemm, in_dims, c, a, b, **options)
     a, b = _fill(_front(a, a_dim), a_dim, rank), _fill(_front(b, b_dim), b_dim, rank)
     _gemm(_front(c, c_dim), a, b, **options)
     return None, None
@@ -105,33 +103,30 @@ def _refuse_shared_output(op, name, tensor, dim):
 
 
 def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **options):
-    x_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
-    if _rank(x, x_dim) == 0 or _rank(weight, weight_dim) != 2:
-        _fail_on_example(_linear, in_dims, x, weight, bias, activation=activation, **options)
+    in_dims = (*in_dims, None)[:3]  # bias may have been left out
+    x_dim, weight_dim, bias_dim = in_dims
+    _check_example(check_linear, in_dims, x, weight, bias, activation=activation, **options)
     x, weight = _front(x, x_dim), _front(weight, weight_dim)
     if weight_dim is None and bias_dim is None:
         return _linear(x, weight, bias, activation=activation, **options), 0
     # No launch fuses a bias or weight of each example: product, bias, activation.
-    check_activation("tiled::linear", activation)
     batch = x.shape[: x_dim is not None]
     rows = x.shape[len(batch) : -1]
     x = x.reshape(*batch, math.prod(rows), x.shape[-1])
     y = _matmul(x, weight.mT, **options)
     if bias is not None:
-        bias = bias if bias_dim is None else bias.movedim(bias_dim, 0).unsqueeze(-2)
-        y = y + bias
+        y = y + _front(bias, bias_dim).unsqueeze(-2)
     y = y.reshape(info.batch_size, *rows, y.shape[-1])
     return y if activation == "none" else ACTIVATIONS[activation](y), 0
 
 
-def _matmul_out_positional(a, b, out, **options):
-    _matmul_out(a, b, out=out, **options)
-
-
 def _batched_matmul_out(keyset, a, b, *, out, **options):
-    # register_vmap takes no tensors that are keyword arguments.
-    rule, op = _vmap_matmul_out, _matmul_out_positional
-    return apply_vmap_rule(current_interpreter(), rule, op, a, b, out, **options)
+    """What register_vmap would register, if it took tensors that are keyword arguments."""
+
+    def op(a, b, out, **options):
+        _matmul_out(a, b, out=out, **options)
+
+    return apply_vmap_rule(current_interpreter(), _vmap_matmul_out, op, a, b, out, **options)
 
 
 # --- autocast ------------------------------------------------------------------------------------
@@ -155,6 +150,26 @@ def _autocast(op, device, key):
     return kernel
 
 
+# --- writing to views that negate ------------------------------------------------------------------
+#
+# PyTorch resolves lazy negation, as in z.conj().imag, for operands; for what is written it can't
+# where an operator returns nothing.
+
+
+def _negative_gemm(c, a, b, **options):
+    resolved = c.resolve_neg()
+    _gemm(resolved, a.resolve_neg(), b.resolve_neg(), **options)
+    if c.is_neg():
+        c.copy_(resolved)
+
+
+def _negative_matmul_out(a, b, *, out, **options):
+    resolved = out.resolve_neg()
+    _matmul_out(a.resolve_neg(), b.resolve_neg(), out=resolved, **options)
+    if out.is_neg():
+        out.copy_(resolved)
+
+
 def register(library):
     for name, rule in (("matmul", _vmap_matmul), ("gemm_", _vmap_gemm), ("linear", _vmap_linear)):
         torch.library.register_vmap(f"tiled::{name}", rule, lib=library)
@@ -162,3 +177,5 @@ def register(library):
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         for op in (_matmul, _linear):
             library.impl(op, _autocast(op, device, getattr(DispatchKey, key)), key)
+    library.impl("gemm_", _negative_gemm, "Negative")
+    library.impl("matmul.out", _negative_matmul_out, "Negative")
