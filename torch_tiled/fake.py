@@ -1,0 +1,236 @@
+"""What the operators return, computed from shapes alone: fake kernels and flop formulas.
+
+The checks and their sentences are those of csrc/ops.cpp, so that a bad call fails alike on meta
+tensors, under torch.compile and on a device. Sizes may be symbolic.
+"""
+
+import math
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+PRECISIONS = ("fp32", "ieee", "tf32")
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
+
+
+def _shape(tensor):
+    return tuple(tensor.shape)
+
+
+def _check_precision(op, precision):
+    if precision not in PRECISIONS:
+        raise RuntimeError(f'{op}: there is no precision "{precision}"; choose fp32, ieee or tf32')
+
+
+def _check_activation(op, activation):
+    if activation not in ACTIVATIONS:
+        raise RuntimeError(
+            f'{op}: there is no activation "{activation}"; '
+            f"choose none, relu, gelu, gelu_tanh, tanh or silu"
+        )
+
+
+def _check_algorithm(op, algorithm, precision, dtype):
+    if precision == "tf32" and dtype == torch.float32:
+        raise RuntimeError(f"{op}: no rung offers precision tf32 yet; choose fp32 or ieee")
+    if algorithm not in ALGORITHMS:
+        names = ", ".join(ALGORITHMS)
+        raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
+
+
+def _check_same_device(op, x_name, x, y_name, y):
+    if x.device != y.device:
+        raise RuntimeError(
+            f"{op}: {x_name} is on {x.device} and {y_name} is on {y.device}; "
+            f"move one of them so that both are on one device"
+        )
+
+
+def _check_dtype(op, name, tensor):
+    if tensor.dtype not in DTYPES:
+        raise RuntimeError(
+            f"{op}: {name} is {tensor.dtype}; supported are float32, float64, float16 and "
+            f"bfloat16: convert it, for example with .to(torch.float32)"
+        )
+
+
+def _check_same_dtype(op, x_name, x, y_name, y):
+    if x.dtype != y.dtype:
+        raise RuntimeError(
+            f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; "
+            f"convert one of them so that both have one dtype"
+        )
+
+
+def _check_operands(op, x_name, x, y_name, y):
+    _check_same_device(op, x_name, x, y_name, y)
+    _check_dtype(op, x_name, x)
+    _check_dtype(op, y_name, y)
+    _check_same_dtype(op, x_name, x, y_name, y)
+
+
+def _product_shape(op, a, b):
+    """The shape of torch.matmul(a, b)."""
+
+    def sentence(reason):
+        return f"{op}: a is {_shape(a)} and b is {_shape(b)}; {reason}"
+
+    if a.dim() == 0 or b.dim() == 0:
+        reason = "both need at least one dimension (torch.mul multiplies by a scalar)"
+        raise RuntimeError(sentence(reason))
+    rows = b.shape[-2] if b.dim() > 1 else b.shape[0]
+    torch._check(a.shape[-1] == rows, lambda: sentence("a's columns must equal b's rows"))
+    a_batch, b_batch = a.shape[:-2], b.shape[:-2]
+    try:
+        batch = torch.broadcast_shapes(a_batch, b_batch)
+    except RuntimeError:
+        reason = f"their batch dimensions {tuple(a_batch)} and {tuple(b_batch)} do not broadcast"
+        raise RuntimeError(sentence(reason)) from None
+    m = a.shape[-2:-1]
+    n = b.shape[-1:] if b.dim() > 1 else ()
+    return (*batch, *m, *n)
+
+
+def _check_written(op, name, tensor):
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if isinstance(stride, int) and stride == 0 and size > 1:
+            raise RuntimeError(
+                f"{op}: {name} has elements that share memory (shape {_shape(tensor)}, strides "
+                f"{tuple(tensor.stride())}); pass a tensor whose elements lie apart, such as its "
+                f"clone()"
+            )
+
+
+def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
+    """The shape and dtype of the result."""
+    op = "tiled::matmul"
+    _check_precision(op, precision)
+    _check_operands(op, "a", a, "b", b)
+    dtype = a.dtype if out_dtype is None else out_dtype
+    if dtype != a.dtype and not (dtype == torch.float32 and a.dtype in HALVES):
+        raise RuntimeError(
+            f"{op}: out_dtype is {dtype} and the operands are {a.dtype}; it may be the operands' "
+            f"dtype or, for float16 and bfloat16, torch.float32"
+        )
+    shape = _product_shape(op, a, b)
+    _check_algorithm(op, algorithm, precision, a.dtype)
+    return shape, dtype
+
+
+def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
+    op = "tiled::matmul"
+    _check_precision(op, precision)
+    _check_operands(op, "a", a, "b", b)
+    _check_same_device(op, "out", out, "a", a)
+    if out.dtype != a.dtype and not (out.dtype == torch.float32 and a.dtype in HALVES):
+        raise RuntimeError(
+            f"{op}: out is {out.dtype} and the operands are {a.dtype}; it may have the operands' "
+            f"dtype or, for float16 and bfloat16, torch.float32"
+        )
+    shape = _product_shape(op, a, b)
+    torch._check(
+        out.shape == shape,
+        lambda: (
+            f"{op}: out is {_shape(out)} and the product is {shape}; "
+            f"pass an out of that shape (it is never resized)"
+        ),
+    )
+    _check_written(op, "out", out)
+    _check_algorithm(op, algorithm, precision, a.dtype)
+
+
+def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
+    op = "tiled::gemm_"
+    _check_precision(op, precision)
+    _check_operands(op, "a", a, "b", b)
+    _check_same_device(op, "c", c, "a", a)
+    _check_same_dtype(op, "c", c, "a", a)
+    if min(a.dim(), b.dim(), c.dim()) < 2:
+        raise RuntimeError(
+            f"{op}: c is {_shape(c)}, a is {_shape(a)} and b is {_shape(b)}; "
+            f"each must be a matrix or a batch of matrices"
+        )
+    product = _product_shape(op, a, b)
+    try:
+        fits = c.shape[-2:] == product[-2:] and torch.broadcast_shapes(c.shape, product) == c.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise RuntimeError(
+            f"{op}: c is {_shape(c)} and the product is {product}; "
+            f"c must have that shape, or more batch dimensions"
+        )
+    _check_written(op, "c", c)
+    _check_algorithm(op, algorithm, precision, a.dtype)
+
+
+def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+    """The shape of the result."""
+    op = "tiled::linear"
+    _check_precision(op, precision)
+    _check_activation(op, activation)
+    _check_operands(op, "x", x, "weight", weight)
+
+    def sentence(reason):
+        return f"{op}: x is {_shape(x)} and weight is {_shape(weight)}; {reason}"
+
+    if weight.dim() != 2:
+        raise RuntimeError(sentence("weight must be (out_features, in_features)"))
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise RuntimeError(sentence("x's last dimension must equal weight's"))
+    if bias is not None:
+        _check_same_device(op, "bias", bias, "x", x)
+        _check_same_dtype(op, "bias", bias, "x", x)
+        if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+            raise RuntimeError(
+                f"{op}: bias is {_shape(bias)} and weight is {_shape(weight)}; "
+                f"bias must be (out_features,)"
+            )
+    _check_algorithm(op, algorithm, precision, x.dtype)
+    return (*x.shape[:-1], weight.shape[0])
+
+
+def _fake_matmul(a, b, **options):
+    shape, dtype = check_matmul(a, b, **options)
+    return torch.empty(shape, dtype=dtype, device=a.device)
+
+
+def _fake_linear(x, weight, bias=None, **options):
+    shape = check_linear(x, weight, bias, **options)
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
+
+
+def _product_flops(a_shape, b_shape):
+    """Two for every multiply-add of torch.matmul."""
+    batch = torch.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    m = math.prod(a_shape[-2:-1])
+    n = math.prod(b_shape[-1:]) if len(b_shape) > 1 else 1
+    return 2 * math.prod(batch) * m * n * a_shape[-1]
+
+
+def _matmul_flops(a_shape, b_shape, *_, **__):
+    return _product_flops(a_shape, b_shape)
+
+
+def _gemm_flops(c_shape, a_shape, b_shape, *_, **__):
+    return 2 * math.prod(c_shape) * a_shape[-1]
+
+
+def _linear_flops(x_shape, weight_shape, *_, **__):
+    return 2 * math.prod(x_shape) * weight_shape[0]
+
+
+def register(library):
+    for name, kernel in (
+        ("matmul", _fake_matmul),
+        ("matmul.out", check_matmul_out),
+        ("gemm_", check_gemm_),
+        ("linear", _fake_linear),
+    ):
+        torch.library.register_fake(f"tiled::{name}", kernel, lib=library)
+    register_flop_formula(torch.ops.tiled.matmul)(_matmul_flops)
+    register_flop_formula(torch.ops.tiled.gemm_)(_gemm_flops)
+    register_flop_formula(torch.ops.tiled.linear)(_linear_flops)
