@@ -206,7 +206,7 @@ sys.path.insert(0, {str(tmp_path)!r})
 import torch, torch_tiled
 a, b = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(3, 4)
 assert torch_tiled.__file__.startswith({str(tmp_path)!r})
-assert torch.equal(torch.ops.tiled.matmul(a, b, algorithm="naive"), a @ b)
+assert torch.equal(torch_tiled.matmul(a, b, algorithm="naive"), a @ b)
 """
     output_of(sys.executable, "-c", code, cwd=tmp_path)
 

@@ -45,4 +45,7 @@ def _load() -> None:
 
 _load()
 
-__all__ = ["__version__"]
+from torch_tiled import nn  # noqa: E402
+from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul  # noqa: E402
+
+__all__ = ["__version__", "algorithms", "explain", "gemm_", "linear", "matmul", "nn"]
