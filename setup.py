@@ -114,7 +114,10 @@ def choose_nvcc() -> str | None:
 
 
 def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
-    """What there is to compile: the kernels first, which take longest."""
+    """What there is to compile: the kernels first, which take longest.
+
+    Without nvcc that is neither the kernels nor cuda_*.cpp, which call CUDA's runtime.
+    """
     flags = [*COMMON_FLAGS, f"-I{ROOT / 'csrc'}", "-isystem", torch_headers]
     sources = sorted([*ROOT.glob("csrc/cpu/*.cpp"), *ROOT.glob("csrc/*.cpp")])
     if nvcc is None:
