@@ -30,6 +30,7 @@ class Steps:
             TextColumn("{task.description}", markup=False),
             console=console,
             transient=True,
+            auto_refresh=False,  # a thread that draws would take time from what is timed
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total)
@@ -42,7 +43,7 @@ class Steps:
         self._bar.stop()
 
     def begin(self, what: str) -> None:
-        self._bar.update(self._task, description=what)
+        self._bar.update(self._task, description=what, refresh=True)
 
     def finish(self, what: str) -> None:
         self._done += 1

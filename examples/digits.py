@@ -9,6 +9,10 @@ images of 8x8). What differs is who multiplies, so the curves should lie on each
 import argparse
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+# For a package that is built in place and not installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch_tiled
