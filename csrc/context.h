@@ -1,0 +1,25 @@
+#pragma once
+// What a rung may use to compute: filled in by ops.cpp, which alone knows PyTorch.
+
+#include <cstdint>
+#include <functional>
+
+namespace tiled {
+
+// Calls body(begin, end) for pieces that cover [0, count), on several threads.
+using ParallelFor = void (*)(int64_t count, const std::function<void(int64_t, int64_t)>& body);
+
+struct Context {
+  int processors = 1;                  // multiprocessors of the GPU, or threads of the CPU
+  int compute_capability = 0;          // 90 for sm_90; 0 on the CPU
+  void* stream = nullptr;              // cudaStream_t
+  ParallelFor parallel_for = nullptr;  // on the CPU
+};
+
+// The context of PyTorch's current stream on `device` (in builds with CUDA).
+Context cuda_context(int device);
+
+// What CUDA says of an error that an earlier call left behind; empty where there is none.
+const char* cuda_pending_error();
+
+}  // namespace tiled

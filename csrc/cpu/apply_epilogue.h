@@ -1,0 +1,11 @@
+#pragma once
+#include "context.h"
+#include "problem.h"
+
+namespace tiled::cpu {
+
+// C = activation(alpha * A + bias + beta * C), where p.a holds finished sums (m, n) of the type
+// that p.dtype is summed in.
+void apply_epilogue(const Problem& p, const Context& context);
+
+}  // namespace tiled::cpu

@@ -1,0 +1,104 @@
+// tiled on the CPU: tiles of A and B are copied to small arrays that stay in the cache, where the
+// GPU uses shared memory; the sum runs in the same order and gives the same bits.
+
+#include <algorithm>
+
+#include "context.h"
+#include "cpu/simd.h"
+#include "element.h"
+#include "epilogue.h"
+#include "problem.h"
+#include "sum.h"
+
+namespace tiled::cpu {
+namespace {
+
+constexpr int kDepth = 64;  // of a tile along K
+static_assert(kChunk % kDepth == 0, "a chunk of the sum is a whole number of tiles");
+
+// Copies (kTile outer, kDepth) elements to tile[k][outer], zeros beyond the matrix.
+template <typename T, int kTile>
+SIMD void load_tile(accumulator_t<T> (&tile)[kDepth][kTile], const T* data, int64_t outer_stride,
+                    int64_t k_stride, int outer_left, int k_left) {
+  for (int k = 0; k < kDepth; ++k) {
+    for (int outer = 0; outer < kTile; ++outer) {
+      const bool inside = outer < outer_left && k < k_left;
+      tile[k][outer] = inside ? widen(data[outer * outer_stride + k * k_stride]) : 0;
+    }
+  }
+}
+
+// acc += tile of A times tile of B, k ascending; a row of sums at a time stays in registers.
+template <typename Acc, int kTile>
+SIMD void multiply_tiles(Acc (&acc)[kTile][kTile], const Acc (&a)[kDepth][kTile],
+                         const Acc (&b)[kDepth][kTile]) {
+  for (int i = 0; i < kTile; ++i) {
+    Acc sums[kTile];
+    std::copy_n(acc[i], kTile, sums);
+    for (int k = 0; k < kDepth; ++k) {
+      for (int j = 0; j < kTile; ++j) sums[j] = multiply_add(a[k][i], b[k][j], sums[j]);
+    }
+    std::copy_n(sums, kTile, acc[i]);
+  }
+}
+
+template <typename T, int kTile>
+void compute_tile(const Problem& p, int64_t index) {
+  using Acc = accumulator_t<T>;
+  alignas(64) Acc a_tile[kDepth][kTile];
+  alignas(64) Acc b_tile[kDepth][kTile];
+  alignas(64) Acc total[kTile][kTile];  // of the finished chunks
+  std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<Acc>);
+
+  const int64_t tiles_n = (p.n + kTile - 1) / kTile;
+  const int64_t tiles_m = (p.m + kTile - 1) / kTile;
+  const int64_t batch = index / tiles_n / tiles_m;
+  const int64_t row = index / tiles_n % tiles_m * kTile;
+  const int64_t col = index % tiles_n * kTile;
+  const int rows_left = static_cast<int>(std::min<int64_t>(p.m - row, kTile));
+  const int cols_left = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
+  const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
+  const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
+  a += row * p.a.row_stride;
+  b += col * p.b.col_stride;
+
+  int64_t k = 0;
+  do {  // a chunk of the sum; one, of zeros, where K is 0
+    alignas(64) Acc acc[kTile][kTile] = {};
+    const int64_t chunk_end = std::min(k + kChunk, p.k);
+    for (; k < chunk_end; k += kDepth) {
+      const int k_left = static_cast<int>(std::min<int64_t>(chunk_end - k, kDepth));
+      load_tile<T>(a_tile, a, p.a.row_stride, p.a.col_stride, rows_left, k_left);
+      load_tile<T>(b_tile, b, p.b.col_stride, p.b.row_stride, cols_left, k_left);
+      a += kDepth * p.a.col_stride;
+      b += kDepth * p.b.row_stride;
+      multiply_tiles(acc, a_tile, b_tile);
+    }
+    for (int i = 0; i < kTile; ++i) {
+      for (int j = 0; j < kTile; ++j) total[i][j] += acc[i][j];
+    }
+  } while (k < p.k);
+
+  const int64_t c_offset = batch_offset(p.batch, p.c, batch);
+  for (int i = 0; i < rows_left; ++i) {
+    for (int j = 0; j < cols_left; ++j) store<T>(p, c_offset, row + i, col + j, total[i][j]);
+  }
+}
+
+template <int kTile>
+void launch(const Problem& p, const Context& context) {
+  const int64_t tiles = (p.m + kTile - 1) / kTile * ((p.n + kTile - 1) / kTile) * p.batch.count;
+  with_element_type(p.dtype, [&]<typename T>() {
+    context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
+      for (int64_t tile = begin; tile < end; ++tile) compute_tile<T, kTile>(p, tile);
+    });
+  });
+}
+
+}  // namespace
+
+void launch_tiled16(const Problem& p, const Context& context) { launch<16>(p, context); }
+void launch_tiled32(const Problem& p, const Context& context) { launch<32>(p, context); }
+void launch_tiled64(const Problem& p, const Context& context) { launch<64>(p, context); }
+
+}  // namespace tiled::cpu

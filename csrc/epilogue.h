@@ -1,0 +1,59 @@
+#pragma once
+// From a finished sum to what is stored, the same on a GPU and on a CPU (but for the last bits of
+// erf, exp and tanh, which come from two libraries).
+
+#include <cmath>
+#include <type_traits>
+
+#include "element.h"
+#include "problem.h"
+#include "sum.h"
+
+namespace tiled {
+
+// The definitions of torch.nn.functional's functions of the same names.
+template <typename Acc>
+HOST_DEVICE Acc activate(Activation activation, Acc x) {
+  switch (activation) {
+    case Activation::kNone: return x;
+    case Activation::kRelu: return x <= Acc(0) ? Acc(0) : x;  // NaN stays NaN
+    case Activation::kGelu: return Acc(0.5) * x * (Acc(1) + erf(x * Acc(0.70710678118654752440)));
+    case Activation::kGeluTanh: {
+      const Acc inner = Acc(0.79788456080286535588) * (x + Acc(0.044715) * x * x * x);
+      return Acc(0.5) * x * (Acc(1) + tanh(inner));
+    }
+    case Activation::kTanh: return tanh(x);
+    case Activation::kSilu: return x / (Acc(1) + exp(-x));
+  }
+  return x;
+}
+
+// C[row, col] = activation(alpha * sum + bias + beta * C[row, col]); T is the operands' type and
+// c_offset where C's matrix begins.
+template <typename T>
+HOST_DEVICE void store(const Problem& p, int64_t c_offset, int64_t row, int64_t col,
+                       accumulator_t<T> sum) {
+  using Acc = accumulator_t<T>;
+  const Epilogue& epilogue = p.epilogue;
+  const int64_t at = c_offset + row * p.c.row_stride + col * p.c.col_stride;
+
+  Acc value = static_cast<Acc>(epilogue.alpha) * sum;
+  if (epilogue.bias != nullptr) {
+    value += widen(static_cast<const T*>(epilogue.bias)[col * epilogue.bias_stride]);
+  }
+  auto finish = [&]<typename Out>(Out* c) {
+    if (epilogue.beta != 0) {
+      value = multiply_add(static_cast<Acc>(epilogue.beta), widen(*c), value);
+    }
+    *c = narrow<Out>(activate(epilogue.activation, value));
+  };
+  if constexpr (std::is_same_v<Acc, T>) {
+    finish(static_cast<T*>(p.c.data) + at);
+  } else if (p.out_dtype == p.dtype) {
+    finish(static_cast<T*>(p.c.data) + at);
+  } else {
+    finish(static_cast<Acc*>(p.c.data) + at);
+  }
+}
+
+}  // namespace tiled

@@ -1,0 +1,45 @@
+#pragma once
+// The table of rungs, and the choice among them.
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "problem.h"
+
+namespace tiled {
+
+using Launch = void (*)(const Problem&, const Context&);
+
+struct Rung {
+  std::string_view name;
+  std::string_view family;  // by this name the best of several rungs is asked for
+  int tile_m, tile_n;       // of C, computed by one block
+  double rate;              // multiply-adds a clock and multiprocessor, measured at 4096^3 in fp32
+  bool automatic;           // keeps the order of sum.h, so that `auto` may pick it
+  Launch cuda;              // null in a build without CUDA
+  Launch cpu;
+
+  int64_t blocks(const Problem& p) const;
+  int64_t waves(const Problem& p, const Context& context) const;
+  // Clocks of the busiest processor, by the model that picks: whole waves of blocks at `rate`.
+  double clocks(const Problem& p, const Context& context) const;
+};
+
+// What `algorithm` may be, slowest first, "auto" apart.
+std::vector<std::string> algorithms();
+
+// Throws a sentence where no rung computes in that precision.
+void check_offered(const char* op, Precision precision, DType dtype);
+
+// The rung for the problem: the one of that name, the fastest by Rung::clocks of that family, or
+// of all where algorithm is "auto". Throws a sentence where there is none.
+const Rung& pick(std::string_view algorithm, const Problem& p, const Context& context);
+
+// The choice and its reasons, as pairs of a heading and a text.
+std::vector<std::pair<std::string, std::string>> explain(std::string_view algorithm,
+                                                         const Problem& p, const Context& context);
+
+}  // namespace tiled

@@ -1,0 +1,58 @@
+#pragma once
+// What every CUDA rung needs around its kernel.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+#include "context.h"
+#include "problem.h"
+
+#define UNROLL _Pragma("unroll")
+
+namespace tiled {
+
+HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Throws what CUDA says, with the line of the rung that asked.
+inline void check(cudaError_t status,
+                  std::source_location where = std::source_location::current()) {
+  if (status == cudaSuccess) return;
+  const std::string file = where.file_name();
+  throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
+                           "\" (" + file.substr(file.rfind('/') + 1) + ":" +
+                           std::to_string(where.line()) + ")");
+}
+
+// Tiles of C over the whole batch are numbered row by row, matrix by matrix; a block computes one.
+struct TileIndex {
+  int64_t batch, row, col;  // which matrix, and the first row and column of the tile
+};
+
+template <class Tile>
+__device__ TileIndex tile_index(const Problem& p, int64_t tile) {
+  const int64_t tiles_n = ceil_div(p.n, Tile::kN);
+  const int64_t tiles_m = ceil_div(p.m, Tile::kM);
+  return {.batch = tile / tiles_n / tiles_m,
+          .row = tile / tiles_n % tiles_m * Tile::kM,
+          .col = tile % tiles_n * Tile::kN};
+}
+
+// Runs kernel(p, first_tile), one block a tile, in as many launches as the grid's limit asks for.
+template <class Tile>
+void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,
+                  std::source_location where = std::source_location::current()) {
+  constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+  const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
+  for (int64_t first = 0; first < tiles; first += kMaxGrid) {
+    const auto blocks = static_cast<unsigned>(std::min(tiles - first, kMaxGrid));
+    kernel<<<blocks, Tile::kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(p, first);
+    check(cudaGetLastError(), where);
+  }
+}
+
+}  // namespace tiled

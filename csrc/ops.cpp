@@ -1,0 +1,509 @@
+// The operators as PyTorch sees them: schemas, checks, outputs and streams. The only file that
+// knows PyTorch, and of PyTorch only its stable ABI, so that one binary serves many versions.
+//
+// Everything is checked here before an aten operator is called: when one of those throws across
+// the ABI, its text is lost.
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "cpu/apply_epilogue.h"
+#include "ladder.h"
+#include "product.h"
+#include "strided.h"
+
+namespace tiled {
+namespace {
+
+using torch::headeronly::IntHeaderOnlyArrayRef;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+[[noreturn]] void fail(const char* op, const std::string& sentence) {
+  throw std::runtime_error(std::string(op) + ": " + sentence);
+}
+
+// --- names -------------------------------------------------------------------------------------
+
+std::string dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool: return "torch.bool";
+    case ScalarType::Byte: return "torch.uint8";
+    case ScalarType::Char: return "torch.int8";
+    case ScalarType::Short: return "torch.int16";
+    case ScalarType::Int: return "torch.int32";
+    case ScalarType::Long: return "torch.int64";
+    case ScalarType::UInt16: return "torch.uint16";
+    case ScalarType::UInt32: return "torch.uint32";
+    case ScalarType::UInt64: return "torch.uint64";
+    case ScalarType::Half: return "torch.float16";
+    case ScalarType::BFloat16: return "torch.bfloat16";
+    case ScalarType::Float: return "torch.float32";
+    case ScalarType::Double: return "torch.float64";
+    case ScalarType::ComplexHalf: return "torch.complex32";
+    case ScalarType::ComplexFloat: return "torch.complex64";
+    case ScalarType::ComplexDouble: return "torch.complex128";
+    case ScalarType::Float8_e5m2: return "torch.float8_e5m2";
+    case ScalarType::Float8_e4m3fn: return "torch.float8_e4m3fn";
+    case ScalarType::Float8_e5m2fnuz: return "torch.float8_e5m2fnuz";
+    case ScalarType::Float8_e4m3fnuz: return "torch.float8_e4m3fnuz";
+    default: return torch::headeronly::toString(type);
+  }
+}
+
+std::string device_name(const Tensor& x) {
+  return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
+}
+
+std::string shape_of(const Tensor& x) {
+  return to_string({x.sizes().data(), x.sizes().size()});
+}
+
+std::optional<DType> supported(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return DType::kFloat32;
+    case ScalarType::Double: return DType::kFloat64;
+    case ScalarType::Half: return DType::kFloat16;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    default: return std::nullopt;
+  }
+}
+
+bool is_half(ScalarType type) { return type == ScalarType::Half || type == ScalarType::BFloat16; }
+
+Precision parse_precision(const char* op, const std::string& name) {
+  if (name == "fp32") return Precision::kFp32;
+  if (name == "ieee") return Precision::kIeee;
+  if (name == "tf32") return Precision::kTf32;
+  fail(op, "there is no precision \"" + name + "\"; choose fp32, ieee or tf32");
+}
+
+Activation parse_activation(const char* op, const std::string& name) {
+  if (name == "none") return Activation::kNone;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "tanh") return Activation::kTanh;
+  if (name == "silu") return Activation::kSilu;
+  fail(op, "there is no activation \"" + name +
+               "\"; choose none, relu, gelu, gelu_tanh, tanh or silu");
+}
+
+// --- checks ------------------------------------------------------------------------------------
+
+struct Named {
+  const char* name;
+  const Tensor& tensor;
+};
+
+void check_dtype(const char* op, Named x) {
+  const ScalarType type = x.tensor.scalar_type();
+  if (supported(type)) return;
+  fail(op, std::string(x.name) + " is " + dtype_name(type) +
+               "; supported are float32, float64, float16 and bfloat16: convert it, for example "
+               "with .to(torch.float32)");
+}
+
+void check_same_dtype(const char* op, Named x, Named y) {
+  if (x.tensor.scalar_type() == y.tensor.scalar_type()) return;
+  fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) + " and " + y.name +
+               " is " + dtype_name(y.tensor.scalar_type()) +
+               "; convert one of them so that both have one dtype");
+}
+
+void check_same_device(const char* op, Named x, Named y) {
+  const bool known = (x.tensor.is_cuda() || x.tensor.is_cpu()) &&
+                     (y.tensor.is_cuda() || y.tensor.is_cpu());
+  if (known && x.tensor.is_cuda() == y.tensor.is_cuda() &&
+      x.tensor.get_device_index() == y.tensor.get_device_index()) {
+    return;
+  }
+  if (!known) fail(op, std::string(x.name) + " and " + y.name + " must be on one device");
+  fail(op, std::string(x.name) + " is on " + device_name(x.tensor) + " and " + y.name + " is on " +
+               device_name(y.tensor) + "; move one of them so that both are on one device");
+}
+
+void check_operands(const char* op, Named x, Named y) {
+  check_same_device(op, x, y);
+  check_dtype(op, x);
+  check_dtype(op, y);
+  check_same_dtype(op, x, y);
+}
+
+ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out) {
+  if (!out || *out == operands) return operands;
+  if (*out == ScalarType::Float && is_half(operands)) return *out;
+  fail(op, "out_dtype is " + dtype_name(*out) + " and the operands are " + dtype_name(operands) +
+               "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
+}
+
+// --- operands ----------------------------------------------------------------------------------
+
+Strided describe(const Tensor& x, void* data) {
+  return {.data = data,
+          .element_size = static_cast<int64_t>(x.element_size()),
+          .sizes = Shape(x.sizes().begin(), x.sizes().end()),
+          .strides = Shape(x.strides().begin(), x.strides().end())};
+}
+// Reading a copy-on-write tensor leaves it shared; writing does not.
+Strided readable(const Tensor& x) { return describe(x, const_cast<void*>(x.const_data_ptr())); }
+Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
+
+void check_written(const char* op, Named c, std::initializer_list<Named> operands) {
+  const Strided written = writable(c.tensor);
+  if (overlaps_itself(written)) {
+    fail(op, std::string(c.name) + " has elements that share memory (shape " + shape_of(c.tensor) +
+                 ", strides " + to_string(written.strides) +
+                 "); pass a tensor whose elements lie apart, such as its clone()");
+  }
+  for (const Named& x : operands) {
+    if (overlap(written, readable(x.tensor))) {
+      fail(op, std::string(c.name) + " shares memory with " + x.name +
+                   "; pass a clone() of one of them");
+    }
+  }
+}
+
+// --- allocation --------------------------------------------------------------------------------
+
+// A contiguous tensor beside `like`. PyTorch's own text of a failure does not cross the ABI.
+Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like) {
+  const int64_t element_size = dtype == ScalarType::Double ? 8 : is_half(dtype) ? 2 : 4;
+  const auto count = count_elements(shape, element_size);
+  if (!count) {
+    fail(op, "the result would be " + to_string(shape) + ", more bytes than 63 bits can count");
+  }
+  const Shape strides = contiguous_strides(shape);
+  AtenTensorHandle handle = nullptr;
+  const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  const auto device = like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                               dtype_code, device, like.get_device_index(), &handle) != 0) {
+#ifdef TORCH_TILED_WITH_CUDA
+    if (like.is_cuda() && cuda_pending_error()[0] != '\0') {
+      fail(op, std::string("CUDA says \"") + cuda_pending_error() +
+                   "\", left behind by an earlier call");
+    }
+#endif
+    fail(op, "out of memory: the result " + to_string(shape) + " of " + dtype_name(dtype) +
+                 " needs " + std::to_string(*count * element_size) + " bytes on " +
+                 device_name(like));
+  }
+  return Tensor(handle);
+}
+
+// --- running -----------------------------------------------------------------------------------
+
+void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+  torch::stable::parallel_for(0, count, 1, body);
+}
+
+Context make_context(const char* op, const Tensor& like) {
+  if (!like.is_cuda()) {
+    return {.processors = static_cast<int>(torch::stable::get_num_threads()),
+            .parallel_for = parallel_for};
+  }
+#ifdef TORCH_TILED_WITH_CUDA
+  const Context context = cuda_context(like.get_device_index());
+  if (context.compute_capability < 80) {
+    fail(op, "the GPU has compute capability " + std::to_string(context.compute_capability / 10) +
+                 "." + std::to_string(context.compute_capability % 10) +
+                 "; at least 8.0 (Ampere) is needed");
+  }
+  return context;
+#else
+  fail(op, "the operands are on " + device_name(like) +
+               " and this torch_tiled was built without CUDA; rebuild it with nvcc on the PATH "
+               "and TORCH_TILED_CUDA=1");
+#endif
+}
+
+struct Options {
+  const char* op;
+  const std::string& algorithm;
+  Precision precision;
+};
+
+Options make_options(const char* op, const std::string& algorithm, const std::string& precision) {
+  return {op, algorithm, parse_precision(op, precision)};
+}
+
+// A problem but for where its matrices lie.
+Problem make_problem(const Options& options, const Product& product, ScalarType operands,
+                     ScalarType out, const Epilogue& epilogue) {
+  Problem p;
+  p.op = options.op;
+  p.dtype = *supported(operands);
+  p.out_dtype = *supported(out);
+  p.precision = options.precision;
+  p.m = product.m;
+  p.n = product.n;
+  p.k = product.k;
+  p.epilogue = epilogue;
+  return p;
+}
+
+// Launches once for each index of the outer batch dimensions: once, in all but strange cases.
+void launch(Launch rung, const Problem& p, const Context& context,
+            std::span<const OuterDim> outer, int64_t operand_size, int64_t out_size) {
+  if (outer.empty()) return rung(p, context);
+  auto advance = [](Matrix& matrix, int64_t bytes) {
+    matrix.data = static_cast<char*>(matrix.data) + bytes;
+  };
+  const OuterDim& dim = outer.front();
+  for (int64_t i = 0; i < dim.size; ++i) {
+    Problem inner = p;
+    advance(inner.a, i * dim.a_stride * operand_size);
+    advance(inner.b, i * dim.b_stride * operand_size);
+    advance(inner.c, i * dim.c_stride * out_size);
+    launch(rung, inner, context, outer.subspan(1), operand_size, out_size);
+  }
+}
+
+// Computes into c by a rung of the ladder.
+void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
+         const Epilogue& epilogue = {}) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (a.is_cuda()) guard.emplace(a.get_device_index());
+  const Context context = make_context(options.op, a);
+  Problem p = make_problem(options, product, a.scalar_type(), c.scalar_type(), epilogue);
+  const Strided c_matrices = product.matrices(writable(c));
+  const auto outer = lay_out_batch(product.a, product.b, c_matrices, p);
+  const Rung& rung = pick(options.algorithm, p, context);
+  if (c_matrices.empty()) return;
+  launch(a.is_cuda() ? rung.cuda : rung.cpu, p, context, outer, product.a.element_size,
+         c_matrices.element_size);
+}
+
+// --- PyTorch's own product, which is `auto` on the CPU, flags and all ---------------------------
+
+bool is_torch_product(const Tensor& a, const Options& options) {
+  if (a.is_cuda() || options.algorithm != "auto") return false;
+  check_offered(options.op, options.precision, *supported(a.scalar_type()));
+  return true;
+}
+
+// Calls an aten operator of one result; all arguments were checked before.
+template <typename... Args>
+Tensor call(const char* name, const char* overload, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+void torch_product(const Tensor& a, const Tensor& b, const Tensor& out) {
+  const ScalarType type = out.scalar_type();
+  if (a.scalar_type() == type) {
+    call("aten::matmul", "out", a, b, out);
+  } else {  // halves to float32: exact products
+    call("aten::matmul", "out", torch::stable::to(a, type), torch::stable::to(b, type), out);
+  }
+}
+
+Tensor torch_activation(Activation activation, const Tensor& x) {
+  switch (activation) {
+    case Activation::kNone: return x;
+    case Activation::kRelu: return call("aten::relu", "", x);
+    case Activation::kGelu: return call("aten::gelu", "", x, std::string("none"));
+    case Activation::kGeluTanh: return call("aten::gelu", "", x, std::string("tanh"));
+    case Activation::kTanh: return call("aten::tanh", "", x);
+    case Activation::kSilu: return call("aten::silu", "", x);
+  }
+  return x;
+}
+
+// c = alpha * sums + beta * c, where sums are of the type that c's elements are summed in.
+void combine(const Options& options, Product product, const Tensor& sums, const Tensor& c,
+             const Epilogue& epilogue) {
+  product.a = readable(sums);
+  product.b = {.element_size = 1, .sizes = {product.n, product.n}, .strides = {0, 0}};
+  Problem p = make_problem(options, product, c.scalar_type(), c.scalar_type(), epilogue);
+  const Strided written = writable(c);
+  const auto outer = lay_out_batch(product.a, product.b, written, p);
+  launch(cpu::apply_epilogue, p, make_context(options.op, c), outer, product.a.element_size,
+         written.element_size);
+}
+
+// --- the operators -----------------------------------------------------------------------------
+
+Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
+              const std::string& precision, std::optional<ScalarType> out_dtype) {
+  const Options options = make_options("tiled::matmul", algorithm, precision);
+  check_operands(options.op, {"a", a}, {"b", b});
+  const ScalarType out = check_out_dtype(options.op, a.scalar_type(), out_dtype);
+  const Product product = make_product(options.op, readable(a), readable(b));
+  const Tensor c = allocate(options.op, product.shape, out, a);
+  if (is_torch_product(a, options)) {
+    torch_product(a, b, c);
+  } else {
+    run(options, product, a, c);
+  }
+  return c;
+}
+
+void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
+                const std::string& precision, const Tensor& out) {
+  const Options options = make_options("tiled::matmul", algorithm, precision);
+  check_operands(options.op, {"a", a}, {"b", b});
+  check_same_device(options.op, {"out", out}, {"a", a});
+  const ScalarType type = out.scalar_type();
+  if (type != a.scalar_type() && !(type == ScalarType::Float && is_half(a.scalar_type()))) {
+    fail(options.op, "out is " + dtype_name(type) + " and the operands are " +
+                         dtype_name(a.scalar_type()) +
+                         "; it may have the operands' dtype or, for float16 and bfloat16, "
+                         "torch.float32");
+  }
+  const Product product = make_product(options.op, readable(a), readable(b));
+  if (!std::ranges::equal(out.sizes(), product.shape)) {
+    fail(options.op, "out is " + shape_of(out) + " and the product is " +
+                         to_string(product.shape) +
+                         "; pass an out of that shape (it is never resized)");
+  }
+  check_written(options.op, {"out", out}, {{"a", a}, {"b", b}});
+  if (is_torch_product(a, options)) {
+    torch_product(a, b, out);
+  } else {
+    run(options, product, a, out);
+  }
+}
+
+void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
+           const std::string& algorithm, const std::string& precision) {
+  const Options options = make_options("tiled::gemm_", algorithm, precision);
+  check_operands(options.op, {"a", a}, {"b", b});
+  check_same_device(options.op, {"c", c}, {"a", a});
+  check_same_dtype(options.op, {"c", c}, {"a", a});
+  if (a.dim() < 2 || b.dim() < 2 || c.dim() < 2) {
+    fail(options.op, "c is " + shape_of(c) + ", a is " + shape_of(a) + " and b is " + shape_of(b) +
+                         "; each must be a matrix or a batch of matrices");
+  }
+  Product product = make_product(options.op, readable(a), readable(b));
+  const auto shape = broadcast({c.sizes().data(), c.sizes().size()}, product.shape);
+  const bool holds_product = shape && std::ranges::equal(c.sizes(), *shape) &&
+                             c.size(c.dim() - 2) == product.m && c.size(c.dim() - 1) == product.n;
+  if (!holds_product) {
+    fail(options.op, "c is " + shape_of(c) + " and the product is " + to_string(product.shape) +
+                         "; c must have that shape, or more batch dimensions");
+  }
+  check_written(options.op, {"c", c}, {{"a", a}, {"b", b}});
+  if (alpha == 0) product.k = 0;  // as in BLAS: A and B are not read
+  const Epilogue epilogue{.alpha = alpha, .beta = beta};
+  if (is_torch_product(a, options) && product.k > 0) {
+    const ScalarType type = is_half(a.scalar_type()) ? ScalarType::Float : a.scalar_type();
+    const Tensor sums = allocate(options.op, product.shape, type, a);
+    torch_product(a, b, sums);
+    combine(options, product, sums, c, epilogue);
+  } else {
+    run(options, product, a, c, epilogue);
+  }
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+              const std::string& activation, const std::string& algorithm,
+              const std::string& precision) {
+  const Options options = make_options("tiled::linear", algorithm, precision);
+  Epilogue epilogue{.activation = parse_activation(options.op, activation)};
+  check_operands(options.op, {"x", x}, {"weight", weight});
+  const Product product = make_linear(options.op, readable(x), readable(weight));
+  if (bias) {
+    check_same_device(options.op, {"bias", *bias}, {"x", x});
+    check_same_dtype(options.op, {"bias", *bias}, {"x", x});
+    if (bias->dim() != 1 || bias->size(0) != product.n) {
+      fail(options.op, "bias is " + shape_of(*bias) + " and weight is " + shape_of(weight) +
+                           "; bias must be (out_features,)");
+    }
+    epilogue.bias = bias->const_data_ptr();
+    epilogue.bias_stride = bias->stride(0);
+  }
+  const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
+  if (is_torch_product(x, options)) {
+    call("aten::linear", "out", x, weight, bias, y);
+    return torch_activation(epilogue.activation, y);
+  }
+  run(options, product, x, y, epilogue);
+  return y;
+}
+
+std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
+                                        const std::string& algorithm,
+                                        const std::string& precision) {
+  const Options options = make_options("tiled::explain", algorithm, precision);
+  check_operands(options.op, {"a", a}, {"b", b});
+  const Product product = make_product(options.op, readable(a), readable(b));
+  auto layout = [](const Strided& x) {
+    const int64_t row = x.strides[x.rank() - 2], col = x.strides[x.rank() - 1];
+    return col == 1 ? "N" : row == 1 ? "T" : "strided";
+  };
+  std::vector<std::string> lines{
+      "problem", "m = " + std::to_string(product.m) + ", n = " + std::to_string(product.n) +
+                     ", k = " + std::to_string(product.k) + ", result " +
+                     to_string(product.shape),
+      "dtype", dtype_name(a.scalar_type()) + ", precision " + precision,
+      "layout", std::string("a ") + layout(product.a) + ", b " + layout(product.b)};
+  if (is_torch_product(a, options)) {
+    lines.insert(lines.end(), {"algorithm", "torch.matmul",
+                               "why", "on the CPU auto is PyTorch's own product"});
+    return lines;
+  }
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (a.is_cuda()) guard.emplace(a.get_device_index());
+  Problem p = make_problem(options, product, a.scalar_type(), a.scalar_type(), {});
+  Strided c{.element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
+  lay_out_batch(product.a, product.b, product.matrices(std::move(c)), p);
+  for (auto& [heading, text] : explain(algorithm, p, make_context(options.op, a))) {
+    lines.insert(lines.end(), {std::move(heading), std::move(text)});
+  }
+  return lines;
+}
+
+}  // namespace
+}  // namespace tiled
+
+STABLE_TORCH_LIBRARY(tiled, m) {
+  m.def(
+      "matmul(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
+      "ScalarType? out_dtype=None) -> Tensor");
+  m.def(
+      "matmul.out(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
+      "Tensor(a!) out) -> ()");
+  m.def(
+      "gemm_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1, float beta=1, "
+      "str algorithm=\"auto\", str precision=\"fp32\") -> ()");
+  m.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
+      "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+  m.def("algorithms() -> str[]");
+  m.def(
+      "explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\") -> str[]");
+}
+
+// One set of functions serves both devices; without CUDA in the build they say so.
+#define IMPLEMENT(m)                                    \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));          \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));  \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));            \
+  m.impl("linear", TORCH_BOX(&tiled::linear));          \
+  m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
+
+STABLE_TORCH_LIBRARY_IMPL(tiled, CPU, m) { IMPLEMENT(m); }
+STABLE_TORCH_LIBRARY_IMPL(tiled, CUDA, m) { IMPLEMENT(m); }
+STABLE_TORCH_LIBRARY_IMPL(tiled, CompositeExplicitAutograd, m) {
+  m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
+}

@@ -1,0 +1,67 @@
+#pragma once
+// What is to be computed, and nothing about how:
+//
+//   C = activation(alpha * A B + bias + beta * C)      A (m, k), B (k, n), C (m, n), bias (n)
+//
+// for every matrix of a batch. Strides count elements and may be 0; all sizes and offsets are 64-bit.
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+namespace tiled {
+
+enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
+enum class Precision { kFp32, kIeee, kTf32 };
+enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kTanh, kSilu };
+
+// Batch dimensions that a kernel unravels by itself, after neighbours that can be were merged.
+inline constexpr int kMaxBatchRank = 6;
+
+struct Batch {
+  int rank = 0;
+  int64_t count = 1;  // product of size[0 .. rank)
+  int64_t size[kMaxBatchRank] = {};
+};
+
+struct Matrix {
+  void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t col_stride = 0;
+  int64_t batch_stride[kMaxBatchRank] = {};
+};
+
+struct Epilogue {
+  double alpha = 1;
+  double beta = 0;             // 0: C is never read
+  const void* bias = nullptr;  // of the operands' dtype
+  int64_t bias_stride = 0;
+  Activation activation = Activation::kNone;
+};
+
+struct Problem {
+  const char* op = "";  // "tiled::matmul", for error messages
+  DType dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat32;  // dtype, or kFloat32
+  Precision precision = Precision::kFp32;
+  int64_t m = 0, n = 0, k = 0;
+  Batch batch;
+  Matrix a, b, c;
+  Epilogue epilogue;
+};
+
+// Where matrix `index` of the batch begins, in elements from Matrix::data.
+HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix, int64_t index) {
+  int64_t offset = 0;
+  for (int d = batch.rank - 1; d >= 0; --d) {
+    offset += index % batch.size[d] * matrix.batch_stride[d];
+    index /= batch.size[d];
+  }
+  return offset;
+}
+
+}  // namespace tiled

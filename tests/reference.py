@@ -1,0 +1,124 @@
+"""The float64 product, and how far from it a rung may be: the bound every test and benchmark uses.
+
+Nothing here is fitted. u = 2^-24 is half the spacing of fp32 at 1, so that each fp32 operation errs
+by a factor of at most 1 + u. A sum in which a product meets at most r roundings is off by at most
+
+    gamma(r) |A||B|,    gamma(r) = r u / (1 - r u)
+
+elementwise (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), plus half the
+smallest subnormal for every operation that underflows.
+"""
+
+import torch
+
+U = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+SMALLEST = {
+    torch.float64: 2.0**-1074,
+    torch.float32: 2.0**-149,
+    torch.float16: 2.0**-24,
+    torch.bfloat16: 2.0**-133,
+}
+CHUNK = 1024  # of the sum along K, csrc/sum.h
+
+
+def accumulation_dtype(dtype):
+    """What products of `dtype` are summed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def product(a, b):
+    """The product of a and b in float64, by torch.matmul."""
+    return a.double() @ b.double()
+
+
+def magnitude(a, b):
+    """|A||B| in float64: what rounding errors are relative to."""
+    return a.double().abs() @ b.double().abs()
+
+
+def gamma(roundings, u):
+    return roundings * u / (1 - roundings * u)
+
+
+def roundings(k, algorithm):
+    """The most roundings that one product meets on its way into a sum of k products.
+
+    In sequence: k. In chunks (csrc/sum.h): those of its chunk, then one for each chunk that follows.
+    """
+    if algorithm == "naive":
+        return k
+    chunks = max(1, -(-k // CHUNK))
+    return min(k, CHUNK) + chunks - 1
+
+
+def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
+    """How far, elementwise, a product of a and b may be from `product(a, b)`.
+
+    `a` and `b` are of one dtype. The float64 product's own error is included, which matters for
+    float64 operands. `auto` on the CPU is PyTorch's product, summed in any order: k roundings.
+    """
+    assert precision in ("fp32", "ieee"), precision
+    k = a.shape[-1]
+    acc = accumulation_dtype(a.dtype)
+    any_order = algorithm == "auto" and a.device.type == "cpu"
+    r = k if any_order else roundings(k, algorithm)
+    return _bound(product(a, b), magnitude(a, b), r, k, acc, out_dtype or a.dtype)
+
+
+def _bound(exact, size, r, k, acc, out_dtype):
+    error = gamma(r, U[acc]) * size + k * SMALLEST[acc]
+    error = error + gamma(k, U[torch.float64]) * size
+    if out_dtype != acc:  # one more rounding, to the result
+        error = error + U[out_dtype] * (exact.abs() + error) + SMALLEST[out_dtype] / 2
+    return error
+
+
+def linear_bound(x, weight, bias, *, algorithm="auto"):
+    """The bound of x @ weight.T + bias: one more addend, one more rounding."""
+    exact = product(x, weight.mT)
+    size = magnitude(x, weight.mT)
+    k = x.shape[-1]
+    if bias is not None:
+        exact = exact + bias.double()
+        size = size + bias.double().abs()
+    any_order = algorithm == "auto" and x.device.type == "cpu"
+    r = (k if any_order else roundings(k, algorithm)) + 1
+    return _bound(exact, size, r, k + 1, accumulation_dtype(x.dtype), x.dtype)
+
+
+def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
+    """The bound of alpha * a @ b + beta * c: roundings by alpha, and by beta * c's addition."""
+    exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
+    size = abs(alpha) * magnitude(a, b) + (abs(beta) * c.double().abs() if beta else 0)
+    k = a.shape[-1]
+    any_order = algorithm == "auto" and a.device.type == "cpu"
+    # alpha and beta are rounded to the accumulation dtype themselves.
+    r = (k if any_order else roundings(k, algorithm)) + 3
+    return _bound(exact, size, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
+
+
+def assert_within(actual, exact, limit):
+    """Asserts |actual - exact| <= limit everywhere, NaN never; says where it is exceeded most."""
+    assert actual.shape == exact.shape, f"shape {tuple(actual.shape)}, not {tuple(exact.shape)}"
+    if actual.numel() == 0:
+        return
+    error = (actual.double() - exact).abs()
+    excess = torch.where(error <= limit, 0.0, torch.nan_to_num(error / limit, nan=torch.inf))
+    if excess.any():
+        flat = excess.argmax().item()
+        where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), excess.shape))
+        raise AssertionError(
+            f"{int((excess > 0).sum())} of {excess.numel()} elements are out of bound; worst at "
+            f"{where}: {actual.flatten()[flat].item()!r}, exact {exact.flatten()[flat].item()!r}, "
+            f"allowed error {limit.expand_as(error).flatten()[flat].item():.3g}"
+        )
+
+
+def relative_error(actual, exact):
+    """The relative Frobenius error, as a float."""
+    return ((actual.double() - exact).norm() / exact.norm()).item()
