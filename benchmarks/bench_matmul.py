@@ -179,7 +179,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--algorithm", nargs="+", help="default: in the smoke suite every rung, else auto")
     option("--layout", nargs="+", choices=LAYOUTS, help="default: each shape in its own")
     option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    option("--seconds", type=float, default=0.3, help="for each row, the peer's share included")
+    option("--seconds", type=float, default=0.2, help="for each row, the peer's share included")
     option("--repeats", type=int, default=5, help="the fewest passes of each, whatever they take")
     option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
     option("--json", type=Path, metavar="PATH", help="write the results there")

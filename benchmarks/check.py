@@ -80,13 +80,10 @@ def check(ours, peer, a, b, *, precision: str, algorithm: str) -> Verdict:
             f"element {where} is {ours_rows[worst].item():.9g} where float64 says "
             f"{exact[worst].item():.9g} within {bound[worst].item():.2g}"
         )
-    return Verdict(_error(ours_rows, exact), _error(peer_rows, exact), fault)
+    errors = (reference.relative_error(rows, exact) for rows in (ours_rows, peer_rows))
+    return Verdict(*errors, fault)
 
 
 def _spread(count: int, most: int, device: torch.device) -> torch.Tensor:
     steps = min(count, most)
     return torch.linspace(0, count - 1, steps, dtype=torch.float64, device=device).round().long()
-
-
-def _error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((result.double() - exact).norm() / exact.norm())

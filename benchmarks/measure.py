@@ -1,14 +1,15 @@
 """Times two functions side by side on operands that are not in the cache.
 
-A pass calls one function once on each of several sets of operands; a pass of ours and one of the
-peer's take turns, so that a clock that drifts drifts for both. The time of a call is that of its
-pass over the number of sets; median, p10 and p90 are over passes.
+Every call has another one of several sets of operands. A pass is a few calls; a pass of ours and
+one of the peer's take turns, so that a clock that drifts drifts for both. The time of a call is
+that of its pass over the calls in it; median, p10 and p90 are over passes.
 
-On CUDA a pass is one replay of a captured graph between two events, so that the host's time is
-not in it, and the L2 cache is swept before each pass. On a CPU a pass is a loop on the host's
-clock, and what keeps the operands cold is their number alone.
+On CUDA a pass is one replay of a captured graph, a call on each set, between two events: the
+host's time is not in it. The L2 cache is swept before each pass. On a CPU a pass is as many calls
+as the host's clock needs, and what keeps the operands cold is the number of sets alone.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 MOST_SETS = 64
 MOST_PASSES = 200
+HOST_PASS_US = 1000  # long against the clock's own cost
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,17 @@ def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list
 class _HostPasses:
     def __init__(self, function: Product, sets: list[Operands]):
         self._function = function
-        self._sets = sets
+        self._sets = itertools.cycle(sets)
         self._us: list[float] = []
+        self._calls = 1
+        self.run()
+        self._calls = min(len(sets), max(1, int(HOST_PASS_US / self.take()[0])))
 
     def run(self) -> None:
         start = time.perf_counter()
-        for a, b in self._sets:
+        for a, b in itertools.islice(self._sets, self._calls):
             self._function(a, b)
-        self._us.append((time.perf_counter() - start) * 1e6 / len(self._sets))
+        self._us.append((time.perf_counter() - start) * 1e6 / self._calls)
 
     def take(self) -> list[float]:
         """Microseconds a call of every pass since the last take."""

@@ -101,8 +101,8 @@ def _table(title: str, rows: list[dict]) -> Table:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    digits = max(0, 2 - math.floor(math.log10(value)))
+    """Three significant digits, without an exponent, and five decimals at most."""
+    digits = min(5, max(0, 2 - math.floor(math.log10(value))))
     return f"{value:.{digits}f}"
 
 
