@@ -1,6 +1,7 @@
 """Trains one small network twice, on torch_tiled.nn.Linear and on torch.nn.Linear.
 
     python examples/digits.py
+    python examples/digits.py --algorithm tiled
 
 Both start from the same seed and see the same batches of scikit-learn's bundled digits (1797
 images of 8x8). What differs is who multiplies, so the curves should lie on each other.
@@ -8,7 +9,9 @@ images of 8x8). What differs is who multiplies, so the curves should lie on each
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # For a package that is built in place and not installed.
@@ -41,11 +44,11 @@ def load_digits(device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images.to(device), torch.tensor(digits)[order].to(device)
 
 
-def make_network(linear: type[nn.Linear]) -> nn.Sequential:
+def make_network(linear: Callable[..., nn.Linear]) -> nn.Sequential:
     return nn.Sequential(linear(64, 128), nn.ReLU(), linear(128, 64), nn.ReLU(), linear(64, 10))
 
 
-def train(linear: type[nn.Linear], args: argparse.Namespace) -> Trained:
+def train(linear: Callable[..., nn.Linear], args: argparse.Namespace) -> Trained:
     images, digits = load_digits(args.device, args.seed)
     test_images, test_digits = images[:TEST_IMAGES], digits[:TEST_IMAGES]
     images, digits = images[TEST_IMAGES:], digits[TEST_IMAGES:]
@@ -78,9 +81,15 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--algorithm",
+        default="auto",
+        choices=["auto", *torch_tiled.algorithms()],
+        help="of torch_tiled; its choice on a CPU is PyTorch's own product (default: %(default)s)",
+    )
     args = parser.parse_args()
 
-    ours = train(torch_tiled.nn.Linear, args)
+    ours = train(partial(torch_tiled.nn.Linear, algorithm=args.algorithm), args)
     theirs = train(nn.Linear, args)
 
     print(f"on {args.device}, {args.epochs} epochs of batches of {args.batch_size}")

@@ -268,8 +268,10 @@ def test_a_missing_results_file_is_told_in_a_sentence(capsys):
 
 def test_the_digits_example_trains_both_networks(device):
     pytest.importorskip("sklearn", reason="no scikit-learn")
-    command = [sys.executable, "examples/digits.py", "--epochs", "2", "--device", device]
-    done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True)
+    command = f"examples/digits.py --epochs 2 --algorithm tiled --device {device}".split()
+    done = subprocess.run(
+        [sys.executable, *command], cwd=machine.ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     curves = [[float(number) for number in line.split()] for line in lines[2:4]]
