@@ -24,10 +24,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import machine
 import readme
 import report
-import torch_tiled
 from check import check, full_precision_peer
 from measure import clock_name, operand_sets, raise_clocks, side_by_side
 from shapes import LAYOUTS, SUITES, Shape
+
+import torch_tiled
 
 DTYPES = {
     "float32": torch.float32,

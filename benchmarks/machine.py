@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import torch
-import torch_tiled
 from torch.utils.benchmark import Timer
+
+import torch_tiled
 
 ROOT = Path(__file__).resolve().parent.parent
 

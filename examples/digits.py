@@ -18,9 +18,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
-import torch_tiled
 from torch import nn
 from torch.nn import functional
+
+import torch_tiled
 
 TEST_IMAGES = 360
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 import torch_tiled
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
