@@ -433,9 +433,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     epilogue.bias_stride = bias->stride(0);
   }
   const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  if (is_torch_product(x, options)) {
-    call("aten::linear", "out", x, weight, bias, y);
-    return torch_activation(epilogue.activation, y);
+  if (is_torch_product(x, options)) {  // into its own result: linear.out resizes y and rounds twice
+    return torch_activation(epilogue.activation, call("aten::linear", "", x, weight, bias));
   }
   run(options, product, x, y, epilogue);
   return y;
