@@ -1,13 +1,14 @@
 """PyTorch's own samples for its products, as its OpInfo database has them, through ours."""
 
 import pytest
+import torch
+import torch_tiled
+from reference import assert_within, bound, gemm_bound, linear_bound, product
 
-pytest.importorskip("expecttest", reason="PyTorch's OpInfo database needs expecttest")
-
-import torch  # noqa: E402
-import torch_tiled  # noqa: E402
-from reference import assert_within, bound, gemm_bound, linear_bound, product  # noqa: E402
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+op_db = pytest.importorskip(
+    "torch.testing._internal.common_methods_invocations",
+    reason="PyTorch's OpInfo database needs expecttest",
+).op_db
 
 PRODUCTS = ("matmul", "__rmatmul__", "mm", "bmm", "mv")
 ADDED_PRODUCTS = ("addmm", "baddbmm")
@@ -38,7 +39,7 @@ def samples(op, device, dtype, layout):
 
 
 def assert_like_torch(actual, expected, exact, limit, torch_limit):
-    """`exact` is the float64 oracle; the limits say how far from it our result and torch's may be."""
+    """`exact` is in float64; the limits say how far from it our result and torch's may be."""
     assert actual.dtype == expected.dtype
     assert actual.device == expected.device
     assert actual.stride() == expected.contiguous().stride()
