@@ -1,0 +1,57 @@
+"""Every private name of PyTorch that this package uses, in one place.
+
+An operator that takes part in every transform of PyTorch has no public way to say so yet. What it
+needs is gathered here, so that a new PyTorch release is checked by reading one file;
+tests/test_internals.py pins each name and what it is expected to do.
+"""
+
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _after_ADInplaceOrView_keyset as AFTER_INPLACE,
+    _after_autograd_keyset as AFTER_AUTOGRAD,
+    _are_functorch_transforms_active as transforms_active,
+    _AutoDispatchBelowAutograd as BelowAutograd,
+    _ExcludeDispatchKeyGuard as ExcludeKeys,
+    _len_torch_dispatch_stack as dispatch_modes,
+    _len_torch_function_stack as function_modes,
+)
+from torch._functorch.autograd_function import custom_function_call_vmap_helper as apply_vmap_rule
+from torch._functorch.pyfunctorch import (
+    retrieve_current_functorch_interpreter as current_interpreter,
+)
+from torch._functorch.utils import (
+    enable_single_level_autograd_function as allow_single_level_function,
+)
+from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
+from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+
+__all__ = [
+    "AFTER_AUTOGRAD",
+    "AFTER_INPLACE",
+    "BelowAutograd",
+    "DispatchKey",
+    "DispatchKeySet",
+    "ExcludeKeys",
+    "SingleLevelFunction",
+    "allow_single_level_function",
+    "apply_vmap_rule",
+    "current_interpreter",
+    "dispatch_modes",
+    "forward_ad_active",
+    "function_modes",
+    "set_forward_ad_enabled",
+    "transforms_active",
+    "without_python",
+]
+
+
+def forward_ad_active():
+    """Whether a tensor may carry a forward-mode tangent."""
+    return forward_ad._current_level >= 0
+
+
+def without_python(overload):
+    """The callable inside an OpOverload: the same call, less one Python frame."""
+    return overload._op

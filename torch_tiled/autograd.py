@@ -1,0 +1,283 @@
+"""Derivatives of the operators, under every transform of PyTorch.
+
+A differentiable operator has a kernel at the Autograd key that applies a SingleLevelFunction: the
+function of one level of differentiation. Its forward calls the same operator one level down; its
+backward and jvp call the operators anew, so that derivatives have derivatives and the transforms
+of torch.func nest in any order. Where nothing is to be differentiated the kernel goes down a level
+at once.
+
+An operator that writes into an argument has no derivative: its kernel refuses where one is asked
+for, and otherwise records the write, so that autograd notices a saved tensor that was overwritten.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.forward_ad import unpack_dual
+from torch.autograd.graph import increment_version
+
+from ._internals import (
+    AFTER_AUTOGRAD,
+    AFTER_INPLACE,
+    BelowAutograd,
+    SingleLevelFunction,
+    allow_single_level_function,
+    forward_ad_active,
+    set_forward_ad_enabled,
+    transforms_active,
+)
+from .errors import raise_if_out_of_memory
+
+_matmul = torch.ops.tiled.matmul.default
+_matmul_out = torch.ops.tiled.matmul.out
+_gemm = torch.ops.tiled.gemm_.default
+_linear = torch.ops.tiled.linear.default
+_threshold_backward = torch.ops.aten.threshold_backward.default
+
+# The derivative of these needs their argument, so where one is asked for the product runs alone
+# and PyTorch's own function follows. That of relu needs only the sign of the result.
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "silu": F.silu,
+}
+
+
+def _differentiated(*tensors):
+    """Whether a gradient or a tangent may flow through these tensors (or None)."""
+    if forward_ad_active():
+        return True
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _redispatch(op, keyset, *args, **options):
+    try:
+        return op.redispatch(keyset, *args, **options)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def _apply(function, op, keyset, options, *tensors):
+    """Applies function, whose forward is op one level down."""
+    grad_mode = torch.is_grad_enabled()
+
+    def below(*tensors):
+        with BelowAutograd():
+            if not transforms_active():
+                return _redispatch(op, keyset & AFTER_AUTOGRAD, *tensors, **options)
+            # A Function runs its forward with grad mode and forward AD off; the level below may be
+            # a transform that differentiates as well.
+            with torch.set_grad_enabled(grad_mode), set_forward_ad_enabled(True):
+                return _redispatch(op, keyset & AFTER_AUTOGRAD, *tensors, **options)
+
+    if transforms_active():
+        with allow_single_level_function():
+            return function.apply(below, options, *tensors)
+    return function.apply(below, options, *tensors)
+
+
+def _without(options, name):
+    return {key: value for key, value in options.items() if key != name}
+
+
+def _sum(x, y):
+    return y if x is None else x if y is None else x + y
+
+
+def _product_for(shape, batch, x, y, options):
+    """(*batch, p, q) times (*batch, q, r), summed over what was broadcast from shape, (..., p, r).
+
+    Where shape has no batch of its own, the sum over the batch is a part of the product: the q of
+    all batches are laid end to end, and one product is all there is.
+    """
+    (p, q), r = x.shape[-2:], y.shape[-1]
+    if len(batch) > 0 and all(isinstance(size, int) and size == 1 for size in shape[:-2]):
+        rows = math.prod(batch) * q
+        x = x.mT.expand(*batch, q, p).reshape(rows, p).mT
+        y = y.expand(*batch, q, r).reshape(rows, r)
+        return _matmul(x, y, **options).reshape(shape)
+    return _matmul(x, y, **options).sum_to_size(shape)
+
+
+class _Matmul(SingleLevelFunction):
+    @staticmethod
+    def forward(below, options, a, b):
+        return below(a, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.options, a, b = inputs
+        _, _, needs_a, needs_b = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        ctx.save_for_forward(a, b)
+        ctx.a_shape, ctx.b_shape, ctx.dtype = a.shape, b.shape, a.dtype
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None
+        a, b = ctx.saved_tensors
+        _, _, needs_a, needs_b = ctx.needs_input_grad
+        options = _without(ctx.options, "out_dtype")
+        grad = grad.to(ctx.dtype)
+        grad_a = grad_b = None
+        # Vectors become matrices: a is a row, b a column.
+        a_shape, b_shape = ctx.a_shape, ctx.b_shape
+        if len(b_shape) == 1:
+            b_shape, grad = (*b_shape, 1), grad.unsqueeze(-1)
+        if len(a_shape) == 1:
+            a_shape, grad = (1, *a_shape), grad.unsqueeze(-2)
+        batch = grad.shape[:-2]
+        if needs_a:
+            b = b.reshape(b_shape)
+            grad_a = _product_for(a_shape, batch, grad, b.mT, options).reshape(ctx.a_shape)
+        if needs_b:
+            a = a.reshape(a_shape)
+            grad_b = _product_for(b_shape, batch, a.mT, grad, options).reshape(ctx.b_shape)
+        return None, None, grad_a, grad_b
+
+    @staticmethod
+    def jvp(ctx, _, __, a_tangent, b_tangent):
+        a, b = ctx.saved_tensors
+        from_a = None if a_tangent is None else _matmul(a_tangent, b, **ctx.options)
+        from_b = None if b_tangent is None else _matmul(a, b_tangent, **ctx.options)
+        with set_forward_ad_enabled(True):  # off here, but the level below may need it
+            return _sum(from_a, from_b)
+
+
+class _Linear(SingleLevelFunction):
+    """linear with no activation, or with relu."""
+
+    @staticmethod
+    def forward(below, options, x, weight, bias):
+        return below(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, options, x, weight, _ = inputs
+        _, _, needs_x, needs_weight, _ = ctx.needs_input_grad
+        relu = output if options.get("activation") == "relu" else None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, relu)
+        ctx.save_for_forward(x, weight, relu)
+        ctx.options, ctx.shape = _without(options, "activation"), output.shape
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None, None
+        x, weight, relu = ctx.saved_tensors
+        _, _, needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        if relu is not None:
+            grad = _threshold_backward(grad, relu, 0)
+        rows = math.prod(ctx.shape[:-1])
+        by_row = grad.reshape(rows, ctx.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            grad_x = _matmul(grad, weight, **ctx.options)
+        if needs_weight:
+            grad_weight = _matmul(by_row.mT, x.reshape(rows, x.shape[-1]), **ctx.options)
+        if needs_bias:
+            grad_bias = by_row.sum(0)
+        return None, None, grad_x, grad_weight, grad_bias
+
+    @staticmethod
+    def jvp(ctx, _, __, x_tangent, weight_tangent, bias_tangent):
+        x, weight, relu = ctx.saved_tensors
+        from_x = from_weight = None
+        if x_tangent is not None:
+            from_x = _linear(x_tangent, weight, bias_tangent, **ctx.options)
+        if weight_tangent is not None:
+            from_weight = _linear(x, weight_tangent, **ctx.options)
+        with set_forward_ad_enabled(True):  # off here, but the level below may need it
+            if x_tangent is None and bias_tangent is not None:
+                # A tensor of its own: a tangent may neither alias another nor overlap itself.
+                from_x = bias_tangent.expand(ctx.shape).clone(memory_format=torch.contiguous_format)
+            tangent = _sum(from_x, from_weight)
+            return tangent if relu is None else _threshold_backward(tangent, relu, 0)
+
+
+def matmul(keyset, a, b, **options):
+    if _differentiated(a, b):
+        return _apply(_Matmul, _matmul, keyset, options, a, b)
+    return _redispatch(_matmul, keyset & AFTER_AUTOGRAD, a, b, **options)
+
+
+def linear(keyset, x, weight, bias=None, **options):
+    if not _differentiated(x, weight, bias):
+        return _redispatch(_linear, keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
+    activation = options.get("activation", "none")
+    if activation in ACTIVATIONS and activation != "relu":
+        options = _without(options, "activation")
+        return ACTIVATIONS[activation](_apply(_Linear, _linear, keyset, options, x, weight, bias))
+    return _apply(_Linear, _linear, keyset, options, x, weight, bias)
+
+
+def matmul_out(keyset, a, b, *, out, **options):
+    _refuse_derivatives("tiled::matmul.out", "out", a=a, b=b, out=out)
+    return _redispatch(_matmul_out, keyset & AFTER_AUTOGRAD, a, b, out=out, **options)
+
+
+def gemm_(keyset, c, a, b, **options):
+    _refuse_derivatives("tiled::gemm_", "c", c=c, a=a, b=b)
+    return _redispatch(_gemm, keyset & AFTER_AUTOGRAD, c, a, b, **options)
+
+
+def _refuse_derivatives(op, written, **operands):
+    if not _differentiated(*operands.values()):
+        return
+    for name, tensor in operands.items():
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            trouble = "requires grad"
+        elif forward_ad_active() and unpack_dual(tensor).tangent is not None:
+            trouble = "has a forward-mode tangent"
+        else:
+            continue
+        raise RuntimeError(
+            f"{op}: {written} is written in place, which has no derivative, but {name} of shape "
+            f"{tuple(tensor.shape)} {trouble}; call torch_tiled.matmul or linear, which are "
+            f"differentiable, or detach {name} first"
+        )
+
+
+def record_matmul_out(keyset, a, b, *, out, **options):
+    _refuse_inference_tensor("tiled::matmul.out", "out", out)
+    _matmul_out.redispatch(keyset & AFTER_INPLACE, a, b, out=out, **options)
+    _record_write(out)
+
+
+def record_gemm_(keyset, c, a, b, **options):
+    _refuse_inference_tensor("tiled::gemm_", "c", c)
+    _gemm.redispatch(keyset & AFTER_INPLACE, c, a, b, **options)
+    _record_write(c)
+
+
+def _refuse_inference_tensor(op, written, tensor):
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{op}: {written} of shape {tuple(tensor.shape)} was made under "
+            f"torch.inference_mode() and can't be written outside it; clone it first"
+        )
+
+
+def _record_write(tensor):
+    if not tensor.is_inference():
+        increment_version(tensor)
+
+
+def register(library):
+    library.impl("matmul", matmul, "Autograd", with_keyset=True)
+    library.impl("linear", linear, "Autograd", with_keyset=True)
+    library.impl("matmul.out", matmul_out, "Autograd", with_keyset=True)
+    library.impl("gemm_", gemm_, "Autograd", with_keyset=True)
+    library.impl("matmul.out", record_matmul_out, "ADInplaceOrView", with_keyset=True)
+    library.impl("gemm_", record_gemm_, "ADInplaceOrView", with_keyset=True)

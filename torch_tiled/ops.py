@@ -1,0 +1,211 @@
+"""The operators as Python functions."""
+
+import types
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from . import autograd, errors, fake, transforms
+from ._internals import (
+    BelowAutograd,
+    dispatch_modes,
+    forward_ad_active,
+    function_modes,
+    transforms_active,
+    without_python,
+)
+from .errors import raise_if_out_of_memory
+
+__all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul"]
+
+_library = torch.library.Library("tiled", "FRAGMENT")
+for _module in (autograd, transforms, errors, fake):
+    _module.register(_library)
+
+
+def _ways_to_call(op):
+    return op, without_python(op)
+
+
+_matmul = _ways_to_call(torch.ops.tiled.matmul.default)
+_matmul_out = _ways_to_call(torch.ops.tiled.matmul.out)
+_gemm = _ways_to_call(torch.ops.tiled.gemm_.default)
+_linear = _ways_to_call(torch.ops.tiled.linear.default)
+
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def _is_plain(*tensors):
+    """Whether no gradient, tangent, transform, mode or subclass is in play."""
+    if forward_ad_active() or transforms_active() or dispatch_modes() or function_modes():
+        return False
+    grad_mode = torch.is_grad_enabled()
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES or (grad_mode and tensor.requires_grad):
+            return False
+    return True
+
+
+def _call(ways, *tensors, **options):
+    """Calls an operator, past its Autograd key where that would find nothing to do.
+
+    The kernel at that key is Python, and finding out costs less than calling it. Likewise options
+    that have their default values are better left out.
+    """
+    op, direct = ways
+    if is_dynamo_compiling():
+        return op(*tensors, **options)
+    try:
+        if _is_plain(*tensors):
+            with BelowAutograd():
+                return direct(*tensors, **options)
+        return op(*tensors, **options)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None):
+    """The matrix product of two tensors, with the semantics of torch.matmul.
+
+    Args:
+        a: (m, k), or (k,), or a batch (..., m, k). Any strides; nothing is copied.
+        b: (k, n), or (k,), or a batch (..., k, n), of a's dtype and on its device. The batch
+            dimensions of a and b broadcast.
+        algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
+        precision: what float32 operands are computed in. "fp32" is as accurate as an fp32 SGEMM,
+            "ieee" rounds every multiply-add as IEEE 754 does, "tf32" rounds the operands to TF32.
+            Ignored for other dtypes.
+        out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
+        out: a tensor of the result's shape to write to, dtype as for out_dtype. It has no
+            gradient, may not share memory with a or b, and is never resized.
+
+    Returns:
+        The product, contiguous, or out.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that don't fit, or an unknown option; the text says
+            which and what to do.
+        torch.OutOfMemoryError: there is no memory for the result; a and b are untouched.
+
+    dtypes are float32, float64, float16 and bfloat16; the last two are summed in float32.
+
+    Example::
+
+        >>> a, b = torch.randn(8, 64, 32), torch.randn(32, 16)
+        >>> torch_tiled.matmul(a, b).shape
+        torch.Size([8, 64, 16])
+    """
+    if out is not None:
+        if out_dtype is not None and out_dtype != out.dtype:
+            raise RuntimeError(
+                f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; leave out_dtype "
+                f"away, since out has a dtype"
+            )
+        _call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
+        return out
+    if algorithm == "auto" and precision == "fp32" and out_dtype is None:
+        return _call(_matmul, a, b)
+    return _call(_matmul, a, b, algorithm=algorithm, precision=precision, out_dtype=out_dtype)
+
+
+def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+    """activation(x @ weight.T + bias) in one launch.
+
+    Where a gradient needs the activation's argument (all but "none" and "relu" do), product and
+    activation run one after the other instead.
+
+    Args:
+        x: (..., in_features), at least one dimension.
+        weight: (out_features, in_features), of x's dtype and on its device.
+        bias: (out_features,) or None.
+        activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu".
+        algorithm, precision: as for torch_tiled.matmul.
+
+    Returns:
+        (..., out_features), contiguous.
+
+    Raises:
+        RuntimeError, torch.OutOfMemoryError: as torch_tiled.matmul does.
+
+    Example::
+
+        >>> x, weight, bias = torch.randn(8, 32), torch.randn(16, 32), torch.randn(16)
+        >>> torch_tiled.linear(x, weight, bias, activation="relu").shape
+        torch.Size([8, 16])
+    """
+    if activation == "none" and algorithm == "auto" and precision == "fp32":
+        if bias is None:
+            return _call(_linear, x, weight)
+        return _call(_linear, x, weight, bias)
+    options = {"activation": activation, "algorithm": algorithm, "precision": precision}
+    if bias is None:
+        return _call(_linear, x, weight, **options)
+    return _call(_linear, x, weight, bias, **options)
+
+
+def gemm_(c, a, b, *, alpha=1, beta=1, algorithm="auto", precision="fp32"):
+    """c = alpha * a @ b + beta * c in place, the verb of BLAS.
+
+    Args:
+        c: (..., m, n), written through its strides. With beta = 0 it is not read.
+        a: (..., m, k), of c's dtype and on its device.
+        b: (..., k, n), likewise. The batch dimensions of a and b broadcast to those of c.
+        alpha, beta: numbers.
+        algorithm, precision: as for torch_tiled.matmul.
+
+    Returns:
+        c.
+
+    Raises:
+        RuntimeError: as torch_tiled.matmul does; also if a gradient or tangent would have to flow
+            through the write, if elements of c share memory, or if c shares memory with a or b.
+        torch.OutOfMemoryError: there is no memory for a workspace.
+
+    Example::
+
+        >>> c, a, b = torch.ones(4, 8), torch.randn(4, 16), torch.randn(16, 8)
+        >>> torch_tiled.gemm_(c, a, b, alpha=0.5, beta=0) is c
+        True
+    """
+    _call(_gemm, c, a, b, alpha=alpha, beta=beta, algorithm=algorithm, precision=precision)
+    return c
+
+
+def algorithms():
+    """The names that `algorithm` takes beside "auto", slowest first.
+
+    Example::
+
+        >>> torch_tiled.algorithms()
+        ['naive', 'tiled16', 'tiled32', 'tiled64', 'tiled']
+    """
+    return torch.ops.tiled.algorithms()
+
+
+class Explanation(types.SimpleNamespace):
+    """How a product would be computed: a field for each thing to know, a line for each in print."""
+
+    def __str__(self):
+        width = max(map(len, vars(self)), default=0)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in vars(self).items())
+
+
+def explain(a, b, *, algorithm="auto", precision="fp32"):
+    """What torch_tiled.matmul(a, b) would do with these operands and options, and why.
+
+    Args:
+        a, b, algorithm, precision: as for torch_tiled.matmul.
+
+    Returns:
+        An Explanation, whose fields (strings; at least `algorithm`) can be printed or read.
+
+    Raises:
+        RuntimeError: as torch_tiled.matmul does.
+
+    Example::
+
+        >>> print(torch_tiled.explain(torch.randn(512, 256), torch.randn(256, 128)))
+    """
+    facts = torch.ops.tiled.explain(a, b, algorithm=algorithm, precision=precision)
+    return Explanation(**dict(zip(facts[::2], facts[1::2], strict=True)))
