@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-import torch_tiled
 from reference import assert_within, bound, gemm_bound, linear_bound, product
+
+import torch_tiled
 
 op_db = pytest.importorskip(
     "torch.testing._internal.common_methods_invocations",

@@ -7,8 +7,9 @@ product and left out where that promises less.
 
 import pytest
 import torch
-import torch_tiled
 from reference import assert_within, bound, product
+
+import torch_tiled
 
 RUNGS = torch_tiled.algorithms()
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
