@@ -310,8 +310,11 @@ Tensor call(const char* name, const char* overload, const Args&... args) {
 }
 
 void torch_product(const Tensor& a, const Tensor& b, const Tensor& out) {
+  using torch::stable::unsqueeze;
   const ScalarType type = out.scalar_type();
-  if (a.scalar_type() == type) {
+  if (a.dim() == 1 && b.dim() == 2) {  // torch.matmul would warn that it resizes out to (1, n)
+    torch_product(unsqueeze(a, 0), b, unsqueeze(out, 0));
+  } else if (a.scalar_type() == type) {
     call("aten::matmul", "out", a, b, out);
   } else {  // halves to float32: exact products
     call("aten::matmul", "out", torch::stable::to(a, type), torch::stable::to(b, type), out);
@@ -434,7 +437,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     epilogue.bias_stride = bias->stride(0);
   }
   const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  if (is_torch_product(x, options)) {  // into its own result: linear.out resizes y and rounds twice
+  if (is_torch_product(x, options)) {
+    // Not into y, which only showed that there is memory: linear.out rounds twice.
     return torch_activation(epilogue.activation, call("aten::linear", "", x, weight, bias));
   }
   run(options, product, x, y, epilogue);

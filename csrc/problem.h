@@ -13,6 +13,12 @@
 #define HOST_DEVICE
 #endif
 
+#ifdef __CUDA_ARCH__
+#define NO_UNROLL _Pragma("unroll 1")
+#else
+#define NO_UNROLL
+#endif
+
 namespace tiled {
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
@@ -57,6 +63,7 @@ struct Problem {
 // Where matrix `index` of the batch begins, in elements from Matrix::data.
 HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix, int64_t index) {
   int64_t offset = 0;
+  NO_UNROLL  // 64-bit divisions are long: once is enough
   for (int d = batch.rank - 1; d >= 0; --d) {
     offset += index % batch.size[d] * matrix.batch_stride[d];
     index /= batch.size[d];

@@ -17,9 +17,11 @@ struct Tile {
   static constexpr int kM = 32, kN = 32;
   static constexpr int kThreads = kM * kN;
 };
+constexpr int kUnroll = 16;                     // loads of K in flight together
+constexpr int kBlocks = 2048 / Tile::kThreads;  // a multiprocessor holds all the threads it can
 
 template <typename T>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, kBlocks)
     naive_kernel(const __grid_constant__ Problem p, int64_t first_tile) {
   const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
   const int64_t row = tile.row + threadIdx.x / Tile::kN;
@@ -32,11 +34,17 @@ __global__ void __launch_bounds__(Tile::kThreads)
   b += col * p.b.col_stride;
 
   accumulator_t<T> sum = 0;
-  for (int64_t k = 0; k < p.k; ++k) {
+  auto step = [&] {
     sum = multiply_add(widen(*a), widen(*b), sum);
     a += p.a.col_stride;
     b += p.b.row_stride;
+  };
+  int64_t k = 0;
+  for (; k + kUnroll <= p.k; k += kUnroll) {
+    UNROLL
+    for (int i = 0; i < kUnroll; ++i) step();
   }
+  for (; k < p.k; ++k) step();
   store<T>(p, batch_offset(p.batch, p.c, tile.batch), row, col, sum);
 }
 

@@ -16,41 +16,73 @@
 namespace tiled::cuda {
 namespace {
 
-template <int kTile, int kDepth, int kPerThread_>
+template <int kTile, int kDepth, int kPerThread_, int kBlocks_>
 struct Tile {
   static constexpr int kM = kTile, kN = kTile, kK = kDepth;
   static constexpr int kPerThread = kPerThread_;  // rows, and columns, of C a thread
   static constexpr int kThreads = (kM / kPerThread) * (kN / kPerThread);
-  static constexpr int kPitch = kTile + kPerThread;  // a row of the padded tile in shared memory
+  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor, as registers allow, in fp32
+  // Rows of the tiles in shared memory are longer than they need be, so that a column's elements
+  // lie in different banks; vectors of four stay aligned.
+  static constexpr int kPitchA = kK + 4;
+  static constexpr int kPitchB = kN + kPerThread;
 
-  static_assert(kTile * kK % kThreads == 0, "every thread loads equally many elements of a tile");
+  static_assert(kThreads % kTile == 0 && kThreads % kK == 0 && kTile * kK % kThreads == 0,
+                "every thread loads equally many elements, in a row or a column of the tile");
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of tiles");
 };
 
-// Copies (kTile outer, kK) elements to smem[k][outer], zeros beyond the matrix. `outer` is A's row
-// or B's column. Neighbouring threads follow whichever direction lies closer in memory.
-template <class Tile, typename T>
-__device__ void load_tile(accumulator_t<T> (&smem)[Tile::kK][Tile::kPitch], const T* data,
-                          int64_t outer_stride, int64_t k_stride, int outer_left, int k_left) {
-  constexpr int kTile = Tile::kM;
-  const bool along_k = k_stride < outer_stride;
-  UNROLL
-  for (int i = 0; i < kTile * Tile::kK / Tile::kThreads; ++i) {
-    const int e = threadIdx.x + i * Tile::kThreads;
-    const int k = along_k ? e % Tile::kK : e / kTile;
-    const int outer = along_k ? e / Tile::kK : e % kTile;
-    const bool inside = outer < outer_left && k < k_left;
-    smem[k][outer] = inside ? widen(data[outer * outer_stride + k * k_stride]) : 0;
+// Copies tiles of (kOuter, kK) elements along K into shared memory, where element (outer, k) lies at
+// outer * kOuterPitch + k * kKPitch, zeros beyond the matrix. `outer` is A's row or B's column.
+// Neighbouring threads follow whichever direction lies closer in memory.
+template <class Tile, int kOuterPitch, int kKPitch, typename T>
+class Loader {
+ public:
+  // `data` points at the tile's first row (or column), of which outer_left are in the matrix.
+  __device__ Loader(const T* data, int64_t outer_stride, int64_t k_stride, int outer_left)
+      : outer_left_(outer_left), k_stride_(k_stride) {
+    const bool along_k = k_stride < outer_stride;
+    const int thread = threadIdx.x;
+    outer_ = along_k ? thread / Tile::kK : thread % kOuter;
+    k_ = along_k ? thread % Tile::kK : thread / kOuter;
+    outer_step_ = along_k ? Tile::kThreads / Tile::kK : 0;
+    k_step_ = along_k ? 0 : Tile::kThreads / kOuter;
+    data_ = data + outer_ * outer_stride + k_ * k_stride;
+    step_ = outer_step_ * outer_stride + k_step_ * k_stride;
   }
-}
+
+  // Copies the next tile, of which k_left columns (or rows) are in the matrix.
+  __device__ void load(accumulator_t<T>* smem, int k_left) {
+    UNROLL
+    for (int i = 0; i < kOuter * Tile::kK / Tile::kThreads; ++i) {
+      const int outer = outer_ + i * outer_step_;
+      const int k = k_ + i * k_step_;
+      const bool inside = outer < outer_left_ && k < k_left;
+      smem[outer * kOuterPitch + k * kKPitch] = inside ? widen(data_[i * step_]) : 0;
+    }
+    data_ += Tile::kK * k_stride_;
+  }
+
+ private:
+  static constexpr int kOuter = Tile::kM;
+  const T* data_;                // this thread's first element of the next tile
+  int outer_, k_;                // where it lies in the tile
+  int outer_step_, k_step_;      // from one of the thread's elements to the next: one of them 0
+  int64_t step_;                 // the same, in memory
+  int outer_left_;
+  int64_t k_stride_;
+};
+
+template <class Tile, typename T>  // a double takes two registers
+constexpr int kMinBlocks = Tile::kBlocks * 4 / static_cast<int>(sizeof(accumulator_t<T>));
 
 template <typename T, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
     tiled_kernel(const __grid_constant__ Problem p, int64_t first_tile) {
   using Acc = accumulator_t<T>;
   constexpr int kPer = Tile::kPerThread;
-  __shared__ alignas(16) Acc a_smem[Tile::kK][Tile::kPitch];  // (kK, kM)
-  __shared__ alignas(16) Acc b_smem[Tile::kK][Tile::kPitch];  // (kK, kN)
+  __shared__ alignas(16) Acc a_smem[Tile::kM][Tile::kPitchA];  // (kM, kK)
+  __shared__ alignas(16) Acc b_smem[Tile::kK][Tile::kPitchB];  // (kK, kN)
 
   const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
   const int row = threadIdx.x / (Tile::kN / kPer) * kPer;  // of this thread's elements in the tile
@@ -60,28 +92,27 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, tile.batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch);
-  a += tile.row * p.a.row_stride;
-  b += tile.col * p.b.col_stride;
+  Loader<Tile, Tile::kPitchA, 1, T> load_a(a + tile.row * p.a.row_stride, p.a.row_stride,
+                                           p.a.col_stride, rows_left);
+  Loader<Tile, 1, Tile::kPitchB, T> load_b(b + tile.col * p.b.col_stride, p.b.col_stride,
+                                           p.b.row_stride, cols_left);
 
   Acc total[kPer][kPer];  // of the finished chunks
   UNROLL for (auto& totals : total) UNROLL for (Acc& t : totals) t = kEmptyTotal<Acc>;
 
-  int64_t k = 0;
+  int64_t k_left = p.k;
   do {  // a chunk of the sum; one, of zeros, where K is 0
     Acc acc[kPer][kPer] = {};
-    const int64_t chunk_end = min(k + kChunk, p.k);
-    for (; k < chunk_end; k += Tile::kK) {
-      const int k_left = static_cast<int>(min(chunk_end - k, int64_t{Tile::kK}));
-      load_tile<Tile>(a_smem, a, p.a.row_stride, p.a.col_stride, rows_left, k_left);
-      load_tile<Tile>(b_smem, b, p.b.col_stride, p.b.row_stride, cols_left, k_left);
-      a += Tile::kK * p.a.col_stride;
-      b += Tile::kK * p.b.row_stride;
+    const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
+    for (int k = 0; k < chunk; k += Tile::kK) {
+      load_a.load(&a_smem[0][0], chunk - k);
+      load_b.load(&b_smem[0][0], chunk - k);
       __syncthreads();  // the tiles are there
 
       UNROLL
       for (int kk = 0; kk < Tile::kK; ++kk) {
         Acc a_frag[kPer], b_frag[kPer];
-        UNROLL for (int i = 0; i < kPer; ++i) a_frag[i] = a_smem[kk][row + i];
+        UNROLL for (int i = 0; i < kPer; ++i) a_frag[i] = a_smem[row + i][kk];
         UNROLL for (int j = 0; j < kPer; ++j) b_frag[j] = b_smem[kk][col + j];
         UNROLL for (int i = 0; i < kPer; ++i) UNROLL for (int j = 0; j < kPer; ++j) {
           acc[i][j] = multiply_add(a_frag[i], b_frag[j], acc[i][j]);
@@ -92,7 +123,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
     UNROLL for (int i = 0; i < kPer; ++i) UNROLL for (int j = 0; j < kPer; ++j) {
       total[i][j] += acc[i][j];
     }
-  } while (k < p.k);
+    k_left -= chunk;
+  } while (k_left > 0);
 
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
   UNROLL for (int i = 0; i < kPer; ++i) UNROLL for (int j = 0; j < kPer; ++j) {
@@ -110,8 +142,8 @@ void launch(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_tiled16(const Problem& p, const Context& context) { launch<Tile<16, 16, 1>>(p, context); }
-void launch_tiled32(const Problem& p, const Context& context) { launch<Tile<32, 32, 1>>(p, context); }
-void launch_tiled64(const Problem& p, const Context& context) { launch<Tile<64, 16, 4>>(p, context); }
+void launch_tiled16(const Problem& p, const Context& context) { launch<Tile<16, 16, 1, 6>>(p, context); }
+void launch_tiled32(const Problem& p, const Context& context) { launch<Tile<32, 32, 1, 2>>(p, context); }
+void launch_tiled64(const Problem& p, const Context& context) { launch<Tile<64, 16, 4, 3>>(p, context); }
 
 }  // namespace tiled::cuda
