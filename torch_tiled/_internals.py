@@ -51,6 +51,7 @@ __all__ = [
     "SingleLevelFunction",
     "allow_single_level_function",
     "apply_vmap_rule",
+    "argument_names",
     "current_interpreter",
     "dispatch_modes",
     "forward_ad_active",
@@ -69,3 +70,7 @@ def forward_ad_active():
 def without_python(overload):
     """The callable inside an OpOverload: the same call, less one Python frame."""
     return overload._op
+
+
+def argument_names(overload):
+    return [argument.name for argument in overload._schema.arguments]
