@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <functional>
 #include <initializer_list>
 #include <optional>
@@ -43,28 +44,22 @@ using torch::stable::Tensor;
 
 std::string dtype_name(ScalarType type) {
   switch (type) {
-    case ScalarType::Bool: return "torch.bool";
     case ScalarType::Byte: return "torch.uint8";
     case ScalarType::Char: return "torch.int8";
     case ScalarType::Short: return "torch.int16";
     case ScalarType::Int: return "torch.int32";
     case ScalarType::Long: return "torch.int64";
-    case ScalarType::UInt16: return "torch.uint16";
-    case ScalarType::UInt32: return "torch.uint32";
-    case ScalarType::UInt64: return "torch.uint64";
     case ScalarType::Half: return "torch.float16";
-    case ScalarType::BFloat16: return "torch.bfloat16";
     case ScalarType::Float: return "torch.float32";
     case ScalarType::Double: return "torch.float64";
     case ScalarType::ComplexHalf: return "torch.complex32";
     case ScalarType::ComplexFloat: return "torch.complex64";
     case ScalarType::ComplexDouble: return "torch.complex128";
-    case ScalarType::Float8_e5m2: return "torch.float8_e5m2";
-    case ScalarType::Float8_e4m3fn: return "torch.float8_e4m3fn";
-    case ScalarType::Float8_e5m2fnuz: return "torch.float8_e5m2fnuz";
-    case ScalarType::Float8_e4m3fnuz: return "torch.float8_e4m3fnuz";
-    default: return torch::headeronly::toString(type);
+    default: break;  // Python's name is C++'s in lower case
   }
+  std::string name = torch::headeronly::toString(type);
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  return "torch." + name;
 }
 
 std::string device_name(const Tensor& x) {
@@ -127,7 +122,13 @@ void check_same_dtype(const char* op, Named x, Named y) {
                "; convert one of them so that both have one dtype");
 }
 
+void check_given(const char* op, Named x) {
+  if (!x.tensor.defined()) fail(op, std::string(x.name) + " is None; it must be a tensor");
+}
+
 void check_same_device(const char* op, Named x, Named y) {
+  check_given(op, x);
+  check_given(op, y);
   const bool known = (x.tensor.is_cuda() || x.tensor.is_cpu()) &&
                      (y.tensor.is_cuda() || y.tensor.is_cpu());
   if (known && x.tensor.is_cuda() == y.tensor.is_cuda() &&
@@ -433,9 +434,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     epilogue.bias_stride = bias->stride(0);
   }
   const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  if (is_torch_product(x, options)) {
-    call("aten::linear", "out", x, weight, bias, y);
-    return torch_activation(epilogue.activation, y);
+  if (is_torch_product(x, options)) {  // into its own result: linear.out resizes y and rounds twice
+    return torch_activation(epilogue.activation, call("aten::linear", "", x, weight, bias));
   }
   run(options, product, x, y, epilogue);
   return y;

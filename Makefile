@@ -1,0 +1,72 @@
+# Everything runs in .venv, which the first target that needs it makes. On a bare machine:
+# git, make, g++ and Python 3.11 or later; nvcc and a GPU where CUDA is wanted.
+
+PYTHON ?= python3
+VENV := .venv
+IN := $(VENV)/bin/python
+FORMATTERS := clang-format==19.1.7 ruff==0.15.0
+CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh)
+
+# nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
+export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
+
+.PHONY: help build test bench format lint sass profile clean
+
+help:
+	@echo 'make test  [ARGS="-k naive"]         run the tests'
+	@echo 'make bench [ARGS="--suite square"]   measure against torch.matmul'
+	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
+	@echo 'make format, make lint               format the sources, check them'
+	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
+	@echo 'make profile KERNEL=tiled            what Nsight Compute says of one rung at 4096^3'
+	@echo 'make clean                           delete what was built (.venv stays)'
+
+$(VENV)/made: tools/make_venv.py
+	$(PYTHON) tools/make_venv.py
+	@touch $@
+
+$(VENV)/formatters: $(VENV)/made Makefile
+	$(IN) -m pip install --quiet $(FORMATTERS)
+	@touch $@
+
+build: $(VENV)/made
+	$(IN) setup.py --quiet build_ext --inplace
+
+test: build
+	$(IN) -m pytest $(ARGS)
+
+bench: build
+	$(IN) benchmarks/bench_matmul.py $(ARGS)
+
+format: $(VENV)/formatters
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+	$(VENV)/bin/ruff check --fix --quiet .
+	$(VENV)/bin/ruff format --quiet .
+
+lint: $(VENV)/formatters
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+sass: build
+	$(if $(KERNEL),,$(error Say which kernel: make sass KERNEL=naive))
+	@cuobjdump --dump-sass torch_tiled/_C.so | c++filt -p | \
+	  awk '/^Fatbin/ { on = 0 } /^arch =/ { arch = $$3 } \
+	       /Function :/ { on = /$(KERNEL)/; if (on) print arch } on'
+
+define PROFILE
+import torch, torch_tiled
+a = torch.randn(4096, 4096, device="cuda")
+torch_tiled.matmul(a, a, algorithm="$(KERNEL)")
+torch.cuda.profiler.start()
+torch_tiled.matmul(a, a, algorithm="$(KERNEL)")
+torch.cuda.profiler.stop()
+endef
+export PROFILE
+
+profile: build
+	$(if $(KERNEL),,$(error Say which rung: make profile KERNEL=tiled))
+	ncu --set full --import-source on --profile-from-start off $(IN) -c "$$PROFILE"
+
+clean:
+	rm -rf build dist *.egg-info torch_tiled/_C.so

@@ -1,0 +1,270 @@
+"""Measures torch_tiled.matmul against the vendor's: cuBLAS on CUDA, torch.matmul on a CPU.
+
+    python benchmarks/bench_matmul.py
+    python benchmarks/bench_matmul.py --suite square skinny --json results.json
+    python benchmarks/bench_matmul.py --readme benchmarks/results/h200.json
+
+measure.py says how it times, check.py what it demands of a result before reporting its time.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+# For a package that is built in place and not installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+import machine
+import readme
+import report
+from check import check, full_precision_peer
+from measure import clock_name, operand_sets, raise_clocks, side_by_side
+from shapes import LAYOUTS, SUITES, Shape
+
+import torch_tiled
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+PRECISIONS = ("fp32", "ieee", "tf32")
+
+
+class Declined(Exception):
+    """The op does not take a problem, or it does not fit in memory; the message says why."""
+
+
+class Wrong(Exception):
+    """A result is outside the bound; the message says where."""
+
+
+@dataclass(frozen=True)
+class Job:
+    suite: str
+    shape: Shape
+    dtype: str
+    precision: str
+    algorithm: str
+
+    def __str__(self) -> str:
+        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        return f"{self.dtype}{precision} {self.shape} {self.algorithm}"
+
+
+@dataclass
+class Run:
+    """What a run has found so far."""
+
+    results: list[tuple[str, dict]] = field(default_factory=list)
+    declined: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def save(self, path: Path, header: dict) -> None:
+        header = header | {
+            "geometric_means": report.geometric_means(self.results),
+            "declined": self.declined,
+            "refused": self.refused,
+        }
+        rows = [row for _, row in self.results]
+        path.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n")
+
+
+def plan(args: argparse.Namespace) -> list[Job]:
+    """Every measurement asked for; those on the same operands stand together."""
+    rungs = [*torch_tiled.algorithms(), "auto"]
+    jobs = []
+    for suite in args.suite:
+        for dtype in args.dtype:
+            # The op reads `precision` for float32 alone.
+            precisions = args.precision if dtype == "float32" else ["fp32"]
+            for shape in _in_layouts(SUITES[suite].shapes, args.layout):
+                every_rung = suite == "smoke" or (shape.ladder and args.device == "cuda")
+                algorithms = args.algorithm or (rungs if every_rung else ["auto"])
+                jobs += [
+                    Job(suite, shape, dtype, precision, algorithm)
+                    for precision in precisions
+                    for algorithm in algorithms
+                ]
+    return jobs
+
+
+def _in_layouts(shapes: tuple[Shape, ...], layouts: list[str] | None) -> Iterator[Shape]:
+    """The shapes as they are, or each size once in each of the layouts asked for."""
+    if layouts is None:
+        yield from shapes
+        return
+    sizes = dict.fromkeys(replace(shape, layout="NN", what="") for shape in shapes)
+    for shape in sizes:
+        for layout in layouts:
+            yield replace(shape, layout=layout)
+
+
+def measure(job: Job, sets: list, *, seconds: float, repeats: int) -> dict:
+    """The row of one job. Raises Declined or Wrong where there is none to report."""
+    ways = {"algorithm": job.algorithm, "precision": job.precision}
+    ours = partial(torch_tiled.matmul, **ways)
+    with full_precision_peer(job.precision):
+        try:
+            verdict = check(ours, torch.matmul, *sets[0], **ways)
+            if verdict.fault:
+                raise Wrong(f"{verdict.fault}; its time is not reported")
+            us, peer_us = side_by_side(ours, torch.matmul, sets, seconds=seconds, repeats=repeats)
+        except torch.OutOfMemoryError as error:
+            raise Declined(f"does not fit in memory: {error}") from error
+        except RuntimeError as error:
+            if not str(error).startswith("tiled::"):
+                raise
+            raise Declined(str(error)) from error
+    shape = job.shape
+    return {
+        "op": "matmul",
+        "dtype": job.dtype,
+        "precision": job.precision,
+        "algorithm": job.algorithm,
+        "layout": shape.layout,
+        "batch": shape.batch,
+        "m": shape.m,
+        "n": shape.n,
+        "k": shape.k,
+        "us": us.median,
+        "us_p10": us.p10,
+        "us_p90": us.p90,
+        "tflops": shape.flops / us.median / 1e6,
+        "peer": "cuBLAS" if sets[0][0].is_cuda else "torch.matmul",
+        "peer_us": peer_us.median,
+        "ratio": peer_us.median / us.median,
+        "error": verdict.error,
+        "peer_error": verdict.peer_error,
+    }
+
+
+def measure_all(jobs: list[Job], args: argparse.Namespace, console, run: Run) -> None:
+    """Adds to `run` job by job, so that what was found survives an interruption."""
+    device = torch.device(args.device)
+    held, sets = None, []
+    with report.Steps(console, len(jobs)) as steps:
+        for job in jobs:
+            steps.begin(str(job))
+            try:
+                if held != (job.shape, job.dtype):
+                    sets.clear()
+                    held = (job.shape, job.dtype)
+                    sets = operand_sets(job.shape, DTYPES[job.dtype], device)
+                row = measure(job, sets, seconds=args.seconds, repeats=args.repeats)
+            except Wrong as error:
+                run.refused.append(f"{job} is wrong: {error}.")
+                steps.finish(run.refused[-1])
+            except Declined as error:
+                run.declined.append(f"{job} was not measured: {error}")
+                steps.finish(run.declined[-1])
+            else:
+                run.results.append((job.suite, row))
+                steps.finish(f"{job}: {report.sentence(row)}")
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    option = parser.add_argument
+    option("--suite", nargs="+", choices=SUITES, help="default: smoke")
+    option("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    option("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of float32")
+    option("--algorithm", nargs="+", help="default: in the smoke suite every rung, else auto")
+    option("--layout", nargs="+", choices=LAYOUTS, help="default: each shape in its own")
+    option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    option("--seconds", type=float, default=0.2, help="for each row, the peer's share included")
+    option("--repeats", type=int, default=5, help="the fewest passes of each, whatever they take")
+    option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
+    option("--json", type=Path, metavar="PATH", help="write the results there")
+    option("--commit", help="the sources' commit for the results, where they have no .git")
+    option("--readme", type=Path, metavar="RESULTS", help="write the README's table, run nothing")
+    option("--list", action="store_true", help="print the suites, run nothing")
+    args = parser.parse_args(argv)
+
+    known = [*torch_tiled.algorithms(), "auto"]
+    unknown = [name for name in args.algorithm or [] if name not in known]
+    if unknown:
+        parser.error(f"no algorithm is called {unknown[0]}; there are {', '.join(known)}.")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
+    if not args.seconds > 0:
+        parser.error(f"--seconds is {args.seconds}; it must be more than 0.")
+    if args.repeats < 1:
+        parser.error(f"--repeats is {args.repeats}; it must be at least 1.")
+    if args.json and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json is {args.json}; the folder {args.json.parent} does not exist.")
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.suite = args.suite or ([] if args.overhead else ["smoke"])
+    return args
+
+
+def print_suites(console) -> None:
+    for name, suite in SUITES.items():
+        console.print(f"{name}: {suite.description}", style="bold")
+        for shape in suite.shapes:
+            console.print(f"  {shape}  {shape.what}".rstrip())
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    console = report.make_console()
+    if args.list:
+        print_suites(console)
+        return 0
+    if args.readme:
+        try:
+            readme.write_results(args.readme, machine.ROOT / "README.md")
+        except readme.ReadmeError as error:
+            console.print(str(error), markup=False)
+            return 1
+        return 0
+    return bench(args, console, shlex.join(sys.argv if argv is None else [__file__, *argv]))
+
+
+def bench(args: argparse.Namespace, console, command_line: str) -> int:
+    device = torch.device(args.device)
+    header = machine.describe(device, command_line, args.commit)
+    header["timing"] = {
+        "clock": clock_name(device),
+        "seconds": args.seconds,
+        "repeats": args.repeats,
+    }
+    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
+    raise_clocks(device)
+    header["clocks_before"] = machine.clocks(device)
+    run = Run()
+    interrupted = False
+    try:
+        if args.overhead:
+            header["overhead_us"] = machine.overhead_us(device)
+            report.print_overhead(console, header["overhead_us"])
+        measure_all(plan(args), args, console, run)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        header["clocks_after"] = machine.clocks(device)
+        if args.json:
+            run.save(args.json, header)
+    report.print_tables(console, run.results)
+    report.print_means(console, report.geometric_means(run.results))
+    for sentence in (*run.declined, *run.refused):
+        console.print(sentence, markup=False)
+    if interrupted:
+        console.print("Interrupted: this is what was measured before.")
+        return 130
+    if args.suite and not run.results:
+        console.print("Nothing was measured.")
+        return 1
+    return 1 if run.refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What a benchmark ran on: the header of a results file, and the host's time of a call."""
+
+import datetime
+import platform
+import statistics
+import subprocess
+from pathlib import Path
+
+import torch
+from torch.utils.benchmark import Timer
+
+import torch_tiled
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, or None where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _nvidia_smi(device: torch.device, *fields: str) -> list[str] | None:
+    if device.type != "cuda":
+        return None
+    uuid = torch.cuda.get_device_properties(device).uuid
+    query = f"--query-gpu={','.join(fields)}"
+    line = _output("nvidia-smi", f"--id=GPU-{uuid}", query, "--format=csv,noheader,nounits")
+    return line.split(", ") if line else None
+
+
+def clocks(device: torch.device) -> dict | None:
+    """Clocks in MHz, power in W and temperature in degrees now; None on a CPU."""
+    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+    values = _nvidia_smi(device, *fields)
+    if values is None:
+        return None
+    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
+    return {name: _number(value) for name, value in zip(names, values, strict=True)}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
+
+
+def _git_state(commit: str | None) -> tuple[str | None, bool | None]:
+    """The commit of the sources, and whether they differ from it; None where nothing tells."""
+    top = _output("git", "-C", str(ROOT), "rev-parse", "--show-toplevel")
+    if commit or top is None or Path(top) != ROOT:  # a copy may lie in a repository of its own
+        return commit, None
+    changes = _output("git", "-C", str(ROOT), "status", "--porcelain")
+    return _output("git", "-C", str(ROOT), "rev-parse", "HEAD"), changes != ""
+
+
+def describe(device: torch.device, command_line: str, commit: str | None = None) -> dict:
+    """The part of the header that is known before anything has run."""
+    driver = _nvidia_smi(device, "driver_version")
+    git_commit, git_dirty = _git_state(commit)
+    return {
+        "device": device_name(device),
+        "driver": driver[0] if driver else None,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "torch_tiled": torch_tiled.__version__,
+        "git_commit": git_commit,
+        "git_dirty": git_dirty,
+        "command_line": command_line,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def overhead_us(device: torch.device, batches: int = 51, calls: int = 1000) -> dict[str, float]:
+    """Wall time of one call on 8x8 tensors that need no gradient, its launch included.
+
+    The median over batches of calls; the ways to call take turns, batch by batch.
+    """
+    a, b = (torch.randn(8, 8, device=device) for _ in range(2))
+    names = ("torch.mm", "torch_tiled.matmul", "torch.ops.tiled.matmul")
+    scope = {"torch": torch, "torch_tiled": torch_tiled, "a": a, "b": b}
+    timers = {name: Timer(f"{name}(a, b)", globals=scope) for name in names}
+    seconds = {name: [] for name in names}
+    for _ in range(batches):
+        for name, timer in timers.items():
+            seconds[name].append(timer.timeit(calls).mean)
+    return {name: statistics.median(times) * 1e6 for name, times in seconds.items()}

@@ -1,0 +1,145 @@
+"""Times two functions side by side on operands that are not in the cache.
+
+Every call has another one of several sets of operands. A pass is a few calls; a pass of ours and
+one of the peer's take turns, so that a clock that drifts drifts for both. The time of a call is
+that of its pass over the calls in it; median, p10 and p90 are over passes.
+
+On CUDA a pass is one replay of a captured graph, a call on each set, between two events: the
+host's time is not in it. The L2 cache is swept before each pass. On a CPU a pass is as many calls
+as the host's clock needs, and what keeps the operands cold is the number of sets alone.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from shapes import Shape
+
+Operands = tuple[torch.Tensor, torch.Tensor]
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+MOST_SETS = 64
+MOST_PASSES = 200
+HOST_PASS_US = 1000  # long against the clock's own cost
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Microseconds of one call."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+def clock_name(device: torch.device) -> str:
+    return "graph" if device.type == "cuda" else "perf_counter"
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The last cache before memory: L2 of a GPU, L3 of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # "32768K"
+    return int(size.read_text().strip().removesuffix("K")) * 1024 if size.exists() else 2**25
+
+
+def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Operands]:
+    """Random normal operands, in as many sets as twice the cache holds, from 2 to MOST_SETS."""
+    bytes_each = shape.batch * (shape.m + shape.n) * shape.k * dtype.itemsize
+    count = min(MOST_SETS, max(2, -(-2 * cache_bytes(device) // bytes_each)))
+    generator = torch.Generator(device).manual_seed(0)
+    batch = (shape.batch,) if shape.batch > 1 else ()
+
+    def stored(rows: int, columns: int, layout: str) -> torch.Tensor:
+        size = (rows, columns) if layout == "N" else (columns, rows)
+        values = torch.randn(*batch, *size, dtype=dtype, device=device, generator=generator)
+        return values if layout == "N" else values.mT
+
+    return [
+        (stored(shape.m, shape.k, shape.layout[0]), stored(shape.k, shape.n, shape.layout[1]))
+        for _ in range(count)
+    ]
+
+
+class _HostPasses:
+    def __init__(self, function: Product, sets: list[Operands]):
+        self._function = function
+        self._sets = itertools.cycle(sets)
+        self._us: list[float] = []
+        self._calls = 1
+        self.run()
+        self._calls = min(len(sets), max(1, int(HOST_PASS_US / self.take()[0])))
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        for a, b in itertools.islice(self._sets, self._calls):
+            self._function(a, b)
+        self._us.append((time.perf_counter() - start) * 1e6 / self._calls)
+
+    def take(self) -> list[float]:
+        """Microseconds a call of every pass since the last take."""
+        us, self._us = self._us, []
+        return us
+
+
+class _GraphPasses:
+    def __init__(self, function: Product, sets: list[Operands]):
+        function(*sets[0])  # a first call may load code, which a capture cannot hold
+        self._calls = len(sets)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for a, b in sets:
+                function(a, b)
+        self._sweep = torch.ones(2 * cache_bytes(sets[0][0].device) // 4, device="cuda")
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self) -> None:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._sweep.sum()  # reads, since lines written would still have to leave the cache
+        start.record()
+        self._graph.replay()
+        end.record()
+        self._events.append((start, end))
+
+    def take(self) -> list[float]:
+        """Microseconds a call of every pass since the last take."""
+        torch.cuda.synchronize()
+        events, self._events = self._events, []
+        return [start.elapsed_time(end) * 1e3 / self._calls for start, end in events]
+
+
+def side_by_side(
+    ours: Product, peer: Product, sets: list[Operands], *, seconds: float, repeats: int
+) -> tuple[Spread, Spread]:
+    """Times both for about `seconds` together, in at least `repeats` passes of each."""
+    passes = _GraphPasses if sets[0][0].is_cuda else _HostPasses
+    both = (passes(ours, sets), passes(peer, sets))
+    start = time.perf_counter()
+    for each in both:
+        each.run()
+        each.take()
+    one_round = time.perf_counter() - start
+    for _ in range(min(MOST_PASSES, max(repeats, int(seconds / one_round)))):
+        for each in both:
+            each.run()
+    return _spread(both[0].take()), _spread(both[1].take())
+
+
+def _spread(us: list[float]) -> Spread:
+    points = torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)
+    return Spread(*torch.tensor(us, dtype=torch.float64).quantile(points).tolist())
+
+
+def raise_clocks(device: torch.device, seconds: float = 0.5) -> None:
+    """Keeps a GPU busy until it has left its idle clocks."""
+    if device.type != "cuda":
+        return
+    a = torch.randn(4096, 4096, device=device)
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        a @ a
+        torch.cuda.synchronize()

@@ -1,0 +1,106 @@
+"""Writes the README's results from a results file."""
+
+import json
+from pathlib import Path
+
+BEGIN = "<!-- results:begin -->"
+END = "<!-- results:end -->"
+
+
+class ReadmeError(Exception):
+    """The README or the results file is not what the writer needs; the message says why."""
+
+
+def write_results(results: Path, readme: Path) -> None:
+    """Replaces what stands between the two markers of `readme` by the tables of `results`."""
+    try:
+        measured = json.loads(results.read_text())
+        text = readme.read_text()
+    except OSError as error:
+        raise ReadmeError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    except json.JSONDecodeError as error:
+        raise ReadmeError(f"{results} is not a JSON file: {error}.") from error
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
+        raise ReadmeError(f"{readme} must hold {BEGIN} once, and {END} once after it.")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    readme.write_text(f"{before}{BEGIN}\n{markdown(measured)}\n{END}{after}")
+
+
+def markdown(measured: dict) -> str:
+    """The square products one by one, and the mean of everything measured."""
+    header, rows = measured["header"], measured["rows"]
+    parts = [_caption(header)]
+    squares = [row for row in rows if row["m"] == row["n"] == row["k"] and row["batch"] == 1]
+    if squares:
+        parts.append(_squares(squares))
+    if header["geometric_means"]:
+        parts.append("Geometric means of the ratio, by suite:")
+        parts.append(_means(header["geometric_means"]))
+    if header.get("overhead_us"):
+        parts.append(_overhead(header["overhead_us"]))
+    return "\n\n".join(parts)
+
+
+def _caption(header: dict) -> str:
+    versions = [f"torch {header['torch']}"]
+    if header["cuda"]:
+        versions += [f"CUDA {header['cuda']}", f"driver {header['driver']}"]
+    if header["git_commit"]:
+        versions.append(f"commit {header['git_commit'][:10]}")
+    return (
+        f"Measured on {header['device']} ({', '.join(versions)}) at {header['time']} by "
+        f"`{header['command_line']}`. The time is the median of a call, the ratio that of the "
+        "peer's time to ours, and the errors are relative Frobenius errors against float64."
+    )
+
+
+def _table(headings: list[str], left: int, rows: list[list[str]]) -> str:
+    """A Markdown table, its first `left` columns aligned to the left and the rest to the right."""
+    rule = ["---"] * left + ["---:"] * (len(headings) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
+
+
+def _squares(rows: list[dict]) -> str:
+    peer = rows[0]["peer"]
+    headings = ["dtype", "precision", "layout", "kernel", "m = n = k", "us", "TFLOP/s"]
+    headings += [f"{peer}, TFLOP/s", "ratio", "error", f"{peer}'s error"]
+    return _table(
+        headings,
+        4,
+        [
+            [
+                row["dtype"],
+                row["precision"],
+                row["layout"],
+                f"`{row['algorithm']}`",
+                str(row["m"]),
+                f"{row['us']:.1f}",
+                f"{row['tflops']:.3g}",
+                f"{row['tflops'] / row['ratio']:.3g}",
+                f"{row['ratio']:.2f}",
+                f"{row['error']:.1e}",
+                f"{row['peer_error']:.1e}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _means(means: list[dict]) -> str:
+    keys = ["suite", "dtype", "precision", "algorithm"]
+    return _table(
+        ["suite", "dtype", "precision", "kernel", "products", "ratio"],
+        4,
+        [
+            [*(mean[key] for key in keys), str(mean["rows"]), f"{mean['ratio']:.2f}"]
+            for mean in means
+        ],
+    )
+
+
+def _overhead(us: dict[str, float]) -> str:
+    calls = ", ".join(
+        f"`{name}` {value:.1f} us ({value / us['torch.mm']:.2f}x)" for name, value in us.items()
+    )
+    return f"Wall time of a call on 8x8 tensors, launch included, no gradient needed: {calls}."

@@ -1,0 +1,252 @@
+"""Builds torch_tiled/_C.so: one file for every Python, and for every torch from 2.11 on.
+
+It uses only torch's stable ABI, needs no symbol of Python's, and brings CUDA's runtime along: so
+it can be built here and run there, without a GPU, against a torch without CUDA.
+
+    TORCH_TILED_CUDA=0|1|auto   without CUDA; with it or fail; with it where nvcc is (the default)
+    MAX_JOBS=N                  compilers to run at a time (default: one a core)
+    DEBUG=1                     no optimisation, debug information for host and device
+    CI=true                     a warning, a register spill or serialised wgmmas fail the build
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, PlatformError
+
+ROOT = Path(__file__).resolve().parent
+OBJECTS = ROOT / "build" / "objects"  # wherever the result goes: every kind of build shares them
+
+DEBUG = os.environ.get("DEBUG") == "1"
+STRICT = os.environ.get("CI") == "true"
+JOBS = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0))
+CXX = os.environ.get("CXX", "g++")
+
+OLDEST_TORCH = (2, 11)
+OLDEST_CUDA = (12, 0)
+
+# A fixed list, whatever GPU is in sight: Ampere's code, which Ada runs too, with PTX for what
+# comes after Hopper; and Hopper's own. A file named *_sm80.cu or *_sm90.cu wants only the one.
+ARCHITECTURES = {
+    "_sm80": ["-gencode=arch=compute_80,code=[compute_80,sm_80]"],
+    "_sm90": ["-gencode=arch=compute_90a,code=sm_90a"],
+}
+
+# No compiler contracts a*b+c: a fused multiply-add is written where it is meant, so that the
+# same source gives the same bits on the host and on the device.
+COMMON_FLAGS = [
+    "-std=c++20",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",  # OLDEST_TORCH
+    *(["-O0", "-g"] if DEBUG else ["-O3"]),
+]
+HOST_FLAGS = [
+    *("-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"),
+    *(["-Werror"] if STRICT else []),
+]
+DEVICE_FLAGS = [
+    *("--fmad=false", "-Xptxas=-v"),
+    *(["-G"] if DEBUG else ["-lineinfo"]),
+    *(["-Werror=all-warnings"] if STRICT else []),
+]
+LINK_FLAGS = ["--no-undefined", "--exclude-libs=ALL"]
+
+
+def say(line: str) -> None:
+    print(f"torch_tiled: {line}", flush=True)
+
+
+def torch_folders() -> tuple[str, str]:
+    """Where torch's headers and its libraries are."""
+    remedy = "Install torch 2.11 or later, then build with --no-build-isolation."
+    try:
+        import torch
+        from torch.utils.cpp_extension import include_paths, library_paths
+    except ImportError as error:
+        raise PlatformError(f"torch_tiled builds against torch ({error}). {remedy}") from error
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        raise PlatformError(f"torch_tiled needs a newer torch than {torch.__version__}. {remedy}")
+    return include_paths()[0], library_paths()[0]
+
+
+def find_nvcc() -> str | None:
+    """CUDA_HOME decides where it is set; then PATH; then the usual place."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        return shutil.which("nvcc", path=f"{home}/bin")
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def choose_nvcc() -> str | None:
+    """The nvcc to build with, or None for a build without CUDA."""
+    wish = os.environ.get("TORCH_TILED_CUDA", "auto")
+    if wish not in ("0", "1", "auto"):
+        raise PlatformError(f"TORCH_TILED_CUDA is {wish!r}; it must be 0, 1 or auto.")
+    if wish == "0":
+        say("building for CPU only, because TORCH_TILED_CUDA is 0.")
+        return None
+
+    oldest = ".".join(map(str, OLDEST_CUDA))
+    nvcc = find_nvcc()
+    trouble = "no nvcc was found"
+    if nvcc:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        release = re.search(r"release (\d+)\.(\d+)", text)
+        if release and tuple(map(int, release.groups())) >= OLDEST_CUDA:
+            say(f"building for CPU and CUDA with {nvcc} {'.'.join(release.groups())}.")
+            return nvcc
+        trouble = f"{nvcc} is older than {oldest}"
+    remedy = f"install the CUDA toolkit ({oldest} or later) and set CUDA_HOME to its folder"
+    if wish == "1":
+        raise PlatformError(
+            f"TORCH_TILED_CUDA is 1, but {trouble}: {remedy}, or build for CPU only with "
+            "TORCH_TILED_CUDA=0."
+        )
+    say(f"building for CPU only, because {trouble}; for CUDA, {remedy}, and build again.")
+    return None
+
+
+def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
+    """What there is to compile: the kernels first, which take longest.
+
+    Without nvcc that is neither the kernels nor cuda_*.cpp, which call CUDA's runtime.
+    """
+    flags = [*COMMON_FLAGS, f"-I{ROOT / 'csrc'}", "-isystem", torch_headers]
+    sources = sorted([*ROOT.glob("csrc/cpu/*.cpp"), *ROOT.glob("csrc/*.cpp")])
+    if nvcc is None:
+        host = [path for path in sources if not path.name.startswith("cuda_")]
+        return [Compilation(path, [CXX, *flags, *HOST_FLAGS]) for path in host]
+
+    # nvcc hands the .cpp files on to the host's compiler, along with the toolkit's headers.
+    command = [nvcc, "-ccbin", CXX, *flags, "-DTORCH_TILED_WITH_CUDA", *DEVICE_FLAGS]
+    command += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
+    plan = []
+    for path in sorted(ROOT.glob("csrc/kernels/*.cu")):
+        only = ARCHITECTURES.get(path.stem[-5:])
+        plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
+    return plan + [Compilation(path, command) for path in sources]
+
+
+class Compilation:
+    """One source file, its object, and the command that makes the one of the other."""
+
+    def __init__(self, source: Path, command: list[str]):
+        self.name = str(source.relative_to(ROOT))
+        self.object = OBJECTS / f"{self.name}.o"
+        self.dependencies = OBJECTS / f"{self.name}.d"
+        self.stamp = OBJECTS / f"{self.name}.command"  # written when the object is good
+        self.command = [*command, "-MD", "-MF", str(self.dependencies)]
+        self.command += ["-c", str(source), "-o", str(self.object)]
+
+    def is_current(self) -> bool:
+        """Whether this very command made the object, from files that are no newer than it."""
+        try:
+            if self.stamp.read_text() != shlex.join(self.command):
+                return False
+            rule = self.dependencies.read_text().replace("\\\n", " ")
+            files = shlex.split(rule.partition(":")[2])
+            made = self.object.stat().st_mtime
+            return all(os.stat(file).st_mtime <= made for file in files)
+        except FileNotFoundError:
+            return False
+
+    def run(self) -> str:
+        """Compiles, and returns what there is to tell."""
+        self.stamp.unlink(missing_ok=True)
+        self.object.parent.mkdir(parents=True, exist_ok=True)
+        report, faults = read_compiler(run(self.command))
+        if faults and STRICT:
+            raise CompileError("\n".join([self.name, *report, *faults]))
+        self.stamp.write_text(shlex.join(self.command))
+        return "\n".join([self.name, *report, *faults])
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise CompileError(f"{shlex.join(command)}\n{done.stdout}")
+    return done.stdout
+
+
+def read_compiler(output: str) -> tuple[list[str], list[str]]:
+    """A compiler's output: one line a kernel with its registers and spills, then the faults."""
+    if shutil.which("c++filt"):
+        filter = subprocess.run(["c++filt", "-p"], input=output, capture_output=True, text=True)
+        output = filter.stdout
+    report, faults = [], []
+    kernel = arch = spilled = None
+    for line in output.splitlines():
+        if found := re.search(r"Compiling entry function '(.+)' for '(.+)'", line):
+            kernel = re.sub(r"(\(anonymous namespace\)|\w+)::", "", found[1])
+            arch = found[2]
+        elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            spilled = sum(map(int, found.groups()))
+        elif kernel and (found := re.search(r"Used (\d+) registers", line)):
+            report.append(f"  {arch:6} {found[1]:>3} registers {spilled:>4} B spilled  {kernel}")
+            if spilled and not DEBUG:
+                faults.append(f"  {kernel} spills {spilled} bytes of registers on {arch}.")
+            kernel = None
+        elif "Potential Performance Loss" in line:  # ptxas serialised wgmmas
+            faults.append(f"  {line}")
+        elif line.strip() and not line.startswith("ptxas info"):
+            report.append(f"  {line}")
+    return report, faults
+
+
+class BuildObject(build_ext):
+    """Compiles what has changed, several files at a time, and links torch_tiled/_C.so.
+
+    torch's own BuildExtension has one set of flags for all .cu files, follows the headers they
+    include only under ninja with a CUDA build of torch, and refuses an nvcc whose major version
+    is not torch's, which is nothing to an object that brings its own CUDA runtime.
+    """
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", "/") + ".so"
+
+    def build_extension(self, extension: Extension) -> None:
+        torch_headers, torch_libraries = torch_folders()
+        nvcc = choose_nvcc()
+        plan = compilations(nvcc, torch_headers)
+        stale = [each for each in plan if not each.is_current()]
+        say(f"{len(stale)} of {len(plan)} files to compile.")
+        with ThreadPoolExecutor(JOBS) as pool:
+            try:
+                for done in as_completed([pool.submit(each.run) for each in stale]):
+                    print(done.result(), flush=True)
+            except CompileError:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if nvcc:
+            command = [nvcc, "-ccbin", CXX, "-cudart=static", "-nodlink"]
+            command += [f"-Xlinker={flag}" for flag in LINK_FLAGS]
+        else:
+            command = [CXX, *(f"-Wl,{flag}" for flag in LINK_FLAGS)]
+        command += ["-shared", "-o", str(target), *(str(each.object) for each in plan)]
+        run([*command, f"-L{torch_libraries}", "-ltorch_cpu"])
+        say(f"linked {target}.")
+
+
+class AnyPythonWheel(bdist_wheel):
+    """A wheel for every Python 3: the object knows nothing of the Python that loads it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+if __name__ == "__main__":
+    setup(
+        license="BSD-3-Clause",  # pyproject.toml spells it one way for old setuptools, one for new
+        ext_modules=[Extension("torch_tiled._C", sources=[])],
+        cmdclass={"build_ext": BuildObject, "bdist_wheel": AnyPythonWheel},
+    )

@@ -1,0 +1,282 @@
+"""The benchmark and the example: what they measure, refuse, write and print."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_tiled
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+import bench_matmul
+import machine
+import readme
+import report
+import shapes
+
+ROW_KEYS = "op dtype precision algorithm layout batch m n k us us_p10 us_p90 tflops"
+ROW_KEYS += " peer peer_us ratio error peer_error"
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path, capsys):
+    """Runs the benchmark on a suite of three small shapes: (exit status, JSON, output)."""
+    tiny = (shapes.Shape(5, 6, 7), shapes.Shape(3, 4, 5, batch=2), shapes.Shape(300, 2, 9))
+    monkeypatch.setitem(shapes.SUITES, "tiny", shapes.Suite("for tests", tiny))
+    path = tmp_path / "results.json"
+
+    def run(*arguments):
+        quick = ["--seconds", "1e-3", "--repeats", "2", "--json", str(path)]
+        status = bench_matmul.main([*quick, *arguments])
+        return status, json.loads(path.read_text()), capsys.readouterr().out
+
+    return run
+
+
+def tiny(device, *arguments):
+    return ("--suite", "tiny", "--device", device, *arguments)
+
+
+def test_rows_have_exactly_the_keys_of_the_format(bench, device):
+    status, results, _ = bench(*tiny(device, "--layout", *shapes.LAYOUTS))
+    assert status == 0
+    assert len(results["rows"]) == 3 * len(shapes.LAYOUTS)
+    for row in results["rows"]:
+        assert " ".join(row) == ROW_KEYS
+        assert 0 < row["us_p10"] <= row["us"] <= row["us_p90"]
+        assert row["ratio"] == pytest.approx(row["peer_us"] / row["us"])
+        flops = 2 * row["batch"] * row["m"] * row["n"] * row["k"]
+        assert row["tflops"] == pytest.approx(flops / row["us"] / 1e6)
+        assert row["peer"] == ("cuBLAS" if device == "cuda" else "torch.matmul")
+    assert {row["layout"] for row in results["rows"]} == set(shapes.LAYOUTS)
+
+
+def test_header_says_what_ran_where(bench, device):
+    _, results, _ = bench(*tiny(device))
+    header = results["header"]
+    assert header["torch"] == torch.__version__
+    assert header["torch_tiled"] == torch_tiled.__version__
+    assert "--suite tiny" in header["command_line"]
+    assert header["timing"]["clock"] == ("graph" if device == "cuda" else "perf_counter")
+    assert header["refused"] == header["declined"] == []
+    for key in ("device", "driver", "cuda", "git_commit", "git_dirty", "time"):
+        assert key in header
+    for key in ("clocks_before", "clocks_after"):
+        assert (header[key] is None) == (device == "cpu")
+
+
+@pytest.mark.parametrize("dtype", bench_matmul.DTYPES)
+def test_every_rung_is_measured_in_every_dtype(bench, device, dtype):
+    rungs = [*torch_tiled.algorithms(), "auto"]
+    status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", *rungs))
+    assert status == 0
+    assert [row["algorithm"] for row in results["rows"]] == 3 * rungs
+
+
+def test_smoke_is_the_default_and_covers_every_rung():
+    jobs = bench_matmul.plan(bench_matmul.parse([]))
+    assert {job.suite for job in jobs} == {"smoke"}
+    assert {job.algorithm for job in jobs} == {*torch_tiled.algorithms(), "auto"}
+    assert {job.shape.layout for job in jobs} == set(shapes.LAYOUTS)
+
+
+def test_precisions_multiply_the_rows_of_float32_alone():
+    arguments = "--suite square --device cpu --dtype float32 float16 --precision fp32 ieee"
+    jobs = bench_matmul.plan(bench_matmul.parse(arguments.split()))
+    sizes = len(shapes.SUITES["square"].shapes)
+    assert sum(job.dtype == "float32" for job in jobs) == 2 * sizes
+    assert sum(job.dtype == "float16" for job in jobs) == sizes
+
+
+def spoil(monkeypatch, damage):
+    """Puts a product in place that is right but for what `damage` does to it."""
+    right = torch_tiled.matmul
+
+    def wrong(a, b, *, out=None, **ways):
+        result = right(a, b, **ways)
+        damage(result)
+        return result if out is None else out.copy_(result)
+
+    monkeypatch.setattr(torch_tiled, "matmul", wrong)
+
+
+def test_one_wrong_element_is_refused(bench, monkeypatch, device):
+    def damage(result):
+        result[..., -1, -1] += 0.001
+
+    spoil(monkeypatch, damage)
+    status, results, output = bench(*tiny(device))
+    assert status == 1
+    assert results["rows"] == []
+    assert len(results["header"]["refused"]) == 3
+    assert "5x6x7 NN auto is wrong: element (4, 5) is" in output
+    assert "2 x 3x4x5 NN auto is wrong: element (0, 2, 3) is" in output
+    assert "300x2x9 NN auto is wrong: element (299, 1) is" in output
+
+
+def test_an_element_left_unwritten_is_refused(bench, monkeypatch, device):
+    monkeypatch.setattr(torch_tiled, "matmul", lambda a, b, *, out, **ways: out)
+    status, results, output = bench(*tiny(device))
+    assert status == 1
+    assert results["rows"] == []
+    assert "30 of 30 elements not finite" in output
+
+
+def test_a_problem_that_the_op_declines_is_named_and_left_out(bench, monkeypatch):
+    right = torch_tiled.matmul
+
+    def picky(a, b, **ways):
+        if a.shape[-1] == 7:
+            raise RuntimeError("tiled::matmul: k is 7, and picky takes none of that.")
+        return right(a, b, **ways)
+
+    monkeypatch.setattr(torch_tiled, "matmul", picky)
+    status, results, output = bench(*tiny("cpu"))
+    assert status == 0
+    assert [row["k"] for row in results["rows"]] == [5, 9]
+    assert len(results["header"]["declined"]) == 1
+    assert "was not measured: tiled::matmul: k is 7, and picky takes none of that." in output
+
+
+def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
+    measure, calls = bench_matmul.measure, []
+
+    def interrupted(*args, **options):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return measure(*args, **options)
+
+    monkeypatch.setattr(bench_matmul, "measure", interrupted)
+    status, results, output = bench(*tiny("cpu"))
+    assert status == 130
+    assert len(results["rows"]) == 2
+    assert "Interrupted" in output
+
+
+def test_output_fits_a_hundred_columns(bench):
+    rungs = torch_tiled.algorithms()
+    _, _, output = bench(*tiny("cpu", "--dtype", "float32", "bfloat16", "--algorithm", *rungs))
+    table = output[output.index("tiny: ") :]
+    assert "peer's error" in table and "geometric means" in table
+    assert max(map(len, output.splitlines())) <= report.WIDTH
+
+
+def test_overhead_is_measured_for_the_three_calls(bench, device):
+    status, results, output = bench("--overhead", "--device", device)
+    assert status == 0
+    assert results["rows"] == []
+    names = ["torch.mm", "torch_tiled.matmul", "torch.ops.tiled.matmul"]
+    assert list(results["header"]["overhead_us"]) == names
+    assert all(us > 0 for us in results["header"]["overhead_us"].values())
+    assert "torch_tiled.matmul" in output
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--algorithm fastest", "no algorithm is called fastest; there are naive, "),
+        ("--seconds 0", "--seconds is 0.0; it must be more than 0."),
+        ("--repeats 0", "--repeats is 0; it must be at least 1."),
+        ("--json /nowhere/at/all.json", "the folder /nowhere/at does not exist."),
+        ("--suite round", "invalid choice: 'round'"),
+    ],
+)
+def test_bad_arguments_are_told_in_a_sentence(capsys, arguments, sentence):
+    with pytest.raises(SystemExit) as stop:
+        bench_matmul.main(arguments.split())
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_asking_for_a_missing_gpu_is_told_in_a_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        bench_matmul.main(["--device", "cuda"])
+    assert "torch sees no CUDA device; leave --device out" in capsys.readouterr().err
+
+
+def test_list_prints_every_suite(capsys):
+    assert bench_matmul.main(["--list"]) == 0
+    output = capsys.readouterr().out
+    assert all(f"{name}: " in output for name in shapes.SUITES)
+
+
+@pytest.mark.parametrize("name", shapes.SUITES)
+def test_suites_are_well_formed(name):
+    members = shapes.SUITES[name].shapes
+    assert shapes.SUITES[name].description
+    problems = [(shape.batch, shape.m, shape.n, shape.k, shape.layout) for shape in members]
+    assert len(problems) == len(set(problems)) > 0
+    for *sizes, layout in problems:
+        assert min(sizes) > 0
+        assert layout in shapes.LAYOUTS
+
+
+def test_the_products_of_a_layer_cost_the_same():
+    members = shapes.SUITES["transformer"].shapes
+    for layer in range(0, len(members), 3):
+        forward, input_gradient, weight_gradient = members[layer : layer + 3]
+        assert forward.flops == input_gradient.flops == weight_gradient.flops
+
+
+def test_geometric_means_are_per_suite_and_algorithm():
+    def row(algorithm, ratio):
+        return {"dtype": "float32", "precision": "fp32", "algorithm": algorithm, "ratio": ratio}
+
+    means = report.geometric_means(
+        [("one", row("auto", 2.0)), ("one", row("auto", 8.0)), ("two", row("naive", 0.5))]
+    )
+    assert [(mean["suite"], mean["rows"]) for mean in means] == [("one", 2), ("two", 1)]
+    assert math.isclose(means[0]["ratio"], 4.0)
+
+
+def test_the_readme_is_written_from_a_results_file(bench, tmp_path, monkeypatch):
+    square = shapes.Suite("for tests", (shapes.Shape(8, 8, 8), shapes.Shape(8, 8, 9)))
+    monkeypatch.setitem(shapes.SUITES, "square", square)
+    bench("--suite", "square", "--device", "cpu", "--overhead")
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    for _ in range(2):  # the second time changes nothing
+        readme.write_results(tmp_path / "results.json", page)
+        text = page.read_text()
+        assert text.startswith(f"before\n{readme.BEGIN}\n")
+        assert text.endswith(f"\n{readme.END}\nafter\n")
+        assert "old" not in text
+        assert text.count("| float32 | fp32 | NN | `auto` | 8 |") == 1  # 8x8x9 is no square
+        assert "| square | float32 | fp32 | auto | 2 |" in text
+        assert "`torch_tiled.matmul`" in text
+
+
+@pytest.mark.parametrize("text", ["", readme.BEGIN, f"{readme.END}\n{readme.BEGIN}"])
+def test_a_readme_without_its_markers_is_left_alone(tmp_path, text):
+    page, results = tmp_path / "README.md", tmp_path / "results.json"
+    page.write_text(text)
+    results.write_text('{"header": {}, "rows": []}')
+    with pytest.raises(readme.ReadmeError, match="must hold <!-- results:begin --> once"):
+        readme.write_results(results, page)
+    assert page.read_text() == text
+
+
+def test_a_missing_results_file_is_told_in_a_sentence(capsys):
+    assert bench_matmul.main(["--readme", "/nowhere/results.json"]) == 1
+    assert "/nowhere/results.json cannot be read" in capsys.readouterr().out
+
+
+def test_the_digits_example_trains_both_networks(device):
+    pytest.importorskip("sklearn", reason="no scikit-learn")
+    command = f"examples/digits.py --epochs 2 --algorithm tiled --device {device}".split()
+    done = subprocess.run(
+        [sys.executable, *command], cwd=machine.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    curves = [[float(number) for number in line.split()] for line in lines[2:4]]
+    assert [curve[0] for curve in curves] == [1, 2]
+    assert curves[1][1] < curves[0][1]
+    assert "test accuracy: torch_tiled" in lines[4]
+    assert float(lines[5].split()[3]) < 1e-3

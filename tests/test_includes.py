@@ -1,0 +1,76 @@
+"""Who may include whom: every file of csrc knows one layer below its own and none above."""
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+# A file, and what it may include besides the C++ standard library. "torch" and "cuda" stand for
+# their headers; the rest are files of csrc. A file not listed here has no place in the layers yet.
+MAY_INCLUDE = {
+    # PyTorch: schemas, checks, outputs. It knows what there is to run, and nothing of how.
+    "ops.cpp": {"torch", "ladder.h", "product.h", "strided.h", "context.h", "cpu/apply_epilogue.h"},
+    "product.*": {"product.h", "strided.h", "problem.h"},
+    "strided.*": {"strided.h"},
+    # The table of rungs.
+    "ladder.cpp": {"ladder.h", "sum.h"},
+    "ladder.h": {"problem.h", "context.h"},
+    # The rungs. None knows another, the ladder or PyTorch.
+    "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
+    "cpu/*": {"context.h", "element.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"},
+    "launch.h": {"cuda", "context.h", "problem.h"},
+    "cuda_context.cpp": {"cuda", "context.h", "dlfcn.h"},
+    # What is computed, of what, in which order.
+    "epilogue.h": {"element.h", "sum.h", "problem.h"},
+    "sum.h": {"problem.h"},
+    "element.h": {"cuda", "problem.h"},
+    "problem.h": set(),
+    "context.h": set(),
+}
+
+FILES = sorted(str(path.relative_to(CSRC)) for path in CSRC.rglob("*") if path.is_file())
+
+
+def rule(file: str) -> str | None:
+    """The line of the table that a file of csrc belongs to."""
+    return next((pattern for pattern in MAY_INCLUDE if fnmatch(file, pattern)), None)
+
+
+def name(header: str, includer: str) -> str | None:
+    """What a header is called in the table, or None for the standard library's."""
+    for folder in (CSRC / includer).parent, CSRC:
+        path = (folder / header).resolve()
+        if path.is_file() and path.is_relative_to(CSRC):
+            return str(path.relative_to(CSRC))
+    if header.startswith("torch/"):
+        return "torch"
+    if re.match(r"(cuda|cub|cooperative_groups|mma\.h)", header):
+        return "cuda"
+    return None if re.fullmatch(r"[a-z_0-9]+", header) else header
+
+
+def includes(file: str) -> list[str]:
+    text = (CSRC / file).read_text()
+    return re.findall(r'^\s*#\s*include\s*[<"](.+?)[>"]', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_includes_keep_to_the_layers(file):
+    pattern = rule(file)
+    assert pattern, f"csrc/{file} is in no layer: add it to MAY_INCLUDE"
+    names = {name(header, file) for header in includes(file)} - {None}
+    allowed = MAY_INCLUDE[pattern]
+    assert [name for name in names if not any(fnmatch(name, each) for each in allowed)] == []
+
+
+def test_every_line_of_the_table_is_in_use():
+    assert set(MAY_INCLUDE) == {rule(file) for file in FILES}
+
+
+def test_the_ladder_is_plain_cpp():
+    """ladder.cpp knows no CUDA syntax: a compiler without CUDA builds it."""
+    assert not re.search(r"<<<|__global__|__device__|cuda[A-Z]", (CSRC / "ladder.cpp").read_text())
