@@ -45,12 +45,13 @@ def _kind_and_remedy(tensor):
 
 def refuse_layout(op, *args, **options):
     """A kernel that says which argument of op is not a dense tensor, and what to do."""
+    op_name, _, _ = op.name().partition(".")
     arguments = dict(zip(argument_names(op), args, strict=False)) | options
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and (found := _kind_and_remedy(value)):
             kind, remedy = found
             raise RuntimeError(
-                f"{op.name()}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
+                f"{op_name}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
                 f"and only dense tensors are taken; use {remedy.replace('{}', name)}"
             )
 

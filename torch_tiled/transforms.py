@@ -71,7 +71,7 @@ def _vmap_matmul(info, in_dims, a, b, **options):
 
 def _vmap_matmul_out(info, in_dims, a, b, out, **options):
     a_dim, b_dim, out_dim = in_dims
-    _refuse_shared_output("tiled::matmul.out", "out", out, out_dim)
+    _refuse_shared_output("tiled::matmul", "out", out, out_dim)
     _check_example(check_matmul_out, in_dims, a, b, out, **options)
     if a_dim is None:
         a, a_dim = a.expand(info.batch_size, *a.shape), 0

@@ -26,7 +26,7 @@ _redispatch_gemm = redispatch_without_python(_gemm)
 
 
 def matmul_out(keyset, a, b, *, out, **options):
-    _refuse_derivatives("tiled::matmul.out", "out", a=a, b=b, out=out)
+    _refuse_derivatives("tiled::matmul", "out", a=a, b=b, out=out)
     try:
         _redispatch_matmul_out(keyset & AFTER_AUTOGRAD, a, b, out=out, **options)
     except RuntimeError as error:
@@ -61,7 +61,7 @@ def _refuse_derivatives(op, written, **operands):
 
 
 def record_matmul_out(keyset, a, b, *, out, **options):
-    _refuse_inference_tensor("tiled::matmul.out", "out", out)
+    _refuse_inference_tensor("tiled::matmul", "out", out)
     _redispatch_matmul_out(keyset & AFTER_INPLACE, a, b, out=out, **options)
     _record_write(out)
 
