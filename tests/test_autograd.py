@@ -1,5 +1,7 @@
 """Gradients, double gradients and tangents of the operators, and what autograd must not do."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -162,6 +164,21 @@ def test_linear_saves_an_operand_only_for_the_other(needs, kept, device):
     }
     saved = {t.data_ptr() for t in saved_by(lambda: torch_tiled.linear(**tensors))}
     assert saved == {tensors[name].data_ptr() for name in kept}
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_an_operand_that_is_not_kept_is_freed(activation, device):
+    x, weight = randn(4, 3, device=device), randn(2, 3, device=device, requires_grad=False)
+    for f in (
+        lambda a: torch_tiled.matmul(a, weight.mT),
+        lambda a: torch_tiled.linear(a, weight, activation=activation),
+    ):
+        operand = x * 1
+        freed = weakref.ref(operand)
+        out = f(operand)
+        del operand
+        assert freed() is None
+        assert out.requires_grad
 
 
 def test_relu_keeps_its_result_and_no_argument(device):

@@ -243,7 +243,7 @@ def test_vmap_refuses_a_shared_output(device):
     before = c.clone()
     with pytest.raises(RuntimeError, match=r"gemm_: under vmap .* c of shape \(2, 4\) is not"):
         vmap(lambda a: torch_tiled.gemm_(c, a, b))(a)
-    with pytest.raises(RuntimeError, match=r"out: under vmap .* out of shape \(2, 4\) is not"):
+    with pytest.raises(RuntimeError, match=r"matmul: under vmap .* out of shape \(2, 4\) is not"):
         vmap(lambda a: torch_tiled.matmul(a, b, out=c))(a)
     assert_close(c, before)
 

@@ -51,13 +51,15 @@ __all__ = [
     "SingleLevelFunction",
     "allow_single_level_function",
     "apply_vmap_rule",
+    "argument_names",
+    "call_without_python",
     "current_interpreter",
     "dispatch_modes",
     "forward_ad_active",
     "function_modes",
+    "redispatch_without_python",
     "set_forward_ad_enabled",
     "transforms_active",
-    "without_python",
 ]
 
 
@@ -66,6 +68,15 @@ def forward_ad_active():
     return forward_ad._current_level >= 0
 
 
-def without_python(overload):
+def call_without_python(overload):
     """The callable inside an OpOverload: the same call, less one Python frame."""
     return overload._op
+
+
+def redispatch_without_python(overload):
+    """OpOverload.redispatch, less one Python frame."""
+    return overload._handle.redispatch_boxed
+
+
+def argument_names(overload):
+    return [argument.name for argument in overload._schema.arguments]

@@ -5,34 +5,29 @@ function of one level of differentiation. Its forward calls the same operator on
 backward and jvp call the operators anew, so that derivatives have derivatives and the transforms
 of torch.func nest in any order. Where nothing is to be differentiated the kernel goes down a level
 at once.
-
-An operator that writes into an argument has no derivative: its kernel refuses where one is asked
-for, and otherwise records the write, so that autograd notices a saved tensor that was overwritten.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.forward_ad import unpack_dual
-from torch.autograd.graph import increment_version
 
 from ._internals import (
     AFTER_AUTOGRAD,
-    AFTER_INPLACE,
     BelowAutograd,
     SingleLevelFunction,
     allow_single_level_function,
     forward_ad_active,
+    redispatch_without_python,
     set_forward_ad_enabled,
     transforms_active,
 )
 from .errors import raise_if_out_of_memory
 
 _matmul = torch.ops.tiled.matmul.default
-_matmul_out = torch.ops.tiled.matmul.out
-_gemm = torch.ops.tiled.gemm_.default
 _linear = torch.ops.tiled.linear.default
+_redispatch_matmul = redispatch_without_python(_matmul)
+_redispatch_linear = redispatch_without_python(_linear)
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 # The derivative of these needs their argument, so where one is asked for the product runs alone
@@ -46,7 +41,7 @@ ACTIVATIONS = {
 }
 
 
-def _differentiated(*tensors):
+def differentiated(*tensors):
     """Whether a gradient or a tangent may flow through these tensors (or None)."""
     if forward_ad_active():
         return True
@@ -57,26 +52,19 @@ def _differentiated(*tensors):
     return False
 
 
-def _redispatch(op, keyset, *args, **options):
-    try:
-        return op.redispatch(keyset, *args, **options)
-    except RuntimeError as error:
-        raise_if_out_of_memory(error)
-        raise
-
-
-def _apply(function, op, keyset, options, *tensors):
-    """Applies function, whose forward is op one level down."""
+def _apply(function, redispatch, keyset, options, *tensors):
+    """Applies function, whose forward is the operator one level down."""
     grad_mode = torch.is_grad_enabled()
+    keyset = keyset & AFTER_AUTOGRAD
 
     def below(*tensors):
         with BelowAutograd():
             if not transforms_active():
-                return _redispatch(op, keyset & AFTER_AUTOGRAD, *tensors, **options)
+                return redispatch(keyset, *tensors, **options)
             # A Function runs its forward with grad mode and forward AD off; the level below may be
             # a transform that differentiates as well.
             with torch.set_grad_enabled(grad_mode), set_forward_ad_enabled(True):
-                return _redispatch(op, keyset & AFTER_AUTOGRAD, *tensors, **options)
+                return redispatch(keyset, *tensors, **options)
 
     if transforms_active():
         with allow_single_level_function():
@@ -206,78 +194,34 @@ class _Linear(SingleLevelFunction):
             return tangent if relu is None else _threshold_backward(tangent, relu, 0)
 
 
+# The kernels. Most calls find nothing to differentiate and pay for every frame on their way down.
+
+
 def matmul(keyset, a, b, **options):
-    if _differentiated(a, b):
-        return _apply(_Matmul, _matmul, keyset, options, a, b)
-    return _redispatch(_matmul, keyset & AFTER_AUTOGRAD, a, b, **options)
+    try:
+        if differentiated(a, b):
+            return _apply(_Matmul, _redispatch_matmul, keyset, options, a, b)
+        return _redispatch_matmul(keyset & AFTER_AUTOGRAD, a, b, **options)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
 
 
 def linear(keyset, x, weight, bias=None, **options):
-    if not _differentiated(x, weight, bias):
-        return _redispatch(_linear, keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
-    activation = options.get("activation", "none")
-    if activation in ACTIVATIONS and activation != "relu":
+    try:
+        if not differentiated(x, weight, bias):
+            return _redispatch_linear(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
+        activation = options.get("activation", "none")
+        if activation not in ACTIVATIONS or activation == "relu":
+            return _apply(_Linear, _redispatch_linear, keyset, options, x, weight, bias)
         options = _without(options, "activation")
-        return ACTIVATIONS[activation](_apply(_Linear, _linear, keyset, options, x, weight, bias))
-    return _apply(_Linear, _linear, keyset, options, x, weight, bias)
-
-
-def matmul_out(keyset, a, b, *, out, **options):
-    _refuse_derivatives("tiled::matmul.out", "out", a=a, b=b, out=out)
-    return _redispatch(_matmul_out, keyset & AFTER_AUTOGRAD, a, b, out=out, **options)
-
-
-def gemm_(keyset, c, a, b, **options):
-    _refuse_derivatives("tiled::gemm_", "c", c=c, a=a, b=b)
-    return _redispatch(_gemm, keyset & AFTER_AUTOGRAD, c, a, b, **options)
-
-
-def _refuse_derivatives(op, written, **operands):
-    if not _differentiated(*operands.values()):
-        return
-    for name, tensor in operands.items():
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            trouble = "requires grad"
-        elif forward_ad_active() and unpack_dual(tensor).tangent is not None:
-            trouble = "has a forward-mode tangent"
-        else:
-            continue
-        raise RuntimeError(
-            f"{op}: {written} is written in place, which has no derivative, but {name} of shape "
-            f"{tuple(tensor.shape)} {trouble}; call torch_tiled.matmul or linear, which are "
-            f"differentiable, or detach {name} first"
-        )
-
-
-def record_matmul_out(keyset, a, b, *, out, **options):
-    _refuse_inference_tensor("tiled::matmul.out", "out", out)
-    _matmul_out.redispatch(keyset & AFTER_INPLACE, a, b, out=out, **options)
-    _record_write(out)
-
-
-def record_gemm_(keyset, c, a, b, **options):
-    _refuse_inference_tensor("tiled::gemm_", "c", c)
-    _gemm.redispatch(keyset & AFTER_INPLACE, c, a, b, **options)
-    _record_write(c)
-
-
-def _refuse_inference_tensor(op, written, tensor):
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            f"{op}: {written} of shape {tuple(tensor.shape)} was made under "
-            f"torch.inference_mode() and can't be written outside it; clone it first"
-        )
-
-
-def _record_write(tensor):
-    if not tensor.is_inference():
-        increment_version(tensor)
+        y = _apply(_Linear, _redispatch_linear, keyset, options, x, weight, bias)
+        return ACTIVATIONS[activation](y)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
 
 
 def register(library):
     library.impl("matmul", matmul, "Autograd", with_keyset=True)
     library.impl("linear", linear, "Autograd", with_keyset=True)
-    library.impl("matmul.out", matmul_out, "Autograd", with_keyset=True)
-    library.impl("gemm_", gemm_, "Autograd", with_keyset=True)
-    library.impl("matmul.out", record_matmul_out, "ADInplaceOrView", with_keyset=True)
-    library.impl("gemm_", record_gemm_, "ADInplaceOrView", with_keyset=True)

@@ -5,9 +5,12 @@ import re
 
 import torch
 
+from ._internals import argument_names
+
 _OUT_OF_MEMORY = re.compile(r"tiled::\w+: out of memory: ")
 
-# No kernel is ever called with a tensor that has one of these dispatch keys.
+# No kernel is ever called with a tensor that has one of these dispatch keys. (Jagged nested tensors
+# have none but the last that comes before their own Python code.)
 _REFUSED_KEYS = (
     "SparseCPU",
     "SparseCUDA",
@@ -18,6 +21,7 @@ _REFUSED_KEYS = (
     "NestedTensorCPU",
     "NestedTensorCUDA",
     "MkldnnCPU",
+    "AutogradNestedTensor",
 )
 
 
@@ -41,13 +45,13 @@ def _kind_and_remedy(tensor):
 
 def refuse_layout(op, *args, **options):
     """A kernel that says which argument of op is not a dense tensor, and what to do."""
-    names = (argument.name for argument in op._schema.arguments)
-    arguments = dict(zip(names, args, strict=False)) | options
+    op_name, _, _ = op.name().partition(".")
+    arguments = dict(zip(argument_names(op), args, strict=False)) | options
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and (found := _kind_and_remedy(value)):
             kind, remedy = found
             raise RuntimeError(
-                f"{op._schema.name}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
+                f"{op_name}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
                 f"and only dense tensors are taken; use {remedy.replace('{}', name)}"
             )
 

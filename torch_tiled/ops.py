@@ -5,26 +5,26 @@ import types
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import autograd, errors, fake, transforms
+from . import autograd, errors, fake, transforms, writing
 from ._internals import (
     BelowAutograd,
+    call_without_python,
     dispatch_modes,
     forward_ad_active,
     function_modes,
     transforms_active,
-    without_python,
 )
 from .errors import raise_if_out_of_memory
 
 __all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul"]
 
 _library = torch.library.Library("tiled", "FRAGMENT")
-for _module in (autograd, transforms, errors, fake):
+for _module in (autograd, writing, transforms, errors, fake):
     _module.register(_library)
 
 
 def _ways_to_call(op):
-    return op, without_python(op)
+    return op, call_without_python(op)
 
 
 _matmul = _ways_to_call(torch.ops.tiled.matmul.default)

@@ -1,4 +1,4 @@
-"""The operators under torch.vmap and autocast, and on views that negate."""
+"""The operators under torch.vmap and autocast."""
 
 import math
 
@@ -71,7 +71,7 @@ def _vmap_matmul(info, in_dims, a, b, **options):
 
 def _vmap_matmul_out(info, in_dims, a, b, out, **options):
     a_dim, b_dim, out_dim = in_dims
-    _refuse_shared_output("tiled::matmul.out", "out", out, out_dim)
+    _refuse_shared_output("tiled::matmul", "out", out, out_dim)
     _check_example(check_matmul_out, in_dims, a, b, out, **options)
     if a_dim is None:
         a, a_dim = a.expand(info.batch_size, *a.shape), 0
@@ -150,26 +150,6 @@ def _autocast(op, device, key):
     return kernel
 
 
-# --- writing to views that negate ------------------------------------------------------------------
-#
-# PyTorch resolves lazy negation, as in z.conj().imag, for operands; for what is written it can't
-# where an operator returns nothing.
-
-
-def _negative_gemm(c, a, b, **options):
-    resolved = c.resolve_neg()
-    _gemm(resolved, a.resolve_neg(), b.resolve_neg(), **options)
-    if c.is_neg():
-        c.copy_(resolved)
-
-
-def _negative_matmul_out(a, b, *, out, **options):
-    resolved = out.resolve_neg()
-    _matmul_out(a.resolve_neg(), b.resolve_neg(), out=resolved, **options)
-    if out.is_neg():
-        out.copy_(resolved)
-
-
 def register(library):
     for name, rule in (("matmul", _vmap_matmul), ("gemm_", _vmap_gemm), ("linear", _vmap_linear)):
         torch.library.register_vmap(f"tiled::{name}", rule, lib=library)
@@ -177,5 +157,3 @@ def register(library):
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         for op in (_matmul, _linear):
             library.impl(op, _autocast(op, device, getattr(DispatchKey, key)), key)
-    library.impl("gemm_", _negative_gemm, "Negative")
-    library.impl("matmul.out", _negative_matmul_out, "Negative")

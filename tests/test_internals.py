@@ -1,0 +1,145 @@
+"""The private names of PyTorch that torch_tiled uses, and what each is expected to do."""
+
+import ast
+from pathlib import Path
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_tiled
+from torch_tiled import _internals
+
+PUBLIC_ALL_THE_SAME = ("__version__", "_check")  # the latter is documented
+SOURCES = sorted(Path(torch_tiled.__file__).parent.glob("*.py"))
+
+
+def test_every_name_is_there():
+    for name in _internals.__all__:
+        assert hasattr(_internals, name), name
+
+
+def test_no_other_file_uses_private_names():
+    """No import of, or attribute access through, a private name of torch outside _internals."""
+    for path in SOURCES:
+        if path.name == "_internals.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch."):
+                names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
+                names = ast.unparse(node).split(".")
+            else:
+                continue
+            private = [n for n in names if n.startswith("_") and n not in PUBLIC_ALL_THE_SAME]
+            assert not private, f"{path.name}:{node.lineno} uses {'.'.join(names)}"
+
+
+def test_forward_ad_active():
+    assert not _internals.forward_ad_active()
+    with forward_ad.dual_level():
+        assert _internals.forward_ad_active()
+    seen = []
+    torch.func.jvp(
+        lambda x: seen.append(_internals.forward_ad_active()) or x, *[(torch.ones(2),)] * 2
+    )
+    assert seen == [True]
+
+
+def test_set_forward_ad_enabled():
+    x = torch.ones(2)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        with _internals.set_forward_ad_enabled(False):
+            assert forward_ad.unpack_dual(dual * 2).tangent is None
+            with _internals.set_forward_ad_enabled(True):
+                assert forward_ad.unpack_dual(dual * 2).tangent is not None
+
+
+def test_transforms_active():
+    for transform in (torch.func.grad, torch.func.vmap, torch.func.jacfwd):
+        seen = []
+
+        def f(x, seen=seen):
+            seen.append(_internals.transforms_active())
+            return x.sum()
+
+        transform(f)(torch.ones(2, 2))
+        assert seen == [True]
+    assert not _internals.transforms_active()
+
+
+def test_modes():
+    assert (_internals.dispatch_modes(), _internals.function_modes()) == (0, 0)
+    with TorchDispatchMode():
+        assert (_internals.dispatch_modes(), _internals.function_modes()) == (1, 0)
+    with TorchFunctionMode():
+        assert (_internals.dispatch_modes(), _internals.function_modes()) == (0, 1)
+
+
+def test_below_autograd():
+    x = torch.ones(2, requires_grad=True)
+    version = x.detach()._version
+    with _internals.BelowAutograd():
+        assert not torch.ops.aten.mul.Tensor(x, x).requires_grad
+        c = torch.zeros(2, 2)
+        torch_tiled.gemm_(c, c + 1, c + 1)
+    assert c._version > version  # writes are recorded further down
+    assert (x * x).requires_grad
+
+
+def test_keysets():
+    keys = _internals.DispatchKeySet
+    autograd = keys(_internals.DispatchKey.AutogradCPU)
+    inplace = keys(_internals.DispatchKey.ADInplaceOrView)
+    cpu = keys(_internals.DispatchKey.CPU)
+    both = autograd | inplace | cpu
+    assert (both & _internals.AFTER_AUTOGRAD) == (inplace | cpu)
+    assert (both & _internals.AFTER_INPLACE) == cpu
+
+
+def test_exclude_keys():
+    a = torch.ones(2, 2)
+    key = _internals.DispatchKeySet(_internals.DispatchKey.AutocastCPU)
+    with torch.autocast("cpu"):
+        assert (a @ a).dtype == torch.bfloat16
+        with _internals.ExcludeKeys(key):
+            assert (a @ a).dtype == torch.float32
+
+
+def test_single_level_function():
+    class Double(_internals.SingleLevelFunction):
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(None)
+
+        @staticmethod
+        def backward(ctx, grad):
+            assert ctx.saved_tensors == (None,)
+            return grad * 2
+
+    x = torch.ones(2, requires_grad=True)
+    Double.apply(x).sum().backward()
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_direct_call_keeps_torch_function():
+    """Subclasses are seen by the callable inside an OpOverload too."""
+    called = []
+
+    class Sub(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            called.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    a = torch.ones(2, 2).as_subclass(Sub)
+    op = torch.ops.tiled.matmul.default
+    assert isinstance(_internals.call_without_python(op)(a, a), Sub)
+    assert isinstance(torch_tiled.matmul(a, a), Sub)
+    assert called == [op, op]
