@@ -381,10 +381,15 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
                          "; pass an out of that shape (it is never resized)");
   }
   check_written(options.op, {"out", out}, {{"a", a}, {"b", b}});
-  if (is_torch_product(a, options)) {
-    torch_product(a, b, out);
-  } else {
+  if (!is_torch_product(a, options)) {
     run(options, product, a, out);
+  } else if (out.is_contiguous()) {
+    torch_product(a, b, out);
+  } else {  // torch.matmul folds a batch into rows, which not every out can be viewed as
+    const Tensor c = allocate(options.op, product.shape, type, a);
+    torch_product(a, b, c);
+    Tensor written = out;
+    torch::stable::copy_(written, c);
   }
 }
 
