@@ -18,8 +18,8 @@ using CurrentStream = int32_t (*)(int32_t device, void** stream);
 
 CurrentStream find_current_stream() {
   void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW);
-  void* symbol = torch_cuda != nullptr ? dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream")
-                                       : nullptr;
+  void* symbol =
+      torch_cuda != nullptr ? dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream") : nullptr;
   if (symbol == nullptr) {
     throw std::runtime_error(
         "torch_tiled: this PyTorch has no CUDA library with a current stream; install a CUDA "
@@ -32,9 +32,8 @@ int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
   const cudaError_t status = cudaDeviceGetAttribute(&value, which, device);
   if (status != cudaSuccess) {
-    throw std::runtime_error("torch_tiled: CUDA says \"" +
-                             std::string(cudaGetErrorString(status)) + "\" about device " +
-                             std::to_string(device));
+    throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
+                             "\" about device " + std::to_string(device));
   }
   return value;
 }

@@ -49,8 +49,7 @@ std::string join(const std::vector<std::string>& names) {
 }
 
 bool answers_to(const Rung& rung, std::string_view algorithm) {
-  return algorithm == "auto" ? rung.automatic
-                             : rung.name == algorithm || rung.family == algorithm;
+  return algorithm == "auto" ? rung.automatic : rung.name == algorithm || rung.family == algorithm;
 }
 
 std::string format(const char* pattern, double value) {
@@ -100,15 +99,14 @@ const Rung& pick(std::string_view algorithm, const Problem& p, const Context& co
     if (best == nullptr || rung.clocks(p, context) <= best->clocks(p, context)) best = &rung;
   }
   if (best == nullptr) {
-    throw std::runtime_error(std::string(p.op) + ": there is no algorithm \"" + std::string(algorithm) +
-                             "\"; choose auto, " + join(algorithms()));
+    throw std::runtime_error(std::string(p.op) + ": there is no algorithm \"" +
+                             std::string(algorithm) + "\"; choose auto, " + join(algorithms()));
   }
   return *best;
 }
 
 std::vector<std::pair<std::string, std::string>> explain(std::string_view algorithm,
-                                                         const Problem& p,
-                                                         const Context& context) {
+                                                         const Problem& p, const Context& context) {
   const Rung& chosen = pick(algorithm, p, context);
   std::string why = "the only rung of this name";
   for (const Rung& rung : kLadder) {
@@ -123,13 +121,14 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
       {"algorithm", std::string(chosen.name)},
       {"tile", std::to_string(chosen.tile_m) + "x" + std::to_string(chosen.tile_n)},
       {"blocks", std::to_string(blocks)},
-      {"waves", std::to_string(waves) + " of " + std::to_string(context.processors) + " processors"},
+      {"waves",
+       std::to_string(waves) + " of " + std::to_string(context.processors) + " processors"},
       {"clocks", format("%.3g", chosen.clocks(p, context)) + " by the model"},
       {"why", why},
-      {"order", chosen.automatic
-                    ? std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") + " of at most " +
-                          std::to_string(kChunk) + " in K, each ascending, added in order"
-                    : "ascending in K"},
+      {"order", chosen.automatic ? std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
+                                       " of at most " + std::to_string(kChunk) +
+                                       " in K, each ascending, added in order"
+                                 : "ascending in K"},
   };
 }
 

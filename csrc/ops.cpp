@@ -66,9 +66,7 @@ std::string device_name(const Tensor& x) {
   return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
 }
 
-std::string shape_of(const Tensor& x) {
-  return to_string({x.sizes().data(), x.sizes().size()});
-}
+std::string shape_of(const Tensor& x) { return to_string({x.sizes().data(), x.sizes().size()}); }
 
 std::optional<DType> supported(ScalarType type) {
   switch (type) {
@@ -96,8 +94,8 @@ Activation parse_activation(const char* op, const std::string& name) {
   if (name == "gelu_tanh") return Activation::kGeluTanh;
   if (name == "tanh") return Activation::kTanh;
   if (name == "silu") return Activation::kSilu;
-  fail(op, "there is no activation \"" + name +
-               "\"; choose none, relu, gelu, gelu_tanh, tanh or silu");
+  fail(op,
+       "there is no activation \"" + name + "\"; choose none, relu, gelu, gelu_tanh, tanh or silu");
 }
 
 // --- checks ------------------------------------------------------------------------------------
@@ -129,8 +127,8 @@ void check_given(const char* op, Named x) {
 void check_same_device(const char* op, Named x, Named y) {
   check_given(op, x);
   check_given(op, y);
-  const bool known = (x.tensor.is_cuda() || x.tensor.is_cpu()) &&
-                     (y.tensor.is_cuda() || y.tensor.is_cpu());
+  const bool known =
+      (x.tensor.is_cuda() || x.tensor.is_cpu()) && (y.tensor.is_cuda() || y.tensor.is_cpu());
   if (known && x.tensor.is_cuda() == y.tensor.is_cuda() &&
       x.tensor.get_device_index() == y.tensor.get_device_index()) {
     return;
@@ -261,8 +259,8 @@ Problem make_problem(const Options& options, const Product& product, ScalarType 
 }
 
 // Launches once for each index of the outer batch dimensions: once, in all but strange cases.
-void launch(Launch rung, const Problem& p, const Context& context,
-            std::span<const OuterDim> outer, int64_t operand_size, int64_t out_size) {
+void launch(Launch rung, const Problem& p, const Context& context, std::span<const OuterDim> outer,
+            int64_t operand_size, int64_t out_size) {
   if (outer.empty()) return rung(p, context);
   auto advance = [](Matrix& matrix, int64_t bytes) {
     matrix.data = static_cast<char*>(matrix.data) + bytes;
@@ -312,8 +310,8 @@ Tensor call(const char* name, const char* overload, const Args&... args) {
 void torch_product(const Tensor& a, const Tensor& b, const Tensor& out) {
   using torch::stable::unsqueeze;
   const ScalarType type = out.scalar_type();
-  if (a.dim() == 1 && b.dim() == 2) {  // torch.matmul would warn that it resizes out to (1, n)
-    torch_product(unsqueeze(a, 0), b, unsqueeze(out, 0));
+  if (a.dim() == 1 && b.dim() > 1) {  // as a row: for a vector torch.matmul resizes out
+    torch_product(unsqueeze(a, 0), b, unsqueeze(out, -2));
   } else if (a.scalar_type() == type) {
     call("aten::matmul", "out", a, b, out);
   } else {  // halves to float32: exact products
@@ -376,8 +374,7 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   }
   const Product product = make_product(options.op, readable(a), readable(b));
   if (!std::ranges::equal(out.sizes(), product.shape)) {
-    fail(options.op, "out is " + shape_of(out) + " and the product is " +
-                         to_string(product.shape) +
+    fail(options.op, "out is " + shape_of(out) + " and the product is " + to_string(product.shape) +
                          "; pass an out of that shape (it is never resized)");
   }
   check_written(options.op, {"out", out}, {{"a", a}, {"b", b}});
@@ -461,20 +458,23 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
     return col == 1 ? "N" : row == 1 ? "T" : "strided";
   };
   std::vector<std::string> lines{
-      "problem", "m = " + std::to_string(product.m) + ", n = " + std::to_string(product.n) +
-                     ", k = " + std::to_string(product.k) + ", result " +
-                     to_string(product.shape),
-      "dtype", dtype_name(a.scalar_type()) + ", precision " + precision,
-      "layout", std::string("a ") + layout(product.a) + ", b " + layout(product.b)};
+      "problem",
+      "m = " + std::to_string(product.m) + ", n = " + std::to_string(product.n) +
+          ", k = " + std::to_string(product.k) + ", result " + to_string(product.shape),
+      "dtype",
+      dtype_name(a.scalar_type()) + ", precision " + precision,
+      "layout",
+      std::string("a ") + layout(product.a) + ", b " + layout(product.b)};
   if (is_torch_product(a, options)) {
-    lines.insert(lines.end(), {"algorithm", "torch.matmul",
-                               "why", "on the CPU auto is PyTorch's own product"});
+    lines.insert(lines.end(),
+                 {"algorithm", "torch.matmul", "why", "on the CPU auto is PyTorch's own product"});
     return lines;
   }
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (a.is_cuda()) guard.emplace(a.get_device_index());
   Problem p = make_problem(options, product, a.scalar_type(), a.scalar_type(), {});
-  Strided c{.element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
+  Strided c{
+      .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
   lay_out_batch(product.a, product.b, product.matrices(std::move(c)), p);
   for (auto& [heading, text] : explain(algorithm, p, make_context(options.op, a))) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
@@ -499,16 +499,15 @@ STABLE_TORCH_LIBRARY(tiled, m) {
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def("algorithms() -> str[]");
-  m.def(
-      "explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\") -> str[]");
+  m.def("explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\") -> str[]");
 }
 
 // One set of functions serves both devices; without CUDA in the build they say so.
-#define IMPLEMENT(m)                                    \
-  m.impl("matmul", TORCH_BOX(&tiled::matmul));          \
-  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));  \
-  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));            \
-  m.impl("linear", TORCH_BOX(&tiled::linear));          \
+#define IMPLEMENT(m)                                   \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));         \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out)); \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));           \
+  m.impl("linear", TORCH_BOX(&tiled::linear));         \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 STABLE_TORCH_LIBRARY_IMPL(tiled, CPU, m) { IMPLEMENT(m); }

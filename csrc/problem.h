@@ -3,7 +3,8 @@
 //
 //   C = activation(alpha * A B + bias + beta * C)      A (m, k), B (k, n), C (m, n), bias (n)
 //
-// for every matrix of a batch. Strides count elements and may be 0; all sizes and offsets are 64-bit.
+// for every matrix of a batch. Strides count elements and may be 0; all sizes and offsets are
+// 64-bit.
 
 #include <cstdint>
 
@@ -64,7 +65,7 @@ struct Problem {
 HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix, int64_t index) {
   int64_t offset = 0;
   NO_UNROLL  // 64-bit divisions are long: once is enough
-  for (int d = batch.rank - 1; d >= 0; --d) {
+      for (int d = batch.rank - 1; d >= 0; --d) {
     offset += index % batch.size[d] * matrix.batch_stride[d];
     index /= batch.size[d];
   }

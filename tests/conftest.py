@@ -1,5 +1,6 @@
 """What all tests share: the devices, and the memory that nothing may read unwritten."""
 
+import collections
 import os
 
 # Lets PyTorch's own CUDA products run in deterministic mode, which poisons fresh memory.
@@ -34,3 +35,10 @@ def poisoned():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line a reason, with its count, of what was skipped."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for reason, count in collections.Counter(report.longrepr[2] for report in skipped).items():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")

@@ -48,7 +48,7 @@ def gamma(roundings, u):
 def roundings(k, algorithm):
     """The most roundings that one product meets on its way into a sum of k products.
 
-    In sequence: k. In chunks (csrc/sum.h): those of its chunk, then one for each chunk that follows.
+    In sequence: k. In chunks (csrc/sum.h): its chunk's, then one for each chunk that follows.
     """
     if algorithm == "naive":
         return k

@@ -16,7 +16,7 @@ RUNGS = torch_tiled.algorithms()
 ALGORITHMS = [*RUNGS, "auto"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
-# m, n, k: empty, single, primes, one off a tile of 16, 32 or 64, skinny, one off a chunk of the sum.
+# m, n, k: empty, single, primes, one off a tile, skinny, one off a chunk of the sum.
 SIZES = [
     (0, 5, 3),
     (5, 0, 3),

@@ -28,8 +28,8 @@ void compute(const Problem& p, int64_t begin, int64_t end) {
     const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
     const int64_t c_offset = batch_offset(p.batch, p.c, batch);
     for (int64_t col = 0; col < p.n; ++col) {
-      const auto sum = dot(p.k, a + row * p.a.row_stride, p.a.col_stride,
-                           b + col * p.b.col_stride, p.b.row_stride);
+      const auto sum = dot(p.k, a + row * p.a.row_stride, p.a.col_stride, b + col * p.b.col_stride,
+                           p.b.row_stride);
       store<T>(p, c_offset, row, col, sum);
     }
   }

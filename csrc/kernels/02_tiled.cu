@@ -32,8 +32,8 @@ struct Tile {
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of tiles");
 };
 
-// Copies tiles of (kOuter, kK) elements along K into shared memory, where element (outer, k) lies at
-// outer * kOuterPitch + k * kKPitch, zeros beyond the matrix. `outer` is A's row or B's column.
+// Copies tiles of (kOuter, kK) elements along K into shared memory, where element (outer, k) lies
+// at outer * kOuterPitch + k * kKPitch, zeros beyond the matrix. `outer` is A's row or B's column.
 // Neighbouring threads follow whichever direction lies closer in memory.
 template <class Tile, int kOuterPitch, int kKPitch, typename T>
 class Loader {
@@ -65,10 +65,10 @@ class Loader {
 
  private:
   static constexpr int kOuter = Tile::kM;
-  const T* data_;                // this thread's first element of the next tile
-  int outer_, k_;                // where it lies in the tile
-  int outer_step_, k_step_;      // from one of the thread's elements to the next: one of them 0
-  int64_t step_;                 // the same, in memory
+  const T* data_;            // this thread's first element of the next tile
+  int outer_, k_;            // where it lies in the tile
+  int outer_step_, k_step_;  // from one of the thread's elements to the next: one of them 0
+  int64_t step_;             // the same, in memory
   int outer_left_;
   int64_t k_stride_;
 };
@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
                                            p.b.row_stride, cols_left);
 
   Acc total[kPer][kPer];  // of the finished chunks
-  UNROLL for (auto& totals : total) UNROLL for (Acc& t : totals) t = kEmptyTotal<Acc>;
+  UNROLL
+  for (int i = 0; i < kPer * kPer; ++i) total[i / kPer][i % kPer] = kEmptyTotal<Acc>;
 
   int64_t k_left = p.k;
   do {  // a chunk of the sum; one, of zeros, where K is 0
@@ -112,24 +113,36 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
       UNROLL
       for (int kk = 0; kk < Tile::kK; ++kk) {
         Acc a_frag[kPer], b_frag[kPer];
-        UNROLL for (int i = 0; i < kPer; ++i) a_frag[i] = a_smem[row + i][kk];
-        UNROLL for (int j = 0; j < kPer; ++j) b_frag[j] = b_smem[kk][col + j];
-        UNROLL for (int i = 0; i < kPer; ++i) UNROLL for (int j = 0; j < kPer; ++j) {
-          acc[i][j] = multiply_add(a_frag[i], b_frag[j], acc[i][j]);
+        UNROLL
+        for (int i = 0; i < kPer; ++i) a_frag[i] = a_smem[row + i][kk];
+        UNROLL
+        for (int j = 0; j < kPer; ++j) b_frag[j] = b_smem[kk][col + j];
+        UNROLL
+        for (int i = 0; i < kPer; ++i) {
+          UNROLL
+          for (int j = 0; j < kPer; ++j) {
+            acc[i][j] = multiply_add(a_frag[i], b_frag[j], acc[i][j]);
+          }
         }
       }
       __syncthreads();  // everybody has read them
     }
-    UNROLL for (int i = 0; i < kPer; ++i) UNROLL for (int j = 0; j < kPer; ++j) {
-      total[i][j] += acc[i][j];
+    UNROLL
+    for (int i = 0; i < kPer; ++i) {
+      UNROLL
+      for (int j = 0; j < kPer; ++j) total[i][j] += acc[i][j];
     }
     k_left -= chunk;
   } while (k_left > 0);
 
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  UNROLL for (int i = 0; i < kPer; ++i) UNROLL for (int j = 0; j < kPer; ++j) {
-    if (row + i < rows_left && col + j < cols_left) {
-      store<T>(p, c_offset, tile.row + row + i, tile.col + col + j, total[i][j]);
+  UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    UNROLL
+    for (int j = 0; j < kPer; ++j) {
+      if (row + i < rows_left && col + j < cols_left) {
+        store<T>(p, c_offset, tile.row + row + i, tile.col + col + j, total[i][j]);
+      }
     }
   }
 }
@@ -142,8 +155,14 @@ void launch(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_tiled16(const Problem& p, const Context& context) { launch<Tile<16, 16, 1, 6>>(p, context); }
-void launch_tiled32(const Problem& p, const Context& context) { launch<Tile<32, 32, 1, 2>>(p, context); }
-void launch_tiled64(const Problem& p, const Context& context) { launch<Tile<64, 16, 4, 3>>(p, context); }
+void launch_tiled16(const Problem& p, const Context& context) {
+  launch<Tile<16, 16, 1, 6>>(p, context);
+}
+void launch_tiled32(const Problem& p, const Context& context) {
+  launch<Tile<32, 32, 1, 2>>(p, context);
+}
+void launch_tiled64(const Problem& p, const Context& context) {
+  launch<Tile<64, 16, 4, 3>>(p, context);
+}
 
 }  // namespace tiled::cuda

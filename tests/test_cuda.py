@@ -1,0 +1,217 @@
+"""What only a GPU can show: streams, threads, captured graphs, huge sizes, memory."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from reference import assert_within, bound, product
+
+import torch_tiled
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+RUNGS = torch_tiled.algorithms()
+ALGORITHMS = [*RUNGS, "auto"]
+
+
+def free_bytes():
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_runs_on_the_current_stream(algorithm):
+    """On a stream that sleeps first, the product waits for its inputs, and others do not wait."""
+    a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
+    expected = torch_tiled.matmul(a, b, algorithm=algorithm)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        late = torch.zeros_like(a)
+        torch.cuda._sleep(50_000_000)
+        late.copy_(a)
+        result = torch_tiled.matmul(late, b, algorithm=algorithm)
+        pending = not side.query()
+    assert pending
+    side.synchronize()
+    assert torch.equal(result, expected)
+
+
+def test_two_threads_on_two_streams():
+    a = torch.randn(2, 300, 400, device="cuda")
+    b = torch.randn(2, 400, 200, device="cuda")
+    expected = torch_tiled.matmul(a, b)
+    torch.cuda.synchronize()
+    failures = []
+
+    def work(i):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(200):
+                    if not torch.equal(torch_tiled.matmul(a[i], b[i]), expected[i]):
+                        failures.append(i)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_capture_and_replay(algorithm):
+    a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
+    c = torch.zeros(100, 300, device="cuda")
+    weight, bias = torch.randn(50, 200, device="cuda"), torch.randn(50, device="cuda")
+    torch_tiled.matmul(a, b, algorithm=algorithm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = torch_tiled.matmul(a, b, algorithm=algorithm)
+        torch_tiled.gemm_(c, a, b, beta=1, algorithm=algorithm)
+        y = torch_tiled.linear(a, weight, bias, activation="relu", algorithm=algorithm)
+    for _ in range(3):
+        a.copy_(torch.randn_like(a))
+        b.copy_(torch.randn_like(b))
+        c.fill_(1)
+        result.fill_(torch.nan)
+        y.fill_(torch.nan)
+        graph.replay()
+        expected = torch_tiled.matmul(a, b, algorithm=algorithm)
+        assert torch.equal(result, expected)
+        assert torch.equal(c, expected + 1)
+        assert torch.equal(
+            y, torch_tiled.linear(a, weight, bias, activation="relu", algorithm=algorithm)
+        )
+
+
+def test_captured_training_step():
+    layer = torch_tiled.nn.Linear(64, 32, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x = torch.randn(16, 64, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        layer(x).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    start = {name: value.clone() for name, value in layer.state_dict().items()}
+    step()
+    eager = layer.weight.detach().clone()
+    layer.load_state_dict(start)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    layer.load_state_dict(start)
+    graph.replay()
+    assert torch.equal(layer.weight, eager)
+
+
+def check_rows(a, b, result, rows, algorithm):
+    """Holds some rows of a huge product to float64."""
+    some = a[rows]
+    assert_within(result[rows], product(some, b), bound(some, b, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", RUNGS)
+def test_result_beyond_2_to_31_elements(algorithm):
+    m, n, k = 46349, 46349, 3  # 2^31 + 746,153 elements
+    if free_bytes() < 10 * m * n:
+        pytest.skip("not enough GPU memory")
+    a = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    b = torch.randn(k, n, device="cuda", dtype=torch.float16)
+    out = torch.full((m, n), torch.nan, device="cuda", dtype=torch.float16)
+    torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
+    rows = torch.tensor([0, 1, m // 2, m - 2, m - 1], device="cuda")
+    check_rows(a, b, out, rows, algorithm)
+    assert not out.isnan().any()
+
+
+@pytest.mark.parametrize("algorithm", RUNGS)
+def test_operands_beyond_2_to_31_elements(algorithm):
+    m, k = 3, 2**31 // 3 + 1000
+    if free_bytes() < 8 * m * k:
+        pytest.skip("not enough GPU memory")
+    store = torch.zeros(m, k, device="cuda", dtype=torch.float16)
+    ones = torch.ones(k, 2, device="cuda", dtype=torch.float16)
+    store[:, -5:] = 3  # at the far end, beyond 2^31 elements in the last row
+    store[:, 0] = 1
+    tail = slice(k - 2000, None)
+    result = torch_tiled.matmul(store[:, tail], ones[tail], algorithm=algorithm)
+    assert torch.equal(result, torch.full((3, 2), 15.0, device="cuda", dtype=torch.float16))
+    if algorithm == "naive":  # a plain walk along all of K, in three threads, is slow but possible
+        return
+    columns = store.mT[tail]  # the same memory, read with the long stride first
+    result = torch_tiled.matmul(ones[tail].mT, columns, algorithm=algorithm)
+    assert torch.equal(result, torch.full((2, 3), 15.0, device="cuda", dtype=torch.float16))
+
+
+@pytest.mark.parametrize("algorithm", ["tiled16", "naive"])
+def test_batch_beyond_one_grid(algorithm):
+    """More matrices than 2^31 - 1 blocks, read through a stride of 0."""
+    count = 2**31 + 5
+    if free_bytes() < 3 * count:
+        pytest.skip("not enough GPU memory")
+    a = torch.full((1, 1, 1), 3.0, device="cuda", dtype=torch.float16).expand(count, 1, 1)
+    b = torch.full((2, 1, 1), 2.0, device="cuda", dtype=torch.float16)
+    b[1] = 5
+    pairs = torch_tiled.matmul(a[: count // 2, None], b, algorithm=algorithm)
+    assert pairs.shape == (count // 2, 2, 1, 1)
+    assert (pairs[:, 0] == 6).all() and (pairs[:, 1] == 15).all()
+
+
+def test_k_beyond_2_to_31():
+    """K of 2^31 + 9 by strides of 0: exact in fp32 chunks of 1024, whose sums are powers of 2."""
+    k = 2**31 + 9
+    one = torch.ones(1, 1, device="cuda")
+    result = torch_tiled.matmul(one.expand(1, k), one.expand(k, 1), algorithm="tiled16")
+    # Chunk sums of 1024 stay exact up to 2^34; the tail of 9 is rounded away at 2^31.
+    assert result.item() == 2.0**31
+
+
+def test_out_of_memory_leaves_all_as_it_was():
+    a = torch.randn(1, 1, device="cuda").expand(1 << 20, 1)
+    b = torch.randn(1, 1, device="cuda").expand(1, 1 << 20)
+    before = a[0, 0].item()
+    for call in (torch_tiled.matmul, torch.ops.tiled.matmul):
+        with pytest.raises(torch.OutOfMemoryError, match=str(4 << 40)):
+            call(a, b)
+    assert a[0, 0].item() == before
+    torch.cuda.synchronize()
+    small = torch.randn(5, 5, device="cuda")
+    assert_within(torch_tiled.matmul(small, small), product(small, small), bound(small, small))
+
+
+def test_other_device_stays_current():
+    """A product leaves the current device as it found it, also where there is only one."""
+    current = torch.cuda.current_device()
+    last = torch.cuda.device_count() - 1
+    a = torch.randn(30, 30, device=f"cuda:{last}")
+    result = torch_tiled.matmul(a, a)
+    assert result.device == a.device
+    assert torch.cuda.current_device() == current
+    assert_within(result, product(a, a), bound(a, a))
+
+
+def test_first_call_in_a_fresh_process_may_be_captured():
+    program = """
+import torch, torch_tiled
+a = torch.randn(70, 70, device="cuda")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = torch_tiled.matmul(a, a)
+graph.replay()
+torch.cuda.synchronize()
+assert torch.equal(result, torch_tiled.matmul(a, a))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

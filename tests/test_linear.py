@@ -1,0 +1,95 @@
+"""linear: x weight^T + bias, then an activation, in one launch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import assert_within, linear_bound, product
+
+import torch_tiled
+
+ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "silu": F.silu,
+}
+# The steepest any of them gets: gelu's derivative reaches 1.13, silu's 1.10.
+STEEPEST = 1.2
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("batch", [(), (1,), (70,), (0,), (3, 5), (2, 1, 7)])
+def test_values(device, poisoned, algorithm, dtype, with_bias, batch):
+    for n, k in ((33, 65), (1, 1), (16, 0)):
+        x = torch.randn(*batch, k, device=device).to(dtype)
+        weight = torch.randn(n, k, device=device).to(dtype)
+        bias = torch.randn(n, device=device).to(dtype) if with_bias else None
+        exact = product(x, weight.mT) + (bias.double() if with_bias else 0)
+        result = torch_tiled.linear(x, weight, bias, algorithm=algorithm)
+        assert result.dtype == dtype and result.is_contiguous()
+        assert_within(result, exact, linear_bound(x, weight, bias, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(device, algorithm, dtype, activation):
+    x = 3 * torch.randn(40, 30, device=device)
+    x, weight = x.to(dtype), torch.randn(50, 30, device=device).to(dtype)
+    bias = torch.randn(50, device=device).to(dtype)
+    result = torch_tiled.linear(x, weight, bias, activation=activation, algorithm=algorithm)
+    exact = ACTIVATIONS[activation](product(x, weight.mT) + bias.double())
+    # The activation's own error: assert_close's tolerance for one elementwise function.
+    own = exact.abs() * torch.testing._comparison.default_tolerances(dtype)[0] + 1e-5
+    limit = STEEPEST * linear_bound(x, weight, bias, algorithm=algorithm) + own
+    assert_within(result, exact, limit)
+
+
+@pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_at_the_edges(device, algorithm, activation):
+    x = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [0.0], [1e30], [-1e30]])
+    x, weight = x.to(device), torch.ones(1, 1, device=device)
+    result = torch_tiled.linear(x, weight, activation=activation, algorithm=algorithm)
+    expected = ACTIVATIONS[activation](x.double()).float()  # PyTorch's float32 gelu(inf) is NaN
+    torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_strides(device, algorithm):
+    x = torch.randn(30, 2, 41, device=device)[:, :, 1:].transpose(0, 1)
+    weight = torch.randn(40, 100, device=device)[:, ::2].mT
+    bias = torch.randn(3, device=device)[1:2].expand(50)
+    result = torch_tiled.linear(x, weight, bias, algorithm=algorithm)
+    exact = product(x, weight.mT) + bias.double()
+    assert_within(result, exact, linear_bound(x, weight, bias, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
+def test_bias_is_one_more_rounding(device, algorithm):
+    x, weight = torch.randn(9, 2000, device=device), torch.randn(11, 2000, device=device)
+    bias = torch.randn(11, device=device)
+    alone = torch_tiled.linear(x, weight, algorithm=algorithm)
+    assert torch.equal(alone, torch_tiled.matmul(x, weight.mT, algorithm=algorithm))
+    assert torch.equal(torch_tiled.linear(x, weight, bias, algorithm=algorithm), alone + bias)
+
+
+def test_one_launch(device):
+    """Bias and activation ride along: one kernel on CUDA."""
+    if device != "cuda":
+        pytest.skip("launches are counted on CUDA")
+    x, weight = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
+    bias = torch.randn(64, device=device)
+    torch_tiled.linear(x, weight, bias, activation="gelu")
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        torch_tiled.linear(x, weight, bias, activation="gelu")
+        torch.cuda.synchronize()
+    kernels = [e.name for e in profile.events() if e.device_type.name == "CUDA"]
+    assert len(kernels) == 1 and "tiled" in kernels[0]
