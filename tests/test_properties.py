@@ -198,6 +198,23 @@ def test_linear(device, algorithm, data):
     assert_within(torch_tiled.linear(x, weight, bias, algorithm=algorithm), exact, limit)
 
 
+@every_algorithm
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_more_batch_dimensions_than_a_kernel_unravels(device, algorithm, dtype):
+    """Ten dimensions that lie in memory in reverse order, so that no two are one to a kernel."""
+
+    def reversed_in_memory(*shape):
+        values = torch.randn(shape[::-1], device=device).to(dtype)
+        return values.permute(*range(len(shape))[::-1])
+
+    a = reversed_in_memory(*[2] * 8, 3, 5)
+    b = reversed_in_memory(*[1, 2] * 4, 5, 4)
+    out = reversed_in_memory(*[2] * 8, 3, 4)
+    exact, limit = product(a, b), bound(a, b, algorithm=algorithm)
+    assert_within(torch_tiled.matmul(a, b, algorithm=algorithm), exact, limit)
+    assert_within(torch_tiled.matmul(a, b, out=out, algorithm=algorithm), exact, limit)
+
+
 # --- overlap, against all bytes one by one --------------------------------------------------------
 
 
