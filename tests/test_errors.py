@@ -323,6 +323,7 @@ BAD_CALLS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("api", APIS, ids=["torch_tiled", "torch.ops.tiled"])
 @pytest.mark.parametrize("call, sentence", BAD_CALLS)
 def test_bad_call(device, api, call, sentence):
@@ -333,6 +334,20 @@ def test_bad_call(device, api, call, sentence):
 @pytest.mark.parametrize("call, sentence", BAD_CALLS)
 def test_bad_call_fails_alike_on_meta_tensors(call, sentence):
     assert_raises(sentence, call, torch.ops.tiled, zeros_on("meta"))
+
+
+@pytest.mark.parametrize("api", APIS, ids=["torch_tiled", "torch.ops.tiled"])
+def test_explain_refuses_what_matmul_refuses(device, api):
+    t = zeros_on(device)
+    for sentence, a, b, options in (
+        (f"a is () and b is (3,); {NO_SCALARS}", t(), t(3), {}),
+        ("a is (3, 4) and b is (5, 6); a's columns must equal b's rows", t(3, 4), t(5, 6), {}),
+        (f"a is torch.int64; {SUPPORTED_ARE}", t(3, dtype=torch.int64), t(3), {}),
+        (NO_RUNG, t(3), t(3), {"algorithm": "mma"}),
+        (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
+        (NO_TF32, t(3), t(3), {"precision": "tf32"}),
+    ):
+        assert_raises(f"tiled::explain: {sentence}", api.explain, a, b, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
