@@ -360,6 +360,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
   return c;
 }
 
+Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "auto", "fp32", {}); }
+
 void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
                 const std::string& precision, const Tensor& out) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
@@ -498,16 +500,20 @@ STABLE_TORCH_LIBRARY(tiled, m) {
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+  // matmul without options, for callers who know that there is nothing to differentiate: options
+  // are a good part of what a small product costs.
+  m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("algorithms() -> str[]");
   m.def("explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\") -> str[]");
 }
 
 // One set of functions serves both devices; without CUDA in the build they say so.
-#define IMPLEMENT(m)                                   \
-  m.impl("matmul", TORCH_BOX(&tiled::matmul));         \
-  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out)); \
-  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));           \
-  m.impl("linear", TORCH_BOX(&tiled::linear));         \
+#define IMPLEMENT(m)                                        \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));              \
+  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul)); \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));      \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                \
+  m.impl("linear", TORCH_BOX(&tiled::linear));              \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 STABLE_TORCH_LIBRARY_IMPL(tiled, CPU, m) { IMPLEMENT(m); }

@@ -22,4 +22,10 @@ HOST_DEVICE inline double multiply_add(double a, double b, double sum) { return 
 template <typename Acc>
 inline constexpr Acc kEmptyTotal = Acc(-0.0);
 
+// What pads tiles of A and of B beyond K: 0 * -0 + x is x as well.
+template <typename Acc>
+inline constexpr Acc kPadA = Acc(0.0);
+template <typename Acc>
+inline constexpr Acc kPadB = Acc(-0.0);
+
 }  // namespace tiled

@@ -122,6 +122,16 @@ def test_order_is_as_specified(device, algorithm):
     assert torch.equal(result.cpu(), total)
 
 
+@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("k", [1, 2, 16, 33, 64, 100])
+def test_sign_of_an_underflowed_zero(device, algorithm, k):
+    """What pads a tile adds nothing, not even to -0: it has the sign of what underflowed last."""
+    tiny = torch.full((5, k), 1e-30, device=device)
+    b = torch.full((k, 3), -1e-30, device=device)
+    result = torch_tiled.matmul(tiny, b, algorithm=algorithm)
+    assert (result == 0).all() and result.signbit().all()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("m, n, k", SIZES)
 @pytest.mark.parametrize("algorithm", RUNGS)

@@ -32,18 +32,30 @@ _matmul_out = _ways_to_call(torch.ops.tiled.matmul.out)
 _gemm = _ways_to_call(torch.ops.tiled.gemm_.default)
 _linear = _ways_to_call(torch.ops.tiled.linear.default)
 
+_plain_matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
+
+
+def _matmul_of_others(a, b):
+    """What _plain_matmul does with tensors that are not dense, not on a device, or to be cast."""
+    return torch.ops.tiled.matmul(a, b)
+
+
+_OTHERS = "CompositeExplicitAutograd NestedTensorCPU NestedTensorCUDA AutocastCPU AutocastCUDA"
+for _key in _OTHERS.split():
+    _library.impl("_plain_matmul", _matmul_of_others, _key)
+_library.impl("_plain_matmul", torch.library.fallthrough_kernel, "Autograd")
+
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def _is_plain(*tensors):
-    """Whether no gradient, tangent, transform, mode or subclass is in play."""
-    if forward_ad_active() or transforms_active() or dispatch_modes() or function_modes():
+    """Whether no gradient, tangent, transform, mode, subclass or compiler is in play."""
+    if is_dynamo_compiling():
         return False
-    grad_mode = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES or (grad_mode and tensor.requires_grad):
+        if type(tensor) not in _PLAIN_TYPES or (tensor.requires_grad and torch.is_grad_enabled()):
             return False
-    return True
+    return not (forward_ad_active() or transforms_active() or dispatch_modes() or function_modes())
 
 
 def _call(ways, *tensors, **options):
@@ -53,8 +65,6 @@ def _call(ways, *tensors, **options):
     that have their default values are better left out.
     """
     op, direct = ways
-    if is_dynamo_compiling():
-        return op(*tensors, **options)
     try:
         if "out" not in options and _is_plain(*tensors):
             with BelowAutograd():
@@ -104,8 +114,12 @@ def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None
             )
         _call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
         return out
-    if algorithm == "auto" and precision == "fp32" and out_dtype is None:
-        return _call(_matmul, a, b)
+    if algorithm == "auto" and precision == "fp32" and out_dtype is None and _is_plain(a, b):
+        try:
+            return _plain_matmul(a, b)
+        except RuntimeError as error:
+            raise_if_out_of_memory(error)
+            raise
     return _call(_matmul, a, b, algorithm=algorithm, precision=precision, out_dtype=out_dtype)
 
 

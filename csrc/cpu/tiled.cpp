@@ -16,14 +16,14 @@ namespace {
 constexpr int kDepth = 64;  // of a tile along K
 static_assert(kChunk % kDepth == 0, "a chunk of the sum is a whole number of tiles");
 
-// Copies (kTile outer, kDepth) elements to tile[k][outer], zeros beyond the matrix.
+// Copies (kTile outer, kDepth) elements to tile[k][outer], `pad` beyond the matrix.
 template <typename T, int kTile>
 SIMD void load_tile(accumulator_t<T> (&tile)[kDepth][kTile], const T* data, int64_t outer_stride,
-                    int64_t k_stride, int outer_left, int k_left) {
+                    int64_t k_stride, int outer_left, int k_left, accumulator_t<T> pad) {
   for (int k = 0; k < kDepth; ++k) {
     for (int outer = 0; outer < kTile; ++outer) {
       const bool inside = outer < outer_left && k < k_left;
-      tile[k][outer] = inside ? widen(data[outer * outer_stride + k * k_stride]) : 0;
+      tile[k][outer] = inside ? widen(data[outer * outer_stride + k * k_stride]) : pad;
     }
   }
 }
@@ -68,8 +68,8 @@ void compute_tile(const Problem& p, int64_t index) {
     const int64_t chunk_end = std::min(k + kChunk, p.k);
     for (; k < chunk_end; k += kDepth) {
       const int k_left = static_cast<int>(std::min<int64_t>(chunk_end - k, kDepth));
-      load_tile<T>(a_tile, a, p.a.row_stride, p.a.col_stride, rows_left, k_left);
-      load_tile<T>(b_tile, b, p.b.col_stride, p.b.row_stride, cols_left, k_left);
+      load_tile<T>(a_tile, a, p.a.row_stride, p.a.col_stride, rows_left, k_left, kPadA<Acc>);
+      load_tile<T>(b_tile, b, p.b.col_stride, p.b.row_stride, cols_left, k_left, kPadB<Acc>);
       a += kDepth * p.a.col_stride;
       b += kDepth * p.b.row_stride;
       multiply_tiles(acc, a_tile, b_tile);

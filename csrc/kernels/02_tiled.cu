@@ -3,7 +3,7 @@
 // Idea:  to compute a tile of C, a block copies a tile of A and a tile of B into shared memory,
 //        multiplies them, and moves on along K. An element of A is then read from global memory
 //        once for every tile of columns, not once for every column: 2MNK / kTile reads in all.
-//        Edges are padded with zeros, so that the inner loop asks no questions.
+//        Edges are padded (csrc/sum.h), so that the inner loop asks no questions.
 // Limit: shared memory: one read of it for every multiply-add (kPerThread = 1), half a read with
 //        4 x 4 elements a thread; and nobody multiplies while the block loads.
 // Next:  bigger register tiles, 128-bit loads, copies that run while the block multiplies.
@@ -33,7 +33,7 @@ struct Tile {
 };
 
 // Copies tiles of (kOuter, kK) elements along K into shared memory, where element (outer, k) lies
-// at outer * kOuterPitch + k * kKPitch, zeros beyond the matrix. `outer` is A's row or B's column.
+// at outer * kOuterPitch + k * kKPitch, `pad` beyond the matrix. `outer` is A's row or B's column.
 // Neighbouring threads follow whichever direction lies closer in memory.
 template <class Tile, int kOuterPitch, int kKPitch, typename T>
 class Loader {
@@ -52,13 +52,13 @@ class Loader {
   }
 
   // Copies the next tile, of which k_left columns (or rows) are in the matrix.
-  __device__ void load(accumulator_t<T>* smem, int k_left) {
+  __device__ void load(accumulator_t<T>* smem, int k_left, accumulator_t<T> pad) {
     UNROLL
     for (int i = 0; i < kOuter * Tile::kK / Tile::kThreads; ++i) {
       const int outer = outer_ + i * outer_step_;
       const int k = k_ + i * k_step_;
       const bool inside = outer < outer_left_ && k < k_left;
-      smem[outer * kOuterPitch + k * kKPitch] = inside ? widen(data_[i * step_]) : 0;
+      smem[outer * kOuterPitch + k * kKPitch] = inside ? widen(data_[i * step_]) : pad;
     }
     data_ += Tile::kK * k_stride_;
   }
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
     Acc acc[kPer][kPer] = {};
     const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
     for (int k = 0; k < chunk; k += Tile::kK) {
-      load_a.load(&a_smem[0][0], chunk - k);
-      load_b.load(&b_smem[0][0], chunk - k);
+      load_a.load(&a_smem[0][0], chunk - k, kPadA<Acc>);
+      load_b.load(&b_smem[0][0], chunk - k, kPadB<Acc>);
       __syncthreads();  // the tiles are there
 
       UNROLL
