@@ -276,21 +276,30 @@ print("equal")
 """
 
 
-def test_aoti_package(device, tmp_path):
-    model, program = export(device, strict=False)
-    with torch.no_grad():
-        package = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "model.pt2")
-        )
-        x = randn(9, 6, device=device, dtype=torch.float64)
-        assert_close(torch._inductor.aoti_load_package(package)(x), model.expected(x))
-        torch.save((x, model.expected(x)), tmp_path / "data.pt")
+def run_package(program, x, expected, folder):
+    """Packages a program and runs it in a fresh process."""
+    package = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(folder / "model.pt2")
+    )
+    torch.save((x, expected), folder / "data.pt")
     root = os.path.dirname(os.path.dirname(torch_tiled.__file__))
     paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_PACKAGE, package, str(tmp_path / "data.pt")],
+    return subprocess.run(
+        [sys.executable, "-c", RUN_PACKAGE, package, str(folder / "data.pt")],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
+
+
+def test_aoti_package(device, tmp_path):
+    model, program = export(device, strict=False)
+    with torch.no_grad():
+        x = randn(9, 6, device=device, dtype=torch.float64)
+        done = run_package(program, x, model.expected(x), tmp_path)
+        if done.returncode < 0:  # a signal: is it ours, or does PyTorch fail by itself?
+            plain = torch.nn.Linear(6, 5).to(device).double()
+            program = torch.export.export(plain, (x,))
+            if run_package(program, x, plain(x), tmp_path).returncode < 0:
+                pytest.skip("AOTInductor packages of PyTorch's own products crash here")
     assert done.stdout == "equal\n", done.stderr

