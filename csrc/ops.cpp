@@ -10,6 +10,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <array>
@@ -302,8 +303,7 @@ bool is_torch_product(const Tensor& a, const Options& options) {
 template <typename... Args>
 Tensor call(const char* name, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
