@@ -34,9 +34,9 @@ namespace {
 constexpr Rung kLadder[] = {
     // name      family   tile    rate  auto   CUDA                  CPU
     {"naive",   "naive",  32, 32, 13,   false, CUDA(launch_naive),   cpu::launch_naive},
-    {"tiled16", "tiled",  16, 16, 16,   true,  CUDA(launch_tiled16), cpu::launch_tiled16},
-    {"tiled32", "tiled",  32, 32, 17,   true,  CUDA(launch_tiled32), cpu::launch_tiled32},
-    {"tiled64", "tiled",  64, 64, 50,   true,  CUDA(launch_tiled64), cpu::launch_tiled64},
+    {"tiled16", "tiled",  16, 16, 14,   true,  CUDA(launch_tiled16), cpu::launch_tiled16},
+    {"tiled32", "tiled",  32, 32, 16,   true,  CUDA(launch_tiled32), cpu::launch_tiled32},
+    {"tiled64", "tiled",  64, 64, 47,   true,  CUDA(launch_tiled64), cpu::launch_tiled64},
 };
 // clang-format on
 
