@@ -114,7 +114,9 @@ def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None
             )
         _call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
         return out
-    if algorithm == "auto" and precision == "fp32" and out_dtype is None and _is_plain(a, b):
+    if algorithm == "auto" and precision == "fp32" and out_dtype is None:
+        if not _is_plain(a, b):
+            return _call(_matmul, a, b)
         try:
             return _plain_matmul(a, b)
         except RuntimeError as error:
