@@ -17,9 +17,9 @@ struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
   int tile_m, tile_n;       // of C, computed by one block
-  double rate;              // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
-  bool automatic;           // keeps the order of sum.h, so that `auto` may pick it
-  Launch cuda;              // null in a build without CUDA
+  double rate;     // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
+  bool automatic;  // keeps the order of sum.h, so that `auto` may pick it
+  Launch cuda;     // null in a build without CUDA
   Launch cpu;
 
   int64_t blocks(const Problem& p) const;
