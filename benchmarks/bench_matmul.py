@@ -226,7 +226,10 @@ def main(argv: list[str] | None = None) -> int:
             console.print(str(error), markup=False)
             return 1
         return 0
-    return bench(args, console, shlex.join(sys.argv if argv is None else [__file__, *argv]))
+    words = sys.argv if argv is None else [__file__, *argv]
+    if args.json is not None:  # a name will do: where it lay is nobody's business
+        words = [args.json.name if word == str(args.json) else word for word in words]
+    return bench(args, console, shlex.join(words))
 
 
 def bench(args: argparse.Namespace, console, command_line: str) -> int:

@@ -255,6 +255,8 @@ def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):
         assert torch.equal(actual.isnan(), expected.isnan())
         assert torch.equal(actual.isposinf(), expected.isposinf())
         assert torch.equal(actual.isneginf(), expected.isneginf())
+    if len(expectations) == 1 and algorithm == "auto":
+        return
     rows, cols = a.isfinite().all(1), b.isfinite().all(0)
     a, b = a[rows], b[:, cols]
     assert_within(actual[rows][:, cols], product(a, b), bound(a, b, algorithm=algorithm))
