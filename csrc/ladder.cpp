@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <stdexcept>
 
+#include "fail.h"
 #include "sum.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
@@ -39,8 +39,6 @@ constexpr Rung kLadder[] = {
     {"tiled64", "tiled",  64, 64, 47,   true,  CUDA(launch_tiled64), cpu::launch_tiled64},
 };
 // clang-format on
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 std::string join(const std::vector<std::string>& names) {
   std::string text;
@@ -86,8 +84,7 @@ std::vector<std::string> algorithms() {
 
 void check_offered(const char* op, Precision precision, DType dtype) {
   if (precision == Precision::kTf32 && dtype == DType::kFloat32) {
-    throw std::runtime_error(std::string(op) +
-                             ": no rung offers precision tf32 yet; choose fp32 or ieee");
+    fail(op, "no rung offers precision tf32 yet; choose fp32 or ieee");
   }
 }
 
@@ -99,8 +96,8 @@ const Rung& pick(std::string_view algorithm, const Problem& p, const Context& co
     if (best == nullptr || rung.clocks(p, context) <= best->clocks(p, context)) best = &rung;
   }
   if (best == nullptr) {
-    throw std::runtime_error(std::string(p.op) + ": there is no algorithm \"" +
-                             std::string(algorithm) + "\"; choose auto, " + join(algorithms()));
+    fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
+                   join(algorithms()));
   }
   return *best;
 }
@@ -108,11 +105,10 @@ const Rung& pick(std::string_view algorithm, const Problem& p, const Context& co
 std::vector<std::pair<std::string, std::string>> explain(std::string_view algorithm,
                                                          const Problem& p, const Context& context) {
   const Rung& chosen = pick(algorithm, p, context);
-  std::string why = "the only rung of this name";
+  std::vector<std::string> others;
   for (const Rung& rung : kLadder) {
     if (!answers_to(rung, algorithm) || &rung == &chosen) continue;
-    why = why.starts_with("the only") ? "fewest clocks, against " : why + ", ";
-    why += std::string(rung.name) + " " + format("%.3g", rung.clocks(p, context));
+    others.push_back(std::string(rung.name) + " " + format("%.3g", rung.clocks(p, context)));
   }
   const int64_t blocks = chosen.blocks(p);
   const int64_t waves = chosen.waves(p, context);
@@ -124,7 +120,8 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
       {"waves",
        std::to_string(waves) + " of " + std::to_string(context.processors) + " processors"},
       {"clocks", format("%.3g", chosen.clocks(p, context)) + " by the model"},
-      {"why", why},
+      {"why",
+       others.empty() ? "the only rung of this name" : "fewest clocks, against " + join(others)},
       {"order", chosen.automatic ? std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
                                        " of at most " + std::to_string(kChunk) +
                                        " in K, each ascending, added in order"

@@ -16,8 +16,6 @@
 
 namespace tiled {
 
-HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Throws what CUDA says, with the line of the rung that asked.
 inline void check(cudaError_t status,
                   std::source_location where = std::source_location::current()) {

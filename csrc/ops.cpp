@@ -16,7 +16,6 @@
 #include <array>
 #include <cctype>
 #include <functional>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -26,6 +25,7 @@
 
 #include "context.h"
 #include "cpu/apply_epilogue.h"
+#include "fail.h"
 #include "ladder.h"
 #include "product.h"
 #include "strided.h"
@@ -33,13 +33,8 @@
 namespace tiled {
 namespace {
 
-using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-[[noreturn]] void fail(const char* op, const std::string& sentence) {
-  throw std::runtime_error(std::string(op) + ": " + sentence);
-}
 
 // --- names -------------------------------------------------------------------------------------
 
@@ -80,6 +75,11 @@ std::optional<DType> supported(ScalarType type) {
 }
 
 bool is_half(ScalarType type) { return type == ScalarType::Half || type == ScalarType::BFloat16; }
+
+// What a product may be written as: the operands' dtype, or float32 for halves.
+bool may_hold(ScalarType out, ScalarType operands) {
+  return out == operands || (out == ScalarType::Float && is_half(operands));
+}
 
 Precision parse_precision(const char* op, const std::string& name) {
   if (name == "fp32") return Precision::kFp32;
@@ -147,8 +147,8 @@ void check_operands(const char* op, Named x, Named y) {
 }
 
 ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out) {
-  if (!out || *out == operands) return operands;
-  if (*out == ScalarType::Float && is_half(operands)) return *out;
+  if (!out) return operands;
+  if (may_hold(*out, operands)) return *out;
   fail(op, "out_dtype is " + dtype_name(*out) + " and the operands are " + dtype_name(operands) +
                "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
 }
@@ -165,17 +165,18 @@ Strided describe(const Tensor& x, void* data) {
 Strided readable(const Tensor& x) { return describe(x, const_cast<void*>(x.const_data_ptr())); }
 Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
 
-void check_written(const char* op, Named c, std::initializer_list<Named> operands) {
+// Whether c may be written while the product's operands are read.
+void check_written(const char* op, Named c, const Product& product) {
   const Strided written = writable(c.tensor);
   if (overlaps_itself(written)) {
     fail(op, std::string(c.name) + " has elements that share memory (shape " + shape_of(c.tensor) +
                  ", strides " + to_string(written.strides) +
                  "); pass a tensor whose elements lie apart, such as its clone()");
   }
-  for (const Named& x : operands) {
-    if (overlap(written, readable(x.tensor))) {
-      fail(op, std::string(c.name) + " shares memory with " + x.name +
-                   "; pass a clone() of one of them");
+  for (const auto& [name, operand] : {std::pair("a", &product.a), std::pair("b", &product.b)}) {
+    if (overlap(written, *operand)) {
+      fail(op,
+           std::string(c.name) + " shares memory with " + name + "; pass a clone() of one of them");
     }
   }
 }
@@ -368,7 +369,7 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   check_operands(options.op, {"a", a}, {"b", b});
   check_same_device(options.op, {"out", out}, {"a", a});
   const ScalarType type = out.scalar_type();
-  if (type != a.scalar_type() && !(type == ScalarType::Float && is_half(a.scalar_type()))) {
+  if (!may_hold(type, a.scalar_type())) {
     fail(options.op, "out is " + dtype_name(type) + " and the operands are " +
                          dtype_name(a.scalar_type()) +
                          "; it may have the operands' dtype or, for float16 and bfloat16, "
@@ -379,7 +380,7 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
     fail(options.op, "out is " + shape_of(out) + " and the product is " + to_string(product.shape) +
                          "; pass an out of that shape (it is never resized)");
   }
-  check_written(options.op, {"out", out}, {{"a", a}, {"b", b}});
+  check_written(options.op, {"out", out}, product);
   if (!is_torch_product(a, options)) {
     run(options, product, a, out);
   } else if (out.is_contiguous()) {
@@ -410,7 +411,7 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, doub
     fail(options.op, "c is " + shape_of(c) + " and the product is " + to_string(product.shape) +
                          "; c must have that shape, or more batch dimensions");
   }
-  check_written(options.op, {"c", c}, {{"a", a}, {"b", b}});
+  check_written(options.op, {"c", c}, product);
   if (alpha == 0) product.k = 0;  // as in BLAS: A and B are not read
   const Epilogue epilogue{.alpha = alpha, .beta = beta};
   if (is_torch_product(a, options) && product.k > 0) {
@@ -440,11 +441,15 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     epilogue.bias = bias->const_data_ptr();
     epilogue.bias_stride = bias->stride(0);
   }
-  const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  if (is_torch_product(x, options)) {
-    // Not into y, which only showed that there is memory: linear.out rounds twice.
-    return torch_activation(epilogue.activation, call("aten::linear", "", x, weight, bias));
+  if (is_torch_product(x, options)) {  // not linear.out, which rounds twice
+    try {
+      return torch_activation(epilogue.activation, call("aten::linear", "", x, weight, bias));
+    } catch (const std::runtime_error&) {
+      allocate(options.op, product.shape, x.scalar_type(), x);  // says so where memory ran out
+      throw;
+    }
   }
+  const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
   run(options, product, x, y, epilogue);
   return y;
 }
@@ -472,8 +477,6 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
                  {"algorithm", "torch.matmul", "why", "on the CPU auto is PyTorch's own product"});
     return lines;
   }
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (a.is_cuda()) guard.emplace(a.get_device_index());
   Problem p = make_problem(options, product, a.scalar_type(), a.scalar_type(), {});
   Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};

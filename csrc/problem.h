@@ -22,6 +22,8 @@
 
 namespace tiled {
 
+HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 enum class Precision { kFp32, kIeee, kTf32 };
 enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kTanh, kSilu };

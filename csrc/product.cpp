@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "fail.h"
+
 namespace tiled {
 namespace {
-
-[[noreturn]] void fail(const char* op, const std::string& sentence) {
-  throw std::runtime_error(std::string(op) + ": " + sentence);
-}
 
 bool merges(const OuterDim& outer, const OuterDim& inner) {
   return outer.a_stride == inner.size * inner.a_stride &&

@@ -10,6 +10,7 @@ smallest subnormal for every operation that underflows.
 """
 
 import torch
+import torch.nn.functional as F
 
 U = {
     torch.float64: 2.0**-53,
@@ -22,6 +23,15 @@ SMALLEST = {
     torch.float32: 2.0**-149,
     torch.float16: 2.0**-24,
     torch.bfloat16: 2.0**-133,
+}
+# The activations of linear, as PyTorch has them.
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "silu": F.silu,
 }
 CHUNK = 1024  # of the sum along K, csrc/sum.h
 
@@ -56,17 +66,23 @@ def roundings(k, algorithm):
     return min(k, CHUNK) + chunks - 1
 
 
+def _roundings(a, algorithm):
+    """Those of a product by a; `auto` on the CPU is PyTorch's, summed in any order: k."""
+    k = a.shape[-1]
+    any_order = algorithm == "auto" and a.device.type == "cpu"
+    return k if any_order else roundings(k, algorithm)
+
+
 def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
     """How far, elementwise, a product of a and b may be from `product(a, b)`.
 
     `a` and `b` are of one dtype. The float64 product's own error is included, which matters for
-    float64 operands. `auto` on the CPU is PyTorch's product, summed in any order: k roundings.
+    float64 operands.
     """
     assert precision in ("fp32", "ieee"), precision
     k = a.shape[-1]
     acc = accumulation_dtype(a.dtype)
-    any_order = algorithm == "auto" and a.device.type == "cpu"
-    r = k if any_order else roundings(k, algorithm)
+    r = _roundings(a, algorithm)
     return _bound(product(a, b), magnitude(a, b), r, k, acc, out_dtype or a.dtype)
 
 
@@ -86,8 +102,7 @@ def linear_bound(x, weight, bias, *, algorithm="auto"):
     if bias is not None:
         exact = exact + bias.double()
         size = size + bias.double().abs()
-    any_order = algorithm == "auto" and x.device.type == "cpu"
-    r = (k if any_order else roundings(k, algorithm)) + 1
+    r = _roundings(x, algorithm) + 1
     return _bound(exact, size, r, k + 1, accumulation_dtype(x.dtype), x.dtype)
 
 
@@ -96,9 +111,7 @@ def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
     size = abs(alpha) * magnitude(a, b) + (abs(beta) * c.double().abs() if beta else 0)
     k = a.shape[-1]
-    any_order = algorithm == "auto" and a.device.type == "cpu"
-    # alpha and beta are rounded to the accumulation dtype themselves.
-    r = (k if any_order else roundings(k, algorithm)) + 3
+    r = _roundings(a, algorithm) + 3  # alpha and beta are rounded to be in the sum's dtype, too
     return _bound(exact, size, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
 
 

@@ -6,20 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from calls import Calls
+from reference import ACTIVATIONS
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import torch_tiled
-
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "tanh": torch.tanh,
-    "silu": F.silu,
-}
 
 # Every pair of ranks from 1 to 4, broadcast both ways, then empty dimensions and K == 0.
 A_OF_RANK = {1: (3,), 2: (2, 3), 3: (2, 2, 3), 4: (2, 1, 2, 3)}

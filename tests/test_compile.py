@@ -181,7 +181,9 @@ def test_compile_of_transforms(dynamic, device):
     a, b = randn(3, 4, 5, device=device), randn(3, 5, 6, device=device)
 
     def f(matmul, a, b):
-        value = lambda a, b: matmul(a, b).sin().sum()  # noqa: E731
+        def value(a, b):
+            return matmul(a, b).sin().sum()
+
         return torch.func.vmap(torch.func.grad(value))(a, b), torch.func.jacrev(value)(a, b)
 
     compiled = torch.compile(
@@ -219,7 +221,9 @@ def test_checkpoint_when_compiled(device):
     x, weight = randn(4, 6, device=device), randn(5, 6, device=device, requires_grad=True)
 
     def f(x, weight):
-        g = lambda x, w: torch_tiled.linear(x, w, activation="silu").sum()  # noqa: E731
+        def g(x, w):
+            return torch_tiled.linear(x, w, activation="silu").sum()
+
         return torch.utils.checkpoint.checkpoint(g, x, weight, use_reentrant=False)
 
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")

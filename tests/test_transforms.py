@@ -5,20 +5,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from reference import ACTIVATIONS
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import torch_tiled
-
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "tanh": torch.tanh,
-    "silu": F.silu,
-}
 
 
 def randn(*shape, device):

@@ -41,6 +41,11 @@ def _check_algorithm(op, algorithm, precision, dtype):
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
 
 
+def _may_hold(out_dtype, operands_dtype):
+    """What a product may be written as: the operands' dtype, or float32 for halves."""
+    return out_dtype == operands_dtype or (out_dtype == torch.float32 and operands_dtype in HALVES)
+
+
 def _check_same_device(op, x_name, x, y_name, y):
     if x.device != y.device:
         raise RuntimeError(
@@ -110,7 +115,7 @@ def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
     _check_precision(op, precision)
     _check_operands(op, "a", a, "b", b)
     dtype = a.dtype if out_dtype is None else out_dtype
-    if dtype != a.dtype and not (dtype == torch.float32 and a.dtype in HALVES):
+    if not _may_hold(dtype, a.dtype):
         raise RuntimeError(
             f"{op}: out_dtype is {dtype} and the operands are {a.dtype}; it may be the operands' "
             f"dtype or, for float16 and bfloat16, torch.float32"
@@ -125,7 +130,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     _check_precision(op, precision)
     _check_operands(op, "a", a, "b", b)
     _check_same_device(op, "out", out, "a", a)
-    if out.dtype != a.dtype and not (out.dtype == torch.float32 and a.dtype in HALVES):
+    if not _may_hold(out.dtype, a.dtype):
         raise RuntimeError(
             f"{op}: out is {out.dtype} and the operands are {a.dtype}; it may have the operands' "
             f"dtype or, for float16 and bfloat16, torch.float32"

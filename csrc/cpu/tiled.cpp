@@ -50,8 +50,8 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Acc total[kTile][kTile];  // of the finished chunks
   std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<Acc>);
 
-  const int64_t tiles_n = (p.n + kTile - 1) / kTile;
-  const int64_t tiles_m = (p.m + kTile - 1) / kTile;
+  const int64_t tiles_n = ceil_div(p.n, kTile);
+  const int64_t tiles_m = ceil_div(p.m, kTile);
   const int64_t batch = index / tiles_n / tiles_m;
   const int64_t row = index / tiles_n % tiles_m * kTile;
   const int64_t col = index % tiles_n * kTile;
@@ -87,7 +87,7 @@ void compute_tile(const Problem& p, int64_t index) {
 
 template <int kTile>
 void launch(const Problem& p, const Context& context) {
-  const int64_t tiles = (p.m + kTile - 1) / kTile * ((p.n + kTile - 1) / kTile) * p.batch.count;
+  const int64_t tiles = ceil_div(p.m, kTile) * ceil_div(p.n, kTile) * p.batch.count;
   with_element_type(p.dtype, [&]<typename T>() {
     context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) compute_tile<T, kTile>(p, tile);
