@@ -9,10 +9,15 @@ namespace tiled {
 // Calls body(begin, end) for pieces that cover [0, count), on several threads.
 using ParallelFor = void (*)(int64_t count, const std::function<void(int64_t, int64_t)>& body);
 
+// Scratch memory on the GPU, aligned to 512 bytes, from PyTorch's allocator: it is the caller's
+// until everything is launched, and then whoever's comes next on the stream. Throws a sentence.
+using Allocate = std::function<void*(int64_t bytes)>;
+
 struct Context {
   int processors = 1;                  // multiprocessors of the GPU, or threads of the CPU
   int compute_capability = 0;          // 90 for sm_90; 0 on the CPU
   void* stream = nullptr;              // cudaStream_t
+  Allocate allocate;                   // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
 };
 

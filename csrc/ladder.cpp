@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "fail.h"
+#include "fp16x3.h"
 #include "sum.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
@@ -19,6 +20,7 @@ void launch_naive(const Problem&, const Context&);
 void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
+void launch_fp16x3(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -26,17 +28,19 @@ void launch_naive(const Problem&, const Context&);
 void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
+void launch_fp16x3(const Problem&, const Context&);
 }  // namespace cpu
 
 namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name      family   tile    rate  auto   CUDA                  CPU
-    {"naive",   "naive",  32, 32, 13,   false, CUDA(launch_naive),   cpu::launch_naive},
-    {"tiled16", "tiled",  16, 16, 14,   true,  CUDA(launch_tiled16), cpu::launch_tiled16},
-    {"tiled32", "tiled",  32, 32, 16,   true,  CUDA(launch_tiled32), cpu::launch_tiled32},
-    {"tiled64", "tiled",  64, 64, 47,   true,  CUDA(launch_tiled64), cpu::launch_tiled64},
+    // name      family    order            tile      rate  CUDA                  CPU
+    {"naive",   "naive",  Order::kPlain,   32, 32,   13,   CUDA(launch_naive),   cpu::launch_naive},
+    {"tiled16", "tiled",  Order::kChunked, 16, 16,   14,   CUDA(launch_tiled16), cpu::launch_tiled16},
+    {"tiled32", "tiled",  Order::kChunked, 32, 32,   16,   CUDA(launch_tiled32), cpu::launch_tiled32},
+    {"tiled64", "tiled",  Order::kChunked, 64, 64,   47,   CUDA(launch_tiled64), cpu::launch_tiled64},
+    {"fp16x3",  "fp16x3", Order::kFp16x3,  128, 128, 400,  CUDA(launch_fp16x3),  cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -46,8 +50,73 @@ std::string join(const std::vector<std::string>& names) {
   return text;
 }
 
-bool answers_to(const Rung& rung, std::string_view algorithm) {
-  return algorithm == "auto" ? rung.automatic : rung.name == algorithm || rung.family == algorithm;
+// wgmma and what feeds it are Hopper's alone.
+bool has_tensor_cores(const Context& context) { return context.compute_capability == 90; }
+
+// The order that `auto` sums in: nothing but dtype, precision, K and the device decide it.
+Order order_of(const Problem& p, const Context& context) {
+  const bool fp16x3 = p.dtype == DType::kFloat32 && p.precision == Precision::kFp32 &&
+                      p.k >= fp16x3::kMinK && has_tensor_cores(context);
+  return fp16x3 ? Order::kFp16x3 : Order::kChunked;
+}
+
+// Throws a sentence where a rung that was asked for by name cannot take the problem.
+void check_can_take(const Rung& rung, const Problem& p, const Context& context) {
+  if (rung.order != Order::kFp16x3) return;
+  const std::string name = "algorithm \"" + std::string(rung.name) + "\" ";
+  if (p.dtype != DType::kFloat32) {
+    fail(p.op, name + "takes float32 operands; choose auto, naive or tiled for other dtypes");
+  }
+  if (p.precision == Precision::kIeee) {
+    fail(p.op, name + "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
+                      "naive or tiled, or precision fp32");
+  }
+  if (context.compute_capability != 0 && !has_tensor_cores(context)) {
+    fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
+                   std::to_string(context.compute_capability / 10) + "." +
+                   std::to_string(context.compute_capability % 10) +
+                   "; choose auto, naive or tiled");
+  }
+}
+
+// The rungs that `algorithm` leaves to choose from: at least one.
+std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p,
+                                    const Context& context) {
+  std::vector<const Rung*> rungs;
+  Order order = order_of(p, context);
+  for (const Rung& rung : kLadder) {
+    if (rung.name != algorithm && rung.family != algorithm) continue;
+    check_can_take(rung, p, context);
+    rungs.push_back(&rung);
+    order = rung.order;
+  }
+  if (rungs.empty() && algorithm != "auto") {
+    fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
+                   join(algorithms()));
+  }
+  // A sum too short for fp16x3 is defined by the other order, by whatever name it is asked for.
+  const bool too_short = order == Order::kFp16x3 && p.k < fp16x3::kMinK;
+  if (rungs.empty() || too_short) {
+    rungs.clear();
+    for (const Rung& rung : kLadder) {
+      if (rung.order == (too_short ? Order::kChunked : order)) rungs.push_back(&rung);
+    }
+  }
+  return rungs;
+}
+
+std::string describe(Order order, int64_t k) {
+  const int64_t chunks = std::max<int64_t>(1, ceil_div(k, kChunk));
+  const std::string cut = std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
+                          " of at most " + std::to_string(kChunk) + " in K, ";
+  switch (order) {
+    case Order::kPlain: return "ascending in K";
+    case Order::kChunked: return cut + "each ascending, added in order";
+    case Order::kFp16x3:
+      return cut + "each three float16 products promoted every " +
+             std::to_string(fp16x3::promotion(k)) + ", added in order";
+  }
+  return "";
 }
 
 std::string format(const char* pattern, double value) {
@@ -90,29 +159,22 @@ void check_offered(const char* op, Precision precision, DType dtype) {
 
 const Rung& pick(std::string_view algorithm, const Problem& p, const Context& context) {
   check_offered(p.op, p.precision, p.dtype);
-  const Rung* best = nullptr;
-  for (const Rung& rung : kLadder) {
-    if (!answers_to(rung, algorithm)) continue;
-    if (best == nullptr || rung.clocks(p, context) <= best->clocks(p, context)) best = &rung;
-  }
-  if (best == nullptr) {
-    fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
-                   join(algorithms()));
-  }
-  return *best;
+  const std::vector<const Rung*> rungs = candidates(algorithm, p, context);
+  return **std::ranges::min_element(rungs, {}, [&](const Rung* rung) {
+    return std::pair(rung->clocks(p, context), -rung->rate);
+  });
 }
 
 std::vector<std::pair<std::string, std::string>> explain(std::string_view algorithm,
                                                          const Problem& p, const Context& context) {
   const Rung& chosen = pick(algorithm, p, context);
   std::vector<std::string> others;
-  for (const Rung& rung : kLadder) {
-    if (!answers_to(rung, algorithm) || &rung == &chosen) continue;
-    others.push_back(std::string(rung.name) + " " + format("%.3g", rung.clocks(p, context)));
+  for (const Rung* rung : candidates(algorithm, p, context)) {
+    if (rung == &chosen) continue;
+    others.push_back(std::string(rung->name) + " " + format("%.3g", rung->clocks(p, context)));
   }
   const int64_t blocks = chosen.blocks(p);
   const int64_t waves = chosen.waves(p, context);
-  const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
   return {
       {"algorithm", std::string(chosen.name)},
       {"tile", std::to_string(chosen.tile_m) + "x" + std::to_string(chosen.tile_n)},
@@ -122,10 +184,7 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
       {"clocks", format("%.3g", chosen.clocks(p, context)) + " by the model"},
       {"why",
        others.empty() ? "the only rung of this name" : "fewest clocks, against " + join(others)},
-      {"order", chosen.automatic ? std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
-                                       " of at most " + std::to_string(kChunk) +
-                                       " in K, each ascending, added in order"
-                                 : "ascending in K"},
+      {"order", describe(chosen.order, p.k)},
   };
 }
 

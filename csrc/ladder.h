@@ -13,13 +13,20 @@ namespace tiled {
 
 using Launch = void (*)(const Problem&, const Context&);
 
+// In which order an element is summed: what its bits depend on.
+enum class Order {
+  kPlain,    // ascending in K
+  kChunked,  // sum.h
+  kFp16x3,   // fp16x3.h
+};
+
 struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
-  int tile_m, tile_n;       // of C, computed by one block
-  double rate;     // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
-  bool automatic;  // keeps the order of sum.h, so that `auto` may pick it
-  Launch cuda;     // null in a build without CUDA
+  Order order;
+  int tile_m, tile_n;  // of C, computed by one block
+  double rate;         // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
+  Launch cuda;         // null in a build without CUDA
   Launch cpu;
 
   int64_t blocks(const Problem& p) const;
@@ -34,8 +41,9 @@ std::vector<std::string> algorithms();
 // Throws a sentence where no rung computes in that precision.
 void check_offered(const char* op, Precision precision, DType dtype);
 
-// The rung for the problem: the one of that name, the fastest by Rung::clocks of that family, or
-// of all where algorithm is "auto". Throws a sentence where there is none.
+// The rung for the problem: the one of that name, the fastest by Rung::clocks of that family, or,
+// where algorithm is "auto", of all that sum in the order that the precision asks for, which is a
+// function of dtype, K and the device alone. Throws a sentence where there is none.
 const Rung& pick(std::string_view algorithm, const Problem& p, const Context& context);
 
 // The choice and its reasons, as pairs of a heading and a text.

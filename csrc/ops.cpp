@@ -183,12 +183,23 @@ void check_written(const char* op, Named c, const Product& product) {
 
 // --- allocation --------------------------------------------------------------------------------
 
-// A contiguous tensor beside `like`. PyTorch's own text of a failure does not cross the ABI.
-Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like) {
-  const int64_t element_size = dtype == ScalarType::Double ? 8 : is_half(dtype) ? 2 : 4;
+int64_t size_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Byte: return 1;
+    case ScalarType::Double: return 8;
+    default: return is_half(dtype) ? 2 : 4;
+  }
+}
+
+// A contiguous tensor beside `like`, `what` for. PyTorch's own text of a failure does not cross
+// the ABI.
+Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
+                const char* what = "result") {
+  const int64_t element_size = size_of(dtype);
   const auto count = count_elements(shape, element_size);
   if (!count) {
-    fail(op, "the result would be " + to_string(shape) + ", more bytes than 63 bits can count");
+    fail(op, std::string("the ") + what + " would be " + to_string(shape) +
+                 ", more bytes than 63 bits can count");
   }
   const Shape strides = contiguous_strides(shape);
   AtenTensorHandle handle = nullptr;
@@ -202,9 +213,9 @@ Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tens
                    "\", left behind by an earlier call");
     }
 #endif
-    fail(op, "out of memory: the result " + to_string(shape) + " of " + dtype_name(dtype) +
-                 " needs " + std::to_string(*count * element_size) + " bytes on " +
-                 device_name(like));
+    fail(op, std::string("out of memory: the ") + what + " " + to_string(shape) + " of " +
+                 dtype_name(dtype) + " needs " + std::to_string(*count * element_size) +
+                 " bytes on " + device_name(like));
   }
   return Tensor(handle);
 }
@@ -282,7 +293,12 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
          const Epilogue& epilogue = {}) {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (a.is_cuda()) guard.emplace(a.get_device_index());
-  const Context context = make_context(options.op, a);
+  Context context = make_context(options.op, a);
+  std::vector<Tensor> workspaces;  // live until everything is launched
+  context.allocate = [&](int64_t bytes) {
+    workspaces.push_back(allocate(options.op, {bytes}, ScalarType::Byte, a, "workspace"));
+    return workspaces.back().mutable_data_ptr();
+  };
   Problem p = make_problem(options, product, a.scalar_type(), c.scalar_type(), epilogue);
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, p);

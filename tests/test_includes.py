@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     "product.*": {"product.h", "strided.h", "problem.h", "fail.h"},
     "strided.*": {"strided.h"},
     # The table of rungs.
-    "ladder.cpp": {"ladder.h", "sum.h", "fail.h"},
+    "ladder.cpp": {"ladder.h", "fp16x3.h", "sum.h", "fail.h"},
     "ladder.h": {"problem.h", "context.h"},
     # The rungs. None knows another, the ladder or PyTorch.
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
