@@ -142,19 +142,26 @@ struct Place {
   int64_t batch, row, col;
 };
 
-// Stores the sums of a tile that are not NaN, and lists the others.
-__device__ void store_tile(const Work& work, const Place& at, const float (&sum)[Tile::kElements]) {
+// Stores a thread's sums that are not NaN, and lists the others. They come from shared memory, so
+// that the loops stay loops: unrolled, every activation would be there 64 times.
+__device__ void store_tile(const Work& work, const Place& at,
+                           const float4 (&sums)[Tile::kElements / 4][Tile::kWarpgroup]) {
   const Problem& p = work.p;
+  const int thread = threadIdx.x % Tile::kWarpgroup;
   const int64_t c_offset = batch_offset(p.batch, p.c, at.batch);
   uint64_t marked = 0;
-  UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) {
-    const int64_t row = at.row + i / 2 % 2 * 8, col = at.col + i / 4 * 8 + i % 2;
-    if (row >= p.m || col >= p.n) continue;
-    if (isnan(sum[i])) {
-      marked |= uint64_t{1} << i;
-    } else {
-      store<float>(p, c_offset, row, col, sum[i]);
+  _Pragma("unroll 1") for (int i = 0; i < Tile::kElements; i += 2) {
+    const float2 pair = reinterpret_cast<const float2*>(&sums[i / 4][thread])[i / 2 % 2];
+    const int64_t row = at.row + i / 2 % 2 * 8, col = at.col + i / 4 * 8;
+    if (row >= p.m) continue;
+    _Pragma("unroll") for (int j = 0; j < 2; ++j) {
+      const float sum = j == 0 ? pair.x : pair.y;
+      if (col + j >= p.n) continue;
+      if (isnan(sum)) {
+        marked |= uint64_t{1} << (i + j);
+      } else {
+        store<float>(p, c_offset, row, col + j, sum);
+      }
     }
   }
   if (!__any_sync(~0u, marked != 0)) return;
@@ -251,7 +258,6 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       if (thread == 0) device::arrive(&smem.empty[to_release]);
       finish_chunk(total, low, undo_a, undo_b);
 
-      if (chunks == 1) break;
       UNROLL
       for (int i = 0; i < Tile::kElements; i += 4) {
         float4& sums = smem.sums[warpgroup][i / 4][thread];
@@ -259,10 +265,10 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
           total[i] += sums.x, total[i + 1] += sums.y;
           total[i + 2] += sums.z, total[i + 3] += sums.w;
         }
-        if (chunk < chunks - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+        sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
       }
     }
-    store_tile(work, at, total);
+    store_tile(work, at, smem.sums[warpgroup]);
   }
 }
 

@@ -1,9 +1,9 @@
 // Computes the elements again that fp16x3 has marked, in the order of csrc/sum.h.
 //
-// A piece of the list is 16 x 128 elements of C; a block works on a quarter of its columns. Rows of
-// A and columns of B come to shared memory by asynchronous copies, two steps ahead, through any
-// strides; a thread sums four rows of one column. How many pieces there are, only the GPU knows:
-// the grid is fixed and walks the list.
+// A block takes a piece of the list, 16 rows x 128 columns of C, and a thread one column of it.
+// Rows of A and columns of B come to shared memory by asynchronous copies, some steps ahead,
+// through any strides; rows without a mark are left out. How many pieces there are, only the GPU
+// knows: the grid is fixed and walks the list.
 
 #include <cuda_pipeline.h>
 
@@ -17,12 +17,11 @@ namespace tiled::cuda {
 namespace {
 
 struct Tile {
-  static constexpr int kM = Marks::kRows, kN = 32, kK = 64;
-  static constexpr int kQuarters = Marks::kCols / kN;
-  static constexpr int kPerThread = 4;  // rows
-  static constexpr int kThreads = kM * kN / kPerThread;
+  static constexpr int kM = Marks::kRows, kN = Marks::kCols, kK = 32;
+  static constexpr int kThreads = kN;
   static constexpr int kStages = 3;
-  static constexpr int kBlocks = 5;  // on a multiprocessor
+  static constexpr int kBlocks = 4;  // on a multiprocessor
+  static constexpr int kUnroll = 8;  // of K
   static constexpr int kPitchA = kK + 4, kPitchB = kN + 1;
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
 };
@@ -32,118 +31,155 @@ struct Smem {
   float b[Tile::kStages][Tile::kK][Tile::kPitchB];              // (kK, kN)
 };
 
-// Copies (outers, kK) elements at `data`; of them outer_left and k_left are in the matrix, and no
-// others are touched. Neighbouring threads follow the smaller stride.
-template <int kOuters, typename To>
-__device__ void copy_step(const float* data, int64_t outer_stride, int64_t k_stride,
-                          int outer_left, int k_left, To to) {
-  const bool along_k = k_stride < outer_stride;
-  _Pragma("unroll 4") for (int i = threadIdx.x; i < kOuters * Tile::kK; i += Tile::kThreads) {
-    const int outer = along_k ? i / Tile::kK : i % kOuters;
-    const int k = along_k ? i % Tile::kK : i / kOuters;
-    if (outer < outer_left && k < k_left) {
-      __pipeline_memcpy_async(to(outer, k), data + outer * outer_stride + k * k_stride,
-                              sizeof(float));
-    }
+// Copies steps of (kOuters, kK) elements along K to shared memory, where element (outer, k) lies
+// at outer * kOuterPitch + k * kKPitch. Neighbouring threads follow the smaller stride. What is
+// beyond the matrix is not touched, here or there.
+template <int kOuters, int kOuterPitch, int kKPitch>
+class Copier {
+ public:
+  __device__ Copier(const float* data, int64_t outer_stride, int64_t k_stride, int64_t outer_left)
+      : k_stride_(k_stride) {
+    const bool along_k = k_stride < outer_stride;
+    const int thread = threadIdx.x;
+    outer_ = along_k ? thread / Tile::kK : thread % kOuters;
+    k_ = along_k ? thread % Tile::kK : thread / kOuters;
+    outer_step_ = along_k ? Tile::kThreads / Tile::kK : 0;
+    k_step_ = along_k ? 0 : Tile::kThreads / kOuters;
+    outer_left_ = static_cast<int>(min(outer_left, int64_t{kOuters}));
+    data_ = data + outer_ * outer_stride + k_ * k_stride;
+    step_ = outer_step_ * outer_stride + k_step_ * k_stride;
   }
-}
 
-// The thread's elements of the quarter that are marked, as bits.
-__device__ int marked_rows(const Marks::Piece& piece, int quarter, int first_row, int col) {
-  int rows = 0;
+  // Copies the next step, of which k_left are in the matrix.
+  __device__ void copy(float* smem, int k_left) {
+    const float* from = data_;
+    _Pragma("unroll 4") for (int i = 0; i < kOuters * Tile::kK / Tile::kThreads; ++i) {
+      const int outer = outer_ + i * outer_step_, k = k_ + i * k_step_;
+      if (outer < outer_left_ && k < k_left) {
+        __pipeline_memcpy_async(smem + outer * kOuterPitch + k * kKPitch, from, sizeof(float));
+      }
+      from += step_;
+    }
+    data_ += Tile::kK * k_stride_;
+  }
+
+ private:
+  static_assert(Tile::kThreads % kOuters == 0 && Tile::kThreads % Tile::kK == 0);
+  const float* data_;
+  int64_t k_stride_, step_;
+  int outer_, k_, outer_step_, k_step_, outer_left_;
+};
+
+// The rows in which the thread's column has a mark, as bits.
+__device__ unsigned marked_rows(const Marks::Piece& piece, int col) {
+  unsigned rows = 0;
   UNROLL
-  for (int r = 0; r < Tile::kPerThread; ++r) {
-    const int row = first_row + r;
-    const int lane = row % 8 * 4 + col % 8 / 2;
-    const int element = quarter * 16 + col / 8 * 4 + row / 8 * 2 + col % 2;
-    rows |= static_cast<int>(piece.elements[lane] >> element & 1) << r;
+  for (int row = 0; row < Tile::kM; ++row) {
+    const uint64_t elements = piece.elements[row % 8 * 4 + col % 8 / 2];
+    rows |= static_cast<unsigned>(elements >> (col / 8 * 4 + row / 8 * 2 + col % 2) & 1) << row;
   }
   return rows;
 }
 
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     recompute_kernel(const __grid_constant__ Problem p, Marks marks) {
-  __shared__ Smem smem;
+  extern __shared__ __align__(16) uint8_t smem_bytes[];
+  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+  __shared__ unsigned block_rows;
   device::wait_for_previous_kernel();
-  const int64_t units = int64_t{*marks.count} * Tile::kQuarters;
-  const int first_row = threadIdx.x / Tile::kN * Tile::kPerThread;
-  const int col = threadIdx.x % Tile::kN;
-  for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const Marks::Piece& piece = marks.pieces[unit / Tile::kQuarters];
-    const int quarter = static_cast<int>(unit % Tile::kQuarters);
-    const int rows = marked_rows(piece, quarter, first_row, col);
-    if (!__syncthreads_or(rows)) continue;
-    const bool warp_has_work = __any_sync(~0u, rows != 0);
+  const int pieces = *marks.count;
+  const int col = threadIdx.x;
+  for (int index = blockIdx.x; index < pieces; index += gridDim.x) {
+    const Marks::Piece& piece = marks.pieces[index];
+    const unsigned own_rows = marked_rows(piece, col);
+    if (threadIdx.x == 0) block_rows = 0;
+    __syncthreads();
+    atomicOr(&block_rows, own_rows);
+    __syncthreads();
+    const unsigned rows = block_rows;
 
-    const int64_t tile_row = piece.row, tile_col = piece.col + quarter * Tile::kN;
-    const int rows_left = static_cast<int>(min(p.m - tile_row, int64_t{Tile::kM}));
-    const int cols_left = static_cast<int>(min(p.n - tile_col, int64_t{Tile::kN}));
-    const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, piece.batch) +
-                     tile_row * p.a.row_stride;
-    const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, piece.batch) +
-                     tile_col * p.b.col_stride;
+    const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, piece.batch);
+    const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, piece.batch);
+    Copier<Tile::kM, Tile::kPitchA, 1> copy_a(a + piece.row * p.a.row_stride, p.a.row_stride,
+                                              p.a.col_stride, p.m - piece.row);
+    Copier<Tile::kN, 1, Tile::kPitchB> copy_b(b + piece.col * p.b.col_stride, p.b.col_stride,
+                                              p.b.row_stride, p.n - piece.col);
     const int64_t steps = ceil_div(p.k, Tile::kK);
-    auto steps_of = [&](int64_t step) {
+    auto left = [&](int64_t step) {
       return static_cast<int>(min(p.k - step * Tile::kK, int64_t{Tile::kK}));
     };
+    int to_fill = 0;
     auto load = [&](int64_t step) {
       if (step < steps) {
-        const int stage = static_cast<int>(step % Tile::kStages);
-        copy_step<Tile::kM>(a + step * Tile::kK * p.a.col_stride, p.a.row_stride, p.a.col_stride,
-                            rows_left, steps_of(step),
-                            [&](int row, int k) { return &smem.a[stage][row][k]; });
-        copy_step<Tile::kN>(b + step * Tile::kK * p.b.row_stride, p.b.col_stride, p.b.row_stride,
-                            cols_left, steps_of(step),
-                            [&](int n, int k) { return &smem.b[stage][k][n]; });
+        copy_a.copy(&smem.a[to_fill][0][0], left(step));
+        copy_b.copy(&smem.b[to_fill][0][0], left(step));
       }
       __pipeline_commit();
+      to_fill = to_fill + 1 == Tile::kStages ? 0 : to_fill + 1;
     };
 
-    float total[Tile::kPerThread], acc[Tile::kPerThread] = {};
+    float total[Tile::kM], acc[Tile::kM];
     UNROLL
-    for (float& each : total) each = kEmptyTotal<float>;
+    for (int row = 0; row < Tile::kM; ++row) total[row] = kEmptyTotal<float>, acc[row] = 0;
     for (int step = 0; step < Tile::kStages - 1; ++step) load(step);
+    int stage = 0;
     for (int64_t step = 0; step < steps; ++step) {
       __pipeline_wait_prior(Tile::kStages - 2);
       __syncthreads();  // the step is there, and the one before has been read
       load(step + Tile::kStages - 1);
-      const int stage = static_cast<int>(step % Tile::kStages);
-      if (warp_has_work) {
-        auto multiply = [&](int k) {
+      // kCount of K, for all rows that have a mark.
+      auto multiply = [&]<int kCount>(int k) {
+        float b_frag[kCount];
+        UNROLL
+        for (int i = 0; i < kCount; ++i) b_frag[i] = smem.b[stage][k + i][col];
+        UNROLL
+        for (int row = 0; row < Tile::kM; ++row) {
+          if ((rows >> row & 1) == 0) continue;
+          float a_frag[kCount];
           UNROLL
-          for (int r = 0; r < Tile::kPerThread; ++r) {
-            acc[r] = multiply_add(smem.a[stage][first_row + r][k], smem.b[stage][k][col], acc[r]);
-          }
-        };
-        if (steps_of(step) == Tile::kK) {
-          _Pragma("unroll 16") for (int k = 0; k < Tile::kK; ++k) multiply(k);
-        } else {
-          _Pragma("unroll 1") for (int k = 0; k < steps_of(step); ++k) multiply(k);
+          for (int i = 0; i < kCount; ++i) a_frag[i] = smem.a[stage][row][k + i];
+          UNROLL
+          for (int i = 0; i < kCount; ++i) acc[row] = multiply_add(a_frag[i], b_frag[i], acc[row]);
         }
+      };
+      const int count = left(step);
+      int k = 0;
+      NO_UNROLL
+      for (; k + Tile::kUnroll <= count; k += Tile::kUnroll) {
+        multiply.template operator()<Tile::kUnroll>(k);
       }
+      NO_UNROLL
+      for (; k < count; ++k) multiply.template operator()<1>(k);
+      stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
       if ((step + 1) % (kChunk / Tile::kK) == 0 || step + 1 == steps) {
         UNROLL
-        for (int r = 0; r < Tile::kPerThread; ++r) total[r] += acc[r], acc[r] = 0;
+        for (int row = 0; row < Tile::kM; ++row) total[row] += acc[row], acc[row] = 0;
       }
     }
-    const int64_t c_offset = batch_offset(p.batch, p.c, piece.batch);
-    UNROLL
-    for (int r = 0; r < Tile::kPerThread; ++r) {
-      if (rows >> r & 1) {
-        store<float>(p, c_offset, tile_row + first_row + r, tile_col + col, total[r]);
-      }
-    }
+
+    // By way of shared memory, so that the loop stays a loop.
     __syncthreads();  // the last step has been read
+    float(&sums)[Tile::kM][Tile::kN] = *reinterpret_cast<float(*)[Tile::kM][Tile::kN]>(&smem);
+    UNROLL
+    for (int row = 0; row < Tile::kM; ++row) sums[row][col] = total[row];
+    const int64_t c_offset = batch_offset(p.batch, p.c, piece.batch);
+    NO_UNROLL
+    for (int row = 0; row < Tile::kM; ++row) {
+      if ((own_rows >> row & 1) == 0) continue;
+      store<float>(p, c_offset, piece.row + row, piece.col + col, sums[row][col]);
+    }
+    __syncthreads();  // the sums have been read
   }
 }
 
 }  // namespace
 
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context) {
-  const int64_t most = Marks::capacity(p) * Tile::kQuarters;
+  check(cudaFuncSetAttribute(recompute_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             sizeof(Smem)));
   const int64_t fit = int64_t{context.processors} * Tile::kBlocks;
-  launch_after(recompute_kernel, static_cast<unsigned>(std::min(most, fit)), Tile::kThreads, 0,
-               context, p, marks);
+  launch_after(recompute_kernel, static_cast<unsigned>(std::min(Marks::capacity(p), fit)),
+               Tile::kThreads, sizeof(Smem), context, p, marks);
 }
 
 }  // namespace tiled::cuda
