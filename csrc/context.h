@@ -17,7 +17,7 @@ struct Context {
   int processors = 1;                  // multiprocessors of the GPU, or threads of the CPU
   int compute_capability = 0;          // 90 for sm_90; 0 on the CPU
   void* stream = nullptr;              // cudaStream_t
-  Allocate allocate;                   // on the GPU
+  Allocate allocate = nullptr;         // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
 };
 
