@@ -24,10 +24,15 @@ MAY_INCLUDE = {
     "ladder.h": {"problem.h", "context.h"},
     # The rungs. None knows another, the ladder or PyTorch.
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
+    "cpu/fp16x3.cpp": {
+        *("context.h", "element.h", "fp16x3.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
+    },
     "cpu/*": {"context.h", "element.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"},
     "launch.h": {"cuda", "context.h", "problem.h"},
     "cuda_context.cpp": {"cuda", "context.h", "dlfcn.h"},
     # What is computed, of what, in which order.
+    "fp16x3.h": {"element.h", "sum.h", "problem.h"},
+    "packed.h": {"sum.h", "problem.h"},
     "epilogue.h": {"element.h", "sum.h", "problem.h"},
     "sum.h": {"problem.h"},
     "element.h": {"cuda", "problem.h"},

@@ -1,0 +1,150 @@
+// fp16x3 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
+// fp16x3.h says, with a model of the tensor core where the GPU has one.
+
+#include "fp16x3.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "context.h"
+#include "cpu/simd.h"
+#include "cpu/tensor_core.h"
+#include "element.h"
+#include "epilogue.h"
+#include "problem.h"
+#include "sum.h"
+
+namespace tiled::cpu {
+namespace {
+
+constexpr int kTile = 32;   // rows and columns of C
+constexpr int kDepth = 16;  // of a sum of the tensor core
+static_assert(kChunk % fp16x3::promotion(kChunk) == 0, "promotions divide a chunk");
+
+// A row of A, or a column of B, and its scale in the chunk at hand.
+struct Line {
+  const float* data;  // where the chunk begins
+  int64_t stride;     // along K
+  float scale = 1;
+  float undo_scale = 1;
+
+  float at(int64_t k) const { return data[k * stride]; }
+
+  void set_scale(int64_t chunk) {
+    uint32_t largest = 0;
+    for (int64_t k = 0; k < chunk; ++k) largest = std::max(largest, fp16x3::magnitude_bits(at(k)));
+    scale = fp16x3::scale(largest);
+    bool wide = false;
+    for (int64_t k = 0; k < chunk; ++k) wide |= fp16x3::is_wide(at(k), at(k) * scale);
+    undo_scale = fp16x3::undo_scale(largest, wide);
+  }
+
+  // Splits kDepth numbers, zeros beyond `k_left`, to column n of `hi` and `lo`.
+  template <int kN>
+  void split(int64_t from, int64_t k_left, Factors<kN>& hi, Factors<kN>& lo, int n) const {
+    for (int k = 0; k < kDepth; ++k) {
+      const float x = k < k_left ? at(from + k) : 0.0f;
+      const fp16x3::Split halves = fp16x3::split(x * scale);
+      hi.set(k, n, halves.hi);
+      lo.set(k, n, halves.lo);
+    }
+  }
+};
+
+SIMD float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b,
+                         int64_t b_stride) {
+  float total = kEmptyTotal<float>;
+  for (int64_t chunk = 0; chunk < k; chunk += kChunk) {
+    float sum = 0;
+    const int64_t end = std::min(chunk + kChunk, k);
+    for (int64_t i = chunk; i < end; ++i) {
+      sum = multiply_add(a[i * a_stride], b[i * b_stride], sum);
+    }
+    total += sum;
+  }
+  return total;
+}
+
+using Sums = float[kTile][kTile];
+
+// A chunk's sums, before they are put together: hi times hi, promoted, and the rest.
+void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)[kTile],
+                    int col_count, int64_t chunk, int promotion, Sums& total, Sums& low) {
+  alignas(64) Factors<kTile> b_hi = {}, b_lo = {};
+  alignas(64) Sums part;
+  for (int64_t k = 0; k < chunk; k += kDepth) {
+    const int64_t k_left = chunk - k;
+    for (int j = 0; j < col_count; ++j) cols[j].split(k, k_left, b_hi, b_lo, j);
+    const bool starts = k % promotion == 0;
+    const bool ends = (k + kDepth) % promotion == 0 || k + kDepth >= chunk;
+    for (int i = 0; i < row_count; ++i) {
+      Factors<1> a_hi, a_lo;
+      rows[i].split(k, k_left, a_hi, a_lo, 0);
+      if (starts) std::fill_n(part[i], kTile, 0.0f);
+      add_products(part[i], a_hi, b_hi);
+      add_products(low[i], a_lo, b_hi);
+      add_products(low[i], a_hi, b_lo);
+      if (!ends) continue;
+      for (int j = 0; j < kTile; ++j) total[i][j] += part[i][j];
+    }
+  }
+}
+
+void compute_tile(const Problem& p, int64_t index) {
+  const int64_t tiles_n = ceil_div(p.n, kTile);
+  const int64_t tiles_m = ceil_div(p.m, kTile);
+  const int64_t batch = index / tiles_n / tiles_m;
+  const int64_t row = index / tiles_n % tiles_m * kTile;
+  const int64_t col = index % tiles_n * kTile;
+  const int row_count = static_cast<int>(std::min<int64_t>(p.m - row, kTile));
+  const int col_count = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
+  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch);
+  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, batch);
+  a += row * p.a.row_stride;
+  b += col * p.b.col_stride;
+
+  alignas(64) Sums sum;
+  std::fill_n(&sum[0][0], kTile * kTile, kEmptyTotal<float>);
+  for (int64_t k = 0; k < p.k; k += kChunk) {
+    const int64_t chunk = std::min<int64_t>(p.k - k, kChunk);
+    Line rows[kTile], cols[kTile];
+    for (int i = 0; i < row_count; ++i) {
+      rows[i] = {a + i * p.a.row_stride + k * p.a.col_stride, p.a.col_stride};
+      rows[i].set_scale(chunk);
+    }
+    for (int j = 0; j < col_count; ++j) {
+      cols[j] = {b + j * p.b.col_stride + k * p.b.row_stride, p.b.row_stride};
+      cols[j].set_scale(chunk);
+    }
+    alignas(64) Sums total = {}, low = {};
+    multiply_chunk(rows, row_count, cols, col_count, chunk, fp16x3::promotion(p.k), total, low);
+    for (int i = 0; i < row_count; ++i) {
+      for (int j = 0; j < col_count; ++j) {
+        sum[i][j] +=
+            fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].undo_scale, cols[j].undo_scale);
+      }
+    }
+  }
+
+  const int64_t c_offset = batch_offset(p.batch, p.c, batch);
+  for (int i = 0; i < row_count; ++i) {
+    for (int j = 0; j < col_count; ++j) {
+      if (std::isnan(sum[i][j])) {
+        sum[i][j] = sum_in_chunks(p.k, a + i * p.a.row_stride, p.a.col_stride,
+                                  b + j * p.b.col_stride, p.b.row_stride);
+      }
+      store<float>(p, c_offset, row + i, col + j, sum[i][j]);
+    }
+  }
+}
+
+}  // namespace
+
+void launch_fp16x3(const Problem& p, const Context& context) {
+  const int64_t tiles = ceil_div(p.m, kTile) * ceil_div(p.n, kTile) * p.batch.count;
+  context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) compute_tile(p, tile);
+  });
+}
+
+}  // namespace tiled::cpu
