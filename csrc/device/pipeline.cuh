@@ -1,9 +1,8 @@
 #pragma once
 // Shared memory filled by the copy engine, and the barriers that say when it is full and empty.
 
-#include <cuda/ptx>
-
 #include <cstdint>
+#include <cuda/ptx>
 
 namespace tiled::device {
 
@@ -30,6 +29,11 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
   cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem, global, bytes,
                            barrier);
+}
+
+// __syncthreads() for `count` threads that use `barrier`, 1 to 15.
+__device__ inline void sync_threads(int barrier, int count) {
+  __barrier_sync_count(barrier, count);
 }
 
 // A kernel launched to overlap the one before it may touch that one's results after this.

@@ -61,6 +61,7 @@ struct Work {
   Problem p;
   Source a, b;
   Marks marks;
+  bool stores_pairs;
 };
 
 struct Position {
@@ -142,26 +143,43 @@ struct Place {
   int64_t batch, row, col;
 };
 
-// Stores a thread's sums that are not NaN, and lists the others. They come from shared memory, so
-// that the loops stay loops: unrolled, every activation would be there 64 times.
-__device__ void store_tile(const Work& work, const Place& at,
-                           const float4 (&sums)[Tile::kElements / 4][Tile::kWarpgroup]) {
+// Stores a thread's sums that are not NaN, and lists the others.
+__device__ void store_tile(const Work& work, const Place& at, const float (&sum)[Tile::kElements],
+                           float4 (&sums)[Tile::kElements / 4][Tile::kWarpgroup]) {
   const Problem& p = work.p;
   const int thread = threadIdx.x % Tile::kWarpgroup;
   const int64_t c_offset = batch_offset(p.batch, p.c, at.batch);
+  bool numbers = true;
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) numbers &= !isnan(sum[i]);
+  const bool inside = at.row + 8 < p.m && at.col + (Tile::kN - 8) + 1 < p.n;
+  const bool pairs = work.stores_pairs && c_offset % 2 == 0 && numbers && inside;
+  if (__all_sync(~0u, pairs)) {
+    float* c = static_cast<float*>(p.c.data) + c_offset + at.row * p.c.row_stride + at.col;
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 2) {
+      *reinterpret_cast<float2*>(c + i / 2 % 2 * 8 * p.c.row_stride + i / 4 * 8) = {sum[i],
+                                                                                    sum[i + 1]};
+    }
+    return;
+  }
+
+  // By way of shared memory, so that the loop stays a loop: unrolled, every activation would be
+  // there 64 times.
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    sums[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
   uint64_t marked = 0;
-  _Pragma("unroll 1") for (int i = 0; i < Tile::kElements; i += 2) {
-    const float2 pair = reinterpret_cast<const float2*>(&sums[i / 4][thread])[i / 2 % 2];
-    const int64_t row = at.row + i / 2 % 2 * 8, col = at.col + i / 4 * 8;
-    if (row >= p.m) continue;
-    _Pragma("unroll") for (int j = 0; j < 2; ++j) {
-      const float sum = j == 0 ? pair.x : pair.y;
-      if (col + j >= p.n) continue;
-      if (isnan(sum)) {
-        marked |= uint64_t{1} << (i + j);
-      } else {
-        store<float>(p, c_offset, row, col + j, sum);
-      }
+  NO_UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) {
+    const float each = reinterpret_cast<const float*>(&sums[i / 4][thread])[i % 4];
+    const int64_t row = at.row + i / 2 % 2 * 8, col = at.col + i / 4 * 8 + i % 2;
+    if (row >= p.m || col >= p.n) continue;
+    if (isnan(each)) {
+      marked |= uint64_t{1} << i;
+    } else {
+      store<float>(p, c_offset, row, col, each);
     }
   }
   if (!__any_sync(~0u, marked != 0)) return;
@@ -250,8 +268,8 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       UNROLL
       for (int j = 0; j < Tile::kElements / 4; ++j) {
         const int64_t col = at.col + j * 8;
-        undo_b[j] = col < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + col)
-                                          : float2{1, 1};
+        undo_b[j] =
+            col < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + col) : float2{1, 1};
       }
       wgmma::wait<0>();
       wgmma::keep(low);
@@ -265,10 +283,10 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
           total[i] += sums.x, total[i + 1] += sums.y;
           total[i + 2] += sums.z, total[i + 3] += sums.w;
         }
-        sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+        if (chunk < chunks - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
       }
     }
-    store_tile(work, at, smem.sums[warpgroup]);
+    store_tile(work, at, total, smem.sums[warpgroup]);
   }
 }
 
@@ -295,6 +313,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     wgmma::take_registers<240>();
     consume<kPromote>(work, smem, tiles);
   }
+}
+
+// Whether sums are stored as they are, pairs of neighbours at once.
+bool stores_pairs(const Problem& p) {
+  const Epilogue& e = p.epilogue;
+  return e.alpha == 1 && e.beta == 0 && e.bias == nullptr && e.activation == Activation::kNone &&
+         p.c.col_stride == 1 && p.c.row_stride % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0;
 }
 
 }  // namespace
@@ -346,7 +372,8 @@ void launch_fp16x3(const Problem& p, const Context& context) {
   const Operand operands[] = {a, b};
   launch_split(operands, marks.count, context);
 
-  const Work work{p, {a.packed, a_stored.index}, {b.packed, b_stored.index}, marks};
+  const Work work{
+      p, {a.packed, a_stored.index}, {b.packed, b_stored.index}, marks, stores_pairs(p)};
   const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
   const auto kernel = fp16x3::promotion(p.k) == 16 ? fp16x3_kernel<16> : fp16x3_kernel<32>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
