@@ -23,7 +23,6 @@ struct Tile {
   static constexpr int kThreads = kTeams * kTeam;
   static constexpr int kRowsPerTeam = kM / kTeams;  // where chunks are added
   static constexpr int kStages = 5;
-  static constexpr int kUnroll = 8;  // of K
   // Rows are longer than they need be, so that a column's elements lie in different banks.
   static constexpr int kPitchA = kK + 4, kPitchB = kN + 4;
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
@@ -99,7 +98,7 @@ __device__ unsigned marked_rows(const Marks::Piece& piece, int col) {
   return rows;
 }
 
-// A team's chunk of the sums of one column.
+// A team's chunk of the sums of one column, to smem.sums.
 __device__ void sum_chunk(const Problem& p, const Marks::Piece& piece, int64_t chunk, unsigned rows,
                           bool four_columns, Smem& smem) {
   const int team = threadIdx.x / Tile::kTeam, col = threadIdx.x % Tile::kTeam;
@@ -125,7 +124,8 @@ __device__ void sum_chunk(const Problem& p, const Marks::Piece& piece, int64_t c
   };
   for (int i = 0; i < Tile::kStages - 1; ++i) load_step();
 
-  float acc[Tile::kM] = {};
+  float(&sums)[Tile::kM][Tile::kN] = smem.sums[team];
+  for (unsigned left = rows; left != 0; left &= left - 1) sums[__ffs(left) - 1][col] = 0;
   int stage = 0;
   for (int step = 0; step < length; step += Tile::kK) {
     __pipeline_wait_prior(Tile::kStages - 2);
@@ -136,29 +136,24 @@ __device__ void sum_chunk(const Problem& p, const Marks::Piece& piece, int64_t c
       float b_frag[kCount];
       UNROLL
       for (int i = 0; i < kCount; ++i) b_frag[i] = smem.b[team][stage][k + i][col];
-      UNROLL
-      for (int row = 0; row < Tile::kM; ++row) {
-        if ((rows >> row & 1) == 0) continue;
-        float a_frag[kCount];
+      for (unsigned left = rows; left != 0; left &= left - 1) {
+        const int row = __ffs(left) - 1;
+        float acc = sums[row][col];
         UNROLL
-        for (int i = 0; i < kCount; ++i) a_frag[i] = smem.a[team][stage][row][k + i];
-        UNROLL
-        for (int i = 0; i < kCount; ++i) acc[row] = multiply_add(a_frag[i], b_frag[i], acc[row]);
+        for (int i = 0; i < kCount; ++i) {
+          acc = multiply_add(smem.a[team][stage][row][k + i], b_frag[i], acc);
+        }
+        sums[row][col] = acc;
       }
     };
-    const int count = min(length - step, Tile::kK);
-    int k = 0;
-    NO_UNROLL
-    for (; k + Tile::kUnroll <= count; k += Tile::kUnroll) {
-      multiply.template operator()<Tile::kUnroll>(k);
+    if (length - step >= Tile::kK) {
+      multiply.template operator()<Tile::kK>(0);
+    } else {
+      NO_UNROLL
+      for (int k = 0; k < length - step; ++k) multiply.template operator()<1>(k);
     }
-    NO_UNROLL
-    for (; k < count; ++k) multiply.template operator()<1>(k);
     stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
   }
-  device::sync_threads(1 + team, Tile::kTeam);  // the last steps have been read
-  UNROLL
-  for (int row = 0; row < Tile::kM; ++row) smem.sums[team][row][col] = acc[row];
 }
 
 __global__ void __launch_bounds__(Tile::kThreads, 1)
