@@ -20,6 +20,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,8 @@
 #include "cpu/apply_epilogue.h"
 #include "fail.h"
 #include "ladder.h"
+#include "packed.h"
+#include "prepare.h"
 #include "product.h"
 #include "strided.h"
 
@@ -220,6 +223,43 @@ Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tens
   return Tensor(handle);
 }
 
+// --- operands that were split beforehand ---------------------------------------------------------
+
+constexpr uintptr_t kAlignment = 16;  // of what is copied in bulk
+
+Packed packed_columns(int64_t k, int64_t n) { return {.rows = n, .k = k}; }
+
+// What prepare() made of b, or nothing: its tensors are empty where there was nothing to split.
+Packed packed_operand(const char* op, Named b, const Product& product, const Tensor& halves,
+                      const Tensor& undo) {
+  check_same_device(op, {"halves", halves}, b);
+  check_same_device(op, {"undo", undo}, b);
+  if (b.tensor.dim() != 2) {
+    fail(op,
+         std::string(b.name) + " is " + shape_of(b.tensor) + "; what was prepared is one matrix");
+  }
+  if (halves.numel() == 0 && undo.numel() == 0) return {};
+  Packed packed = packed_columns(product.k, product.n);
+  auto fits = [](const Tensor& x, ScalarType dtype, int64_t size) {
+    return x.dim() == 1 && x.size(0) == size && x.is_contiguous() && x.scalar_type() == dtype;
+  };
+  if (!fits(halves, ScalarType::Byte, packed.matrix_bytes()) ||
+      !fits(undo, ScalarType::Float, packed.matrix_groups()) ||
+      b.tensor.scalar_type() != ScalarType::Float) {
+    auto describe = [](const Tensor& x) { return shape_of(x) + " " + dtype_name(x.scalar_type()); };
+    fail(op, "halves is " + describe(halves) + " and undo is " + describe(undo) +
+                 ", which is not what torch_tiled.prepare makes of " + b.name + ", " +
+                 describe(b.tensor) + "; prepare it anew");
+  }
+  packed.halves = static_cast<uint8_t*>(const_cast<void*>(halves.const_data_ptr()));
+  packed.undo = static_cast<float*>(const_cast<void*>(undo.const_data_ptr()));
+  if (reinterpret_cast<uintptr_t>(packed.halves) % kAlignment != 0) {
+    fail(op, "halves does not begin at a multiple of " + std::to_string(kAlignment) +
+                 " bytes; pass its clone()");
+  }
+  return packed;
+}
+
 // --- running -----------------------------------------------------------------------------------
 
 void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
@@ -290,7 +330,7 @@ void launch(Launch rung, const Problem& p, const Context& context, std::span<con
 
 // Computes into c by a rung of the ladder.
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
-         const Epilogue& epilogue = {}) {
+         const Epilogue& epilogue = {}, const Packed& b_packed = {}) {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (a.is_cuda()) guard.emplace(a.get_device_index());
   Context context = make_context(options.op, a);
@@ -300,6 +340,7 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
     return workspaces.back().mutable_data_ptr();
   };
   Problem p = make_problem(options, product, a.scalar_type(), c.scalar_type(), epilogue);
+  p.b_packed = b_packed;
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, p);
   const Rung& rung = pick(options.algorithm, p, context);
@@ -377,6 +418,21 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
   return c;
 }
 
+Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& halves, const Tensor& undo,
+                       const std::string& algorithm, const std::string& precision) {
+  const Options options = make_options("tiled::matmul", algorithm, precision);
+  check_operands(options.op, {"a", a}, {"b", b});
+  const Product product = make_product(options.op, readable(a), readable(b));
+  const Packed packed = packed_operand(options.op, {"b", b}, product, halves, undo);
+  const Tensor c = allocate(options.op, product.shape, a.scalar_type(), a);
+  if (is_torch_product(a, options)) {
+    torch_product(a, b, c);
+  } else {
+    run(options, product, a, c, {}, packed);
+  }
+  return c;
+}
+
 Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "auto", "fp32", {}); }
 
 void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
@@ -440,13 +496,20 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, doub
   }
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-              const std::string& activation, const std::string& algorithm,
-              const std::string& precision) {
+// The product of linear, what is done to its sums, and what is left to do.
+struct Layer {
+  Options options;
+  Product product;
+  Epilogue epilogue;
+};
+
+Layer make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                 const std::string& activation, const std::string& algorithm,
+                 const std::string& precision) {
   const Options options = make_options("tiled::linear", algorithm, precision);
   Epilogue epilogue{.activation = parse_activation(options.op, activation)};
   check_operands(options.op, {"x", x}, {"weight", weight});
-  const Product product = make_linear(options.op, readable(x), readable(weight));
+  Product product = make_linear(options.op, readable(x), readable(weight));
   if (bias) {
     check_same_device(options.op, {"bias", *bias}, {"x", x});
     check_same_dtype(options.op, {"bias", *bias}, {"x", x});
@@ -457,6 +520,12 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     epilogue.bias = bias->const_data_ptr();
     epilogue.bias_stride = bias->stride(0);
   }
+  return {options, std::move(product), epilogue};
+}
+
+Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
+                 const std::optional<Tensor>& bias, const Packed& weight_packed) {
+  const auto& [options, product, epilogue] = layer;
   if (is_torch_product(x, options)) {  // not linear.out, which rounds twice
     try {
       return torch_activation(epilogue.activation, call("aten::linear", "", x, weight, bias));
@@ -466,8 +535,53 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     }
   }
   const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  run(options, product, x, y, epilogue);
+  run(options, product, x, y, epilogue, weight_packed);
   return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+              const std::string& activation, const std::string& algorithm,
+              const std::string& precision) {
+  const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision);
+  return run_layer(layer, x, weight, bias, {});
+}
+
+Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& halves,
+                       const Tensor& undo, const std::optional<Tensor>& bias,
+                       const std::string& activation, const std::string& algorithm,
+                       const std::string& precision) {
+  const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision);
+  const Packed packed =
+      packed_operand(layer.options.op, {"weight", weight}, layer.product, halves, undo);
+  return run_layer(layer, x, weight, bias, packed);
+}
+
+std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
+  const char* op = "tiled::prepare";
+  check_given(op, {"b", b});
+  check_dtype(op, {"b", b});
+  if (b.dim() != 2) fail(op, "b is " + shape_of(b) + "; it must be a matrix (k, n)");
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (b.is_cuda()) guard.emplace(b.get_device_index());
+  const Context context = make_context(op, b);
+  Packed packed = packed_columns(b.size(0), b.size(1));
+  if (!count_elements(std::array{b.size(0) + Packed::kK, b.size(1) + Packed::kK}, 4)) {
+    fail(op, "b is " + shape_of(b) + ", more bytes than 63 bits can count");
+  }
+  const bool splits = takes_halves(*supported(b.scalar_type()), packed.k, context);
+  const int64_t bytes = splits ? packed.matrix_bytes() : 0;
+  const int64_t groups = splits ? packed.matrix_groups() : 0;
+  const Tensor halves = allocate(op, {bytes}, ScalarType::Byte, b, "prepared operand");
+  const Tensor undo = allocate(op, {groups}, ScalarType::Float, b, "prepared operand");
+  if (bytes > 0) {
+    packed.halves = static_cast<uint8_t*>(halves.mutable_data_ptr());
+    packed.undo = static_cast<float*>(undo.mutable_data_ptr());
+    const Strided source = readable(b);
+    const Matrix columns{
+        .data = source.data, .row_stride = source.strides[1], .col_stride = source.strides[0]};
+    prepare(columns, packed, context);
+  }
+  return {halves, undo};
 }
 
 std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
@@ -513,12 +627,20 @@ STABLE_TORCH_LIBRARY(tiled, m) {
   m.def(
       "matmul.out(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
       "Tensor(a!) out) -> ()");
+  // With b as prepare(b) splits it; what is empty was not worth splitting. The bits are the same.
+  m.def(
+      "matmul.prepared(Tensor a, Tensor b, Tensor halves, Tensor undo, *, "
+      "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def(
       "gemm_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1, float beta=1, "
       "str algorithm=\"auto\", str precision=\"fp32\") -> ()");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+  m.def(
+      "linear.prepared(Tensor x, Tensor weight, Tensor halves, Tensor undo, Tensor? bias=None, *, "
+      "str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+  m.def("prepare(Tensor b) -> (Tensor halves, Tensor undo)");
   // matmul without options, for callers who know that there is nothing to differentiate: options
   // are a good part of what a small product costs.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
@@ -527,12 +649,15 @@ STABLE_TORCH_LIBRARY(tiled, m) {
 }
 
 // One set of functions serves both devices; without CUDA in the build they say so.
-#define IMPLEMENT(m)                                        \
-  m.impl("matmul", TORCH_BOX(&tiled::matmul));              \
-  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul)); \
-  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));      \
-  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                \
-  m.impl("linear", TORCH_BOX(&tiled::linear));              \
+#define IMPLEMENT(m)                                             \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));                   \
+  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));      \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));           \
+  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul)); \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                     \
+  m.impl("linear", TORCH_BOX(&tiled::linear));                   \
+  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear)); \
+  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));         \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 STABLE_TORCH_LIBRARY_IMPL(tiled, CPU, m) { IMPLEMENT(m); }

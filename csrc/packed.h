@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "problem.h"
+#include "host_device.h"
 #include "sum.h"
 
 namespace tiled {

@@ -8,21 +8,10 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
-#endif
-
-#ifdef __CUDA_ARCH__
-#define NO_UNROLL _Pragma("unroll 1")
-#else
-#define NO_UNROLL
-#endif
+#include "host_device.h"
+#include "packed.h"
 
 namespace tiled {
-
-HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 enum class Precision { kFp32, kIeee, kTf32 };
@@ -60,6 +49,7 @@ struct Problem {
   int64_t m = 0, n = 0, k = 0;
   Batch batch;
   Matrix a, b, c;
+  Packed b_packed;  // of a b without a batch that was split beforehand; else it has no halves
   Epilogue epilogue;
 };
 

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "problem.h"
+#include "host_device.h"
 
 namespace tiled {
 

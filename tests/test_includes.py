@@ -15,15 +15,19 @@ MAY_INCLUDE = {
     # PyTorch: schemas, checks, outputs. It knows what there is to run, and nothing of how.
     "ops.cpp": {
         *("torch", "ladder.h", "product.h", "strided.h", "context.h", "fail.h"),
-        "cpu/apply_epilogue.h",
+        *("cpu/apply_epilogue.h", "packed.h", "prepare.h"),
     },
     "product.*": {"product.h", "strided.h", "problem.h", "fail.h"},
     "strided.*": {"strided.h"},
     # The table of rungs.
     "ladder.cpp": {"ladder.h", "fp16x3.h", "sum.h", "fail.h"},
     "ladder.h": {"problem.h", "context.h"},
+    # What is split once, on either device.
+    "prepare.cpp": {"prepare.h", "cpu/packed.h", "fp16x3.h", "kernels/fp16x3_parts.h"},
+    "prepare.h": {"context.h", "packed.h", "problem.h"},
     # The rungs. None knows another, the ladder or PyTorch.
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
+    "cpu/packed.*": {"context.h", "fp16x3.h", "packed.h", "sum.h", "problem.h", "cpu/packed.h"},
     "cpu/fp16x3.cpp": {
         *("context.h", "element.h", "fp16x3.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
     },
@@ -32,11 +36,12 @@ MAY_INCLUDE = {
     "cuda_context.cpp": {"cuda", "context.h", "dlfcn.h"},
     # What is computed, of what, in which order.
     "fp16x3.h": {"element.h", "sum.h", "problem.h"},
-    "packed.h": {"sum.h", "problem.h"},
+    "packed.h": {"sum.h", "host_device.h"},
     "epilogue.h": {"element.h", "sum.h", "problem.h"},
-    "sum.h": {"problem.h"},
+    "sum.h": {"host_device.h"},
     "element.h": {"cuda", "problem.h"},
-    "problem.h": set(),
+    "problem.h": {"packed.h", "host_device.h"},
+    "host_device.h": set(),
     "context.h": set(),
     "fail.h": set(),
 }

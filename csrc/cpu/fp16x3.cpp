@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "context.h"
+#include "cpu/packed.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
 #include "element.h"
@@ -23,14 +24,20 @@ static_assert(kChunk % fp16x3::promotion(kChunk) == 0, "promotions divide a chun
 
 // A row of A, or a column of B, and its scale in the chunk at hand.
 struct Line {
-  const float* data;  // where the chunk begins
-  int64_t stride;     // along K
+  const float* data = nullptr;  // where the chunk begins
+  int64_t stride = 0;           // along K
+  PackedRow packed = {};        // the same, where it was split beforehand
+  int64_t begin = 0;            // of the chunk, in K
   float scale = 1;
   float undo_scale = 1;
 
   float at(int64_t k) const { return data[k * stride]; }
 
   void set_scale(int64_t chunk) {
+    if (packed.packed.halves != nullptr) {
+      undo_scale = packed.undo_scale(begin / kChunk);
+      return;
+    }
     uint32_t largest = 0;
     for (int64_t k = 0; k < chunk; ++k) largest = std::max(largest, fp16x3::magnitude_bits(at(k)));
     scale = fp16x3::scale(largest);
@@ -39,12 +46,16 @@ struct Line {
     undo_scale = fp16x3::undo_scale(largest, wide);
   }
 
+  fp16x3::Split split(int64_t k, bool exists) const {
+    if (packed.packed.halves != nullptr) return packed.at(begin + k);
+    return fp16x3::split((exists ? at(k) : 0.0f) * scale);
+  }
+
   // Splits kDepth numbers, zeros beyond `k_left`, to column n of `hi` and `lo`.
   template <int kN>
   void split(int64_t from, int64_t k_left, Factors<kN>& hi, Factors<kN>& lo, int n) const {
     for (int k = 0; k < kDepth; ++k) {
-      const float x = k < k_left ? at(from + k) : 0.0f;
-      const fp16x3::Split halves = fp16x3::split(x * scale);
+      const fp16x3::Split halves = split(from + k, k < k_left);
       hi.set(k, n, halves.hi);
       lo.set(k, n, halves.lo);
     }
@@ -109,11 +120,14 @@ void compute_tile(const Problem& p, int64_t index) {
     const int64_t chunk = std::min<int64_t>(p.k - k, kChunk);
     Line rows[kTile], cols[kTile];
     for (int i = 0; i < row_count; ++i) {
-      rows[i] = {a + i * p.a.row_stride + k * p.a.col_stride, p.a.col_stride};
+      rows[i] = {.data = a + i * p.a.row_stride + k * p.a.col_stride, .stride = p.a.col_stride};
       rows[i].set_scale(chunk);
     }
     for (int j = 0; j < col_count; ++j) {
-      cols[j] = {b + j * p.b.col_stride + k * p.b.row_stride, p.b.row_stride};
+      cols[j] = {.data = b + j * p.b.col_stride + k * p.b.row_stride,
+                 .stride = p.b.row_stride,
+                 .packed = {p.b_packed, col + j},
+                 .begin = k};
       cols[j].set_scale(chunk);
     }
     alignas(64) Sums total = {}, low = {};

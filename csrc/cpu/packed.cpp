@@ -1,0 +1,85 @@
+#include "cpu/packed.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "sum.h"
+
+namespace tiled::cpu {
+namespace {
+
+constexpr int kRows = 8;  // split at a time: what padded_rows() is a multiple of
+
+// Where a row's hi half of k lies; its lo half lies `plane` bytes further on.
+struct Place {
+  uint8_t* hi;
+  int plane;
+};
+
+Place place(const Packed& packed, int64_t row, int64_t k) {
+  const int64_t tile = row / Packed::kRows;
+  uint8_t* step = packed.halves + packed.step_offset(0, tile, k / Packed::kK);
+  const int in_tile = static_cast<int>(row % Packed::kRows);
+  const int in_step = static_cast<int>(k % Packed::kK);
+  const int half = in_step % 8 * static_cast<int>(sizeof(Half));
+  return {step + Packed::swizzle(in_tile, in_step / 8) + half,
+          Packed::plane_bytes(packed.tile_rows(tile))};
+}
+
+float* undo_scale_of(const Packed& packed, int64_t row, int64_t chunk) {
+  return packed.undo + chunk * packed.padded_rows() + row;
+}
+
+// kRows rows of a chunk. What pads them is zero before it is scaled, as it is on the GPU.
+void pack_rows(const Matrix& source, const Packed& packed, int64_t first_row, int64_t chunk) {
+  const int64_t begin = chunk * kChunk;
+  const int64_t depth = std::min<int64_t>(packed.k - begin, kChunk);
+  const int64_t padded_depth = std::min<int64_t>(packed.padded_k() - begin, kChunk);
+  const int64_t rows = std::min<int64_t>(packed.rows - first_row, kRows);
+  const float* data = static_cast<const float*>(source.data) + first_row * source.row_stride +
+                      begin * source.col_stride;
+  float x[kRows][kChunk] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t i = 0; i < rows; ++i)
+      x[i][k] = data[i * source.row_stride + k * source.col_stride];
+  }
+  for (int64_t i = 0; i < kRows; ++i) {
+    const int64_t row = first_row + i;
+    uint32_t largest = 0;
+    for (int64_t k = 0; k < depth; ++k) {
+      largest = std::max(largest, fp16x3::magnitude_bits(x[i][k]));
+    }
+    const float scale = fp16x3::scale(largest);
+    bool wide = false;
+    for (int64_t k = 0; k < padded_depth; ++k) {
+      const float scaled = x[i][k] * scale;
+      wide |= fp16x3::is_wide(x[i][k], scaled);
+      const fp16x3::Split halves = fp16x3::split(scaled);
+      const auto [hi, plane] = place(packed, row, begin + k);
+      std::memcpy(hi, &halves.hi, sizeof(Half));
+      std::memcpy(hi + plane, &halves.lo, sizeof(Half));
+    }
+    *undo_scale_of(packed, row, chunk) = fp16x3::undo_scale(largest, wide);
+  }
+}
+
+}  // namespace
+
+void pack(const Matrix& source, const Packed& packed, const Context& context) {
+  const int64_t chunks = ceil_div(packed.k, kChunk);
+  context.parallel_for(packed.padded_rows() / kRows * chunks, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) pack_rows(source, packed, i / chunks * kRows, i % chunks);
+  });
+}
+
+fp16x3::Split PackedRow::at(int64_t k) const {
+  const auto [hi, plane] = place(packed, row, k);
+  fp16x3::Split halves;
+  std::memcpy(&halves.hi, hi, sizeof(Half));
+  std::memcpy(&halves.lo, hi + plane, sizeof(Half));
+  return halves;
+}
+
+float PackedRow::undo_scale(int64_t chunk) const { return *undo_scale_of(packed, row, chunk); }
+
+}  // namespace tiled::cpu

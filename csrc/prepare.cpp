@@ -1,0 +1,29 @@
+#include "prepare.h"
+
+#include "cpu/packed.h"
+#include "fp16x3.h"
+
+#ifdef TORCH_TILED_WITH_CUDA
+#include "kernels/fp16x3_parts.h"
+#endif
+
+namespace tiled {
+
+bool takes_halves(DType dtype, int64_t k, const Context& context) {
+  const bool on_host = context.compute_capability == 0;
+  return dtype == DType::kFloat32 && k >= fp16x3::kMinK &&
+         (on_host || context.compute_capability == 90);
+}
+
+void prepare(const Matrix& source, const Packed& packed, const Context& context) {
+  if (context.compute_capability == 0) {
+    cpu::pack(source, packed, context);
+    return;
+  }
+#ifdef TORCH_TILED_WITH_CUDA
+  const cuda::Operand operand{.matrix = source, .batch = {}, .packed = packed};
+  cuda::launch_split({&operand, 1}, nullptr, context);
+#endif
+}
+
+}  // namespace tiled
