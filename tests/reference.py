@@ -139,6 +139,11 @@ def _bound(exact, size, r, k, acc, out_dtype):
     return error
 
 
+def one_hot_bound(picked):
+    """The bound of fp16x3 where a row of one 1 picks an element: what its split loses."""
+    return 2 * U[torch.float32] * picked.double().abs()
+
+
 def linear_bound(x, weight, bias, *, algorithm="auto"):
     """The bound of x @ weight.T + bias: one more addend, one more rounding."""
     exact = product(x, weight.mT)
