@@ -273,7 +273,7 @@ GEMM = {
     "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
     "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
     "fp16x3_float64": (
-        lambda m, t: m.gemm_(*[t(2, 2, dtype=torch.float64)] * 3, **FP16X3),
+        lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
         FLOAT32_ONLY,
     ),
     "c_expanded": (
