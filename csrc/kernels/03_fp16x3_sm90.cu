@@ -15,6 +15,7 @@
 //               total += part           while low is computed
 //   at the end of a chunk, its sum goes to those of the chunks before, which wait in shared memory.
 
+#include <optional>
 #include <utility>
 
 #include "device/pipeline.cuh"
@@ -323,63 +324,151 @@ bool stores_pairs(const Problem& p) {
          reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0;
 }
 
-}  // namespace
+// What is launched for a problem, and where its parts lie in one workspace.
+struct Plan {
+  Operand a, b;
+  Matrix a_index, b_index;  // batch_stride counts stored matrices
+  int64_t count_at, a_at, b_at, a_undo_at, b_undo_at, pieces_at, bytes;
+};
 
-void launch_fp16x3(const Problem& p, const Context& context) {
-  // The batch of an operand as it is stored: broadcast dimensions left out.
-  struct Stored {
-    Batch batch;
-    Matrix index;  // batch_stride counts stored matrices
-  };
-  auto stored = [&](const Matrix& matrix) {
-    Stored result;
-    result.batch.rank = p.batch.rank;
-    for (int d = p.batch.rank - 1; d >= 0; --d) {
-      const bool broadcast = matrix.batch_stride[d] == 0;
-      result.batch.size[d] = broadcast ? 1 : p.batch.size[d];
-      result.index.batch_stride[d] = broadcast ? 0 : result.batch.count;
-      result.batch.count *= result.batch.size[d];
-    }
-    return result;
-  };
-  const Stored a_stored = stored(p.a), b_stored = stored(p.b);
+// An operand's matrices as they are stored: broadcast dimensions are left out.
+Operand make_operand(const Problem& p, const Matrix& by_rows, int64_t rows, Matrix& index) {
+  Operand operand{by_rows, {}, {.rows = rows, .k = p.k}};
+  operand.batch.rank = p.batch.rank;
+  for (int d = p.batch.rank - 1; d >= 0; --d) {
+    const bool broadcast = by_rows.batch_stride[d] == 0;
+    operand.batch.size[d] = broadcast ? 1 : p.batch.size[d];
+    index.batch_stride[d] = broadcast ? 0 : operand.batch.count;
+    operand.batch.count *= operand.batch.size[d];
+  }
+  return operand;
+}
+
+Plan make_plan(const Problem& p) {
+  Plan plan{};
   Matrix b_by_columns = p.b;
   std::swap(b_by_columns.row_stride, b_by_columns.col_stride);
-  Operand a{p.a, a_stored.batch, {.rows = p.m, .k = p.k}};
-  Operand b{b_by_columns, b_stored.batch, {.rows = p.n, .k = p.k}};
-
-  // The workspace, piece by piece.
-  int64_t bytes = 0;
-  auto reserve = [&](int64_t size) {
-    const int64_t offset = bytes;
-    bytes += ceil_div(size, 512) * 512;
-    return offset;
+  plan.a = make_operand(p, p.a, p.m, plan.a_index);
+  plan.b = make_operand(p, b_by_columns, p.n, plan.b_index);
+  auto reserve = [&](int64_t bytes) {
+    const int64_t at = plan.bytes;
+    plan.bytes += ceil_div(bytes, 512) * 512;
+    return at;
   };
-  const int64_t count_at = reserve(sizeof(int));
-  const int64_t a_at = reserve(a.packed.matrix_bytes() * a.batch.count);
-  const int64_t b_at = reserve(b.packed.matrix_bytes() * b.batch.count);
-  const int64_t a_undo_at = reserve(a.packed.matrix_groups() * a.batch.count * sizeof(float));
-  const int64_t b_undo_at = reserve(b.packed.matrix_groups() * b.batch.count * sizeof(float));
-  const int64_t pieces_at = reserve(Marks::capacity(p) * sizeof(Marks::Piece));
-  auto* workspace = static_cast<uint8_t*>(context.allocate(bytes));
-  a.packed.halves = workspace + a_at;
-  b.packed.halves = workspace + b_at;
-  a.packed.undo = reinterpret_cast<float*>(workspace + a_undo_at);
-  b.packed.undo = reinterpret_cast<float*>(workspace + b_undo_at);
-  const Marks marks{reinterpret_cast<int*>(workspace + count_at),
-                    reinterpret_cast<Marks::Piece*>(workspace + pieces_at)};
+  auto halves = [&](const Operand& x) { return reserve(x.packed.matrix_bytes() * x.batch.count); };
+  auto undo = [&](const Operand& x) {
+    return reserve(x.packed.matrix_groups() * x.batch.count * int64_t{sizeof(float)});
+  };
+  const bool splits_b = p.b_packed.halves == nullptr;
+  plan.count_at = reserve(sizeof(int));
+  plan.a_at = halves(plan.a);
+  plan.a_undo_at = undo(plan.a);
+  plan.b_at = splits_b ? halves(plan.b) : 0;
+  plan.b_undo_at = splits_b ? undo(plan.b) : 0;
+  plan.pieces_at = reserve(Marks::capacity(p) * int64_t{sizeof(Marks::Piece)});
+  return plan;
+}
 
-  const Operand operands[] = {a, b};
-  launch_split(operands, marks.count, context);
+void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context) {
+  auto floats = [&](int64_t at) { return reinterpret_cast<float*>(workspace + at); };
+  const Marks marks{reinterpret_cast<int*>(workspace + plan.count_at),
+                    reinterpret_cast<Marks::Piece*>(workspace + plan.pieces_at)};
+  Operand operands[] = {plan.a, plan.b};
+  Packed &a = operands[0].packed, &b = operands[1].packed;
+  a.halves = workspace + plan.a_at;
+  a.undo = floats(plan.a_undo_at);
+  if (p.b_packed.halves == nullptr) {
+    b.halves = workspace + plan.b_at;
+    b.undo = floats(plan.b_undo_at);
+    launch_split(operands, marks.count, context);
+  } else {
+    b = p.b_packed;
+    launch_split({operands, 1}, marks.count, context);
+  }
 
-  const Work work{
-      p, {a.packed, a_stored.index}, {b.packed, b_stored.index}, marks, stores_pairs(p)};
+  const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_pairs(p)};
   const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
   const auto kernel = fp16x3::promotion(p.k) == 16 ? fp16x3_kernel<16> : fp16x3_kernel<32>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
   launch_after(kernel, static_cast<unsigned>(std::min<int64_t>(tiles, context.processors)),
                Tile::kThreads, sizeof(Smem), context, work, tiles);
   launch_recompute(p, marks, context);
+}
+
+// The problem in two, the first not smaller, along its batch or else its longer side; nothing
+// where it is one tile.
+std::optional<std::pair<Problem, Problem>> halve(const Problem& p) {
+  std::pair halves{p, p};
+  auto& [first, second] = halves;
+  auto advance = [](Matrix& matrix, int64_t elements) {
+    matrix.data = static_cast<float*>(matrix.data) + elements;
+  };
+  for (int d = 0; d < p.batch.rank; ++d) {
+    const int64_t size = p.batch.size[d];
+    if (size == 1) continue;
+    const int64_t cut = ceil_div(size, 2);
+    first.batch.size[d] = cut, second.batch.size[d] = size - cut;
+    first.batch.count = p.batch.count / size * cut;
+    second.batch.count = p.batch.count / size * (size - cut);
+    advance(second.a, cut * p.a.batch_stride[d]);
+    advance(second.b, cut * p.b.batch_stride[d]);
+    advance(second.c, cut * p.c.batch_stride[d]);
+    return halves;
+  }
+  const bool along_m = p.m >= p.n || p.b_packed.halves != nullptr;
+  const int64_t size = along_m ? p.m : p.n;
+  if (size <= Packed::kRows) return std::nullopt;
+  const int64_t cut = ceil_div(size, 2 * Packed::kRows) * Packed::kRows;
+  (along_m ? first.m : first.n) = cut;
+  (along_m ? second.m : second.n) = size - cut;
+  if (along_m) {
+    advance(second.a, cut * p.a.row_stride);
+    advance(second.c, cut * p.c.row_stride);
+  } else {
+    advance(second.b, cut * p.b.col_stride);
+    advance(second.c, cut * p.c.col_stride);
+    if (p.epilogue.bias != nullptr) {
+      second.epilogue.bias =
+          static_cast<const float*>(p.epilogue.bias) + cut * p.epilogue.bias_stride;
+    }
+  }
+  return halves;
+}
+
+// Smaller workspaces are asked for without a look at how much memory is free.
+constexpr int64_t kSmallWorkspace = int64_t{64} << 20;
+
+int64_t free_memory() {
+  size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all));
+  return std::max(static_cast<int64_t>(free), kSmallWorkspace);
+}
+
+// Runs the problem, or its parts, halved so many times.
+void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& context) {
+  const auto halves = times > 0 ? halve(p) : std::nullopt;
+  if (!halves) return run(p, make_plan(p), workspace, context);
+  run_halved(times - 1, halves->first, workspace, context);
+  run_halved(times - 1, halves->second, workspace, context);
+}
+
+}  // namespace
+
+void launch_fp16x3(const Problem& p, const Context& context) {
+  int64_t bytes = make_plan(p).bytes;
+  int times = 0;
+  if (bytes > kSmallWorkspace) {
+    const int64_t limit = free_memory();
+    Problem first = p;  // the largest part, whose workspace serves all
+    while (bytes > limit) {
+      const auto halves = halve(first);
+      if (!halves) break;
+      first = halves->first;
+      bytes = make_plan(first).bytes;
+      ++times;
+    }
+  }
+  run_halved(times, p, static_cast<uint8_t*>(context.allocate(bytes)), context);
 }
 
 }  // namespace tiled::cuda

@@ -18,7 +18,7 @@ struct Operand {
   Packed packed;
 };
 
-// Writes Operand::packed, two operands at most; then `zeroed` is 0.
+// Writes Operand::packed, of two operands at most, and sets `zeroed` to 0 where it is not null.
 void launch_split(std::span<const Operand> operands, int* zeroed, const Context& context);
 
 // Elements whose sums are NaN. A piece is the part of C that one warp holds after wgmma: 16 rows,

@@ -57,7 +57,7 @@ __device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
 __global__ void __launch_bounds__(kThreads, 4)
     split_kernel(const __grid_constant__ Jobs jobs, int* zeroed) {
   device::let_next_kernel_start();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
+  if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   const bool second = blockIdx.x >= jobs.job[0].blocks;
   const Job& job = jobs.job[second];
   const Packed& packed = job.operand.packed;
