@@ -85,9 +85,9 @@ def chunk_sum(a, b, promotion):
         return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), again
 
 
-def fp16x3(a, b, *, marked=False):
-    """a @ b of float32 matrices, K at least 64; with `marked`, which elements are computed in
-    chunks instead."""
+def fp16x3_or_mark(a, b, promotion=None):
+    """a @ b of float32 matrices, K at least 64, and which elements are to be computed by
+    sum_in_chunks instead. Another promotion than specified may be asked for."""
     (m, k), n = a.shape, b.shape[1]
     rows, cols = a.isfinite().all(1), b.isfinite().all(0)
     again = ~(rows[:, None] & cols)
@@ -97,13 +97,16 @@ def fp16x3(a, b, *, marked=False):
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, k, CHUNK):
             chunk = slice(start, start + CHUNK)
-            promotion = 16 if k < 512 else 32
-            part, wide = chunk_sum(finite_a[:, chunk], finite_b[chunk], promotion)
+            p = promotion or (16 if k < 512 else 32)
+            part, wide = chunk_sum(finite_a[:, chunk], finite_b[chunk], p)
             total, mark = total + part, mark | wide
     mark |= np.isnan(total)  # Inf less Inf
     result = torch.zeros(m, n)
     result[rows[:, None] & cols] = torch.from_numpy(total).flatten()
     again[rows[:, None] & cols] |= torch.from_numpy(mark).flatten()
-    if marked:
-        return again
-    return torch.where(again, sum_in_chunks(a, b), result)
+    return result, again
+
+
+def fp16x3(a, b):
+    result, again = fp16x3_or_mark(a, b)
+    return torch.where(again, sum_in_chunks(a, b), result) if again.any() else result
