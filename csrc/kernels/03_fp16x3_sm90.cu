@@ -62,7 +62,8 @@ struct Work {
   Problem p;
   Source a, b;
   Marks marks;
-  bool stores_pairs;
+  bool stores_sums;   // as they are
+  bool stores_pairs;  // neighbours in a row of C at once
 };
 
 struct Position {
@@ -144,54 +145,95 @@ struct Place {
   int64_t batch, row, col;
 };
 
-// Stores a thread's sums that are not NaN, and lists the others.
-__device__ void store_tile(const Work& work, const Place& at, const float (&sum)[Tile::kElements],
-                           float4 (&sums)[Tile::kElements / 4][Tile::kWarpgroup]) {
-  const Problem& p = work.p;
-  const int thread = threadIdx.x % Tile::kWarpgroup;
-  const int64_t c_offset = batch_offset(p.batch, p.c, at.batch);
-  bool numbers = true;
-  UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) numbers &= !isnan(sum[i]);
-  const bool inside = at.row + 8 < p.m && at.col + (Tile::kN - 8) + 1 < p.n;
-  const bool pairs = work.stores_pairs && c_offset % 2 == 0 && numbers && inside;
-  if (__all_sync(~0u, pairs)) {
-    float* c = static_cast<float*>(p.c.data) + c_offset + at.row * p.c.row_stride + at.col;
-    UNROLL
-    for (int i = 0; i < Tile::kElements; i += 2) {
-      *reinterpret_cast<float2*>(c + i / 2 % 2 * 8 * p.c.row_stride + i / 4 * 8) = {sum[i],
-                                                                                    sum[i + 1]};
-    }
-    return;
-  }
-
-  // By way of shared memory, so that the loop stays a loop: unrolled, every activation would be
-  // there 64 times.
-  UNROLL
-  for (int i = 0; i < Tile::kElements; i += 4) {
-    sums[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-  }
-  uint64_t marked = 0;
-  NO_UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) {
-    const float each = reinterpret_cast<const float*>(&sums[i / 4][thread])[i % 4];
-    const int64_t row = at.row + i / 2 % 2 * 8, col = at.col + i / 4 * 8 + i % 2;
-    if (row >= p.m || col >= p.n) continue;
-    if (isnan(each)) {
-      marked |= uint64_t{1} << i;
-    } else {
-      store<float>(p, c_offset, row, col, each);
-    }
-  }
+// Appends the marked elements of a warp to the list; all of its threads call it.
+__device__ void list_marked(const Marks& marks, const Place& at, uint64_t marked) {
   if (!__any_sync(~0u, marked != 0)) return;
   const int lane = threadIdx.x % 32;
-  int piece = lane == 0 ? atomicAdd(work.marks.count, 1) : 0;
-  piece = __shfl_sync(~0u, piece, 0);
-  work.marks.pieces[piece].elements[lane] = marked;
-  if (lane == 0) {
-    work.marks.pieces[piece].batch = at.batch;
-    work.marks.pieces[piece].row = at.row;
-    work.marks.pieces[piece].col = at.col;
+  int index = lane == 0 ? atomicAdd(marks.count, 1) : 0;
+  index = __shfl_sync(~0u, index, 0);
+  Marks::Piece& piece = marks.pieces[index];
+  piece.elements[lane] = marked;
+  if (lane == 0) piece.batch = at.batch, piece.row = at.row, piece.col = at.col;
+}
+
+// From sums to C, but for sums that are NaN, which are listed. `scratch` is the thread's own.
+__device__ void store_tile(const Work& work, const Place& at, float (&sum)[Tile::kElements],
+                           float4 (&scratch)[Tile::kElements / 4][Tile::kWarpgroup]) {
+  const Problem& p = work.p;
+  const Epilogue& epilogue = p.epilogue;
+  const bool row_inside[2] = {at.row < p.m, at.row + 8 < p.m};
+  const int cols_left = static_cast<int>(min(p.n - at.col, int64_t{Tile::kN}));
+  uint64_t marked = 0;
+  auto is_inside = [&](int i) { return row_inside[i / 2 % 2] && i / 4 * 8 + i % 2 < cols_left; };
+  auto is_stored = [&](int i) { return is_inside(i) && (marked >> i & 1) == 0; };
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) {
+    if (isnan(sum[i]) && is_inside(i)) marked |= uint64_t{1} << i;
+  }
+  list_marked(work.marks, at, marked);
+
+  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, at.batch) +
+             at.row * p.c.row_stride + at.col * p.c.col_stride;
+  auto c_at = [&](int i) {
+    return c + i / 2 % 2 * 8 * p.c.row_stride + (i / 4 * 8 + i % 2) * p.c.col_stride;
+  };
+  if (!work.stores_sums) {
+    const float* bias = static_cast<const float*>(epilogue.bias) + at.col * epilogue.bias_stride;
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 4) {
+      float col_bias[2] = {}, old[4] = {};
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int col = i / 4 * 8 + j;
+        if (epilogue.bias != nullptr && col < cols_left) {
+          col_bias[j] = bias[col * epilogue.bias_stride];
+        }
+      }
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        if (epilogue.beta != 0 && is_stored(i + j)) old[j] = *c_at(i + j);
+      }
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        sum[i + j] = combine(epilogue, sum[i + j], col_bias[j % 2], old[j]);
+      }
+    }
+    if (epilogue.activation == Activation::kRelu) {
+      UNROLL
+      for (float& each : sum) each = activate(Activation::kRelu, each);
+    } else if (epilogue.activation != Activation::kNone) {
+      // By way of shared memory, so that the loop stays a loop: unrolled, every activation would
+      // be there 64 times.
+      const int thread = threadIdx.x % Tile::kWarpgroup;
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4) {
+        scratch[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+      }
+      NO_UNROLL
+      for (auto& quad : scratch) {
+        float4& four = quad[thread];
+        UNROLL
+        for (float* each : {&four.x, &four.y, &four.z, &four.w}) {
+          *each = activate(epilogue.activation, *each);
+        }
+      }
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4) {
+        const float4 four = scratch[i / 4][thread];
+        sum[i] = four.x, sum[i + 1] = four.y, sum[i + 2] = four.z, sum[i + 3] = four.w;
+      }
+    }
+  }
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 2) {
+    if (work.stores_pairs && is_stored(i) && is_stored(i + 1)) {
+      *reinterpret_cast<float2*>(c_at(i)) = {sum[i], sum[i + 1]};
+      continue;
+    }
+    UNROLL
+    for (int j = i; j < i + 2; ++j) {
+      if (is_stored(j)) *c_at(j) = sum[j];
+    }
   }
 }
 
@@ -316,12 +358,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// Whether sums are stored as they are, pairs of neighbours at once.
+bool stores_sums(const Epilogue& epilogue) {
+  return epilogue.alpha == 1 && epilogue.beta == 0 && epilogue.bias == nullptr &&
+         epilogue.activation == Activation::kNone;
+}
+
 bool stores_pairs(const Problem& p) {
-  const Epilogue& e = p.epilogue;
-  return e.alpha == 1 && e.beta == 0 && e.bias == nullptr && e.activation == Activation::kNone &&
-         p.c.col_stride == 1 && p.c.row_stride % 2 == 0 &&
-         reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0;
+  bool even = p.c.col_stride == 1 && p.c.row_stride % 2 == 0;
+  for (int d = 0; d < p.batch.rank; ++d) even &= p.c.batch_stride[d] % 2 == 0;
+  return even && reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0;
 }
 
 // What is launched for a problem, and where its parts lie in one workspace.
@@ -386,7 +431,8 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
     launch_split({operands, 1}, marks.count, context);
   }
 
-  const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_pairs(p)};
+  const Work work{p,     {a, plan.a_index},       {b, plan.b_index},
+                  marks, stores_sums(p.epilogue), stores_pairs(p)};
   const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
   const auto kernel = fp16x3::promotion(p.k) == 16 ? fp16x3_kernel<16> : fp16x3_kernel<32>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
