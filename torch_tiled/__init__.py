@@ -46,6 +46,21 @@ def _load() -> None:
 _load()
 
 from torch_tiled import nn  # noqa: E402
-from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul  # noqa: E402
+from torch_tiled.nn import freeze, frozen_bytes, unfreeze  # noqa: E402
+from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul, prepare  # noqa: E402
+from torch_tiled.prepared import Prepared  # noqa: E402
 
-__all__ = ["__version__", "algorithms", "explain", "gemm_", "linear", "matmul", "nn"]
+__all__ = [
+    "Prepared",
+    "__version__",
+    "algorithms",
+    "explain",
+    "freeze",
+    "frozen_bytes",
+    "gemm_",
+    "linear",
+    "matmul",
+    "nn",
+    "prepare",
+    "unfreeze",
+]

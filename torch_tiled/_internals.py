@@ -30,6 +30,7 @@ from torch._C import (
 from torch._C import (
     _len_torch_function_stack as function_modes,
 )
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch._functorch.autograd_function import custom_function_call_vmap_helper as apply_vmap_rule
 from torch._functorch.pyfunctorch import (
     retrieve_current_functorch_interpreter as current_interpreter,
@@ -40,6 +41,7 @@ from torch._functorch.utils import (
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 __all__ = [
     "AFTER_AUTOGRAD",
@@ -48,6 +50,7 @@ __all__ = [
     "DispatchKey",
     "DispatchKeySet",
     "ExcludeKeys",
+    "GetAttrKey",
     "SingleLevelFunction",
     "allow_single_level_function",
     "apply_vmap_rule",
@@ -57,9 +60,12 @@ __all__ = [
     "dispatch_modes",
     "forward_ad_active",
     "function_modes",
+    "is_wrapped",
     "redispatch_without_python",
+    "register_pytree_node",
     "set_forward_ad_enabled",
     "transforms_active",
+    "version_of",
 ]
 
 
@@ -80,3 +86,8 @@ def redispatch_without_python(overload):
 
 def argument_names(overload):
     return [argument.name for argument in overload._schema.arguments]
+
+
+def version_of(tensor):
+    """How often a tensor was written to, or None for one that does not count."""
+    return None if tensor.is_inference() else tensor._version

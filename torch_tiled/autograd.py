@@ -11,6 +11,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.forward_ad import unpack_dual
 
 from ._internals import (
     AFTER_AUTOGRAD,
@@ -28,6 +29,8 @@ _matmul = torch.ops.tiled.matmul.default
 _linear = torch.ops.tiled.linear.default
 _redispatch_matmul = redispatch_without_python(_matmul)
 _redispatch_linear = redispatch_without_python(_linear)
+_redispatch_prepared_matmul = redispatch_without_python(torch.ops.tiled.matmul.prepared)
+_redispatch_prepared_linear = redispatch_without_python(torch.ops.tiled.linear.prepared)
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 # The derivative of these needs their argument, so where one is asked for the product runs alone
@@ -50,6 +53,24 @@ def differentiated(*tensors):
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
+
+
+def what_flows(tensor):
+    """What makes a derivative flow through this tensor, in words; None where nothing does."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return "requires grad"
+    if forward_ad_active() and unpack_dual(tensor).tangent is not None:
+        return "has a forward-mode tangent"
+    return None
+
+
+def refuse_derivative_of_prepared(op, name, tensor):
+    if trouble := what_flows(tensor):
+        raise RuntimeError(
+            f"{op}: {name} of shape {tuple(tensor.shape)} {trouble}, and what was split "
+            f"beforehand has no derivative; call torch_tiled.unfreeze(model) to train a frozen "
+            f"layer, or work under torch.no_grad(), or prepare {name}.detach()"
+        )
 
 
 def _apply(function, redispatch, keyset, options, *tensors):
@@ -211,12 +232,47 @@ def linear(keyset, x, weight, bias=None, **options):
     try:
         if not differentiated(x, weight, bias):
             return _redispatch_linear(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
-        activation = options.get("activation", "none")
-        if activation not in ACTIVATIONS or activation == "relu":
-            return _apply(_Linear, _redispatch_linear, keyset, options, x, weight, bias)
-        options = _without(options, "activation")
-        y = _apply(_Linear, _redispatch_linear, keyset, options, x, weight, bias)
-        return ACTIVATIONS[activation](y)
+        return _differentiable_linear(_redispatch_linear, keyset, options, x, weight, bias)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def _differentiable_linear(redispatch, keyset, options, *tensors):
+    activation = options.get("activation", "none")
+    if activation not in ACTIVATIONS or activation == "relu":
+        return _apply(_Linear, redispatch, keyset, options, *tensors)
+    y = _apply(_Linear, redispatch, keyset, _without(options, "activation"), *tensors)
+    return ACTIVATIONS[activation](y)
+
+
+# With a prepared operand, which itself has no derivative, the functions are the same: what was
+# split rides along to the level below.
+
+
+def prepared_matmul(keyset, a, b, halves, undo, **options):
+    def redispatch(keyset, a, b, **options):
+        return _redispatch_prepared_matmul(keyset, a, b, halves, undo, **options)
+
+    try:
+        if not differentiated(a, b):
+            return redispatch(keyset & AFTER_AUTOGRAD, a, b, **options)
+        refuse_derivative_of_prepared("tiled::matmul", "b", b)
+        return _apply(_Matmul, redispatch, keyset, options, a, b)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def prepared_linear(keyset, x, weight, halves, undo, bias=None, **options):
+    def redispatch(keyset, x, weight, bias, **options):
+        return _redispatch_prepared_linear(keyset, x, weight, halves, undo, bias, **options)
+
+    try:
+        if not differentiated(x, weight, bias):
+            return redispatch(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
+        refuse_derivative_of_prepared("tiled::linear", "weight", weight)
+        return _differentiable_linear(redispatch, keyset, options, x, weight, bias)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
@@ -225,3 +281,6 @@ def linear(keyset, x, weight, bias=None, **options):
 def register(library):
     library.impl("matmul", matmul, "Autograd", with_keyset=True)
     library.impl("linear", linear, "Autograd", with_keyset=True)
+    library.impl("matmul.prepared", prepared_matmul, "Autograd", with_keyset=True)
+    library.impl("linear.prepared", prepared_linear, "Autograd", with_keyset=True)
+    library.impl("prepare", torch.library.fallthrough_kernel, "Autograd")

@@ -58,7 +58,10 @@ def refuse_layout(op, *args, **options):
 
 def register(library):
     tiled = torch.ops.tiled
-    operators = (tiled.matmul.default, tiled.matmul.out, tiled.gemm_.default, tiled.linear.default)
+    operators = (
+        *(tiled.matmul.default, tiled.matmul.out, tiled.matmul.prepared, tiled.gemm_.default),
+        *(tiled.linear.default, tiled.linear.prepared, tiled.prepare.default),
+    )
     for op in operators:
         for key in _REFUSED_KEYS:
             library.impl(op, functools.partial(refuse_layout, op), key)

@@ -208,6 +208,87 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
     return (*x.shape[:-1], weight.shape[0])
 
 
+# What a prepared operand is: csrc/packed.h.
+
+
+def _takes_halves(b):
+    """Where prepare() finds something to split; a GPU that can't be asked is taken for a Hopper."""
+    if b.dtype != torch.float32 or b.shape[0] < 64:
+        return False
+    if b.device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(b.device) == (9, 0)
+
+
+def _packed_sizes(k, n):
+    """Bytes of the halves of a (k, n) operand, and numbers in undo."""
+    columns = (n + 7) // 8 * 8
+    return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
+
+
+def check_prepare(b):
+    op = "tiled::prepare"
+    _check_dtype(op, "b", b)
+    if b.dim() != 2:
+        raise RuntimeError(f"{op}: b is {_shape(b)}; it must be a matrix (k, n)")
+    return _packed_sizes(*b.shape) if _takes_halves(b) else (0, 0)
+
+
+def _check_prepared(op, name, b, k, n, halves, undo):
+    _check_same_device(op, "halves", halves, name, b)
+    _check_same_device(op, "undo", undo, name, b)
+    if b.dim() != 2:
+        raise RuntimeError(f"{op}: {name} is {_shape(b)}; what was prepared is one matrix")
+    if halves.numel() == 0 and undo.numel() == 0:
+        return
+    sizes = _packed_sizes(k, n)
+    fits = b.dtype == torch.float32
+    for tensor, dtype, size in zip(
+        (halves, undo), (torch.uint8, torch.float32), sizes, strict=True
+    ):
+        fits = fits and tensor.dtype == dtype and tensor.shape == (size,)
+        fits = fits and tensor.is_contiguous()
+    if not fits:
+        halves, undo, made_of = (f"{_shape(t)} {t.dtype}" for t in (halves, undo, b))
+        raise RuntimeError(
+            f"{op}: halves is {halves} and undo is {undo}, which is not what torch_tiled.prepare "
+            f"makes of {name}, {made_of}; prepare it anew"
+        )
+
+
+def check_prepared_matmul(a, b, halves, undo, **options):
+    """The shape and dtype of the result."""
+    checked = check_matmul(a, b, **options)
+    _check_prepared("tiled::matmul", "b", b, b.shape[0], b.shape[-1], halves, undo)
+    return checked
+
+
+def check_prepared_linear(x, weight, halves, undo, bias=None, **options):
+    """The shape of the result."""
+    shape = check_linear(x, weight, bias, **options)
+    out_features, in_features = weight.shape
+    _check_prepared("tiled::linear", "weight", weight, in_features, out_features, halves, undo)
+    return shape
+
+
+def _fake_prepare(b):
+    halves, undo = check_prepare(b)
+    return (
+        torch.empty(halves, dtype=torch.uint8, device=b.device),
+        torch.empty(undo, dtype=torch.float32, device=b.device),
+    )
+
+
+def _fake_prepared_matmul(a, *others, **options):
+    shape, dtype = check_prepared_matmul(a, *others, **options)
+    return torch.empty(shape, dtype=dtype, device=a.device)
+
+
+def _fake_prepared_linear(x, *others, **options):
+    shape = check_prepared_linear(x, *others, **options)
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
+
+
 def _fake_matmul(a, b, **options):
     shape, dtype = check_matmul(a, b, **options)
     return torch.empty(shape, dtype=dtype, device=a.device)
@@ -242,8 +323,11 @@ def register(library):
     for name, kernel in (
         ("matmul", _fake_matmul),
         ("matmul.out", check_matmul_out),
+        ("matmul.prepared", _fake_prepared_matmul),
         ("gemm_", check_gemm_),
         ("linear", _fake_linear),
+        ("linear.prepared", _fake_prepared_linear),
+        ("prepare", _fake_prepare),
     ):
         torch.library.register_fake(f"tiled::{name}", kernel, lib=library)
     register_flop_formula(torch.ops.tiled.matmul)(_matmul_flops)

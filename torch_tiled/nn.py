@@ -1,8 +1,75 @@
 """Layers."""
 
 import torch
+from torch.compiler import is_compiling, is_exporting
 
-from .ops import linear
+from ._internals import is_wrapped, transforms_active, version_of
+from .ops import linear, prepare
+from .prepared import Prepared
+
+__all__ = ["Linear", "freeze", "frozen_bytes", "unfreeze"]
+
+
+def freeze(model):
+    """Splits the weight of every torch_tiled.nn.Linear in model, once, for a model that serves.
+
+    A float32 product on a GPU of the Hopper generation begins with splitting both operands in
+    halves. A frozen layer keeps its weight's, about as much memory as the weight
+    (torch_tiled.frozen_bytes says how much), and spares that work. Results do not change by a bit.
+    Nothing is ever frozen unless this is called, since a weight that was split and then written to
+    is a wrong answer:
+
+    - What a layer notices, before each call outside compiled graphs, it splits anew: a write that
+      the version counter counts (optimizers, copy_, ...), another Parameter, storage, shape,
+      strides, dtype or device. `.to()` and load_state_dict are noticed in compiled graphs, too.
+    - What leaves no trace it cannot notice: writes through `.data` or `.detach().numpy()`, DLPack,
+      other libraries' kernels or a replayed CUDA graph, and any write to a weight that was made
+      under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
+      hold the split as it was and check nothing. Call freeze(model) again after such a write: it
+      splits anew, into the same memory where shapes are the same.
+
+    A frozen weight has no gradient: while one would be recorded (grad mode is on and the weight
+    requires grad) the layer refuses to run, in train() and eval() alike. Gradients to its input and
+    bias flow. Under autocast it computes what an unfrozen layer does. The state_dict, as saved and
+    as loaded, is that of an unfrozen layer; copies and pickles of a frozen layer are frozen, and
+    split anew at their first call (before it, compiled graphs read the weight itself).
+
+    Args:
+        model: a torch.nn.Module; other layers in it are left alone.
+
+    Returns:
+        model.
+
+    Example::
+
+        >>> model = torch.nn.Sequential(torch_tiled.nn.Linear(64, 16), torch.nn.ReLU())
+        >>> model = torch_tiled.freeze(model.eval())
+        >>> with torch.no_grad():
+        ...     y = model(torch.randn(8, 64))
+    """
+    for layer in _layers(model):
+        layer._freeze()
+    return model
+
+
+def unfreeze(model):
+    """Undoes torch_tiled.freeze(model): every layer reads its weight again, and can be trained.
+
+    Returns:
+        model.
+    """
+    for layer in _layers(model):
+        layer._unfreeze()
+    return model
+
+
+def frozen_bytes(model):
+    """The memory that torch_tiled.freeze(model) has taken, beside the weights' own."""
+    return sum(layer._prepared_weight().nbytes for layer in _layers(model) if layer._frozen)
+
+
+def _layers(model):
+    return [layer for layer in model.modules() if isinstance(layer, Linear)]
 
 
 class Linear(torch.nn.Linear):
@@ -49,7 +116,7 @@ class Linear(torch.nn.Linear):
     def forward(self, input):
         return linear(
             input,
-            self.weight,
+            self._prepared_weight() if self._frozen and self._is_split() else self.weight,
             self.bias,
             activation=self.activation,
             algorithm=self.algorithm,
@@ -60,4 +127,87 @@ class Linear(torch.nn.Linear):
         return (
             f"{super().extra_repr()}, activation={self.activation}, "
             f"precision={self.precision}, algorithm={self.algorithm}"
+            f"{', frozen' if self._frozen else ''}"
         )
+
+    # Freezing. The halves are buffers that no state_dict has, so that they are what PyTorch takes
+    # for fixed where it compiles, exports and captures.
+
+    _frozen = False
+    # The Parameter that was split, an alias that keeps its storage from being used for another,
+    # and how often it had been written to; None where what was split is not this layer's.
+    _split_of = None
+
+    def _freeze(self):
+        if not self._frozen:
+            self._frozen = True
+            self.register_buffer("_halves", torch.empty(0, dtype=torch.uint8), persistent=False)
+            self.register_buffer("_undo", torch.empty(0), persistent=False)
+        self._split()
+
+    def _unfreeze(self):
+        if self._frozen:
+            self._frozen = False
+            self._split_of = None
+            del self._halves, self._undo
+
+    def _prepared_weight(self):
+        return Prepared(self.weight, self._halves, self._undo, transposed=True)
+
+    def _split(self):
+        """Splits the weight as it is now: into the same memory, which a graph may hold."""
+        if not _has_memory(self.weight):
+            self._split_of = None
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            alias = self.weight.detach()
+            version = version_of(alias)  # before it is read
+            new = prepare(alias.mT)
+            for name, tensor in (("_halves", new.halves), ("_undo", new.undo)):
+                old = getattr(self, name)
+                if _are_alike(old, tensor) and not old.is_inference():
+                    old.copy_(tensor)
+                else:
+                    setattr(self, name, tensor)
+        self._split_of = (self.weight, alias, version)
+
+    def _is_split(self):
+        """Whether what was split is the weight of now; outside compiled graphs it is made so."""
+        weight = self.weight
+        if is_compiling():  # an exported program has its own tensors for the layer's
+            return self._split_of is not None and (is_exporting() or self._split_of[0] is weight)
+        if not _has_memory(weight):
+            return False
+        if self._split_of is not None:
+            owner, alias, version = self._split_of
+            same = owner is weight and _are_alike(alias, weight)
+            if same and alias.data_ptr() == weight.data_ptr() and version_of(weight) == version:
+                return True
+        self._split()
+        return True
+
+    def _apply(self, *args, **options):  # what .to(), .half(), .to_empty(), ... come down to
+        super()._apply(*args, **options)
+        if self._frozen:
+            self._split()
+        return self
+
+    def _load_from_state_dict(self, *args, **options):
+        super()._load_from_state_dict(*args, **options)
+        if self._frozen:
+            self._split()
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._split_of = None
+
+
+def _has_memory(weight):
+    """Whether it is a tensor with memory of its own, not one that a transform or subclass wraps."""
+    if type(weight) not in (torch.nn.Parameter, torch.Tensor):
+        return False
+    return not (transforms_active() and is_wrapped(weight))
+
+
+def _are_alike(x, y):
+    return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)

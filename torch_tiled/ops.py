@@ -15,8 +15,9 @@ from ._internals import (
     transforms_active,
 )
 from .errors import raise_if_out_of_memory
+from .prepared import Prepared
 
-__all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul"]
+__all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul", "prepare"]
 
 _library = torch.library.Library("tiled", "FRAGMENT")
 for _module in (autograd, writing, transforms, errors, fake):
@@ -31,6 +32,9 @@ _matmul = _ways_to_call(torch.ops.tiled.matmul.default)
 _matmul_out = _ways_to_call(torch.ops.tiled.matmul.out)
 _gemm = _ways_to_call(torch.ops.tiled.gemm_.default)
 _linear = _ways_to_call(torch.ops.tiled.linear.default)
+_prepare = _ways_to_call(torch.ops.tiled.prepare.default)
+_prepared_matmul = _ways_to_call(torch.ops.tiled.matmul.prepared)
+_prepared_linear = _ways_to_call(torch.ops.tiled.linear.prepared)
 
 _plain_matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
 
@@ -81,7 +85,7 @@ def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None
     Args:
         a: (m, k), or (k,), or a batch (..., m, k). Any strides; nothing is copied.
         b: (k, n), or (k,), or a batch (..., k, n), of a's dtype and on its device. The batch
-            dimensions of a and b broadcast.
+            dimensions of a and b broadcast. Or torch_tiled.prepare(b), without out or out_dtype.
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
         precision: what float32 operands are computed in. "fp32" is as accurate as an fp32 SGEMM,
             "ieee" rounds every multiply-add as IEEE 754 does, "tf32" rounds the operands to TF32.
@@ -112,17 +116,78 @@ def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None
                 f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; leave out_dtype "
                 f"away, since out has a dtype"
             )
+        _refuse_prepared(b, "out")
         _call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
         return out
     if algorithm == "auto" and precision == "fp32" and out_dtype is None:
         if not _is_plain(a, b):
+            if isinstance(b, Prepared):
+                return _call(_prepared_matmul, a, *_right_operand(b))
             return _call(_matmul, a, b)
         try:
             return _plain_matmul(a, b)
         except RuntimeError as error:
             raise_if_out_of_memory(error)
             raise
-    return _call(_matmul, a, b, algorithm=algorithm, precision=precision, out_dtype=out_dtype)
+    options = {"algorithm": algorithm, "precision": precision}
+    if isinstance(b, Prepared) and out_dtype is None:
+        return _call(_prepared_matmul, a, *_right_operand(b), **options)
+    _refuse_prepared(b, "out_dtype")
+    return _call(_matmul, a, b, out_dtype=out_dtype, **options)
+
+
+def _refuse_prepared(b, option):
+    if isinstance(b, Prepared):
+        raise RuntimeError(
+            f"tiled::matmul: {option} is not taken with a prepared b; leave it away, or pass "
+            f"b.tensor, which is b unprepared"
+        )
+
+
+def _right_operand(b):
+    if b.transposed:
+        raise RuntimeError(
+            f"tiled::matmul: b is the transpose of what was prepared, of shape {tuple(b.shape)}, "
+            f"and is not split along its rows; pass torch_tiled.prepare(b.tensor)"
+        )
+    return b.tensor, b.halves, b.undo
+
+
+def prepare(b):
+    """Splits b once, for many products `torch_tiled.matmul(a, torch_tiled.prepare(b))`.
+
+    On GPUs of the Hopper generation a float32 product begins with splitting both operands in
+    halves. That of a weight need not be done anew for each product; this is for weights in the
+    functional style, and torch_tiled.freeze(model) for those of layers. The products' bits are
+    those of the unprepared ones.
+
+    b is kept, not copied, and must not be written to: what was split would go stale, unnoticed.
+    Where there is nothing to split (other dtypes, other GPUs, K below 64), only b itself is kept.
+    On the CPU the split is read by algorithm="fp16x3" alone.
+
+    It has no derivative: a product with a b that requires grad is refused while gradients are
+    recorded. Gradients to the other operand flow as they do unprepared. Under autocast the product
+    is the unprepared one, in the region's dtype.
+
+    Args:
+        b: (k, n), float32, float64, float16 or bfloat16, of any strides.
+
+    Returns:
+        A torch_tiled.Prepared of b's shape. Its `.nbytes` says what memory it takes: about as much
+        as b. torch_tiled.linear takes a weight as `torch_tiled.prepare(weight.mT).mT`.
+
+    Raises:
+        RuntimeError: b is no matrix, or of another dtype.
+        torch.OutOfMemoryError: there is no memory for the halves.
+
+    Example::
+
+        >>> a, b = torch.randn(8, 64), torch.randn(64, 16)
+        >>> prepared = torch_tiled.prepare(b)
+        >>> torch.equal(torch_tiled.matmul(a, prepared), torch_tiled.matmul(a, b))
+        True
+    """
+    return Prepared(b, *_call(_prepare, b))
 
 
 def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
@@ -133,7 +198,8 @@ def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precisi
 
     Args:
         x: (..., in_features), at least one dimension.
-        weight: (out_features, in_features), of x's dtype and on its device.
+        weight: (out_features, in_features), of x's dtype and on its device; or
+            torch_tiled.prepare(weight.mT).mT.
         bias: (out_features,) or None.
         activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu".
         algorithm, precision: as for torch_tiled.matmul.
@@ -150,14 +216,24 @@ def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precisi
         >>> torch_tiled.linear(x, weight, bias, activation="relu").shape
         torch.Size([8, 16])
     """
+    ways, operands = _linear, (x, weight)
+    if isinstance(weight, Prepared):
+        ways, operands = _prepared_linear, (x, *_weight(weight))
+    if bias is not None:
+        operands += (bias,)
     if activation == "none" and algorithm == "auto" and precision == "fp32":
-        if bias is None:
-            return _call(_linear, x, weight)
-        return _call(_linear, x, weight, bias)
-    options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-    if bias is None:
-        return _call(_linear, x, weight, **options)
-    return _call(_linear, x, weight, bias, **options)
+        return _call(ways, *operands)
+    return _call(ways, *operands, activation=activation, algorithm=algorithm, precision=precision)
+
+
+def _weight(weight):
+    if not weight.transposed:
+        raise RuntimeError(
+            f"tiled::linear: weight was prepared as the right operand of matmul, of shape "
+            f"{tuple(weight.shape)}, and is split along its rows; pass "
+            f"torch_tiled.prepare(weight.mT).mT, made of the weight itself"
+        )
+    return weight.tensor, weight.halves, weight.undo
 
 
 def gemm_(c, a, b, *, alpha=1, beta=1, algorithm="auto", precision="fp32"):

@@ -11,13 +11,22 @@ from ._internals import (
     apply_vmap_rule,
     current_interpreter,
 )
-from .autograd import ACTIVATIONS
-from .fake import check_gemm_, check_linear, check_matmul, check_matmul_out
+from .autograd import ACTIVATIONS, refuse_derivative_of_prepared
+from .fake import (
+    check_gemm_,
+    check_linear,
+    check_matmul,
+    check_matmul_out,
+    check_prepared_linear,
+    check_prepared_matmul,
+)
 
 _matmul = torch.ops.tiled.matmul.default
 _matmul_out = torch.ops.tiled.matmul.out
 _gemm = torch.ops.tiled.gemm_.default
 _linear = torch.ops.tiled.linear.default
+_prepared_matmul = torch.ops.tiled.matmul.prepared
+_prepared_linear = torch.ops.tiled.linear.prepared
 
 # --- vmap ----------------------------------------------------------------------------------------
 #
@@ -120,6 +129,35 @@ def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **op
     return y if activation == "none" else ACTIVATIONS[activation](y), 0
 
 
+# What was prepared is one matrix: where each example has its own, they are multiplied unprepared,
+# to the same bits.
+
+
+def _vmap_prepared_matmul(info, in_dims, a, b, halves, undo, **options):
+    a_dim, *prepared_dims = in_dims
+    _check_example(check_prepared_matmul, in_dims, a, b, halves, undo, **options)
+    if any(dim is not None for dim in prepared_dims):
+        return _vmap_matmul(info, (a_dim, prepared_dims[0]), a, b, **options)
+    return _prepared_matmul(_front(a, a_dim), b, halves, undo, **options), 0
+
+
+def _vmap_prepared_linear(info, in_dims, x, weight, halves, undo, bias=None, **options):
+    in_dims = (*in_dims, None)[:5]  # bias may have been left out
+    x_dim, *prepared_dims, bias_dim = in_dims
+    _check_example(check_prepared_linear, in_dims, x, weight, halves, undo, bias, **options)
+    if any(dim is not None for dim in (*prepared_dims, bias_dim)):
+        dims = (x_dim, prepared_dims[0], bias_dim)
+        return _vmap_linear(info, dims, x, weight, bias, **options)
+    return _prepared_linear(_front(x, x_dim), weight, halves, undo, bias, **options), 0
+
+
+def _vmap_prepare(info, in_dims, b):
+    raise RuntimeError(
+        f"tiled::prepare: under vmap b of shape {tuple(b.shape)} is mapped over, and what is "
+        f"prepared is one matrix; prepare it outside of vmap, or call torch_tiled.matmul(a, b)"
+    )
+
+
 def _batched_matmul_out(keyset, a, b, *, out, **options):
     """What register_vmap would register, if it took tensors that are keyword arguments."""
 
@@ -150,10 +188,31 @@ def _autocast(op, device, key):
     return kernel
 
 
+def _autocast_prepared(op, name, plain):
+    """A cast operand is another than the one that was split: the product is the unprepared one."""
+
+    def kernel(x, prepared, halves, undo, *bias, **options):
+        refuse_derivative_of_prepared(op, name, prepared)
+        return plain(x, prepared, *bias, **options)
+
+    return kernel
+
+
 def register(library):
-    for name, rule in (("matmul", _vmap_matmul), ("gemm_", _vmap_gemm), ("linear", _vmap_linear)):
+    for name, rule in (
+        ("matmul", _vmap_matmul),
+        ("matmul.prepared", _vmap_prepared_matmul),
+        ("gemm_", _vmap_gemm),
+        ("linear", _vmap_linear),
+        ("linear.prepared", _vmap_prepared_linear),
+        ("prepare", _vmap_prepare),
+    ):
         torch.library.register_vmap(f"tiled::{name}", rule, lib=library)
     library.impl("matmul.out", _batched_matmul_out, "FuncTorchBatched", with_keyset=True)
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        for op in (_matmul, _linear):
-            library.impl(op, _autocast(op, device, getattr(DispatchKey, key)), key)
+        excluded = getattr(DispatchKey, key)
+        matmul, linear = (_autocast(op, device, excluded) for op in (_matmul, _linear))
+        library.impl("matmul", matmul, key)
+        library.impl("linear", linear, key)
+        library.impl("matmul.prepared", _autocast_prepared("tiled::matmul", "b", matmul), key)
+        library.impl("linear.prepared", _autocast_prepared("tiled::linear", "weight", linear), key)

@@ -7,16 +7,14 @@ for what is written only where an operator returns it.
 """
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.graph import increment_version
 
 from ._internals import (
     AFTER_AUTOGRAD,
     AFTER_INPLACE,
-    forward_ad_active,
     redispatch_without_python,
 )
-from .autograd import differentiated
+from .autograd import differentiated, what_flows
 from .errors import raise_if_out_of_memory
 
 _matmul_out = torch.ops.tiled.matmul.out
@@ -47,17 +45,12 @@ def _refuse_derivatives(op, written, **operands):
     if not differentiated(*operands.values()):
         return
     for name, tensor in operands.items():
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            trouble = "requires grad"
-        elif forward_ad_active() and unpack_dual(tensor).tangent is not None:
-            trouble = "has a forward-mode tangent"
-        else:
-            continue
-        raise RuntimeError(
-            f"{op}: {written} is written in place, which has no derivative, but {name} of shape "
-            f"{tuple(tensor.shape)} {trouble}; call torch_tiled.matmul or linear, which are "
-            f"differentiable, or detach {name} first"
-        )
+        if trouble := what_flows(tensor):
+            raise RuntimeError(
+                f"{op}: {written} is written in place, which has no derivative, but {name} of "
+                f"shape {tuple(tensor.shape)} {trouble}; call torch_tiled.matmul or linear, which "
+                f"are differentiable, or detach {name} first"
+            )
 
 
 def record_matmul_out(keyset, a, b, *, out, **options):
