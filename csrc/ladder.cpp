@@ -176,7 +176,7 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
   }
   const int64_t blocks = chosen.blocks(p);
   const int64_t waves = chosen.waves(p, context);
-  return {
+  std::vector<std::pair<std::string, std::string>> facts{
       {"algorithm", std::string(chosen.name)},
       {"tile", std::to_string(chosen.tile_m) + "x" + std::to_string(chosen.tile_n)},
       {"blocks", std::to_string(blocks)},
@@ -187,6 +187,13 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
        others.empty() ? "the only rung of this name" : "fewest clocks, against " + join(others)},
       {"order", describe(chosen.order, p.k)},
   };
+  if (chosen.order == Order::kFp16x3) {
+    const int64_t chunks = ceil_div(p.k, kChunk);
+    facts.emplace_back("scale_groups", std::to_string(p.m * chunks) + " of a's rows and " +
+                                           std::to_string(p.n * chunks) +
+                                           " of b's columns in a matrix, one a chunk");
+  }
+  return facts;
 }
 
 }  // namespace tiled

@@ -181,6 +181,16 @@ def test_marked_elements_are_in_chunks_and_alone(device, k):
     assert_same(after[~moved], before[~moved])
 
 
+def test_explain_counts_what_is_computed_again(device):
+    a, b = torch.randn(40, 1500), torch.randn(1500, 30)
+    a[3, 4] = torch.inf
+    b[1400, 7] = torch.nan
+    facts = torch_tiled.explain(a.to(device), b.to(device), algorithm="fp16x3")
+    assert facts.recomputed == f"{30 + 40 - 1} of {40 * 30} elements"
+    facts = torch_tiled.explain(a[4:].to(device), b[:, 8:].to(device), algorithm="fp16x3")
+    assert facts.recomputed == f"0 of {36 * 22} elements"
+
+
 @pytest.mark.parametrize("k", [64, 200, 1500])
 def test_nan_and_inf_are_as_in_ieee(device, k):
     a, b = torch.randn(70, k), torch.randn(k, 45)

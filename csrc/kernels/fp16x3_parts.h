@@ -38,7 +38,7 @@ struct Marks {
   }
 };
 
-// Computes what is marked in the order of sum.h, and stores it.
+// Computes what is marked in the order of sum.h, stores it, and counts it where the context asks.
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context);
 
 }  // namespace tiled::cuda
