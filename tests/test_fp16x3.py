@@ -247,6 +247,22 @@ def test_gemm_and_linear_finish_the_same_sum(device):
         assert_same(y.cpu(), f(sums + bias))
 
 
+@pytest.mark.parametrize(
+    "k, order",
+    [
+        (63, "1 chunk of at most 1024 in K, each ascending"),
+        (64, "1 chunk of at most 1024 in K, each three float16 products promoted every 16"),
+        (512, "1 chunk of at most 1024 in K, each three float16 products promoted every 32"),
+        (1025, "2 chunks of at most 1024 in K, each three float16 products promoted every 32"),
+    ],
+)
+def test_explain_says_the_order(device, k, order):
+    a, b = torch.ones(3, k, device=device), torch.ones(k, 2, device=device)
+    names = ["fp16x3", "auto"] if device == "cuda" else ["fp16x3"]
+    for name in names:
+        assert torch_tiled.explain(a, b, algorithm=name).order == f"{order}, added in order"
+
+
 # --- accuracy ------------------------------------------------------------------------------------
 
 
