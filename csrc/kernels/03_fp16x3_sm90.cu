@@ -370,7 +370,7 @@ void launch_fp16x3(const Problem& p, const Context& context) {
                     reinterpret_cast<Marks::Piece*>(workspace + pieces_at)};
 
   const Operand operands[] = {a, b};
-  launch_split(operands, marks.count, context);
+  launch_split(operands, {marks.count, 1}, context);
 
   const Work work{
       p, {a.packed, a_stored.index}, {b.packed, b_stored.index}, marks, stores_pairs(p)};

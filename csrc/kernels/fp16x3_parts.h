@@ -18,8 +18,8 @@ struct Operand {
   Packed packed;
 };
 
-// Writes Operand::packed, two operands at most; then `zeroed` is 0.
-void launch_split(std::span<const Operand> operands, int* zeroed, const Context& context);
+// Writes Operand::packed, two operands at most; then all of `zeroed` are 0.
+void launch_split(std::span<const Operand> operands, std::span<int> zeroed, const Context& context);
 
 // Elements whose sums are NaN. A piece is the part of C that one warp holds after wgmma: 16 rows,
 // 128 columns; lane l's element i (device/wgmma.cuh) is bit i of elements[l].
