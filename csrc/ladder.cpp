@@ -21,6 +21,7 @@ void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3(const Problem&, const Context&);
+void launch_fp16x3_skinny(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -40,6 +41,7 @@ constexpr Rung kLadder[] = {
     {"tiled16", "tiled",  Order::kChunked, 16, 16,   14,   CUDA(launch_tiled16), cpu::launch_tiled16},
     {"tiled32", "tiled",  Order::kChunked, 32, 32,   16,   CUDA(launch_tiled32), cpu::launch_tiled32},
     {"tiled64", "tiled",  Order::kChunked, 64, 64,   47,   CUDA(launch_tiled64), cpu::launch_tiled64},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3, 128, 32, 100, CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
     {"fp16x3",  "fp16x3", Order::kFp16x3,  128, 128, 400,  CUDA(launch_fp16x3),  cpu::launch_fp16x3},
 };
 // clang-format on

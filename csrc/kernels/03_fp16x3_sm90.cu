@@ -411,10 +411,10 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
   if (p.b_packed.halves == nullptr) {
     b.halves = workspace + plan.b_at;
     b.undo = floats(plan.b_undo_at);
-    launch_split(operands, marks.count, context);
+    launch_split(operands, {marks.count, 1}, context);
   } else {
     b = p.b_packed;
-    launch_split({operands, 1}, marks.count, context);
+    launch_split({operands, 1}, {marks.count, 1}, context);
   }
 
   const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_plainly(p)};
