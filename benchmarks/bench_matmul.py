@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import machine
 import readme
 import report
-from check import check, full_precision_peer
+from check import check, full_precision_peer, reference
 from measure import clock_name, operand_sets, raise_clocks, side_by_side
 from shapes import LAYOUTS, SUITES, Shape
 
@@ -80,7 +80,6 @@ class Run:
 
 def plan(args: argparse.Namespace) -> list[Job]:
     """Every measurement asked for; those on the same operands stand together."""
-    rungs = [*torch_tiled.algorithms(), "auto"]
     jobs = []
     for suite in args.suite:
         for dtype in args.dtype:
@@ -88,12 +87,14 @@ def plan(args: argparse.Namespace) -> list[Job]:
             precisions = args.precision if dtype == "float32" else ["fp32"]
             for shape in _in_layouts(SUITES[suite].shapes, args.layout):
                 every_rung = suite == "smoke" or (shape.ladder and args.device == "cuda")
-                algorithms = args.algorithm or (rungs if every_rung else ["auto"])
-                jobs += [
-                    Job(suite, shape, dtype, precision, algorithm)
-                    for precision in precisions
-                    for algorithm in algorithms
-                ]
+                for precision in precisions:
+                    rungs = [
+                        rung
+                        for rung in torch_tiled.algorithms()
+                        if reference.takes(rung, DTYPES[dtype], args.device, precision)
+                    ]
+                    algorithms = args.algorithm or [*(rungs if every_rung else []), "auto"]
+                    jobs += [Job(suite, shape, dtype, precision, each) for each in algorithms]
     return jobs
 
 

@@ -28,6 +28,16 @@ HOST_DEVICE Acc activate(Activation activation, Acc x) {
   return x;
 }
 
+// What is activated: alpha * sum + bias + beta * old. `bias` and `old` count where there is a bias
+// and beta is not 0.
+template <typename Acc>
+HOST_DEVICE Acc combine(const Epilogue& epilogue, Acc sum, Acc bias, Acc old) {
+  Acc value = static_cast<Acc>(epilogue.alpha) * sum;
+  if (epilogue.bias != nullptr) value += bias;
+  if (epilogue.beta != 0) value = multiply_add(static_cast<Acc>(epilogue.beta), old, value);
+  return value;
+}
+
 // C[row, col] = activation(alpha * sum + bias + beta * C[row, col]); T is the operands' type and
 // c_offset where C's matrix begins.
 template <typename T>
@@ -36,16 +46,12 @@ HOST_DEVICE void store(const Problem& p, int64_t c_offset, int64_t row, int64_t 
   using Acc = accumulator_t<T>;
   const Epilogue& epilogue = p.epilogue;
   const int64_t at = c_offset + row * p.c.row_stride + col * p.c.col_stride;
-
-  Acc value = static_cast<Acc>(epilogue.alpha) * sum;
-  if (epilogue.bias != nullptr) {
-    value += widen(static_cast<const T*>(epilogue.bias)[col * epilogue.bias_stride]);
-  }
+  const Acc bias = epilogue.bias == nullptr
+                       ? Acc(0)
+                       : widen(static_cast<const T*>(epilogue.bias)[col * epilogue.bias_stride]);
   auto finish = [&]<typename Out>(Out* c) {
-    if (epilogue.beta != 0) {
-      value = multiply_add(static_cast<Acc>(epilogue.beta), widen(*c), value);
-    }
-    *c = narrow<Out>(activate(epilogue.activation, value));
+    const Acc old = epilogue.beta == 0 ? Acc(0) : widen(*c);
+    *c = narrow<Out>(activate(epilogue.activation, combine(epilogue, sum, bias, old)));
   };
   if constexpr (std::is_same_v<Acc, T>) {
     finish(static_cast<T*>(p.c.data) + at);

@@ -68,8 +68,9 @@ void check_can_take(const Rung& rung, const Problem& p, const Context& context) 
     fail(p.op, name + "takes float32 operands; choose auto, naive or tiled for other dtypes");
   }
   if (p.precision == Precision::kIeee) {
-    fail(p.op, name + "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
-                      "naive or tiled, or precision fp32");
+    fail(p.op, name +
+                   "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
+                   "naive or tiled, or precision fp32");
   }
   if (context.compute_capability != 0 && !has_tensor_cores(context)) {
     fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +

@@ -40,6 +40,24 @@ __device__ TileIndex tile_index(const Problem& p, int64_t tile) {
           .col = tile % tiles_n * Tile::kN};
 }
 
+// Launches a kernel that may start before the one before it on the stream has finished, and calls
+// device::wait_for_previous_kernel() before it touches that one's results.
+template <typename... Params, typename... Args>
+void launch_after(void (*kernel)(Params...), unsigned blocks, int threads, size_t smem_bytes,
+                  const Context& context, const Args&... args) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
 // Runs kernel(p, first_tile), one block a tile, in as many launches as the grid's limit asks for.
 template <class Tile>
 void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,

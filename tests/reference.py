@@ -7,6 +7,22 @@ by a factor of at most 1 + u. A sum in which a product meets at most r roundings
 
 elementwise (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), plus half the
 smallest subnormal for every operation that underflows.
+
+Products of fp16x3 (csrc/fp16x3.h), in u |A||B|, where L is a chunk of K and P what is promoted:
+
+    each factor loses at most 2u of itself by its split      4
+    lo times lo, left out: 2^-11 of each factor at most      4
+    what wide groups lose, as the guard proves               1
+    low: 2 L / 16 sums of the tensor core, each off by
+        10u of at most 2 |A||B|, times 2^-11                 1.25
+    low and total added                                      1
+    hi times hi, to a promotion: P / 16 such sums            10 P / 16
+    promotions after the first                               L / P - 1
+    chunks after the first                                   K / L - 1
+
+A sum of the tensor core aligns 16 products and what it adds to, cuts all but the largest of them
+at 2^-25 of that, which is 16 u / 2 at most, and then cuts what they come to at 2^-23 of itself,
+2u: 10u. The scale is undone exactly but where the result is subnormal.
 """
 
 import torch
@@ -34,6 +50,7 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 CHUNK = 1024  # of the sum along K, csrc/sum.h
+MIN_K = 64  # of fp16x3, csrc/fp16x3.h; shorter sums are in the order of csrc/sum.h
 
 
 def accumulation_dtype(dtype):
@@ -55,22 +72,62 @@ def gamma(roundings, u):
     return roundings * u / (1 - roundings * u)
 
 
-def roundings(k, algorithm):
+# What precision fp32 promises of many elements: the relative Frobenius error, in the mean over
+# this many seeds, is at most naive's. So it is held to a sum in sequence, which tensor cores have
+# to earn: one that cuts toward zero and is never promoted errs in proportion to K, not its root.
+SEEDS = 8
+
+# And the mean signed error of sums of positive numbers, relative to them. A cut toward zero takes
+# half of what its place is worth, at most u of the sum, on average; a promotion of two k16 is cut
+# once when half of it is summed, and once at its end. What is cut off the products before is less
+# than what this leaves: sums are spread over all that their exponent holds. Roundings add nothing.
+BIAS = 1.5 * U[torch.float32]
+
+
+def promotion(k):
+    """How much of K fp16x3 sums in the tensor core before it rounds."""
+    return 16 if k < 512 else 32
+
+
+def takes(algorithm, dtype, device="cpu", precision="fp32"):
+    """Whether a rung takes such operands; tests/test_errors.py has what it says where not."""
+    if algorithm != "fp16x3":
+        return True
+    return dtype == torch.float32 and precision == "fp32" and (device == "cpu" or _is_hopper())
+
+
+def _is_hopper():
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def order(algorithm, a, precision="fp32"):
+    """How a product by a is summed: "plain", "chunked", "fp16x3", or, where PyTorch does, "any"."""
+    k = a.shape[-1]
+    if algorithm == "auto":
+        if a.device.type == "cpu":
+            return "any"
+        algorithm = "fp16x3" if takes("fp16x3", a.dtype, a.device.type, precision) else "tiled"
+    if algorithm == "fp16x3":
+        return "fp16x3" if k >= MIN_K else "chunked"
+    return "plain" if algorithm == "naive" else "chunked"
+
+
+def roundings(k, order):
     """The most roundings that one product meets on its way into a sum of k products.
 
-    In sequence: k. In chunks (csrc/sum.h): its chunk's, then one for each chunk that follows.
+    In sequence, or in any order: k. In chunks (csrc/sum.h): its chunk's, then one for each chunk
+    that follows. fp16x3: as many as its losses come to.
     """
-    if algorithm == "naive":
-        return k
-    chunks = max(1, -(-k // CHUNK))
-    return min(k, CHUNK) + chunks - 1
+    chunk, chunks = min(k, CHUNK), max(1, -(-k // CHUNK))
+    if order == "fp16x3":
+        p = promotion(k)
+        return 11.25 + 10 * p / 16 + (-(-chunk // p) - 1) + (chunks - 1)
+    return chunk + chunks - 1 if order == "chunked" else k
 
 
-def _roundings(a, algorithm):
-    """Those of a product by a; `auto` on the CPU is PyTorch's, summed in any order: k."""
-    k = a.shape[-1]
-    any_order = algorithm == "auto" and a.device.type == "cpu"
-    return k if any_order else roundings(k, algorithm)
+def _roundings(a, algorithm, precision="fp32"):
+    """Those of a product by a."""
+    return roundings(a.shape[-1], order(algorithm, a, precision))
 
 
 def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
@@ -82,7 +139,7 @@ def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
     assert precision in ("fp32", "ieee"), precision
     k = a.shape[-1]
     acc = accumulation_dtype(a.dtype)
-    r = _roundings(a, algorithm)
+    r = _roundings(a, algorithm, precision)
     return _bound(product(a, b), magnitude(a, b), r, k, acc, out_dtype or a.dtype)
 
 
@@ -92,6 +149,11 @@ def _bound(exact, size, r, k, acc, out_dtype):
     if out_dtype != acc:  # one more rounding, to the result
         error = error + U[out_dtype] * (exact.abs() + error) + SMALLEST[out_dtype] / 2
     return error
+
+
+def one_hot_bound(picked):
+    """The bound of fp16x3 where a row of one 1 picks an element: what its split loses."""
+    return 2 * U[torch.float32] * picked.double().abs()
 
 
 def linear_bound(x, weight, bias, *, algorithm="auto"):

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference import takes
+from specification import fp16x3_or_mark
 
 import torch_tiled
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import bench_matmul
+import error_study
 import machine
 import readme
 import report
@@ -71,16 +74,19 @@ def test_header_says_what_ran_where(bench, device):
 
 @pytest.mark.parametrize("dtype", bench_matmul.DTYPES)
 def test_every_rung_is_measured_in_every_dtype(bench, device, dtype):
-    rungs = [*torch_tiled.algorithms(), "auto"]
+    taken = bench_matmul.DTYPES[dtype]
+    rungs = [name for name in torch_tiled.algorithms() if takes(name, taken, device)] + ["auto"]
     status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", *rungs))
     assert status == 0
     assert [row["algorithm"] for row in results["rows"]] == 3 * rungs
 
 
 def test_smoke_is_the_default_and_covers_every_rung():
-    jobs = bench_matmul.plan(bench_matmul.parse([]))
+    arguments = bench_matmul.parse([])
+    jobs = bench_matmul.plan(arguments)
+    rungs = [x for x in torch_tiled.algorithms() if takes(x, torch.float32, arguments.device)]
     assert {job.suite for job in jobs} == {"smoke"}
-    assert {job.algorithm for job in jobs} == {*torch_tiled.algorithms(), "auto"}
+    assert {job.algorithm for job in jobs} == {*rungs, "auto"}
     assert {job.shape.layout for job in jobs} == set(shapes.LAYOUTS)
 
 
@@ -160,7 +166,7 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
 
 
 def test_output_fits_a_hundred_columns(bench):
-    rungs = torch_tiled.algorithms()
+    rungs = [name for name in torch_tiled.algorithms() if takes(name, torch.bfloat16)]
     _, _, output = bench(*tiny("cpu", "--dtype", "float32", "bfloat16", "--algorithm", *rungs))
     table = output[output.index("tiny: ") :]
     assert "peer's error" in table and "geometric means" in table
@@ -281,3 +287,27 @@ def test_the_digits_example_trains_both_networks(device):
     assert curves[1][1] < curves[0][1]
     assert "test accuracy: torch_tiled" in lines[4]
     assert float(lines[5].split()[3]) < 1e-3
+
+
+def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
+    path, plot = tmp_path / "errors.json", tmp_path / "errors.svg"
+    options = "--device cpu --k-max 128 --size 4 --seeds 2 --json".split()
+    assert error_study.main([*options, str(path)]) == 0
+    results = json.loads(path.read_text())
+    assert results["header"]["seeds"] == 2
+    assert str(tmp_path) not in results["header"]["command_line"]
+    ways = ["torch.matmul", *error_study.RUNGS]
+    expected = [(x, k, way) for x in error_study.OPERANDS for k in (64, 128) for way in ways]
+    assert [(r["operands"], r["k"], r["product"]) for r in results["rows"]] == expected
+    assert all(0 < row["error"] < 1e-5 for row in results["rows"])
+    assert "uniform(0, 1)" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    assert error_study.main(["--redraw", str(path), "--plot", str(plot)]) == 0
+    assert "</svg>" in plot.read_text()
+
+
+@pytest.mark.parametrize("operands", ["normal", "scales opposed by exp(2 N)"])
+def test_the_error_study_counts_what_the_guard_marks(operands):
+    a, b = error_study.OPERANDS[operands](20, 1100, 20)
+    _, marked = fp16x3_or_mark(a, b)
+    assert error_study.guarded(a, b) == marked.double().mean().item()

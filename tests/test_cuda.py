@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from reference import assert_within, bound, product
+from reference import assert_within, bound, product, takes
 
 import torch_tiled
 
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 RUNGS = torch_tiled.algorithms()
 ALGORITHMS = [*RUNGS, "auto"]
+HALF_RUNGS = [name for name in RUNGS if takes(name, torch.float16, "cuda")]
 
 
 def free_bytes():
@@ -122,7 +123,7 @@ def check_rows(a, b, result, rows, algorithm):
     assert_within(result[rows], product(some, b), bound(some, b, algorithm=algorithm))
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", HALF_RUNGS)
 def test_result_beyond_2_to_31_elements(algorithm):
     m, n, k = 46349, 46349, 3  # 2^31 + 746,153 elements
     if free_bytes() < 10 * m * n:
@@ -136,7 +137,7 @@ def test_result_beyond_2_to_31_elements(algorithm):
     assert not out.isnan().any()
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", HALF_RUNGS)
 def test_operands_beyond_2_to_31_elements(algorithm):
     m, k = 3, 2**31 // 3 + 1000
     if free_bytes() < 8 * m * k:

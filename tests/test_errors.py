@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from reference import takes
 
 import torch_tiled
 
@@ -34,6 +35,15 @@ SUPPORTED_ARE = (
 NO_RUNG = f'there is no algorithm "mma"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
 NO_TF32 = "no rung offers precision tf32 yet; choose fp32 or ieee"
+FLOAT32_ONLY = (
+    'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes'
+)
+NOT_IEEE = (
+    'algorithm "fp16x3" does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, '
+    "naive or tiled, or precision fp32"
+)
+FP16X3 = {"algorithm": "fp16x3"}
+IEEE_FP16X3 = FP16X3 | {"precision": "ieee"}
 NO_SCALARS = "both need at least one dimension (torch.mul multiplies by a scalar)"
 ONE_DTYPE = "convert one of them so that both have one dtype"
 PASS_A_CLONE = "pass a clone() of one of them"
@@ -156,6 +166,16 @@ MATMUL = {
         NO_PRECISION,
     ),
     "tf32": (lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
+    "fp16x3_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
+    **{
+        f"fp16x3_{dtype}": (
+            lambda m, t, dtype=dtype: m.matmul(
+                t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **FP16X3
+            ),
+            FLOAT32_ONLY,
+        )
+        for dtype in (torch.float64, torch.float16, torch.bfloat16)
+    },
     "tf32_naive": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="tf32", algorithm="naive"),
         NO_TF32,
@@ -251,6 +271,11 @@ GEMM = {
     "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="mma"), NO_RUNG),
     "precision": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
+    "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
+    "fp16x3_float64": (
+        lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
+        FLOAT32_ONLY,
+    ),
     "c_expanded": (
         lambda m, t: m.gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4)),
         "c has elements that share memory (shape (2, 4), strides (0, 1)); pass a tensor whose "
@@ -314,6 +339,11 @@ LINEAR = {
     "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="mma"), NO_RUNG),
     "precision": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="tf32"), NO_TF32),
+    "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),
+    "fp16x3_half": (
+        lambda m, t: m.linear(t(2, 3, dtype=torch.half), t(4, 3, dtype=torch.half), **FP16X3),
+        FLOAT32_ONLY,
+    ),
 }
 
 BAD_CALLS = [
@@ -346,6 +376,8 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (NO_RUNG, t(3), t(3), {"algorithm": "mma"}),
         (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
         (NO_TF32, t(3), t(3), {"precision": "tf32"}),
+        (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
+        (FLOAT32_ONLY, t(3, dtype=torch.half), t(3, dtype=torch.half), FP16X3),
     ):
         assert_raises(f"tiled::explain: {sentence}", api.explain, a, b, **options)
 
@@ -557,6 +589,8 @@ def test_result_of_more_bytes_than_can_be_counted(device, api, algorithm):
 @pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
 def test_out_of_memory(device, api, algorithm):
     for dtype, size in ((torch.float32, 2**60), (torch.bfloat16, 2**59)):
+        if not takes(algorithm, dtype, device):
+            continue
         a, b = expanded(device, 2**30, 2**28, dtype)
         sentence = (
             f"out of memory: the result (1073741824, 268435456) of {dtype} needs {size} bytes on "

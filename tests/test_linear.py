@@ -72,16 +72,21 @@ def test_bias_is_one_more_rounding(device, algorithm):
     assert torch.equal(torch_tiled.linear(x, weight, bias, algorithm=algorithm), alone + bias)
 
 
-def test_one_launch(device):
-    """Bias and activation ride along: one kernel on CUDA."""
+def test_epilogue_needs_no_launch(device):
+    """Bias and activation ride along with the product, on CUDA."""
     if device != "cuda":
         pytest.skip("launches are counted on CUDA")
     x, weight = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
     bias = torch.randn(64, device=device)
-    torch_tiled.linear(x, weight, bias, activation="gelu")
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        torch_tiled.linear(x, weight, bias, activation="gelu")
+
+    def kernels(*operands, **options):
+        torch_tiled.linear(*operands, **options)
         torch.cuda.synchronize()
-    kernels = [e.name for e in profile.events() if e.device_type.name == "CUDA"]
-    assert len(kernels) == 1 and "tiled" in kernels[0]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            torch_tiled.linear(*operands, **options)
+            torch.cuda.synchronize()
+        return [e.name for e in profile.events() if e.device_type.name == "CUDA"]
+
+    alone = kernels(x, weight)
+    assert alone and all("tiled" in name for name in alone)
+    assert kernels(x, weight, bias, activation="gelu") == alone

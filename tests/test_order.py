@@ -1,11 +1,13 @@
 """One sum, one order: an element's bits depend on its row, its column and K alone.
 
 Held by every rung of its own accord; across rungs, devices and whatever `auto` picks on CUDA by
-those that keep the chunked order of csrc/sum.h: all but naive, which is the plain sum.
+those of one order: the chunked one of csrc/sum.h, or that of csrc/fp16x3.h. naive is the plain sum.
 """
 
 import pytest
 import torch
+from reference import order, takes
+from specification import fp16x3, sum_in_chunks
 
 import torch_tiled
 
@@ -14,9 +16,10 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [(1, 1, 7), (33, 65, 1000), (64, 130, 1024), (70, 17, 1025), (129, 63, 4099)]
 
 
-def names(device):
-    """The rungs, and `auto` where it is ours: on the CPU it is torch.matmul."""
-    return [*RUNGS, "auto"] if device == "cuda" else RUNGS
+def names(device, dtype=torch.float32, precision="fp32"):
+    """The rungs that take it, and `auto` where it is ours: on the CPU it is torch.matmul."""
+    rungs = [name for name in RUNGS if takes(name, dtype, device, precision)]
+    return [*rungs, "auto"] if device == "cuda" else rungs
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -24,7 +27,7 @@ def names(device):
 def test_rows_and_columns_stand_alone(device, dtype, m, n, k):
     a = torch.randn(m, k, device=device).to(dtype)
     b = torch.randn(k, n, device=device).to(dtype)
-    for algorithm in names(device):
+    for algorithm in names(device, dtype):
         whole = torch_tiled.matmul(a, b, algorithm=algorithm)
         for rows in (slice(0, 1), slice(m // 3, None), slice(None, None, 7)):
             part = torch_tiled.matmul(a[rows], b, algorithm=algorithm)
@@ -32,8 +35,8 @@ def test_rows_and_columns_stand_alone(device, dtype, m, n, k):
         for cols in (slice(0, 1), slice(n // 3, None), slice(None, None, 7)):
             part = torch_tiled.matmul(a, b[:, cols], algorithm=algorithm)
             assert torch.equal(part, whole[:, cols]), (algorithm, cols)
-        order = torch.randperm(m, device=device)
-        assert torch.equal(torch_tiled.matmul(a[order], b, algorithm=algorithm), whole[order])
+        mixed = torch.randperm(m, device=device)
+        assert torch.equal(torch_tiled.matmul(a[mixed], b, algorithm=algorithm), whole[mixed])
         vector = torch_tiled.matmul(a[0], b, algorithm=algorithm)
         assert torch.equal(vector, whole[0]), algorithm
         vector = torch_tiled.matmul(a, b[:, 0], algorithm=algorithm)
@@ -44,7 +47,7 @@ def test_rows_and_columns_stand_alone(device, dtype, m, n, k):
 def test_batches_stand_alone(device, dtype):
     a = torch.randn(5, 37, 1100, device=device).to(dtype)
     b = torch.randn(5, 1100, 29, device=device).to(dtype)
-    for algorithm in names(device):
+    for algorithm in names(device, dtype):
         batch = torch_tiled.matmul(a, b, algorithm=algorithm)
         shared = torch_tiled.matmul(a, b[0], algorithm=algorithm)
         for i in range(5):
@@ -59,7 +62,7 @@ def test_layouts_do_not_matter(device, dtype):
     store = torch.empty(91, 3301, dtype=dtype, device=device)
     strided = store[1::2, 1::3].copy_(a)
     misaligned = torch.empty(45, 1101, dtype=dtype, device=device)[:, 1:].copy_(a)
-    for algorithm in names(device):
+    for algorithm in names(device, dtype):
         plain = torch_tiled.matmul(a, b, algorithm=algorithm)
         for view in (a.mT.contiguous().mT, strided, misaligned):
             assert torch.equal(torch_tiled.matmul(view, b, algorithm=algorithm), plain)
@@ -72,7 +75,7 @@ def test_chunked_rungs_agree(device, m, n, k):
     for dtype in DTYPES:
         a = torch.randn(m, k, device=device).to(dtype)
         b = torch.randn(k, n, device=device).to(dtype)
-        first, *others = [name for name in names(device) if name != "naive"]
+        first, *others = [x for x in names(device, dtype) if order(x, a) == "chunked"]
         expected = torch_tiled.matmul(a, b, algorithm=first)
         for algorithm in others:
             assert torch.equal(torch_tiled.matmul(a, b, algorithm=algorithm), expected), algorithm
@@ -86,40 +89,25 @@ def test_hundred_repeats(device, algorithm):
         assert torch.equal(torch_tiled.matmul(a, b, algorithm=algorithm), first)
 
 
-def test_precisions_agree_while_both_are_ieee(device):
+def test_ieee_is_the_chunked_order(device):
     a, b = torch.randn(50, 1500, device=device), torch.randn(1500, 70, device=device)
-    for algorithm in names(device):
-        fp32 = torch_tiled.matmul(a, b, algorithm=algorithm, precision="fp32")
+    for algorithm in names(device, precision="ieee"):
         ieee = torch_tiled.matmul(a, b, algorithm=algorithm, precision="ieee")
-        assert torch.equal(fp32, ieee)
-
-
-def fused_multiply_add(x, y, z):
-    """round(x y + z) of float32 tensors, by float64 rounded to odd, which rounds safely again
-    (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, 2008)."""
-    product, z = x.double() * y.double(), z.double()  # the product is exact
-    total = product + z
-    shift = total - product
-    lost = (product - (total - shift)) + (z - shift)
-    toward = torch.where(lost > 0, torch.inf, -torch.inf).double()
-    even = total.view(torch.int64) % 2 == 0
-    return torch.where((lost != 0) & even, torch.nextafter(total, toward), total).float()
+        rung = "tiled" if algorithm == "auto" else algorithm
+        assert torch.equal(ieee, torch_tiled.matmul(a, b, algorithm=rung))
 
 
 @pytest.mark.parametrize("algorithm", RUNGS)
 def test_order_is_as_specified(device, algorithm):
-    """csrc/sum.h to the bit: FMAs ascending in k from +0, sums of 1024 added in order."""
+    """csrc/sum.h and csrc/fp16x3.h to the bit."""
     k = 2100
     a, b = torch.randn(3, k), torch.randn(k, 4)
-    chunk = k if algorithm == "naive" else 1024
-    total = torch.full((3, 4), -0.0)
-    for start in range(0, k, chunk):
-        part = torch.zeros(3, 4)
-        for i in range(start, min(start + chunk, k)):
-            part = fused_multiply_add(a[:, i : i + 1], b[i], part)
-        total = total + part
+    if algorithm == "fp16x3":
+        expected = fp16x3(a, b)
+    else:
+        expected = sum_in_chunks(a, b, chunk=k if algorithm == "naive" else 1024)
     result = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
-    assert torch.equal(result.cpu(), total)
+    assert torch.equal(result.cpu(), expected)
 
 
 @pytest.mark.parametrize("algorithm", RUNGS)
@@ -138,6 +126,8 @@ def test_sign_of_an_underflowed_zero(device, algorithm, k):
 def test_cpu_and_cuda_agree(algorithm, m, n, k):
     """The host's rung of a name is its executable specification: the same bits."""
     for dtype in DTYPES:
+        if not takes(algorithm, dtype, "cuda"):
+            continue
         a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
         host = torch_tiled.matmul(a, b, algorithm=algorithm)
         cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm)

@@ -6,7 +6,15 @@ import os
 
 import pytest
 import torch
-from reference import accumulation_dtype, assert_within, bound, gemm_bound, linear_bound, product
+from reference import (
+    accumulation_dtype,
+    assert_within,
+    bound,
+    gemm_bound,
+    linear_bound,
+    product,
+    takes,
+)
 
 import torch_tiled
 
@@ -90,8 +98,13 @@ def random_values(draw, shape, dtype, device, integers=False):
     return values.to(device, dtype)
 
 
-def draw_operands(data, device, integers=False):
-    dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
+def draw_dtype(data, algorithm, device):
+    taken = [dtype for dtype in DTYPES if takes(algorithm, dtype, device)]
+    return data.draw(st.sampled_from(taken), label="dtype")
+
+
+def draw_operands(data, algorithm, device, integers=False):
+    dtype = draw_dtype(data, algorithm, device)
     operands = []
     for name, shape in zip("ab", data.draw(shapes(), label="shapes"), strict=True):
         lay = data.draw(layouts(shape))
@@ -123,7 +136,7 @@ def assert_untouched_around(out, memory):
 @random_problems(100)
 @given(data=st.data())
 def test_product(device, algorithm, data):
-    a, b = draw_operands(data, device)
+    a, b = draw_operands(data, algorithm, device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
     assert c.is_contiguous() and c.dtype == a.dtype
     assert_within(c, product(a, b), bound(a, b, algorithm=algorithm))
@@ -136,7 +149,7 @@ def test_product(device, algorithm, data):
 @random_problems(50)
 @given(data=st.data())
 def test_product_into_a_slice(device, algorithm, data):
-    a, b = draw_operands(data, device)
+    a, b = draw_operands(data, algorithm, device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
     out, memory = poisoned_output(data, c.shape, c.dtype, device)
     assert torch_tiled.matmul(a, b, out=out, algorithm=algorithm) is out
@@ -151,7 +164,7 @@ def test_product_into_a_slice(device, algorithm, data):
 @random_problems(50)
 @given(data=st.data())
 def test_product_of_integers_is_exact(device, algorithm, data):
-    a, b = draw_operands(data, device, integers=True)
+    a, b = draw_operands(data, algorithm, device, integers=True)
     out_dtype = accumulation_dtype(a.dtype)
     c = torch_tiled.matmul(a, b, algorithm=algorithm, out_dtype=out_dtype)
     assert torch.equal(c.double(), product(a, b))
@@ -161,7 +174,7 @@ def test_product_of_integers_is_exact(device, algorithm, data):
 @random_problems(50)
 @given(data=st.data())
 def test_gemm(device, algorithm, data):
-    a, b = draw_operands(data, device)
+    a, b = draw_operands(data, algorithm, device)
     assume(a.dim() > 1 and b.dim() > 1)
     alpha, beta = (data.draw(st.sampled_from([0.0, 1.0, -0.75, 3.5])) for _ in range(2))
     more = data.draw(st.sampled_from([(), (2,)]))
@@ -182,7 +195,7 @@ def test_gemm(device, algorithm, data):
 @random_problems(50)
 @given(data=st.data())
 def test_linear(device, algorithm, data):
-    dtype = data.draw(st.sampled_from(DTYPES))
+    dtype = draw_dtype(data, algorithm, device)
     m, n, k = (data.draw(SIZES) for _ in range(3))
     x_shape = data.draw(st.sampled_from([(k,), (m, k), (3, m, k), (2, 1, m, k)]))
 

@@ -7,7 +7,7 @@ product and left out where that promises less.
 
 import pytest
 import torch
-from reference import assert_within, bound, product
+from reference import assert_within, bound, one_hot_bound, order, product
 
 import torch_tiled
 
@@ -225,8 +225,13 @@ def test_one_hot_rows_pick_elements(device, algorithm, dtype):
     x = x[x.isfinite()][: k * n].reshape(k, n).to(device)
     picked = torch.randint(k, (37,), device=device)
     one_hot = torch.nn.functional.one_hot(picked, k).to(dtype)
-    assert_same_bits(torch_tiled.matmul(one_hot, x, algorithm=algorithm), x[picked])
-    assert_same_bits(torch_tiled.matmul(x.mT, one_hot.mT, algorithm=algorithm), x[picked].mT)
+    rows = torch_tiled.matmul(one_hot, x, algorithm=algorithm)
+    cols = torch_tiled.matmul(x.mT, one_hot.mT, algorithm=algorithm)
+    for actual, expected in ((rows, x[picked]), (cols, x[picked].mT)):
+        if order(algorithm, one_hot) == "fp16x3":
+            assert_within(actual, expected.double(), one_hot_bound(expected))
+        else:
+            assert_same_bits(actual, expected)
 
 
 # --- NaN and Inf ---------------------------------------------------------------------------------

@@ -39,6 +39,16 @@ def _check_algorithm(op, algorithm, precision, dtype):
     if algorithm not in ALGORITHMS:
         names = ", ".join(ALGORITHMS)
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
+    if algorithm == "fp16x3" and dtype != torch.float32:
+        raise RuntimeError(
+            f'{op}: algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for '
+            f"other dtypes"
+        )
+    if algorithm == "fp16x3" and precision == "ieee":
+        raise RuntimeError(
+            f'{op}: algorithm "fp16x3" does not sum by IEEE multiply-adds, as precision ieee asks; '
+            f"choose auto, naive or tiled, or precision fp32"
+        )
 
 
 def _may_hold(out_dtype, operands_dtype):

@@ -270,7 +270,7 @@ def algorithms():
     Example::
 
         >>> torch_tiled.algorithms()
-        ['naive', 'tiled16', 'tiled32', 'tiled64', 'tiled']
+        ['naive', 'tiled16', 'tiled32', 'tiled64', 'tiled', 'fp16x3']
     """
     return torch.ops.tiled.algorithms()
 

@@ -76,7 +76,15 @@ SIMD float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const floa
   return total;
 }
 
-using Sums = float[kTile][kTile];
+using Row = float[kTile];
+using Sums = Row[kTile];
+
+SIMD void multiply_row(const Factors<1>& a_hi, const Factors<1>& a_lo, const Factors<kTile>& b_hi,
+                       const Factors<kTile>& b_lo, Row& part, Row& low) {
+  add_products(part, a_hi, b_hi);
+  add_products(low, a_lo, b_hi);
+  add_products(low, a_hi, b_lo);
+}
 
 // A chunk's sums, before they are put together: hi times hi, promoted, and the rest.
 void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)[kTile],
@@ -92,9 +100,7 @@ void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)
       Factors<1> a_hi, a_lo;
       rows[i].split(k, k_left, a_hi, a_lo, 0);
       if (starts) std::fill_n(part[i], kTile, 0.0f);
-      add_products(part[i], a_hi, b_hi);
-      add_products(low[i], a_lo, b_hi);
-      add_products(low[i], a_hi, b_lo);
+      multiply_row(a_hi, a_lo, b_hi, b_lo, part[i], low[i]);
       if (!ends) continue;
       for (int j = 0; j < kTile; ++j) total[i][j] += part[i][j];
     }

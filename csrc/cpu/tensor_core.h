@@ -14,7 +14,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cpu/simd.h"
 #include "element.h"
 
 namespace tiled::cpu {
@@ -47,9 +46,9 @@ struct Factors {
   }
 };
 
-// kN sums at a time, with one row of A.
+// kN sums at a time, with one row of A. Inlined, so that it is compiled as its caller is (simd.h).
 template <int kN>
-SIMD void add_products(float (&sum)[kN], const Factors<1>& a, const Factors<kN>& b) {
+[[gnu::always_inline]] inline void add_products(float (&sum)[kN], const Factors<1>& a, const Factors<kN>& b) {
   constexpr int kFraction = 25;
   constexpr int kDepth = Factors<kN>::kDepth;
 

@@ -1,0 +1,225 @@
+"""How far float32 products are from float64, against K: the study behind docs/error_study.svg.
+
+    python benchmarks/error_study.py --k-max 4096
+    python benchmarks/error_study.py --json benchmarks/results/errors.json --plot docs/errors.svg
+    python benchmarks/error_study.py --redraw benchmarks/results/errors.json --plot docs/errors.svg
+
+Products of small M and N, the mean over seeds of their relative Frobenius error; the mean signed
+error of their elements, relative to each, in u = 2^-24; and how many elements fp16x3's guard has
+computed again. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU. The plot needs
+matplotlib.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+# For a package that is built in place and not installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+import machine
+from check import full_precision_peer, reference
+from specification import CHUNK, split
+
+import torch_tiled
+
+U = reference.U[torch.float32]
+PROVEN = 32 * CHUNK  # of csrc/fp16x3.h: a chunk as large as this is not computed again
+RUNGS = {"naive": "a sum in sequence", "tiled": "ieee, in chunks", "fp16x3": "fp16x3"}
+
+
+def normal(m, k, n):
+    return torch.randn(m, k), torch.randn(k, n)
+
+
+def uniform(m, k, n):
+    return torch.rand(m, k), torch.rand(k, n)
+
+
+def lognormal(m, k, n):
+    return torch.exp(2 * torch.randn(m, k)), torch.exp(2 * torch.randn(k, n))
+
+
+def opposed(spread):
+    """Columns of a and rows of b scaled against each other."""
+
+    def operands(m, k, n):
+        scale = torch.exp(spread * torch.randn(k))
+        return torch.randn(m, k) * scale, torch.randn(k, n) / scale[:, None]
+
+    return operands
+
+
+OPERANDS = {
+    "normal": normal,
+    "uniform(0, 1)": uniform,
+    "lognormal, sigma 2": lognormal,
+    "scales opposed by exp(2 N)": opposed(2),
+    "scales opposed by exp(5 N)": opposed(5),
+}
+POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # whose errors have a sign to speak of
+
+
+def guarded(a, b):
+    """The share of elements that fp16x3 computes again. (On the threshold, give or take one.)"""
+    marked = torch.zeros(len(a), b.shape[1], dtype=torch.bool)
+    for start in range(0, a.shape[1], CHUNK):
+        (a_hi, a_lo, _, a_wide), (b_hi, b_lo, _, b_wide) = (
+            map(torch.from_numpy, split(x.numpy()))
+            for x in (a[:, start : start + CHUNK], b[start : start + CHUNK].mT)
+        )
+        scaled = (a_hi + a_lo * 2.0**-11) @ (b_hi + b_lo * 2.0**-11).mT
+        marked |= (a_wide[:, None] | b_wide) & (scaled.abs() < PROVEN)
+    return marked.double().mean().item()
+
+
+def products(vendor, device):
+    """A function of two operands for each way to multiply them."""
+    ways = {vendor: torch.matmul}
+    for rung in RUNGS:
+        if reference.takes(rung, torch.float32, device):
+            ways[rung] = lambda a, b, rung=rung: torch_tiled.matmul(a, b, algorithm=rung)
+    return ways
+
+
+def study(operands, k, ways, args):
+    """The rows of one kind of operands and one K: one for each way."""
+    rows = {
+        way: {"operands": operands, "k": k, "product": way, "error": 0.0, "bias_u": 0.0}
+        for way in ways
+    }
+    share = 0.0
+    for seed in range(args.seeds):
+        torch.manual_seed(seed)
+        a, b = OPERANDS[operands](args.size, k, args.size)
+        if "fp16x3" in ways:
+            share += guarded(a, b) / args.seeds
+        a, b = a.to(args.device), b.to(args.device)
+        exact = reference.product(a, b)
+        for way, multiply in ways.items():
+            result = multiply(a, b)
+            rows[way]["error"] += reference.relative_error(result, exact) / args.seeds
+            bias = ((result.double() - exact) / exact).mean().item() / U
+            rows[way]["bias_u"] += bias / args.seeds
+    for way, row in rows.items():
+        if operands not in POSITIVE:
+            del row["bias_u"]
+        if way == "fp16x3":
+            row["guarded"] = share
+    return list(rows.values())
+
+
+def draw(results, path):
+    """A panel for each kind of operands but the last, one for the bias, one for the guard.
+
+    Of the last all is computed again: what fp16x3 errs there is what ieee errs.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "torch_tiled"  # the same file for the same results
+    import matplotlib.pyplot as plt
+
+    rows, header = results["rows"], results["header"]
+    ways = list(dict.fromkeys(row["product"] for row in rows))
+    kinds = list(dict.fromkeys(row["operands"] for row in rows))
+
+    def line(axes, key, label, **wanted):
+        points = [r for r in rows if key in r and all(r[x] == y for x, y in wanted.items())]
+        ks, values = [r["k"] for r in points], [r[key] for r in points]
+        colour = f"C{ways.index(label)}" if label in ways else None
+        axes.plot(ks, values, "o-", markersize=3, label=RUNGS.get(label, label), color=colour)
+
+    figure, grid = plt.subplots(2, 3, figsize=(13, 7.2))
+    *grid, bias, guard = grid.flat
+    for kind, axes in zip(kinds[:-1], grid, strict=True):
+        for way in ways:
+            line(axes, "error", way, operands=kind, product=way)
+        axes.set_yscale("log")
+        axes.set_title(kind)
+        axes.set_ylabel("relative Frobenius error")
+        axes.legend(fontsize="small")
+    for way in ways:
+        line(bias, "bias_u", way, operands="uniform(0, 1)", product=way)
+    bias.axhspan(-1.5, 1.5, color="0.9")
+    bias.set_title("mean signed error on uniform(0, 1)")
+    bias.set_ylabel("units of 2^-24 of the element")
+    bias.legend(fontsize="small")
+    for kind in kinds:
+        line(guard, "guarded", kind, operands=kind)
+    guard.set_title("elements that the guard computes again")
+    guard.set_ylabel("share")
+    guard.legend(fontsize="small")
+    for axes in (*grid, bias, guard):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("K")
+        axes.grid(alpha=0.3)
+    figure.suptitle(
+        f"float32 products against float64: {header['device']}, torch {header['torch']}, "
+        f"M = N = {header['size']}, mean over {header['seeds']} seeds"
+    )
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
+    option("--k-max", type=int, default=131072, help="the largest K; the first is 64")
+    option("--size", type=int, default=32, help="M and N")
+    option("--seeds", type=int, default=reference.SEEDS, help="products to take the mean over")
+    option("--json", type=Path, metavar="PATH", help="write the results there")
+    option("--plot", type=Path, metavar="PATH", help="draw them there, as .svg or .png")
+    option("--commit", help="the sources' commit for the results, where they have no .git")
+    option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
+    if args.redraw and not args.plot:
+        parser.error("--redraw needs --plot, the file to draw.")
+    if args.k_max < 64:
+        parser.error(f"--k-max is {args.k_max}; it must be at least 64.")
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    if args.redraw:
+        draw(json.loads(args.redraw.read_text()), args.plot)
+        return 0
+    words = [__file__, *argv] if argv is not None else sys.argv
+    paths = {str(path): path.name for path in (args.json, args.plot) if path}
+    command_line = shlex.join(paths.get(word, word) for word in words)  # names will do
+    header = machine.describe(torch.device(args.device), command_line, args.commit)
+    header |= {"size": args.size, "seeds": args.seeds}
+    ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)
+    rows = []
+    print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
+    with full_precision_peer("fp32"):
+        for operands in OPERANDS:
+            k = 64
+            while k <= args.k_max:
+                found = study(operands, k, ways, args)
+                rows += found
+                errors = "  ".join(f"{row['error']:12.3g}" for row in found)
+                share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
+                print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
+                k *= 2
+    results = {"header": header, "rows": rows}
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.plot:
+        draw(results, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

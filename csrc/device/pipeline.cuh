@@ -1,0 +1,48 @@
+#pragma once
+// Shared memory filled by the copy engine, and the barriers that say when it is full and empty.
+
+#include <cstdint>
+#include <cuda/ptx>
+
+namespace tiled::device {
+
+// Barriers, in shared memory. `arrivals` threads complete a phase; phases have parities 0, 1, 0, ..
+__device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
+  cuda::ptx::mbarrier_init(barrier, arrivals);
+}
+// After all inits, before a __syncthreads().
+__device__ inline void publish_barriers() {
+  cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+}
+__device__ inline void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }
+// Arrives, and keeps the phase open until so many bytes have been copied.
+__device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
+  cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta,
+                                       cuda::ptx::space_shared, barrier, bytes);
+}
+__device__ inline void wait(uint64_t* barrier, int parity) {
+  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  }
+}
+
+// Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.
+__device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
+  cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem, global, bytes,
+                           barrier);
+}
+
+// __syncthreads() for `count` threads that use `barrier`, 1 to 15.
+__device__ inline void sync_threads(int barrier, int count) {
+  __barrier_sync_count(barrier, count);
+}
+
+// A kernel launched to overlap the one before it may touch that one's results after this.
+__device__ inline void wait_for_previous_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// Lets the kernel after this one start as room becomes free.
+__device__ inline void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace tiled::device

@@ -1,0 +1,520 @@
+// 03 fp16x3: float32 products on tensor cores, as three products of halves.
+//
+// Idea:  tensor cores multiply halves thirty times as fast as an SM's float32 units do. Two halves
+//        hold a float32 (csrc/fp16x3.h), so three products of halves make one of float32. A first
+//        kernel splits both operands, in the order in which this one wants them in shared memory;
+//        here one thread keeps copying steps of them, and two warpgroups multiply. Tensor cores
+//        truncate: so the main product is taken out of them every kPromote of K and added by
+//        rounded additions, while they compute the two small ones.
+// Limit: the power that the GPU may draw; then, for small problems, whole waves of tiles.
+// Next:  the split hidden under the product; tiles shared by two SMs.
+//
+//   producer    wait empty[s]           copy A and B of a step into stage s -> full[s]
+//   consumers   wait full[s]            part = hi hi;  low += lo hi + hi lo
+//               part is finished        the stage before is finished too -> empty[s - 1]
+//               total += part           while low is computed
+//   at the end of a chunk, its sum goes to those of the chunks before, which wait in shared memory.
+
+#include <optional>
+#include <utility>
+
+#include "device/pipeline.cuh"
+#include "device/wgmma.cuh"
+#include "epilogue.h"
+#include "fp16x3.h"
+#include "kernels/fp16x3_parts.h"
+#include "launch.h"
+
+namespace tiled::cuda {
+namespace {
+
+namespace wgmma = device::wgmma;
+
+struct Tile {
+  static constexpr int kM = 128, kN = 128, kK = Packed::kK;
+  static constexpr int kStages = 5;
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kConsumers = 2;  // warpgroups, each 64 rows of the tile
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kElements = 64;  // of C a thread
+  static constexpr int kBand = 8;       // tiles of rows that are worked off together
+
+  static_assert(kM == Packed::kRows && kN == Packed::kRows, "a step of a tile is one copy");
+};
+
+struct Smem {
+  struct Stage {
+    uint8_t a[2 * Packed::plane_bytes(Tile::kM)];  // hi, then lo
+    uint8_t b[2 * Packed::plane_bytes(Tile::kN)];
+  };
+  alignas(1024) Stage stage[Tile::kStages];
+  float4 sums[Tile::kConsumers][Tile::kElements / 4][Tile::kWarpgroup];  // of finished chunks
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+// A split operand, and where in it the matrices of the batch lie.
+struct Source {
+  Packed packed;
+  Matrix matrix;  // batch_stride counts stored matrices
+};
+
+struct Work {
+  Problem p;
+  Source a, b;
+  Marks marks;
+  bool stores_sums;   // as they are
+  bool stores_pairs;  // neighbours in a row of C at once
+};
+
+struct Position {
+  int64_t batch, tile_m, tile_n;
+};
+
+// Tiles in bands of kBand rows, down a column of the band first: blocks that run together share
+// what they read of A and of B in the cache.
+__device__ Position locate(const Problem& p, int64_t index) {
+  const int64_t tiles_m = ceil_div(p.m, Tile::kM), tiles_n = ceil_div(p.n, Tile::kN);
+  const int64_t batch = index / (tiles_m * tiles_n);
+  const int64_t in_matrix = index % (tiles_m * tiles_n);
+  const int64_t first = in_matrix / (Tile::kBand * tiles_n) * Tile::kBand;
+  const int64_t height = min(tiles_m - first, int64_t{Tile::kBand});
+  const int64_t in_band = in_matrix % (Tile::kBand * tiles_n);
+  return {batch, first + in_band % height, in_band / height};
+}
+
+// A stage of the pipeline, and the parity of its phase.
+struct Turn {
+  int stage = 0, parity = 0;
+  __device__ void next() {
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  }
+};
+
+__device__ void produce(const Work& work, Smem& smem, int64_t tiles) {
+  const int64_t steps = ceil_div(work.p.k, Tile::kK);
+  Turn turn{.parity = 1};
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const Position at = locate(work.p, index);
+    const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, at.batch);
+    const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, at.batch);
+    const uint8_t* a = work.a.packed.halves + work.a.packed.step_offset(a_matrix, at.tile_m, 0);
+    const uint8_t* b = work.b.packed.halves + work.b.packed.step_offset(b_matrix, at.tile_n, 0);
+    const int a_bytes = 2 * Packed::plane_bytes(work.a.packed.tile_rows(at.tile_m));
+    const int b_bytes = 2 * Packed::plane_bytes(work.b.packed.tile_rows(at.tile_n));
+    for (int64_t step = 0; step < steps; ++step, turn.next()) {
+      Smem::Stage& stage = smem.stage[turn.stage];
+      uint64_t* full = &smem.full[turn.stage];
+      device::wait(&smem.empty[turn.stage], turn.parity);
+      device::arrive_expecting(full, a_bytes + b_bytes);
+      device::copy(stage.a, a, a_bytes, full);
+      device::copy(stage.b, b, b_bytes, full);
+      a += a_bytes, b += b_bytes;
+    }
+  }
+}
+
+// One chunk's sums, scaled back: to `sum`, from total and low. undo_b are those of the thread's
+// columns, in pairs.
+__device__ void finish_chunk(float (&total)[Tile::kElements], const float (&low)[Tile::kElements],
+                             const float (&undo_a)[2],
+                             const float2 (&undo_b)[Tile::kElements / 4]) {
+  // Rows whose scales are moderate, and nothing wide: chunk_sum() is then two multiplications, the
+  // first of them exact.
+  bool plain = true;
+  UNROLL
+  for (int i = 0; i < 2; ++i) plain &= undo_a[i] >= 0x1p-60f && undo_a[i] <= 0x1p60f;
+  UNROLL
+  for (int j = 0; j < Tile::kElements / 4; ++j) plain &= undo_b[j].x > 0 && undo_b[j].y > 0;
+  if (plain) {
+    UNROLL
+    for (int i = 0; i < Tile::kElements; ++i) {
+      const float scaled = fmaf(low[i], 0x1p-11f, total[i]);
+      total[i] = scaled * undo_a[i / 2 % 2] * (i % 2 == 0 ? undo_b[i / 4].x : undo_b[i / 4].y);
+    }
+  } else {
+    UNROLL
+    for (int i = 0; i < Tile::kElements; ++i) {
+      total[i] = fp16x3::chunk_sum(total[i], low[i], undo_a[i / 2 % 2],
+                                   i % 2 == 0 ? undo_b[i / 4].x : undo_b[i / 4].y);
+    }
+  }
+}
+
+// Where a thread's elements lie: element i in row + i / 2 % 2 * 8, column col + i / 4 * 8 + i % 2.
+struct Place {
+  int64_t batch, row, col;
+};
+
+// Appends the marked elements of a warp to the list; all of its threads call it.
+__device__ void list_marked(const Marks& marks, const Place& at, uint64_t marked) {
+  if (!__any_sync(~0u, marked != 0)) return;
+  const int lane = threadIdx.x % 32;
+  int index = lane == 0 ? atomicAdd(marks.count, 1) : 0;
+  index = __shfl_sync(~0u, index, 0);
+  Marks::Piece& piece = marks.pieces[index];
+  piece.elements[lane] = marked;
+  if (lane == 0) piece.batch = at.batch, piece.row = at.row, piece.col = at.col;
+}
+
+// From sums to C, but for sums that are NaN, which are listed. `scratch` is the thread's own.
+__device__ void store_tile(const Work& work, const Place& at, float (&sum)[Tile::kElements],
+                           float4 (&scratch)[Tile::kElements / 4][Tile::kWarpgroup]) {
+  const Problem& p = work.p;
+  const Epilogue& epilogue = p.epilogue;
+  const bool row_inside[2] = {at.row < p.m, at.row + 8 < p.m};
+  const int cols_left = static_cast<int>(min(p.n - at.col, int64_t{Tile::kN}));
+  uint64_t marked = 0;
+  auto is_inside = [&](int i) { return row_inside[i / 2 % 2] && i / 4 * 8 + i % 2 < cols_left; };
+  auto is_stored = [&](int i) { return is_inside(i) && (marked >> i & 1) == 0; };
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) {
+    if (isnan(sum[i]) && is_inside(i)) marked |= uint64_t{1} << i;
+  }
+  list_marked(work.marks, at, marked);
+
+  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, at.batch) +
+             at.row * p.c.row_stride + at.col * p.c.col_stride;
+  auto c_at = [&](int i) {
+    return c + i / 2 % 2 * 8 * p.c.row_stride + (i / 4 * 8 + i % 2) * p.c.col_stride;
+  };
+  if (!work.stores_sums) {
+    const float* bias = static_cast<const float*>(epilogue.bias) + at.col * epilogue.bias_stride;
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 4) {
+      float col_bias[2] = {}, old[4] = {};
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int col = i / 4 * 8 + j;
+        if (epilogue.bias != nullptr && col < cols_left) {
+          col_bias[j] = bias[col * epilogue.bias_stride];
+        }
+      }
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        if (epilogue.beta != 0 && is_stored(i + j)) old[j] = *c_at(i + j);
+      }
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        sum[i + j] = combine(epilogue, sum[i + j], col_bias[j % 2], old[j]);
+      }
+    }
+    if (epilogue.activation == Activation::kRelu) {
+      UNROLL
+      for (float& each : sum) each = activate(Activation::kRelu, each);
+    } else if (epilogue.activation != Activation::kNone) {
+      // By way of shared memory, so that the loop stays a loop: unrolled, every activation would
+      // be there 64 times.
+      const int thread = threadIdx.x % Tile::kWarpgroup;
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4) {
+        scratch[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+      }
+      NO_UNROLL
+      for (auto& quad : scratch) {
+        float4& four = quad[thread];
+        UNROLL
+        for (float* each : {&four.x, &four.y, &four.z, &four.w}) {
+          *each = activate(epilogue.activation, *each);
+        }
+      }
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4) {
+        const float4 four = scratch[i / 4][thread];
+        sum[i] = four.x, sum[i + 1] = four.y, sum[i + 2] = four.z, sum[i + 3] = four.w;
+      }
+    }
+  }
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 2) {
+    if (work.stores_pairs && is_stored(i) && is_stored(i + 1)) {
+      *reinterpret_cast<float2*>(c_at(i)) = {sum[i], sum[i + 1]};
+      continue;
+    }
+    UNROLL
+    for (int j = i; j < i + 2; ++j) {
+      if (is_stored(j)) *c_at(j) = sum[j];
+    }
+  }
+}
+
+template <int kPromote>
+__device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
+  constexpr int kLastTurn = -1;
+  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
+  const int thread = threadIdx.x % Tile::kWarpgroup;
+  const int64_t chunks = ceil_div(work.p.k, kChunk);
+  Turn turn;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const Position position = locate(work.p, index);
+    const Packed &a = work.a.packed, &b = work.b.packed;
+    const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, position.batch);
+    const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, position.batch);
+    const int a_lo = Packed::plane_bytes(a.tile_rows(position.tile_m));
+    const int b_lo = Packed::plane_bytes(b.tile_rows(position.tile_n));
+    const Place at{position.batch,
+                   position.tile_m * Tile::kM + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4,
+                   position.tile_n * Tile::kN + thread % 4 * 2};
+
+    float part[Tile::kElements], low[Tile::kElements], total[Tile::kElements];
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      UNROLL
+      for (int i = 0; i < Tile::kElements; ++i) part[i] = 0, low[i] = 0, total[i] = 0;
+      const int steps =
+          static_cast<int>(ceil_div(min(work.p.k - chunk * kChunk, int64_t{kChunk}), Tile::kK));
+      int to_release = kLastTurn;
+      for (int step = 0; step < steps; ++step, turn.next()) {
+        device::wait(&smem.full[turn.stage], turn.parity);
+        const Smem::Stage& stage = smem.stage[turn.stage];
+        const uint64_t a_hi_smem = wgmma::describe(stage.a + warpgroup * Packed::plane_bytes(64));
+        const uint64_t a_lo_smem =
+            wgmma::describe(stage.a + a_lo + warpgroup * Packed::plane_bytes(64));
+        const uint64_t b_hi_smem = wgmma::describe(stage.b);
+        const uint64_t b_lo_smem = wgmma::describe(stage.b + b_lo);
+        // Unrolled, ptxas gives each part its own registers, runs out of them, and lets no two
+        // products overlap.
+        _Pragma("unroll 1") for (int k = 0; k < Tile::kK; k += kPromote) {
+          wgmma::keep(part);
+          wgmma::keep(low);
+          wgmma::fence();
+          UNROLL
+          for (int k16 = 0; k16 < kPromote / 16; ++k16) {
+            const int along = (k / 16 + k16) * 2;
+            wgmma::multiply_add(part, a_hi_smem + along, b_hi_smem + along, k16 > 0);
+          }
+          wgmma::commit();
+          UNROLL
+          for (int k16 = 0; k16 < kPromote / 16; ++k16) {
+            const int along = (k / 16 + k16) * 2;
+            wgmma::multiply_add(low, a_lo_smem + along, b_hi_smem + along, true);
+            wgmma::multiply_add(low, a_hi_smem + along, b_lo_smem + along, true);
+          }
+          wgmma::commit();
+          wgmma::wait<1>();
+          wgmma::keep(part);
+          if (k == 0 && to_release != kLastTurn && thread == 0) {
+            device::arrive(&smem.empty[to_release]);
+          }
+          UNROLL
+          for (int i = 0; i < Tile::kElements; ++i) total[i] += part[i];
+        }
+        to_release = turn.stage;
+      }
+
+      const float* a_undo = a.undo + a_matrix * a.matrix_groups() + chunk * a.padded_rows();
+      const float* b_undo = b.undo + b_matrix * b.matrix_groups() + chunk * b.padded_rows();
+      float undo_a[2];
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        undo_a[i] = at.row + i * 8 < a.padded_rows() ? a_undo[at.row + i * 8] : 1.0f;
+      }
+      float2 undo_b[Tile::kElements / 4];
+      UNROLL
+      for (int j = 0; j < Tile::kElements / 4; ++j) {
+        const int64_t col = at.col + j * 8;
+        undo_b[j] =
+            col < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + col) : float2{1, 1};
+      }
+      wgmma::wait<0>();
+      wgmma::keep(low);
+      if (thread == 0) device::arrive(&smem.empty[to_release]);
+      finish_chunk(total, low, undo_a, undo_b);
+
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4) {
+        float4& sums = smem.sums[warpgroup][i / 4][thread];
+        if (chunk > 0) {
+          total[i] += sums.x, total[i + 1] += sums.y;
+          total[i + 2] += sums.z, total[i + 3] += sums.w;
+        }
+        if (chunk < chunks - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+      }
+    }
+    store_tile(work, at, total, smem.sums[warpgroup]);
+  }
+}
+
+template <int kPromote>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fp16x3_kernel(const __grid_constant__ Work work, int64_t tiles) {
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      device::init_barrier(&smem.full[i], 1);
+      device::init_barrier(&smem.empty[i], Tile::kConsumers);
+    }
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::let_next_kernel_start();
+  device::wait_for_previous_kernel();
+
+  if (threadIdx.x < Tile::kWarpgroup) {
+    wgmma::give_registers<24>();
+    if (threadIdx.x == 0) produce(work, smem, tiles);
+  } else {
+    wgmma::take_registers<240>();
+    consume<kPromote>(work, smem, tiles);
+  }
+}
+
+bool stores_sums(const Epilogue& epilogue) {
+  return epilogue.alpha == 1 && epilogue.beta == 0 && epilogue.bias == nullptr &&
+         epilogue.activation == Activation::kNone;
+}
+
+bool stores_pairs(const Problem& p) {
+  bool even = p.c.col_stride == 1 && p.c.row_stride % 2 == 0;
+  for (int d = 0; d < p.batch.rank; ++d) even &= p.c.batch_stride[d] % 2 == 0;
+  return even && reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0;
+}
+
+// What is launched for a problem, and where its parts lie in one workspace.
+struct Plan {
+  Operand a, b;
+  Matrix a_index, b_index;  // batch_stride counts stored matrices
+  int64_t count_at, a_at, b_at, a_undo_at, b_undo_at, pieces_at, bytes;
+};
+
+// An operand's matrices as they are stored: broadcast dimensions are left out.
+Operand make_operand(const Problem& p, const Matrix& by_rows, int64_t rows, Matrix& index) {
+  Operand operand{by_rows, {}, {.rows = rows, .k = p.k}};
+  operand.batch.rank = p.batch.rank;
+  for (int d = p.batch.rank - 1; d >= 0; --d) {
+    const bool broadcast = by_rows.batch_stride[d] == 0;
+    operand.batch.size[d] = broadcast ? 1 : p.batch.size[d];
+    index.batch_stride[d] = broadcast ? 0 : operand.batch.count;
+    operand.batch.count *= operand.batch.size[d];
+  }
+  return operand;
+}
+
+Plan make_plan(const Problem& p) {
+  Plan plan{};
+  Matrix b_by_columns = p.b;
+  std::swap(b_by_columns.row_stride, b_by_columns.col_stride);
+  plan.a = make_operand(p, p.a, p.m, plan.a_index);
+  plan.b = make_operand(p, b_by_columns, p.n, plan.b_index);
+  auto reserve = [&](int64_t bytes) {
+    const int64_t at = plan.bytes;
+    plan.bytes += ceil_div(bytes, 512) * 512;
+    return at;
+  };
+  auto halves = [&](const Operand& x) { return reserve(x.packed.matrix_bytes() * x.batch.count); };
+  auto undo = [&](const Operand& x) {
+    return reserve(x.packed.matrix_groups() * x.batch.count * int64_t{sizeof(float)});
+  };
+  const bool splits_b = p.b_packed.halves == nullptr;
+  plan.count_at = reserve(sizeof(int));
+  plan.a_at = halves(plan.a);
+  plan.a_undo_at = undo(plan.a);
+  plan.b_at = splits_b ? halves(plan.b) : 0;
+  plan.b_undo_at = splits_b ? undo(plan.b) : 0;
+  plan.pieces_at = reserve(Marks::capacity(p) * int64_t{sizeof(Marks::Piece)});
+  return plan;
+}
+
+void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context) {
+  auto floats = [&](int64_t at) { return reinterpret_cast<float*>(workspace + at); };
+  const Marks marks{reinterpret_cast<int*>(workspace + plan.count_at),
+                    reinterpret_cast<Marks::Piece*>(workspace + plan.pieces_at)};
+  Operand operands[] = {plan.a, plan.b};
+  Packed &a = operands[0].packed, &b = operands[1].packed;
+  a.halves = workspace + plan.a_at;
+  a.undo = floats(plan.a_undo_at);
+  if (p.b_packed.halves == nullptr) {
+    b.halves = workspace + plan.b_at;
+    b.undo = floats(plan.b_undo_at);
+    launch_split(operands, marks.count, context);
+  } else {
+    b = p.b_packed;
+    launch_split({operands, 1}, marks.count, context);
+  }
+
+  const Work work{p,     {a, plan.a_index},       {b, plan.b_index},
+                  marks, stores_sums(p.epilogue), stores_pairs(p)};
+  const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
+  const auto kernel = fp16x3::promotion(p.k) == 16 ? fp16x3_kernel<16> : fp16x3_kernel<32>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
+  launch_after(kernel, static_cast<unsigned>(std::min<int64_t>(tiles, context.processors)),
+               Tile::kThreads, sizeof(Smem), context, work, tiles);
+  launch_recompute(p, marks, context);
+}
+
+// The problem in two, the first not smaller, along its batch or else its longer side; nothing
+// where it is one tile.
+std::optional<std::pair<Problem, Problem>> halve(const Problem& p) {
+  std::pair halves{p, p};
+  auto& [first, second] = halves;
+  auto advance = [](Matrix& matrix, int64_t elements) {
+    matrix.data = static_cast<float*>(matrix.data) + elements;
+  };
+  for (int d = 0; d < p.batch.rank; ++d) {
+    const int64_t size = p.batch.size[d];
+    if (size == 1) continue;
+    const int64_t cut = ceil_div(size, 2);
+    first.batch.size[d] = cut, second.batch.size[d] = size - cut;
+    first.batch.count = p.batch.count / size * cut;
+    second.batch.count = p.batch.count / size * (size - cut);
+    advance(second.a, cut * p.a.batch_stride[d]);
+    advance(second.b, cut * p.b.batch_stride[d]);
+    advance(second.c, cut * p.c.batch_stride[d]);
+    return halves;
+  }
+  const bool along_m = p.m >= p.n || p.b_packed.halves != nullptr;
+  const int64_t size = along_m ? p.m : p.n;
+  if (size <= Packed::kRows) return std::nullopt;
+  const int64_t cut = ceil_div(size, 2 * Packed::kRows) * Packed::kRows;
+  (along_m ? first.m : first.n) = cut;
+  (along_m ? second.m : second.n) = size - cut;
+  if (along_m) {
+    advance(second.a, cut * p.a.row_stride);
+    advance(second.c, cut * p.c.row_stride);
+  } else {
+    advance(second.b, cut * p.b.col_stride);
+    advance(second.c, cut * p.c.col_stride);
+    if (p.epilogue.bias != nullptr) {
+      second.epilogue.bias =
+          static_cast<const float*>(p.epilogue.bias) + cut * p.epilogue.bias_stride;
+    }
+  }
+  return halves;
+}
+
+// Smaller workspaces are asked for without a look at how much memory is free.
+constexpr int64_t kSmallWorkspace = int64_t{64} << 20;
+
+int64_t free_memory() {
+  size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all));
+  return std::max(static_cast<int64_t>(free), kSmallWorkspace);
+}
+
+// Runs the problem, or its parts, halved so many times.
+void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& context) {
+  const auto halves = times > 0 ? halve(p) : std::nullopt;
+  if (!halves) return run(p, make_plan(p), workspace, context);
+  run_halved(times - 1, halves->first, workspace, context);
+  run_halved(times - 1, halves->second, workspace, context);
+}
+
+}  // namespace
+
+void launch_fp16x3(const Problem& p, const Context& context) {
+  int64_t bytes = make_plan(p).bytes;
+  int times = 0;
+  if (bytes > kSmallWorkspace) {
+    const int64_t limit = free_memory();
+    Problem first = p;  // the largest part, whose workspace serves all
+    while (bytes > limit) {
+      const auto halves = halve(first);
+      if (!halves) break;
+      first = halves->first;
+      bytes = make_plan(first).bytes;
+      ++times;
+    }
+  }
+  run_halved(times, p, static_cast<uint8_t*>(context.allocate(bytes)), context);
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,44 @@
+#pragma once
+// What the fp16x3 rungs share around their products: splitting operands beforehand, and computing
+// marked elements again.
+
+#include <cstdint>
+#include <span>
+
+#include "context.h"
+#include "packed.h"
+#include "problem.h"
+
+namespace tiled::cuda {
+
+// An operand to be split: `rows` are A's rows or B's columns.
+struct Operand {
+  Matrix matrix;  // row_stride: between rows; col_stride: along K
+  Batch batch;    // of matrices that are stored: without broadcast dimensions
+  Packed packed;
+};
+
+// Writes Operand::packed, of two operands at most, and sets `zeroed` to 0 where it is not null.
+void launch_split(std::span<const Operand> operands, int* zeroed, const Context& context);
+
+// Elements whose sums are NaN. A piece is the part of C that one warp holds after wgmma: 16 rows,
+// 128 columns; lane l's element i (device/wgmma.cuh) is bit i of elements[l].
+struct Marks {
+  struct Piece {
+    int64_t batch, row, col;
+    uint64_t elements[32];
+  };
+  static constexpr int kRows = 16, kCols = 128;
+
+  int* count;     // pieces in the list
+  Piece* pieces;  // room for all of C's
+
+  static int64_t capacity(const Problem& p) {
+    return ceil_div(p.m, kRows) * ceil_div(p.n, kCols) * p.batch.count;
+  }
+};
+
+// Computes what is marked in the order of sum.h, and stores it.
+void launch_recompute(const Problem& p, const Marks& marks, const Context& context);
+
+}  // namespace tiled::cuda

@@ -1,0 +1,165 @@
+// Splits float32 operands for fp16x3: reads each element once, writes two halves.
+//
+// A block takes eight rows of one chunk, holds them in registers while it looks for the largest
+// magnitude of each row, scales, splits and writes them as csrc/packed.h says. A thread has eight
+// neighbours along K at a time, 16 bytes of each plane. Rows lie in neighbouring threads: where
+// they are neighbours in memory, eight threads read a line of 32 bytes, and where K is contiguous,
+// four times eight threads read eight lines of 128.
+
+#include "device/pipeline.cuh"
+#include "fp16x3.h"
+#include "kernels/fp16x3_parts.h"
+#include "launch.h"
+
+namespace tiled::cuda {
+namespace {
+
+constexpr int kRows = 8;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreadsPerRow = kThreads / kRows;
+constexpr int kEights = kChunk / 8 / kThreadsPerRow;  // a thread
+static_assert(kThreadsPerRow % (Packed::kK / 8) == 0, "from eight to eight, whole steps");
+
+struct Job {
+  Operand operand;
+  bool vectors = false;  // 16-byte reads along K
+  unsigned row_blocks = 0, chunks = 0, blocks = 0;
+};
+
+struct Jobs {
+  Job job[2];
+};
+
+// Eight elements along K, of which `left` are in the matrix; zeros for the rest.
+__device__ void load_eight(float (&x)[8], const float* data, int64_t stride, int64_t left,
+                           bool vectors) {
+  if (vectors && left >= 8) {
+    UNROLL
+    for (int i = 0; i < 8; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(data + i);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  } else {
+    UNROLL
+    for (int i = 0; i < 8; ++i) x[i] = i < left ? data[i * stride] : 0.0f;
+  }
+}
+
+// fp16x3::split, of two at a time.
+__device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
+  const __half2 hi_two = __floats2half2_rn(x, y);
+  const float2 rounded = __half22float2(hi_two);
+  const __half2 lo_two = __floats2half2_rn((x - rounded.x) * 0x1p11f, (y - rounded.y) * 0x1p11f);
+  hi = reinterpret_cast<const uint32_t&>(hi_two);
+  lo = reinterpret_cast<const uint32_t&>(lo_two);
+}
+
+__global__ void __launch_bounds__(kThreads, 4)
+    split_kernel(const __grid_constant__ Jobs jobs, int* zeroed) {
+  device::let_next_kernel_start();
+  if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
+  const bool second = blockIdx.x >= jobs.job[0].blocks;
+  const Job& job = jobs.job[second];
+  const Packed& packed = job.operand.packed;
+  const Matrix& source = job.operand.matrix;
+  const unsigned block = second ? blockIdx.x - jobs.job[0].blocks : blockIdx.x;
+  const unsigned matrix = block / job.row_blocks / job.chunks;
+  const int64_t chunk = block / job.row_blocks % job.chunks;
+  const int in_block = threadIdx.x % kRows;
+  const int64_t row = int64_t{block % job.row_blocks} * kRows + in_block;
+  const int eight = threadIdx.x / kRows;  // the thread's first
+  const int64_t k = chunk * kChunk + eight * 8;
+
+  // Largest, and smallest that is not zero, of which one is subtracted so that zero is largest.
+  uint32_t largest = 0, smallest = ~0u;
+  float x[kEights][8];
+  const float* data = static_cast<const float*>(source.data) +
+                      batch_offset(job.operand.batch, source, matrix) + row * source.row_stride +
+                      k * source.col_stride;
+  const int64_t left = row < packed.rows ? packed.k - k : 0;
+  UNROLL
+  for (int j = 0; j < kEights; ++j) {
+    load_eight(x[j], data + j * (kThreadsPerRow * 8) * source.col_stride, source.col_stride,
+               left - j * (kThreadsPerRow * 8), job.vectors);
+  }
+  UNROLL
+  for (int j = 0; j < kEights; ++j) {
+    UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t magnitude = fp16x3::magnitude_bits(x[j][i]);
+      largest = max(largest, magnitude);
+      smallest = min(smallest, magnitude - 1);
+    }
+  }
+  UNROLL
+  for (int lanes = kRows; lanes < 32; lanes *= 2) {
+    largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
+    smallest = min(smallest, __shfl_xor_sync(~0u, smallest, lanes));
+  }
+  __shared__ uint32_t largest_smem[kWarps][kRows], smallest_smem[kWarps][kRows];
+  if (threadIdx.x % 32 < kRows) {
+    largest_smem[threadIdx.x / 32][in_block] = largest;
+    smallest_smem[threadIdx.x / 32][in_block] = smallest;
+  }
+  __syncthreads();
+  UNROLL
+  for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, largest_smem[warp][in_block]);
+
+  const float scale = fp16x3::scale(largest);
+  const int64_t tile = row / Packed::kRows;
+  const int plane_bytes = Packed::plane_bytes(packed.tile_rows(tile));
+  uint8_t* halves = packed.halves + packed.step_offset(matrix, tile, k / Packed::kK) +
+                    Packed::swizzle(row % Packed::kRows, eight % (Packed::kK / 8));
+  UNROLL
+  for (int j = 0; j < kEights; ++j) {
+    if (k + j * (kThreadsPerRow * 8) >= packed.padded_k()) break;
+    uint4 hi, lo;
+    split_two(x[j][0] * scale, x[j][1] * scale, hi.x, lo.x);
+    split_two(x[j][2] * scale, x[j][3] * scale, hi.y, lo.y);
+    split_two(x[j][4] * scale, x[j][5] * scale, hi.z, lo.z);
+    split_two(x[j][6] * scale, x[j][7] * scale, hi.w, lo.w);
+    uint8_t* step = halves + j * (kThreadsPerRow * 8 / Packed::kK) * 2 * plane_bytes;
+    *reinterpret_cast<uint4*>(step) = hi;
+    *reinterpret_cast<uint4*>(step + plane_bytes) = lo;
+  }
+  if (threadIdx.x < kRows) {
+    UNROLL
+    for (int warp = 0; warp < kWarps; ++warp) {
+      smallest = min(smallest, smallest_smem[warp][in_block]);
+    }
+    const float least = fp16x3::float_of(smallest + 1);
+    packed.undo[matrix * packed.matrix_groups() + chunk * packed.padded_rows() + row] =
+        fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
+  }
+}
+
+Job make_job(const Operand& operand) {
+  const Matrix& matrix = operand.matrix;
+  Job job;
+  job.operand = operand;
+  bool by_four = matrix.row_stride % 4 == 0;
+  for (int d = 0; d < operand.batch.rank; ++d) by_four &= matrix.batch_stride[d] % 4 == 0;
+  job.vectors = matrix.col_stride == 1 && by_four &&
+                reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
+  job.row_blocks = static_cast<unsigned>(operand.packed.padded_rows() / kRows);
+  job.chunks = static_cast<unsigned>(ceil_div(operand.packed.k, kChunk));
+  job.blocks = static_cast<unsigned>(job.row_blocks * job.chunks * operand.batch.count);
+  return job;
+}
+
+}  // namespace
+
+// A block reads at least 8 * kMinK elements: no memory holds an operand of more blocks than a grid
+// can have.
+void launch_split(std::span<const Operand> operands, int* zeroed, const Context& context) {
+  Jobs jobs{};
+  unsigned blocks = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    jobs.job[i] = make_job(operands[i]);
+    blocks += jobs.job[i].blocks;
+  }
+  split_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(jobs, zeroed);
+  check(cudaGetLastError());
+}
+
+}  // namespace tiled::cuda

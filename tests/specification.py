@@ -1,0 +1,112 @@
+"""The two orders of summation, written down a second time: slowly, by numpy, in float64.
+
+Of csrc/sum.h and csrc/fp16x3.h, whose results these are to the bit. Nothing here calls the library.
+"""
+
+import numpy as np
+import torch
+
+CHUNK = 1024
+
+
+def fused_multiply_add(x, y, z):
+    """round(x y + z) of float32 tensors, by float64 rounded to odd, which rounds safely again
+    (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, 2008)."""
+    product, z = x.double() * y.double(), z.double()  # the product is exact
+    total = product + z
+    shift = total - product
+    lost = (product - (total - shift)) + (z - shift)
+    toward = torch.where(lost > 0, torch.inf, -torch.inf).double()
+    even = total.view(torch.int64) % 2 == 0
+    return torch.where((lost != 0) & even, torch.nextafter(total, toward), total).float()
+
+
+def sum_in_chunks(a, b, chunk=CHUNK):
+    """FMAs ascending in k from +0, sums of chunks added in order."""
+    (m, k), n = a.shape, b.shape[1]
+    total = torch.full((m, n), -0.0)
+    for start in range(0, k, chunk):
+        part = torch.zeros(m, n)
+        for i in range(start, min(start + chunk, k)):
+            part = fused_multiply_add(a[:, i : i + 1], b[i], part)
+        total = total + part
+    return total
+
+
+def exponent(x, smallest):
+    """floor(log2 |x|), at least `smallest`; far below all others for 0."""
+    return np.where(x == 0, -9999, np.maximum(np.frexp(x)[1] - 1, smallest))
+
+
+def tensor_core(c, a, b):
+    """c + a b as a tensor core sums it: c (m, n), a (m, 16), b (16, n), all in float64."""
+    a, b = a[:, None, :], b.T[None, :, :]
+    addends = np.concatenate([a * b, c[:, :, None]], axis=2)
+    exponents = [exponent(a, -14) + exponent(b, -14), exponent(c, -126)[:, :, None]]
+    top = np.concatenate(exponents, axis=2).max(axis=2)
+    total = np.trunc(np.ldexp(addends, 25 - top[:, :, None])).sum(axis=2)
+    bits = np.frexp(total)[1]
+    total = np.ldexp(np.trunc(np.ldexp(total, 24 - bits)), bits - 24)
+    return np.ldexp(total, top - 25) + 0.0  # a sum of zeros is +0
+
+
+def split(x):
+    """Rows (m, k) of float32 in halves, with the exponent of each row's scale and whether it is
+    wide. The rows are finite."""
+    largest = np.abs(x).max(axis=1)
+    scale = np.where(largest == 0, 0, np.minimum(14 - exponent(largest, -149), 127))
+    scaled = np.ldexp(x, scale[:, None])
+    wide = ((x != 0) & (np.abs(scaled) < 2.0**-13)).any(axis=1)
+    hi = scaled.astype(np.float16)
+    lo = ((scaled - hi.astype(np.float32)) * np.float32(2**11)).astype(np.float16)
+    padding = [(0, 0), (0, -x.shape[1] % 16)]
+    return *(np.pad(part.astype(np.float64), padding) for part in (hi, lo)), scale, wide
+
+
+def chunk_sum(a, b, promotion):
+    """A chunk's sums, and which of them the guard wants computed again."""
+    a_hi, a_lo, a_scale, a_wide = split(a)
+    b_hi, b_lo, b_scale, b_wide = split(b.T)
+    b_hi, b_lo = b_hi.T, b_lo.T
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    low = np.zeros(total.shape)
+    for start in range(0, a_hi.shape[1], promotion):
+        part = np.zeros(total.shape)
+        for k in range(start, min(start + promotion, a_hi.shape[1]), 16):
+            k16 = slice(k, k + 16)
+            part = tensor_core(part, a_hi[:, k16], b_hi[k16])
+            low = tensor_core(low, a_lo[:, k16], b_hi[k16])
+            low = tensor_core(low, a_hi[:, k16], b_lo[k16])
+        total += part.astype(np.float32)
+    low, total = torch.from_numpy(low).float(), torch.from_numpy(total)
+    scaled = fused_multiply_add(low, torch.tensor(2.0**-11), total).double().numpy()
+    again = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * CHUNK)
+    with np.errstate(over="ignore"):
+        return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), again
+
+
+def fp16x3_or_mark(a, b, promotion=None):
+    """a @ b of float32 matrices, K at least 64, and which elements are to be computed by
+    sum_in_chunks instead. Another promotion than specified may be asked for."""
+    (m, k), n = a.shape, b.shape[1]
+    rows, cols = a.isfinite().all(1), b.isfinite().all(0)
+    again = ~(rows[:, None] & cols)
+    finite_a, finite_b = a[rows].numpy(), b[:, cols].numpy()
+    total = np.full((len(finite_a), finite_b.shape[1]), -0.0, np.float32)
+    mark = np.zeros(total.shape, bool)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, k, CHUNK):
+            chunk = slice(start, start + CHUNK)
+            p = promotion or (16 if k < 512 else 32)
+            part, wide = chunk_sum(finite_a[:, chunk], finite_b[chunk], p)
+            total, mark = total + part, mark | wide
+    mark |= np.isnan(total)  # Inf less Inf
+    result = torch.zeros(m, n)
+    result[rows[:, None] & cols] = torch.from_numpy(total).flatten()
+    again[rows[:, None] & cols] |= torch.from_numpy(mark).flatten()
+    return result, again
+
+
+def fp16x3(a, b):
+    result, again = fp16x3_or_mark(a, b)
+    return torch.where(again, sum_in_chunks(a, b), result) if again.any() else result

@@ -1,0 +1,416 @@
+"""fp16x3, float32 products on tensor cores: its bits, its accuracy, what it does with bad input.
+
+The host's rung runs here too: it computes on a model of the tensor core what a Hopper GPU does.
+"""
+
+import pytest
+import torch
+from reference import (
+    BIAS,
+    SEEDS,
+    assert_within,
+    bound,
+    magnitude,
+    one_hot_bound,
+    product,
+    relative_error,
+    takes,
+)
+from specification import fp16x3, fp16x3_or_mark, sum_in_chunks
+
+import torch_tiled
+
+on_a_gpu = pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
+def device(request):
+    return request.param
+
+
+def multiply(a, b, device):
+    """The product of two tensors of the host's, there again; `auto` picks it on a GPU."""
+    a, b = a.to(device), b.to(device)
+    result = torch_tiled.matmul(a, b, algorithm="fp16x3")
+    if device == "cuda":
+        assert_same(torch_tiled.matmul(a, b), result)
+    return result.cpu()
+
+
+def assert_same(actual, expected):
+    """Asserts equal bits, signs of zeros among them; a NaN is a NaN."""
+    nan = expected.isnan()
+    assert torch.equal(actual.isnan(), nan)
+    bits = (x.masked_fill(nan, 0).contiguous().view(torch.int32) for x in (actual, expected))
+    assert torch.equal(*bits)
+
+
+# --- operands ------------------------------------------------------------------------------------
+
+
+def both(f):
+    return lambda m, k, n: (f(m, k), f(k, n))
+
+
+def opposed(spread):
+    """Columns of a and rows of b scaled by exp(spread N(0, 1)), and by its inverse."""
+
+    def operands(m, k, n):
+        scale = torch.exp(spread * torch.randn(k))
+        return torch.randn(m, k) * scale, torch.randn(k, n) / scale[:, None]
+
+    return operands
+
+
+def alternating(m, k, n):
+    """Sums that cancel but for their roundings."""
+    signs = 1.0 - 2.0 * (torch.arange(k) % 2)
+    return torch.rand(m, 1).expand(m, k) * (1 + torch.rand(k) * 2.0**-20), signs[:, None].repeat(
+        1, n
+    )
+
+
+def single_huge(m, k, n):
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    a[m // 2, k // 3] = 1e30
+    b[k // 2, n // 3] = -1e25
+    return a, b
+
+
+def distances(rows, cols):
+    return (torch.linspace(0, 9, rows)[:, None] - torch.linspace(0, 9, cols)).abs()
+
+
+def finite_patterns(*shape):
+    """Random bits but for NaN and Inf."""
+    bits = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
+    exponents = bits & 0x7F800000
+    return torch.where(exponents == 0x7F800000, bits ^ 0x40000000, bits).view(torch.float32)
+
+
+def zero_rows(m, k, n):
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    a[::3] = 0
+    a[1, : k // 2] = -0.0
+    b[:, ::2] = 0
+    return a, b
+
+
+def autoregressive(rows, cols):
+    apart = torch.arange(rows)[:, None] * (cols / rows) - torch.arange(cols)
+    return 0.9 ** apart.abs()
+
+
+OPERANDS = {
+    "normal": both(torch.randn),
+    "uniform": both(torch.rand),
+    "lognormal": both(lambda *shape: torch.exp(2 * torch.randn(shape))),
+    "columns scaled": lambda m, k, n: (
+        torch.randn(m, k) * torch.exp(torch.randn(k)),
+        torch.randn(k, n) * torch.exp(2 * torch.randn(n)),
+    ),
+    "opposed by 2": opposed(2),
+    "opposed by 5": opposed(5),
+    "alternating": alternating,
+    "single huge": single_huge,
+    "covariances": both(autoregressive),
+    "Gaussian kernel": both(lambda *shape: torch.exp(-(distances(*shape) ** 2))),
+    "softmax": lambda m, k, n: (torch.softmax(4 * torch.randn(m, k), 1), torch.randn(k, n)),
+    "zero rows": zero_rows,
+    "subnormal": lambda m, k, n: (1e-41 * torch.randn(m, k), 1e3 * torch.randn(k, n)),
+    "smallest": lambda m, k, n: (torch.full((m, k), 1e-45), torch.randn(k, n)),
+    "tiny": both(lambda *shape: 1e-20 * torch.randn(shape)),
+    "huge": lambda m, k, n: (1e35 * torch.randn(m, k), torch.randn(k, n)),
+    "huge times tiny": lambda m, k, n: (1e38 * torch.rand(m, k), 1e-38 * torch.randn(k, n)),
+    "patterns": lambda m, k, n: (finite_patterns(m, k), finite_patterns(k, n)),
+}
+OVERFLOWING = OPERANDS | {"overflow": both(lambda *shape: 3e19 * torch.randn(shape))}
+BOUNDED = [name for name in OPERANDS if name != "patterns"]  # which overflow
+
+
+def non_finite(m, k, n):
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    a[m // 2, 0] = torch.nan
+    a[-1, -1] = torch.inf
+    b[k // 2, n // 3] = -torch.inf
+    b[-1, 0] = torch.inf
+    return a, b
+
+
+# --- bits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [64, 100, 511, 1040])
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_bits_are_as_specified(device, name, k):
+    a, b = OVERFLOWING[name](7, k, 6)
+    assert_same(multiply(a, b, device), fp16x3(a, b))
+
+
+@pytest.mark.parametrize("k", [512, 1023, 1024, 2049])
+def test_bits_of_chunks_are_as_specified(device, k):
+    for name in ("normal", "uniform", "opposed by 5"):
+        a, b = OPERANDS[name](5, k, 9)
+        assert_same(multiply(a, b, device), fp16x3(a, b))
+
+
+@pytest.mark.parametrize("k", [1, 17, 63])
+def test_short_sums_are_in_chunks(device, k):
+    a, b = torch.randn(9, k), torch.randn(k, 11)
+    assert_same(multiply(a, b, device), sum_in_chunks(a, b))
+
+
+@pytest.mark.parametrize("k", [64, 1500])
+def test_marked_elements_are_in_chunks_and_alone(device, k):
+    """A small number beside large ones marks those of its row's elements that nearly cancel."""
+    a, b = torch.randn(40, k), torch.randn(k, 50)
+    a[[7, 20], ::2] = 0
+    b[1::2, 10:15] = 0
+    before = multiply(a, b, device)
+    a[7, 4] = 1e-12
+    a[20, k // 2 * 2 - 2] = -1e-12
+    b[5, 33] = 1e-12
+    _, marked = fp16x3_or_mark(a, b)
+    assert marked.sum() == 10 and marked[[7, 20], 10:15].all()
+    after = multiply(a, b, device)
+    assert_same(after[marked], sum_in_chunks(a, b)[marked])
+    moved = torch.zeros_like(marked)
+    moved[[7, 20]] = True
+    moved[:, 33] = True
+    assert_same(after[~moved], before[~moved])
+
+
+@pytest.mark.parametrize("k", [64, 200, 1500])
+def test_nan_and_inf_are_as_in_ieee(device, k):
+    a, b = torch.randn(70, k), torch.randn(k, 45)
+    before = multiply(a, b, device)
+    bad_a, bad_b = non_finite(70, k, 45)
+    rows, cols = bad_a.isfinite().all(1), bad_b.isfinite().all(0)
+    bad_a[rows], bad_b[:, cols] = a[rows], b[:, cols]
+    after = multiply(bad_a, bad_b, device)
+    finite = rows[:, None] & cols
+    assert_same(after[finite], before[finite])
+    ieee = torch_tiled.matmul(bad_a, bad_b, algorithm="tiled", precision="ieee")
+    assert_same(after[~finite], ieee[~finite])
+    assert not after[~finite].isfinite().any()
+
+
+def in_layout(x, letter):
+    return x.mT.contiguous().mT if letter == "T" else x
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("k", [67, 1100])
+def test_slices_of_a_product_are_products_of_slices(device, layout, k):
+    a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
+    a[17, 5] = 1e-12  # of which some elements are marked
+    whole = multiply(a, b, device)
+    assert_same(multiply(a.contiguous(), b.contiguous(), device), whole)
+    for m in (1, 2, 7, 16, 33, 64, 65, 128, 200):
+        rows = slice(m // 2, m // 2 + m)
+        assert_same(multiply(a[rows], b, device), whole[rows])
+    for n in (1, 8, 15, 64, 129):
+        assert_same(multiply(a[10:20], b[:, :n], device), whole[10:20, :n])
+    assert_same(multiply(a[::7], b[:, 1::3], device), whole[::7, 1::3])
+
+
+def test_views_and_batches(device):
+    a, b = torch.randn(3, 20, 150), torch.randn(3, 150, 30)
+    b[1, 5, 5] = 1e-12
+    each = [[multiply(x, y, device) for y in b] for x in a]
+    assert_same(multiply(a, b, device), torch.stack([each[i][i] for i in range(3)]))
+    assert_same(multiply(a, b[1], device), torch.stack([each[i][1] for i in range(3)]))
+    assert_same(multiply(a[2], b, device), torch.stack(each[2]))
+    pairs = multiply(a[:, None], b, device)
+    assert_same(pairs, torch.stack([torch.stack(row) for row in each]))
+    row, col = torch.randn(1, 150).expand(20, 150), torch.randn(20, 1).expand(20, 150)
+    for view in (row, col):
+        assert_same(multiply(view, b[1], device), multiply(view.clone(), b[1], device))
+    spread = torch.full((41, 460), torch.nan).to(device)[1::2, 3:453:3].copy_(a[0])
+    assert_same(multiply(spread, b[0], device), each[0][0])
+
+
+def test_gemm_and_linear_finish_the_same_sum(device):
+    a, b, c = torch.randn(33, 200), torch.randn(200, 17), torch.randn(33, 17)
+    bias = torch.randn(17)
+    sums = multiply(a, b, device)
+    rung = {"algorithm": "fp16x3"}
+    scaled = torch_tiled.gemm_(
+        c.to(device, copy=True), a.to(device), b.to(device), alpha=0.5, beta=2, **rung
+    )
+    assert_same(scaled.cpu(), 0.5 * sums + 2 * c)  # powers of two: one rounding in either
+    for activation, f in (("none", lambda x: x), ("relu", torch.relu)):
+        y = torch_tiled.linear(
+            a.to(device), b.mT.to(device), bias.to(device), activation=activation, **rung
+        )
+        assert_same(y.cpu(), f(sums + bias))
+
+
+# --- accuracy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [64, 65, 500, 512, 1024, 1500, 4100])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_elementwise_bound(device, name, k):
+    a, b = OPERANDS[name](24, k, 20)
+    result = multiply(a, b, device)
+    assert_within(result, product(a, b), bound(a, b, algorithm="fp16x3"))
+
+
+def test_bound_is_below_that_of_a_plain_sum():
+    for k in (64, 128, 511, 512, 1024, 1025, 100_000):
+        a, b = torch.ones(1, k), torch.ones(k, 1)
+        assert bound(a, b, algorithm="fp16x3") < bound(a, b, algorithm="naive")
+
+
+def errors(name, k, device, multiply=multiply):
+    """Over seeds: the mean relative Frobenius errors of a product and of `naive`, and the mean
+    signed relative error of its elements."""
+    ours = plain = bias = 0.0
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        a, b = OPERANDS[name](40, k, 40)
+        exact, result = product(a, b), multiply(a, b, device)
+        naive = torch_tiled.matmul(a, b, algorithm="naive")
+        ours += relative_error(result, exact) / SEEDS
+        plain += relative_error(naive, exact) / SEEDS
+        bias += ((result.double() - exact) / exact).mean().item() / SEEDS
+    return ours, plain, bias
+
+
+@pytest.mark.parametrize("k", [64, 128, 256, 511, 512, 1024, 4096])
+@pytest.mark.parametrize("name", ["normal", "uniform", "columns scaled", "lognormal"])
+def test_error_is_at_most_that_of_a_plain_sum(device, name, k):
+    if name == "lognormal" and k < 256:
+        pytest.skip("shorter lognormal sums are not promised")
+    ours, plain, bias = errors(name, k, device)
+    assert ours <= plain
+    if name == "uniform":
+        assert abs(bias) < BIAS
+
+
+@pytest.mark.parametrize("k", [512, 1024])
+def test_a_lost_promotion_would_show(k):
+    """The two measures above tell a sum that is left to the tensor core for all of a chunk."""
+
+    def never_promoted(a, b, _):
+        return fp16x3_or_mark(a, b, promotion=k)[0]
+
+    ours, plain, bias = errors("uniform", k, "cpu", never_promoted)
+    assert ours > plain
+    assert abs(bias) > BIAS
+
+
+@pytest.mark.parametrize("k", [64, 100, 1024, 2049])
+def test_integers_are_exact(device, k):
+    """With factors to 2^11 where |A||B| stays within 2^24."""
+    for largest in (2**11, 2**9, 2**7):
+        other = min(2**24 // (k * largest), 2**11)
+        a = torch.randint(-largest, largest + 1, (30, k)).float()
+        b = torch.randint(-other, other + 1, (k, 40)).float()
+        a[0], b[:, 0] = largest, other
+        a[1] = -largest
+        assert torch.equal(multiply(a, b, device).double(), product(a, b))
+        assert torch.equal(multiply(b.mT, a.mT, device).double(), product(a, b).mT)
+
+
+@pytest.mark.parametrize("k", [64, 1500])
+def test_one_hot_rows_pick_elements(device, k):
+    x = torch.randn(k, 50)
+    picked = torch.randint(k, (60,))
+    one_hot = torch.nn.functional.one_hot(picked, k).float()
+    for scale in (1, 1e-30, 1e30):
+        result = multiply(one_hot, scale * x, device)
+        assert_within(result, (scale * x)[picked].double(), one_hot_bound((scale * x)[picked]))
+
+
+def test_signs_that_cancel_leave_zero(device):
+    k = 1100
+    signs = 1.0 - 2.0 * (torch.arange(k) % 2)
+    a = torch.randn(20, 1).expand(20, k)
+    b = signs[:, None] * torch.randn(1, 30)
+    assert not multiply(a, b, device).any()
+
+
+# --- range ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [64, 1025])
+def test_finite_where_magnitudes_stay_below_2_to_127(device, k):
+    for left, right in ((126, 0), (63, 63), (-20, 126), (-126, 127), (120, -149)):
+        a = (2 * torch.rand(20, k) - 1) * 2.0**left
+        b = (2 * torch.rand(k, 30) - 1) * 2.0 ** min(right, 127)
+        a, b = a.float(), b.float()
+        size = magnitude(a, b).max()
+        if size >= 2.0**127:
+            a = a * float(2.0**126 / size)
+        result = multiply(a, b, device)
+        assert result.isfinite().all()
+        assert_within(result, product(a, b), bound(a, b, algorithm="fp16x3"))
+
+
+@pytest.mark.parametrize("k", [64, 1025])
+def test_overflow_gives_inf(device, k):
+    a, b = torch.full((3, k), 2e19), torch.full((k, 4), 2e19)
+    a[1] = -a[1]
+    result = multiply(a, b, device)
+    assert (result[[0, 2]] == torch.inf).all() and (result[1] == -torch.inf).all()
+
+
+# --- the host against a GPU ----------------------------------------------------------------------
+
+
+def compare(a, b, **options):
+    host = torch_tiled.matmul(a, b, algorithm="fp16x3", **options)
+    cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm="fp16x3", **options)
+    assert_same(cuda.cpu(), host)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    "k", [64, 65, 79, 127, 128, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
+)
+def test_host_and_gpu_agree(k):
+    sizes = [1, 2, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 131, 257]
+    for i, m in enumerate(sizes):
+        n = sizes[(5 * i + k) % len(sizes)]
+        layout = LAYOUTS[(i + k) % len(LAYOUTS)]
+        compare(in_layout(torch.randn(m, k), layout[0]), in_layout(torch.randn(k, n), layout[1]))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*OVERFLOWING, "non-finite"])
+def test_host_and_gpu_agree_on_bad_input(name, layout):
+    operands = OVERFLOWING | {"non-finite": non_finite}
+    for m, k, n in ((150, 1100, 137), (3, 300, 140), (140, 64, 5)):
+        a, b = operands[name](m, k, n)
+        compare(in_layout(a, layout[0]), in_layout(b, layout[1]))
+
+
+@on_a_gpu
+def test_host_and_gpu_agree_on_many_tiles():
+    compare(torch.randn(1000, 1100), torch.randn(1100, 1030))
+    compare(torch.randn(5, 130, 200), torch.randn(5, 200, 150))
+    compare(torch.randn(5, 130, 200), torch.randn(200, 150))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("m", [1, 33, 130])
+def test_host_and_gpu_agree_on_epilogues(m):
+    a, weight, bias = torch.randn(m, 700), torch.randn(90, 700), torch.randn(90)
+    c = torch.randn(m, 90)
+    rung = {"algorithm": "fp16x3"}
+    for alpha, beta in ((1, 1), (0.7, 0), (3.7, -0.1), (0, 2)):
+        host = torch_tiled.gemm_(c.clone(), a, weight.mT, alpha=alpha, beta=beta, **rung)
+        cuda = torch_tiled.gemm_(
+            c.cuda(), a.cuda(), weight.mT.cuda(), alpha=alpha, beta=beta, **rung
+        )
+        assert_same(cuda.cpu(), host)
+    for activation in ("none", "relu"):
+        host = torch_tiled.linear(a, weight, bias, activation=activation, **rung)
+        cuda = torch_tiled.linear(
+            a.cuda(), weight.cuda(), bias.cuda(), activation=activation, **rung
+        )
+        assert_same(cuda.cpu(), host)
