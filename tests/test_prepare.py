@@ -48,7 +48,7 @@ def fresh():
 
 def splits(device):
     """Whether there are rungs there that multiply halves."""
-    return device == "cpu" or torch.cuda.get_device_capability() == (9, 0)
+    return device != "cuda" or torch.cuda.get_device_capability() == (9, 0)
 
 
 def by_halves(device):
@@ -140,8 +140,9 @@ def test_cpu_and_cuda_make_the_same(m, n, k):
 def test_layouts_do_not_matter(device):
     b = hard(1100, 67, device)
     expected = ops.prepare(b)
-    store = torch.empty(3301, 135, device=device)
-    for view in (b.mT.contiguous().mT, store[1::3, 1::2].copy_(b), store[:1100, 1:68].copy_(b)):
+    strided = torch.empty(3301, 135, device=device)[1::3, 1::2].copy_(b)
+    askew = torch.empty(1100, 68, device=device)[:, 1:].copy_(b)
+    for view in (b.mT.contiguous().mT, strided, askew):
         for tensor, other in zip(ops.prepare(view), expected, strict=True):
             assert_same_bits(tensor, other)
     row = b[:1].expand(1100, 67)
@@ -402,13 +403,7 @@ def test_out_of_memory(device):
         with pytest.raises(torch.OutOfMemoryError, match="the prepared operand .* needs 1152921"):
             api.prepare(giant)
     with pytest.raises(RuntimeError, match="more bytes than 63 bits can count"):
-        ops.prepare(
-            giant[:1]
-            .expand(2**30, 2**28)
-            .repeat(1, 1)
-            .expand(2**30, 2**28)[:, :1]
-            .expand(2**30, 2**32)
-        )
+        ops.prepare(giant[:, :1].expand(2**30, 2**32))
 
 
 # --- autograd and transforms --------------------------------------------------------------------
@@ -642,8 +637,8 @@ def test_compile(device, backend, dynamic):
     options = {"algorithm": by_halves(device)}
 
     def f(a, prepared, weight):
-        y = torch_tiled.matmul(a.cos(), prepared, **options)
-        return torch_tiled.linear(y.sin(), weight, activation="gelu", **options).sum()
+        y = torch_tiled.matmul(a * 2, prepared, **options)
+        return torch_tiled.linear(y + 1, weight, activation="relu", **options)
 
     compiled = torch.compile(f, fullgraph=True, backend=backend, dynamic=dynamic)
     for k, n in ((100, 70), (1030, 90)):
@@ -652,8 +647,10 @@ def test_compile(device, backend, dynamic):
         a = randn(9, k, device=device, requires_grad=True)
         results = []
         for value in (compiled(a, *prepared), f(a, b, weight)):
-            results.append((value, *torch.autograd.grad(value, a)))
-        assert_close(*results)
+            (a_grad,) = torch.autograd.grad(value, a, torch.ones_like(value))
+            results.append((value.detach(), a_grad))
+        for ours, theirs in zip(*results, strict=True):
+            assert_same_bits(ours, theirs)
 
 
 def test_dynamic_shapes_need_no_guards_of_ours(device):
@@ -766,16 +763,15 @@ WRITES = {
     "strides": lambda layer: setattr(
         layer.weight, "data", (layer.weight.data * 2).mT.contiguous().mT
     ),
-    "gemm_": lambda layer: torch_tiled.gemm_(layer.weight, layer.weight[:, :70] + 1, layer.weight),
+    "gemm_": lambda layer: torch_tiled.gemm_(
+        layer.weight, torch.ones_like(layer.weight[:, :5]), torch.ones_like(layer.weight[:5])
+    ),
     "reset_parameters": lambda layer: layer.reset_parameters(),
     "load_state_dict": lambda layer: layer.load_state_dict(
         {name: value + 1 for name, value in layer.state_dict().items()}
     ),
     "load_state_dict assigned": lambda layer: layer.load_state_dict(
         {name: value + 1 for name, value in layer.state_dict().items()}, assign=True
-    ),
-    "to_empty": lambda layer: (
-        layer.to_empty(device=layer.weight.device) and layer.reset_parameters()
     ),
 }
 
@@ -786,8 +782,6 @@ def test_writes_are_noticed(device, write, inference):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
     with torch.inference_mode(inference):
         before = model(x)
-        if write == "gemm_":
-            model[0].weight.data = model[0].weight.data[:, :100]
         with torch.no_grad():
             WRITES[write](model[0])
         model.requires_grad_(False)
@@ -863,7 +857,7 @@ def test_other_gradients_flow(device):
 
 
 def test_autocast_of_frozen_layers(device):
-    model, x = make_model(device), randn(9, 100, device=device)
+    model, x = make_model(device, algorithm="auto"), randn(9, 100, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         expected = model(x)
         assert_same_bits(torch_tiled.freeze(model)(x), expected)
@@ -887,7 +881,10 @@ def test_moving(device):
     assert_like_unfrozen(model, randn(9, 100, device=device))
     meta = torch_tiled.freeze(make_model("meta", algorithm="auto"))
     assert meta(torch.empty(9, 100, device="meta")).shape == (9, 30)
-    meta.to_empty(device=device).load_state_dict(model.state_dict())
+    meta.to_empty(device=device)
+    for layer, other in zip(meta, model, strict=True):  # as load_state_dict, but unannounced
+        for parameter, value in zip(layer.parameters(), other.parameters(), strict=True):
+            parameter.copy_(value)
     x = randn(9, 100, device=device)
     assert_same_bits(meta(x), model(x))
 
@@ -919,15 +916,21 @@ def test_state_dicts_go_both_ways(device):
     assert_same_bits(frozen(x), plain(x))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_frozen_layers_when_compiled(device, backend):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+def recorder(backend):
+    """What the graphs call that a backend is given, and that backend."""
     graphs = []
 
     def record(graph, inputs):
         graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
+    return graphs, record
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_frozen_layers_when_compiled(device, backend):
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    graphs, record = recorder(backend)
     compiled = torch.compile(model, fullgraph=True, backend=record)
     assert_close(compiled(x), model(x))
     assert graphs[0].count(ops.linear.prepared) == 2
@@ -947,13 +950,14 @@ def test_a_copy_that_was_never_called_reads_its_weight_when_compiled(device):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
     model[0].weight.data.mul_(2)
     twin = copy.deepcopy(model)
-    compiled = torch.compile(twin, fullgraph=True, backend="eager")
     expected = torch_tiled.unfreeze(copy.deepcopy(model))(x)
-    assert launched(compiled, x) == ["tiled::linear"] * 2
+    graphs, record = recorder("eager")
+    compiled = torch.compile(twin, fullgraph=True, backend=record)
     assert_same_bits(compiled(x), expected)
+    assert graphs[-1].count(ops.linear.default) == 2
     twin(x)
-    assert launched(compiled, x) == ["tiled::linear.prepared"] * 2
     assert_same_bits(compiled(x), expected)
+    assert graphs[-1].count(ops.linear.prepared) == 2
 
 
 def test_dynamic_shapes_of_frozen_layers(device):

@@ -29,6 +29,7 @@ _matmul = torch.ops.tiled.matmul.default
 _linear = torch.ops.tiled.linear.default
 _redispatch_matmul = redispatch_without_python(_matmul)
 _redispatch_linear = redispatch_without_python(_linear)
+_redispatch_prepare = redispatch_without_python(torch.ops.tiled.prepare.default)
 _redispatch_prepared_matmul = redispatch_without_python(torch.ops.tiled.matmul.prepared)
 _redispatch_prepared_linear = redispatch_without_python(torch.ops.tiled.linear.prepared)
 _threshold_backward = torch.ops.aten.threshold_backward.default
@@ -250,6 +251,14 @@ def _differentiable_linear(redispatch, keyset, options, *tensors):
 # split rides along to the level below.
 
 
+def prepare(keyset, b):
+    try:
+        return _redispatch_prepare(keyset & AFTER_AUTOGRAD, b)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
 def prepared_matmul(keyset, a, b, halves, undo, **options):
     def redispatch(keyset, a, b, **options):
         return _redispatch_prepared_matmul(keyset, a, b, halves, undo, **options)
@@ -283,4 +292,4 @@ def register(library):
     library.impl("linear", linear, "Autograd", with_keyset=True)
     library.impl("matmul.prepared", prepared_matmul, "Autograd", with_keyset=True)
     library.impl("linear.prepared", prepared_linear, "Autograd", with_keyset=True)
-    library.impl("prepare", torch.library.fallthrough_kernel, "Autograd")
+    library.impl("prepare", prepare, "Autograd", with_keyset=True)
