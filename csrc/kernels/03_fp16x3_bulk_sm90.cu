@@ -505,21 +505,34 @@ void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& 
 
 }  // namespace
 
+// Where memory is short, parts of the problem share a smaller workspace: by how much memory is
+// free, and should that not be had after all, by halves as long as it is not small.
 void launch_fp16x3_bulk(const Problem& p, const Context& context) {
   int64_t bytes = make_plan(p).bytes;
   int times = 0;
+  Problem first = p;  // the largest part
+  auto halve_first = [&] {
+    const auto halves = bytes > kSmallWorkspace ? halve(first) : std::nullopt;
+    if (!halves) return false;
+    first = halves->first;
+    bytes = make_plan(first).bytes;
+    ++times;
+    return true;
+  };
   if (bytes > kSmallWorkspace) {
     const int64_t limit = free_memory();
-    Problem first = p;  // the largest part, whose workspace serves all
-    while (bytes > limit) {
-      const auto halves = halve(first);
-      if (!halves) break;
-      first = halves->first;
-      bytes = make_plan(first).bytes;
-      ++times;
+    while (bytes > limit && halve_first()) {
     }
   }
-  run_halved(times, p, static_cast<uint8_t*>(context.allocate(bytes)), context);
+  void* workspace = nullptr;
+  while (workspace == nullptr) {
+    try {
+      workspace = context.allocate(bytes);
+    } catch (const std::runtime_error&) {
+      if (!halve_first()) throw;
+    }
+  }
+  run_halved(times, p, static_cast<uint8_t*>(workspace), context);
 }
 
 }  // namespace tiled::cuda
