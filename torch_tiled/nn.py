@@ -156,8 +156,8 @@ class Linear(torch.nn.Linear):
 
     def _split(self):
         """Splits the weight as it is now: into the same memory, which a graph may hold."""
+        self._split_of = None  # until it is done
         if not _has_memory(self.weight):
-            self._split_of = None
             return
         with torch.inference_mode(False), torch.no_grad():
             alias = self.weight.detach()
@@ -173,15 +173,15 @@ class Linear(torch.nn.Linear):
 
     def _is_split(self):
         """Whether what was split is the weight of now; outside compiled graphs it is made so."""
-        weight = self.weight
+        weight, split_of = self.weight, self._split_of
         if is_compiling():  # an exported program has its own tensors for the layer's
-            return self._split_of is not None and (is_exporting() or self._split_of[0] is weight)
+            return split_of is not None and (is_exporting() or split_of[0] is weight)
         if not _has_memory(weight):
             return False
-        if self._split_of is not None:
-            owner, alias, version = self._split_of
-            same = owner is weight and _are_alike(alias, weight)
-            if same and alias.data_ptr() == weight.data_ptr() and version_of(weight) == version:
+        if split_of is not None:
+            owner, alias, version = split_of
+            same = owner is weight and alias.dtype == weight.dtype and alias.is_set_to(weight)
+            if same and version_of(weight) == version:
                 return True
         self._split()
         return True
