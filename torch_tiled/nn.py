@@ -180,8 +180,8 @@ class Linear(torch.nn.Linear):
             return False
         if split_of is not None:
             owner, alias, version = split_of
-            same = owner is weight and alias.dtype == weight.dtype and alias.is_set_to(weight)
-            if same and version_of(weight) == version:
+            same = owner is weight and version_of(weight) == version
+            if same and weight.data_ptr() == alias.data_ptr() and _are_alike(weight, alias):
                 return True
         self._split()
         return True
