@@ -1,8 +1,8 @@
-"""How far float32 products are from float64, against K: the study behind docs/error_study.svg.
+"""How far float32 products are from float64, against K.
 
     python benchmarks/error_study.py --k-max 4096
-    python benchmarks/error_study.py --json benchmarks/results/errors.json --plot docs/errors.svg
-    python benchmarks/error_study.py --redraw benchmarks/results/errors.json --plot docs/errors.svg
+    python benchmarks/error_study.py --json benchmarks/results/errors_cpu.json
+    python benchmarks/error_study.py --redraw benchmarks/results/errors_cpu.json --plot errors.svg
 
 Products of small M and N, the mean over seeds of their relative Frobenius error; the mean signed
 error of their elements, relative to each, in u = 2^-24; and how many elements fp16x3's guard has
@@ -121,7 +121,8 @@ def draw(results, path):
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "torch_tiled"  # the same file for the same results
+    # The same file for the same results, and text that is text.
+    matplotlib.rcParams |= {"svg.hashsalt": "torch_tiled", "svg.fonttype": "none"}
     import matplotlib.pyplot as plt
 
     rows, header = results["rows"], results["header"]
@@ -145,7 +146,9 @@ def draw(results, path):
         axes.legend(fontsize="small")
     for way in ways:
         line(bias, "bias_u", way, operands="uniform(0, 1)", product=way)
-    bias.axhspan(-1.5, 1.5, color="0.9")
+    promised = reference.BIAS / U
+    bias.axhspan(-promised, promised, color="0.9")
+    bias.set_ylim(-2 * promised, 2 * promised)  # a long sum in sequence leaves it
     bias.set_title("mean signed error on uniform(0, 1)")
     bias.set_ylabel("units of 2^-24 of the element")
     bias.legend(fontsize="small")

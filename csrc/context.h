@@ -19,6 +19,7 @@ struct Context {
   void* stream = nullptr;              // cudaStream_t
   Allocate allocate = nullptr;         // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
+  int64_t* recomputed = nullptr;       // where asked: += elements that a guard had computed again
 };
 
 // The context of PyTorch's current stream on `device` (in builds with CUDA).

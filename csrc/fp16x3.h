@@ -22,7 +22,6 @@
 // surpassing the FP32 theoretical peak performance", 2022; scales, promotion, chunks and the guard
 // are of this library.
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -21,6 +21,7 @@ void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3(const Problem&, const Context&);
+void launch_fp16x3_skinny(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -40,6 +41,7 @@ constexpr Rung kLadder[] = {
     {"tiled16", "tiled",  Order::kChunked, 16, 16,   14,   CUDA(launch_tiled16), cpu::launch_tiled16},
     {"tiled32", "tiled",  Order::kChunked, 32, 32,   16,   CUDA(launch_tiled32), cpu::launch_tiled32},
     {"tiled64", "tiled",  Order::kChunked, 64, 64,   47,   CUDA(launch_tiled64), cpu::launch_tiled64},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3, 128, 32, 100, CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
     {"fp16x3",  "fp16x3", Order::kFp16x3,  128, 128, 400,  CUDA(launch_fp16x3),  cpu::launch_fp16x3},
 };
 // clang-format on
@@ -176,7 +178,7 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
   }
   const int64_t blocks = chosen.blocks(p);
   const int64_t waves = chosen.waves(p, context);
-  return {
+  std::vector<std::pair<std::string, std::string>> facts{
       {"algorithm", std::string(chosen.name)},
       {"tile", std::to_string(chosen.tile_m) + "x" + std::to_string(chosen.tile_n)},
       {"blocks", std::to_string(blocks)},
@@ -187,6 +189,13 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
        others.empty() ? "the only rung of this name" : "fewest clocks, against " + join(others)},
       {"order", describe(chosen.order, p.k)},
   };
+  if (chosen.order == Order::kFp16x3) {
+    const int64_t chunks = ceil_div(p.k, kChunk);
+    facts.emplace_back("scale_groups", std::to_string(p.m * chunks) + " of a's rows and " +
+                                           std::to_string(p.n * chunks) +
+                                           " of b's columns in a matrix, one a chunk");
+  }
+  return facts;
 }
 
 }  // namespace tiled

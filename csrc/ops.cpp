@@ -330,10 +330,12 @@ void launch(Launch rung, const Problem& p, const Context& context, std::span<con
 
 // Computes into c by a rung of the ladder.
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
-         const Epilogue& epilogue = {}, const Packed& b_packed = {}) {
+         const Epilogue& epilogue = {}, const Packed& b_packed = {},
+         int64_t* recomputed = nullptr) {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (a.is_cuda()) guard.emplace(a.get_device_index());
   Context context = make_context(options.op, a);
+  context.recomputed = recomputed;
   std::vector<Tensor> workspaces;  // live until everything is launched
   context.allocate = [&](int64_t bytes) {
     workspaces.push_back(allocate(options.op, {bytes}, ScalarType::Byte, a, "workspace"));
@@ -611,8 +613,16 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
   lay_out_batch(product.a, product.b, product.matrices(std::move(c)), p);
-  for (auto& [heading, text] : explain(algorithm, p, make_context(options.op, a))) {
+  const Context context = make_context(options.op, a);
+  for (auto& [heading, text] : explain(algorithm, p, context)) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
+  }
+  if (pick(algorithm, p, context).order == Order::kFp16x3) {  // only the product itself can tell
+    const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
+    int64_t recomputed = 0;
+    run(options, product, a, result, {}, {}, &recomputed);
+    lines.insert(lines.end(), {"recomputed", std::to_string(recomputed) + " of " +
+                                                 std::to_string(result.numel()) + " elements"});
   }
   return lines;
 }

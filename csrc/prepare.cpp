@@ -22,7 +22,7 @@ void prepare(const Matrix& source, const Packed& packed, const Context& context)
   }
 #ifdef TORCH_TILED_WITH_CUDA
   const cuda::Operand operand{.matrix = source, .batch = {}, .packed = packed};
-  cuda::launch_split({&operand, 1}, nullptr, context);
+  cuda::launch_split({&operand, 1}, {}, context);
 #endif
 }
 

@@ -62,6 +62,8 @@ def assert_still_multiplies(device):
     """Compares a product with what it must be, which on CUDA also waits for every launch."""
     a = torch.arange(6.0, device=device).reshape(2, 3)
     for algorithm in (*torch_tiled.algorithms(), "auto"):
+        if not takes(algorithm, a.dtype, a.device.type):
+            continue
         c = torch_tiled.matmul(a, a.mT, algorithm=algorithm)
         assert c.tolist() == [[5.0, 14.0], [14.0, 50.0]]
 
@@ -366,6 +368,19 @@ def test_bad_call_fails_alike_on_meta_tensors(call, sentence):
     assert_raises(sentence, call, torch.ops.tiled, zeros_on("meta"))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_without_the_tensor_cores_is_refused():
+    capability = torch.cuda.get_device_capability()
+    if capability == (9, 0):
+        pytest.skip("this GPU has them")
+    x = torch.ones(64, 64, device="cuda")
+    sentence = (
+        'tiled::matmul: algorithm "fp16x3" needs a Hopper GPU (compute capability 9.0), and this '
+        f"one has {capability[0]}.{capability[1]}; choose auto, naive or tiled"
+    )
+    assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
+
+
 @pytest.mark.parametrize("api", APIS, ids=["torch_tiled", "torch.ops.tiled"])
 def test_explain_refuses_what_matmul_refuses(device, api):
     t = zeros_on(device)
@@ -620,6 +635,8 @@ def test_out_of_memory_where_gradients_are_wanted_or_ruled_out(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
 def test_out_of_the_memory_that_a_gpu_has(algorithm):
+    if not takes(algorithm, torch.float32, "cuda"):
+        pytest.skip("the rung needs another GPU")
     rows = torch.cuda.get_device_properties("cuda").total_memory // 2**20 + 1
     a, b = expanded("cuda", rows, 2**18)  # rows of a mebibyte
     assert_raises(

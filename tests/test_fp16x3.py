@@ -30,7 +30,7 @@ def device(request):
 
 
 def multiply(a, b, device):
-    """The product of two tensors of the host's, there again; `auto` picks it on a GPU."""
+    """The product on a device, back on the host; `auto` picks it on a GPU."""
     a, b = a.to(device), b.to(device)
     result = torch_tiled.matmul(a, b, algorithm="fp16x3")
     if device == "cuda":
@@ -181,6 +181,16 @@ def test_marked_elements_are_in_chunks_and_alone(device, k):
     assert_same(after[~moved], before[~moved])
 
 
+def test_explain_counts_what_is_computed_again(device):
+    a, b = torch.randn(40, 1500), torch.randn(1500, 30)
+    a[3, 4] = torch.inf
+    b[1400, 7] = torch.nan
+    facts = torch_tiled.explain(a.to(device), b.to(device), algorithm="fp16x3")
+    assert facts.recomputed == f"{30 + 40 - 1} of {40 * 30} elements"
+    facts = torch_tiled.explain(a[4:].to(device), b[:, 8:].to(device), algorithm="fp16x3")
+    assert facts.recomputed == f"0 of {36 * 22} elements"
+
+
 @pytest.mark.parametrize("k", [64, 200, 1500])
 def test_nan_and_inf_are_as_in_ieee(device, k):
     a, b = torch.randn(70, k), torch.randn(k, 45)
@@ -204,7 +214,8 @@ def in_layout(x, letter):
 @pytest.mark.parametrize("k", [67, 1100])
 def test_slices_of_a_product_are_products_of_slices(device, layout, k):
     a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
-    a[17, 5] = 1e-12  # of which some elements are marked
+    a[17, 5] = 1e-12  # of which some elements may be marked
+    a, b = a.to(device), b.to(device)  # before they are sliced: a slice moves without its strides
     whole = multiply(a, b, device)
     assert_same(multiply(a.contiguous(), b.contiguous(), device), whole)
     for m in (1, 2, 7, 16, 33, 64, 65, 128, 200):
@@ -216,7 +227,7 @@ def test_slices_of_a_product_are_products_of_slices(device, layout, k):
 
 
 def test_views_and_batches(device):
-    a, b = torch.randn(3, 20, 150), torch.randn(3, 150, 30)
+    a, b = torch.randn(3, 20, 150, device=device), torch.randn(3, 150, 30, device=device)
     b[1, 5, 5] = 1e-12
     each = [[multiply(x, y, device) for y in b] for x in a]
     assert_same(multiply(a, b, device), torch.stack([each[i][i] for i in range(3)]))
@@ -224,10 +235,9 @@ def test_views_and_batches(device):
     assert_same(multiply(a[2], b, device), torch.stack(each[2]))
     pairs = multiply(a[:, None], b, device)
     assert_same(pairs, torch.stack([torch.stack(row) for row in each]))
-    row, col = torch.randn(1, 150).expand(20, 150), torch.randn(20, 1).expand(20, 150)
-    for view in (row, col):
-        assert_same(multiply(view, b[1], device), multiply(view.clone(), b[1], device))
-    spread = torch.full((41, 460), torch.nan).to(device)[1::2, 3:453:3].copy_(a[0])
+    for view in (a[0, :1].expand(20, 150), a[0, :, :1].expand(20, 150)):
+        assert_same(multiply(view, b[1], device), multiply(view.contiguous(), b[1], device))
+    spread = torch.full((41, 460), torch.nan, device=device)[1::2, 3:453:3].copy_(a[0])
     assert_same(multiply(spread, b[0], device), each[0][0])
 
 
@@ -245,6 +255,22 @@ def test_gemm_and_linear_finish_the_same_sum(device):
             a.to(device), b.mT.to(device), bias.to(device), activation=activation, **rung
         )
         assert_same(y.cpu(), f(sums + bias))
+
+
+@pytest.mark.parametrize(
+    "k, order",
+    [
+        (63, "1 chunk of at most 1024 in K, each ascending"),
+        (64, "1 chunk of at most 1024 in K, each three float16 products promoted every 16"),
+        (512, "1 chunk of at most 1024 in K, each three float16 products promoted every 32"),
+        (1025, "2 chunks of at most 1024 in K, each three float16 products promoted every 32"),
+    ],
+)
+def test_explain_says_the_order(device, k, order):
+    a, b = torch.ones(3, k, device=device), torch.ones(k, 2, device=device)
+    names = ["fp16x3", "auto"] if device == "cuda" else ["fp16x3"]
+    for name in names:
+        assert torch_tiled.explain(a, b, algorithm=name).order == f"{order}, added in order"
 
 
 # --- accuracy ------------------------------------------------------------------------------------

@@ -26,7 +26,14 @@ MAY_INCLUDE = {
     "prepare.cpp": {"prepare.h", "cpu/packed.h", "fp16x3.h", "kernels/fp16x3_parts.h"},
     "prepare.h": {"context.h", "packed.h", "problem.h"},
     # The rungs. None knows another, the ladder or PyTorch.
+    "kernels/*fp16x3*.cu": {
+        *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
+        "kernels/fp16x3_parts.h",
+    },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
+    "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},
+    # Instructions with names: they know no problem.
+    "device/*": {"cuda", "device/*.cuh"},
     "cpu/packed.*": {"context.h", "fp16x3.h", "packed.h", "sum.h", "problem.h", "cpu/packed.h"},
     "cpu/fp16x3.cpp": {
         *("context.h", "element.h", "fp16x3.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),

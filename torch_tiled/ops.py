@@ -292,6 +292,9 @@ class Explanation(types.SimpleNamespace):
 def explain(a, b, *, algorithm="auto", precision="fp32"):
     """What torch_tiled.matmul(a, b) would do with these operands and options, and why.
 
+    Where the product is one of halves it is computed, to tell how many elements the guard had
+    computed again.
+
     Args:
         a, b, algorithm, precision: as for torch_tiled.matmul.
 

@@ -4,6 +4,7 @@
 #include "fp16x3.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "context.h"
@@ -107,7 +108,8 @@ void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)
   }
 }
 
-void compute_tile(const Problem& p, int64_t index) {
+// Returns how many elements the guard had computed again.
+int64_t compute_tile(const Problem& p, int64_t index) {
   const int64_t tiles_n = ceil_div(p.n, kTile);
   const int64_t tiles_m = ceil_div(p.m, kTile);
   const int64_t batch = index / tiles_n / tiles_m;
@@ -147,24 +149,29 @@ void compute_tile(const Problem& p, int64_t index) {
   }
 
   const int64_t c_offset = batch_offset(p.batch, p.c, batch);
+  int64_t recomputed = 0;
   for (int i = 0; i < row_count; ++i) {
     for (int j = 0; j < col_count; ++j) {
       if (std::isnan(sum[i][j])) {
+        ++recomputed;
         sum[i][j] = sum_in_chunks(p.k, a + i * p.a.row_stride, p.a.col_stride,
                                   b + j * p.b.col_stride, p.b.row_stride);
       }
       store<float>(p, c_offset, row + i, col + j, sum[i][j]);
     }
   }
+  return recomputed;
 }
 
 }  // namespace
 
 void launch_fp16x3(const Problem& p, const Context& context) {
   const int64_t tiles = ceil_div(p.m, kTile) * ceil_div(p.n, kTile) * p.batch.count;
+  std::atomic<int64_t> recomputed = 0;
   context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) compute_tile(p, tile);
+    for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, tile);
   });
+  if (context.recomputed != nullptr) *context.recomputed += recomputed;
 }
 
 }  // namespace tiled::cpu

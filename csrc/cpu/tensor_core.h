@@ -48,7 +48,8 @@ struct Factors {
 
 // kN sums at a time, with one row of A. Inlined, so that it is compiled as its caller is (simd.h).
 template <int kN>
-[[gnu::always_inline]] inline void add_products(float (&sum)[kN], const Factors<1>& a, const Factors<kN>& b) {
+[[gnu::always_inline]] inline void add_products(float (&sum)[kN], const Factors<1>& a,
+                                                const Factors<kN>& b) {
   constexpr int kFraction = 25;
   constexpr int kDepth = Factors<kN>::kDepth;
 

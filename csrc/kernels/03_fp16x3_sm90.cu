@@ -49,6 +49,7 @@ struct Smem {
   };
   alignas(1024) Stage stage[Tile::kStages];
   float4 sums[Tile::kConsumers][Tile::kElements / 4][Tile::kWarpgroup];  // of finished chunks
+  float bias[Tile::kConsumers][Tile::kN];
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
@@ -62,8 +63,7 @@ struct Work {
   Problem p;
   Source a, b;
   Marks marks;
-  bool stores_sums;   // as they are
-  bool stores_pairs;  // neighbours in a row of C at once
+  bool stores_plainly;  // C is the sums, and pairs of them in a row can be stored at once
 };
 
 struct Position {
@@ -156,85 +156,73 @@ __device__ void list_marked(const Marks& marks, const Place& at, uint64_t marked
   if (lane == 0) piece.batch = at.batch, piece.row = at.row, piece.col = at.col;
 }
 
-// From sums to C, but for sums that are NaN, which are listed. `scratch` is the thread's own.
-__device__ void store_tile(const Work& work, const Place& at, float (&sum)[Tile::kElements],
-                           float4 (&scratch)[Tile::kElements / 4][Tile::kWarpgroup]) {
-  const Problem& p = work.p;
-  const Epilogue& epilogue = p.epilogue;
-  const bool row_inside[2] = {at.row < p.m, at.row + 8 < p.m};
-  const int cols_left = static_cast<int>(min(p.n - at.col, int64_t{Tile::kN}));
-  uint64_t marked = 0;
-  auto is_inside = [&](int i) { return row_inside[i / 2 % 2] && i / 4 * 8 + i % 2 < cols_left; };
-  auto is_stored = [&](int i) { return is_inside(i) && (marked >> i & 1) == 0; };
+// From sums to C, where nothing is to be asked. Returns false where something is.
+__device__ bool store_plainly(const Work& work, const Place& at,
+                              const float (&sum)[Tile::kElements]) {
+  bool plain = work.stores_plainly && at.row + 8 < work.p.m && at.col + Tile::kN - 8 + 1 < work.p.n;
   UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) {
-    if (isnan(sum[i]) && is_inside(i)) marked |= uint64_t{1} << i;
-  }
-  list_marked(work.marks, at, marked);
-
-  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, at.batch) +
-             at.row * p.c.row_stride + at.col * p.c.col_stride;
-  auto c_at = [&](int i) {
-    return c + i / 2 % 2 * 8 * p.c.row_stride + (i / 4 * 8 + i % 2) * p.c.col_stride;
-  };
-  if (!work.stores_sums) {
-    const float* bias = static_cast<const float*>(epilogue.bias) + at.col * epilogue.bias_stride;
-    UNROLL
-    for (int i = 0; i < Tile::kElements; i += 4) {
-      float col_bias[2] = {}, old[4] = {};
-      UNROLL
-      for (int j = 0; j < 2; ++j) {
-        const int col = i / 4 * 8 + j;
-        if (epilogue.bias != nullptr && col < cols_left) {
-          col_bias[j] = bias[col * epilogue.bias_stride];
-        }
-      }
-      UNROLL
-      for (int j = 0; j < 4; ++j) {
-        if (epilogue.beta != 0 && is_stored(i + j)) old[j] = *c_at(i + j);
-      }
-      UNROLL
-      for (int j = 0; j < 4; ++j) {
-        sum[i + j] = combine(epilogue, sum[i + j], col_bias[j % 2], old[j]);
-      }
-    }
-    if (epilogue.activation == Activation::kRelu) {
-      UNROLL
-      for (float& each : sum) each = activate(Activation::kRelu, each);
-    } else if (epilogue.activation != Activation::kNone) {
-      // By way of shared memory, so that the loop stays a loop: unrolled, every activation would
-      // be there 64 times.
-      const int thread = threadIdx.x % Tile::kWarpgroup;
-      UNROLL
-      for (int i = 0; i < Tile::kElements; i += 4) {
-        scratch[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-      }
-      NO_UNROLL
-      for (auto& quad : scratch) {
-        float4& four = quad[thread];
-        UNROLL
-        for (float* each : {&four.x, &four.y, &four.z, &four.w}) {
-          *each = activate(epilogue.activation, *each);
-        }
-      }
-      UNROLL
-      for (int i = 0; i < Tile::kElements; i += 4) {
-        const float4 four = scratch[i / 4][thread];
-        sum[i] = four.x, sum[i + 1] = four.y, sum[i + 2] = four.z, sum[i + 3] = four.w;
-      }
-    }
-  }
+  for (int i = 0; i < Tile::kElements; ++i) plain &= !isnan(sum[i]);
+  if (!__all_sync(~0u, plain)) return false;
+  const Matrix& c = work.p.c;
+  float* data = static_cast<float*>(c.data) + batch_offset(work.p.batch, c, at.batch) +
+                at.row * c.row_stride + at.col;
   UNROLL
   for (int i = 0; i < Tile::kElements; i += 2) {
-    if (work.stores_pairs && is_stored(i) && is_stored(i + 1)) {
-      *reinterpret_cast<float2*>(c_at(i)) = {sum[i], sum[i + 1]};
-      continue;
+    float* pair = data + i / 2 % 2 * 8 * c.row_stride + i / 4 * 8;
+    *reinterpret_cast<float2*>(pair) = {sum[i], sum[i + 1]};
+  }
+  return true;
+}
+
+// From sums to C, but for sums that are NaN, which are listed. By way of shared memory, so that the
+// loop stays a loop: unrolled, every activation would be there 64 times.
+__device__ void store_tile(const Work& work, const Place& at, const float (&sum)[Tile::kElements],
+                           Smem& smem) {
+  const Problem& p = work.p;
+  const Epilogue& epilogue = p.epilogue;
+  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
+  const int thread = threadIdx.x % Tile::kWarpgroup;
+  auto& sums = smem.sums[warpgroup];
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    sums[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
+  const int first_col = thread % 4 * 2;  // in the tile
+  if (epilogue.bias != nullptr) {
+    const int64_t col = at.col - first_col + thread;
+    device::sync_threads(1 + warpgroup, Tile::kWarpgroup);  // the last tile's has been read
+    smem.bias[warpgroup][thread] =
+        col < p.n ? static_cast<const float*>(epilogue.bias)[col * epilogue.bias_stride] : 0;
+    device::sync_threads(1 + warpgroup, Tile::kWarpgroup);
+  }
+  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, at.batch) +
+             at.row * p.c.row_stride + at.col * p.c.col_stride;
+  const int64_t down = 8 * p.c.row_stride, right = p.c.col_stride;
+  const bool inside[2] = {at.row < p.m, at.row + 8 < p.m};
+  const int cols_left = static_cast<int>(min(p.n - at.col, int64_t{Tile::kN}));
+  uint64_t marked = 0;
+  NO_UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4, c += 8 * right) {
+    const float4 four = sums[i / 4][thread];
+    const float each[] = {four.x, four.y, four.z, four.w};
+    const float2 bias = *reinterpret_cast<const float2*>(&smem.bias[warpgroup][first_col + i * 2]);
+    bool stored[4];
+    float old[4] = {};
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const bool exists = inside[j / 2] && i * 2 + j % 2 < cols_left;
+      const bool is_number = !isnan(each[j]);
+      if (exists && !is_number) marked |= uint64_t{1} << (i + j);
+      stored[j] = exists && is_number;
+      if (epilogue.beta != 0 && stored[j]) old[j] = c[j / 2 * down + j % 2 * right];
     }
     UNROLL
-    for (int j = i; j < i + 2; ++j) {
-      if (is_stored(j)) *c_at(j) = sum[j];
+    for (int j = 0; j < 4; ++j) {
+      const float value = combine(epilogue, each[j], j % 2 == 0 ? bias.x : bias.y, old[j]);
+      if (stored[j]) c[j / 2 * down + j % 2 * right] = activate(epilogue.activation, value);
     }
   }
+  list_marked(work.marks, at, marked);
 }
 
 template <int kPromote>
@@ -329,7 +317,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
         if (chunk < chunks - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
       }
     }
-    store_tile(work, at, total, smem.sums[warpgroup]);
+    if (!store_plainly(work, at, total)) store_tile(work, at, total, smem);
   }
 }
 
@@ -358,15 +346,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-bool stores_sums(const Epilogue& epilogue) {
-  return epilogue.alpha == 1 && epilogue.beta == 0 && epilogue.bias == nullptr &&
-         epilogue.activation == Activation::kNone;
-}
-
-bool stores_pairs(const Problem& p) {
+bool stores_plainly(const Problem& p) {
+  const Epilogue& epilogue = p.epilogue;
   bool even = p.c.col_stride == 1 && p.c.row_stride % 2 == 0;
   for (int d = 0; d < p.batch.rank; ++d) even &= p.c.batch_stride[d] % 2 == 0;
-  return even && reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0;
+  return even && reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0 &&
+         epilogue.alpha == 1 && epilogue.beta == 0 && epilogue.bias == nullptr &&
+         epilogue.activation == Activation::kNone;
 }
 
 // What is launched for a problem, and where its parts lie in one workspace.
@@ -425,14 +411,13 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
   if (p.b_packed.halves == nullptr) {
     b.halves = workspace + plan.b_at;
     b.undo = floats(plan.b_undo_at);
-    launch_split(operands, marks.count, context);
+    launch_split(operands, {marks.count, 1}, context);
   } else {
     b = p.b_packed;
-    launch_split({operands, 1}, marks.count, context);
+    launch_split({operands, 1}, {marks.count, 1}, context);
   }
 
-  const Work work{p,     {a, plan.a_index},       {b, plan.b_index},
-                  marks, stores_sums(p.epilogue), stores_pairs(p)};
+  const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_plainly(p)};
   const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
   const auto kernel = fp16x3::promotion(p.k) == 16 ? fp16x3_kernel<16> : fp16x3_kernel<32>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));

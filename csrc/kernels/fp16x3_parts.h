@@ -18,8 +18,8 @@ struct Operand {
   Packed packed;
 };
 
-// Writes Operand::packed, of two operands at most, and sets `zeroed` to 0 where it is not null.
-void launch_split(std::span<const Operand> operands, int* zeroed, const Context& context);
+// Writes Operand::packed of two operands at most, and sets all of `zeroed` to 0.
+void launch_split(std::span<const Operand> operands, std::span<int> zeroed, const Context& context);
 
 // Elements whose sums are NaN. A piece is the part of C that one warp holds after wgmma: 16 rows,
 // 128 columns; lane l's element i (device/wgmma.cuh) is bit i of elements[l].
@@ -38,7 +38,7 @@ struct Marks {
   }
 };
 
-// Computes what is marked in the order of sum.h, and stores it.
+// Computes what is marked in the order of sum.h, stores it, and counts it where the context asks.
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context);
 
 }  // namespace tiled::cuda

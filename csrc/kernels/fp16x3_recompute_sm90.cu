@@ -9,6 +9,8 @@
 #include <cuda_pipeline.h>
 
 #include <algorithm>
+#include <bit>
+#include <vector>
 
 #include "device/pipeline.cuh"
 #include "epilogue.h"
@@ -251,6 +253,21 @@ bool reads_by_four(const Batch& batch, const Matrix& matrix, int64_t along, int6
   return aligned && reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
 }
 
+int64_t count_marked(const Marks& marks, cudaStream_t stream) {
+  int count = 0;
+  check(cudaMemcpyAsync(&count, marks.count, sizeof count, cudaMemcpyDeviceToHost, stream));
+  check(cudaStreamSynchronize(stream));
+  std::vector<Marks::Piece> pieces(count);
+  check(cudaMemcpyAsync(pieces.data(), marks.pieces, pieces.size() * sizeof(Marks::Piece),
+                        cudaMemcpyDeviceToHost, stream));
+  check(cudaStreamSynchronize(stream));
+  int64_t marked = 0;
+  for (const Marks::Piece& piece : pieces) {
+    for (const uint64_t elements : piece.elements) marked += std::popcount(elements);
+  }
+  return marked;
+}
+
 }  // namespace
 
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context) {
@@ -263,6 +280,9 @@ void launch_recompute(const Problem& p, const Marks& marks, const Context& conte
   const auto blocks = std::min<int64_t>(Marks::capacity(p), context.processors);
   launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem), context, p,
                marks, by_four);
+  if (context.recomputed != nullptr) {
+    *context.recomputed += count_marked(marks, static_cast<cudaStream_t>(context.stream));
+  }
 }
 
 }  // namespace tiled::cuda

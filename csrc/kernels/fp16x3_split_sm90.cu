@@ -55,9 +55,11 @@ __device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
-    split_kernel(const __grid_constant__ Jobs jobs, int* zeroed) {
+    split_kernel(const __grid_constant__ Jobs jobs, int* zeroed, int64_t zeros) {
   device::let_next_kernel_start();
-  if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
+  for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < zeros; i += gridDim.x * kThreads) {
+    zeroed[i] = 0;
+  }
   const bool second = blockIdx.x >= jobs.job[0].blocks;
   const Job& job = jobs.job[second];
   const Packed& packed = job.operand.packed;
@@ -151,14 +153,16 @@ Job make_job(const Operand& operand) {
 
 // A block reads at least 8 * kMinK elements: no memory holds an operand of more blocks than a grid
 // can have.
-void launch_split(std::span<const Operand> operands, int* zeroed, const Context& context) {
+void launch_split(std::span<const Operand> operands, std::span<int> zeroed,
+                  const Context& context) {
   Jobs jobs{};
   unsigned blocks = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     jobs.job[i] = make_job(operands[i]);
     blocks += jobs.job[i].blocks;
   }
-  split_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(jobs, zeroed);
+  split_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+      jobs, zeroed.data(), static_cast<int64_t>(zeroed.size()));
   check(cudaGetLastError());
 }
 

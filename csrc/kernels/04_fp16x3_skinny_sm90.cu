@@ -1,0 +1,661 @@
+// 04 fp16x3_skinny: the long operand is split in flight.
+//
+// Idea:  where one side of C is short, the other side's operand is most of what there is to read,
+//        and splitting it beforehand would triple that. Here it comes to shared memory once, as
+//        float32, a chunk of K by a few columns at a time: so the largest magnitude of each group
+//        is known before it is split, on the way to the tensor cores. The short operand, `x`
+//        below, is split beforehand (fp16x3_split); `w` is the long one, whichever of A and B.
+// Limit: memory, while x is short; then the L2 cache, from which every block reads all of x again
+//        for each of its few columns.
+// Next:  blocks of a cluster that share what they read of x.
+//
+// A block walks through units, a chunk of K by kCols columns of w for all rows of a panel of x:
+//
+//   loaders (4 warps)    wait empty[stage]; copy kK of K of a unit; kAhead stages later, when the
+//                        copy is there: look for the largest magnitudes; arrive at full[stage]
+//   teams (a warp for    wait for a unit's last full[stage]; scale, split and multiply step by
+//   step; each 16 rows of x)   arrive at empty[stage]; leave the chunk's sums in memory
+//
+// A unit takes the same number of stages however short its chunk is. Whoever leaves the last of an
+// element's chunk sums adds them all, in order.
+
+#include <cuda_pipeline_primitives.h>
+
+#include "device/copy_async.cuh"
+#include "device/mma_sync.cuh"
+#include "device/pipeline.cuh"
+#include "epilogue.h"
+#include "fp16x3.h"
+#include "kernels/fp16x3_parts.h"
+#include "launch.h"
+#include "sum.h"
+
+namespace tiled::cuda {
+namespace {
+
+// x stays in shared memory for a chunk where it is kRows short, and comes from the L2 cache, kRows
+// a warp, where it is not.
+template <int kCols_, int kRows_, bool kResident_, int kStages_, int kMaxWarps_>
+struct Tile {
+  static constexpr int kCols = kCols_, kRows = kRows_;
+  static constexpr bool kResident = kResident_;
+  static constexpr int kStages = kStages_, kMaxWarps = kMaxWarps_;  // that multiply
+  static constexpr int kTiles = kCols / 8;                          // of tensor-core products
+  static constexpr int kStageFloats = 4096, kK = kStageFloats / kCols;
+  static constexpr int kStagesPerUnit = kChunk / kK;
+  static constexpr int kAhead = 5;  // stages that are being copied
+  static constexpr int kUnits = 4;  // whose magnitudes are kept
+  static constexpr int kLoaders = 4;
+  static constexpr int kThreads = (kLoaders + kMaxWarps) * 32;  // at most
+
+  static_assert(kStages >= kStagesPerUnit + kAhead,
+                "a loader that waits for a stage has measured the unit that was in it");
+  static_assert(kStages <= (kUnits - 1) * kStagesPerUnit,
+                "magnitudes are read before those of the unit kUnits later are written");
+};
+
+using Short8 = Tile<16, 8, true, 12, 3>;
+using Short16 = Tile<16, 16, true, 10, 3>;
+using Long = Tile<32, 16, false, 13, 8>;
+
+struct Work {
+  Problem p;
+  Matrix w;  // row_stride: between columns of w, which are rows of A where w is A; col_stride: K
+  int64_t w_count, x_count;
+  Packed x;
+  bool vectors;         // w is copied four neighbours at a time
+  bool stores_sums;     // as they are
+  int warps, teams;     // a team takes a unit, a warp 16 rows (or fewer) of its panel
+  int64_t panels;       // of 16 * warps rows of x
+  int64_t first_slab;   // a slab is a panel of x in a matrix of the batch
+  int64_t slabs;        // in this launch
+  int64_t first_group;  // a group is kCols columns of w
+  int64_t groups;       // in this launch
+  int64_t chunks;
+  float4* sums;  // of chunks: (slabs, groups, warps, chunks, kTiles, 32)
+  int* arrived;  // chunks whose sums are there: (slabs, groups, warps)
+
+  __host__ __device__ int64_t units() const { return slabs * chunks * groups; }
+};
+
+// The units of a block are neighbours: they share panel and chunk of x where they can.
+struct Unit {
+  int64_t slab, matrix, panel, chunk, group;  // group counts from first_group, slab from first_slab
+
+  __device__ Unit(const Work& work, int64_t index)
+      : slab(index / work.groups / work.chunks),
+        matrix((work.first_slab + slab) / work.panels),
+        panel((work.first_slab + slab) % work.panels),
+        chunk(index / work.groups % work.chunks),
+        group(index % work.groups) {}
+  __device__ int length(const Work& work) const {
+    return static_cast<int>(min(work.p.k - chunk * kChunk, int64_t{kChunk}));
+  }
+};
+
+template <class Tile>
+struct Smem {
+  alignas(128) float stage[Tile::kStages][Tile::kStageFloats];
+  // Steps of Packed::kK: hi halves, lo halves, each (kRows, Packed::kK) as in csrc/packed.h.
+  alignas(128) uint8_t x[Tile::kResident ? Tile::kRows * kChunk * 4 : 16];
+  // Of each group: magnitude bits; of the smallest that is not zero, less 1.
+  uint32_t largest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
+  uint32_t smallest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+// Where four neighbours lie in a stage, in floats: along K of one column,
+template <class Tile>
+__device__ int along_k_offset(int col, int k) {
+  return col * Tile::kK + (k ^ col / Tile::kTiles % 2 * 16);
+}
+// or columns at one K. Both such that a warp reads and writes without conflicts.
+template <class Tile>
+__device__ int along_cols_offset(int k, int col) {
+  if constexpr (Tile::kCols == 16) {
+    return (k ^ k / 4 % 2) * 16 + (col ^ k / 8 % 2 * 8);
+  } else {
+    return k * 32 + (col ^ k / 4 % 4 * 8);
+  }
+}
+
+// Copies four neighbours, of which `inside` are in the matrix, and zeros for the rest.
+__device__ void copy_four(float* smem, const float* data, int64_t stride, int inside,
+                          bool vectors) {
+  if (vectors) {
+    device::copy_16(smem, data, min(max(inside, 0), 4) * 4);
+  } else {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      device::copy_4(smem + i, data + i * stride, i < inside ? 4 : 0);
+    }
+  }
+}
+
+template <class Tile, bool kAlongK>
+__device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, int64_t units) {
+  constexpr int kFours = Tile::kStageFloats / 4 / (Tile::kLoaders * 32);  // a thread and stage
+  constexpr int kColSets = kAlongK ? Tile::kCols / 4 : 4;  // columns that a thread looks at
+  constexpr int kFoursPerRow = Tile::kCols / 4;
+  constexpr int kSteps = Tile::kStagesPerUnit;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Column (the first of four) and K of this thread's i-th four in a stage.
+  auto col_of = [&](int i) {
+    return kAlongK ? i % kColSets * 4 + lane / 8 : lane % kFoursPerRow * 4;
+  };
+  auto k_of = [&](int i) {
+    return kAlongK ? warp * (Tile::kK / 4) + (i / kColSets * 8 + lane % 8) * 4
+                   : (warp * kFours + i) * (32 / kFoursPerRow) + lane / kFoursPerRow;
+  };
+  auto four_of = [&](int stage, int i) {
+    return smem.stage[stage] + (kAlongK ? along_k_offset<Tile>(col_of(i), k_of(i))
+                                        : along_cols_offset<Tile>(k_of(i), col_of(i)));
+  };
+  const int64_t col_stride = work.w.row_stride, k_stride = work.w.col_stride;
+
+  const float* anywhere = static_cast<const float*>(work.w.data);
+  const float* data = nullptr;  // of the unit that is being copied: its first column and K
+  int cols_left = 0, length = 0;
+  int done_length = 0;  // of the unit that is being measured
+
+  uint32_t largest[kColSets], smallest[kColSets];
+  UNROLL
+  for (int i = 0; i < kColSets; ++i) largest[i] = 0, smallest[i] = ~0u;
+
+  const int64_t steps = units * kSteps;
+  int stage = 0, parity = 1, measured = 0;
+  for (int64_t step = 0; step < steps + Tile::kAhead; ++step) {
+    if (step < steps) {
+      const int k = static_cast<int>(step % kSteps) * Tile::kK;
+      if (k == 0) {
+        const Unit unit(work, first + step / kSteps);
+        const int64_t col = (work.first_group + unit.group) * Tile::kCols;
+        data = anywhere + batch_offset(work.p.batch, work.w, unit.matrix) + col * col_stride +
+               unit.chunk * kChunk * k_stride;
+        cols_left = static_cast<int>(min(work.w_count - col, int64_t{Tile::kCols}));
+        length = unit.length(work);
+      }
+      device::wait(&smem.empty[stage], parity);
+      if (work.vectors && k + Tile::kK <= length && cols_left == Tile::kCols) {
+        UNROLL
+        for (int i = 0; i < kFours; ++i) {
+          device::copy_16(four_of(stage, i),
+                          data + col_of(i) * col_stride + (k + k_of(i)) * k_stride, 16);
+        }
+      } else if (k < length) {
+        NO_UNROLL
+        for (int i = 0; i < kFours; ++i) {
+          const int col = col_of(i), at = k + k_of(i);
+          const int inside =
+              kAlongK ? (col < cols_left ? length - at : 0) : (at < length ? cols_left - col : 0);
+          const float* from = inside > 0 ? data + col * col_stride + at * k_stride : anywhere;
+          copy_four(four_of(stage, i), from, kAlongK ? k_stride : col_stride, inside, work.vectors);
+        }
+      }
+      if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+    }
+    __pipeline_commit();
+    if (step < Tile::kAhead) continue;
+
+    __pipeline_wait_prior(Tile::kAhead);
+    const int64_t done = step - Tile::kAhead;
+    const int64_t done_unit = done / kSteps;
+    const int k = static_cast<int>(done % kSteps) * Tile::kK;
+    if (k == 0) done_length = Unit(work, first + done_unit).length(work);
+    if (k < done_length) {
+      UNROLL
+      for (int i = 0; i < kFours; ++i) {
+        const float4 four = *reinterpret_cast<const float4*>(four_of(measured, i));
+        const float x[4] = {four.x, four.y, four.z, four.w};
+        UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const int set = kAlongK ? i % kColSets : j;
+          const uint32_t magnitude = fp16x3::magnitude_bits(x[j]);
+          largest[set] = max(largest[set], magnitude);
+          smallest[set] = min(smallest[set], magnitude - 1);
+        }
+      }
+    }
+    if (k == (kSteps - 1) * Tile::kK) {  // of this warp's part of the chunk
+      const int slot = static_cast<int>(done_unit % Tile::kUnits);
+      UNROLL
+      for (int i = 0; i < kColSets; ++i) {
+        UNROLL
+        for (int lanes = kAlongK ? 1 : kFoursPerRow; lanes < (kAlongK ? 8 : 32); lanes *= 2) {
+          largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lanes));
+          smallest[i] = min(smallest[i], __shfl_xor_sync(~0u, smallest[i], lanes));
+        }
+        const int col = kAlongK ? i * 4 + lane / 8 : lane % kFoursPerRow * 4 + i;
+        if (kAlongK ? lane % 8 == 0 : lane < kFoursPerRow) {
+          smem.largest[slot][warp][col] = largest[i];
+          smem.smallest[slot][warp][col] = smallest[i];
+        }
+        largest[i] = 0, smallest[i] = ~0u;
+      }
+    }
+    __syncwarp();
+    if (lane == 0) device::arrive(&smem.full[measured]);
+    if (++measured == Tile::kStages) measured = 0;
+  }
+}
+
+// fp16x3::split, of two at a time.
+__device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
+  const __half2 hi_two = __floats2half2_rn(x, y);
+  const float2 rounded = __half22float2(hi_two);
+  const __half2 lo_two = __floats2half2_rn((x - rounded.x) * 0x1p11f, (y - rounded.y) * 0x1p11f);
+  hi = reinterpret_cast<const uint32_t&>(hi_two);
+  lo = reinterpret_cast<const uint32_t&>(lo_two);
+}
+
+// Fragments of 16 of K. A tensor core's sum does not ask which product comes first: lane % 4 takes
+// four neighbours along K, of w and of x.
+template <class Tile>
+struct WFragment {
+  uint32_t hi[Tile::kTiles][2], lo[Tile::kTiles][2];
+};
+struct XFragment {
+  uint32_t hi[4], lo[4];
+};
+
+// `k16` counts in the stage. Column kTiles * g + t of the stage is column g of tile t.
+template <class Tile, bool kAlongK>
+__device__ void read_w(WFragment<Tile>& w, const float* stage, int k16,
+                       const float (&scale)[Tile::kTiles]) {
+  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  float x[Tile::kTiles][4];
+  if constexpr (kAlongK) {
+    UNROLL
+    for (int t = 0; t < Tile::kTiles; ++t) {
+      const float4 four = *reinterpret_cast<const float4*>(
+          stage + along_k_offset<Tile>(g * Tile::kTiles + t, k16 * 16 + q * 4));
+      x[t][0] = four.x, x[t][1] = four.y, x[t][2] = four.z, x[t][3] = four.w;
+    }
+  } else {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float* from = stage + along_cols_offset<Tile>(k16 * 16 + q * 4 + i, g * Tile::kTiles);
+      if constexpr (Tile::kTiles == 2) {
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        x[0][i] = two.x, x[1][i] = two.y;
+      } else {
+        const float4 four = *reinterpret_cast<const float4*>(from);
+        x[0][i] = four.x, x[1][i] = four.y, x[2][i] = four.z, x[3][i] = four.w;
+      }
+    }
+  }
+  UNROLL
+  for (int t = 0; t < Tile::kTiles; ++t) {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      split_two(x[t][i * 2] * scale[t], x[t][i * 2 + 1] * scale[t], w.hi[t][i], w.lo[t][i]);
+    }
+  }
+}
+
+// Rows g and g + 8 of x in a step of Packed::kK. `second` is 512 where there are rows g + 8.
+template <class Tile>
+__device__ void read_x(XFragment& x, const uint8_t* step, int plane_bytes, int k16, int second) {
+  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  const uint8_t* from = step + Packed::swizzle(g, k16 * 2 + q / 2) + q % 2 * 8;
+  auto read = [](const uint8_t* at, uint32_t& first, uint32_t& next) {
+    const uint2 four = *reinterpret_cast<const uint2*>(at);
+    first = four.x, next = four.y;
+  };
+  read(from, x.hi[0], x.hi[2]);
+  read(from + plane_bytes, x.lo[0], x.lo[2]);
+  if constexpr (Tile::kRows == 16) {
+    read(from + second, x.hi[1], x.hi[3]);
+    read(from + second + plane_bytes, x.lo[1], x.lo[3]);
+  } else {
+    x.hi[1] = x.hi[3] = x.lo[1] = x.lo[3] = 0;
+  }
+}
+
+// An element in the order of sum.h.
+__device__ __noinline__ float sum_again(const Problem& p, int64_t matrix, int64_t row,
+                                        int64_t col) {
+  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, matrix) +
+                   row * p.a.row_stride;
+  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, matrix) +
+                   col * p.b.col_stride;
+  float total = kEmptyTotal<float>;
+  for (int64_t begin = 0; begin < p.k; begin += kChunk) {
+    const int64_t end = min(begin + kChunk, p.k);
+    float acc = 0;
+    _Pragma("unroll 8") for (int64_t k = begin; k < end; ++k) {
+      acc = multiply_add(a[k * p.a.col_stride], b[k * p.b.row_stride], acc);
+    }
+    total += acc;
+  }
+  return total;
+}
+
+__device__ __noinline__ void store_one(const Problem& p, int64_t c_offset, int64_t row, int64_t col,
+                                       float sum) {
+  store<float>(p, c_offset, row, col, sum);
+}
+
+template <class Tile, bool kAlongK, bool kWIsA>
+__device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first, int64_t units) {
+  constexpr int kSteps = Tile::kStagesPerUnit, kTiles = Tile::kTiles;
+  constexpr int kPairsPerStage = Tile::kK / 32;
+  const int rank = threadIdx.x / 32 - Tile::kLoaders, lane = threadIdx.x % 32;
+  const int g = lane / 4, q = lane % 4;
+  const int team = rank / work.warps, warp = rank % work.warps;
+  const bool promote_each = fp16x3::promotion(work.p.k) == 16;
+  const int64_t padded_rows = work.x.padded_rows();
+  int64_t resident = -1;  // which chunk of x is in shared memory
+
+  for (int64_t index = 0; index < units; ++index) {
+    const Unit unit(work, first + index);
+    const int64_t row = (unit.panel * work.warps + warp) * 16;
+    const int64_t x_tile = row / Packed::kRows;
+    const int tile_rows = work.x.tile_rows(x_tile);
+    const uint8_t* x = work.x.halves +
+                       work.x.step_offset(unit.matrix, x_tile, unit.chunk * (kChunk / Packed::kK)) +
+                       row % Packed::kRows * 64;
+    int plane_bytes = Packed::plane_bytes(tile_rows);
+    const int length = unit.length(work);
+    const int pairs = static_cast<int>(ceil_div(length, 32));  // of 16 of K: steps of Packed
+    if constexpr (Tile::kResident) {
+      const int64_t wanted = (first + index) / work.groups;
+      if (wanted != resident) {  // every team comes here
+        const int threads = work.teams * 32;
+        device::sync_threads(1, threads);  // nobody multiplies
+        const int rows = static_cast<int>(min(padded_rows - row, int64_t{Tile::kRows}));
+        const int fours = rows * 4;  // pieces of 16 bytes a plane
+        for (int i = rank * 32 + lane; i < pairs * 2 * fours; i += threads) {
+          const int plane = i / fours, piece = i % fours;
+          device::copy_16(smem.x + plane * (Tile::kRows * 64) + piece * 16,
+                          x + int64_t{plane} * plane_bytes + piece * 16, 16);
+        }
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        device::sync_threads(1, threads);  // x is there
+        resident = wanted;
+      }
+      x = smem.x;
+      plane_bytes = Tile::kRows * 64;
+    }
+    if (index % work.teams != team) continue;
+    const int second = row + 8 < padded_rows ? 512 : 0;
+    const bool busy = row < work.x_count;
+
+    const int64_t position = index * kSteps;
+    const int64_t last = position + kSteps - 1;
+    device::wait(&smem.full[last % Tile::kStages], static_cast<int>(last / Tile::kStages % 2));
+
+    float scale[kTiles], undo_w[kTiles];
+    UNROLL
+    for (int t = 0; t < kTiles; ++t) {
+      const int slot = static_cast<int>(index % Tile::kUnits), col = g * kTiles + t;
+      uint32_t largest = 0, smallest = ~0u;
+      UNROLL
+      for (int i = 0; i < Tile::kLoaders; ++i) {
+        largest = max(largest, smem.largest[slot][i][col]);
+        smallest = min(smallest, smem.smallest[slot][i][col]);
+      }
+      scale[t] = fp16x3::scale(largest);
+      const float least = fp16x3::float_of(smallest + 1);
+      undo_w[t] = fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale[t]));
+    }
+    float undo_x[2];
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      undo_x[i] = row + g + i * 8 < padded_rows
+                      ? __ldg(work.x.undo + unit.matrix * work.x.matrix_groups() +
+                              unit.chunk * padded_rows + row + g + i * 8)
+                      : 1.0f;
+    }
+
+    float total[kTiles][4] = {}, part[kTiles][4] = {}, low[kTiles][4] = {};
+    int stage = static_cast<int>(position % Tile::kStages);
+    if (busy) {
+      XFragment x_frag[2], x_next[2];
+      WFragment<Tile> w_frag, w_next;
+      UNROLL
+      for (int i = 0; i < 2; ++i) read_x<Tile>(x_frag[i], x, plane_bytes, i, second);
+      read_w<Tile, kAlongK>(w_frag, smem.stage[stage], 0, scale);
+
+      auto multiply = [&](const XFragment& x, const WFragment<Tile>& w) {
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) {
+          device::multiply_add(low[t], kWIsA ? x.hi : x.lo, kWIsA ? w.lo[t] : w.hi[t]);
+        }
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) {
+          device::multiply_add(low[t], kWIsA ? x.lo : x.hi, kWIsA ? w.hi[t] : w.lo[t]);
+        }
+      };
+      auto promote = [&] {
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) {
+          UNROLL
+          for (int i = 0; i < 4; ++i) total[t][i] += part[t][i], part[t][i] = 0;
+        }
+      };
+      // What comes next is read and split while the tensor cores multiply.
+      _Pragma("unroll 1") for (int pair = 0; pair < pairs; ++pair) {
+        const int in_stage = pair % kPairsPerStage;
+        const bool more = pair + 1 < pairs;
+        const int this_stage = stage;
+        x += more ? 2 * plane_bytes : 0;
+        UNROLL
+        for (int i = 0; i < 2; ++i) read_x<Tile>(x_next[i], x, plane_bytes, i, second);
+        read_w<Tile, kAlongK>(w_next, smem.stage[stage], in_stage * 2 + 1, scale);
+        multiply(x_frag[0], w_frag);
+        if (promote_each) promote();
+        int next_in_stage = in_stage + 1;
+        if (next_in_stage == kPairsPerStage) {
+          next_in_stage = 0;
+          if (++stage == Tile::kStages) stage = 0;
+        }
+        // Beyond the unit's last there is nothing to read: the last again.
+        read_w<Tile, kAlongK>(w_frag, smem.stage[more ? stage : this_stage],
+                              more ? next_in_stage * 2 : 0, scale);
+        multiply(x_frag[1], w_next);
+        promote();
+        UNROLL
+        for (int i = 0; i < 2; ++i) x_frag[i] = x_next[i];
+        if (next_in_stage == 0) {
+          __syncwarp();
+          if (lane == 0) device::arrive(&smem.empty[this_stage]);
+        }
+      }
+    }
+    // Stages that hold less than kK of K, or nothing.
+    __syncwarp();
+    if (lane == 0) {
+      for (int i = busy ? pairs / kPairsPerStage : 0; i < kSteps; ++i) {
+        device::arrive(&smem.empty[(position + i) % Tile::kStages]);
+      }
+    }
+    if (!busy) continue;
+
+    float4 sums[kTiles];
+    UNROLL
+    for (int t = 0; t < kTiles; ++t) {
+      float sum[4];
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float undo_col = __shfl_sync(~0u, undo_w[t], (q * 2 + i % 2) * 4);
+        sum[i] = fp16x3::chunk_sum(total[t][i], low[t][i], undo_x[i / 2], undo_col);
+      }
+      sums[t] = {sum[0], sum[1], sum[2], sum[3]};
+    }
+
+    if (work.chunks > 1) {
+      const int64_t tile = (unit.slab * work.groups + unit.group) * work.warps + warp;
+      float4* all = work.sums + tile * work.chunks * (kTiles * 32) + lane;
+      UNROLL
+      for (int t = 0; t < kTiles; ++t) __stcg(all + (unit.chunk * kTiles + t) * 32, sums[t]);
+      __threadfence();
+      __syncwarp();
+      int before = 0;
+      if (lane == 0) before = atomicAdd(&work.arrived[tile], 1);
+      if (__shfl_sync(~0u, before, 0) < work.chunks - 1) continue;
+      __threadfence();
+      if (lane == 0) work.arrived[tile] = 0;  // for the next launch
+      UNROLL
+      for (int t = 0; t < kTiles; ++t) sums[t] = {-0.0f, -0.0f, -0.0f, -0.0f};
+      _Pragma("unroll 4") for (int64_t chunk = 0; chunk < work.chunks; ++chunk) {
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) {
+          const float4 sum = __ldcg(all + (chunk * kTiles + t) * 32);
+          sums[t].x += sum.x, sums[t].y += sum.y, sums[t].z += sum.z, sums[t].w += sum.w;
+        }
+      }
+    }
+
+    const int64_t c_offset = batch_offset(work.p.batch, work.p.c, unit.matrix);
+    UNROLL
+    for (int t = 0; t < kTiles; ++t) {
+      const float sum[4] = {sums[t].x, sums[t].y, sums[t].z, sums[t].w};
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int64_t x_row = row + g + i / 2 * 8;
+        const int64_t w_col =
+            (work.first_group + unit.group) * Tile::kCols + (q * 2 + i % 2) * kTiles + t;
+        if (x_row >= work.x_count || w_col >= work.w_count || i / 2 * 8 >= Tile::kRows) continue;
+        const int64_t c_row = kWIsA ? w_col : x_row, c_col = kWIsA ? x_row : w_col;
+        float value = sum[i];
+        if (isnan(value)) value = sum_again(work.p, unit.matrix, c_row, c_col);
+        if (work.stores_sums) {
+          static_cast<float*>(
+              work.p.c.data)[c_offset + c_row * work.p.c.row_stride + c_col * work.p.c.col_stride] =
+              value;
+        } else {
+          store_one(work.p, c_offset, c_row, c_col, value);
+        }
+      }
+    }
+  }
+}
+
+template <class Tile, bool kAlongK, bool kWIsA>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fp16x3_skinny_kernel(const __grid_constant__ Work work) {
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  Smem<Tile>& smem = *reinterpret_cast<Smem<Tile>*>(smem_bytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      device::init_barrier(&smem.full[i], Tile::kLoaders);
+      device::init_barrier(&smem.empty[i], work.warps);
+    }
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::let_next_kernel_start();
+
+  const int64_t all = work.units();
+  const int64_t first = all * blockIdx.x / gridDim.x;
+  const int64_t units = all * (blockIdx.x + 1) / gridDim.x - first;
+  if (threadIdx.x < Tile::kLoaders * 32) {
+    load_units<Tile, kAlongK>(work, smem, first, units);  // w was there before x was split
+  } else {
+    device::wait_for_previous_kernel();
+    multiply_units<Tile, kAlongK, kWIsA>(work, smem, first, units);
+  }
+}
+
+// Room for the sums of chunks that one launch may take.
+constexpr int64_t kMaxSumBytes = int64_t{64} << 20;
+
+template <class Tile>
+void launch(Work work, bool w_is_a, const Context& context) {
+  const Problem& p = work.p;
+  const int64_t all_groups = ceil_div(work.w_count, Tile::kCols);
+  work.panels = ceil_div(work.x_count, Tile::kRows == 8 ? 8 : 16 * work.warps);
+  work.chunks = ceil_div(p.k, kChunk);
+  const int64_t all_slabs = work.panels * p.batch.count;
+
+  // As many groups and slabs a launch as there is room for their sums.
+  const int64_t group_bytes = work.warps * work.chunks * Tile::kTiles * 32 * sizeof(float4);
+  const int64_t room =
+      work.chunks == 1 ? all_groups * all_slabs : std::max(kMaxSumBytes / group_bytes, int64_t{1});
+  const int64_t groups = std::min(all_groups, room);
+  const int64_t slabs = std::min(all_slabs, std::max(room / all_groups, int64_t{1}));
+
+  Matrix x_matrix = w_is_a ? p.b : p.a;
+  if (w_is_a) std::swap(x_matrix.row_stride, x_matrix.col_stride);
+  Operand x{x_matrix, p.batch, {.rows = work.x_count, .k = p.k}};
+
+  int64_t bytes = 0;
+  auto reserve = [&](int64_t size) {
+    const int64_t offset = bytes;
+    bytes += ceil_div(size, 512) * 512;
+    return offset;
+  };
+  const int64_t counters = slabs * groups * work.warps;
+  const int64_t x_at = reserve(x.packed.matrix_bytes() * p.batch.count);
+  const int64_t undo_at = reserve(x.packed.matrix_groups() * p.batch.count * sizeof(float));
+  const int64_t arrived_at = reserve(counters * sizeof(int));
+  const int64_t sums_at = reserve(work.chunks == 1 ? 0 : slabs * groups * group_bytes);
+  auto* workspace = static_cast<uint8_t*>(context.allocate(bytes));
+  x.packed.halves = workspace + x_at;
+  x.packed.undo = reinterpret_cast<float*>(workspace + undo_at);
+  work.x = x.packed;
+  work.arrived = reinterpret_cast<int*>(workspace + arrived_at);
+  work.sums = reinterpret_cast<float4*>(workspace + sums_at);
+
+  launch_split({&x, 1}, {work.arrived, static_cast<size_t>(counters)}, context);
+
+  // Neighbours that lie together are copied together.
+  const bool along_k = work.w.col_stride < work.w.row_stride;
+  const int64_t near = along_k ? work.w.col_stride : work.w.row_stride;
+  const int64_t far = along_k ? work.w.row_stride : work.w.col_stride;
+  work.vectors = near == 1 && far % 4 == 0 && reinterpret_cast<uintptr_t>(work.w.data) % 16 == 0;
+  for (int d = 0; d < p.batch.rank; ++d) work.vectors &= work.w.batch_stride[d] % 4 == 0;
+
+  const auto kernel = along_k ? (w_is_a ? fp16x3_skinny_kernel<Tile, true, true>
+                                        : fp16x3_skinny_kernel<Tile, true, false>)
+                              : (w_is_a ? fp16x3_skinny_kernel<Tile, false, true>
+                                        : fp16x3_skinny_kernel<Tile, false, false>);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             sizeof(Smem<Tile>)));
+  const int threads = (Tile::kLoaders + work.teams * work.warps) * 32;
+  for (work.first_slab = 0; work.first_slab < all_slabs; work.first_slab += slabs) {
+    work.slabs = std::min(slabs, all_slabs - work.first_slab);
+    for (work.first_group = 0; work.first_group < all_groups; work.first_group += groups) {
+      work.groups = std::min(groups, all_groups - work.first_group);
+      const int64_t blocks = std::min<int64_t>(work.units(), context.processors);
+      launch_after(kernel, static_cast<unsigned>(blocks), threads, sizeof(Smem<Tile>), context,
+                   work);
+    }
+  }
+}
+
+}  // namespace
+
+void launch_fp16x3_skinny(const Problem& p, const Context& context) {
+  const bool w_is_a = p.m > p.n;
+  Work work{};
+  work.p = p;
+  work.w = w_is_a ? p.a : p.b;
+  if (!w_is_a) std::swap(work.w.row_stride, work.w.col_stride);
+  work.w_count = w_is_a ? p.m : p.n;
+  work.x_count = w_is_a ? p.n : p.m;
+  const Epilogue& e = p.epilogue;
+  work.stores_sums =
+      e.alpha == 1 && e.beta == 0 && e.bias == nullptr && e.activation == Activation::kNone;
+
+  // Where there are few units, small ones, so that no processor is idle.
+  const int64_t small_units = ceil_div(work.x_count, 16) * ceil_div(work.w_count, 16) *
+                              ceil_div(p.k, kChunk) * p.batch.count;
+  work.warps = 1;
+  work.teams = 3;
+  if (work.x_count <= 8) {
+    launch<Short8>(work, w_is_a, context);
+  } else if (work.x_count <= 16 || small_units <= 3 * context.processors) {
+    launch<Short16>(work, w_is_a, context);
+  } else {
+    work.warps = work.x_count <= 32 ? 2 : work.x_count <= 64 ? 4 : 8;
+    work.teams = std::min(Long::kMaxWarps / work.warps, 2);
+    launch<Long>(work, w_is_a, context);
+  }
+}
+
+}  // namespace tiled::cuda
