@@ -1019,6 +1019,20 @@ def test_other_weights_by_functional_call(device, compile):
         assert_same_bits(layer(x), torch_tiled.unfreeze(copy.deepcopy(layer))(x))
 
 
+def test_compiled_graphs_notice_whose_weight_was_split(device):
+    layer, other = torch_tiled.freeze(make_model(device)[0]), make_model(device)[0]
+    x = randn(9, 100, device=device)
+    expected = torch_tiled.unfreeze(copy.deepcopy(layer))(x)
+    graphs, record = recorder("eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=record)
+    assert_same_bits(compiled(x), expected)
+    assert_same_bits(functional_call(layer, dict(other.named_parameters()), (x,)), other(x))
+    assert_same_bits(compiled(x), expected)  # reads the weight, which the split is not of
+    assert graphs == [[ops.linear.prepared], [ops.linear.default]]
+    layer.weight = other.weight
+    assert_same_bits(compiled(x), torch_tiled.unfreeze(copy.deepcopy(layer))(x))
+
+
 def test_transforms_of_frozen_layers(device):
     layers = [torch_tiled.nn.Linear(100, 7, device=device) for _ in range(3)]
     x = randn(5, 100, device=device)

@@ -25,8 +25,8 @@ def freeze(model):
     - What leaves no trace it cannot notice: writes through `.data` or `.detach().numpy()`, DLPack,
       other libraries' kernels or a replayed CUDA graph, and any write to a weight that was made
       under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
-      hold the split as it was and check nothing. Call freeze(model) again after such a write: it
-      splits anew, into the same memory where shapes are the same.
+      look for no write at all. Call freeze(model) again after such a write: it splits anew, into
+      the same memory where shapes are the same, which those graphs read.
 
     A frozen weight has no gradient: while one would be recorded (grad mode is on and the weight
     requires grad) the layer refuses to run, in train() and eval() alike. Gradients to its input and
@@ -57,6 +57,10 @@ def unfreeze(model):
 
     Returns:
         model.
+
+    Example::
+
+        >>> model = torch_tiled.unfreeze(model).train()
     """
     for layer in _layers(model):
         layer._unfreeze()
@@ -64,7 +68,13 @@ def unfreeze(model):
 
 
 def frozen_bytes(model):
-    """The memory that torch_tiled.freeze(model) has taken, beside the weights' own."""
+    """The memory in bytes that torch_tiled.freeze(model) has taken, beside the weights' own.
+
+    Example::
+
+        >>> torch_tiled.frozen_bytes(torch_tiled.freeze(torch_tiled.nn.Linear(1024, 1024)))
+        4198400
+    """
     return sum(layer._prepared_weight().nbytes for layer in _layers(model) if layer._frozen)
 
 
