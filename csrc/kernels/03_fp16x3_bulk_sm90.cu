@@ -242,7 +242,7 @@ __device__ void store_tile(const Work& work, const Place& at, const float (&sum)
 
 template <int kPromote>
 __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
-  constexpr int kLastTurn = -1;
+  constexpr int kNone = -1;
   const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
   const int thread = threadIdx.x % Tile::kWarpgroup;
   const int64_t chunks = ceil_div(work.p.k, kChunk);
@@ -264,7 +264,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       for (int i = 0; i < Tile::kElements; ++i) part[i] = 0, low[i] = 0, total[i] = 0;
       const int steps =
           static_cast<int>(ceil_div(min(work.p.k - chunk * kChunk, int64_t{kChunk}), Tile::kK));
-      int to_release = kLastTurn;
+      int to_release = kNone;
       for (int step = 0; step < steps; ++step, turn.next()) {
         device::wait(&smem.full[turn.stage], turn.parity);
         const Smem::Stage& stage = smem.stage[turn.stage];
@@ -294,7 +294,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
           wgmma::commit();
           wgmma::wait<1>();
           wgmma::keep(part);
-          if (k == 0 && to_release != kLastTurn && thread == 0) {
+          if (k == 0 && to_release != kNone && thread % 32 == 0) {
             device::arrive(&smem.empty[to_release]);
           }
           UNROLL
@@ -319,7 +319,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       }
       wgmma::wait<0>();
       wgmma::keep(low);
-      if (thread == 0) device::arrive(&smem.empty[to_release]);
+      if (thread % 32 == 0) device::arrive(&smem.empty[to_release]);
       finish_chunk(total, low, undo_a, undo_b);
 
       UNROLL
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
       device::init_barrier(&smem.full[i], 1);
-      device::init_barrier(&smem.empty[i], Tile::kConsumers);
+      device::init_barrier(&smem.empty[i], Tile::kConsumers * Tile::kWarpgroup / 32);
     }
     device::publish_barriers();
   }
