@@ -35,12 +35,12 @@ namespace {
 
 // x stays in shared memory for a chunk where it is kRows short, and comes from the L2 cache, kRows
 // a warp, where it is not.
-template <int kCols_, int kRows_, bool kResident_, int kStages_, int kMaxWarps_>
+template <int kCols_, int kColWarps_, int kRows_, bool kResident_, int kStages_, int kMaxWarps_>
 struct Tile {
-  static constexpr int kCols = kCols_, kRows = kRows_;
+  static constexpr int kCols = kCols_, kColWarps = kColWarps_, kRows = kRows_;
   static constexpr bool kResident = kResident_;
   static constexpr int kStages = kStages_, kMaxWarps = kMaxWarps_;  // that multiply
-  static constexpr int kTiles = kCols / 8;                          // of tensor-core products
+  static constexpr int kTiles = kCols / kColWarps / 8;  // of tensor-core products, a warp
   static constexpr int kStageFloats = 4096, kK = kStageFloats / kCols;
   static constexpr int kStagesPerUnit = kChunk / kK;
   static constexpr int kAhead = 5;  // stages that are being copied
@@ -54,9 +54,9 @@ struct Tile {
                 "magnitudes are read before those of the unit kUnits later are written");
 };
 
-using Short8 = Tile<16, 8, true, 12, 3>;
-using Short16 = Tile<16, 16, true, 10, 3>;
-using Long = Tile<32, 16, false, 13, 8>;
+using Short8 = Tile<16, 2, 8, true, 12, 6>;
+using Short16 = Tile<16, 2, 16, true, 10, 6>;
+using Long = Tile<32, 2, 16, false, 13, 8>;
 
 struct Work {
   Problem p;
@@ -72,8 +72,8 @@ struct Work {
   int64_t first_group;  // a group is kCols columns of w
   int64_t groups;       // in this launch
   int64_t chunks;
-  float4* sums;  // of chunks: (slabs, groups, warps, chunks, kTiles, 32)
-  int* arrived;  // chunks whose sums are there: (slabs, groups, warps)
+  float4* sums;  // of chunks: (slabs, groups, warps, kColWarps, chunks, kTiles, 32)
+  int* arrived;  // chunks whose sums are there: (slabs, groups, warps, kColWarps)
 
   __host__ __device__ int64_t units() const { return slabs * chunks * groups; }
 };
@@ -96,12 +96,12 @@ struct Unit {
 template <class Tile>
 struct Smem {
   alignas(128) float stage[Tile::kStages][Tile::kStageFloats];
-  // Steps of Packed::kK: hi halves, lo halves, each (kRows, Packed::kK) as in csrc/packed.h.
+  // (kChunk / 16, 2, kRows, 16): for each 16 of K hi halves, then lo halves.
   alignas(128) uint8_t x[Tile::kResident ? Tile::kRows * kChunk * 4 : 16];
   // Of each group: magnitude bits; of the smallest that is not zero, less 1.
   uint32_t largest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
   uint32_t smallest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
-  uint64_t full[Tile::kStages], empty[Tile::kStages];
+  uint64_t full[Tile::kUnits], empty[Tile::kStages];
 };
 
 // Where four neighbours lie in a stage, in floats: along K of one column,
@@ -232,9 +232,9 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
         }
         largest[i] = 0, smallest[i] = ~0u;
       }
+      __syncwarp();
+      if (lane == 0) device::arrive(&smem.full[slot]);
     }
-    __syncwarp();
-    if (lane == 0) device::arrive(&smem.full[measured]);
     if (++measured == Tile::kStages) measured = 0;
   }
 }
@@ -258,32 +258,54 @@ struct XFragment {
   uint32_t hi[4], lo[4];
 };
 
-// `k16` counts in the stage. Column kTiles * g + t of the stage is column g of tile t.
+// Where a lane finds its elements of w, of a stage and 16 of K. Column kTiles * g + t of the warp's
+// is column g of tile t.
 template <class Tile, bool kAlongK>
-__device__ void read_w(WFragment<Tile>& w, const float* stage, int k16,
-                       const float (&scale)[Tile::kTiles]) {
-  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  float x[Tile::kTiles][4];
-  if constexpr (kAlongK) {
-    UNROLL
-    for (int t = 0; t < Tile::kTiles; ++t) {
-      const float4 four = *reinterpret_cast<const float4*>(
-          stage + along_k_offset<Tile>(g * Tile::kTiles + t, k16 * 16 + q * 4));
-      x[t][0] = four.x, x[t][1] = four.y, x[t][2] = four.z, x[t][3] = four.w;
+class WReader {
+ public:
+  __device__ WReader(const Smem<Tile>& smem, int first_col) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int col = first_col + g * Tile::kTiles;
+    if constexpr (kAlongK) {  // the first 16 of K, the second
+      from_[0] = smem.stage[0] + along_k_offset<Tile>(col, q * 4);
+      from_[1] = smem.stage[0] + along_k_offset<Tile>(col, q * 4 + 16);
+    } else {  // the first of K, the second
+      from_[0] = smem.stage[0] + along_cols_offset<Tile>(q * 4, col);
+      from_[1] = smem.stage[0] + along_cols_offset<Tile>(q * 4 + 1, col);
     }
-  } else {
-    UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float* from = stage + along_cols_offset<Tile>(k16 * 16 + q * 4 + i, g * Tile::kTiles);
-      if constexpr (Tile::kTiles == 2) {
-        const float2 two = *reinterpret_cast<const float2*>(from);
-        x[0][i] = two.x, x[1][i] = two.y;
-      } else {
-        const float4 four = *reinterpret_cast<const float4*>(from);
-        x[0][i] = four.x, x[1][i] = four.y, x[2][i] = four.z, x[3][i] = four.w;
+  }
+
+  // `offset`: of the stage and the 32 of K, from the first, in floats.
+  template <int kK16>
+  __device__ void read(float (&x)[Tile::kTiles][4], int offset) const {
+    if constexpr (kAlongK) {
+      UNROLL
+      for (int t = 0; t < Tile::kTiles; ++t) {
+        const float4 four = *reinterpret_cast<const float4*>(from_[kK16] + t * Tile::kK + offset);
+        x[t][0] = four.x, x[t][1] = four.y, x[t][2] = four.z, x[t][3] = four.w;
+      }
+    } else {
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float* from = from_[i % 2] + (kK16 * 16 + i / 2 * 2) * Tile::kCols + offset;
+        if constexpr (Tile::kTiles == 1) {
+          x[0][i] = *from;
+        } else {
+          const float2 two = *reinterpret_cast<const float2*>(from);
+          x[0][i] = two.x, x[1][i] = two.y;
+        }
       }
     }
   }
+  static constexpr int kPair = kAlongK ? 32 : 32 * Tile::kCols;  // floats from 32 of K to the next
+
+ private:
+  const float* from_[2];
+};
+
+template <class Tile>
+__device__ void split_w(WFragment<Tile>& w, const float (&x)[Tile::kTiles][4],
+                        const float (&scale)[Tile::kTiles]) {
   UNROLL
   for (int t = 0; t < Tile::kTiles; ++t) {
     UNROLL
@@ -293,20 +315,18 @@ __device__ void read_w(WFragment<Tile>& w, const float* stage, int k16,
   }
 }
 
-// Rows g and g + 8 of x in a step of Packed::kK. `second` is 512 where there are rows g + 8.
+// Reads four halves of K of rows g and g + 8, `second` bytes further.
 template <class Tile>
-__device__ void read_x(XFragment& x, const uint8_t* step, int plane_bytes, int k16, int second) {
-  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  const uint8_t* from = step + Packed::swizzle(g, k16 * 2 + q / 2) + q % 2 * 8;
+__device__ void read_x(XFragment& x, const uint8_t* hi, int to_lo, int second) {
   auto read = [](const uint8_t* at, uint32_t& first, uint32_t& next) {
     const uint2 four = *reinterpret_cast<const uint2*>(at);
     first = four.x, next = four.y;
   };
-  read(from, x.hi[0], x.hi[2]);
-  read(from + plane_bytes, x.lo[0], x.lo[2]);
+  read(hi, x.hi[0], x.hi[2]);
+  read(hi + to_lo, x.lo[0], x.lo[2]);
   if constexpr (Tile::kRows == 16) {
-    read(from + second, x.hi[1], x.hi[3]);
-    read(from + second + plane_bytes, x.lo[1], x.lo[3]);
+    read(hi + second, x.hi[1], x.hi[3]);
+    read(hi + second + to_lo, x.lo[1], x.lo[3]);
   } else {
     x.hi[1] = x.hi[3] = x.lo[1] = x.lo[3] = 0;
   }
@@ -342,7 +362,10 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
   constexpr int kPairsPerStage = Tile::kK / 32;
   const int rank = threadIdx.x / 32 - Tile::kLoaders, lane = threadIdx.x % 32;
   const int g = lane / 4, q = lane % 4;
-  const int team = rank / work.warps, warp = rank % work.warps;
+  const int team_warps = work.warps * Tile::kColWarps;
+  const int team = rank / team_warps, warp = rank % team_warps / Tile::kColWarps;
+  const int col_warp = rank % Tile::kColWarps, first_col = col_warp * kTiles * 8;
+  const WReader<Tile, kAlongK> w_reader(smem, first_col);
   const bool promote_each = fp16x3::promotion(work.p.k) == 16;
   const int64_t padded_rows = work.x.padded_rows();
   int64_t resident = -1;  // which chunk of x is in shared memory
@@ -355,41 +378,38 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
     const uint8_t* x = work.x.halves +
                        work.x.step_offset(unit.matrix, x_tile, unit.chunk * (kChunk / Packed::kK)) +
                        row % Packed::kRows * 64;
-    int plane_bytes = Packed::plane_bytes(tile_rows);
+    const int plane_bytes = Packed::plane_bytes(tile_rows);
     const int length = unit.length(work);
     const int pairs = static_cast<int>(ceil_div(length, 32));  // of 16 of K: steps of Packed
     if constexpr (Tile::kResident) {
       const int64_t wanted = (first + index) / work.groups;
       if (wanted != resident) {  // every team comes here
-        const int threads = work.teams * 32;
+        const int threads = work.teams * Tile::kColWarps * 32;
         device::sync_threads(1, threads);  // nobody multiplies
         const int rows = static_cast<int>(min(padded_rows - row, int64_t{Tile::kRows}));
-        const int fours = rows * 4;  // pieces of 16 bytes a plane
-        for (int i = rank * 32 + lane; i < pairs * 2 * fours; i += threads) {
-          const int plane = i / fours, piece = i % fours;
-          device::copy_16(smem.x + plane * (Tile::kRows * 64) + piece * 16,
-                          x + int64_t{plane} * plane_bytes + piece * 16, 16);
+        for (int i = rank * 32 + lane; i < pairs * 2 * 4 * rows; i += threads) {
+          const int k8 = i % 4, in_tile = i / 4 % rows, plane = i / 4 / rows;
+          device::copy_16(smem.x + ((plane / 2 * 2 + k8 / 2) * 2 + plane % 2) * (Tile::kRows * 32) +
+                              in_tile * 32 + k8 % 2 * 16,
+                          x + int64_t{plane} * plane_bytes + Packed::swizzle(in_tile, k8), 16);
         }
         __pipeline_commit();
         __pipeline_wait_prior(0);
         device::sync_threads(1, threads);  // x is there
         resident = wanted;
       }
-      x = smem.x;
-      plane_bytes = Tile::kRows * 64;
     }
     if (index % work.teams != team) continue;
-    const int second = row + 8 < padded_rows ? 512 : 0;
     const bool busy = row < work.x_count;
 
     const int64_t position = index * kSteps;
-    const int64_t last = position + kSteps - 1;
-    device::wait(&smem.full[last % Tile::kStages], static_cast<int>(last / Tile::kStages % 2));
+    const int slot = static_cast<int>(index % Tile::kUnits);
+    device::wait(&smem.full[slot], static_cast<int>(index / Tile::kUnits % 2));
 
     float scale[kTiles], undo_w[kTiles];
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      const int slot = static_cast<int>(index % Tile::kUnits), col = g * kTiles + t;
+      const int col = first_col + g * kTiles + t;
       uint32_t largest = 0, smallest = ~0u;
       UNROLL
       for (int i = 0; i < Tile::kLoaders; ++i) {
@@ -412,19 +432,13 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
     float total[kTiles][4] = {}, part[kTiles][4] = {}, low[kTiles][4] = {};
     int stage = static_cast<int>(position % Tile::kStages);
     if (busy) {
-      XFragment x_frag[2], x_next[2];
-      WFragment<Tile> w_frag, w_next;
-      UNROLL
-      for (int i = 0; i < 2; ++i) read_x<Tile>(x_frag[i], x, plane_bytes, i, second);
-      read_w<Tile, kAlongK>(w_frag, smem.stage[stage], 0, scale);
-
       auto multiply = [&](const XFragment& x, const WFragment<Tile>& w) {
-        UNROLL
-        for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
         UNROLL
         for (int t = 0; t < kTiles; ++t) {
           device::multiply_add(low[t], kWIsA ? x.hi : x.lo, kWIsA ? w.lo[t] : w.hi[t]);
         }
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
         UNROLL
         for (int t = 0; t < kTiles; ++t) {
           device::multiply_add(low[t], kWIsA ? x.lo : x.hi, kWIsA ? w.hi[t] : w.lo[t]);
@@ -437,30 +451,52 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
           for (int i = 0; i < 4; ++i) total[t][i] += part[t][i], part[t][i] = 0;
         }
       };
+      // From 32 of K to the next, of x.
+      const uint8_t* x_from[2];
+      int to_lo, second, x_pair;
+      if constexpr (Tile::kResident) {
+        constexpr int kPlane = Tile::kRows * 32;
+        x_from[0] = smem.x + g * 32 + q * 8;
+        x_from[1] = x_from[0] + 2 * kPlane;
+        to_lo = kPlane, second = row + 8 < padded_rows ? 8 * 32 : 0, x_pair = 4 * kPlane;
+      } else {
+        UNROLL
+        for (int i = 0; i < 2; ++i) x_from[i] = x + Packed::swizzle(g, i * 2 + q / 2) + q % 2 * 8;
+        to_lo = plane_bytes, second = row + 8 < padded_rows ? 8 * 64 : 0, x_pair = 2 * plane_bytes;
+      }
+
       // What comes next is read and split while the tensor cores multiply.
+      XFragment x_frag[2];
+      WFragment<Tile> w_frag[2];
+      float w_next[kTiles][4];
+      int offset = stage * Tile::kStageFloats;
+      UNROLL
+      for (int i = 0; i < 2; ++i) read_x<Tile>(x_frag[i], x_from[i], to_lo, second);
+      w_reader.template read<0>(w_next, offset);
+      split_w<Tile>(w_frag[0], w_next, scale);
+      int in_stage = 0;
       _Pragma("unroll 1") for (int pair = 0; pair < pairs; ++pair) {
-        const int in_stage = pair % kPairsPerStage;
-        const bool more = pair + 1 < pairs;
+        const bool more = pair + 1 < pairs;  // else the last are read again
         const int this_stage = stage;
-        x += more ? 2 * plane_bytes : 0;
-        UNROLL
-        for (int i = 0; i < 2; ++i) read_x<Tile>(x_next[i], x, plane_bytes, i, second);
-        read_w<Tile, kAlongK>(w_next, smem.stage[stage], in_stage * 2 + 1, scale);
-        multiply(x_frag[0], w_frag);
+        const bool stage_ends = ++in_stage == kPairsPerStage;
+        if (stage_ends) in_stage = 0, stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
+        const int next_offset =
+            more ? stage * Tile::kStageFloats + in_stage * w_reader.kPair : offset;
+        if (more) x_from[0] += x_pair, x_from[1] += x_pair;
+
+        w_reader.template read<1>(w_next, offset);
+        multiply(x_frag[0], w_frag[0]);
+        read_x<Tile>(x_frag[0], x_from[0], to_lo, second);
         if (promote_each) promote();
-        int next_in_stage = in_stage + 1;
-        if (next_in_stage == kPairsPerStage) {
-          next_in_stage = 0;
-          if (++stage == Tile::kStages) stage = 0;
-        }
-        // Beyond the unit's last there is nothing to read: the last again.
-        read_w<Tile, kAlongK>(w_frag, smem.stage[more ? stage : this_stage],
-                              more ? next_in_stage * 2 : 0, scale);
-        multiply(x_frag[1], w_next);
+        split_w<Tile>(w_frag[1], w_next, scale);
+
+        w_reader.template read<0>(w_next, next_offset);
+        multiply(x_frag[1], w_frag[1]);
+        read_x<Tile>(x_frag[1], x_from[1], to_lo, second);
+        split_w<Tile>(w_frag[0], w_next, scale);
         promote();
-        UNROLL
-        for (int i = 0; i < 2; ++i) x_frag[i] = x_next[i];
-        if (next_in_stage == 0) {
+        offset = next_offset;
+        if (stage_ends) {
           __syncwarp();
           if (lane == 0) device::arrive(&smem.empty[this_stage]);
         }
@@ -488,7 +524,8 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
     }
 
     if (work.chunks > 1) {
-      const int64_t tile = (unit.slab * work.groups + unit.group) * work.warps + warp;
+      const int64_t tile =
+          ((unit.slab * work.groups + unit.group) * work.warps + warp) * Tile::kColWarps + col_warp;
       float4* all = work.sums + tile * work.chunks * (kTiles * 32) + lane;
       UNROLL
       for (int t = 0; t < kTiles; ++t) __stcg(all + (unit.chunk * kTiles + t) * 32, sums[t]);
@@ -517,8 +554,8 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
       UNROLL
       for (int i = 0; i < 4; ++i) {
         const int64_t x_row = row + g + i / 2 * 8;
-        const int64_t w_col =
-            (work.first_group + unit.group) * Tile::kCols + (q * 2 + i % 2) * kTiles + t;
+        const int64_t w_col = (work.first_group + unit.group) * Tile::kCols + first_col +
+                              (q * 2 + i % 2) * kTiles + t;
         if (x_row >= work.x_count || w_col >= work.w_count || i / 2 * 8 >= Tile::kRows) continue;
         const int64_t c_row = kWIsA ? w_col : x_row, c_col = kWIsA ? x_row : w_col;
         float value = sum[i];
@@ -541,9 +578,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem<Tile>& smem = *reinterpret_cast<Smem<Tile>*>(smem_bytes);
   if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kUnits; ++i) device::init_barrier(&smem.full[i], Tile::kLoaders);
     for (int i = 0; i < Tile::kStages; ++i) {
-      device::init_barrier(&smem.full[i], Tile::kLoaders);
-      device::init_barrier(&smem.empty[i], work.warps);
+      device::init_barrier(&smem.empty[i], work.warps * Tile::kColWarps);
     }
     device::publish_barriers();
   }
@@ -573,7 +610,8 @@ void launch(Work work, bool w_is_a, const Context& context) {
   const int64_t all_slabs = work.panels * p.batch.count;
 
   // As many groups and slabs a launch as there is room for their sums.
-  const int64_t group_bytes = work.warps * work.chunks * Tile::kTiles * 32 * sizeof(float4);
+  const int64_t group_tiles = work.warps * Tile::kColWarps;
+  const int64_t group_bytes = group_tiles * work.chunks * Tile::kTiles * 32 * sizeof(float4);
   const int64_t room =
       work.chunks == 1 ? all_groups * all_slabs : std::max(kMaxSumBytes / group_bytes, int64_t{1});
   const int64_t groups = std::min(all_groups, room);
@@ -589,7 +627,7 @@ void launch(Work work, bool w_is_a, const Context& context) {
     bytes += ceil_div(size, 512) * 512;
     return offset;
   };
-  const int64_t counters = slabs * groups * work.warps;
+  const int64_t counters = slabs * groups * group_tiles;
   const int64_t x_at = reserve(x.packed.matrix_bytes() * p.batch.count);
   const int64_t undo_at = reserve(x.packed.matrix_groups() * p.batch.count * sizeof(float));
   const int64_t arrived_at = reserve(counters * sizeof(int));
@@ -616,7 +654,7 @@ void launch(Work work, bool w_is_a, const Context& context) {
                                         : fp16x3_skinny_kernel<Tile, false, false>);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Smem<Tile>)));
-  const int threads = (Tile::kLoaders + work.teams * work.warps) * 32;
+  const int threads = (Tile::kLoaders + work.teams * work.warps * Tile::kColWarps) * 32;
   for (work.first_slab = 0; work.first_slab < all_slabs; work.first_slab += slabs) {
     work.slabs = std::min(slabs, all_slabs - work.first_slab);
     for (work.first_group = 0; work.first_group < all_groups; work.first_group += groups) {
@@ -652,8 +690,8 @@ void launch_fp16x3_skinny(const Problem& p, const Context& context) {
   } else if (work.x_count <= 16 || small_units <= 3 * context.processors) {
     launch<Short16>(work, w_is_a, context);
   } else {
-    work.warps = work.x_count <= 32 ? 2 : work.x_count <= 64 ? 4 : 8;
-    work.teams = std::min(Long::kMaxWarps / work.warps, 2);
+    work.warps = work.x_count <= 32 ? 2 : 4;
+    work.teams = 1;
     launch<Long>(work, w_is_a, context);
   }
 }
