@@ -21,6 +21,8 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include <cuda/atomic>
+
 #include "device/copy_async.cuh"
 #include "device/mma_sync.cuh"
 #include "device/pipeline.cuh"
@@ -35,34 +37,35 @@ namespace {
 
 // x stays in shared memory for a chunk where it is kRows short, and comes from the L2 cache, kRows
 // a warp, where it is not.
-template <int kCols_, int kRows_, bool kResident_, int kStages_, int kMaxWarps_>
+template <int kCols_, int kColWarps_, int kRows_, bool kResident_, int kLoaders_, int kStages_>
 struct Tile {
-  static constexpr int kCols = kCols_, kRows = kRows_;
+  static constexpr int kCols = kCols_, kColWarps = kColWarps_, kRows = kRows_;
   static constexpr bool kResident = kResident_;
-  static constexpr int kStages = kStages_, kMaxWarps = kMaxWarps_;  // that multiply
-  static constexpr int kTiles = kCols / 8;                          // of tensor-core products
+  static constexpr int kLoaders = kLoaders_, kMaxWarps = 8;  // that load, that multiply
+  static constexpr int kStages = kStages_;
+  static constexpr int kTiles = kCols / kColWarps / 8;  // of tensor-core products, a warp
   static constexpr int kStageFloats = 4096, kK = kStageFloats / kCols;
   static constexpr int kStagesPerUnit = kChunk / kK;
-  static constexpr int kAhead = 5;  // stages that are being copied
-  static constexpr int kUnits = 4;  // whose magnitudes are kept
-  static constexpr int kLoaders = 4;
+  static constexpr int kAhead = 5;                              // stages that are being copied
+  static constexpr int kUnits = 4;                              // whose magnitudes are kept
   static constexpr int kThreads = (kLoaders + kMaxWarps) * 32;  // at most
 
   static_assert(kStages >= kStagesPerUnit + kAhead,
                 "a loader that waits for a stage has measured the unit that was in it");
-  static_assert(kStages <= (kUnits - 1) * kStagesPerUnit,
+  static_assert(kStages <= kUnits * kStagesPerUnit,
                 "magnitudes are read before those of the unit kUnits later are written");
 };
 
-using Short8 = Tile<16, 8, true, 12, 3>;
-using Short16 = Tile<16, 16, true, 10, 3>;
-using Long = Tile<32, 16, false, 13, 8>;
+using Short8 = Tile<16, 2, 8, true, 8, 11>;
+using Short16 = Tile<16, 2, 16, true, 8, 9>;
+using Long = Tile<32, 2, 16, false, 4, 13>;
 
 struct Work {
   Problem p;
   Matrix w;  // row_stride: between columns of w, which are rows of A where w is A; col_stride: K
   int64_t w_count, x_count;
-  Packed x;
+  Matrix x_matrix;      // likewise
+  Packed x;             // where x is split beforehand
   bool vectors;         // w is copied four neighbours at a time
   bool stores_sums;     // as they are
   int warps, teams;     // a team takes a unit, a warp 16 rows (or fewer) of its panel
@@ -72,15 +75,15 @@ struct Work {
   int64_t first_group;  // a group is kCols columns of w
   int64_t groups;       // in this launch
   int64_t chunks;
-  float4* sums;  // of chunks: (slabs, groups, warps, chunks, kTiles, 32)
-  int* arrived;  // chunks whose sums are there: (slabs, groups, warps)
+  float4* sums;  // of chunks: (slabs, groups, warps, kColWarps, chunks, kTiles, 32)
+  int* arrived;  // chunks whose sums are there: (slabs, groups, warps, kColWarps)
 
   __host__ __device__ int64_t units() const { return slabs * chunks * groups; }
 };
 
 // The units of a block are neighbours: they share panel and chunk of x where they can.
 struct Unit {
-  int64_t slab, matrix, panel, chunk, group;  // group counts from first_group, slab from first_slab
+  int64_t slab, matrix, panel, chunk, group;  // slab and group count from the launch's first
 
   __device__ Unit(const Work& work, int64_t index)
       : slab(index / work.groups / work.chunks),
@@ -88,6 +91,15 @@ struct Unit {
         panel((work.first_slab + slab) % work.panels),
         chunk(index / work.groups % work.chunks),
         group(index % work.groups) {}
+  // To the next; true where panel or chunk is another.
+  __device__ bool next(const Work& work) {
+    if (++group < work.groups) return false;
+    group = 0;
+    if (++chunk < work.chunks) return true;
+    chunk = 0, ++slab;
+    if (++panel == work.panels) panel = 0, ++matrix;
+    return true;
+  }
   __device__ int length(const Work& work) const {
     return static_cast<int>(min(work.p.k - chunk * kChunk, int64_t{kChunk}));
   }
@@ -96,12 +108,13 @@ struct Unit {
 template <class Tile>
 struct Smem {
   alignas(128) float stage[Tile::kStages][Tile::kStageFloats];
-  // Steps of Packed::kK: hi halves, lo halves, each (kRows, Packed::kK) as in csrc/packed.h.
+  // (kChunk / 16, 2, kRows, 16): for each 16 of K hi halves, then lo halves; x_offset() says where.
   alignas(128) uint8_t x[Tile::kResident ? Tile::kRows * kChunk * 4 : 16];
   // Of each group: magnitude bits; of the smallest that is not zero, less 1.
   uint32_t largest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
   uint32_t smallest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
-  uint64_t full[Tile::kStages], empty[Tile::kStages];
+  float undo_x[Tile::kRows];
+  uint64_t full[Tile::kUnits], empty[Tile::kStages];
 };
 
 // Where four neighbours lie in a stage, in floats: along K of one column,
@@ -144,7 +157,7 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
     return kAlongK ? i % kColSets * 4 + lane / 8 : lane % kFoursPerRow * 4;
   };
   auto k_of = [&](int i) {
-    return kAlongK ? warp * (Tile::kK / 4) + (i / kColSets * 8 + lane % 8) * 4
+    return kAlongK ? warp * (Tile::kK / Tile::kLoaders) + (i / kColSets * 8 + lane % 8) * 4
                    : (warp * kFours + i) * (32 / kFoursPerRow) + lane / kFoursPerRow;
   };
   auto four_of = [&](int stage, int i) {
@@ -162,13 +175,15 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
   UNROLL
   for (int i = 0; i < kColSets; ++i) largest[i] = 0, smallest[i] = ~0u;
 
+  Unit unit(work, first), done_unit = unit;  // that is being copied, measured
+  int slot = 0;
   const int64_t steps = units * kSteps;
   int stage = 0, parity = 1, measured = 0;
   for (int64_t step = 0; step < steps + Tile::kAhead; ++step) {
     if (step < steps) {
       const int k = static_cast<int>(step % kSteps) * Tile::kK;
       if (k == 0) {
-        const Unit unit(work, first + step / kSteps);
+        if (step > 0) unit.next(work);
         const int64_t col = (work.first_group + unit.group) * Tile::kCols;
         data = anywhere + batch_offset(work.p.batch, work.w, unit.matrix) + col * col_stride +
                unit.chunk * kChunk * k_stride;
@@ -199,9 +214,8 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
 
     __pipeline_wait_prior(Tile::kAhead);
     const int64_t done = step - Tile::kAhead;
-    const int64_t done_unit = done / kSteps;
     const int k = static_cast<int>(done % kSteps) * Tile::kK;
-    if (k == 0) done_length = Unit(work, first + done_unit).length(work);
+    if (k == 0) done_length = done_unit.length(work);
     if (k < done_length) {
       UNROLL
       for (int i = 0; i < kFours; ++i) {
@@ -217,7 +231,6 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
       }
     }
     if (k == (kSteps - 1) * Tile::kK) {  // of this warp's part of the chunk
-      const int slot = static_cast<int>(done_unit % Tile::kUnits);
       UNROLL
       for (int i = 0; i < kColSets; ++i) {
         UNROLL
@@ -232,9 +245,11 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
         }
         largest[i] = 0, smallest[i] = ~0u;
       }
+      __syncwarp();
+      if (lane == 0) device::arrive(&smem.full[slot]);
+      slot = slot + 1 == Tile::kUnits ? 0 : slot + 1;
+      done_unit.next(work);
     }
-    __syncwarp();
-    if (lane == 0) device::arrive(&smem.full[measured]);
     if (++measured == Tile::kStages) measured = 0;
   }
 }
@@ -248,6 +263,59 @@ __device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
   lo = reinterpret_cast<const uint32_t&>(lo_two);
 }
 
+// Where 16 halves along K of a row of x lie among those of 16 of K: such that neither who writes a
+// row nor who reads eight has conflicts.
+__device__ int x_offset(int row, int k16) { return (row ^ k16 % 8) * 32; }
+
+// Brings a chunk of x to shared memory, split: a warp has a row.
+template <class Tile>
+__device__ void split_x(const Work& work, Smem<Tile>& smem, const Unit& unit, int64_t first_row) {
+  constexpr int kFours = kChunk / 4 / 32;  // a lane
+  const int lane = threadIdx.x % 32;
+  const int length = unit.length(work);
+  const int64_t k_stride = work.x_matrix.col_stride;
+  for (int row = threadIdx.x / 32 - Tile::kLoaders; row < Tile::kRows;
+       row += work.teams * Tile::kColWarps) {
+    if (first_row + row >= work.x_count) break;
+    const float* data = static_cast<const float*>(work.x_matrix.data) +
+                        batch_offset(work.p.batch, work.x_matrix, unit.matrix) +
+                        (first_row + row) * work.x_matrix.row_stride +
+                        unit.chunk * kChunk * k_stride;
+    float x[kFours][4];
+    UNROLL
+    for (int i = 0; i < kFours; ++i) {
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int k = (i * 32 + lane) * 4 + j;
+        x[i][j] = k < length ? data[k * k_stride] : 0.0f;
+      }
+    }
+    uint32_t largest = 0, smallest = ~0u;
+    UNROLL
+    for (int i = 0; i < kFours * 4; ++i) {
+      const uint32_t magnitude = fp16x3::magnitude_bits(x[i / 4][i % 4]);
+      largest = max(largest, magnitude);
+      smallest = min(smallest, magnitude - 1);
+    }
+    largest = __reduce_max_sync(~0u, largest);
+    smallest = __reduce_min_sync(~0u, smallest);
+    const float scale = fp16x3::scale(largest), least = fp16x3::float_of(smallest + 1);
+    if (lane == 0) {
+      smem.undo_x[row] = fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
+    }
+    UNROLL
+    for (int i = 0; i < kFours; ++i) {
+      uint2 hi, lo;
+      split_two(x[i][0] * scale, x[i][1] * scale, hi.x, lo.x);
+      split_two(x[i][2] * scale, x[i][3] * scale, hi.y, lo.y);
+      const int k16 = i * 8 + lane / 4;
+      uint8_t* to = smem.x + k16 * (2 * Tile::kRows * 32) + x_offset(row, k16) + lane % 4 * 8;
+      *reinterpret_cast<uint2*>(to) = hi;
+      *reinterpret_cast<uint2*>(to + Tile::kRows * 32) = lo;
+    }
+  }
+}
+
 // Fragments of 16 of K. A tensor core's sum does not ask which product comes first: lane % 4 takes
 // four neighbours along K, of w and of x.
 template <class Tile>
@@ -258,32 +326,54 @@ struct XFragment {
   uint32_t hi[4], lo[4];
 };
 
-// `k16` counts in the stage. Column kTiles * g + t of the stage is column g of tile t.
+// Where a lane finds its elements of w, of a stage and 16 of K. Column kTiles * g + t of the warp's
+// is column g of tile t.
 template <class Tile, bool kAlongK>
-__device__ void read_w(WFragment<Tile>& w, const float* stage, int k16,
-                       const float (&scale)[Tile::kTiles]) {
-  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  float x[Tile::kTiles][4];
-  if constexpr (kAlongK) {
-    UNROLL
-    for (int t = 0; t < Tile::kTiles; ++t) {
-      const float4 four = *reinterpret_cast<const float4*>(
-          stage + along_k_offset<Tile>(g * Tile::kTiles + t, k16 * 16 + q * 4));
-      x[t][0] = four.x, x[t][1] = four.y, x[t][2] = four.z, x[t][3] = four.w;
+class WReader {
+ public:
+  __device__ WReader(const Smem<Tile>& smem, int first_col) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int col = first_col + g * Tile::kTiles;
+    if constexpr (kAlongK) {  // the first 16 of K, the second
+      from_[0] = smem.stage[0] + along_k_offset<Tile>(col, q * 4);
+      from_[1] = smem.stage[0] + along_k_offset<Tile>(col, q * 4 + 16);
+    } else {  // the first of K, the second
+      from_[0] = smem.stage[0] + along_cols_offset<Tile>(q * 4, col);
+      from_[1] = smem.stage[0] + along_cols_offset<Tile>(q * 4 + 1, col);
     }
-  } else {
-    UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float* from = stage + along_cols_offset<Tile>(k16 * 16 + q * 4 + i, g * Tile::kTiles);
-      if constexpr (Tile::kTiles == 2) {
-        const float2 two = *reinterpret_cast<const float2*>(from);
-        x[0][i] = two.x, x[1][i] = two.y;
-      } else {
-        const float4 four = *reinterpret_cast<const float4*>(from);
-        x[0][i] = four.x, x[1][i] = four.y, x[2][i] = four.z, x[3][i] = four.w;
+  }
+
+  // `offset`: of the stage and the 32 of K, from the first, in floats.
+  template <int kK16>
+  __device__ void read(float (&x)[Tile::kTiles][4], int offset) const {
+    if constexpr (kAlongK) {
+      UNROLL
+      for (int t = 0; t < Tile::kTiles; ++t) {
+        const float4 four = *reinterpret_cast<const float4*>(from_[kK16] + t * Tile::kK + offset);
+        x[t][0] = four.x, x[t][1] = four.y, x[t][2] = four.z, x[t][3] = four.w;
+      }
+    } else {
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float* from = from_[i % 2] + (kK16 * 16 + i / 2 * 2) * Tile::kCols + offset;
+        if constexpr (Tile::kTiles == 1) {
+          x[0][i] = *from;
+        } else {
+          const float2 two = *reinterpret_cast<const float2*>(from);
+          x[0][i] = two.x, x[1][i] = two.y;
+        }
       }
     }
   }
+  static constexpr int kPair = kAlongK ? 32 : 32 * Tile::kCols;  // floats from 32 of K to the next
+
+ private:
+  const float* from_[2];
+};
+
+template <class Tile>
+__device__ void split_w(WFragment<Tile>& w, const float (&x)[Tile::kTiles][4],
+                        const float (&scale)[Tile::kTiles]) {
   UNROLL
   for (int t = 0; t < Tile::kTiles; ++t) {
     UNROLL
@@ -293,20 +383,18 @@ __device__ void read_w(WFragment<Tile>& w, const float* stage, int k16,
   }
 }
 
-// Rows g and g + 8 of x in a step of Packed::kK. `second` is 512 where there are rows g + 8.
+// Reads four halves of K of rows g and g + 8, `second` bytes further.
 template <class Tile>
-__device__ void read_x(XFragment& x, const uint8_t* step, int plane_bytes, int k16, int second) {
-  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  const uint8_t* from = step + Packed::swizzle(g, k16 * 2 + q / 2) + q % 2 * 8;
+__device__ void read_x(XFragment& x, const uint8_t* hi, int to_lo, int second) {
   auto read = [](const uint8_t* at, uint32_t& first, uint32_t& next) {
     const uint2 four = *reinterpret_cast<const uint2*>(at);
     first = four.x, next = four.y;
   };
-  read(from, x.hi[0], x.hi[2]);
-  read(from + plane_bytes, x.lo[0], x.lo[2]);
+  read(hi, x.hi[0], x.hi[2]);
+  read(hi + to_lo, x.lo[0], x.lo[2]);
   if constexpr (Tile::kRows == 16) {
-    read(from + second, x.hi[1], x.hi[3]);
-    read(from + second + plane_bytes, x.lo[1], x.lo[3]);
+    read(hi + second, x.hi[1], x.hi[3]);
+    read(hi + second + to_lo, x.lo[1], x.lo[3]);
   } else {
     x.hi[1] = x.hi[3] = x.lo[1] = x.lo[3] = 0;
   }
@@ -336,60 +424,41 @@ __device__ __noinline__ void store_one(const Problem& p, int64_t c_offset, int64
   store<float>(p, c_offset, row, col, sum);
 }
 
-template <class Tile, bool kAlongK, bool kWIsA>
+template <class Tile, bool kAlongK, bool kWIsA, int kPromote>
 __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first, int64_t units) {
   constexpr int kSteps = Tile::kStagesPerUnit, kTiles = Tile::kTiles;
   constexpr int kPairsPerStage = Tile::kK / 32;
   const int rank = threadIdx.x / 32 - Tile::kLoaders, lane = threadIdx.x % 32;
   const int g = lane / 4, q = lane % 4;
-  const int team = rank / work.warps, warp = rank % work.warps;
-  const bool promote_each = fp16x3::promotion(work.p.k) == 16;
+  const int team_warps = work.warps * Tile::kColWarps;
+  const int team = rank / team_warps, warp = rank % team_warps / Tile::kColWarps;
+  const int col_warp = rank % Tile::kColWarps, first_col = col_warp * kTiles * 8;
+  const WReader<Tile, kAlongK> w_reader(smem, first_col);
   const int64_t padded_rows = work.x.padded_rows();
-  int64_t resident = -1;  // which chunk of x is in shared memory
+  Unit unit(work, first);
+  bool other_x = true;
 
-  for (int64_t index = 0; index < units; ++index) {
-    const Unit unit(work, first + index);
+  for (int64_t index = 0; index < units; ++index, other_x = unit.next(work)) {
     const int64_t row = (unit.panel * work.warps + warp) * 16;
-    const int64_t x_tile = row / Packed::kRows;
-    const int tile_rows = work.x.tile_rows(x_tile);
-    const uint8_t* x = work.x.halves +
-                       work.x.step_offset(unit.matrix, x_tile, unit.chunk * (kChunk / Packed::kK)) +
-                       row % Packed::kRows * 64;
-    int plane_bytes = Packed::plane_bytes(tile_rows);
-    const int length = unit.length(work);
-    const int pairs = static_cast<int>(ceil_div(length, 32));  // of 16 of K: steps of Packed
-    if constexpr (Tile::kResident) {
-      const int64_t wanted = (first + index) / work.groups;
-      if (wanted != resident) {  // every team comes here
-        const int threads = work.teams * 32;
-        device::sync_threads(1, threads);  // nobody multiplies
-        const int rows = static_cast<int>(min(padded_rows - row, int64_t{Tile::kRows}));
-        const int fours = rows * 4;  // pieces of 16 bytes a plane
-        for (int i = rank * 32 + lane; i < pairs * 2 * fours; i += threads) {
-          const int plane = i / fours, piece = i % fours;
-          device::copy_16(smem.x + plane * (Tile::kRows * 64) + piece * 16,
-                          x + int64_t{plane} * plane_bytes + piece * 16, 16);
-        }
-        __pipeline_commit();
-        __pipeline_wait_prior(0);
-        device::sync_threads(1, threads);  // x is there
-        resident = wanted;
-      }
-      x = smem.x;
-      plane_bytes = Tile::kRows * 64;
+    if (Tile::kResident && other_x) {  // every team comes here
+      const int threads = work.teams * Tile::kColWarps * 32;
+      device::sync_threads(1, threads);  // nobody multiplies
+      split_x(work, smem, unit, row);
+      device::sync_threads(1, threads);  // x is there
     }
     if (index % work.teams != team) continue;
-    const int second = row + 8 < padded_rows ? 512 : 0;
     const bool busy = row < work.x_count;
+    const int length = unit.length(work);
+    const int pairs = static_cast<int>(ceil_div(length, 32));  // of 16 of K
 
     const int64_t position = index * kSteps;
-    const int64_t last = position + kSteps - 1;
-    device::wait(&smem.full[last % Tile::kStages], static_cast<int>(last / Tile::kStages % 2));
+    const int slot = static_cast<int>(index % Tile::kUnits);
+    device::wait(&smem.full[slot], static_cast<int>(index / Tile::kUnits % 2));
 
     float scale[kTiles], undo_w[kTiles];
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      const int slot = static_cast<int>(index % Tile::kUnits), col = g * kTiles + t;
+      const int col = first_col + g * kTiles + t;
       uint32_t largest = 0, smallest = ~0u;
       UNROLL
       for (int i = 0; i < Tile::kLoaders; ++i) {
@@ -400,31 +469,16 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
       const float least = fp16x3::float_of(smallest + 1);
       undo_w[t] = fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale[t]));
     }
-    float undo_x[2];
-    UNROLL
-    for (int i = 0; i < 2; ++i) {
-      undo_x[i] = row + g + i * 8 < padded_rows
-                      ? __ldg(work.x.undo + unit.matrix * work.x.matrix_groups() +
-                              unit.chunk * padded_rows + row + g + i * 8)
-                      : 1.0f;
-    }
-
     float total[kTiles][4] = {}, part[kTiles][4] = {}, low[kTiles][4] = {};
     int stage = static_cast<int>(position % Tile::kStages);
     if (busy) {
-      XFragment x_frag[2], x_next[2];
-      WFragment<Tile> w_frag, w_next;
-      UNROLL
-      for (int i = 0; i < 2; ++i) read_x<Tile>(x_frag[i], x, plane_bytes, i, second);
-      read_w<Tile, kAlongK>(w_frag, smem.stage[stage], 0, scale);
-
       auto multiply = [&](const XFragment& x, const WFragment<Tile>& w) {
-        UNROLL
-        for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
         UNROLL
         for (int t = 0; t < kTiles; ++t) {
           device::multiply_add(low[t], kWIsA ? x.hi : x.lo, kWIsA ? w.lo[t] : w.hi[t]);
         }
+        UNROLL
+        for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
         UNROLL
         for (int t = 0; t < kTiles; ++t) {
           device::multiply_add(low[t], kWIsA ? x.lo : x.hi, kWIsA ? w.hi[t] : w.lo[t]);
@@ -437,30 +491,61 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
           for (int i = 0; i < 4; ++i) total[t][i] += part[t][i], part[t][i] = 0;
         }
       };
+      // Rows g and g + 8 of x, of a pair's first 16 of K and its second.
+      const uint8_t* x_from[2];
+      int to_lo, second, x_pair;
+      if constexpr (Tile::kResident) {
+        to_lo = Tile::kRows * 32, second = 8 * 32, x_pair = 4 * to_lo;
+        UNROLL
+        for (int i = 0; i < 2; ++i) x_from[i] = smem.x + i * 2 * to_lo + q * 8;
+      } else {
+        const int64_t x_tile = row / Packed::kRows;
+        const int plane_bytes = Packed::plane_bytes(work.x.tile_rows(x_tile));
+        const uint8_t* x =
+            work.x.halves + row % Packed::kRows * 64 +
+            work.x.step_offset(unit.matrix, x_tile, unit.chunk * (kChunk / Packed::kK));
+        UNROLL
+        for (int i = 0; i < 2; ++i) x_from[i] = x + Packed::swizzle(g, i * 2 + q / 2) + q % 2 * 8;
+        to_lo = plane_bytes, second = row + 8 < padded_rows ? 8 * 64 : 0, x_pair = 2 * plane_bytes;
+      }
+      auto read_x_pair = [&](XFragment& x, int pair, int i) {
+        const uint8_t* from = x_from[i] + pair * x_pair;
+        if constexpr (Tile::kResident) from += x_offset(g, pair * 2 + i);
+        read_x<Tile>(x, from, to_lo, second);
+      };
+
       // What comes next is read and split while the tensor cores multiply.
+      XFragment x_frag[2];
+      WFragment<Tile> w_frag[2];
+      float w_next[kTiles][4];
+      int offset = stage * Tile::kStageFloats;
+      UNROLL
+      for (int i = 0; i < 2; ++i) read_x_pair(x_frag[i], 0, i);
+      w_reader.template read<0>(w_next, offset);
+      split_w<Tile>(w_frag[0], w_next, scale);
+      int in_stage = 0;
       _Pragma("unroll 1") for (int pair = 0; pair < pairs; ++pair) {
-        const int in_stage = pair % kPairsPerStage;
-        const bool more = pair + 1 < pairs;
+        const bool more = pair + 1 < pairs;  // else the last are read again
         const int this_stage = stage;
-        x += more ? 2 * plane_bytes : 0;
-        UNROLL
-        for (int i = 0; i < 2; ++i) read_x<Tile>(x_next[i], x, plane_bytes, i, second);
-        read_w<Tile, kAlongK>(w_next, smem.stage[stage], in_stage * 2 + 1, scale);
-        multiply(x_frag[0], w_frag);
-        if (promote_each) promote();
-        int next_in_stage = in_stage + 1;
-        if (next_in_stage == kPairsPerStage) {
-          next_in_stage = 0;
-          if (++stage == Tile::kStages) stage = 0;
-        }
-        // Beyond the unit's last there is nothing to read: the last again.
-        read_w<Tile, kAlongK>(w_frag, smem.stage[more ? stage : this_stage],
-                              more ? next_in_stage * 2 : 0, scale);
-        multiply(x_frag[1], w_next);
+        const bool stage_ends = ++in_stage == kPairsPerStage;
+        if (stage_ends) in_stage = 0, stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
+        const int next_offset =
+            more ? stage * Tile::kStageFloats + in_stage * w_reader.kPair : offset;
+        const int next_pair = more ? pair + 1 : pair;
+
+        w_reader.template read<1>(w_next, offset);
+        multiply(x_frag[0], w_frag[0]);
+        read_x_pair(x_frag[0], next_pair, 0);
+        if (kPromote == 16) promote();
+        split_w<Tile>(w_frag[1], w_next, scale);
+
+        w_reader.template read<0>(w_next, next_offset);
+        multiply(x_frag[1], w_frag[1]);
+        read_x_pair(x_frag[1], next_pair, 1);
+        split_w<Tile>(w_frag[0], w_next, scale);
         promote();
-        UNROLL
-        for (int i = 0; i < 2; ++i) x_frag[i] = x_next[i];
-        if (next_in_stage == 0) {
+        offset = next_offset;
+        if (stage_ends) {
           __syncwarp();
           if (lane == 0) device::arrive(&smem.empty[this_stage]);
         }
@@ -475,6 +560,18 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
     }
     if (!busy) continue;
 
+    float undo_x[2];
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (Tile::kResident) {
+        undo_x[i] = smem.undo_x[(g + i * 8) % Tile::kRows];
+      } else {
+        undo_x[i] = row + g + i * 8 < padded_rows
+                        ? work.x.undo[unit.matrix * work.x.matrix_groups() +
+                                      unit.chunk * padded_rows + row + g + i * 8]
+                        : 1.0f;
+      }
+    }
     float4 sums[kTiles];
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
@@ -488,16 +585,19 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
     }
 
     if (work.chunks > 1) {
-      const int64_t tile = (unit.slab * work.groups + unit.group) * work.warps + warp;
+      const int64_t tile =
+          ((unit.slab * work.groups + unit.group) * work.warps + warp) * Tile::kColWarps + col_warp;
+      if (Tile::kResident) device::wait_for_previous_kernel();  // which zeroes `arrived`
       float4* all = work.sums + tile * work.chunks * (kTiles * 32) + lane;
       UNROLL
       for (int t = 0; t < kTiles; ++t) __stcg(all + (unit.chunk * kTiles + t) * 32, sums[t]);
-      __threadfence();
       __syncwarp();
       int before = 0;
-      if (lane == 0) before = atomicAdd(&work.arrived[tile], 1);
+      if (lane == 0) {
+        before = ::cuda::atomic_ref<int, ::cuda::thread_scope_device>(work.arrived[tile])
+                     .fetch_add(1, ::cuda::std::memory_order_acq_rel);
+      }
       if (__shfl_sync(~0u, before, 0) < work.chunks - 1) continue;
-      __threadfence();
       if (lane == 0) work.arrived[tile] = 0;  // for the next launch
       UNROLL
       for (int t = 0; t < kTiles; ++t) sums[t] = {-0.0f, -0.0f, -0.0f, -0.0f};
@@ -517,8 +617,8 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
       UNROLL
       for (int i = 0; i < 4; ++i) {
         const int64_t x_row = row + g + i / 2 * 8;
-        const int64_t w_col =
-            (work.first_group + unit.group) * Tile::kCols + (q * 2 + i % 2) * kTiles + t;
+        const int64_t w_col = (work.first_group + unit.group) * Tile::kCols + first_col +
+                              (q * 2 + i % 2) * kTiles + t;
         if (x_row >= work.x_count || w_col >= work.w_count || i / 2 * 8 >= Tile::kRows) continue;
         const int64_t c_row = kWIsA ? w_col : x_row, c_col = kWIsA ? x_row : w_col;
         float value = sum[i];
@@ -535,15 +635,15 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
   }
 }
 
-template <class Tile, bool kAlongK, bool kWIsA>
+template <class Tile, bool kAlongK, bool kWIsA, int kPromote>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp16x3_skinny_kernel(const __grid_constant__ Work work) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem<Tile>& smem = *reinterpret_cast<Smem<Tile>*>(smem_bytes);
   if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kUnits; ++i) device::init_barrier(&smem.full[i], Tile::kLoaders);
     for (int i = 0; i < Tile::kStages; ++i) {
-      device::init_barrier(&smem.full[i], Tile::kLoaders);
-      device::init_barrier(&smem.empty[i], work.warps);
+      device::init_barrier(&smem.empty[i], work.warps * Tile::kColWarps);
     }
     device::publish_barriers();
   }
@@ -556,8 +656,19 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x < Tile::kLoaders * 32) {
     load_units<Tile, kAlongK>(work, smem, first, units);  // w was there before x was split
   } else {
-    device::wait_for_previous_kernel();
-    multiply_units<Tile, kAlongK, kWIsA>(work, smem, first, units);
+    // What splits x where it is not split here; where it is, that can wait.
+    if (!Tile::kResident) device::wait_for_previous_kernel();
+    multiply_units<Tile, kAlongK, kWIsA, kPromote>(work, smem, first, units);
+  }
+}
+
+constexpr int kZeroThreads = 256;
+
+__global__ void zero_kernel(int* counters, int64_t count) {
+  device::let_next_kernel_start();
+  for (int64_t i = blockIdx.x * kZeroThreads + threadIdx.x; i < count;
+       i += gridDim.x * kZeroThreads) {
+    counters[i] = 0;
   }
 }
 
@@ -573,15 +684,14 @@ void launch(Work work, bool w_is_a, const Context& context) {
   const int64_t all_slabs = work.panels * p.batch.count;
 
   // As many groups and slabs a launch as there is room for their sums.
-  const int64_t group_bytes = work.warps * work.chunks * Tile::kTiles * 32 * sizeof(float4);
+  const int64_t group_tiles = work.warps * Tile::kColWarps;
+  const int64_t group_bytes = group_tiles * work.chunks * Tile::kTiles * 32 * sizeof(float4);
   const int64_t room =
       work.chunks == 1 ? all_groups * all_slabs : std::max(kMaxSumBytes / group_bytes, int64_t{1});
   const int64_t groups = std::min(all_groups, room);
   const int64_t slabs = std::min(all_slabs, std::max(room / all_groups, int64_t{1}));
 
-  Matrix x_matrix = w_is_a ? p.b : p.a;
-  if (w_is_a) std::swap(x_matrix.row_stride, x_matrix.col_stride);
-  Operand x{x_matrix, p.batch, {.rows = work.x_count, .k = p.k}};
+  Operand x{work.x_matrix, p.batch, {.rows = work.x_count, .k = p.k}};
 
   int64_t bytes = 0;
   auto reserve = [&](int64_t size) {
@@ -589,19 +699,30 @@ void launch(Work work, bool w_is_a, const Context& context) {
     bytes += ceil_div(size, 512) * 512;
     return offset;
   };
-  const int64_t counters = slabs * groups * work.warps;
-  const int64_t x_at = reserve(x.packed.matrix_bytes() * p.batch.count);
-  const int64_t undo_at = reserve(x.packed.matrix_groups() * p.batch.count * sizeof(float));
+  const int64_t counters = work.chunks == 1 ? 0 : slabs * groups * group_tiles;
   const int64_t arrived_at = reserve(counters * sizeof(int));
   const int64_t sums_at = reserve(work.chunks == 1 ? 0 : slabs * groups * group_bytes);
-  auto* workspace = static_cast<uint8_t*>(context.allocate(bytes));
-  x.packed.halves = workspace + x_at;
-  x.packed.undo = reinterpret_cast<float*>(workspace + undo_at);
-  work.x = x.packed;
+  int64_t x_at = 0, undo_at = 0;
+  if (!Tile::kResident) {
+    x_at = reserve(x.packed.matrix_bytes() * p.batch.count);
+    undo_at = reserve(x.packed.matrix_groups() * p.batch.count * sizeof(float));
+  }
+  auto* workspace = bytes > 0 ? static_cast<uint8_t*>(context.allocate(bytes)) : nullptr;
   work.arrived = reinterpret_cast<int*>(workspace + arrived_at);
   work.sums = reinterpret_cast<float4*>(workspace + sums_at);
-
-  launch_split({&x, 1}, {work.arrived, static_cast<size_t>(counters)}, context);
+  if (!Tile::kResident) {
+    x.packed.halves = workspace + x_at;
+    x.packed.undo = reinterpret_cast<float*>(workspace + undo_at);
+    work.x = x.packed;
+    launch_split({&x, 1}, {work.arrived, static_cast<size_t>(counters)}, context);
+  } else if (counters > 0) {
+    const int64_t blocks = std::min<int64_t>(ceil_div(counters, kZeroThreads), context.processors);
+    zero_kernel<<<static_cast<unsigned>(blocks), kZeroThreads, 0,
+                  static_cast<cudaStream_t>(context.stream)>>>(work.arrived, counters);
+    check(cudaGetLastError());
+  }
+  // Before the first launch may come a kernel of somebody else.
+  bool follows_ours = !Tile::kResident || counters > 0;
 
   // Neighbours that lie together are copied together.
   const bool along_k = work.w.col_stride < work.w.row_stride;
@@ -610,20 +731,31 @@ void launch(Work work, bool w_is_a, const Context& context) {
   work.vectors = near == 1 && far % 4 == 0 && reinterpret_cast<uintptr_t>(work.w.data) % 16 == 0;
   for (int d = 0; d < p.batch.rank; ++d) work.vectors &= work.w.batch_stride[d] % 4 == 0;
 
-  const auto kernel = along_k ? (w_is_a ? fp16x3_skinny_kernel<Tile, true, true>
-                                        : fp16x3_skinny_kernel<Tile, true, false>)
-                              : (w_is_a ? fp16x3_skinny_kernel<Tile, false, true>
-                                        : fp16x3_skinny_kernel<Tile, false, false>);
+  auto choose = [&]<int kPromote>() {
+    return along_k ? (w_is_a ? fp16x3_skinny_kernel<Tile, true, true, kPromote>
+                             : fp16x3_skinny_kernel<Tile, true, false, kPromote>)
+                   : (w_is_a ? fp16x3_skinny_kernel<Tile, false, true, kPromote>
+                             : fp16x3_skinny_kernel<Tile, false, false, kPromote>);
+  };
+  const auto kernel = fp16x3::promotion(p.k) == 16 ? choose.template operator()<16>()
+                                                   : choose.template operator()<32>();
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Smem<Tile>)));
-  const int threads = (Tile::kLoaders + work.teams * work.warps) * 32;
+  const int threads = (Tile::kLoaders + work.teams * work.warps * Tile::kColWarps) * 32;
   for (work.first_slab = 0; work.first_slab < all_slabs; work.first_slab += slabs) {
     work.slabs = std::min(slabs, all_slabs - work.first_slab);
     for (work.first_group = 0; work.first_group < all_groups; work.first_group += groups) {
       work.groups = std::min(groups, all_groups - work.first_group);
       const int64_t blocks = std::min<int64_t>(work.units(), context.processors);
-      launch_after(kernel, static_cast<unsigned>(blocks), threads, sizeof(Smem<Tile>), context,
-                   work);
+      if (follows_ours) {
+        launch_after(kernel, static_cast<unsigned>(blocks), threads, sizeof(Smem<Tile>), context,
+                     work);
+      } else {
+        kernel<<<static_cast<unsigned>(blocks), threads, sizeof(Smem<Tile>),
+                 static_cast<cudaStream_t>(context.stream)>>>(work);
+        check(cudaGetLastError());
+      }
+      follows_ours = true;
     }
   }
 }
@@ -635,7 +767,9 @@ void launch_fp16x3_skinny(const Problem& p, const Context& context) {
   Work work{};
   work.p = p;
   work.w = w_is_a ? p.a : p.b;
-  if (!w_is_a) std::swap(work.w.row_stride, work.w.col_stride);
+  work.x_matrix = w_is_a ? p.b : p.a;
+  Matrix& by_columns = w_is_a ? work.x_matrix : work.w;
+  std::swap(by_columns.row_stride, by_columns.col_stride);
   work.w_count = w_is_a ? p.m : p.n;
   work.x_count = w_is_a ? p.n : p.m;
   const Epilogue& e = p.epilogue;
@@ -646,14 +780,14 @@ void launch_fp16x3_skinny(const Problem& p, const Context& context) {
   const int64_t small_units = ceil_div(work.x_count, 16) * ceil_div(work.w_count, 16) *
                               ceil_div(p.k, kChunk) * p.batch.count;
   work.warps = 1;
-  work.teams = 3;
+  work.teams = 4;
   if (work.x_count <= 8) {
     launch<Short8>(work, w_is_a, context);
   } else if (work.x_count <= 16 || small_units <= 3 * context.processors) {
     launch<Short16>(work, w_is_a, context);
   } else {
-    work.warps = work.x_count <= 32 ? 2 : work.x_count <= 64 ? 4 : 8;
-    work.teams = std::min(Long::kMaxWarps / work.warps, 2);
+    work.warps = work.x_count <= 32 ? 2 : 4;
+    work.teams = 1;
     launch<Long>(work, w_is_a, context);
   }
 }
