@@ -113,6 +113,22 @@ def study(operands, k, ways, args):
     return list(rows.values())
 
 
+# Okabe and Ito's colours, which the colour-blind tell apart; ways differ in their markers, too.
+STYLES = [
+    {"color": "#000000", "marker": "s"},
+    {"color": "#e69f00", "marker": "^"},
+    {"color": "#009e73", "marker": "D"},
+    {"color": "#0072b2", "marker": "o", "linewidth": 2},
+]
+GUARD_STYLES = [
+    {"color": "#0072b2", "marker": "o"},
+    {"color": "#d55e00", "marker": "v"},
+    {"color": "#cc79a7", "marker": "X"},
+    {"color": "#000000", "marker": "s"},
+    {"color": "#009e73", "marker": "D"},
+]
+
+
 def draw(results, path):
     """A panel for each kind of operands but the last, one for the bias, one for the guard.
 
@@ -129,44 +145,57 @@ def draw(results, path):
     ways = list(dict.fromkeys(row["product"] for row in rows))
     kinds = list(dict.fromkeys(row["operands"] for row in rows))
 
-    def line(axes, key, label, **wanted):
-        points = [r for r in rows if key in r and all(r[x] == y for x, y in wanted.items())]
-        ks, values = [r["k"] for r in points], [r[key] for r in points]
-        colour = f"C{ways.index(label)}" if label in ways else None
-        axes.plot(ks, values, "o-", markersize=3, label=RUNGS.get(label, label), color=colour)
+    def points(key, **wanted):
+        """The Ks, and what rows say of them."""
+        found = [r for r in rows if key in r and all(r[x] == y for x, y in wanted.items())]
+        return tuple(r["k"] for r in found), tuple(r[key] for r in found)
 
-    figure, grid = plt.subplots(2, 3, figsize=(13, 7.2))
+    def draw_ways(axes, key, kind):
+        for way, style in zip(ways, STYLES, strict=False):
+            label = RUNGS.get(way, way)
+            axes.plot(*points(key, operands=kind, product=way), label=label, markersize=4, **style)
+
+    figure, grid = plt.subplots(2, 3, figsize=(13, 7.6), layout="constrained")
     *grid, bias, guard = grid.flat
     for kind, axes in zip(kinds[:-1], grid, strict=True):
-        for way in ways:
-            line(axes, "error", way, operands=kind, product=way)
+        draw_ways(axes, "error", kind)
         axes.set_yscale("log")
         axes.set_title(kind)
         axes.set_ylabel("relative Frobenius error")
-        axes.legend(fontsize="small")
-    for way in ways:
-        line(bias, "bias_u", way, operands="uniform(0, 1)", product=way)
+    draw_ways(bias, "bias_u", "uniform(0, 1)")
     promised = reference.BIAS / U
-    bias.axhspan(-promised, promised, color="0.9")
+    bias.axhspan(-promised, promised, color="0.92", zorder=0)
+    bias.text(64, promised, "promised", va="bottom", color="0.4", fontsize="small")
     bias.set_ylim(-2 * promised, 2 * promised)  # a long sum in sequence leaves it
-    bias.set_title("mean signed error on uniform(0, 1)")
-    bias.set_ylabel("units of 2^-24 of the element")
-    bias.legend(fontsize="small")
+    bias.set_title("bias on uniform(0, 1)")
+    bias.set_ylabel("mean relative error, units of $2^{-24}$")
+
+    shares = {}  # kinds whose shares are the same make one line
     for kind in kinds:
-        line(guard, "guarded", kind, operands=kind)
-    guard.set_title("elements that the guard computes again")
-    guard.set_ylabel("share")
-    guard.legend(fontsize="small")
+        share = points("guarded", operands=kind)
+        if any(share):  # some GPUs have no fp16x3
+            shares.setdefault(share, []).append(kind)
+    for ((ks, values), same), style in zip(shares.items(), GUARD_STYLES, strict=False):
+        percents = [100 * value for value in values]
+        guard.plot(ks, percents, label="\n".join(same), markersize=4, **style)
+    guard.set_ylim(-5, 105)
+    guard.set_title("computed again by fp16x3's guard")
+    guard.set_ylabel("% of the elements")
+    if shares:
+        guard.legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.6))
+
     for axes in (*grid, bias, guard):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("K")
-        axes.grid(alpha=0.3)
+        axes.grid(color="0.9")
+        axes.set_axisbelow(True)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways))
     figure.suptitle(
         f"float32 products against float64: {header['device']}, torch {header['torch']}, "
         f"M = N = {header['size']}, mean over {header['seeds']} seeds"
     )
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata, facecolor="white")
 
 
 def parse(argv):

@@ -22,7 +22,9 @@ Products of fp16x3 (csrc/fp16x3.h), in u |A||B|, where L is a chunk of K and P w
 
 A sum of the tensor core aligns 16 products and what it adds to, cuts all but the largest of them
 at 2^-25 of that, which is 16 u / 2 at most, and then cuts what they come to at 2^-23 of itself,
-2u: 10u. The scale is undone exactly but where the result is subnormal.
+2u: 10u. The scale is undone exactly but where the result is subnormal. An element that the guard
+has computed again is a sum in chunks, and that sum's bound is all that is proven of it; it is held
+to this one like the others. (docs/numerics.md tells more.)
 """
 
 import torch

@@ -286,6 +286,20 @@ def test_elementwise_bound(device, name, k):
     assert_within(result, product(a, b), bound(a, b, algorithm="fp16x3"))
 
 
+def test_marked_elements_have_the_bound_of_a_sum_in_chunks(device):
+    """And no tighter one: here each addition rounds the same way. Large numbers that meet zeros
+    make the groups wide and the sum small beside them."""
+    k = 1024
+    a, b = torch.full((1, k), 0.99 * 2.0**-24), torch.ones(k, 1)
+    a[0, :3] = torch.tensor([2.0**20, 0, 1])
+    b[:2, 0] = torch.tensor([0, 2.0**20])
+    _, marked = fp16x3_or_mark(a, b)
+    assert marked.all()
+    result, exact = multiply(a, b, device), product(a, b)
+    assert_within(result, exact, bound(a, b, algorithm="tiled"))
+    assert (result - exact).abs() > bound(a, b, algorithm="fp16x3")
+
+
 def test_bound_is_below_that_of_a_plain_sum():
     for k in (64, 128, 511, 512, 1024, 1025, 100_000):
         a, b = torch.ones(1, k), torch.ones(k, 1)

@@ -87,9 +87,11 @@ def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None
         b: (k, n), or (k,), or a batch (..., k, n), of a's dtype and on its device. The batch
             dimensions of a and b broadcast. Or torch_tiled.prepare(b), without out or out_dtype.
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
-        precision: what float32 operands are computed in. "fp32" is as accurate as an fp32 SGEMM,
-            "ieee" rounds every multiply-add as IEEE 754 does, "tf32" rounds the operands to TF32.
-            Ignored for other dtypes.
+        precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" is as
+            accurate as an SGEMM that adds in sequence, and uses tensor cores on GPUs of the Hopper
+            generation; "ieee" rounds every multiply-add as IEEE 754 does, in one order on every
+            GPU; "tf32" is refused, since no rung offers it yet. On the CPU, "auto" is torch.matmul
+            in either. docs/numerics.md has the bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape to write to, dtype as for out_dtype. It has no
             gradient, may not share memory with a or b, and is never resized.
