@@ -20,7 +20,7 @@ void launch_naive(const Problem&, const Context&);
 void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
-void launch_fp16x3(const Problem&, const Context&);
+void launch_fp16x3_bulk(const Problem&, const Context&);
 void launch_fp16x3_skinny(const Problem&, const Context&);
 }  // namespace cuda
 
@@ -42,7 +42,7 @@ constexpr Rung kLadder[] = {
     {"tiled32", "tiled",  Order::kChunked, 32, 32,   16,   CUDA(launch_tiled32), cpu::launch_tiled32},
     {"tiled64", "tiled",  Order::kChunked, 64, 64,   47,   CUDA(launch_tiled64), cpu::launch_tiled64},
     {"fp16x3_skinny", "fp16x3", Order::kFp16x3, 128, 32, 100, CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3",  "fp16x3", Order::kFp16x3,  128, 128, 400,  CUDA(launch_fp16x3),  cpu::launch_fp16x3},
+    {"fp16x3_bulk", "fp16x3", Order::kFp16x3, 128, 128, 400, CUDA(launch_fp16x3_bulk), cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -62,10 +62,11 @@ Order order_of(const Problem& p, const Context& context) {
   return fp16x3 ? Order::kFp16x3 : Order::kChunked;
 }
 
-// Throws a sentence where a rung that was asked for by name cannot take the problem.
-void check_can_take(const Rung& rung, const Problem& p, const Context& context) {
+// Throws a sentence where a rung that was asked for as `algorithm` cannot take the problem.
+void check_can_take(const Rung& rung, std::string_view algorithm, const Problem& p,
+                    const Context& context) {
   if (rung.order != Order::kFp16x3) return;
-  const std::string name = "algorithm \"" + std::string(rung.name) + "\" ";
+  const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
   if (p.dtype != DType::kFloat32) {
     fail(p.op, name + "takes float32 operands; choose auto, naive or tiled for other dtypes");
   }
@@ -89,7 +90,7 @@ std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p
   Order order = order_of(p, context);
   for (const Rung& rung : kLadder) {
     if (rung.name != algorithm && rung.family != algorithm) continue;
-    check_can_take(rung, p, context);
+    check_can_take(rung, algorithm, p, context);
     rungs.push_back(&rung);
     order = rung.order;
   }

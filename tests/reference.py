@@ -91,7 +91,7 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether a rung takes such operands; tests/test_errors.py has what it says where not."""
-    if algorithm != "fp16x3":
+    if algorithm is None or not algorithm.startswith("fp16x3"):
         return True
     return dtype == torch.float32 and precision == "fp32" and (device == "cpu" or _is_hopper())
 
@@ -107,7 +107,7 @@ def order(algorithm, a, precision="fp32"):
         if a.device.type == "cpu":
             return "any"
         algorithm = "fp16x3" if takes("fp16x3", a.dtype, a.device.type, precision) else "tiled"
-    if algorithm == "fp16x3":
+    if algorithm.startswith("fp16x3"):
         return "fp16x3" if k >= MIN_K else "chunked"
     return "plain" if algorithm == "naive" else "chunked"
 

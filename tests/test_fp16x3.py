@@ -22,6 +22,7 @@ import torch_tiled
 
 on_a_gpu = pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
 LAYOUTS = ("NN", "NT", "TN", "TT")
+GPU_RUNGS = ("fp16x3_bulk", "fp16x3_skinny")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
@@ -34,7 +35,8 @@ def multiply(a, b, device):
     a, b = a.to(device), b.to(device)
     result = torch_tiled.matmul(a, b, algorithm="fp16x3")
     if device == "cuda":
-        assert_same(torch_tiled.matmul(a, b), result)
+        for algorithm in ("auto", *GPU_RUNGS):
+            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), result)
     return result.cpu()
 
 
@@ -389,8 +391,9 @@ def test_overflow_gives_inf(device, k):
 
 def compare(a, b, **options):
     host = torch_tiled.matmul(a, b, algorithm="fp16x3", **options)
-    cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm="fp16x3", **options)
-    assert_same(cuda.cpu(), host)
+    for algorithm in GPU_RUNGS:
+        cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm, **options)
+        assert_same(cuda.cpu(), host)
 
 
 @on_a_gpu
@@ -423,11 +426,12 @@ def test_host_and_gpu_agree_on_many_tiles():
 
 
 @on_a_gpu
+@pytest.mark.parametrize("algorithm", GPU_RUNGS)
 @pytest.mark.parametrize("m", [1, 33, 130])
-def test_host_and_gpu_agree_on_epilogues(m):
+def test_host_and_gpu_agree_on_epilogues(m, algorithm):
     a, weight, bias = torch.randn(m, 700), torch.randn(90, 700), torch.randn(90)
     c = torch.randn(m, 90)
-    rung = {"algorithm": "fp16x3"}
+    rung = {"algorithm": algorithm}
     for alpha, beta in ((1, 1), (0.7, 0), (3.7, -0.1), (0, 2)):
         host = torch_tiled.gemm_(c.clone(), a, weight.mT, alpha=alpha, beta=beta, **rung)
         cuda = torch_tiled.gemm_(

@@ -145,3 +145,41 @@ def test_direct_call_keeps_torch_function():
     assert isinstance(_internals.call_without_python(op)(a, a), Sub)
     assert isinstance(torch_tiled.matmul(a, a), Sub)
     assert called == [op, op]
+
+
+def test_version_of():
+    x = torch.ones(2)
+    before = _internals.version_of(x)
+    alias = x.detach()
+    x.add_(1)
+    assert _internals.version_of(x) == _internals.version_of(alias) == before + 1
+    with torch.inference_mode():
+        x.add_(1)
+        assert _internals.version_of(x) == before + 2
+        assert _internals.version_of(torch.ones(2)) is None
+
+
+def test_is_wrapped():
+    x = torch.ones(2)
+    for transform in (torch.func.vmap, torch.func.grad):
+        seen = []
+        transform(lambda y, seen=seen: seen.extend(map(_internals.is_wrapped, (x, y))) or y.sum())(
+            x
+        )
+        assert seen == [False, True]
+
+
+def test_pytree_nodes():
+    class Node:
+        def __init__(self, leaf):
+            self.leaf = leaf
+
+    _internals.register_pytree_node(
+        Node,
+        lambda node: ([node.leaf], None),
+        lambda leaves, _: Node(*leaves),
+        serialized_type_name="tests.Node",
+        flatten_with_keys_fn=lambda node: ([(_internals.GetAttrKey("leaf"), node.leaf)], None),
+    )
+    x = torch.ones(3, 2)
+    assert torch.func.vmap(lambda node: node.leaf.sum())(Node(x)).tolist() == [2, 2, 2]

@@ -247,16 +247,16 @@ def _differentiable_linear(redispatch, keyset, options, *tensors):
     return ACTIVATIONS[activation](y)
 
 
-# With a prepared operand, which itself has no derivative, the functions are the same: what was
-# split rides along to the level below.
-
-
 def prepare(keyset, b):
     try:
         return _redispatch_prepare(keyset & AFTER_AUTOGRAD, b)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
+
+
+# With a prepared operand, which itself has no derivative, the functions are the same: what was
+# split rides along to the level below.
 
 
 def prepared_matmul(keyset, a, b, halves, undo, **options):

@@ -25,8 +25,8 @@ def freeze(model):
     - What leaves no trace it cannot notice: writes through `.data` or `.detach().numpy()`, DLPack,
       other libraries' kernels or a replayed CUDA graph, and any write to a weight that was made
       under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
-      hold the split as it was and check nothing. Call freeze(model) again after such a write: it
-      splits anew, into the same memory where shapes are the same.
+      look for no write at all. Call freeze(model) again after such a write: it splits anew, into
+      the same memory where shapes are the same, which those graphs read.
 
     A frozen weight has no gradient: while one would be recorded (grad mode is on and the weight
     requires grad) the layer refuses to run, in train() and eval() alike. Gradients to its input and
@@ -57,6 +57,10 @@ def unfreeze(model):
 
     Returns:
         model.
+
+    Example::
+
+        >>> model = torch_tiled.unfreeze(model).train()
     """
     for layer in _layers(model):
         layer._unfreeze()
@@ -64,7 +68,13 @@ def unfreeze(model):
 
 
 def frozen_bytes(model):
-    """The memory that torch_tiled.freeze(model) has taken, beside the weights' own."""
+    """The memory in bytes that torch_tiled.freeze(model) has taken, beside the weights' own.
+
+    Example::
+
+        >>> torch_tiled.frozen_bytes(torch_tiled.freeze(torch_tiled.nn.Linear(1024, 1024)))
+        4198400
+    """
     return sum(layer._prepared_weight().nbytes for layer in _layers(model) if layer._frozen)
 
 
@@ -156,8 +166,8 @@ class Linear(torch.nn.Linear):
 
     def _split(self):
         """Splits the weight as it is now: into the same memory, which a graph may hold."""
+        self._split_of = None  # until it is done
         if not _has_memory(self.weight):
-            self._split_of = None
             return
         with torch.inference_mode(False), torch.no_grad():
             alias = self.weight.detach()
@@ -173,15 +183,15 @@ class Linear(torch.nn.Linear):
 
     def _is_split(self):
         """Whether what was split is the weight of now; outside compiled graphs it is made so."""
-        weight = self.weight
+        weight, split_of = self.weight, self._split_of
         if is_compiling():  # an exported program has its own tensors for the layer's
-            return self._split_of is not None and (is_exporting() or self._split_of[0] is weight)
+            return split_of is not None and (is_exporting() or split_of[0] is weight)
         if not _has_memory(weight):
             return False
-        if self._split_of is not None:
-            owner, alias, version = self._split_of
-            same = owner is weight and _are_alike(alias, weight)
-            if same and alias.data_ptr() == weight.data_ptr() and version_of(weight) == version:
+        if split_of is not None:
+            owner, alias, version = split_of
+            same = owner is weight and version_of(weight) == version
+            if same and weight.data_ptr() == alias.data_ptr() and _are_alike(weight, alias):
                 return True
         self._split()
         return True

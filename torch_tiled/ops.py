@@ -216,14 +216,20 @@ def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precisi
         >>> torch_tiled.linear(x, weight, bias, activation="relu").shape
         torch.Size([8, 16])
     """
-    ways, operands = _linear, (x, weight)
     if isinstance(weight, Prepared):
-        ways, operands = _prepared_linear, (x, *_weight(weight))
-    if bias is not None:
-        operands += (bias,)
+        operands = (x, *_weight(weight)) if bias is None else (x, *_weight(weight), bias)
+        if activation == "none" and algorithm == "auto" and precision == "fp32":
+            return _call(_prepared_linear, *operands)
+        options = {"activation": activation, "algorithm": algorithm, "precision": precision}
+        return _call(_prepared_linear, *operands, **options)
     if activation == "none" and algorithm == "auto" and precision == "fp32":
-        return _call(ways, *operands)
-    return _call(ways, *operands, activation=activation, algorithm=algorithm, precision=precision)
+        if bias is None:
+            return _call(_linear, x, weight)
+        return _call(_linear, x, weight, bias)
+    options = {"activation": activation, "algorithm": algorithm, "precision": precision}
+    if bias is None:
+        return _call(_linear, x, weight, **options)
+    return _call(_linear, x, weight, bias, **options)
 
 
 def _weight(weight):
@@ -269,8 +275,8 @@ def algorithms():
 
     Example::
 
-        >>> torch_tiled.algorithms()
-        ['naive', 'tiled16', 'tiled32', 'tiled64', 'tiled', 'fp16x3']
+        >>> torch_tiled.algorithms()[:4]
+        ['naive', 'tiled16', 'tiled32', 'tiled64']
     """
     return torch.ops.tiled.algorithms()
 

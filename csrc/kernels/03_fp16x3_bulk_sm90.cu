@@ -1,4 +1,4 @@
-// 03 fp16x3: float32 products on tensor cores, as three products of halves.
+// 03 fp16x3_bulk: float32 products on tensor cores, as three products of halves.
 //
 // Idea:  tensor cores multiply halves thirty times as fast as an SM's float32 units do. Two halves
 //        hold a float32 (csrc/fp16x3.h), so three products of halves make one of float32. A first
@@ -63,7 +63,7 @@ struct Work {
   Problem p;
   Source a, b;
   Marks marks;
-  bool stores_plainly;  // C is the sums, and pairs of them in a row can be stored at once
+  bool stores_simply;  // a bias and ReLU at most, pairs in a row of C at once
 };
 
 struct Position {
@@ -156,13 +156,35 @@ __device__ void list_marked(const Marks& marks, const Place& at, uint64_t marked
   if (lane == 0) piece.batch = at.batch, piece.row = at.row, piece.col = at.col;
 }
 
-// From sums to C, where nothing is to be asked. Returns false where something is.
-__device__ bool store_plainly(const Work& work, const Place& at,
-                              const float (&sum)[Tile::kElements]) {
-  bool plain = work.stores_plainly && at.row + 8 < work.p.m && at.col + Tile::kN - 8 + 1 < work.p.n;
+// Puts the biases of the tile's columns into shared memory, one a thread.
+__device__ void load_bias(const Work& work, const Place& at, float (&bias)[Tile::kN]) {
+  const Epilogue& epilogue = work.p.epilogue;
+  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1, thread = threadIdx.x % Tile::kWarpgroup;
+  const int64_t col = at.col - thread % 4 * 2 + thread;
+  device::sync_threads(1 + warpgroup, Tile::kWarpgroup);  // the last tile's have been read
+  bias[thread] =
+      col < work.p.n ? static_cast<const float*>(epilogue.bias)[col * epilogue.bias_stride] : 0;
+  device::sync_threads(1 + warpgroup, Tile::kWarpgroup);
+}
+
+// From sums to C, where little is to be asked. Returns false, and does nothing, where more is.
+__device__ bool store_simply(const Work& work, const Place& at, float (&sum)[Tile::kElements],
+                             const float (&bias)[Tile::kN]) {
+  bool simple = work.stores_simply && at.row + 8 < work.p.m && at.col + Tile::kN - 8 + 1 < work.p.n;
   UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) plain &= !isnan(sum[i]);
-  if (!__all_sync(~0u, plain)) return false;
+  for (int i = 0; i < Tile::kElements; ++i) simple &= !isnan(sum[i]);
+  if (!__all_sync(~0u, simple)) return false;
+  if (work.p.epilogue.bias != nullptr) {
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 4) {
+      const float2 two = *reinterpret_cast<const float2*>(&bias[threadIdx.x % 4 * 2 + i * 2]);
+      sum[i] += two.x, sum[i + 1] += two.y, sum[i + 2] += two.x, sum[i + 3] += two.y;
+    }
+  }
+  if (work.p.epilogue.activation == Activation::kRelu) {
+    UNROLL
+    for (float& each : sum) each = activate(Activation::kRelu, each);
+  }
   const Matrix& c = work.p.c;
   float* data = static_cast<float*>(c.data) + batch_offset(work.p.batch, c, at.batch) +
                 at.row * c.row_stride + at.col;
@@ -177,57 +199,50 @@ __device__ bool store_plainly(const Work& work, const Place& at,
 // From sums to C, but for sums that are NaN, which are listed. By way of shared memory, so that the
 // loop stays a loop: unrolled, every activation would be there 64 times.
 __device__ void store_tile(const Work& work, const Place& at, const float (&sum)[Tile::kElements],
-                           Smem& smem) {
+                           const float (&bias)[Tile::kN],
+                           float4 (&scratch)[Tile::kElements / 4][Tile::kWarpgroup]) {
   const Problem& p = work.p;
   const Epilogue& epilogue = p.epilogue;
-  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
   const int thread = threadIdx.x % Tile::kWarpgroup;
-  auto& sums = smem.sums[warpgroup];
-  UNROLL
-  for (int i = 0; i < Tile::kElements; i += 4) {
-    sums[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-  }
-  const int first_col = thread % 4 * 2;  // in the tile
-  if (epilogue.bias != nullptr) {
-    const int64_t col = at.col - first_col + thread;
-    device::sync_threads(1 + warpgroup, Tile::kWarpgroup);  // the last tile's has been read
-    smem.bias[warpgroup][thread] =
-        col < p.n ? static_cast<const float*>(epilogue.bias)[col * epilogue.bias_stride] : 0;
-    device::sync_threads(1 + warpgroup, Tile::kWarpgroup);
-  }
-  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, at.batch) +
-             at.row * p.c.row_stride + at.col * p.c.col_stride;
   const int64_t down = 8 * p.c.row_stride, right = p.c.col_stride;
   const bool inside[2] = {at.row < p.m, at.row + 8 < p.m};
   const int cols_left = static_cast<int>(min(p.n - at.col, int64_t{Tile::kN}));
   uint64_t marked = 0;
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) {
+    const bool exists = inside[i / 2 % 2] && i / 4 * 8 + i % 2 < cols_left;
+    if (exists && isnan(sum[i])) marked |= uint64_t{1} << i;
+  }
+  list_marked(work.marks, at, marked);
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    scratch[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
+  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, at.batch) +
+             at.row * p.c.row_stride + at.col * p.c.col_stride;
   NO_UNROLL
   for (int i = 0; i < Tile::kElements; i += 4, c += 8 * right) {
-    const float4 four = sums[i / 4][thread];
+    const float4 four = scratch[i / 4][thread];
     const float each[] = {four.x, four.y, four.z, four.w};
-    const float2 bias = *reinterpret_cast<const float2*>(&smem.bias[warpgroup][first_col + i * 2]);
+    const float2 two = *reinterpret_cast<const float2*>(&bias[thread % 4 * 2 + i * 2]);
     bool stored[4];
     float old[4] = {};
     UNROLL
     for (int j = 0; j < 4; ++j) {
-      const bool exists = inside[j / 2] && i * 2 + j % 2 < cols_left;
-      const bool is_number = !isnan(each[j]);
-      if (exists && !is_number) marked |= uint64_t{1} << (i + j);
-      stored[j] = exists && is_number;
+      stored[j] = inside[j / 2] && i * 2 + j % 2 < cols_left && !isnan(each[j]);
       if (epilogue.beta != 0 && stored[j]) old[j] = c[j / 2 * down + j % 2 * right];
     }
     UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float value = combine(epilogue, each[j], j % 2 == 0 ? bias.x : bias.y, old[j]);
+      const float value = combine(epilogue, each[j], j % 2 == 0 ? two.x : two.y, old[j]);
       if (stored[j]) c[j / 2 * down + j % 2 * right] = activate(epilogue.activation, value);
     }
   }
-  list_marked(work.marks, at, marked);
 }
 
 template <int kPromote>
 __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
-  constexpr int kLastTurn = -1;
+  constexpr int kNone = -1;
   const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
   const int thread = threadIdx.x % Tile::kWarpgroup;
   const int64_t chunks = ceil_div(work.p.k, kChunk);
@@ -249,7 +264,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       for (int i = 0; i < Tile::kElements; ++i) part[i] = 0, low[i] = 0, total[i] = 0;
       const int steps =
           static_cast<int>(ceil_div(min(work.p.k - chunk * kChunk, int64_t{kChunk}), Tile::kK));
-      int to_release = kLastTurn;
+      int to_release = kNone;
       for (int step = 0; step < steps; ++step, turn.next()) {
         device::wait(&smem.full[turn.stage], turn.parity);
         const Smem::Stage& stage = smem.stage[turn.stage];
@@ -279,7 +294,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
           wgmma::commit();
           wgmma::wait<1>();
           wgmma::keep(part);
-          if (k == 0 && to_release != kLastTurn && thread == 0) {
+          if (k == 0 && to_release != kNone && thread % 32 == 0) {
             device::arrive(&smem.empty[to_release]);
           }
           UNROLL
@@ -304,7 +319,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       }
       wgmma::wait<0>();
       wgmma::keep(low);
-      if (thread == 0) device::arrive(&smem.empty[to_release]);
+      if (thread % 32 == 0) device::arrive(&smem.empty[to_release]);
       finish_chunk(total, low, undo_a, undo_b);
 
       UNROLL
@@ -317,19 +332,23 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
         if (chunk < chunks - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
       }
     }
-    if (!store_plainly(work, at, total)) store_tile(work, at, total, smem);
+    float(&bias)[Tile::kN] = smem.bias[warpgroup];
+    if (work.p.epilogue.bias != nullptr) load_bias(work, at, bias);
+    if (!store_simply(work, at, total, bias)) {
+      store_tile(work, at, total, bias, smem.sums[warpgroup]);
+    }
   }
 }
 
 template <int kPromote>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    fp16x3_kernel(const __grid_constant__ Work work, int64_t tiles) {
+    fp16x3_bulk_kernel(const __grid_constant__ Work work, int64_t tiles) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
       device::init_barrier(&smem.full[i], 1);
-      device::init_barrier(&smem.empty[i], Tile::kConsumers);
+      device::init_barrier(&smem.empty[i], Tile::kConsumers * Tile::kWarpgroup / 32);
     }
     device::publish_barriers();
   }
@@ -346,13 +365,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-bool stores_plainly(const Problem& p) {
+bool stores_simply(const Problem& p) {
   const Epilogue& epilogue = p.epilogue;
   bool even = p.c.col_stride == 1 && p.c.row_stride % 2 == 0;
   for (int d = 0; d < p.batch.rank; ++d) even &= p.c.batch_stride[d] % 2 == 0;
   return even && reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0 &&
-         epilogue.alpha == 1 && epilogue.beta == 0 && epilogue.bias == nullptr &&
-         epilogue.activation == Activation::kNone;
+         epilogue.alpha == 1 && epilogue.beta == 0 &&
+         (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
 }
 
 // What is launched for a problem, and where its parts lie in one workspace.
@@ -417,9 +436,10 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
     launch_split({operands, 1}, {marks.count, 1}, context);
   }
 
-  const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_plainly(p)};
+  const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_simply(p)};
   const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
-  const auto kernel = fp16x3::promotion(p.k) == 16 ? fp16x3_kernel<16> : fp16x3_kernel<32>;
+  const auto kernel =
+      fp16x3::promotion(p.k) == 16 ? fp16x3_bulk_kernel<16> : fp16x3_bulk_kernel<32>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
   launch_after(kernel, static_cast<unsigned>(std::min<int64_t>(tiles, context.processors)),
                Tile::kThreads, sizeof(Smem), context, work, tiles);
@@ -485,21 +505,34 @@ void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& 
 
 }  // namespace
 
-void launch_fp16x3(const Problem& p, const Context& context) {
+// Where memory is short, parts of the problem share a smaller workspace: by how much memory is
+// free, and should that not be had after all, by halves as long as it is not small.
+void launch_fp16x3_bulk(const Problem& p, const Context& context) {
   int64_t bytes = make_plan(p).bytes;
   int times = 0;
+  Problem first = p;  // the largest part
+  auto halve_first = [&] {
+    const auto halves = bytes > kSmallWorkspace ? halve(first) : std::nullopt;
+    if (!halves) return false;
+    first = halves->first;
+    bytes = make_plan(first).bytes;
+    ++times;
+    return true;
+  };
   if (bytes > kSmallWorkspace) {
     const int64_t limit = free_memory();
-    Problem first = p;  // the largest part, whose workspace serves all
-    while (bytes > limit) {
-      const auto halves = halve(first);
-      if (!halves) break;
-      first = halves->first;
-      bytes = make_plan(first).bytes;
-      ++times;
+    while (bytes > limit && halve_first()) {
     }
   }
-  run_halved(times, p, static_cast<uint8_t*>(context.allocate(bytes)), context);
+  void* workspace = nullptr;
+  while (workspace == nullptr) {
+    try {
+      workspace = context.allocate(bytes);
+    } catch (const std::runtime_error&) {
+      if (!halve_first()) throw;
+    }
+  }
+  run_halved(times, p, static_cast<uint8_t*>(workspace), context);
 }
 
 }  // namespace tiled::cuda
