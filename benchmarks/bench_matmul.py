@@ -145,10 +145,8 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
             spreads = side_by_side(calls + copies, seconds=args.seconds, repeats=args.repeats)
             used = [joules(call, energy) for call in calls] if energy else []
             kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
-        except torch.OutOfMemoryError as error:
-            raise Declined(f"does not fit in memory: {error}") from error
         except RuntimeError as error:
-            if not str(error).startswith("tiled::"):
+            if isinstance(error, torch.OutOfMemoryError) or not str(error).startswith("tiled::"):
                 raise
             raise Declined(str(error)) from error
     us, peer_us, *copy_us = spreads
@@ -201,15 +199,17 @@ def measure_all(
             try:
                 if held != (job.shape, job.dtype):
                     sets.clear()
-                    held = (job.shape, job.dtype)
+                    held = None
                     sets = operand_sets(job.shape, DTYPES[job.dtype], device)
+                    held = (job.shape, job.dtype)
                 hot = job.shape.energy and job.algorithm == "auto"
                 row = measure(job, sets, args, energy if hot else None)
             except Wrong as error:
                 run.refused.append(f"{job} is wrong: {error}.")
                 steps.finish(run.refused[-1])
-            except Declined as error:
-                run.declined.append(f"{job} was not measured: {error}")
+            except (Declined, torch.OutOfMemoryError) as error:
+                memory = "" if isinstance(error, Declined) else "it does not fit in memory: "
+                run.declined.append(f"{job} was not measured: {memory}{error}")
                 steps.finish(run.declined[-1])
             else:
                 run.results.append(row)
@@ -228,7 +228,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--seconds", type=float, default=0.2, help="for each row, the peer's share included")
     option("--repeats", type=int, default=5, help="the fewest passes of each, whatever they take")
     option("--energy", action="store_true", help="GFLOP/s per watt of large squares, 5 s for each")
-    option("--kernels", action="store_true", help="the time of each kernel, into the JSON, on CUDA")
+    option("--kernels", action="store_true", help="each kernel's time; may slow what follows")
     option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")

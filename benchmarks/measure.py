@@ -23,10 +23,12 @@ Operands = tuple[torch.Tensor, torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Call = tuple[Product, list[Operands]]  # a function, and what it is called on in turn
 
+# So many times what the cache holds: all of it is read from memory, what a pass leaves in the cache
+# unwritten is little of what it moves, and the start of its graph little of its time.
+CACHES = 16
 MOST_SETS = 64
 MOST_PASSES = 200
 HOST_PASS_US = 1000  # long against the clock's own cost
-COPY_ROUNDS = 8  # so that what a pass leaves in the cache unwritten is little of what it moves
 POWER_SECONDS = 0.5  # until a GPU draws what a product makes it draw
 ENERGY_SECONDS = 2.0  # long against the tenth of a second after which NVML counts anew
 
@@ -53,7 +55,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Operands]:
-    """Random normal operands, in as many sets as twice the cache holds, from 2 to MOST_SETS."""
+    """Random normal operands, in as many sets as fill the cache CACHES times, 2 to MOST_SETS."""
     count = _sets(shape.operands * dtype.itemsize, device)
     generator = torch.Generator(device).manual_seed(0)
     batch = (shape.batch,) if shape.batch > 1 else ()
@@ -70,7 +72,7 @@ def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list
 
 
 def _sets(bytes_each: int, device: torch.device) -> int:
-    return min(MOST_SETS, max(2, -(-2 * cache_bytes(device) // bytes_each)))
+    return min(MOST_SETS, max(2, -(-CACHES * cache_bytes(device) // bytes_each)))
 
 
 def copy(moved: int, device: torch.device) -> Call:
@@ -83,7 +85,7 @@ def copy(moved: int, device: torch.device) -> Call:
         (torch.randn(size, device=device), torch.empty(size, device=device))
         for _ in range(_sets(moved, device))
     ]
-    return lambda source, out: torch.neg(source, out=out), pairs * COPY_ROUNDS
+    return lambda source, out: torch.neg(source, out=out), pairs
 
 
 class _HostPasses:

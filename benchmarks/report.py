@@ -54,9 +54,11 @@ class Steps:
 
 
 def sentence(row: dict) -> str:
+    kernels = (row["kernels_us"] or {}).items()
     return (
         f"{_number(row['us'])} us, {_number(row['tflops'])} TFLOP/s, "
         f"{row['ratio']:.2f}x {row['peer']}"
+        + "".join(f"; {name} {_number(us)} us" for name, us in kernels)
     )
 
 
