@@ -54,12 +54,15 @@ class Steps:
 
 
 def sentence(row: dict) -> str:
-    kernels = (row["kernels_us"] or {}).items()
-    return (
+    parts = [
         f"{_number(row['us'])} us, {_number(row['tflops'])} TFLOP/s, "
         f"{row['ratio']:.2f}x {row['peer']}"
-        + "".join(f"; {name} {_number(us)} us" for name, us in kernels)
-    )
+    ]
+    if row["gflops_per_watt"]:
+        ours, peer = row["gflops_per_watt"], row["peer_gflops_per_watt"]
+        parts.append(f"{_number(ours)} GFLOP/s per watt, {ours / peer:.2f}x {row['peer']}")
+    parts += [f"{name} {_number(us)} us" for name, us in (row["kernels_us"] or {}).items()]
+    return "; ".join(parts)
 
 
 def kernel(row: dict) -> str:
@@ -89,18 +92,9 @@ def _memory(row: dict) -> str:
     return "" if extra is None else f"{extra / row['operand_bytes']:.2f}x"
 
 
-def _gflops_per_watt(row: dict) -> str:
-    each = (row["gflops_per_watt"], row["peer_gflops_per_watt"])
-    return ", ".join(map(_number, each)) if all(each) else ""
-
-
-# The rate of a copy of as many bytes, the peak of memory beside operands and result, and what a
-# joule buys of ours and of the peer's: columns of a table in which any row has them.
-OPTIONAL = {
-    "of a\ncopy": _of_copy,
-    "extra\nmemory": _memory,
-    "GFLOP/s per\nwatt, peer's": _gflops_per_watt,
-}
+# The part of a copy's rate, and the peak of memory beside operands and result, in operands:
+# columns of a table in which any row has them.
+OPTIONAL = {"of a\ncopy": _of_copy, "extra\nmemory": _memory}
 
 
 def _table(title: str, rows: list[dict]) -> Table:
@@ -175,7 +169,8 @@ def print_means(console: Console, means: list[dict]) -> None:
     )
     for heading in ("suite", "group", "dtype", "precision", "kernel"):
         table.add_column(heading)
-    for heading in ("rows", "ratio", "of a copy"):
+    copied = any(mean["of_copy"] for mean in means)
+    for heading in ("rows", "ratio", *(["of a copy"] if copied else [])):
         table.add_column(heading, justify="right")
     for mean in means:
         table.add_row(
@@ -183,7 +178,7 @@ def print_means(console: Console, means: list[dict]) -> None:
             kernel(mean),
             str(mean["rows"]),
             f"{mean['ratio']:.2f}",
-            f"{mean['of_copy']:.2f}" if mean["of_copy"] else "",
+            *([f"{mean['of_copy']:.2f}" if mean["of_copy"] else ""] if copied else []),
         )
     console.print(table)
 

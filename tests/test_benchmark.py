@@ -184,17 +184,12 @@ def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
     job = bench_matmul.Job("smoke", shapes.Shape(4, 4, 4), "float32", "fp32", "auto", "plain")
     row = bench_matmul.measure(job, sets, args, lambda: 2.0)
     assert row["gflops_per_watt"] == row["peer_gflops_per_watt"] == 2 * 4**3 / 1e9 / 2.0
-    row = row | {"extra_bytes": row["operand_bytes"], "kernels_us": {"one_kernel": 12.34}}
-    assert report.sentence(row).endswith("torch.matmul; one_kernel 12.3 us")
-    console = report.make_console()
-    with console.capture() as captured:
-        report.print_tables(console, [row | {"copy_us": row["us"]}])
-    assert "GFLOP/s per" in captured.get() and "1.00x" in captured.get()
+    told = report.sentence(row | {"kernels_us": {"one_kernel": 12.34}})
+    assert told.endswith("GFLOP/s per watt, 1.00x torch.matmul; one_kernel 12.3 us")
     header = {"device": "one", "torch": "2", "cuda": None, "git_commit": None, "time": "now"}
     header |= {"command_line": "bench", "geometric_means": report.geometric_means([row])}
-    assert "GFLOP/s per watt | torch.matmul's |" in readme.markdown(
-        {"header": header, "rows": [row]}
-    )
+    page = readme.markdown({"header": header, "rows": [row]})
+    assert "GFLOP/s per watt | torch.matmul's |" in page
 
 
 def test_a_suite_adds_its_precisions():
@@ -303,6 +298,25 @@ def test_output_fits_a_hundred_columns(bench):
     table = output[output.index("tiny: ") :]
     assert "peer's" in table and "geometric means" in table
     assert max(map(len, output.splitlines())) <= report.WIDTH
+
+
+def test_the_widest_tables_fit_too(bench):
+    _, results, _ = bench(*tiny("cpu", "--layout", "NN"))
+    same = results["rows"][0] | {"us": 43000.0, "us_p10": 40000.0, "us_p90": 46000.0}
+    same |= {"extra_bytes": same["operand_bytes"], "tflops": 0.001, "ratio": 10.0}
+    square = {"suite": "square", "m": 16384, "n": 16384, "k": 16384, "algorithm": "fp16x3_skinny"}
+    skinny = {"suite": "skinny", "m": 8192, "n": 11008, "k": 131072, "copy_us": 1e4}
+    skinny |= {"group": "m = 32 to 128"}
+    prepared = {"suite": "prepared", "m": 8192, "n": 11008, "k": 65536, "variant": "prepared"}
+    console = report.make_console()
+    with console.capture() as captured:
+        rows = [same | each for each in (square, skinny, prepared)]
+        report.print_tables(console, rows)
+        report.print_means(console, report.geometric_means(rows))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= report.WIDTH
+    for cell in ("16384  16384  16384", "131072", "fp16x3_skinny", "auto, prepared", "1.00x"):
+        assert any(cell in line for line in lines), cell  # and so is not broken
 
 
 def test_overhead_is_measured_for_the_three_calls(bench, device):
