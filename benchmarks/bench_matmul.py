@@ -2,16 +2,18 @@
 
     python benchmarks/bench_matmul.py
     python benchmarks/bench_matmul.py --suite square skinny --json results.json
+    python benchmarks/bench_matmul.py --suite square --energy --kernels
     python benchmarks/bench_matmul.py --readme benchmarks/results/h200.json
 
-measure.py says how it times, check.py what it demands of a result before reporting its time.
+measure.py says how it times, check.py what it demands of a result before reporting its time,
+shapes.py what the suites hold and variants.py what is measured of it.
 """
 
 import argparse
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +27,19 @@ import machine
 import readme
 import report
 from check import check, full_precision_peer, reference
-from measure import clock_name, operand_sets, raise_clocks, side_by_side
+from measure import (
+    Call,
+    clock_name,
+    copy,
+    extra_bytes,
+    joules,
+    kernels_us,
+    operand_sets,
+    raise_clocks,
+    side_by_side,
+)
 from shapes import LAYOUTS, SUITES, Shape
+from variants import VARIANTS
 
 import torch_tiled
 
@@ -37,6 +50,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 PRECISIONS = ("fp32", "ieee", "tf32")
+
+Energy = Callable[[], float]  # a counter of joules
 
 
 class Declined(Exception):
@@ -54,17 +69,18 @@ class Job:
     dtype: str
     precision: str
     algorithm: str
+    variant: str
 
     def __str__(self) -> str:
         precision = f" {self.precision}" if self.dtype == "float32" else ""
-        return f"{self.dtype}{precision} {self.shape} {self.algorithm}"
+        return f"{self.dtype}{precision} {self.shape} {report.kernel(vars(self))}"
 
 
 @dataclass
 class Run:
     """What a run has found so far."""
 
-    results: list[tuple[str, dict]] = field(default_factory=list)
+    results: list[dict] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -74,8 +90,7 @@ class Run:
             "declined": self.declined,
             "refused": self.refused,
         }
-        rows = [row for _, row in self.results]
-        path.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps({"header": header, "rows": self.results}, indent=1) + "\n")
 
 
 def plan(args: argparse.Namespace) -> list[Job]:
@@ -84,7 +99,8 @@ def plan(args: argparse.Namespace) -> list[Job]:
     for suite in args.suite:
         for dtype in args.dtype:
             # The op reads `precision` for float32 alone.
-            precisions = args.precision if dtype == "float32" else ["fp32"]
+            asked = dict.fromkeys((*args.precision, *SUITES[suite].precisions))
+            precisions = asked if dtype == "float32" else ["fp32"]
             for shape in _in_layouts(SUITES[suite].shapes, args.layout):
                 every_rung = suite == "smoke" or (shape.ladder and args.device == "cuda")
                 for precision in precisions:
@@ -94,7 +110,11 @@ def plan(args: argparse.Namespace) -> list[Job]:
                         if reference.takes(rung, DTYPES[dtype], args.device, precision)
                     ]
                     algorithms = args.algorithm or [*(rungs if every_rung else []), "auto"]
-                    jobs += [Job(suite, shape, dtype, precision, each) for each in algorithms]
+                    jobs += [
+                        Job(suite, shape, dtype, precision, each, variant)
+                        for variant in SUITES[suite].variants
+                        for each in algorithms
+                    ]
     return jobs
 
 
@@ -109,28 +129,36 @@ def _in_layouts(shapes: tuple[Shape, ...], layouts: list[str] | None) -> Iterato
             yield replace(shape, layout=layout)
 
 
-def measure(job: Job, sets: list, *, seconds: float, repeats: int) -> dict:
+def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | None) -> dict:
     """The row of one job. Raises Declined or Wrong where there is none to report."""
     ways = {"algorithm": job.algorithm, "precision": job.precision}
-    ours = partial(torch_tiled.matmul, **ways)
+    device, shape, itemsize = sets[0][0].device, job.shape, DTYPES[job.dtype].itemsize
     with full_precision_peer(job.precision):
         try:
-            verdict = check(ours, torch.matmul, *sets[0], **ways)
+            contest = VARIANTS[job.variant](sets, **ways)
+            calls = [contest.ours, contest.peer]
+            verdict = check(*map(_first, calls), *contest.operands[0], contest.truth)
             if verdict.fault:
                 raise Wrong(f"{verdict.fault}; its time is not reported")
-            us, peer_us = side_by_side(ours, torch.matmul, sets, seconds=seconds, repeats=repeats)
-        except torch.OutOfMemoryError as error:
-            raise Declined(f"does not fit in memory: {error}") from error
+            extra = extra_bytes(contest.ours)
+            copies = [copy(shape.elements * itemsize, device)] if SUITES[job.suite].copy else []
+            spreads = side_by_side(calls + copies, seconds=args.seconds, repeats=args.repeats)
+            used = [joules(call, energy) for call in calls] if energy else []
+            kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
         except RuntimeError as error:
-            if not str(error).startswith("tiled::"):
+            if isinstance(error, torch.OutOfMemoryError) or not str(error).startswith("tiled::"):
                 raise
             raise Declined(str(error)) from error
-    shape = job.shape
+    us, peer_us, *copy_us = spreads
+    per_joule = [shape.flops / 1e9 / each for each in used] or [None, None]
     return {
+        "suite": job.suite,
+        "group": shape.group,
         "op": "matmul",
         "dtype": job.dtype,
         "precision": job.precision,
         "algorithm": job.algorithm,
+        "variant": job.variant,
         "layout": shape.layout,
         "batch": shape.batch,
         "m": shape.m,
@@ -140,15 +168,28 @@ def measure(job: Job, sets: list, *, seconds: float, repeats: int) -> dict:
         "us_p10": us.p10,
         "us_p90": us.p90,
         "tflops": shape.flops / us.median / 1e6,
-        "peer": "cuBLAS" if sets[0][0].is_cuda else "torch.matmul",
+        "peer": ("cuBLAS" if device.type == "cuda" else "torch.matmul") + contest.peer_suffix,
         "peer_us": peer_us.median,
         "ratio": peer_us.median / us.median,
+        "copy_us": copy_us[0].median if copy_us else None,
         "error": verdict.error,
         "peer_error": verdict.peer_error,
+        "extra_bytes": extra,
+        "operand_bytes": shape.operands * itemsize,
+        "gflops_per_watt": per_joule[0],
+        "peer_gflops_per_watt": per_joule[1],
+        "kernels_us": kernels,
     }
 
 
-def measure_all(jobs: list[Job], args: argparse.Namespace, console, run: Run) -> None:
+def _first(call: Call) -> Callable[[], torch.Tensor]:
+    function, sets = call
+    return partial(function, *sets[0])
+
+
+def measure_all(
+    jobs: list[Job], args: argparse.Namespace, energy: Energy | None, console, run: Run
+) -> None:
     """Adds to `run` job by job, so that what was found survives an interruption."""
     device = torch.device(args.device)
     held, sets = None, []
@@ -158,17 +199,20 @@ def measure_all(jobs: list[Job], args: argparse.Namespace, console, run: Run) ->
             try:
                 if held != (job.shape, job.dtype):
                     sets.clear()
-                    held = (job.shape, job.dtype)
+                    held = None
                     sets = operand_sets(job.shape, DTYPES[job.dtype], device)
-                row = measure(job, sets, seconds=args.seconds, repeats=args.repeats)
+                    held = (job.shape, job.dtype)
+                hot = job.shape.energy and job.algorithm == "auto"
+                row = measure(job, sets, args, energy if hot else None)
             except Wrong as error:
                 run.refused.append(f"{job} is wrong: {error}.")
                 steps.finish(run.refused[-1])
-            except Declined as error:
-                run.declined.append(f"{job} was not measured: {error}")
+            except (Declined, torch.OutOfMemoryError) as error:
+                memory = "" if isinstance(error, Declined) else "it does not fit in memory: "
+                run.declined.append(f"{job} was not measured: {memory}{error}")
                 steps.finish(run.declined[-1])
             else:
-                run.results.append((job.suite, row))
+                run.results.append(row)
                 steps.finish(f"{job}: {report.sentence(row)}")
 
 
@@ -183,6 +227,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     option("--seconds", type=float, default=0.2, help="for each row, the peer's share included")
     option("--repeats", type=int, default=5, help="the fewest passes of each, whatever they take")
+    option("--energy", action="store_true", help="GFLOP/s per watt of large squares, 5 s for each")
+    option("--kernels", action="store_true", help="each kernel's time; may slow what follows")
     option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")
@@ -211,7 +257,7 @@ def print_suites(console) -> None:
     for name, suite in SUITES.items():
         console.print(f"{name}: {suite.description}", style="bold")
         for shape in suite.shapes:
-            console.print(f"  {shape}  {shape.what}".rstrip())
+            console.print(f"  {shape}  {shape.what or shape.group}".rstrip())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -245,12 +291,19 @@ def bench(args: argparse.Namespace, console, command_line: str) -> int:
     raise_clocks(device)
     header["clocks_before"] = machine.clocks(device)
     run = Run()
+    energy = None
+    if args.energy:
+        try:
+            energy = machine.energy_counter(device)
+        except machine.Unreadable as error:
+            header["energy"] = f"Energy cannot be read: {error}."
+            console.print(header["energy"], markup=False)
     interrupted = False
     try:
         if args.overhead:
             header["overhead_us"] = machine.overhead_us(device)
             report.print_overhead(console, header["overhead_us"])
-        measure_all(plan(args), args, console, run)
+        measure_all(plan(args), args, energy, console, run)
     except KeyboardInterrupt:
         interrupted = True
     finally:

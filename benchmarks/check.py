@@ -1,6 +1,7 @@
 """Holds a kernel's result against float64 before its time is reported."""
 
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ import torch
 # The reference and its bound are the tests' own: a kernel is timed by the rule it is tested by.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 import reference
+
+# A product whose operands are given, and what says of operands what it is exactly and its bound.
+Product = Callable[[], torch.Tensor]
+Truth = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 MOST_ROWS = 256
 MOST_MATRICES = 16
@@ -47,29 +52,43 @@ def full_precision_peer(precision: str):
             setattr(flags, name, value)
 
 
-def check(ours, peer, a, b, *, precision: str, algorithm: str) -> Verdict:
-    """Runs `ours(a, b, out=)` and `peer(a, b)` once and judges them by float64.
+@contextmanager
+def _poisoned():
+    """Fresh memory holds NaN while this context lasts."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # which fills it, see torch.utils.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled)
 
-    The output is full of NaN beforehand, and must be finite everywhere after. The elements are
-    compared on whole rows: at most MOST_ROWS of at most MOST_MATRICES matrices, spread evenly
-    with the first and the last among them, since the reference costs more than the product.
+
+def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
+    """Calls `ours` and `peer`, both the product of a and b, once and judges them by float64.
+
+    The result's memory is full of NaN beforehand, and must be finite after, but where an operand
+    is not. The elements are compared on whole rows: at most MOST_ROWS of at most MOST_MATRICES
+    matrices, spread evenly with the first and the last among them, since the reference costs more
+    than the product.
     """
-    out = a.new_full((*a.shape[:-1], b.shape[-1]), float("nan"))
-    ours(a, b, out=out)
-    left = int((~out.isfinite()).sum())
+    with _poisoned():
+        out = ours()
+    finite = a.isfinite().all(-1)[..., None] & b.isfinite().all(-2)[..., None, :]
+    left = int((~out.isfinite() & finite).sum())
     if left:
         return Verdict(float("nan"), float("nan"), f"{left} of {out.numel()} elements not finite")
 
     rows = _spread(a.shape[-2], MOST_ROWS, a.device)
-    a_rows, ours_rows, peer_rows = a[..., rows, :], out[..., rows, :], peer(a, b)[..., rows, :]
+    a_rows, ours_rows, peer_rows = a[..., rows, :], out[..., rows, :], peer()[..., rows, :]
     if a.dim() == 3:
         matrices = _spread(a.shape[0], MOST_MATRICES, a.device)
         a_rows, ours_rows, peer_rows, b = (
             tensor[matrices] for tensor in (a_rows, ours_rows, peer_rows, b)
         )
-    exact = reference.product(a_rows, b)
-    bound = reference.bound(a_rows, b, precision=precision, algorithm=algorithm)
-    excess = (ours_rows.double() - exact).abs() - bound
+    exact, bound = truth(a_rows, b)
+    same = (ours_rows == exact) | (ours_rows.isnan() & exact.isnan())  # all that Inf and NaN can be
+    finite = exact.isfinite()
+    excess = torch.where(finite, (ours_rows.double() - exact).abs() - bound, (~same).double())
     fault = None
     if bool((excess > 0).any()):
         worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
@@ -80,7 +99,10 @@ def check(ours, peer, a, b, *, precision: str, algorithm: str) -> Verdict:
             f"element {where} is {ours_rows[worst].item():.9g} where float64 says "
             f"{exact[worst].item():.9g} within {bound[worst].item():.2g}"
         )
-    errors = (reference.relative_error(rows, exact) for rows in (ours_rows, peer_rows))
+    errors = (
+        reference.relative_error(rows.where(finite, 0), exact.where(finite, 0))
+        for rows in (ours_rows, peer_rows)
+    )
     return Verdict(*errors, fault)
 
 

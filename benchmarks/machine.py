@@ -4,6 +4,7 @@ import datetime
 import platform
 import statistics
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,6 +13,10 @@ from torch.utils.benchmark import Timer
 import torch_tiled
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class Unreadable(Exception):
+    """The machine does not tell something; the message says why."""
 
 
 def _output(*command: str) -> str | None:
@@ -46,6 +51,24 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def energy_counter(device: torch.device) -> Callable[[], float]:
+    """Reads the joules that a GPU has used so far, from NVML. Raises Unreadable."""
+    if device.type != "cuda":
+        raise Unreadable("only a GPU counts it")
+    try:
+        import pynvml
+    except ImportError as error:
+        raise Unreadable("NVML's Python package, nvidia-ml-py, is not installed") from error
+    try:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except pynvml.NVMLError as error:
+        raise Unreadable(f"NVML says: {error}") from error
+    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
 
 
 def device_name(device: torch.device) -> str:

@@ -1,7 +1,7 @@
-"""Times two functions side by side on operands that are not in the cache.
+"""Times functions side by side on operands that are not in the cache.
 
-Every call has another one of several sets of operands. A pass is a few calls; a pass of ours and
-one of the peer's take turns, so that a clock that drifts drifts for both. The time of a call is
+Every call has another one of several sets of operands. A pass is a few calls; passes of ours, of
+the peer and of a copy take turns, so that a clock that drifts drifts for all. The time of a call is
 that of its pass over the calls in it; median, p10 and p90 are over passes.
 
 On CUDA a pass is one replay of a captured graph, a call on each set, between two events: the
@@ -10,6 +10,7 @@ as the host's clock needs, and what keeps the operands cold is the number of set
 """
 
 import itertools
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,16 @@ from shapes import Shape
 
 Operands = tuple[torch.Tensor, torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Call = tuple[Product, list[Operands]]  # a function, and what it is called on in turn
 
+# So many times what the cache holds: all of it is read from memory, what a pass leaves in the cache
+# unwritten is little of what it moves, and the start of its graph little of its time.
+CACHES = 16
 MOST_SETS = 64
 MOST_PASSES = 200
 HOST_PASS_US = 1000  # long against the clock's own cost
+POWER_SECONDS = 0.5  # until a GPU draws what a product makes it draw
+ENERGY_SECONDS = 2.0  # long against the tenth of a second after which NVML counts anew
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,8 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Operands]:
-    """Random normal operands, in as many sets as twice the cache holds, from 2 to MOST_SETS."""
-    bytes_each = shape.batch * (shape.m + shape.n) * shape.k * dtype.itemsize
-    count = min(MOST_SETS, max(2, -(-2 * cache_bytes(device) // bytes_each)))
+    """Random normal operands, in as many sets as fill the cache CACHES times, 2 to MOST_SETS."""
+    count = _sets(shape.operands * dtype.itemsize, device)
     generator = torch.Generator(device).manual_seed(0)
     batch = (shape.batch,) if shape.batch > 1 else ()
 
@@ -63,6 +69,23 @@ def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list
         (stored(shape.m, shape.k, shape.layout[0]), stored(shape.k, shape.n, shape.layout[1]))
         for _ in range(count)
     ]
+
+
+def _sets(bytes_each: int, device: torch.device) -> int:
+    return min(MOST_SETS, max(2, -(-CACHES * cache_bytes(device) // bytes_each)))
+
+
+def copy(moved: int, device: torch.device) -> Call:
+    """A copy that reads and writes as many bytes, from and to memory.
+
+    It negates on its way: what a captured copy_ runs on is for the driver to choose.
+    """
+    size = max(1, moved // 8)  # of a float that is read and written
+    pairs = [
+        (torch.randn(size, device=device), torch.empty(size, device=device))
+        for _ in range(_sets(moved, device))
+    ]
+    return lambda source, out: torch.neg(source, out=out), pairs
 
 
 class _HostPasses:
@@ -111,27 +134,74 @@ class _GraphPasses:
         events, self._events = self._events, []
         return [start.elapsed_time(end) * 1e3 / self._calls for start, end in events]
 
+    def repeat(self, seconds: float) -> int:
+        """Replays back to back, nothing swept, and says how many calls that were."""
+        start, calls = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            self._graph.replay()
+            torch.cuda.synchronize()
+            calls += self._calls
+        return calls
 
-def side_by_side(
-    ours: Product, peer: Product, sets: list[Operands], *, seconds: float, repeats: int
-) -> tuple[Spread, Spread]:
-    """Times both for about `seconds` together, in at least `repeats` passes of each."""
-    passes = _GraphPasses if sets[0][0].is_cuda else _HostPasses
-    both = (passes(ours, sets), passes(peer, sets))
+
+def side_by_side(calls: list[Call], *, seconds: float, repeats: int) -> list[Spread]:
+    """Times them for about `seconds` together, in at least `repeats` passes of each."""
+    every = [
+        (_GraphPasses if sets[0][0].is_cuda else _HostPasses)(function, sets)
+        for function, sets in calls
+    ]
     start = time.perf_counter()
-    for each in both:
+    for each in every:
         each.run()
         each.take()
     one_round = time.perf_counter() - start
     for _ in range(min(MOST_PASSES, max(repeats, int(seconds / one_round)))):
-        for each in both:
+        for each in every:
             each.run()
-    return _spread(both[0].take()), _spread(both[1].take())
+    return [_spread(each.take()) for each in every]
 
 
 def _spread(us: list[float]) -> Spread:
     points = torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)
     return Spread(*torch.tensor(us, dtype=torch.float64).quantile(points).tolist())
+
+
+def joules(call: Call, energy: Callable[[], float]) -> float:
+    """Of one call on a GPU, by a counter of all that it has used."""
+    passes = _GraphPasses(*call)
+    passes.repeat(POWER_SECONDS)
+    before = energy()
+    calls = passes.repeat(ENERGY_SECONDS)
+    return (energy() - before) / calls
+
+
+def extra_bytes(call: Call) -> int | None:
+    """What a call holds at its peak beside its operands and its result; None on a CPU."""
+    function, sets = call
+    if not sets[0][0].is_cuda:
+        return None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = function(*sets[0])
+    return torch.cuda.max_memory_allocated() - before - result.nbytes
+
+
+def kernels_us(call: Call, calls: int = 10) -> dict[str, float]:
+    """What each kernel of a call on a GPU takes, by PyTorch's profiler; they may overlap."""
+    function, sets = call
+    function(*sets[0])
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for operands in itertools.islice(itertools.cycle(sets), calls):
+            function(*operands)
+        torch.cuda.synchronize()
+    us: dict[str, float] = {}
+    for event in profile.events():
+        if event.device_type.name == "CUDA":
+            short = re.search(r"\w+(?=[<(])", event.name)  # no namespace, no template
+            name = short.group() if short else event.name
+            us[name] = us.get(name, 0.0) + event.time_range.elapsed_us() / calls
+    return us
 
 
 def raise_clocks(device: torch.device, seconds: float = 0.5) -> None:

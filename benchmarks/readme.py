@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import report
+
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
+SQUARES = ("smoke", "square")  # suites
 
 
 class ReadmeError(Exception):
@@ -28,14 +31,17 @@ def write_results(results: Path, readme: Path) -> None:
 
 
 def markdown(measured: dict) -> str:
-    """The square products one by one, and the mean of everything measured."""
+    """The square products one by one, and the means of everything measured."""
     header, rows = measured["header"], measured["rows"]
     parts = [_caption(header)]
-    squares = [row for row in rows if row["m"] == row["n"] == row["k"] and row["batch"] == 1]
+    squares = [row for row in rows if row["suite"] in SQUARES and row["m"] == row["n"] == row["k"]]
     if squares:
         parts.append(_squares(squares))
     if header["geometric_means"]:
-        parts.append("Geometric means of the ratio, by suite:")
+        parts.append(
+            "Geometric means of the ratio, by suite and by group in it, and of the rate of a copy "
+            "that moves as many bytes, where one was timed:"
+        )
         parts.append(_means(header["geometric_means"]))
     if header.get("overhead_us"):
         parts.append(_overhead(header["overhead_us"]))
@@ -65,6 +71,8 @@ def _squares(rows: list[dict]) -> str:
     peer = rows[0]["peer"]
     headings = ["dtype", "precision", "layout", "kernel", "m = n = k", "us", "TFLOP/s"]
     headings += [f"{peer}, TFLOP/s", "ratio", "error", f"{peer}'s error"]
+    powered = any(row["gflops_per_watt"] for row in rows)
+    headings += ["GFLOP/s per watt", f"{peer}'s"] if powered else []
     return _table(
         headings,
         4,
@@ -81,19 +89,32 @@ def _squares(rows: list[dict]) -> str:
                 f"{row['ratio']:.2f}",
                 f"{row['error']:.1e}",
                 f"{row['peer_error']:.1e}",
+                *(_per_watt(row) if powered else []),
             ]
             for row in rows
         ],
     )
 
 
+def _per_watt(row: dict) -> list[str]:
+    each = (row["gflops_per_watt"], row["peer_gflops_per_watt"])
+    return ["" if value is None else f"{value:.0f}" for value in each]
+
+
 def _means(means: list[dict]) -> str:
-    keys = ["suite", "dtype", "precision", "algorithm"]
+    copied = any(mean["of_copy"] for mean in means)
+    headings = ["suite", "group", "dtype", "precision", "kernel", "products", "ratio"]
     return _table(
-        ["suite", "dtype", "precision", "kernel", "products", "ratio"],
-        4,
+        [*headings, *(["of a copy"] if copied else [])],
+        5,
         [
-            [*(mean[key] for key in keys), str(mean["rows"]), f"{mean['ratio']:.2f}"]
+            [
+                *(mean[key] for key in headings[:4]),
+                report.kernel(mean),
+                str(mean["rows"]),
+                f"{mean['ratio']:.2f}",
+                *([f"{mean['of_copy']:.2f}" if mean["of_copy"] else ""] if copied else []),
+            ]
             for mean in means
         ],
     )

@@ -54,31 +54,59 @@ class Steps:
 
 
 def sentence(row: dict) -> str:
-    return (
+    parts = [
         f"{_number(row['us'])} us, {_number(row['tflops'])} TFLOP/s, "
         f"{row['ratio']:.2f}x {row['peer']}"
-    )
+    ]
+    if row["gflops_per_watt"]:
+        ours, peer = row["gflops_per_watt"], row["peer_gflops_per_watt"]
+        parts.append(f"{_number(ours)} GFLOP/s per watt, {ours / peer:.2f}x {row['peer']}")
+    parts += [f"{name} {_number(us)} us" for name, us in (row["kernels_us"] or {}).items()]
+    return "; ".join(parts)
 
 
-def print_tables(console: Console, results: list[tuple[str, dict]]) -> None:
-    """One table for each suite, dtype and precision; `results` pairs rows with their suites."""
+def kernel(row: dict) -> str:
+    """The algorithm, and what it measured if that was no plain product."""
+    variant = row["variant"]
+    return row["algorithm"] + ("" if variant == "plain" else f", {variant}")
+
+
+def print_tables(console: Console, rows: list[dict]) -> None:
+    """One table for each suite, dtype and precision."""
     groups: dict[tuple, list[dict]] = {}
-    for suite, row in results:
-        groups.setdefault((suite, row["dtype"], row["precision"], row["peer"]), []).append(row)
+    for row in rows:
+        key = (row["suite"], row["dtype"], row["precision"], row["peer"])
+        groups.setdefault(key, []).append(row)
     for (suite, dtype, precision, peer), rows in groups.items():
         asked = f"{dtype}, precision {precision}" if dtype == "float32" else dtype
         console.print(_table(f"{suite}: {asked}, against {peer}", rows))
         console.print()
 
 
+def _of_copy(row: dict) -> str:
+    return f"{row['copy_us'] / row['us']:.2f}" if row["copy_us"] else ""
+
+
+def _memory(row: dict) -> str:
+    extra = row["extra_bytes"]
+    return "" if extra is None else f"{extra / row['operand_bytes']:.2f}x"
+
+
+# The part of a copy's rate, and the peak of memory beside operands and result, in operands:
+# columns of a table in which any row has them.
+OPTIONAL = {"of a\ncopy": _of_copy, "extra\nmemory": _memory}
+
+
 def _table(title: str, rows: list[dict]) -> Table:
     batched = any(row["batch"] > 1 for row in rows)
+    optional = {heading: of for heading, of in OPTIONAL.items() if any(map(of, rows))}
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for heading in (*(["batch"] if batched else []), "m", "n", "k"):
         table.add_column(heading, justify="right")
     table.add_column("layout")
     table.add_column("kernel")
-    for heading in ("us", "spread", "TFLOP/s", "ratio", "error", "peer's error"):
+    headings = ("us", "spread", "TFLOP/s", "ratio", "error", "peer's\nerror", *optional)
+    for heading in headings:
         table.add_column(heading, justify="right")
     before = None
     for row in rows:
@@ -89,13 +117,14 @@ def _table(title: str, rows: list[dict]) -> Table:
         ratio = Text(f"{row['ratio']:.2f}", style="green" if row["ratio"] >= 1 else "")
         table.add_row(
             *(str(size) for size in sizes[0 if batched else 1 :]),
-            row["algorithm"],
+            kernel(row),
             _number(row["us"]),
             f"±{spread:.1%}",
             _number(row["tflops"]),
             ratio,
             f"{row['error']:.1e}",
             f"{row['peer_error']:.1e}",
+            *(of(row) for of in optional.values()),
         )
     return table
 
@@ -106,18 +135,30 @@ def _number(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def geometric_means(results: Iterable[tuple[str, dict]]) -> list[dict]:
-    """The mean ratio to the peer of each suite, dtype, precision and algorithm."""
-    groups: dict[tuple, list[float]] = {}
-    for suite, row in results:
-        key = (suite, row["dtype"], row["precision"], row["algorithm"])
-        groups.setdefault(key, []).append(row["ratio"])
-    names = ("suite", "dtype", "precision", "algorithm")
+MEAN_OF = ("suite", "group", "dtype", "precision", "algorithm", "variant")
+
+
+def geometric_means(rows: Iterable[dict]) -> list[dict]:
+    """The mean ratio to the peer, and to a copy, of each suite and of each group in it."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        for group in dict.fromkeys(("", row["group"])):  # "" is all of a suite
+            key = tuple((row | {"group": group})[name] for name in MEAN_OF)
+            groups.setdefault(key, []).append(row)
     return [
-        dict(zip(names, key, strict=True))
-        | {"rows": len(ratios), "ratio": math.exp(math.fsum(map(math.log, ratios)) / len(ratios))}
-        for key, ratios in groups.items()
+        dict(zip(MEAN_OF, key, strict=True))
+        | {
+            "rows": len(group),
+            "ratio": _mean(row["ratio"] for row in group),
+            "of_copy": _mean(row["copy_us"] / row["us"] for row in group if row["copy_us"]),
+        }
+        for key, group in groups.items()
     ]
+
+
+def _mean(ratios: Iterable[float]) -> float | None:
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def print_means(console: Console, means: list[dict]) -> None:
@@ -126,18 +167,18 @@ def print_means(console: Console, means: list[dict]) -> None:
     table = Table(
         title="geometric means of the ratio", title_justify="left", box=None, pad_edge=False
     )
-    for heading in ("suite", "dtype", "precision", "kernel"):
+    for heading in ("suite", "group", "dtype", "precision", "kernel"):
         table.add_column(heading)
-    for heading in ("rows", "ratio"):
+    copied = any(mean["of_copy"] for mean in means)
+    for heading in ("rows", "ratio", *(["of a copy"] if copied else [])):
         table.add_column(heading, justify="right")
     for mean in means:
         table.add_row(
-            mean["suite"],
-            mean["dtype"],
-            mean["precision"],
-            mean["algorithm"],
+            *(mean[key] for key in ("suite", "group", "dtype", "precision")),
+            kernel(mean),
             str(mean["rows"]),
             f"{mean['ratio']:.2f}",
+            *([f"{mean['of_copy']:.2f}" if mean["of_copy"] else ""] if copied else []),
         )
     console.print(table)
 

@@ -17,7 +17,19 @@ class Shape:
     batch: int = 1
     layout: str = "NN"
     what: str = ""
+    group: str = ""  # those of one have a mean of their own
     ladder: bool = False  # on CUDA every rung runs here, not `auto` alone
+    energy: bool = False  # long enough a product to count what it uses
+
+    @property
+    def operands(self) -> int:
+        """The elements of both."""
+        return self.batch * (self.m + self.n) * self.k
+
+    @property
+    def elements(self) -> int:
+        """Those of the operands and of the result."""
+        return self.operands + self.batch * self.m * self.n
 
     @property
     def flops(self) -> int:
@@ -32,14 +44,23 @@ class Shape:
 class Suite:
     description: str
     shapes: tuple[Shape, ...]
+    variants: tuple[str, ...] = ("plain",)  # of variants.py
+    precisions: tuple[str, ...] = ()  # measured too, whatever is asked for
+    copy: bool = False  # of as many bytes, in turns with each product
 
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 
 def _square() -> tuple[Shape, ...]:
-    sizes = (128, 256, 512, 1024, 2048, 4096, 8192)
-    return tuple(Shape(size, size, size, ladder=size == 4096) for size in sizes)
+    small = tuple(Shape(size, size, size) for size in (128, 256, 512, 1024, 2048))
+    return (
+        *small,
+        Shape(4096, 4096, 4096, ladder=True, energy=True),
+        *(Shape(4096, 4096, 4096, layout=layout) for layout in LAYOUTS[1:]),
+        Shape(8192, 8192, 8192, energy=True),
+        Shape(16384, 16384, 16384, energy=True),
+    )
 
 
 def _ragged() -> tuple[Shape, ...]:
@@ -48,21 +69,33 @@ def _ragged() -> tuple[Shape, ...]:
         Shape(255, 257, 253),
         Shape(1000, 1000, 1000),
         Shape(1023, 1025, 1027),
-        Shape(2047, 2049, 2053),
         Shape(3001, 5003, 1009),
-        Shape(4095, 4097, 4093),
-        Shape(4097, 4097, 4097),
+        *(
+            Shape(*sizes, group="all above 1500")
+            for sizes in (
+                (2047, 2049, 2053),
+                (1999, 3001, 5003),
+                (4095, 4097, 4093),
+                (4097, 4097, 4097),
+                (6007, 2503, 3989),
+            )
+        ),
     )
 
 
 def _skinny() -> tuple[Shape, ...]:
-    few_rows = (1, 2, 4, 8, 16, 32, 64, 128)
+    few_rows = {"m = 1": (1,), "m = 2 to 16": (2, 4, 8, 16), "m = 32 to 128": (32, 64, 128)}
     return (
-        *(Shape(m, 4096, 4096, layout=layout) for m in few_rows for layout in ("NN", "NT")),
-        *(Shape(m, 11008, 11008, layout="NT") for m in (1, 16, 128)),
-        Shape(4, 768, 3072, layout="NT", what="router"),
-        Shape(16, 256, 7168, layout="NT", what="router"),
-        Shape(64, 256, 6144, layout="NT", what="router"),
+        *(
+            Shape(m, size, size, layout=layout, group=group)
+            for group, rows in few_rows.items()
+            for m in rows
+            for size in (4096, 11008)
+            for layout in ("NN", "NT")
+        ),
+        Shape(4, 768, 3072, layout="NT", group="router"),
+        Shape(16, 256, 7168, layout="NT", group="router"),
+        Shape(64, 256, 6144, layout="NT", group="router"),
         Shape(64, 64, 65536, what="long sum"),
         Shape(128, 128, 131072, what="long sum"),
         Shape(8192, 32, 8192, what="few columns"),
@@ -114,6 +147,20 @@ def _batched() -> tuple[Shape, ...]:
     )
 
 
+def _prepared() -> tuple[Shape, ...]:
+    return (
+        Shape(16, 4096, 4096, layout="NT"),
+        Shape(128, 4096, 4096, layout="NT"),
+        Shape(4096, 4096, 4096, layout="NT"),
+        Shape(4096, 11008, 4096, layout="NT"),
+        Shape(8192, 8192, 65536, layout="NT"),
+    )
+
+
+def _epilogue() -> tuple[Shape, ...]:
+    return tuple(Shape(m, 4096, 4096, layout="NT") for m in (16, 128, 4096))
+
+
 def _smoke() -> tuple[Shape, ...]:
     return (
         Shape(64, 64, 64),
@@ -130,11 +177,30 @@ def _smoke() -> tuple[Shape, ...]:
 
 SUITES = {
     "smoke": Suite("every rung on small problems: minutes at most on two CPU cores", _smoke()),
-    "square": Suite("m = n = k, from 128 to 8192; every rung at 4096", _square()),
+    "square": Suite("m = n = k, from 128 to 16384; every rung and layout at 4096", _square()),
     "ragged": Suite("odd sizes, which no tile divides", _ragged()),
-    "skinny": Suite("few rows or columns, and sums long or short", _skinny()),
+    "skinny": Suite("few rows or columns, and sums long or short", _skinny(), copy=True),
     "transformer": Suite(
         "the layers of Llama-3-8B, GPT-2 and BERT, forward and backward", _transformer()
     ),
     "batched": Suite("many small products, and attention's", _batched()),
+    "prepared": Suite(
+        "b split beforehand, and the plain product", _prepared(), ("plain", "prepared")
+    ),
+    "guard": Suite(
+        "data of other kinds: positive; a row infinite; what fp16x3 computes again, all of it",
+        (Shape(4096, 4096, 4096),),
+        ("plain", "uniform", "bad row", "marked"),
+        precisions=("ieee",),
+    ),
+    "epilogue": Suite(
+        "a linear layer's bias and activation, and its product alone",
+        _epilogue(),
+        ("plain", "bias", "relu", "gelu"),
+    ),
+    "halves": Suite(
+        "against the vendor's float16, of whose products fp16x3 has three",
+        tuple(Shape(size, size, size, layout="NT") for size in (4096, 8192)),
+        ("halves",),
+    ),
 }

@@ -170,6 +170,19 @@ def linear_bound(x, weight, bias, *, algorithm="auto"):
     return _bound(exact, size, r, k + 1, accumulation_dtype(x.dtype), x.dtype)
 
 
+# The steepest any activation gets: gelu's derivative reaches 1.13, silu's 1.10.
+STEEPEST = 1.2
+
+
+def activated_bound(exact, limit, dtype):
+    """The bound of an activation's values `exact`, its arguments being within `limit`.
+
+    Its own error is assert_close's tolerance for one elementwise function.
+    """
+    relative, absolute = torch.testing._comparison.default_tolerances(dtype)
+    return STEEPEST * limit + exact.abs() * relative + absolute
+
+
 def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
     """The bound of alpha * a @ b + beta * c: roundings by alpha, and by beta * c's addition."""
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)

@@ -17,12 +17,15 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import bench_matmul
 import error_study
 import machine
+import measure
 import readme
 import report
 import shapes
+import variants
 
-ROW_KEYS = "op dtype precision algorithm layout batch m n k us us_p10 us_p90 tflops"
-ROW_KEYS += " peer peer_us ratio error peer_error"
+ROW_KEYS = "suite group op dtype precision algorithm variant layout batch m n k"
+ROW_KEYS += " us us_p10 us_p90 tflops peer peer_us ratio copy_us error peer_error"
+ROW_KEYS += " extra_bytes operand_bytes gflops_per_watt peer_gflops_per_watt kernels_us"
 
 
 @pytest.fixture
@@ -38,6 +41,10 @@ def bench(monkeypatch, tmp_path, capsys):
         return status, json.loads(path.read_text()), capsys.readouterr().out
 
     return run
+
+
+def as_suite(monkeypatch, *members, **options):
+    monkeypatch.setitem(shapes.SUITES, "tiny", shapes.Suite("for tests", members, **options))
 
 
 def tiny(device, *arguments):
@@ -90,6 +97,108 @@ def test_smoke_is_the_default_and_covers_every_rung():
     assert {job.shape.layout for job in jobs} == set(shapes.LAYOUTS)
 
 
+def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
+    names = tuple(variants.VARIANTS)
+    as_suite(monkeypatch, shapes.Shape(9, 8, 70, layout="NT"), variants=names)
+    for algorithm in ("fp16x3", "auto"):
+        if not takes(algorithm, torch.float32, device):
+            continue
+        status, results, output = bench(*tiny(device, "--algorithm", algorithm))
+        assert status == 0
+        rows = {row["variant"]: row for row in results["rows"]}
+        assert tuple(rows) == names
+        assert all(0 < row["error"] < 1e-5 for row in rows.values())  # of what is finite
+        assert rows["halves"]["peer"].endswith(", float16") and "against " in output
+        assert f"{algorithm}, bad row" in output
+        plain = report.geometric_means([rows["plain"]])
+        assert [mean for mean in results["header"]["geometric_means"] if mean in plain] == plain
+
+
+def test_marked_operands_are_computed_again():
+    operands = [(torch.randn(5, 1100), torch.randn(1100, 7))]
+    contest = variants.marked(operands, algorithm="fp16x3", precision="fp32")
+    told = torch_tiled.explain(*contest.operands[0], algorithm="fp16x3")
+    assert told.recomputed == "35 of 35 elements"
+    untouched = torch_tiled.explain(*operands[0], algorithm="fp16x3")
+    assert untouched.recomputed == "0 of 35 elements"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
+def test_a_wrong_value_among_non_finite_ones_is_refused(bench, monkeypatch, device, value):
+    def damage(result):
+        last = result.view(-1, result.shape[-1])[-1]
+        last[0] = torch.inf if last[0] == value or last[0].isnan() else value
+
+    spoil(monkeypatch, damage)
+    as_suite(monkeypatch, shapes.Shape(9, 8, 70), variants=("bad row",))
+    status, results, output = bench(*tiny(device))
+    assert status == 1 and results["rows"] == []
+    assert "element (8, 0) is" in " ".join(output.split())
+
+
+def test_a_copy_is_timed_where_a_suite_asks_for_one(bench, monkeypatch, device):
+    as_suite(monkeypatch, shapes.Shape(9, 8, 70, group="nine"), shapes.Shape(8, 8, 8), copy=True)
+    status, results, output = bench(*tiny(device))
+    assert status == 0
+    rows = results["rows"]
+    assert all(row["copy_us"] > 0 for row in rows)
+    assert [row["operand_bytes"] for row in rows] == [4 * (9 + 8) * 70, 4 * (8 + 8) * 8]
+    whole, nine = results["header"]["geometric_means"]
+    assert (whole["group"], whole["rows"]) == ("", 2)
+    assert (nine["group"], nine["rows"]) == ("nine", 1)
+    assert nine["of_copy"] == pytest.approx(rows[0]["copy_us"] / rows[0]["us"])
+    assert "of a" in output
+
+
+def test_a_copy_moves_the_bytes_asked_for(device):
+    function, pairs = measure.copy(4096, torch.device(device))
+    source, out = pairs[0]
+    assert function(source, out) is out
+    assert torch.equal(out, -source)
+    assert source.nbytes + out.nbytes == 4096
+
+
+def test_memory_and_energy_are_told_on_a_gpu(bench, monkeypatch, device):
+    member = shapes.Shape(70, 80, 90, energy=True)
+    as_suite(monkeypatch, member)
+    monkeypatch.setattr(measure, "POWER_SECONDS", 1e-3)
+    monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.3)
+    status, results, output = bench(*tiny(device, "--energy", "--kernels"))
+    assert status == 0
+    (row,) = results["rows"]
+    if device == "cpu":
+        assert results["header"]["energy"] == "Energy cannot be read: only a GPU counts it."
+        assert results["header"]["energy"] in output
+        assert row["extra_bytes"] is row["gflops_per_watt"] is row["kernels_us"] is None
+        return
+    assert row["extra_bytes"] >= 0
+    assert row["kernels_us"] and all(us > 0 for us in row["kernels_us"].values())
+    assert "energy" in results["header"] or row["gflops_per_watt"] > 0
+
+
+def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
+    """With a counter in place of NVML's, and of a GPU's."""
+    sets = [(torch.randn(4, 4), torch.randn(4, 4))]
+    monkeypatch.setattr(bench_matmul, "joules", lambda call, energy: energy())
+    args = bench_matmul.parse(["--device", "cpu", "--seconds", "1e-3"])
+    job = bench_matmul.Job("smoke", shapes.Shape(4, 4, 4), "float32", "fp32", "auto", "plain")
+    row = bench_matmul.measure(job, sets, args, lambda: 2.0)
+    assert row["gflops_per_watt"] == row["peer_gflops_per_watt"] == 2 * 4**3 / 1e9 / 2.0
+    told = report.sentence(row | {"kernels_us": {"one_kernel": 12.34}})
+    assert told.endswith("GFLOP/s per watt, 1.00x torch.matmul; one_kernel 12.3 us")
+    header = {"device": "one", "torch": "2", "cuda": None, "git_commit": None, "time": "now"}
+    header |= {"command_line": "bench", "geometric_means": report.geometric_means([row])}
+    page = readme.markdown({"header": header, "rows": [row]})
+    assert "GFLOP/s per watt | torch.matmul's |" in page
+
+
+def test_a_suite_adds_its_precisions():
+    jobs = bench_matmul.plan(bench_matmul.parse("--suite guard --device cpu".split()))
+    told = [(job.precision, job.variant) for job in jobs]
+    names = shapes.SUITES["guard"].variants
+    assert told == [(precision, name) for precision in ("fp32", "ieee") for name in names]
+
+
 def test_precisions_multiply_the_rows_of_float32_alone():
     arguments = "--suite square --device cpu --dtype float32 float16 --precision fp32 ieee"
     jobs = bench_matmul.plan(bench_matmul.parse(arguments.split()))
@@ -102,10 +211,10 @@ def spoil(monkeypatch, damage):
     """Puts a product in place that is right but for what `damage` does to it."""
     right = torch_tiled.matmul
 
-    def wrong(a, b, *, out=None, **ways):
+    def wrong(a, b, **ways):
         result = right(a, b, **ways)
         damage(result)
-        return result if out is None else out.copy_(result)
+        return result
 
     monkeypatch.setattr(torch_tiled, "matmul", wrong)
 
@@ -126,7 +235,10 @@ def test_one_wrong_element_is_refused(bench, monkeypatch, device):
 
 
 def test_an_element_left_unwritten_is_refused(bench, monkeypatch, device):
-    monkeypatch.setattr(torch_tiled, "matmul", lambda a, b, *, out, **ways: out)
+    def idle(a, b, **ways):
+        return a.new_empty(*a.shape[:-1], b.shape[-1])
+
+    monkeypatch.setattr(torch_tiled, "matmul", idle)
     status, results, output = bench(*tiny(device))
     assert status == 1
     assert results["rows"] == []
@@ -149,6 +261,21 @@ def test_a_problem_that_the_op_declines_is_named_and_left_out(bench, monkeypatch
     assert "was not measured: tiled::matmul: k is 7, and picky takes none of that." in output
 
 
+def test_a_problem_that_does_not_fit_in_memory_is_named_and_left_out(bench, monkeypatch):
+    right = bench_matmul.operand_sets
+
+    def small(shape, dtype, device):
+        if shape.k == 7:
+            raise torch.OutOfMemoryError("no room")
+        return right(shape, dtype, device)
+
+    monkeypatch.setattr(bench_matmul, "operand_sets", small)
+    status, results, output = bench(*tiny("cpu", "--algorithm", "tiled", "auto"))
+    assert status == 0
+    assert [row["k"] for row in results["rows"]] == [5, 5, 9, 9]
+    assert output.count("was not measured: it does not fit in memory: no room") > 1
+
+
 def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
     measure, calls = bench_matmul.measure, []
 
@@ -169,8 +296,27 @@ def test_output_fits_a_hundred_columns(bench):
     rungs = [name for name in torch_tiled.algorithms() if takes(name, torch.bfloat16)]
     _, _, output = bench(*tiny("cpu", "--dtype", "float32", "bfloat16", "--algorithm", *rungs))
     table = output[output.index("tiny: ") :]
-    assert "peer's error" in table and "geometric means" in table
+    assert "peer's" in table and "geometric means" in table
     assert max(map(len, output.splitlines())) <= report.WIDTH
+
+
+def test_the_widest_tables_fit_too(bench):
+    _, results, _ = bench(*tiny("cpu", "--layout", "NN"))
+    same = results["rows"][0] | {"us": 43000.0, "us_p10": 40000.0, "us_p90": 46000.0}
+    same |= {"extra_bytes": same["operand_bytes"], "tflops": 0.001, "ratio": 10.0}
+    square = {"suite": "square", "m": 16384, "n": 16384, "k": 16384, "algorithm": "fp16x3_skinny"}
+    skinny = {"suite": "skinny", "m": 8192, "n": 11008, "k": 131072, "copy_us": 1e4}
+    skinny |= {"group": "m = 32 to 128"}
+    prepared = {"suite": "prepared", "m": 8192, "n": 11008, "k": 65536, "variant": "prepared"}
+    console = report.make_console()
+    with console.capture() as captured:
+        rows = [same | each for each in (square, skinny, prepared)]
+        report.print_tables(console, rows)
+        report.print_means(console, report.geometric_means(rows))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= report.WIDTH
+    for cell in ("16384  16384  16384", "131072", "fp16x3_skinny", "auto, prepared", "1.00x"):
+        assert any(cell in line for line in lines), cell  # and so is not broken
 
 
 def test_overhead_is_measured_for_the_three_calls(bench, device):
@@ -222,6 +368,7 @@ def test_suites_are_well_formed(name):
     for *sizes, layout in problems:
         assert min(sizes) > 0
         assert layout in shapes.LAYOUTS
+    assert set(shapes.SUITES[name].variants) <= set(variants.VARIANTS)
 
 
 def test_the_products_of_a_layer_cost_the_same():
@@ -231,15 +378,20 @@ def test_the_products_of_a_layer_cost_the_same():
         assert forward.flops == input_gradient.flops == weight_gradient.flops
 
 
-def test_geometric_means_are_per_suite_and_algorithm():
-    def row(algorithm, ratio):
-        return {"dtype": "float32", "precision": "fp32", "algorithm": algorithm, "ratio": ratio}
+def test_geometric_means_are_per_suite_group_algorithm_and_variant():
+    def row(suite, algorithm, ratio, group="", variant="plain"):
+        same = {"dtype": "float32", "precision": "fp32", "copy_us": None}
+        names = {"suite": suite, "group": group, "algorithm": algorithm, "variant": variant}
+        return names | same | {"ratio": ratio}
 
-    means = report.geometric_means(
-        [("one", row("auto", 2.0)), ("one", row("auto", 8.0)), ("two", row("naive", 0.5))]
-    )
-    assert [(mean["suite"], mean["rows"]) for mean in means] == [("one", 2), ("two", 1)]
+    one = [row("one", "auto", 2.0), row("one", "auto", 8.0, "large")]
+    two = [row("two", "naive", 0.5), row("two", "naive", 3.0, variant="prepared")]
+    means = report.geometric_means(one + two)
+    told = [(mean["suite"], mean["group"], mean["variant"], mean["rows"]) for mean in means]
+    assert told[:2] == [("one", "", "plain", 2), ("one", "large", "plain", 1)]
+    assert told[2:] == [("two", "", "plain", 1), ("two", "", "prepared", 1)]
     assert math.isclose(means[0]["ratio"], 4.0)
+    assert all(mean["of_copy"] is None for mean in means)
 
 
 def test_the_readme_is_written_from_a_results_file(bench, tmp_path, monkeypatch):
@@ -255,7 +407,7 @@ def test_the_readme_is_written_from_a_results_file(bench, tmp_path, monkeypatch)
         assert text.endswith(f"\n{readme.END}\nafter\n")
         assert "old" not in text
         assert text.count("| float32 | fp32 | NN | `auto` | 8 |") == 1  # 8x8x9 is no square
-        assert "| square | float32 | fp32 | auto | 2 |" in text
+        assert "| square |  | float32 | fp32 | auto | 2 |" in text
         assert "`torch_tiled.matmul`" in text
 
 
