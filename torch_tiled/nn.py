@@ -3,7 +3,7 @@
 import torch
 from torch.compiler import is_compiling, is_exporting
 
-from ._internals import is_wrapped, transforms_active, version_of
+from ._internals import GRAPHS_GUARD_IDENTITY, is_wrapped, transforms_active, version_of
 from .ops import linear, prepare
 from .prepared import Prepared
 
@@ -32,7 +32,8 @@ def freeze(model):
     requires grad) the layer refuses to run, in train() and eval() alike. Gradients to its input and
     bias flow. Under autocast it computes what an unfrozen layer does. The state_dict, as saved and
     as loaded, is that of an unfrozen layer; copies and pickles of a frozen layer are frozen, and
-    split anew at their first call (before it, compiled graphs read the weight itself).
+    split anew at their first call (before it, compiled graphs read the weight itself, and with
+    torch before 2.13 they always do).
 
     Args:
         model: a torch.nn.Module; other layers in it are left alone.
@@ -185,7 +186,9 @@ class Linear(torch.nn.Linear):
         """Whether what was split is the weight of now; outside compiled graphs it is made so."""
         weight, split_of = self.weight, self._split_of
         if is_compiling():  # an exported program has its own tensors for the layer's
-            return split_of is not None and (is_exporting() or split_of[0] is weight)
+            if split_of is None:
+                return False
+            return is_exporting() or (GRAPHS_GUARD_IDENTITY and split_of[0] is weight)
         if not _has_memory(weight):
             return False
         if split_of is not None:
