@@ -46,8 +46,8 @@ struct Tile {
   static constexpr int kTiles = kCols / kColWarps / 8;  // of tensor-core products, a warp
   static constexpr int kStageFloats = 4096, kK = kStageFloats / kCols;
   static constexpr int kStagesPerUnit = kChunk / kK;
-  static constexpr int kAhead = 5;                              // stages that are being copied
-  static constexpr int kUnits = 4;                              // whose magnitudes are kept
+  static constexpr int kAhead = 5;  // stages that are being copied
+  static constexpr int kUnits = 4;  // whose magnitudes are kept; teams at most
   static constexpr int kThreads = (kLoaders + kMaxWarps) * 32;  // at most
 
   static_assert(kStages >= kStagesPerUnit + kAhead,
@@ -56,8 +56,8 @@ struct Tile {
                 "magnitudes are read before those of the unit kUnits later are written");
 };
 
-using Short8 = Tile<16, 2, 8, true, 8, 11>;
-using Short16 = Tile<16, 2, 16, true, 8, 9>;
+using Short8 = Tile<16, 2, 8, true, 4, 12>;
+using Short16 = Tile<16, 2, 16, true, 4, 10>;
 using Long = Tile<32, 2, 16, false, 4, 13>;
 
 struct Work {
@@ -67,6 +67,7 @@ struct Work {
   Matrix x_matrix;      // likewise
   Packed x;             // where x is split beforehand
   bool vectors;         // w is copied four neighbours at a time
+  bool x_vectors;       // x is read so along K
   bool stores_sums;     // as they are
   int warps, teams;     // a team takes a unit, a warp 16 rows (or fewer) of its panel
   int64_t panels;       // of 16 * warps rows of x
@@ -105,14 +106,40 @@ struct Unit {
   }
 };
 
+// What a group's scale, and whether it is wide, depend on.
+struct Extremes {
+  uint32_t largest;   // magnitude bits
+  uint32_t smallest;  // twice the magnitude bits that are not zero, less 1
+
+  static __device__ Extremes none() { return {0, ~0u}; }
+  __device__ void add(float x) {
+    float most = fp16x3::float_of(largest);
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
+    largest = fp16x3::bits_of(most);
+    smallest = min(smallest, 2 * fp16x3::bits_of(x) - 1);
+  }
+  __device__ void add(const Extremes& other) {
+    largest = max(largest, other.largest);
+    smallest = min(smallest, other.smallest);
+  }
+  // Those of lanes whose numbers differ in the bits from `first` to below `end`.
+  __device__ void add_lanes(int first, int end) {
+    for (int lanes = first; lanes < end; lanes *= 2) {
+      add(Extremes{__shfl_xor_sync(~0u, largest, lanes), __shfl_xor_sync(~0u, smallest, lanes)});
+    }
+  }
+  __device__ float undo_scale(float scale) const {
+    const float least = fp16x3::float_of((smallest + 1) / 2);
+    return fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
+  }
+};
+
 template <class Tile>
 struct Smem {
   alignas(128) float stage[Tile::kStages][Tile::kStageFloats];
-  // (kChunk / 16, 2, kRows, 16): for each 16 of K hi halves, then lo halves; x_offset() says where.
+  // The fragments of split_x().
   alignas(128) uint8_t x[Tile::kResident ? Tile::kRows * kChunk * 4 : 16];
-  // Of each group: magnitude bits; of the smallest that is not zero, less 1.
-  uint32_t largest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
-  uint32_t smallest[Tile::kUnits][Tile::kLoaders][Tile::kCols];
+  Extremes extremes[Tile::kUnits][Tile::kLoaders][Tile::kCols];  // of what one warp loaded
   float undo_x[Tile::kRows];
   uint64_t full[Tile::kUnits], empty[Tile::kStages];
 };
@@ -160,20 +187,26 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
     return kAlongK ? warp * (Tile::kK / Tile::kLoaders) + (i / kColSets * 8 + lane % 8) * 4
                    : (warp * kFours + i) * (32 / kFoursPerRow) + lane / kFoursPerRow;
   };
-  auto four_of = [&](int stage, int i) {
-    return smem.stage[stage] + (kAlongK ? along_k_offset<Tile>(col_of(i), k_of(i))
-                                        : along_cols_offset<Tile>(k_of(i), col_of(i)));
-  };
+  int place[kFours];  // where it lies in the stage
+  UNROLL
+  for (int i = 0; i < kFours; ++i) {
+    place[i] = kAlongK ? along_k_offset<Tile>(col_of(i), k_of(i))
+                       : along_cols_offset<Tile>(k_of(i), col_of(i));
+  }
   const int64_t col_stride = work.w.row_stride, k_stride = work.w.col_stride;
+  // Fours at a time: of other columns, 32 of K apart, or of other K, one by one.
+  constexpr int kSets = kAlongK ? kColSets : kFours;
+  const int64_t set_stride = kAlongK ? 4 * col_stride : 32 / kFoursPerRow * k_stride;
+  const int64_t own = col_of(0) * col_stride + k_of(0) * k_stride;
 
   const float* anywhere = static_cast<const float*>(work.w.data);
   const float* data = nullptr;  // of the unit that is being copied: its first column and K
   int cols_left = 0, length = 0;
   int done_length = 0;  // of the unit that is being measured
 
-  uint32_t largest[kColSets], smallest[kColSets];
+  Extremes extremes[kColSets];
   UNROLL
-  for (int i = 0; i < kColSets; ++i) largest[i] = 0, smallest[i] = ~0u;
+  for (Extremes& each : extremes) each = Extremes::none();
 
   Unit unit(work, first), done_unit = unit;  // that is being copied, measured
   int slot = 0;
@@ -192,19 +225,23 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
       }
       device::wait(&smem.empty[stage], parity);
       if (work.vectors && k + Tile::kK <= length && cols_left == Tile::kCols) {
+        const float* from = data + own + k * k_stride;
         UNROLL
-        for (int i = 0; i < kFours; ++i) {
-          device::copy_16(four_of(stage, i),
-                          data + col_of(i) * col_stride + (k + k_of(i)) * k_stride, 16);
+        for (int i = 0; i < kSets; ++i, from += set_stride) {
+          UNROLL
+          for (int j = 0; j < kFours / kSets; ++j) {
+            device::copy_16(smem.stage[stage] + place[j * kSets + i], from + j * 32, 16);
+          }
         }
       } else if (k < length) {
-        NO_UNROLL
+        UNROLL
         for (int i = 0; i < kFours; ++i) {
           const int col = col_of(i), at = k + k_of(i);
           const int inside =
               kAlongK ? (col < cols_left ? length - at : 0) : (at < length ? cols_left - col : 0);
           const float* from = inside > 0 ? data + col * col_stride + at * k_stride : anywhere;
-          copy_four(four_of(stage, i), from, kAlongK ? k_stride : col_stride, inside, work.vectors);
+          copy_four(smem.stage[stage] + place[i], from, kAlongK ? k_stride : col_stride, inside,
+                    work.vectors);
         }
       }
       if (++stage == Tile::kStages) stage = 0, parity ^= 1;
@@ -219,31 +256,22 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
     if (k < done_length) {
       UNROLL
       for (int i = 0; i < kFours; ++i) {
-        const float4 four = *reinterpret_cast<const float4*>(four_of(measured, i));
-        const float x[4] = {four.x, four.y, four.z, four.w};
-        UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const int set = kAlongK ? i % kColSets : j;
-          const uint32_t magnitude = fp16x3::magnitude_bits(x[j]);
-          largest[set] = max(largest[set], magnitude);
-          smallest[set] = min(smallest[set], magnitude - 1);
-        }
+        const float4 four = *reinterpret_cast<const float4*>(smem.stage[measured] + place[i]);
+        extremes[kAlongK ? i % kColSets : 0].add(four.x);
+        extremes[kAlongK ? i % kColSets : 1].add(four.y);
+        extremes[kAlongK ? i % kColSets : 2].add(four.z);
+        extremes[kAlongK ? i % kColSets : 3].add(four.w);
       }
     }
     if (k == (kSteps - 1) * Tile::kK) {  // of this warp's part of the chunk
       UNROLL
       for (int i = 0; i < kColSets; ++i) {
-        UNROLL
-        for (int lanes = kAlongK ? 1 : kFoursPerRow; lanes < (kAlongK ? 8 : 32); lanes *= 2) {
-          largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lanes));
-          smallest[i] = min(smallest[i], __shfl_xor_sync(~0u, smallest[i], lanes));
-        }
+        extremes[i].add_lanes(kAlongK ? 1 : kFoursPerRow, kAlongK ? 8 : 32);
         const int col = kAlongK ? i * 4 + lane / 8 : lane % kFoursPerRow * 4 + i;
         if (kAlongK ? lane % 8 == 0 : lane < kFoursPerRow) {
-          smem.largest[slot][warp][col] = largest[i];
-          smem.smallest[slot][warp][col] = smallest[i];
+          smem.extremes[slot][warp][col] = extremes[i];
         }
-        largest[i] = 0, smallest[i] = ~0u;
+        extremes[i] = Extremes::none();
       }
       __syncwarp();
       if (lane == 0) device::arrive(&smem.full[slot]);
@@ -263,55 +291,69 @@ __device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
   lo = reinterpret_cast<const uint32_t&>(lo_two);
 }
 
-// Where 16 halves along K of a row of x lie among those of 16 of K: such that neither who writes a
-// row nor who reads eight has conflicts.
-__device__ int x_offset(int row, int k16) { return (row ^ k16 % 8) * 32; }
+// Where the fragments of 16 of K of a row of x lie (of row 8 with those of row 0, and so on), in
+// bytes: such that neither who writes nor who reads has conflicts.
+template <class Tile>
+__device__ int x_offset(int k16, int row) {
+  return k16 * (Tile::kRows * 64) + (row ^ k16 % 2) * 64;
+}
 
-// Brings a chunk of x to shared memory, split: a warp has a row.
+// Brings a chunk of x to shared memory, split: 16 bytes of XFragment's hi and lo for each lane.
 template <class Tile>
 __device__ void split_x(const Work& work, Smem<Tile>& smem, const Unit& unit, int64_t first_row) {
-  constexpr int kFours = kChunk / 4 / 32;  // a lane
-  const int lane = threadIdx.x % 32;
+  constexpr int kFours = kChunk / 4 / 32;     // a lane and row
+  constexpr int kWarpRows = Tile::kRows / 8;  // rows g and g + 8
+  static_assert(Tile::kMaxWarps == 8, "a warp has one g");
+  const int g = threadIdx.x / 32 - Tile::kLoaders, lane = threadIdx.x % 32;
   const int length = unit.length(work);
   const int64_t k_stride = work.x_matrix.col_stride;
-  for (int row = threadIdx.x / 32 - Tile::kLoaders; row < Tile::kRows;
-       row += work.teams * Tile::kColWarps) {
-    if (first_row + row >= work.x_count) break;
+  float x[kWarpRows][kFours][4];
+  UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const int64_t row = first_row + g + r * 8;
     const float* data = static_cast<const float*>(work.x_matrix.data) +
                         batch_offset(work.p.batch, work.x_matrix, unit.matrix) +
-                        (first_row + row) * work.x_matrix.row_stride +
-                        unit.chunk * kChunk * k_stride;
-    float x[kFours][4];
+                        row * work.x_matrix.row_stride +
+                        (unit.chunk * kChunk + lane * 4) * k_stride;
+    const int left = row < work.x_count ? length - lane * 4 : 0;
     UNROLL
-    for (int i = 0; i < kFours; ++i) {
-      UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const int k = (i * 32 + lane) * 4 + j;
-        x[i][j] = k < length ? data[k * k_stride] : 0.0f;
+    for (int i = 0; i < kFours; ++i, data += 128 * k_stride) {
+      float(&to)[4] = x[r][i];
+      if (work.x_vectors && left >= i * 128 + 4) {
+        const float4 four = *reinterpret_cast<const float4*>(data);
+        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+      } else {
+        UNROLL
+        for (int j = 0; j < 4; ++j) to[j] = i * 128 + j < left ? data[j * k_stride] : 0.0f;
       }
     }
-    uint32_t largest = 0, smallest = ~0u;
+  }
+  float scale[kWarpRows];
+  UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    Extremes extremes = Extremes::none();
     UNROLL
-    for (int i = 0; i < kFours * 4; ++i) {
-      const uint32_t magnitude = fp16x3::magnitude_bits(x[i / 4][i % 4]);
-      largest = max(largest, magnitude);
-      smallest = min(smallest, magnitude - 1);
-    }
-    largest = __reduce_max_sync(~0u, largest);
-    smallest = __reduce_min_sync(~0u, smallest);
-    const float scale = fp16x3::scale(largest), least = fp16x3::float_of(smallest + 1);
-    if (lane == 0) {
-      smem.undo_x[row] = fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
-    }
+    for (int i = 0; i < kFours * 4; ++i) extremes.add(x[r][i / 4][i % 4]);
+    extremes.add_lanes(1, 32);
+    scale[r] = fp16x3::scale(extremes.largest);
+    if (lane == 0) smem.undo_x[g + r * 8] = extremes.undo_scale(scale[r]);
+  }
+  UNROLL
+  for (int i = 0; i < kFours; ++i) {
+    uint32_t hi[kWarpRows][2], lo[kWarpRows][2];
     UNROLL
-    for (int i = 0; i < kFours; ++i) {
-      uint2 hi, lo;
-      split_two(x[i][0] * scale, x[i][1] * scale, hi.x, lo.x);
-      split_two(x[i][2] * scale, x[i][3] * scale, hi.y, lo.y);
-      const int k16 = i * 8 + lane / 4;
-      uint8_t* to = smem.x + k16 * (2 * Tile::kRows * 32) + x_offset(row, k16) + lane % 4 * 8;
-      *reinterpret_cast<uint2*>(to) = hi;
-      *reinterpret_cast<uint2*>(to + Tile::kRows * 32) = lo;
+    for (int r = 0; r < kWarpRows; ++r) {
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        split_two(x[r][i][j * 2] * scale[r], x[r][i][j * 2 + 1] * scale[r], hi[r][j], lo[r][j]);
+      }
+    }
+    uint8_t* to = smem.x + x_offset<Tile>(i * 8 + lane / 4, g) + lane % 4 * 16;
+    if constexpr (kWarpRows == 1) {
+      *reinterpret_cast<uint4*>(to) = {hi[0][0], lo[0][0], hi[0][1], lo[0][1]};
+    } else {
+      *reinterpret_cast<uint4*>(to) = {hi[0][0], hi[1][0], hi[0][1], hi[1][1]};
+      *reinterpret_cast<uint4*>(to + 512) = {lo[0][0], lo[1][0], lo[0][1], lo[1][1]};
     }
   }
 }
@@ -322,6 +364,8 @@ template <class Tile>
 struct WFragment {
   uint32_t hi[Tile::kTiles][2], lo[Tile::kTiles][2];
 };
+// Where x is eight rows short, its lo halves take the place of rows 8 to 15: `lo` is hi halves over
+// lo halves, and `hi` zeros over hi halves.
 struct XFragment {
   uint32_t hi[4], lo[4];
 };
@@ -383,20 +427,27 @@ __device__ void split_w(WFragment<Tile>& w, const float (&x)[Tile::kTiles][4],
   }
 }
 
-// Reads four halves of K of rows g and g + 8, `second` bytes further.
+// Reads the lane's halves of rows g and g + 8; of what launch_split() wrote, the latter lie
+// `second` bytes further.
 template <class Tile>
 __device__ void read_x(XFragment& x, const uint8_t* hi, int to_lo, int second) {
-  auto read = [](const uint8_t* at, uint32_t& first, uint32_t& next) {
-    const uint2 four = *reinterpret_cast<const uint2*>(at);
-    first = four.x, next = four.y;
+  auto four = [](uint32_t(&to)[4], const uint8_t* at) {
+    const uint4 all = *reinterpret_cast<const uint4*>(at);
+    to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
   };
-  read(hi, x.hi[0], x.hi[2]);
-  read(hi + to_lo, x.lo[0], x.lo[2]);
-  if constexpr (Tile::kRows == 16) {
-    read(hi + second, x.hi[1], x.hi[3]);
-    read(hi + second + to_lo, x.lo[1], x.lo[3]);
+  auto two = [](uint32_t(&to)[4], int first, const uint8_t* at) {
+    const uint2 all = *reinterpret_cast<const uint2*>(at);
+    to[first] = all.x, to[first + 2] = all.y;
+  };
+  if constexpr (Tile::kRows == 8) {
+    four(x.lo, hi);
+    x.hi[0] = x.hi[2] = 0, x.hi[1] = x.lo[0], x.hi[3] = x.lo[2];
+  } else if constexpr (Tile::kResident) {
+    four(x.hi, hi);
+    four(x.lo, hi + to_lo);
   } else {
-    x.hi[1] = x.hi[3] = x.lo[1] = x.lo[3] = 0;
+    two(x.hi, 0, hi), two(x.hi, 1, hi + second);
+    two(x.lo, 0, hi + to_lo), two(x.lo, 1, hi + to_lo + second);
   }
 }
 
@@ -428,6 +479,7 @@ template <class Tile, bool kAlongK, bool kWIsA, int kPromote>
 __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first, int64_t units) {
   constexpr int kSteps = Tile::kStagesPerUnit, kTiles = Tile::kTiles;
   constexpr int kPairsPerStage = Tile::kK / 32;
+  constexpr int kRowsOfSums = Tile::kRows / 8;
   const int rank = threadIdx.x / 32 - Tile::kLoaders, lane = threadIdx.x % 32;
   const int g = lane / 4, q = lane % 4;
   const int team_warps = work.warps * Tile::kColWarps;
@@ -459,16 +511,14 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
       const int col = first_col + g * kTiles + t;
-      uint32_t largest = 0, smallest = ~0u;
+      Extremes extremes = Extremes::none();
       UNROLL
-      for (int i = 0; i < Tile::kLoaders; ++i) {
-        largest = max(largest, smem.largest[slot][i][col]);
-        smallest = min(smallest, smem.smallest[slot][i][col]);
-      }
-      scale[t] = fp16x3::scale(largest);
-      const float least = fp16x3::float_of(smallest + 1);
-      undo_w[t] = fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale[t]));
+      for (int i = 0; i < Tile::kLoaders; ++i) extremes.add(smem.extremes[slot][i][col]);
+      scale[t] = fp16x3::scale(extremes.largest);
+      undo_w[t] = extremes.undo_scale(scale[t]);
     }
+    // Where x is eight rows short, `low` is the part over the low sum: products with zeros change
+    // neither.
     float total[kTiles][4] = {}, part[kTiles][4] = {}, low[kTiles][4] = {};
     int stage = static_cast<int>(position % Tile::kStages);
     if (busy) {
@@ -477,8 +527,10 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
         for (int t = 0; t < kTiles; ++t) {
           device::multiply_add(low[t], kWIsA ? x.hi : x.lo, kWIsA ? w.lo[t] : w.hi[t]);
         }
-        UNROLL
-        for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
+        if constexpr (kRowsOfSums == 2) {
+          UNROLL
+          for (int t = 0; t < kTiles; ++t) device::multiply_add(part[t], x.hi, w.hi[t]);
+        }
         UNROLL
         for (int t = 0; t < kTiles; ++t) {
           device::multiply_add(low[t], kWIsA ? x.lo : x.hi, kWIsA ? w.hi[t] : w.lo[t]);
@@ -487,17 +539,18 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
       auto promote = [&] {
         UNROLL
         for (int t = 0; t < kTiles; ++t) {
+          float(&parts)[4] = kRowsOfSums == 1 ? low[t] : part[t];
           UNROLL
-          for (int i = 0; i < 4; ++i) total[t][i] += part[t][i], part[t][i] = 0;
+          for (int i = 0; i < kRowsOfSums * 2; ++i) total[t][i] += parts[i], parts[i] = 0;
         }
       };
       // Rows g and g + 8 of x, of a pair's first 16 of K and its second.
       const uint8_t* x_from[2];
       int to_lo, second, x_pair;
       if constexpr (Tile::kResident) {
-        to_lo = Tile::kRows * 32, second = 8 * 32, x_pair = 4 * to_lo;
+        to_lo = 512, second = 0, x_pair = x_offset<Tile>(2, 0);
         UNROLL
-        for (int i = 0; i < 2; ++i) x_from[i] = smem.x + i * 2 * to_lo + q * 8;
+        for (int i = 0; i < 2; ++i) x_from[i] = smem.x + x_offset<Tile>(i, g) + q * 16;
       } else {
         const int64_t x_tile = row / Packed::kRows;
         const int plane_bytes = Packed::plane_bytes(work.x.tile_rows(x_tile));
@@ -509,9 +562,7 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
         to_lo = plane_bytes, second = row + 8 < padded_rows ? 8 * 64 : 0, x_pair = 2 * plane_bytes;
       }
       auto read_x_pair = [&](XFragment& x, int pair, int i) {
-        const uint8_t* from = x_from[i] + pair * x_pair;
-        if constexpr (Tile::kResident) from += x_offset(g, pair * 2 + i);
-        read_x<Tile>(x, from, to_lo, second);
+        read_x<Tile>(x, x_from[i] + pair * x_pair, to_lo, second);
       };
 
       // What comes next is read and split while the tensor cores multiply.
@@ -579,7 +630,10 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
       UNROLL
       for (int i = 0; i < 4; ++i) {
         const float undo_col = __shfl_sync(~0u, undo_w[t], (q * 2 + i % 2) * 4);
-        sum[i] = fp16x3::chunk_sum(total[t][i], low[t][i], undo_x[i / 2], undo_col);
+        const float low_sum = low[t][kRowsOfSums == 1 ? i % 2 + 2 : i];
+        sum[i] = i / 2 < kRowsOfSums
+                     ? fp16x3::chunk_sum(total[t][i], low_sum, undo_x[i / 2], undo_col)
+                     : 0;
       }
       sums[t] = {sum[0], sum[1], sum[2], sum[3]};
     }
@@ -619,7 +673,7 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
         const int64_t x_row = row + g + i / 2 * 8;
         const int64_t w_col = (work.first_group + unit.group) * Tile::kCols + first_col +
                               (q * 2 + i % 2) * kTiles + t;
-        if (x_row >= work.x_count || w_col >= work.w_count || i / 2 * 8 >= Tile::kRows) continue;
+        if (x_row >= work.x_count || w_col >= work.w_count || i / 2 >= kRowsOfSums) continue;
         const int64_t c_row = kWIsA ? w_col : x_row, c_col = kWIsA ? x_row : w_col;
         float value = sum[i];
         if (isnan(value)) value = sum_again(work.p, unit.matrix, c_row, c_col);
@@ -725,11 +779,16 @@ void launch(Work work, bool w_is_a, const Context& context) {
   bool follows_ours = !Tile::kResident || counters > 0;
 
   // Neighbours that lie together are copied together.
+  auto by_fours = [&](const Matrix& matrix, int64_t near, int64_t far) {
+    bool aligned =
+        near == 1 && far % 4 == 0 && reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
+    for (int d = 0; d < p.batch.rank; ++d) aligned &= matrix.batch_stride[d] % 4 == 0;
+    return aligned;
+  };
   const bool along_k = work.w.col_stride < work.w.row_stride;
-  const int64_t near = along_k ? work.w.col_stride : work.w.row_stride;
-  const int64_t far = along_k ? work.w.row_stride : work.w.col_stride;
-  work.vectors = near == 1 && far % 4 == 0 && reinterpret_cast<uintptr_t>(work.w.data) % 16 == 0;
-  for (int d = 0; d < p.batch.rank; ++d) work.vectors &= work.w.batch_stride[d] % 4 == 0;
+  work.vectors = along_k ? by_fours(work.w, work.w.col_stride, work.w.row_stride)
+                         : by_fours(work.w, work.w.row_stride, work.w.col_stride);
+  work.x_vectors = by_fours(work.x_matrix, work.x_matrix.col_stride, work.x_matrix.row_stride);
 
   auto choose = [&]<int kPromote>() {
     return along_k ? (w_is_a ? fp16x3_skinny_kernel<Tile, true, true, kPromote>
