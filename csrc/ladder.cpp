@@ -21,6 +21,7 @@ void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3_bulk(const Problem&, const Context&);
+void launch_fp16x3_small(const Problem&, const Context&);
 void launch_fp16x3_skinny(const Problem&, const Context&);
 }  // namespace cuda
 
@@ -36,13 +37,14 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name      family    order            tile      rate  CUDA                  CPU
-    {"naive",   "naive",  Order::kPlain,   32, 32,   13,   CUDA(launch_naive),   cpu::launch_naive},
-    {"tiled16", "tiled",  Order::kChunked, 16, 16,   14,   CUDA(launch_tiled16), cpu::launch_tiled16},
-    {"tiled32", "tiled",  Order::kChunked, 32, 32,   16,   CUDA(launch_tiled32), cpu::launch_tiled32},
-    {"tiled64", "tiled",  Order::kChunked, 64, 64,   47,   CUDA(launch_tiled64), cpu::launch_tiled64},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3, 128, 32, 100, CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3_bulk", "fp16x3", Order::kFp16x3, 128, 128, 400, CUDA(launch_fp16x3_bulk), cpu::launch_fp16x3},
+    // name            family    order             max k  tile      rate  CUDA                         CPU
+    {"naive",         "naive",  Order::kPlain,    0,     32, 32,   13,   CUDA(launch_naive),         cpu::launch_naive},
+    {"tiled16",       "tiled",  Order::kChunked,  0,     16, 16,   14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
+    {"tiled32",       "tiled",  Order::kChunked,  0,     32, 32,   16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
+    {"tiled64",       "tiled",  Order::kChunked,  0,     64, 64,   47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
+    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   512,   64, 32,   100,  CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   0,     128, 32,  100,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,     128, 128, 400,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -91,19 +93,24 @@ std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p
   for (const Rung& rung : kLadder) {
     if (rung.name != algorithm && rung.family != algorithm) continue;
     check_can_take(rung, algorithm, p, context);
-    rungs.push_back(&rung);
+    if (rung.takes(p)) rungs.push_back(&rung);
     order = rung.order;
   }
-  if (rungs.empty() && algorithm != "auto") {
+  const bool is_known = algorithm == "auto" || std::ranges::any_of(kLadder, [&](const Rung& rung) {
+                          return rung.name == algorithm || rung.family == algorithm;
+                        });
+  if (!is_known) {
     fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
                    join(algorithms()));
   }
   // A sum too short for fp16x3 is defined by the other order, by whatever name it is asked for.
   const bool too_short = order == Order::kFp16x3 && p.k < fp16x3::kMinK;
+  if (too_short) order = Order::kChunked;
+  // For a sum too long for the rung that was asked for, others give the same bits.
   if (rungs.empty() || too_short) {
     rungs.clear();
     for (const Rung& rung : kLadder) {
-      if (rung.order == (too_short ? Order::kChunked : order)) rungs.push_back(&rung);
+      if (rung.order == order && rung.takes(p)) rungs.push_back(&rung);
     }
   }
   return rungs;

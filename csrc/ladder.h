@@ -24,11 +24,13 @@ struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
   Order order;
+  int64_t max_k;       // that it takes, or 0
   int tile_m, tile_n;  // of C, computed by one block
   double rate;         // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
   Launch cuda;         // null in a build without CUDA
   Launch cpu;
 
+  bool takes(const Problem& p) const { return max_k == 0 || p.k <= max_k; }
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
   // Clocks of the busiest processor, by the model that picks: whole waves of blocks at `rate`.

@@ -58,17 +58,28 @@ void launch_after(void (*kernel)(Params...), unsigned blocks, int threads, size_
   check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
+// Calls launch(first, blocks) for pieces of `blocks` that are no longer than a grid may be, and
+// checks each.
+template <typename F>
+void for_grids(int64_t all, F&& launch,
+               std::source_location where = std::source_location::current()) {
+  constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+  for (int64_t first = 0; first < all; first += kMaxGrid) {
+    launch(first, static_cast<unsigned>(std::min(all - first, kMaxGrid)));
+    check(cudaGetLastError(), where);
+  }
+}
+
 // Runs kernel(p, first_tile), one block a tile, in as many launches as the grid's limit asks for.
 template <class Tile>
 void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,
                   std::source_location where = std::source_location::current()) {
-  constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
-  const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
-  for (int64_t first = 0; first < tiles; first += kMaxGrid) {
-    const auto blocks = static_cast<unsigned>(std::min(tiles - first, kMaxGrid));
-    kernel<<<blocks, Tile::kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(p, first);
-    check(cudaGetLastError(), where);
-  }
+  for_grids(
+      ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count,
+      [&](int64_t first, unsigned blocks) {
+        kernel<<<blocks, Tile::kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(p, first);
+      },
+      where);
 }
 
 }  // namespace tiled

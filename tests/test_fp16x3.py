@@ -22,7 +22,7 @@ import torch_tiled
 
 on_a_gpu = pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
 LAYOUTS = ("NN", "NT", "TN", "TT")
-GPU_RUNGS = ("fp16x3_bulk", "fp16x3_skinny")
+GPU_RUNGS = ("fp16x3_small", "fp16x3_skinny", "fp16x3_bulk")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])

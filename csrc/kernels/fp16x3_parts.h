@@ -41,4 +41,16 @@ struct Marks {
 // Computes what is marked in the order of sum.h, stores it, and counts it where the context asks.
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context);
 
+// Counts what kernels compute again by themselves, where the context asks.
+class RecomputedCounter {
+ public:
+  explicit RecomputedCounter(const Context& context);
+  unsigned long long* on_gpu() const { return on_gpu_; }  // null where it does not ask
+  void read() const;                                      // waits for the stream
+
+ private:
+  const Context& context_;
+  unsigned long long* on_gpu_ = nullptr;
+};
+
 }  // namespace tiled::cuda

@@ -285,4 +285,19 @@ void launch_recompute(const Problem& p, const Marks& marks, const Context& conte
   }
 }
 
+RecomputedCounter::RecomputedCounter(const Context& context) : context_(context) {
+  if (context.recomputed == nullptr) return;
+  on_gpu_ = static_cast<unsigned long long*>(context.allocate(sizeof *on_gpu_));
+  check(cudaMemsetAsync(on_gpu_, 0, sizeof *on_gpu_, static_cast<cudaStream_t>(context.stream)));
+}
+
+void RecomputedCounter::read() const {
+  if (on_gpu_ == nullptr) return;
+  unsigned long long count = 0;
+  const auto stream = static_cast<cudaStream_t>(context_.stream);
+  check(cudaMemcpyAsync(&count, on_gpu_, sizeof count, cudaMemcpyDeviceToHost, stream));
+  check(cudaStreamSynchronize(stream));
+  *context_.recomputed += static_cast<int64_t>(count);
+}
+
 }  // namespace tiled::cuda

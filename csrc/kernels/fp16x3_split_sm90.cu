@@ -6,6 +6,7 @@
 // they are neighbours in memory, eight threads read a line of 32 bytes, and where K is contiguous,
 // four times eight threads read eight lines of 128.
 
+#include "device/halves.cuh"
 #include "device/pipeline.cuh"
 #include "fp16x3.h"
 #include "kernels/fp16x3_parts.h"
@@ -43,15 +44,6 @@ __device__ void load_eight(float (&x)[8], const float* data, int64_t stride, int
     UNROLL
     for (int i = 0; i < 8; ++i) x[i] = i < left ? data[i * stride] : 0.0f;
   }
-}
-
-// fp16x3::split, of two at a time.
-__device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
-  const __half2 hi_two = __floats2half2_rn(x, y);
-  const float2 rounded = __half22float2(hi_two);
-  const __half2 lo_two = __floats2half2_rn((x - rounded.x) * 0x1p11f, (y - rounded.y) * 0x1p11f);
-  hi = reinterpret_cast<const uint32_t&>(hi_two);
-  lo = reinterpret_cast<const uint32_t&>(lo_two);
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
@@ -116,10 +108,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int j = 0; j < kEights; ++j) {
     if (k + j * (kThreadsPerRow * 8) >= packed.padded_k()) break;
     uint4 hi, lo;
-    split_two(x[j][0] * scale, x[j][1] * scale, hi.x, lo.x);
-    split_two(x[j][2] * scale, x[j][3] * scale, hi.y, lo.y);
-    split_two(x[j][4] * scale, x[j][5] * scale, hi.z, lo.z);
-    split_two(x[j][6] * scale, x[j][7] * scale, hi.w, lo.w);
+    device::split_two(x[j][0] * scale, x[j][1] * scale, hi.x, lo.x);
+    device::split_two(x[j][2] * scale, x[j][3] * scale, hi.y, lo.y);
+    device::split_two(x[j][4] * scale, x[j][5] * scale, hi.z, lo.z);
+    device::split_two(x[j][6] * scale, x[j][7] * scale, hi.w, lo.w);
     uint8_t* step = halves + j * (kThreadsPerRow * 8 / Packed::kK) * 2 * plane_bytes;
     *reinterpret_cast<uint4*>(step) = hi;
     *reinterpret_cast<uint4*>(step + plane_bytes) = lo;
