@@ -74,29 +74,21 @@ struct Range {
 };
 
 // Where K is contiguous: a warp takes a line, a lane four neighbours of each step.
-template <int kCount>
-__device__ void split_along_k(const Lines& lines, int k, bool vectors, Smem& smem,
-                              const Halves& halves) {
-  constexpr int kPerWarp = kCount / Tile::kWarps, kSteps = Tile::kMaxK / Tile::kStepK;
+template <int kCount, int kSteps>
+__device__ void split_along_k(const Lines& lines, int k, Smem& smem, const Halves& halves) {
+  constexpr int kPerWarp = kCount / Tile::kWarps;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float x[kPerWarp][kSteps][4];
+  const float* from = lines.data + warp * lines.stride + lane * 4 * lines.k_stride;
   UNROLL
-  for (int i = 0; i < kPerWarp; ++i) {
-    const int line = warp + i * Tile::kWarps;
-    const float* from = lines.data + line * lines.stride;
+  for (int i = 0; i < kPerWarp; ++i, from += Tile::kWarps * lines.stride) {
+    const int left = warp + i * Tile::kWarps < lines.count ? k - lane * 4 : 0;
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      const int at = step * Tile::kStepK + lane * 4;
-      const int left = line < lines.count ? k - at : 0;
-      if (vectors && left >= 4) {
-        const float4 four = *reinterpret_cast<const float4*>(from + at);
-        x[i][step][0] = four.x, x[i][step][1] = four.y;
-        x[i][step][2] = four.z, x[i][step][3] = four.w;
-      } else {
-        UNROLL
-        for (int j = 0; j < 4; ++j) {
-          x[i][step][j] = j < left ? from[(at + j) * lines.k_stride] : 0.0f;
-        }
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int at = step * Tile::kStepK + j;
+        x[i][step][j] = at < left ? from[at * lines.k_stride] : 0.0f;
       }
     }
   }
@@ -115,7 +107,6 @@ __device__ void split_along_k(const Lines& lines, int k, bool vectors, Smem& sme
     if (lane == 0) smem.undo[line] = range.undo(scale);
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      if (step * Tile::kStepK >= k) break;
       uint2 hi, lo;
       device::split_two(x[i][step][0] * scale, x[i][step][1] * scale, hi.x, lo.x);
       device::split_two(x[i][step][2] * scale, x[i][step][3] * scale, hi.y, lo.y);
@@ -127,21 +118,23 @@ __device__ void split_along_k(const Lines& lines, int k, bool vectors, Smem& sme
 }
 
 // Where lines are neighbours: a lane takes a line, a warp eight neighbours along K of each step.
-template <int kCount>
+template <int kCount, int kSteps>
 __device__ void split_across_k(const Lines& lines, int k, Smem& smem, const Halves& halves) {
-  constexpr int kPerLane = kCount / 32, kSteps = Tile::kMaxK / Tile::kStepK;
+  constexpr int kPerLane = kCount / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float x[kPerLane][kSteps][8];
   UNROLL
   for (int i = 0; i < kPerLane; ++i) {
     const int line = lane + i * 32;
+    const int left = line < lines.count ? k - warp * 8 : 0;
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      const int at = step * Tile::kStepK + warp * 8;
-      const int left = line < lines.count ? k - at : 0;
-      const float* from = lines.data + line * lines.stride + at * lines.k_stride;
+      const float* from =
+          lines.data + line * lines.stride + (step * Tile::kStepK + warp * 8) * lines.k_stride;
       UNROLL
-      for (int j = 0; j < 8; ++j) x[i][step][j] = j < left ? from[j * lines.k_stride] : 0.0f;
+      for (int j = 0; j < 8; ++j, from += lines.k_stride) {
+        x[i][step][j] = step * Tile::kStepK + j < left ? *from : 0.0f;
+      }
     }
   }
   UNROLL
@@ -160,7 +153,7 @@ __device__ void split_across_k(const Lines& lines, int k, Smem& smem, const Halv
   for (int i = 0; i < kPerLane; ++i) {
     const int line = lines.first + lane + i * 32;
     Range range;
-    UNROLL
+    NO_UNROLL
     for (int each = 0; each < Tile::kWarps; ++each) {
       range.add({smem.largest[each][line], smem.smallest[each][line]});
     }
@@ -168,7 +161,6 @@ __device__ void split_across_k(const Lines& lines, int k, Smem& smem, const Halv
     if (warp == 0) smem.undo[line] = range.undo(scale);
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      if (step * Tile::kStepK >= k) break;
       uint4 hi, lo;
       device::split_two(x[i][step][0] * scale, x[i][step][1] * scale, hi.x, lo.x);
       device::split_two(x[i][step][2] * scale, x[i][step][3] * scale, hi.y, lo.y);
@@ -181,36 +173,33 @@ __device__ void split_across_k(const Lines& lines, int k, Smem& smem, const Halv
   }
 }
 
-template <int kCount>
-__device__ void split_lines(const Lines& lines, int k, bool vectors, Smem& smem,
-                            const Halves& halves) {
+template <int kCount, int kSteps>
+__device__ void split_lines(const Lines& lines, int k, Smem& smem, const Halves& halves) {
   if (lines.k_stride < lines.stride) {  // the same for all threads
-    split_along_k<kCount>(lines, k, vectors, smem, halves);
+    split_along_k<kCount, kSteps>(lines, k, smem, halves);
   } else {
-    split_across_k<kCount>(lines, k, smem, halves);
+    split_across_k<kCount, kSteps>(lines, k, smem, halves);
   }
 }
 
-struct Vectors {  // 16-byte reads along K
-  bool a, b;
-};
-
+// kSteps of K, few where few will do: instructions that do nothing are fetched all the same.
+template <int kSteps>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    fp16x3_small_kernel(const __grid_constant__ Problem p, Vectors vectors, int64_t first_tile,
+    fp16x3_small_kernel(const __grid_constant__ Problem p, int64_t first_tile,
                         unsigned long long* recomputed) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
   const int k = static_cast<int>(p.k);
-  const Halves halves{smem.halves, static_cast<int>(ceil_div(k, Tile::kStepK)) * Tile::kStepK};
+  const Halves halves{smem.halves, kSteps * Tile::kStepK};
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, tile.batch);
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch);
-  split_lines<Tile::kM>(
-      {a + tile.row * p.a.row_stride, p.a.row_stride, p.a.col_stride, p.m - tile.row, 0}, k,
-      vectors.a, smem, halves);
-  split_lines<Tile::kN>(
+  split_lines<Tile::kM, kSteps>(
+      {a + tile.row * p.a.row_stride, p.a.row_stride, p.a.col_stride, p.m - tile.row, 0}, k, smem,
+      halves);
+  split_lines<Tile::kN, kSteps>(
       {b + tile.col * p.b.col_stride, p.b.col_stride, p.b.row_stride, p.n - tile.col, Tile::kM}, k,
-      vectors.b, smem, halves);
+      smem, halves);
   __syncthreads();
 
   // A warp has 16 rows and 8 columns.
@@ -219,7 +208,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int a_line = row + lane % 16, b_line = Tile::kM + col + lane % 8;
   const int promotion = fp16x3::promotion(k);
   float total[4] = {}, low[4] = {}, part[4] = {};
-  _Pragma("unroll 4") for (int at = 0; at < k; at += 16) {
+  _Pragma("unroll 2") for (int at = 0; at < k; at += 16) {
     uint32_t a_hi[4], a_lo[4], b_frag[4];
     const uint8_t* a_piece = halves.hi(a_line, at / 8 + lane / 16);
     device::load_matrices(a_hi, a_piece);
@@ -250,29 +239,30 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-bool reads_vectors(const Batch& batch, const Matrix& matrix, int64_t k_stride, int64_t stride) {
-  bool aligned = k_stride == 1 && stride % 4 == 0;
-  for (int d = 0; d < batch.rank; ++d) aligned &= matrix.batch_stride[d] % 4 == 0;
-  return aligned && reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
+template <int kSteps>
+void launch(const Problem& p, const Context& context) {
+  constexpr size_t kSmemBytes =
+      offsetof(Smem, halves) + 2 * Tile::kLines * kSteps * Tile::kStepK * 2;
+  const auto kernel = fp16x3_small_kernel<kSteps>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
+  const RecomputedCounter counter(context);
+  for_grids(
+      ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count,
+      [&](int64_t first, unsigned blocks) {
+        kernel<<<blocks, Tile::kThreads, kSmemBytes, static_cast<cudaStream_t>(context.stream)>>>(
+            p, first, counter.on_gpu());
+      });
+  counter.read();
 }
 
 }  // namespace
 
 void launch_fp16x3_small(const Problem& p, const Context& context) {
-  const Vectors vectors{reads_vectors(p.batch, p.a, p.a.col_stride, p.a.row_stride),
-                        reads_vectors(p.batch, p.b, p.b.row_stride, p.b.col_stride)};
-  const auto padded_k = static_cast<size_t>(ceil_div(p.k, Tile::kStepK)) * Tile::kStepK;
-  const size_t smem_bytes = offsetof(Smem, halves) + 2 * Tile::kLines * padded_k * 2;
-  check(cudaFuncSetAttribute(fp16x3_small_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             sizeof(Smem)));
-  const RecomputedCounter counter(context);
-  for_grids(ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count,
-            [&](int64_t first, unsigned blocks) {
-              fp16x3_small_kernel<<<blocks, Tile::kThreads, smem_bytes,
-                                    static_cast<cudaStream_t>(context.stream)>>>(p, vectors, first,
-                                                                                 counter.on_gpu());
-            });
-  counter.read();
+  switch (ceil_div(p.k, Tile::kStepK)) {
+    case 1: return launch<1>(p, context);
+    case 2: return launch<2>(p, context);
+    default: return launch<4>(p, context);
+  }
 }
 
 }  // namespace tiled::cuda
