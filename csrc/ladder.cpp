@@ -36,13 +36,13 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name      family    order            tile      rate  CUDA                  CPU
-    {"naive",   "naive",  Order::kPlain,   32, 32,   13,   CUDA(launch_naive),   cpu::launch_naive},
-    {"tiled16", "tiled",  Order::kChunked, 16, 16,   14,   CUDA(launch_tiled16), cpu::launch_tiled16},
-    {"tiled32", "tiled",  Order::kChunked, 32, 32,   16,   CUDA(launch_tiled32), cpu::launch_tiled32},
-    {"tiled64", "tiled",  Order::kChunked, 64, 64,   47,   CUDA(launch_tiled64), cpu::launch_tiled64},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3, 128, 32, 100, CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3_bulk", "fp16x3", Order::kFp16x3, 128, 128, 400, CUDA(launch_fp16x3_bulk), cpu::launch_fp16x3},
+    // name            family    order            tile    cut    rate before CUDA                        CPU
+    {"naive",         "naive",  Order::kPlain,   32, 32,   false, 13,  0,    CUDA(launch_naive),         cpu::launch_naive},
+    {"tiled16",       "tiled",  Order::kChunked, 16, 16,   false, 14,  0,    CUDA(launch_tiled16),       cpu::launch_tiled16},
+    {"tiled32",       "tiled",  Order::kChunked, 32, 32,   false, 16,  0,    CUDA(launch_tiled32),       cpu::launch_tiled32},
+    {"tiled64",       "tiled",  Order::kChunked, 64, 64,   false, 47,  0,    CUDA(launch_tiled64),       cpu::launch_tiled64},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,  16, 16,   true,  52,  0,    CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,  128, 128, false, 400, 0.57, CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -132,7 +132,8 @@ std::string format(const char* pattern, double value) {
 }  // namespace
 
 int64_t Rung::blocks(const Problem& p) const {
-  return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;
+  const int64_t chunks = cuts_k ? std::max<int64_t>(1, ceil_div(p.k, kChunk)) : 1;
+  return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count * chunks;
 }
 
 int64_t Rung::waves(const Problem& p, const Context& context) const {
@@ -140,8 +141,13 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
-  const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(p.k);
-  return static_cast<double>(waves(p, context)) * multiply_adds / rate;
+  const int64_t k = cuts_k ? std::min<int64_t>(p.k, kChunk) : p.k;
+  const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
+  const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
+  const double elements = static_cast<double>(p.m + cols) * static_cast<double>(p.k) *
+                          static_cast<double>(p.batch.count);
+  return static_cast<double>(waves(p, context)) * multiply_adds / rate +
+         elements * before / context.processors;
 }
 
 std::vector<std::string> algorithms() {

@@ -25,13 +25,17 @@ struct Rung {
   std::string_view family;  // by this name the best of several rungs is asked for
   Order order;
   int tile_m, tile_n;  // of C, computed by one block
-  double rate;         // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
+  bool cuts_k;         // a block computes one chunk of the sums
+  double rate;         // multiply-adds a clock and multiprocessor in fp32 on an H200, at 4096^3
+                       // (fp16x3_skinny: at 16 x 4096 x 4096)
+  double before;       // clocks of a multiprocessor for each element of A and B, beforehand
   Launch cuda;         // null in a build without CUDA
   Launch cpu;
 
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
-  // Clocks of the busiest processor, by the model that picks: whole waves of blocks at `rate`.
+  // Clocks of the busiest processor, by the model that picks: what is done beforehand, then
+  // whole waves of blocks at `rate`.
   double clocks(const Problem& p, const Context& context) const;
 };
 
