@@ -13,10 +13,10 @@
 //
 // A block walks through units, a chunk of K by kCols columns of w for all rows of a panel of x:
 //
-//   loaders (4 warps)    wait empty[stage]; copy kK of K of a unit; kAhead stages later, when the
-//                        copy is there: look for the largest magnitudes; arrive at full[stage]
-//   teams (a warp for    wait for a unit's last full[stage]; scale, split and multiply step by
-//   step; each 16 rows of x)   arrive at empty[stage]; leave the chunk's sums in memory
+//   loaders  wait empty[stage]; copy kK of K of a unit; kAhead stages later, as it is there,
+//            look for the largest magnitudes; arrive at full[unit] after a unit's last stage
+//   teams    wait full[unit]; scale, split, multiply, 32 of K after 32; arrive at empty[stage];
+//            leave the chunk's sums in memory
 //
 // A unit takes the same number of stages however short its chunk is. Whoever leaves the last of an
 // element's chunk sums adds them all, in order.
