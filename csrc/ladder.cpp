@@ -37,14 +37,14 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name            family    order             max k  tile      rate  CUDA                         CPU
-    {"naive",         "naive",  Order::kPlain,    0,     32, 32,   13,   CUDA(launch_naive),         cpu::launch_naive},
-    {"tiled16",       "tiled",  Order::kChunked,  0,     16, 16,   14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
-    {"tiled32",       "tiled",  Order::kChunked,  0,     32, 32,   16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
-    {"tiled64",       "tiled",  Order::kChunked,  0,     64, 64,   47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
-    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   512,   64, 32,   100,  CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   0,     128, 32,  100,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,     128, 128, 400,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
+    // name            family    order             max k  tile     cut    start   before rate  CUDA                         CPU
+    {"naive",         "naive",  Order::kPlain,    0,     32, 32,   false, 0,      0,     13,   CUDA(launch_naive),         cpu::launch_naive},
+    {"tiled16",       "tiled",  Order::kChunked,  0,     16, 16,   false, 0,      0,     14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
+    {"tiled32",       "tiled",  Order::kChunked,  0,     32, 32,   false, 0,      0,     16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
+    {"tiled64",       "tiled",  Order::kChunked,  0,     64, 64,   false, 0,      0,     47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
+    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   512,   64, 32,   false, 14000,  0,     60,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   0,     16, 16,   true,  21000,  0,     52,   CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,     128, 128, false, 18000,  0.57,  500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -139,7 +139,8 @@ std::string format(const char* pattern, double value) {
 }  // namespace
 
 int64_t Rung::blocks(const Problem& p) const {
-  return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;
+  const int64_t chunks = cuts_k ? std::max<int64_t>(1, ceil_div(p.k, kChunk)) : 1;
+  return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count * chunks;
 }
 
 int64_t Rung::waves(const Problem& p, const Context& context) const {
@@ -147,8 +148,13 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
-  const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(p.k);
-  return static_cast<double>(waves(p, context)) * multiply_adds / rate;
+  const int64_t k = cuts_k ? std::min<int64_t>(p.k, kChunk) : p.k;
+  const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
+  const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
+  const double elements = static_cast<double>(p.m + cols) * static_cast<double>(p.k) *
+                          static_cast<double>(p.batch.count);
+  return start + static_cast<double>(waves(p, context)) * multiply_adds / rate +
+         elements * before / context.processors;
 }
 
 std::vector<std::string> algorithms() {

@@ -26,14 +26,19 @@ struct Rung {
   Order order;
   int64_t max_k;       // that it takes, or 0
   int tile_m, tile_n;  // of C, computed by one block
-  double rate;         // multiply-adds a clock and multiprocessor, at 4096^3 in fp32 on an H200
-  Launch cuda;         // null in a build without CUDA
+  bool cuts_k;         // a block computes one chunk of the sums
+  // What it costs on an H200 in fp32, in clocks of a multiprocessor:
+  double start;   // to launch, and to begin and end
+  double before;  // for each element of A and B, beforehand
+  double rate;    // multiply-adds a clock
+  Launch cuda;    // null in a build without CUDA
   Launch cpu;
 
   bool takes(const Problem& p) const { return max_k == 0 || p.k <= max_k; }
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
-  // Clocks of the busiest processor, by the model that picks: whole waves of blocks at `rate`.
+  // Clocks of the busiest processor, by the model that picks: the start, what is done beforehand,
+  // then whole waves of blocks at `rate`.
   double clocks(const Problem& p, const Context& context) const;
 };
 

@@ -3,18 +3,20 @@
 // Idea:  where one side of C is short, the other side's operand is most of what there is to read,
 //        and splitting it beforehand would triple that. Here it comes to shared memory once, as
 //        float32, a chunk of K by a few columns at a time: so the largest magnitude of each group
-//        is known before it is split, on the way to the tensor cores. The short operand, `x`
-//        below, is split beforehand (fp16x3_split); `w` is the long one, whichever of A and B.
-// Limit: memory, while x is short; then the L2 cache, from which every block reads all of x again
-//        for each of its few columns.
-// Next:  blocks of a cluster that share what they read of x.
+//        is known before it is split, on the way to the tensor cores. `w` is the long operand,
+//        whichever of A and B, and `x` the short one: up to 16 rows of it stay in shared memory for
+//        a chunk, split by the block; more are split beforehand (fp16x3_split).
+// Limit: how long a warp takes for a chunk, 128 products one after another: the last units keep a
+//        multiprocessor waiting. Where x is long, the L2 cache, from which every block reads all
+//        of x again for each of its few columns.
+// Next:  copies by the copy engine; blocks of a cluster that share what they read of x.
 //
 // A block walks through units, a chunk of K by kCols columns of w for all rows of a panel of x:
 //
-//   loaders (4 warps)    wait empty[stage]; copy kK of K of a unit; kAhead stages later, when the
-//                        copy is there: look for the largest magnitudes; arrive at full[stage]
-//   teams (a warp for    wait for a unit's last full[stage]; scale, split and multiply step by
-//   step; each 16 rows of x)   arrive at empty[stage]; leave the chunk's sums in memory
+//   loaders  wait empty[stage]; copy kK of K of a unit; kAhead stages later, as it is there,
+//            look for the largest magnitudes; arrive at full[unit] after a unit's last stage
+//   teams    wait full[unit]; scale, split, multiply, 32 of K after 32; arrive at empty[stage];
+//            leave the chunk's sums in memory
 //
 // A unit takes the same number of stages however short its chunk is. Whoever leaves the last of an
 // element's chunk sums adds them all, in order.
