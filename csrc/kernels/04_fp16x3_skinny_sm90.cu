@@ -26,10 +26,12 @@
 #include <cuda/atomic>
 
 #include "device/copy_async.cuh"
+#include "device/halves.cuh"
 #include "device/mma_sync.cuh"
 #include "device/pipeline.cuh"
 #include "epilogue.h"
 #include "fp16x3.h"
+#include "kernels/fp16x3_again.cuh"
 #include "kernels/fp16x3_parts.h"
 #include "launch.h"
 #include "sum.h"
@@ -58,8 +60,8 @@ struct Tile {
                 "magnitudes are read before those of the unit kUnits later are written");
 };
 
-using Short8 = Tile<16, 2, 8, true, 4, 12>;
-using Short16 = Tile<16, 2, 16, true, 4, 10>;
+using Short8 = Tile<16, 2, 8, true, 8, 12>;
+using Short16 = Tile<16, 2, 16, true, 8, 10>;
 using Long = Tile<32, 2, 16, false, 4, 13>;
 
 struct Work {
@@ -80,6 +82,7 @@ struct Work {
   int64_t chunks;
   float4* sums;  // of chunks: (slabs, groups, warps, kColWarps, chunks, kTiles, 32)
   int* arrived;  // chunks whose sums are there: (slabs, groups, warps, kColWarps)
+  unsigned long long* recomputed;  // counts marked elements, or null
 
   __host__ __device__ int64_t units() const { return slabs * chunks * groups; }
 };
@@ -284,15 +287,6 @@ __device__ void load_units(const Work& work, Smem<Tile>& smem, int64_t first, in
   }
 }
 
-// fp16x3::split, of two at a time.
-__device__ void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
-  const __half2 hi_two = __floats2half2_rn(x, y);
-  const float2 rounded = __half22float2(hi_two);
-  const __half2 lo_two = __floats2half2_rn((x - rounded.x) * 0x1p11f, (y - rounded.y) * 0x1p11f);
-  hi = reinterpret_cast<const uint32_t&>(hi_two);
-  lo = reinterpret_cast<const uint32_t&>(lo_two);
-}
-
 // Where the fragments of 16 of K of a row of x lie (of row 8 with those of row 0, and so on), in
 // bytes: such that neither who writes nor who reads has conflicts.
 template <class Tile>
@@ -347,7 +341,8 @@ __device__ void split_x(const Work& work, Smem<Tile>& smem, const Unit& unit, in
     for (int r = 0; r < kWarpRows; ++r) {
       UNROLL
       for (int j = 0; j < 2; ++j) {
-        split_two(x[r][i][j * 2] * scale[r], x[r][i][j * 2 + 1] * scale[r], hi[r][j], lo[r][j]);
+        device::split_two(x[r][i][j * 2] * scale[r], x[r][i][j * 2 + 1] * scale[r], hi[r][j],
+                          lo[r][j]);
       }
     }
     uint8_t* to = smem.x + x_offset<Tile>(i * 8 + lane / 4, g) + lane % 4 * 16;
@@ -424,7 +419,7 @@ __device__ void split_w(WFragment<Tile>& w, const float (&x)[Tile::kTiles][4],
   for (int t = 0; t < Tile::kTiles; ++t) {
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      split_two(x[t][i * 2] * scale[t], x[t][i * 2 + 1] * scale[t], w.hi[t][i], w.lo[t][i]);
+      device::split_two(x[t][i * 2] * scale[t], x[t][i * 2 + 1] * scale[t], w.hi[t][i], w.lo[t][i]);
     }
   }
 }
@@ -451,30 +446,6 @@ __device__ void read_x(XFragment& x, const uint8_t* hi, int to_lo, int second) {
     two(x.hi, 0, hi), two(x.hi, 1, hi + second);
     two(x.lo, 0, hi + to_lo), two(x.lo, 1, hi + to_lo + second);
   }
-}
-
-// An element in the order of sum.h.
-__device__ __noinline__ float sum_again(const Problem& p, int64_t matrix, int64_t row,
-                                        int64_t col) {
-  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, matrix) +
-                   row * p.a.row_stride;
-  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, matrix) +
-                   col * p.b.col_stride;
-  float total = kEmptyTotal<float>;
-  for (int64_t begin = 0; begin < p.k; begin += kChunk) {
-    const int64_t end = min(begin + kChunk, p.k);
-    float acc = 0;
-    _Pragma("unroll 8") for (int64_t k = begin; k < end; ++k) {
-      acc = multiply_add(a[k * p.a.col_stride], b[k * p.b.row_stride], acc);
-    }
-    total += acc;
-  }
-  return total;
-}
-
-__device__ __noinline__ void store_one(const Problem& p, int64_t c_offset, int64_t row, int64_t col,
-                                       float sum) {
-  store<float>(p, c_offset, row, col, sum);
 }
 
 template <class Tile, bool kAlongK, bool kWIsA, int kPromote>
@@ -678,7 +649,7 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
         if (x_row >= work.x_count || w_col >= work.w_count || i / 2 >= kRowsOfSums) continue;
         const int64_t c_row = kWIsA ? w_col : x_row, c_col = kWIsA ? x_row : w_col;
         float value = sum[i];
-        if (isnan(value)) value = sum_again(work.p, unit.matrix, c_row, c_col);
+        if (isnan(value)) value = sum_again(work.p, unit.matrix, c_row, c_col, work.recomputed);
         if (work.stores_sums) {
           static_cast<float*>(
               work.p.c.data)[c_offset + c_row * work.p.c.row_stride + c_col * work.p.c.col_stride] =
@@ -802,6 +773,8 @@ void launch(Work work, bool w_is_a, const Context& context) {
                                                    : choose.template operator()<32>();
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Smem<Tile>)));
+  const RecomputedCounter counter(context);
+  work.recomputed = counter.on_gpu();
   const int threads = (Tile::kLoaders + work.teams * work.warps * Tile::kColWarps) * 32;
   for (work.first_slab = 0; work.first_slab < all_slabs; work.first_slab += slabs) {
     work.slabs = std::min(slabs, all_slabs - work.first_slab);
@@ -819,6 +792,7 @@ void launch(Work work, bool w_is_a, const Context& context) {
       follows_ours = true;
     }
   }
+  counter.read();
 }
 
 }  // namespace
