@@ -16,6 +16,9 @@
 
 namespace tiled {
 
+// What a block of Hopper's may have.
+inline constexpr int kMaxSharedMemory = 227 << 10;
+
 // Throws what CUDA says, with the line of the rung that asked.
 inline void check(cudaError_t status,
                   std::source_location where = std::source_location::current()) {

@@ -53,6 +53,8 @@ struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
+static_assert(sizeof(Smem) <= kMaxSharedMemory);
+
 // A split operand, and where in it the matrices of the batch lie.
 struct Source {
   Packed packed;

@@ -60,8 +60,8 @@ struct Tile {
                 "magnitudes are read before those of the unit kUnits later are written");
 };
 
-using Short8 = Tile<16, 2, 8, true, 8, 12>;
-using Short16 = Tile<16, 2, 16, true, 8, 10>;
+using Short8 = Tile<16, 2, 8, true, 8, 11>;
+using Short16 = Tile<16, 2, 16, true, 8, 9>;
 using Long = Tile<32, 2, 16, false, 4, 13>;
 
 struct Work {
@@ -665,6 +665,7 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem, int64_t first
 template <class Tile, bool kAlongK, bool kWIsA, int kPromote>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp16x3_skinny_kernel(const __grid_constant__ Work work) {
+  static_assert(sizeof(Smem<Tile>) <= kMaxSharedMemory);
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem<Tile>& smem = *reinterpret_cast<Smem<Tile>*>(smem_bytes);
   if (threadIdx.x == 0) {

@@ -37,6 +37,8 @@ struct Smem {
   alignas(128) uint8_t halves[2 * Tile::kLines * Tile::kMaxK * 2];
 };
 
+static_assert(sizeof(Smem) <= kMaxSharedMemory);
+
 struct Halves {
   uint8_t* data;
   int padded_k;

@@ -52,6 +52,8 @@ struct Smem {
   float sums[Tile::kTeams][Tile::kM][Tile::kN];  // of a chunk each
 };
 
+static_assert(sizeof(Smem) <= kMaxSharedMemory);
+
 // Copies steps of (kOuters, kK) elements along K to shared memory, four neighbours at once where
 // `by_four`. Neighbouring threads follow the layout's lines. What is beyond the matrix is not
 // touched, here or there.
