@@ -29,11 +29,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_tiled
-from torch_tiled._internals import GRAPHS_GUARD_IDENTITY
 
 ops = torch.ops.tiled
-# What a frozen layer is in a compiled graph.
-COMPILED = ops.linear.prepared if GRAPHS_GUARD_IDENTITY else ops.linear.default
 
 STEP, TILE = 32, 128  # csrc/packed.h
 
@@ -958,14 +955,14 @@ def test_frozen_layers_when_compiled(device, backend):
     graphs, record = recorder(backend)
     compiled = torch.compile(model, fullgraph=True, backend=record)
     assert_close(compiled(x), model(x))
-    assert graphs[0].count(COMPILED) == 2
+    assert graphs[0].count(ops.linear.prepared) == 2
     # What is noticed in graphs, without a call outside of them.
     compiled.load_state_dict({name: value + 1 for name, value in compiled.state_dict().items()})
     assert_close(compiled(x), torch_tiled.unfreeze(copy.deepcopy(model))(x))
     model[0].weight.mul_(2)
     torch_tiled.freeze(model)
     assert_close(compiled(x), torch_tiled.unfreeze(copy.deepcopy(model))(x))
-    assert len(graphs) == 1 or not GRAPHS_GUARD_IDENTITY
+    assert len(graphs) == 1
     torch_tiled.unfreeze(model)
     assert_close(compiled(x), model(x))
     assert graphs[-1].count(ops.linear.default) == 2
@@ -982,7 +979,7 @@ def test_a_copy_that_was_never_called_reads_its_weight_when_compiled(device):
     assert graphs[-1].count(ops.linear.default) == 2
     twin(x)
     assert_same_bits(compiled(x), expected)
-    assert graphs[-1].count(COMPILED) == 2
+    assert graphs[-1].count(ops.linear.prepared) == 2
 
 
 def test_dynamic_shapes_of_frozen_layers(device):
@@ -1031,7 +1028,7 @@ def test_compiled_graphs_notice_whose_weight_was_split(device):
     assert_same_bits(compiled(x), expected)
     assert_same_bits(functional_call(layer, dict(other.named_parameters()), (x,)), other(x))
     assert_same_bits(compiled(x), expected)  # reads the weight, which the split is not of
-    assert graphs[0] == [COMPILED] and graphs[-1] == [ops.linear.default]
+    assert graphs == [[ops.linear.prepared], [ops.linear.default]]
     layer.weight = other.weight
     assert_same_bits(compiled(x), torch_tiled.unfreeze(copy.deepcopy(layer))(x))
 

@@ -5,7 +5,6 @@ needs is gathered here, so that a new PyTorch release is checked by reading one 
 tests/test_internals.py pins each name and what it is expected to do.
 """
 
-import torch
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
@@ -51,7 +50,6 @@ __all__ = [
     "DispatchKey",
     "DispatchKeySet",
     "ExcludeKeys",
-    "GRAPHS_GUARD_IDENTITY",
     "GetAttrKey",
     "SingleLevelFunction",
     "allow_single_level_function",
@@ -69,11 +67,6 @@ __all__ = [
     "transforms_active",
     "version_of",
 ]
-
-
-# Whether a graph of torch.compile is compiled anew where `x is y` was true and is no more. In 2.11
-# it is not, and what was true stays so.
-GRAPHS_GUARD_IDENTITY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
 def forward_ad_active():

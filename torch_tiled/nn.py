@@ -1,9 +1,9 @@
 """Layers."""
 
 import torch
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._internals import GRAPHS_GUARD_IDENTITY, is_wrapped, transforms_active, version_of
+from ._internals import is_wrapped, transforms_active, version_of
 from .ops import linear, prepare
 from .prepared import Prepared
 
@@ -32,8 +32,7 @@ def freeze(model):
     requires grad) the layer refuses to run, in train() and eval() alike. Gradients to its input and
     bias flow. Under autocast it computes what an unfrozen layer does. The state_dict, as saved and
     as loaded, is that of an unfrozen layer; copies and pickles of a frozen layer are frozen, and
-    split anew at their first call (before it, compiled graphs read the weight itself, and with
-    torch before 2.13 they always do).
+    split anew at their first call (before it, compiled graphs read the weight itself).
 
     Args:
         model: a torch.nn.Module; other layers in it are left alone.
@@ -185,10 +184,12 @@ class Linear(torch.nn.Linear):
     def _is_split(self):
         """Whether what was split is the weight of now; outside compiled graphs it is made so."""
         weight, split_of = self.weight, self._split_of
-        if is_compiling():  # an exported program has its own tensors for the layer's
+        if is_compiling():
             if split_of is None:
                 return False
-            return is_exporting() or (GRAPHS_GUARD_IDENTITY and split_of[0] is weight)
+            # Dynamo guards what it finds here. (With torch 2.11 it takes is_exporting() for true.)
+            # Where torch.export goes without it, a program has its own tensors for the layer's.
+            return split_of[0] is weight if is_dynamo_compiling() else True
         if not _has_memory(weight):
             return False
         if split_of is not None:
