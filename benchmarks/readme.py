@@ -25,9 +25,15 @@ def write_results(results: Path, readme: Path) -> None:
         raise ReadmeError(f"{results} is not a JSON file: {error}.") from error
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
         raise ReadmeError(f"{readme} must hold {BEGIN} once, and {END} once after it.")
+    try:
+        tables = markdown(measured)
+    except KeyError as error:
+        raise ReadmeError(
+            f"{results} lacks {error}: another version of this benchmark wrote it; measure anew."
+        ) from error
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n{markdown(measured)}\n{END}{after}")
+    readme.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
 
 
 def markdown(measured: dict) -> str:
