@@ -115,7 +115,7 @@ __device__ void produce(const Work& work, Smem& smem, int64_t tiles) {
   }
 }
 
-// One chunk's sums, scaled back: to `sum`, from total and low. undo_b are those of the thread's
+// One chunk's sums, scaled back: from total and low, to total. undo_b are those of the thread's
 // columns, in pairs.
 __device__ void finish_chunk(float (&total)[Tile::kElements], const float (&low)[Tile::kElements],
                              const float (&undo_a)[2],
