@@ -194,8 +194,8 @@ int64_t size_of(ScalarType dtype) {
   }
 }
 
-// A contiguous tensor beside `like`, `what` for. PyTorch's own text of a failure does not cross
-// the ABI.
+// A contiguous tensor beside `like`; a failure calls it `what`. PyTorch's own text of one does not
+// cross the ABI.
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
                 const char* what = "result") {
   const int64_t element_size = size_of(dtype);
@@ -498,7 +498,7 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, doub
   }
 }
 
-// The product of linear, what is done to its sums, and what is left to do.
+// What linear's arguments come to.
 struct Layer {
   Options options;
   Product product;
