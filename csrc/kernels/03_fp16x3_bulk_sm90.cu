@@ -369,10 +369,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 bool stores_simply(const Problem& p) {
   const Epilogue& epilogue = p.epilogue;
-  bool even = p.c.col_stride == 1 && p.c.row_stride % 2 == 0;
-  for (int d = 0; d < p.batch.rank; ++d) even &= p.c.batch_stride[d] % 2 == 0;
-  return even && reinterpret_cast<uintptr_t>(p.c.data) % sizeof(float2) == 0 &&
-         epilogue.alpha == 1 && epilogue.beta == 0 &&
+  return in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride) && epilogue.alpha == 1 &&
+         epilogue.beta == 0 &&
          (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
 }
 
@@ -402,22 +400,21 @@ Plan make_plan(const Problem& p) {
   std::swap(b_by_columns.row_stride, b_by_columns.col_stride);
   plan.a = make_operand(p, p.a, p.m, plan.a_index);
   plan.b = make_operand(p, b_by_columns, p.n, plan.b_index);
-  auto reserve = [&](int64_t bytes) {
-    const int64_t at = plan.bytes;
-    plan.bytes += ceil_div(bytes, 512) * 512;
-    return at;
+  WorkspaceLayout layout;
+  auto halves = [&](const Operand& x) {
+    return layout.reserve(x.packed.matrix_bytes() * x.batch.count);
   };
-  auto halves = [&](const Operand& x) { return reserve(x.packed.matrix_bytes() * x.batch.count); };
   auto undo = [&](const Operand& x) {
-    return reserve(x.packed.matrix_groups() * x.batch.count * int64_t{sizeof(float)});
+    return layout.reserve(x.packed.matrix_groups() * x.batch.count * int64_t{sizeof(float)});
   };
   const bool splits_b = p.b_packed.halves == nullptr;
-  plan.count_at = reserve(sizeof(int));
+  plan.count_at = layout.reserve(sizeof(int));
   plan.a_at = halves(plan.a);
   plan.a_undo_at = undo(plan.a);
   plan.b_at = splits_b ? halves(plan.b) : 0;
   plan.b_undo_at = splits_b ? undo(plan.b) : 0;
-  plan.pieces_at = reserve(Marks::capacity(p) * int64_t{sizeof(Marks::Piece)});
+  plan.pieces_at = layout.reserve(Marks::capacity(p) * int64_t{sizeof(Marks::Piece)});
+  plan.bytes = layout.bytes;
   return plan;
 }
 

@@ -721,21 +721,17 @@ void launch(Work work, bool w_is_a, const Context& context) {
 
   Operand x{work.x_matrix, p.batch, {.rows = work.x_count, .k = p.k}};
 
-  int64_t bytes = 0;
-  auto reserve = [&](int64_t size) {
-    const int64_t offset = bytes;
-    bytes += ceil_div(size, 512) * 512;
-    return offset;
-  };
+  WorkspaceLayout layout;
   const int64_t counters = work.chunks == 1 ? 0 : slabs * groups * group_tiles;
-  const int64_t arrived_at = reserve(counters * sizeof(int));
-  const int64_t sums_at = reserve(work.chunks == 1 ? 0 : slabs * groups * group_bytes);
+  const int64_t arrived_at = layout.reserve(counters * sizeof(int));
+  const int64_t sums_at = layout.reserve(work.chunks == 1 ? 0 : slabs * groups * group_bytes);
   int64_t x_at = 0, undo_at = 0;
   if (!Tile::kResident) {
-    x_at = reserve(x.packed.matrix_bytes() * p.batch.count);
-    undo_at = reserve(x.packed.matrix_groups() * p.batch.count * sizeof(float));
+    x_at = layout.reserve(x.packed.matrix_bytes() * p.batch.count);
+    undo_at = layout.reserve(x.packed.matrix_groups() * p.batch.count * sizeof(float));
   }
-  auto* workspace = bytes > 0 ? static_cast<uint8_t*>(context.allocate(bytes)) : nullptr;
+  auto* workspace =
+      layout.bytes > 0 ? static_cast<uint8_t*>(context.allocate(layout.bytes)) : nullptr;
   work.arrived = reinterpret_cast<int*>(workspace + arrived_at);
   work.sums = reinterpret_cast<float4*>(workspace + sums_at);
   if (!Tile::kResident) {
@@ -754,10 +750,7 @@ void launch(Work work, bool w_is_a, const Context& context) {
 
   // Neighbours that lie together are copied together.
   auto by_fours = [&](const Matrix& matrix, int64_t near, int64_t far) {
-    bool aligned =
-        near == 1 && far % 4 == 0 && reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
-    for (int d = 0; d < p.batch.rank; ++d) aligned &= matrix.batch_stride[d] % 4 == 0;
-    return aligned;
+    return in_vectors<float4>(p.batch, matrix, near, far);
   };
   const bool along_k = work.w.col_stride < work.w.row_stride;
   work.vectors = along_k ? by_fours(work.w, work.w.col_stride, work.w.row_stride)

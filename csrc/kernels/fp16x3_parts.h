@@ -11,6 +11,18 @@
 
 namespace tiled::cuda {
 
+// Lays out a workspace: its parts one after another.
+struct WorkspaceLayout {
+  int64_t bytes = 0;
+
+  // Where the next part of so many bytes begins.
+  int64_t reserve(int64_t size) {
+    const int64_t at = bytes;
+    bytes += ceil_div(size, 512) * 512;
+    return at;
+  }
+};
+
 // An operand to be split: `rows` are A's rows or B's columns.
 struct Operand {
   Matrix matrix;  // row_stride: between rows; col_stride: along K

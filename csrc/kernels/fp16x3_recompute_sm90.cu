@@ -248,13 +248,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// Whether four neighbours along one direction can be read at once, wherever four begin.
-bool reads_by_four(const Batch& batch, const Matrix& matrix, int64_t along, int64_t across) {
-  bool aligned = along == 1 && across % 4 == 0;
-  for (int d = 0; d < batch.rank; ++d) aligned &= matrix.batch_stride[d] % 4 == 0;
-  return aligned && reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
-}
-
 int64_t count_marked(const Marks& marks, cudaStream_t stream) {
   int count = 0;
   check(cudaMemcpyAsync(&count, marks.count, sizeof count, cudaMemcpyDeviceToHost, stream));
@@ -274,9 +267,10 @@ int64_t count_marked(const Marks& marks, cudaStream_t stream) {
 
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context) {
   const bool b_along_k = p.b.row_stride < p.b.col_stride;
-  const ByFour by_four{reads_by_four(p.batch, p.a, p.a.col_stride, p.a.row_stride),
-                       b_along_k ? reads_by_four(p.batch, p.b, p.b.row_stride, p.b.col_stride)
-                                 : reads_by_four(p.batch, p.b, p.b.col_stride, p.b.row_stride)};
+  const ByFour by_four{in_vectors<float4>(p.batch, p.a, p.a.col_stride, p.a.row_stride),
+                       b_along_k
+                           ? in_vectors<float4>(p.batch, p.b, p.b.row_stride, p.b.col_stride)
+                           : in_vectors<float4>(p.batch, p.b, p.b.col_stride, p.b.row_stride)};
   const auto kernel = b_along_k ? recompute_kernel<true> : recompute_kernel<false>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
   const auto blocks = std::min<int64_t>(Marks::capacity(p), context.processors);

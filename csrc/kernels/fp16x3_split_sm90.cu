@@ -131,10 +131,7 @@ Job make_job(const Operand& operand) {
   const Matrix& matrix = operand.matrix;
   Job job;
   job.operand = operand;
-  bool by_four = matrix.row_stride % 4 == 0;
-  for (int d = 0; d < operand.batch.rank; ++d) by_four &= matrix.batch_stride[d] % 4 == 0;
-  job.vectors = matrix.col_stride == 1 && by_four &&
-                reinterpret_cast<uintptr_t>(matrix.data) % sizeof(float4) == 0;
+  job.vectors = in_vectors<float4>(operand.batch, matrix, matrix.col_stride, matrix.row_stride);
   job.row_blocks = static_cast<unsigned>(operand.packed.padded_rows() / kRows);
   job.chunks = static_cast<unsigned>(ceil_div(operand.packed.k, kChunk));
   job.blocks = static_cast<unsigned>(job.row_blocks * job.chunks * operand.batch.count);
