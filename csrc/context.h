@@ -20,6 +20,9 @@ struct Context {
   Allocate allocate = nullptr;         // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
   int64_t* recomputed = nullptr;       // where asked: += elements that a guard had computed again
+
+  bool on_host() const { return compute_capability == 0; }
+  bool on_hopper() const { return compute_capability == 90; }  // wgmma and what feeds it
 };
 
 // The context of PyTorch's current stream on `device` (in builds with CUDA).

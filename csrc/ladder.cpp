@@ -54,13 +54,10 @@ std::string join(const std::vector<std::string>& names) {
   return text;
 }
 
-// wgmma and what feeds it are Hopper's alone.
-bool has_tensor_cores(const Context& context) { return context.compute_capability == 90; }
-
 // The order that `auto` sums in: nothing but dtype, precision, K and the device decide it.
 Order order_of(const Problem& p, const Context& context) {
   const bool fp16x3 = p.dtype == DType::kFloat32 && p.precision == Precision::kFp32 &&
-                      p.k >= fp16x3::kMinK && has_tensor_cores(context);
+                      p.k >= fp16x3::kMinK && context.on_hopper();
   return fp16x3 ? Order::kFp16x3 : Order::kChunked;
 }
 
@@ -77,7 +74,7 @@ void check_can_take(const Rung& rung, std::string_view algorithm, const Problem&
                    "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
                    "naive or tiled, or precision fp32");
   }
-  if (context.compute_capability != 0 && !has_tensor_cores(context)) {
+  if (!context.on_host() && !context.on_hopper()) {
     fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
                    std::to_string(context.compute_capability / 10) + "." +
                    std::to_string(context.compute_capability % 10) +
@@ -89,20 +86,18 @@ void check_can_take(const Rung& rung, std::string_view algorithm, const Problem&
 std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p,
                                     const Context& context) {
   std::vector<const Rung*> rungs;
-  Order order = order_of(p, context);
+  const Rung* named = nullptr;  // any of those that were asked for: their order is the same
   for (const Rung& rung : kLadder) {
     if (rung.name != algorithm && rung.family != algorithm) continue;
     check_can_take(rung, algorithm, p, context);
     if (rung.takes(p)) rungs.push_back(&rung);
-    order = rung.order;
+    named = &rung;
   }
-  const bool is_known = algorithm == "auto" || std::ranges::any_of(kLadder, [&](const Rung& rung) {
-                          return rung.name == algorithm || rung.family == algorithm;
-                        });
-  if (!is_known) {
+  if (named == nullptr && algorithm != "auto") {
     fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
                    join(algorithms()));
   }
+  Order order = named != nullptr ? named->order : order_of(p, context);
   // A sum too short for fp16x3 is defined by the other order, by whatever name it is asked for.
   const bool too_short = order == Order::kFp16x3 && p.k < fp16x3::kMinK;
   if (too_short) order = Order::kChunked;

@@ -10,13 +10,12 @@
 namespace tiled {
 
 bool takes_halves(DType dtype, int64_t k, const Context& context) {
-  const bool on_host = context.compute_capability == 0;
   return dtype == DType::kFloat32 && k >= fp16x3::kMinK &&
-         (on_host || context.compute_capability == 90);
+         (context.on_host() || context.on_hopper());
 }
 
 void prepare(const Matrix& source, const Packed& packed, const Context& context) {
-  if (context.compute_capability == 0) {
+  if (context.on_host()) {
     cpu::pack(source, packed, context);
     return;
   }
