@@ -405,19 +405,24 @@ void combine(const Options& options, Product product, const Tensor& sums, const 
 
 // --- the operators -----------------------------------------------------------------------------
 
+Tensor multiply(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
+                ScalarType out, const Packed& b_packed) {
+  const Tensor c = allocate(options.op, product.shape, out, a);
+  if (is_torch_product(a, options)) {
+    torch_product(a, b, c);
+  } else {
+    run(options, product, a, c, {}, b_packed);
+  }
+  return c;
+}
+
 Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
               const std::string& precision, std::optional<ScalarType> out_dtype) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   const ScalarType out = check_out_dtype(options.op, a.scalar_type(), out_dtype);
   const Product product = make_product(options.op, readable(a), readable(b));
-  const Tensor c = allocate(options.op, product.shape, out, a);
-  if (is_torch_product(a, options)) {
-    torch_product(a, b, c);
-  } else {
-    run(options, product, a, c);
-  }
-  return c;
+  return multiply(options, product, a, b, out, {});
 }
 
 Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& halves, const Tensor& undo,
@@ -426,13 +431,7 @@ Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& halves, c
   check_operands(options.op, {"a", a}, {"b", b});
   const Product product = make_product(options.op, readable(a), readable(b));
   const Packed packed = packed_operand(options.op, {"b", b}, product, halves, undo);
-  const Tensor c = allocate(options.op, product.shape, a.scalar_type(), a);
-  if (is_torch_product(a, options)) {
-    torch_product(a, b, c);
-  } else {
-    run(options, product, a, c, {}, packed);
-  }
-  return c;
+  return multiply(options, product, a, b, a.scalar_type(), packed);
 }
 
 Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "auto", "fp32", {}); }

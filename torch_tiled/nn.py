@@ -189,7 +189,7 @@ class Linear(torch.nn.Linear):
                 return False
             # Dynamo guards what it finds here. (With torch 2.11 it takes is_exporting() for true.)
             # Where torch.export goes without it, a program has its own tensors for the layer's.
-            return split_of[0] is weight if is_dynamo_compiling() else True
+            return not is_dynamo_compiling() or split_of[0] is weight
         if not _has_memory(weight):
             return False
         if split_of is not None:
