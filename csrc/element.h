@@ -2,7 +2,6 @@
 // Elements and what they are summed in. Half types are plain bits, converted by the hardware on a
 // GPU and by hand on a CPU: the same bits either way.
 
-#include <bit>
 #include <cstdint>
 
 #include "problem.h"
@@ -32,17 +31,14 @@ struct Accumulator<double> {
 template <typename T>
 using accumulator_t = typename Accumulator<T>::type;
 
+// A float as its bits, where std::bit_cast is not for device code.
+HOST_DEVICE inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+HOST_DEVICE inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+
 HOST_DEVICE inline float widen(float x) { return x; }
 HOST_DEVICE inline double widen(double x) { return x; }
 
-HOST_DEVICE inline float widen(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
+HOST_DEVICE inline float widen(BFloat16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
 
 HOST_DEVICE inline float widen(Half x) {
 #ifdef __CUDA_ARCH__
@@ -56,9 +52,9 @@ HOST_DEVICE inline float widen(Half x) {
     bits += 112u << 23;  // the exponent's bias goes from 15 to 127
   } else {
     // Subnormal: read it as 2^-14 plus its value, then take 2^-14 away (exact, in normal numbers).
-    bits = std::bit_cast<uint32_t>(std::bit_cast<float>(bits + (113u << 23)) - 0x1p-14f);
+    bits = bits_of(float_of(bits + (113u << 23)) - 0x1p-14f);
   }
-  return std::bit_cast<float>(bits | (x.bits & 0x8000u) << 16);
+  return float_of(bits | (x.bits & 0x8000u) << 16);
 #endif
 }
 
@@ -80,7 +76,7 @@ HOST_DEVICE inline BFloat16 narrow<BFloat16>(float x) {
 #ifdef __CUDA_ARCH__
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 #else
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t bits = bits_of(x);
   if (x != x) return {0x7fff};
   return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 #endif
@@ -91,7 +87,7 @@ HOST_DEVICE inline Half narrow<Half>(float x) {
 #ifdef __CUDA_ARCH__
   return {__half_as_ushort(__float2half_rn(x))};
 #else
-  const uint32_t all = std::bit_cast<uint32_t>(x);
+  const uint32_t all = bits_of(x);
   const uint32_t magnitude = all & 0x7fffffffu;
   uint32_t bits;
   if (x != x) {
@@ -100,7 +96,7 @@ HOST_DEVICE inline Half narrow<Half>(float x) {
     bits = 0x7c00u;  // from 65520 on: Inf
   } else if (magnitude < 0x38800000u) {
     // Below 2^-14: adding a half aligns the last bit kept with 2^-24, and the adder rounds.
-    bits = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    bits = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     bits = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   }

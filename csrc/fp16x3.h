@@ -22,7 +22,6 @@
 // surpassing the FP32 theoretical peak performance", 2022; scales, promotion, chunks and the guard
 // are of this library.
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -37,21 +36,6 @@ inline constexpr int kMinK = 64;
 
 // How much of K is summed by the tensor core, which truncates, before an addition that rounds.
 HOST_DEVICE constexpr int promotion(int64_t k) { return k < 512 ? 16 : 32; }
-
-HOST_DEVICE inline float float_of(uint32_t bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
-HOST_DEVICE inline uint32_t bits_of(float x) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(x);
-#else
-  return std::bit_cast<uint32_t>(x);
-#endif
-}
 
 // A group is a row's, or a column's, part in one chunk. `largest` is the greatest of
 // bits_of(|x|) in it: magnitudes, Inf and NaN compare like their bits.

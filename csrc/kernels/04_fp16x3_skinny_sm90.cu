@@ -118,10 +118,10 @@ struct Extremes {
 
   static __device__ Extremes none() { return {0, ~0u}; }
   __device__ void add(float x) {
-    float most = fp16x3::float_of(largest);
+    float most = float_of(largest);
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
-    largest = fp16x3::bits_of(most);
-    smallest = min(smallest, 2 * fp16x3::bits_of(x) - 1);
+    largest = bits_of(most);
+    smallest = min(smallest, 2 * bits_of(x) - 1);
   }
   __device__ void add(const Extremes& other) {
     largest = max(largest, other.largest);
@@ -134,7 +134,7 @@ struct Extremes {
     }
   }
   __device__ float undo_scale(float scale) const {
-    const float least = fp16x3::float_of((smallest + 1) / 2);
+    const float least = float_of((smallest + 1) / 2);
     return fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
   }
 };

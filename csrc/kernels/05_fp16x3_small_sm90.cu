@@ -70,7 +70,7 @@ struct Range {
     smallest = min(smallest, other.smallest);
   }
   __device__ float undo(float scale) const {
-    const float least = fp16x3::float_of(smallest + 1);
+    const float least = float_of(smallest + 1);
     return fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
   }
 };

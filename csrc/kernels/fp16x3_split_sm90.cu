@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int warp = 0; warp < kWarps; ++warp) {
       smallest = min(smallest, smallest_smem[warp][in_block]);
     }
-    const float least = fp16x3::float_of(smallest + 1);
+    const float least = float_of(smallest + 1);
     packed.undo[matrix * packed.matrix_groups() + chunk * packed.padded_rows() + row] =
         fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
   }
