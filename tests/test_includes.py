@@ -35,7 +35,11 @@ MAY_INCLUDE = {
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},
     # Instructions with names: they know no problem.
     "device/*": {"cuda", "device/*.cuh"},
-    "cpu/packed.*": {"context.h", "fp16x3.h", "packed.h", "sum.h", "problem.h", "cpu/packed.h"},
+    "cpu/packed.*": {
+        *("context.h", "fp16x3.h", "packed.h", "sum.h", "problem.h", "cpu/packed.h"),
+        "cpu/group.h",
+    },
+    "cpu/group.h": {"fp16x3.h"},
     "cpu/fp16x3.cpp": {
         *("context.h", "element.h", "fp16x3.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
     },

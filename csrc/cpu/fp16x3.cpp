@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "context.h"
+#include "cpu/group.h"
 #include "cpu/packed.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
@@ -29,27 +30,21 @@ struct Line {
   int64_t stride = 0;           // along K
   PackedRow packed = {};        // the same, where it was split beforehand
   int64_t begin = 0;            // of the chunk, in K
-  float scale = 1;
-  float undo_scale = 1;
+  Group group = {};
 
   float at(int64_t k) const { return data[k * stride]; }
 
   void set_scale(int64_t chunk) {
     if (packed.packed.halves != nullptr) {
-      undo_scale = packed.undo_scale(begin / kChunk);
-      return;
+      group.undo_scale = packed.undo_scale(begin / kChunk);
+    } else {
+      group = measure(chunk, [this](int64_t k) { return at(k); });
     }
-    uint32_t largest = 0;
-    for (int64_t k = 0; k < chunk; ++k) largest = std::max(largest, fp16x3::magnitude_bits(at(k)));
-    scale = fp16x3::scale(largest);
-    bool wide = false;
-    for (int64_t k = 0; k < chunk; ++k) wide |= fp16x3::is_wide(at(k), at(k) * scale);
-    undo_scale = fp16x3::undo_scale(largest, wide);
   }
 
   fp16x3::Split split(int64_t k, bool exists) const {
     if (packed.packed.halves != nullptr) return packed.at(begin + k);
-    return fp16x3::split((exists ? at(k) : 0.0f) * scale);
+    return fp16x3::split((exists ? at(k) : 0.0f) * group.scale);
   }
 
   // Splits kDepth numbers, zeros beyond `k_left`, to column n of `hi` and `lo`.
@@ -142,8 +137,8 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     multiply_chunk(rows, row_count, cols, col_count, chunk, fp16x3::promotion(p.k), total, low);
     for (int i = 0; i < row_count; ++i) {
       for (int j = 0; j < col_count; ++j) {
-        sum[i][j] +=
-            fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].undo_scale, cols[j].undo_scale);
+        sum[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].group.undo_scale,
+                                       cols[j].group.undo_scale);
       }
     }
   }

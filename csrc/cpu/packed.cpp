@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/group.h"
 #include "sum.h"
 
 namespace tiled::cpu {
@@ -45,21 +46,14 @@ void pack_rows(const Matrix& source, const Packed& packed, int64_t first_row, in
   }
   for (int64_t i = 0; i < kRows; ++i) {
     const int64_t row = first_row + i;
-    uint32_t largest = 0;
-    for (int64_t k = 0; k < depth; ++k) {
-      largest = std::max(largest, fp16x3::magnitude_bits(x[i][k]));
-    }
-    const float scale = fp16x3::scale(largest);
-    bool wide = false;
+    const Group group = measure(depth, [&](int64_t k) { return x[i][k]; });
     for (int64_t k = 0; k < padded_depth; ++k) {
-      const float scaled = x[i][k] * scale;
-      wide |= fp16x3::is_wide(x[i][k], scaled);
-      const fp16x3::Split halves = fp16x3::split(scaled);
+      const fp16x3::Split halves = fp16x3::split(x[i][k] * group.scale);
       const auto [hi, plane] = place(packed, row, begin + k);
       std::memcpy(hi, &halves.hi, sizeof(Half));
       std::memcpy(hi + plane, &halves.lo, sizeof(Half));
     }
-    *undo_scale_of(packed, row, chunk) = fp16x3::undo_scale(largest, wide);
+    *undo_scale_of(packed, row, chunk) = group.undo_scale;
   }
 }
 

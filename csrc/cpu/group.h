@@ -1,0 +1,27 @@
+#pragma once
+// The scale of a group of numbers: csrc/fp16x3.h.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "fp16x3.h"
+
+namespace tiled::cpu {
+
+struct Group {
+  float scale = 1;
+  float undo_scale = 1;
+};
+
+// That of at(0), .. at(count - 1).
+template <typename At>
+Group measure(int64_t count, const At& at) {
+  uint32_t largest = 0;
+  for (int64_t k = 0; k < count; ++k) largest = std::max(largest, fp16x3::magnitude_bits(at(k)));
+  const float scale = fp16x3::scale(largest);
+  bool wide = false;
+  for (int64_t k = 0; k < count; ++k) wide |= fp16x3::is_wide(at(k), at(k) * scale);
+  return {scale, fp16x3::undo_scale(largest, wide)};
+}
+
+}  // namespace tiled::cpu
