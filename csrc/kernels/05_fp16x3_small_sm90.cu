@@ -17,6 +17,7 @@
 #include "fp16x3.h"
 #include "kernels/fp16x3_again.cuh"
 #include "kernels/fp16x3_parts.h"
+#include "kernels/fp16x3_range.cuh"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -31,8 +32,8 @@ struct Tile {
 };
 
 struct Smem {
-  uint32_t largest[Tile::kWarps][Tile::kLines];   // magnitude bits, of a warp's part of a line
-  uint32_t smallest[Tile::kWarps][Tile::kLines];  // of those that are not zero, less 1
+  // Range, of a warp's part of a line.
+  uint32_t largest[Tile::kWarps][Tile::kLines], smallest[Tile::kWarps][Tile::kLines];
   float undo[Tile::kLines];
   alignas(128) uint8_t halves[2 * Tile::kLines * Tile::kMaxK * 2];
 };
@@ -55,24 +56,6 @@ struct Lines {
   int64_t stride, k_stride;
   int64_t count;
   int first;  // in shared memory
-};
-
-struct Range {
-  uint32_t largest = 0, smallest = ~0u;  // as in Smem
-
-  __device__ void add(float x) {
-    const uint32_t magnitude = fp16x3::magnitude_bits(x);
-    largest = max(largest, magnitude);
-    smallest = min(smallest, magnitude - 1);
-  }
-  __device__ void add(const Range& other) {
-    largest = max(largest, other.largest);
-    smallest = min(smallest, other.smallest);
-  }
-  __device__ float undo(float scale) const {
-    const float least = float_of(smallest + 1);
-    return fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
-  }
 };
 
 // Where K is contiguous: a warp takes a line, a lane four neighbours of each step.
@@ -106,7 +89,7 @@ __device__ void split_along_k(const Lines& lines, int k, Smem& smem, const Halve
     range.smallest = __reduce_min_sync(~0u, range.smallest);
     const float scale = fp16x3::scale(range.largest);
     const int line = lines.first + warp + i * Tile::kWarps;
-    if (lane == 0) smem.undo[line] = range.undo(scale);
+    if (lane == 0) smem.undo[line] = range.undo_scale(scale);
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
       uint2 hi, lo;
@@ -160,7 +143,7 @@ __device__ void split_across_k(const Lines& lines, int k, Smem& smem, const Halv
       range.add({smem.largest[each][line], smem.smallest[each][line]});
     }
     const float scale = fp16x3::scale(range.largest);
-    if (warp == 0) smem.undo[line] = range.undo(scale);
+    if (warp == 0) smem.undo[line] = range.undo_scale(scale);
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
       uint4 hi, lo;

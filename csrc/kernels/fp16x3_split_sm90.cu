@@ -10,6 +10,7 @@
 #include "device/pipeline.cuh"
 #include "fp16x3.h"
 #include "kernels/fp16x3_parts.h"
+#include "kernels/fp16x3_range.cuh"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -64,8 +65,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int eight = threadIdx.x / kRows;  // the thread's first
   const int64_t k = chunk * kChunk + eight * 8;
 
-  // Largest, and smallest that is not zero, of which one is subtracted so that zero is largest.
-  uint32_t largest = 0, smallest = ~0u;
+  Range range;
   float x[kEights][8];
   const float* data = static_cast<const float*>(source.data) +
                       batch_offset(job.operand.batch, source, matrix) + row * source.row_stride +
@@ -80,26 +80,26 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int j = 0; j < kEights; ++j) {
     UNROLL
     for (int i = 0; i < 8; ++i) {
-      const uint32_t magnitude = fp16x3::magnitude_bits(x[j][i]);
-      largest = max(largest, magnitude);
-      smallest = min(smallest, magnitude - 1);
+      range.add(x[j][i]);
     }
   }
   UNROLL
   for (int lanes = kRows; lanes < 32; lanes *= 2) {
-    largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
-    smallest = min(smallest, __shfl_xor_sync(~0u, smallest, lanes));
+    range.largest = max(range.largest, __shfl_xor_sync(~0u, range.largest, lanes));
+    range.smallest = min(range.smallest, __shfl_xor_sync(~0u, range.smallest, lanes));
   }
   __shared__ uint32_t largest_smem[kWarps][kRows], smallest_smem[kWarps][kRows];
   if (threadIdx.x % 32 < kRows) {
-    largest_smem[threadIdx.x / 32][in_block] = largest;
-    smallest_smem[threadIdx.x / 32][in_block] = smallest;
+    largest_smem[threadIdx.x / 32][in_block] = range.largest;
+    smallest_smem[threadIdx.x / 32][in_block] = range.smallest;
   }
   __syncthreads();
   UNROLL
-  for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, largest_smem[warp][in_block]);
+  for (int warp = 0; warp < kWarps; ++warp) {
+    range.largest = max(range.largest, largest_smem[warp][in_block]);
+  }
 
-  const float scale = fp16x3::scale(largest);
+  const float scale = fp16x3::scale(range.largest);
   const int64_t tile = row / Packed::kRows;
   const int plane_bytes = Packed::plane_bytes(packed.tile_rows(tile));
   uint8_t* halves = packed.halves + packed.step_offset(matrix, tile, k / Packed::kK) +
@@ -119,11 +119,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x < kRows) {
     UNROLL
     for (int warp = 0; warp < kWarps; ++warp) {
-      smallest = min(smallest, smallest_smem[warp][in_block]);
+      range.smallest = min(range.smallest, smallest_smem[warp][in_block]);
     }
-    const float least = float_of(smallest + 1);
     packed.undo[matrix * packed.matrix_groups() + chunk * packed.padded_rows() + row] =
-        fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
+        range.undo_scale(scale);
   }
 }
 

@@ -1,0 +1,29 @@
+#pragma once
+// What the scale of a group of numbers, and whether it is wide, depend on.
+
+#include <cstdint>
+
+#include "fp16x3.h"
+
+namespace tiled::cuda {
+
+struct Range {
+  uint32_t largest = 0;     // magnitude bits
+  uint32_t smallest = ~0u;  // those that are not zero, less 1, so that zero is largest
+
+  __device__ void add(float x) {
+    const uint32_t magnitude = fp16x3::magnitude_bits(x);
+    largest = max(largest, magnitude);
+    smallest = min(smallest, magnitude - 1);
+  }
+  __device__ void add(const Range& other) {
+    largest = max(largest, other.largest);
+    smallest = min(smallest, other.smallest);
+  }
+  __device__ float undo_scale(float scale) const {
+    const float least = float_of(smallest + 1);
+    return fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));
+  }
+};
+
+}  // namespace tiled::cuda
