@@ -37,14 +37,14 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name            family    order             max k  tile     cut    start   before rate  CUDA                         CPU
-    {"naive",         "naive",  Order::kPlain,    0,     32, 32,   false, 0,      0,     13,   CUDA(launch_naive),         cpu::launch_naive},
-    {"tiled16",       "tiled",  Order::kChunked,  0,     16, 16,   false, 0,      0,     14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
-    {"tiled32",       "tiled",  Order::kChunked,  0,     32, 32,   false, 0,      0,     16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
-    {"tiled64",       "tiled",  Order::kChunked,  0,     64, 64,   false, 0,      0,     47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
-    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   512,   64, 32,   false, 14000,  0,     60,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   0,     16, 16,   true,  21000,  0,     52,   CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,     128, 128, false, 18000,  0.57,  500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
+    // name            family    order             K           tile     cut    start   before rate  CUDA                         CPU
+    {"naive",         "naive",  Order::kPlain,    0,   0,     32, 32,   false, 0,      0,     13,   CUDA(launch_naive),         cpu::launch_naive},
+    {"tiled16",       "tiled",  Order::kChunked,  0,   0,     16, 16,   false, 0,      0,     14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
+    {"tiled32",       "tiled",  Order::kChunked,  0,   0,     32, 32,   false, 0,      0,     16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
+    {"tiled64",       "tiled",  Order::kChunked,  0,   0,     64, 64,   false, 0,      0,     47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
+    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   512,   64, 32,   false, 14000,  0,     60,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     64, 32,   true,  11000,  0,     270,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,   0,     128, 128, false, 18000,  0.57,  500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -134,8 +134,9 @@ std::string format(const char* pattern, double value) {
 }  // namespace
 
 int64_t Rung::blocks(const Problem& p) const {
-  const int64_t chunks = cuts_k ? std::max<int64_t>(1, ceil_div(p.k, kChunk)) : 1;
-  return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count * chunks;
+  if (!cuts_k) return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;
+  return ceil_div(std::min(p.m, p.n), tile_m) * ceil_div(std::max(p.m, p.n), tile_n) *
+         p.batch.count * std::max<int64_t>(1, ceil_div(p.k, kChunk));
 }
 
 int64_t Rung::waves(const Problem& p, const Context& context) const {

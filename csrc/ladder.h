@@ -24,8 +24,9 @@ struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
   Order order;
-  int64_t max_k;       // that it takes, or 0
-  int tile_m, tile_n;  // of C, computed by one block
+  int64_t min_k;       // that it takes
+  int64_t max_k;       // likewise, or 0
+  int tile_m, tile_n;  // of C, computed by one block; tile_m is along the shorter side of C where
   bool cuts_k;         // a block computes one chunk of the sums
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
   double start;   // to launch, and to begin and end
@@ -34,7 +35,7 @@ struct Rung {
   Launch cuda;    // null in a build without CUDA
   Launch cpu;
 
-  bool takes(const Problem& p) const { return max_k == 0 || p.k <= max_k; }
+  bool takes(const Problem& p) const { return p.k >= min_k && (max_k == 0 || p.k <= max_k); }
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
   // Clocks of the busiest processor, by the model that picks: the start, what is done beforehand,

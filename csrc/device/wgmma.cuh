@@ -22,12 +22,17 @@ __device__ void keep(float (&d)[kCount]) {
 }
 
 // Describes halves in shared memory, rows of 64 bytes swizzled by 64 bytes (csrc/packed.h), eight
-// rows 512 bytes after the eight before. 16 halves further along K is 2 more.
-__device__ inline uint64_t describe(const void* smem) {
-  constexpr uint64_t kSwizzle64 = uint64_t{2} << 62, kEightRows = uint64_t{512 / 16} << 32;
-  const uint64_t address = __cvta_generic_to_shared(smem) & 0x3ffff;
-  return kSwizzle64 | kEightRows | uint64_t{1} << 16 | address >> 4;
+// rows 512 bytes after the eight before. In its low word 16 bytes further are 1 more, so 16 halves
+// further along K are 2.
+__device__ inline uint32_t low_word(const void* smem) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
+  return uint32_t{1} << 16 | (address & 0x3ffff) >> 4;
 }
+__device__ inline uint64_t describe(uint32_t low_word) {
+  constexpr uint64_t kSwizzle64 = uint64_t{2} << 62, kEightRows = uint64_t{512 / 16} << 32;
+  return kSwizzle64 | kEightRows | low_word;
+}
+__device__ inline uint64_t describe(const void* smem) { return describe(low_word(smem)); }
 
 // d (64, 128) = a (64, 16) b (128, 16)^T, plus d where accumulate. Warp w of the warpgroup holds
 // rows 16w .. 16w + 15 of d: d[i] is row lane / 4 + i / 2 % 2 * 8 of them, column
@@ -51,6 +56,19 @@ __device__ inline void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+// d (64, 32) likewise, of b (32, 16).
+__device__ inline void multiply_add(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, %16, %17, accumulate, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 

@@ -20,6 +20,10 @@ struct Range {
     largest = max(largest, other.largest);
     smallest = min(smallest, other.smallest);
   }
+  // Those of the lane whose number differs in the bits of `lanes`.
+  __device__ void add_lane(int lanes) {
+    add({__shfl_xor_sync(~0u, largest, lanes), __shfl_xor_sync(~0u, smallest, lanes)});
+  }
   __device__ float undo_scale(float scale) const {
     const float least = float_of(smallest + 1);
     return fp16x3::undo_scale(largest, fp16x3::is_wide(least, least * scale));

@@ -84,10 +84,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
   }
   UNROLL
-  for (int lanes = kRows; lanes < 32; lanes *= 2) {
-    range.largest = max(range.largest, __shfl_xor_sync(~0u, range.largest, lanes));
-    range.smallest = min(range.smallest, __shfl_xor_sync(~0u, range.smallest, lanes));
-  }
+  for (int lanes = kRows; lanes < 32; lanes *= 2) range.add_lane(lanes);
   __shared__ uint32_t largest_smem[kWarps][kRows], smallest_smem[kWarps][kRows];
   if (threadIdx.x % 32 < kRows) {
     largest_smem[threadIdx.x / 32][in_block] = range.largest;
