@@ -42,7 +42,7 @@ constexpr Rung kLadder[] = {
     {"tiled16",       "tiled",  Order::kChunked,  0,     16, 16,   false, 0,      0,     14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
     {"tiled32",       "tiled",  Order::kChunked,  0,     32, 32,   false, 0,      0,     16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
     {"tiled64",       "tiled",  Order::kChunked,  0,     64, 64,   false, 0,      0,     47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
-    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   512,   64, 32,   false, 14000,  0,     60,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
+    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   1024,  32, 16,   false, 10000,  0,     60,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
     {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   0,     16, 16,   true,  21000,  0,     52,   CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
     {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,     128, 128, false, 18000,  0.57,  500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
