@@ -75,11 +75,11 @@ struct Side {
 };
 
 struct Work {
-  Side sides[2];  // A, B
-  Problem p;
-  bool stores_sums;                // as they are
+  Side sides[2];                   // A, B
   int64_t batch, row, col;         // of this launch's first tile
+  bool stores_sums;                // as they are
   unsigned long long* recomputed;  // counts marked elements, or null
+  Problem p;
 };
 
 // Where an element lies in its patch, in floats, before it is split: `near` counts neighbours in
@@ -209,40 +209,47 @@ __device__ void split(float scale, bool along_k, int first_k, int k, Patch* patc
   }
 }
 
-// A warp's part of the tile.
+// A warp's part of the tile. What the next 16 of K need is read before the products of these.
 template <class Tile>
 __device__ void multiply(Smem<Tile>& smem, int k) {
   constexpr int kTiles = Tile::kCols / 8;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp % Tile::kGroupsOfA * 16, col = warp / Tile::kGroupsOfA * Tile::kCols;
   const uint8_t* a = smem.patches[row / 16].bytes + lane * 16;
-  // Of eight columns both pieces of hi, then both of lo.
   const uint8_t* b = smem.patches[Tile::kGroupsOfA + col / 16].bytes + lane / 16 * Patch::kLoAt +
                      (lane / 8 % 2 * 16 + col % 16 + lane % 8) * 16;
-  const int promotion = fp16x3::promotion(k);
-  float total[kTiles][4] = {}, low[kTiles][4] = {}, part[kTiles][4] = {};
-  NO_UNROLL
-  for (int at = 0; at < k; at += 16) {
-    uint32_t a_hi[4], a_lo[4], b_both[kTiles][4];
-    device::load_matrices(a_hi, a);
-    device::load_matrices(a_lo, a + Patch::kLoAt);
+  struct Fragments {
+    uint32_t a_hi[4], a_lo[4], b[kTiles][4];  // of eight columns both pieces of hi, then of lo
+  };
+  Fragments next;
+  auto read = [&] {
+    device::load_matrices(next.a_hi, a);
+    device::load_matrices(next.a_lo, a + Patch::kLoAt);
     UNROLL
-    for (int t = 0; t < kTiles; ++t) device::load_matrices(b_both[t], b + t * 128);
+    for (int t = 0; t < kTiles; ++t) device::load_matrices(next.b[t], b + t * 128);
     a += Tile::kGroups * sizeof(Patch);
     b += Tile::kGroups * sizeof(Patch);
+  };
+  const int promotion = fp16x3::promotion(k);
+  float total[kTiles][4] = {}, low[kTiles][4] = {}, part[kTiles][4] = {};
+  read();
+  NO_UNROLL
+  for (int at = 16; at - 16 < k; at += 16) {
+    const Fragments f = next;
+    if (at < k) read();
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      device::multiply_add(low[t], a_lo, {b_both[t][0], b_both[t][1]});
+      device::multiply_add(low[t], f.a_lo, {f.b[t][0], f.b[t][1]});
     }
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      device::multiply_add(part[t], a_hi, {b_both[t][0], b_both[t][1]});
+      device::multiply_add(part[t], f.a_hi, {f.b[t][0], f.b[t][1]});
     }
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      device::multiply_add(low[t], a_hi, {b_both[t][2], b_both[t][3]});
+      device::multiply_add(low[t], f.a_hi, {f.b[t][2], f.b[t][3]});
     }
-    if ((at + 16) % promotion == 0 || at + 16 >= k) {
+    if (at % promotion == 0 || at >= k) {
       UNROLL
       for (int t = 0; t < kTiles; ++t) {
         UNROLL
