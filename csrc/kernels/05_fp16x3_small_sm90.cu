@@ -227,8 +227,6 @@ __device__ void multiply(Smem<Tile>& smem, int k) {
     device::load_matrices(next.a_lo, a + Patch::kLoAt);
     UNROLL
     for (int t = 0; t < kTiles; ++t) device::load_matrices(next.b[t], b + t * 128);
-    a += Tile::kGroups * sizeof(Patch);
-    b += Tile::kGroups * sizeof(Patch);
   };
   const int promotion = fp16x3::promotion(k);
   float total[kTiles][4] = {}, low[kTiles][4] = {}, part[kTiles][4] = {};
@@ -236,7 +234,9 @@ __device__ void multiply(Smem<Tile>& smem, int k) {
   NO_UNROLL
   for (int at = 16; at - 16 < k; at += 16) {
     const Fragments f = next;
-    if (at < k) read();
+    const int step = at < k ? Tile::kGroups * Patch::kBytes : 0;  // at the end, the same again
+    a += step, b += step;
+    read();
     UNROLL
     for (int t = 0; t < kTiles; ++t) {
       device::multiply_add(low[t], f.a_lo, {f.b[t][0], f.b[t][1]});
