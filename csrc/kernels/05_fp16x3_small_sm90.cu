@@ -16,11 +16,11 @@
 #include <cuda_pipeline_primitives.h>
 
 #include <limits>
+#include <utility>
 
 #include "device/copy_async.cuh"
 #include "device/halves.cuh"
 #include "device/mma_sync.cuh"
-#include "epilogue.h"
 #include "fp16x3.h"
 #include "kernels/fp16x3_again.cuh"
 #include "kernels/fp16x3_parts.h"
@@ -42,9 +42,10 @@ struct Tile {
   static_assert(kWarps % kGroups == 0 && kMultipliers <= kWarps);
 };
 
-using Small = Tile<32, 16, 8>;
-using Medium = Tile<32, 32, 8>;
+// Of these the one is taken whose busiest multiprocessor reads least; the last fits any K.
 using Large = Tile<64, 32, 16>;
+using Medium = Tile<32, 32, 8>;
+using Small = Tile<32, 16, 8>;
 
 struct Patch {
   static constexpr int kBytes = 1024, kLoAt = kBytes / 2;
@@ -83,9 +84,10 @@ struct Work {
 };
 
 // Where an element lies in its patch, in floats, before it is split: `near` counts neighbours in
-// memory and `far` the other way. Four neighbours stay together; i further in `far`, without a
-// carry, is i * far_step() away by exclusive or; and a warp has no bank conflicts where it writes
-// 64 bytes of `far` i and i + 8 and so on, or reads eight of K of each line.
+// memory, of which four stay together, and `far` the other way. The place of `far` + i, where that
+// carries nothing, is the exclusive or of this one and i * far_step(). No two lanes meet in a bank:
+// not where a warp copies 64 bytes each of some `far` and as many `far` + 8, and not where it reads
+// eight of K of every line.
 __device__ int place(bool along_k, int near, int far) {
   const int four = near / 4;
   return along_k ? four * 64 + (far ^ far / 8 ^ four * 2) * 4 + near % 4
