@@ -83,17 +83,17 @@ struct Work {
   Problem p;
 };
 
-// Where an element lies in its patch, in floats, before it is split: `near` counts neighbours in
-// memory, of which four stay together, and `far` the other way. The place of `far` + i, where that
-// carries nothing, is the exclusive or of this one and i * far_step(). No two lanes meet in a bank:
-// not where a warp copies 64 bytes each of some `far` and as many `far` + 8, and not where it reads
-// eight of K of every line.
-__device__ int place(bool along_k, int near, int far) {
-  const int four = near / 4;
-  return along_k ? four * 64 + (far ^ far / 8 ^ four * 2) * 4 + near % 4
-                 : far % 8 * 32 + far / 8 * 16 + near;
+// A patch that is not yet split is 16 pieces, each 16 neighbours in memory: piece i is line i, or
+// where lines are neighbours, i / 2 + i % 2 * 8 of K. This is where a piece's element lies, in
+// floats. What comes from one line of memory stays in one 128 bytes, or else a copy takes longer;
+// it is permuted by fours so that no two lanes meet in a bank where they read eight of K each.
+// The place for piece + 2i, where that carries nothing, is the exclusive or of this one and
+// i * two_pieces().
+__device__ int place(bool along_k, int piece, int element) {
+  const int two = piece / 2;
+  return two * 32 + ((piece % 2 * 16 + element) ^ (along_k ? two * 4 : 0));
 }
-__device__ int far_step(bool along_k) { return along_k ? 4 : 32; }
+__device__ int two_pieces(bool along_k) { return along_k ? 36 : 32; }
 
 // Walks through a warp's patches of a group and reads a lane's eight neighbours along K of each.
 template <class Tile>
@@ -102,8 +102,8 @@ class Reader {
   __device__ Reader(const Patch* first, bool along_k) : along_k_(along_k) {
     const int line = threadIdx.x % 16, half = threadIdx.x / 16 % 2;
     const float* data = reinterpret_cast<const float*>(first->bytes);
-    at_[0] = data + (along_k ? place(true, half * 8, line) : place(false, line, half * 8));
-    at_[1] = data + place(true, half * 8 + 4, line);
+    at_[0] = data + (along_k ? place(true, line, half * 8) : place(false, half, line));
+    at_[1] = data + place(true, line, half * 8 + 4);
   }
   __device__ void next(float (&x)[8]) {
     if (along_k_) {
@@ -114,7 +114,7 @@ class Reader {
       }
     } else {
       UNROLL
-      for (int i = 0; i < 8; ++i) x[i] = at_[0][i * far_step(false)];
+      for (int i = 0; i < 8; ++i) x[i] = at_[0][i * two_pieces(false)];
     }
     UNROLL
     for (int i = 0; i < 2; ++i) at_[i] += Tile::kWarpsPerGroup * Tile::kGroups * Patch::kBytes / 4;
@@ -136,19 +136,20 @@ __device__ Range load(const Side& side, const Batch& batch, int64_t matrix, int6
   const int64_t near_stride = along_k ? k_stride : stride;
   const int64_t far_stride = along_k ? stride : k_stride;
   const int lines = static_cast<int>(min(side.count - first_line, int64_t{16}));
-  // This lane copies what is at (near, far + i), four neighbours for two i or one for eight.
-  const int near = vectors ? lane % 4 * 4 : lane % 16;
-  const int far = vectors ? lane / 4 % 2 * 8 + lane / 8 : lane / 16 * 8;
-  const int to = place(along_k, near, far), to_step = far_step(along_k);
+  // This lane copies from `piece` + 2i: four elements for two i, or one for eight.
+  const int near = vectors ? lane % 4 * 4 : lane % 16, piece = lane / (vectors ? 4 : 16);
+  const int far = along_k ? piece : piece / 2 + piece % 2 * 8, apart = along_k ? 2 : 1;
+  const int to = place(along_k, piece, near), to_step = two_pieces(along_k);
   const float* from = static_cast<const float*>(side.lines.data) +
                       batch_offset(batch, side.lines, matrix) + first_line * stride +
                       first_k * k_stride + near * near_stride + far * far_stride;
+  const int64_t from_step = apart * far_stride;
 
   auto copy = [&](int k_left) {
     float* data = reinterpret_cast<float*>(patch->bytes);
     if (vectors && lines == 16 && k_left >= 16) {
       device::copy_16(data + to, from, 16);
-      device::copy_16(data + (to ^ 4 * to_step), from + 4 * far_stride, 16);
+      device::copy_16(data + (to ^ 4 * to_step), from + 4 * from_step, 16);
       return;
     }
     const int inside = (along_k ? k_left : lines) - near;
@@ -156,12 +157,13 @@ __device__ Range load(const Side& side, const Batch& batch, int64_t matrix, int6
     if (vectors) {
       const int bytes = min(max(inside, 0), 4) * 4;
       device::copy_16(data + to, from, 0 < far_left ? bytes : 0);
-      device::copy_16(data + (to ^ 4 * to_step), from + 4 * far_stride, 4 < far_left ? bytes : 0);
+      device::copy_16(data + (to ^ 4 * to_step), from + 4 * from_step,
+                      4 * apart < far_left ? bytes : 0);
     } else {
-      const int count = inside > 0 ? far_left : 0;
+      const int left = inside > 0 ? far_left : 0;
       UNROLL
       for (int i = 0; i < 8; ++i) {
-        device::copy_4(data + (to ^ i * to_step), from + i * far_stride, i < count ? 4 : 0);
+        device::copy_4(data + (to ^ i * to_step), from + i * from_step, i * apart < left ? 4 : 0);
       }
     }
   };
