@@ -15,6 +15,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -30,22 +31,25 @@
 namespace tiled::cuda {
 namespace {
 
-// A warp multiplies 16 rows by kCols columns.
-template <int kM_, int kN_, int kCols_>
+// A warp multiplies parts of 16 rows by kCols columns.
+template <int kM_, int kN_, int kCols_, int kWarps_>
 struct Tile {
   static constexpr int kM = kM_, kN = kN_, kLines = kM + kN, kCols = kCols_;
-  static constexpr int kWarps = 12, kThreads = kWarps * 32;
+  static constexpr int kWarps = kWarps_, kThreads = kWarps * 32;
   static constexpr int kGroups = kLines / 16, kGroupsOfA = kM / 16;
   static constexpr int kWarpsPerGroup = kWarps / kGroups;
-  static constexpr int kMultipliers = kM / 16 * (kN / kCols);  // warps
-  static constexpr int kAhead = 8;  // patches that a warp has asked for and not yet seen
-  static_assert(kWarps % kGroups == 0 && kMultipliers <= kWarps);
+  static constexpr int kParts = kM / 16 * (kN / kCols);
+  static constexpr int kBlocks = 24 / kWarps;  // that a multiprocessor has registers for
+  static constexpr int kAhead = 8;             // patches that a warp has asked for and not yet seen
+  static_assert(kWarps % kGroups == 0);
 };
 
 // Of these the one is taken whose busiest multiprocessor reads least; the last fits any K.
-using Large = Tile<64, 32, 16>;
-using Medium = Tile<32, 32, 8>;
-using Small = Tile<32, 16, 8>;
+// The largest has few warps: it is for many tiles, which hide each other's latencies.
+using Largest = Tile<64, 64, 16, 8>;
+using Large = Tile<64, 32, 16, 12>;
+using Medium = Tile<32, 32, 8, 12>;
+using Small = Tile<32, 16, 8, 12>;
 
 struct Patch {
   static constexpr int kBytes = 1024, kLoAt = kBytes / 2;
@@ -90,8 +94,7 @@ struct Work {
 // The place for piece + 2i, where that carries nothing, is the exclusive or of this one and
 // i * two_pieces().
 __device__ int place(bool along_k, int piece, int element) {
-  const int two = piece / 2;
-  return two * 32 + ((piece % 2 * 16 + element) ^ (along_k ? two * 4 : 0));
+  return (piece * 16 + element) ^ (along_k ? piece / 2 * 4 : 0);
 }
 __device__ int two_pieces(bool along_k) { return along_k ? 36 : 32; }
 
@@ -136,50 +139,60 @@ __device__ Range load(const Side& side, const Batch& batch, int64_t matrix, int6
   const int64_t near_stride = along_k ? k_stride : stride;
   const int64_t far_stride = along_k ? stride : k_stride;
   const int lines = static_cast<int>(min(side.count - first_line, int64_t{16}));
-  // This lane copies from `piece` + 2i: four elements for two i, or one for eight.
+  // This lane copies from piece + 2i, four elements for i = 0 and 4, or one for eight i.
   const int near = vectors ? lane % 4 * 4 : lane % 16, piece = lane / (vectors ? 4 : 16);
   const int far = along_k ? piece : piece / 2 + piece % 2 * 8, apart = along_k ? 2 : 1;
-  const int to = place(along_k, piece, near), to_step = two_pieces(along_k);
-  const float* from = static_cast<const float*>(side.lines.data) +
-                      batch_offset(batch, side.lines, matrix) + first_line * stride +
-                      first_k * k_stride + near * near_stride + far * far_stride;
-  const int64_t from_step = apart * far_stride;
+  const int at = place(along_k, piece, near), at_step = two_pieces(along_k);
+  const int64_t from_step = along_k ? 2 * far_stride : far_stride;
+  const float* from[2];
+  from[0] = static_cast<const float*>(side.lines.data) + batch_offset(batch, side.lines, matrix) +
+            first_line * stride + first_k * k_stride + near * near_stride + far * far_stride;
+  from[1] = from[0] + 4 * from_step;
+  float* data = reinterpret_cast<float*>(patch->bytes);
+  float* to[2] = {data + at, data + (at ^ 4 * at_step)};
 
   auto copy = [&](int k_left) {
-    float* data = reinterpret_cast<float*>(patch->bytes);
     if (vectors && lines == 16 && k_left >= 16) {
-      device::copy_16(data + to, from, 16);
-      device::copy_16(data + (to ^ 4 * to_step), from + 4 * from_step, 16);
+      UNROLL
+      for (int i = 0; i < 2; ++i) device::copy_16(to[i], from[i], 16);
       return;
     }
     const int inside = (along_k ? k_left : lines) - near;
-    const int far_left = (along_k ? lines : k_left) - far;
+    const int far_left = inside > 0 ? (along_k ? lines : k_left) - far : 0;
     if (vectors) {
-      const int bytes = min(max(inside, 0), 4) * 4;
-      device::copy_16(data + to, from, 0 < far_left ? bytes : 0);
-      device::copy_16(data + (to ^ 4 * to_step), from + 4 * from_step,
-                      4 * apart < far_left ? bytes : 0);
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        device::copy_16(to[i], from[i], i * 4 * apart < far_left ? min(inside, 4) * 4 : 0);
+      }
     } else {
-      const int left = inside > 0 ? far_left : 0;
       UNROLL
       for (int i = 0; i < 8; ++i) {
-        device::copy_4(data + (to ^ i * to_step), from + i * from_step, i * apart < left ? 4 : 0);
+        device::copy_4(to[0] - at + (at ^ i * at_step), from[0] + i * from_step,
+                       i * apart < far_left ? 4 : 0);
       }
     }
   };
 
   constexpr int kStep = Tile::kWarpsPerGroup * 16;
+  const int count = static_cast<int>(static_cast<unsigned>(k - first_k + kStep - 1) / kStep);
+  const int ahead = min(count, Tile::kAhead);
   Reader<Tile> reader(patch, along_k);
   Range range;
-  int ahead = 0;
   NO_UNROLL
-  for (int k_left = k - first_k; k_left + Tile::kAhead * kStep > 0; k_left -= kStep) {
-    if (k_left > 0) copy(k_left);
+  for (int i = 0; i < count + ahead; ++i) {
+    if (i < count) copy(k - first_k - i * kStep);
     __pipeline_commit();
-    patch += Tile::kWarpsPerGroup * Tile::kGroups;
-    from += kStep * k_stride;
-    if (++ahead <= Tile::kAhead) continue;
-    __pipeline_wait_prior(Tile::kAhead);
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      to[j] += Tile::kWarpsPerGroup * Tile::kGroups * Patch::kBytes / 4;
+      from[j] += kStep * k_stride;
+    }
+    if (i < ahead) continue;
+    if (count > Tile::kAhead) {
+      __pipeline_wait_prior(Tile::kAhead);
+    } else {
+      __pipeline_wait_prior(0);
+    }
     __syncwarp();
     float x[8];
     reader.next(x);
@@ -213,12 +226,12 @@ __device__ void split(float scale, bool along_k, int first_k, int k, Patch* patc
   }
 }
 
-// A warp's part of the tile. What the next 16 of K need is read before the products of these.
+// A part of the tile. What the next 16 of K need is read before the products of these.
 template <class Tile>
-__device__ void multiply(Smem<Tile>& smem, int k) {
+__device__ void multiply(Smem<Tile>& smem, int k, int index) {
   constexpr int kTiles = Tile::kCols / 8;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp % Tile::kGroupsOfA * 16, col = warp / Tile::kGroupsOfA * Tile::kCols;
+  const int lane = threadIdx.x % 32;
+  const int row = index % Tile::kGroupsOfA * 16, col = index / Tile::kGroupsOfA * Tile::kCols;
   const uint8_t* a = smem.patches[row / 16].bytes + lane * 16;
   const uint8_t* b = smem.patches[Tile::kGroupsOfA + col / 16].bytes + lane / 16 * Patch::kLoAt +
                      (lane / 8 % 2 * 16 + col % 16 + lane % 8) * 16;
@@ -272,7 +285,7 @@ __device__ void multiply(Smem<Tile>& smem, int k) {
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 2)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fp16x3_small_kernel(const __grid_constant__ Work work) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem<Tile>& smem = *reinterpret_cast<Smem<Tile>*>(smem_bytes);
@@ -299,7 +312,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
     split<Tile>(scale, side.along_k, first_k, k, patch);
   }
   __syncthreads();
-  if (threadIdx.x < Tile::kMultipliers * 32) multiply(smem, k);
+  NO_UNROLL
+  for (int i = threadIdx.x / 32; i < Tile::kParts; i += Tile::kWarps) multiply(smem, k, i);
   __syncthreads();
 
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
@@ -381,15 +395,16 @@ void launch_fp16x3_small(const Problem& p, const Context& context) {
   work.stores_sums =
       e.alpha == 1 && e.beta == 0 && e.bias == nullptr && e.activation == Activation::kNone;
 
-  const int64_t large = lines<Large>(p, context), medium = lines<Medium>(p, context);
-  const int64_t small = lines<Small>(p, context);
-  if (large <= medium && large <= small) {
-    launch<Large>(work, context);
-  } else if (medium <= small) {
-    launch<Medium>(work, context);
-  } else {
-    launch<Small>(work, context);
-  }
+  const struct {
+    int64_t lines;
+    void (*launch)(Work&, const Context&);
+  } choices[] = {{lines<Largest>(p, context), launch<Largest>},
+                 {lines<Large>(p, context), launch<Large>},
+                 {lines<Medium>(p, context), launch<Medium>},
+                 {lines<Small>(p, context), launch<Small>}};
+  std::ranges::min_element(choices, {}, [](const auto& choice) {
+    return choice.lines;
+  })->launch(work, context);
 }
 
 }  // namespace tiled::cuda
