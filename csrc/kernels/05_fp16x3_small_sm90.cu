@@ -316,26 +316,31 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   for (int i = threadIdx.x / 32; i < Tile::kParts; i += Tile::kWarps) multiply(smem, k, i);
   __syncthreads();
 
+  const int col = threadIdx.x % Tile::kN;
+  const int64_t c_col = tile.col + col;
+  if (c_col >= p.n) return;
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+  float* c = static_cast<float*>(p.c.data) + c_offset + c_col * p.c.col_stride;
+  const float undo_col = smem.undo[Tile::kM + col];
+  static_assert(Tile::kThreads % Tile::kN == 0);
   NO_UNROLL
-  for (int i = threadIdx.x; i < Tile::kM / 2 * Tile::kN; i += Tile::kThreads) {
-    const int col = i % Tile::kN;
+  for (int first = threadIdx.x / Tile::kN; first < Tile::kM / 2;
+       first += Tile::kThreads / Tile::kN) {
     float sums[2];  // two rows at a time
     UNROLL
     for (int j = 0; j < 2; ++j) {
-      const int row = i / Tile::kN + j * (Tile::kM / 2);
+      const int row = first + j * (Tile::kM / 2);
       const float2 sum = smem.sums[row][col];
-      sums[j] = fp16x3::chunk_sum(sum.x, sum.y, smem.undo[row], smem.undo[Tile::kM + col]);
+      sums[j] = fp16x3::chunk_sum(sum.x, sum.y, smem.undo[row], undo_col);
     }
     UNROLL
     for (int j = 0; j < 2; ++j) {
-      const int64_t c_row = tile.row + i / Tile::kN + j * (Tile::kM / 2), c_col = tile.col + col;
-      if (c_row >= p.m || c_col >= p.n) continue;
+      const int64_t c_row = tile.row + first + j * (Tile::kM / 2);
+      if (c_row >= p.m) continue;
       float sum = sums[j];
       if (isnan(sum)) sum = sum_again(p, tile.batch, c_row, c_col, work.recomputed);
       if (work.stores_sums) {
-        static_cast<float*>(p.c.data)[c_offset + c_row * p.c.row_stride + c_col * p.c.col_stride] =
-            sum;
+        c[c_row * p.c.row_stride] = sum;
       } else {
         store_one(p, c_offset, c_row, c_col, sum);
       }
