@@ -42,8 +42,8 @@ constexpr Rung kLadder[] = {
     {"tiled16",       "tiled",  Order::kChunked,  0,   0,     16, 16,   false, 0,      0,     14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
     {"tiled32",       "tiled",  Order::kChunked,  0,   0,     32, 32,   false, 0,      0,     16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
     {"tiled64",       "tiled",  Order::kChunked,  0,   0,     64, 64,   false, 0,      0,     47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
-    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   512,   64, 32,   false, 14000,  0,     60,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     64, 32,   true,  11000,  0,     270,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   1024,  32, 16,   false, 6000,   0,     40,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     64, 32,   true,  16000,  0,     130,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
     {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,   0,     128, 128, false, 18000,  0.57,  500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
@@ -133,10 +133,14 @@ std::string format(const char* pattern, double value) {
 
 }  // namespace
 
+int64_t Rung::launches(const Problem& p) const {
+  return cuts_k ? ceil_div(std::min(p.m, p.n), tile_m) : 1;
+}
+
 int64_t Rung::blocks(const Problem& p) const {
   if (!cuts_k) return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;
-  return ceil_div(std::min(p.m, p.n), tile_m) * ceil_div(std::max(p.m, p.n), tile_n) *
-         p.batch.count * std::max<int64_t>(1, ceil_div(p.k, kChunk));
+  return launches(p) * ceil_div(std::max(p.m, p.n), tile_n) * p.batch.count *
+         std::max<int64_t>(1, ceil_div(p.k, kChunk));
 }
 
 int64_t Rung::waves(const Problem& p, const Context& context) const {
@@ -149,7 +153,8 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
   const double elements = static_cast<double>(p.m + cols) * static_cast<double>(p.k) *
                           static_cast<double>(p.batch.count);
-  return start + static_cast<double>(waves(p, context)) * multiply_adds / rate +
+  return start * static_cast<double>(launches(p)) +
+         static_cast<double>(waves(p, context)) * multiply_adds / rate +
          elements * before / context.processors;
 }
 

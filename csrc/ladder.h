@@ -26,16 +26,18 @@ struct Rung {
   Order order;
   int64_t min_k;       // that it takes
   int64_t max_k;       // likewise, or 0
-  int tile_m, tile_n;  // of C, computed by one block; tile_m is along the shorter side of C where
-  bool cuts_k;         // a block computes one chunk of the sums
+  int tile_m, tile_n;  // of C, computed by one block
+  bool cuts_k;         // a block computes one chunk of the sums; tile_m is along C's shorter side,
+                       // and there is a launch for each of its tiles
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
-  double start;   // to launch, and to begin and end
+  double start;   // to launch, and to begin and end, of each launch
   double before;  // for each element of A and B, beforehand
   double rate;    // multiply-adds a clock
   Launch cuda;    // null in a build without CUDA
   Launch cpu;
 
   bool takes(const Problem& p) const { return p.k >= min_k && (max_k == 0 || p.k <= max_k); }
+  int64_t launches(const Problem& p) const;
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
   // Clocks of the busiest processor, by the model that picks: the start, what is done beforehand,
