@@ -440,6 +440,21 @@ def test_host_and_gpu_agree_on_many_tiles():
 
 
 @on_a_gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "sizes",
+    [(3, 512, 290_000), (64, 3000, 6000), (6000, 3001, 40), (17, 9000, 2050), (150, 2100, 3000)],
+)
+def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
+    m, k, n = sizes
+    a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
+    b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
+    bulk = torch_tiled.matmul(a, b, algorithm="fp16x3_bulk")
+    for _ in range(3):  # a race would show as a difference that moves
+        assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_skinny"), bulk)
+
+
+@on_a_gpu
 @pytest.mark.parametrize("algorithm", GPU_RUNGS)
 @pytest.mark.parametrize("m", [1, 33, 130])
 def test_host_and_gpu_agree_on_epilogues(m, algorithm):

@@ -26,9 +26,7 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 }
 
 // Makes what this thread wrote to shared memory visible to wgmma and the copy engine.
-__device__ inline void publish_writes() {
-  cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
-}
+__device__ inline void publish_writes() { cuda::ptx::fence_proxy_async(cuda::ptx::space_shared); }
 
 // Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.
 __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
@@ -39,11 +37,6 @@ __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t*
 // __syncthreads() for `count` threads that use `barrier`, 1 to 15.
 __device__ inline void sync_threads(int barrier, int count) {
   __barrier_sync_count(barrier, count);
-}
-
-// For those of the `count` threads that the others wait for.
-__device__ inline void arrive_at(int barrier, int count) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
 // A kernel launched to overlap the one before it may touch that one's results after this.

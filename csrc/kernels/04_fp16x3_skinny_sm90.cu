@@ -319,8 +319,6 @@ __device__ void split(const Work& work, Smem& smem) {
     Reader<kAlongK, kVectors> reader(work, smem.unit(index + 1 - smem.first_unit), own, warp,
                                      index + 1 < smem.end_unit);
 
-    // The later half waits, so that stages are there in order, and not all of them at the end.
-    if (warp >= Tile::kSplitters / 2) device::sync_threads(2, Tile::kSplitters * 32);
     if (warp < stages) {
       // Where there are fewer stages than in a unit, this one has been filled for it before.
       for (int turns = warp / work.stages; turns >= 0; --turns) {
@@ -365,7 +363,7 @@ __device__ void split(const Work& work, Smem& smem) {
       UNROLL
       for (int i = 0; i < Tile::kFours; i += 4) reader.read(work, x, i);
     }
-    if (warp < Tile::kSplitters / 2) device::arrive_at(2, Tile::kSplitters * 32);
+
     turn.advance(work, stages);
     if (!kVectors) {
       UNROLL
