@@ -135,6 +135,10 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
     device, shape, itemsize = sets[0][0].device, job.shape, DTYPES[job.dtype].itemsize
     with full_precision_peer(job.precision):
         try:
+            if job.algorithm != "auto":
+                runs = torch_tiled.explain(*sets[0], **ways).algorithm
+                if not runs.startswith(job.algorithm):  # it, or one of its family
+                    raise Declined(f"{runs} takes its place where K is {shape.k}.")
             contest = VARIANTS[job.variant](sets, **ways)
             calls = [contest.ours, contest.peer]
             verdict = check(*map(_first, calls), *contest.operands[0], contest.truth)

@@ -32,6 +32,7 @@ struct Rung {
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
   double start;   // to launch, and to begin and end, of each launch
   double before;  // for each element of A and B, beforehand
+  double wave;    // to begin and end a block
   double rate;    // multiply-adds a clock
   Launch cuda;    // null in a build without CUDA
   Launch cpu;
@@ -41,7 +42,7 @@ struct Rung {
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
   // Clocks of the busiest processor, by the model that picks: the start, what is done beforehand,
-  // then whole waves of blocks at `rate`.
+  // then whole waves of blocks.
   double clocks(const Problem& p, const Context& context) const;
 };
 
