@@ -6,9 +6,12 @@
 //        shared memory, for wgmma. `w` is the long operand, whichever of A and B, and `x` the short
 //        one, which is split beforehand (fp16x3_split): up to kRows rows of it are multiplied at a
 //        time, as wgmma's rows, and so many as are not there cost what they would.
-// Limit: memory, and the L2 cache where x is long: each block reads all of x again for its few
-//        columns of w. Where there is little to read, the chain of products of a chunk.
-// Next:  blocks of a cluster that share what they read of x.
+// Limit: how long products of one sum take one after another, and that a block has room for one
+// unit
+//        that is split and one that waits in registers: so each waits for the other's last stage.
+//        Where x is long, the L2 cache: each block reads all of x for its few columns of w.
+// Next:  narrower units, so that there is room for two; blocks of a cluster that share what they
+//        read of x.
 //
 // A block walks through units, a chunk of K by kCols columns of w for all rows of a panel of x. A
 // unit is a sequence of stages, kStageK of K each:
@@ -59,13 +62,11 @@ struct Work {
   Packed x;           // one panel, kRows at most, of each matrix
   int64_t first_row;  // of it
   bool w_is_a;
-
   int stages;                         // in shared memory
   int64_t first_matrix;               // of the batch
   int64_t first_group;                // a group is kCols columns of w
   unsigned matrices, chunks, groups;  // in this launch
-  float* sums;  // of chunks: (matrices, groups, chunks, x's padded rows, kCols)
-
+  float* sums;                     // of chunks: (matrices, groups, chunks, x's padded rows, kCols)
   unsigned long long* recomputed;  // counts marked elements, or null
 
   // From hi halves of x and of w, in 16 bytes: to lo halves, and to those that the first and second
@@ -120,7 +121,6 @@ struct Smem {
   uint32_t largest[3][Tile::kCols], smallest[3][Tile::kCols];
   float undo[Tile::kMaxStages][Tile::kCols];  // of the unit whose last stage it is
   unsigned first_unit, end_unit;              // the block's: neighbours, which share x
-
   uint64_t full[Tile::kMaxStages], empty[Tile::kMaxStages];
   // After it lie the stages of x, hi and lo planes of one kK, then of the other, and those of w
   // likewise: so that wgmma, which reads kRows of x where there are fewer, reads some of ours.
@@ -318,7 +318,6 @@ __device__ void split(const Work& work, Smem& smem) {
     const int stages = stages_of(unit.length), stage = turn.stage;
     Reader<kAlongK, kVectors> reader(work, smem.unit(index + 1 - smem.first_unit), own, warp,
                                      index + 1 < smem.end_unit);
-
     if (warp < stages) {
       // Where there are fewer stages than in a unit, this one has been filled for it before.
       for (int turns = warp / work.stages; turns >= 0; --turns) {
@@ -363,7 +362,6 @@ __device__ void split(const Work& work, Smem& smem) {
       UNROLL
       for (int i = 0; i < Tile::kFours; i += 4) reader.read(work, x, i);
     }
-
     turn.advance(work, stages);
     if (!kVectors) {
       UNROLL
@@ -545,7 +543,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 constexpr int kFinishThreads = 128;
 
 // Adds the sums of all chunks in order, and stores them: an element of C a thread.
-__global__ void __launch_bounds__(kFinishThreads) finish_kernel(const __grid_constant__ Work work) {
+__global__ void __launch_bounds__(kFinishThreads)
+    fp16x3_skinny_finish_kernel(const __grid_constant__ Work work) {
   device::let_next_kernel_start();
   const auto rows = static_cast<unsigned>(work.x_rows());
   const unsigned line = blockIdx.x * (kFinishThreads / 32) + threadIdx.x / 32;  // kCols of a tile
@@ -599,7 +598,6 @@ void launch_fp16x3_skinny(const Problem& p, const Context& context) {
   const int64_t undo_at =
       layout.reserve(work.x.matrix_groups() * p.batch.count * int64_t{sizeof(float)});
   auto* workspace = static_cast<uint8_t*>(context.allocate(layout.bytes));
-
   work.sums = reinterpret_cast<float*>(workspace + sums_at);
   work.x.halves = workspace + x_at;
   work.x.undo = reinterpret_cast<float*>(workspace + undo_at);
@@ -637,8 +635,9 @@ void launch_fp16x3_skinny(const Problem& p, const Context& context) {
         launch_after(kernel, std::min(work.units(), static_cast<unsigned>(context.processors)),
                      Tile::kThreads, static_cast<size_t>(smem_bytes), context, work);
         const int64_t lines = int64_t{work.tiles()} * work.x_rows();
-        launch_after(finish_kernel, static_cast<unsigned>(ceil_div(lines, kFinishThreads / 32)),
-                     kFinishThreads, 0, context, work);
+        launch_after(fp16x3_skinny_finish_kernel,
+                     static_cast<unsigned>(ceil_div(lines, kFinishThreads / 32)), kFinishThreads, 0,
+                     context, work);
       }
     }
   }
