@@ -29,7 +29,9 @@ MAY_INCLUDE = {
     "kernels/*fp16x3*.cu": {
         *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
         *("kernels/fp16x3_parts.h", "kernels/fp16x3_again.cuh", "kernels/fp16x3_range.cuh"),
+        "kernels/fp16x3_chunk.cuh",
     },
+    "kernels/fp16x3_chunk.cuh": {"fp16x3.h", "launch.h"},
     "kernels/fp16x3_range.cuh": {"fp16x3.h"},
     "kernels/fp16x3_again.cuh": {"epilogue.h", "problem.h", "sum.h"},
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},

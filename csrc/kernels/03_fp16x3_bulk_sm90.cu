@@ -22,6 +22,7 @@
 #include "device/wgmma.cuh"
 #include "epilogue.h"
 #include "fp16x3.h"
+#include "kernels/fp16x3_chunk.cuh"
 #include "kernels/fp16x3_parts.h"
 #include "launch.h"
 
@@ -111,33 +112,6 @@ __device__ void produce(const Work& work, Smem& smem, int64_t tiles) {
       device::copy(stage.a, a, a_bytes, full);
       device::copy(stage.b, b, b_bytes, full);
       a += a_bytes, b += b_bytes;
-    }
-  }
-}
-
-// One chunk's sums, scaled back: from total and low, to total. undo_b are those of the thread's
-// columns, in pairs.
-__device__ void finish_chunk(float (&total)[Tile::kElements], const float (&low)[Tile::kElements],
-                             const float (&undo_a)[2],
-                             const float2 (&undo_b)[Tile::kElements / 4]) {
-  // Rows whose scales are moderate, and nothing wide: chunk_sum() is then two multiplications, the
-  // first of them exact.
-  bool plain = true;
-  UNROLL
-  for (int i = 0; i < 2; ++i) plain &= undo_a[i] >= 0x1p-60f && undo_a[i] <= 0x1p60f;
-  UNROLL
-  for (int j = 0; j < Tile::kElements / 4; ++j) plain &= undo_b[j].x > 0 && undo_b[j].y > 0;
-  if (plain) {
-    UNROLL
-    for (int i = 0; i < Tile::kElements; ++i) {
-      const float scaled = fmaf(low[i], 0x1p-11f, total[i]);
-      total[i] = scaled * undo_a[i / 2 % 2] * (i % 2 == 0 ? undo_b[i / 4].x : undo_b[i / 4].y);
-    }
-  } else {
-    UNROLL
-    for (int i = 0; i < Tile::kElements; ++i) {
-      total[i] = fp16x3::chunk_sum(total[i], low[i], undo_a[i / 2 % 2],
-                                   i % 2 == 0 ? undo_b[i / 4].x : undo_b[i / 4].y);
     }
   }
 }

@@ -29,6 +29,7 @@
 #include "epilogue.h"
 #include "fp16x3.h"
 #include "kernels/fp16x3_again.cuh"
+#include "kernels/fp16x3_chunk.cuh"
 #include "kernels/fp16x3_parts.h"
 #include "kernels/fp16x3_range.cuh"
 #include "launch.h"
@@ -366,32 +367,6 @@ __device__ void split(const Work& work, Smem& smem) {
     if (!kVectors) {
       UNROLL
       for (int i = 0; i < Tile::kFours; i += 4) reader.read(work, x, i);
-    }
-  }
-}
-
-// A chunk's sums of a thread.
-__device__ void finish_chunk(float (&total)[Tile::kElements], const float (&low)[Tile::kElements],
-                             const float (&undo_x)[2],
-                             const float2 (&undo_w)[Tile::kElements / 4]) {
-  // Rows whose scales are moderate, and nothing wide: chunk_sum() is then two multiplications, the
-  // first of them exact.
-  bool plain = true;
-  UNROLL
-  for (int i = 0; i < 2; ++i) plain &= undo_x[i] >= 0x1p-60f && undo_x[i] <= 0x1p60f;
-  UNROLL
-  for (const float2& two : undo_w) plain &= two.x > 0 && two.y > 0;
-  if (plain) {
-    UNROLL
-    for (int i = 0; i < Tile::kElements; ++i) {
-      const float scaled = fmaf(low[i], 0x1p-11f, total[i]);
-      total[i] = scaled * undo_x[i / 2 % 2] * (i % 2 == 0 ? undo_w[i / 4].x : undo_w[i / 4].y);
-    }
-  } else {
-    UNROLL
-    for (int i = 0; i < Tile::kElements; ++i) {
-      total[i] = fp16x3::chunk_sum(total[i], low[i], undo_x[i / 2 % 2],
-                                   i % 2 == 0 ? undo_w[i / 4].x : undo_w[i / 4].y);
     }
   }
 }
