@@ -148,7 +148,7 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
-  constexpr int64_t kLeastBefore = 340;  // what is done beforehand to a row takes as long as for these
+  constexpr int64_t kLeastBefore = 340;  // a row takes no less beforehand than one of this K
   const int64_t k = cuts_k ? std::min<int64_t>(p.k, kChunk) : p.k;
   const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
   const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
