@@ -199,7 +199,7 @@ __device__ Range load(const Side& side, const Batch& batch, int64_t matrix, int6
     UNROLL
     for (const float each : x) range.add(each);
   }
-  range.add({__shfl_xor_sync(~0u, range.largest, 16), __shfl_xor_sync(~0u, range.smallest, 16)});
+  range.add_lane(16);
   return range;
 }
 
