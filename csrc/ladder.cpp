@@ -23,6 +23,7 @@ void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3_bulk(const Problem&, const Context&);
 void launch_fp16x3_small(const Problem&, const Context&);
 void launch_fp16x3_skinny(const Problem&, const Context&);
+void launch_fp16x3_narrow(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -43,7 +44,8 @@ constexpr Rung kLadder[] = {
     {"tiled32",       "tiled",  Order::kChunked,  0,   0,     32, 32,   false, 0,      0,     0,    16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
     {"tiled64",       "tiled",  Order::kChunked,  0,   0,     64, 64,   false, 0,      0,     0,    47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
     {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   1024,  32, 16,   false, 6000,   0,     0,    40,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     64, 32,   true,  16000,  0,     0,    130,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     32, 32,   true,  16000,  0,     0,    100,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_narrow", "fp16x3", Order::kFp16x3,   512, 0,     64, 128,  true,  17000,  0,     0,    155,  CUDA(launch_fp16x3_narrow), cpu::launch_fp16x3},
     {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,   0,     128, 128, false, 10000,  0.57,  7000, 500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
@@ -133,14 +135,10 @@ std::string format(const char* pattern, double value) {
 
 }  // namespace
 
-int64_t Rung::launches(const Problem& p) const {
-  return cuts_k ? ceil_div(std::min(p.m, p.n), tile_m) : 1;
-}
-
 int64_t Rung::blocks(const Problem& p) const {
   if (!cuts_k) return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;
-  return launches(p) * ceil_div(std::max(p.m, p.n), tile_n) * p.batch.count *
-         std::max<int64_t>(1, ceil_div(p.k, kChunk));
+  return ceil_div(std::min(p.m, p.n), tile_m) * ceil_div(std::max(p.m, p.n), tile_n) *
+         p.batch.count * std::max<int64_t>(1, ceil_div(p.k, kChunk));
 }
 
 int64_t Rung::waves(const Problem& p, const Context& context) const {
@@ -154,8 +152,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
   const double elements = static_cast<double>(p.m + cols) * static_cast<double>(p.batch.count) *
                           static_cast<double>(std::max(p.k, kLeastBefore));
-  return start * static_cast<double>(launches(p)) +
-         static_cast<double>(waves(p, context)) * (wave + multiply_adds / rate) +
+  return start + static_cast<double>(waves(p, context)) * (wave + multiply_adds / rate) +
          elements * before / context.processors;
 }
 

@@ -22,7 +22,7 @@ import torch_tiled
 
 on_a_gpu = pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
 LAYOUTS = ("NN", "NT", "TN", "TT")
-GPU_RUNGS = ("fp16x3_small", "fp16x3_skinny", "fp16x3_bulk")
+GPU_RUNGS = ("fp16x3_small", "fp16x3_skinny", "fp16x3_narrow", "fp16x3_bulk")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
@@ -450,8 +450,68 @@ def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
     a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
     bulk = torch_tiled.matmul(a, b, algorithm="fp16x3_bulk")
-    for _ in range(3):  # a race would show as a difference that moves
-        assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_skinny"), bulk)
+    for algorithm in ("fp16x3_skinny", "fp16x3_narrow"):
+        for _ in range(3):  # a race would show as a difference that moves
+            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), bulk)
+
+
+def along_k(profile):
+    """Rows of a and columns of b that are random normal times profile(k), of 0, 1, .. K - 1."""
+
+    def operands(m, k, n):
+        scale = profile(torch.arange(k, dtype=torch.float64)).float()
+        return torch.randn(m, k) * scale, torch.randn(k, n) * scale[:, None]
+
+    return operands
+
+
+def halves_and_one(exponent):
+    """Nothing but what halves hold exactly, but for a few; and one large number in a late stage."""
+
+    def operands(m, k, n):
+        a, b = torch.randn(m, k).half().float(), torch.randn(k, n).half().float()
+        a[::2, 5] += 2.0**-21
+        b[5, ::3] += 2.0**-21
+        a[:, k - 3], b[k - 70, :] = 2.0**exponent, -(2.0**exponent)
+        return a, b
+
+    return operands
+
+
+def non_finite_at(column):
+    def operands(m, k, n):
+        a, b = torch.randn(m, k), torch.randn(k, n)
+        a[m // 2, column], b[column, n // 2] = torch.inf, torch.nan
+        return a, b
+
+    return operands
+
+
+# Scales of rows and columns that change from stage to stage of a chunk, as fp16x3_skinny and
+# fp16x3_narrow find them: before the largest magnitude is seen, they go by what has been.
+GROWING = {
+    "doubles each 64": along_k(lambda k: 2.0 ** (k // 64)),
+    "doubles each 20": along_k(lambda k: 2.0 ** (k / 20)),
+    "halves each 20": along_k(lambda k: 2.0 ** (-k / 20)),
+    "zeros first": along_k(lambda k: 1.0 * (k % 1024 >= 200)),
+    "subnormal first": along_k(lambda k: torch.where(k % 1024 < 100, 2.0**-130, 2.0**-100)),
+    "tiny first": along_k(lambda k: torch.where(k % 1024 < 100, 2.0**-40, 1.0)),
+    "nothing but subnormal": along_k(lambda k: torch.full_like(k, 2.0**-140)),
+    "huge last": along_k(lambda k: torch.where(k % 1024 > 1000, 2.0**60, 1.0)),
+    **{f"halves, then 2^{e}": halves_and_one(e) for e in (2, 5, 9, 14, 20, 30)},
+    "not finite, first": non_finite_at(0),
+    "not finite, last": non_finite_at(-1),
+    "not finite, between": non_finite_at(500),
+}
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", GROWING)
+def test_host_and_gpu_agree_on_scales_that_change(name):
+    for m, k, n in ((3, 1600, 100), (40, 1025, 70), (130, 700, 33)):
+        a, b = GROWING[name](m, k, n)
+        compare(a, b)
+        compare(b.mT.contiguous(), a.mT)
 
 
 @on_a_gpu

@@ -29,8 +29,13 @@ MAY_INCLUDE = {
     "kernels/*fp16x3*.cu": {
         *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
         *("kernels/fp16x3_parts.h", "kernels/fp16x3_again.cuh", "kernels/fp16x3_range.cuh"),
-        "kernels/fp16x3_chunk.cuh",
+        *("kernels/fp16x3_chunk.cuh", "kernels/fp16x3_in_flight.h", "kernels/fp16x3_in_flight.cuh"),
     },
+    "kernels/fp16x3_in_flight.cuh": {
+        *("cuda", "launch.h", "device/*.cuh", "kernels/fp16x3_in_flight.h"),
+        "kernels/fp16x3_range.cuh",
+    },
+    "kernels/fp16x3_in_flight.h": {"context.h", "fp16x3.h", "packed.h", "problem.h"},
     "kernels/fp16x3_chunk.cuh": {"fp16x3.h", "launch.h"},
     "kernels/fp16x3_range.cuh": {"fp16x3.h"},
     "kernels/fp16x3_again.cuh": {"epilogue.h", "problem.h", "sum.h"},

@@ -2,20 +2,42 @@
 // Copies from global to shared memory that run while their thread goes on: PTX ISA, "cp.async".
 // They are committed and awaited by <cuda_pipeline_primitives.h>.
 
+#include <cstdint>
+
 namespace tiled::device {
 
 // 16 bytes, aligned both, of which the first `inside` are read and the others zeros.
-__device__ inline void copy_16(void* smem, const void* global, int inside) {
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(smem));
+__device__ inline void copy_16(uint32_t to, const void* global, int inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
                "r"(inside)
                : "memory");
 }
+__device__ inline void copy_16(void* smem, const void* global, int inside) {
+  copy_16(static_cast<uint32_t>(__cvta_generic_to_shared(smem)), global, inside);
+}
+// All 16, with a policy: whether they are to make room first in the L2 cache, for all else.
+__device__ inline void copy_16(uint32_t to, const void* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(global), "l"(policy)
+               : "memory");
+}
+__device__ inline uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline uint64_t read_again() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
+  return policy;
+}
 // 4 bytes likewise: all or none.
-__device__ inline void copy_4(void* smem, const void* global, int inside) {
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(smem));
+__device__ inline void copy_4(uint32_t to, const void* global, int inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(inside)
                : "memory");
+}
+__device__ inline void copy_4(void* smem, const void* global, int inside) {
+  copy_4(static_cast<uint32_t>(__cvta_generic_to_shared(smem)), global, inside);
 }
 
 }  // namespace tiled::device

@@ -16,12 +16,6 @@ __device__ inline void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
   lo = reinterpret_cast<const uint32_t&>(lo_two);
 }
 
-// Writes 8 bytes to an address in shared memory.
-__device__ inline void store_shared(uint32_t address, uint2 value) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y)
-               : "memory");
-}
-
 // Four matrices of (8, 8) halves from shared memory, one register each: PTX ISA, "ldmatrix". Lane l
 // gives the address of row l % 8 of matrix l / 8, and gets two neighbours of row l / 4 of each.
 __device__ inline void load_matrices(uint32_t (&d)[4], const void* row) {

@@ -8,35 +8,53 @@ namespace tiled::device {
 
 // Barriers, in shared memory. `arrivals` threads complete a phase; phases have parities 0, 1, 0, ..
 __device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
-  cuda::ptx::mbarrier_init(barrier, arrivals);
+  ::cuda::ptx::mbarrier_init(barrier, arrivals);
 }
 // After all inits, before a __syncthreads().
 __device__ inline void publish_barriers() {
-  cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
 }
-__device__ inline void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }
+__device__ inline void arrive(uint64_t* barrier) { ::cuda::ptx::mbarrier_arrive(barrier); }
 // Arrives, and keeps the phase open until so many bytes have been copied.
 __device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
-  cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta,
-                                       cuda::ptx::space_shared, barrier, bytes);
+  ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                         ::cuda::ptx::space_shared, barrier, bytes);
 }
 __device__ inline void wait(uint64_t* barrier, int parity) {
-  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
 }
 
 // Makes what this thread wrote to shared memory visible to wgmma and the copy engine.
-__device__ inline void publish_writes() { cuda::ptx::fence_proxy_async(cuda::ptx::space_shared); }
+__device__ inline void publish_writes() {
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+}
 
 // Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.
 __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
-  cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem, global, bytes,
-                           barrier);
+  ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, smem, global,
+                             bytes, barrier);
 }
 
 // __syncthreads() for `count` threads that use `barrier`, 1 to 15.
 __device__ inline void sync_threads(int barrier, int count) {
   __barrier_sync_count(barrier, count);
+}
+
+// Likewise, and whether any of them says so.
+__device__ inline bool sync_threads_or(int barrier, int count, bool say) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "selp.s32 %0, 1, 0, q;\n"
+      "}"
+      : "=r"(any)
+      : "r"(static_cast<int>(say)), "r"(barrier), "r"(count)
+      : "memory");
+  return any != 0;
 }
 
 // A kernel launched to overlap the one before it may touch that one's results after this.

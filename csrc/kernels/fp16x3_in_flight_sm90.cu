@@ -1,0 +1,127 @@
+// The host's side of splitting in flight, and the addition of chunks' sums.
+
+#include <algorithm>
+#include <utility>
+
+#include "device/pipeline.cuh"
+#include "epilogue.h"
+#include "kernels/fp16x3_again.cuh"
+#include "kernels/fp16x3_in_flight.h"
+#include "kernels/fp16x3_parts.h"
+#include "launch.h"
+#include "sum.h"
+
+namespace tiled::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// An element of C a thread.
+__global__ void __launch_bounds__(kThreads)
+    fp16x3_finish_kernel(const __grid_constant__ InFlight work) {
+  device::let_next_kernel_start();
+  const auto cols = static_cast<unsigned>(work.sums_stride());
+  const auto rows = static_cast<unsigned>(work.x_count);
+  const uint64_t index = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const auto line = static_cast<unsigned>(index / cols), col = static_cast<unsigned>(index % cols);
+  const int64_t in_launch = line / rows, x_row = line % rows;
+  const int64_t w_col = work.first_unit * work.cols + col;
+  if (in_launch >= work.matrices || w_col >= work.w_count) return;
+  const int64_t chunk_stride = work.x_count * cols;
+  const float* sums = work.sums + in_launch * work.chunks * chunk_stride + x_row * cols + col;
+  const int64_t matrix = work.first_matrix + in_launch;
+  const int64_t c_offset = batch_offset(work.p.batch, work.p.c, matrix);
+  device::wait_for_previous_kernel();
+  float sum = kEmptyTotal<float>;
+  constexpr unsigned kAhead = 8;
+  NO_UNROLL
+  for (unsigned chunk = 0; chunk < work.chunks; chunk += kAhead) {
+    float of_chunk[kAhead];
+    UNROLL
+    for (unsigned i = 0; i < kAhead; ++i) {
+      of_chunk[i] = chunk + i < work.chunks ? __ldcg(sums + (chunk + i) * chunk_stride) : -0.0f;
+    }
+    UNROLL
+    for (unsigned i = 0; i < kAhead; ++i) sum += of_chunk[i];  // -0 changes nothing
+  }
+  const int64_t c_row = work.w_is_a ? w_col : x_row, c_col = work.w_is_a ? x_row : w_col;
+  if (isnan(sum)) sum = sum_again(work.p, matrix, c_row, c_col, work.recomputed);
+  store<float>(work.p, c_offset, c_row, c_col, sum);
+}
+
+// As many as there are processors. But a block that has parts of two stretches brings x twice, and
+// has its teams wait for each other between: where little else is lost, each has one stretch alone.
+unsigned blocks_of(const InFlight& work, int teams, const Context& context) {
+  const unsigned stretches = work.stretches();
+  const auto processors = static_cast<unsigned>(context.processors);
+  const unsigned each = std::min(processors / stretches, work.units);
+  const bool one_round = each * teams >= work.units;
+  if (each > 0 && (one_round || each * stretches * 8 >= processors * 7)) return each * stretches;
+  return static_cast<unsigned>(std::min<uint64_t>(uint64_t{stretches} * work.units, processors));
+}
+
+// How much of a product one launch takes, so that there is room for its sums.
+struct Piece {
+  int64_t matrices, units, unit_bytes;
+
+  explicit Piece(const InFlight& work) {
+    constexpr int64_t kMaxBytes = int64_t{64} << 20;
+    const int64_t all_units = ceil_div(work.w_count, work.cols);
+    unit_bytes = int64_t{work.chunks} * work.x_count * work.cols * int64_t{sizeof(float)};
+    const int64_t room = std::max(kMaxBytes / unit_bytes, int64_t{1});
+    units = std::min(all_units, room);
+    matrices = std::min(work.p.batch.count, std::max(room / all_units, int64_t{1}));
+  }
+};
+
+}  // namespace
+
+InFlight in_flight(const Problem& p, int cols, int max_rows) {
+  InFlight work{};
+  work.p = p;
+  work.w_is_a = p.m > p.n;
+  work.w = work.w_is_a ? p.a : p.b;
+  work.x = work.w_is_a ? p.b : p.a;
+  Matrix& by_columns = work.w_is_a ? work.x : work.w;
+  std::swap(by_columns.row_stride, by_columns.col_stride);
+  work.w_along_k = work.w.col_stride < work.w.row_stride;
+  const auto [near, far] = std::minmax(work.w.row_stride, work.w.col_stride);
+  work.w_in_fours = in_vectors<float4>(p.batch, work.w, near, far);
+  work.x_in_fours =
+      p.k % 4 == 0 && in_vectors<float4>(p.batch, work.x, work.x.col_stride, work.x.row_stride);
+  work.w_count = std::max(p.m, p.n);
+  work.x_count = std::min(p.m, p.n);
+  work.cols = cols;
+  work.panel_rows = max_rows;
+  work.panels = static_cast<unsigned>(ceil_div(work.x_count, max_rows));
+  work.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
+  work.packed_x = {.rows = work.x_count, .k = p.k};
+  return work;
+}
+
+int64_t sums_bytes(const InFlight& work) {
+  const Piece piece(work);
+  return piece.matrices * piece.units * piece.unit_bytes;
+}
+
+void run_in_flight(InFlight& work, int teams, const Context& context, void* sums,
+                   const std::function<void(unsigned blocks)>& launch) {
+  work.sums = static_cast<float*>(sums);
+  const RecomputedCounter counter(context);
+  work.recomputed = counter.on_gpu();
+  const Piece piece(work);
+  const int64_t all_units = ceil_div(work.w_count, work.cols), batch = work.p.batch.count;
+  for (work.first_matrix = 0; work.first_matrix < batch; work.first_matrix += piece.matrices) {
+    work.matrices = static_cast<unsigned>(std::min(piece.matrices, batch - work.first_matrix));
+    for (work.first_unit = 0; work.first_unit < all_units; work.first_unit += piece.units) {
+      work.units = static_cast<unsigned>(std::min(piece.units, all_units - work.first_unit));
+      launch(blocks_of(work, teams, context));
+      const int64_t elements = work.matrices * work.x_count * work.sums_stride();
+      launch_after(fp16x3_finish_kernel, static_cast<unsigned>(ceil_div(elements, kThreads)),
+                   kThreads, 0, context, work);
+    }
+  }
+  counter.read();
+}
+
+}  // namespace tiled::cuda
