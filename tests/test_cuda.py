@@ -178,13 +178,14 @@ def test_k_beyond_2_to_31():
 
 
 @pytest.mark.skipif(not takes("fp16x3_bulk", torch.float32, "cuda"), reason="no Hopper GPU")
-@pytest.mark.parametrize("room", [8 << 20, 80 << 20, 160 << 20])
-def test_parts_of_a_product_share_what_memory_there_is(room):
-    """The workspace would be 247 MB; with less, the same bits. In a process of its own, where no
-    other test has left room."""
+@pytest.mark.parametrize("k", [1000, 4096])
+@pytest.mark.parametrize("room", [2 << 20, 8 << 20, 80 << 20, 160 << 20])
+def test_parts_of_a_product_share_what_memory_there_is(room, k):
+    """The workspace would be 247 MB where K is 4096; with 8 MB the same bits, and with none where K
+    is short. In a process of its own, where no other test has left room."""
     program = f"""
 import torch, torch_tiled
-a, b = torch.randn(3, 4000, 4096, device="cuda"), torch.randn(4096, 3000, device="cuda")
+a, b = torch.randn(3, 4000, {k}, device="cuda"), torch.randn({k}, 3000, device="cuda")
 bias = torch.randn(3000, device="cuda")
 
 def multiply():
@@ -196,15 +197,17 @@ limit = torch.cuda.memory_reserved() + expected.nbytes + {room}
 total = torch.cuda.get_device_properties("cuda").total_memory
 torch.cuda.set_per_process_memory_fraction(limit / total)
 try:
-    same = torch.equal(multiply(), expected)
+    result = multiply()
 except torch.OutOfMemoryError as error:
-    same = "workspace" in str(error) and "not enough"
-print(same)
+    print("workspace" in str(error) and "not enough")
+else:
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    print(torch.equal(result, expected))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert done.stdout.strip() == ("not enough" if room < 64 << 20 else "True")
+    assert done.stdout.strip() == ("True" if room >= 8 << 20 or k <= 1024 else "not enough")
 
 
 def test_out_of_memory_leaves_all_as_it_was():

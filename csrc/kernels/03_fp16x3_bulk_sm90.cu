@@ -23,6 +23,7 @@
 #include "epilogue.h"
 #include "fp16x3.h"
 #include "kernels/fp16x3_chunk.cuh"
+#include "kernels/fp16x3_in_flight.h"
 #include "kernels/fp16x3_parts.h"
 #include "launch.h"
 
@@ -476,10 +477,23 @@ void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& 
   run_halved(times - 1, halves->second, workspace, context);
 }
 
+// The same bits where there is next to no memory: split in flight, in parts whose sums are few.
+void run_without_memory(const Problem& p, const Context& context) {
+  constexpr int64_t kSumsBytes = int64_t{1} << 20;
+  const int64_t line_bytes = ceil_div(p.k, kChunk) * 32 * int64_t{sizeof(float)};
+  const auto halves = std::min(p.m, p.n) * line_bytes > kSumsBytes ? halve(p) : std::nullopt;
+  if (!halves) return launch_in_flight(p, kSumsBytes, context);
+  run_without_memory(halves->first, context);
+  run_without_memory(halves->second, context);
+}
+
 }  // namespace
 
+void launch_fp16x3_small(const Problem& p, const Context& context);
+
 // Where memory is short, parts of the problem share a smaller workspace: by how much memory is
-// free, and should that not be had after all, by halves as long as it is not small.
+// free, and should that not be had after all, by halves as long as it is not small. Where not even
+// that is to be had, a form is taken that needs none, or very little.
 void launch_fp16x3_bulk(const Problem& p, const Context& context) {
   int64_t bytes = make_plan(p).bytes;
   int times = 0;
@@ -502,7 +516,8 @@ void launch_fp16x3_bulk(const Problem& p, const Context& context) {
     try {
       workspace = context.allocate(bytes);
     } catch (const std::runtime_error&) {
-      if (!halve_first()) throw;
+      if (halve_first()) continue;
+      return p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
     }
   }
   run_halved(times, p, static_cast<uint8_t*>(workspace), context);

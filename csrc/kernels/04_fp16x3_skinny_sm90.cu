@@ -313,8 +313,8 @@ auto kernel_for(const InFlight& work) {
 
 }  // namespace
 
-void launch_fp16x3_skinny(const Problem& p, const Context& context) {
-  InFlight work = in_flight(p, Tile::kCols, Tile::kMaxRows);
+void launch_in_flight(const Problem& p, int64_t max_sums_bytes, const Context& context) {
+  InFlight work = in_flight(p, Tile::kCols, Tile::kMaxRows, max_sums_bytes);
   const bool one_tile = work.x_count <= 16;
   const auto kernel = one_tile ? kernel_for<1>(work) : kernel_for<2>(work);
   const size_t smem_bytes = one_tile ? sizeof(Smem<1>) : sizeof(Smem<2>);
@@ -324,6 +324,10 @@ void launch_fp16x3_skinny(const Problem& p, const Context& context) {
                 [&](unsigned blocks) {
                   launch_after(kernel, blocks, Tile::kThreads, smem_bytes, context, work);
                 });
+}
+
+void launch_fp16x3_skinny(const Problem& p, const Context& context) {
+  launch_in_flight(p, kMaxSumsBytes, context);
 }
 
 }  // namespace tiled::cuda

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }  // namespace
 
 void launch_fp16x3_narrow(const Problem& p, const Context& context) {
-  InFlight work = in_flight(p, Tile::kCols, Tile::kRows);
+  InFlight work = in_flight(p, Tile::kCols, Tile::kRows, kMaxSumsBytes);
   WorkspaceLayout layout;
   const int64_t sums_at = layout.reserve(sums_bytes(work));
   const int64_t x_at = layout.reserve(work.packed_x.matrix_bytes() * p.batch.count);

@@ -27,6 +27,7 @@ struct InFlight {
   unsigned panels, chunks;
   int64_t first_matrix, first_unit;  // of this launch: in the batch, among the units of columns
   unsigned matrices, units;          // in this launch: units of columns
+  int64_t max_sums_bytes;            // where one unit does not take more
   float* sums;                       // of chunks: (matrices, chunks, x_count, units * cols)
   unsigned long long* recomputed;    // counts marked elements, or null
   Packed packed_x;                   // for the rungs that split x beforehand
@@ -39,8 +40,10 @@ struct InFlight {
 inline constexpr int kMinKInFlight = 512;
 static_assert(fp16x3::promotion(kMinKInFlight) == fp16x3::promotion(kChunk));
 
+inline constexpr int64_t kMaxSumsBytes = int64_t{64} << 20;
+
 // Of units of so many columns, with panels of so many rows at most.
-InFlight in_flight(const Problem& p, int cols, int max_rows);
+InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_bytes);
 
 // For as many units at a time as there is memory for the sums of: calls launch() with how many
 // blocks are to share them, each one part after another, and has the sums added and stored. A block
@@ -49,5 +52,9 @@ void run_in_flight(InFlight& work, int teams, const Context& context, void* sums
                    const std::function<void(unsigned blocks)>& launch);
 // How many bytes the sums take.
 int64_t sums_bytes(const InFlight& work);
+
+// fp16x3_skinny with no other workspace than sums, of so many bytes at most, or else those of a
+// unit for all of x.
+void launch_in_flight(const Problem& p, int64_t max_sums_bytes, const Context& context);
 
 }  // namespace tiled::cuda

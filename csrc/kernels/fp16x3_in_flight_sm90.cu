@@ -65,10 +65,9 @@ struct Piece {
   int64_t matrices, units, unit_bytes;
 
   explicit Piece(const InFlight& work) {
-    constexpr int64_t kMaxBytes = int64_t{64} << 20;
     const int64_t all_units = ceil_div(work.w_count, work.cols);
     unit_bytes = int64_t{work.chunks} * work.x_count * work.cols * int64_t{sizeof(float)};
-    const int64_t room = std::max(kMaxBytes / unit_bytes, int64_t{1});
+    const int64_t room = std::max(work.max_sums_bytes / unit_bytes, int64_t{1});
     units = std::min(all_units, room);
     matrices = std::min(work.p.batch.count, std::max(room / all_units, int64_t{1}));
   }
@@ -76,7 +75,7 @@ struct Piece {
 
 }  // namespace
 
-InFlight in_flight(const Problem& p, int cols, int max_rows) {
+InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_bytes) {
   InFlight work{};
   work.p = p;
   work.w_is_a = p.m > p.n;
@@ -95,6 +94,7 @@ InFlight in_flight(const Problem& p, int cols, int max_rows) {
   work.panel_rows = max_rows;
   work.panels = static_cast<unsigned>(ceil_div(work.x_count, max_rows));
   work.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
+  work.max_sums_bytes = max_sums_bytes;
   work.packed_x = {.rows = work.x_count, .k = p.k};
   return work;
 }
