@@ -8,7 +8,7 @@
 //        operand for itself into shared memory, a chunk of up to 32 rows.
 // Limit: memory, up to 16 rows of x. With 32, shared memory has room for three stages only, and a
 //        warp reads all of x for eight columns.
-// Next:  more rows than that belong to fp16x3_narrow.
+// Next:  fp16x3_narrow, for more rows.
 
 #include <cuda_pipeline_primitives.h>
 
@@ -163,9 +163,9 @@ __device__ void multiply(const uint8_t* stage, const XBlock* x, Column& column,
                          Sums<kTiles>& sums) {
   constexpr int kPromoted = fp16x3::promotion(kChunk) / 16;  // of 16 of K
   const int lane = threadIdx.x % 32;
-  Fours w;
-  Halves w_hi, w_lo;
-  read<TeamStage<kAlongK>>(stage, threadIdx.x % Tile::kTeamThreads / 4, w);
+  Fours<kK16s> w;
+  Halves<kK16s> w_hi, w_lo;
+  read<TeamStage<kAlongK>, 0>(stage, threadIdx.x % Tile::kTeamThreads / 4, w);
   split(w, column.scale(), w_hi, w_lo);
   if (__any_sync(~0u, column.outgrown_by(w_hi))) {
     sums.scale(column.grow(w));

@@ -78,7 +78,7 @@ class Loader {
     const int thread = threadIdx.x % kThreads;
     const int near = thread * each % kNear, far = thread * each / kNear;
     col_ = kAlongK ? far : near, k_ = kAlongK ? near : far;
-    if (work.w_in_fours) ring_ += Stage::place(col_, k_);
+    first_ = Stage::place(col_, k_);
     // Where there are several panels, w is read again for the next.
     policy_ = work.panels == 1 ? device::read_once() : device::read_again();
     step_ = (kAlongK ? work.w.row_stride : work.w.col_stride) * (kThreads * each / kNear);
@@ -108,18 +108,24 @@ class Loader {
       constexpr int kFours = Stage::kBytes / 16 / kThreads;
       constexpr int kBetween = Stage::kBytes / kFours;
       constexpr int kApart = (kAlongK ? kCols : kStageK) / kFours;
-      static_assert(kBetween == Stage::place(kAlongK ? kApart : 0, kAlongK ? 0 : kApart));
+      // Where a thread's fours lie: at equal distances, or else each where its place is.
+      constexpr bool kEven = kBetween == Stage::place(kAlongK ? kApart : 0, kAlongK ? 0 : kApart);
+      auto to_four = [&](int i) {
+        return to + (kEven ? first_ + i * kBetween
+                           : Stage::place(col_ + (kAlongK ? i * kApart : 0),
+                                          k_ + (kAlongK ? 0 : i * kApart)));
+      };
       if (cols_ == kCols && left_ >= kStageK) {
         UNROLL
         for (int i = 0; i < kFours; ++i, from += step_) {
-          device::copy_16(to + i * kBetween, from, policy_);
+          device::copy_16(to_four(i), from, policy_);
         }
       } else {
         const int bytes = max(min(kAlongK ? left_ - k_ : cols_ - col_, 4), 0) * 4;
         const int far_left = kAlongK ? cols_ - col_ : left_ - k_;
         UNROLL
         for (int i = 0; i < kFours; ++i, from += step_) {
-          device::copy_16(to + i * kBetween, from, i * kApart < far_left ? bytes : 0);
+          device::copy_16(to_four(i), from, i * kApart < far_left ? bytes : 0);
         }
       }
     } else {
@@ -137,9 +143,9 @@ class Loader {
   }
 
  private:
-  uint32_t ring_;  // the thread's first place in it, for fours
-  int col_, k_;    // its first element of a stage
-  int64_t step_;   // from there to its next
+  uint32_t ring_;
+  int col_, k_, first_;  // the thread's first element of a stage, and its place
+  int64_t step_;         // from there to its next
   uint64_t policy_;
   const float* from_ = nullptr;
   int cols_ = 0, left_ = 0;  // of the unit; along K
@@ -147,29 +153,33 @@ class Loader {
   int teams_ = 0;
 };
 
-// What a lane has of a column of a stage, of each 16 of K; and halves of it, in pairs.
-using Fours = float[kK16s][4];
-using Halves = uint32_t[kK16s][2];
+// What a lane has of a column, of each 16 of kCount * 16 of K; and halves of it, in pairs.
+template <int kCount>
+using Fours = float[kCount][4];
+template <int kCount>
+using Halves = uint32_t[kCount][2];
 
-template <class Stage>
-__device__ void read(const uint8_t* stage, int col, Fours& w) {
+// From the kFirst-th 16 of K of a stage on.
+template <class Stage, int kFirst, int kCount>
+__device__ void read(const uint8_t* stage, int col, float (&w)[kCount][4]) {
   const int q = threadIdx.x % 4;
   UNROLL
-  for (int i = 0; i < kK16s; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     if constexpr (Stage::kAlongK && Stage::kLanes == Lanes::kFours) {
       const float4 four =
-          *reinterpret_cast<const float4*>(stage + Stage::place(col, i * 16 + q * 4));
+          *reinterpret_cast<const float4*>(stage + Stage::place(col, (kFirst + i) * 16 + q * 4));
       w[i][0] = four.x, w[i][1] = four.y, w[i][2] = four.z, w[i][3] = four.w;
     } else if constexpr (Stage::kAlongK) {
       UNROLL
       for (int j = 0; j < 4; j += 2) {
-        const int at = Stage::place(col, i * 16 + j * 4 + q * 2);
+        const int at = Stage::place(col, (kFirst + i) * 16 + j * 4 + q * 2);
         const float2 two = *reinterpret_cast<const float2*>(stage + at);
         w[i][j] = two.x, w[i][j + 1] = two.y;
       }
     } else {
       constexpr bool kFours = Stage::kLanes == Lanes::kFours;
-      const uint8_t* at = stage + Stage::place(col, q * (kFours ? 4 : 2)) + Stage::place(0, i * 16);
+      const uint8_t* at =
+          stage + Stage::place(col, q * (kFours ? 4 : 2)) + Stage::place(0, (kFirst + i) * 16);
       UNROLL
       for (int j = 0; j < 4; ++j) {
         const int k = kFours ? j : j % 2 + j / 2 * 8;
@@ -179,9 +189,11 @@ __device__ void read(const uint8_t* stage, int col, Fours& w) {
   }
 }
 
-__device__ inline void split(const Fours& w, float scale, Halves& hi, Halves& lo) {
+template <int kCount>
+__device__ void split(const float (&w)[kCount][4], float scale, uint32_t (&hi)[kCount][2],
+                      uint32_t (&lo)[kCount][2]) {
   UNROLL
-  for (int i = 0; i < kK16s * 2; ++i) {
+  for (int i = 0; i < kCount * 2; ++i) {
     const float* two = &w[i / 2][i % 2 * 2];
     device::split_two(two[0] * scale, two[1] * scale, hi[i / 2][i % 2], lo[i / 2][i % 2]);
   }
@@ -195,10 +207,11 @@ class Column {
  public:
   __device__ float scale() const { return scale_; }
   // Whether numbers with these halves may not fit the scale.
-  __device__ static bool outgrown_by(const Halves& hi) {
+  template <int kCount>
+  __device__ static bool outgrown_by(const uint32_t (&hi)[kCount][2]) {
     __half2 largest[2] = {};
     UNROLL
-    for (int i = 0; i < kK16s * 2; ++i) {
+    for (int i = 0; i < kCount * 2; ++i) {
       const auto& two = reinterpret_cast<const __half2&>(hi[i / 2][i % 2]);
       largest[i % 2] = __hmax2(largest[i % 2], __habs2(two));
     }
@@ -211,10 +224,11 @@ class Column {
 
   // Finds the scale of all before and these; the whole warp. Returns what the sums of all before
   // are to be scaled by.
-  __device__ float grow(const Fours& w) {
+  template <int kCount>
+  __device__ float grow(const float (&w)[kCount][4]) {
     uint32_t largest = 0;
     UNROLL
-    for (int i = 0; i < kK16s * 4; ++i) {
+    for (int i = 0; i < kCount * 4; ++i) {
       largest = max(largest, fp16x3::magnitude_bits(w[i / 4][i % 4]));
     }
     UNROLL
@@ -237,13 +251,14 @@ class Column {
     }
     return scale_ * undo;
   }
-  __device__ void add(const Fours& w, const Halves& lo) {
+  template <int kCount>
+  __device__ void add(const float (&w)[kCount][4], const uint32_t (&lo)[kCount][2]) {
     UNROLL
-    for (int i = 0; i < kK16s * 4; ++i) {
+    for (int i = 0; i < kCount * 4; ++i) {
       least_ = min(least_, 2 * bits_of(w[i / 4][i % 4]) - 1);
     }
     UNROLL
-    for (int i = 0; i < kK16s * 2; ++i) {
+    for (int i = 0; i < kCount * 2; ++i) {
       least_lo_ = __viaddmin_u16x2(lo[i / 2][i % 2] & 0x7fff7fff, 0xffffffffu, least_lo_);
     }
   }
