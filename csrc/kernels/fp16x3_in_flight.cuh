@@ -63,7 +63,7 @@ struct Stage {
 };
 
 // Copies a thread's part of its team's units of w, stage by stage; zeros for what is beyond the
-// end. Stages are committed by the caller.
+// end. The caller commits each stage, or has a barrier wait for it.
 template <class Stage, int kThreads>
 class Loader {
   static constexpr bool kAlongK = Stage::kAlongK;
