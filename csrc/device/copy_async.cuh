@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "device/shared.cuh"
+
 namespace tiled::device {
 
 // 16 bytes, aligned both, of which the first `inside` are read and the others zeros.
@@ -13,19 +15,21 @@ __device__ inline void copy_16(uint32_t to, const void* global, int inside) {
                : "memory");
 }
 __device__ inline void copy_16(void* smem, const void* global, int inside) {
-  copy_16(static_cast<uint32_t>(__cvta_generic_to_shared(smem)), global, inside);
+  copy_16(shared_address(smem), global, inside);
 }
-// All 16, with a policy: whether they are to make room first in the L2 cache, for all else.
-__device__ inline void copy_16(uint32_t to, const void* global, uint64_t policy) {
+// All 16, kept in the L2 cache by a policy.
+__device__ inline void copy_whole_16(uint32_t to, const void* global, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(global), "l"(policy)
                : "memory");
 }
+// The policy of data that is not read again: it makes room first.
 __device__ inline uint64_t read_once() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   return policy;
 }
+// That of all other data.
 __device__ inline uint64_t read_again() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
@@ -37,7 +41,7 @@ __device__ inline void copy_4(uint32_t to, const void* global, int inside) {
                : "memory");
 }
 __device__ inline void copy_4(void* smem, const void* global, int inside) {
-  copy_4(static_cast<uint32_t>(__cvta_generic_to_shared(smem)), global, inside);
+  copy_4(shared_address(smem), global, inside);
 }
 
 }  // namespace tiled::device

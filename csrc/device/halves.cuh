@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "device/shared.cuh"
+
 namespace tiled::device {
 
 // fp16x3::split, of two numbers at a time: the first in the lower bits.
@@ -19,10 +21,9 @@ __device__ inline void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
 // Four matrices of (8, 8) halves from shared memory, one register each: PTX ISA, "ldmatrix". Lane l
 // gives the address of row l % 8 of matrix l / 8, and gets two neighbours of row l / 4 of each.
 __device__ inline void load_matrices(uint32_t (&d)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(address)
+               : "r"(shared_address(row))
                : "memory");
 }
 

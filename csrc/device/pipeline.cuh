@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "device/shared.cuh"
+
 namespace tiled::device {
 
 // Barriers, in shared memory. `arrivals` threads complete a phase; phases have parities 0, 1, 0, ..
@@ -22,18 +24,12 @@ __device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
 }
 // Arrives when all that this thread has asked for by cp.async has come.
 __device__ inline void arrive_when_copied(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
 __device__ inline void wait(uint64_t* barrier, int parity) {
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
-}
-
-// Makes what this thread wrote to shared memory visible to wgmma and the copy engine.
-__device__ inline void publish_writes() {
-  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
 }
 
 // Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "device/shared.cuh"
+
 namespace tiled::device::wgmma {
 
 __device__ inline void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -30,8 +32,7 @@ __device__ void keep(uint32_t (&a)[kCount]) {
 // rows 512 bytes after the eight before. In its low word 16 bytes further are 1 more, so 16 halves
 // further along K are 2.
 __device__ inline uint32_t low_word(const void* smem) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
-  return uint32_t{1} << 16 | (address & 0x3ffff) >> 4;
+  return uint32_t{1} << 16 | (shared_address(smem) & 0x3ffff) >> 4;
 }
 __device__ inline uint64_t describe(uint32_t low_word) {
   constexpr uint64_t kSwizzle64 = uint64_t{2} << 62, kEightRows = uint64_t{512 / 16} << 32;
@@ -65,8 +66,8 @@ __device__ inline void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool
 }
 
 // d (64, 64) likewise, of b (64, 16), with a in registers, which may not be touched either: keep()
-// them, too. Of a warp's 16 rows of a, a lane has two neighbours of row lane / 4 each, 2q and 2q +
-// 1 along K, where q = lane % 4; then of row lane / 4 + 8; then of both, 8 further.
+// them, too. Of a warp's 16 rows of a, a lane has neighbours 2q and 2q + 1 along K, q = lane % 4,
+// of row lane / 4, then of row lane / 4 + 8; then of both, 8 further along K.
 __device__ inline void multiply_add(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
                                     bool accumulate) {
   asm volatile(

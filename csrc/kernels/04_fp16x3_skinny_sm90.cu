@@ -215,9 +215,7 @@ __device__ void store_sums(const InFlight& work, const Smem<kTiles>& smem, unsig
   const int lane = threadIdx.x % 32, q = lane % 4;
   const float undo = column.undo();
   const float2 undo_w{__shfl_sync(~0u, undo, q * 8), __shfl_sync(~0u, undo, q * 8 + 4)};
-  const int64_t group = int64_t{stretch.matrix} * work.chunks + stretch.chunk;
-  float* to = work.sums + (group * work.x_count + stretch.first_row) * work.sums_stride() +
-              first_col + q * 2;
+  float* to = sums_of(work, stretch) + first_col + q * 2;
   UNROLL
   for (int t = 0; t < kTiles; ++t) {
     const int row = t * 16 + lane / 4;  // and row + 8

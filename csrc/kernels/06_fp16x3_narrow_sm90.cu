@@ -248,9 +248,7 @@ __device__ void store_sums(const InFlight& work, unsigned unit, int first_col,
         i * 8 < stretch.rows ? *reinterpret_cast<const float2*>(undo + i * 8) : float2{1, 1};
   }
   finish_chunk(sums.total, sums.low, undo_w, undo_x);
-  const int64_t group = int64_t{stretch.matrix} * work.chunks + stretch.chunk;
-  float* to = work.sums + (group * work.x_count + stretch.first_row) * work.sums_stride() +
-              int64_t{unit % work.units} * Tile::kCols + first_col;
+  float* to = sums_of(work, stretch) + int64_t{unit % work.units} * Tile::kCols + first_col;
   UNROLL
   for (int i = 0; i < Tile::kElements; ++i) {
     const int row = i / 4 * 8 + q * 2 + i % 2;

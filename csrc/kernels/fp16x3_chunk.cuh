@@ -1,5 +1,5 @@
 #pragma once
-// A chunk's sums as a thread holds them after wgmma (device/wgmma.cuh).
+// A chunk's sums as a thread holds them after wgmma (device/wgmma.cuh) or mma.sync.
 
 #include "fp16x3.h"
 #include "launch.h"

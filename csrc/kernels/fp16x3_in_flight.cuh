@@ -7,6 +7,7 @@
 
 #include "device/copy_async.cuh"
 #include "device/halves.cuh"
+#include "device/shared.cuh"
 #include "kernels/fp16x3_in_flight.h"
 #include "kernels/fp16x3_range.cuh"
 #include "launch.h"
@@ -40,6 +41,12 @@ struct Part {
   }
 };
 
+// Where the sums of a stretch lie: of its first row, and of the first column of all.
+__device__ inline float* sums_of(const InFlight& work, const Stretch& stretch) {
+  const int64_t group = int64_t{stretch.matrix} * work.chunks + stretch.chunk;
+  return work.sums + (group * work.x_count + stretch.first_row) * work.sums_stride();
+}
+
 // Which of each 16 of K a lane of a quad has, as mma.sync and wgmma see it: 2q, 2q + 1, 2q + 8 and
 // 2q + 9, where q = lane % 4. A sum of 16 products does not depend on their order: where x comes
 // likewise, a lane may have 4q .. 4q + 3 instead.
@@ -72,7 +79,7 @@ class Loader {
  public:
   // `ring`: the team's stages.
   __device__ Loader(const InFlight& work, const uint8_t* ring)
-      : ring_(static_cast<uint32_t>(__cvta_generic_to_shared(ring))) {
+      : ring_(device::shared_address(ring)) {
     const int each = work.w_in_fours ? 4 : 1;  // copied at a time
     constexpr int kNear = kAlongK ? kStageK : kCols;
     const int thread = threadIdx.x % kThreads;
@@ -118,7 +125,7 @@ class Loader {
       if (cols_ == kCols && left_ >= kStageK) {
         UNROLL
         for (int i = 0; i < kFours; ++i, from += step_) {
-          device::copy_16(to_four(i), from, policy_);
+          device::copy_whole_16(to_four(i), from, policy_);
         }
       } else {
         const int bytes = max(min(kAlongK ? left_ - k_ : cols_ - col_, 4), 0) * 4;
