@@ -138,7 +138,7 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
             if job.algorithm != "auto":
                 runs = torch_tiled.explain(*sets[0], **ways).algorithm
                 if not runs.startswith(job.algorithm):  # it, or one of its family
-                    raise Declined(f"{runs} takes its place where K is {shape.k}.")
+                    raise Declined(f"{runs} takes its place for this K and these strides.")
             contest = VARIANTS[job.variant](sets, **ways)
             calls = [contest.ours, contest.peer]
             verdict = check(*map(_first, calls), *contest.operands[0], contest.truth)

@@ -38,15 +38,15 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name            family    order             K           tile     cut    start   before wave  rate  CUDA                         CPU
-    {"naive",         "naive",  Order::kPlain,    0,   0,     32, 32,   false, 0,      0,     0,    13,   CUDA(launch_naive),         cpu::launch_naive},
-    {"tiled16",       "tiled",  Order::kChunked,  0,   0,     16, 16,   false, 0,      0,     0,    14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
-    {"tiled32",       "tiled",  Order::kChunked,  0,   0,     32, 32,   false, 0,      0,     0,    16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
-    {"tiled64",       "tiled",  Order::kChunked,  0,   0,     64, 64,   false, 0,      0,     0,    47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
-    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   1024,  32, 16,   false, 6000,   0,     0,    40,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     32, 32,   true,  16000,  0,     7000, 330,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3_narrow", "fp16x3", Order::kFp16x3,   512, 0,     64, 128,  true,  17000,  0,     0,    140,  CUDA(launch_fp16x3_narrow), cpu::launch_fp16x3},
-    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,   0,     128, 128, false, 10000,  0.57,  7000, 500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
+    // name            family    order             K           tile     cut    boxes  start   before wave  rate  CUDA                         CPU
+    {"naive",         "naive",  Order::kPlain,    0,   0,     32, 32,   false, false, 0,      0,     0,    13,   CUDA(launch_naive),         cpu::launch_naive},
+    {"tiled16",       "tiled",  Order::kChunked,  0,   0,     16, 16,   false, false, 0,      0,     0,    14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
+    {"tiled32",       "tiled",  Order::kChunked,  0,   0,     32, 32,   false, false, 0,      0,     0,    16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
+    {"tiled64",       "tiled",  Order::kChunked,  0,   0,     64, 64,   false, false, 0,      0,     0,    47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
+    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   1024,  32, 16,   false, false, 6000,   0,     0,    40,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
+    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     32, 32,   true,  false, 16000,  0,     7000, 330,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
+    {"fp16x3_narrow", "fp16x3", Order::kFp16x3,   512, 0,     64, 128,  true,  true,  17000,  0,     0,    160,  CUDA(launch_fp16x3_narrow), cpu::launch_fp16x3},
+    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,   0,     128, 128, false, false, 10000,  0.57,  7000, 500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -133,7 +133,25 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
+// Whether a tensor map can read a matrix: its lines of neighbours begin at multiples of 16 bytes,
+// and three dimensions of its batch at most are not broadcast.
+bool in_boxes(const Batch& batch, const Matrix& matrix) {
+  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
+  bool aligned = near == 1 && far > 1 && far % 4 == 0;
+  int dimensions = 0;
+  for (int d = 0; d < batch.rank; ++d) {
+    aligned &= matrix.batch_stride[d] % 4 == 0;
+    dimensions += matrix.batch_stride[d] != 0;
+  }
+  return aligned && dimensions <= 3 && reinterpret_cast<uintptr_t>(matrix.data) % 16 == 0;
+}
+
 }  // namespace
+
+bool Rung::takes(const Problem& p) const {
+  if (p.k < min_k || (max_k != 0 && p.k > max_k)) return false;
+  return !boxes || in_boxes(p.batch, p.m > p.n ? p.a : p.b);
+}
 
 int64_t Rung::blocks(const Problem& p) const {
   if (!cuts_k) return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;

@@ -28,6 +28,7 @@ struct Rung {
   int64_t max_k;       // likewise, or 0
   int tile_m, tile_n;  // of C, computed by one block; the smallest, where the rung has several
   bool cuts_k;         // a block computes one chunk of the sums; tile_m is along C's shorter side
+  bool boxes;          // it reads the longer operand by tensor maps, and declines what they do
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
   double start;   // to launch, and to begin and end
   double before;  // for each element of A and B, beforehand
@@ -36,7 +37,7 @@ struct Rung {
   Launch cuda;    // null in a build without CUDA
   Launch cpu;
 
-  bool takes(const Problem& p) const { return p.k >= min_k && (max_k == 0 || p.k <= max_k); }
+  bool takes(const Problem& p) const;
   int64_t blocks(const Problem& p) const;
   int64_t waves(const Problem& p, const Context& context) const;
   // Clocks of the busiest processor, by the model that picks: the start, what is done beforehand,

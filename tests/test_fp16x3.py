@@ -455,6 +455,56 @@ def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), bulk)
 
 
+def permuted(*sizes, order):
+    """Of these sizes, stored in another order of the batch dimensions."""
+    batch = len(order)
+    stored = torch.randn(*(sizes[d] for d in order), *sizes[batch:])
+    return stored.permute(*(order.index(d) for d in range(batch)), batch, batch + 1)
+
+
+BATCHES = {
+    "in turns": lambda *w: permuted(2, 3, *w, order=(1, 0)),
+    "broadcast": lambda *w: torch.randn(2, 1, *w).expand(2, 3, *w),
+    "three": lambda *w: permuted(2, 3, 2, *w, order=(2, 1, 0)),
+    "four": lambda *w: permuted(2, 2, 2, 2, *w, order=(3, 2, 1, 0)),
+    "beside another": lambda k, n: torch.randn(2, 3, k, n + 4)[..., 4:],
+}
+
+
+@on_a_gpu
+@pytest.mark.parametrize("m", [40, 100])
+@pytest.mark.parametrize("name", BATCHES)
+def test_host_and_gpu_agree_on_batches(name, m):
+    k, n = 1044, 132
+    b = BATCHES[name](k, n)
+    compare(torch.randn(*b.shape[:-2], m, k), b)
+    compare(torch.randn(m, k), BATCHES[name](n, k).mT)
+
+
+def shifted(k, n):
+    return torch.randn(k * n + 1)[1:].view(k, n)
+
+
+@pytest.mark.parametrize(
+    "b, taken",
+    [
+        (lambda k, n: torch.randn(k, n), True),
+        (lambda k, n: torch.randn(n, k).mT, True),
+        (lambda k, n: torch.randn(n, k + 4).mT[:k], True),
+        (lambda k, n: torch.randn(n, k + 1).mT[:k], False),
+        (lambda k, n: torch.randn(k, 2 * n)[:, ::2], False),
+        (lambda k, n: torch.randn(1, n).expand(k, n), False),
+        (shifted, False),
+        *((make, name != "four") for name, make in BATCHES.items()),
+    ],
+)
+def test_narrow_takes_what_a_tensor_map_can_read(b, taken):
+    b = b(600, 200)
+    a = torch.randn(*b.shape[:-2], 40, 600)
+    explained = torch_tiled.explain(a, b, algorithm="fp16x3_narrow")
+    assert (explained.algorithm == "fp16x3_narrow") == taken
+
+
 def along_k(profile):
     """Rows of a and columns of b that are random normal times profile(k), of 0, 1, .. K - 1."""
 
@@ -508,7 +558,7 @@ GROWING = {
 @on_a_gpu
 @pytest.mark.parametrize("name", GROWING)
 def test_host_and_gpu_agree_on_scales_that_change(name):
-    for m, k, n in ((3, 1600, 100), (40, 1025, 70), (130, 700, 33)):
+    for m, k, n in ((3, 1600, 100), (40, 1025, 70), (70, 1044, 100), (130, 700, 33)):
         a, b = GROWING[name](m, k, n)
         compare(a, b)
         compare(b.mT.contiguous(), a.mT)

@@ -30,6 +30,7 @@ MAY_INCLUDE = {
         *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
         *("kernels/fp16x3_parts.h", "kernels/fp16x3_again.cuh", "kernels/fp16x3_range.cuh"),
         *("kernels/fp16x3_chunk.cuh", "kernels/fp16x3_in_flight.h", "kernels/fp16x3_in_flight.cuh"),
+        "kernels/tensor_map.h",
     },
     "kernels/fp16x3_in_flight.cuh": {
         *("cuda", "launch.h", "device/*.cuh", "kernels/fp16x3_in_flight.h"),
@@ -39,6 +40,7 @@ MAY_INCLUDE = {
     "kernels/fp16x3_chunk.cuh": {"fp16x3.h", "launch.h"},
     "kernels/fp16x3_range.cuh": {"fp16x3.h"},
     "kernels/fp16x3_again.cuh": {"epilogue.h", "problem.h", "sum.h"},
+    "kernels/tensor_map*": {"cuda", "launch.h", "problem.h", "kernels/tensor_map.h"},
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},
     # Instructions with names: they know no problem.

@@ -22,11 +22,6 @@ __device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
   ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                          ::cuda::ptx::space_shared, barrier, bytes);
 }
-// Arrives when all that this thread has asked for by cp.async has come.
-__device__ inline void arrive_when_copied(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
-}
 __device__ inline void wait(uint64_t* barrier, int parity) {
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
@@ -36,6 +31,24 @@ __device__ inline void wait(uint64_t* barrier, int parity) {
 __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
   ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, smem, global,
                              bytes, barrier);
+}
+
+// Likewise a box of a tensor map (kernels/tensor_map.h) whose first element is at `at`, kept in the
+// L2 cache by a policy: PTX ISA, "cp.async.bulk.tensor".
+__device__ inline void copy_box(void* smem, const void* map, const int (&at)[5], uint64_t* barrier,
+                                uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(smem)),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
+      "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+// What this thread has written to shared memory may be read by wgmma and the copy engine, once a
+// barrier says that it has.
+__device__ inline void publish_to_copies() {
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
 }
 
 // __syncthreads() for `count` threads that use `barrier`, 1 to 15.

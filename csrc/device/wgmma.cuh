@@ -23,11 +23,6 @@ __device__ void keep(float (&d)[kCount]) {
   _Pragma("unroll") for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-template <int kCount>
-__device__ void keep(uint32_t (&a)[kCount]) {
-  _Pragma("unroll") for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
-}
-
 // Describes halves in shared memory, rows of 64 bytes swizzled by 64 bytes (csrc/packed.h), eight
 // rows 512 bytes after the eight before. In its low word 16 bytes further are 1 more, so 16 halves
 // further along K are 2.
@@ -65,23 +60,20 @@ __device__ inline void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
-// d (64, 64) likewise, of b (64, 16), with a in registers, which may not be touched either: keep()
-// them, too. Of a warp's 16 rows of a, a lane has neighbours 2q and 2q + 1 along K, q = lane % 4,
-// of row lane / 4, then of row lane / 4 + 8; then of both, 8 further along K.
-__device__ inline void multiply_add(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                    bool accumulate) {
+// d (64, 64) likewise, of b (64, 16).
+__device__ inline void multiply_add(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
-      "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %37, 0;\n"
+      "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1, 0;\n}"
+      "}, %32, %33, accumulate, 1, 1, 0, 0;\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
 // Moves registers between warpgroups: all warps of one call it.

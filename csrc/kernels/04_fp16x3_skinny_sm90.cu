@@ -31,8 +31,19 @@ struct Tile {
   static constexpr int kTeams = 4, kTeamThreads = 128, kThreads = kTeams * kTeamThreads;
 };
 
-template <bool kAlongK>
-using TeamStage = Stage<kAlongK, Tile::kCols, Lanes::kFours>;
+// A stage of a team's columns of w in shared memory, by columns or by k, as w does. Neighbours in
+// memory stay so by fours, which change places so that no two lanes of read() meet in a bank.
+template <bool kAlongK_>
+struct TeamStage {
+  static constexpr bool kAlongK = kAlongK_;
+  static constexpr int kCols = Tile::kCols, kBytes = kCols * kStageK * 4;
+
+  // In bytes.
+  static __device__ constexpr int place(int col, int k) {
+    return kAlongK ? (col * kStageK + (k / 4 ^ col % 2 * 4) * 4 + k % 4) * 4
+                   : (k * kCols + (col / 4 ^ k / 4 % 4 * 2) * 4 + col % 4) * 4;
+  }
+};
 
 // x lies in blocks of 16 rows and 16 of K, first as it is, row by row, then split, where it lies:
 // 16 bytes of hi halves a lane, as mma.sync takes them, then of lo.
@@ -49,6 +60,96 @@ struct Smem {
   float undo[Tile::kMaxRows];
 };
 static_assert(sizeof(Smem<1>) <= kMaxSharedMemory && sizeof(Smem<2>) <= kMaxSharedMemory);
+
+// Copies a thread's part of its team's units of w, stage by stage; zeros for what is beyond the
+// end. The caller commits each stage.
+template <bool kAlongK>
+class Loader {
+  using Stage = TeamStage<kAlongK>;
+  static constexpr int kCols = Tile::kCols, kThreads = Tile::kTeamThreads;
+
+ public:
+  // `ring`: the team's stages.
+  __device__ Loader(const InFlight& work, const uint8_t* ring)
+      : ring_(device::shared_address(ring)) {
+    const int each = work.w_in_fours ? 4 : 1;  // copied at a time
+    constexpr int kNear = kAlongK ? kStageK : kCols;
+    const int thread = threadIdx.x % kThreads;
+    const int near = thread * each % kNear, far = thread * each / kNear;
+    col_ = kAlongK ? far : near, k_ = kAlongK ? near : far;
+    first_ = Stage::place(col_, k_);
+    // Where there are several panels, w is read again for the next.
+    policy_ = work.panels == 1 ? device::read_once() : device::read_again();
+    step_ = (kAlongK ? work.w.row_stride : work.w.col_stride) * (kThreads * each / kNear);
+  }
+
+  // From a unit on, and from then to each that is the team's.
+  __device__ void begin(const InFlight& work, unsigned unit, unsigned end) {
+    unit_ = unit, left_ = 0;
+    if (unit >= end) return;
+    const Stretch stretch(work, unit / work.units);
+    const int64_t first_col = (work.first_unit + unit % work.units) * kCols;
+    const Matrix& w = work.w;
+    from_ = static_cast<const float*>(w.data) +
+            batch_offset(work.p.batch, w, work.first_matrix + stretch.matrix) +
+            (first_col + col_) * w.row_stride +
+            (int64_t{stretch.chunk} * kChunk + k_) * w.col_stride;
+    cols_ = static_cast<int>(min(work.w_count - first_col, int64_t{kCols}));
+    left_ = stretch.length;
+  }
+
+  // The next stage, where there is one.
+  __device__ void load(const InFlight& work, unsigned end, int stage) {
+    if (left_ <= 0) return;
+    const uint32_t to = ring_ + stage * Stage::kBytes;
+    const float* from = from_;
+    if (work.w_in_fours) {
+      constexpr int kFours = Stage::kBytes / 16 / kThreads;
+      constexpr int kBetween = Stage::kBytes / kFours;
+      constexpr int kApart = (kAlongK ? kCols : kStageK) / kFours;
+      // Where a thread's fours lie: at equal distances, or else each where its place is.
+      constexpr bool kEven = kBetween == Stage::place(kAlongK ? kApart : 0, kAlongK ? 0 : kApart);
+      auto to_four = [&](int i) {
+        return to + (kEven ? first_ + i * kBetween
+                           : Stage::place(col_ + (kAlongK ? i * kApart : 0),
+                                          k_ + (kAlongK ? 0 : i * kApart)));
+      };
+      if (cols_ == kCols && left_ >= kStageK) {
+        UNROLL
+        for (int i = 0; i < kFours; ++i, from += step_) {
+          device::copy_whole_16(to_four(i), from, policy_);
+        }
+      } else {
+        const int bytes = max(min(kAlongK ? left_ - k_ : cols_ - col_, 4), 0) * 4;
+        const int far_left = kAlongK ? cols_ - col_ : left_ - k_;
+        UNROLL
+        for (int i = 0; i < kFours; ++i, from += step_) {
+          device::copy_16(to_four(i), from, i * kApart < far_left ? bytes : 0);
+        }
+      }
+    } else {
+      constexpr int kElements = Stage::kBytes / 4 / kThreads;
+      constexpr int kApart = (kAlongK ? kCols : kStageK) / kElements;
+      NO_UNROLL
+      for (int i = 0; i < kElements; ++i, from += step_) {
+        const int col = col_ + (kAlongK ? i * kApart : 0), k = k_ + (kAlongK ? 0 : i * kApart);
+        device::copy_4(to + Stage::place(col, k), from, col < cols_ && k < left_ ? 4 : 0);
+      }
+    }
+    from_ += kStageK * work.w.col_stride;
+    left_ -= kStageK;
+    if (left_ <= 0) begin(work, unit_ + Tile::kTeams, end);
+  }
+
+ private:
+  uint32_t ring_;
+  int col_, k_, first_;  // the thread's first element of a stage, and its place
+  int64_t step_;         // from there to its next
+  uint64_t policy_;
+  const float* from_ = nullptr;
+  int cols_ = 0, left_ = 0;  // of the unit; along K
+  unsigned unit_ = 0;
+};
 
 // Copies a stretch of x; all threads of the block, none of which reads what was there.
 template <int kTiles>
@@ -157,21 +258,47 @@ struct Sums {
   }
 };
 
+// What a lane has of a column in a stage: of each 16 of K four, where mma.sync would have it have
+// two and two. A sum of 16 products does not depend on their order, and x comes likewise.
+template <bool kAlongK>
+__device__ void read(const uint8_t* stage, int col, Fours<kK16s>& w) {
+  using Stage = TeamStage<kAlongK>;
+  const int q = threadIdx.x % 4;
+  UNROLL
+  for (int i = 0; i < kK16s; ++i) {
+    if constexpr (kAlongK) {
+      const float4 four =
+          *reinterpret_cast<const float4*>(stage + Stage::place(col, i * 16 + q * 4));
+      w[i][0] = four.x, w[i][1] = four.y, w[i][2] = four.z, w[i][3] = four.w;
+    } else {
+      const uint8_t* at = stage + Stage::place(col, q * 4) + Stage::place(0, i * 16);
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        w[i][j] = *reinterpret_cast<const float*>(at + j * (Stage::kCols * 4));
+      }
+    }
+  }
+}
+
 // Multiplies a stage.
 template <int kTiles, bool kAlongK, bool kWIsA>
-__device__ void multiply(const uint8_t* stage, const XBlock* x, Column& column,
+__device__ void multiply(const uint8_t* stage, const XBlock* x, Column<4>& column,
                          Sums<kTiles>& sums) {
   constexpr int kPromoted = fp16x3::promotion(kChunk) / 16;  // of 16 of K
   const int lane = threadIdx.x % 32;
   Fours<kK16s> w;
   Halves<kK16s> w_hi, w_lo;
-  read<TeamStage<kAlongK>, 0>(stage, threadIdx.x % Tile::kTeamThreads / 4, w);
+  read<kAlongK>(stage, threadIdx.x % Tile::kTeamThreads / 4, w);
   split(w, column.scale(), w_hi, w_lo);
-  if (__any_sync(~0u, column.outgrown_by(w_hi))) {
-    sums.scale(column.grow(w));
+  Extent extent;
+  extent.add(w_hi, w_lo);
+  if (__any_sync(~0u, extent.outgrows())) {
+    sums.scale(column.grow(largest_of(w)));
     split(w, column.scale(), w_hi, w_lo);
+    extent = {};
+    extent.add(w_hi, w_lo);
   }
-  column.add(w, w_lo);
+  if (column.add(extent)) column.add(w);
   float part[kTiles][4];
   UNROLL
   for (int k16 = 0; k16 < kK16s; ++k16) {
@@ -208,7 +335,7 @@ __device__ void multiply(const uint8_t* stage, const XBlock* x, Column& column,
 // Leaves a unit's sums in memory.
 template <int kTiles>
 __device__ void store_sums(const InFlight& work, const Smem<kTiles>& smem, unsigned unit,
-                           const Column& column, Sums<kTiles>& sums) {
+                           const Column<4>& column, Sums<kTiles>& sums) {
   const Stretch stretch(work, unit / work.units);
   const int64_t first_col =
       int64_t{unit % work.units} * Tile::kCols + threadIdx.x % Tile::kTeamThreads / 32 * 8;
@@ -244,8 +371,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto [first, end] = Part(work);
   const int team = threadIdx.x / Tile::kTeamThreads, barrier = team + 1;
   device::wait_for_previous_kernel();
-  Loader<TeamStage<kAlongK>, Tile::kTeamThreads> loader(work, smem.w[team][0]);
-  Column column;
+  Loader<kAlongK> loader(work, smem.w[team][0]);
+  Column<4> column;
   int stage = 0;
   bool begins = true;  // nothing has been asked for
   unsigned x_stretch = first / work.units;
@@ -259,7 +386,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     };
     if (x_stretch <= index) begin_x();  // before w, or it would wait for that
     if (begins) {
-      loader.begin(work, unit, end, Tile::kTeams);
+      loader.begin(work, unit, end);
       stage = 0;
       NO_UNROLL
       for (int i = 0; i < kStages - 1; ++i) {

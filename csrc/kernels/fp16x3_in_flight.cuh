@@ -1,13 +1,10 @@
 #pragma once
-// The GPU's side of splitting in flight (fp16x3_in_flight.h): copies of w, stage by stage, and the
-// scales of columns of which only the beginning is known.
+// The GPU's side of splitting in flight (fp16x3_in_flight.h): the parts of the work, and the scales
+// of columns of which only the beginning is known.
 
 #include <cuda_fp16.h>
-#include <cuda_pipeline_primitives.h>
 
-#include "device/copy_async.cuh"
 #include "device/halves.cuh"
-#include "device/shared.cuh"
 #include "kernels/fp16x3_in_flight.h"
 #include "kernels/fp16x3_range.cuh"
 #include "launch.h"
@@ -47,154 +44,11 @@ __device__ inline float* sums_of(const InFlight& work, const Stretch& stretch) {
   return work.sums + (group * work.x_count + stretch.first_row) * work.sums_stride();
 }
 
-// Which of each 16 of K a lane of a quad has, as mma.sync and wgmma see it: 2q, 2q + 1, 2q + 8 and
-// 2q + 9, where q = lane % 4. A sum of 16 products does not depend on their order: where x comes
-// likewise, a lane may have 4q .. 4q + 3 instead.
-enum class Lanes { kStandard, kFours };
-
-// A stage of kCols columns of w in shared memory, by columns or by k, as w does. Neighbours in
-// memory stay so by fours, which change places so that no two lanes of read() meet in a bank.
-template <bool kAlongK_, int kCols_, Lanes kLanes_>
-struct Stage {
-  static constexpr bool kAlongK = kAlongK_;
-  static constexpr int kCols = kCols_, kBytes = kCols * kStageK * 4;
-  static constexpr Lanes kLanes = kLanes_;
-
-  // In bytes.
-  static __device__ constexpr int place(int col, int k) {
-    constexpr bool kFours = kLanes == Lanes::kFours;
-    return kAlongK
-               ? (col * kStageK + (k / 4 ^ (kFours ? col % 2 * 4 : col % 4 * 2)) * 4 + k % 4) * 4
-               : (k * kCols + (col / 4 ^ k / (kFours ? 4 : 2) % 4 * 2) * 4 + col % 4) * 4;
-  }
-};
-
-// Copies a thread's part of its team's units of w, stage by stage; zeros for what is beyond the
-// end. The caller commits each stage, or has a barrier wait for it.
-template <class Stage, int kThreads>
-class Loader {
-  static constexpr bool kAlongK = Stage::kAlongK;
-  static constexpr int kCols = Stage::kCols;
-
- public:
-  // `ring`: the team's stages.
-  __device__ Loader(const InFlight& work, const uint8_t* ring)
-      : ring_(device::shared_address(ring)) {
-    const int each = work.w_in_fours ? 4 : 1;  // copied at a time
-    constexpr int kNear = kAlongK ? kStageK : kCols;
-    const int thread = threadIdx.x % kThreads;
-    const int near = thread * each % kNear, far = thread * each / kNear;
-    col_ = kAlongK ? far : near, k_ = kAlongK ? near : far;
-    first_ = Stage::place(col_, k_);
-    // Where there are several panels, w is read again for the next.
-    policy_ = work.panels == 1 ? device::read_once() : device::read_again();
-    step_ = (kAlongK ? work.w.row_stride : work.w.col_stride) * (kThreads * each / kNear);
-  }
-
-  // From a unit on, and from then to each `teams`-th.
-  __device__ void begin(const InFlight& work, unsigned unit, unsigned end, int teams) {
-    unit_ = unit, left_ = 0, teams_ = teams;
-    if (unit >= end) return;
-    const Stretch stretch(work, unit / work.units);
-    const int64_t first_col = (work.first_unit + unit % work.units) * kCols;
-    const Matrix& w = work.w;
-    from_ = static_cast<const float*>(w.data) +
-            batch_offset(work.p.batch, w, work.first_matrix + stretch.matrix) +
-            (first_col + col_) * w.row_stride +
-            (int64_t{stretch.chunk} * kChunk + k_) * w.col_stride;
-    cols_ = static_cast<int>(min(work.w_count - first_col, int64_t{kCols}));
-    left_ = stretch.length;
-  }
-
-  // The next stage, where there is one.
-  __device__ void load(const InFlight& work, unsigned end, int stage) {
-    if (left_ <= 0) return;
-    const uint32_t to = ring_ + stage * Stage::kBytes;
-    const float* from = from_;
-    if (work.w_in_fours) {
-      constexpr int kFours = Stage::kBytes / 16 / kThreads;
-      constexpr int kBetween = Stage::kBytes / kFours;
-      constexpr int kApart = (kAlongK ? kCols : kStageK) / kFours;
-      // Where a thread's fours lie: at equal distances, or else each where its place is.
-      constexpr bool kEven = kBetween == Stage::place(kAlongK ? kApart : 0, kAlongK ? 0 : kApart);
-      auto to_four = [&](int i) {
-        return to + (kEven ? first_ + i * kBetween
-                           : Stage::place(col_ + (kAlongK ? i * kApart : 0),
-                                          k_ + (kAlongK ? 0 : i * kApart)));
-      };
-      if (cols_ == kCols && left_ >= kStageK) {
-        UNROLL
-        for (int i = 0; i < kFours; ++i, from += step_) {
-          device::copy_whole_16(to_four(i), from, policy_);
-        }
-      } else {
-        const int bytes = max(min(kAlongK ? left_ - k_ : cols_ - col_, 4), 0) * 4;
-        const int far_left = kAlongK ? cols_ - col_ : left_ - k_;
-        UNROLL
-        for (int i = 0; i < kFours; ++i, from += step_) {
-          device::copy_16(to_four(i), from, i * kApart < far_left ? bytes : 0);
-        }
-      }
-    } else {
-      constexpr int kElements = Stage::kBytes / 4 / kThreads;
-      constexpr int kApart = (kAlongK ? kCols : kStageK) / kElements;
-      NO_UNROLL
-      for (int i = 0; i < kElements; ++i, from += step_) {
-        const int col = col_ + (kAlongK ? i * kApart : 0), k = k_ + (kAlongK ? 0 : i * kApart);
-        device::copy_4(to + Stage::place(col, k), from, col < cols_ && k < left_ ? 4 : 0);
-      }
-    }
-    from_ += kStageK * work.w.col_stride;
-    left_ -= kStageK;
-    if (left_ <= 0) begin(work, unit_ + teams_, end, teams_);
-  }
-
- private:
-  uint32_t ring_;
-  int col_, k_, first_;  // the thread's first element of a stage, and its place
-  int64_t step_;         // from there to its next
-  uint64_t policy_;
-  const float* from_ = nullptr;
-  int cols_ = 0, left_ = 0;  // of the unit; along K
-  unsigned unit_ = 0;
-  int teams_ = 0;
-};
-
-// What a lane has of a column, of each 16 of kCount * 16 of K; and halves of it, in pairs.
+// What a lane has of a column, by fours; and halves of it, in pairs.
 template <int kCount>
 using Fours = float[kCount][4];
 template <int kCount>
 using Halves = uint32_t[kCount][2];
-
-// From the kFirst-th 16 of K of a stage on.
-template <class Stage, int kFirst, int kCount>
-__device__ void read(const uint8_t* stage, int col, float (&w)[kCount][4]) {
-  const int q = threadIdx.x % 4;
-  UNROLL
-  for (int i = 0; i < kCount; ++i) {
-    if constexpr (Stage::kAlongK && Stage::kLanes == Lanes::kFours) {
-      const float4 four =
-          *reinterpret_cast<const float4*>(stage + Stage::place(col, (kFirst + i) * 16 + q * 4));
-      w[i][0] = four.x, w[i][1] = four.y, w[i][2] = four.z, w[i][3] = four.w;
-    } else if constexpr (Stage::kAlongK) {
-      UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        const int at = Stage::place(col, (kFirst + i) * 16 + j * 4 + q * 2);
-        const float2 two = *reinterpret_cast<const float2*>(stage + at);
-        w[i][j] = two.x, w[i][j + 1] = two.y;
-      }
-    } else {
-      constexpr bool kFours = Stage::kLanes == Lanes::kFours;
-      const uint8_t* at =
-          stage + Stage::place(col, q * (kFours ? 4 : 2)) + Stage::place(0, (kFirst + i) * 16);
-      UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const int k = kFours ? j : j % 2 + j / 2 * 8;
-        w[i][j] = *reinterpret_cast<const float*>(at + k * (Stage::kCols * 4));
-      }
-    }
-  }
-}
 
 template <int kCount>
 __device__ void split(const float (&w)[kCount][4], float scale, uint32_t (&hi)[kCount][2],
@@ -206,73 +60,86 @@ __device__ void split(const float (&w)[kCount][4], float scale, uint32_t (&hi)[k
   }
 }
 
-// A column of which a lane sees stage after stage, as do the three next to it. Its scale depends on
-// all of a chunk; until that is seen, it is the scale of what has been, and falls where more comes
-// that is larger. Sums are scaled then, too. A power of two changes no other bits of them, as long
-// as all halves that they were made of are normal, or zero, by both scales.
+// The range of a column's halves in a stage, as a lane has them.
+class Extent {
+ public:
+  template <int kCount>
+  __device__ void add(const uint32_t (&hi)[kCount][2], const uint32_t (&lo)[kCount][2]) {
+    UNROLL
+    for (int i = 0; i < kCount * 2; ++i) {
+      const __half2 two = __habs2(reinterpret_cast<const __half2&>(hi[i / 2][i % 2]));
+      largest_ = __hmax2(largest_, two), least_ = __hmin2(least_, two);
+      least_lo_ = __viaddmin_u16x2(lo[i / 2][i % 2] & 0x7fff7fff, 0xffffffffu, least_lo_);
+    }
+  }
+  // Whether numbers with these halves may not fit the scale.
+  __device__ bool outgrows() const { return __hge2_mask(largest_, __float2half2_rn(0x1p15f)) != 0; }
+  __device__ bool small() const { return __hlt2_mask(least_, __float2half2_rn(kSmall)) != 0; }
+
+ private:
+  template <int kLanes>
+  friend class Column;
+  static constexpr float kSmall = 0x1p-8f;
+  static constexpr uint32_t kZero = 0xfffe;
+  __half2 largest_{}, least_ = __float2half2_rn(float_of(0x7f800000));
+  uint32_t least_lo_ = kZero << 16 | kZero;  // two of 16 bits, less 1, or this
+};
+
+// A column of which a lane sees stage after stage, as do the kLanes - 1 next to it. Its scale
+// depends on all of a chunk; until that is seen, it is the scale of what has been, and falls where
+// more comes that is larger. Sums are scaled then, too. A power of two changes no other bits of
+// them, as long as all halves that they were made of are normal, or zero, by both scales.
+template <int kLanes>
 class Column {
  public:
   __device__ float scale() const { return scale_; }
-  // Whether numbers with these halves may not fit the scale.
-  template <int kCount>
-  __device__ static bool outgrown_by(const uint32_t (&hi)[kCount][2]) {
-    __half2 largest[2] = {};
-    UNROLL
-    for (int i = 0; i < kCount * 2; ++i) {
-      const auto& two = reinterpret_cast<const __half2&>(hi[i / 2][i % 2]);
-      largest[i % 2] = __hmax2(largest[i % 2], __habs2(two));
-    }
-    return __hge2_mask(__hmax2(largest[0], largest[1]), __float2half2_rn(0x1p15f)) != 0;
-  }
   // Whether a half was not normal by a scale that was found later: the sums are to be computed
   // again, which goes well, since the scale is known by then.
   __device__ bool failed() const { return least_lo_ever_ < 0; }
   __device__ void begin_again() { least_lo_ever_ = float_of(0x7f800000); }
 
-  // Finds the scale of all before and these; the whole warp. Returns what the sums of all before
-  // are to be scaled by.
-  template <int kCount>
-  __device__ float grow(const float (&w)[kCount][4]) {
-    uint32_t largest = 0;
+  // Finds the scale of all before and numbers as large as this; the whole warp. Returns what the
+  // sums of all before are to be scaled by.
+  __device__ float grow(uint32_t largest) {
     UNROLL
-    for (int i = 0; i < kCount * 4; ++i) {
-      largest = max(largest, fp16x3::magnitude_bits(w[i / 4][i % 4]));
-    }
-    UNROLL
-    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
       largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
     }
     if (!(float_of(largest) * scale_ >= 0x1p15f)) return 1.0f;
     const float undo = fp16x3::undo_scale(largest_of_scale(), false);
-    const uint32_t lo_bits = (min(least_lo_ & 0xffff, least_lo_ >> 16) + 1) & 0xffff;
-    if (lo_bits != 0) {
-      const float lo = __half2float(__ushort_as_half(static_cast<uint16_t>(lo_bits)));
+    const uint32_t lo_bits = min(least_lo_ & 0xffff, least_lo_ >> 16);
+    if (lo_bits < 0x7fff) {
+      const float lo = __half2float(__ushort_as_half(static_cast<uint16_t>(lo_bits + 1)));
       least_lo_ever_ = fminf(least_lo_ever_, lo * undo);
+    }
+    // Not all numbers of former stages were seen by themselves: they were kSmall or more.
+    if (lo_bits <= Extent::kZero && scale_ != kLargestScale) {
+      least_lo_ever_ = fminf(least_lo_ever_, Extent::kSmall / 2 * undo);
     }
     least_lo_ = ~0u;
     scale_ = fp16x3::scale(largest);
-    constexpr float kNormal = 0x1p-13f;  // twice the least half that is
     const float least = float_of(least_magnitude());
-    if ((least != 0 && least * scale_ < kNormal) || least_lo_ever_ * scale_ < kNormal) {
-      least_lo_ever_ = -1;
-    }
+    const bool hi_failed = least != 0 && least * scale_ < 0x1p-13f;
+    if (hi_failed || least_lo_ever_ * scale_ < 0x1p-14f) least_lo_ever_ = -1;
     return scale_ * undo;
   }
+  // A stage, split by the scale as it is. Returns whether its numbers are to be seen, too.
+  __device__ bool add(const Extent& extent) {
+    least_lo_ = __vminu2(least_lo_, extent.least_lo_);
+    return extent.small() || scale_ == kLargestScale;
+  }
   template <int kCount>
-  __device__ void add(const float (&w)[kCount][4], const uint32_t (&lo)[kCount][2]) {
+  __device__ void add(const float (&w)[kCount][4]) {
     UNROLL
     for (int i = 0; i < kCount * 4; ++i) {
       least_ = min(least_, 2 * bits_of(w[i / 4][i % 4]) - 1);
-    }
-    UNROLL
-    for (int i = 0; i < kCount * 2; ++i) {
-      least_lo_ = __viaddmin_u16x2(lo[i / 2][i % 2] & 0x7fff7fff, 0xffffffffu, least_lo_);
     }
   }
   // fp16x3::undo_scale(), when all has been added; the whole warp.
   __device__ float undo() const {
     Range range{largest_of_scale(), least_magnitude() - 1};
-    range.add_lane(1), range.add_lane(2);
+    UNROLL
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) range.add_lane(lanes);
     return range.undo_scale(scale_);
   }
 
@@ -283,12 +150,23 @@ class Column {
     return isnan(scale_) ? 0x7f800000 : ((127u + 127 + 14) << 23) - bits_of(scale_);
   }
 
-  float scale_ = 0x1p127f;  // as long as all have been zero, or nearly
-  // Of what this lane has added: twice the magnitude's bits, less 1, so that zero is the largest;
-  // likewise those of lo halves, two of 16 bits; and those by former scales, undone: negative where
-  // one failed.
+  static constexpr float kLargestScale = 0x1p127f;
+  float scale_ = kLargestScale;  // as long as all have been zero, or nearly
+  // Of numbers that were seen: twice the least magnitude's bits, less 1, so that zero is the
+  // largest. Of all lo halves by this scale: as in Extent, or more where there was no stage. And of
+  // those by former scales, undone: negative where one failed.
   uint32_t least_ = ~0u, least_lo_ = ~0u;
   float least_lo_ever_ = float_of(0x7f800000);
 };
+
+template <int kCount>
+__device__ uint32_t largest_of(const float (&w)[kCount][4]) {
+  uint32_t largest = 0;
+  UNROLL
+  for (int i = 0; i < kCount * 4; ++i) {
+    largest = max(largest, fp16x3::magnitude_bits(w[i / 4][i % 4]));
+  }
+  return largest;
+}
 
 }  // namespace tiled::cuda

@@ -1,6 +1,7 @@
 // The host's side of splitting in flight, and the addition of chunks' sums.
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "device/pipeline.cuh"
@@ -16,37 +17,55 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// An element of C a thread.
+// kAtOnce columns of a row of sums a thread.
+template <int kAtOnce>
 __global__ void __launch_bounds__(kThreads)
     fp16x3_finish_kernel(const __grid_constant__ InFlight work) {
   device::let_next_kernel_start();
-  const auto cols = static_cast<unsigned>(work.sums_stride());
+  const auto in_line = static_cast<unsigned>(work.sums_stride() / kAtOnce);
   const auto rows = static_cast<unsigned>(work.x_count);
   const uint64_t index = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const auto line = static_cast<unsigned>(index / cols), col = static_cast<unsigned>(index % cols);
+  const auto line = static_cast<unsigned>(index / in_line);
+  const unsigned col = static_cast<unsigned>(index % in_line) * kAtOnce;
   const int64_t in_launch = line / rows, x_row = line % rows;
   const int64_t w_col = work.first_unit * work.cols + col;
   if (in_launch >= work.matrices || w_col >= work.w_count) return;
-  const int64_t chunk_stride = work.x_count * cols;
-  const float* sums = work.sums + in_launch * work.chunks * chunk_stride + x_row * cols + col;
+  const int64_t chunk_stride = work.x_count * work.sums_stride();
+  const float* sums =
+      work.sums + in_launch * work.chunks * chunk_stride + x_row * work.sums_stride() + col;
   const int64_t matrix = work.first_matrix + in_launch;
   const int64_t c_offset = batch_offset(work.p.batch, work.p.c, matrix);
   device::wait_for_previous_kernel();
-  float sum = kEmptyTotal<float>;
-  constexpr unsigned kAhead = 8;
+  float sum[kAtOnce];
+  UNROLL
+  for (float& each : sum) each = kEmptyTotal<float>;
+  constexpr unsigned kAhead = kAtOnce == 1 ? 8 : 4;
   NO_UNROLL
   for (unsigned chunk = 0; chunk < work.chunks; chunk += kAhead) {
-    float of_chunk[kAhead];
+    using Vector = std::conditional_t<kAtOnce == 1, float, float4>;
+    static_assert(sizeof(Vector) == kAtOnce * sizeof(float));
+    Vector of_chunk[kAhead];
     UNROLL
     for (unsigned i = 0; i < kAhead; ++i) {
-      of_chunk[i] = chunk + i < work.chunks ? __ldcg(sums + (chunk + i) * chunk_stride) : -0.0f;
+      const float* from = sums + min(chunk + i, work.chunks - 1) * chunk_stride;
+      of_chunk[i] = __ldcg(reinterpret_cast<const Vector*>(from));
     }
     UNROLL
-    for (unsigned i = 0; i < kAhead; ++i) sum += of_chunk[i];  // -0 changes nothing
+    for (unsigned i = 0; i < kAhead; ++i) {
+      UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float each = reinterpret_cast<const float*>(&of_chunk[i])[j];
+        sum[j] += chunk + i < work.chunks ? each : -0.0f;  // -0 changes nothing
+      }
+    }
   }
-  const int64_t c_row = work.w_is_a ? w_col : x_row, c_col = work.w_is_a ? x_row : w_col;
-  if (isnan(sum)) sum = sum_again(work.p, matrix, c_row, c_col, work.recomputed);
-  store<float>(work.p, c_offset, c_row, c_col, sum);
+  UNROLL
+  for (int j = 0; j < kAtOnce; ++j) {
+    if (w_col + j >= work.w_count) break;
+    const int64_t c_row = work.w_is_a ? w_col + j : x_row, c_col = work.w_is_a ? x_row : w_col + j;
+    if (isnan(sum[j])) sum[j] = sum_again(work.p, matrix, c_row, c_col, work.recomputed);
+    store<float>(work.p, c_offset, c_row, c_col, sum[j]);
+  }
 }
 
 // As many as there are processors. But a block that has parts of two stretches brings x twice, and
@@ -117,8 +136,17 @@ void run_in_flight(InFlight& work, int teams, const Context& context, void* sums
       work.units = static_cast<unsigned>(std::min(piece.units, all_units - work.first_unit));
       launch(blocks_of(work, teams, context));
       const int64_t elements = work.matrices * work.x_count * work.sums_stride();
-      launch_after(fp16x3_finish_kernel, static_cast<unsigned>(ceil_div(elements, kThreads)),
-                   kThreads, 0, context, work);
+      auto finish = [&](int at_once, auto kernel) {
+        const auto blocks = static_cast<unsigned>(ceil_div(elements, kThreads * at_once));
+        launch_after(kernel, blocks, kThreads, 0, context, work);
+      };
+      // Few elements are sooner done by as many threads.
+      constexpr int64_t kFewRows = 32;
+      if (work.x_count <= kFewRows) {
+        finish(1, fp16x3_finish_kernel<1>);
+      } else {
+        finish(4, fp16x3_finish_kernel<4>);
+      }
     }
   }
   counter.read();

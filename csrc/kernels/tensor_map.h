@@ -1,0 +1,22 @@
+#pragma once
+// Tensor maps, by which the copy engine reads boxes of a matrix: CUDA driver API,
+// cuTensorMapEncodeTiled.
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "problem.h"
+
+namespace tiled::cuda {
+
+inline constexpr int kMapMatrixRank = 3;  // batch dimensions of a map, broadcast ones apart
+
+// Of `rows` rows, row_stride apart, by k, col_stride apart, one of which strides is 1: boxes of
+// box_rows by box_k float32 in lines of 128 bytes, swizzled by 128 bytes. Their coordinates are
+// those of neighbours first, then the other, then of the batch dimensions that are not broadcast,
+// the last one first. What is outside comes as zeros. Lines begin at multiples of 16 bytes.
+CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, int64_t k,
+                       int box_rows, int box_k);
+
+}  // namespace tiled::cuda
