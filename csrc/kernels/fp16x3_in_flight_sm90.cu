@@ -140,9 +140,8 @@ void run_in_flight(InFlight& work, int teams, const Context& context, void* sums
         const auto blocks = static_cast<unsigned>(ceil_div(elements, kThreads * at_once));
         launch_after(kernel, blocks, kThreads, 0, context, work);
       };
-      // Few elements are sooner done by as many threads.
-      constexpr int64_t kFewRows = 32;
-      if (work.x_count <= kFewRows) {
+      constexpr int64_t kFew = 1 << 17;  // sooner done by as many threads
+      if (elements <= kFew) {
         finish(1, fp16x3_finish_kernel<1>);
       } else {
         finish(4, fp16x3_finish_kernel<4>);
