@@ -292,6 +292,9 @@ __device__ bool split_stage(uint8_t* smem, uint32_t w, uint32_t halves, const Pl
   return scaled;
 }
 
+// At a unit's end: whether it is to be computed again; all threads of the block, wherever they are.
+__device__ bool any_says(bool again) { return device::sync_threads_or(1, Tile::kThreads, again); }
+
 template <bool kAlongK, int kPanelRows>
 __device__ void split_units(const InFlight& work, const CUtensorMap& map, Smem<kPanelRows>& smem) {
   using S = Smem<kPanelRows>;
@@ -336,7 +339,7 @@ __device__ void split_units(const InFlight& work, const CUtensorMap& map, Smem<k
     }
     __syncwarp();
     smem.undo[unit % 2][place.col()] = column.undo();
-    if (__syncthreads_or(column.failed())) {
+    if (any_says(column.failed())) {
       column.begin_again();
       // What has been asked for of the units after it is in the way.
       int ahead = 0;
@@ -487,7 +490,7 @@ __device__ void multiply_units(const InFlight& work, Smem<kPanelRows>& smem) {
       sums.finish();
       if (threadIdx.x % 32 == 0) device::arrive(&smem.empty[stage]);
     }
-    if (__syncthreads_or(false)) continue;  // the unit is to be computed again
+    if (any_says(false)) continue;
     store_sums<kPanelRows>(work, unit, smem.undo[unit % 2], sums);
     ++unit;
   }
