@@ -6,7 +6,7 @@
 //        by wgmma, which reads them there once for all. x is split beforehand (fp16x3_split). Both
 //        come by the copy engine, w in boxes of a tensor map. Where a column's scale falls
 //        (Column), those who split say by what, and those who multiply scale their sums.
-// Limit: splitters, who take 12 instructions for a number, and wait for most of them; then shared
+// Limit: splitters, who take 14 instructions for a number, and wait for most of them; then shared
 //        memory, which wgmma alone reads for half of the time that w takes to come.
 // Next:  scales that fall without a second look at the stage; fewer instructions for a number.
 //
