@@ -133,24 +133,14 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
-// Whether a tensor map can read a matrix: its lines of neighbours begin at multiples of 16 bytes,
-// and three dimensions of its batch at most are not broadcast.
-bool in_boxes(const Batch& batch, const Matrix& matrix) {
-  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
-  bool aligned = near == 1 && far > 1 && far % 4 == 0;
-  int dimensions = 0;
-  for (int d = 0; d < batch.rank; ++d) {
-    aligned &= matrix.batch_stride[d] % 4 == 0;
-    dimensions += matrix.batch_stride[d] != 0;
-  }
-  return aligned && dimensions <= 3 && reinterpret_cast<uintptr_t>(matrix.data) % 16 == 0;
-}
+// The operand that has C's longer side: the one that rungs which cut K read as it is.
+const Matrix& longer(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 
 }  // namespace
 
 bool Rung::takes(const Problem& p) const {
   if (p.k < min_k || (max_k != 0 && p.k > max_k)) return false;
-  return !boxes || in_boxes(p.batch, p.m > p.n ? p.a : p.b);
+  return !boxes || in_boxes(p.batch, longer(p));
 }
 
 int64_t Rung::blocks(const Problem& p) const {
@@ -172,8 +162,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
                           static_cast<double>(std::max(p.k, kLeastBefore));
   // A rung that cuts K copies the longer operand by fours where it can, or else by single elements.
   constexpr double kByOnes = 2.5;
-  const Matrix& longer = p.m > p.n ? p.a : p.b;
-  const auto [near, far] = std::minmax(longer.row_stride, longer.col_stride);
+  const auto [near, far] = std::minmax(longer(p).row_stride, longer(p).col_stride);
   const double copied = !cuts_k || (near == 1 && far % 4 == 0) ? 1 : kByOnes;
   return start + static_cast<double>(waves(p, context)) * (wave + multiply_adds / rate) * copied +
          elements * before / context.processors;

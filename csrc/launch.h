@@ -43,14 +43,10 @@ __device__ TileIndex tile_index(const Problem& p, int64_t tile) {
           .col = tile % tiles_n * Tile::kN};
 }
 
-// Whether as many neighbours as a Vector holds can be read or written at once, wherever so many
-// begin: they are `near` apart, and other such lines `far`.
+// in_vectors() of problem.h, of as many float32 as a Vector holds.
 template <typename Vector>
 bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, int64_t far) {
-  constexpr int64_t kCount = sizeof(Vector) / sizeof(float);
-  bool aligned = near == 1 && far % kCount == 0;
-  for (int d = 0; d < batch.rank; ++d) aligned &= matrix.batch_stride[d] % kCount == 0;
-  return aligned && reinterpret_cast<uintptr_t>(matrix.data) % sizeof(Vector) == 0;
+  return in_vectors(batch, matrix, near, far, sizeof(Vector) / sizeof(float));
 }
 
 // Launches a kernel that may start before the one before it on the stream has finished, and calls

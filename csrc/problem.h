@@ -6,6 +6,7 @@
 // for every matrix of a batch. Strides count elements and may be 0; all sizes and offsets are
 // 64-bit.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "host_device.h"
@@ -19,6 +20,8 @@ enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kTanh, kSilu };
 
 // Batch dimensions that a kernel unravels by itself, after neighbours that can be were merged.
 inline constexpr int kMaxBatchRank = 6;
+// Those of a tensor map (kernels/tensor_map.h), broadcast ones apart.
+inline constexpr int kMaxMapRank = 3;
 
 struct Batch {
   int rank = 0;
@@ -62,6 +65,25 @@ HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix
     index /= batch.size[d];
   }
   return offset;
+}
+
+// Whether `count` float32 neighbours can be read or written at once, wherever so many begin: they
+// are `near` apart, and other such lines `far`.
+inline bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, int64_t far,
+                       int64_t count) {
+  bool aligned = near == 1 && far % count == 0;
+  for (int d = 0; d < batch.rank; ++d) aligned &= matrix.batch_stride[d] % count == 0;
+  const auto bytes = static_cast<uintptr_t>(count) * sizeof(float);
+  return aligned && reinterpret_cast<uintptr_t>(matrix.data) % bytes == 0;
+}
+
+// Whether a tensor map can read a float32 matrix: its lines of neighbours begin at multiples of 16
+// bytes, and its batch has no more dimensions than that.
+inline bool in_boxes(const Batch& batch, const Matrix& matrix) {
+  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
+  int rank = 0;
+  for (int d = 0; d < batch.rank; ++d) rank += matrix.batch_stride[d] != 0;
+  return far > 1 && rank <= kMaxMapRank && in_vectors(batch, matrix, near, far, 4);
 }
 
 }  // namespace tiled

@@ -45,9 +45,8 @@ __device__ inline void copy_box(void* smem, const void* map, const int (&at)[5],
       : "memory");
 }
 
-// What this thread has written to shared memory may be read by wgmma and the copy engine, once a
-// barrier says that it has.
-__device__ inline void publish_to_copies() {
+// Makes what this thread wrote to shared memory visible to wgmma and the copy engine.
+__device__ inline void publish_writes() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
 }
 

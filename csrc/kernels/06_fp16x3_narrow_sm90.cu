@@ -61,7 +61,7 @@ struct WLoader {
   Turn<kStages> turn;
   int stages_left;  // of the unit; 0: there is nothing left
   int col, k;
-  int matrix[kMapMatrixRank];
+  int matrix[kMaxMapRank];
   unsigned unit, end;  // of the block's part
 
   __device__ void begin(const InFlight& work, unsigned first) {
@@ -327,7 +327,7 @@ __device__ void split_units(const InFlight& work, const CUtensorMap& map, Smem<k
       const bool scaled = split_stage<Panel<kPanelRows>::kFoursAtOnce>(
           reinterpret_cast<uint8_t*>(&smem), w, halves, place, column,
           smem.factor[turn.stage()][place.col()]);
-      device::publish_to_copies();
+      device::publish_writes();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
         smem.scaled[turn.stage()][threadIdx.x / 32] = scaled;

@@ -33,7 +33,7 @@ Encode find_encode() {
 CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, int64_t k,
                        int box_rows, int box_k) {
   static const Encode encode = find_encode();
-  constexpr int kRank = 2 + kMapMatrixRank;
+  constexpr int kRank = 2 + kMaxMapRank;
   const bool along_k = matrix.col_stride < matrix.row_stride;
   uint64_t size[kRank] = {static_cast<uint64_t>(along_k ? k : rows),
                           static_cast<uint64_t>(along_k ? rows : k), 1, 1, 1};
