@@ -21,6 +21,7 @@ void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3_bulk(const Problem&, const Context&);
+void launch_fp16x3_cluster(const Problem&, const Context&);
 void launch_fp16x3_small(const Problem&, const Context&);
 void launch_fp16x3_skinny(const Problem&, const Context&);
 void launch_fp16x3_narrow(const Problem&, const Context&);
@@ -38,15 +39,16 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name            family    order             K           tile     cut    boxes  start   before wave  rate  CUDA                         CPU
-    {"naive",         "naive",  Order::kPlain,    0,   0,     32, 32,   false, false, 0,      0,     0,    13,   CUDA(launch_naive),         cpu::launch_naive},
-    {"tiled16",       "tiled",  Order::kChunked,  0,   0,     16, 16,   false, false, 0,      0,     0,    14,   CUDA(launch_tiled16),       cpu::launch_tiled16},
-    {"tiled32",       "tiled",  Order::kChunked,  0,   0,     32, 32,   false, false, 0,      0,     0,    16,   CUDA(launch_tiled32),       cpu::launch_tiled32},
-    {"tiled64",       "tiled",  Order::kChunked,  0,   0,     64, 64,   false, false, 0,      0,     0,    47,   CUDA(launch_tiled64),       cpu::launch_tiled64},
-    {"fp16x3_small",  "fp16x3", Order::kFp16x3,   0,   1024,  32, 16,   false, false, 6000,   0,     0,    40,   CUDA(launch_fp16x3_small),  cpu::launch_fp16x3},
-    {"fp16x3_skinny", "fp16x3", Order::kFp16x3,   512, 0,     32, 32,   true,  false, 16000,  0,     7000, 330,  CUDA(launch_fp16x3_skinny), cpu::launch_fp16x3},
-    {"fp16x3_narrow", "fp16x3", Order::kFp16x3,   512, 0,     64, 128,  true,  true,  17000,  0,     0,    160,  CUDA(launch_fp16x3_narrow), cpu::launch_fp16x3},
-    {"fp16x3_bulk",   "fp16x3", Order::kFp16x3,   0,   0,     128, 128, false, false, 10000,  0.57,  7000, 500,  CUDA(launch_fp16x3_bulk),   cpu::launch_fp16x3},
+    // name             family    order             K          tile      cut    reads          start  before wave  rate CUDA                          CPU
+    {"naive",          "naive",  Order::kPlain,    0,   0,    32, 32,   false, Reads::kAny,   0,     0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
+    {"tiled16",        "tiled",  Order::kChunked,  0,   0,    16, 16,   false, Reads::kAny,   0,     0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked,  0,   0,    32, 32,   false, Reads::kAny,   0,     0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked,  0,   0,    64, 64,   false, Reads::kAny,   0,     0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   0,   8192, 16, 32,   true,  Reads::kLines, 0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
+    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   0,   1024, 32, 16,   false, Reads::kAny,   6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
+    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   512, 0,    32, 32,   true,  Reads::kAny,   16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
+    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   512, 0,    64, 128,  true,  Reads::kBoxes, 17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
+    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   0,   0,    128, 128, false, Reads::kAny,   10000, 0.57,  7000, 500, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -140,7 +142,12 @@ const Matrix& longer(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 
 bool Rung::takes(const Problem& p) const {
   if (p.k < min_k || (max_k != 0 && p.k > max_k)) return false;
-  return !boxes || in_boxes(p.batch, longer(p));
+  switch (reads) {
+    case Reads::kAny: return true;
+    case Reads::kBoxes: return in_boxes(p.batch, longer(p));
+    case Reads::kLines: return in_lines(p);
+  }
+  return false;
 }
 
 int64_t Rung::blocks(const Problem& p) const {

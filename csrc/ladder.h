@@ -20,6 +20,13 @@ enum class Order {
   kFp16x3,   // fp16x3.h
 };
 
+// How operands must lie for a rung, which declines others.
+enum class Reads {
+  kAny,
+  kBoxes,  // C's longer side's operand: in_boxes() of problem.h
+  kLines,  // both: in_lines()
+};
+
 struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
@@ -28,7 +35,7 @@ struct Rung {
   int64_t max_k;       // likewise, or 0
   int tile_m, tile_n;  // of C, computed by one block; the smallest, where the rung has several
   bool cuts_k;         // a block computes one chunk of the sums; tile_m is along C's shorter side
-  bool boxes;          // it reads the longer operand by tensor maps, and declines what they do
+  Reads reads;
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
   double start;   // to launch, and to begin and end
   double before;  // for each element of A and B, beforehand

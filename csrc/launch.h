@@ -50,21 +50,31 @@ bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, int64_t 
 }
 
 // Launches a kernel that may start before the one before it on the stream has finished, and calls
-// device::wait_for_previous_kernel() before it touches that one's results.
+// device::wait_for_previous_kernel() before it touches that one's results; in clusters of so many
+// blocks along the grid's x, or of none. A cluster of one block can do what larger ones can.
 template <typename... Params, typename... Args>
-void launch_after(void (*kernel)(Params...), unsigned blocks, int threads, size_t smem_bytes,
-                  const Context& context, const Args&... args) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blocks, int threads,
+                           size_t smem_bytes, const Context& context, const Args&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = smem_bytes;
   config.stream = static_cast<cudaStream_t>(context.stream);
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster == 0 ? 1 : 2;
   check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
+// Likewise, without clusters.
+template <typename... Params, typename... Args>
+void launch_after(void (*kernel)(Params...), unsigned blocks, int threads, size_t smem_bytes,
+                  const Context& context, const Args&... args) {
+  launch_clusters_after(kernel, 0, blocks, threads, smem_bytes, context, args...);
 }
 
 // Calls launch(first, blocks) for pieces of `blocks` that are no longer than a grid may be, and

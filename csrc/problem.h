@@ -86,4 +86,10 @@ inline bool in_boxes(const Batch& batch, const Matrix& matrix) {
   return far > 1 && rank <= kMaxMapRank && in_vectors(batch, matrix, near, far, 4);
 }
 
+// Whether A's rows and B's columns are lines of neighbours, of multiples of 16 bytes.
+inline bool in_lines(const Problem& p) {
+  return p.k % 4 == 0 && in_vectors(p.batch, p.a, p.a.col_stride, p.a.row_stride, 4) &&
+         in_vectors(p.batch, p.b, p.b.row_stride, p.b.col_stride, 4);
+}
+
 }  // namespace tiled

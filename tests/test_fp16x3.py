@@ -22,7 +22,7 @@ import torch_tiled
 
 on_a_gpu = pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
 LAYOUTS = ("NN", "NT", "TN", "TT")
-GPU_RUNGS = ("fp16x3_small", "fp16x3_skinny", "fp16x3_narrow", "fp16x3_bulk")
+GPU_RUNGS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_narrow", "fp16x3_bulk")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
@@ -37,6 +37,8 @@ def multiply(a, b, device):
     if device == "cuda":
         for algorithm in ("auto", *GPU_RUNGS):
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), result)
+        lines = a.contiguous(), b.mT.contiguous().mT
+        assert_same(torch_tiled.matmul(*lines, algorithm="fp16x3_cluster"), result)
     return result.cpu()
 
 
@@ -437,6 +439,25 @@ def test_host_and_gpu_agree_on_many_tiles():
     compare(torch.randn(1000, 1100), torch.randn(1100, 1030))
     compare(torch.randn(5, 130, 200), torch.randn(5, 200, 150))
     compare(torch.randn(5, 130, 200), torch.randn(200, 150))
+    compare(torch.randn(5, 130, 200), torch.randn(5, 150, 200).mT)
+    compare(torch.randn(2, 3, 40, 2048), torch.randn(2, 1, 50, 2048).mT)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    "k", [64, 100, 124, 128, 132, 508, 512, 1020, 1024, 1028, 3000, 8188, 8192]
+)
+def test_host_and_cluster_agree(k):
+    for i, m in enumerate([1, 2, 15, 16, 17, 31, 32, 33, 65, 129]):
+        n = [129, 1, 33, 7, 8, 9, 257, 16, 31, 300][(3 * i + k // 4) % 10]
+        scales = torch.exp(i * torch.randn(m, 1)) if i % 2 else 1
+        a, b = torch.randn(m, k) * scales, torch.randn(n, k).mT
+        a[m // 2, k // 2] = [0.0, 1e30, torch.inf, 1e-42, 1][i % 5]
+        host = torch_tiled.matmul(a, b, algorithm="fp16x3")
+        a, b = a.cuda(), b.cuda()
+        assert torch_tiled.explain(a, b, algorithm="fp16x3_cluster").algorithm == "fp16x3_cluster"
+        for _ in range(3):  # a race would show as a difference that moves
+            assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster").cpu(), host)
 
 
 @on_a_gpu
@@ -450,7 +471,7 @@ def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
     a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
     bulk = torch_tiled.matmul(a, b, algorithm="fp16x3_bulk")
-    for algorithm in ("fp16x3_skinny", "fp16x3_narrow"):
+    for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_narrow"):
         for _ in range(3):  # a race would show as a difference that moves
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), bulk)
 
@@ -503,6 +524,26 @@ def test_narrow_takes_what_a_tensor_map_can_read(b, taken):
     a = torch.randn(*b.shape[:-2], 40, 600)
     explained = torch_tiled.explain(a, b, algorithm="fp16x3_narrow")
     assert (explained.algorithm == "fp16x3_narrow") == taken
+
+
+@pytest.mark.parametrize(
+    "a, b, taken",
+    [
+        (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(1, k).expand(m, k), lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(3, m, k), lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(m, k + 4)[:, 4:], lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(m, k + 4)[:, 2:-2], lambda k, n: torch.randn(n, k).mT, False),
+        (lambda m, k: torch.randn(m, k + 1)[:, 1:], lambda k, n: torch.randn(n, k).mT, False),
+        (lambda m, k: torch.randn(k, m).mT, lambda k, n: torch.randn(n, k).mT, False),
+        (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(k, n), False),
+        (lambda m, k: torch.randn(m, k), lambda k, n: shifted(n, k).mT, False),
+    ],
+)
+@pytest.mark.parametrize("k, short_enough", [(64, True), (8192, True), (8196, False), (66, False)])
+def test_cluster_takes_lines_along_k(a, b, taken, k, short_enough):
+    explained = torch_tiled.explain(a(20, k), b(k, 30), algorithm="fp16x3_cluster")
+    assert (explained.algorithm == "fp16x3_cluster") == (taken and short_enough)
 
 
 def along_k(profile):
