@@ -51,7 +51,7 @@ bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, int64_t 
 
 // Launches a kernel that may start before the one before it on the stream has finished, and calls
 // device::wait_for_previous_kernel() before it touches that one's results; in clusters of so many
-// blocks along the grid's x, or of none. A cluster of one block can do what larger ones can.
+// blocks along the grid's x, if more than one.
 template <typename... Params, typename... Args>
 void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blocks, int threads,
                            size_t smem_bytes, const Context& context, const Args&... args) {
@@ -66,7 +66,7 @@ void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blo
   config.dynamicSmemBytes = smem_bytes;
   config.stream = static_cast<cudaStream_t>(context.stream);
   config.attrs = attributes;
-  config.numAttrs = cluster == 0 ? 1 : 2;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
@@ -74,7 +74,7 @@ void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blo
 template <typename... Params, typename... Args>
 void launch_after(void (*kernel)(Params...), unsigned blocks, int threads, size_t smem_bytes,
                   const Context& context, const Args&... args) {
-  launch_clusters_after(kernel, 0, blocks, threads, smem_bytes, context, args...);
+  launch_clusters_after(kernel, 1, blocks, threads, smem_bytes, context, args...);
 }
 
 // Calls launch(first, blocks) for pieces of `blocks` that are no longer than a grid may be, and

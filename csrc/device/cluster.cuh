@@ -18,8 +18,8 @@ __device__ inline void say_started() {
 }
 __device__ inline void wait_for_cluster() { ::cuda::ptx::barrier_cluster_wait(); }
 
-// Stores four floats where the block of that rank has `to`, and counts the 16 bytes at its
-// `barrier`. The address is a multiple of 16.
+// In a cluster of two blocks or more: stores four floats where the block of that rank has `to`, and
+// counts the 16 bytes at its `barrier`. The address is a multiple of 16.
 __device__ inline void send(float* to, const float (&four)[4], uint64_t* barrier, unsigned rank) {
   ::cuda::ptx::st_async(static_cast<float*>(__cluster_map_shared_rank(to, rank)), four,
                         static_cast<uint64_t*>(__cluster_map_shared_rank(barrier, rank)));

@@ -243,11 +243,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     const float* undo_a = &smem.undo[row + lane / 4];
     const float* undo_b = &smem.undo[col + lane % 4 * 2];
     finish_chunk<4>(sums.total, sums.low, {undo_a[0], undo_a[8]}, {float2{undo_b[0], undo_b[1]}});
-    device::send(&smem.sent[chunk][threadIdx.x * 4], sums.total, &smem.all_sent, 0);
+    float* to = &smem.sent[chunk][threadIdx.x * 4];
+    const auto& [x, y, z, w] = sums.total;
+    if (work.chunks > 1) {
+      device::send(to, sums.total, &smem.all_sent, 0);
+    } else {
+      *reinterpret_cast<float4*>(to) = {x, y, z, w};
+    }
   }
+  if (work.chunks == 1) __syncthreads();
   if (chunk != 0 || warp >= parts * (kPartSums / 32)) return;
 
-  device::wait_for_sent(&smem.all_sent, 0);
+  if (work.chunks > 1) device::wait_for_sent(&smem.all_sent, 0);
   // Which of its part's sums this thread adds, by how mma.sync spreads them over lanes.
   const int part = warp / (kPartSums / 32), index = threadIdx.x % kPartSums;
   const int64_t row = first_row + row_of(part) + index / 16 + index % 4 / 2 * 8;
