@@ -46,6 +46,7 @@ def _load() -> None:
 _load()
 
 from torch_tiled import nn  # noqa: E402
+from torch_tiled.conversion import convert, enabled, revert  # noqa: E402
 from torch_tiled.nn import freeze, frozen_bytes, unfreeze  # noqa: E402
 from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul, prepare  # noqa: E402
 from torch_tiled.prepared import Prepared  # noqa: E402
@@ -54,6 +55,8 @@ __all__ = [
     "Prepared",
     "__version__",
     "algorithms",
+    "convert",
+    "enabled",
     "explain",
     "freeze",
     "frozen_bytes",
@@ -62,5 +65,6 @@ __all__ = [
     "matmul",
     "nn",
     "prepare",
+    "revert",
     "unfreeze",
 ]

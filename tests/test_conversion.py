@@ -1,0 +1,471 @@
+"""Whole models converted and reverted: torch_tiled.convert, revert and enabled."""
+
+import copy
+import io
+import pickle
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+
+import torch_tiled
+from torch_tiled import conversion
+
+
+def small(device="cpu", dtype=None):
+    """Layers at three depths, one of them shared, and two that tie their weights."""
+    shared = torch.nn.Linear(8, 8)
+    tied = torch.nn.Linear(8, 8, bias=False)
+    tied.weight = shared.weight
+    inner = torch.nn.Sequential(shared, torch.nn.GELU(), torch.nn.Sequential(shared, tied))
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), inner, torch.nn.Linear(8, 3)).to(
+        device, dtype
+    )
+
+
+NAMES = ["0", "1.0", "1.2.1", "2"]
+
+
+def classes(model):
+    return {name: type(module) for name, module in model.named_modules()}
+
+
+def test_results_are_those_of_linear(device):
+    model = small(device)
+    x = torch.randn(5, 6, device=device)
+    expected = model(x)
+    torch_tiled.convert(model)
+    assert_close(model(x), expected)
+    layer = model[0]
+    assert torch.equal(layer(x), torch_tiled.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_gradients_are_those_of_torch(dtype, device):
+    model = small(device, dtype)
+    x = torch.randn(5, 6, device=device, dtype=dtype, requires_grad=True)
+    expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    torch_tiled.convert(model)
+    actual = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    tolerance = {} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
+    assert_close(actual, expected, **tolerance)
+
+
+def test_nothing_else_changes():
+    model = small().eval()
+    called = []
+    model[0].register_forward_hook(lambda *_: called.append("hook"))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(2, 6)).sum().backward()
+    optimizer.step()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    parameters = list(model.named_parameters())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for change in (torch_tiled.convert, torch_tiled.revert):
+        change(model)
+        assert [(n, id(p)) for n, p in model.named_parameters()] == [
+            (n, id(p)) for n, p in parameters
+        ]
+        assert model[1][0].weight is model[1][2][1].weight
+        assert not model[0].training
+        assert model.state_dict().keys() == state.keys()
+        called.clear()
+        model(torch.randn(2, 6)).sum().backward()
+        assert called == ["hook"]
+        assert all(optimizer.state[parameter] for _, parameter in parameters)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+
+def test_classes_are_exchanged_and_restored():
+    model = small()
+    before = classes(model)
+    report = torch_tiled.convert(model)
+    assert report.changed == NAMES
+    assert all(classes(model)[name] is conversion.Linear for name in NAMES)
+    assert all(isinstance(model.get_submodule(name), torch.nn.Linear) for name in NAMES)
+    assert torch_tiled.revert(model).changed == NAMES
+    assert classes(model) == before
+    assert torch_tiled.revert(model).rows == ()
+
+
+def test_the_model_itself():
+    layer = torch.nn.Linear(4, 2)
+    report = torch_tiled.convert(layer)
+    assert report.changed == [""]
+    assert type(layer) is conversion.Linear
+    assert "(the model)" in str(report)
+    torch_tiled.revert(layer)
+    assert type(layer) is torch.nn.Linear
+
+
+def test_converting_again_changes_the_precision_alone():
+    model = small()
+    torch_tiled.convert(model)
+    assert model[0].precision == "fp32"
+    assert torch_tiled.convert(model, include="0", precision="ieee").changed == ["0"]
+    assert (model[0].precision, model[2].precision) == ("ieee", "fp32")
+    torch_tiled.revert(model)
+    assert type(model[0]) is torch.nn.Linear
+    with pytest.raises(RuntimeError, match='no precision "exact"'):
+        torch_tiled.convert(model, precision="exact")
+    assert type(model[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        ({"filter_fn": lambda module, name: module.out_features == 8}, ["0", "1.0", "1.2.1"]),
+        ({"include": "1.*"}, ["1.0", "1.2.1"]),
+        ({"include": ["0", "2"], "exclude": "2"}, ["0"]),
+        ({"exclude": ["1.*", "0"]}, ["2"]),
+        ({"include": "nothing"}, []),
+    ],
+    ids=str,
+)
+def test_filters(options, names):
+    model = small()
+    dry = torch_tiled.convert(model, **options, dry_run=True)
+    assert classes(model) == classes(small())
+    assert {row.action for row in dry.rows} <= {"to be converted", "left"}
+    report = torch_tiled.convert(model, **options)
+    assert report.changed == dry.changed == names
+    assert report.left == {name: "filtered out" for name in NAMES if name not in names}
+
+
+def test_report():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LSTM(8, 4))
+    report = torch_tiled.convert(model)
+    first, second = report.rows
+    assert first == conversion.Row("0", "Linear", (6, 8), "converted")
+    assert (second.name, second.kind, second.action) == ("1", "LSTM", "left")
+    lines = str(report).splitlines()
+    assert lines[0] == "0  Linear  6x8  converted"
+    assert lines[1] == "1  LSTM         left: its products are in one operator"
+    assert lines[2:] == list(report.notes)
+    assert str(torch_tiled.convert(torch.nn.ReLU())) == report.notes[0]
+
+
+# --- what is left alone --------------------------------------------------------------------------
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def with_weight(make):
+    layer = torch.nn.Linear(4, 4)
+    layer.weight = torch.nn.Parameter(make(layer.weight.detach()), requires_grad=False)
+    return layer
+
+
+def with_forward():
+    layer = torch.nn.Linear(4, 4)
+    layer.forward = lambda input: input
+    return layer
+
+
+LEFT = {
+    "subclass": (lambda: Doubled(4, 4), r"it is a test_conversion\.Doubled"),
+    "parametrized": (
+        lambda: parametrizations.weight_norm(torch.nn.Linear(4, 4)),
+        "it is parametrized",
+    ),
+    "lazy": (lambda: torch.nn.LazyLinear(4), "it is lazy"),
+    "meta": (lambda: torch.nn.Linear(4, 4, device="meta"), "on the meta device"),
+    "forward": (with_forward, "a forward of its own"),
+    "complex": (lambda: torch.nn.Linear(4, 4, dtype=torch.complex64), r"is torch\.complex64"),
+    "sparse": (lambda: with_weight(torch.Tensor.to_sparse), r"is torch\.sparse_coo"),
+    "tensor subclass": (lambda: with_weight(lambda x: x.as_subclass(Tagged)), "is a Tagged"),
+    "quantized": (lambda: torch.ao.nn.quantized.dynamic.Linear(4, 4), "it is quantized"),
+    "ours": (lambda: torch_tiled.nn.Linear(4, 4), "it is torch_tiled's already"),
+    "scripted": (lambda: torch.jit.script(torch.nn.Linear(4, 4)), "compiled by torch.jit"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(is|are) deprecated")
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone_with_the_reason(name):
+    make, reason = LEFT[name]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), make())
+    kind = type(model[1])
+    with pytest.raises(RuntimeError, match=f"nothing was converted.*1: .*{reason}"):
+        torch_tiled.convert(model, strict=True)
+    assert type(model[0]) is torch.nn.Linear
+    report = torch_tiled.convert(model)
+    assert report.changed == ["0"]
+    assert list(report.left) == ["1"]
+    assert re.search(reason, report.left["1"])
+    assert type(model[1]) is kind
+    assert torch_tiled.convert(model, exclude="1", strict=True).changed == ["0"]
+
+
+def test_a_lazy_layer_is_converted_when_it_has_a_weight():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    model(torch.randn(2, 3))
+    assert torch_tiled.convert(model).changed == ["0"]
+
+
+def test_old_style_pruning_goes_on():
+    layer = torch.nn.Linear(4, 4)
+    torch.nn.utils.prune.random_unstructured(layer, "weight", amount=0.5)
+    x = torch.randn(2, 4)
+    expected = layer(x)
+    assert torch_tiled.convert(layer).changed == [""]
+    assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_modules_that_bypass_their_layers_are_named(dtype):
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=dtype).eval()
+    x = torch.randn(2, 5, 16, dtype=dtype)
+    expected = model(x)
+    report = torch_tiled.convert(model)
+    assert report.changed == ["self_attn.out_proj", "linear1", "linear2"]
+    assert "one operator" in report.left[""]
+    assert "multi_head_attention_forward" in report.left["self_attn"]
+    assert_close(model(x), expected)
+    with torch.no_grad():
+        assert_close(model(x), expected)
+
+
+def test_wrapped_by_fully_shard():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        wrapped = torch.nn.Linear(4, 4)
+        fsdp.fully_shard(wrapped, mesh=mesh)
+        assert "fully_shard" in torch_tiled.convert(wrapped).left[""]
+
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        x = torch.randn(2, 4)
+        expected = model(x)
+        torch_tiled.convert(model)
+        fsdp.fully_shard(model[0], mesh=mesh)
+        with pytest.raises(RuntimeError, match="nothing was reverted.*0: .*fully_shard"):
+            torch_tiled.revert(model)
+        assert type(model[1]) is conversion.Linear
+        assert_close(model(x), expected)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_converted(copied):
+    model = torch.nn.Sequential(small(), torch.nn.MultiheadAttention(8, 2))
+    torch_tiled.convert(model, precision="ieee")
+    if copied == "deepcopy":
+        other = copy.deepcopy(model)
+    elif copied == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert classes(other) == classes(model)
+    x = torch.randn(2, 6)
+    assert torch.equal(other[0](x), model[0](x))
+    assert other[0][0].precision == "ieee"
+    torch_tiled.revert(other)
+    assert type(other[0][0]) is torch.nn.Linear
+    assert type(model[0][0]) is conversion.Linear
+
+
+def test_state_dict_goes_both_ways():
+    model, other = small(), small()
+    torch_tiled.convert(model)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 6)
+    assert_close(other(x), model(x))
+    torch.nn.init.ones_(other[0].weight)
+    model.load_state_dict(other.state_dict())
+    assert_close(other(x), model(x))
+
+
+def test_a_layer_parametrized_since_is_not_reverted():
+    model = small()
+    torch_tiled.convert(model)
+    parametrizations.orthogonal(model[0])
+    with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
+        torch_tiled.revert(model)
+    assert type(model[2]) is conversion.Linear
+    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert torch_tiled.revert(model).changed == NAMES
+
+
+def test_a_frozen_layer_is_reverted_unfrozen():
+    model = small()
+    torch_tiled.convert(model)
+    torch_tiled.freeze(model)
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        expected = model(x)
+        torch_tiled.revert(model)
+        assert_close(model(x), expected)
+    assert not list(model.named_buffers())
+
+
+def test_enabled():
+    model = small()
+    torch_tiled.convert(model, include="2")
+    with torch_tiled.enabled(model, precision="ieee") as report:
+        assert report.changed == NAMES
+        assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
+    assert torch_tiled.convert(model, dry_run=True).changed == NAMES
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+    assert model[2].precision == "fp32"
+    with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
+        raise ZeroDivisionError
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+
+
+@pytest.fixture
+def unwarned(monkeypatch):
+    monkeypatch.setattr(conversion, "_warned", set())
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_another_dtype_computes_by_torch_and_says_so_once(unwarned):
+    model = small()
+    torch_tiled.convert(model)
+    model.to(torch.complex64)
+    x = torch.randn(2, 6, dtype=torch.complex64)
+    with pytest.warns(UserWarning, match=r"torch_tiled: 0 computes by torch.*complex64"):
+        y = model[0](x)
+    assert_close(y, torch.nn.functional.linear(x, model[0].weight, model[0].bias))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model[0](x)
+        compiled = torch.compile(model[0], backend="eager", fullgraph=True)
+        assert_close(compiled(x), y)
+
+
+def test_a_nested_input_computes_by_torch(unwarned):
+    model = small()
+    torch_tiled.convert(model)
+    parts = [torch.randn(n, 6) for n in (2, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    with pytest.warns(UserWarning, match="0 computes by torch, since its input is a nested tensor"):
+        result = model[0](nested)
+    assert_close(list(result.unbind()), [model[0](part) for part in parts])
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_strict_layers_raise():
+    model = small()
+    torch_tiled.convert(model, strict=True)
+    model.to(torch.complex64)
+    with pytest.raises(RuntimeError, match="complex64, which strict=True forbids"):
+        model(torch.randn(2, 6, dtype=torch.complex64))
+
+
+def test_other_errors_are_torch_tiled_s(unwarned):
+    model = small()
+    torch_tiled.convert(model)
+    with pytest.raises(RuntimeError, match="tiled::linear"):
+        model(torch.randn(2, 7))
+
+
+def test_moved_and_cast_models_go_on(device):
+    model = small()
+    torch_tiled.convert(model)
+    model.to(device).to(torch.bfloat16).double()
+    x = torch.randn(2, 6, device=device, dtype=torch.float64)
+    y = model(x)
+    torch_tiled.revert(model)
+    assert_close(y, model(x))
+
+
+# --- transforms ----------------------------------------------------------------------------------
+
+
+def test_compiled(device):
+    model = small(device)
+    x = torch.randn(4, 6, device=device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = compiled(x)
+    torch_tiled.convert(model)
+    assert torch.equal(compiled(x), model(x))
+    assert_close(compiled(x), expected)
+    graphs = torch._dynamo.explain(model)(x).graphs
+    assert "tiled" in str(graphs[0].code)
+    torch_tiled.revert(model)
+    assert torch.equal(compiled(x), expected)
+
+
+def test_functional_transforms(device):
+    # Without ties: functional_call leaves those of a shared module's weight undone.
+    layers = torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)
+    model = torch.nn.Sequential(*layers).to(device, torch.float64)
+    parameters = dict(model.named_parameters())
+    x = torch.randn(5, 6, device=device, dtype=torch.float64)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, x).square().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    expected = per_sample(parameters, x)
+    hessian = torch.func.hessian(loss, argnums=1)(parameters, x[0])
+    torch_tiled.convert(model)
+    assert_close(per_sample(parameters, x), expected)
+    assert_close(torch.func.hessian(loss, argnums=1)(parameters, x[0]), hessian)
+
+
+def test_autocast(device):
+    model = small(device)
+    x = torch.randn(5, 6, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        expected = model(x)
+        torch_tiled.convert(model)
+        result = model(x)
+    assert result.dtype == expected.dtype == torch.bfloat16
+    assert_close(result, expected, rtol=0.05, atol=0.05)
+
+
+# --- transformers' Conv1D ------------------------------------------------------------------------
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, attn_pdrop=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def test_gpt2(device):
+    model = gpt2().to(device, torch.float64)
+    tokens = torch.randint(50, (2, 10), device=device)
+
+    def run():
+        model.zero_grad()
+        output = model(input_ids=tokens, labels=tokens)
+        output.loss.backward()
+        return output.logits, output.loss, [p.grad.clone() for p in model.parameters()]
+
+    expected = run()
+    report = torch_tiled.convert(model, strict=True)
+    assert [row.kind for row in report.rows] == ["Conv1D"] * 8 + ["Linear"]
+    assert report.rows[0].shape == (32, 96)
+    assert type(model.transformer.h[0].mlp.c_fc) is conversion.Conv1D
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert_close(run(), expected)
+    copied = pickle.loads(pickle.dumps(model))
+    assert_close(copied(input_ids=tokens).logits, expected[0])
+    torch_tiled.revert(model)
+    assert_close(run(), expected)
