@@ -50,6 +50,7 @@ from torch_tiled.conversion import convert, enabled, revert  # noqa: E402
 from torch_tiled.nn import freeze, frozen_bytes, unfreeze  # noqa: E402
 from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul, prepare  # noqa: E402
 from torch_tiled.prepared import Prepared  # noqa: E402
+from torch_tiled.rerouting import override  # noqa: E402
 
 __all__ = [
     "Prepared",
@@ -64,6 +65,7 @@ __all__ = [
     "linear",
     "matmul",
     "nn",
+    "override",
     "prepare",
     "revert",
     "unfreeze",

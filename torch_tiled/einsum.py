@@ -1,0 +1,143 @@
+"""torch.einsum of two operands or more, as matrix products."""
+
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+
+__all__ = ["einsum"]
+
+_Labels = list[Hashable]  # of a tensor's dimensions
+
+
+def einsum(
+    equation: str,
+    *operands: torch.Tensor,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:
+    """torch.einsum(equation, *operands), from left to right.
+
+    Args:
+        equation: as for torch.einsum, with letters and "...".
+        operands: two tensors or more.
+        multiply: multiply(a, b) is the product of (*batch, m, k) and (*batch, k, n), where there
+            is one batch dimension or none.
+
+    Returns:
+        The result, or None for an equation that torch.einsum refuses.
+    """
+    parsed = _parse(equation, operands)
+    if parsed is None:
+        return None
+    inputs, output = parsed
+    pairs = [_without_repeats(x, labels) for x, labels in zip(operands, inputs, strict=True)]
+    result, labels = pairs[0]
+    for i, (other, other_labels) in enumerate(pairs[1:], start=2):
+        kept = set(output).union(*(following for _, following in pairs[i:]))
+        result, labels = _multiply_pair(result, labels, other, other_labels, kept, multiply)
+    return result.permute([labels.index(label) for label in output])
+
+
+def _parse(equation, operands) -> tuple[list[_Labels], _Labels] | None:
+    """The labels of each operand, and of the output: letters, or for what "..." stands for numbers,
+    counted from the last."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(operands):
+        return None
+    parsed, most = [], 0
+    for term, operand in zip(terms, operands, strict=True):
+        before, dots, after = term.partition("...")
+        hidden = operand.dim() - len(before + after)
+        if hidden < 0 or (hidden > 0 and not dots) or not _are_letters(before + after):
+            return None
+        most = max(most, hidden)
+        parsed.append([*before, *range(-hidden, 0), *after])
+    if not _sizes_fit(parsed, operands):
+        return None
+    hidden = range(-most, 0)
+    letters = [label for labels in parsed for label in labels if isinstance(label, str)]
+    if not arrow:
+        once = (letter for letter in set(letters) if letters.count(letter) == 1)
+        return parsed, [*hidden, *sorted(once)]
+    before, dots, after = output.partition("...")
+    named = before + after
+    if not set(named) <= set(letters) or len(set(named)) != len(named):
+        return None
+    return parsed, [*before, *(hidden if dots else ()), *after]
+
+
+def _are_letters(text: str) -> bool:
+    return text == "" or (text.isascii() and text.isalpha())
+
+
+def _sizes_fit(parsed, operands) -> bool:
+    """Whether sizes agree: in an operand exactly, else but for broadcasting."""
+    common = {}
+    for labels, operand in zip(parsed, operands, strict=True):
+        own = {}
+        for label, size in zip(labels, operand.shape, strict=True):
+            if own.setdefault(label, size) != size:
+                return False
+            if size != 1 and common.setdefault(label, size) != size:
+                return False
+    return True
+
+
+def _without_repeats(x, labels):
+    """The diagonal where a label stands for several dimensions."""
+    labels = list(labels)
+    for label in set(labels):
+        while labels.count(label) > 1:
+            first = labels.index(label)
+            second = labels.index(label, first + 1)
+            x = x.diagonal(dim1=first, dim2=second)
+            del labels[second], labels[first]
+            labels.append(label)
+    return x, labels
+
+
+def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
+    """The product of two tensors, summed over all labels that are not kept."""
+    a, a_labels = _summed(a, a_labels, kept.union(b_labels))
+    b, b_labels = _summed(b, b_labels, kept.union(a_labels))
+    shared = [label for label in a_labels if label in b_labels]
+    batch = [label for label in shared if label in kept]
+    inner = [label for label in shared if label not in kept]
+    rows = [label for label in a_labels if label not in shared]
+    cols = [label for label in b_labels if label not in shared]
+    sizes = dict(zip(a_labels, a.shape, strict=True))
+    for label, size in zip(b_labels, b.shape, strict=True):
+        if sizes.get(label, 1) == 1:
+            sizes[label] = size
+
+    def laid_out(x, labels, *groups):
+        """With the labels of groups in order; those that both have are expanded."""
+        order = [label for group in groups for label in group]
+        x = x.permute([labels.index(label) for label in order])
+        return x.expand([sizes[label] for label in order])
+
+    labels = [*batch, *rows, *cols]
+    if not inner:
+        a = laid_out(a, a_labels, batch, rows)
+        b = laid_out(b, b_labels, batch, cols)
+        for _ in cols:
+            a = a.unsqueeze(-1)
+        for _ in rows:
+            b = b.unsqueeze(len(batch))
+        return a * b, labels
+
+    def size(group):
+        return math.prod([sizes[label] for label in group])
+
+    leading = [size(batch)] if batch else []
+    a = laid_out(a, a_labels, batch, rows, inner).reshape(*leading, size(rows), size(inner))
+    b = laid_out(b, b_labels, batch, inner, cols).reshape(*leading, size(inner), size(cols))
+    return multiply(a, b).reshape([sizes[label] for label in labels]), labels
+
+
+def _summed(x, labels, kept):
+    dims = [i for i, label in enumerate(labels) if label not in kept]
+    if not dims:
+        return x, labels
+    return x.sum(dims), [label for label in labels if label in kept]

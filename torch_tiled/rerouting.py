@@ -1,0 +1,272 @@
+"""PyTorch's own functions made to compute by torch_tiled, within a with statement."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from . import ops
+from .einsum import einsum
+
+__all__ = ["override"]
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class override(TorchFunctionMode):
+    """A with statement in which PyTorch's matrix products are torch_tiled's.
+
+    torch.matmul, mm, bmm, mv, addmm, baddbmm, addmv, their methods and in-place forms, @,
+    torch.nn.functional.linear and torch.einsum, as called by Python code in the statement, are
+    computed by torch_tiled, and so are their gradients, whenever those are. Results, dtypes and
+    shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
+
+    What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse,
+    nested, quantized and distributed tensors, other devices, an out= that would be resized or is
+    that of a sum, and single operands of einsum. So do products that are inside of other functions,
+    which no such statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
+    torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, tensordot, bilinear,
+    dot, inner, cdist and convolutions. With strict=True each of them warns.
+
+    Statements nest, the innermost one counts, and each holds for its thread alone. Compiled
+    functions may be called in one, or have one. torch.compile compiles them anew for it.
+
+    Args:
+        precision: as for torch_tiled.matmul.
+        strict: warn where a product is left to PyTorch.
+
+    Raises:
+        RuntimeError: an unknown precision.
+
+    Example::
+
+        >>> with torch_tiled.override(precision="ieee"):
+        ...     y = torch.randn(4, 8) @ torch.randn(8, 3)
+    """
+
+    def __init__(self, precision: str = "fp32", *, strict: bool = False) -> None:
+        super().__init__()
+        if not is_compiling():
+            _raise_if_unknown(precision)
+        self.precision = precision
+        self.strict = strict
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _ROUTES:
+            result = _ROUTES[func](self.precision, *args, **kwargs)
+            if result is not None:
+                return result
+        if self.strict and (func in _ROUTES or func in _UNSEEN) and not is_compiling():
+            reason = (
+                "its operands or options are none that torch_tiled takes"
+                if func in _ROUTES
+                else "the products are inside of it"
+            )
+            warnings.warn(
+                f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}",
+                stacklevel=3,
+            )
+        return func(*args, **kwargs)
+
+
+def _raise_if_unknown(precision: str) -> None:
+    ops.linear(torch.empty(1, 1), torch.empty(1, 1), precision=precision)
+
+
+# What follows returns None for what is PyTorch's.
+
+
+def _takes(*tensors: torch.Tensor) -> bool:
+    """Whether torch_tiled multiplies these."""
+    dtypes = set()
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or type(tensor).__name__ == "DTensor":
+            return False
+        if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+            return False
+        if tensor.dtype not in _DTYPES or tensor.device.type not in ("cpu", "cuda", "meta"):
+            return False
+        dtypes.add(tensor.dtype)
+    device = tensors[0].device.type
+    return len(dtypes) == 1 or (device != "meta" and torch.is_autocast_enabled(device))
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As autocast has them, where it is on."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
+    """a @ b, where a and b have those ranks."""
+    if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
+        return None
+    if a.dim() == 0 or b.dim() == 0 or out_dtype not in (None, a.dtype, torch.float32):
+        return None
+    if out_dtype == a.dtype:
+        out_dtype = None
+    if out is None:
+        return ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
+    rows = a.shape[-2:-1] if a.dim() > 1 else ()
+    cols = b.shape[-1:] if b.dim() > 1 else ()
+    try:
+        shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *cols)
+    except RuntimeError:
+        return None
+    if out.shape != shape or out.dtype != (out_dtype or a.dtype):
+        return None
+    return ops.matmul(a, b, precision=precision, out=out)
+
+
+def _have_ranks(a, b, ranks) -> bool:
+    """Also whether a batch, which these functions do not broadcast, is the same."""
+    return (a.dim(), b.dim()) == ranks and a.shape[:-2] == b.shape[: max(b.dim() - 2, 0)]
+
+
+def _matmul(precision, input, other, *, out=None):
+    return _multiply(precision, input, other, out=out)
+
+
+def _of_ranks(*ranks: int) -> Callable:
+    """mm, bmm and mv, which are named by the ranks that they take."""
+
+    def multiply(precision, input, other=None, **options):
+        for name in ("mat2", "vec"):
+            other = options.pop(name, other)
+        return _multiply(precision, input, other, ranks=ranks, **options)
+
+    return multiply
+
+
+def _rmatmul(precision, self, other):
+    return _multiply(precision, other, self)
+
+
+def _adding(*ranks: int) -> Callable:
+    """addmm, baddbmm and addmv."""
+
+    def add(precision, input, a=None, b=None, *, beta=1, alpha=1, out=None, **named):
+        for name in ("mat1", "batch1", "mat"):
+            a = named.pop(name, a)
+        for name in ("mat2", "batch2", "vec"):
+            b = named.pop(name, b)
+        if named or out is not None or not _takes(input, a, b):
+            return None
+        if not _have_ranks(a, b, ranks):
+            return None
+        if beta == 0 and input.requires_grad:  # it has a gradient, of zeros
+            return None
+        if (alpha, beta) == (1, 1) and ranks == (2, 2) and input.shape == b.shape[1:]:
+            return ops.linear(a, b.mT, input, precision=precision)
+        input, a, b = _autocast(input, a, b)
+        # Halves are rounded once, at the end, as PyTorch does.
+        half = a.dtype in (torch.float16, torch.bfloat16)
+        out_dtype = torch.float32 if half and a.dtype == b.dtype else None
+        result = ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
+        shape, dtype = result.shape, result.dtype if out_dtype is None else a.dtype
+        if alpha != 1:
+            result = result * alpha
+        if beta != 0:
+            input = input.to(result.dtype)
+            result = result + (input if beta == 1 else beta * input)
+        return result.to(dtype) if result.shape == shape else None
+
+    return add
+
+
+def _in_place(add: Callable) -> Callable:
+    def add_(precision, self, *args, **options):
+        result = add(precision, self, *args, **options)
+        if result is None or result.shape != self.shape:
+            return None
+        return self.copy_(result)
+
+    return add_
+
+
+def _linear(precision, input, weight, bias=None):
+    if not _takes(input, weight, *(() if bias is None else (bias,))):
+        return None
+    if input.dim() == 0 or weight.dim() != 2:
+        return None
+    return ops.linear(input, weight, bias, precision=precision)
+
+
+def _einsum(precision, equation, *operands):
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = operands[0]
+    if not isinstance(equation, str) or len(operands) < 2 or not _takes(*operands):
+        return None
+    operands = _autocast(*operands)
+    return einsum(equation, *operands, multiply=lambda a, b: ops.matmul(a, b, precision=precision))
+
+
+_mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _of_ranks(2, 1)
+_addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _adding(2, 1)
+
+_ROUTES = {
+    torch.matmul: _matmul,
+    torch.linalg.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.__rmatmul__: _rmatmul,
+    torch.mm: _mm,
+    torch.Tensor.mm: _mm,
+    torch.bmm: _bmm,
+    torch.Tensor.bmm: _bmm,
+    torch.mv: _mv,
+    torch.Tensor.mv: _mv,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    torch.Tensor.addmm_: _in_place(_addmm),
+    torch.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm_: _in_place(_baddbmm),
+    torch.addmv: _addmv,
+    torch.Tensor.addmv: _addmv,
+    torch.Tensor.addmv_: _in_place(_addmv),
+    F.linear: _linear,
+    torch.einsum: _einsum,
+}
+
+# Functions that multiply inside, by name where not every PyTorch has them.
+_UNSEEN = {
+    F.multi_head_attention_forward,
+    F.scaled_dot_product_attention,
+    F.bilinear,
+    torch.bilinear,
+    torch.linalg.multi_dot,
+    torch.chain_matmul,
+    torch.tensordot,
+    torch.addbmm,
+    torch.Tensor.addbmm,
+    torch.dot,
+    torch.Tensor.dot,
+    torch.vdot,
+    torch.Tensor.vdot,
+    torch.inner,
+    torch.Tensor.inner,
+    torch.linalg.vecdot,
+    torch.cdist,
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch.lstm_cell,
+    torch.gru_cell,
+    torch.rnn_tanh_cell,
+    torch.rnn_relu_cell,
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+}
