@@ -124,7 +124,6 @@ def test_converting_again_changes_the_precision_alone():
         ({"exclude": ["1.*", "0"]}, ["2"]),
         ({"include": "nothing"}, []),
     ],
-    ids=str,
 )
 def test_filters(options, names):
     model = small()
