@@ -56,6 +56,7 @@ __all__ = [
     "apply_vmap_rule",
     "argument_names",
     "call_without_python",
+    "count_as_different_products",
     "current_interpreter",
     "dispatch_modes",
     "forward_ad_active",
@@ -86,6 +87,21 @@ def redispatch_without_python(overload):
 
 def argument_names(overload):
     return [argument.name for argument in overload._schema.arguments]
+
+
+def count_as_different_products(overload, *options):
+    """Makes DTensor ask the sharding rule anew where these keyword options differ.
+
+    torch.distributed.tensor.experimental.register_sharding has it do so for integers alone, and
+    otherwise use the rule's answer for other options.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    rule = propagator.op_strategy_funcs[overload]
+    info = RuntimeSchemaInfo(static_kwargkey=list(options), needs_pytree=True)
+    propagator.register_op_strategy(overload, rule, info)
 
 
 def version_of(tensor):

@@ -24,6 +24,7 @@ from ._internals import (
     transforms_active,
 )
 from .errors import raise_if_out_of_memory
+from .sharding import register_if_needed
 
 _matmul = torch.ops.tiled.matmul.default
 _linear = torch.ops.tiled.linear.default
@@ -220,6 +221,7 @@ class _Linear(SingleLevelFunction):
 
 
 def matmul(keyset, a, b, **options):
+    register_if_needed()
     try:
         if differentiated(a, b):
             return _apply(_Matmul, _redispatch_matmul, keyset, options, a, b)
@@ -230,6 +232,7 @@ def matmul(keyset, a, b, **options):
 
 
 def linear(keyset, x, weight, bias=None, **options):
+    register_if_needed()
     try:
         if not differentiated(x, weight, bias):
             return _redispatch_linear(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
@@ -248,6 +251,7 @@ def _differentiable_linear(redispatch, keyset, options, *tensors):
 
 
 def prepare(keyset, b):
+    register_if_needed()
     try:
         return _redispatch_prepare(keyset & AFTER_AUTOGRAD, b)
     except RuntimeError as error:
@@ -263,6 +267,7 @@ def prepared_matmul(keyset, a, b, halves, undo, **options):
     def redispatch(keyset, a, b, **options):
         return _redispatch_prepared_matmul(keyset, a, b, halves, undo, **options)
 
+    register_if_needed()
     try:
         if not differentiated(a, b):
             return redispatch(keyset & AFTER_AUTOGRAD, a, b, **options)
@@ -277,6 +282,7 @@ def prepared_linear(keyset, x, weight, halves, undo, bias=None, **options):
     def redispatch(keyset, x, weight, bias, **options):
         return _redispatch_prepared_linear(keyset, x, weight, halves, undo, bias, **options)
 
+    register_if_needed()
     try:
         if not differentiated(x, weight, bias):
             return redispatch(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)

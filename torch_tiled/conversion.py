@@ -188,8 +188,6 @@ def __getattr__(name: str) -> type:  # so that pickles find it
 
 def _unsupported(tensor: torch.Tensor, what: str) -> str | None:
     """Why torch_tiled does not multiply by this tensor, or None."""
-    if type(tensor).__name__ == "DTensor":
-        return f"its {what} is a DTensor"
     if tensor.is_nested:
         return f"its {what} is a nested tensor"
     if tensor.is_quantized:
@@ -234,11 +232,16 @@ def _why_not(module: torch.nn.Module) -> str | None:
     weight = module.weight
     if isinstance(weight, UninitializedParameter):
         return "it has no weight yet; convert the model after its first call"
-    if type(weight) not in (torch.nn.Parameter, torch.Tensor):
+    if type(weight) not in (torch.nn.Parameter, torch.Tensor) and not _is_dtensor(weight):
         return f"its weight is a {type(weight).__qualname__}"
     if weight.is_meta:
         return "its weight is on the meta device; convert the model when it has memory"
     return _unsupported(weight, "weight")
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and type(tensor) is tensors.DTensor
 
 
 # Modules that multiply without a layer's forward, and where.

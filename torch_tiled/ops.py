@@ -16,6 +16,7 @@ from ._internals import (
 )
 from .errors import raise_if_out_of_memory
 from .prepared import Prepared
+from .sharding import register_if_needed
 
 __all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul", "prepare"]
 
@@ -73,6 +74,8 @@ def _call(ways, *tensors, **options):
         if "out" not in options and _is_plain(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
+        if not is_dynamo_compiling():
+            register_if_needed()  # in inference mode nobody else does
         return op(*tensors, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)

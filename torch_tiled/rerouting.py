@@ -25,7 +25,7 @@ class override(TorchFunctionMode):
     shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
 
     What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse,
-    nested, quantized and distributed tensors, other devices, an out= that would be resized or is
+    nested and quantized tensors, other devices, an out= that would be resized or is
     that of a sum, and single operands of einsum. So do products that are inside of other functions,
     which no such statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
     torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, tensordot, bilinear,
@@ -84,7 +84,7 @@ def _takes(*tensors: torch.Tensor) -> bool:
     """Whether torch_tiled multiplies these."""
     dtypes = set()
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or type(tensor).__name__ == "DTensor":
+        if not isinstance(tensor, torch.Tensor):
             return False
         if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
             return False

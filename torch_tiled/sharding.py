@@ -1,0 +1,103 @@
+"""How products of torch.distributed's DTensors are divided among devices.
+
+A rule lists, for one dimension of a device mesh, how the operands may lie and how the result then
+does; DTensor combines them for all dimensions of the mesh and picks by what has to be sent.
+"""
+
+import sys
+
+import torch
+
+from ._internals import count_as_different_products
+
+_is_registered = False
+
+
+def register_if_needed() -> None:
+    """Registers the rules where DTensor has been imported, which takes too long to be done here."""
+    global _is_registered
+    if not _is_registered and "torch.distributed.tensor" in sys.modules:
+        _is_registered = True
+        _register()
+
+
+def _register() -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    tiled = torch.ops.tiled
+    # What is linear in an operand may be summed, or averaged, afterwards.
+    pending = [Partial("sum"), Partial("avg")]
+
+    def with_options(rules, options):
+        """The rules, with None for each argument that is no tensor."""
+        return [([out], [*tensors, *options]) for out, *tensors in rules]
+
+    def rows_and_batch(a, b, rank):
+        """Rules that leave the result in parts of its rows, or of its batch."""
+        if a.ndim > 1:
+            yield Shard(rank - (2 if b.ndim > 1 else 1)), Shard(a.ndim - 2), Replicate()
+        batch_rank = max(a.ndim, b.ndim) - 2
+        for dim in range(batch_rank):
+            placements = []
+            for operand in (a, b):
+                own = dim - batch_rank + operand.ndim - 2
+                has = operand.ndim > 2 and own >= 0 and operand.shape[own] != 1
+                placements.append(Shard(own) if has else Replicate())
+            if any(isinstance(placement, Shard) for placement in placements):
+                yield Shard(dim), *placements
+
+    def rank_of_product(a, b):
+        batch_rank = max(a.ndim, b.ndim, 2) - 2
+        return batch_rank + (a.ndim > 1) + (b.ndim > 1)
+
+    @register_sharding(tiled.matmul.default)
+    def matmul(a, b, *options, **_):
+        rank = rank_of_product(a, b)
+        rules = [(Replicate(), Replicate(), Replicate()), *rows_and_batch(a, b, rank)]
+        if b.ndim > 1:
+            rules.append((Shard(rank - 1), Replicate(), Shard(b.ndim - 1)))
+        rules.append((Partial("sum"), Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))))
+        for sum_or_mean in pending:
+            rules.append((sum_or_mean, sum_or_mean, Replicate()))
+            rules.append((sum_or_mean, Replicate(), sum_or_mean))
+        return with_options(rules, [None] * len(options))
+
+    count_as_different_products(tiled.matmul.default, "out_dtype")
+
+    @register_sharding(tiled.linear.default)
+    def linear(x, weight, bias=None, *options, activation="none", **_):
+        has_bias = bias is not None
+        last = x.ndim - 1
+        rules = [(Replicate(), Replicate(), Replicate(), Replicate())]
+        rules += [(Shard(dim), Shard(dim), Replicate(), Replicate()) for dim in range(last)]
+        rules.append((Shard(last), Replicate(), Shard(0), Shard(0)))
+        if activation == "none":
+            rules.append((Partial("sum"), Shard(last), Shard(1), Partial("sum")))
+            for sum_or_mean in pending:
+                rules.append((sum_or_mean, sum_or_mean, Replicate(), sum_or_mean))
+                rules.append((sum_or_mean, Replicate(), sum_or_mean, sum_or_mean))
+        if not has_bias:
+            rules = [rule[:3] for rule in rules]
+        return with_options(rules, [None] * len(options))
+
+    count_as_different_products(tiled.linear.default, "activation")
+
+    # A prepared operand is one piece.
+    @register_sharding(tiled.matmul.prepared)
+    def prepared_matmul(a, b, halves, undo, *options, **_):
+        whole = Replicate(), Replicate()
+        rules = [(Replicate(), Replicate(), Replicate(), *whole)]
+        rules += [(*rule, *whole) for rule in rows_and_batch(a, b, rank_of_product(a, b))]
+        return with_options(rules, [None] * len(options))
+
+    @register_sharding(tiled.linear.prepared)
+    def prepared_linear(x, weight, halves, undo, bias=None, *options, **_):
+        whole = [Replicate()] * (3 if bias is None else 4)
+        rules = [(Replicate(), Replicate(), *whole)]
+        rules += [(Shard(dim), Shard(dim), *whole) for dim in range(x.ndim - 1)]
+        return with_options(rules, [None] * len(options))
+
+    @register_sharding(tiled.prepare.default)
+    def prepare(b):
+        return [([Replicate(), Replicate()], [Replicate()])]
