@@ -24,7 +24,7 @@ from ._internals import (
     transforms_active,
 )
 from .errors import raise_if_out_of_memory
-from .sharding import register_if_needed
+from .sharding import register_if_needed, with_parts_in_front
 
 _matmul = torch.ops.tiled.matmul.default
 _linear = torch.ops.tiled.linear.default
@@ -103,6 +103,13 @@ def _sum(x, y):
     return y if x is None else x if y is None else x + y
 
 
+def _in_rows(x, y):
+    """(*batch, q, p) and (*batch, q, r) as (rows, p) and (rows, r): a batch's laid end to end."""
+    x, y = with_parts_in_front(x, y)
+    rows = math.prod(x.shape[:-1])
+    return x.reshape(rows, x.shape[-1]), y.reshape(rows, y.shape[-1])
+
+
 def _product_for(shape, batch, x, y, options):
     """(*batch, p, q) times (*batch, q, r), summed over what was broadcast from shape, (..., p, r).
 
@@ -111,10 +118,8 @@ def _product_for(shape, batch, x, y, options):
     """
     (p, q), r = x.shape[-2:], y.shape[-1]
     if len(batch) > 0 and all(isinstance(size, int) and size == 1 for size in shape[:-2]):
-        rows = math.prod(batch) * q
-        x = x.mT.expand(*batch, q, p).reshape(rows, p).mT
-        y = y.expand(*batch, q, r).reshape(rows, r)
-        return _matmul(x, y, **options).reshape(shape)
+        x, y = _in_rows(x.mT.expand(*batch, q, p), y.expand(*batch, q, r))
+        return _matmul(x.mT, y, **options).reshape(shape)
     return _matmul(x, y, **options).sum_to_size(shape)
 
 
@@ -190,13 +195,13 @@ class _Linear(SingleLevelFunction):
         _, _, needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         if relu is not None:
             grad = _threshold_backward(grad, relu, 0)
-        rows = math.prod(ctx.shape[:-1])
-        by_row = grad.reshape(rows, ctx.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if needs_x:
             grad_x = _matmul(grad, weight, **ctx.options)
+        if needs_weight or needs_bias:
+            by_row, x_by_row = _in_rows(grad, x if needs_weight else grad)
         if needs_weight:
-            grad_weight = _matmul(by_row.mT, x.reshape(rows, x.shape[-1]), **ctx.options)
+            grad_weight = _matmul(by_row.mT, x_by_row, **ctx.options)
         if needs_bias:
             grad_bias = by_row.sum(0)
         return None, None, grad_x, grad_weight, grad_bias

@@ -21,6 +21,44 @@ def register_if_needed() -> None:
         _register()
 
 
+def with_parts_in_front(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors of the same (*batch, rows), permuted alike, so that DTensor can lay those end to end.
+
+    It does so where none of these dimensions but the first is in parts, and the parts are of one
+    size. Other dimensions are gathered.
+    """
+    if not _is_registered:
+        return tensors
+    from torch.distributed.tensor import DTensor, Replicate
+
+    last = tensors[0].ndim - 1
+
+    def parts(x):
+        """Into how many parts each dimension is cut, of those that are laid end to end."""
+        cut = {}
+        for placement, size in zip(x.placements, x.device_mesh.shape, strict=True):
+            if placement.is_shard() and placement.dim < last:
+                cut[placement.dim] = cut.get(placement.dim, 1) * size
+        return cut
+
+    cuts = [parts(x) for x in tensors if isinstance(x, DTensor)]
+    in_parts = {dim for cut in cuts for dim in cut}
+    even = [
+        dim for dim in in_parts if all(tensors[0].shape[dim] % cut.get(dim, 1) == 0 for cut in cuts)
+    ]
+    front = min(even, default=None)
+    result = []
+    for x in tensors:
+        if isinstance(x, DTensor) and parts(x).keys() - {front}:
+            placements = [
+                Replicate() if p.is_shard() and p.dim < last and p.dim != front else p
+                for p in x.placements
+            ]
+            x = x.redistribute(placements=placements)
+        result.append(x if front is None else x.movedim(front, 0))
+    return tuple(result)
+
+
 def _register() -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
