@@ -55,7 +55,12 @@ def with_parts_in_front(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 for p in x.placements
             ]
             x = x.redistribute(placements=placements)
-        result.append(x if front is None else x.movedim(front, 0))
+        if front is not None:
+            x = x.movedim(front, 0)
+        if in_parts and isinstance(x, DTensor):
+            # reshape() goes by the strides of the whole, and those of the parts may be others.
+            x = x.clone(memory_format=torch.contiguous_format)
+        result.append(x)
     return tuple(result)
 
 
