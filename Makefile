@@ -69,4 +69,4 @@ profile: build
 	ncu --set full --import-source on --profile-from-start off $(IN) -c "$$PROFILE"
 
 clean:
-	rm -rf build dist *.egg-info torch_tiled/_C.so
+	rm -rf build dist *.egg-info torch_tiled/_C.so torch_tiled/_C.json

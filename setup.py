@@ -1,7 +1,8 @@
 """Builds torch_tiled/_C.so: one file for every Python, and for every torch from 2.11 on.
 
 It uses only torch's stable ABI, needs no symbol of Python's, and brings CUDA's runtime along: so
-it can be built here and run there, without a GPU, against a torch without CUDA.
+it can be built here and run there, without a GPU, against a torch without CUDA. _C.json beside it
+tells `python -m torch_tiled info` what it was built with.
 
     TORCH_TILED_CUDA=0|1|auto   without CUDA; with it or fail; with it where nvcc is (the default)
     MAX_JOBS=N                  compilers to run at a time (default: one a core)
@@ -9,6 +10,8 @@ it can be built here and run there, without a GPU, against a torch without CUDA.
     CI=true                     a warning, a register spill or serialised wgmmas fail the build
 """
 
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -84,6 +87,13 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 
+def release_of(nvcc: str) -> tuple[int, int] | None:
+    """The release of CUDA that an nvcc is of, or None where it doesn't say."""
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+)\.(\d+)", text)
+    return release and (int(release[1]), int(release[2]))
+
+
 def choose_nvcc() -> str | None:
     """The nvcc to build with, or None for a build without CUDA."""
     wish = os.environ.get("TORCH_TILED_CUDA", "auto")
@@ -97,10 +107,9 @@ def choose_nvcc() -> str | None:
     nvcc = find_nvcc()
     trouble = "no nvcc was found"
     if nvcc:
-        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-        release = re.search(r"release (\d+)\.(\d+)", text)
-        if release and tuple(map(int, release.groups())) >= OLDEST_CUDA:
-            say(f"building for CPU and CUDA with {nvcc} {'.'.join(release.groups())}.")
+        release = release_of(nvcc)
+        if release and release >= OLDEST_CUDA:
+            say(f"building for CPU and CUDA with {nvcc} {'.'.join(map(str, release))}.")
             return nvcc
         trouble = f"{nvcc} is older than {oldest}"
     remedy = f"install the CUDA toolkit ({oldest} or later) and set CUDA_HOME to its folder"
@@ -234,7 +243,29 @@ class BuildObject(build_ext):
             command = [CXX, *(f"-Wl,{flag}" for flag in LINK_FLAGS)]
         command += ["-shared", "-o", str(target), *(str(each.object) for each in plan)]
         run([*command, f"-L{torch_libraries}", "-ltorch_cpu"])
+        self.description = describe(target, nvcc)
         say(f"linked {target}.")
+
+    def run(self) -> None:
+        super().run()
+        # Only now is the path that of an --inplace build, which is linked elsewhere and copied.
+        for extension in self.extensions:
+            target = Path(self.get_ext_fullpath(extension.name)).with_suffix(".json")
+            target.write_text(json.dumps(self.description, indent=2) + "\n")
+
+
+def describe(library: Path, nvcc: str | None) -> dict:
+    """What a library was built with, and its digest, by which it is told from others."""
+    import torch
+
+    flags = " ".join(sum(ARCHITECTURES.values(), []))
+    codes = [code.split(",") for code in re.findall(r",code=\[?([\w,]+)", flags)]
+    return {
+        "torch": torch.__version__,
+        "cuda": ".".join(map(str, release_of(nvcc))) if nvcc else "none",
+        "architectures": sum(codes, []) if nvcc else [],
+        "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+    }
 
 
 class AnyPythonWheel(bdist_wheel):

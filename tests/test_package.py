@@ -1,16 +1,21 @@
 """What is built and shipped: the object's symbols, the loader, the sdist, the wheel, the build."""
 
 import ast
+import hashlib
+import inspect
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import typing
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_tiled
 
@@ -155,6 +160,10 @@ def sdist(tmp_path_factory) -> Path:
     return folder / archive.name.removesuffix(".tar.gz")
 
 
+def without_cuda(folder: Path) -> dict[str, str]:
+    return {"CUDA_HOME": str(folder), "TORCH_TILED_CUDA": "auto", "DEBUG": "1"}
+
+
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
     """The wheel, and what was printed while it was built."""
@@ -162,8 +171,7 @@ def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
         pytest.skip("no pip")
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps")
-    no_cuda = {"CUDA_HOME": str(folder), "TORCH_TILED_CUDA": "auto", "DEBUG": "1"}
-    log = output_of(*pip, "--wheel-dir", folder, sdist, cwd=folder, **no_cuda)
+    log = output_of(*pip, "--wheel-dir", folder, sdist, cwd=folder, **without_cuda(folder))
     (wheel,) = folder.glob("*.whl")
     return wheel, log
 
@@ -171,6 +179,7 @@ def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
 def test_sdist_has_every_source(sdist):
     sources = [path for path in ROOT.glob("csrc/**/*") if path.is_file()]
     sources += [ROOT / name for name in ("LICENSE", "setup.py", "pyproject.toml", "Makefile")]
+    sources += [PACKAGE / "py.typed"]
     missing = [path for path in sources if not (sdist / path.relative_to(ROOT)).exists()]
     assert not missing
 
@@ -189,9 +198,49 @@ def test_wheel_is_for_every_python_and_has_all_it_needs(wheel):
         metadata = archive.read(f"torch_tiled-{version}.dist-info/METADATA").decode()
     python_files = {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
     packaged = {name for name in names if ".dist-info/" not in name}
-    assert packaged == python_files | {"torch_tiled/_C.so"}
+    others = {"torch_tiled/_C.so", "torch_tiled/_C.json", "torch_tiled/py.typed"}
+    assert packaged == python_files | others
     requirements = re.findall(r"^Requires-Dist: (.*)", metadata, re.MULTILINE)
     assert requirements == ["torch>=2.11"]
+
+
+BUILT_WITHOUT_CUDA = {"torch": torch.__version__, "cuda": "none", "architectures": []}
+
+
+def without_digest(description: bytes, library: bytes) -> dict:
+    """What a library was built with, as _C.json says, which has to be of that library."""
+    built = json.loads(description)
+    assert built.pop("sha256") == hashlib.sha256(library).hexdigest()
+    return built
+
+
+def test_wheel_says_what_it_was_built_with(wheel):
+    with zipfile.ZipFile(wheel[0]) as archive:
+        description = archive.read("torch_tiled/_C.json")
+        assert without_digest(description, archive.read("torch_tiled/_C.so")) == BUILT_WITHOUT_CUDA
+
+
+def test_checkout_says_what_it_was_built_with(sdist, wheel, tmp_path):
+    build_in_place = (sys.executable, "setup.py", "build_ext", "--inplace")
+    log = output_of(*build_in_place, cwd=sdist, **without_cuda(tmp_path))
+    assert "torch_tiled: 0 of " in log  # the wheel's objects are linked again
+    package = sdist / "torch_tiled"
+    description = (package / "_C.json").read_bytes()
+    assert without_digest(description, (package / "_C.so").read_bytes()) == BUILT_WITHOUT_CUDA
+
+
+def test_architectures_are_those_that_are_compiled_for(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+    code = f"""
+import pathlib, runpy
+describe = runpy.run_path('setup.py')['describe']
+print(describe(pathlib.Path({str(nvcc)!r}), {str(nvcc)!r}))
+"""
+    built = ast.literal_eval(output_of(sys.executable, "-c", code))
+    assert (built["torch"], built["cuda"]) == (torch.__version__, "13.0")
+    assert built["architectures"] == ["compute_80", "sm_80", "sm_90a"]
 
 
 def test_wheel_works(wheel, tmp_path):
@@ -206,6 +255,21 @@ assert torch_tiled.__file__.startswith({str(tmp_path)!r})
 assert torch.equal(torch_tiled.matmul(a, b, algorithm="naive"), a @ b)
 """
     output_of(sys.executable, "-c", code, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(torch_tiled.matmul, torch_tiled.linear, torch_tiled.gemm_, torch_tiled.prepare),
+        *(torch_tiled.algorithms, torch_tiled.explain, torch_tiled.convert, torch_tiled.revert),
+        *(torch_tiled.freeze, torch_tiled.unfreeze, torch_tiled.frozen_bytes),
+        *(torch_tiled.nn.Linear.__init__, torch_tiled.nn.Linear.forward),
+    ],
+    ids=lambda function: function.__qualname__,
+)
+def test_public_functions_have_type_hints(function):
+    parameters = set(inspect.signature(function).parameters) - {"self"}
+    assert set(typing.get_type_hints(function)) == parameters | {"return"}
 
 
 # The build.

@@ -1,5 +1,7 @@
 """Layers."""
 
+from typing import TypeVar
+
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
@@ -9,8 +11,10 @@ from .prepared import Prepared
 
 __all__ = ["Linear", "freeze", "frozen_bytes", "unfreeze"]
 
+_Model = TypeVar("_Model", bound=torch.nn.Module)
 
-def freeze(model):
+
+def freeze(model: _Model) -> _Model:
     """Splits the weight of every torch_tiled.nn.Linear in model, once, for a model that serves.
 
     A float32 product on a GPU of the Hopper generation begins with splitting both operands in
@@ -52,7 +56,7 @@ def freeze(model):
     return model
 
 
-def unfreeze(model):
+def unfreeze(model: _Model) -> _Model:
     """Undoes torch_tiled.freeze(model): every layer reads its weight again, and can be trained.
 
     Returns:
@@ -67,7 +71,7 @@ def unfreeze(model):
     return model
 
 
-def frozen_bytes(model):
+def frozen_bytes(model: torch.nn.Module) -> int:
     """The memory in bytes that torch_tiled.freeze(model) has taken, beside the weights' own.
 
     Example::
@@ -108,22 +112,22 @@ class Linear(torch.nn.Linear):
 
     def __init__(
         self,
-        in_features,
-        out_features,
-        bias=True,
-        device=None,
-        dtype=None,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         *,
-        activation="none",
-        precision="fp32",
-        algorithm="auto",
-    ):
+        activation: str = "none",
+        precision: str = "fp32",
+        algorithm: str = "auto",
+    ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
         self.precision = precision
         self.algorithm = algorithm
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(
             input,
             self._prepared_weight() if self._frozen and self._is_split() else self.weight,

@@ -82,7 +82,15 @@ def _call(ways, *tensors, **options):
         raise
 
 
-def matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None, out=None):
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor | Prepared,
+    *,
+    algorithm: str = "auto",
+    precision: str = "fp32",
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The matrix product of two tensors, with the semantics of torch.matmul.
 
     Args:
@@ -158,7 +166,7 @@ def _right_operand(b):
     return b.tensor, b.halves, b.undo
 
 
-def prepare(b):
+def prepare(b: torch.Tensor) -> Prepared:
     """Splits b once, for many products `torch_tiled.matmul(a, torch_tiled.prepare(b))`.
 
     On GPUs of the Hopper generation a float32 product begins with splitting both operands in
@@ -195,7 +203,15 @@ def prepare(b):
     return Prepared(b, *_call(_prepare, b))
 
 
-def linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | Prepared,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str = "none",
+    algorithm: str = "auto",
+    precision: str = "fp32",
+) -> torch.Tensor:
     """activation(x @ weight.T + bias) in one launch.
 
     Where a gradient needs the activation's argument (all but "none" and "relu" do), product and
@@ -247,7 +263,16 @@ def _weight(weight):
     return weight.tensor, weight.halves, weight.undo
 
 
-def gemm_(c, a, b, *, alpha=1, beta=1, algorithm="auto", precision="fp32"):
+def gemm_(
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    alpha: float = 1,
+    beta: float = 1,
+    algorithm: str = "auto",
+    precision: str = "fp32",
+) -> torch.Tensor:
     """c = alpha * a @ b + beta * c in place, the verb of BLAS.
 
     Args:
@@ -275,7 +300,7 @@ def gemm_(c, a, b, *, alpha=1, beta=1, algorithm="auto", precision="fp32"):
     return c
 
 
-def algorithms():
+def algorithms() -> list[str]:
     """The names that `algorithm` takes beside "auto", slowest first.
 
     Example::
@@ -294,14 +319,20 @@ class Explanation(types.SimpleNamespace):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in vars(self).items())
 
 
-def explain(a, b, *, algorithm="auto", precision="fp32"):
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    algorithm: str = "auto",
+    precision: str = "fp32",
+) -> Explanation:
     """What torch_tiled.matmul(a, b) would do with these operands and options, and why.
 
     Where the product is one of halves it is computed, to tell how many elements the guard had
     computed again.
 
     Args:
-        a, b, algorithm, precision: as for torch_tiled.matmul.
+        a, b, algorithm, precision: as for torch_tiled.matmul, but b is not a Prepared.
 
     Returns:
         An Explanation, whose fields (strings; at least `algorithm`) can be printed or read.

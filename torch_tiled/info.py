@@ -1,0 +1,197 @@
+"""What `python -m torch_tiled info` tells: versions, the library, devices, and a self-test."""
+
+import hashlib
+import json
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+import torch_tiled
+
+__all__ = ["as_table", "info"]
+
+_SIZES = 33, 47, 256  # m, n, k: tiles of C that are cut off, and K long enough for tensor cores
+# The dtypes of the products, and what each is summed in.
+_SUMMED_IN = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.bfloat16: torch.float32,
+}
+
+
+def info() -> dict:
+    """What there is to know of this installation, and whether its products are right.
+
+    Returns:
+        A dict that JSON can hold. Its keys:
+
+        - "torch_tiled": its version; "library": the file it has loaded.
+        - "built with": "torch" and "cuda" ("none" without CUDA), and "architectures", the machine
+          code (sm_*) and PTX (compute_*) in the library. None where nothing says so: the library
+          was built before it was recorded, or is not the one that was.
+        - "running": "python", "torch" and "cuda", which is torch's own ("none" without).
+        - "devices": for each its "device" and "name"; for GPUs "capability" and "code", what the
+          library has for it.
+        - "products": for each its "device", "dtype" and "algorithm", and "error": None, or a
+          sentence.
+        - "ok": whether no product has an error.
+
+    Example::
+
+        >>> from torch_tiled.info import info
+        >>> info()["ok"]
+        True
+    """
+    library = torch_tiled._LIBRARY  # loaded, or the package could not have been imported
+    built = _built_with(library)
+    products = _products()
+    return {
+        "torch_tiled": torch_tiled.__version__,
+        "library": str(library),
+        "built with": built,
+        "running": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda or "none",
+        },
+        "devices": _devices(built),
+        "products": products,
+        "ok": all(product["error"] is None for product in products),
+    }
+
+
+def as_table(facts: dict) -> str:
+    """What info() returned, a line for each thing."""
+    built, running = facts["built with"], facts["running"]
+    if built is None:
+        built = dict.fromkeys(("torch", "cuda", "architectures"), "unknown")
+    else:
+        built = {**built, "architectures": ", ".join(built["architectures"]) or "none"}
+    lines = [
+        ("torch_tiled", facts["torch_tiled"]),
+        ("library", facts["library"]),
+        ("built with torch", built["torch"]),
+        ("built with CUDA", built["cuda"]),
+        ("built for GPUs", built["architectures"]),
+        ("python", running["python"]),
+        ("torch", running["torch"]),
+        ("torch's CUDA", running["cuda"]),
+    ]
+    for device in facts["devices"]:
+        text = device["name"]
+        if "capability" in device:
+            text += f", compute capability {device['capability']}, code for it: {device['code']}"
+        lines.append((device["device"], text))
+    for product in facts["products"]:
+        name = f"{product['dtype']} on {product['device']}"
+        lines.append((name, f"{product['algorithm']}: {product['error'] or 'ok'}"))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def _built_with(library: Path) -> dict | None:
+    """What setup.py wrote beside the library, if it was of this library."""
+    record = library.with_suffix(".json")
+    if not record.exists():
+        return None
+    built = json.loads(record.read_text())
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    return built if built.pop("sha256") == digest else None
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+
+def _devices(built: dict | None) -> list[dict]:
+    devices = [{"device": "cpu", "name": platform.machine()}]
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        devices.append(
+            {
+                "device": f"cuda:{index}",
+                "name": torch.cuda.get_device_name(index),
+                "capability": "{}.{}".format(*capability),
+                "code": _code_for(capability, built["architectures"]) if built else "unknown",
+            }
+        )
+    return devices
+
+
+def _code_for(capability: tuple[int, int], architectures: list[str]) -> str:
+    """What a GPU's driver takes of a library: its machine code; else its PTX; else there is none.
+
+    Machine code is for GPUs of its own major version and at least its minor one, with an "a" for
+    its own version alone. PTX is for every GPU from its version on, which "a" limits likewise.
+    """
+    found = {"sm": [], "compute": []}
+    for name in architectures:
+        kind, major, minor, only = re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)", name).groups()
+        version = int(major), int(minor)
+        if only:
+            fits = capability == version
+        elif kind == "sm":
+            fits = capability[0] == version[0] and capability >= version
+        else:
+            fits = capability >= version
+        if fits:
+            found[kind].append((version, name))
+    if found["sm"]:
+        return max(found["sm"])[1]
+    return f"{max(found['compute'])[1]}, by the driver" if found["compute"] else "none"
+
+
+# --- the self-test -------------------------------------------------------------------------------
+
+
+def _products() -> list[dict]:
+    # On the CPU "auto" is torch's own product, which would be compared with itself.
+    algorithms = {"cpu": "tiled"}
+    if torch.cuda.is_available():
+        algorithms[f"cuda:{torch.cuda.current_device()}"] = "auto"
+    return [
+        {
+            "device": device,
+            "dtype": str(dtype).removeprefix("torch."),
+            "algorithm": algorithm,
+            "error": _error(dtype, device, algorithm),
+        }
+        for device, algorithm in algorithms.items()
+        for dtype in _SUMMED_IN
+    ]
+
+
+def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
+    """What is wrong with a product, or None.
+
+    A sum of K products in any order errs by at most (K + 2) u |A||B|, where u is the unit roundoff
+    of what it is summed in, and the 2 covers terms of second order; fp16x3 errs by less at this K
+    (docs/numerics.md). So does the float64 product that it is compared with. Then the sum is
+    rounded to its dtype.
+    """
+    m, n, k = _SIZES
+    generator = torch.Generator().manual_seed(0)  # the process's own is left as it is
+    a = torch.randn(m, k, generator=generator, dtype=torch.float64).to(dtype)
+    b = torch.randn(k, n, generator=generator, dtype=torch.float64).to(dtype)
+    try:
+        product = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm).cpu()
+    except RuntimeError as error:
+        return str(error)
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    limit = (k + 2) * (_roundoff(_SUMMED_IN[dtype]) + _roundoff(torch.float64)) * size
+    limit += _roundoff(dtype) * (exact.abs() + limit)
+    error = (product.double() - exact).abs()
+    wrong = ~(error <= limit)  # NaN is
+    if not wrong.any():
+        return None
+    row, col = (int(index) for index in wrong.nonzero()[0])
+    return (
+        f"{int(wrong.sum())} of {m * n} elements are wrong: at ({row}, {col}) is "
+        f"{product[row, col].item():.9g} instead of {exact[row, col].item():.9g}, and an error of "
+        f"{limit[row, col].item():.2g} is allowed"
+    )
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
