@@ -394,6 +394,7 @@ def test_moved_and_cast_models_go_on(device):
 
 
 def test_compiled(device):
+    torch.compiler.reset()
     model = small(device)
     x = torch.randn(4, 6, device=device)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
