@@ -292,6 +292,12 @@ def test_an_input_that_does_not_count_has_a_gradient():
     assert seen.products()[0] == 0
 
 
+def test_complex_scales_are_refused_as_by_pytorch():
+    c, a, b = operands((3, 5), (3, 4), (4, 5))
+    with torch_tiled.override(), pytest.raises(RuntimeError):
+        torch.addmm(c, a, b, alpha=1j)
+
+
 def test_out(device):
     a, b = operands((3, 4), (4, 5), device=device)
     out = torch.full((3, 5), torch.nan, device=device, dtype=a.dtype)

@@ -14,11 +14,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from . import nn
 from .ops import linear
+from .supported import why_unsupported
 
 __all__ = ["Report", "Row", "convert", "enabled", "revert"]
-
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_DEVICES = ("cpu", "cuda")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +117,7 @@ class _Converted:
         raise NotImplementedError
 
     def _why_torch(self, input: torch.Tensor) -> str | None:
-        return _unsupported(self.weight, "weight") or _unsupported(input, "input")
+        return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
 
     def _say(self, reason: str) -> None:
         """Warns once that torch computes, or raises."""
@@ -186,21 +184,6 @@ def __getattr__(name: str) -> type:  # so that pickles find it
 # --- what can be converted -----------------------------------------------------------------------
 
 
-def _unsupported(tensor: torch.Tensor, what: str) -> str | None:
-    """Why torch_tiled does not multiply by this tensor, or None."""
-    if tensor.is_nested:
-        return f"its {what} is a nested tensor"
-    if tensor.is_quantized:
-        return f"its {what} is quantized ({tensor.dtype})"
-    if tensor.layout is not torch.strided:
-        return f"its {what} is {tensor.layout}"
-    if tensor.dtype not in _DTYPES:
-        return f"its {what} is {tensor.dtype}"
-    if tensor.device.type not in _DEVICES and not tensor.is_meta:
-        return f"its {what} is on {tensor.device}"
-    return None
-
-
 def _named_base(kind: type, name: str) -> bool:
     """Whether a class has a base of that name: asked for by name what need not be imported."""
     return any(base.__name__ == name for base in kind.__mro__)
@@ -236,7 +219,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
         return f"its weight is a {type(weight).__qualname__}"
     if weight.is_meta:
         return "its weight is on the meta device; convert the model when it has memory"
-    return _unsupported(weight, "weight")
+    return why_unsupported(weight, "weight")
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

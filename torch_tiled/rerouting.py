@@ -10,10 +10,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from . import ops
 from .einsum import einsum
+from .supported import why_unsupported
 
 __all__ = ["override"]
-
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class override(TorchFunctionMode):
@@ -84,11 +83,7 @@ def _takes(*tensors: torch.Tensor) -> bool:
     """Whether torch_tiled multiplies these."""
     dtypes = set()
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            return False
-        if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
-            return False
-        if tensor.dtype not in _DTYPES or tensor.device.type not in ("cpu", "cuda", "meta"):
+        if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
             return False
         dtypes.add(tensor.dtype)
     device = tensors[0].device.type
@@ -160,6 +155,8 @@ def _adding(*ranks: int) -> Callable:
         if named or out is not None or not _takes(input, a, b):
             return None
         if not _have_ranks(a, b, ranks):
+            return None
+        if isinstance(beta, complex) or isinstance(alpha, complex):
             return None
         if beta == 0 and input.requires_grad:  # it has a gradient, of zeros
             return None
@@ -236,7 +233,7 @@ _ROUTES = {
     torch.einsum: _einsum,
 }
 
-# Functions that multiply inside, by name where not every PyTorch has them.
+# Functions that multiply inside.
 _UNSEEN = {
     F.multi_head_attention_forward,
     F.scaled_dot_product_attention,
