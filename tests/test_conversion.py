@@ -408,6 +408,36 @@ def test_compiled(device):
     assert torch.equal(compiled(x), expected)
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_compiled_by_inductor(mode, device):
+    torch.compiler.reset()
+    model = small(device)
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    expected = model(x)
+    gradients = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
+    torch_tiled.convert(model)
+    compiled = torch.compile(model, mode=mode, fullgraph=True, dynamic=True)
+    result = compiled(x)
+    assert_close(result, expected)
+    actual = torch.autograd.grad(result.square().sum(), [x, *model.parameters()])
+    assert_close(actual, gradients)
+    with torch.no_grad():
+        x = torch.randn(7, 6, device=device)
+        assert_close(compiled(x), model(x))
+
+
+def test_exported(device):
+    model = small(device)
+    torch_tiled.convert(model)
+    x = torch.randn(4, 6, device=device)
+    rows = torch.export.Dim("rows", min=2, max=100)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+    products = [str(node.target) for node in program.graph.nodes if "tiled" in str(node.target)]
+    assert products == ["tiled.linear.default"] * 5
+    x = torch.randn(9, 6, device=device)
+    assert_close(program.module()(x), model(x))
+
+
 def test_functional_transforms(device):
     # Without ties: functional_call leaves those of a shared module's weight undone.
     layers = torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)

@@ -400,6 +400,21 @@ def test_compiled(where, dynamic, device):
     assert_close(torch.autograd.grad(result.sum(), tensors), expected_gradients)
 
 
+def test_exported(device):
+    tensors = operands((3, 4), (5, 4), (5,), device=device)
+
+    class Mixed(torch.nn.Module):
+        def forward(self, *tensors):
+            return mixed(*tensors)
+
+    with torch_tiled.override():
+        program = torch.export.export(Mixed(), tuple(tensors))
+    names = {str(node.target) for node in program.graph.nodes}
+    assert {"tiled.matmul.default", "tiled.linear.default"} <= names
+    assert not names & {"aten.mm.default", "aten.addmm.default", "aten.bmm.default"}
+    assert_close(program.module()(*tensors), mixed(*tensors))
+
+
 def test_transforms(device):
     a, b = operands((5, 3, 4), (4, 2), device=device)
     with torch_tiled.override():
