@@ -33,7 +33,7 @@ struct Rung {
   Order order;
   int64_t min_k;       // that it takes
   int64_t max_k;       // likewise, or 0
-  int tile_m, tile_n;  // of C, computed by one block; the smallest, where the rung has several
+  int tile_m, tile_n;  // of C, computed by one block; one of those that the rung has
   bool cuts_k;         // a block computes one chunk of the sums; tile_m is along C's shorter side
   Reads reads;
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:

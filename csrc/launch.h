@@ -89,6 +89,25 @@ void for_grids(int64_t all, F&& launch,
   }
 }
 
+// Calls launch(batch, row, col, grid) for grids of tiles of C, columns of them along x, rows along
+// y and matrices along z, which begin there.
+template <typename F>
+void for_tile_grids(const Problem& p, int rows, int cols, F&& launch) {
+  constexpr int64_t kMaxGrid = 65535;  // in y and z, and enough in x
+  auto tiles = [&](int64_t left, int each) {
+    return static_cast<unsigned>(std::min(ceil_div(left, each), kMaxGrid));
+  };
+  for (int64_t batch = 0; batch < p.batch.count; batch += kMaxGrid) {
+    for (int64_t row = 0; row < p.m; row += kMaxGrid * rows) {
+      for (int64_t col = 0; col < p.n; col += kMaxGrid * cols) {
+        launch(
+            batch, row, col,
+            dim3(tiles(p.n - col, cols), tiles(p.m - row, rows), tiles(p.batch.count - batch, 1)));
+      }
+    }
+  }
+}
+
 // Runs kernel(p, first_tile), one block a tile, in as many launches as the grid's limit asks for.
 template <class Tile>
 void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,

@@ -42,6 +42,11 @@ struct Epilogue {
   const void* bias = nullptr;  // of the operands' dtype
   int64_t bias_stride = 0;
   Activation activation = Activation::kNone;
+
+  // Whether C is the sums as they are.
+  bool is_none() const {
+    return alpha == 1 && beta == 0 && bias == nullptr && activation == Activation::kNone;
+  }
 };
 
 struct Problem {

@@ -350,7 +350,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
 template <class Tile>
 void launch(Work& work, const Context& context) {
-  constexpr int64_t kMaxGrid = 65535;  // in y and z, and enough in x
   const Problem& p = work.p;
   const auto kernel = fp16x3_small_kernel<Tile>;
   const size_t bytes = Smem<Tile>::bytes(p.k);
@@ -358,19 +357,11 @@ void launch(Work& work, const Context& context) {
                              static_cast<int>(bytes)));
   const RecomputedCounter counter(context);
   work.recomputed = counter.on_gpu();
-  auto blocks = [&](int64_t left, int each) {
-    return static_cast<unsigned>(std::min(ceil_div(left, each), kMaxGrid));
-  };
-  for (work.batch = 0; work.batch < p.batch.count; work.batch += kMaxGrid) {
-    for (work.row = 0; work.row < p.m; work.row += kMaxGrid * Tile::kM) {
-      for (work.col = 0; work.col < p.n; work.col += kMaxGrid * Tile::kN) {
-        const dim3 grid(blocks(p.n - work.col, Tile::kN), blocks(p.m - work.row, Tile::kM),
-                        blocks(p.batch.count - work.batch, 1));
-        kernel<<<grid, Tile::kThreads, bytes, static_cast<cudaStream_t>(context.stream)>>>(work);
-        check(cudaGetLastError());
-      }
-    }
-  }
+  for_tile_grids(p, Tile::kM, Tile::kN, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
+    work.batch = batch, work.row = row, work.col = col;
+    kernel<<<grid, Tile::kThreads, bytes, static_cast<cudaStream_t>(context.stream)>>>(work);
+    check(cudaGetLastError());
+  });
   counter.read();
 }
 
@@ -396,9 +387,7 @@ void launch_fp16x3_small(const Problem& p, const Context& context) {
   };
   work.sides[0] = side(p.a, p.m);
   work.sides[1] = side(columns, p.n);
-  const Epilogue& e = p.epilogue;
-  work.stores_sums =
-      e.alpha == 1 && e.beta == 0 && e.bias == nullptr && e.activation == Activation::kNone;
+  work.stores_sums = p.epilogue.is_none();
 
   const struct {
     int64_t lines;

@@ -298,30 +298,19 @@ void launch_fp16x3_cluster(const Problem& p, const Context& context) {
   work.k = static_cast<int>(p.k);
   work.promotion = fp16x3::promotion(p.k);
   work.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
-  const Epilogue& e = p.epilogue;
-  work.stores_sums =
-      e.alpha == 1 && e.beta == 0 && e.bias == nullptr && e.activation == Activation::kNone;
+  work.stores_sums = p.epilogue.is_none();
   work.p = p;
   const RecomputedCounter counter(context);
   work.recomputed = counter.on_gpu();
   check(cudaFuncSetAttribute(fp16x3_cluster_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(sizeof(Smem))));
 
-  constexpr int64_t kMaxGrid = 65535;  // in y and z, and enough in x
-  auto blocks = [&](int64_t left, int each) {
-    return static_cast<unsigned>(std::min(ceil_div(left, each), kMaxGrid));
-  };
-  auto& [a, b] = work.sides;
-  for (work.batch = 0; work.batch < p.batch.count; work.batch += kMaxGrid) {
-    for (a.first = 0; a.first < p.m; a.first += kMaxGrid * a.tile) {
-      for (b.first = 0; b.first < p.n; b.first += kMaxGrid * b.tile) {
-        const dim3 grid(blocks(p.n - b.first, b.tile) * work.chunks, blocks(p.m - a.first, a.tile),
-                        blocks(p.batch.count - work.batch, 1));
-        launch_clusters_after(fp16x3_cluster_kernel, work.chunks, grid, kThreads, Smem::bytes(tile),
-                              context, work);
-      }
-    }
-  }
+  for_tile_grids(p, tile.rows, tile.cols, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
+    work.batch = batch, work.sides[0].first = row, work.sides[1].first = col;
+    grid.x *= work.chunks;
+    launch_clusters_after(fp16x3_cluster_kernel, work.chunks, grid, kThreads, Smem::bytes(tile),
+                          context, work);
+  });
   counter.read();
 }
 
