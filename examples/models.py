@@ -135,8 +135,8 @@ def main() -> None:
         batches = [batch().to(args.device) for _ in range(args.steps)]
         converted = copy.deepcopy(model)
         layers = len(torch_tiled.convert(converted).changed)
-        start = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         theirs, ours = (Training(each, loss, batches) for each in (model, converted))
+        start = theirs.weights()
         for _ in range(args.steps):  # in turns, so that both have the same clocks
             theirs.step()
             ours.step()

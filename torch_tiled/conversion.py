@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinea
 from torch.nn.parameter import UninitializedParameter
 
 from . import nn
-from .ops import linear
+from .ops import check_precision, linear
 from .supported import why_unsupported
 
 __all__ = ["Report", "Row", "convert", "enabled", "revert"]
@@ -94,6 +95,7 @@ class _Converted:
     activation = "none"
     algorithm = "auto"
     _origin: _Origin
+    _multiply: Callable[[torch.Tensor], torch.Tensor]  # forward, by torch_tiled
 
     @property
     def precision(self) -> str:
@@ -112,9 +114,6 @@ class _Converted:
                     raise
             self._say(reason)
         return self._origin.kind.forward(self, input)
-
-    def _multiply(self, input: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
 
     def _why_torch(self, input: torch.Tensor) -> str | None:
         return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
@@ -159,20 +158,19 @@ def _becomes(kind: type) -> type | None:
     return None
 
 
+@functools.cache
 def _conv1d() -> type:
     """What transformers' Conv1D becomes: `Conv1D` of this module, made when first asked for."""
-    if "Conv1D" not in globals():
-        from transformers.pytorch_utils import Conv1D as Original
+    from transformers.pytorch_utils import Conv1D as Original
 
-        class Conv1D(_Converted, Original):
-            """What transformers.pytorch_utils.Conv1D becomes. Not made by itself."""
+    class Conv1D(_Converted, Original):
+        """What transformers.pytorch_utils.Conv1D becomes. Not made by itself."""
 
-            def _multiply(self, input: torch.Tensor) -> torch.Tensor:
-                return linear(input, self.weight.mT, self.bias, precision=self.precision)
+        def _multiply(self, input: torch.Tensor) -> torch.Tensor:
+            return linear(input, self.weight.mT, self.bias, precision=self.precision)
 
-        Conv1D.__qualname__ = "Conv1D"
-        globals()["Conv1D"] = Conv1D
-    return globals()["Conv1D"]
+    Conv1D.__qualname__ = "Conv1D"
+    return Conv1D
 
 
 def __getattr__(name: str) -> type:  # so that pickles find it
@@ -317,7 +315,7 @@ def convert(
         1  Linear  8x4   left: filtered out
         Products without a layer (F.linear, @, einsum in a forward) are torch's as before.
     """
-    linear(torch.empty(1, 1), torch.empty(1, 1), precision=precision)  # raises if there is none
+    check_precision(precision)
     included, excluded = _patterns(include), _patterns(exclude)
 
     def is_filtered_out(module, name):
@@ -327,23 +325,21 @@ def convert(
 
     rows, layers, refused = [], [], []
     for name, module in model.named_modules():
-        row = Row(name, type(module).__name__, _shape(module), "left")
+        action = "left"
         if _is_layer(module):
             if is_filtered_out(module, name):
                 reason = "filtered out"
             elif reason := _why_not(module):
                 refused.append(f"{name or 'the model'}: {reason}")
             else:
+                action = "to be converted" if dry_run else "converted"
                 layers.append((name, module))
         else:
             kinds = (unreached for unreached in _UNREACHED if isinstance(module, unreached))
             reason = _UNREACHED.get(next(kinds, None))
             if reason is None:
                 continue
-        if reason is None:
-            action = "to be converted" if dry_run else "converted"
-            row = dataclasses.replace(row, action=action)
-        rows.append(dataclasses.replace(row, reason=reason or ""))
+        rows.append(Row(name, type(module).__name__, _shape(module), action, reason or ""))
     if strict and refused:
         raise RuntimeError(
             "torch_tiled.convert: with strict=True nothing was converted, since these layers "

@@ -311,6 +311,11 @@ def algorithms() -> list[str]:
     return torch.ops.tiled.algorithms()
 
 
+def check_precision(precision: str) -> None:
+    """Raises what a float32 product in an unknown or refused precision does."""
+    _call(_linear, torch.empty(1, 1), torch.empty(1, 1), precision=precision)
+
+
 class Explanation(types.SimpleNamespace):
     """How a product would be computed: a field for each thing to know, a line for each in print."""
 

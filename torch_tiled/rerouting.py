@@ -23,10 +23,10 @@ class override(TorchFunctionMode):
     computed by torch_tiled, and so are their gradients, whenever those are. Results, dtypes and
     shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
 
-    What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse,
-    nested and quantized tensors, other devices, an out= that would be resized or is
-    that of a sum, and single operands of einsum. So do products that are inside of other functions,
-    which no such statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
+    What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse, nested
+    and quantized tensors, other devices, an out= that would be resized or is that of a sum, and
+    single operands of einsum. So do products that are inside of other functions, which no such
+    statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
     torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, tensordot, bilinear,
     dot, inner, cdist and convolutions. With strict=True each of them warns.
 
@@ -49,7 +49,7 @@ class override(TorchFunctionMode):
     def __init__(self, precision: str = "fp32", *, strict: bool = False) -> None:
         super().__init__()
         if not is_compiling():
-            _raise_if_unknown(precision)
+            ops.check_precision(precision)
         self.precision = precision
         self.strict = strict
 
@@ -72,10 +72,6 @@ class override(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _raise_if_unknown(precision: str) -> None:
-    ops.linear(torch.empty(1, 1), torch.empty(1, 1), precision=precision)
-
-
 # What follows returns None for what is PyTorch's.
 
 
@@ -86,16 +82,18 @@ def _takes(*tensors: torch.Tensor) -> bool:
         if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
             return False
         dtypes.add(tensor.dtype)
-    device = tensors[0].device.type
-    return len(dtypes) == 1 or (device != "meta" and torch.is_autocast_enabled(device))
+    return len(dtypes) == 1 or _is_autocast(tensors[0])
+
+
+def _is_autocast(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As autocast has them, where it is on."""
-    device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not _is_autocast(tensors[0]):
         return tensors
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 

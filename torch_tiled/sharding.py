@@ -110,7 +110,6 @@ def _register() -> None:
 
     @register_sharding(tiled.linear.default)
     def linear(x, weight, bias=None, *options, activation="none", **_):
-        has_bias = bias is not None
         last = x.ndim - 1
         rules = [(Replicate(), Replicate(), Replicate(), Replicate())]
         rules += [(Shard(dim), Shard(dim), Replicate(), Replicate()) for dim in range(last)]
@@ -120,7 +119,7 @@ def _register() -> None:
             for sum_or_mean in pending:
                 rules.append((sum_or_mean, sum_or_mean, Replicate(), sum_or_mean))
                 rules.append((sum_or_mean, Replicate(), sum_or_mean, sum_or_mean))
-        if not has_bias:
+        if bias is None:
             rules = [rule[:3] for rule in rules]
         return with_options(rules, [None] * len(options))
 
