@@ -192,6 +192,13 @@ def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
     return _bound(exact, size, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
 
 
+def halves_bound(exact, size, k, roundings, dtype):
+    """The bound of sums of k terms, whose magnitudes add to size, in float32, when they or what
+    they are made of have been rounded to halves so often."""
+    error = gamma(k, U[torch.float32]) * size + k * SMALLEST[torch.float32]
+    return error + gamma(roundings, U[dtype]) * (size + error) + roundings * SMALLEST[dtype] / 2
+
+
 def assert_within(actual, exact, limit):
     """Asserts |actual - exact| <= limit everywhere, NaN never; says where it is exceeded most."""
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)}, not {tuple(exact.shape)}"

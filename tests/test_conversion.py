@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.utils.prune
+from reference import assert_within, bound, halves_bound, linear_bound, product
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
@@ -44,15 +45,30 @@ def test_results_are_those_of_linear(device):
     assert torch.equal(layer(x), torch_tiled.linear(x, layer.weight, layer.bias))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_gradients_are_those_of_torch(dtype, device):
-    model = small(device, dtype)
-    x = torch.randn(5, 6, device=device, dtype=dtype, requires_grad=True)
+def test_gradients_are_those_of_torch(device):
+    model = small(device, torch.float64)
+    x = torch.randn(5, 6, device=device, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
     torch_tiled.convert(model)
     actual = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
-    tolerance = {} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
-    assert_close(actual, expected, **tolerance)
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_layer_of_halves(dtype, device):
+    layer = torch.nn.Linear(6, 8, device=device, dtype=dtype)
+    torch_tiled.convert(layer)
+    x = torch.randn(5, 6, device=device, dtype=dtype, requires_grad=True)
+    grad = torch.randn(5, 8, device=device, dtype=dtype)
+    y = layer(x)
+    of_x, of_weight, of_bias = torch.autograd.grad(y, [x, layer.weight, layer.bias], grad)
+    x, weight, bias = (each.detach() for each in (x, layer.weight, layer.bias))
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    assert_within(y, exact, linear_bound(x, weight, bias))
+    assert_within(of_x, product(grad, weight), bound(grad, weight))
+    assert_within(of_weight, product(grad.mT, x), bound(grad.mT, x))
+    exact, size = grad.double().sum(0), grad.double().abs().sum(0)
+    assert_within(of_bias, exact, halves_bound(exact, size, 5, 1, dtype))
 
 
 def test_nothing_else_changes():
@@ -457,14 +473,16 @@ def test_functional_transforms(device):
 
 
 def test_autocast(device):
-    model = small(device)
+    layer = torch.nn.Linear(6, 8, device=device)
     x = torch.randn(5, 6, device=device)
     with torch.autocast(device, torch.bfloat16):
-        expected = model(x)
-        torch_tiled.convert(model)
-        result = model(x)
+        expected = layer(x)
+        torch_tiled.convert(layer)
+        result = layer(x)
     assert result.dtype == expected.dtype == torch.bfloat16
-    assert_close(result, expected, rtol=0.05, atol=0.05)
+    x, weight, bias = (each.detach().bfloat16() for each in (x, layer.weight, layer.bias))
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    assert_within(result, exact, linear_bound(x, weight, bias))
 
 
 # --- transformers' Conv1D ------------------------------------------------------------------------
