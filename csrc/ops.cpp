@@ -547,6 +547,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   return run_layer(layer, x, weight, bias, {});
 }
 
+Tensor plain_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  return linear(x, weight, bias, "none", "auto", "fp32");
+}
+
 Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& halves,
                        const Tensor& undo, const std::optional<Tensor>& bias,
                        const std::string& activation, const std::string& algorithm,
@@ -650,9 +654,10 @@ STABLE_TORCH_LIBRARY(tiled, m) {
       "linear.prepared(Tensor x, Tensor weight, Tensor halves, Tensor undo, Tensor? bias=None, *, "
       "str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor halves, Tensor undo)");
-  // matmul without options, for callers who know that there is nothing to differentiate: options
-  // are a good part of what a small product costs.
+  // Without options, for callers who know that nobody asks for more: options are a good part of
+  // what a small product costs.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
+  m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("algorithms() -> str[]");
   m.def("explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\") -> str[]");
 }
@@ -661,6 +666,7 @@ STABLE_TORCH_LIBRARY(tiled, m) {
 #define IMPLEMENT(m)                                             \
   m.impl("matmul", TORCH_BOX(&tiled::matmul));                   \
   m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));      \
+  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));      \
   m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));           \
   m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul)); \
   m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                     \

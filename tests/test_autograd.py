@@ -132,6 +132,39 @@ def test_gradient_of_linear_is_two_products(device):
     assert weight.grad.is_contiguous()
 
 
+@pytest.mark.parametrize("inner", [False, True], ids=["leaf", "inner"])
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_gradients_that_nobody_asks_for_are_not_computed(op, inner, device):
+    """torch.autograd.grad(y, x) of a layer whose weight has one too, as in a gradient penalty."""
+    x, weight = randn(4, 3, device=device), randn(3, 3, device=device)
+    factor = x * 1 if inner else x
+    y = getattr(torch_tiled, op)(factor, weight)
+    for inputs in (x, weight), (x,), (weight,):
+        with Calls() as record:
+            gradients = torch.autograd.grad(y.sum(), inputs, retain_graph=True)
+        assert record.names() == ["tiled::matmul"] * len(inputs)
+        for gradient, tensor in zip(gradients, inputs, strict=True):
+            theirs = torch.matmul(x, weight if op == "matmul" else weight.mT)
+            assert_close(gradient, *torch.autograd.grad(theirs.sum(), tensor))
+
+
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_nobody_watching_and_somebody_give_the_same(op, device):
+    """Gradients of the short way, past the operators' Python kernels, and of the long one."""
+    x, weight = randn(4, 3, device=device), randn(3, 3, device=device)
+
+    def run():
+        y = getattr(torch_tiled, op)(x, weight)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return y, *torch.autograd.grad(first.square().sum(), (x, weight))
+
+    alone = run()
+    with Calls() as record:
+        watched = run()
+    assert set(record.names()) == {"tiled::matmul", f"tiled::{op}"}
+    assert all(torch.equal(*pair) for pair in zip(alone, watched, strict=True))
+
+
 def saved_by(f):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

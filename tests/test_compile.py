@@ -231,6 +231,20 @@ def test_checkpoint_when_compiled(device):
     assert_close(ours, torch.autograd.grad(f(x, weight), weight))
 
 
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_compiled_autograd(op, device):
+    """The backward pass of an eager forward, compiled."""
+    x, weight = (randn(4, 4, device=device, requires_grad=True) for _ in range(2))
+
+    def gradients():
+        return torch.autograd.grad(getattr(torch_tiled, op)(x, weight).square().sum(), (x, weight))
+
+    expected = gradients()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        found = gradients()
+    assert_close(found, expected)
+
+
 # --- torch.export and AOTInductor ----------------------------------------------------------------
 
 

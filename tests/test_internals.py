@@ -73,6 +73,14 @@ def test_transforms_active():
     assert not _internals.transforms_active()
 
 
+def test_autocast_active():
+    assert not _internals.autocast_active()
+    with torch.autocast("cpu"):
+        assert _internals.autocast_active()
+        with torch.autocast("cpu", enabled=False):
+            assert not _internals.autocast_active()
+
+
 def test_modes():
     assert (_internals.dispatch_modes(), _internals.function_modes()) == (0, 0)
     with TorchDispatchMode():
@@ -129,6 +137,43 @@ def test_single_level_function():
     x = torch.ones(2, requires_grad=True)
     Double.apply(x).sum().backward()
     assert x.grad.tolist() == [2, 2]
+
+
+def test_gradients_asked_for():
+    asked = []
+
+    class Product(_internals.SingleLevelFunction):
+        @staticmethod
+        def forward(x, y, z):
+            return x * y
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs[:2])
+
+        @staticmethod
+        def backward(ctx, grad):
+            asked.append(tuple(_internals.gradients_asked_for(ctx, ctx.needs_input_grad)))
+            x, y = ctx.saved_tensors
+            return grad * y, grad * x, None
+
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    inner = x * 1
+
+    def run(first, second, *inputs):
+        out = Product.apply(first, second, None).sum()
+        if inputs:
+            return torch.autograd.grad(out, inputs)
+        return out.backward()
+
+    run(inner, y)
+    run(x.detach(), y)
+    run(x * 1, y, y)  # a leaf
+    run(x * 1, y, x)  # beyond a node
+    run(x * 1, y, x, y)
+    Product.apply(x * 1, y, None).sum().backward(inputs=[y])
+    both, second = (True, True, False), (False, True, False)
+    assert asked == [both, second, second, (True, False, False), both, second]
 
 
 def test_direct_call_keeps_torch_function():

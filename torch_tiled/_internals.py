@@ -5,6 +5,7 @@ needs is gathered here, so that a new PyTorch release is checked by reading one 
 tests/test_internals.py pins each name and what it is expected to do.
 """
 
+import torch
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
@@ -25,10 +26,16 @@ from torch._C import (
     _ExcludeDispatchKeyGuard as ExcludeKeys,
 )
 from torch._C import (
+    _is_any_autocast_enabled as autocast_active,
+)
+from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,
 )
 from torch._C import (
     _len_torch_function_stack as function_modes,
+)
+from torch._C import (
+    _will_engine_execute_node as will_run,
 )
 from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch._functorch.autograd_function import custom_function_call_vmap_helper as apply_vmap_rule
@@ -40,7 +47,7 @@ from torch._functorch.utils import (
 )
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
-from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 __all__ = [
@@ -55,12 +62,14 @@ __all__ = [
     "allow_single_level_function",
     "apply_vmap_rule",
     "argument_names",
+    "autocast_active",
     "call_without_python",
     "count_as_different_products",
     "current_interpreter",
     "dispatch_modes",
     "forward_ad_active",
     "function_modes",
+    "gradients_asked_for",
     "is_wrapped",
     "redispatch_without_python",
     "register_pytree_node",
@@ -70,9 +79,37 @@ __all__ = [
 ]
 
 
+class SingleLevelFunction(_SingleLevelFunction):
+    """The function of one level of differentiation."""
+
+    _compiled_autograd_key = torch.autograd.Function._compiled_autograd_key
+
+
 def forward_ad_active():
     """Whether a tensor may carry a forward-mode tangent."""
     return forward_ad._current_level >= 0
+
+
+def gradients_asked_for(ctx, needed):
+    """Of those tensors of a Function whose gradients are needed at all, which this pass asks for.
+
+    torch.autograd.grad(y, x) wants no gradients of weights, but ctx.needs_input_grad does not say.
+
+    Args:
+        ctx: that of a backward in the making.
+        needed: for each tensor that the Function was applied to, in order, a bool. None may follow.
+    """
+    if sum(needed) < 2:  # or it would not run
+        return needed
+    edges = ctx.next_functions
+    return [need and _is_asked_for(edges[i][0]) for i, need in enumerate(needed)]
+
+
+def _is_asked_for(node):
+    try:
+        return will_run(node)
+    except RuntimeError:  # the gradient of a leaf, which is asked for and not accumulated
+        return True
 
 
 def call_without_python(overload):

@@ -13,17 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.forward_ad import unpack_dual
 
+from . import plain
 from ._internals import (
     AFTER_AUTOGRAD,
     BelowAutograd,
     SingleLevelFunction,
     allow_single_level_function,
+    autocast_active,
     forward_ad_active,
+    gradients_asked_for,
     redispatch_without_python,
     set_forward_ad_enabled,
     transforms_active,
 )
 from .errors import raise_if_out_of_memory
+from .plain import is_plain
 from .sharding import register_if_needed, with_parts_in_front
 
 _matmul = torch.ops.tiled.matmul.default
@@ -105,9 +109,18 @@ def _sum(x, y):
 
 def _in_rows(x, y):
     """(*batch, q, p) and (*batch, q, r) as (rows, p) and (rows, r): a batch's laid end to end."""
+    if x.dim() == 2:
+        return x, y
     x, y = with_parts_in_front(x, y)
     rows = math.prod(x.shape[:-1])
     return x.reshape(rows, x.shape[-1]), y.reshape(rows, y.shape[-1])
+
+
+def _product(x, y, options):
+    """x @ y, which in a backward pass nobody watches, as a rule."""
+    if not options and is_plain(x, y):
+        return plain_matmul(x, y)
+    return _matmul(x, y, **options)
 
 
 def _product_for(shape, batch, x, y, options):
@@ -119,8 +132,8 @@ def _product_for(shape, batch, x, y, options):
     (p, q), r = x.shape[-2:], y.shape[-1]
     if len(batch) > 0 and all(isinstance(size, int) and size == 1 for size in shape[:-2]):
         x, y = _in_rows(x.mT.expand(*batch, q, p), y.expand(*batch, q, r))
-        return _matmul(x.mT, y, **options).reshape(shape)
-    return _matmul(x, y, **options).sum_to_size(shape)
+        return _product(x.mT, y, options).reshape(shape)
+    return _product(x, y, options).sum_to_size(shape)
 
 
 class _Matmul(SingleLevelFunction):
@@ -142,10 +155,16 @@ class _Matmul(SingleLevelFunction):
         if grad is None:
             return None, None, None, None
         a, b = ctx.saved_tensors
-        _, _, needs_a, needs_b = ctx.needs_input_grad
+        needs_a, needs_b = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         options = _without(ctx.options, "out_dtype")
         grad = grad.to(ctx.dtype)
         grad_a = grad_b = None
+        if len(ctx.a_shape) == len(ctx.b_shape) == 2:
+            if needs_a:
+                grad_a = _product(grad, b.mT, options)
+            if needs_b:
+                grad_b = _product(a.mT, grad, options)
+            return None, None, grad_a, grad_b
         # Vectors become matrices: a is a row, b a column.
         a_shape, b_shape = ctx.a_shape, ctx.b_shape
         if len(b_shape) == 1:
@@ -192,16 +211,17 @@ class _Linear(SingleLevelFunction):
         if grad is None:
             return None, None, None, None, None
         x, weight, relu = ctx.saved_tensors
-        _, _, needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        needed = ctx.needs_input_grad[2:]
+        needs_x, needs_weight, needs_bias = gradients_asked_for(ctx, needed)
         if relu is not None:
             grad = _threshold_backward(grad, relu, 0)
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            grad_x = _matmul(grad, weight, **ctx.options)
+            grad_x = _product(grad, weight, ctx.options)
         if needs_weight or needs_bias:
             by_row, x_by_row = _in_rows(grad, x if needs_weight else grad)
         if needs_weight:
-            grad_weight = _matmul(by_row.mT, x_by_row, **ctx.options)
+            grad_weight = _product(by_row.mT, x_by_row, ctx.options)
         if needs_bias:
             grad_bias = by_row.sum(0)
         return None, None, grad_x, grad_weight, grad_bias
@@ -220,6 +240,33 @@ class _Linear(SingleLevelFunction):
                 from_x = bias_tangent.expand(ctx.shape).clone(memory_format=torch.contiguous_format)
             tangent = _sum(from_x, from_weight)
             return tangent if relu is None else _threshold_backward(tangent, relu, 0)
+
+
+# What the operators compute without options, for plain tensors. Autocast is another level.
+
+
+def plain_matmul(a, b):
+    try:
+        if not differentiated(a, b):
+            return plain.matmul(a, b)
+        if not autocast_active():
+            return _Matmul.apply(plain.matmul, {}, a, b)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return _matmul(a, b)
+
+
+def plain_linear(x, weight, bias):
+    try:
+        if not differentiated(x, weight, bias):
+            return plain.linear(x, weight, bias)
+        if not autocast_active():
+            return _Linear.apply(plain.linear, {}, x, weight, bias)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return _linear(x, weight, bias)
 
 
 # The kernels. Most calls find nothing to differentiate and pay for every frame on their way down.

@@ -5,23 +5,18 @@ import types
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import autograd, errors, fake, transforms, writing
-from ._internals import (
-    BelowAutograd,
-    call_without_python,
-    dispatch_modes,
-    forward_ad_active,
-    function_modes,
-    transforms_active,
-)
+from . import autograd, errors, fake, plain, transforms, writing
+from ._internals import BelowAutograd, call_without_python
+from .autograd import differentiated
 from .errors import raise_if_out_of_memory
+from .plain import is_plain
 from .prepared import Prepared
 from .sharding import register_if_needed
 
 __all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul", "prepare"]
 
 _library = torch.library.Library("tiled", "FRAGMENT")
-for _module in (autograd, writing, transforms, errors, fake):
+for _module in (autograd, plain, writing, transforms, errors, fake):
     _module.register(_library)
 
 
@@ -37,31 +32,6 @@ _prepare = _ways_to_call(torch.ops.tiled.prepare.default)
 _prepared_matmul = _ways_to_call(torch.ops.tiled.matmul.prepared)
 _prepared_linear = _ways_to_call(torch.ops.tiled.linear.prepared)
 
-_plain_matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
-
-
-def _matmul_of_others(a, b):
-    """What _plain_matmul does with tensors that are not dense, not on a device, or to be cast."""
-    return torch.ops.tiled.matmul(a, b)
-
-
-_OTHERS = "CompositeExplicitAutograd NestedTensorCPU NestedTensorCUDA AutocastCPU AutocastCUDA"
-for _key in _OTHERS.split():
-    _library.impl("_plain_matmul", _matmul_of_others, _key)
-_library.impl("_plain_matmul", torch.library.fallthrough_kernel, "Autograd")
-
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
-def _is_plain(*tensors):
-    """Whether no gradient, tangent, transform, mode, subclass or compiler is in play."""
-    if is_dynamo_compiling():
-        return False
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES or (tensor.requires_grad and torch.is_grad_enabled()):
-            return False
-    return not (forward_ad_active() or transforms_active() or dispatch_modes() or function_modes())
-
 
 def _call(ways, *tensors, **options):
     """Calls an operator, past its Autograd key where that would find nothing to do.
@@ -71,7 +41,7 @@ def _call(ways, *tensors, **options):
     """
     op, direct = ways
     try:
-        if "out" not in options and _is_plain(*tensors):
+        if "out" not in options and is_plain(*tensors) and not differentiated(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
         if not is_dynamo_compiling():
@@ -133,15 +103,11 @@ def matmul(
         _call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
         return out
     if algorithm == "auto" and precision == "fp32" and out_dtype is None:
-        if not _is_plain(a, b):
-            if isinstance(b, Prepared):
-                return _call(_prepared_matmul, a, *_right_operand(b))
-            return _call(_matmul, a, b)
-        try:
-            return _plain_matmul(a, b)
-        except RuntimeError as error:
-            raise_if_out_of_memory(error)
-            raise
+        if is_plain(a, b):
+            return autograd.plain_matmul(a, b)
+        if isinstance(b, Prepared):
+            return _call(_prepared_matmul, a, *_right_operand(b))
+        return _call(_matmul, a, b)
     options = {"algorithm": algorithm, "precision": precision}
     if isinstance(b, Prepared) and out_dtype is None:
         return _call(_prepared_matmul, a, *_right_operand(b), **options)
@@ -244,6 +210,8 @@ def linear(
         options = {"activation": activation, "algorithm": algorithm, "precision": precision}
         return _call(_prepared_linear, *operands, **options)
     if activation == "none" and algorithm == "auto" and precision == "fp32":
+        if is_plain(x, weight) and (bias is None or is_plain(bias)):
+            return autograd.plain_linear(x, weight, bias)
         if bias is None:
             return _call(_linear, x, weight)
         return _call(_linear, x, weight, bias)
