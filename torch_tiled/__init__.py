@@ -45,7 +45,7 @@ def _load() -> None:
 
 _load()
 
-from torch_tiled import nn  # noqa: E402
+from torch_tiled import inductor, nn  # noqa: E402
 from torch_tiled.conversion import convert, enabled, revert  # noqa: E402
 from torch_tiled.nn import freeze, frozen_bytes, unfreeze  # noqa: E402
 from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul, prepare  # noqa: E402
@@ -62,6 +62,7 @@ __all__ = [
     "freeze",
     "frozen_bytes",
     "gemm_",
+    "inductor",
     "linear",
     "matmul",
     "nn",

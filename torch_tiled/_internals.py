@@ -5,6 +5,8 @@ needs is gathered here, so that a new PyTorch release is checked by reading one 
 tests/test_internals.py pins each name and what it is expected to do.
 """
 
+import functools
+
 import torch
 from torch._C import (
     DispatchKey,
@@ -58,6 +60,7 @@ __all__ = [
     "DispatchKeySet",
     "ExcludeKeys",
     "GetAttrKey",
+    "InductorCandidates",
     "SingleLevelFunction",
     "allow_single_level_function",
     "apply_vmap_rule",
@@ -144,3 +147,80 @@ def count_as_different_products(overload, *options):
 def version_of(tensor):
     """How often a tensor was written to, or None for one that does not count."""
     return None if tensor.is_inference() else tensor._version
+
+
+class InductorCandidates:
+    """Functions for Inductor's autotuning to choose from.
+
+    Args:
+        version: what compiled code is cached by, beside itself.
+        functions: each takes the tensors that mm, bmm or addmm of aten does, and returns the
+            product, contiguous.
+        candidate: candidate(op, dtypes, ranks, scalars) says which of them computes
+            aten::op of such operands, or None.
+    """
+
+    def __init__(self, version, functions, candidate):
+        self._version = version
+        self._functions = functions
+        self._candidate = candidate
+
+    def enable(self, factory):
+        """factory, a function of a module, calls choices()."""
+        from torch._inductor import config
+        from torch._inductor.virtualized import V
+
+        other = config.inductor_choices_class
+        if other not in (None, factory):
+            raise RuntimeError(
+                f"torch_tiled.inductor.enable: torch._inductor.config.inductor_choices_class is "
+                f"{other} already, and Inductor takes one; set it to None before"
+            )
+        config.inductor_choices_class = factory
+        self._register()  # now, since code from Inductor's cache calls them, too
+        V.set_choices_handler(self.choices())  # in place of what an earlier compilation left
+
+    def disable(self, factory):
+        from torch._inductor import config
+        from torch._inductor.choices import InductorChoices
+        from torch._inductor.virtualized import V
+
+        if config.inductor_choices_class is factory:
+            config.inductor_choices_class = None
+            V.set_choices_handler(InductorChoices())
+
+    @functools.cache  # noqa: B019 (of one object, for good)
+    def _register(self):
+        from torch._inductor.select_algorithm import ExternKernelChoice
+
+        return {f: ExternKernelChoice(f, has_out_variant=False) for f in self._functions}
+
+    def choices(self):
+        """Inductor's choices, and these."""
+        from torch._inductor import config
+        from torch._inductor.choices import InductorChoices
+        from torch._inductor.virtualized import V
+
+        kernels, candidate, version = self._register(), self._candidate, self._version
+
+        class Choices(InductorChoices):
+            def uuid(self):
+                return version
+
+            def get_template_configs(self, kernel_inputs, templates, op_name, *args, **options):
+                found = super().get_template_configs(
+                    kernel_inputs, templates, op_name, *args, **options
+                )
+                tunes = config.max_autotune or config.max_autotune_gemm
+                # Asked several times for a product: once for PyTorch's own.
+                if tunes and any(x.uid == f"aten::{op_name}" for x in templates):
+                    nodes = kernel_inputs.nodes()
+                    ranks = [len(node.get_size()) for node in nodes]
+                    scalars = kernel_inputs._scalars
+                    function = candidate(op_name, kernel_inputs.dtypes(), ranks, scalars)
+                    if function is not None and not V.graph.cpp_wrapper:
+                        layout = kernel_inputs.output_layout(flexible=False)
+                        found.append(kernels[function].bind(nodes, layout))
+                return found
+
+        return Choices()
