@@ -310,14 +310,31 @@ def run_package(program, x, expected, folder):
     )
 
 
+def check_package(model, program, x, folder):
+    done = run_package(program, x, model(x), folder)
+    if done.returncode < 0:  # a signal: is it ours, or does PyTorch fail by itself?
+        plain = torch.nn.Linear(6, 5).to(x.device, x.dtype)
+        program = torch.export.export(plain, (x,))
+        if run_package(program, x, plain(x), folder).returncode < 0:
+            pytest.skip("AOTInductor packages of PyTorch's own products crash here")
+    assert done.stdout == "equal\n", done.stderr
+
+
+@torch.no_grad()
 def test_aoti_package(device, tmp_path):
     model, program = export(device, strict=False)
-    with torch.no_grad():
-        x = randn(9, 6, device=device, dtype=torch.float64)
-        done = run_package(program, x, model.expected(x), tmp_path)
-        if done.returncode < 0:  # a signal: is it ours, or does PyTorch fail by itself?
-            plain = torch.nn.Linear(6, 5).to(device).double()
-            program = torch.export.export(plain, (x,))
-            if run_package(program, x, plain(x), tmp_path).returncode < 0:
-                pytest.skip("AOTInductor packages of PyTorch's own products crash here")
-    assert done.stdout == "equal\n", done.stderr
+    x = randn(9, 6, device=device, dtype=torch.float64)
+    check_package(model.expected, program, x, tmp_path)
+
+
+@torch.no_grad()
+def test_aoti_package_of_a_converted_model(device, tmp_path):
+    layers = torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3, bias=False)
+    model = torch.nn.Sequential(*layers).to(device)
+    torch_tiled.convert(model)
+    rows = torch.export.Dim("rows", min=2, max=100)
+    x = randn(4, 6, device=device)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert called.count(ops.linear.default) == 2
+    check_package(model, program, randn(9, 6, device=device), tmp_path)
