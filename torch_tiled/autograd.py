@@ -247,7 +247,7 @@ class _Linear(SingleLevelFunction):
 
 def plain_matmul(a, b):
     try:
-        if not differentiated(a, b):
+        if not ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled()):
             return plain.matmul(a, b)
         if not autocast_active():
             return _Matmul.apply(plain.matmul, {}, a, b)

@@ -7,7 +7,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import autograd, errors, fake, plain, transforms, writing
 from ._internals import BelowAutograd, call_without_python
-from .autograd import differentiated
+from .autograd import differentiated, plain_linear, plain_matmul
 from .errors import raise_if_out_of_memory
 from .plain import is_plain
 from .prepared import Prepared
@@ -33,6 +33,13 @@ _prepared_matmul = _ways_to_call(torch.ops.tiled.matmul.prepared)
 _prepared_linear = _ways_to_call(torch.ops.tiled.linear.prepared)
 
 
+def _may_go_past(first, *others):
+    """Whether there is nothing to do for the kernel at the Autograd key."""
+    return not differentiated(first, *others) and all(
+        is_plain(first, x) for x in others or (first,)
+    )
+
+
 def _call(ways, *tensors, **options):
     """Calls an operator, past its Autograd key where that would find nothing to do.
 
@@ -41,7 +48,7 @@ def _call(ways, *tensors, **options):
     """
     op, direct = ways
     try:
-        if "out" not in options and is_plain(*tensors) and not differentiated(*tensors):
+        if "out" not in options and _may_go_past(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
         if not is_dynamo_compiling():
@@ -104,7 +111,7 @@ def matmul(
         return out
     if algorithm == "auto" and precision == "fp32" and out_dtype is None:
         if is_plain(a, b):
-            return autograd.plain_matmul(a, b)
+            return plain_matmul(a, b)
         if isinstance(b, Prepared):
             return _call(_prepared_matmul, a, *_right_operand(b))
         return _call(_matmul, a, b)
@@ -210,8 +217,8 @@ def linear(
         options = {"activation": activation, "algorithm": algorithm, "precision": precision}
         return _call(_prepared_linear, *operands, **options)
     if activation == "none" and algorithm == "auto" and precision == "fp32":
-        if is_plain(x, weight) and (bias is None or is_plain(bias)):
-            return autograd.plain_linear(x, weight, bias)
+        if is_plain(x, weight) and (bias is None or is_plain(x, bias)):
+            return plain_linear(x, weight, bias)
         if bias is None:
             return _call(_linear, x, weight)
         return _call(_linear, x, weight, bias)

@@ -21,14 +21,17 @@ matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
 linear = call_without_python(torch.ops.tiled._plain_linear.default)
 
 
-def is_plain(*tensors):
+def is_plain(x, y):
     """Whether nothing but the recording of gradients may be in play, and autocast."""
-    if is_dynamo_compiling():
-        return False
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES:
-            return False
-    return not (forward_ad_active() or transforms_active() or dispatch_modes() or function_modes())
+    return (
+        type(x) in _PLAIN_TYPES
+        and type(y) in _PLAIN_TYPES
+        and not is_dynamo_compiling()
+        and not function_modes()
+        and not dispatch_modes()
+        and not transforms_active()
+        and not forward_ad_active()
+    )
 
 
 # What is not dense, not on a device, or to be cast is the other operators' after all.
