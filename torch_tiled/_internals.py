@@ -156,7 +156,7 @@ class InductorCandidates:
         version: what compiled code is cached by, beside itself.
         functions: each takes the tensors that mm, bmm or addmm of aten does, and returns the
             product, contiguous.
-        candidate: candidate(op, dtypes, ranks, scalars) says which of them computes
+        candidate: candidate(op, dtypes, strides, scalars) says which of them computes
             aten::op of such operands, or None.
     """
 
@@ -215,9 +215,9 @@ class InductorCandidates:
                 # Asked several times for a product: once for PyTorch's own.
                 if tunes and any(x.uid == f"aten::{op_name}" for x in templates):
                     nodes = kernel_inputs.nodes()
-                    ranks = [len(node.get_size()) for node in nodes]
+                    strides = [node.get_stride() for node in nodes]
                     scalars = kernel_inputs._scalars
-                    function = candidate(op_name, kernel_inputs.dtypes(), ranks, scalars)
+                    function = candidate(op_name, kernel_inputs.dtypes(), strides, scalars)
                     if function is not None and not V.graph.cpp_wrapper:
                         layout = kernel_inputs.output_layout(flexible=False)
                         found.append(kernels[function].bind(nodes, layout))

@@ -17,16 +17,18 @@ def tiled_bmm(a, b):
 
 
 def tiled_addmm(bias, a, b):
+    if bias.dim() == 2:  # torch 2.11 has it expanded
+        bias = bias[0]
     return torch.ops.tiled.linear(a, b.mT, bias)
 
 
-def _candidate(op, dtypes, ranks, scalars):
-    """What computes aten::op of operands of these dtypes and ranks, or None."""
+def _candidate(op, dtypes, strides, scalars):
+    """What computes aten::op of operands of these dtypes and strides, or None."""
     if set(dtypes) != {torch.float32}:
         return None
     if op == "addmm":  # a linear layer's
-        is_layer = ranks[0] == 1 and scalars["alpha"] == scalars["beta"] == 1
-        return tiled_addmm if is_layer else None
+        is_bias = len(strides[0]) == 1 or strides[0][0] == 0
+        return tiled_addmm if is_bias and scalars["alpha"] == scalars["beta"] == 1 else None
     return {"mm": tiled_mm, "bmm": tiled_bmm}.get(op)
 
 

@@ -35,9 +35,8 @@ _prepared_linear = _ways_to_call(torch.ops.tiled.linear.prepared)
 
 def _may_go_past(first, *others):
     """Whether there is nothing to do for the kernel at the Autograd key."""
-    return not differentiated(first, *others) and all(
-        is_plain(first, x) for x in others or (first,)
-    )
+    plain = all(is_plain(first, other) for other in others or (first,))
+    return plain and not differentiated(first, *others)
 
 
 def _call(ways, *tensors, **options):
