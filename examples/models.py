@@ -1,12 +1,14 @@
 """Trains whole models as they are, and converted: the time of a step, and how far apart they end.
 
     python examples/models.py
-    python examples/models.py gpt2 --steps 50
+    python examples/models.py bert --steps 100
+    python examples/models.py gpt2 pinn --profile
 
-Both start from the same weights and see the same batches. "gpt2" is transformers' GPT-2, of its
-small size on a GPU, on random tokens; "pinn" a network that learns a solution of Burgers' equation,
-u_t + u u_x = 0.01 u_xx, from its residual alone, whose loss has second derivatives. PyTorch
-multiplies in IEEE float32, without TF32.
+Both trainings start from the same weights and see the same batches; tasks.py has the models and
+what they learn. PyTorch computes in IEEE float32, without TF32. On a CPU torch_tiled multiplies by
+torch.matmul, so that only a GPU shows a difference. There some of PyTorch's functions, like
+index_add and the gradients of convolutions, may add in another order each time, which alone sets
+trainings apart.
 """
 
 import argparse
@@ -14,88 +16,41 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 # For a package that is built in place and not installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from tasks import TASKS, Batch, Task
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import torch_tiled
 
-Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
-
-
-def gpt2(on_gpu: bool) -> tuple[nn.Module, Loss, Callable[[], torch.Tensor]]:
-    """The model, its loss on a batch, and what makes batches."""
-    try:
-        from transformers import GPT2Config, GPT2LMHeadModel
-    except ImportError:
-        sys.exit("This example needs transformers: pip install transformers")
-    small = {} if on_gpu else {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100}
-    no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
-    no_ends = {"bos_token_id": None, "eos_token_id": None}
-    config = GPT2Config(**small, **no_dropout, **no_ends, use_cache=False, loss_type="ForCausalLM")
-    shape = (8, 512) if on_gpu else (2, 32)
-    return (
-        GPT2LMHeadModel(config),
-        lambda model, tokens: model(input_ids=tokens, labels=tokens).loss,
-        lambda: torch.randint(config.vocab_size, shape),
-    )
-
-
-def pinn(on_gpu: bool) -> tuple[nn.Module, Loss, Callable[[], torch.Tensor]]:
-    """The same of points (t, x) in [0, 1] x [-1, 1]."""
-    width, points = (1024, 16384) if on_gpu else (32, 64)
-    sizes = [2, *[width] * 5, 1]
-    layers = [layer for pair in zip(sizes, sizes[1:], strict=False) for layer in made(*pair)]
-
-    def loss(model: nn.Module, where: torch.Tensor) -> torch.Tensor:
-        where = where.requires_grad_()
-        u = model(where)
-        u_t, u_x = gradient(u, where).unbind(1)
-        u_xx = gradient(u_x, where)[:, 1]
-        start = where.detach() * torch.tensor([0.0, 1.0], device=where.device)
-        initial = model(start) + torch.sin(torch.pi * start[:, 1:])
-        return (u_t + u[:, 0] * u_x - 0.01 * u_xx).square().mean() + initial.square().mean()
-
-    return (
-        nn.Sequential(*layers[:-1]),
-        loss,
-        lambda: torch.rand(points, 2) * torch.tensor([1.0, 2.0]) - torch.tensor([0.0, 1.0]),
-    )
-
-
-def made(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module]:
-    return nn.Linear(inputs, outputs), nn.Tanh()
-
-
-def gradient(of: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(of.sum(), by, create_graph=True)[0]
-
-
-MODELS = {"gpt2": gpt2, "pinn": pinn}
+STEPS = 50
+HELD_OUT = 8  # batches that no training sees
+PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linear")}
 
 
 class Training:
     """A model in training, step by step."""
 
-    def __init__(self, model: nn.Module, loss: Loss, batches: list[torch.Tensor]) -> None:
-        self.model, self.loss, self.batches = model, loss, batches
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        self.model, self.task = model, task
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate)
         self.losses: list[float] = []
         self.seconds: list[float] = []
 
-    def step(self) -> None:
-        batch = self.batches[len(self.losses)].clone()
-        start = self._now()
+    def step(self, batch: Batch) -> None:
+        start = now(batch)
         self.optimizer.zero_grad()
-        loss = self.loss(self.model, batch)
+        loss = self.task.loss(self.model, batch)
         loss.backward()
         self.optimizer.step()
-        self.seconds.append(self._now() - start)
+        self.seconds.append(now(batch) - start)
         self.losses.append(loss.item())
 
     def milliseconds(self) -> float:
@@ -105,48 +60,126 @@ class Training:
     def weights(self) -> torch.Tensor:
         return nn.utils.parameters_to_vector(self.model.parameters()).detach()
 
-    def _now(self) -> float:
-        if self.batches[0].is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def score(self, batches: list[Batch]) -> float:
+        """The mean accuracy or, where the task has none, loss."""
+        if self.task.accuracy is None:  # the loss may take derivatives
+            return statistics.mean(self.task.loss(self.model, each).item() for each in batches)
+        with torch.no_grad():
+            return statistics.mean(self.task.accuracy(self.model, each).item() for each in batches)
+
+
+def now(batch: Batch) -> float:
+    """The time when the batch's device is done."""
+    if batch[0].is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def draw(task: Task, count: int, device: str) -> list[Batch]:
+    return [tuple(each.to(device) for each in task.batch()) for _ in range(count)]
+
+
+@dataclass
+class Comparison:
+    layers: int  # converted
+    theirs: Training
+    ours: Training
+    scores: tuple[float, float, float]  # on data held out: at first, in the end theirs, ours
+    apart: float  # the weights in the end, as a part of the way from where they began
+
+
+def compare(task: Task, device: str, steps: int) -> Comparison:
+    batches, held_out = draw(task, steps, device), draw(task, HELD_OUT, device)
+    model = task.model.to(device)
+    converted = copy.deepcopy(model)
+    layers = len(torch_tiled.convert(converted).changed)
+    theirs, ours = Training(model, task), Training(converted, task)
+    start, at_first = theirs.weights(), theirs.score(held_out)
+    for batch in batches:  # in turns, so that both have the same clocks
+        theirs.step(batch)
+        ours.step(batch)
+    moved = (theirs.weights() - start).norm()
+    apart = ((ours.weights() - theirs.weights()).norm() / moved).item()
+    scores = (at_first, theirs.score(held_out), ours.score(held_out))
+    return Comparison(layers, theirs, ours, scores, apart)
+
+
+def profiled(training: Training, batch: Batch) -> tuple[float, float]:
+    """Milliseconds that the device spends on matrix products in one more step, and on all of it."""
+    on_gpu = batch[0].is_cuda
+
+    def milliseconds(events: list) -> float:
+        times = [x.self_device_time_total if on_gpu else x.self_cpu_time_total for x in events]
+        return sum(times) / 1000
+
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as profiler:
+        training.step(batch)
+    events = profiler.key_averages()
+    # A kernel's time is that of the operator that launched it, too, which tells what it was for.
+    products = [x for x in events if x.key in PRODUCTS]
+    if on_gpu:  # all kernels by themselves, without marks such as the optimizer's
+        events = [x for x in events if x.device_type == DeviceType.CUDA]
+        events = [x for x in events if not x.is_user_annotation]
+    return milliseconds(products), milliseconds(events)
+
+
+HEADER = (
+    "                  ms a step               last loss          held out\n"
+    "model     layers    torch    tiled  ratio     torch     tiled  measure"
+    "   at first    torch    tiled    apart"
+)
+
+
+def row(name: str, task: Task, done: Comparison) -> str:
+    before, after = done.theirs.milliseconds(), done.ours.milliseconds()
+    measure = "loss" if task.accuracy is None else "accuracy"
+    at_first, theirs, ours = done.scores
+    return (
+        f"{name:8}  {done.layers:6}  {before:7.2f}  {after:7.2f}  {before / after:5.2f}"
+        f"  {done.theirs.losses[-1]:8.5f}  {done.ours.losses[-1]:8.5f}"
+        f"  {measure:8}  {at_first:8.4f}  {theirs:7.4f}  {ours:7.4f}  {done.apart:7.1e}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)} (default: all)")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(TASKS)} (default: all)")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="also print the share of a step that matrix products have with torch",
+    )
     args = parser.parse_args()
     for name in args.models:
-        if name not in MODELS:
-            parser.error(f"there is no model {name}; choose of {', '.join(MODELS)}")
+        if name not in TASKS:
+            parser.error(f"there is no model {name}; choose of {', '.join(TASKS)}")
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    full = torch.device(args.device).type == "cuda"
 
-    print(
-        f"on {args.device}, {args.steps} steps each; the last losses, and the distance between the"
-    )
-    print("weights in the end, as a part of that from where they began")
-    print("model     layers  ms with torch  ms converted  ratio      loss  converted    apart")
-    for name in args.models or MODELS:
+    print(f"on {args.device}, {args.steps} steps each, in turns; held out: data that neither saw;")
+    print("apart: the weights in the end, as a part of the way from where they began")
+    print(HEADER)
+    times = {}
+    for name in args.models or TASKS:
         torch.manual_seed(args.seed)
-        model, loss, batch = MODELS[name](torch.device(args.device).type == "cuda")
-        model = model.to(args.device)
-        batches = [batch().to(args.device) for _ in range(args.steps)]
-        converted = copy.deepcopy(model)
-        layers = len(torch_tiled.convert(converted).changed)
-        theirs, ours = (Training(each, loss, batches) for each in (model, converted))
-        start = theirs.weights()
-        for _ in range(args.steps):  # in turns, so that both have the same clocks
-            theirs.step()
-            ours.step()
-        moved = (theirs.weights() - start).norm()
-        apart = (ours.weights() - theirs.weights()).norm() / moved
-        before, after = theirs.milliseconds(), ours.milliseconds()
-        print(
-            f"{name:8}  {layers:6}  {before:13.2f}  {after:12.2f}  {before / after:5.2f}"
-            f"  {theirs.losses[-1]:8.5f}   {ours.losses[-1]:8.5f}  {apart:7.1e}"
-        )
+        try:
+            task = TASKS[name](full)
+        except ModuleNotFoundError as error:
+            sys.exit(f"{name} needs {error.name}: pip install {error.name}")
+        done = compare(task, args.device, args.steps)
+        print(row(name, task, done), flush=True)
+        if args.profile:
+            times[name] = profiled(done.theirs, *draw(task, 1, args.device))
+    if times:
+        print("\na step with torch, and the ratio if its matrix products took no time at all")
+        print("model     ms of products  ms of all  share  at most")
+    for name, (products, total) in times.items():
+        at_most = total / (total - products)
+        print(f"{name:8}  {products:14.2f}  {total:9.2f}  {products / total:5.1%}  {at_most:7.2f}")
 
 
 if __name__ == "__main__":
