@@ -14,6 +14,14 @@ from torch.nn import functional
 
 CLASSES = 4
 
+# Of BERT and ViT on a CPU.
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
+
 Batch = tuple[torch.Tensor, ...]
 
 
@@ -81,10 +89,7 @@ def bert(full: bool) -> Task:
     """A sentence's class is which of the first tokens it has most of."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    small = {
-        **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 128, "vocab_size": 100},
-    }
+    small = {**SMALL, "vocab_size": 100}
     dropout = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
     config = BertConfig(
         **({} if full else small), **dropout, num_labels=CLASSES, pad_token_id=None, use_cache=False
@@ -102,10 +107,7 @@ def bert(full: bool) -> Task:
 def vit(full: bool) -> Task:
     from transformers import ViTConfig, ViTForImageClassification
 
-    small = {
-        **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 128, "image_size": 32, "patch_size": 8},
-    }
+    small = {**SMALL, "image_size": 32, "patch_size": 8}
     config = ViTConfig(**({} if full else small), num_labels=CLASSES)
     return images(ViTForImageClassification(config), full)
 
