@@ -289,6 +289,30 @@ def fully_sharded():
 
 
 @check
+def frozen_in_shards():
+    """Writes to the shards of a frozen layer's weight count, whichever came first."""
+    from torch.distributed.fsdp import fully_shard
+
+    for frozen_first in (True, False):
+        layers = [torch_tiled.nn.Linear(128, 128, algorithm="fp16x3") for _ in range(2)]
+        model = torch.nn.Sequential(*layers).to(device()).eval()
+        if frozen_first:
+            torch_tiled.freeze(model)
+        fully_shard(model, mesh=mesh_of())
+        if not frozen_first:
+            torch_tiled.freeze(model)
+        (x,) = random((4, 128), dtype=torch.float32)
+        with torch.no_grad():
+            model(x)
+            model.reshard()
+            for parameter in model.parameters():
+                parameter.mul_(2)
+            written = model(x)
+            torch_tiled.unfreeze(model)
+            assert torch.equal(written, model(x))
+
+
+@check
 def data_parallel():
     from torch.nn.parallel import DistributedDataParallel
 

@@ -73,6 +73,7 @@ __all__ = [
     "forward_ad_active",
     "function_modes",
     "gradients_asked_for",
+    "is_in_fsdp_shards",
     "is_wrapped",
     "redispatch_without_python",
     "register_pytree_node",
@@ -142,6 +143,16 @@ def count_as_different_products(overload, *options):
     rule = propagator.op_strategy_funcs[overload]
     info = RuntimeSchemaInfo(static_kwargkey=list(options), needs_pytree=True)
     propagator.register_op_strategy(overload, rule, info)
+
+
+def is_in_fsdp_shards(module):
+    """Whether fully_shard, of the module or one around it, keeps its parameters in shards.
+
+    While they are whole, in forward, they are plain tensors, whose memory and version are the same
+    each time, whatever was written to the shards. But fully_shard hooks into their owner.
+    """
+    hooks = module._load_state_dict_post_hooks
+    return any(hook.__module__.startswith("torch.distributed.fsdp.") for hook in hooks.values())
 
 
 def version_of(tensor):

@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._internals import is_wrapped, transforms_active, version_of
+from ._internals import is_in_fsdp_shards, is_wrapped, transforms_active, version_of
 from .ops import linear, prepare
 from .prepared import Prepared
 
@@ -31,6 +31,8 @@ def freeze(model: _Model) -> _Model:
       under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
       look for no write at all. Call freeze(model) again after such a write: it splits anew, into
       the same memory where shapes are the same, which those graphs read.
+
+    Where a weight is a DTensor, or in shards by fully_shard, nothing is split.
 
     A frozen weight has no gradient: while one would be recorded (grad mode is on and the weight
     requires grad) the layer refuses to run, in train() and eval() alike. Gradients to its input and
@@ -168,10 +170,20 @@ class Linear(torch.nn.Linear):
     def _prepared_weight(self):
         return Prepared(self.weight, self._halves, self._undo, transposed=True)
 
+    def _can_be_split(self):
+        """Whether the weight is a tensor with memory of its own, where a write to it is noticed.
+
+        Not one that a transform or subclass wraps, or that is gathered from shards.
+        """
+        weight = self.weight
+        if type(weight) not in (torch.nn.Parameter, torch.Tensor) or is_in_fsdp_shards(self):
+            return False
+        return not (transforms_active() and is_wrapped(weight))
+
     def _split(self):
         """Splits the weight as it is now: into the same memory, which a graph may hold."""
         self._split_of = None  # until it is done
-        if not _has_memory(self.weight):
+        if not self._can_be_split():
             return
         with torch.inference_mode(False), torch.no_grad():
             alias = self.weight.detach()
@@ -194,7 +206,7 @@ class Linear(torch.nn.Linear):
             # Dynamo guards what it finds here. (With torch 2.11 it takes is_exporting() for true.)
             # Where torch.export goes without it, a program has its own tensors for the layer's.
             return not is_dynamo_compiling() or split_of[0] is weight
-        if not _has_memory(weight):
+        if not self._can_be_split():
             return False
         if split_of is not None:
             owner, alias, version = split_of
@@ -218,13 +230,6 @@ class Linear(torch.nn.Linear):
     def __setstate__(self, state):
         super().__setstate__(state)
         self._split_of = None
-
-
-def _has_memory(weight):
-    """Whether it is a tensor with memory of its own, not one that a transform or subclass wraps."""
-    if type(weight) not in (torch.nn.Parameter, torch.Tensor):
-        return False
-    return not (transforms_active() and is_wrapped(weight))
 
 
 def _are_alike(x, y):
