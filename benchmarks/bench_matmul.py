@@ -305,8 +305,8 @@ def bench(args: argparse.Namespace, console, command_line: str) -> int:
     interrupted = False
     try:
         if args.overhead:
-            header["overhead_us"] = machine.overhead_us(device)
-            report.print_overhead(console, header["overhead_us"])
+            header["overheads"] = machine.overheads(device)
+            report.print_overheads(console, header["overheads"])
         measure_all(plan(args), args, energy, console, run)
     except KeyboardInterrupt:
         interrupted = True

@@ -105,17 +105,45 @@ def describe(device: torch.device, command_line: str, commit: str | None = None)
     }
 
 
-def overhead_us(device: torch.device, batches: int = 51, calls: int = 1000) -> dict[str, float]:
-    """Wall time of one call on 8x8 tensors that need no gradient, its launch included.
+# Ways to call, how each is written, and the one of PyTorch's that it replaces.
+_CALLS = (
+    ("torch.mm", "torch.mm(x, weight)", "torch.mm"),
+    ("torch_tiled.matmul", "torch_tiled.matmul(x, weight)", "torch.mm"),
+    ("torch.ops.tiled.matmul", "torch.ops.tiled.matmul(x, weight)", "torch.mm"),
+    ("torch.nn.Linear", "layer(x)", "torch.nn.Linear"),
+    ("converted torch.nn.Linear", "converted(x)", "torch.nn.Linear"),
+)
+
+
+def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list[dict]:
+    """Wall time of calls on 8x8 tensors, launches included: alone, and forward and backward.
 
     The median over batches of calls; the ways to call take turns, batch by batch.
+
+    Returns:
+        For each way a row with its name ("call"), whether "backward" is in it, its time ("us"),
+        PyTorch's way ("peer") and by how much it takes longer than that ("over_peer").
     """
-    a, b = (torch.randn(8, 8, device=device) for _ in range(2))
-    names = ("torch.mm", "torch_tiled.matmul", "torch.ops.tiled.matmul")
-    scope = {"torch": torch, "torch_tiled": torch_tiled, "a": a, "b": b}
-    timers = {name: Timer(f"{name}(a, b)", globals=scope) for name in names}
-    seconds = {name: [] for name in names}
-    for _ in range(batches):
-        for name, timer in timers.items():
-            seconds[name].append(timer.timeit(calls).mean)
-    return {name: statistics.median(times) * 1e6 for name, times in seconds.items()}
+    scope = {
+        "torch": torch,
+        "torch_tiled": torch_tiled,
+        "x": torch.randn(8, 8, device=device),
+        "weight": torch.randn(8, 8, device=device, requires_grad=True),
+        "layer": torch.nn.Linear(8, 8, device=device),
+        "converted": torch.nn.Linear(8, 8, device=device),
+    }
+    torch_tiled.convert(scope["converted"])
+    rows = []
+    for backward in (False, True):
+        pass_back = ".backward(x)" if backward else ""
+        timers = {name: Timer(call + pass_back, globals=scope) for name, call, _ in _CALLS}
+        seconds = {name: [] for name in timers}
+        with torch.set_grad_enabled(backward):
+            for _ in range(batches):
+                for name, timer in timers.items():
+                    seconds[name].append(timer.timeit(calls).mean)
+        us = {name: statistics.median(times) * 1e6 for name, times in seconds.items()}
+        for name, _, peer in _CALLS:
+            row = {"call": name, "backward": backward, "us": us[name], "peer": peer}
+            rows.append(row | {"over_peer": us[name] / us[peer]})
+    return rows

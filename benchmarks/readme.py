@@ -49,8 +49,8 @@ def markdown(measured: dict) -> str:
             "that moves as many bytes, where one was timed:"
         )
         parts.append(_means(header["geometric_means"]))
-    if header.get("overhead_us"):
-        parts.append(_overhead(header["overhead_us"]))
+    if header.get("overheads"):
+        parts.append(_overheads(header["overheads"]))
     return "\n\n".join(parts)
 
 
@@ -126,8 +126,18 @@ def _means(means: list[dict]) -> str:
     )
 
 
-def _overhead(us: dict[str, float]) -> str:
-    calls = ", ".join(
-        f"`{name}` {value:.1f} us ({value / us['torch.mm']:.2f}x)" for name, value in us.items()
+def _overheads(rows: list[dict]) -> str:
+    table = _table(
+        ["call on 8x8 tensors", "passes", "us", "over PyTorch's"],
+        2,
+        [
+            [
+                f"`{row['call']}`",
+                "forward, backward" if row["backward"] else "forward",
+                f"{row['us']:.1f}",
+                f"{row['over_peer']:.2f}",
+            ]
+            for row in rows
+        ],
     )
-    return f"Wall time of a call on 8x8 tensors, launch included, no gradient needed: {calls}."
+    return f"The host's time, launches included:\n\n{table}"

@@ -183,13 +183,15 @@ def print_means(console: Console, means: list[dict]) -> None:
     console.print(table)
 
 
-def print_overhead(console: Console, us: dict[str, float]) -> None:
+def print_overheads(console: Console, rows: list[dict]) -> None:
     table = Table(
         title="host time of a call on 8x8 tensors", title_justify="left", box=None, pad_edge=False
     )
-    table.add_column("call")
-    for heading in ("us", "over torch.mm"):
-        table.add_column(heading, justify="right")
-    for name, value in us.items():
-        table.add_row(name, f"{value:.2f}", f"{value / us['torch.mm']:.2f}x")
+    for heading in ("call", "passes"):
+        table.add_column(heading)
+    table.add_column("us", justify="right")
+    table.add_column("over PyTorch's", justify="right")
+    for row in rows:
+        passes = "forward, backward" if row["backward"] else "forward"
+        table.add_row(row["call"], passes, f"{row['us']:.2f}", f"{row['over_peer']:.2f}x")
     console.print(table)
