@@ -1,14 +1,18 @@
 """PyTorch's functions rerouted: torch_tiled.override."""
 
 import contextlib
+import itertools
 import operator
 import threading
+import types
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from calls import Calls
 from reference import assert_within, halves_bound
+from torch.backends import opt_einsum
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -176,6 +180,52 @@ def test_einsum_s_errors_are_pytorch_s(equation, shapes):
     with torch_tiled.override(), pytest.raises(RuntimeError) as error:
         torch.einsum(equation, *tensors)
     assert str(error.value) == str(expected.value)
+
+
+def einsum_s_products(equation, *tensors):
+    """torch.einsum by torch_tiled, checked, and the shapes of what it multiplies."""
+    with Calls() as calls, torch_tiled.override(strict=True):
+        result = torch.einsum(equation, *tensors)
+    assert_close(result, torch.einsum(equation, *tensors))
+    return [
+        tuple(tuple(x.shape) for x in args)
+        for name, args, _ in calls.calls
+        if name == "tiled::matmul"
+    ]
+
+
+FROM_THE_LEFT = [((30, 4), (4, 50)), ((30, 50), (50, 3))]
+FROM_THE_RIGHT = [((4, 50), (50, 3)), ((30, 4), (4, 3))]
+
+
+@pytest.mark.skipif(not opt_einsum.is_available(), reason="no opt_einsum")
+@pytest.mark.parametrize("strategy", ["auto", "greedy", "optimal"])
+def test_einsum_in_the_order_of_opt_einsum(strategy, device):
+    tensors = operands((30, 4), (4, 50), (50, 3), device=device)
+    with opt_einsum.flags(enabled=True, strategy=strategy):
+        assert einsum_s_products("ij,jk,kl", *tensors) == FROM_THE_RIGHT
+    with opt_einsum.flags(enabled=False):
+        assert einsum_s_products("ij,jk,kl", *tensors) == FROM_THE_LEFT
+
+
+def test_einsum_in_any_order(monkeypatch):
+    """Whatever path opt_einsum might find; it need not be installed for this."""
+
+    def take(path):
+        found = types.SimpleNamespace(contract_path=lambda *_, **__: (path, ""))
+        module = types.SimpleNamespace(enabled=True, strategy="", get_opt_einsum=lambda: found)
+        monkeypatch.setattr(torch_tiled.einsum, "opt_einsum", module)
+
+    take([(1, 2), (0, 1)])
+    tensors = operands((30, 4), (4, 50), (50, 3))
+    assert einsum_s_products("ij,jk,kl", *tensors) == FROM_THE_RIGHT
+    compiled = torch.compile(torch.einsum, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch_tiled.override(strict=True):
+        assert_close(compiled("ij,jk,kl", *tensors), torch.einsum("ij,jk,kl", *tensors))
+    tensors = operands((2, 3), (2, 3, 4), (4, 5), (2, 5, 6))
+    for path in itertools.product(*(itertools.permutations(range(n), 2) for n in (4, 3, 2))):
+        take(path)
+        einsum_s_products("ab,abc,cd,ade->ae", *tensors)
 
 
 op_db = pytest.importorskip(
