@@ -41,6 +41,7 @@ class Seen(TorchDispatchMode):
             "aten::addmv",
         )
         theirs += ("aten::linear", "aten::matmul", "aten::dot", "aten::addmm_", "aten::addmv_")
+        theirs += ("aten::baddbmm_",)
         names = [name.partition(".")[0] for name in self.names]
         return sum(name in theirs for name in names), sum("tiled::" in name for name in names)
 
@@ -232,8 +233,8 @@ op_db = pytest.importorskip(
     "torch.testing._internal.common_methods_invocations",
     reason="PyTorch's OpInfo database needs expecttest",
 ).op_db
-OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum")
-OPS += ("nn.functional.linear", "linalg.multi_dot")
+OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv")
+OPS += ("einsum", "nn.functional.linear", "linalg.multi_dot")
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -361,20 +362,75 @@ def test_complex_scales_are_refused_as_by_pytorch():
         torch.addmm(c, a, b, alpha=1j)
 
 
-def test_out(device):
-    a, b = operands((3, 4), (4, 5), device=device)
-    out = torch.full((3, 5), torch.nan, device=device, dtype=a.dtype)
-    with Seen() as seen, torch_tiled.override():
-        assert torch.mm(a, b, out=out) is out
+@pytest.mark.parametrize("name", ["torch.matmul", "torch.mm", "torch.bmm", "torch.mv"])
+def test_out(name, device):
+    function, *shapes = CALLS[name]
+    a, b = operands(*shapes, device=device)
+    out = torch.full_like(a @ b, torch.nan)
+    with Seen() as seen, torch_tiled.override(strict=True):
+        assert function(a, b, out=out) is out
     theirs, ours = seen.products()
     assert theirs == 0 and ours > 0
     assert_close(out, a @ b)
     empty = torch.empty(0, device=device, dtype=a.dtype)
     with torch_tiled.override():
-        torch.matmul(a, b, out=empty)  # which PyTorch resizes
-        sum_out = torch.addmm(out, a, b, out=torch.empty_like(out))
+        function(a, b, out=empty)  # which PyTorch resizes
     assert_close(empty, a @ b)
-    assert_close(sum_out, 2 * (a @ b))
+
+
+def test_out_dtype():
+    a, b = operands((3, 4), (4, 5), dtype=torch.bfloat16)
+    with torch_tiled.override(strict=True):
+        result = torch.mm(a, b, out_dtype=torch.float32)
+        assert torch.equal(result, torch.mm(a, b, torch.float32))
+    assert torch.equal(result, torch_tiled.matmul(a, b, out_dtype=torch.float32))
+
+
+SUMS = {
+    "addmm": [(3, 5), (3, 4), (4, 5)],
+    "baddbmm": [(2, 3, 5), (2, 3, 4), (2, 4, 5)],
+    "addmv": [(3,), (3, 4), (4,)],
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_out_of_sums(name, device):
+    function, (c, a, b) = getattr(torch, name), operands(*SUMS[name], device=device)
+    expected = function(c, a, b, beta=0.5, alpha=2)
+    strided = c.movedim(0, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 0)
+    for out in (strided, c):
+        with Seen() as seen, torch_tiled.override(strict=True):
+            assert function(c, a, b, beta=0.5, alpha=2, out=out) is out
+        theirs, ours = seen.products()
+        assert theirs == 0 and ours > 0
+        assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_pytorch_writes(name, device):
+    function, method = getattr(torch, name), getattr(torch.Tensor, name + "_")
+    c, a, b = operands(*SUMS[name], device=device, dtype=torch.float32)
+    expected = function(c, a, b)
+    with torch.autocast(device, torch.bfloat16), torch_tiled.override():  # which has no part in it
+        assert torch.equal(function(c, a, b, out=torch.empty_like(c)), expected)
+        assert torch.equal(method(c.clone(), a, b), expected)
+    with torch_tiled.override():
+        assert torch.equal(function(c, a, b, out=c.new_empty(0)), expected)  # resized
+    weight = a.clone().requires_grad_()
+    for operand, out in ((a, torch.empty_like(c, dtype=torch.float64)), (weight, c.clone())):
+        errors = []
+        for statement in (contextlib.nullcontext(), torch_tiled.override()):
+            with statement, pytest.raises(RuntimeError) as error:
+                function(c, operand, b, out=out)
+            errors.append(str(error.value))
+        assert errors[0] == errors[1]
+
+
+def test_sums_written_as_they_once_were():
+    c, a, b = operands((3, 5), (3, 4), (4, 5))
+    with torch_tiled.override():
+        assert_close(torch.addmm(0.5, c, 2, a, b), 0.5 * c + 2 * (a @ b))
+        assert_close(c.clone().addmm_(0.5, a, b), 0.5 * c + a @ b)
 
 
 @pytest.mark.parametrize(
@@ -463,6 +519,35 @@ def test_compiled(where, dynamic, device):
     with statement or contextlib.nullcontext():
         result = compiled(*tensors)
     assert_close(torch.autograd.grad(result.sum(), tensors), expected_gradients)
+
+
+def written(x, w):
+    out = torch.addmm(x, x, w, alpha=2, out=torch.empty_like(x))
+    out.addmm_(x, w)
+    return out[None].baddbmm_(x[None], w[None])[0]
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_compiled_to_write(where, device):
+    torch.compiler.reset()
+
+    def inside(*tensors):
+        with torch_tiled.override():
+            return written(*tensors)
+
+    x, w = operands((3, 4), (4, 4), device=device)
+    names = set()
+
+    def record(graph, _):
+        names.update(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    for backend in (record, "aot_eager"):
+        function = written if where == "around" else inside
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        with torch_tiled.override() if where == "around" else contextlib.nullcontext():
+            assert_close(compiled(x, w), written(x, w))
+    assert "tiled.matmul.default" in names and not any("mm" in name for name in names)
 
 
 def test_exported(device):

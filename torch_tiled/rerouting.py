@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from . import ops
+from .autograd import what_flows
 from .einsum import einsum
 from .supported import why_unsupported
 
@@ -24,9 +25,9 @@ class override(TorchFunctionMode):
     shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
 
     What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse, nested
-    and quantized tensors, other devices, an out= that would be resized or is that of a sum, and
-    single operands of einsum. So do products that are inside of other functions, which no such
-    statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
+    and quantized tensors, other devices, an out= that would be resized, sums written in autocast
+    regions, and single operands of einsum. So do products that are inside of other functions, which
+    no such statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
     torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, tensordot, bilinear,
     dot, inner, cdist and convolutions. With strict=True each of them warns.
 
@@ -130,10 +131,10 @@ def _matmul(precision, input, other, *, out=None):
 def _of_ranks(*ranks: int) -> Callable:
     """mm, bmm and mv, which are named by the ranks that they take."""
 
-    def multiply(precision, input, other=None, **options):
+    def multiply(precision, input, other=None, out_dtype=None, **options):
         for name in ("mat2", "vec"):
             other = options.pop(name, other)
-        return _multiply(precision, input, other, ranks=ranks, **options)
+        return _multiply(precision, input, other, ranks=ranks, out_dtype=out_dtype, **options)
 
     return multiply
 
@@ -145,20 +146,24 @@ def _rmatmul(precision, self, other):
 def _adding(*ranks: int) -> Callable:
     """addmm, baddbmm and addmv."""
 
-    def add(precision, input, a=None, b=None, *, beta=1, alpha=1, out=None, **named):
+    def add(precision, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
         for name in ("mat1", "batch1", "mat"):
             a = named.pop(name, a)
         for name in ("mat2", "batch2", "vec"):
             b = named.pop(name, b)
-        if named or out is not None or not _takes(input, a, b):
+        if others or named or not _takes(input, a, b):
             return None
+        if out is not None:
+            if any(map(what_flows, (input, a, b, out))):
+                return None
+            return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
         if not _have_ranks(a, b, ranks):
             return None
         if isinstance(beta, complex) or isinstance(alpha, complex):
             return None
         if beta == 0 and input.requires_grad:  # it has a gradient, of zeros
             return None
-        if (alpha, beta) == (1, 1) and ranks == (2, 2) and input.shape == b.shape[1:]:
+        if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
             return ops.linear(a, b.mT, input, precision=precision)
         input, a, b = _autocast(input, a, b)
         # Halves are rounded once, at the end, as PyTorch does.
@@ -176,12 +181,18 @@ def _adding(*ranks: int) -> Callable:
     return add
 
 
+def _write(tensor, add, *args, **options):
+    """The sum in a tensor that it fits, and not autocast: PyTorch casts nothing where it writes."""
+    result = None if _is_autocast(tensor) else add(*args, **options)
+    if result is None or not _takes(result, tensor):
+        return None
+    fits = (result.shape, result.device) == (tensor.shape, tensor.device)
+    return tensor.copy_(result) if fits else None
+
+
 def _in_place(add: Callable) -> Callable:
     def add_(precision, self, *args, **options):
-        result = add(precision, self, *args, **options)
-        if result is None or result.shape != self.shape:
-            return None
-        return self.copy_(result)
+        return _write(self, add, precision, self, *args, **options)
 
     return add_
 
