@@ -41,7 +41,7 @@ class Seen(TorchDispatchMode):
             "aten::addmv",
         )
         theirs += ("aten::linear", "aten::matmul", "aten::dot", "aten::addmm_", "aten::addmv_")
-        theirs += ("aten::baddbmm_",)
+        theirs += ("aten::baddbmm_", "aten::addbmm", "aten::addbmm_")
         names = [name.partition(".")[0] for name in self.names]
         return sum(name in theirs for name in names), sum("tiled::" in name for name in names)
 
@@ -85,6 +85,16 @@ CALLS = {
     "torch.addmv": (lambda c, a, b: torch.addmv(c, a, b, beta=3), (3,), (3, 4), (4,)),
     "Tensor.addmv": (torch.Tensor.addmv, (3,), (3, 4), (4,)),
     "addmv_": (lambda c, a, b: c.clone().addmv_(a, b), (3,), (3, 4), (4,)),
+    "torch.addbmm": (torch.addbmm, (5,), (2, 3, 4), (2, 4, 5)),
+    "Tensor.addbmm": (
+        lambda c, a, b: c.addbmm(batch1=a, batch2=b, alpha=2),
+        (3, 5),
+        (2, 3, 4),
+        (2, 4, 5),
+    ),
+    "addbmm_": (lambda c, a, b: c.clone().addbmm_(a, b, beta=-1), (3, 5), (2, 3, 4), (2, 4, 5)),
+    "torch.inner": (torch.inner, (3, 4), (5, 4)),
+    "Tensor.inner": (torch.Tensor.inner, (4,), (2, 5, 4)),
     "F.linear": (F.linear, (2, 3, 4), (5, 4)),
     "F.linear with bias": (F.linear, (2, 3, 4), (5, 4), (5,)),
     "torch.nn.Linear": (
@@ -233,7 +243,7 @@ op_db = pytest.importorskip(
     "torch.testing._internal.common_methods_invocations",
     reason="PyTorch's OpInfo database needs expecttest",
 ).op_db
-OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv")
+OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "inner", "addmm", "addbmm", "baddbmm", "addmv")
 OPS += ("einsum", "nn.functional.linear", "linalg.multi_dot")
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -281,7 +291,9 @@ def test_pytorch_s_own_samples(op, dtype, device):
                 assert_within(result, exact, halves_bound(exact, size, 64, 2, dtype))
 
 
-@pytest.mark.parametrize("name", ["mm", "bmm", "mv", "matmul", "addmm", "baddbmm"])
+@pytest.mark.parametrize(
+    "name", ["mm", "bmm", "mv", "matmul", "inner", "addmm", "addbmm", "baddbmm"]
+)
 def test_pytorch_s_own_errors(name, device):
     op = next(x for x in op_db if x.name == name)
     if op.error_inputs_func is None:
@@ -388,6 +400,7 @@ def test_out_dtype():
 
 SUMS = {
     "addmm": [(3, 5), (3, 4), (4, 5)],
+    "addbmm": [(3, 5), (2, 3, 4), (2, 4, 5)],
     "baddbmm": [(2, 3, 5), (2, 3, 4), (2, 4, 5)],
     "addmv": [(3,), (3, 4), (4,)],
 }
@@ -454,9 +467,19 @@ UNSEEN = {
     "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "multi_head_attention_forward": lambda x: torch.nn.MultiheadAttention(4, 2)(x, x, x),
     "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x[0].mT, x[0]]),
+    "chain_matmul": lambda x: torch.chain_matmul(x[0], x[0].mT, x[0]),
+    "matrix_power": lambda x: torch.linalg.matrix_power(x[0] @ x[0].mT, 3),
+    "matrix_exp": lambda x: torch.matrix_exp(x[0] @ x[0].mT),
+    "cov": lambda x: x[0].cov(),
     "tensordot": lambda x: torch.tensordot(x[0], x[0], dims=2),
     "lstm": lambda x: torch.nn.LSTM(4, 2)(x),
+    "bilinear": lambda x: F.bilinear(x[0], x[0], x.new_ones(2, 4, 4)),
+    "cdist": lambda x: torch.cdist(x, x),
+    "conv1d": lambda x: F.conv1d(x, x),
     "dot": lambda x: torch.dot(x[0, 0], x[0, 0]),
+    "vdot": lambda x: torch.vdot(x[0, 0], x[0, 0]),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "inner": lambda x: torch.inner(x[0, 0], x[0, 0]),
     "matmul": lambda x: x.long() @ x.long().mT,
     "mm": lambda x: torch.mm(x[0].to(torch.complex64), x[0].to(torch.complex64).mT),
 }
@@ -523,7 +546,7 @@ def test_compiled(where, dynamic, device):
 
 def written(x, w):
     out = torch.addmm(x, x, w, alpha=2, out=torch.empty_like(x))
-    out.addmm_(x, w)
+    out.addbmm_(x[None], w[None]).addmm_(torch.inner(x, w), w)
     return out[None].baddbmm_(x[None], w[None])[0]
 
 
