@@ -153,6 +153,116 @@ def nothing_is_sent_where_nothing_need_be():
         assert sent.get_total_counts() == 0
 
 
+def assert_writes_in_place(ours, theirs, tensors, mesh, wheres):
+    """What is written first: it stays where it is, and is what PyTorch makes of plain tensors."""
+    expected = theirs(*tensors)
+    written, *operands = (
+        distribute(x, mesh, where).detach() for x, where in zip(tensors, wheres, strict=True)
+    )
+    address = written.to_local().data_ptr()
+    ours(written, *operands)
+    assert written.placements == tuple(wheres[0])
+    assert written.to_local().data_ptr() == address
+    assert_close(written.full_tensor(), expected)
+
+
+def without_means(rank):
+    """DTensor turns no sum into a mean, and no mean into a sum."""
+    from torch.distributed.tensor import Partial
+
+    return [placement for placement in placements(rank) if placement != Partial("avg")]
+
+
+@check
+def gemm_of_dtensors():
+    from torch.distributed.tensor import Partial, Replicate
+
+    def ours(c, a, b):
+        assert torch_tiled.gemm_(c, a, b, alpha=0.5, beta=-2) is c
+
+    def theirs(c, a, b):
+        return 0.5 * (a @ b) - 2 * c
+
+    mesh = mesh_of()
+    shapes = [((5, 7), (5, 6), (6, 7)), ((4, 8, 4), (8, 4), (1, 4, 4))]
+    for each in shapes:
+        for wheres in itertools.product(*(without_means(len(shape)) for shape in each)):
+            assert_writes_in_place(ours, theirs, random(*each), mesh, [[w] for w in wheres])
+    wheres = [Partial("avg")], [Partial("avg")], [Replicate()]
+    assert_writes_in_place(ours, theirs, random(*shapes[0]), mesh, wheres)
+
+
+@check
+def matmul_into_dtensors():
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    def ours(out, a, b):
+        assert torch_tiled.matmul(a, b, out=out) is out
+
+    mesh = mesh_of()
+    shapes = [((8, 12), (8, 4), (4, 12)), ((5,), (5, 6), (6,)), ((4, 4, 8), (4, 4, 8), (8, 8))]
+    for out, a, b in shapes:
+        for wheres in itertools.product(
+            [Replicate(), *map(Shard, range(len(out)))], placements(len(a)), placements(len(b))
+        ):
+            assert_writes_in_place(
+                ours, lambda out, a, b: a @ b, random(out, a, b), mesh, [[w] for w in wheres]
+            )
+    wheres = [Partial("sum")], [Shard(1)], [Shard(0)]
+    assert_writes_in_place(ours, lambda out, a, b: a @ b, random(*shapes[0]), mesh, wheres)
+    a, b, out = (distribute_tensor(x, mesh) for x in random((8, 4), (4, 12), (2, 8, 12)))
+    with pytest.raises(RuntimeError, match=r"out is \(2, 8, 12\) and the product is \(8, 12\)"):
+        torch_tiled.matmul(a, b, out=out)
+
+
+@check
+def gemm_on_a_mesh_of_two_dimensions():
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh = mesh_of(2, dist.get_world_size() // 2)
+    every = list(itertools.product([Replicate(), Shard(0), Shard(1)], repeat=2))
+    for where, where_a in itertools.product(every, every):
+        wheres = where, where_a, where_a[::-1]
+        tensors = random((8, 4), (8, 6), (6, 4))
+        assert_writes_in_place(torch_tiled.gemm_, lambda c, a, b: c + a @ b, tensors, mesh, wheres)
+
+
+@check
+def nothing_is_sent_to_write_where_nothing_need_be():
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = mesh_of()
+    for wheres in (
+        (Shard(0), Shard(0), Replicate()),
+        (Shard(1), Replicate(), Shard(1)),
+        (Partial("sum"), Shard(1), Shard(0)),
+        (Partial("sum"), Partial("sum"), Replicate()),
+        (Partial("avg"), Replicate(), Partial("avg")),
+    ):
+        c, a, b = (
+            distribute(x, mesh, [where]).detach()
+            for x, where in zip(random((8, 8), (8, 4), (4, 8)), wheres, strict=True)
+        )
+        with CommDebugMode() as sent:
+            torch_tiled.gemm_(c, a, b)
+            torch_tiled.matmul(a, b, out=c)
+        assert sent.get_total_counts() == 0
+
+
+@check
+def written_in_compiled_code():
+    from torch.distributed.tensor import Replicate, Shard
+
+    def write(c, a, b):
+        torch_tiled.gemm_(torch_tiled.matmul(a, b, out=c), a, b)
+
+    compiled = torch.compile(write, backend="aot_eager", fullgraph=True)
+    wheres = [Shard(0)], [Replicate()], [Shard(1)]
+    tensors = random((8, 8), (8, 4), (4, 8))
+    assert_writes_in_place(compiled, lambda c, a, b: 2 * (a @ b), tensors, mesh_of(), wheres)
+
+
 @check
 def results_have_the_dtype_that_was_asked_for():
     from torch.distributed.tensor import Shard
@@ -187,6 +297,9 @@ def inference_mode():
     with torch.inference_mode():
         spread = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(1)])
         assert_close(torch_tiled.matmul(*spread).full_tensor(), a @ b)
+        out = distribute_tensor(torch.zeros(8, 8).to(a), mesh, [Shard(0)])
+        torch_tiled.gemm_(torch_tiled.matmul(*spread, out=out), *spread)
+        assert_close(out.full_tensor(), 2 * (a @ b))
 
 
 @check

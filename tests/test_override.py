@@ -1,14 +1,18 @@
 """PyTorch's functions rerouted: torch_tiled.override."""
 
 import contextlib
+import itertools
 import operator
 import threading
+import types
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from calls import Calls
 from reference import assert_within, halves_bound
+from torch.backends import opt_einsum
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +41,7 @@ class Seen(TorchDispatchMode):
             "aten::addmv",
         )
         theirs += ("aten::linear", "aten::matmul", "aten::dot", "aten::addmm_", "aten::addmv_")
+        theirs += ("aten::baddbmm_", "aten::addbmm", "aten::addbmm_")
         names = [name.partition(".")[0] for name in self.names]
         return sum(name in theirs for name in names), sum("tiled::" in name for name in names)
 
@@ -80,6 +85,16 @@ CALLS = {
     "torch.addmv": (lambda c, a, b: torch.addmv(c, a, b, beta=3), (3,), (3, 4), (4,)),
     "Tensor.addmv": (torch.Tensor.addmv, (3,), (3, 4), (4,)),
     "addmv_": (lambda c, a, b: c.clone().addmv_(a, b), (3,), (3, 4), (4,)),
+    "torch.addbmm": (torch.addbmm, (5,), (2, 3, 4), (2, 4, 5)),
+    "Tensor.addbmm": (
+        lambda c, a, b: c.addbmm(batch1=a, batch2=b, alpha=2),
+        (3, 5),
+        (2, 3, 4),
+        (2, 4, 5),
+    ),
+    "addbmm_": (lambda c, a, b: c.clone().addbmm_(a, b, beta=-1), (3, 5), (2, 3, 4), (2, 4, 5)),
+    "torch.inner": (torch.inner, (3, 4), (5, 4)),
+    "Tensor.inner": (torch.Tensor.inner, (4,), (2, 5, 4)),
     "F.linear": (F.linear, (2, 3, 4), (5, 4)),
     "F.linear with bias": (F.linear, (2, 3, 4), (5, 4), (5,)),
     "torch.nn.Linear": (
@@ -178,12 +193,58 @@ def test_einsum_s_errors_are_pytorch_s(equation, shapes):
     assert str(error.value) == str(expected.value)
 
 
+def einsum_s_products(equation, *tensors):
+    """torch.einsum by torch_tiled, checked, and the shapes of what it multiplies."""
+    with Calls() as calls, torch_tiled.override(strict=True):
+        result = torch.einsum(equation, *tensors)
+    assert_close(result, torch.einsum(equation, *tensors))
+    return [
+        tuple(tuple(x.shape) for x in args)
+        for name, args, _ in calls.calls
+        if name == "tiled::matmul"
+    ]
+
+
+FROM_THE_LEFT = [((30, 4), (4, 50)), ((30, 50), (50, 3))]
+FROM_THE_RIGHT = [((4, 50), (50, 3)), ((30, 4), (4, 3))]
+
+
+@pytest.mark.skipif(not opt_einsum.is_available(), reason="no opt_einsum")
+@pytest.mark.parametrize("strategy", ["auto", "greedy", "optimal"])
+def test_einsum_in_the_order_of_opt_einsum(strategy, device):
+    tensors = operands((30, 4), (4, 50), (50, 3), device=device)
+    with opt_einsum.flags(enabled=True, strategy=strategy):
+        assert einsum_s_products("ij,jk,kl", *tensors) == FROM_THE_RIGHT
+    with opt_einsum.flags(enabled=False):
+        assert einsum_s_products("ij,jk,kl", *tensors) == FROM_THE_LEFT
+
+
+def test_einsum_in_any_order(monkeypatch):
+    """Whatever path opt_einsum might find; it need not be installed for this."""
+
+    def take(path):
+        found = types.SimpleNamespace(contract_path=lambda *_, **__: (path, ""))
+        module = types.SimpleNamespace(enabled=True, strategy="", get_opt_einsum=lambda: found)
+        monkeypatch.setattr(torch_tiled.einsum, "opt_einsum", module)
+
+    take([(1, 2), (0, 1)])
+    tensors = operands((30, 4), (4, 50), (50, 3))
+    assert einsum_s_products("ij,jk,kl", *tensors) == FROM_THE_RIGHT
+    compiled = torch.compile(torch.einsum, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch_tiled.override(strict=True):
+        assert_close(compiled("ij,jk,kl", *tensors), torch.einsum("ij,jk,kl", *tensors))
+    tensors = operands((2, 3), (2, 3, 4), (4, 5), (2, 5, 6))
+    for path in itertools.product(*(itertools.permutations(range(n), 2) for n in (4, 3, 2))):
+        take(path)
+        einsum_s_products("ab,abc,cd,ade->ae", *tensors)
+
+
 op_db = pytest.importorskip(
     "torch.testing._internal.common_methods_invocations",
     reason="PyTorch's OpInfo database needs expecttest",
 ).op_db
-OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum")
-OPS += ("nn.functional.linear", "linalg.multi_dot")
+OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "inner", "addmm", "addbmm", "baddbmm", "addmv")
+OPS += ("einsum", "nn.functional.linear", "linalg.multi_dot")
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -230,7 +291,9 @@ def test_pytorch_s_own_samples(op, dtype, device):
                 assert_within(result, exact, halves_bound(exact, size, 64, 2, dtype))
 
 
-@pytest.mark.parametrize("name", ["mm", "bmm", "mv", "matmul", "addmm", "baddbmm"])
+@pytest.mark.parametrize(
+    "name", ["mm", "bmm", "mv", "matmul", "inner", "addmm", "addbmm", "baddbmm"]
+)
 def test_pytorch_s_own_errors(name, device):
     op = next(x for x in op_db if x.name == name)
     if op.error_inputs_func is None:
@@ -311,20 +374,76 @@ def test_complex_scales_are_refused_as_by_pytorch():
         torch.addmm(c, a, b, alpha=1j)
 
 
-def test_out(device):
-    a, b = operands((3, 4), (4, 5), device=device)
-    out = torch.full((3, 5), torch.nan, device=device, dtype=a.dtype)
-    with Seen() as seen, torch_tiled.override():
-        assert torch.mm(a, b, out=out) is out
+@pytest.mark.parametrize("name", ["torch.matmul", "torch.mm", "torch.bmm", "torch.mv"])
+def test_out(name, device):
+    function, *shapes = CALLS[name]
+    a, b = operands(*shapes, device=device)
+    out = torch.full_like(a @ b, torch.nan)
+    with Seen() as seen, torch_tiled.override(strict=True):
+        assert function(a, b, out=out) is out
     theirs, ours = seen.products()
     assert theirs == 0 and ours > 0
     assert_close(out, a @ b)
     empty = torch.empty(0, device=device, dtype=a.dtype)
     with torch_tiled.override():
-        torch.matmul(a, b, out=empty)  # which PyTorch resizes
-        sum_out = torch.addmm(out, a, b, out=torch.empty_like(out))
+        function(a, b, out=empty)  # which PyTorch resizes
     assert_close(empty, a @ b)
-    assert_close(sum_out, 2 * (a @ b))
+
+
+def test_out_dtype():
+    a, b = operands((3, 4), (4, 5), dtype=torch.bfloat16)
+    with torch_tiled.override(strict=True):
+        result = torch.mm(a, b, out_dtype=torch.float32)
+        assert torch.equal(result, torch.mm(a, b, torch.float32))
+    assert torch.equal(result, torch_tiled.matmul(a, b, out_dtype=torch.float32))
+
+
+SUMS = {
+    "addmm": [(3, 5), (3, 4), (4, 5)],
+    "addbmm": [(3, 5), (2, 3, 4), (2, 4, 5)],
+    "baddbmm": [(2, 3, 5), (2, 3, 4), (2, 4, 5)],
+    "addmv": [(3,), (3, 4), (4,)],
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_out_of_sums(name, device):
+    function, (c, a, b) = getattr(torch, name), operands(*SUMS[name], device=device)
+    expected = function(c, a, b, beta=0.5, alpha=2)
+    strided = c.movedim(0, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 0)
+    for out in (strided, c):
+        with Seen() as seen, torch_tiled.override(strict=True):
+            assert function(c, a, b, beta=0.5, alpha=2, out=out) is out
+        theirs, ours = seen.products()
+        assert theirs == 0 and ours > 0
+        assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_pytorch_writes(name, device):
+    function, method = getattr(torch, name), getattr(torch.Tensor, name + "_")
+    c, a, b = operands(*SUMS[name], device=device, dtype=torch.float32)
+    expected = function(c, a, b)
+    with torch.autocast(device, torch.bfloat16), torch_tiled.override():  # which has no part in it
+        assert torch.equal(function(c, a, b, out=torch.empty_like(c)), expected)
+        assert torch.equal(method(c.clone(), a, b), expected)
+    with torch_tiled.override():
+        assert torch.equal(function(c, a, b, out=c.new_empty(0)), expected)  # resized
+    weight = a.clone().requires_grad_()
+    for operand, out in ((a, torch.empty_like(c, dtype=torch.float64)), (weight, c.clone())):
+        errors = []
+        for statement in (contextlib.nullcontext(), torch_tiled.override()):
+            with statement, pytest.raises(RuntimeError) as error:
+                function(c, operand, b, out=out)
+            errors.append(str(error.value))
+        assert errors[0] == errors[1]
+
+
+def test_sums_written_as_they_once_were():
+    c, a, b = operands((3, 5), (3, 4), (4, 5))
+    with torch_tiled.override():
+        assert_close(torch.addmm(0.5, c, 2, a, b), 0.5 * c + 2 * (a @ b))
+        assert_close(c.clone().addmm_(0.5, a, b), 0.5 * c + a @ b)
 
 
 @pytest.mark.parametrize(
@@ -348,9 +467,19 @@ UNSEEN = {
     "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "multi_head_attention_forward": lambda x: torch.nn.MultiheadAttention(4, 2)(x, x, x),
     "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x[0].mT, x[0]]),
+    "chain_matmul": lambda x: torch.chain_matmul(x[0], x[0].mT, x[0]),
+    "matrix_power": lambda x: torch.linalg.matrix_power(x[0] @ x[0].mT, 3),
+    "matrix_exp": lambda x: torch.matrix_exp(x[0] @ x[0].mT),
+    "cov": lambda x: x[0].cov(),
     "tensordot": lambda x: torch.tensordot(x[0], x[0], dims=2),
     "lstm": lambda x: torch.nn.LSTM(4, 2)(x),
+    "bilinear": lambda x: F.bilinear(x[0], x[0], x.new_ones(2, 4, 4)),
+    "cdist": lambda x: torch.cdist(x, x),
+    "conv1d": lambda x: F.conv1d(x, x),
     "dot": lambda x: torch.dot(x[0, 0], x[0, 0]),
+    "vdot": lambda x: torch.vdot(x[0, 0], x[0, 0]),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "inner": lambda x: torch.inner(x[0, 0], x[0, 0]),
     "matmul": lambda x: x.long() @ x.long().mT,
     "mm": lambda x: torch.mm(x[0].to(torch.complex64), x[0].to(torch.complex64).mT),
 }
@@ -413,6 +542,35 @@ def test_compiled(where, dynamic, device):
     with statement or contextlib.nullcontext():
         result = compiled(*tensors)
     assert_close(torch.autograd.grad(result.sum(), tensors), expected_gradients)
+
+
+def written(x, w):
+    out = torch.addmm(x, x, w, alpha=2, out=torch.empty_like(x))
+    out.addbmm_(x[None], w[None]).addmm_(torch.inner(x, w), w)
+    return out[None].baddbmm_(x[None], w[None])[0]
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_compiled_to_write(where, device):
+    torch.compiler.reset()
+
+    def inside(*tensors):
+        with torch_tiled.override():
+            return written(*tensors)
+
+    x, w = operands((3, 4), (4, 4), device=device)
+    names = set()
+
+    def record(graph, _):
+        names.update(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    for backend in (record, "aot_eager"):
+        function = written if where == "around" else inside
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        with torch_tiled.override() if where == "around" else contextlib.nullcontext():
+            assert_close(compiled(x, w), written(x, w))
+    assert "tiled.matmul.default" in names and not any("mm" in name for name in names)
 
 
 def test_exported(device):

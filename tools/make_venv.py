@@ -20,7 +20,15 @@ VENV = ROOT / ".venv"
 OLDEST_TORCH = "torch>=2.11"
 TORCH = "torch==2.13.0"
 NEEDED = ["setuptools>=70.1", "pytest"]
-WELCOME = ["expecttest", "hypothesis", "numpy", "rich", "scikit-learn", "transformers"]
+WELCOME = [
+    "expecttest",
+    "hypothesis",
+    "numpy",
+    "opt_einsum",
+    "rich",
+    "scikit-learn",
+    "transformers",
+]
 
 
 def main() -> None:

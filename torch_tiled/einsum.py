@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Hashable
 
 import torch
+from torch.backends import opt_einsum
+from torch.compiler import is_compiling
 
 __all__ = ["einsum"]
 
@@ -15,7 +17,7 @@ def einsum(
     *operands: torch.Tensor,
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:
-    """torch.einsum(equation, *operands), from left to right.
+    """torch.einsum(equation, *operands), from left to right or, with opt_einsum, in its order.
 
     Args:
         equation: as for torch.einsum, with letters and "...".
@@ -31,11 +33,23 @@ def einsum(
         return None
     inputs, output = parsed
     pairs = [_without_repeats(x, labels) for x, labels in zip(operands, inputs, strict=True)]
-    result, labels = pairs[0]
-    for i, (other, other_labels) in enumerate(pairs[1:], start=2):
-        kept = set(output).union(*(following for _, following in pairs[i:]))
-        result, labels = _multiply_pair(result, labels, other, other_labels, kept, multiply)
+    for i, j in _path(equation, operands):
+        others = [pair for k, pair in enumerate(pairs) if k not in (i, j)]
+        kept = set(output).union(*(labels for _, labels in others))
+        pairs = [*others, _multiply_pair(*pairs[i], *pairs[j], kept, multiply)]
+    ((result, labels),) = pairs
     return result.permute([labels.index(label) for label in output])
+
+
+def _path(equation, operands):
+    """Which two to multiply next, again and again; their product is put behind the others.
+
+    As torch.einsum has it, but in compiled code from left to right: its sizes need not be known.
+    """
+    if len(operands) > 2 and opt_einsum.enabled and not is_compiling():
+        find = opt_einsum.get_opt_einsum().contract_path
+        return find(equation, *operands, optimize=opt_einsum.strategy)[0]
+    return [(0, 1), *((last, 0) for last in range(len(operands) - 2, 0, -1))]
 
 
 def _parse(equation, operands) -> tuple[list[_Labels], _Labels] | None:

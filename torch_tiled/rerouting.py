@@ -1,5 +1,6 @@
 """PyTorch's own functions made to compute by torch_tiled, within a with statement."""
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from . import ops
+from .autograd import what_flows
 from .einsum import einsum
 from .supported import why_unsupported
 
@@ -18,17 +20,17 @@ __all__ = ["override"]
 class override(TorchFunctionMode):
     """A with statement in which PyTorch's matrix products are torch_tiled's.
 
-    torch.matmul, mm, bmm, mv, addmm, baddbmm, addmv, their methods and in-place forms, @,
-    torch.nn.functional.linear and torch.einsum, as called by Python code in the statement, are
-    computed by torch_tiled, and so are their gradients, whenever those are. Results, dtypes and
-    shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
+    torch.matmul, mm, bmm, mv, inner, addmm, addbmm, baddbmm, addmv, their methods and in-place
+    forms, @, torch.nn.functional.linear and torch.einsum, as called by Python code in the
+    statement, are computed by torch_tiled, and so are their gradients, whenever those are. Results,
+    dtypes and shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
 
     What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse, nested
-    and quantized tensors, other devices, an out= that would be resized or is that of a sum, and
-    single operands of einsum. So do products that are inside of other functions, which no such
-    statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
-    torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, tensordot, bilinear,
-    dot, inner, cdist and convolutions. With strict=True each of them warns.
+    and quantized tensors, other devices, an out= that would be resized, sums written in autocast
+    regions, and single operands of einsum. So do products that are inside of other functions, which
+    no such statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
+    torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, matrix_power,
+    tensordot, bilinear, dot, cdist and convolutions. With strict=True each of them warns.
 
     Statements nest, the innermost one counts, and each holds for its thread alone. Compiled
     functions may be called in one, or have one. torch.compile compiles them anew for it.
@@ -130,10 +132,10 @@ def _matmul(precision, input, other, *, out=None):
 def _of_ranks(*ranks: int) -> Callable:
     """mm, bmm and mv, which are named by the ranks that they take."""
 
-    def multiply(precision, input, other=None, **options):
+    def multiply(precision, input, other=None, out_dtype=None, **options):
         for name in ("mat2", "vec"):
             other = options.pop(name, other)
-        return _multiply(precision, input, other, ranks=ranks, **options)
+        return _multiply(precision, input, other, ranks=ranks, out_dtype=out_dtype, **options)
 
     return multiply
 
@@ -142,23 +144,41 @@ def _rmatmul(precision, self, other):
     return _multiply(precision, other, self)
 
 
-def _adding(*ranks: int) -> Callable:
-    """addmm, baddbmm and addmv."""
+def _inner(precision, input, other, *, out=None):
+    if out is not None or not _takes(input, other):
+        return None
+    if min(input.dim(), other.dim()) == 0 or max(input.dim(), other.dim()) == 1:
+        return None
+    if input.shape[-1] != other.shape[-1]:
+        return None
+    rows = other.shape[:-1]
+    other = other.reshape(math.prod(rows), other.shape[-1])
+    return ops.matmul(input, other.mT, precision=precision).reshape(*input.shape[:-1], *rows)
 
-    def add(precision, input, a=None, b=None, *, beta=1, alpha=1, out=None, **named):
+
+def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
+    """addmm, baddbmm and addmv; and addbmm, whose sum over the batch is a part of the product."""
+
+    def add(precision, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
         for name in ("mat1", "batch1", "mat"):
             a = named.pop(name, a)
         for name in ("mat2", "batch2", "vec"):
             b = named.pop(name, b)
-        if named or out is not None or not _takes(input, a, b):
+        if others or named or not _takes(input, a, b):
             return None
+        if out is not None:
+            if any(map(what_flows, (input, a, b, out))):
+                return None
+            return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
         if not _have_ranks(a, b, ranks):
             return None
         if isinstance(beta, complex) or isinstance(alpha, complex):
             return None
         if beta == 0 and input.requires_grad:  # it has a gradient, of zeros
             return None
-        if (alpha, beta) == (1, 1) and ranks == (2, 2) and input.shape == b.shape[1:]:
+        if sum_batch:
+            a, b = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
+        if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
             return ops.linear(a, b.mT, input, precision=precision)
         input, a, b = _autocast(input, a, b)
         # Halves are rounded once, at the end, as PyTorch does.
@@ -176,12 +196,18 @@ def _adding(*ranks: int) -> Callable:
     return add
 
 
+def _write(tensor, add, *args, **options):
+    """The sum in a tensor that it fits, and not autocast: PyTorch casts nothing where it writes."""
+    result = None if _is_autocast(tensor) else add(*args, **options)
+    if result is None or not _takes(result, tensor):
+        return None
+    fits = (result.shape, result.device) == (tensor.shape, tensor.device)
+    return tensor.copy_(result) if fits else None
+
+
 def _in_place(add: Callable) -> Callable:
     def add_(precision, self, *args, **options):
-        result = add(precision, self, *args, **options)
-        if result is None or result.shape != self.shape:
-            return None
-        return self.copy_(result)
+        return _write(self, add, precision, self, *args, **options)
 
     return add_
 
@@ -205,6 +231,7 @@ def _einsum(precision, equation, *operands):
 
 _mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _of_ranks(2, 1)
 _addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _adding(2, 1)
+_addbmm = _adding(3, 3, sum_batch=True)
 
 _ROUTES = {
     torch.matmul: _matmul,
@@ -227,6 +254,11 @@ _ROUTES = {
     torch.addmv: _addmv,
     torch.Tensor.addmv: _addmv,
     torch.Tensor.addmv_: _in_place(_addmv),
+    torch.addbmm: _addbmm,
+    torch.Tensor.addbmm: _addbmm,
+    torch.Tensor.addbmm_: _in_place(_addbmm),
+    torch.inner: _inner,
+    torch.Tensor.inner: _inner,
     F.linear: _linear,
     torch.einsum: _einsum,
 }
@@ -237,17 +269,26 @@ _UNSEEN = {
     F.scaled_dot_product_attention,
     F.bilinear,
     torch.bilinear,
+    F.grouped_mm,
+    F.scaled_mm,
+    F.scaled_grouped_mm,
     torch.linalg.multi_dot,
     torch.chain_matmul,
     torch.tensordot,
-    torch.addbmm,
-    torch.Tensor.addbmm,
+    torch.matrix_power,
+    torch.Tensor.matrix_power,
+    torch.linalg.matrix_power,
+    torch.matrix_exp,
+    torch.Tensor.matrix_exp,
+    torch.linalg.matrix_exp,
+    torch.cov,
+    torch.Tensor.cov,
+    torch.corrcoef,
+    torch.Tensor.corrcoef,
     torch.dot,
     torch.Tensor.dot,
     torch.vdot,
     torch.Tensor.vdot,
-    torch.inner,
-    torch.Tensor.inner,
     torch.linalg.vecdot,
     torch.cdist,
     torch.lstm,
@@ -258,6 +299,7 @@ _UNSEEN = {
     torch.gru_cell,
     torch.rnn_tanh_cell,
     torch.rnn_relu_cell,
+    F.conv_tbc,
     torch.conv1d,
     torch.conv2d,
     torch.conv3d,

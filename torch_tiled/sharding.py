@@ -9,6 +9,7 @@ import sys
 import torch
 
 from ._internals import count_as_different_products
+from .fake import check_matmul_out
 
 _is_registered = False
 
@@ -65,7 +66,7 @@ def with_parts_in_front(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _register() -> None:
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
     tiled = torch.ops.tiled
@@ -76,37 +77,53 @@ def _register() -> None:
         """The rules, with None for each argument that is no tensor."""
         return [([out], [*tensors, *options]) for out, *tensors in rules]
 
-    def rows_and_batch(a, b, rank):
-        """Rules that leave the result in parts of its rows, or of its batch."""
+    def rows_and_batch(a, b, batch):
+        """Rules that leave the result in parts of its rows, or of its batch, of that shape."""
         if a.ndim > 1:
-            yield Shard(rank - (2 if b.ndim > 1 else 1)), Shard(a.ndim - 2), Replicate()
-        batch_rank = max(a.ndim, b.ndim) - 2
-        for dim in range(batch_rank):
+            yield Shard(len(batch)), Shard(a.ndim - 2), Replicate()
+        for dim, size in enumerate(batch):
             placements = []
             for operand in (a, b):
-                own = dim - batch_rank + operand.ndim - 2
+                own = dim - len(batch) + operand.ndim - 2
                 has = operand.ndim > 2 and own >= 0 and operand.shape[own] != 1
                 placements.append(Shard(own) if has else Replicate())
-            if any(isinstance(placement, Shard) for placement in placements):
+            if size != 1:
                 yield Shard(dim), *placements
 
-    def rank_of_product(a, b):
-        batch_rank = max(a.ndim, b.ndim, 2) - 2
-        return batch_rank + (a.ndim > 1) + (b.ndim > 1)
+    def batch_of(a, b):
+        return torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+
+    def products(a, b, batch):
+        yield Replicate(), Replicate(), Replicate()
+        yield from rows_and_batch(a, b, batch)
+        if b.ndim > 1:
+            yield Shard(len(batch) + (a.ndim > 1)), Replicate(), Shard(b.ndim - 1)
+        yield Partial("sum"), Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))
+        for sum_or_mean in pending:
+            yield sum_or_mean, sum_or_mean, Replicate()
+            yield sum_or_mean, Replicate(), sum_or_mean
 
     @register_sharding(tiled.matmul.default)
     def matmul(a, b, *options, **_):
-        rank = rank_of_product(a, b)
-        rules = [(Replicate(), Replicate(), Replicate()), *rows_and_batch(a, b, rank)]
-        if b.ndim > 1:
-            rules.append((Shard(rank - 1), Replicate(), Shard(b.ndim - 1)))
-        rules.append((Partial("sum"), Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))))
-        for sum_or_mean in pending:
-            rules.append((sum_or_mean, sum_or_mean, Replicate()))
-            rules.append((sum_or_mean, Replicate(), sum_or_mean))
-        return with_options(rules, [None] * len(options))
+        return with_options(products(a, b, batch_of(a, b)), [None] * len(options))
 
     count_as_different_products(tiled.matmul.default, "out_dtype")
+
+    def matmul_out(_, op, types, args, kwargs):
+        """The product, then sent to where out is, which stays there."""
+        options = dict(kwargs)
+        check_matmul_out(*args, **options)
+        out = options.pop("out")
+        out.copy_(tiled.matmul(*args, **options, out_dtype=out.dtype))
+
+    # No rule: DTensor takes the placement of an out from what is returned, and nothing is.
+    torch.library.register_torch_dispatch(tiled.matmul.out, DTensor, matmul_out)
+
+    # What is written stays where it is, so c is in parts as its rule's result is: beta * c and
+    # alpha * a @ b are in the same ones.
+    @register_sharding(tiled.gemm_.default)
+    def gemm_(c, a, b, **_):
+        return [([], list(rule)) for rule in products(a, b, c.shape[:-2])]
 
     @register_sharding(tiled.linear.default)
     def linear(x, weight, bias=None, *options, activation="none", **_):
@@ -130,7 +147,7 @@ def _register() -> None:
     def prepared_matmul(a, b, halves, undo, *options, **_):
         whole = Replicate(), Replicate()
         rules = [(Replicate(), Replicate(), Replicate(), *whole)]
-        rules += [(*rule, *whole) for rule in rows_and_batch(a, b, rank_of_product(a, b))]
+        rules += [(*rule, *whole) for rule in rows_and_batch(a, b, batch_of(a, b))]
         return with_options(rules, [None] * len(options))
 
     @register_sharding(tiled.linear.prepared)

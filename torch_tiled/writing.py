@@ -16,6 +16,7 @@ from ._internals import (
 )
 from .autograd import differentiated, what_flows
 from .errors import raise_if_out_of_memory
+from .sharding import register_if_needed
 
 _matmul_out = torch.ops.tiled.matmul.out
 _gemm = torch.ops.tiled.gemm_.default
@@ -24,6 +25,7 @@ _redispatch_gemm = redispatch_without_python(_gemm)
 
 
 def matmul_out(keyset, a, b, *, out, **options):
+    register_if_needed()
     _refuse_derivatives("tiled::matmul", "out", a=a, b=b, out=out)
     try:
         _redispatch_matmul_out(keyset & AFTER_AUTOGRAD, a, b, out=out, **options)
@@ -33,6 +35,7 @@ def matmul_out(keyset, a, b, *, out, **options):
 
 
 def gemm_(keyset, c, a, b, **options):
+    register_if_needed()
     _refuse_derivatives("tiled::gemm_", "c", c=c, a=a, b=b)
     try:
         _redispatch_gemm(keyset & AFTER_AUTOGRAD, c, a, b, **options)
