@@ -370,6 +370,38 @@ def test_strict_warns_of_what_is_left(name):
             UNSEEN[name](x)
 
 
+def leaves_to_pytorch(x):
+    return x @ x, torch.tensordot(x, x, dims=1), F.linear(x, x), torch.dot(x[0], x[0])
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_strict_names_each_product_where_it_is(where):
+    """Outside of compiled code, by its line; in it, where it is traced."""
+    torch.compiler.reset()
+    x = torch.ones(3, 3, dtype=torch.int64)
+
+    def inside(x):
+        with torch_tiled.override(strict=True):
+            return leaves_to_pytorch(x)
+
+    function, statement = leaves_to_pytorch, torch_tiled.override(strict=True)
+    if where == "inside":
+        function, statement = inside, contextlib.nullcontext()
+    names = ["torch.Tensor.matmul", "torch.functional.tensordot"]
+    names += ["torch.nn.functional.linear", "torch.dot"]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    for run, told in ((function, names), (compiled, names), (compiled, [])):
+        with warnings.catch_warnings(record=True) as record, statement:
+            warnings.simplefilter("always")
+            run(x)
+        texts = [str(warning.message) for warning in record]
+        assert [text.split("PyTorch computes ")[1].split(",")[0] for text in texts] == told
+        assert {warning.filename for warning in record} <= {__file__}
+        if run is function:
+            line = leaves_to_pytorch.__code__.co_firstlineno + 1
+            assert {warning.lineno for warning in record} == {line}
+
+
 # --- compiled ------------------------------------------------------------------------------------
 
 

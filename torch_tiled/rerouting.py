@@ -1,6 +1,5 @@
 """PyTorch's own functions made to compute by torch_tiled, within a with statement."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -11,6 +10,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from . import ops
 from .einsum import einsum
 from .supported import why_unsupported
+from .warning import warn
 
 __all__ = ["override"]
 
@@ -35,7 +35,7 @@ class override(TorchFunctionMode):
 
     Args:
         precision: as for torch_tiled.matmul.
-        strict: warn where a product is left to PyTorch.
+        strict: warn where a product is left to PyTorch; in compiled code, where it is traced.
 
     Raises:
         RuntimeError: an unknown precision.
@@ -59,17 +59,20 @@ class override(TorchFunctionMode):
             result = _ROUTES[func](self.precision, *args, **kwargs)
             if result is not None:
                 return result
-        if self.strict and (func in _ROUTES or func in _UNSEEN) and not is_compiling():
-            reason = (
-                "its operands or options are none that torch_tiled takes"
-                if func in _ROUTES
-                else "the products are inside of it"
-            )
-            warnings.warn(
-                f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}",
-                stacklevel=3,
-            )
+        if self.strict and (func in _ROUTES or func in _UNSEEN):
+            _say(func)
         return func(*args, **kwargs)
+
+
+@torch.compiler.assume_constant_result
+def _say(func: Callable) -> None:
+    """Warns that PyTorch computes. In compiled code it runs where a graph is traced."""
+    reason = (
+        "its operands or options are none that torch_tiled takes"
+        if func in _ROUTES
+        else "the products are inside of it"
+    )
+    warn(f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}")
 
 
 # What follows returns None for what is PyTorch's.
