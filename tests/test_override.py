@@ -286,6 +286,13 @@ def test_an_unknown_precision_is_refused():
         torch_tiled.override(precision="exact")
 
 
+def test_making_one_computes_nothing():
+    with Seen() as seen:
+        torch_tiled.override(precision="ieee")
+        torch_tiled.convert(torch.nn.ReLU())
+    assert seen.products() == (0, 0)
+
+
 def test_it_is_its_thread_s_own():
     names = []
     with torch_tiled.override():
