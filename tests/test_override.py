@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from reference import assert_within, halves_bound
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import torch_tiled
 
@@ -407,6 +408,30 @@ def test_strict_names_each_product_where_it_is(where):
         if run is function:
             line = leaves_to_pytorch.__code__.co_firstlineno + 1
             assert {warning.lineno for warning in record} == {line}
+
+
+@pytest.mark.parametrize("where", ["context_fn", "inside"])
+def test_checkpointed(where, device):
+    """What a backward pass computes again is rerouted, too."""
+    x, *others = operands((3, 4), (5, 4), (5,), device=device, requires_grad=True)
+    (expected,) = torch.autograd.grad(mixed(x, *others).sum(), x)
+
+    def inside(*tensors):
+        with torch_tiled.override():
+            return mixed(*tensors)
+
+    def contexts():
+        return torch_tiled.override(), torch_tiled.override()
+
+    if where == "inside":
+        y = checkpoint(inside, x, *others, use_reentrant=False)
+    else:
+        y = checkpoint(mixed, x, *others, use_reentrant=False, context_fn=contexts)
+    with Seen() as seen:
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    theirs, ours = seen.products()
+    assert theirs == 0 and ours > 0
+    assert_close(gradient, expected)
 
 
 # --- compiled ------------------------------------------------------------------------------------

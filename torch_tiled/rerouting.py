@@ -32,6 +32,8 @@ class override(TorchFunctionMode):
 
     Statements nest, the innermost one counts, and each holds for its thread alone. Compiled
     functions may be called in one, or have one. torch.compile compiles them anew for it.
+    What a backward pass computes again for torch.utils.checkpoint is in no statement around it:
+    have one in the function, or say context_fn=lambda: (override(), override()).
 
     Args:
         precision: as for torch_tiled.matmul.
