@@ -566,37 +566,6 @@ def test_exported(device):
     assert_close(program.module()(x), model(x))
 
 
-def test_functional_transforms(device):
-    # Without ties: functional_call leaves those of a shared module's weight undone.
-    layers = torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)
-    model = torch.nn.Sequential(*layers).to(device, torch.float64)
-    parameters = dict(model.named_parameters())
-    x = torch.randn(5, 6, device=device, dtype=torch.float64)
-
-    def loss(parameters, x):
-        return torch.func.functional_call(model, parameters, x).square().sum()
-
-    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))
-    expected = per_sample(parameters, x)
-    hessian = torch.func.hessian(loss, argnums=1)(parameters, x[0])
-    torch_tiled.convert(model)
-    assert_close(per_sample(parameters, x), expected)
-    assert_close(torch.func.hessian(loss, argnums=1)(parameters, x[0]), hessian)
-
-
-def test_autocast(device):
-    layer = torch.nn.Linear(6, 8, device=device)
-    x = torch.randn(5, 6, device=device)
-    with torch.autocast(device, torch.bfloat16):
-        expected = layer(x)
-        torch_tiled.convert(layer)
-        result = layer(x)
-    assert result.dtype == expected.dtype == torch.bfloat16
-    x, weight, bias = (each.detach().bfloat16() for each in (x, layer.weight, layer.bias))
-    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    assert_within(result, exact, linear_bound(x, weight, bias))
-
-
 # --- transformers' Conv1D ------------------------------------------------------------------------
 
 
