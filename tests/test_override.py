@@ -15,6 +15,7 @@ from reference import assert_within, halves_bound
 from torch.backends import opt_einsum
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import torch_tiled
 
@@ -349,6 +350,13 @@ def test_an_unknown_precision_is_refused():
         torch_tiled.override(precision="exact")
 
 
+def test_making_one_computes_nothing():
+    with Seen() as seen:
+        torch_tiled.override(precision="ieee")
+        torch_tiled.convert(torch.nn.ReLU())
+    assert seen.products() == (0, 0)
+
+
 def test_it_is_its_thread_s_own():
     names = []
     with torch_tiled.override():
@@ -497,6 +505,62 @@ def test_strict_warns_of_what_is_left(name):
         warnings.simplefilter("error")
         with torch_tiled.override():
             UNSEEN[name](x)
+
+
+def leaves_to_pytorch(x):
+    return x @ x, torch.tensordot(x, x, dims=1), F.linear(x, x), torch.dot(x[0], x[0])
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_strict_names_each_product_where_it_is(where):
+    """Outside of compiled code, by its line; in it, where it is traced."""
+    torch.compiler.reset()
+    x = torch.ones(3, 3, dtype=torch.int64)
+
+    def inside(x):
+        with torch_tiled.override(strict=True):
+            return leaves_to_pytorch(x)
+
+    function, statement = leaves_to_pytorch, torch_tiled.override(strict=True)
+    if where == "inside":
+        function, statement = inside, contextlib.nullcontext()
+    names = ["torch.Tensor.matmul", "torch.functional.tensordot"]
+    names += ["torch.nn.functional.linear", "torch.dot"]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    for run, told in ((function, names), (compiled, names), (compiled, [])):
+        with warnings.catch_warnings(record=True) as record, statement:
+            warnings.simplefilter("always")
+            run(x)
+        texts = [str(warning.message) for warning in record]
+        assert [text.split("PyTorch computes ")[1].split(",")[0] for text in texts] == told
+        assert {warning.filename for warning in record} <= {__file__}
+        if run is function:
+            line = leaves_to_pytorch.__code__.co_firstlineno + 1
+            assert {warning.lineno for warning in record} == {line}
+
+
+@pytest.mark.parametrize("where", ["context_fn", "inside"])
+def test_checkpointed(where, device):
+    """What a backward pass computes again is rerouted, too."""
+    x, *others = operands((3, 4), (5, 4), (5,), device=device, requires_grad=True)
+    (expected,) = torch.autograd.grad(mixed(x, *others).sum(), x)
+
+    def inside(*tensors):
+        with torch_tiled.override():
+            return mixed(*tensors)
+
+    def contexts():
+        return torch_tiled.override(), torch_tiled.override()
+
+    if where == "inside":
+        y = checkpoint(inside, x, *others, use_reentrant=False)
+    else:
+        y = checkpoint(mixed, x, *others, use_reentrant=False, context_fn=contexts)
+    with Seen() as seen:
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    theirs, ours = seen.products()
+    assert theirs == 0 and ours > 0
+    assert_close(gradient, expected)
 
 
 # --- compiled ------------------------------------------------------------------------------------

@@ -831,6 +831,24 @@ def test_captured_graphs_read_what_is_split_again():
         torch_tiled.freeze(model)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_capturing_after_a_write():
+    """A split would be captured, and not done: the graph reads the weight, and splits nothing."""
+    model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
+    model(x)
+    model[0].weight.mul_(2)
+    torch_tiled.unfreeze(copy.deepcopy(model))(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+    for _ in range(2):
+        expected = torch_tiled.unfreeze(copy.deepcopy(model))(x)
+        assert_same_bits(model(x), expected)
+        graph.replay()
+        assert_same_bits(y, expected)
+        model[0].weight.mul_(2)
+
+
 def test_inference_tensors(device):
     """A model made under inference_mode counts no writes; freezing again splits again."""
     with torch.inference_mode():

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import warnings
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
@@ -16,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from . import nn
 from .ops import check_precision, linear
 from .supported import why_unsupported
+from .warning import warn
 
 __all__ = ["Report", "Row", "convert", "enabled", "revert"]
 
@@ -79,9 +81,12 @@ class Report:
 # --- what a converted module is ------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Origin:
-    """What a converted module was, and how it is to compute. It has this until it is reverted."""
+    """What a converted module was, and how it is to compute. It has this until it is reverted.
+
+    One such is one layer: copies have others, the replicas of a DataParallel the same.
+    """
 
     kind: type
     name: str
@@ -103,7 +108,8 @@ class _Converted:
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if is_compiling():
-            if self._why_torch(input) is None:
+            reason = self._why_torch(input)
+            if reason is None:
                 return self._multiply(input)
         else:
             try:
@@ -112,23 +118,32 @@ class _Converted:
                 reason = self._why_torch(input)
                 if reason is None:
                     raise
-            self._say(reason)
+        self._say(reason, self._origin.strict)
         return self._origin.kind.forward(self, input)
 
     def _why_torch(self, input: torch.Tensor) -> str | None:
         return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
 
-    def _say(self, reason: str) -> None:
-        """Warns once that torch computes, or raises."""
-        text = f"torch_tiled: {self._origin.name or 'the model'} computes by torch, since {reason}"
-        if self._origin.strict:
+    @torch.compiler.assume_constant_result
+    def _say(self, reason: str, strict: bool) -> None:
+        """Warns once for a layer and a reason that torch computes, or raises.
+
+        In compiled code it runs where a graph is traced, which has guards on its arguments.
+        """
+        origin = self._origin
+        name = f"{origin.name or 'the model'} ({origin.kind.__name__})"
+        text = f"torch_tiled: {name} computes by torch, since {reason}"
+        if strict:
             raise RuntimeError(f"{text}, which strict=True forbids")
-        if text not in _warned:
-            _warned.add(text)
-            warnings.warn(text, stacklevel=3)
+        with _telling:
+            told = _told.setdefault(origin, set())
+            if reason not in told:
+                warn(text)
+                told.add(reason)
 
 
-_warned: set[str] = set()
+_telling = threading.RLock()
+_told: weakref.WeakKeyDictionary[_Origin, set[str]] = weakref.WeakKeyDictionary()
 
 
 class Linear(_Converted, nn.Linear):
@@ -289,7 +304,7 @@ def convert(
     why. So convert first, then parametrize, shard and compile.
 
     A converted layer that is called with what torch_tiled does not multiply, say complex numbers
-    or a nested tensor, computes by torch as before, and warns once.
+    or a nested tensor, computes by torch as before, and warns once for each reason.
 
     Args:
         model: any module, itself among those converted.

@@ -27,10 +27,12 @@ def freeze(model: _Model) -> _Model:
       the version counter counts (optimizers, copy_, ...), another Parameter, storage, shape,
       strides, dtype or device. `.to()` and load_state_dict are noticed in compiled graphs, too.
     - What leaves no trace it cannot notice: writes through `.data` or `.detach().numpy()`, DLPack,
-      other libraries' kernels or a replayed CUDA graph, and any write to a weight that was made
-      under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
-      look for no write at all. Call freeze(model) again after such a write: it splits anew, into
-      the same memory where shapes are the same, which those graphs read.
+      other libraries' kernels, a replayed CUDA graph or another process, and any write to a weight
+      that was made under torch.inference_mode(). Compiled graphs, exported programs and captured
+      CUDA graphs look for no write at all. Call freeze(model) again after such a write: it splits
+      anew, into the same memory where shapes are the same, which those graphs read.
+    - It splits on the stream of the call that noticed. Where several streams use a model, call
+      freeze(model) after every write, and let them wait for that.
 
     Where a weight is a DTensor, or in shards by fully_shard, nothing is split.
 
@@ -213,6 +215,8 @@ class Linear(torch.nn.Linear):
             same = owner is weight and version_of(weight) == version
             if same and weight.data_ptr() == alias.data_ptr() and _are_alike(weight, alias):
                 return True
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # a split would be captured, and not done
         self._split()
         return True
 

@@ -1,7 +1,6 @@
 """PyTorch's own functions made to compute by torch_tiled, within a with statement."""
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -13,6 +12,7 @@ from . import ops
 from .autograd import what_flows
 from .einsum import einsum
 from .supported import why_unsupported
+from .warning import warn
 
 __all__ = ["override"]
 
@@ -34,10 +34,12 @@ class override(TorchFunctionMode):
 
     Statements nest, the innermost one counts, and each holds for its thread alone. Compiled
     functions may be called in one, or have one. torch.compile compiles them anew for it.
+    What a backward pass computes again for torch.utils.checkpoint is in no statement around it:
+    have one in the function, or say context_fn=lambda: (override(), override()).
 
     Args:
         precision: as for torch_tiled.matmul.
-        strict: warn where a product is left to PyTorch.
+        strict: warn where a product is left to PyTorch; in compiled code, where it is traced.
 
     Raises:
         RuntimeError: an unknown precision.
@@ -61,17 +63,20 @@ class override(TorchFunctionMode):
             result = _ROUTES[func](self.precision, *args, **kwargs)
             if result is not None:
                 return result
-        if self.strict and (func in _ROUTES or func in _UNSEEN) and not is_compiling():
-            reason = (
-                "its operands or options are none that torch_tiled takes"
-                if func in _ROUTES
-                else "the products are inside of it"
-            )
-            warnings.warn(
-                f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}",
-                stacklevel=3,
-            )
+        if self.strict and (func in _ROUTES or func in _UNSEEN):
+            _say(func)
         return func(*args, **kwargs)
+
+
+@torch.compiler.assume_constant_result
+def _say(func: Callable) -> None:
+    """Warns that PyTorch computes. In compiled code it runs where a graph is traced."""
+    reason = (
+        "its operands or options are none that torch_tiled takes"
+        if func in _ROUTES
+        else "the products are inside of it"
+    )
+    warn(f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}")
 
 
 # What follows returns None for what is PyTorch's.
