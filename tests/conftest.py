@@ -1,6 +1,7 @@
 """What all tests share: the devices, and the memory that nothing may read unwritten."""
 
 import collections
+import gc
 import os
 
 # Lets PyTorch's own CUDA products run in deterministic mode, which poisons fresh memory.
@@ -36,6 +37,12 @@ def poisoned():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def collected():
+    """No CUDA graph is in garbage: one that Python collects during a capture ends the capture."""
+    gc.collect()
 
 
 def pytest_collection_modifyitems(config, items):

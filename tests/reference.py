@@ -194,7 +194,7 @@ def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
 
 def halves_bound(exact, size, k, roundings, dtype):
     """The bound of sums of k terms, whose magnitudes add to size, in float32, when they or what
-    they are made of have been rounded to halves so often."""
+    they are made of have been rounded to halves (or to float32) so often."""
     error = gamma(k, U[torch.float32]) * size + k * SMALLEST[torch.float32]
     return error + gamma(roundings, U[dtype]) * (size + error) + roundings * SMALLEST[dtype] / 2
 

@@ -686,6 +686,7 @@ def scaled(model, kind):
 
 
 @needs_cuda
+@pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("kind", KINDS)
 def test_capture_and_replay(kind, sizes):
     """A forward pass, and with it a backward one: replayed with other inputs and parameters."""
@@ -712,6 +713,7 @@ def test_capture_and_replay(kind, sizes):
 
 
 @needs_cuda
+@pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphed_callables(kind, sizes):
     model = made(kind, plain(torch.nn.ReLU(), sizes=sizes, device="cuda"))

@@ -64,6 +64,7 @@ def test_two_threads_on_two_streams():
     assert not failures
 
 
+@pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_capture_and_replay(algorithm):
     a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
@@ -90,6 +91,7 @@ def test_capture_and_replay(algorithm):
         )
 
 
+@pytest.mark.usefixtures("collected")
 def test_captured_training_step():
     layer = torch_tiled.nn.Linear(64, 32, device="cuda")
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

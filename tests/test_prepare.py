@@ -816,6 +816,7 @@ def test_freezing_again_splits_again_in_place(device):
     assert [buffer.data_ptr() for buffer in model.buffers()] == memory
 
 
+@pytest.mark.usefixtures("collected")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_captured_graphs_read_what_is_split_again():
     model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
@@ -831,6 +832,7 @@ def test_captured_graphs_read_what_is_split_again():
         torch_tiled.freeze(model)
 
 
+@pytest.mark.usefixtures("collected")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_capturing_after_a_write():
     """A split would be captured, and not done: the graph reads the weight, and splits nothing."""
