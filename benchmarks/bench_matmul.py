@@ -11,7 +11,6 @@ shapes.py what the suites hold and variants.py what is measured of it.
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -278,9 +277,7 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         return 0
     words = sys.argv if argv is None else [__file__, *argv]
-    if args.json is not None:  # a name will do: where it lay is nobody's business
-        words = [args.json.name if word == str(args.json) else word for word in words]
-    return bench(args, console, shlex.join(words))
+    return bench(args, console, machine.command_line(words, args.json))
 
 
 def bench(args: argparse.Namespace, console, command_line: str) -> int:

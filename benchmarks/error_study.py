@@ -12,7 +12,6 @@ matplotlib.
 
 import argparse
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -228,8 +227,7 @@ def main(argv=None):
         draw(json.loads(args.redraw.read_text()), args.plot)
         return 0
     words = [__file__, *argv] if argv is not None else sys.argv
-    paths = {str(path): path.name for path in (args.json, args.plot) if path}
-    command_line = shlex.join(paths.get(word, word) for word in words)  # names will do
+    command_line = machine.command_line(words, args.json, args.plot)
     header = machine.describe(torch.device(args.device), command_line, args.commit)
     header |= {"size": args.size, "seeds": args.seeds}
     ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)

@@ -2,6 +2,7 @@
 
 import datetime
 import platform
+import shlex
 import statistics
 import subprocess
 from collections.abc import Callable
@@ -86,6 +87,14 @@ def _git_state(commit: str | None) -> tuple[str | None, bool | None]:
         return commit, None
     changes = _output("git", "-C", str(ROOT), "status", "--porcelain")
     return _output("git", "-C", str(ROOT), "rev-parse", "HEAD"), changes != ""
+
+
+def command_line(words: list[str], *files: Path | None) -> str:
+    """As results tell it: the script by its place in the project, and files by their names."""
+    script = Path(words[0]).resolve()
+    names = {str(file): file.name for file in files if file is not None}
+    place = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
+    return shlex.join([place, *(names.get(word, word) for word in words[1:])])
 
 
 def describe(device: torch.device, command_line: str, commit: str | None = None) -> dict:
