@@ -33,12 +33,6 @@ _prepared_matmul = _ways_to_call(torch.ops.tiled.matmul.prepared)
 _prepared_linear = _ways_to_call(torch.ops.tiled.linear.prepared)
 
 
-def _may_go_past(first, *others):
-    """Whether there is nothing to do for the kernel at the Autograd key."""
-    plain = all(is_plain(first, other) for other in others or (first,))
-    return plain and not differentiated(first, *others)
-
-
 def _call(ways, *tensors, **options):
     """Calls an operator, past its Autograd key where that would find nothing to do.
 
@@ -47,7 +41,7 @@ def _call(ways, *tensors, **options):
     """
     op, direct = ways
     try:
-        if "out" not in options and _may_go_past(*tensors):
+        if "out" not in options and is_plain(*tensors) and not differentiated(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
         if not is_dynamo_compiling():
@@ -215,16 +209,13 @@ def linear(
             return _call(_prepared_linear, *operands)
         options = {"activation": activation, "algorithm": algorithm, "precision": precision}
         return _call(_prepared_linear, *operands, **options)
+    operands = (x, weight) if bias is None else (x, weight, bias)
     if activation == "none" and algorithm == "auto" and precision == "fp32":
-        if is_plain(x, weight) and (bias is None or is_plain(x, bias)):
+        if is_plain(*operands):
             return plain_linear(x, weight, bias)
-        if bias is None:
-            return _call(_linear, x, weight)
-        return _call(_linear, x, weight, bias)
+        return _call(_linear, *operands)
     options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-    if bias is None:
-        return _call(_linear, x, weight, **options)
-    return _call(_linear, x, weight, bias, **options)
+    return _call(_linear, *operands, **options)
 
 
 def _weight(weight):

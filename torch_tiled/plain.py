@@ -21,16 +21,17 @@ matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
 linear = call_without_python(torch.ops.tiled._plain_linear.default)
 
 
-def is_plain(x, y):
+def is_plain(*tensors):
     """Whether nothing but the recording of gradients may be in play, and autocast."""
-    return (
-        type(x) in _PLAIN_TYPES
-        and type(y) in _PLAIN_TYPES
-        and not is_dynamo_compiling()
-        and not function_modes()
-        and not dispatch_modes()
-        and not transforms_active()
-        and not forward_ad_active()
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES:
+            return False
+    return not (
+        is_dynamo_compiling()
+        or function_modes()
+        or dispatch_modes()
+        or transforms_active()
+        or forward_ad_active()
     )
 
 
