@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from calls import Calls
+from needs import needs_cuda
 from reference import assert_within, bound, halves_bound, linear_bound, product
 from test_prepare import by_halves
 from torch._dynamo.utils import counters
@@ -34,8 +35,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
 import torch_tiled
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 class Rerouted(torch.nn.Sequential):

@@ -4,24 +4,21 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
-import torch
-from reference import takes
-from specification import fp16x3_or_mark
-
-import torch_tiled
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import bench_matmul
 import error_study
 import machine
 import measure
+import pytest
 import readme
 import report
 import shapes
+import torch
 import variants
+from reference import takes
+from specification import fp16x3_or_mark
+
+import torch_tiled
 
 ROW_KEYS = "suite group op dtype precision algorithm variant layout batch m n k"
 ROW_KEYS += " us us_p10 us_p90 tflops peer peer_us ratio copy_us error peer_error"

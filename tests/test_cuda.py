@@ -6,11 +6,12 @@ import threading
 
 import pytest
 import torch
+from needs import needs_cuda, needs_hopper
 from reference import assert_within, bound, product, takes
 
 import torch_tiled
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = needs_cuda
 
 RUNGS = [name for name in torch_tiled.algorithms() if takes(name, torch.float32, "cuda")]
 ALGORITHMS = [*RUNGS, "auto"]
@@ -179,7 +180,7 @@ def test_k_beyond_2_to_31():
     assert result.item() == k
 
 
-@pytest.mark.skipif(not takes("fp16x3_bulk", torch.float32, "cuda"), reason="no Hopper GPU")
+@needs_hopper
 @pytest.mark.parametrize("k", [1000, 4096])
 @pytest.mark.parametrize("room", [2 << 20, 8 << 20, 80 << 20, 160 << 20])
 def test_parts_of_a_product_share_what_memory_there_is(room, k):

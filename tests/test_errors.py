@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from needs import needs_cuda
 from reference import takes
 
 import torch_tiled
@@ -368,7 +369,7 @@ def test_bad_call_fails_alike_on_meta_tensors(call, sentence):
     assert_raises(sentence, call, torch.ops.tiled, zeros_on("meta"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 def test_a_gpu_without_the_tensor_cores_is_refused():
     capability = torch.cuda.get_device_capability()
     if capability == (9, 0):
@@ -497,13 +498,7 @@ def test_only_dense_tensors_are_taken(device, api, kind):
 
 # --- devices --------------------------------------------------------------------------------------
 
-OTHER_DEVICES = [
-    "meta",
-    pytest.param(
-        "cuda",
-        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ),
-]
+OTHER_DEVICES = ["meta", pytest.param("cuda", marks=needs_cuda)]
 
 
 @pytest.mark.parametrize("other", OTHER_DEVICES)
@@ -632,7 +627,7 @@ def test_out_of_memory_where_gradients_are_wanted_or_ruled_out(device):
         torch_tiled.matmul(a, b)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
 def test_out_of_the_memory_that_a_gpu_has(algorithm):
     if not takes(algorithm, torch.float32, "cuda"):

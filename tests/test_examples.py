@@ -5,12 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import models
 import pytest
 from test_models import TASKS, small
 from torch.testing import assert_close
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
-import models
 
 COMMAND = Path(models.__file__)
 

@@ -5,6 +5,7 @@ The host's rung runs here too: it computes on a model of the tensor core what a 
 
 import pytest
 import torch
+from needs import needs_hopper
 from reference import (
     BIAS,
     SEEDS,
@@ -14,18 +15,16 @@ from reference import (
     one_hot_bound,
     product,
     relative_error,
-    takes,
 )
 from specification import fp16x3, fp16x3_or_mark, sum_in_chunks
 
 import torch_tiled
 
-on_a_gpu = pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
 LAYOUTS = ("NN", "NT", "TN", "TT")
 GPU_RUNGS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_narrow", "fp16x3_bulk")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_a_gpu)])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
 def device(request):
     return request.param
 
@@ -412,7 +411,7 @@ def compare(a, b, **options):
         assert_same(cuda.cpu(), host)
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize(
     "k", [64, 65, 79, 127, 128, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
 )
@@ -424,7 +423,7 @@ def test_host_and_gpu_agree(k):
         compare(in_layout(torch.randn(m, k), layout[0]), in_layout(torch.randn(k, n), layout[1]))
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*OVERFLOWING, "non-finite"])
 def test_host_and_gpu_agree_on_bad_input(name, layout):
@@ -434,7 +433,7 @@ def test_host_and_gpu_agree_on_bad_input(name, layout):
         compare(in_layout(a, layout[0]), in_layout(b, layout[1]))
 
 
-@on_a_gpu
+@needs_hopper
 def test_host_and_gpu_agree_on_many_tiles():
     compare(torch.randn(1000, 1100), torch.randn(1100, 1030))
     compare(torch.randn(5, 130, 200), torch.randn(5, 200, 150))
@@ -443,7 +442,7 @@ def test_host_and_gpu_agree_on_many_tiles():
     compare(torch.randn(2, 3, 40, 2048), torch.randn(2, 1, 50, 2048).mT)
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize(
     "k", [64, 100, 124, 128, 132, 508, 512, 1020, 1024, 1028, 3000, 8188, 8192]
 )
@@ -460,7 +459,7 @@ def test_host_and_cluster_agree(k):
             assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster").cpu(), host)
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "sizes",
@@ -492,7 +491,7 @@ BATCHES = {
 }
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize("m", [40, 100])
 @pytest.mark.parametrize("name", BATCHES)
 def test_host_and_gpu_agree_on_batches(name, m):
@@ -596,7 +595,7 @@ GROWING = {
 }
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize("name", GROWING)
 def test_host_and_gpu_agree_on_scales_that_change(name):
     for m, k, n in ((3, 1600, 100), (40, 1025, 70), (70, 1044, 100), (130, 700, 33)):
@@ -605,7 +604,7 @@ def test_host_and_gpu_agree_on_scales_that_change(name):
         compare(b.mT.contiguous(), a.mT)
 
 
-@on_a_gpu
+@needs_hopper
 @pytest.mark.parametrize("algorithm", GPU_RUNGS)
 @pytest.mark.parametrize("m", [1, 33, 130])
 def test_host_and_gpu_agree_on_epilogues(m, algorithm):

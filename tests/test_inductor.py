@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from reference import takes
+from needs import needs_hopper
 from torch._inductor import config, select_algorithm
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
@@ -86,8 +86,7 @@ def test_chosen(dynamic, device):
         assert code.count(f"extern_kernels.{name}(") == 1
     batch = torch_tiled.matmul(x.view(2, -1, 96), w)
     expected = torch_tiled.matmul(x, w), batch, torch_tiled.linear(x, w.mT, bias)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     x, w, bias = operands(device)
     x = x[:-2]
     found, expected = compiled(x, w, bias), torch_tiled.matmul(x, w)
@@ -185,7 +184,7 @@ def test_code_from_the_cache_runs_in_a_process_of_its_own(tmp_path):
     assert [hit.split()[-1] for hit in hits] == ["0", "1"]
 
 
-@pytest.mark.skipif(not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU")
+@needs_hopper
 def test_wins_where_the_benchmark_says_so(offered):
     """2048 cubed, which takes cuBLAS three times as long, and Triton's kernels too."""
     a, b = (randn(2048, 2048, device="cuda") for _ in range(2))

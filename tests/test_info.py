@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from needs import needs_cuda
 
 import torch_tiled
 from torch_tiled import __main__
@@ -70,9 +71,8 @@ def test_products_are_right(device):
     assert facts["ok"] is True
 
 
+@needs_cuda
 def test_gpu_is_told_with_its_code():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     facts = info()
     first = facts["devices"][1]
     capability = torch.cuda.get_device_capability(0)

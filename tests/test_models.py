@@ -4,17 +4,13 @@ import copy
 import dataclasses
 import io
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from tasks import TASKS, Task
 from torch.testing import assert_close
 
 import torch_tiled
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
-from tasks import TASKS, Task
 
 STEPS = 10
 

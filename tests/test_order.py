@@ -6,6 +6,7 @@ those of one order: the chunked one of csrc/sum.h, or that of csrc/fp16x3.h. nai
 
 import pytest
 import torch
+from needs import needs_cuda
 from reference import order, takes
 from specification import fp16x3, sum_in_chunks
 
@@ -120,7 +121,7 @@ def test_sign_of_an_underflowed_zero(device, algorithm, k):
     assert (result == 0).all() and result.signbit().all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("m, n, k", SIZES)
 @pytest.mark.parametrize("algorithm", RUNGS)
 def test_cpu_and_cuda_agree(algorithm, m, n, k):

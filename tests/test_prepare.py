@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from calls import Calls
+from needs import needs_cuda
 from reference import ACTIVATIONS, CHUNK, takes
 from test_compile import LAYOUTS, count_compilations
 from test_transforms import both, flat
@@ -123,7 +124,7 @@ def test_halves_hold_the_operand(device, poisoned, m, n, k):
     assert not b[n:].any() and (undo[:, n:] == 1).all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_cpu_and_cuda_make_the_same(m, n, k):
     if not splits("cuda"):
@@ -817,7 +818,7 @@ def test_freezing_again_splits_again_in_place(device):
 
 
 @pytest.mark.usefixtures("collected")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 def test_captured_graphs_read_what_is_split_again():
     model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
     model(x)
@@ -833,7 +834,7 @@ def test_captured_graphs_read_what_is_split_again():
 
 
 @pytest.mark.usefixtures("collected")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 def test_capturing_after_a_write():
     """A split would be captured, and not done: the graph reads the weight, and splits nothing."""
     model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
