@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       const int64_t c_row = tile.row + first + j * (Tile::kM / 2);
       if (c_row >= p.m) continue;
       float sum = sums[j];
-      if (isnan(sum)) sum = sum_again(p, tile.batch, c_row, c_col, work.recomputed);
+      if (isnan(sum)) sum = sum_alone(p, tile.batch, c_row, c_col, work.recomputed);
       if (work.stores_sums) {
         c[c_row * p.c.row_stride] = sum;
       } else {

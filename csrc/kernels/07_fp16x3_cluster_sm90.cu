@@ -259,12 +259,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int part = warp / (kPartSums / 32), index = threadIdx.x % kPartSums;
   const int64_t row = first_row + row_of(part) + index / 16 + index % 4 / 2 * 8;
   const int64_t col = first_col + col_of(part) + index % 16 / 4 * 2 + index % 2;
-  if (row >= a.count || col >= b.count) return;
+  const bool exists = row < a.count && col < b.count;
   float sum = kEmptyTotal<float>;
   NO_UNROLL
-  for (unsigned i = 0; i < work.chunks; ++i) sum += smem.sent[i][threadIdx.x];
+  for (unsigned i = 0; exists && i < work.chunks; ++i) sum += smem.sent[i][threadIdx.x];
   const Problem& p = work.p;
-  if (isnan(sum)) sum = sum_again(p, matrix, row, col, work.recomputed);
+  const bool marked = exists && isnan(sum);
+  if (__any_sync(~0u, marked)) {
+    const float again = sum_if_marked(p, marked, matrix, row, col, work.recomputed);
+    if (marked) sum = again;
+  }
+  if (!exists) return;
   const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c, matrix) : 0;
   if (work.stores_sums) {
     static_cast<float*>(p.c.data)[c_offset + row * p.c.row_stride + col * p.c.col_stride] = sum;

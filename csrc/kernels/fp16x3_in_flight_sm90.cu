@@ -19,7 +19,7 @@ constexpr int kThreads = 128;
 
 // kAtOnce columns of a row of sums a thread.
 template <int kAtOnce>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 6)
     fp16x3_finish_kernel(const __grid_constant__ InFlight work) {
   device::let_next_kernel_start();
   const auto in_line = static_cast<unsigned>(work.sums_stride() / kAtOnce);
@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned col = static_cast<unsigned>(index % in_line) * kAtOnce;
   const int64_t in_launch = line / rows, x_row = line % rows;
   const int64_t w_col = work.first_unit * work.cols + col;
-  if (in_launch >= work.matrices || w_col >= work.w_count) return;
+  const bool exists = in_launch < work.matrices && w_col < work.w_count;
   const int64_t chunk_stride = work.x_count * work.sums_stride();
-  const float* sums =
-      work.sums + in_launch * work.chunks * chunk_stride + x_row * work.sums_stride() + col;
-  const int64_t matrix = work.first_matrix + in_launch;
+  const int64_t at = in_launch * work.chunks * chunk_stride + x_row * work.sums_stride() + col;
+  const float* sums = work.sums + (exists ? at : 0);
+  const int64_t matrix = work.first_matrix + (exists ? in_launch : 0);
   const int64_t c_offset = batch_offset(work.p.batch, work.p.c, matrix);
   device::wait_for_previous_kernel();
   float sum[kAtOnce];
@@ -59,12 +59,25 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+  auto row_of = [&](int j) { return work.w_is_a ? w_col + j : x_row; };
+  auto col_of = [&](int j) { return work.w_is_a ? x_row : w_col + j; };
+  unsigned marks = 0;
   UNROLL
   for (int j = 0; j < kAtOnce; ++j) {
-    if (w_col + j >= work.w_count) break;
-    const int64_t c_row = work.w_is_a ? w_col + j : x_row, c_col = work.w_is_a ? x_row : w_col + j;
-    if (isnan(sum[j])) sum[j] = sum_again(work.p, matrix, c_row, c_col, work.recomputed);
-    store<float>(work.p, c_offset, c_row, c_col, sum[j]);
+    if (!exists || w_col + j >= work.w_count) break;
+    if (isnan(sum[j])) {
+      marks |= 1u << j;
+    } else {
+      store<float>(work.p, c_offset, row_of(j), col_of(j), sum[j]);
+    }
+  }
+  if (!__any_sync(~0u, marks != 0)) return;
+  NO_UNROLL
+  for (int j = 0; j < kAtOnce; ++j, marks >>= 1) {
+    const bool marked = (marks & 1) != 0;
+    const float again =
+        sum_if_marked(work.p, marked, matrix, row_of(j), col_of(j), work.recomputed);
+    if (marked) store_one(work.p, c_offset, row_of(j), col_of(j), again);
   }
 }
 

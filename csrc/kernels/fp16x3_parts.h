@@ -41,6 +41,12 @@ struct Marks {
     uint64_t elements[32];
   };
   static constexpr int kRows = 16, kCols = 128;
+  struct Place {
+    int row, col;  // in the piece
+  };
+  HOST_DEVICE static Place place(int lane, int element) {
+    return {lane / 4 + element / 2 % 2 * 8, element / 4 * 8 + lane % 4 * 2 + element % 2};
+  }
 
   int* count;     // pieces in the list
   Piece* pieces;  // room for all of C's

@@ -4,7 +4,8 @@
 // chunk of K each, a thread two columns and half the rows; then the chunks' sums are added in
 // order, and the teams take the next four chunks. Rows of A and columns of B come to shared memory
 // by asynchronous copies, some steps ahead, through any strides; rows without a mark are left out.
-// How many pieces there are, only the GPU knows: the grid is fixed and walks the list.
+// Where a piece has few marks, its warps take one each instead (fp16x3_again.cuh). How
+// many pieces there are, only the GPU knows: the grid is fixed and walks the list.
 
 #include <cuda_pipeline.h>
 
@@ -14,6 +15,7 @@
 
 #include "device/pipeline.cuh"
 #include "epilogue.h"
+#include "kernels/fp16x3_again.cuh"
 #include "kernels/fp16x3_parts.h"
 #include "launch.h"
 #include "sum.h"
@@ -24,7 +26,7 @@ namespace {
 struct Tile {
   static constexpr int kM = Marks::kRows, kN = Marks::kCols, kK = 16;
   static constexpr int kTeams = 4, kTeam = 128;
-  static constexpr int kThreads = kTeams * kTeam;
+  static constexpr int kThreads = kTeams * kTeam, kWarps = kThreads / 32;
   static constexpr int kRowsPerTeam = kM / kTeams;  // where chunks are added
   static constexpr int kStages = 4;
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
@@ -120,6 +122,14 @@ __device__ unsigned marked_rows(const Marks::Piece& piece, int col) {
   return rows;
 }
 
+// How many marks a piece has; all threads of a warp call it.
+__device__ int count_marked(const Marks::Piece& piece) {
+  return __reduce_add_sync(~0u, __popcll(piece.elements[threadIdx.x % 32]));
+}
+
+// Of a piece's 2048 elements: more take a block longer by warps.
+constexpr int kFew = 32;
+
 // Which operands can be copied by fours.
 struct ByFour {
   bool a, b;
@@ -200,6 +210,23 @@ __device__ void sum_chunk(const Problem& p, const Marks::Piece& piece, int64_t c
   }
 }
 
+// Computes and stores the marked elements of a piece that has few, a warp one after another.
+__device__ void recompute_few(const Problem& p, const Marks::Piece& piece) {
+  const int warp = threadIdx.x / 32;
+  const int64_t c_offset = batch_offset(p.batch, p.c, piece.batch);
+  int index = 0;
+  NO_UNROLL
+  for (int lane = 0; lane < 32; ++lane) {
+    NO_UNROLL
+    for (uint64_t left = piece.elements[lane]; left != 0; left &= left - 1, ++index) {
+      if (index % Tile::kWarps != warp) continue;
+      const auto [row, col] = Marks::place(lane, __ffsll(static_cast<int64_t>(left)) - 1);
+      const float sum = sum_together(p, piece.batch, piece.row + row, piece.col + col);
+      if (threadIdx.x % 32 == 0) store_one(p, c_offset, piece.row + row, piece.col + col, sum);
+    }
+  }
+}
+
 template <bool kBAlongK>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     recompute_kernel(const __grid_constant__ Problem p, Marks marks, ByFour by_four) {
@@ -212,6 +239,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int64_t chunks = ceil_div(p.k, kChunk);
   for (int index = blockIdx.x; index < pieces; index += gridDim.x) {
     const Marks::Piece& piece = marks.pieces[index];
+    if (count_marked(piece) <= kFew) {
+      recompute_few(p, piece);
+      continue;
+    }
     const unsigned col_rows = marked_rows(piece, col);
     if (threadIdx.x == 0) block_rows = 0;
     __syncthreads();
