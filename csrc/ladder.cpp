@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "cuts.h"
 #include "fail.h"
 #include "fp16x3.h"
 #include "sum.h"
@@ -39,16 +40,16 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name             family    order             K          tile      cut    reads          start  before wave  rate CUDA                          CPU
-    {"naive",          "naive",  Order::kPlain,    0,   0,    32, 32,   false, Reads::kAny,   0,     0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
-    {"tiled16",        "tiled",  Order::kChunked,  0,   0,    16, 16,   false, Reads::kAny,   0,     0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
-    {"tiled32",        "tiled",  Order::kChunked,  0,   0,    32, 32,   false, Reads::kAny,   0,     0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
-    {"tiled64",        "tiled",  Order::kChunked,  0,   0,    64, 64,   false, Reads::kAny,   0,     0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
-    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   0,   8192, 16, 32,   true,  Reads::kLines, 0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
-    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   0,   1024, 32, 16,   false, Reads::kAny,   6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
-    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   512, 0,    32, 32,   true,  Reads::kAny,   16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
-    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   512, 0,    64, 128,  true,  Reads::kBoxes, 17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
-    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   0,   0,    128, 128, false, Reads::kAny,   10000, 0.57,  7000, 500, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    // name             family    order             K          tile      cut           reads          start  before wave  rate CUDA                          CPU
+    {"naive",          "naive",  Order::kPlain,    0,   0,    32, 32,   Cut::kNever,  Reads::kAny,   0,     0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
+    {"tiled16",        "tiled",  Order::kChunked,  0,   0,    16, 16,   Cut::kNever,  Reads::kAny,   0,     0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked,  0,   0,    32, 32,   Cut::kNever,  Reads::kAny,   0,     0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked,  0,   0,    64, 64,   Cut::kNever,  Reads::kAny,   0,     0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   0,   8192, 16, 32,   Cut::kChunks, Reads::kLines, 0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
+    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   0,   1024, 32, 16,   Cut::kNever,  Reads::kAny,   6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
+    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   512, 0,    32, 32,   Cut::kChunks, Reads::kAny,   16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
+    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   512, 0,    64, 128,  Cut::kChunks, Reads::kBoxes, 17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
+    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   0,   0,    128, 128, Cut::kRanges, Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -150,29 +151,37 @@ bool Rung::takes(const Problem& p) const {
   return false;
 }
 
-int64_t Rung::blocks(const Problem& p) const {
-  if (!cuts_k) return ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) * p.batch.count;
-  return ceil_div(std::min(p.m, p.n), tile_m) * ceil_div(std::max(p.m, p.n), tile_n) *
-         p.batch.count * std::max<int64_t>(1, ceil_div(p.k, kChunk));
+int64_t Rung::blocks(const Problem& p, const Context& context) const {
+  const bool by_sides = cut == Cut::kChunks;
+  const int64_t rows = by_sides ? std::min(p.m, p.n) : p.m;
+  const int64_t cols = by_sides ? std::max(p.m, p.n) : p.n;
+  const int64_t tiles = ceil_div(rows, tile_m) * ceil_div(cols, tile_n) * p.batch.count;
+  switch (cut) {
+    case Cut::kNever: return tiles;
+    case Cut::kChunks: return tiles * std::max<int64_t>(1, ceil_div(p.k, kChunk));
+    case Cut::kRanges: return tiles * bulk_ranges(p, context.processors).count;
+  }
+  return 0;
 }
 
 int64_t Rung::waves(const Problem& p, const Context& context) const {
-  return ceil_div(blocks(p), context.processors);
+  return ceil_div(blocks(p, context), context.processors);
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
   constexpr int64_t kLeastBefore = 340;  // a row takes no less beforehand than one of this K
-  const int64_t k = cuts_k ? std::min<int64_t>(p.k, kChunk) : p.k;
-  const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
   const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
   const double elements = static_cast<double>(p.m + cols) * static_cast<double>(p.batch.count) *
                           static_cast<double>(std::max(p.k, kLeastBefore));
+  const double fixed = start + elements * before / context.processors;
+  if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
+  const int64_t k = cut == Cut::kChunks ? std::min<int64_t>(p.k, kChunk) : p.k;
+  const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
   // A rung that cuts K copies the longer operand by fours where it can, or else by single elements.
   constexpr double kByOnes = 2.5;
   const auto [near, far] = std::minmax(longer(p).row_stride, longer(p).col_stride);
-  const double copied = !cuts_k || (near == 1 && far % 4 == 0) ? 1 : kByOnes;
-  return start + static_cast<double>(waves(p, context)) * (wave + multiply_adds / rate) * copied +
-         elements * before / context.processors;
+  const double copied = cut == Cut::kNever || (near == 1 && far % 4 == 0) ? 1 : kByOnes;
+  return fixed + static_cast<double>(waves(p, context)) * (wave + multiply_adds / rate) * copied;
 }
 
 std::vector<std::string> algorithms() {
@@ -208,7 +217,7 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
     if (rung == &chosen) continue;
     others.push_back(std::string(rung->name) + " " + format("%.3g", rung->clocks(p, context)));
   }
-  const int64_t blocks = chosen.blocks(p);
+  const int64_t blocks = chosen.blocks(p, context);
   const int64_t waves = chosen.waves(p, context);
   std::vector<std::pair<std::string, std::string>> facts{
       {"algorithm", std::string(chosen.name)},

@@ -27,6 +27,13 @@ enum class Reads {
   kLines,  // both: in_lines()
 };
 
+// How a rung shares K among blocks.
+enum class Cut {
+  kNever,
+  kChunks,  // a block computes one chunk of the sums; tile_m is along C's shorter side
+  kRanges,  // cuts.h
+};
+
 struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
@@ -34,7 +41,7 @@ struct Rung {
   int64_t min_k;       // that it takes
   int64_t max_k;       // likewise, or 0
   int tile_m, tile_n;  // of C, computed by one block; one of those that the rung has
-  bool cuts_k;         // a block computes one chunk of the sums; tile_m is along C's shorter side
+  Cut cut;
   Reads reads;
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
   double start;   // to launch, and to begin and end
@@ -45,7 +52,7 @@ struct Rung {
   Launch cpu;
 
   bool takes(const Problem& p) const;
-  int64_t blocks(const Problem& p) const;
+  int64_t blocks(const Problem& p, const Context& context) const;
   int64_t waves(const Problem& p, const Context& context) const;
   // Clocks of the busiest processor, by the model that picks: the start, what is done beforehand,
   // then whole waves of blocks.

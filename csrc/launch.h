@@ -72,7 +72,7 @@ void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blo
 
 // Likewise, without clusters.
 template <typename... Params, typename... Args>
-void launch_after(void (*kernel)(Params...), unsigned blocks, int threads, size_t smem_bytes,
+void launch_after(void (*kernel)(Params...), dim3 blocks, int threads, size_t smem_bytes,
                   const Context& context, const Args&... args) {
   launch_clusters_after(kernel, 1, blocks, threads, smem_bytes, context, args...);
 }

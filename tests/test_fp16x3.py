@@ -459,6 +459,38 @@ def test_host_and_cluster_agree(k):
             assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster").cpu(), host)
 
 
+MARKED = {
+    "one": ([37], [101]),
+    "32 of a piece": (range(16, 20), range(8)),
+    "36 of a piece": (range(16, 20), range(9)),
+    "spread": (range(0, 70, 9), range(0, 150, 13)),
+    "a row": ([3], range(150)),
+    "a column": (range(70), [149]),
+    "all": (range(70), range(150)),
+}
+
+
+@needs_hopper
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MARKED)
+def test_host_and_gpu_agree_however_many_are_marked(name, layout):
+    rows, cols = (list(each) for each in MARKED[name])
+    for k in (64, 129, 700, 1024, 3000, 9001):
+        a, b = torch.randn(70, k), torch.randn(k, 150)
+        at = k - 3  # a number so large there that all others of the row are lost beside it
+        a[rows, at] = 1e15
+        b[at] = 1
+        b[at, cols] = 0
+        a, b = in_layout(a, layout[0]), in_layout(b, layout[1])
+        host = torch_tiled.matmul(a, b, algorithm="fp16x3")
+        a, b = a.cuda(), b.cuda()
+        for algorithm in GPU_RUNGS:
+            facts = torch_tiled.explain(a, b, algorithm=algorithm)
+            assert facts.recomputed == f"{len(rows) * len(cols)} of {70 * 150} elements"
+            for _ in range(3):  # a race would show as a difference that moves
+                assert_same(torch_tiled.matmul(a, b, algorithm=algorithm).cpu(), host)
+
+
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
@@ -473,6 +505,18 @@ def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
     for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_narrow"):
         for _ in range(3):  # a race would show as a difference that moves
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), bulk)
+
+
+@needs_hopper
+def test_bulk_cuts_k_where_there_are_few_tiles():
+    def blocks(*sizes, k):
+        a = torch.empty(*sizes, k, device="cuda")
+        return int(torch_tiled.explain(a, a.mT, algorithm="fp16x3_bulk").blocks)
+
+    assert blocks(128, k=16384) == 16
+    assert blocks(2, 256, k=16384) == 8 * 16
+    assert blocks(1024, k=1024) == 64
+    assert blocks(4096, k=16384) == 1024
 
 
 def permuted(*sizes, order):
@@ -607,8 +651,9 @@ def test_host_and_gpu_agree_on_scales_that_change(name):
 @needs_hopper
 @pytest.mark.parametrize("algorithm", GPU_RUNGS)
 @pytest.mark.parametrize("m", [1, 33, 130])
-def test_host_and_gpu_agree_on_epilogues(m, algorithm):
-    a, weight, bias = torch.randn(m, 700), torch.randn(90, 700), torch.randn(90)
+@pytest.mark.parametrize("k", [700, 2100])
+def test_host_and_gpu_agree_on_epilogues(k, m, algorithm):
+    a, weight, bias = torch.randn(m, k), torch.randn(90, k), torch.randn(90)
     c = torch.randn(m, 90)
     rung = {"algorithm": algorithm}
     for alpha, beta in ((1, 1), (0.7, 0), (3.7, -0.1), (0, 2)):

@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     "product.*": {"product.h", "strided.h", "problem.h", "fail.h"},
     "strided.*": {"strided.h"},
     # The table of rungs.
-    "ladder.cpp": {"ladder.h", "fp16x3.h", "sum.h", "fail.h"},
+    "ladder.cpp": {"ladder.h", "cuts.h", "fp16x3.h", "sum.h", "fail.h"},
     "ladder.h": {"problem.h", "context.h"},
     # What is split once, on either device.
     "prepare.cpp": {"prepare.h", "cpu/packed.h", "fp16x3.h", "kernels/fp16x3_parts.h"},
@@ -30,7 +30,7 @@ MAY_INCLUDE = {
         *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
         *("kernels/fp16x3_parts.h", "kernels/fp16x3_again.cuh", "kernels/fp16x3_range.cuh"),
         *("kernels/fp16x3_chunk.cuh", "kernels/fp16x3_in_flight.h", "kernels/fp16x3_in_flight.cuh"),
-        "kernels/tensor_map.h",
+        *("kernels/tensor_map.h", "cuts.h"),
     },
     "kernels/fp16x3_in_flight.cuh": {
         *("cuda", "launch.h", "device/*.cuh", "kernels/fp16x3_in_flight.h"),
@@ -39,7 +39,7 @@ MAY_INCLUDE = {
     "kernels/fp16x3_in_flight.h": {"context.h", "fp16x3.h", "packed.h", "problem.h"},
     "kernels/fp16x3_chunk.cuh": {"fp16x3.h", "launch.h"},
     "kernels/fp16x3_range.cuh": {"fp16x3.h"},
-    "kernels/fp16x3_again.cuh": {"epilogue.h", "problem.h", "sum.h"},
+    "kernels/fp16x3_again.cuh": {"epilogue.h", "launch.h", "problem.h", "sum.h"},
     "kernels/tensor_map*": {"cuda", "launch.h", "problem.h", "kernels/tensor_map.h"},
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},
@@ -58,6 +58,7 @@ MAY_INCLUDE = {
     "cuda_context.cpp": {"cuda", "context.h", "dlfcn.h"},
     # What is computed, of what, in which order.
     "fp16x3.h": {"element.h", "sum.h", "problem.h"},
+    "cuts.h": {"problem.h", "sum.h"},
     "packed.h": {"sum.h", "host_device.h"},
     "epilogue.h": {"element.h", "sum.h", "problem.h"},
     "sum.h": {"host_device.h"},

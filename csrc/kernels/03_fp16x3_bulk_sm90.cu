@@ -18,6 +18,7 @@
 #include <optional>
 #include <utility>
 
+#include "cuts.h"
 #include "device/pipeline.cuh"
 #include "device/wgmma.cuh"
 #include "epilogue.h"
@@ -42,7 +43,11 @@ struct Tile {
   static constexpr int kBand = 8;       // tiles of rows that are worked off together
 
   static_assert(kM == Packed::kRows && kN == Packed::kRows, "a step of a tile is one copy");
+  static_assert(kM == BulkCost::kTile && kN == BulkCost::kTile);
 };
+
+// A warpgroup's sums of a tile: of each thread by fours.
+using ChunkSums = float4[Tile::kElements / 4][Tile::kWarpgroup];
 
 struct Smem {
   struct Stage {
@@ -50,7 +55,7 @@ struct Smem {
     uint8_t b[2 * Packed::plane_bytes(Tile::kN)];
   };
   alignas(1024) Stage stage[Tile::kStages];
-  float4 sums[Tile::kConsumers][Tile::kElements / 4][Tile::kWarpgroup];  // of finished chunks
+  ChunkSums sums[Tile::kConsumers];  // of finished chunks
   float bias[Tile::kConsumers][Tile::kN];
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
@@ -68,6 +73,8 @@ struct Work {
   Source a, b;
   Marks marks;
   bool stores_simply;  // a bias and ReLU at most, pairs in a row of C at once
+  int64_t tiles;
+  void* sums;  // of chunks, where K is cut
 };
 
 struct Position {
@@ -86,6 +93,16 @@ __device__ Position locate(const Problem& p, int64_t index) {
   return {batch, first + in_band % height, in_band / height};
 }
 
+// The chunks that a block sums: all, or, where K is cut, a range by its place along the grid's y.
+struct Chunks {
+  int first, end;
+  __device__ explicit Chunks(const Problem& p) {
+    const auto all = static_cast<unsigned>(ceil_div(p.k, kChunk));
+    first = static_cast<int>(blockIdx.y * all / gridDim.y);
+    end = static_cast<int>((blockIdx.y + 1) * all / gridDim.y);
+  }
+};
+
 // A stage of the pipeline, and the parity of its phase.
 struct Turn {
   int stage = 0, parity = 0;
@@ -94,18 +111,21 @@ struct Turn {
   }
 };
 
-__device__ void produce(const Work& work, Smem& smem, int64_t tiles) {
-  const int64_t steps = ceil_div(work.p.k, Tile::kK);
+__device__ void produce(const Work& work, Smem& smem) {
+  constexpr int64_t kStepsOfChunk = kChunk / Tile::kK;
+  const Chunks chunks(work.p);
+  const int64_t first = chunks.first * kStepsOfChunk;
+  const int64_t end = min(chunks.end * kStepsOfChunk, ceil_div(work.p.k, Tile::kK));
   Turn turn{.parity = 1};
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position at = locate(work.p, index);
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, at.batch);
     const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, at.batch);
-    const uint8_t* a = work.a.packed.halves + work.a.packed.step_offset(a_matrix, at.tile_m, 0);
-    const uint8_t* b = work.b.packed.halves + work.b.packed.step_offset(b_matrix, at.tile_n, 0);
+    const uint8_t* a = work.a.packed.halves + work.a.packed.step_offset(a_matrix, at.tile_m, first);
+    const uint8_t* b = work.b.packed.halves + work.b.packed.step_offset(b_matrix, at.tile_n, first);
     const int a_bytes = 2 * Packed::plane_bytes(work.a.packed.tile_rows(at.tile_m));
     const int b_bytes = 2 * Packed::plane_bytes(work.b.packed.tile_rows(at.tile_n));
-    for (int64_t step = 0; step < steps; ++step, turn.next()) {
+    for (int64_t step = first; step < end; ++step, turn.next()) {
       Smem::Stage& stage = smem.stage[turn.stage];
       uint64_t* full = &smem.full[turn.stage];
       device::wait(&smem.empty[turn.stage], turn.parity);
@@ -120,6 +140,10 @@ __device__ void produce(const Work& work, Smem& smem, int64_t tiles) {
 // Where a thread's elements lie: element i in row + i / 2 % 2 * 8, column col + i / 4 * 8 + i % 2.
 struct Place {
   int64_t batch, row, col;
+  __device__ Place(const Position& tile, int warpgroup, int thread)
+      : batch(tile.batch),
+        row(tile.tile_m * Tile::kM + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4),
+        col(tile.tile_n * Tile::kN + thread % 4 * 2) {}
 };
 
 // Appends the marked elements of a warp to the list; all of its threads call it.
@@ -133,15 +157,16 @@ __device__ void list_marked(const Marks& marks, const Place& at, uint64_t marked
   if (lane == 0) piece.batch = at.batch, piece.row = at.row, piece.col = at.col;
 }
 
-// Puts the biases of the tile's columns into shared memory, one a thread.
-__device__ void load_bias(const Work& work, const Place& at, float (&bias)[Tile::kN]) {
+// Puts the biases of the tile's columns into shared memory, one a thread of a warpgroup, which has
+// a barrier of its own.
+__device__ void load_bias(const Work& work, const Place& at, int barrier, float (&bias)[Tile::kN]) {
   const Epilogue& epilogue = work.p.epilogue;
-  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1, thread = threadIdx.x % Tile::kWarpgroup;
+  const int thread = threadIdx.x % Tile::kWarpgroup;
   const int64_t col = at.col - thread % 4 * 2 + thread;
-  device::sync_threads(1 + warpgroup, Tile::kWarpgroup);  // the last tile's have been read
+  device::sync_threads(barrier, Tile::kWarpgroup);  // the last tile's have been read
   bias[thread] =
       col < work.p.n ? static_cast<const float*>(epilogue.bias)[col * epilogue.bias_stride] : 0;
-  device::sync_threads(1 + warpgroup, Tile::kWarpgroup);
+  device::sync_threads(barrier, Tile::kWarpgroup);
 }
 
 // From sums to C, where little is to be asked. Returns false, and does nothing, where more is.
@@ -176,8 +201,7 @@ __device__ bool store_simply(const Work& work, const Place& at, float (&sum)[Til
 // From sums to C, but for sums that are NaN, which are listed. By way of shared memory, so that the
 // loop stays a loop: unrolled, every activation would be there 64 times.
 __device__ void store_tile(const Work& work, const Place& at, const float (&sum)[Tile::kElements],
-                           const float (&bias)[Tile::kN],
-                           float4 (&scratch)[Tile::kElements / 4][Tile::kWarpgroup]) {
+                           const float (&bias)[Tile::kN], ChunkSums& scratch) {
   const Problem& p = work.p;
   const Epilogue& epilogue = p.epilogue;
   const int thread = threadIdx.x % Tile::kWarpgroup;
@@ -217,30 +241,34 @@ __device__ void store_tile(const Work& work, const Place& at, const float (&sum)
   }
 }
 
+// Where K is cut, sums of chunks wait in memory, of each tile, chunk and warpgroup.
+__device__ ChunkSums& sums_of(const Work& work, int64_t tile, int chunk, int warpgroup) {
+  const int64_t at = tile * ceil_div(work.p.k, kChunk) + chunk;
+  return static_cast<ChunkSums*>(work.sums)[at * Tile::kConsumers + warpgroup];
+}
+
 template <int kPromote>
-__device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
+__device__ void consume(const Work& work, Smem& smem) {
   constexpr int kNone = -1;
   const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
   const int thread = threadIdx.x % Tile::kWarpgroup;
-  const int64_t chunks = ceil_div(work.p.k, kChunk);
   Turn turn;
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+  const Chunks chunks(work.p);
+  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position position = locate(work.p, index);
     const Packed &a = work.a.packed, &b = work.b.packed;
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, position.batch);
     const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, position.batch);
     const int a_lo = Packed::plane_bytes(a.tile_rows(position.tile_m));
     const int b_lo = Packed::plane_bytes(b.tile_rows(position.tile_n));
-    const Place at{position.batch,
-                   position.tile_m * Tile::kM + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4,
-                   position.tile_n * Tile::kN + thread % 4 * 2};
+    const Place at(position, warpgroup, thread);
 
     float part[Tile::kElements], low[Tile::kElements], total[Tile::kElements];
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = chunks.first; chunk < chunks.end; ++chunk) {
       UNROLL
       for (int i = 0; i < Tile::kElements; ++i) part[i] = 0, low[i] = 0, total[i] = 0;
-      const int steps =
-          static_cast<int>(ceil_div(min(work.p.k - chunk * kChunk, int64_t{kChunk}), Tile::kK));
+      const int steps = static_cast<int>(
+          ceil_div(min(work.p.k - int64_t{chunk} * kChunk, int64_t{kChunk}), Tile::kK));
       int to_release = kNone;
       for (int step = 0; step < steps; ++step, turn.next()) {
         device::wait(&smem.full[turn.stage], turn.parity);
@@ -298,6 +326,14 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
       wgmma::keep(low);
       if (thread % 32 == 0) device::arrive(&smem.empty[to_release]);
       finish_chunk(total, low, undo_a, undo_b);
+      if (gridDim.y > 1) {
+        ChunkSums& sums = sums_of(work, index, chunk, warpgroup);
+        UNROLL
+        for (int i = 0; i < Tile::kElements; i += 4) {
+          __stcg(&sums[i / 4][thread], float4{total[i], total[i + 1], total[i + 2], total[i + 3]});
+        }
+        continue;
+      }
 
       UNROLL
       for (int i = 0; i < Tile::kElements; i += 4) {
@@ -306,11 +342,12 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
           total[i] += sums.x, total[i + 1] += sums.y;
           total[i + 2] += sums.z, total[i + 3] += sums.w;
         }
-        if (chunk < chunks - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+        if (chunk < chunks.end - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
       }
     }
+    if (gridDim.y > 1) continue;
     float(&bias)[Tile::kN] = smem.bias[warpgroup];
-    if (work.p.epilogue.bias != nullptr) load_bias(work, at, bias);
+    if (work.p.epilogue.bias != nullptr) load_bias(work, at, 1 + warpgroup, bias);
     if (!store_simply(work, at, total, bias)) {
       store_tile(work, at, total, bias, smem.sums[warpgroup]);
     }
@@ -319,7 +356,7 @@ __device__ void consume(const Work& work, Smem& smem, int64_t tiles) {
 
 template <int kPromote>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    fp16x3_bulk_kernel(const __grid_constant__ Work work, int64_t tiles) {
+    fp16x3_bulk_kernel(const __grid_constant__ Work work) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   if (threadIdx.x == 0) {
@@ -335,11 +372,53 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (threadIdx.x < Tile::kWarpgroup) {
     wgmma::give_registers<24>();
-    if (threadIdx.x == 0) produce(work, smem, tiles);
+    if (threadIdx.x == 0) produce(work, smem);
   } else {
     wgmma::take_registers<240>();
-    consume<kPromote>(work, smem, tiles);
+    consume<kPromote>(work, smem);
   }
+}
+
+// Adds the sums of chunks, where K is cut. A block has what a warpgroup had of a tile: its teams
+// add some of each thread's elements, and the first one stores them.
+constexpr int kTeams = 4, kAddThreads = kTeams * Tile::kWarpgroup;
+
+__global__ void __launch_bounds__(kAddThreads)
+    fp16x3_bulk_add_kernel(const __grid_constant__ Work work) {
+  constexpr int kFours = Tile::kElements / 4 / kTeams;
+  __shared__ ChunkSums sums;
+  __shared__ float bias[Tile::kN];
+  device::let_next_kernel_start();
+  const int64_t tile = blockIdx.x / Tile::kConsumers;
+  const int warpgroup = blockIdx.x % Tile::kConsumers;
+  const int team = threadIdx.x / Tile::kWarpgroup, thread = threadIdx.x % Tile::kWarpgroup;
+  const int chunks = static_cast<int>(ceil_div(work.p.k, kChunk));
+  device::wait_for_previous_kernel();
+  float4 four[kFours];
+  UNROLL
+  for (float4& each : four) each = {-0.0f, -0.0f, -0.0f, -0.0f};  // kEmptyTotal
+  _Pragma("unroll 4") for (int chunk = 0; chunk < chunks; ++chunk) {
+    const ChunkSums& from = sums_of(work, tile, chunk, warpgroup);
+    UNROLL
+    for (int i = 0; i < kFours; ++i) {
+      const float4 add = __ldcg(&from[team * kFours + i][thread]);
+      four[i].x += add.x, four[i].y += add.y, four[i].z += add.z, four[i].w += add.w;
+    }
+  }
+  UNROLL
+  for (int i = 0; i < kFours; ++i) sums[team * kFours + i][thread] = four[i];
+  __syncthreads();
+  if (team > 0) return;
+
+  float total[Tile::kElements];
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    const auto [x, y, z, w] = sums[i / 4][thread];
+    total[i] = x, total[i + 1] = y, total[i + 2] = z, total[i + 3] = w;
+  }
+  const Place at(locate(work.p, tile), warpgroup, thread);
+  if (work.p.epilogue.bias != nullptr) load_bias(work, at, 1, bias);
+  if (!store_simply(work, at, total, bias)) store_tile(work, at, total, bias, sums);
 }
 
 bool stores_simply(const Problem& p) {
@@ -349,11 +428,16 @@ bool stores_simply(const Problem& p) {
          (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
 }
 
+int64_t tiles(const Problem& p) {
+  return ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
+}
+
 // What is launched for a problem, and where its parts lie in one workspace.
 struct Plan {
   Operand a, b;
   Matrix a_index, b_index;  // batch_stride counts stored matrices
-  int64_t count_at, a_at, b_at, a_undo_at, b_undo_at, pieces_at, bytes;
+  int64_t count_at, a_at, b_at, a_undo_at, b_undo_at, pieces_at, sums_at, bytes;
+  int64_t ranges;  // of chunks, that K is cut into
 };
 
 // An operand's matrices as they are stored: broadcast dimensions are left out.
@@ -369,7 +453,7 @@ Operand make_operand(const Problem& p, const Matrix& by_rows, int64_t rows, Matr
   return operand;
 }
 
-Plan make_plan(const Problem& p) {
+Plan make_plan(const Problem& p, int64_t ranges) {
   Plan plan{};
   Matrix b_by_columns = p.b;
   std::swap(b_by_columns.row_stride, b_by_columns.col_stride);
@@ -389,6 +473,9 @@ Plan make_plan(const Problem& p) {
   plan.b_at = splits_b ? halves(plan.b) : 0;
   plan.b_undo_at = splits_b ? undo(plan.b) : 0;
   plan.pieces_at = layout.reserve(Marks::capacity(p) * int64_t{sizeof(Marks::Piece)});
+  plan.ranges = ranges;
+  const int64_t sums = tiles(p) * ceil_div(p.k, kChunk) * Tile::kConsumers;
+  plan.sums_at = layout.reserve(ranges > 1 ? sums * int64_t{sizeof(ChunkSums)} : 0);
   plan.bytes = layout.bytes;
   return plan;
 }
@@ -410,13 +497,27 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
     launch_split({operands, 1}, {marks.count, 1}, context);
   }
 
-  const Work work{p, {a, plan.a_index}, {b, plan.b_index}, marks, stores_simply(p)};
-  const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
+  const Work work{
+      .p = p,
+      .a = {a, plan.a_index},
+      .b = {b, plan.b_index},
+      .marks = marks,
+      .stores_simply = stores_simply(p),
+      .tiles = tiles(p),
+      .sums = workspace + plan.sums_at,
+  };
   const auto kernel =
       fp16x3::promotion(p.k) == 16 ? fp16x3_bulk_kernel<16> : fp16x3_bulk_kernel<32>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
-  launch_after(kernel, static_cast<unsigned>(std::min<int64_t>(tiles, context.processors)),
-               Tile::kThreads, sizeof(Smem), context, work, tiles);
+  // A block a processor, that goes from tile to tile; where K is cut, one for each of its tasks.
+  const int64_t blocks =
+      plan.ranges > 1 ? work.tiles : std::min<int64_t>(work.tiles, context.processors);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plan.ranges));
+  launch_after(kernel, grid, Tile::kThreads, sizeof(Smem), context, work);
+  if (plan.ranges > 1) {
+    const auto halves = static_cast<unsigned>(work.tiles * Tile::kConsumers);
+    launch_after(fp16x3_bulk_add_kernel, halves, kAddThreads, 0, context, work);
+  }
   launch_recompute(p, marks, context);
 }
 
@@ -469,10 +570,10 @@ int64_t free_memory() {
   return std::max(static_cast<int64_t>(free), kSmallWorkspace);
 }
 
-// Runs the problem, or its parts, halved so many times.
+// Runs the problem's parts, halved so many times, with K in one.
 void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& context) {
   const auto halves = times > 0 ? halve(p) : std::nullopt;
-  if (!halves) return run(p, make_plan(p), workspace, context);
+  if (!halves) return run(p, make_plan(p, 1), workspace, context);
   run_halved(times - 1, halves->first, workspace, context);
   run_halved(times - 1, halves->second, workspace, context);
 }
@@ -491,24 +592,28 @@ void run_without_memory(const Problem& p, const Context& context) {
 
 void launch_fp16x3_small(const Problem& p, const Context& context);
 
-// Where memory is short, parts of the problem share a smaller workspace: by how much memory is
-// free, and should that not be had after all, by halves as long as it is not small. Where not even
-// that is to be had, a form is taken that needs none, or very little.
+// Where memory is short, K is not cut, and then parts of the problem share a smaller workspace: by
+// how much memory is free, and should that not be had after all, by halves as long as it is not
+// small. Where not even that is to be had, a form is taken that needs none, or very little.
 void launch_fp16x3_bulk(const Problem& p, const Context& context) {
-  int64_t bytes = make_plan(p).bytes;
+  int64_t ranges = bulk_ranges(p, context.processors).count;
+  int64_t bytes = make_plan(p, ranges).bytes;
   int times = 0;
   Problem first = p;  // the largest part
-  auto halve_first = [&] {
-    const auto halves = bytes > kSmallWorkspace ? halve(first) : std::nullopt;
-    if (!halves) return false;
-    first = halves->first;
-    bytes = make_plan(first).bytes;
-    ++times;
+  auto ask_less = [&] {
+    if (ranges == 1) {
+      const auto halves = bytes > kSmallWorkspace ? halve(first) : std::nullopt;
+      if (!halves) return false;
+      first = halves->first;
+      ++times;
+    }
+    ranges = 1;
+    bytes = make_plan(first, ranges).bytes;
     return true;
   };
   if (bytes > kSmallWorkspace) {
     const int64_t limit = free_memory();
-    while (bytes > limit && halve_first()) {
+    while (bytes > limit && ask_less()) {
     }
   }
   void* workspace = nullptr;
@@ -516,11 +621,15 @@ void launch_fp16x3_bulk(const Problem& p, const Context& context) {
     try {
       workspace = context.allocate(bytes);
     } catch (const std::runtime_error&) {
-      if (halve_first()) continue;
+      if (ask_less()) continue;
       return p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
     }
   }
-  run_halved(times, p, static_cast<uint8_t*>(workspace), context);
+  if (times == 0) {
+    run(p, make_plan(p, ranges), static_cast<uint8_t*>(workspace), context);
+  } else {
+    run_halved(times, p, static_cast<uint8_t*>(workspace), context);
+  }
 }
 
 }  // namespace tiled::cuda
