@@ -462,7 +462,8 @@ def test_host_and_cluster_agree(k):
 MARKED = {
     "one": ([37], [101]),
     "32 of a piece": (range(16, 20), range(8)),
-    "36 of a piece": (range(16, 20), range(9)),
+    "96 of a piece": (range(16, 28), range(8)),
+    "99 of a piece": (range(16, 27), range(9)),
     "spread": (range(0, 70, 9), range(0, 150, 13)),
     "a row": ([3], range(150)),
     "a column": (range(70), [149]),

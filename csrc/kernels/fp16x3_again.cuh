@@ -44,44 +44,51 @@ inline __device__ __noinline__ float sum_alone(const Problem& p, int64_t batch, 
   return total;
 }
 
-// The same by a warp, not counted. A team of eight threads takes a chunk: each reads some of K,
-// then all see what they have, one after another.
-inline __device__ __noinline__ float sum_together(const Problem& p, int64_t batch, int64_t row,
-                                                  int64_t col) {
-  constexpr int kTeam = 8, kTeams = 32 / kTeam, kEach = 16;
-  const int team = static_cast<int>(threadIdx.x) % 32 / kTeam;
+// So many chunks a warp adds at a time, each by a team of eight threads.
+constexpr int kTeam = 8, kTeams = 32 / kTeam;
+
+// The sum of the team's chunk of an element, of those from `first` in K on. Each thread reads some
+// of K, then all see what they have, one after another.
+inline __device__ __noinline__ float sum_chunks(const Problem& p, int64_t batch, int64_t row,
+                                                int64_t col, int64_t first) {
+  constexpr int kEach = 16;
   const int in_team = static_cast<int>(threadIdx.x) % kTeam;
+  const int longest = static_cast<int>(min(p.k - first, int64_t{kChunk}));
+  first += static_cast<int>(threadIdx.x) % 32 / kTeam * kChunk;
+  int left = static_cast<int>(min(p.k - first, int64_t{kChunk})) - in_team * kEach;
   Factors of(p, batch, row, col);
-  of.skip(team * kChunk + in_team * kEach);
-  float total = kEmptyTotal<float>;
+  of.skip(first + in_team * kEach);
+  float acc = 0;
   NO_UNROLL
-  for (int64_t all = p.k; all > 0; all -= kTeams * kChunk) {
-    const int longest = static_cast<int>(min(all, int64_t{kChunk}));
-    int left = static_cast<int>(min(all - team * kChunk, int64_t{kChunk})) - in_team * kEach;
-    float acc = 0;
+  for (int k = 0; k < longest; k += kTeam * kEach, left -= kTeam * kEach) {
+    float a[kEach], b[kEach];
+    UNROLL
+    for (int i = 0; i < kEach; ++i, of.skip(1)) {
+      a[i] = i < left ? __ldg(of.a) : kPadA<float>;
+      b[i] = i < left ? __ldg(of.b) : kPadB<float>;
+    }
+    of.skip((kTeam - 1) * kEach);
     NO_UNROLL
-    for (int k = 0; k < longest; k += kTeam * kEach, left -= kTeam * kEach) {
-      float a[kEach], b[kEach];
+    for (int whose = 0; whose < kTeam; ++whose) {
       UNROLL
-      for (int i = 0; i < kEach; ++i, of.skip(1)) {
-        a[i] = i < left ? __ldg(of.a) : kPadA<float>;
-        b[i] = i < left ? __ldg(of.b) : kPadB<float>;
-      }
-      of.skip((kTeam - 1) * kEach);
-      NO_UNROLL
-      for (int whose = 0; whose < kTeam; ++whose) {
-        UNROLL
-        for (int i = 0; i < kEach; ++i) {
-          const float a_i = __shfl_sync(~0u, a[i], whose, kTeam);
-          acc = multiply_add(a_i, __shfl_sync(~0u, b[i], whose, kTeam), acc);
-        }
+      for (int i = 0; i < kEach; ++i) {
+        const float a_i = __shfl_sync(~0u, a[i], whose, kTeam);
+        acc = multiply_add(a_i, __shfl_sync(~0u, b[i], whose, kTeam), acc);
       }
     }
-    of.skip((kTeams - 1) * kChunk);
-    UNROLL
-    for (int i = 0; i < kTeams; ++i) {
-      const float sum = __shfl_sync(~0u, acc, i * kTeam);
-      if (i * kChunk < all) total += sum;
+  }
+  return acc;
+}
+
+// An element in the order of sum.h, by a warp.
+inline __device__ float sum_together(const Problem& p, int64_t batch, int64_t row, int64_t col) {
+  float total = kEmptyTotal<float>;
+  NO_UNROLL
+  for (int64_t first = 0; first < p.k; first += kTeams * kChunk) {
+    const float own = sum_chunks(p, batch, row, col, first);
+    NO_UNROLL
+    for (int i = 0; i < kTeams && first + i * kChunk < p.k; ++i) {
+      total += __shfl_sync(~0u, own, i * kTeam);
     }
   }
   return total;

@@ -19,7 +19,7 @@ constexpr int kThreads = 128;
 
 // kAtOnce columns of a row of sums a thread.
 template <int kAtOnce>
-__global__ void __launch_bounds__(kThreads, 6)
+__global__ void __launch_bounds__(kThreads, 5)
     fp16x3_finish_kernel(const __grid_constant__ InFlight work) {
   device::let_next_kernel_start();
   const auto in_line = static_cast<unsigned>(work.sums_stride() / kAtOnce);

@@ -4,8 +4,8 @@
 // chunk of K each, a thread two columns and half the rows; then the chunks' sums are added in
 // order, and the teams take the next four chunks. Rows of A and columns of B come to shared memory
 // by asynchronous copies, some steps ahead, through any strides; rows without a mark are left out.
-// Where a piece has few marks, its warps take one each instead (fp16x3_again.cuh). How
-// many pieces there are, only the GPU knows: the grid is fixed and walks the list.
+// Where a piece has few marks, warps take chunks of one instead (fp16x3_again.cuh). How many pieces
+// there are, only the GPU knows: the grid is fixed and walks the list.
 
 #include <cuda_pipeline.h>
 
@@ -111,6 +111,14 @@ class Copier {
   bool by_four_;
 };
 
+// Where a piece has few marks: which, and what the block's warps have of them.
+struct Few {
+  static constexpr int kMost = 96;  // of 2048: more take longer than as rows and columns
+  int count;
+  Marks::Place places[kMost];
+  float sums[Tile::kWarps][kTeams];
+};
+
 // The rows in which a column has a mark, as bits.
 __device__ unsigned marked_rows(const Marks::Piece& piece, int col) {
   unsigned rows = 0;
@@ -126,9 +134,6 @@ __device__ unsigned marked_rows(const Marks::Piece& piece, int col) {
 __device__ int count_marked(const Marks::Piece& piece) {
   return __reduce_add_sync(~0u, __popcll(piece.elements[threadIdx.x % 32]));
 }
-
-// Of a piece's 2048 elements: more take a block longer by warps.
-constexpr int kFew = 32;
 
 // Which operands can be copied by fours.
 struct ByFour {
@@ -210,20 +215,42 @@ __device__ void sum_chunk(const Problem& p, const Marks::Piece& piece, int64_t c
   }
 }
 
-// Computes and stores the marked elements of a piece that has few, a warp one after another.
-__device__ void recompute_few(const Problem& p, const Marks::Piece& piece) {
-  const int warp = threadIdx.x / 32;
-  const int64_t c_offset = batch_offset(p.batch, p.c, piece.batch);
-  int index = 0;
-  NO_UNROLL
-  for (int lane = 0; lane < 32; ++lane) {
-    NO_UNROLL
-    for (uint64_t left = piece.elements[lane]; left != 0; left &= left - 1, ++index) {
-      if (index % Tile::kWarps != warp) continue;
-      const auto [row, col] = Marks::place(lane, __ffsll(static_cast<int64_t>(left)) - 1);
-      const float sum = sum_together(p, piece.batch, piece.row + row, piece.col + col);
-      if (threadIdx.x % 32 == 0) store_one(p, c_offset, piece.row + row, piece.col + col, sum);
+// Computes and stores the marked elements of a piece that has few: the block's warps take some
+// chunks of one each, and a thread adds them.
+__device__ void recompute_few(const Problem& p, const Marks::Piece& piece, Few& few) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) few.count = 0;
+  __syncthreads();
+  if (warp == 0) {
+    for (uint64_t left = piece.elements[lane]; left != 0; left &= left - 1) {
+      const auto place = Marks::place(lane, __ffsll(static_cast<int64_t>(left)) - 1);
+      few.places[atomicAdd(&few.count, 1)] = place;
     }
+  }
+  __syncthreads();
+  const int chunks = static_cast<int>(ceil_div(p.k, kChunk)), turns = ceil_div(chunks, kTeams);
+  const int tasks = few.count * turns;
+  float total;
+  NO_UNROLL
+  for (int first = 0; first < tasks; first += Tile::kWarps) {
+    if (first + warp < tasks) {
+      const auto [row, col] = few.places[(first + warp) / turns];
+      const int64_t k = int64_t{(first + warp) % turns} * kTeams * kChunk;
+      const float sum = sum_chunks(p, piece.batch, piece.row + row, piece.col + col, k);
+      if (lane % kTeam == 0) few.sums[warp][lane / kTeam] = sum;
+    }
+    __syncthreads();
+    NO_UNROLL
+    for (int i = 0; threadIdx.x == 0 && i < Tile::kWarps && first + i < tasks; ++i) {
+      const int index = (first + i) / turns, turn = (first + i) % turns;
+      if (turn == 0) total = kEmptyTotal<float>;
+      for (int j = 0; j < kTeams && turn * kTeams + j < chunks; ++j) total += few.sums[i][j];
+      if (turn < turns - 1) continue;
+      const auto [row, col] = few.places[index];
+      const int64_t c_offset = batch_offset(p.batch, p.c, piece.batch);
+      store_one(p, c_offset, piece.row + row, piece.col + col, total);
+    }
+    __syncthreads();
   }
 }
 
@@ -233,14 +260,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(16) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   __shared__ unsigned block_rows;
+  __shared__ Few few;
   device::wait_for_previous_kernel();
   const int pieces = *marks.count;
   const int team = threadIdx.x / Tile::kTeam, col = threadIdx.x % Tile::kTeam;
   const int64_t chunks = ceil_div(p.k, kChunk);
   for (int index = blockIdx.x; index < pieces; index += gridDim.x) {
     const Marks::Piece& piece = marks.pieces[index];
-    if (count_marked(piece) <= kFew) {
-      recompute_few(p, piece);
+    if (count_marked(piece) <= Few::kMost) {
+      recompute_few(p, piece, few);
       continue;
     }
     const unsigned col_rows = marked_rows(piece, col);
