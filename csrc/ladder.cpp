@@ -91,6 +91,7 @@ void check_can_take(const Rung& rung, std::string_view algorithm, const Problem&
 std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p,
                                     const Context& context) {
   std::vector<const Rung*> rungs;
+  rungs.reserve(std::size(kLadder));
   const Rung* named = nullptr;  // any of those that were asked for: their order is the same
   for (const Rung& rung : kLadder) {
     if (rung.name != algorithm && rung.family != algorithm) continue;

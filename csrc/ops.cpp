@@ -336,10 +336,15 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
   if (a.is_cuda()) guard.emplace(a.get_device_index());
   Context context = make_context(options.op, a);
   context.recomputed = recomputed;
-  std::vector<Tensor> workspaces;  // live until everything is launched
-  context.allocate = [&](int64_t bytes) {
-    workspaces.push_back(allocate(options.op, {bytes}, ScalarType::Byte, a, "workspace"));
-    return workspaces.back().mutable_data_ptr();
+  struct {
+    const char* op;
+    const Tensor& like;
+    std::vector<Tensor> made;  // live until everything is launched
+  } workspaces{options.op, a, {}};
+  context.allocate = [&workspaces](int64_t bytes) {  // one reference: std::function allocates none
+    auto& [op, like, made] = workspaces;
+    made.push_back(allocate(op, {bytes}, ScalarType::Byte, like, "workspace"));
+    return made.back().mutable_data_ptr();
   };
   Problem p = make_problem(options, product, a.scalar_type(), c.scalar_type(), epilogue);
   p.b_packed = b_packed;

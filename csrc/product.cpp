@@ -32,13 +32,16 @@ Strided Product::matrices(Strided c) const {
 }
 
 Product make_product(const char* op, Strided a, Strided b) {
-  auto refuse = [&, a_sizes = a.sizes, b_sizes = b.sizes](const std::string& reason) {
-    fail(op, "a is " + to_string(a_sizes) + " and b is " + to_string(b_sizes) + "; " + reason);
+  Product p{.a = std::move(a), .b = std::move(b)};
+  auto refuse = [&](const std::string& reason) {  // with the shapes that were given
+    const std::span a_given = std::span(p.a.sizes).subspan(p.a_is_vector ? 1 : 0);
+    const std::span b_given =
+        std::span(p.b.sizes).first(p.b.sizes.size() - (p.b_is_vector ? 1 : 0));
+    fail(op, "a is " + to_string(a_given) + " and b is " + to_string(b_given) + "; " + reason);
   };
-  if (a.rank() == 0 || b.rank() == 0) {
+  if (p.a.rank() == 0 || p.b.rank() == 0) {
     refuse("both need at least one dimension (torch.mul multiplies by a scalar)");
   }
-  Product p{.a = std::move(a), .b = std::move(b)};
   p.a_is_vector = p.a.rank() == 1;
   p.b_is_vector = p.b.rank() == 1;
   if (p.a_is_vector) p.a.insert(0, 1, 0);

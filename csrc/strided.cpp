@@ -69,7 +69,9 @@ std::string to_string(std::span<const int64_t> shape) {
 
 std::optional<Shape> broadcast(std::span<const int64_t> a, std::span<const int64_t> b) {
   if (a.size() < b.size()) std::swap(a, b);
-  Shape shape(a.begin(), a.end());
+  Shape shape;
+  shape.reserve(a.size() + 2);  // a product's shape has two more
+  shape.assign(a.begin(), a.end());
   const size_t missing = a.size() - b.size();
   for (size_t i = 0; i < b.size(); ++i) {
     int64_t& size = shape[missing + i];
