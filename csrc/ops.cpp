@@ -131,10 +131,9 @@ void check_given(const char* op, Named x) {
 void check_same_device(const char* op, Named x, Named y) {
   check_given(op, x);
   check_given(op, y);
-  const bool known =
-      (x.tensor.is_cuda() || x.tensor.is_cpu()) && (y.tensor.is_cuda() || y.tensor.is_cpu());
-  if (known && x.tensor.is_cuda() == y.tensor.is_cuda() &&
-      x.tensor.get_device_index() == y.tensor.get_device_index()) {
+  const bool x_cuda = x.tensor.is_cuda(), y_cuda = y.tensor.is_cuda();
+  const bool known = (x_cuda || x.tensor.is_cpu()) && (y_cuda || y.tensor.is_cpu());
+  if (known && x_cuda == y_cuda && x.tensor.get_device_index() == y.tensor.get_device_index()) {
     return;
   }
   if (!known) fail(op, std::string(x.name) + " and " + y.name + " must be on one device");
@@ -144,6 +143,8 @@ void check_same_device(const char* op, Named x, Named y) {
 
 void check_operands(const char* op, Named x, Named y) {
   check_same_device(op, x, y);
+  const ScalarType type = x.tensor.scalar_type();  // each costs a search among all dtypes
+  if (supported(type) && type == y.tensor.scalar_type()) return;
   check_dtype(op, x);
   check_dtype(op, y);
   check_same_dtype(op, x, y);
