@@ -5,7 +5,8 @@
 //        kernel splits both operands, in the order in which this one wants them in shared memory;
 //        here one thread keeps copying steps of them, and two warpgroups multiply. Tensor cores
 //        truncate: so the main product is taken out of them every kPromote of K and added by
-//        rounded additions, while they compute the two small ones.
+//        rounded additions, while they compute the two small ones. Where there are few tiles,
+//        blocks take ranges of chunks (cuts.h), and a third kernel adds the chunks' sums.
 // Limit: the power that the GPU may draw; then, for small problems, whole waves of tiles.
 // Next:  the split hidden under the product; tiles shared by two SMs.
 //
@@ -13,7 +14,8 @@
 //   consumers   wait full[s]            part = hi hi;  low += lo hi + hi lo
 //               part is finished        the stage before is finished too -> empty[s - 1]
 //               total += part           while low is computed
-//   at the end of a chunk, its sum goes to those of the chunks before, which wait in shared memory.
+//   at the end of a chunk, its sum goes to those of the chunks before, which wait in shared memory,
+//   or, where K is cut, to memory.
 
 #include <optional>
 #include <utility>
