@@ -202,7 +202,7 @@ def test_wheel_is_for_every_python_and_has_all_it_needs(wheel):
     others = {"torch_tiled/_C.so", "torch_tiled/_C.json", "torch_tiled/py.typed"}
     assert packaged == python_files | others
     requirements = re.findall(r"^Requires-Dist: (.*)", metadata, re.MULTILINE)
-    assert requirements == ["torch>=2.11"]
+    assert requirements == ["torch>=2.11", 'rich; extra == "trace"']
 
 
 BUILT_WITHOUT_CUDA = {"torch": torch.__version__, "cuda": "none", "architectures": []}

@@ -1,24 +1,56 @@
-"""`python -m torch_tiled info`."""
+"""`python -m torch_tiled info` and `python -m torch_tiled trace`."""
 
 import argparse
 import json
 import sys
 
 from torch_tiled.info import as_table, info
+from torch_tiled.trace import draw, trace
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m torch_tiled")
     commands = parser.add_subparsers(dest="command", required=True)
-    text = "print versions, the library and devices, and test products on the CPU and the GPU"
-    end = "the exit code is 1 if a product is wrong"
-    command = commands.add_parser("info", help=text, description=f"{text}; {end}")
-    command.add_argument("--json", action="store_true", help="print it as JSON")
-    options = parser.parse_args()
 
+    def command(name: str, run, text: str, end: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=f"{text}; {end}")
+        added.set_defaults(run=run)
+        return added
+
+    text = "print versions, the library and devices, and test products on the CPU and the GPU"
+    added = command("info", _info, text, "the exit code is 1 if a product is wrong")
+    added.add_argument("--json", action="store_true", help="print it as JSON")
+
+    text = "walk a small product through its tiles, and count what it reads from global memory"
+    added = command("trace", _trace, text, "A is (m, k) and B is (k, n)")
+    for name in "mnk":
+        added.add_argument(name, type=_size)
+    added.add_argument("--tile", type=_size, default=2, help="rows and columns (default: 2)")
+    added.add_argument("--all", action="store_true", help="draw every phase of every block")
+
+    options = parser.parse_args()
+    return options.run(options)
+
+
+def _size(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a size; give a whole number from 1")
+
+
+def _info(options: argparse.Namespace) -> int:
     facts = info()
     print(json.dumps(facts, indent=2) if options.json else as_table(facts))
     return 0 if facts["ok"] else 1
+
+
+def _trace(options: argparse.Namespace) -> int:
+    try:
+        draw(trace(options.m, options.n, options.k, options.tile), every=options.all)
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ namespace tiled::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kBlocks = 5;  // a multiprocessor, at least: marked elements take most registers
 
 // kAtOnce columns of a row of sums a thread.
 template <int kAtOnce>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     fp16x3_finish_kernel(const __grid_constant__ InFlight work) {
   device::let_next_kernel_start();
   const auto in_line = static_cast<unsigned>(work.sums_stride() / kAtOnce);
