@@ -45,7 +45,7 @@ inline __device__ __noinline__ float sum_alone(const Problem& p, int64_t batch, 
 }
 
 // So many chunks a warp adds at a time, each by a team of eight threads.
-constexpr int kTeam = 8, kTeams = 32 / kTeam;
+constexpr int kTeam = 8, kChunksAtOnce = 32 / kTeam;
 
 // The sum of the team's chunk of an element, of those from `first` in K on. Each thread reads some
 // of K, then all see what they have, one after another.
@@ -84,10 +84,10 @@ inline __device__ __noinline__ float sum_chunks(const Problem& p, int64_t batch,
 inline __device__ float sum_together(const Problem& p, int64_t batch, int64_t row, int64_t col) {
   float total = kEmptyTotal<float>;
   NO_UNROLL
-  for (int64_t first = 0; first < p.k; first += kTeams * kChunk) {
+  for (int64_t first = 0; first < p.k; first += kChunksAtOnce * kChunk) {
     const float own = sum_chunks(p, batch, row, col, first);
     NO_UNROLL
-    for (int i = 0; i < kTeams && first + i * kChunk < p.k; ++i) {
+    for (int i = 0; i < kChunksAtOnce && first + i * kChunk < p.k; ++i) {
       total += __shfl_sync(~0u, own, i * kTeam);
     }
   }

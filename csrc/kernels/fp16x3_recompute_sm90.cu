@@ -116,7 +116,7 @@ struct Few {
   static constexpr int kMost = 96;  // of 2048: more take longer than as rows and columns
   int count;
   Marks::Place places[kMost];
-  float sums[Tile::kWarps][kTeams];
+  float sums[Tile::kWarps][kChunksAtOnce];
 };
 
 // The rows in which a column has a mark, as bits.
@@ -228,14 +228,15 @@ __device__ void recompute_few(const Problem& p, const Marks::Piece& piece, Few& 
     }
   }
   __syncthreads();
-  const int chunks = static_cast<int>(ceil_div(p.k, kChunk)), turns = ceil_div(chunks, kTeams);
+  const int chunks = static_cast<int>(ceil_div(p.k, kChunk)),
+            turns = ceil_div(chunks, kChunksAtOnce);
   const int tasks = few.count * turns;
   float total;
   NO_UNROLL
   for (int first = 0; first < tasks; first += Tile::kWarps) {
     if (first + warp < tasks) {
       const auto [row, col] = few.places[(first + warp) / turns];
-      const int64_t k = int64_t{(first + warp) % turns} * kTeams * kChunk;
+      const int64_t k = int64_t{(first + warp) % turns} * kChunksAtOnce * kChunk;
       const float sum = sum_chunks(p, piece.batch, piece.row + row, piece.col + col, k);
       if (lane % kTeam == 0) few.sums[warp][lane / kTeam] = sum;
     }
@@ -244,7 +245,8 @@ __device__ void recompute_few(const Problem& p, const Marks::Piece& piece, Few& 
     for (int i = 0; threadIdx.x == 0 && i < Tile::kWarps && first + i < tasks; ++i) {
       const int index = (first + i) / turns, turn = (first + i) % turns;
       if (turn == 0) total = kEmptyTotal<float>;
-      for (int j = 0; j < kTeams && turn * kTeams + j < chunks; ++j) total += few.sums[i][j];
+      for (int j = 0; j < kChunksAtOnce && turn * kChunksAtOnce + j < chunks; ++j)
+        total += few.sums[i][j];
       if (turn < turns - 1) continue;
       const auto [row, col] = few.places[index];
       const int64_t c_offset = batch_offset(p.batch, p.c, piece.batch);
