@@ -27,7 +27,7 @@ struct Ranges {
 
 inline Ranges bulk_ranges(const Problem& p, int64_t processors) {
   using Cost = BulkCost;
-  const int64_t tiles = ceil_div(p.m, Cost::kTile) * ceil_div(p.n, Cost::kTile) * p.batch.count;
+  const int64_t tiles = count_tiles(p, Cost::kTile, Cost::kTile);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   Ranges best{};
   for (int64_t count = 1; count <= std::min(chunks, processors); ++count) {

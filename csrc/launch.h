@@ -113,7 +113,7 @@ template <class Tile>
 void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,
                   std::source_location where = std::source_location::current()) {
   for_grids(
-      ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count,
+      count_tiles(p, Tile::kM, Tile::kN),
       [&](int64_t first, unsigned blocks) {
         kernel<<<blocks, Tile::kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(p, first);
       },

@@ -61,6 +61,11 @@ struct Problem {
   Epilogue epilogue;
 };
 
+// How many tiles of so many rows and columns all matrices of C have.
+inline int64_t count_tiles(const Problem& p, int64_t rows, int64_t cols) {
+  return ceil_div(p.m, rows) * ceil_div(p.n, cols) * p.batch.count;
+}
+
 // Where matrix `index` of the batch begins, in elements from Matrix::data.
 HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix, int64_t index) {
   int64_t offset = 0;

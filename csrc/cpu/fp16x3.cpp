@@ -161,7 +161,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
 }  // namespace
 
 void launch_fp16x3(const Problem& p, const Context& context) {
-  const int64_t tiles = ceil_div(p.m, kTile) * ceil_div(p.n, kTile) * p.batch.count;
+  const int64_t tiles = count_tiles(p, kTile, kTile);
   std::atomic<int64_t> recomputed = 0;
   context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, tile);

@@ -87,7 +87,7 @@ void compute_tile(const Problem& p, int64_t index) {
 
 template <int kTile>
 void launch(const Problem& p, const Context& context) {
-  const int64_t tiles = ceil_div(p.m, kTile) * ceil_div(p.n, kTile) * p.batch.count;
+  const int64_t tiles = count_tiles(p, kTile, kTile);
   with_element_type(p.dtype, [&]<typename T>() {
     context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) compute_tile<T, kTile>(p, tile);

@@ -396,9 +396,10 @@ __global__ void __launch_bounds__(kAddThreads)
   const int team = threadIdx.x / Tile::kWarpgroup, thread = threadIdx.x % Tile::kWarpgroup;
   const int chunks = static_cast<int>(ceil_div(work.p.k, kChunk));
   device::wait_for_previous_kernel();
+  constexpr float kEmpty = kEmptyTotal<float>;
   float4 four[kFours];
   UNROLL
-  for (float4& each : four) each = {-0.0f, -0.0f, -0.0f, -0.0f};  // kEmptyTotal
+  for (float4& each : four) each = {kEmpty, kEmpty, kEmpty, kEmpty};
   _Pragma("unroll 4") for (int chunk = 0; chunk < chunks; ++chunk) {
     const ChunkSums& from = sums_of(work, tile, chunk, warpgroup);
     UNROLL
@@ -428,10 +429,6 @@ bool stores_simply(const Problem& p) {
   return in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride) && epilogue.alpha == 1 &&
          epilogue.beta == 0 &&
          (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
-}
-
-int64_t tiles(const Problem& p) {
-  return ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
 }
 
 // What is launched for a problem, and where its parts lie in one workspace.
@@ -476,7 +473,8 @@ Plan make_plan(const Problem& p, int64_t ranges) {
   plan.b_undo_at = splits_b ? undo(plan.b) : 0;
   plan.pieces_at = layout.reserve(Marks::capacity(p) * int64_t{sizeof(Marks::Piece)});
   plan.ranges = ranges;
-  const int64_t sums = tiles(p) * ceil_div(p.k, kChunk) * Tile::kConsumers;
+  const int64_t sums =
+      count_tiles(p, Tile::kM, Tile::kN) * ceil_div(p.k, kChunk) * Tile::kConsumers;
   plan.sums_at = layout.reserve(ranges > 1 ? sums * int64_t{sizeof(ChunkSums)} : 0);
   plan.bytes = layout.bytes;
   return plan;
@@ -505,7 +503,7 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
       .b = {b, plan.b_index},
       .marks = marks,
       .stores_simply = stores_simply(p),
-      .tiles = tiles(p),
+      .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .sums = workspace + plan.sums_at,
   };
   const auto kernel =

@@ -369,7 +369,7 @@ void launch(Work& work, const Context& context) {
 template <class Tile>
 int64_t lines(const Problem& p, const Context& context) {
   if (Smem<Tile>::bytes(p.k) > kMaxSharedMemory) return std::numeric_limits<int64_t>::max();
-  const int64_t tiles = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN) * p.batch.count;
+  const int64_t tiles = count_tiles(p, Tile::kM, Tile::kN);
   return ceil_div(tiles, context.processors) * Tile::kLines;
 }
 

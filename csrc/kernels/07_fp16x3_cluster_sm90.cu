@@ -287,7 +287,7 @@ Tile tile_for(const Problem& p, const Context& context) {
   const int64_t at_once = std::max<int64_t>(room / chunks, 1);
   return *std::ranges::min_element(kTiles, {}, [&](const Tile& tile) {
     constexpr int64_t kRound = 150;  // what a round takes besides, in lines
-    const int64_t tiles = ceil_div(p.m, tile.rows) * ceil_div(p.n, tile.cols) * p.batch.count;
+    const int64_t tiles = count_tiles(p, tile.rows, tile.cols);
     const int64_t lines = std::min<int64_t>(p.m, tile.rows) + std::min<int64_t>(p.n, tile.cols);
     return ceil_div(tiles, at_once) * (kRound + lines);
   });

@@ -51,9 +51,7 @@ struct Marks {
   int* count;     // pieces in the list
   Piece* pieces;  // room for all of C's
 
-  static int64_t capacity(const Problem& p) {
-    return ceil_div(p.m, kRows) * ceil_div(p.n, kCols) * p.batch.count;
-  }
+  static int64_t capacity(const Problem& p) { return count_tiles(p, kRows, kCols); }
 };
 
 // Computes what is marked in the order of sum.h, stores it, and counts it where the context asks.
