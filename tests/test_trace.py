@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import subprocess
 import sys
 
@@ -25,7 +26,8 @@ def drawn(*sizes, width=100, **options) -> str:
 
 def run(*arguments) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch_tiled", "trace", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    environment = os.environ | {"COLUMNS": "80"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 @given(m=size, n=size, k=size, tile=size)
