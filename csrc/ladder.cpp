@@ -6,6 +6,7 @@
 #include "cuts.h"
 #include "fail.h"
 #include "fp16x3.h"
+#include "simt.h"
 #include "sum.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
@@ -21,6 +22,8 @@ void launch_naive(const Problem&, const Context&);
 void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
+void launch_simt_ring(const Problem&, const Context&);
+void launch_simt_bulk(const Problem&, const Context&);
 void launch_fp16x3_bulk(const Problem&, const Context&);
 void launch_fp16x3_cluster(const Problem&, const Context&);
 void launch_fp16x3_small(const Problem&, const Context&);
@@ -40,16 +43,18 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name             family    order             K          tile      cut           reads          start  before wave  rate CUDA                          CPU
-    {"naive",          "naive",  Order::kPlain,    0,   0,    32, 32,   Cut::kNever,  Reads::kAny,   0,     0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
-    {"tiled16",        "tiled",  Order::kChunked,  0,   0,    16, 16,   Cut::kNever,  Reads::kAny,   0,     0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
-    {"tiled32",        "tiled",  Order::kChunked,  0,   0,    32, 32,   Cut::kNever,  Reads::kAny,   0,     0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
-    {"tiled64",        "tiled",  Order::kChunked,  0,   0,    64, 64,   Cut::kNever,  Reads::kAny,   0,     0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
-    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   0,   8192, 16, 32,   Cut::kChunks, Reads::kLines, 0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
-    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   0,   1024, 32, 16,   Cut::kNever,  Reads::kAny,   6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
-    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   512, 0,    32, 32,   Cut::kChunks, Reads::kAny,   16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
-    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   512, 0,    64, 128,  Cut::kChunks, Reads::kBoxes, 17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
-    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   0,   0,    128, 128, Cut::kRanges, Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    // name             family    order             runs             K          tile      cut           reads           start  before wave  rate CUDA                          CPU
+    {"naive",          "naive",  Order::kPlain,    Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
+    {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kPlan,   Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
+    {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kPlan,   Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
+    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   8192, 16, 32,   Cut::kChunks, Reads::kLines,  0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
+    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   1024, 32, 16,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
+    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    32, 32,   Cut::kChunks, Reads::kAny,    16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
+    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    64, 128,  Cut::kChunks, Reads::kBoxes,  17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
+    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   0,    128, 128, Cut::kRanges, Reads::kAny,    10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -66,24 +71,24 @@ Order order_of(const Problem& p, const Context& context) {
   return fp16x3 ? Order::kFp16x3 : Order::kChunked;
 }
 
-// Throws a sentence where a rung that was asked for as `algorithm` cannot take the problem.
-void check_can_take(const Rung& rung, std::string_view algorithm, const Problem& p,
+// Throws a sentence where the problem cannot be computed by a rung that was asked for as
+// `algorithm`, or by another of that name, of which one `runs` here or none does.
+void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, const Problem& p,
                     const Context& context) {
-  if (rung.order != Order::kFp16x3) return;
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
-  if (p.dtype != DType::kFloat32) {
+  if (!runs && p.dtype != DType::kFloat32) {
     fail(p.op, name + "takes float32 operands; choose auto, naive or tiled for other dtypes");
   }
-  if (p.precision == Precision::kIeee) {
+  if (rung.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
     fail(p.op, name +
                    "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
-                   "naive or tiled, or precision fp32");
+                   "naive, tiled or simt, or precision fp32");
   }
-  if (!context.on_host() && !context.on_hopper()) {
+  if (!runs) {
     fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
                    std::to_string(context.compute_capability / 10) + "." +
                    std::to_string(context.compute_capability % 10) +
-                   "; choose auto, naive or tiled");
+                   "; choose auto, naive, tiled or simt");
   }
 }
 
@@ -93,12 +98,15 @@ std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p
   std::vector<const Rung*> rungs;
   rungs.reserve(std::size(kLadder));
   const Rung* named = nullptr;  // any of those that were asked for: their order is the same
+  bool runs = false;            // one of them does, here
   for (const Rung& rung : kLadder) {
     if (rung.name != algorithm && rung.family != algorithm) continue;
-    check_can_take(rung, algorithm, p, context);
-    if (rung.takes(p)) rungs.push_back(&rung);
     named = &rung;
+    if (!rung.runs_on(context, p.dtype)) continue;
+    runs = true;
+    if (rung.takes(p)) rungs.push_back(&rung);
   }
+  if (named != nullptr) check_can_take(*named, runs, algorithm, p, context);
   if (named == nullptr && algorithm != "auto") {
     fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
                    join(algorithms()));
@@ -111,7 +119,8 @@ std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p
   if (rungs.empty() || too_short) {
     rungs.clear();
     for (const Rung& rung : kLadder) {
-      if (rung.order == order && rung.takes(p)) rungs.push_back(&rung);
+      if (rung.order != order || !rung.runs_on(context, p.dtype)) continue;
+      if (rung.takes(p)) rungs.push_back(&rung);
     }
   }
   return rungs;
@@ -137,15 +146,38 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
+std::span<const SimtTile> simt_tiles(const Rung& rung) {
+  if (rung.reads == Reads::kSides) return kBulkTiles;
+  return kRingTiles;
+}
+
+SimtPlan simt_plan(const Rung& rung, const Problem& p, const Context& context) {
+  return rung.reads == Reads::kSides ? bulk_plan(p, context.processors)
+                                     : ring_plan(p, context.processors);
+}
+
 // The operand that has C's longer side: the one that rungs which cut K read as it is.
 const Matrix& longer(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 
 }  // namespace
 
+bool Rung::runs_on(const Context& context, DType dtype) const {
+  if (runs == Runs::kAnywhere) return true;
+  if (dtype != DType::kFloat32) return false;
+  return runs == Runs::kFloat32 || context.on_host() || context.on_hopper();
+}
+
+std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {
+  if (cut != Cut::kPlan) return {tile_m, tile_n};
+  const SimtTile& tile = simt_tiles(*this)[simt_plan(*this, p, context).tile];
+  return {tile.m, tile.n};
+}
+
 bool Rung::takes(const Problem& p) const {
   if (p.k < min_k || (max_k != 0 && p.k > max_k)) return false;
   switch (reads) {
     case Reads::kAny: return true;
+    case Reads::kSides: return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b);
     case Reads::kBoxes: return in_boxes(p.batch, longer(p));
     case Reads::kLines: return in_lines(p);
   }
@@ -161,6 +193,10 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kNever: return tiles;
     case Cut::kChunks: return tiles * std::max<int64_t>(1, ceil_div(p.k, kChunk));
     case Cut::kRanges: return tiles * bulk_ranges(p, context.processors).count;
+    case Cut::kPlan: {
+      const auto [tile_m, tile_n] = tile(p, context);
+      return count_tiles(p, tile_m, tile_n) * simt_plan(*this, p, context).ranges;
+    }
   }
   return 0;
 }
@@ -171,11 +207,19 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 
 double Rung::clocks(const Problem& p, const Context& context) const {
   constexpr int64_t kLeastBefore = 340;  // a row takes no less beforehand than one of this K
-  const int64_t cols = p.b_packed.halves == nullptr ? p.n : 0;  // that are not prepared
-  const double elements = static_cast<double>(p.m + cols) * static_cast<double>(p.batch.count) *
+  const bool as_they_are = reads == Reads::kSides;
+  const int64_t rows = as_they_are && in_boxes(p.batch, p.a) && p.a.row_stride == 1 ? 0 : p.m;
+  const bool has_b = p.b_packed.halves != nullptr;  // prepared
+  const int64_t cols =
+      has_b || (as_they_are && in_boxes(p.batch, p.b) && p.b.col_stride == 1) ? 0 : p.n;
+  const double elements = static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) *
                           static_cast<double>(std::max(p.k, kLeastBefore));
-  const double fixed = start + elements * before / context.processors;
+  // To copy operands beforehand takes one launch more.
+  constexpr double kCopyStart = 6500;
+  const double copies = as_they_are && rows + cols > 0 ? kCopyStart : 0;
+  const double fixed = start + copies + elements * before / context.processors;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
+  if (cut == Cut::kPlan) return fixed + simt_plan(*this, p, context).clocks;
   const int64_t k = cut == Cut::kChunks ? std::min<int64_t>(p.k, kChunk) : p.k;
   const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
   // A rung that cuts K copies the longer operand by fours where it can, or else by single elements.
@@ -218,11 +262,12 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
     if (rung == &chosen) continue;
     others.push_back(std::string(rung->name) + " " + format("%.3g", rung->clocks(p, context)));
   }
+  const auto [tile_m, tile_n] = chosen.tile(p, context);
   const int64_t blocks = chosen.blocks(p, context);
   const int64_t waves = chosen.waves(p, context);
   std::vector<std::pair<std::string, std::string>> facts{
       {"algorithm", std::string(chosen.name)},
-      {"tile", std::to_string(chosen.tile_m) + "x" + std::to_string(chosen.tile_n)},
+      {"tile", std::to_string(tile_m) + "x" + std::to_string(tile_n)},
       {"blocks", std::to_string(blocks)},
       {"waves",
        std::to_string(waves) + " of " + std::to_string(context.processors) + " processors"},

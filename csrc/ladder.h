@@ -20,9 +20,17 @@ enum class Order {
   kFp16x3,   // fp16x3.h
 };
 
+// Where a rung runs, besides the host.
+enum class Runs {
+  kAnywhere,
+  kFloat32,  // anywhere, of float32
+  kHopper,   // there, of float32
+};
+
 // How operands must lie for a rung, which declines others.
 enum class Reads {
   kAny,
+  kSides,  // neighbours along C's sides; others are copied so, up to in_map_rank() of problem.h
   kBoxes,  // C's longer side's operand: in_boxes() of problem.h
   kLines,  // both: in_lines()
 };
@@ -31,13 +39,15 @@ enum class Reads {
 enum class Cut {
   kNever,
   kChunks,  // a block computes one chunk of the sums; tile_m is along C's shorter side
-  kRanges,  // cuts.h
+  kRanges,  // bulk_ranges() of cuts.h
+  kPlan,    // SimtPlan of simt.h, which chooses the tile too
 };
 
 struct Rung {
   std::string_view name;
   std::string_view family;  // by this name the best of several rungs is asked for
   Order order;
+  Runs runs;
   int64_t min_k;       // that it takes
   int64_t max_k;       // likewise, or 0
   int tile_m, tile_n;  // of C, computed by one block; one of those that the rung has
@@ -45,12 +55,14 @@ struct Rung {
   Reads reads;
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
   double start;   // to launch, and to begin and end
-  double before;  // for each element of A and B, beforehand
+  double before;  // for each element of A and B that is rewritten beforehand
   double wave;    // to begin and end a block
   double rate;    // multiply-adds a clock
   Launch cuda;    // null in a build without CUDA
   Launch cpu;
 
+  std::pair<int, int> tile(const Problem& p, const Context& context) const;
+  bool runs_on(const Context& context, DType dtype) const;
   bool takes(const Problem& p) const;
   int64_t blocks(const Problem& p, const Context& context) const;
   int64_t waves(const Problem& p, const Context& context) const;

@@ -44,7 +44,7 @@ struct Epilogue {
   Activation activation = Activation::kNone;
 
   // Whether C is the sums as they are.
-  bool is_none() const {
+  HOST_DEVICE bool is_none() const {
     return alpha == 1 && beta == 0 && bias == nullptr && activation == Activation::kNone;
   }
 };
@@ -87,13 +87,18 @@ inline bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, i
   return aligned && reinterpret_cast<uintptr_t>(matrix.data) % bytes == 0;
 }
 
+// Whether the matrix's batch has no more dimensions than a tensor map.
+inline bool in_map_rank(const Batch& batch, const Matrix& matrix) {
+  int rank = 0;
+  for (int d = 0; d < batch.rank; ++d) rank += matrix.batch_stride[d] != 0;
+  return rank <= kMaxMapRank;
+}
+
 // Whether a tensor map can read a float32 matrix: its lines of neighbours begin at multiples of 16
 // bytes, and its batch has no more dimensions than that.
 inline bool in_boxes(const Batch& batch, const Matrix& matrix) {
   const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
-  int rank = 0;
-  for (int d = 0; d < batch.rank; ++d) rank += matrix.batch_stride[d] != 0;
-  return far > 1 && rank <= kMaxMapRank && in_vectors(batch, matrix, near, far, 4);
+  return far > 1 && in_map_rank(batch, matrix) && in_vectors(batch, matrix, near, far, 4);
 }
 
 // Whether A's rows and B's columns are lines of neighbours, of multiples of 16 bytes.

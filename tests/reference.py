@@ -93,9 +93,11 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether a rung takes such operands; tests/test_errors.py has what it says where not."""
-    if algorithm is None or not algorithm.startswith("fp16x3"):
+    if algorithm is None or not algorithm.startswith(("simt", "fp16x3")):
         return True
-    return dtype == torch.float32 and precision == "fp32" and (device == "cpu" or _is_hopper())
+    if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision != "fp32"):
+        return False
+    return algorithm in ("simt", "simt_ring") or device == "cpu" or _is_hopper()
 
 
 def _is_hopper():

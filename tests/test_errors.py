@@ -41,9 +41,10 @@ FLOAT32_ONLY = (
 )
 NOT_IEEE = (
     'algorithm "fp16x3" does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, '
-    "naive or tiled, or precision fp32"
+    "naive, tiled or simt, or precision fp32"
 )
 FP16X3 = {"algorithm": "fp16x3"}
+SIMT = {"algorithm": "simt"}
 IEEE_FP16X3 = FP16X3 | {"precision": "ieee"}
 NO_SCALARS = "both need at least one dimension (torch.mul multiplies by a scalar)"
 ONE_DTYPE = "convert one of them so that both have one dtype"
@@ -170,6 +171,10 @@ MATMUL = {
     ),
     "tf32": (lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
     "fp16x3_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
+    "simt_float64": (
+        lambda m, t: m.matmul(t(2, 2, dtype=torch.float64), t(2, 2, dtype=torch.float64), **SIMT),
+        FLOAT32_ONLY.replace("fp16x3", "simt"),
+    ),
     **{
         f"fp16x3_{dtype}": (
             lambda m, t, dtype=dtype: m.matmul(
@@ -377,9 +382,11 @@ def test_a_gpu_without_the_tensor_cores_is_refused():
     x = torch.ones(64, 64, device="cuda")
     sentence = (
         'tiled::matmul: algorithm "fp16x3" needs a Hopper GPU (compute capability 9.0), and this '
-        f"one has {capability[0]}.{capability[1]}; choose auto, naive or tiled"
+        f"one has {capability[0]}.{capability[1]}; choose auto, naive, tiled or simt"
     )
     assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
+    simt = torch_tiled.matmul(x, x, algorithm="simt")
+    assert torch.equal(simt, torch_tiled.matmul(x, x, algorithm="tiled"))
 
 
 @pytest.mark.parametrize("api", APIS, ids=["torch_tiled", "torch.ops.tiled"])

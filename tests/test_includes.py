@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     "product.*": {"product.h", "strided.h", "problem.h", "fail.h"},
     "strided.*": {"strided.h"},
     # The table of rungs.
-    "ladder.cpp": {"ladder.h", "cuts.h", "fp16x3.h", "sum.h", "fail.h"},
+    "ladder.cpp": {"ladder.h", "cuts.h", "simt.h", "fp16x3.h", "sum.h", "fail.h"},
     "ladder.h": {"problem.h", "context.h"},
     # What is split once, on either device.
     "prepare.cpp": {"prepare.h", "cpu/packed.h", "fp16x3.h", "kernels/fp16x3_parts.h"},
@@ -41,6 +41,12 @@ MAY_INCLUDE = {
     "kernels/fp16x3_range.cuh": {"fp16x3.h"},
     "kernels/fp16x3_again.cuh": {"epilogue.h", "launch.h", "problem.h", "sum.h"},
     "kernels/tensor_map*": {"cuda", "launch.h", "problem.h", "kernels/tensor_map.h"},
+    "kernels/simt_store.cuh": {"epilogue.h", "launch.h", "problem.h"},
+    "kernels/simt_layout.h": {"context.h", "problem.h"},
+    "kernels/*simt*.cu": {
+        *("launch.h", "simt.h", "sum.h", "device/*.cuh", "kernels/simt_store.cuh"),
+        *("kernels/simt_layout.h", "kernels/tensor_map.h"),
+    },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},
     # Instructions with names: they know no problem.
@@ -59,6 +65,7 @@ MAY_INCLUDE = {
     # What is computed, of what, in which order.
     "fp16x3.h": {"element.h", "sum.h", "problem.h"},
     "cuts.h": {"problem.h", "sum.h"},
+    "simt.h": {"problem.h", "sum.h"},
     "packed.h": {"sum.h", "host_device.h"},
     "epilogue.h": {"element.h", "sum.h", "problem.h"},
     "sum.h": {"host_device.h"},

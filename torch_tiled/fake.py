@@ -39,16 +39,15 @@ def _check_algorithm(op, algorithm, precision, dtype):
     if algorithm not in ALGORITHMS:
         names = ", ".join(ALGORITHMS)
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
-    of_halves = algorithm.startswith("fp16x3")
-    if of_halves and dtype != torch.float32:
+    if algorithm.startswith(("simt", "fp16x3")) and dtype != torch.float32:
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
             f"for other dtypes"
         )
-    if of_halves and precision == "ieee":
+    if algorithm.startswith("fp16x3") and precision == "ieee":
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" does not sum by IEEE multiply-adds, as precision ieee '
-            f"asks; choose auto, naive or tiled, or precision fp32"
+            f"asks; choose auto, naive, tiled or simt, or precision fp32"
         )
 
 

@@ -44,4 +44,11 @@ __device__ inline void copy_4(void* smem, const void* global, int inside) {
   copy_4(shared_address(smem), global, inside);
 }
 
+// Arrives at a barrier once this thread's copies before are there; it counts as one arrival: PTX
+// ISA, "cp.async.mbarrier.arrive".
+__device__ inline void arrive_when_copied(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
 }  // namespace tiled::device

@@ -23,8 +23,18 @@ __device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
                                          ::cuda::ptx::space_shared, barrier, bytes);
 }
 __device__ inline void wait(uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
+#else
+  while (!::cuda::ptx::mbarrier_test_wait_parity(barrier, parity)) {
+  }
+#endif
+}
+
+// Likewise, for one who has nothing to do meanwhile, and leaves the clocks to others.
+__device__ inline void doze(uint64_t* barrier, int parity) {
+  while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) __nanosleep(500);
 }
 
 // Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.

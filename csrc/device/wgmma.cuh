@@ -76,14 +76,4 @@ __device__ inline void multiply_add(float (&d)[32], uint64_t a, uint64_t b, bool
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
-// Moves registers between warpgroups: all warps of one call it.
-template <int kRegisters>
-__device__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
 }  // namespace tiled::device::wgmma

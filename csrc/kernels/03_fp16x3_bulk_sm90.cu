@@ -22,6 +22,7 @@
 
 #include "cuts.h"
 #include "device/pipeline.cuh"
+#include "device/registers.cuh"
 #include "device/wgmma.cuh"
 #include "epilogue.h"
 #include "fp16x3.h"
@@ -373,10 +374,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::wait_for_previous_kernel();
 
   if (threadIdx.x < Tile::kWarpgroup) {
-    wgmma::give_registers<24>();
+    device::give_registers<24>();
     if (threadIdx.x == 0) produce(work, smem);
   } else {
-    wgmma::take_registers<240>();
+    device::take_registers<240>();
     consume<kPromote>(work, smem);
   }
 }

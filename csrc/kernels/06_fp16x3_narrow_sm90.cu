@@ -17,6 +17,7 @@
 
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
+#include "device/registers.cuh"
 #include "device/wgmma.cuh"
 #include "fp16x3.h"
 #include "kernels/fp16x3_chunk.cuh"
@@ -506,10 +507,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) smem.init(work);
   __syncthreads();
   if (threadIdx.x < Tile::kSplitters) {
-    wgmma::give_registers<Panel<kPanelRows>::kSplitterRegisters>();
+    device::give_registers<Panel<kPanelRows>::kSplitterRegisters>();
     split_units<kAlongK>(work, map, smem);
   } else {
-    wgmma::take_registers<Panel<kPanelRows>::kMultiplierRegisters>();
+    device::take_registers<Panel<kPanelRows>::kMultiplierRegisters>();
     device::wait_for_previous_kernel();
     multiply_units<kWIsA>(work, smem);
   }
@@ -525,10 +526,11 @@ void launch(InFlight& work, void* sums, const Context& context) {
   constexpr int kSmemBytes = sizeof(Smem<kPanelRows>);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   const Problem& p = work.p;
-  const CUtensorMap map =
-      work.w_along_k
-          ? tensor_map(p.batch, work.w, work.w_count, p.k, Box<true>::kCols, Box<true>::kK)
-          : tensor_map(p.batch, work.w, work.w_count, p.k, Box<false>::kCols, Box<false>::kK);
+  const CUtensorMap map = work.w_along_k
+                              ? tensor_map(p.batch, work.w, work.w_count, p.k, Box<true>::kCols,
+                                           Box<true>::kK, CU_TENSOR_MAP_SWIZZLE_128B)
+                              : tensor_map(p.batch, work.w, work.w_count, p.k, Box<false>::kCols,
+                                           Box<false>::kK, CU_TENSOR_MAP_SWIZZLE_128B);
   run_in_flight(work, 1, context, sums, [&](unsigned blocks) {
     launch_after(kernel, blocks, Tile::kThreads, kSmemBytes, context, work, map);
   });

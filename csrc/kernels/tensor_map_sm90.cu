@@ -31,7 +31,7 @@ Encode find_encode() {
 }  // namespace
 
 CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, int64_t k,
-                       int box_rows, int box_k) {
+                       int box_rows, int box_k, CUtensorMapSwizzle swizzle) {
   static const Encode encode = find_encode();
   constexpr int kRank = 2 + kMaxMapRank;
   const bool along_k = matrix.col_stride < matrix.row_stride;
@@ -53,8 +53,8 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   CUtensorMap map;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kRank, matrix.data, size, stride, box, apart,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("torch_tiled: the CUDA driver made no tensor map of " +
                              std::to_string(size[1]) + " lines of " + std::to_string(size[0]) +

@@ -1,0 +1,398 @@
+// 08 simt_ring: some warps copy, the others multiply.
+//
+// Idea:  copying warps fill a ring of stages in shared memory by asynchronous copies, several
+// ahead,
+//        so that nobody waits for memory, and those that multiply issue next to nothing else. An
+//        operand is read as it lies: by fours along C's side where it can be, or else by ones,
+//        which also turns it. A thread has up to 8 x 8 elements of C, and reads the fragments of a
+//        step of K while it multiplies those of the step before. Tiles of several sizes, and K cut
+//        at chunks (simt.h), let a small problem reach all multiprocessors: sums of chunks then go
+//        to memory, and another kernel adds them in order.
+// Limit: instructions that copy single elements; two fragments of 8 for 64 multiply-adds.
+// Next:  copies that no thread has to issue, and 8 x 16 elements a thread.
+//
+//   copiers       wait empty[s]         copy A and B of a stage -> full[s]
+//   multipliers   wait full[s]          read its first fragments while those before are multiplied
+//                 last fragments are read -> empty[s]
+
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+
+#include "device/copy_async.cuh"
+#include "device/pipeline.cuh"
+#include "kernels/simt_store.cuh"
+#include "launch.h"
+#include "simt.h"
+#include "sum.h"
+
+namespace tiled::cuda {
+namespace {
+
+template <int kIndex, int kThreadM_, int kThreadN_, int kLanesM_, int kK_, int kStages_,
+          int kCopiers_>
+struct Tile {
+  static constexpr int kM = kRingTiles[kIndex].m, kN = kRingTiles[kIndex].n, kK = kK_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
+  static constexpr int kLanesM = kLanesM_, kLanesN = 32 / kLanesM;  // threads of a warp
+  static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
+  static constexpr int kMultipliers = kM / kThreadM * (kN / kThreadN);  // threads
+  static constexpr int kCopiers = kCopiers_;
+  static constexpr int kThreads = kMultipliers + kCopiers;
+  static constexpr int kBlocks = kRingTiles[kIndex].blocks;  // on a multiprocessor
+  static constexpr int kQuads = kThreadM * kThreadN / 4;     // a thread
+  // Columns of neighbours along K lie in different banks.
+  static constexpr int kPitchA = kM + 4, kPitchB = kN + 4;
+
+  static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kThreadM % 4 == 0 && kThreadN % 4 == 0);
+  static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of stages");
+};
+
+template <class Tile>
+struct Smem {
+  struct Stage {
+    alignas(16) float a[Tile::kK][Tile::kPitchA];
+    alignas(16) float b[Tile::kK][Tile::kPitchB];
+  };
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+  Stage stage[Tile::kStages];
+};
+
+template <class Tile>
+using Sums = Quad[Tile::kQuads][Tile::kMultipliers];  // of a tile, as threads hold them
+
+struct Work {
+  Problem p;
+  bool a_by_fours, b_by_fours;  // copied, along C's sides
+  bool by_fours;                // stores_fours()
+  int64_t tiles;
+  unsigned ranges;  // of chunks
+  size_t sums_at;   // in shared memory: those of finished chunks, where there is one range
+  void* sums;       // Sums[chunk][tile], where there are several
+};
+
+// How an operand is copied: by fours along C's side, or by ones, whose neighbours lie there or
+// along K.
+enum class Way { kFours, kAlongSide, kAlongK };
+
+// Copies tiles of (kK, kSide), `side` being A's rows or B's columns, to (kK, kPitch) in shared
+// memory: each thread some elements, at the same places of every tile.
+template <int kSide, int kPitch, int kK, int kThreads>
+class Loader {
+ public:
+  // `data` is the first tile's first element, and side_left are in the matrix from there on.
+  __device__ Loader(const float* data, int64_t side_stride, int64_t k_stride, bool by_fours,
+                    int64_t side_left, int thread)
+      : side_stride_(side_stride), k_stride_(k_stride) {
+    way_ = by_fours ? Way::kFours : k_stride < side_stride ? Way::kAlongK : Way::kAlongSide;
+    const int lanes = way_ == Way::kFours ? kFours : kSideLanes;
+    side_ = way_ == Way::kAlongK  ? thread / kKLanes
+            : way_ == Way::kFours ? thread % lanes * 4
+                                  : thread % lanes;
+    k_ = way_ == Way::kAlongK ? thread % kKLanes : thread / lanes;
+    left_ = k_ < kK ? static_cast<int>(min(side_left, int64_t{kSide})) - side_ : 0;
+    data_ = data + side_ * side_stride + k_ * k_stride;
+  }
+
+  // Copies the next tile, as far as it is in the matrix, of which k_left are.
+  __device__ void load(float (&tile)[kK][kPitch], int64_t k_left) {
+    const uint32_t to = device::shared_address(&tile[0][0]) + (k_ * kPitch + side_) * 4;
+    if (k_left >= kK) {
+      copy<false>(to, kK);
+    } else {
+      copy<true>(to, static_cast<int>(k_left) - k_);
+    }
+    data_ += kK * k_stride_;
+  }
+
+ private:
+  static constexpr int kFours = kSide / 4, kSideLanes = std::min(kSide, kThreads), kKLanes = 8;
+
+  template <bool kEnds>
+  __device__ void copy(uint32_t to, int k_left) const {
+    switch (way_) {
+      case Way::kFours: return copy<kEnds, 16, kThreads / kFours, 1, kSide>(to, k_left);
+      case Way::kAlongSide:
+        return copy<kEnds, 4, kThreads / kSideLanes, kSide / kSideLanes, kSideLanes>(to, k_left);
+      case Way::kAlongK:
+        return copy<kEnds, 4, kKLanes, kSide / (kThreads / kKLanes), kThreads / kKLanes>(to,
+                                                                                         k_left);
+    }
+  }
+
+  // Elements, or fours, that are kStepK and kStepSide apart.
+  template <bool kEnds, int kBytes, int kStepK, int kCountSide, int kStepSide>
+  __device__ void copy(uint32_t to, int k_left) const {
+    const float* data = data_;
+    UNROLL
+    for (int i = 0; i < kCountSide; ++i, data += kStepSide * side_stride_) {
+      if (i * kStepSide >= left_) break;
+      const float* from = data;
+      UNROLL
+      for (int k = 0; k < kK; k += kStepK, from += kStepK * k_stride_) {
+        const uint32_t at = to + (k * kPitch + i * kStepSide) * 4;
+        if (kEnds && k >= k_left) break;
+        if constexpr (kBytes == 16) {
+          device::copy_16(at, from, min(left_, 4) * 4);
+        } else {
+          device::copy_4(at, from, 4);
+        }
+      }
+    }
+  }
+
+  Way way_;
+  int side_, k_;  // of the thread's first element in the tile
+  int left_;      // of the side, in the tile, from there on
+  const float* data_;
+  int64_t side_stride_, k_stride_;
+};
+
+// The chunks of a block's range, and K that they begin at and have.
+struct Range {
+  unsigned first, end;
+  int64_t k, length;
+  __device__ explicit Range(const Work& work) {
+    const auto chunks = static_cast<unsigned>(ceil_div(work.p.k, kChunk));
+    first = blockIdx.y * chunks / work.ranges, end = (blockIdx.y + 1) * chunks / work.ranges;
+    k = int64_t{first} * kChunk;
+    length = min(work.p.k, int64_t{end} * kChunk) - k;
+  }
+};
+
+template <class Tile>
+__device__ void copy_tiles(const Work& work, const TileIndex& tile, Smem<Tile>& smem) {
+  const Problem& p = work.p;
+  const Range range(work);
+  const int thread = static_cast<int>(threadIdx.x) - Tile::kMultipliers;
+  const auto* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, tile.batch) +
+                  tile.row * p.a.row_stride + range.k * p.a.col_stride;
+  const auto* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
+                  tile.col * p.b.col_stride + range.k * p.b.row_stride;
+  Loader<Tile::kM, Tile::kPitchA, Tile::kK, Tile::kCopiers> load_a(
+      a, p.a.row_stride, p.a.col_stride, work.a_by_fours, p.m - tile.row, thread);
+  Loader<Tile::kN, Tile::kPitchB, Tile::kK, Tile::kCopiers> load_b(
+      b, p.b.col_stride, p.b.row_stride, work.b_by_fours, p.n - tile.col, thread);
+  int stage = 0, parity = 1;
+  for (int64_t k_left = range.length; k_left > 0; k_left -= Tile::kK) {
+    device::wait(&smem.empty[stage], parity);
+    load_a.load(smem.stage[stage].a, k_left);
+    load_b.load(smem.stage[stage].b, k_left);
+    device::arrive_when_copied(&smem.full[stage]);
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  }
+}
+
+template <class Tile>
+__device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Tile>& smem) {
+  const Range range(work);
+  const Place<Tile> place(threadIdx.x, 0);
+  const int lane = threadIdx.x % 32;
+  int stage = 0, parity = 0;
+  float a_frag[2][Tile::kThreadM], b_frag[2][Tile::kThreadN];
+  auto read = [&](int buffer, int k) {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; i += 4) {
+      *reinterpret_cast<float4*>(&a_frag[buffer][i]) =
+          *reinterpret_cast<const float4*>(&smem.stage[stage].a[k][place.row + i * Tile::kLanesM]);
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kThreadN; j += 4) {
+      *reinterpret_cast<float4*>(&b_frag[buffer][j]) =
+          *reinterpret_cast<const float4*>(&smem.stage[stage].b[k][place.col + j * Tile::kLanesN]);
+    }
+  };
+  float acc[Tile::kThreadM][Tile::kThreadN];
+  auto multiply = [&](int buffer) {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kThreadN; ++j) {  // to and fro: the last of B is the next's first
+        const int to = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
+        acc[i][to] = multiply_add(a_frag[buffer][i], b_frag[buffer][to], acc[i][to]);
+      }
+    }
+  };
+  int64_t stages_left = ceil_div(range.length, Tile::kK);
+  auto next_stage = [&] {
+    __syncwarp();  // all have read the last fragments
+    if (lane == 0) device::arrive(&smem.empty[stage]);
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+    if (--stages_left > 0) {
+      device::wait(&smem.full[stage], parity);
+      read(0, 0);
+    }
+  };
+
+  auto& totals = reinterpret_cast<Sums<Tile>&>(reinterpret_cast<uint8_t*>(&smem)[work.sums_at]);
+  device::wait(&smem.full[0], 0);
+  read(0, 0);
+  int64_t k_left = range.length;
+  for (unsigned chunk = range.first; chunk < range.end; ++chunk, k_left -= kChunk) {
+    const int length = static_cast<int>(min(k_left, int64_t{kChunk}));
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = 0;
+    }
+    NO_UNROLL
+    for (int whole = length / Tile::kK; whole > 0; --whole) {
+      UNROLL
+      for (int step = 0; step < Tile::kK; ++step) {
+        if (step + 1 < Tile::kK) {
+          read((step + 1) % 2, step + 1);
+        } else {
+          next_stage();
+        }
+        multiply(step % 2);
+      }
+    }
+    if (length % Tile::kK != 0) {
+      NO_UNROLL
+      for (int step = 0; step < length % Tile::kK; ++step) {
+        multiply(0);
+        read(0, step + 1);
+      }
+      next_stage();
+    }
+
+    // Sums of the only chunk lie where stages were: all have read them.
+    if (work.sums_at < sizeof(smem)) device::sync_threads(1, Tile::kMultipliers);
+    Quad* sums =
+        work.ranges == 1
+            ? &totals[0][threadIdx.x]
+            : &static_cast<Sums<Tile>*>(work.sums)[chunk * work.tiles + blockIdx.x][0][threadIdx.x];
+    UNROLL
+    for (int u = 0; u < Tile::kQuads; ++u) {
+      const int i = u / (Tile::kThreadN / 4), j = u % (Tile::kThreadN / 4) * 4;
+      Quad total = work.ranges > 1 || chunk == 0 ? Quad::empty() : sums[u * Tile::kMultipliers];
+      total.add(&acc[i][j]);
+      sums[u * Tile::kMultipliers] = total;
+    }
+  }
+  if (work.ranges > 1) return;
+
+  const Problem& p = work.p;
+  const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+  NO_UNROLL
+  for (int u = 0; u < Tile::kQuads; ++u) {
+    const Place<Tile> at(threadIdx.x, u);
+    store_quad(p, work.by_fours, c_offset, tile.row + at.row, tile.col + at.col,
+               totals[u][threadIdx.x]);
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    simt_ring_kernel(const __grid_constant__ Work work, int64_t first_tile) {
+  extern __shared__ __align__(16) uint8_t dynamic_smem[];
+  auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      device::init_barrier(&smem.full[stage], Tile::kCopiers);
+      device::init_barrier(&smem.empty[stage], Tile::kMultipliers / 32);
+    }
+  }
+  __syncthreads();
+  const TileIndex tile = tile_index<Tile>(work.p, first_tile + blockIdx.x);
+  if (threadIdx.x >= Tile::kMultipliers) {
+    copy_tiles<Tile>(work, tile, smem);
+  } else {
+    multiply_tiles<Tile>(work, tile, smem);
+  }
+}
+
+// Adds the sums of chunks in order and stores them: a block has kAddQuads of a tile, of which it
+// reads kAddChunks at a time.
+constexpr int kAddQuads = 16, kAddChunks = 16, kAddThreads = kAddQuads * kAddChunks;
+
+template <class Tile>
+__global__ void __launch_bounds__(kAddThreads)
+    simt_ring_add_kernel(const __grid_constant__ Work work) {
+  __shared__ Quad smem[kAddChunks][kAddQuads];
+  const Problem& p = work.p;
+  constexpr int kPieces = Tile::kQuads * Tile::kMultipliers / kAddQuads;
+  const int64_t index = blockIdx.x / kPieces;
+  const int quad = threadIdx.x % kAddQuads, lane = threadIdx.x / kAddQuads;
+  const int in_tile = blockIdx.x % kPieces * kAddQuads + quad;
+  const auto chunks = static_cast<int>(ceil_div(p.k, kChunk));
+  const auto* sums = static_cast<const Sums<Tile>*>(work.sums) + index;
+  auto read = [&](int chunk) {
+    return chunk < chunks ? (&sums[chunk * work.tiles][0][0])[in_tile] : Quad{};
+  };
+  Quad total = Quad::empty(), mine = read(lane);
+  for (int first = 0; first < chunks; first += kAddChunks) {
+    smem[lane][quad] = mine;
+    __syncthreads();
+    mine = read(first + kAddChunks + lane);
+    if (lane == 0) {
+      for (int i = 0; i < min(kAddChunks, chunks - first); ++i) total.add(smem[i][quad]);
+    }
+    __syncthreads();
+  }
+  if (lane != 0) return;
+  const TileIndex tile = tile_index<Tile>(p, index);
+  const Place<Tile> at(in_tile % Tile::kMultipliers, in_tile / Tile::kMultipliers);
+  store_quad(p, work.by_fours, batch_offset(p.batch, p.c, tile.batch), tile.row + at.row,
+             tile.col + at.col, total);
+}
+
+template <class Tile>
+void run(const Problem& p, const SimtPlan& plan, const Context& context) {
+  Work work{
+      .p = p,
+      .a_by_fours = in_vectors(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4),
+      .b_by_fours = in_vectors(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4),
+      .by_fours = stores_fours(p),
+      .tiles = count_tiles(p, Tile::kM, Tile::kN),
+      .ranges = static_cast<unsigned>(plan.ranges),
+      .sums_at = offsetof(Smem<Tile>, stage),
+      .sums = nullptr,
+  };
+  const int64_t chunks = ceil_div(p.k, kChunk);
+  if (plan.ranges > 1) {
+    try {
+      work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
+    } catch (const std::runtime_error&) {
+      return run<Tile>(p, {plan.tile, 1, plan.blocks, 0}, context);  // needs no memory
+    }
+  }
+  static_assert(sizeof(Sums<Tile>) <= sizeof(Smem<Tile>::stage), "they may lie where stages were");
+  const bool keeps_sums = chunks > 1 && plan.ranges == 1;
+  if (keeps_sums) work.sums_at = sizeof(Smem<Tile>);
+  size_t smem_bytes = sizeof(Smem<Tile>) + (keeps_sums ? sizeof(Sums<Tile>) : 0);
+  // Shared memory that none uses keeps more blocks from sharing a multiprocessor.
+  const auto each = static_cast<size_t>(plan.blocks);
+  if (context.on_hopper()) {
+    smem_bytes = std::max(smem_bytes, (kMaxSharedMemory + size_t{1024}) / each - 1024);
+  }
+  check(cudaFuncSetAttribute(simt_ring_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(smem_bytes)));
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  for_grids(work.tiles, [&](int64_t first, unsigned blocks) {
+    const dim3 grid(blocks, work.ranges);
+    simt_ring_kernel<Tile><<<grid, Tile::kThreads, smem_bytes, stream>>>(work, first);
+  });
+  if (plan.ranges == 1) return;
+  constexpr int kPieces = Tile::kQuads * Tile::kMultipliers / kAddQuads;
+  const auto blocks = static_cast<unsigned>(work.tiles * kPieces);
+  simt_ring_add_kernel<Tile><<<blocks, kAddThreads, 0, stream>>>(work);
+  check(cudaGetLastError());
+}
+
+}  // namespace
+
+void launch_simt_ring(const Problem& p, const Context& context) {
+  const SimtPlan plan = ring_plan(p, context.processors);
+  switch (plan.tile) {
+    case 0: return run<Tile<0, 8, 8, 8, 16, 4, 64>>(p, plan, context);
+    case 1: return run<Tile<1, 8, 4, 8, 32, 3, 64>>(p, plan, context);
+    case 2: return run<Tile<2, 4, 4, 8, 32, 4, 64>>(p, plan, context);
+    case 3: return run<Tile<3, 4, 4, 8, 32, 4, 64>>(p, plan, context);
+    case 4: return run<Tile<4, 4, 4, 4, 32, 4, 64>>(p, plan, context);
+    case 5: return run<Tile<5, 4, 8, 8, 32, 3, 64>>(p, plan, context);
+  }
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,309 @@
+// 09 simt_bulk: float32 multiply-adds on CUDA cores, at the rate of their registers.
+//
+// Idea:  a multiprocessor starts four warps' multiply-adds a clock, and nothing else in that clock:
+//        so everything else must be rare. A thread has 8 x 16 elements of C, for which it reads 24
+//        numbers of shared memory in each step of K, one step ahead. Copies cost no instruction:
+//        one thread asks the copy engine for tiles, (K, rows of A) and (K, columns of B), several
+//        stages ahead. An operand that lies otherwise is copied first. Smaller tiles, several a
+//        multiprocessor, are for smaller problems (simt.h).
+// Limit: registers have two banks, of even and of odd numbers, and each gives one number a clock.
+//        Of a multiply-add's three one is kept from the instruction before it; the other two must
+//        come from different banks (kernels/simt_store.cuh).
+// Next:  operands along K read as they are; the last round of tiles cut along K.
+//
+//   producer    wait empty[s]           copy A and B of a stage -> full[s]
+//   consumers   wait full[s]            read its first fragments while those before are multiplied
+//               last fragments are read -> empty[s]
+//   at the end of a chunk its sums are added to those of the chunks before, in shared memory.
+
+#include <algorithm>
+#include <optional>
+
+#include "device/copy_async.cuh"
+#include "device/pipeline.cuh"
+#include "device/registers.cuh"
+#include "kernels/simt_layout.h"
+#include "kernels/simt_store.cuh"
+#include "kernels/tensor_map.h"
+#include "launch.h"
+#include "simt.h"
+#include "sum.h"
+
+namespace tiled::cuda {
+namespace {
+
+// Registers are moved from a warpgroup that copies to those that multiply, so that each has so
+// many; or, where they are 0, one warp copies and all have alike. kPart_ of K is unrolled: no more
+// than the cache of instructions holds, and no less than the wait for the next part takes.
+template <int kIndex, int kThreadM_, int kThreadN_, int kK_, int kPart_, int kStages_,
+          int kConsumerRegisters_, int kProducerRegisters_>
+struct Tile {
+  static constexpr int kM = kBulkTiles[kIndex].m, kN = kBulkTiles[kIndex].n, kK = kK_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kPart = kPart_;
+  static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
+  static constexpr int kLanesM = 8, kLanesN = 4;                    // threads of a warp
+  static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
+  static constexpr int kConsumers = kM / kWarpM * (kN / kWarpN) * 32;  // threads
+  static constexpr int kConsumerRegisters = kConsumerRegisters_;
+  static constexpr int kProducerRegisters = kProducerRegisters_;
+  static constexpr int kThreads = kConsumers + (kConsumerRegisters > 0 ? 128 : 32);
+  static constexpr int kBlocks = kBulkTiles[kIndex].blocks;  // on a multiprocessor
+  static constexpr int kQuads = kThreadM * kThreadN / 4;     // a thread
+  static constexpr int kBand = 8;                            // tiles of rows worked off together
+
+  static_assert(kChunk % kK == 0 && kK % kPart == 0, "a chunk is a whole number of parts");
+  static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kLanesM * kLanesN == 32);
+  static_assert((kConsumerRegisters > 0) == (kProducerRegisters > 0));
+};
+
+template <class Tile>
+struct Smem {
+  alignas(128) float a[Tile::kStages][Tile::kK][Tile::kM];
+  alignas(128) float b[Tile::kStages][Tile::kK][Tile::kN];
+  Quad total[Tile::kQuads][Tile::kConsumers];  // of finished chunks
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+struct Work {
+  Problem p;
+  CUtensorMap a, b;  // neighbours along rows of A, along columns of B
+  bool by_fours;     // C is written, and read, by four neighbours of a row
+  int64_t tiles;
+};
+
+struct Position {
+  int64_t batch;
+  int row, col;  // of the tile's first element
+};
+
+// Tiles in bands of kBand rows, down a column of the band first: blocks that run together share
+// what they read of A and of B in the cache.
+template <class Tile>
+__device__ Position locate(const Problem& p, int64_t index) {
+  const int tiles_m = static_cast<int>(ceil_div(p.m, Tile::kM));
+  const int tiles_n = static_cast<int>(ceil_div(p.n, Tile::kN));
+  const auto in_matrix = static_cast<int>(index % (int64_t{tiles_m} * tiles_n));
+  const int first = in_matrix / (Tile::kBand * tiles_n) * Tile::kBand;
+  const int height = min(tiles_m - first, Tile::kBand);
+  const int in_band = in_matrix % (Tile::kBand * tiles_n);
+  return {index / (int64_t{tiles_m} * tiles_n), (first + in_band % height) * Tile::kM,
+          in_band / height * Tile::kN};
+}
+
+// Where a matrix of the batch is among the dimensions of a tensor map.
+struct MapPlace {
+  int at[kMaxMapRank] = {};
+  __device__ MapPlace(const Batch& batch, const Matrix& matrix, int64_t index) {
+    int used = 0;
+    NO_UNROLL
+    for (int d = batch.rank - 1; d >= 0; --d) {
+      if (matrix.batch_stride[d] != 0) at[used++] = static_cast<int>(index % batch.size[d]);
+      index /= batch.size[d];
+    }
+  }
+};
+
+template <class Tile>
+__device__ void produce(const Work& work, Smem<Tile>& smem) {
+  constexpr int kBytes = sizeof(smem.a[0]) + sizeof(smem.b[0]);
+  const uint64_t policy = device::read_again();
+  int stage = 0, parity = 1;
+  auto next = [&] {
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  };
+  auto wait = [&] { device::doze(&smem.empty[stage], parity); };
+  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    const Position tile = locate<Tile>(work.p, index);
+    const MapPlace a(work.p.batch, work.p.a, tile.batch);
+    const MapPlace b(work.p.batch, work.p.b, tile.batch);
+    for (int64_t k = 0; k < work.p.k; k += Tile::kK, next()) {
+      const int k_at = static_cast<int>(k);
+      uint64_t* full = &smem.full[stage];
+      wait();
+      device::arrive_expecting(full, kBytes);
+      device::copy_box(smem.a[stage], &work.a, {tile.row, k_at, a.at[0], a.at[1], a.at[2]}, full,
+                       policy);
+      device::copy_box(smem.b[stage], &work.b, {tile.col, k_at, b.at[0], b.at[1], b.at[2]}, full,
+                       policy);
+    }
+  }
+  wait();  // consumers ask for one stage more than there are
+  device::arrive(&smem.full[stage]);
+}
+
+template <class Tile>
+__device__ void consume(const Work& work, Smem<Tile>& smem) {
+  const int lane = threadIdx.x % 32;
+  const Place<Tile> place(threadIdx.x, 0);
+
+  // Fragments of a step and of the next.
+  float a_frag[2][Tile::kThreadM], b_frag[2][Tile::kThreadN];
+  const float *a = &smem.a[0][0][place.row],
+              *b = &smem.b[0][0][place.col];  // at the first step of a part
+  auto load = [&](int buffer, int k) {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; i += 4) {
+      *reinterpret_cast<float4*>(&a_frag[buffer][i]) =
+          *reinterpret_cast<const float4*>(a + k * Tile::kM + i * Tile::kLanesM);
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kThreadN; j += 4) {
+      *reinterpret_cast<float4*>(&b_frag[buffer][j]) =
+          *reinterpret_cast<const float4*>(b + k * Tile::kN + j * Tile::kLanesN);
+    }
+  };
+  float acc[Tile::kThreadM][Tile::kThreadN];
+  auto multiply = [&](int buffer) {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kThreadN; ++j) {  // to and fro: the last of B is the next's first
+        const int to = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
+        acc[i][to] = multiply_add(a_frag[buffer][i], b_frag[buffer][to], acc[i][to]);
+      }
+    }
+  };
+
+  constexpr unsigned kParts = Tile::kK / Tile::kPart, kRing = Tile::kStages * kParts;
+  unsigned part = 0;  // over all tiles
+  auto next_part = [&] {
+    __syncwarp();  // all have read the last fragments of the part
+    if (lane == 0 && part % kParts == kParts - 1) {
+      device::arrive(&smem.empty[part / kParts % Tile::kStages]);
+    }
+    ++part;
+    const unsigned stage = part / kParts;
+    device::wait(&smem.full[stage % Tile::kStages], stage / Tile::kStages % 2);
+    a = &smem.a[0][0][place.row] + part % kRing * (Tile::kPart * Tile::kM);
+    b = &smem.b[0][0][place.col] + part % kRing * (Tile::kPart * Tile::kN);
+    load(0, 0);
+  };
+
+  const int64_t k = work.p.k;
+  device::wait(&smem.full[0], 0);
+  load(0, 0);
+  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    for (int64_t k_left = k; k_left > 0; k_left -= kChunk) {
+      const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
+      UNROLL
+      for (int i = 0; i < Tile::kThreadM; ++i) {
+        UNROLL
+        for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = 0;
+      }
+      NO_UNROLL
+      for (int whole = chunk / Tile::kPart; whole > 0; --whole) {
+        UNROLL
+        for (int step = 0; step < Tile::kPart; ++step) {
+          if (step + 1 < Tile::kPart) {
+            load((step + 1) % 2, step + 1);
+          } else {
+            next_part();
+          }
+          multiply(step % 2);
+        }
+      }
+      if (chunk % Tile::kPart != 0) {  // zeros there may not be added to a sum of -0
+        NO_UNROLL
+        for (int step = 0; step < chunk % Tile::kPart; ++step) {
+          multiply(0);
+          load(0, step + 1);
+        }
+        next_part();
+      }
+      UNROLL
+      for (int u = 0; u < Tile::kQuads; ++u) {
+        const int i = u / (Tile::kThreadN / 4), j = u % (Tile::kThreadN / 4) * 4;
+        Quad total = k_left == k ? Quad::empty() : smem.total[u][threadIdx.x];
+        total.add(&acc[i][j]);
+        smem.total[u][threadIdx.x] = total;
+      }
+    }
+
+    if (part % kParts != 0) next_part();  // of the last stage the rest is beyond K
+
+    const Position tile = locate<Tile>(work.p, index);
+    const int64_t c_offset = batch_offset(work.p.batch, work.p.c, tile.batch);
+    NO_UNROLL
+    for (int u = 0; u < Tile::kQuads; ++u) {
+      const Place<Tile> at(threadIdx.x, u);
+      store_quad(work.p, work.by_fours, c_offset, tile.row + at.row, tile.col + at.col,
+                 smem.total[u][threadIdx.x]);
+    }
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    simt_bulk_kernel(const __grid_constant__ Work work) {
+  extern __shared__ __align__(128) uint8_t dynamic_smem[];
+  auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      device::init_barrier(&smem.full[stage], 1);
+      device::init_barrier(&smem.empty[stage], Tile::kConsumers / 32);
+    }
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::wait_for_previous_kernel();
+  if (threadIdx.x >= Tile::kConsumers) {
+    if constexpr (Tile::kConsumerRegisters > 0) {
+      device::give_registers<Tile::kProducerRegisters>();
+    }
+    if (threadIdx.x == Tile::kConsumers) produce<Tile>(work, smem);
+  } else {
+    if constexpr (Tile::kConsumerRegisters > 0) {
+      device::take_registers<Tile::kConsumerRegisters>();
+    }
+    consume<Tile>(work, smem);
+  }
+}
+
+template <class Tile>
+void run(const Problem& p, unsigned each, const Context& context) {
+  static_assert(Tile::kBlocks * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
+  const auto map = [&](const Matrix& matrix, int64_t outer, int box) {
+    return tensor_map(p.batch, matrix, outer, p.k, box, Tile::kK, CU_TENSOR_MAP_SWIZZLE_NONE);
+  };
+  const Work work{
+      .p = p,
+      .a = map(p.a, p.m, Tile::kM),
+      .b = map(transposed(p.b), p.n, Tile::kN),
+      .by_fours = stores_fours(p),
+      .tiles = count_tiles(p, Tile::kM, Tile::kN),
+  };
+  const auto kernel = simt_bulk_kernel<Tile>;
+  // Where a multiprocessor has one block at most, that goes on to other tiles; elsewhere others
+  // come as they end. Shared memory that none uses keeps more than `each` from sharing one: those
+  // that start while operands are still being copied would gather where there is room first.
+  constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+  const int64_t blocks =
+      std::min(work.tiles, Tile::kBlocks > 1 ? kMaxGrid : int64_t{context.processors});
+  const size_t smem_bytes =
+      std::max(sizeof(Smem<Tile>), (kMaxSharedMemory + size_t{1024}) / each - 1024);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(smem_bytes)));
+  launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, smem_bytes, context, work);
+}
+
+}  // namespace
+
+void launch_simt_ring(const Problem& p, const Context& context);
+
+// Where there is no memory for copies of operands, a rung that needs none gives the same bits.
+void launch_simt_bulk(const Problem& p, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return;
+  const std::optional<Problem> laid_out = lay_out(p, context);
+  if (!laid_out) return launch_simt_ring(p, context);
+  const SimtPlan plan = bulk_plan(p, context.processors);
+  const auto each = static_cast<unsigned>(plan.blocks);
+  switch (plan.tile) {
+    case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, each, context);
+    case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, each, context);
+    case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, each, context);
+    case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, each, context);
+  }
+}
+
+}  // namespace tiled::cuda

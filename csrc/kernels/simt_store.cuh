@@ -1,0 +1,83 @@
+#pragma once
+// How the rungs on CUDA cores hold sums between chunks, and store them.
+
+#include "epilogue.h"
+#include "launch.h"
+#include "problem.h"
+
+namespace tiled::cuda {
+
+// Four sums that are neighbours in a row of C, in pairs the other way around. Registers have two
+// banks, of even and of odd numbers, and quads begin at even ones: so a sum of column j gets a
+// register of the other bank than the quad that holds B's element of that column, and a
+// multiply-add finds both at once.
+struct Quad {
+  float4 swapped;
+  __device__ static Quad empty() {
+    constexpr float kEmpty = kEmptyTotal<float>;
+    return {make_float4(kEmpty, kEmpty, kEmpty, kEmpty)};
+  }
+  __device__ void add(const float* sums) {
+    swapped.x += sums[1], swapped.y += sums[0], swapped.z += sums[3], swapped.w += sums[2];
+  }
+  __device__ void add(const Quad& other) {
+    swapped.x += other.swapped.x, swapped.y += other.swapped.y;
+    swapped.z += other.swapped.z, swapped.w += other.swapped.w;
+  }
+};
+
+// Whether C is read and written by four neighbours of a row, where so many are inside.
+inline bool stores_fours(const Problem& p) {
+  return in_vectors(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
+}
+
+// Where a quad of a thread is in its tile.
+template <class Tile>
+struct Place {
+  int row, col;
+  __device__ Place(int thread, int quad) {
+    constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
+    const int warp = thread / 32, lane = thread % 32;
+    const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4);
+    row =
+        warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + lane / Tile::kLanesN) * 4 + i % 4;
+    col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + lane % Tile::kLanesN) * 4;
+  }
+};
+
+// Stores sums of a row that begin at (row, col), which need not be inside; c_offset is where C's
+// matrix begins.
+__device__ inline void store_quad(const Problem& p, bool by_fours, int64_t c_offset, int64_t row,
+                                  int64_t col, const Quad& quad) {
+  if (row >= p.m) return;
+  const Epilogue& epilogue = p.epilogue;
+  float* c = static_cast<float*>(p.c.data) + c_offset + row * p.c.row_stride + col * p.c.col_stride;
+  float value[] = {quad.swapped.y, quad.swapped.x, quad.swapped.w, quad.swapped.z};
+  by_fours &= col + 4 <= p.n;
+  if (!epilogue.is_none()) {
+    float old[4] = {};
+    if (epilogue.beta != 0 && by_fours) {
+      *reinterpret_cast<float4*>(old) = *reinterpret_cast<const float4*>(c);
+    }
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      if (col + j >= p.n) break;
+      const float bias =
+          epilogue.bias == nullptr
+              ? 0.0f
+              : static_cast<const float*>(epilogue.bias)[(col + j) * epilogue.bias_stride];
+      if (epilogue.beta != 0 && !by_fours) old[j] = c[j * p.c.col_stride];
+      value[j] = activate(epilogue.activation, combine(epilogue, value[j], bias, old[j]));
+    }
+  }
+  if (by_fours) {
+    *reinterpret_cast<float4*>(c) = make_float4(value[0], value[1], value[2], value[3]);
+  } else {
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      if (col + j < p.n) c[j * p.c.col_stride] = value[j];
+    }
+  }
+}
+
+}  // namespace tiled::cuda

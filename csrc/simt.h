@@ -1,0 +1,82 @@
+#pragma once
+// Of which size simt_ring and simt_bulk take their tiles, and into how many ranges of chunks
+// simt_ring cuts K. The rungs ask for the plan, and the ladder's cost model how long it takes.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "problem.h"
+#include "sum.h"
+
+namespace tiled {
+
+// A tile of C that one block computes; on an H200, in clocks of a multiprocessor.
+struct SimtTile {
+  int m, n;
+  int blocks;    // that share a multiprocessor
+  double alone;  // for a step of K of a block that has one to itself
+  double rate;   // multiply-adds a clock of all blocks that share one
+};
+
+// The rungs' switches go by the same order.
+inline constexpr SimtTile kRingTiles[] = {
+    {128, 64, 2, 120, 80}, {64, 64, 2, 60, 78},  {64, 32, 3, 38, 52},
+    {32, 32, 4, 29, 51},   {16, 128, 2, 45, 55}, {32, 128, 2, 68, 71},
+};
+inline constexpr SimtTile kBulkTiles[] = {
+    {256, 128, 1, 304, 108},
+    {128, 64, 2, 91, 101},
+    {64, 64, 3, 47, 92},
+    {64, 32, 3, 26.5, 60},
+};
+
+struct SimtPlan {
+  int tile;        // its index
+  int64_t ranges;  // of chunks
+  int blocks;      // that share a multiprocessor: at most the tile's
+  double clocks;   // of the busiest multiprocessor
+};
+
+// The fastest tile; K in one, or also in ranges of chunks, whose sums another kernel adds. Blocks
+// come in rounds: those that share a multiprocessor end together, and as many others come. So fewer
+// may be better, where they leave less of the last round empty.
+inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Problem& p,
+                          int64_t processors) {
+  constexpr double kBegin = 500;               // a block
+  constexpr double kAdd = 5000, kSums = 0.15;  // one kernel more; an element's sum of a chunk
+  const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  SimtPlan best{};
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const SimtTile& tile = tiles[i];
+    const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
+    const double elements = static_cast<double>(tile.m) * tile.n;
+    // No more than fill all multiprocessors.
+    const int64_t most = cuts_k ? ceil_div(processors * tile.blocks, count) : 1;
+    for (int64_t ranges = 1; ranges <= std::min(chunks, most); ++ranges) {
+      const auto k = static_cast<double>(std::min(ceil_div(chunks, ranges) * kChunk, p.k));
+      const double sums = ranges == 1
+                              ? 0
+                              : kAdd + kSums * elements * static_cast<double>(count * chunks) /
+                                           static_cast<double>(processors);
+      for (int blocks = 1; blocks <= tile.blocks; ++blocks) {
+        const auto rounds = static_cast<double>(ceil_div(count * ranges, processors * blocks));
+        const double step = std::max(tile.alone, blocks * elements / tile.rate);
+        const double clocks = rounds * (blocks * kBegin + step * k) + sums;
+        if (best.ranges == 0 || clocks < best.clocks) {
+          best = {static_cast<int>(i), ranges, blocks, clocks};
+        }
+      }
+    }
+  }
+  return best;
+}
+
+inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
+  return plan_simt(kRingTiles, true, p, processors);
+}
+inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
+  return plan_simt(kBulkTiles, false, p, processors);
+}
+
+}  // namespace tiled
