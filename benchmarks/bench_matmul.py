@@ -98,7 +98,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     for suite in args.suite:
         for dtype in args.dtype:
             # The op reads `precision` for float32 alone.
-            asked = dict.fromkeys((*args.precision, *SUITES[suite].precisions))
+            asked = args.precision or SUITES[suite].precisions
             precisions = asked if dtype == "float32" else ["fp32"]
             for shape in _in_layouts(SUITES[suite].shapes, args.layout):
                 every_rung = suite == "smoke" or (shape.ladder and args.device == "cuda")
@@ -224,7 +224,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option = parser.add_argument
     option("--suite", nargs="+", choices=SUITES, help="default: smoke")
     option("--dtype", nargs="+", choices=DTYPES, default=["float32"])
-    option("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of float32")
+    option("--precision", nargs="+", choices=PRECISIONS, help="of float32; default: the suite's")
     option("--algorithm", nargs="+", help="default: in the smoke suite every rung, else auto")
     option("--layout", nargs="+", choices=LAYOUTS, help="default: each shape in its own")
     option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

@@ -21,6 +21,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
+import plots
 from check import full_precision_peer, reference
 from specification import CHUNK, split
 
@@ -112,19 +113,18 @@ def study(operands, k, ways, args):
     return list(rows.values())
 
 
-# Okabe and Ito's colours, which the colour-blind tell apart; ways differ in their markers, too.
-STYLES = [
-    {"color": "#000000", "marker": "s"},
-    {"color": "#e69f00", "marker": "^"},
-    {"color": "#009e73", "marker": "D"},
-    {"color": "#0072b2", "marker": "o", "linewidth": 2},
+STYLES = [  # ways differ in their markers, too
+    {"color": plots.BLACK, "marker": "s"},
+    {"color": plots.ORANGE, "marker": "^"},
+    {"color": plots.GREEN, "marker": "D"},
+    {"color": plots.BLUE, "marker": "o", "linewidth": 2},
 ]
 GUARD_STYLES = [
-    {"color": "#0072b2", "marker": "o"},
-    {"color": "#d55e00", "marker": "v"},
-    {"color": "#cc79a7", "marker": "X"},
-    {"color": "#000000", "marker": "s"},
-    {"color": "#009e73", "marker": "D"},
+    {"color": plots.BLUE, "marker": "o"},
+    {"color": plots.VERMILION, "marker": "v"},
+    {"color": plots.PURPLE, "marker": "X"},
+    {"color": plots.BLACK, "marker": "s"},
+    {"color": plots.GREEN, "marker": "D"},
 ]
 
 
@@ -133,13 +133,7 @@ def draw(results, path):
 
     Of the last all is computed again: what fp16x3 errs there is what ieee errs.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # The same file for the same results, and text that is text.
-    matplotlib.rcParams |= {"svg.hashsalt": "torch_tiled", "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
-
+    plt = plots.pyplot()
     rows, header = results["rows"], results["header"]
     ways = list(dict.fromkeys(row["product"] for row in rows))
     kinds = list(dict.fromkeys(row["operands"] for row in rows))
@@ -186,15 +180,13 @@ def draw(results, path):
     for axes in (*grid, bias, guard):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("K")
-        axes.grid(color="0.9")
-        axes.set_axisbelow(True)
+        plots.add_grid(axes)
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways))
     figure.suptitle(
         f"float32 products against float64: {header['device']}, torch {header['torch']}, "
         f"M = N = {header['size']}, mean over {header['seeds']} seeds"
     )
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, metadata=metadata, facecolor="white")
+    plots.save(figure, path)
 
 
 def parse(argv):

@@ -1,39 +1,52 @@
-"""Writes the README's results from a results file."""
+"""Writes the README's results from a results file, or other blocks of other pages."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import report
 
-BEGIN = "<!-- results:begin -->"
-END = "<!-- results:end -->"
 SQUARES = ("smoke", "square")  # suites
 
 
 class ReadmeError(Exception):
-    """The README or the results file is not what the writer needs; the message says why."""
+    """A page or the results file is not what the writer needs; the message says why."""
 
 
 def write_results(results: Path, readme: Path) -> None:
     """Replaces what stands between the two markers of `readme` by the tables of `results`."""
+    write_blocks(results, readme, {"results": markdown})
+
+
+def markers(block: str) -> tuple[str, str]:
+    return f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
+
+
+def write_blocks(results: Path, page: Path, blocks: dict[str, Callable[[dict], str]]) -> dict:
+    """Writes each block of `page`, by its name, between its markers. Returns the results."""
     try:
         measured = json.loads(results.read_text())
-        text = readme.read_text()
+        text = page.read_text()
     except OSError as error:
         raise ReadmeError(f"{error.filename} cannot be read: {error.strerror}.") from error
     except json.JSONDecodeError as error:
         raise ReadmeError(f"{results} is not a JSON file: {error}.") from error
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        raise ReadmeError(f"{readme} must hold {BEGIN} once, and {END} once after it.")
-    try:
-        tables = markdown(measured)
-    except KeyError as error:
-        raise ReadmeError(
-            f"{results} lacks {error}: another version of this benchmark wrote it; measure anew."
-        ) from error
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
+    for name, write in blocks.items():
+        begin, end = markers(name)
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+            raise ReadmeError(f"{page} must hold {begin} once, and {end} once after it.")
+        try:
+            block = write(measured)
+        except KeyError as error:
+            raise ReadmeError(
+                f"{results} lacks {error}: another version of this benchmark wrote it; "
+                "measure anew."
+            ) from error
+        before, _, rest = text.partition(begin)
+        after = rest.partition(end)[2]
+        text = f"{before}{begin}\n{block}\n{end}{after}"
+    page.write_text(text)
+    return measured
 
 
 def markdown(measured: dict) -> str:
@@ -54,20 +67,24 @@ def markdown(measured: dict) -> str:
     return "\n\n".join(parts)
 
 
-def _caption(header: dict) -> str:
+def measured_on(header: dict) -> str:
     versions = [f"torch {header['torch']}"]
     if header["cuda"]:
         versions += [f"CUDA {header['cuda']}", f"driver {header['driver']}"]
     if header["git_commit"]:
         versions.append(f"commit {header['git_commit'][:10]}")
+    return f"Measured on {header['device']} ({', '.join(versions)}) at {header['time']}"
+
+
+def _caption(header: dict) -> str:
     return (
-        f"Measured on {header['device']} ({', '.join(versions)}) at {header['time']} by "
-        f"`{header['command_line']}`. The time is the median of a call, the ratio that of the "
-        "peer's time to ours, and the errors are relative Frobenius errors against float64."
+        f"{measured_on(header)} by `{header['command_line']}`. The time is the median of a call, "
+        "the ratio that of the peer's time to ours, and the errors are relative Frobenius errors "
+        "against float64."
     )
 
 
-def _table(headings: list[str], left: int, rows: list[list[str]]) -> str:
+def table(headings: list[str], left: int, rows: list[list[str]]) -> str:
     """A Markdown table, its first `left` columns aligned to the left and the rest to the right."""
     rule = ["---"] * left + ["---:"] * (len(headings) - left)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
@@ -79,7 +96,7 @@ def _squares(rows: list[dict]) -> str:
     headings += [f"{peer}, TFLOP/s", "ratio", "error", f"{peer}'s error"]
     powered = any(row["gflops_per_watt"] for row in rows)
     headings += ["GFLOP/s per watt", f"{peer}'s"] if powered else []
-    return _table(
+    return table(
         headings,
         4,
         [
@@ -110,7 +127,7 @@ def _per_watt(row: dict) -> list[str]:
 def _means(means: list[dict]) -> str:
     copied = any(mean["of_copy"] for mean in means)
     headings = ["suite", "group", "dtype", "precision", "kernel", "products", "ratio"]
-    return _table(
+    return table(
         [*headings, *(["of a copy"] if copied else [])],
         5,
         [
@@ -127,7 +144,7 @@ def _means(means: list[dict]) -> str:
 
 
 def _overheads(rows: list[dict]) -> str:
-    table = _table(
+    told = table(
         ["call on 8x8 tensors", "passes", "us", "over PyTorch's"],
         2,
         [
@@ -140,4 +157,4 @@ def _overheads(rows: list[dict]) -> str:
             for row in rows
         ],
     )
-    return f"The host's time, launches included:\n\n{table}"
+    return f"The host's time, launches included:\n\n{told}"

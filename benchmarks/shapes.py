@@ -45,7 +45,7 @@ class Suite:
     description: str
     shapes: tuple[Shape, ...]
     variants: tuple[str, ...] = ("plain",)  # of variants.py
-    precisions: tuple[str, ...] = ()  # measured too, whatever is asked for
+    precisions: tuple[str, ...] = ("fp32",)  # of float32, where none is asked for
     copy: bool = False  # of as many bytes, in turns with each product
 
 
@@ -83,6 +83,34 @@ def _ragged() -> tuple[Shape, ...]:
     )
 
 
+# Without a factor of 2, and primes mostly; some have one side, or K, much smaller than the others.
+ODD_SIZES = (
+    *((307, 311, 313), (401, 409, 419), (503, 509, 521), (601, 607, 613), (757, 761, 769)),
+    *((997, 1009, 1013), (1201, 1213, 1217), (1499, 1511, 1523), (1777, 1783, 1787)),
+    *((2003, 2011, 2017), (2503, 2521, 2531), (3001, 3011, 3019), (3499, 3511, 3517)),
+    *((4001, 4003, 4007), (4507, 4513, 4517), (4987, 4993, 4999)),
+    *((331, 4999, 1013), (4801, 347, 2011), (2999, 3001, 349), (509, 487, 4999)),
+    *((1021, 4093, 2039), (4093, 1021, 2039), (2039, 4093, 1021), (2579, 1291, 647)),
+    *((647, 1291, 2579), (1733, 3469, 863), (3469, 1733, 4327), (4327, 2161, 1087)),
+    *((999, 1001, 1005), (1999, 2001, 3003), (3005, 4005, 2005), (4095, 2047, 1023)),
+)
+
+
+def _ieee() -> tuple[Shape, ...]:
+    return (
+        *(Shape(size, size, size, group="squares to 1024") for size in (128, 256, 512, 1024)),
+        *(
+            Shape(size, size, size, layout=layout, group="squares from 2048")
+            for size in (2048, 4096, 8192, 16384)
+            for layout in LAYOUTS
+        ),
+        *(
+            Shape(*sizes, layout=LAYOUTS[i % len(LAYOUTS)], group="odd sizes")
+            for i, sizes in enumerate(ODD_SIZES)
+        ),
+    )
+
+
 def _skinny() -> tuple[Shape, ...]:
     few_rows = {"m = 1": (1,), "m = 2 to 16": (2, 4, 8, 16), "m = 32 to 128": (32, 64, 128)}
     return (
@@ -96,9 +124,15 @@ def _skinny() -> tuple[Shape, ...]:
         Shape(4, 768, 3072, layout="NT", group="router"),
         Shape(16, 256, 7168, layout="NT", group="router"),
         Shape(64, 256, 6144, layout="NT", group="router"),
-        Shape(64, 64, 65536, what="long sum"),
-        Shape(128, 128, 131072, what="long sum"),
-        Shape(8192, 32, 8192, what="few columns"),
+        *(
+            Shape(*sizes, group="long sums or few columns")
+            for sizes in (
+                (64, 64, 65536),
+                (128, 128, 131072),
+                (32, 32, 1_000_000),
+                (8192, 32, 8192),
+            )
+        ),
         Shape(4096, 4096, 64, what="short sum"),
     )
 
@@ -139,7 +173,7 @@ def _transformer() -> tuple[Shape, ...]:
 
 def _batched() -> tuple[Shape, ...]:
     return (
-        *(Shape(size, size, size, batch=10_000) for size in (8, 16, 32, 64)),
+        *(Shape(size, size, size, batch=10_000, group="cubes") for size in (8, 16, 32, 64)),
         Shape(128, 128, 64, batch=384, layout="NT", what="BERT attention scores"),
         Shape(128, 64, 128, batch=384, what="BERT attention values"),
         Shape(2048, 2048, 128, batch=32, layout="NT", what="Llama-3-8B attention scores"),
@@ -161,6 +195,10 @@ def _epilogue() -> tuple[Shape, ...]:
     return tuple(Shape(m, 4096, 4096, layout="NT") for m in (16, 128, 4096))
 
 
+def _ladder() -> tuple[Shape, ...]:
+    return tuple(Shape(size, size, size, ladder=True) for size in (256, 512, 1024, 2048))
+
+
 def _smoke() -> tuple[Shape, ...]:
     return (
         Shape(64, 64, 64),
@@ -178,12 +216,28 @@ def _smoke() -> tuple[Shape, ...]:
 SUITES = {
     "smoke": Suite("every rung on small problems: minutes at most on two CPU cores", _smoke()),
     "square": Suite("m = n = k, from 128 to 16384; every rung and layout at 4096", _square()),
+    "ladder": Suite("every rung at sizes below square's; docs/ladder.md shows them", _ladder()),
+    "ieee": Suite(
+        "IEEE multiply-adds: squares, of 2048 and more in each layout, and odd sizes",
+        _ieee(),
+        precisions=("ieee",),
+    ),
     "ragged": Suite("odd sizes, which no tile divides", _ragged()),
-    "skinny": Suite("few rows or columns, and sums long or short", _skinny(), copy=True),
+    "skinny": Suite(
+        "few rows or columns, and sums long or short",
+        _skinny(),
+        precisions=("fp32", "ieee"),
+        copy=True,
+    ),
     "transformer": Suite(
         "the layers of Llama-3-8B, GPT-2 and BERT, forward and backward", _transformer()
     ),
-    "batched": Suite("many small products, and attention's", _batched()),
+    "batched": Suite(
+        "many small products, and attention's",
+        _batched(),
+        precisions=("fp32", "ieee"),
+        copy=True,
+    ),
     "prepared": Suite(
         "b split beforehand, and the plain product", _prepared(), ("plain", "prepared")
     ),
@@ -191,7 +245,7 @@ SUITES = {
         "data of other kinds: positive; a row infinite; what fp16x3 computes again, all of it",
         (Shape(4096, 4096, 4096),),
         ("plain", "uniform", "bad row", "marked"),
-        precisions=("ieee",),
+        precisions=("fp32", "ieee"),
     ),
     "epilogue": Suite(
         "a linear layer's bias and activation, and its product alone",

@@ -23,6 +23,7 @@ import torch_tiled
 ROW_KEYS = "suite group op dtype precision algorithm variant layout batch m n k"
 ROW_KEYS += " us us_p10 us_p90 tflops peer peer_us ratio copy_us error peer_error"
 ROW_KEYS += " extra_bytes operand_bytes gflops_per_watt peer_gflops_per_watt kernels_us"
+BEGIN, END = readme.markers("results")
 
 
 @pytest.fixture
@@ -202,11 +203,65 @@ def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
     assert "GFLOP/s per watt | torch.matmul's |" in page
 
 
-def test_a_suite_adds_its_precisions():
-    jobs = bench_matmul.plan(bench_matmul.parse("--suite guard --device cpu".split()))
-    told = [(job.precision, job.variant) for job in jobs]
+def test_a_suite_has_its_precisions_where_none_is_asked_for():
+    def told(arguments):
+        jobs = bench_matmul.plan(bench_matmul.parse(f"--suite {arguments} --device cpu".split()))
+        return [(job.precision, job.variant) for job in jobs]
+
     names = shapes.SUITES["guard"].variants
-    assert told == [(precision, name) for precision in ("fp32", "ieee") for name in names]
+    assert told("guard") == [(each, name) for each in ("fp32", "ieee") for name in names]
+    assert told("guard --precision ieee") == [("ieee", name) for name in names]
+    assert set(told("ieee")) == {("ieee", "plain")}
+    assert set(told("square")) == {("fp32", "plain")}
+
+
+def test_every_kind_of_product_is_measured_by_ieee_multiply_adds():
+    """Each group has a mean of its own; the counts are of what is in it, in so many layouts."""
+    arguments = "--suite ieee skinny batched --device cpu"
+    jobs = bench_matmul.plan(bench_matmul.parse(arguments.split()))
+    groups = {}
+    for job in jobs:
+        if job.precision == "ieee" and job.shape.group:
+            assert (job.dtype, job.algorithm, job.variant) == ("float32", "auto", "plain")
+            groups.setdefault(job.shape.group, []).append(job.shape)
+
+    def told(group):
+        return {(s.batch, s.m, s.n, s.k, s.layout) for s in groups.pop(group)}
+
+    small = {(1, size, size, size, "NN") for size in (128, 256, 512, 1024)}
+    assert told("squares to 1024") == small
+    large = {(1, x, x, x, way) for x in (2048, 4096, 8192, 16384) for way in shapes.LAYOUTS}
+    assert told("squares from 2048") == large
+    ragged = told("odd sizes")
+    sizes = [size for _, *sizes, _ in ragged for size in sizes]
+    assert len(ragged) >= 30 and {way for *_, way in ragged} == set(shapes.LAYOUTS)
+    assert all(size % 2 == 1 and 300 <= size <= 5000 for size in sizes)
+    primes = [x for x in sizes if all(x % y for y in range(2, math.isqrt(x) + 1))]
+    assert len(primes) > len(sizes) / 2
+    few = {"m = 1": (1,), "m = 2 to 16": (2, 4, 8, 16), "m = 32 to 128": (32, 64, 128)}
+    for group, rows in few.items():
+        wide = {(1, m, x, x, way) for m in rows for x in (4096, 11008) for way in ("NN", "NT")}
+        assert told(group) == wide
+    long = [(64, 64, 65536), (128, 128, 131072), (32, 32, 1_000_000), (8192, 32, 8192)]
+    assert told("long sums or few columns") == {(1, *sizes, "NN") for sizes in long}
+    assert told("cubes") == {(10_000, size, size, size, "NN") for size in (8, 16, 32, 64)}
+    assert set(groups) == {"router"}
+    assert shapes.SUITES["skinny"].copy and shapes.SUITES["batched"].copy
+
+
+def test_the_ladder_is_measured_rung_by_rung_on_a_gpu():
+    """docs/ladder.md shows every rung at these sizes."""
+    args = bench_matmul.parse("--suite ladder square --device cpu".split())
+    args.device = "cuda"  # of which nothing is asked but what it takes
+    rungs = {x for x in torch_tiled.algorithms() if takes(x, torch.float32, "cuda")}
+    assert len(rungs) >= 4
+    measured = {}
+    for job in bench_matmul.plan(args):
+        assert job.precision == "fp32"
+        if job.shape.m == job.shape.n == job.shape.k and job.shape.layout == "NN":
+            measured.setdefault(job.shape.m, set()).add(job.algorithm)
+    every = [size for size, algorithms in measured.items() if algorithms == {*rungs, "auto"}]
+    assert sorted(every) == [256, 512, 1024, 2048, 4096]
 
 
 def test_precisions_multiply_the_rows_of_float32_alone():
@@ -412,19 +467,19 @@ def test_the_readme_is_written_from_a_results_file(bench, tmp_path, monkeypatch)
     monkeypatch.setitem(shapes.SUITES, "square", square)
     bench("--suite", "square", "--device", "cpu", "--overhead")
     page = tmp_path / "README.md"
-    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):  # the second time changes nothing
         readme.write_results(tmp_path / "results.json", page)
         text = page.read_text()
-        assert text.startswith(f"before\n{readme.BEGIN}\n")
-        assert text.endswith(f"\n{readme.END}\nafter\n")
+        assert text.startswith(f"before\n{BEGIN}\n")
+        assert text.endswith(f"\n{END}\nafter\n")
         assert "old" not in text
         assert text.count("| float32 | fp32 | NN | `auto` | 8 |") == 1  # 8x8x9 is no square
         assert "| square |  | float32 | fp32 | auto | 2 |" in text
         assert "`torch_tiled.matmul`" in text
 
 
-@pytest.mark.parametrize("text", ["", readme.BEGIN, f"{readme.END}\n{readme.BEGIN}"])
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}\n{BEGIN}"])
 def test_a_readme_without_its_markers_is_left_alone(tmp_path, text):
     page, results = tmp_path / "README.md", tmp_path / "results.json"
     page.write_text(text)
