@@ -43,18 +43,22 @@ struct SimtPlan {
 // may be better, where they leave less of the last round empty.
 inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Problem& p,
                           int64_t processors) {
-  constexpr double kBegin = 500;               // a block
-  constexpr double kAdd = 5000, kSums = 0.15;  // one kernel more; an element's sum of a chunk
+  constexpr double kBegin = 500;              // a block
+  constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
+  constexpr int64_t kMaxRanges = 65535;       // in a grid
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   SimtPlan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const SimtTile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
     const double elements = static_cast<double>(tile.m) * tile.n;
-    // No more than fill all multiprocessors.
-    const int64_t most = cuts_k ? ceil_div(processors * tile.blocks, count) : 1;
-    for (int64_t ranges = 1; ranges <= std::min(chunks, most); ++ranges) {
-      const auto k = static_cast<double>(std::min(ceil_div(chunks, ranges) * kChunk, p.k));
+    // Of those that have equally many chunks, the fewest ranges.
+    int64_t next = 0;
+    for (int64_t ranges = 1; ranges != 0; ranges = next) {
+      const int64_t longest = ceil_div(chunks, ranges);
+      next = cuts_k && longest > 1 ? ceil_div(chunks, longest - 1) : 0;
+      if (next > kMaxRanges) next = 0;
+      const auto k = static_cast<double>(std::min(longest * kChunk, p.k));
       const double sums = ranges == 1
                               ? 0
                               : kAdd + kSums * elements * static_cast<double>(count * chunks) /
