@@ -359,6 +359,8 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
     }
   }
   static_assert(sizeof(Sums<Tile>) <= sizeof(Smem<Tile>::stage), "they may lie where stages were");
+  static_assert(sizeof(Smem<Tile>) + sizeof(Sums<Tile>) <= 99 << 10,
+                "what a block of Ada's may have");
   const bool keeps_sums = chunks > 1 && plan.ranges == 1;
   if (keeps_sums) work.sums_at = sizeof(Smem<Tile>);
   size_t smem_bytes = sizeof(Smem<Tile>) + (keeps_sums ? sizeof(Sums<Tile>) : 0);
