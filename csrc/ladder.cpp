@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "cuts.h"
 #include "fail.h"
@@ -43,18 +44,18 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name             family    order             runs             K          tile      cut           reads           start  before wave  rate CUDA                          CPU
-    {"naive",          "naive",  Order::kPlain,    Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
-    {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
-    {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
-    {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
-    {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kPlan,   Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
-    {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kPlan,   Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
-    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   8192, 16, 32,   Cut::kChunks, Reads::kLines,  0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
-    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   1024, 32, 16,   Cut::kNever,  Reads::kAny,    6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
-    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    32, 32,   Cut::kChunks, Reads::kAny,    16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
-    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    64, 128,  Cut::kChunks, Reads::kBoxes,  17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
-    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   0,    128, 128, Cut::kRanges, Reads::kAny,    10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    // name             family    order             runs             K          tile      cut             reads           start  before wave  rate CUDA                          CPU
+    {"naive",          "naive",  Order::kPlain,    Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
+    {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kRingPlan, Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
+    {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kBulkPlan, Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
+    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   8192, 16, 32,   Cut::kChunks,   Reads::kLines,  0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
+    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   1024, 32, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
+    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    32, 32,   Cut::kChunks,   Reads::kAny,    16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
+    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    64, 128,  Cut::kChunks,   Reads::kBoxes,  17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
+    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,   Reads::kAny,    10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
 };
 // clang-format on
 
@@ -146,14 +147,23 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
-std::span<const SimtTile> simt_tiles(const Rung& rung) {
-  if (rung.reads == Reads::kSides) return kBulkTiles;
-  return kRingTiles;
-}
+// A plan of simt.h, and the tile that it takes.
+struct Planned {
+  SimtPlan plan;
+  SimtTile tile;
+};
 
-SimtPlan simt_plan(const Rung& rung, const Problem& p, const Context& context) {
-  return rung.reads == Reads::kSides ? bulk_plan(p, context.processors)
-                                     : ring_plan(p, context.processors);
+// Nothing for other rungs.
+std::optional<Planned> plan_of(const Rung& rung, const Problem& p, const Context& context) {
+  if (rung.cut == Cut::kRingPlan) {
+    const SimtPlan plan = ring_plan(p, context.processors);
+    return Planned{plan, kRingTiles[plan.tile]};
+  }
+  if (rung.cut == Cut::kBulkPlan) {
+    const SimtPlan plan = bulk_plan(p, context.processors);
+    return Planned{plan, kBulkTiles[plan.tile]};
+  }
+  return std::nullopt;
 }
 
 // The operand that has C's longer side: the one that rungs which cut K read as it is.
@@ -168,9 +178,8 @@ bool Rung::runs_on(const Context& context, DType dtype) const {
 }
 
 std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {
-  if (cut != Cut::kPlan) return {tile_m, tile_n};
-  const SimtTile& tile = simt_tiles(*this)[simt_plan(*this, p, context).tile];
-  return {tile.m, tile.n};
+  const std::optional<Planned> planned = plan_of(*this, p, context);
+  return planned ? std::pair(planned->tile.m, planned->tile.n) : std::pair(tile_m, tile_n);
 }
 
 bool Rung::takes(const Problem& p) const {
@@ -193,9 +202,10 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kNever: return tiles;
     case Cut::kChunks: return tiles * std::max<int64_t>(1, ceil_div(p.k, kChunk));
     case Cut::kRanges: return tiles * bulk_ranges(p, context.processors).count;
-    case Cut::kPlan: {
-      const auto [tile_m, tile_n] = tile(p, context);
-      return count_tiles(p, tile_m, tile_n) * simt_plan(*this, p, context).ranges;
+    case Cut::kRingPlan:
+    case Cut::kBulkPlan: {
+      const Planned planned = *plan_of(*this, p, context);
+      return count_tiles(p, planned.tile.m, planned.tile.n) * planned.plan.ranges;
     }
   }
   return 0;
@@ -219,7 +229,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const double copies = as_they_are && rows + cols > 0 ? kCopyStart : 0;
   const double fixed = start + copies + elements * before / context.processors;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
-  if (cut == Cut::kPlan) return fixed + simt_plan(*this, p, context).clocks;
+  if (const auto planned = plan_of(*this, p, context)) return fixed + planned->plan.clocks;
   const int64_t k = cut == Cut::kChunks ? std::min<int64_t>(p.k, kChunk) : p.k;
   const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
   // A rung that cuts K copies the longer operand by fours where it can, or else by single elements.

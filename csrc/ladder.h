@@ -38,9 +38,10 @@ enum class Reads {
 // How a rung shares K among blocks.
 enum class Cut {
   kNever,
-  kChunks,  // a block computes one chunk of the sums; tile_m is along C's shorter side
-  kRanges,  // bulk_ranges() of cuts.h
-  kPlan,    // SimtPlan of simt.h, which chooses the tile too
+  kChunks,    // a block computes one chunk of the sums; tile_m is along C's shorter side
+  kRanges,    // bulk_ranges() of cuts.h
+  kRingPlan,  // ring_plan() of simt.h, which chooses the tile too
+  kBulkPlan,  // bulk_plan() likewise, and cuts nothing
 };
 
 struct Rung {
