@@ -46,6 +46,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Pr
   constexpr double kBegin = 500;              // a block
   constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
   constexpr int64_t kMaxRanges = 65535;       // in a grid
+  constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;  // of ranges and chunks, in 32 bits
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   SimtPlan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
@@ -57,7 +58,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Pr
     for (int64_t ranges = 1; ranges != 0; ranges = next) {
       const int64_t longest = ceil_div(chunks, ranges);
       next = cuts_k && longest > 1 ? ceil_div(chunks, longest - 1) : 0;
-      if (next > kMaxRanges) next = 0;
+      if (next > kMaxRanges || next * chunks > kMaxProduct) next = 0;
       const auto k = static_cast<double>(std::min(longest * kChunk, p.k));
       const double sums = ranges == 1
                               ? 0
