@@ -26,6 +26,10 @@ BULK = {
     "64x32": (500, 500, 132),
 }
 LAYOUTS = ("NN", "NT", "TN", "TT")
+RUNGS = [
+    pytest.param("simt_ring", marks=needs_cuda),
+    pytest.param("simt_bulk", marks=needs_hopper),
+]
 
 
 def matrix(rows, cols, layout, device):
@@ -82,11 +86,8 @@ def test_ranges_of_k(m, n, k, layout):
     check(a, b, "simt_ring")
 
 
-@needs_cuda
-@pytest.mark.parametrize("algorithm", ["simt_ring", "simt_bulk"])
+@pytest.mark.parametrize("algorithm", RUNGS)
 def test_views(algorithm):
-    if algorithm == "simt_bulk" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper GPU")
     store = torch.randn(3, 5, 703, 1105, device="cuda")
     a = store[:, :1, 1:401, 3:603]  # misaligned, broadcast over 5
     for b in (
@@ -100,23 +101,19 @@ def test_views(algorithm):
         check(b.mT, a.mT, algorithm)
 
 
-@needs_cuda
-def test_more_batch_dimensions_than_a_tensor_map_has():
+@pytest.mark.parametrize("algorithm", [*RUNGS, pytest.param("simt", marks=needs_cuda)])
+def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
     """No copy can merge them: a rung that needs no map takes the product."""
     store = torch.randn(6, 6, 6, 6, 90, 100, device="cuda")
     a = store[::2, ::3, ::2, ::3]
-    check(a, a.mT, "simt")
-    check(a, a.mT, "simt_bulk" if torch.cuda.get_device_capability() == (9, 0) else "simt")
+    check(a, a.mT, algorithm)
 
 
-@needs_cuda
-@pytest.mark.parametrize("algorithm", ["simt_ring", "simt_bulk"])
+@pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("n", [128, 131])
 @pytest.mark.parametrize("k", [100, 5000])
 def test_what_ends_a_product(algorithm, n, k):
     """By fours and by ones, from one range of K and from several: the bits of tiled64."""
-    if algorithm == "simt_bulk" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper GPU")
     x, weight = torch.randn(90, k, device="cuda"), torch.randn(n, k, device="cuda")
     bias = torch.randn(2 * n, device="cuda")
     for activation in ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu"):
