@@ -40,7 +40,7 @@ enum class Cut {
   kNever,
   kChunks,    // a block computes one chunk of the sums; tile_m is along C's shorter side
   kRanges,    // bulk_ranges() of cuts.h
-  kRingPlan,  // ring_plan() of simt.h, which chooses the tile too
+  kRingPlan,  // ring_plan() of simt.h, which knows the tiles and what they cost, instead of the row
   kBulkPlan,  // bulk_plan() likewise, and cuts nothing
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "host_device.h"
 #include "packed.h"
@@ -99,6 +100,17 @@ inline bool in_map_rank(const Batch& batch, const Matrix& matrix) {
 inline bool in_boxes(const Batch& batch, const Matrix& matrix) {
   const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
   return far > 1 && in_map_rank(batch, matrix) && in_vectors(batch, matrix, near, far, 4);
+}
+
+// Likewise, where rows are neighbours.
+inline bool in_boxes_of_rows(const Batch& batch, const Matrix& matrix) {
+  return matrix.row_stride == 1 && in_boxes(batch, matrix);
+}
+
+// The matrix with its sides exchanged.
+inline Matrix transposed(Matrix matrix) {
+  std::swap(matrix.row_stride, matrix.col_stride);
+  return matrix;
 }
 
 // Whether A's rows and B's columns are lines of neighbours, of multiples of 16 bytes.

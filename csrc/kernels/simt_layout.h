@@ -2,19 +2,11 @@
 // Operands as the copy engine wants them for tiles of (K, rows of A) and (K, columns of B).
 
 #include <optional>
-#include <utility>
 
 #include "context.h"
 #include "problem.h"
 
 namespace tiled::cuda {
-
-// The matrix with its sides exchanged.
-inline Matrix transposed(const Matrix& matrix) {
-  Matrix other = matrix;
-  std::swap(other.row_stride, other.col_stride);
-  return other;
-}
 
 // The problem, of float32, with operands that tensor maps can read (kernels/tensor_map.h) and whose
 // neighbours lie along rows of A and along columns of B. Those that lie otherwise are copied by a

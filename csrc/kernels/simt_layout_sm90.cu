@@ -71,10 +71,6 @@ __global__ void __launch_bounds__(kThreads) lay_out_kernel(const __grid_constant
   }
 }
 
-bool is_laid_out(const Batch& batch, const Matrix& from) {
-  return from.row_stride == 1 && in_boxes(batch, from);
-}
-
 // A copy of `from`, but for where it is, and in `batch` what of it is stored.
 Matrix compact(const Batch& all, const Matrix& from, int64_t pitch, int64_t k, Job& job) {
   Matrix to{.data = nullptr, .row_stride = 1, .col_stride = pitch};
@@ -104,7 +100,7 @@ std::optional<Problem> lay_out(const Problem& p, const Context& context) {
   Jobs jobs{};
   int64_t bytes = 0, begins[2]{};
   for (int i = 0; i < 2; ++i) {
-    if (is_laid_out(p.batch, operands[i])) continue;
+    if (in_boxes_of_rows(p.batch, operands[i])) continue;
     Job& job = jobs.job[i];
     job.outer = outers[i], job.k = p.k, job.pitch = ceil_div(outers[i], 4) * 4;
     operands[i] = compact(p.batch, operands[i], job.pitch, p.k, job);
