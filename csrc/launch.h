@@ -49,6 +49,23 @@ bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, int64_t 
   return in_vectors(batch, matrix, near, far, sizeof(Vector) / sizeof(float));
 }
 
+// Lets a kernel be launched with so much dynamic shared memory, or less. The limit is the kernel's
+// own, for all threads of the host: so it is the same for every launch of a kernel.
+template <typename... Params>
+void allow_shared_memory(void (*kernel)(Params...), size_t bytes,
+                         std::source_location where = std::source_location::current()) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        where);
+}
+
+// As much as a block needs, and so much that no more than `blocks` share a multiprocessor of
+// Hopper's.
+inline size_t shared_memory_for(size_t needed, int blocks) {
+  constexpr size_t kReserved = 1 << 10;  // by the system, for each block
+  return std::max(needed, (kMaxSharedMemory + kReserved) / static_cast<size_t>(blocks) - kReserved);
+}
+
 // Launches a kernel that may start before the one before it on the stream has finished, and calls
 // device::wait_for_previous_kernel() before it touches that one's results; in clusters of so many
 // blocks along the grid's x, if more than one.

@@ -455,10 +455,8 @@ Operand make_operand(const Problem& p, const Matrix& by_rows, int64_t rows, Matr
 
 Plan make_plan(const Problem& p, int64_t ranges) {
   Plan plan{};
-  Matrix b_by_columns = p.b;
-  std::swap(b_by_columns.row_stride, b_by_columns.col_stride);
   plan.a = make_operand(p, p.a, p.m, plan.a_index);
-  plan.b = make_operand(p, b_by_columns, p.n, plan.b_index);
+  plan.b = make_operand(p, transposed(p.b), p.n, plan.b_index);
   WorkspaceLayout layout;
   auto halves = [&](const Operand& x) {
     return layout.reserve(x.packed.matrix_bytes() * x.batch.count);
@@ -509,7 +507,7 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
   };
   const auto kernel =
       fp16x3::promotion(p.k) == 16 ? fp16x3_bulk_kernel<16> : fp16x3_bulk_kernel<32>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
+  allow_shared_memory(kernel, sizeof(Smem));
   // A block a processor, that goes from tile to tile; where K is cut, one for each of its tasks.
   const int64_t blocks =
       plan.ranges > 1 ? work.tiles : std::min<int64_t>(work.tiles, context.processors);

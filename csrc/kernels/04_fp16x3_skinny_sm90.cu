@@ -443,8 +443,7 @@ void launch_in_flight(const Problem& p, int64_t max_sums_bytes, const Context& c
   const bool one_tile = work.x_count <= 16;
   const auto kernel = one_tile ? kernel_for<1>(work) : kernel_for<2>(work);
   const size_t smem_bytes = one_tile ? sizeof(Smem<1>) : sizeof(Smem<2>);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(smem_bytes)));
+  allow_shared_memory(kernel, smem_bytes);
   run_in_flight(work, Tile::kTeams, context, context.allocate(sums_bytes(work)),
                 [&](unsigned blocks) {
                   launch_after(kernel, blocks, Tile::kThreads, smem_bytes, context, work);

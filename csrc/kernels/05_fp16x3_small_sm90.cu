@@ -353,8 +353,7 @@ void launch(Work& work, const Context& context) {
   const Problem& p = work.p;
   const auto kernel = fp16x3_small_kernel<Tile>;
   const size_t bytes = Smem<Tile>::bytes(p.k);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)));
+  allow_shared_memory(kernel, kMaxSharedMemory);
   const RecomputedCounter counter(context);
   work.recomputed = counter.on_gpu();
   for_tile_grids(p, Tile::kM, Tile::kN, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
@@ -378,15 +377,13 @@ int64_t lines(const Problem& p, const Context& context) {
 void launch_fp16x3_small(const Problem& p, const Context& context) {
   Work work{};
   work.p = p;
-  Matrix columns = p.b;
-  std::swap(columns.row_stride, columns.col_stride);
   auto side = [&](const Matrix& lines, int64_t count) {
     const bool along_k = lines.col_stride < lines.row_stride;
     const auto [near, far] = std::minmax(lines.row_stride, lines.col_stride);
     return Side{lines, count, along_k, in_vectors<float4>(p.batch, lines, near, far)};
   };
   work.sides[0] = side(p.a, p.m);
-  work.sides[1] = side(columns, p.n);
+  work.sides[1] = side(transposed(p.b), p.n);
   work.stores_sums = p.epilogue.is_none();
 
   const struct {

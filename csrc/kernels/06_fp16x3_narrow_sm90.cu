@@ -524,7 +524,7 @@ void launch(InFlight& work, void* sums, const Context& context) {
                           : (work.w_is_a ? fp16x3_narrow_kernel<false, true, kPanelRows>
                                          : fp16x3_narrow_kernel<false, false, kPanelRows>);
   constexpr int kSmemBytes = sizeof(Smem<kPanelRows>);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
+  allow_shared_memory(kernel, kSmemBytes);
   const Problem& p = work.p;
   const CUtensorMap map = work.w_along_k
                               ? tensor_map(p.batch, work.w, work.w_count, p.k, Box<true>::kCols,

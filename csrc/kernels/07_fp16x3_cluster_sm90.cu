@@ -307,8 +307,7 @@ void launch_fp16x3_cluster(const Problem& p, const Context& context) {
   work.p = p;
   const RecomputedCounter counter(context);
   work.recomputed = counter.on_gpu();
-  check(cudaFuncSetAttribute(fp16x3_cluster_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(sizeof(Smem))));
+  allow_shared_memory(fp16x3_cluster_kernel, sizeof(Smem));
 
   for_tile_grids(p, tile.rows, tile.cols, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
     work.batch = batch, work.sides[0].first = row, work.sides[1].first = col;

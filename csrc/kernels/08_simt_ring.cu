@@ -1,13 +1,12 @@
 // 08 simt_ring: some warps copy, the others multiply.
 //
 // Idea:  copying warps fill a ring of stages in shared memory by asynchronous copies, several
-// ahead,
-//        so that nobody waits for memory, and those that multiply issue next to nothing else. An
-//        operand is read as it lies: by fours along C's side where it can be, or else by ones,
-//        which also turns it. A thread has up to 8 x 8 elements of C, and reads the fragments of a
-//        step of K while it multiplies those of the step before. Tiles of several sizes, and K cut
-//        at chunks (simt.h), let a small problem reach all multiprocessors: sums of chunks then go
-//        to memory, and another kernel adds them in order.
+//        ahead, so that nobody waits for memory, and those that multiply issue next to nothing
+//        else. An operand is read as it lies: by fours along C's side where it can be, or else by
+//        ones, which also turns it. A thread has up to 8 x 8 elements of C, and reads the fragments
+//        of a step of K while it multiplies those of the step before. Tiles of several sizes, and K
+//        cut at chunks (simt.h), let a small problem reach all multiprocessors: sums of chunks then
+//        go to memory, and another kernel adds them in order.
 // Limit: instructions that copy single elements; two fragments of 8 for 64 multiply-adds.
 // Next:  copies that no thread has to issue, and 8 x 16 elements a thread.
 //
@@ -190,30 +189,13 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
   const Place<Tile> place(threadIdx.x, 0);
   const int lane = threadIdx.x % 32;
   int stage = 0, parity = 0;
-  float a_frag[2][Tile::kThreadM], b_frag[2][Tile::kThreadN];
+  Fragments<Tile> fragments;
   auto read = [&](int buffer, int k) {
-    UNROLL
-    for (int i = 0; i < Tile::kThreadM; i += 4) {
-      *reinterpret_cast<float4*>(&a_frag[buffer][i]) =
-          *reinterpret_cast<const float4*>(&smem.stage[stage].a[k][place.row + i * Tile::kLanesM]);
-    }
-    UNROLL
-    for (int j = 0; j < Tile::kThreadN; j += 4) {
-      *reinterpret_cast<float4*>(&b_frag[buffer][j]) =
-          *reinterpret_cast<const float4*>(&smem.stage[stage].b[k][place.col + j * Tile::kLanesN]);
-    }
+    const auto& from = smem.stage[stage];
+    fragments.read(buffer, &from.a[k][place.row], &from.b[k][place.col]);
   };
   float acc[Tile::kThreadM][Tile::kThreadN];
-  auto multiply = [&](int buffer) {
-    UNROLL
-    for (int i = 0; i < Tile::kThreadM; ++i) {
-      UNROLL
-      for (int j = 0; j < Tile::kThreadN; ++j) {  // to and fro: the last of B is the next's first
-        const int to = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
-        acc[i][to] = multiply_add(a_frag[buffer][i], b_frag[buffer][to], acc[i][to]);
-      }
-    }
-  };
+  auto multiply = [&](int buffer) { fragments.multiply(buffer, acc); };
   int64_t stages_left = ceil_div(range.length, Tile::kK);
   auto next_stage = [&] {
     __syncwarp();  // all have read the last fragments
@@ -364,13 +346,12 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
   const bool keeps_sums = chunks > 1 && plan.ranges == 1;
   if (keeps_sums) work.sums_at = sizeof(Smem<Tile>);
   size_t smem_bytes = sizeof(Smem<Tile>) + (keeps_sums ? sizeof(Sums<Tile>) : 0);
-  // Shared memory that none uses keeps more blocks from sharing a multiprocessor.
-  const auto each = static_cast<size_t>(plan.blocks);
   if (context.on_hopper()) {
-    smem_bytes = std::max(smem_bytes, (kMaxSharedMemory + size_t{1024}) / each - 1024);
+    smem_bytes = shared_memory_for(smem_bytes, plan.blocks);
+    allow_shared_memory(simt_ring_kernel<Tile>, kMaxSharedMemory);
+  } else {
+    allow_shared_memory(simt_ring_kernel<Tile>, sizeof(Smem<Tile>) + sizeof(Sums<Tile>));
   }
-  check(cudaFuncSetAttribute(simt_ring_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(smem_bytes)));
   const auto stream = static_cast<cudaStream_t>(context.stream);
   for_grids(work.tiles, [&](int64_t first, unsigned blocks) {
     const dim3 grid(blocks, work.ranges);

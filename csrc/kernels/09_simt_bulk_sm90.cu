@@ -137,33 +137,14 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
   const int lane = threadIdx.x % 32;
   const Place<Tile> place(threadIdx.x, 0);
 
-  // Fragments of a step and of the next.
-  float a_frag[2][Tile::kThreadM], b_frag[2][Tile::kThreadN];
+  Fragments<Tile> fragments;
   const float *a = &smem.a[0][0][place.row],
               *b = &smem.b[0][0][place.col];  // at the first step of a part
   auto load = [&](int buffer, int k) {
-    UNROLL
-    for (int i = 0; i < Tile::kThreadM; i += 4) {
-      *reinterpret_cast<float4*>(&a_frag[buffer][i]) =
-          *reinterpret_cast<const float4*>(a + k * Tile::kM + i * Tile::kLanesM);
-    }
-    UNROLL
-    for (int j = 0; j < Tile::kThreadN; j += 4) {
-      *reinterpret_cast<float4*>(&b_frag[buffer][j]) =
-          *reinterpret_cast<const float4*>(b + k * Tile::kN + j * Tile::kLanesN);
-    }
+    fragments.read(buffer, a + k * Tile::kM, b + k * Tile::kN);
   };
   float acc[Tile::kThreadM][Tile::kThreadN];
-  auto multiply = [&](int buffer) {
-    UNROLL
-    for (int i = 0; i < Tile::kThreadM; ++i) {
-      UNROLL
-      for (int j = 0; j < Tile::kThreadN; ++j) {  // to and fro: the last of B is the next's first
-        const int to = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
-        acc[i][to] = multiply_add(a_frag[buffer][i], b_frag[buffer][to], acc[i][to]);
-      }
-    }
-  };
+  auto multiply = [&](int buffer) { fragments.multiply(buffer, acc); };
 
   constexpr unsigned kParts = Tile::kK / Tile::kPart, kRing = Tile::kStages * kParts;
   unsigned part = 0;  // over all tiles
@@ -261,7 +242,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 template <class Tile>
-void run(const Problem& p, unsigned each, const Context& context) {
+void run(const Problem& p, int each, const Context& context) {
   static_assert(Tile::kBlocks * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
   const auto map = [&](const Matrix& matrix, int64_t outer, int box) {
     return tensor_map(p.batch, matrix, outer, p.k, box, Tile::kK, CU_TENSOR_MAP_SWIZZLE_NONE);
@@ -280,10 +261,8 @@ void run(const Problem& p, unsigned each, const Context& context) {
   constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
   const int64_t blocks =
       std::min(work.tiles, Tile::kBlocks > 1 ? kMaxGrid : int64_t{context.processors});
-  const size_t smem_bytes =
-      std::max(sizeof(Smem<Tile>), (kMaxSharedMemory + size_t{1024}) / each - 1024);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(smem_bytes)));
+  const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), each);
+  allow_shared_memory(kernel, kMaxSharedMemory);
   launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, smem_bytes, context, work);
 }
 
@@ -297,12 +276,11 @@ void launch_simt_bulk(const Problem& p, const Context& context) {
   const std::optional<Problem> laid_out = lay_out(p, context);
   if (!laid_out) return launch_simt_ring(p, context);
   const SimtPlan plan = bulk_plan(p, context.processors);
-  const auto each = static_cast<unsigned>(plan.blocks);
   switch (plan.tile) {
-    case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, each, context);
-    case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, each, context);
-    case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, each, context);
-    case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, each, context);
+    case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, plan.blocks, context);
+    case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, plan.blocks, context);
+    case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, plan.blocks, context);
+    case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, plan.blocks, context);
   }
 }
 

@@ -115,7 +115,7 @@ InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_by
   work.w = work.w_is_a ? p.a : p.b;
   work.x = work.w_is_a ? p.b : p.a;
   Matrix& by_columns = work.w_is_a ? work.x : work.w;
-  std::swap(by_columns.row_stride, by_columns.col_stride);
+  by_columns = transposed(by_columns);
   work.w_along_k = work.w.col_stride < work.w.row_stride;
   const auto [near, far] = std::minmax(work.w.row_stride, work.w.col_stride);
   work.w_in_fours = in_vectors<float4>(p.batch, work.w, near, far);

@@ -333,7 +333,7 @@ void launch_recompute(const Problem& p, const Marks& marks, const Context& conte
                            ? in_vectors<float4>(p.batch, p.b, p.b.row_stride, p.b.col_stride)
                            : in_vectors<float4>(p.batch, p.b, p.b.col_stride, p.b.row_stride)};
   const auto kernel = b_along_k ? recompute_kernel<true> : recompute_kernel<false>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
+  allow_shared_memory(kernel, sizeof(Smem));
   const auto blocks = std::min<int64_t>(Marks::capacity(p), context.processors);
   launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem), context, p,
                marks, by_four);

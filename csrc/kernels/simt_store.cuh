@@ -1,5 +1,5 @@
 #pragma once
-// How the rungs on CUDA cores hold sums between chunks, and store them.
+// How the rungs on CUDA cores multiply, hold sums between chunks, and store them.
 
 #include "epilogue.h"
 #include "launch.h"
@@ -42,6 +42,38 @@ struct Place {
     row =
         warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + lane / Tile::kLanesN) * 4 + i % 4;
     col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + lane % Tile::kLanesN) * 4;
+  }
+};
+
+// What a thread multiplies in a step of K, its rows of A and its columns of B, and what it will in
+// the next: each is read from shared memory while the other is multiplied.
+template <class Tile>
+struct Fragments {
+  float a[2][Tile::kThreadM], b[2][Tile::kThreadN];
+
+  // From the thread's first row and column of the tile (Place) in that step.
+  __device__ void read(int buffer, const float* a_from, const float* b_from) {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; i += 4) {
+      *reinterpret_cast<float4*>(&a[buffer][i]) =
+          *reinterpret_cast<const float4*>(a_from + i * Tile::kLanesM);
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kThreadN; j += 4) {
+      *reinterpret_cast<float4*>(&b[buffer][j]) =
+          *reinterpret_cast<const float4*>(b_from + j * Tile::kLanesN);
+    }
+  }
+
+  __device__ void multiply(int buffer, float (&acc)[Tile::kThreadM][Tile::kThreadN]) const {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kThreadN; ++j) {  // to and fro: the last of B is the next's first
+        const int to = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
+        acc[i][to] = multiply_add(a[buffer][i], b[buffer][to], acc[i][to]);
+      }
+    }
   }
 };
 
