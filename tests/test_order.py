@@ -4,6 +4,8 @@ Held by every rung of its own accord; across rungs, devices and whatever `auto` 
 those of one order: the chunked one of csrc/sum.h, or that of csrc/fp16x3.h. naive is the plain sum.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from needs import needs_cuda
@@ -15,6 +17,11 @@ import torch_tiled
 RUNGS = torch_tiled.algorithms()
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [(1, 1, 7), (33, 65, 1000), (64, 130, 1024), (70, 17, 1025), (129, 63, 4099)]
+
+# Of the sweep over sizes.
+ROWS = (1, 2, 3, 8, 16, 17, 31, 32, 33, 64, 127, 128, 129, 257, 1024)
+FEW_ROWS, SLOW_RUNGS = (1, 17, 33, 129), ("tiled16", "tiled32")
+SIDES = (1, 7, 64, 129, 1000, 4096, 11008)  # columns and K
 
 
 def names(device, dtype=torch.float32, precision="fp32"):
@@ -133,3 +140,54 @@ def test_cpu_and_cuda_agree(algorithm, m, n, k):
         host = torch_tiled.matmul(a, b, algorithm=algorithm)
         cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm)
         assert torch.equal(cuda.cpu(), host), dtype
+
+
+def layouts(matrix):
+    """The matrix row by row, transposed, and from the second element of other memory on."""
+    store = matrix.new_empty(*matrix.shape[:-1], matrix.shape[-1] + 1)
+    misaligned = store[..., 1:].copy_(matrix)
+    return {"N": matrix, "T": matrix.mT.contiguous().mT, "misaligned": misaligned}
+
+
+def check_ieee(rungs, a_layouts, b_layouts, expected):
+    """Holds each rung to these bits in every layout of both operands, over memory of NaN."""
+    pairs = list(product(a_layouts, b_layouts))
+    for algorithm in rungs:
+        outs = expected.new_full((len(pairs), *expected.shape), torch.nan)
+        for out, (x, y) in zip(outs, pairs, strict=True):
+            a, b = a_layouts[x], b_layouts[y]
+            torch_tiled.matmul(a, b, algorithm=algorithm, precision="ieee", out=out)
+        if not torch.equal(outs, expected.expand_as(outs)):
+            right = [torch.equal(out, expected) for out in outs]
+            wrong = [pair for pair, same in zip(pairs, right, strict=True) if not same]
+            pytest.fail(f"{algorithm} of shape {tuple(expected.shape)} in layouts {wrong}")
+
+
+def chunked(a):
+    """The rungs that `auto` can pick for an IEEE product by a, and `auto`."""
+    rungs = names(a.device.type, precision="ieee")
+    return [name for name in rungs if order(name, a, "ieee") == "chunked"]
+
+
+@needs_cuda
+@pytest.mark.parametrize("n, k", [*product(SIDES, SIDES), (1, 131072), (7, 131072), (64, 131072)])
+def test_ieee_at_every_size(n, k):
+    """All are the first rows of one product by tiled64, which other tests hold to float64."""
+    a, b = torch.randn(max(ROWS), k, device="cuda"), torch.randn(k, n, device="cuda")
+    whole = torch_tiled.matmul(a, b, algorithm="tiled64")
+    b_layouts = layouts(b)
+    for m in ROWS:
+        rungs = [name for name in chunked(a) if m in FEW_ROWS or name not in SLOW_RUNGS]
+        check_ieee(rungs, layouts(a[:m]), b_layouts, whole[:m])
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "m, n, k", [(1, 4096, 4096), (17, 129, 1000), (64, 7, 11008), (257, 1000, 64)]
+)
+def test_ieee_in_a_batch(m, n, k):
+    a = torch.randn(3, m, k, device="cuda")
+    for b in (torch.randn(3, k, n, device="cuda"), torch.randn(k, n, device="cuda")):
+        each = zip(a, b.expand(3, k, n), strict=True)
+        expected = torch.stack([torch_tiled.matmul(x, y, algorithm="tiled64") for x, y in each])
+        check_ieee(chunked(a), layouts(a), layouts(b), expected)
