@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -41,28 +41,34 @@ def test_runs_on_the_current_stream(algorithm):
     assert torch.equal(result, expected)
 
 
-def test_two_threads_on_two_streams():
-    a = torch.randn(2, 300, 400, device="cuda")
-    b = torch.randn(2, 400, 200, device="cuda")
-    expected = torch_tiled.matmul(a, b)
+# Within a rung they differ in tiles, ranges of K, shared memory and workspace: (m, n, k).
+UNLIKE = (
+    *((20, 900, 200), (600, 700, 1500), (12, 500, 5000)),
+    *((1000, 1024, 72), (1000, 1024, 1500), (100, 200, 1000)),
+)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_threads_on_two_streams(algorithm):
+    """One goes through problems in turn, the other through the same ones in reverse."""
+    operands = [
+        (torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT)
+        for m, n, k in UNLIKE
+    ]
+    expected = [torch_tiled.matmul(a, b, algorithm=algorithm) for a, b in operands]
     torch.cuda.synchronize()
-    failures = []
 
-    def work(i):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(200):
-                    if not torch.equal(torch_tiled.matmul(a[i], b[i]), expected[i]):
-                        failures.append(i)
-        except Exception as error:
-            failures.append(error)
+    def work(turns):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                results = [torch_tiled.matmul(*operands[i], algorithm=algorithm) for i in turns]
+                for i, result in zip(turns, results, strict=True):
+                    assert torch.equal(result, expected[i]), UNLIKE[i]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    turns = range(len(UNLIKE))
+    with ThreadPoolExecutor(2) as pool:
+        for thread in [pool.submit(work, turns), pool.submit(work, turns[::-1])]:
+            thread.result()
 
 
 @pytest.mark.usefixtures("collected")
