@@ -251,6 +251,7 @@ SUITES = {
         "a linear layer's bias and activation, and its product alone",
         _epilogue(),
         ("plain", "bias", "relu", "gelu"),
+        precisions=("fp32", "ieee"),
     ),
     "halves": Suite(
         "against the vendor's float16, of whose products fp16x3 has three",

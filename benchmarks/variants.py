@@ -78,7 +78,7 @@ def linear(activation: str, sets: list[Operands], **ways) -> Contest:
 
     def truth(a, b):
         exact = activate(reference.product(a, b) + bias.double())
-        limit = reference.linear_bound(a, b.mT, bias, algorithm=ways["algorithm"])
+        limit = reference.linear_bound(a, b.mT, bias, **ways)
         return exact, reference.activated_bound(exact, limit, a.dtype)
 
     return Contest((ours, sets), (peer, sets), sets, truth)

@@ -160,7 +160,7 @@ def one_hot_bound(picked):
     return 2 * U[torch.float32] * picked.double().abs()
 
 
-def linear_bound(x, weight, bias, *, algorithm="auto"):
+def linear_bound(x, weight, bias, *, precision="fp32", algorithm="auto"):
     """The bound of x @ weight.T + bias: one more addend, one more rounding."""
     exact = product(x, weight.mT)
     size = magnitude(x, weight.mT)
@@ -168,7 +168,7 @@ def linear_bound(x, weight, bias, *, algorithm="auto"):
     if bias is not None:
         exact = exact + bias.double()
         size = size + bias.double().abs()
-    r = _roundings(x, algorithm) + 1
+    r = _roundings(x, algorithm, precision) + 1
     return _bound(exact, size, r, k + 1, accumulation_dtype(x.dtype), x.dtype)
 
 

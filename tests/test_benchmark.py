@@ -111,10 +111,11 @@ def test_smoke_is_the_default_and_covers_every_rung():
 def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
     names = tuple(variants.VARIANTS)
     as_suite(monkeypatch, shapes.Shape(9, 8, 70, layout="NT"), variants=names)
-    for algorithm in ("fp16x3", "auto"):
+    for algorithm, precision in (("fp16x3", "fp32"), ("auto", "fp32"), ("auto", "ieee")):
         if not takes(algorithm, torch.float32, device):
             continue
-        status, results, output = bench(*tiny(device, "--algorithm", algorithm))
+        ways = ("--algorithm", algorithm, "--precision", precision)
+        status, results, output = bench(*tiny(device, *ways))
         assert status == 0
         rows = {row["variant"]: row for row in results["rows"]}
         assert tuple(rows) == names
@@ -208,9 +209,11 @@ def test_a_suite_has_its_precisions_where_none_is_asked_for():
         jobs = bench_matmul.plan(bench_matmul.parse(f"--suite {arguments} --device cpu".split()))
         return [(job.precision, job.variant) for job in jobs]
 
-    names = shapes.SUITES["guard"].variants
-    assert told("guard") == [(each, name) for each in ("fp32", "ieee") for name in names]
-    assert told("guard --precision ieee") == [("ieee", name) for name in names]
+    for suite in ("guard", "epilogue"):
+        names, sizes = shapes.SUITES[suite].variants, len(shapes.SUITES[suite].shapes)
+        both = [(each, name) for each in ("fp32", "ieee") for name in names]
+        assert told(suite) == both * sizes
+        assert told(f"{suite} --precision ieee") == [("ieee", name) for name in names] * sizes
     assert set(told("ieee")) == {("ieee", "plain")}
     assert set(told("square")) == {("fp32", "plain")}
 
