@@ -14,7 +14,7 @@ export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests'
-	@echo 'make bench [ARGS="--suite square"]   measure against torch.matmul'
+	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
@@ -36,7 +36,7 @@ test: build
 	$(IN) -m pytest $(ARGS)
 
 bench: build
-	$(IN) benchmarks/bench_matmul.py $(ARGS)
+	$(IN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
 
 format: $(VENV)/formatters
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
