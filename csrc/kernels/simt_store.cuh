@@ -2,6 +2,7 @@
 // How the rungs on CUDA cores multiply, hold sums between chunks, and store them.
 
 #include "epilogue.h"
+#include "kernels/lane_place.cuh"
 #include "launch.h"
 #include "problem.h"
 
@@ -39,9 +40,9 @@ struct Place {
     constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
     const int warp = thread / 32, lane = thread % 32;
     const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4);
-    row =
-        warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + lane / Tile::kLanesN) * 4 + i % 4;
-    col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + lane % Tile::kLanesN) * 4;
+    const LanePlace<Tile::kLanesM, Tile::kLanesN> at(lane);
+    row = warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + at.row) * 4 + i % 4;
+    col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + at.col) * 4;
   }
 };
 
