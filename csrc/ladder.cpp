@@ -26,6 +26,7 @@ void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_simt_ring(const Problem&, const Context&);
 void launch_simt_bulk(const Problem&, const Context&);
+void launch_simt_skinny(const Problem&, const Context&);
 void launch_fp16x3_bulk(const Problem&, const Context&);
 void launch_fp16x3_cluster(const Problem&, const Context&);
 void launch_fp16x3_small(const Problem&, const Context&);
@@ -52,6 +53,7 @@ constexpr Rung kLadder[] = {
     {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
     {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kRingPlan, Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
     {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kBulkPlan, Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
+    {"simt_skinny",    "simt",   Order::kChunked,  Runs::kHopper,   1,   0,    16, 128,  Cut::kChunks,   Reads::kBoxes,  10000, 0,     0,    66,  CUDA(launch_simt_skinny),    cpu::launch_tiled64},
     {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   8192, 16, 32,   Cut::kChunks,   Reads::kLines,  0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
     {"fp16x3_small",   "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   1024, 32, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
     {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    32, 32,   Cut::kChunks,   Reads::kAny,    16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},

@@ -31,6 +31,9 @@ inline constexpr SimtTile kBulkTiles[] = {
     {64, 32, 3, 26.5, 60},
 };
 
+// Of what simt_skinny computes at a time: rows of the short operand, columns of the long one.
+inline constexpr int kSkinnyRows = 16, kSkinnyCols = 128;
+
 struct SimtPlan {
   int tile;        // its index
   int64_t ranges;  // of chunks

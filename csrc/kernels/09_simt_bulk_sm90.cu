@@ -22,6 +22,7 @@
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
 #include "device/registers.cuh"
+#include "kernels/map_place.cuh"
 #include "kernels/simt_layout.h"
 #include "kernels/simt_store.cuh"
 #include "kernels/tensor_map.h"
@@ -90,19 +91,6 @@ __device__ Position locate(const Problem& p, int64_t index) {
   return {index / (int64_t{tiles_m} * tiles_n), (first + in_band % height) * Tile::kM,
           in_band / height * Tile::kN};
 }
-
-// Where a matrix of the batch is among the dimensions of a tensor map.
-struct MapPlace {
-  int at[kMaxMapRank] = {};
-  __device__ MapPlace(const Batch& batch, const Matrix& matrix, int64_t index) {
-    int used = 0;
-    NO_UNROLL
-    for (int d = batch.rank - 1; d >= 0; --d) {
-      if (matrix.batch_stride[d] != 0) at[used++] = static_cast<int>(index % batch.size[d]);
-      index /= batch.size[d];
-    }
-  }
-};
 
 template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {

@@ -1,0 +1,398 @@
+// 11 simt_skinny: the long operand comes once, as fast as memory gives it.
+//
+// Idea:  where C has few rows, B is most of what there is to read, and multiply-adds are few: so
+// all
+//        that counts is that memory is never idle. (Where C has few columns, A and B change
+//        places.) One thread asks the copy engine for kCols columns of w, the long operand, several
+//        stages ahead and across units of work; the other lanes of its warp copy the rows of x, the
+//        short one, that the stage meets. w is read as it lies, along K or along its columns. A
+//        unit is one chunk of the sum, so that the few columns reach all multiprocessors; chunks'
+//        sums go to memory, and another kernel adds them in order.
+// Limit: memory, up to 8 rows; with 16, multiply-adds of four warps.
+// Next:  for more rows, x and w shared by more warps: simt_ring, simt_bulk.
+//
+//   copiers       wait empty[s]   ask for w, copy x of a stage -> full[s]
+//   multipliers   wait full[s]    multiply                     -> empty[s]
+
+#include <algorithm>
+#include <stdexcept>
+#include <type_traits>
+
+#include "device/copy_async.cuh"
+#include "device/pipeline.cuh"
+#include "epilogue.h"
+#include "kernels/lane_place.cuh"
+#include "kernels/map_place.cuh"
+#include "kernels/tensor_map.h"
+#include "launch.h"
+#include "simt.h"
+#include "sum.h"
+
+namespace tiled::cuda {
+namespace {
+
+// kThreadRows_ x kThreadCols_ elements of C a thread.
+template <int kRows_, int kThreadRows_, int kThreadCols_, bool kAlongK_>
+struct Tile {
+  static constexpr int kRows = kRows_, kCols = kSkinnyCols, kK = 32;
+  static constexpr int kStages = kRows > 32   ? 4
+                                 : kRows > 16 ? 5
+                                              : 6,
+                       kBlocks = 2;  // on a multiprocessor
+  static constexpr int kThreadRows = kThreadRows_, kThreadCols = kThreadCols_;
+  static constexpr bool kAlongK = kAlongK_;  // w's neighbours are, or else along its columns
+  static constexpr int kRowLanes = kRows / kThreadRows, kColLanes = 32 / kRowLanes;  // of a warp
+  static constexpr int kMultipliers = kCols / (kColLanes * kThreadCols) * 32;        // threads
+  static constexpr int kThreads = kMultipliers + 32;
+  static constexpr int kEach = kThreadCols < 4 ? kThreadCols : 4;  // neighbours of a thread
+  static constexpr int kPitch = kK + 4;  // rows of x lie in different banks
+
+  static_assert(kChunk % kK == 0);
+};
+
+template <class Tile>
+struct Smem {
+  alignas(1024) float w[Tile::kStages][Tile::kCols * Tile::kK];
+  alignas(16) float x[Tile::kStages][Tile::kRows][Tile::kPitch];
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+struct Work {
+  Problem p;
+  // row_stride: between w's columns, which are rows of A where w is A, or x's rows; col_stride: K.
+  Matrix w, x;
+  CUtensorMap map;  // of w
+  bool w_is_a, x_by_fours;
+  int64_t w_count, x_count;
+  unsigned panels, chunks;  // panels of kRows rows of x
+  int64_t col_tiles, units;
+  float* sums;  // of chunks: (matrices, chunks, x_count, sums_stride()), where there are several
+
+  HOST_DEVICE int64_t sums_stride() const { return col_tiles * kSkinnyCols; }
+};
+
+// A chunk of some columns of w, for a panel of x. Those of one part of w are neighbours.
+template <class Tile>
+struct Unit {
+  int64_t matrix;
+  unsigned chunk;
+  int row, col;  // the first of x and of w
+  int length;    // along K
+
+  __device__ Unit(const Work& work, int64_t index) {
+    row = static_cast<int>(index % work.panels) * Tile::kRows;
+    index /= work.panels;
+    col = static_cast<int>(index % work.col_tiles) * Tile::kCols;
+    index /= work.col_tiles;
+    chunk = static_cast<unsigned>(index % work.chunks);
+    matrix = index / work.chunks;
+    length = static_cast<int>(min(work.p.k - int64_t{chunk} * kChunk, int64_t{kChunk}));
+  }
+};
+
+template <class Tile>
+struct Ring {
+  int stage = 0, parity = 0;
+  __device__ void next() {
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// Copies the part of x that a stage meets, zeros beyond its end; a warp.
+template <class Tile>
+__device__ void copy_x(const Work& work, float (&to)[Tile::kRows][Tile::kPitch], const float* from,
+                       int rows, int k_left) {
+  const int lane = threadIdx.x % 32;
+  if (work.x_by_fours) {
+    constexpr int kFours = Tile::kK / 4, kApart = 32 / kFours;
+    const int k = lane % kFours * 4, inside = max(min(k_left - k, 4), 0) * 4;
+    UNROLL
+    for (int i = 0; i < Tile::kRows; i += kApart) {
+      const int row = i + lane / kFours;
+      if (row >= Tile::kRows) break;
+      const bool exists = row < rows && inside > 0;
+      const float* at = from + row * work.x.row_stride + k;
+      device::copy_16(&to[row][k], exists ? at : from, exists ? inside : 0);
+    }
+  } else {
+    static_assert(Tile::kK == 32, "a lane has one of K");
+    UNROLL
+    for (int row = 0; row < Tile::kRows; ++row) {
+      const bool exists = row < rows && lane < k_left;
+      const float* at = from + row * work.x.row_stride + lane * work.x.col_stride;
+      device::copy_4(&to[row][lane], exists ? at : from, exists ? 4 : 0);
+    }
+  }
+}
+
+template <class Tile>
+__device__ void copy_units(const Work& work, Smem<Tile>& smem) {
+  const int lane = threadIdx.x % 32;
+  const uint64_t policy = work.panels == 1 ? device::read_once() : device::read_again();
+  Ring<Tile> ring;
+  for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
+    const Unit<Tile> unit(work, index);
+    const MapPlace matrix(work.p.batch, work.w, unit.matrix);
+    const auto first_k = static_cast<int>(unit.chunk * kChunk);
+    const float* x = static_cast<const float*>(work.x.data) +
+                     batch_offset(work.p.batch, work.x, unit.matrix) +
+                     unit.row * work.x.row_stride + first_k * work.x.col_stride;
+    const int rows = static_cast<int>(min(work.x_count - unit.row, int64_t{Tile::kRows}));
+    for (int k = 0; k < unit.length; k += Tile::kK, ring.next()) {
+      uint64_t* full = &smem.full[ring.stage];
+      device::wait(&smem.empty[ring.stage], ring.parity ^ 1);
+      if (lane == 0) {
+        const int near = Tile::kAlongK ? first_k + k : unit.col;
+        const int far = Tile::kAlongK ? unit.col : first_k + k;
+        device::arrive_expecting(full, sizeof smem.w[0]);
+        device::copy_box(smem.w[ring.stage], &work.map,
+                         {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full, policy);
+      }
+      copy_x<Tile>(work, smem.x[ring.stage], x, rows, unit.length - k);
+      device::arrive_when_copied(full);
+      x += Tile::kK * work.x.col_stride;
+    }
+  }
+}
+
+// The elements of C that a thread has.
+template <class Tile>
+struct Place {
+  int row, col;  // the first, in its unit
+  __device__ Place() {
+    const int lane = threadIdx.x % 32;
+    const int first = threadIdx.x / 32 * (Tile::kColLanes * Tile::kThreadCols);
+    const LanePlace<Tile::kRowLanes, Tile::kColLanes> at(lane);
+    row = at.row;
+    col = first + at.col * (Tile::kAlongK ? 1 : Tile::kEach);
+  }
+  __device__ int row_of(int i) const { return row + i * Tile::kRowLanes; }
+  __device__ int col_of(int j) const {
+    constexpr int kEach = Tile::kAlongK ? 1 : Tile::kEach;
+    return col + j / kEach * (kEach * Tile::kColLanes) + j % kEach;
+  }
+};
+
+template <class Tile>
+using Sums = float[Tile::kThreadRows][Tile::kThreadCols];
+
+// What a thread multiplies in four steps of K.
+template <class Tile>
+struct Fragments {
+  static constexpr int kRows = Tile::kThreadRows, kCols = Tile::kThreadCols;
+  float w[4][kCols], x[kRows][4];
+
+  __device__ void read(const float* w_stage, const float (&x_stage)[Tile::kRows][Tile::kPitch],
+                       const Place<Tile>& place, int k) {
+    if constexpr (Tile::kAlongK) {
+      UNROLL
+      for (int j = 0; j < kCols; ++j) {  // lines of 128 bytes, whose pieces of 16 change places
+        const int col = place.col_of(j);
+        const auto four =
+            *reinterpret_cast<const float4*>(w_stage + col * Tile::kK + (k ^ col % 8 * 4));
+        w[0][j] = four.x, w[1][j] = four.y, w[2][j] = four.z, w[3][j] = four.w;
+      }
+    } else {
+      using Vector =
+          std::conditional_t<kCols == 1, float, std::conditional_t<kCols == 2, float2, float4>>;
+      constexpr int kEach = sizeof(Vector) / sizeof(float);
+      UNROLL
+      for (int kk = 0; kk < 4; ++kk) {
+        UNROLL
+        for (int j = 0; j < kCols; j += kEach) {
+          *reinterpret_cast<Vector*>(&w[kk][j]) =
+              *reinterpret_cast<const Vector*>(w_stage + (k + kk) * Tile::kCols + place.col_of(j));
+        }
+      }
+    }
+    UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      *reinterpret_cast<float4*>(x[i]) =
+          *reinterpret_cast<const float4*>(&x_stage[place.row_of(i)][k]);
+    }
+  }
+
+  // Adds the products of the first `count` steps.
+  __device__ void multiply(int count, Sums<Tile>& sums) const {
+    UNROLL
+    for (int kk = 0; kk < 4; ++kk) {
+      if (kk >= count) break;
+      UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        UNROLL
+        for (int j = 0; j < kCols; ++j) {  // to and fro: the last of w is the next's first
+          const int to = i % 2 == 0 ? j : kCols - 1 - j;
+          sums[i][to] = multiply_add(w[kk][to], x[i][kk], sums[i][to]);
+        }
+      }
+    }
+  }
+};
+
+template <class Tile>
+__device__ void store_sums(const Work& work, const Unit<Tile>& unit, const Place<Tile>& place,
+                           const Sums<Tile>& sums) {
+  const int64_t c_offset =
+      work.sums == nullptr ? batch_offset(work.p.batch, work.p.c, unit.matrix) : 0;
+  float* to =
+      work.sums + (unit.matrix * work.chunks + unit.chunk) * work.x_count * work.sums_stride();
+  UNROLL
+  for (int i = 0; i < Tile::kThreadRows; ++i) {
+    UNROLL
+    for (int j = 0; j < Tile::kThreadCols; ++j) {
+      const int64_t row = unit.row + place.row_of(i), col = unit.col + place.col_of(j);
+      if (row >= work.x_count || col >= work.w_count) continue;
+      if (work.sums != nullptr) {
+        to[row * work.sums_stride() + col] = sums[i][j];
+      } else {
+        store<float>(work.p, c_offset, work.w_is_a ? col : row, work.w_is_a ? row : col,
+                     kEmptyTotal<float> + sums[i][j]);
+      }
+    }
+  }
+}
+
+template <class Tile>
+__device__ void multiply_units(const Work& work, Smem<Tile>& smem) {
+  const Place<Tile> place;
+  Ring<Tile> ring;
+  for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
+    const Unit<Tile> unit(work, index);
+    Sums<Tile> sums = {};
+    for (int left = unit.length; left > 0; left -= Tile::kK, ring.next()) {
+      const float* w = smem.w[ring.stage];
+      const auto& x = smem.x[ring.stage];
+      device::wait(&smem.full[ring.stage], ring.parity);
+      if (left >= Tile::kK) {
+        Fragments<Tile> fragments[2];
+        fragments[0].read(w, x, place, 0);
+        UNROLL
+        for (int k = 0; k < Tile::kK; k += 4) {
+          if (k + 4 < Tile::kK) fragments[(k / 4 + 1) % 2].read(w, x, place, k + 4);
+          fragments[k / 4 % 2].multiply(4, sums);
+        }
+      } else {
+        NO_UNROLL
+        for (int k = 0; k < left; k += 4) {
+          Fragments<Tile> fragments;
+          fragments.read(w, x, place, k);
+          fragments.multiply(left - k, sums);
+        }
+      }
+      __syncwarp();  // all have read
+      if (threadIdx.x % 32 == 0) device::arrive(&smem.empty[ring.stage]);
+    }
+    store_sums<Tile>(work, unit, place, sums);
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    simt_skinny_kernel(const __grid_constant__ Work work) {
+  extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+  auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
+  device::let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      device::init_barrier(&smem.full[stage], 1 + 32);
+      device::init_barrier(&smem.empty[stage], Tile::kMultipliers / 32);
+    }
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::wait_for_previous_kernel();
+  if (threadIdx.x >= Tile::kMultipliers) {
+    copy_units<Tile>(work, smem);
+  } else {
+    multiply_units<Tile>(work, smem);
+  }
+}
+
+// Adds the sums of chunks in order and stores them, an element a thread.
+constexpr int kAddThreads = 128, kAddAhead = 8;
+
+__global__ void __launch_bounds__(kAddThreads)
+    simt_skinny_add_kernel(const __grid_constant__ Work work) {
+  device::let_next_kernel_start();
+  const int64_t stride = work.sums_stride();
+  const int64_t index = int64_t{blockIdx.x} * kAddThreads + threadIdx.x;
+  const int64_t col = index % stride, row = index / stride % work.x_count;
+  const int64_t matrix = index / stride / work.x_count;
+  const bool exists = matrix < work.p.batch.count && col < work.w_count;
+  const int64_t c_offset = exists ? batch_offset(work.p.batch, work.p.c, matrix) : 0;
+  device::wait_for_previous_kernel();
+  if (!exists) return;
+  const int64_t between = work.x_count * stride;
+  const float* sums = work.sums + matrix * work.chunks * between + row * stride + col;
+  float total = kEmptyTotal<float>;
+  NO_UNROLL
+  for (unsigned first = 0; first < work.chunks; first += kAddAhead) {
+    float of_chunk[kAddAhead];
+    UNROLL
+    for (unsigned i = 0; i < kAddAhead; ++i) {
+      of_chunk[i] = __ldcg(sums + min(first + i, work.chunks - 1) * between);
+    }
+    UNROLL
+    for (unsigned i = 0; i < kAddAhead; ++i) {
+      if (first + i < work.chunks) total += of_chunk[i];
+    }
+  }
+  store<float>(work.p, c_offset, work.w_is_a ? col : row, work.w_is_a ? row : col, total);
+}
+
+template <class Tile>
+void run(Work& work, const Context& context) {
+  static_assert(Tile::kBlocks * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
+  const Problem& p = work.p;
+  work.map = tensor_map(p.batch, work.w, work.w_count, p.k, Tile::kCols, Tile::kK,
+                        Tile::kAlongK ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
+  work.panels = static_cast<unsigned>(ceil_div(work.x_count, Tile::kRows));
+  work.units = work.col_tiles * work.panels * work.chunks * p.batch.count;
+  const auto kernel = simt_skinny_kernel<Tile>;
+  allow_shared_memory(kernel, sizeof(Smem<Tile>));
+  const int64_t blocks = std::min(work.units, int64_t{Tile::kBlocks} * context.processors);
+  launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
+               work);
+  if (work.chunks == 1) return;
+  const int64_t elements = p.batch.count * work.x_count * work.sums_stride();
+  launch_after(simt_skinny_add_kernel, static_cast<unsigned>(ceil_div(elements, kAddThreads)),
+               kAddThreads, 0, context, work);
+}
+
+template <bool kAlongK>
+void run(Work& work, const Context& context) {
+  if (work.x_count <= 2) return run<Tile<2, 2, 1, kAlongK>>(work, context);
+  if (work.x_count <= 4) return run<Tile<4, 4, 1, kAlongK>>(work, context);
+  if (work.x_count <= 8) return run<Tile<8, 4, 2, kAlongK>>(work, context);
+  run<Tile<16, 4, 4, kAlongK>>(work, context);
+}
+
+}  // namespace
+
+void launch_simt_ring(const Problem& p, const Context& context);
+
+// Where there is no memory for sums of chunks, a rung that needs none gives the same bits.
+void launch_simt_skinny(const Problem& p, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return;
+  Work work{};
+  work.p = p;
+  work.w_is_a = p.m > p.n;
+  work.w = work.w_is_a ? p.a : transposed(p.b);
+  work.x = work.w_is_a ? transposed(p.b) : p.a;
+  work.w_count = std::max(p.m, p.n), work.x_count = std::min(p.m, p.n);
+  work.x_by_fours =
+      p.k % 4 == 0 && in_vectors(p.batch, work.x, work.x.col_stride, work.x.row_stride, 4);
+  work.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
+  work.col_tiles = ceil_div(work.w_count, kSkinnyCols);
+  if (work.chunks > 1) {
+    const int64_t sums = p.batch.count * work.chunks * work.x_count * work.sums_stride();
+    try {
+      work.sums = static_cast<float*>(context.allocate(sums * int64_t{sizeof(float)}));
+    } catch (const std::runtime_error&) {
+      return launch_simt_ring(p, context);
+    }
+  }
+  work.w.col_stride < work.w.row_stride ? run<true>(work, context) : run<false>(work, context);
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,20 @@
+#pragma once
+// Where a matrix of the batch is among the dimensions of a tensor map (tensor_map.h).
+
+#include "problem.h"
+
+namespace tiled::cuda {
+
+struct MapPlace {
+  int at[kMaxMapRank] = {};
+  __device__ MapPlace(const Batch& batch, const Matrix& matrix, int64_t index) {
+    int used = 0;
+    NO_UNROLL
+    for (int d = batch.rank - 1; d >= 0; --d) {
+      if (matrix.batch_stride[d] != 0) at[used++] = static_cast<int>(index % batch.size[d]);
+      index /= batch.size[d];
+    }
+  }
+};
+
+}  // namespace tiled::cuda
