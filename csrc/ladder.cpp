@@ -24,6 +24,7 @@ void launch_naive(const Problem&, const Context&);
 void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
+void launch_simt_small(const Problem&, const Context&);
 void launch_simt_ring(const Problem&, const Context&);
 void launch_simt_bulk(const Problem&, const Context&);
 void launch_simt_skinny(const Problem&, const Context&);
@@ -51,6 +52,7 @@ constexpr Rung kLadder[] = {
     {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
     {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
     {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"simt_small",     "simt",   Order::kChunked,  Runs::kFloat32,  1,   1024, 64, 64,   Cut::kSmallPlan, Reads::kAny,   6000,  0,     0,    0,   CUDA(launch_simt_small),     cpu::launch_tiled64},
     {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kRingPlan, Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
     {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kBulkPlan, Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
     {"simt_skinny",    "simt",   Order::kChunked,  Runs::kHopper,   1,   0,    16, 128,  Cut::kChunks,   Reads::kBoxes,  10000, 0,     0,    66,  CUDA(launch_simt_skinny),    cpu::launch_tiled64},
@@ -166,6 +168,10 @@ std::optional<Planned> plan_of(const Rung& rung, const Problem& p, const Context
     const SimtPlan plan = bulk_plan(p, context.processors);
     return Planned{plan, kBulkTiles[plan.tile]};
   }
+  if (rung.cut == Cut::kSmallPlan) {
+    const SimtPlan plan = small_plan(p, context.processors);
+    return Planned{plan, kSmallTiles[plan.tile]};
+  }
   return std::nullopt;
 }
 
@@ -206,7 +212,8 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kChunks: return tiles * std::max<int64_t>(1, ceil_div(p.k, kChunk));
     case Cut::kRanges: return tiles * bulk_ranges(p, context.processors).count;
     case Cut::kRingPlan:
-    case Cut::kBulkPlan: {
+    case Cut::kBulkPlan:
+    case Cut::kSmallPlan: {
       const Planned planned = *plan_of(*this, p, context);
       return count_tiles(p, planned.tile.m, planned.tile.n) * planned.plan.ranges;
     }

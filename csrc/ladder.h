@@ -42,6 +42,7 @@ enum class Cut {
   kRanges,    // bulk_ranges() of cuts.h
   kRingPlan,  // ring_plan() of simt.h, which knows the tiles and what they cost, instead of the row
   kBulkPlan,  // bulk_plan() likewise, and cuts nothing
+  kSmallPlan,  // small_plan() likewise, whose "blocks" are teams
 };
 
 struct Rung {

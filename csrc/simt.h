@@ -1,9 +1,11 @@
 #pragma once
-// Of which size simt_ring and simt_bulk take their tiles, and into how many ranges of chunks
-// simt_ring cuts K. The rungs ask for the plan, and the ladder's cost model how long it takes.
+// Of which size simt_small, simt_ring and simt_bulk take their tiles, and into how many ranges of
+// chunks simt_ring cuts K. The rungs ask for the plan, and the ladder's cost model how long it
+// takes.
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <span>
 
 #include "problem.h"
@@ -11,10 +13,11 @@
 
 namespace tiled {
 
-// A tile of C that one block computes; on an H200, in clocks of a multiprocessor.
+// A tile of C that one block computes, or one team of simt_small's; on an H200, in clocks of a
+// multiprocessor.
 struct SimtTile {
   int m, n;
-  int blocks;    // that share a multiprocessor
+  int blocks;    // or teams, that share a multiprocessor
   double alone;  // for a step of K of a block that has one to itself
   double rate;   // multiply-adds a clock of all blocks that share one
 };
@@ -29,6 +32,11 @@ inline constexpr SimtTile kBulkTiles[] = {
     {128, 64, 2, 91, 101},
     {64, 64, 3, 47, 92},
     {64, 32, 3, 26.5, 60},
+};
+inline constexpr SimtTile kSmallTiles[] = {
+    {16, 16, 56, 38, 45},
+    {32, 32, 20, 55, 75},
+    {64, 64, 8, 110, 95},
 };
 
 // Of what simt_skinny computes at a time: rows of the short operand, columns of the long one.
@@ -85,6 +93,25 @@ inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
 }
 inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
   return plan_simt(kBulkTiles, false, p, processors);
+}
+
+// The fastest tile for teams, which need not begin and end together. A multiprocessor is busy for
+// as long as all its tiles take at its best rate, or, where it has few, as one takes after another.
+inline SimtPlan small_plan(const Problem& p, int64_t processors) {
+  constexpr double kEach = 100;   // to begin and end a tile, while others multiply
+  constexpr double kWait = 2000;  // likewise, while nobody does
+  SimtPlan best{};
+  for (size_t i = 0; i < std::size(kSmallTiles); ++i) {
+    const SimtTile& tile = kSmallTiles[i];
+    const int64_t tiles = ceil_div(count_tiles(p, tile.m, tile.n), processors);
+    const auto rounds = static_cast<double>(ceil_div(tiles, tile.blocks));
+    const auto k = static_cast<double>(p.k);
+    const double each = kEach + tile.m * tile.n * k / tile.rate;
+    const double one = kWait + tile.alone * k;
+    const double clocks = std::max(static_cast<double>(tiles) * each, rounds * one);
+    if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), 1, tile.blocks, clocks};
+  }
+  return best;
 }
 
 }  // namespace tiled

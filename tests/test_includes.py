@@ -42,10 +42,11 @@ MAY_INCLUDE = {
     "kernels/fp16x3_again.cuh": {"epilogue.h", "launch.h", "problem.h", "sum.h"},
     "kernels/tensor_map*": {"cuda", "launch.h", "problem.h", "kernels/tensor_map.h"},
     "kernels/simt_store.cuh": {"epilogue.h", "launch.h", "problem.h"},
+    "kernels/simt_load.cuh": {"launch.h", "device/*.cuh"},
     "kernels/simt_layout.h": {"context.h", "problem.h"},
     "kernels/*simt*.cu": {
-        *("launch.h", "simt.h", "sum.h", "device/*.cuh", "kernels/simt_store.cuh"),
-        *("kernels/simt_layout.h", "kernels/tensor_map.h"),
+        *("cuda", "launch.h", "simt.h", "sum.h", "device/*.cuh", "kernels/simt_store.cuh"),
+        *("kernels/simt_load.cuh", "kernels/simt_layout.h", "kernels/tensor_map.h"),
     },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},

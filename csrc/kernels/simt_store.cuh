@@ -18,6 +18,9 @@ struct Quad {
     constexpr float kEmpty = kEmptyTotal<float>;
     return {make_float4(kEmpty, kEmpty, kEmpty, kEmpty)};
   }
+  __device__ static Quad of(const float* sums) {
+    return {make_float4(sums[1], sums[0], sums[3], sums[2])};
+  }
   __device__ void add(const float* sums) {
     swapped.x += sums[1], swapped.y += sums[0], swapped.z += sums[3], swapped.w += sums[2];
   }
