@@ -97,11 +97,17 @@ __device__ void copy_tiles(const Work& work, const TileIndex& tile, Smem<Tile>& 
       a, p.a.row_stride, p.a.col_stride, work.a_by_fours, p.m - tile.row, thread);
   Loader<Tile::kN, Tile::kPitchB, Tile::kK, Tile::kCopiers> load_b(
       b, p.b.col_stride, p.b.row_stride, work.b_by_fours, p.n - tile.col, thread);
+  const bool whole = p.m - tile.row >= Tile::kM && p.n - tile.col >= Tile::kN;
   int stage = 0, parity = 1;
   for (int64_t k_left = range.length; k_left > 0; k_left -= Tile::kK) {
     device::wait(&smem.empty[stage], parity);
-    load_a.load(smem.stage[stage].a, k_left);
-    load_b.load(smem.stage[stage].b, k_left);
+    if (whole && k_left >= Tile::kK) {
+      load_a.load_whole(smem.stage[stage].a);
+      load_b.load_whole(smem.stage[stage].b);
+    } else {
+      load_a.load(smem.stage[stage].a, k_left);
+      load_b.load(smem.stage[stage].b, k_left);
+    }
     device::arrive_when_copied(&smem.full[stage]);
     if (++stage == Tile::kStages) stage = 0, parity ^= 1;
   }

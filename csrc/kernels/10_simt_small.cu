@@ -39,7 +39,6 @@ struct Tile {
   // Threads of a warp, or of the half of one that is a team.
   static constexpr int kLanesM = kLanesM_, kLanesN = std::min(kTeam, 32) / kLanesM;
   static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
-  static constexpr int kQuads = kThreadM * kThreadN / 4;  // a thread
   // Columns of neighbours along K lie in different banks.
   static constexpr int kPitchA = kM + 4, kPitchB = kN + 4;
   // Between teams, in bytes: two of one warp read different banks.
@@ -210,10 +209,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   auto& sums = reinterpret_cast<Sums<Tile>&>(*smem);  // where stages were
   UNROLL
-  for (int u = 0; u < Tile::kQuads; ++u) {
-    const Place<Tile> at(thread, u);
-    sums[at.row][at.col / 4] =
-        Quad::of(&acc[u / (Tile::kThreadN / 4)][u % (Tile::kThreadN / 4) * 4]);
+  for (int i = 0; i < Tile::kThreadM; ++i) {
+    UNROLL
+    for (int j = 0; j < Tile::kThreadN / 4; ++j) {
+      const int down = i / 4 * Tile::kLanesM * 4 + i % 4, right = j * Tile::kLanesN;
+      sums[place.row + down][place.col / 4 + right] = Quad::of(&acc[i][j * 4]);
+    }
   }
   meet<Tile>();
   if (own < work.tiles) store<Tile>(work, offsets.c, tile, thread, sums);
@@ -249,7 +250,7 @@ void run(const Problem& p, const Context& context) {
 void launch_simt_small(const Problem& p, const Context& context) {
   switch (small_plan(p, context.processors).tile) {
     case 0: return run<Tile<0, 4, 4, 4, 8, 4, 8>>(p, context);
-    case 1: return run<Tile<1, 8, 4, 4, 16, 2, 4>>(p, context);
+    case 1: return run<Tile<1, 4, 8, 8, 16, 2, 4>>(p, context);
     case 2: return run<Tile<2, 8, 8, 8, 16, 3, 1>>(p, context);
   }
 }

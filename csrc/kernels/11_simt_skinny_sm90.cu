@@ -32,13 +32,10 @@ namespace tiled::cuda {
 namespace {
 
 // kThreadRows_ x kThreadCols_ elements of C a thread.
-template <int kRows_, int kThreadRows_, int kThreadCols_, bool kAlongK_>
+template <int kRows_, int kThreadRows_, int kThreadCols_, int kStages_, int kBlocks_, bool kAlongK_>
 struct Tile {
   static constexpr int kRows = kRows_, kCols = kSkinnyCols, kK = 32;
-  static constexpr int kStages = kRows > 32   ? 4
-                                 : kRows > 16 ? 5
-                                              : 6,
-                       kBlocks = 2;  // on a multiprocessor
+  static constexpr int kStages = kStages_, kBlocks = kBlocks_;  // on a multiprocessor
   static constexpr int kThreadRows = kThreadRows_, kThreadCols = kThreadCols_;
   static constexpr bool kAlongK = kAlongK_;  // w's neighbours are, or else along its columns
   static constexpr int kRowLanes = kRows / kThreadRows, kColLanes = 32 / kRowLanes;  // of a warp
@@ -361,10 +358,10 @@ void run(Work& work, const Context& context) {
 
 template <bool kAlongK>
 void run(Work& work, const Context& context) {
-  if (work.x_count <= 2) return run<Tile<2, 2, 1, kAlongK>>(work, context);
-  if (work.x_count <= 4) return run<Tile<4, 4, 1, kAlongK>>(work, context);
-  if (work.x_count <= 8) return run<Tile<8, 4, 2, kAlongK>>(work, context);
-  run<Tile<16, 4, 4, kAlongK>>(work, context);
+  if (work.x_count <= 2) return run<Tile<2, 2, 1, 6, 2, kAlongK>>(work, context);
+  if (work.x_count <= 4) return run<Tile<4, 4, 1, 6, 2, kAlongK>>(work, context);
+  if (work.x_count <= 8) return run<Tile<8, 4, 2, 6, 2, kAlongK>>(work, context);
+  run<Tile<16, 8, 4, 6, 2, kAlongK>>(work, context);
 }
 
 }  // namespace

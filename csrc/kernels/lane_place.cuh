@@ -9,12 +9,13 @@ namespace tiled::cuda {
 // where all lanes read what lane ^ 1 reads, or all what lane ^ 2 reads. So of kRows x kCols lanes
 // the lowest bit counts columns and the next one rows: then A's elements are the same in such
 // pairs, and so are B's.
-template <int kRows, int kCols>
+template <int kRows, int kCols, bool kInPairs = true>
 struct LanePlace {
   int row, col;
   __device__ explicit LanePlace(int lane) {
     static_assert(kRows * kCols <= 32);
-    if constexpr (kRows > 1 && kCols > 2) {  // bit 1 changes places with the first of rows
+    if constexpr (kInPairs && kRows > 1 &&
+                  kCols > 2) {  // bit 1 changes places with the first of rows
       lane = lane % 2 + lane / kCols % 2 * 2 + lane % kCols / 4 * 4 + lane / 2 % 2 * kCols +
              lane / (2 * kCols) * (2 * kCols);
     }

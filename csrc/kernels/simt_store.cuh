@@ -43,7 +43,9 @@ struct Place {
     constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
     const int warp = thread / 32, lane = thread % 32;
     const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4);
-    const LanePlace<Tile::kLanesM, Tile::kLanesN> at(lane);
+    // Where a thread has more elements, shared memory is not what counts, and pairs are slower.
+    constexpr bool kInPairs = Tile::kThreadM * Tile::kThreadN <= 32;
+    const LanePlace<Tile::kLanesM, Tile::kLanesN, kInPairs> at(lane);
     row = warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + at.row) * 4 + i % 4;
     col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + at.col) * 4;
   }
