@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "cuts.h"
 #include "fail.h"
@@ -55,7 +56,7 @@ constexpr Rung kLadder[] = {
     {"simt_small",     "simt",   Order::kChunked,  Runs::kFloat32,  1,   1024, 64, 64,   Cut::kSmallPlan, Reads::kAny,   6000,  0,     0,    0,   CUDA(launch_simt_small),     cpu::launch_tiled64},
     {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kRingPlan, Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
     {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kBulkPlan, Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
-    {"simt_skinny",    "simt",   Order::kChunked,  Runs::kHopper,   1,   0,    16, 128,  Cut::kChunks,   Reads::kBoxes,  10000, 0,     0,    66,  CUDA(launch_simt_skinny),    cpu::launch_tiled64},
+    {"simt_skinny",    "simt",   Order::kChunked,  Runs::kHopper,   1,   0,    16, 128,  Cut::kSkinnyPlan, Reads::kBoxes, 7000, 0,     0,    0,   CUDA(launch_simt_skinny),    cpu::launch_tiled64},
     {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   8192, 16, 32,   Cut::kChunks,   Reads::kLines,  0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
     {"fp16x3_small",   "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   1024, 32, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
     {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    32, 32,   Cut::kChunks,   Reads::kAny,    16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
@@ -172,6 +173,12 @@ std::optional<Planned> plan_of(const Rung& rung, const Problem& p, const Context
     const SimtPlan plan = small_plan(p, context.processors);
     return Planned{plan, kSmallTiles[plan.tile]};
   }
+  if (rung.cut == Cut::kSkinnyPlan) {
+    const SimtPlan plan = skinny_plan(p, context.processors);
+    SimtTile tile = kSkinnyTiles[plan.tile];
+    if (p.m > p.n) std::swap(tile.m, tile.n);
+    return Planned{plan, tile};
+  }
   return std::nullopt;
 }
 
@@ -213,7 +220,8 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kRanges: return tiles * bulk_ranges(p, context.processors).count;
     case Cut::kRingPlan:
     case Cut::kBulkPlan:
-    case Cut::kSmallPlan: {
+    case Cut::kSmallPlan:
+    case Cut::kSkinnyPlan: {
       const Planned planned = *plan_of(*this, p, context);
       return count_tiles(p, planned.tile.m, planned.tile.n) * planned.plan.ranges;
     }

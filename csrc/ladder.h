@@ -42,7 +42,8 @@ enum class Cut {
   kRanges,    // bulk_ranges() of cuts.h
   kRingPlan,  // ring_plan() of simt.h, which knows the tiles and what they cost, instead of the row
   kBulkPlan,  // bulk_plan() likewise, and cuts nothing
-  kSmallPlan,  // small_plan() likewise, whose "blocks" are teams
+  kSmallPlan,   // small_plan() likewise, whose "blocks" are teams
+  kSkinnyPlan,  // skinny_plan() likewise
 };
 
 struct Rung {

@@ -1,7 +1,6 @@
 #pragma once
-// Of which size simt_small, simt_ring and simt_bulk take their tiles, and into how many ranges of
-// chunks simt_ring cuts K. The rungs ask for the plan, and the ladder's cost model how long it
-// takes.
+// Of which size the simt rungs take their tiles, and into how many ranges of chunks simt_ring cuts
+// K. The rungs ask for the plan, and the ladder's cost model how long it takes.
 
 #include <algorithm>
 #include <cstdint>
@@ -34,13 +33,18 @@ inline constexpr SimtTile kBulkTiles[] = {
     {64, 32, 3, 26.5, 60},
 };
 inline constexpr SimtTile kSmallTiles[] = {
-    {16, 16, 56, 38, 45},
-    {32, 32, 20, 55, 75},
-    {64, 64, 8, 110, 95},
+    {16, 16, 56, 80, 45},
+    {32, 32, 20, 80, 55},
+    {64, 64, 8, 120, 70},
 };
-
-// Of what simt_skinny computes at a time: rows of the short operand, columns of the long one.
-inline constexpr int kSkinnyRows = 16, kSkinnyCols = 128;
+// Of rows of the short operand, and columns of the long one.
+inline constexpr int kSkinnyCols = 128;
+inline constexpr SimtTile kSkinnyTiles[] = {
+    {2, kSkinnyCols, 2, 18, 32},
+    {4, kSkinnyCols, 2, 18, 64},
+    {8, kSkinnyCols, 2, 24, 73},
+    {16, kSkinnyCols, 2, 58, 54},
+};
 
 struct SimtPlan {
   int tile;        // its index
@@ -48,6 +52,24 @@ struct SimtPlan {
   int blocks;      // that share a multiprocessor: at most the tile's
   double clocks;   // of the busiest multiprocessor
 };
+
+// Clocks in which memory gives the operands and takes C. Where operands are copied by single
+// elements, that comes before memory's limit.
+inline double memory_clocks(const Problem& p, bool copies, int64_t processors) {
+  constexpr double kFast = 16.5, kByOnes = 9.5;  // bytes a clock and multiprocessor
+  const auto clocks = [&](const Matrix& matrix, int64_t outer, int64_t inner, double rate) {
+    int64_t elements = outer * inner;
+    for (int d = 0; d < p.batch.rank; ++d) {
+      if (matrix.batch_stride[d] != 0) elements *= p.batch.size[d];
+    }
+    return static_cast<double>(elements) * sizeof(float) / rate / static_cast<double>(processors);
+  };
+  const bool a_by_fours = in_vectors(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4);
+  const bool b_by_fours = in_vectors(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
+  return clocks(p.a, p.m, p.k, copies && !a_by_fours ? kByOnes : kFast) +
+         clocks(p.b, p.n, p.k, copies && !b_by_fours ? kByOnes : kFast) +
+         clocks(p.c, p.m, p.n, kFast);
+}
 
 // The fastest tile; K in one, or also in ranges of chunks, whose sums another kernel adds. Blocks
 // come in rounds: those that share a multiprocessor end together, and as many others come. So fewer
@@ -89,7 +111,9 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Pr
 }
 
 inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
-  return plan_simt(kRingTiles, true, p, processors);
+  SimtPlan plan = plan_simt(kRingTiles, true, p, processors);
+  plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
+  return plan;
 }
 inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
   return plan_simt(kBulkTiles, false, p, processors);
@@ -111,7 +135,24 @@ inline SimtPlan small_plan(const Problem& p, int64_t processors) {
     const double clocks = std::max(static_cast<double>(tiles) * each, rounds * one);
     if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), 1, tile.blocks, clocks};
   }
+  best.clocks = std::max(best.clocks, memory_clocks(p, true, processors));
   return best;
+}
+
+// The least tile that holds all rows, or the largest; each chunk by itself.
+inline SimtPlan skinny_plan(const Problem& p, int64_t processors) {
+  constexpr double kAdd = 4000;  // chunks' sums
+  const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
+  size_t i = 0;
+  while (i + 1 < std::size(kSkinnyTiles) && kSkinnyTiles[i].m < rows) ++i;
+  const SimtTile& tile = kSkinnyTiles[i];
+  const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  const int64_t units = ceil_div(rows, tile.m) * ceil_div(cols, tile.n) * chunks * p.batch.count;
+  const auto each = static_cast<double>(ceil_div(units, processors));
+  const double step = each <= 1 ? tile.alone : each * tile.m * tile.n / tile.rate;
+  const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
+  const double clocks = std::max(step * k, memory_clocks(p, false, processors));
+  return {static_cast<int>(i), chunks, tile.blocks, clocks + (chunks > 1 ? kAdd : 0)};
 }
 
 }  // namespace tiled

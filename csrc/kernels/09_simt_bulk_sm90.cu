@@ -243,12 +243,10 @@ void run(const Problem& p, int each, const Context& context) {
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
   };
   const auto kernel = simt_bulk_kernel<Tile>;
-  // Where a multiprocessor has one block at most, that goes on to other tiles; elsewhere others
-  // come as they end. Shared memory that none uses keeps more than `each` from sharing one: those
-  // that start while operands are still being copied would gather where there is room first.
-  constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
-  const int64_t blocks =
-      std::min(work.tiles, Tile::kBlocks > 1 ? kMaxGrid : int64_t{context.processors});
+  // A block goes on to other tiles, whose first stages come while it stores the last. Shared memory
+  // that none uses keeps more than `each` from sharing a multiprocessor: those that start while
+  // operands are still being copied would gather where there is room first.
+  const int64_t blocks = std::min(work.tiles, int64_t{each} * context.processors);
   const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), each);
   allow_shared_memory(kernel, kMaxSharedMemory);
   launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, smem_bytes, context, work);

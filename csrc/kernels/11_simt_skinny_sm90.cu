@@ -32,10 +32,10 @@ namespace tiled::cuda {
 namespace {
 
 // kThreadRows_ x kThreadCols_ elements of C a thread.
-template <int kRows_, int kThreadRows_, int kThreadCols_, int kStages_, int kBlocks_, bool kAlongK_>
+template <int kIndex, int kThreadRows_, int kThreadCols_, bool kAlongK_>
 struct Tile {
-  static constexpr int kRows = kRows_, kCols = kSkinnyCols, kK = 32;
-  static constexpr int kStages = kStages_, kBlocks = kBlocks_;  // on a multiprocessor
+  static constexpr int kRows = kSkinnyTiles[kIndex].m, kCols = kSkinnyCols, kK = 32;
+  static constexpr int kStages = 6, kBlocks = kSkinnyTiles[kIndex].blocks;  // on a multiprocessor
   static constexpr int kThreadRows = kThreadRows_, kThreadCols = kThreadCols_;
   static constexpr bool kAlongK = kAlongK_;  // w's neighbours are, or else along its columns
   static constexpr int kRowLanes = kRows / kThreadRows, kColLanes = 32 / kRowLanes;  // of a warp
@@ -357,11 +357,13 @@ void run(Work& work, const Context& context) {
 }
 
 template <bool kAlongK>
-void run(Work& work, const Context& context) {
-  if (work.x_count <= 2) return run<Tile<2, 2, 1, 6, 2, kAlongK>>(work, context);
-  if (work.x_count <= 4) return run<Tile<4, 4, 1, 6, 2, kAlongK>>(work, context);
-  if (work.x_count <= 8) return run<Tile<8, 4, 2, 6, 2, kAlongK>>(work, context);
-  run<Tile<16, 8, 4, 6, 2, kAlongK>>(work, context);
+void run(Work& work, int tile, const Context& context) {
+  switch (tile) {
+    case 0: return run<Tile<0, 2, 1, kAlongK>>(work, context);
+    case 1: return run<Tile<1, 4, 1, kAlongK>>(work, context);
+    case 2: return run<Tile<2, 4, 2, kAlongK>>(work, context);
+    case 3: return run<Tile<3, 4, 4, kAlongK>>(work, context);
+  }
 }
 
 }  // namespace
@@ -389,7 +391,9 @@ void launch_simt_skinny(const Problem& p, const Context& context) {
       return launch_simt_ring(p, context);
     }
   }
-  work.w.col_stride < work.w.row_stride ? run<true>(work, context) : run<false>(work, context);
+  const int tile = skinny_plan(p, context.processors).tile;
+  const bool along_k = work.w.col_stride < work.w.row_stride;
+  along_k ? run<true>(work, tile, context) : run<false>(work, tile, context);
 }
 
 }  // namespace tiled::cuda

@@ -28,7 +28,7 @@ class Loader {
             : way_ == Way::kFours ? thread % lanes * 4
                                   : thread % lanes;
     k_ = way_ == Way::kAlongK ? thread % kKLanes : thread / lanes;
-    left_ = k_ < kK ? static_cast<int>(min(side_left, int64_t{kSide})) - side_ : 0;
+    left_ = static_cast<int>(min(side_left, int64_t{kSide})) - side_;
     data_ = data + side_ * side_stride + k_ * k_stride;
   }
 
@@ -50,6 +50,7 @@ class Loader {
 
  private:
   static constexpr int kFours = kSide / 4, kSideLanes = std::min(kSide, kThreads), kKLanes = 8;
+  static_assert(kThreads / kFours <= kK && kThreads / kSideLanes <= kK && kKLanes <= kK);
 
   template <bool kEnds, bool kWhole = false>
   __device__ void copy(uint32_t to, int k_left) const {
@@ -64,23 +65,20 @@ class Loader {
     }
   }
 
-  // Elements, or fours, that are kStepK and kStepSide apart.
+  // Elements, or fours, that are kStepK and kStepSide apart. Nothing is skipped, but of what is
+  // outside no byte is read: ptxas has each copy after a branch wait for shared memory.
   template <bool kEnds, bool kWhole, int kBytes, int kStepK, int kCountSide, int kStepSide>
   __device__ void copy(uint32_t to, int k_left) const {
     const float* data = data_;
     UNROLL
     for (int i = 0; i < kCountSide; ++i, data += kStepSide * side_stride_) {
-      if (!kWhole && i * kStepSide >= left_) break;
+      const int bytes = kWhole ? kBytes : max(min((left_ - i * kStepSide) * 4, kBytes), 0);
       const float* from = data;
       UNROLL
       for (int k = 0; k < kK; k += kStepK, from += kStepK * k_stride_) {
         const uint32_t at = to + (k * kPitch + i * kStepSide) * 4;
-        if (kEnds && k >= k_left) break;
-        if constexpr (kBytes == 16) {
-          device::copy_16(at, from, kWhole ? 16 : min(left_, 4) * 4);
-        } else {
-          device::copy_4(at, from, 4);
-        }
+        const int inside = kEnds && k >= k_left ? 0 : bytes;
+        kBytes == 16 ? device::copy_16(at, from, inside) : device::copy_4(at, from, inside);
       }
     }
   }
