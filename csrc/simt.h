@@ -23,14 +23,14 @@ struct SimtTile {
 
 // The rungs' switches go by the same order.
 inline constexpr SimtTile kRingTiles[] = {
-    {128, 64, 2, 120, 80}, {64, 64, 2, 60, 78},  {64, 32, 3, 38, 52},
-    {32, 32, 4, 29, 51},   {16, 128, 2, 45, 55}, {32, 128, 2, 68, 71},
+    {128, 64, 2, 104, 97}, {64, 64, 2, 61, 86},  {64, 32, 3, 36, 77},
+    {32, 32, 4, 29, 45},   {16, 128, 2, 39, 69}, {32, 128, 2, 61, 84},
 };
 inline constexpr SimtTile kBulkTiles[] = {
     {256, 128, 1, 304, 108},
-    {128, 64, 2, 91, 101},
-    {64, 64, 3, 47, 92},
-    {64, 32, 3, 26.5, 60},
+    {128, 64, 2, 92, 103},
+    {64, 64, 2, 47, 95},
+    {64, 32, 2, 25, 83},
 };
 inline constexpr SimtTile kSmallTiles[] = {
     {16, 16, 56, 80, 45},
@@ -71,12 +71,11 @@ inline double memory_clocks(const Problem& p, bool copies, int64_t processors) {
          clocks(p.c, p.m, p.n, kFast);
 }
 
-// The fastest tile; K in one, or also in ranges of chunks, whose sums another kernel adds. Blocks
-// come in rounds: those that share a multiprocessor end together, and as many others come. So fewer
-// may be better, where they leave less of the last round empty.
-inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Problem& p,
-                          int64_t processors) {
-  constexpr double kBegin = 500;              // a block
+// The fastest tile; K in one, or also in ranges of chunks, whose sums another kernel adds. A
+// multiprocessor has its tiles in rounds: those that share it end together. So fewer may be better,
+// where they leave less of the last round empty. `turn`: from one round to the next.
+inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, double turn,
+                          const Problem& p, int64_t processors) {
   constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
   constexpr int64_t kMaxRanges = 65535;       // in a grid
   constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;  // of ranges and chunks, in 32 bits
@@ -86,6 +85,10 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Pr
     const SimtTile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
     const double elements = static_cast<double>(tile.m) * tile.n;
+    const auto step = [&](int64_t blocks) {  // of K, of so many that share a multiprocessor
+      return blocks == 0 ? 0
+                         : std::max(tile.alone, static_cast<double>(blocks) * elements / tile.rate);
+    };
     // Of those that have equally many chunks, the fewest ranges.
     int64_t next = 0;
     for (int64_t ranges = 1; ranges != 0; ranges = next) {
@@ -97,10 +100,12 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Pr
                               ? 0
                               : kAdd + kSums * elements * static_cast<double>(count * chunks) /
                                            static_cast<double>(processors);
+      const int64_t each = ceil_div(count * ranges, processors);
       for (int blocks = 1; blocks <= tile.blocks; ++blocks) {
-        const auto rounds = static_cast<double>(ceil_div(count * ranges, processors * blocks));
-        const double step = std::max(tile.alone, blocks * elements / tile.rate);
-        const double clocks = rounds * (blocks * kBegin + step * k) + sums;
+        const auto turns = static_cast<double>(ceil_div(each, blocks) - 1);
+        const double steps =
+            static_cast<double>(each / blocks) * step(blocks) + step(each % blocks);
+        const double clocks = turns * turn + steps * k + sums;
         if (best.ranges == 0 || clocks < best.clocks) {
           best = {static_cast<int>(i), ranges, blocks, clocks};
         }
@@ -111,12 +116,12 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, const Pr
 }
 
 inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
-  SimtPlan plan = plan_simt(kRingTiles, true, p, processors);
+  SimtPlan plan = plan_simt(kRingTiles, true, 8000, p, processors);
   plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
   return plan;
 }
 inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
-  return plan_simt(kBulkTiles, false, p, processors);
+  return plan_simt(kBulkTiles, false, 4000, p, processors);
 }
 
 // The fastest tile for teams, which need not begin and end together. A multiprocessor is busy for
