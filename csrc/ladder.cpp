@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -50,9 +51,9 @@ namespace {
 constexpr Rung kLadder[] = {
     // name             family    order             runs             K          tile      cut             reads           start  before wave  rate CUDA                          CPU
     {"naive",          "naive",  Order::kPlain,    Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
-    {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
-    {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
-    {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     4000, 14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     4000, 16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,    Reads::kAny,    6000,  0,     4000, 47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
     {"simt_small",     "simt",   Order::kChunked,  Runs::kFloat32,  1,   1024, 64, 64,   Cut::kSmallPlan, Reads::kAny,   6000,  0,     0,    0,   CUDA(launch_simt_small),     cpu::launch_tiled64},
     {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kRingPlan, Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
     {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kBulkPlan, Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
@@ -200,6 +201,9 @@ std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {
 
 bool Rung::takes(const Problem& p) const {
   if (p.k < min_k || (max_k != 0 && p.k > max_k)) return false;
+  // Places in a tensor map, and in what is read by one, are 32-bit.
+  constexpr int64_t kMaxPlace = std::numeric_limits<int32_t>::max();
+  if (reads != Reads::kAny && std::max({p.m, p.n, p.k}) > kMaxPlace) return false;
   switch (reads) {
     case Reads::kAny: return true;
     case Reads::kSides: return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b);

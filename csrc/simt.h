@@ -53,6 +53,14 @@ struct SimtPlan {
   double clocks;   // of the busiest multiprocessor
 };
 
+// Whether fours that are neighbours along C's sides can be copied at once.
+inline bool a_by_fours(const Problem& p) {
+  return in_vectors(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4);
+}
+inline bool b_by_fours(const Problem& p) {
+  return in_vectors(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
+}
+
 // Clocks in which memory gives the operands and takes C. Where operands are copied by single
 // elements, that comes before memory's limit.
 inline double memory_clocks(const Problem& p, bool copies, int64_t processors) {
@@ -64,30 +72,33 @@ inline double memory_clocks(const Problem& p, bool copies, int64_t processors) {
     }
     return static_cast<double>(elements) * sizeof(float) / rate / static_cast<double>(processors);
   };
-  const bool a_by_fours = in_vectors(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4);
-  const bool b_by_fours = in_vectors(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
-  return clocks(p.a, p.m, p.k, copies && !a_by_fours ? kByOnes : kFast) +
-         clocks(p.b, p.n, p.k, copies && !b_by_fours ? kByOnes : kFast) +
+  return clocks(p.a, p.m, p.k, copies && !a_by_fours(p) ? kByOnes : kFast) +
+         clocks(p.b, p.n, p.k, copies && !b_by_fours(p) ? kByOnes : kFast) +
          clocks(p.c, p.m, p.n, kFast);
 }
 
 // The fastest tile; K in one, or also in ranges of chunks, whose sums another kernel adds. A
 // multiprocessor has its tiles in rounds: those that share it end together. So fewer may be better,
 // where they leave less of the last round empty. `turn`: from one round to the next.
-inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, double turn,
+inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, bool copies, double turn,
                           const Problem& p, int64_t processors) {
   constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
+  constexpr double kByOnes = 1.0 / 32;        // a copy
   constexpr int64_t kMaxRanges = 65535;       // in a grid
   constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;  // of ranges and chunks, in 32 bits
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  const bool a_by_ones = !a_by_fours(p), b_by_ones = !b_by_fours(p);
   SimtPlan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const SimtTile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
     const double elements = static_cast<double>(tile.m) * tile.n;
+    // Threads that copy single elements take clocks of those that multiply.
+    const double by_ones = copies ? (a_by_ones ? tile.m : 0) + (b_by_ones ? tile.n : 0) : 0;
     const auto step = [&](int64_t blocks) {  // of K, of so many that share a multiprocessor
-      return blocks == 0 ? 0
-                         : std::max(tile.alone, static_cast<double>(blocks) * elements / tile.rate);
+      if (blocks == 0) return 0.0;
+      const auto count = static_cast<double>(blocks);
+      return std::max(tile.alone, count * elements / tile.rate) + count * by_ones * kByOnes;
     };
     // Of those that have equally many chunks, the fewest ranges.
     int64_t next = 0;
@@ -116,12 +127,12 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, double t
 }
 
 inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
-  SimtPlan plan = plan_simt(kRingTiles, true, 8000, p, processors);
+  SimtPlan plan = plan_simt(kRingTiles, true, true, 8000, p, processors);
   plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
   return plan;
 }
 inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
-  return plan_simt(kBulkTiles, false, 4000, p, processors);
+  return plan_simt(kBulkTiles, false, false, 4000, p, processors);
 }
 
 // The fastest tile for teams, which need not begin and end together. A multiprocessor is busy for
@@ -146,7 +157,8 @@ inline SimtPlan small_plan(const Problem& p, int64_t processors) {
 
 // The least tile that holds all rows, or the largest; each chunk by itself.
 inline SimtPlan skinny_plan(const Problem& p, int64_t processors) {
-  constexpr double kAdd = 4000;  // chunks' sums
+  constexpr double kAdd = 4000;   // chunks' sums
+  constexpr double kTurn = 2300;  // from one unit to the next
   const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
   size_t i = 0;
   while (i + 1 < std::size(kSkinnyTiles) && kSkinnyTiles[i].m < rows) ++i;
@@ -156,7 +168,8 @@ inline SimtPlan skinny_plan(const Problem& p, int64_t processors) {
   const auto each = static_cast<double>(ceil_div(units, processors));
   const double step = each <= 1 ? tile.alone : each * tile.m * tile.n / tile.rate;
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
-  const double clocks = std::max(step * k, memory_clocks(p, false, processors));
+  const double turns = std::max(each - 1, 0.0) * kTurn / tile.blocks;
+  const double clocks = std::max(step * k + turns, memory_clocks(p, false, processors));
   return {static_cast<int>(i), chunks, tile.blocks, clocks + (chunks > 1 ? kAdd : 0)};
 }
 

@@ -187,12 +187,7 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
 
   const Problem& p = work.p;
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  NO_UNROLL
-  for (int u = 0; u < Tile::kQuads; ++u) {
-    const Place<Tile> at(threadIdx.x, u);
-    store_quad(p, work.by_fours, c_offset, tile.row + at.row, tile.col + at.col,
-               totals[u][threadIdx.x]);
-  }
+  store_tile<Tile>(p, work.by_fours, c_offset, tile.row, tile.col, totals);
 }
 
 template <class Tile>
@@ -254,8 +249,8 @@ template <class Tile>
 void run(const Problem& p, const SimtPlan& plan, const Context& context) {
   Work work{
       .p = p,
-      .a_by_fours = in_vectors(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4),
-      .b_by_fours = in_vectors(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4),
+      .a_by_fours = a_by_fours(p),
+      .b_by_fours = b_by_fours(p),
       .by_fours = stores_fours(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .ranges = static_cast<unsigned>(plan.ranges),

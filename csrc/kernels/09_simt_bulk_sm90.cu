@@ -193,12 +193,7 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
 
     const Position tile = locate<Tile>(work.p, index);
     const int64_t c_offset = batch_offset(work.p.batch, work.p.c, tile.batch);
-    NO_UNROLL
-    for (int u = 0; u < Tile::kQuads; ++u) {
-      const Place<Tile> at(threadIdx.x, u);
-      store_quad(work.p, work.by_fours, c_offset, tile.row + at.row, tile.col + at.col,
-                 smem.total[u][threadIdx.x]);
-    }
+    store_tile<Tile>(work.p, work.by_fours, c_offset, tile.row, tile.col, smem.total);
   }
 }
 

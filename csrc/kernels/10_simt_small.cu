@@ -231,8 +231,8 @@ void run(const Problem& p, const Context& context) {
   const bool by_fours = stores_fours(p);
   const Work work{
       .p = p,
-      .a_by_fours = in_vectors(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4),
-      .b_by_fours = in_vectors(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4),
+      .a_by_fours = a_by_fours(p),
+      .b_by_fours = b_by_fours(p),
       .by_fours = by_fours,
       .stores_sums = by_fours && p.n % 4 == 0 && p.epilogue.is_none(),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),

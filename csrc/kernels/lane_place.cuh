@@ -14,12 +14,19 @@ struct LanePlace {
   int row, col;
   __device__ explicit LanePlace(int lane) {
     static_assert(kRows * kCols <= 32);
-    if constexpr (kInPairs && kRows > 1 &&
-                  kCols > 2) {  // bit 1 changes places with the first of rows
+    lane = exchange(lane);
+    row = lane / kCols, col = lane % kCols;
+  }
+  __device__ static int lane(int row, int col) { return exchange(row * kCols + col); }
+
+ private:
+  // Bit 1 and the first of rows change places.
+  __device__ static int exchange(int lane) {
+    if constexpr (kInPairs && kRows > 1 && kCols > 2) {
       lane = lane % 2 + lane / kCols % 2 * 2 + lane % kCols / 4 * 4 + lane / 2 % 2 * kCols +
              lane / (2 * kCols) * (2 * kCols);
     }
-    row = lane / kCols, col = lane % kCols;
+    return lane;
   }
 };
 

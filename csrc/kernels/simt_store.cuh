@@ -35,17 +35,20 @@ inline bool stores_fours(const Problem& p) {
   return in_vectors(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
 }
 
+// Where threads of a warp have their elements. Where a thread has more of them, shared memory is
+// not what counts, and pairs of lanes are slower.
+template <class Tile>
+using Lanes = LanePlace<Tile::kLanesM, Tile::kLanesN, (Tile::kThreadM * Tile::kThreadN <= 32)>;
+
 // Where a quad of a thread is in its tile.
 template <class Tile>
 struct Place {
   int row, col;
   __device__ Place(int thread, int quad) {
     constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
-    const int warp = thread / 32, lane = thread % 32;
+    const int warp = thread / 32;
     const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4);
-    // Where a thread has more elements, shared memory is not what counts, and pairs are slower.
-    constexpr bool kInPairs = Tile::kThreadM * Tile::kThreadN <= 32;
-    const LanePlace<Tile::kLanesM, Tile::kLanesN, kInPairs> at(lane);
+    const Lanes<Tile> at(thread % 32);
     row = warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + at.row) * 4 + i % 4;
     col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + at.col) * 4;
   }
@@ -116,6 +119,44 @@ __device__ inline void store_quad(const Problem& p, bool by_fours, int64_t c_off
       if (col + j < p.n) c[j * p.c.col_stride] = value[j];
     }
   }
+}
+
+// Stores a tile that begins at (row, col), of which each thread left its quads in shared memory:
+// neighbours in memory by neighbouring lanes, a warp what it has itself. It is not inlined since
+// ptxas arranges the loop that multiplies worse then: 4 % slower.
+template <class Tile, int kThreads>
+__device__ __noinline__ void store_ones(const Problem& p, int64_t c_offset, int64_t row,
+                                        int64_t col, const Quad (&sums)[Tile::kQuads][kThreads]) {
+  __syncwarp();
+  const bool along_rows = p.c.row_stride < p.c.col_stride;
+  const int warp = threadIdx.x / 32;
+  const Place<Tile> first(warp * 32, 0);
+  NO_UNROLL
+  for (int i = threadIdx.x % 32; i < Tile::kWarpM * Tile::kWarpN; i += 32) {
+    const int down = along_rows ? i % Tile::kWarpM : i / Tile::kWarpN;
+    const int right = along_rows ? i / Tile::kWarpM : i % Tile::kWarpN;
+    const int64_t at_row = row + first.row + down, at_col = col + first.col + right;
+    if (at_row >= p.m || at_col >= p.n) continue;
+    const int lane = Lanes<Tile>::lane(down / 4 % Tile::kLanesM, right / 4 % Tile::kLanesN);
+    const int quad = (down / 4 / Tile::kLanesM * 4 + down % 4) * (Tile::kThreadN / 4) +
+                     right / 4 / Tile::kLanesN;
+    const auto* four = reinterpret_cast<const float*>(&sums[quad][warp * 32 + lane]);
+    store<float>(p, c_offset, at_row, at_col, four[right % 4 ^ 1]);
+  }
+}
+// Likewise, by fours where C is so written.
+template <class Tile, int kThreads>
+__device__ void store_tile(const Problem& p, bool by_fours, int64_t c_offset, int64_t row,
+                           int64_t col, const Quad (&sums)[Tile::kQuads][kThreads]) {
+  if (by_fours) {
+    NO_UNROLL
+    for (int u = 0; u < Tile::kQuads; ++u) {
+      const Place<Tile> at(threadIdx.x, u);
+      store_quad(p, true, c_offset, row + at.row, col + at.col, sums[u][threadIdx.x]);
+    }
+    return;
+  }
+  store_ones<Tile>(p, c_offset, row, col, sums);
 }
 
 }  // namespace tiled::cuda
