@@ -97,7 +97,7 @@ def takes(algorithm, dtype, device="cpu", precision="fp32"):
         return True
     if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision != "fp32"):
         return False
-    return algorithm in ("simt", "simt_ring") or device == "cpu" or _is_hopper()
+    return algorithm in ("simt", "simt_small", "simt_ring") or device == "cpu" or _is_hopper()
 
 
 def _is_hopper():

@@ -1,8 +1,10 @@
-"""simt_ring and simt_bulk: every tile, every way to read, ranges of K, and what ends a product.
+"""The rungs on CUDA cores: every tile, every way to read, ranges of K, and what ends a product.
 
 Their sums are those of csrc/sum.h, so tiled64 is the reference, to the bit; other tests hold that
-to float64.
+to float64. A problem is (*batch, m, n, k).
 """
+
+from itertools import product
 
 import pytest
 import torch
@@ -10,32 +12,65 @@ from needs import needs_cuda, needs_hopper
 
 import torch_tiled
 
-# Problems for which each tile is picked on an H200 or H100, or K is cut: (m, n, k).
-RING = {
-    "128x64": (2100, 2900, 40),
-    "64x64": (1000, 1024, 72),
-    "64x32": (500, 500, 132),
-    "32x32": (130, 120, 100),
-    "16x128": (12, 9000, 100),
-    "32x128": (25, 9000, 100),
-}
-BULK = {
-    "256x128": (2048, 2048, 1036),
-    "128x64": (1900, 2100, 100),
-    "64x64": (700, 700, 700),
-    "64x32": (500, 500, 132),
-}
-LAYOUTS = ("NN", "NT", "TN", "TT")
 RUNGS = [
+    pytest.param("simt_small", marks=needs_cuda),
     pytest.param("simt_ring", marks=needs_cuda),
     pytest.param("simt_bulk", marks=needs_hopper),
+    pytest.param("simt_skinny", marks=needs_hopper),
+]
+SIMT = pytest.param("simt", marks=needs_cuda)
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+# Problems for which each tile is picked on an H200 or H100, or K is cut. simt_small has many
+# matrices, which do not fill their last block, or one of many tiles.
+TILES = [
+    ("simt_small", "16x16", (1003, 16, 12, 40)),
+    ("simt_small", "32x32", (1003, 32, 28, 40)),
+    ("simt_small", "64x64", (1003, 64, 60, 40)),
+    ("simt_small", "16x16", (130, 120, 100)),
+    ("simt_small", "32x32", (40, 200, 130, 40)),
+    ("simt_small", "64x64", (7, 700, 700, 40)),
+    ("simt_ring", "128x64", (2100, 2900, 40)),
+    ("simt_ring", "64x64", (1000, 1024, 72)),
+    ("simt_ring", "64x32", (500, 500, 132)),
+    ("simt_ring", "32x32", (130, 120, 100)),
+    ("simt_ring", "16x128", (12, 9000, 100)),
+    ("simt_ring", "32x128", (25, 9000, 100)),
+    ("simt_bulk", "256x128", (2048, 2048, 1036)),
+    ("simt_bulk", "128x64", (1900, 2100, 100)),
+    ("simt_bulk", "64x64", (700, 700, 700)),
+    ("simt_bulk", "64x32", (500, 500, 132)),
+    ("simt_skinny", "16x128", (12, 9000, 100)),
+]
+
+# For every rest of K: problems of each tile of simt_small, and of each of simt_skinny's.
+SHORT_K = (*range(1, 71), 1023, 1024)
+LONG_K = (*SHORT_K, 1025, 1031, 1032, 1033, 2049, 5000, 9000)
+RESTS = [
+    *product(("simt_ring", "simt"), [(70, 90)], LONG_K),
+    *product(["simt_small"], [(70, 90)], LONG_K),
+    *product(["simt_small"], [(1003, 16, 15), (1003, 31, 32), (1003, 64, 63)], SHORT_K),
+    *(
+        pytest.param(*rest, marks=needs_hopper)
+        for rest in product(["simt_skinny"], [(2, 130), (200, 3), (7, 130), (200, 20)], LONG_K)
+    ),
 ]
 
 
-def matrix(rows, cols, layout, device):
+def matrix(shape, layout="N", *, aligned=False, device="cuda"):
+    """Row by row, or transposed: its lines one after the other, or aligned, with NaN between."""
+    *batch, rows, cols = shape
     if layout == "T":
-        return torch.randn(cols, rows, device=device).mT
-    return torch.randn(rows, cols, device=device)
+        return matrix((*batch, cols, rows), aligned=aligned, device=device).mT
+    pitch = (cols // 4 + 2) * 4 if aligned else cols
+    store = torch.full((*batch, rows, pitch), torch.nan, device=device)
+    return store[..., :cols].copy_(torch.randn(shape, device=device))
+
+
+def operands(problem, layouts, *, aligned=False):
+    *batch, m, n, k = problem
+    a = matrix((*batch, m, k), layouts[0], aligned=aligned)
+    return a, matrix((*batch, k, n), layouts[1], aligned=aligned)
 
 
 def check(a, b, algorithm):
@@ -46,22 +81,84 @@ def check(a, b, algorithm):
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    "algorithm, tile",
-    [*(("simt_ring", tile) for tile in RING), *(("simt_bulk", tile) for tile in BULK)],
-)
-def test_every_tile(algorithm, tile, layout):
-    m, n, k = (RING if algorithm == "simt_ring" else BULK)[tile]
-    a, b = matrix(m, k, layout[0], "cuda"), matrix(k, n, layout[1], "cuda")
-    assert torch_tiled.explain(a, b, algorithm=algorithm).tile == tile
+@pytest.mark.parametrize("algorithm, tile, problem", TILES)
+def test_every_tile(algorithm, tile, problem, layout):
+    a, b = operands(problem, layout)
+    explained = torch_tiled.explain(a, b, algorithm=algorithm)
+    assert (explained.algorithm, explained.tile) == (algorithm, tile)
     check(a, b, algorithm)
 
 
 @needs_cuda
-@pytest.mark.parametrize("algorithm", ["simt_ring", "simt"])
-@pytest.mark.parametrize("k", [*range(1, 70), 1023, 1024, 1025, 1031, 1032, 1033, 2049])
-def test_every_rest_of_k(algorithm, k):
-    check(torch.randn(70, k, device="cuda"), torch.randn(k, 90, device="cuda"), algorithm)
+@pytest.mark.parametrize("algorithm, shape, k", RESTS)
+def test_every_rest_of_k(algorithm, shape, k):
+    for layout, aligned in product(LAYOUTS, (False, True)):
+        check(*operands((*shape, k), layout, aligned=aligned), algorithm)
+
+
+@needs_cuda
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [(), (3,), (1000,)])
+def test_every_side_of_a_small_tile(batch, layout):
+    sides = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65)
+    for m, n, aligned in product(sides, sides, (False, True)):
+        check(*operands((*batch, m, n, 42), layout, aligned=aligned), "simt_small")
+
+
+@pytest.mark.parametrize("k, taken", [(1, True), (1024, True), (0, False), (1025, False)])
+def test_simt_small_takes_one_chunk(device, k, taken):
+    a, b = matrix((50, k), device=device), matrix((k, 60), device=device)
+    explained = torch_tiled.explain(a, b, algorithm="simt_small")
+    assert (explained.algorithm == "simt_small") == taken
+    check(a, b, "simt_small")
+
+
+# Of a and of b.
+BATCHES = [
+    *(((7,), (7,)), ((7,), ()), ((), (7,))),
+    *(((4, 2), (4, 2)), ((4, 1), (3,)), ((3,), (4, 1))),
+    *(((2, 3, 2), (2, 3, 2)), ((2, 1, 3), (4, 1)), ((), (2, 3, 2))),
+]
+
+# The short operand of simt_skinny, (rows, k).
+SHORT = {
+    "aligned": lambda rows, k: matrix((rows, k), aligned=True),
+    "misaligned": lambda rows, k: torch.randn(rows, k + 1, device="cuda")[:, 1:],
+    "transposed": lambda rows, k: matrix((rows, k), "T"),
+    "strided": lambda rows, k: torch.randn(2 * rows, 3 * k, device="cuda")[::2, ::3],
+    "repeated": lambda rows, k: torch.randn(1, k, device="cuda").expand(rows, k),
+}
+
+
+@needs_hopper
+@pytest.mark.parametrize("few", ["rows", "columns"])
+@pytest.mark.parametrize("layout", ["N", "T"])
+@pytest.mark.parametrize("short", SHORT)
+def test_every_short_operand(short, layout, few):
+    """Of one panel and of several, with a long one along its sides and along K."""
+    rows = (*range(1, 18), 32, 33, 64, 100)
+    for count, length, k in product(rows, (101, 128, 129, 300), (100, 1100)):
+        a, b = SHORT[short](count, k), matrix((k, length), layout, aligned=True)
+        if few == "columns":
+            a, b = b.mT, a.mT
+        assert torch_tiled.explain(a, b, algorithm="simt_skinny").algorithm == "simt_skinny"
+        check(a, b, "simt_skinny")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_hopper)])
+def test_what_no_tensor_map_reads_another_rung_takes(device):
+    """The long operand, where its lines do not all begin at multiples of 16 bytes."""
+    x, store = torch.randn(9, 600, device=device), torch.randn(1300, 1300, device=device)
+    for w in (
+        store[:600, 1:301],
+        store[:600, :600:2],
+        store.view(-1)[: 600 * 301].view(600, 301),
+        store.view(-1)[: 601 * 301].view(301, 601).mT[:600],
+        store[:600, :1].expand(600, 300),
+    ):
+        for a, b in ((x, w), (w.mT, x.mT)):
+            assert torch_tiled.explain(a, b, algorithm="simt_skinny").algorithm != "simt_skinny"
+            check(a, b, "simt_skinny")
 
 
 @needs_hopper
@@ -79,7 +176,7 @@ def test_a_block_goes_on_to_its_next_tile(rest):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("m, n, k", [(5, 7, 70000), (64, 64, 5000), (1, 300, 4097), (300, 1, 4097)])
 def test_ranges_of_k(m, n, k, layout):
-    a, b = matrix(m, k, layout[0], "cuda"), matrix(k, n, layout[1], "cuda")
+    a, b = operands((m, n, k), layout)
     explained = torch_tiled.explain(a, b, algorithm="simt_ring")
     rows, cols = map(int, explained.tile.split("x"))
     assert int(explained.blocks) > -(-m // rows) * -(-n // cols)
@@ -101,7 +198,21 @@ def test_views(algorithm):
         check(b.mT, a.mT, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*RUNGS, pytest.param("simt", marks=needs_cuda)])
+@pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
+@pytest.mark.parametrize("m, n", [(5, 300), (300, 5), (40, 60)])
+@pytest.mark.parametrize("k", [100, 2100])
+def test_batches(algorithm, m, n, k):
+    """Of one and of several dimensions that do not merge, operands shared and broadcast."""
+    for of_a, of_b in BATCHES:
+        batch = torch.broadcast_shapes(of_a, of_b)
+        for layout in LAYOUTS:
+            a = matrix((*of_a, m, k), layout[0], aligned=True).expand(*batch, m, k)
+            b = matrix((*of_b, k, n), layout[1], aligned=True).expand(*batch, k, n)
+            check(a, b, algorithm)
+            check(a.movedim(0, -3), b.movedim(0, -3), algorithm)
+
+
+@pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
 def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
     """No copy can merge them: a rung that needs no map takes the product."""
     store = torch.randn(6, 6, 6, 6, 90, 100, device="cuda")
@@ -110,11 +221,11 @@ def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", RUNGS)
-@pytest.mark.parametrize("n", [128, 131])
+@pytest.mark.parametrize("m, n", [(90, 128), (90, 131), (90, 13), (20001, 30), (20001, 64)])
 @pytest.mark.parametrize("k", [100, 5000])
-def test_what_ends_a_product(algorithm, n, k):
+def test_what_ends_a_product(algorithm, m, n, k):
     """By fours and by ones, from one range of K and from several: the bits of tiled64."""
-    x, weight = torch.randn(90, k, device="cuda"), torch.randn(n, k, device="cuda")
+    x, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
     bias = torch.randn(2 * n, device="cuda")
     for activation in ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu"):
         for each in (None, bias[:n], bias[::2]):
@@ -125,8 +236,8 @@ def test_what_ends_a_product(algorithm, n, k):
                 for rung in ("tiled64", algorithm)
             )
             assert torch.equal(*calls)
-    c = torch.randn(90, n, device="cuda")
-    for out in (c, c.mT.contiguous().mT, torch.randn(90, n + 1, device="cuda")[:, 1:]):
+    c = torch.randn(m, n, device="cuda")
+    for out in (c, c.mT.contiguous().mT, torch.randn(m, n + 1, device="cuda")[:, 1:]):
         for alpha, beta in ((1, 1), (0.5, -2), (2, 0)):
             results = []
             for rung in ("tiled64", algorithm):
@@ -148,16 +259,33 @@ def test_without_memory_for_copies_another_rung_computes():
     assert (result == first).all()
 
 
-@needs_cuda
-def test_capture(collected):
-    a, b = torch.randn(130, 3000, device="cuda"), torch.randn(500, 3000, device="cuda").mT
+@needs_hopper
+def test_without_memory_for_sums_another_rung_computes():
+    """Three chunks' sums of 500 x 50000 are 300 MB, and no more than the product may be had."""
+    a, b = operands((500, 50000, 2049), "NN", aligned=True)
     expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-    torch_tiled.matmul(a, b, algorithm="simt_ring")
-    for algorithm in ("simt_ring", "simt"):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = torch_tiled.matmul(a, b, algorithm=algorithm, precision="ieee")
-        result.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(result, expected)
-        del graph
+    out = torch.full_like(expected, torch.nan)
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_reserved() / torch.cuda.get_device_properties("cuda").total_memory
+    refused = torch.cuda.memory_stats()["num_ooms"]
+    torch.cuda.set_per_process_memory_fraction(allowed)
+    try:
+        torch_tiled.matmul(a, b, algorithm="simt_skinny", out=out)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.memory_stats()["num_ooms"] > refused
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
+@pytest.mark.parametrize("problem", [(130, 500, 3000), (12, 500, 3000), (300, 40, 50, 60)])
+def test_capture(algorithm, problem, collected):
+    a, b = operands(problem, "NT")
+    expected = torch_tiled.matmul(a, b, algorithm="tiled64")
+    torch_tiled.matmul(a, b, algorithm=algorithm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = torch_tiled.matmul(a, b, algorithm=algorithm, precision="ieee")
+    result.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(result, expected)
