@@ -165,6 +165,30 @@ def test_operands_beyond_2_to_31_elements(algorithm):
     assert torch.equal(result, torch.full((2, 3), 15.0, device="cuda", dtype=torch.float16))
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_side_beyond_2_to_31(algorithm):
+    """In float32, where B's lines are what a tensor map reads."""
+    n = 2**31 + 128
+    if free_bytes() < 16 * n:
+        pytest.skip("not enough GPU memory")
+    b = torch.randn(1, n, device="cuda")
+    out = torch.full((1, n), torch.nan, device="cuda")
+    torch_tiled.matmul(torch.full((1, 1), 2.0, device="cuda"), b, algorithm=algorithm, out=out)
+    assert torch.equal(out, b.mul_(2))
+
+
+@needs_hopper
+def test_lines_along_k_beyond_2_to_31():
+    k = 2**31 + 1028
+    if free_bytes() < 16 * k:
+        pytest.skip("not enough GPU memory")
+    a, b = torch.ones(1, k, device="cuda"), torch.zeros(2, k, device="cuda")
+    for column, value in ((0, 1.0), (1025, 2.0), (2**31 - 1, 4.0), (2**31, 8.0), (k - 1, 16.0)):
+        b[:, column] = value
+    result = torch_tiled.matmul(a, b.mT, algorithm="simt_skinny")
+    assert torch.equal(result, torch.full((1, 2), 31.0, device="cuda"))
+
+
 def test_batch_beyond_one_grid():
     """More matrices than 2^31 - 1 blocks, read through a stride of 0."""
     count = 2**30 + 2
