@@ -58,6 +58,11 @@ class Tile:
         return 1 / self.thread_m + 1 / self.thread_n
 
     @property
+    def fed(self) -> float:
+        """Multiply-adds that a multiprocessor's load units have numbers for, a clock."""
+        return LOADED / self.loads
+
+    @property
     def threads(self) -> int:
         return self.m // self.thread_m * (self.n // self.thread_n)
 
@@ -83,6 +88,8 @@ TILED = {
     "tiled32": Tile(32, 32, k=32, registers=32),
     "tiled64": Tile(64, 64, 4, 4, k=16, registers=80),
 }
+# Elements of C a thread, by which the page reckons what the load units feed.
+THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))
 # Of the rungs on CUDA cores that the model of traffic is for. naive has no tile: each thread reads
 # for itself.
 TILES = {"naive": Tile(1, 1), **TILED, "simt_bulk": Tile(256, 128, 8, 16)}
@@ -183,13 +190,23 @@ def write_roofline(measured: dict) -> str:
     )
 
 
+def write_loads(measured: dict) -> str:
+    rows = []
+    for m, n in THREAD_TILES:
+        fed = Tile(m, n, m, n).fed
+        part = f"{min(1, fed / LANES):.2f}"
+        rows.append([f"{m} x {n}", str(m + n), str(m * n), f"{fed:.0f}", part])
+    headings = ["elements of C a thread", "numbers loaded", "multiply-adds"]
+    return table([*headings, "multiply-adds fed a clock", f"of {LANES}"], 1, rows)
+
+
 def write_traffic(measured: dict) -> str:
     _, rate = copy_rate(measured)
     rows = []
     for rung, tile in TILES.items():
         read_bytes = 4 * tile.reads * SIZE**3
         intensity = 2 / (4 * tile.reads)
-        by_loads = PEAK * min(1, LOADED / (LANES * tile.loads))
+        by_loads = PEAK * min(1, tile.fed / LANES)
         rows.append(
             [
                 f"`{rung}`",
@@ -275,6 +292,7 @@ BLOCKS = {
     "source": write_source,
     "rungs": write_rungs,
     "roofline": write_roofline,
+    "loads": write_loads,
     "traffic": write_traffic,
     "tiles": write_tiles,
     "halves": write_halves,

@@ -93,6 +93,8 @@ def test_the_model_of_traffic_counts_what_trace_counts(size, tile):
 def test_roofs_follow_from_their_inputs():
     assert ladder.PEAK == pytest.approx(66.9, abs=0.05)
     assert ladder.TILES["simt_bulk"].loads == 3 / 16
+    fed = [round(ladder.Tile(m, n, m, n).fed) for m, n in ladder.THREAD_TILES]
+    assert fed == [16, 64, 85, 128, 171]
     row = product("auto", copy_us=100.0)
     assert ladder.copy_rate({"rows": [row]}) == (4 * 3 * 4096**2, 4 * 3 * 4096**2 / 100e-6)
     faster_but_smaller = product("auto", size=1024, copy_us=1.0)
@@ -112,6 +114,8 @@ def product(algorithm, size=4096, *, tflops=10.0, copy_us=None, **other):
 def test_the_table_has_every_rung_of_the_results_and_no_family():
     rows = [
         product("simt_bulk", tflops=51.5),
+        product("simt_skinny", tflops=30.0),
+        product("simt_small", 256, tflops=5.0),
         product("simt"),
         product("fp16x3_bulk", tflops=200.0),
         product("fp16x3_small", 256, tflops=6.0),
@@ -128,6 +132,8 @@ def test_the_table_has_every_rung_of_the_results_and_no_family():
         "naive",
         "tiled64",
         "simt_bulk",
+        "simt_small",
+        "simt_skinny",
         "fp16x3_bulk",
         "fp16x3_small",
     ]
@@ -138,6 +144,7 @@ def test_the_table_has_every_rung_of_the_results_and_no_family():
     assert cells["tiled64"] == ["1.5", "-", "-", "- |"]
     assert cells["simt_bulk"] == ["-", "51.5", "0.77", "0.50 |"]
     assert "multiply-adds on CUDA cores" in lines[4] and "_simt_bulk_sm90.cu)" in lines[4]
+    assert "_simt_small.cu)" in lines[5] and "_simt_skinny_sm90.cu)" in lines[6]
 
 
 def test_a_rung_without_a_file_is_told_in_a_sentence():
