@@ -29,8 +29,8 @@ inline constexpr SimtTile kRingTiles[] = {
 inline constexpr SimtTile kBulkTiles[] = {
     {256, 128, 1, 304, 108},
     {128, 64, 2, 92, 103},
-    {64, 64, 2, 47, 95},
-    {64, 32, 2, 25, 83},
+    {64, 64, 3, 47, 96},
+    {64, 32, 3, 25, 86},
 };
 inline constexpr SimtTile kSmallTiles[] = {
     {16, 16, 56, 80, 45},
@@ -77,11 +77,29 @@ inline double memory_clocks(const Problem& p, bool copies, int64_t processors) {
          clocks(p.c, p.m, p.n, kFast);
 }
 
-// The fastest tile; K in one, or also in ranges of chunks, whose sums another kernel adds. A
-// multiprocessor has its tiles in rounds: those that share it end together. So fewer may be better,
-// where they leave less of the last round empty. `turn`: from one round to the next.
-inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, bool copies, double turn,
-                          const Problem& p, int64_t processors) {
+// How a rung with a table of tiles goes about them.
+struct SimtWay {
+  bool cuts_k;   // in ranges of chunks, too, whose sums another kernel adds
+  bool copies;   // by threads, which takes clocks of those that multiply
+  bool goes_on;  // blocks, to other tiles; or else others come when they end
+  double turn;   // clocks from one round of tiles to the next
+};
+
+// How many blocks the busiest multiprocessor has in the last round, of `left` tiles. The first
+// round's are spread evenly; later on, others come in pairs, and those that go on are such pairs,
+// too, when they are more than half as many as multiprocessors.
+inline int64_t last_round(const SimtWay& way, bool first, int64_t left, int blocks,
+                          int64_t processors) {
+  const int64_t even = ceil_div(left, processors);
+  if (first || left == 0) return even;
+  if (!way.goes_on) return blocks;
+  return left <= processors / 2 ? 1 : std::max(even, std::min<int64_t>(blocks, 2));
+}
+
+// The fastest tile, ranges of K, and blocks that share a multiprocessor. These end together, so
+// fewer may be better, where they leave less of the last round empty.
+inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const Problem& p,
+                          int64_t processors) {
   constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
   constexpr double kByOnes = 1.0 / 32;        // a copy
   constexpr int64_t kMaxRanges = 65535;       // in a grid
@@ -93,8 +111,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, bool cop
     const SimtTile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
     const double elements = static_cast<double>(tile.m) * tile.n;
-    // Threads that copy single elements take clocks of those that multiply.
-    const double by_ones = copies ? (a_by_ones ? tile.m : 0) + (b_by_ones ? tile.n : 0) : 0;
+    const double by_ones = way.copies ? (a_by_ones ? tile.m : 0) + (b_by_ones ? tile.n : 0) : 0;
     const auto step = [&](int64_t blocks) {  // of K, of so many that share a multiprocessor
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
@@ -104,19 +121,20 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, bool cop
     int64_t next = 0;
     for (int64_t ranges = 1; ranges != 0; ranges = next) {
       const int64_t longest = ceil_div(chunks, ranges);
-      next = cuts_k && longest > 1 ? ceil_div(chunks, longest - 1) : 0;
+      next = way.cuts_k && longest > 1 ? ceil_div(chunks, longest - 1) : 0;
       if (next > kMaxRanges || next * chunks > kMaxProduct) next = 0;
       const auto k = static_cast<double>(std::min(longest * kChunk, p.k));
       const double sums = ranges == 1
                               ? 0
                               : kAdd + kSums * elements * static_cast<double>(count * chunks) /
                                            static_cast<double>(processors);
-      const int64_t each = ceil_div(count * ranges, processors);
       for (int blocks = 1; blocks <= tile.blocks; ++blocks) {
-        const auto turns = static_cast<double>(ceil_div(each, blocks) - 1);
-        const double steps =
-            static_cast<double>(each / blocks) * step(blocks) + step(each % blocks);
-        const double clocks = turns * turn + steps * k + sums;
+        const int64_t round = processors * blocks, all = count * ranges;
+        const int64_t full = all / round, left = all % round;
+        const double steps = static_cast<double>(full) * step(blocks) +
+                             step(last_round(way, full == 0, left, blocks, processors));
+        const auto turns = static_cast<double>(full + (left > 0) - 1);
+        const double clocks = turns * way.turn + steps * k + sums;
         if (best.ranges == 0 || clocks < best.clocks) {
           best = {static_cast<int>(i), ranges, blocks, clocks};
         }
@@ -127,12 +145,14 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, bool cuts_k, bool cop
 }
 
 inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
-  SimtPlan plan = plan_simt(kRingTiles, true, true, 8000, p, processors);
+  constexpr SimtWay kWay{.cuts_k = true, .copies = true, .goes_on = false, .turn = 8000};
+  SimtPlan plan = plan_simt(kRingTiles, kWay, p, processors);
   plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
   return plan;
 }
 inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
-  return plan_simt(kBulkTiles, false, false, 4000, p, processors);
+  constexpr SimtWay kWay{.cuts_k = false, .copies = false, .goes_on = true, .turn = 4000};
+  return plan_simt(kBulkTiles, kWay, p, processors);
 }
 
 // The fastest tile for teams, which need not begin and end together. A multiprocessor is busy for

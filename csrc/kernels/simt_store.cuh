@@ -121,42 +121,55 @@ __device__ inline void store_quad(const Problem& p, bool by_fours, int64_t c_off
   }
 }
 
-// Stores a tile that begins at (row, col), of which each thread left its quads in shared memory:
-// neighbours in memory by neighbouring lanes, a warp what it has itself. It is not inlined since
-// ptxas arranges the loop that multiplies worse then: 4 % slower.
+// Stores sums that threads left in shared memory, to a tile at `c` of which so many rows and
+// columns exist: neighbours of a row by neighbouring lanes, a warp what it has itself. It is not
+// inlined since ptxas arranges the loop that multiplies worse then: 4 % slower.
 template <class Tile, int kThreads>
-__device__ __noinline__ void store_ones(const Problem& p, int64_t c_offset, int64_t row,
-                                        int64_t col, const Quad (&sums)[Tile::kQuads][kThreads]) {
+__device__ __noinline__ void store_rows(float* c, int64_t row_stride, int64_t col_stride, int rows,
+                                        int cols, const Quad (&sums)[Tile::kQuads][kThreads]) {
+  constexpr int kSpan = Tile::kWarpN < 32 ? Tile::kWarpN : 32, kStack = 32 / kSpan;  // lanes
+  constexpr int kQuadsInRow = Tile::kThreadN / 4;
   __syncwarp();
-  const bool along_rows = p.c.row_stride < p.c.col_stride;
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Place<Tile> first(warp * 32, 0);
   NO_UNROLL
-  for (int i = threadIdx.x % 32; i < Tile::kWarpM * Tile::kWarpN; i += 32) {
-    const int down = along_rows ? i % Tile::kWarpM : i / Tile::kWarpN;
-    const int right = along_rows ? i / Tile::kWarpM : i % Tile::kWarpN;
-    const int64_t at_row = row + first.row + down, at_col = col + first.col + right;
-    if (at_row >= p.m || at_col >= p.n) continue;
-    const int lane = Lanes<Tile>::lane(down / 4 % Tile::kLanesM, right / 4 % Tile::kLanesN);
-    const int quad = (down / 4 / Tile::kLanesM * 4 + down % 4) * (Tile::kThreadN / 4) +
-                     right / 4 / Tile::kLanesN;
-    const auto* four = reinterpret_cast<const float*>(&sums[quad][warp * 32 + lane]);
-    store<float>(p, c_offset, at_row, at_col, four[right % 4 ^ 1]);
+  for (int right = lane % kSpan; right < Tile::kWarpN; right += kSpan) {
+    const int left = first.col + right < cols ? rows - first.row : 0;  // rows
+    float* to = c + first.row * row_stride + (first.col + right) * col_stride;
+    NO_UNROLL
+    for (int four = lane / kSpan; four < Tile::kWarpM / 4; four += kStack) {
+      const int owner = Lanes<Tile>::lane(four % Tile::kLanesM, right / 4 % Tile::kLanesN);
+      const int quad = four / Tile::kLanesM * 4 * kQuadsInRow + right / 4 / Tile::kLanesN;
+      float sum[4];
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Quad& from = sums[quad + i * kQuadsInRow][warp * 32 + owner];
+        sum[i] = reinterpret_cast<const float*>(&from)[right % 4 ^ 1];
+      }
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (four * 4 + i < left) to[(four * 4 + i) * row_stride] = sum[i];
+      }
+    }
   }
 }
-// Likewise, by fours where C is so written.
+
+// Ends a product's tile that begins at (row, col).
 template <class Tile, int kThreads>
 __device__ void store_tile(const Problem& p, bool by_fours, int64_t c_offset, int64_t row,
                            int64_t col, const Quad (&sums)[Tile::kQuads][kThreads]) {
-  if (by_fours) {
-    NO_UNROLL
-    for (int u = 0; u < Tile::kQuads; ++u) {
-      const Place<Tile> at(threadIdx.x, u);
-      store_quad(p, true, c_offset, row + at.row, col + at.col, sums[u][threadIdx.x]);
-    }
-    return;
+  if (!by_fours && p.epilogue.is_none() && p.c.col_stride < p.c.row_stride) {
+    float* c =
+        static_cast<float*>(p.c.data) + c_offset + row * p.c.row_stride + col * p.c.col_stride;
+    const auto rows = static_cast<int>(min(p.m - row, int64_t{Tile::kM}));
+    const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
+    return store_rows<Tile>(c, p.c.row_stride, p.c.col_stride, rows, cols, sums);
   }
-  store_ones<Tile>(p, c_offset, row, col, sums);
+  NO_UNROLL
+  for (int u = 0; u < Tile::kQuads; ++u) {
+    const Place<Tile> at(threadIdx.x, u);
+    store_quad(p, by_fours, c_offset, row + at.row, col + at.col, sums[u][threadIdx.x]);
+  }
 }
 
 }  // namespace tiled::cuda
