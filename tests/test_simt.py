@@ -270,13 +270,17 @@ def test_without_memory_for_sums_another_rung_computes():
     out = torch.full_like(expected, torch.nan)
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved() / torch.cuda.get_device_properties("cuda").total_memory
-    refused = torch.cuda.memory_stats()["num_ooms"]
     torch.cuda.set_per_process_memory_fraction(allowed)
     try:
+        held = []
+        with pytest.raises(torch.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(2**26, dtype=torch.uint8, device="cuda"))
+        refused = torch.cuda.memory_stats()["num_ooms"]
         torch_tiled.matmul(a, b, algorithm="simt_skinny", out=out)
+        assert torch.cuda.memory_stats()["num_ooms"] > refused
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert torch.cuda.memory_stats()["num_ooms"] > refused
     assert torch.equal(out, expected)
 
 

@@ -50,6 +50,10 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
     stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * sizeof(float);
     ++used;
   }
+  // The driver wants a current context: in a new thread the runtime has none before it is asked.
+  int device;
+  check(cudaGetDevice(&device));
+  check(cudaSetDevice(device));
   CUtensorMap map;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kRank, matrix.data, size, stride, box, apart,
