@@ -145,7 +145,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
 }
 
 inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
-  constexpr SimtWay kWay{.cuts_k = true, .copies = true, .goes_on = false, .turn = 8000};
+  constexpr SimtWay kWay{.cuts_k = true, .copies = true, .goes_on = false, .turn = 12000};
   SimtPlan plan = plan_simt(kRingTiles, kWay, p, processors);
   plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
   return plan;
