@@ -86,13 +86,14 @@ struct SimtWay {
 };
 
 // How many blocks the busiest multiprocessor has in the last round, of `left` tiles. The first
-// round's are spread evenly; later on, others come in pairs, and those that go on are such pairs,
-// too, when they are more than half as many as multiprocessors.
-inline int64_t last_round(const SimtWay& way, bool first, int64_t left, int blocks,
+// round's are spread evenly; in the next few, others come in pairs, and those that go on are such
+// pairs, too, when they are more than half as many as multiprocessors.
+inline int64_t last_round(const SimtWay& way, int64_t rounds, int64_t left, int blocks,
                           int64_t processors) {
+  constexpr int64_t kFew = 4;
   const int64_t even = ceil_div(left, processors);
-  if (first || left == 0) return even;
-  if (!way.goes_on) return blocks;
+  if (rounds == 0 || left == 0) return even;
+  if (!way.goes_on) return rounds < kFew ? blocks : even;
   return left <= processors / 2 ? 1 : std::max(even, std::min<int64_t>(blocks, 2));
 }
 
@@ -101,9 +102,10 @@ inline int64_t last_round(const SimtWay& way, bool first, int64_t left, int bloc
 inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const Problem& p,
                           int64_t processors) {
   constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
-  constexpr double kByOnes = 1.0 / 32;        // a copy
-  constexpr int64_t kMaxRanges = 65535;       // in a grid
-  constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;  // of ranges and chunks, in 32 bits
+  constexpr double kTurnInRanges = 3000;      // sums are stored sooner than C
+  constexpr double kByOnes = 1.0 / 32, kAtEdges = 1.0 / 12;  // a copy; where it asks for the edges
+  constexpr int64_t kMaxRanges = 65535;                      // in a grid
+  constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;    // of ranges and chunks, in 32 bits
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const bool a_by_ones = !a_by_fours(p), b_by_ones = !b_by_fours(p);
   SimtPlan best{};
@@ -111,11 +113,13 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
     const SimtTile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
     const double elements = static_cast<double>(tile.m) * tile.n;
-    const double by_ones = way.copies ? (a_by_ones ? tile.m : 0) + (b_by_ones ? tile.n : 0) : 0;
+    const double each_copy = p.m % tile.m == 0 && p.n % tile.n == 0 ? kByOnes : kAtEdges;
+    const double by_ones =
+        way.copies ? ((a_by_ones ? tile.m : 0) + (b_by_ones ? tile.n : 0)) * each_copy : 0;
     const auto step = [&](int64_t blocks) {  // of K, of so many that share a multiprocessor
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
-      return std::max(tile.alone, count * elements / tile.rate) + count * by_ones * kByOnes;
+      return std::max(tile.alone, count * elements / tile.rate) + count * by_ones;
     };
     // Of those that have equally many chunks, the fewest ranges.
     int64_t next = 0;
@@ -132,9 +136,9 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
         const int64_t round = processors * blocks, all = count * ranges;
         const int64_t full = all / round, left = all % round;
         const double steps = static_cast<double>(full) * step(blocks) +
-                             step(last_round(way, full == 0, left, blocks, processors));
+                             step(last_round(way, full, left, blocks, processors));
         const auto turns = static_cast<double>(full + (left > 0) - 1);
-        const double clocks = turns * way.turn + steps * k + sums;
+        const double clocks = turns * (ranges == 1 ? way.turn : kTurnInRanges) + steps * k + sums;
         if (best.ranges == 0 || clocks < best.clocks) {
           best = {static_cast<int>(i), ranges, blocks, clocks};
         }

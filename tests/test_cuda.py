@@ -71,6 +71,16 @@ def test_two_threads_on_two_streams(algorithm):
             thread.result()
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_first_call_in_a_thread(algorithm):
+    """There the runtime has not been asked for anything, so the driver has no context yet."""
+    a, b = torch.randn(64, 16, device="cuda").mT, torch.randn(64, 512, device="cuda")
+    out = torch.empty(16, 512, device="cuda")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch_tiled.matmul, a, b, algorithm=algorithm, out=out).result()
+    assert torch.equal(out, torch_tiled.matmul(a, b, algorithm=algorithm))
+
+
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_capture_and_replay(algorithm):

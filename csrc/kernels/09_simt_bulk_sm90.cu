@@ -254,9 +254,15 @@ void launch_simt_ring(const Problem& p, const Context& context);
 // Where there is no memory for copies of operands, a rung that needs none gives the same bits.
 void launch_simt_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  const std::optional<Problem> laid_out = lay_out(p, context);
-  if (!laid_out) return launch_simt_ring(p, context);
   const SimtPlan plan = bulk_plan(p, context.processors);
+  // Blocks that start while others still copy gather on few multiprocessors, where several may
+  // share one. Those that go on to a last round, which is not full, would leave the others idle
+  // then.
+  const SimtTile& tile = kBulkTiles[plan.tile];
+  const int64_t round = int64_t{plan.blocks} * context.processors;
+  const bool starts_early = plan.blocks == 1 || count_tiles(p, tile.m, tile.n) <= round;
+  const std::optional<Problem> laid_out = lay_out(p, starts_early, context);
+  if (!laid_out) return launch_simt_ring(p, context);
   switch (plan.tile) {
     case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, plan.blocks, context);
     case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, plan.blocks, context);

@@ -10,7 +10,8 @@ namespace tiled::cuda {
 
 // The problem, of float32, with operands that tensor maps can read (kernels/tensor_map.h) and whose
 // neighbours lie along rows of A and along columns of B. Those that lie otherwise are copied by a
-// kernel: nothing where there is no memory for that. For K > 0.
-std::optional<Problem> lay_out(const Problem& p, const Context& context);
+// kernel, and the next may start before that has ended, or not: nothing where there is no memory
+// for that. For K > 0.
+std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const Context& context);
 
 }  // namespace tiled::cuda

@@ -25,11 +25,12 @@ struct Job {
 
 struct Jobs {
   Job job[2];
+  bool next_starts_early;
 };
 
 __global__ void __launch_bounds__(kThreads) lay_out_kernel(const __grid_constant__ Jobs jobs) {
-  __shared__ float square[kSide][kSide + 1];  // (K, outer)
-  device::let_next_kernel_start();            // the product sets up its barriers meanwhile
+  __shared__ float square[kSide][kSide + 1];                    // (K, outer)
+  if (jobs.next_starts_early) device::let_next_kernel_start();  // and set up its barriers
   const bool second = blockIdx.x >= jobs.job[0].blocks;
   const Job& job = jobs.job[second];
   const unsigned block = second ? blockIdx.x - jobs.job[0].blocks : blockIdx.x;
@@ -93,11 +94,11 @@ Matrix compact(const Batch& all, const Matrix& from, int64_t pitch, int64_t k, J
 
 }  // namespace
 
-std::optional<Problem> lay_out(const Problem& p, const Context& context) {
+std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const Context& context) {
   Problem laid_out = p;
   Matrix operands[] = {p.a, transposed(p.b)};
   const int64_t outers[] = {p.m, p.n};
-  Jobs jobs{};
+  Jobs jobs{.job = {}, .next_starts_early = next_starts_early};
   int64_t bytes = 0, begins[2]{};
   for (int i = 0; i < 2; ++i) {
     if (in_boxes_of_rows(p.batch, operands[i])) continue;
