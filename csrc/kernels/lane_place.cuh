@@ -5,10 +5,9 @@
 
 namespace tiled::cuda {
 
-// A read of 16 bytes a lane takes four accesses to shared memory, of eight lanes each, but two
-// where all lanes read what lane ^ 1 reads, or all what lane ^ 2 reads. So of kRows x kCols lanes
-// the lowest bit counts columns and the next one rows: then A's elements are the same in such
-// pairs, and so are B's.
+// A read of 16 bytes a lane is faster by a half where all lanes read what lane ^ 1 reads, or all
+// what lane ^ 2 reads. So of kRows x kCols lanes the lowest bit counts columns and the next one
+// rows: A's elements are the same in pairs of the first kind, and B's in those of the second.
 template <int kRows, int kCols, bool kInPairs = true>
 struct LanePlace {
   int row, col;
