@@ -49,20 +49,20 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name             family    order             runs             K          tile      cut             reads           start  before wave  rate CUDA                          CPU
-    {"naive",          "naive",  Order::kPlain,    Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    13,  CUDA(launch_naive),          cpu::launch_naive},
-    {"tiled16",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    16, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     4000, 14,  CUDA(launch_tiled16),        cpu::launch_tiled16},
-    {"tiled32",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    32, 32,   Cut::kNever,    Reads::kAny,    6000,  0,     4000, 16,  CUDA(launch_tiled32),        cpu::launch_tiled32},
-    {"tiled64",        "tiled",  Order::kChunked,  Runs::kAnywhere, 0,   0,    64, 64,   Cut::kNever,    Reads::kAny,    6000,  0,     4000, 47,  CUDA(launch_tiled64),        cpu::launch_tiled64},
-    {"simt_small",     "simt",   Order::kChunked,  Runs::kFloat32,  1,   1024, 64, 64,   Cut::kSmallPlan, Reads::kAny,   6000,  0,     0,    0,   CUDA(launch_simt_small),     cpu::launch_tiled64},
-    {"simt_ring",      "simt",   Order::kChunked,  Runs::kFloat32,  1,   0,    64, 64,   Cut::kRingPlan, Reads::kAny,    6000,  0,     0,    0,   CUDA(launch_simt_ring),      cpu::launch_tiled64},
-    {"simt_bulk",      "simt",   Order::kChunked,  Runs::kHopper,   64,  0,    64, 64,   Cut::kBulkPlan, Reads::kSides,  8000,  0.6,   0,    0,   CUDA(launch_simt_bulk),      cpu::launch_tiled64},
-    {"simt_skinny",    "simt",   Order::kChunked,  Runs::kHopper,   1,   0,    16, 128,  Cut::kSkinnyPlan, Reads::kBoxes, 7000, 0,     0,    0,   CUDA(launch_simt_skinny),    cpu::launch_tiled64},
-    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   8192, 16, 32,   Cut::kChunks,   Reads::kLines,  0,     0,     4000, 48,  CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
-    {"fp16x3_small",   "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   1024, 32, 16,   Cut::kNever,    Reads::kAny,    6000,  0,     0,    40,  CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
-    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    32, 32,   Cut::kChunks,   Reads::kAny,    16000, 0,     7000, 330, CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
-    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,   Runs::kHopper,   512, 0,    64, 128,  Cut::kChunks,   Reads::kBoxes,  17000, 0,     0,    160, CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
-    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,   Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,   Reads::kAny,    10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    // name            family    order            runs             K          tile      cut               reads          start  before wave             rate             CUDA                         CPU
+    {"naive",          "naive",  Order::kPlain,   Runs::kAnywhere, 0,   0,    32,  32,  Cut::kNever,      Reads::kAny,   6000,  0,     0,               13,              CUDA(launch_naive),          cpu::launch_naive},
+    {"tiled16",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    16,  16,  Cut::kNever,      Reads::kAny,   6000,  0,     4000,            14,              CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    32,  32,  Cut::kNever,      Reads::kAny,   6000,  0,     4000,            16,              CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    64,  64,  Cut::kNever,      Reads::kAny,   6000,  0,     4000,            47,              CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"simt_small",     "simt",   Order::kChunked, Runs::kFloat32,  1,   1024, 64,  64,  Cut::kSmallPlan,  Reads::kAny,   6000,  0,     0,               0,               CUDA(launch_simt_small),     cpu::launch_tiled64},
+    {"simt_ring",      "simt",   Order::kChunked, Runs::kFloat32,  1,   0,    64,  64,  Cut::kRingPlan,   Reads::kAny,   6000,  0,     0,               0,               CUDA(launch_simt_ring),      cpu::launch_tiled64},
+    {"simt_bulk",      "simt",   Order::kChunked, Runs::kHopper,   64,  0,    64,  64,  Cut::kBulkPlan,   Reads::kSides, 8000,  0.6,   0,               0,               CUDA(launch_simt_bulk),      cpu::launch_tiled64},
+    {"simt_skinny",    "simt",   Order::kChunked, Runs::kHopper,   1,   0,    16,  128, Cut::kSkinnyPlan, Reads::kBoxes, 7000,  0,     0,               0,               CUDA(launch_simt_skinny),    cpu::launch_tiled64},
+    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   8192, 16,  32,  Cut::kChunks,     Reads::kLines, 0,     0,     4000,            48,              CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
+    {"fp16x3_small",   "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   1024, 32,  16,  Cut::kNever,      Reads::kAny,   6000,  0,     0,               40,              CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
+    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
+    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
+    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
 };
 // clang-format on
 

@@ -1,15 +1,15 @@
 // 11 simt_skinny: the long operand comes once, as fast as memory gives it.
 //
-// Idea:  where C has few rows, B is most of what there is to read, and multiply-adds are few: so
-// all
+// Idea:  where C has few rows, B is most of what there is to read, and multiply-adds are few: all
 //        that counts is that memory is never idle. (Where C has few columns, A and B change
 //        places.) One thread asks the copy engine for kCols columns of w, the long operand, several
-//        stages ahead and across units of work; the other lanes of its warp copy the rows of x, the
-//        short one, that the stage meets. w is read as it lies, along K or along its columns. A
-//        unit is one chunk of the sum, so that the few columns reach all multiprocessors; chunks'
-//        sums go to memory, and another kernel adds them in order.
-// Limit: memory, up to 8 rows; with 16, multiply-adds of four warps.
-// Next:  for more rows, x and w shared by more warps: simt_ring, simt_bulk.
+//        stages ahead and across units of work; its warp copies the rows of x, the short one, that
+//        the stage meets. w is read as it lies, along K or along its columns. A unit is one chunk
+//        of the sum, so that the few columns reach all multiprocessors; chunks' sums go to memory,
+//        and another kernel adds them in order.
+// Limit: memory, up to 8 rows. With 16, what shared memory gives to registers: half a number for
+//        each multiply-add of 4 x 4 elements.
+// Next:  16 rows at memory's rate; for more, simt_ring and simt_bulk.
 //
 //   copiers       wait empty[s]   ask for w, copy x of a stage -> full[s]
 //   multipliers   wait full[s]    multiply                     -> empty[s]
