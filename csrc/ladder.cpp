@@ -5,7 +5,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <utility>
 
 #include "cuts.h"
 #include "fail.h"
@@ -154,31 +153,16 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
-// A plan of simt.h, and the tile that it takes.
-struct Planned {
-  SimtPlan plan;
-  SimtTile tile;
-};
-
-// Nothing for other rungs.
-std::optional<Planned> plan_of(const Rung& rung, const Problem& p, const Context& context) {
-  if (rung.cut == Cut::kRingPlan) {
-    const SimtPlan plan = ring_plan(p, context.processors);
-    return Planned{plan, kRingTiles[plan.tile]};
-  }
-  if (rung.cut == Cut::kBulkPlan) {
-    const SimtPlan plan = bulk_plan(p, context.processors);
-    return Planned{plan, kBulkTiles[plan.tile]};
-  }
-  if (rung.cut == Cut::kSmallPlan) {
-    const SimtPlan plan = small_plan(p, context.processors);
-    return Planned{plan, kSmallTiles[plan.tile]};
-  }
-  if (rung.cut == Cut::kSkinnyPlan) {
-    const SimtPlan plan = skinny_plan(p, context.processors);
-    SimtTile tile = kSkinnyTiles[plan.tile];
-    if (p.m > p.n) std::swap(tile.m, tile.n);
-    return Planned{plan, tile};
+// The plan of simt.h; nothing for other rungs.
+std::optional<SimtPlan> plan_of(const Rung& rung, const Problem& p, const Context& context) {
+  switch (rung.cut) {
+    case Cut::kNever:
+    case Cut::kChunks:
+    case Cut::kRanges: return std::nullopt;
+    case Cut::kRingPlan: return ring_plan(p, context.processors);
+    case Cut::kBulkPlan: return bulk_plan(p, context.processors);
+    case Cut::kSmallPlan: return small_plan(p, context.processors);
+    case Cut::kSkinnyPlan: return skinny_plan(p, context.processors);
   }
   return std::nullopt;
 }
@@ -195,8 +179,8 @@ bool Rung::runs_on(const Context& context, DType dtype) const {
 }
 
 std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {
-  const std::optional<Planned> planned = plan_of(*this, p, context);
-  return planned ? std::pair(planned->tile.m, planned->tile.n) : std::pair(tile_m, tile_n);
+  const std::optional<SimtPlan> plan = plan_of(*this, p, context);
+  return plan ? std::pair(plan->m, plan->n) : std::pair(tile_m, tile_n);
 }
 
 bool Rung::takes(const Problem& p) const {
@@ -226,8 +210,8 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kBulkPlan:
     case Cut::kSmallPlan:
     case Cut::kSkinnyPlan: {
-      const Planned planned = *plan_of(*this, p, context);
-      return count_tiles(p, planned.tile.m, planned.tile.n) * planned.plan.ranges;
+      const SimtPlan plan = *plan_of(*this, p, context);
+      return count_tiles(p, plan.m, plan.n) * plan.ranges;
     }
   }
   return 0;
@@ -251,7 +235,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const double copies = as_it_lies && rows + cols > 0 ? kCopyStart : 0;
   const double fixed = start + copies + elements * before / context.processors;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
-  if (const auto planned = plan_of(*this, p, context)) return fixed + planned->plan.clocks;
+  if (const auto plan = plan_of(*this, p, context)) return fixed + plan->clocks;
   const int64_t k = cut == Cut::kChunks ? std::min<int64_t>(p.k, kChunk) : p.k;
   const double multiply_adds = static_cast<double>(tile_m) * tile_n * static_cast<double>(k);
   // A rung that cuts K copies the longer operand by fours where it can, or else by single elements.

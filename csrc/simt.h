@@ -48,6 +48,7 @@ inline constexpr SimtTile kSkinnyTiles[] = {
 
 struct SimtPlan {
   int tile;        // its index
+  int m, n;        // of C, that it has
   int64_t ranges;  // of chunks
   int blocks;      // that share a multiprocessor: at most the tile's
   double clocks;   // of the busiest multiprocessor
@@ -140,7 +141,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
         const auto turns = static_cast<double>(full + (left > 0) - 1);
         const double clocks = turns * (ranges == 1 ? way.turn : kTurnInRanges) + steps * k + sums;
         if (best.ranges == 0 || clocks < best.clocks) {
-          best = {static_cast<int>(i), ranges, blocks, clocks};
+          best = {static_cast<int>(i), tile.m, tile.n, ranges, blocks, clocks};
         }
       }
     }
@@ -173,7 +174,9 @@ inline SimtPlan small_plan(const Problem& p, int64_t processors) {
     const double each = kEach + tile.m * tile.n * k / tile.rate;
     const double one = kWait + tile.alone * k;
     const double clocks = std::max(static_cast<double>(tiles) * each, rounds * one);
-    if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), 1, tile.blocks, clocks};
+    if (i == 0 || clocks < best.clocks) {
+      best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, clocks};
+    }
   }
   best.clocks = std::max(best.clocks, memory_clocks(p, true, processors));
   return best;
@@ -194,7 +197,13 @@ inline SimtPlan skinny_plan(const Problem& p, int64_t processors) {
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   const double turns = std::max(each - 1, 0.0) * kTurn / tile.blocks;
   const double clocks = std::max(step * k + turns, memory_clocks(p, false, processors));
-  return {static_cast<int>(i), chunks, tile.blocks, clocks + (chunks > 1 ? kAdd : 0)};
+  const bool w_is_a = p.m > p.n;
+  return {.tile = static_cast<int>(i),
+          .m = w_is_a ? tile.n : tile.m,
+          .n = w_is_a ? tile.m : tile.n,
+          .ranges = chunks,
+          .blocks = tile.blocks,
+          .clocks = clocks + (chunks > 1 ? kAdd : 0)};
 }
 
 }  // namespace tiled

@@ -262,7 +262,9 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
     try {
       work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
     } catch (const std::runtime_error&) {
-      return run<Tile>(p, {plan.tile, 1, plan.blocks, 0}, context);  // needs no memory
+      SimtPlan in_one = plan;
+      in_one.ranges = 1;  // needs no memory
+      return run<Tile>(p, in_one, context);
     }
   }
   static_assert(sizeof(Sums<Tile>) <= sizeof(Smem<Tile>::stage), "they may lie where stages were");

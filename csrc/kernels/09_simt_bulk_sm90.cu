@@ -258,9 +258,8 @@ void launch_simt_bulk(const Problem& p, const Context& context) {
   // Blocks that start while others still copy gather on few multiprocessors, where several may
   // share one. Those that go on to a last round, which is not full, would leave the others idle
   // then.
-  const SimtTile& tile = kBulkTiles[plan.tile];
   const int64_t round = int64_t{plan.blocks} * context.processors;
-  const bool starts_early = plan.blocks == 1 || count_tiles(p, tile.m, tile.n) <= round;
+  const bool starts_early = plan.blocks == 1 || count_tiles(p, plan.m, plan.n) <= round;
   const std::optional<Problem> laid_out = lay_out(p, starts_early, context);
   if (!laid_out) return launch_simt_ring(p, context);
   switch (plan.tile) {
