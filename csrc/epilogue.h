@@ -28,6 +28,22 @@ HOST_DEVICE Acc activate(Activation activation, Acc x) {
   return x;
 }
 
+// Likewise of several, for which one is chosen once.
+template <typename Acc, int kCount>
+HOST_DEVICE void activate_each(Activation activation, Acc (&x)[kCount]) {
+  const auto each = [&](Activation chosen) {
+    for (Acc& one : x) one = activate(chosen, one);
+  };
+  switch (activation) {
+    case Activation::kNone: return;
+    case Activation::kRelu: return each(Activation::kRelu);
+    case Activation::kGelu: return each(Activation::kGelu);
+    case Activation::kGeluTanh: return each(Activation::kGeluTanh);
+    case Activation::kTanh: return each(Activation::kTanh);
+    case Activation::kSilu: return each(Activation::kSilu);
+  }
+}
+
 // What is activated: alpha * sum + bias + beta * old. `bias` and `old` count where there is a bias
 // and beta is not 0.
 template <typename Acc>

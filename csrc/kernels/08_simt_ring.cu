@@ -190,11 +190,24 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
   store_tile<Tile>(p, work.by_fours, c_offset, tile.row, tile.col, totals);
 }
 
+// Where the kernel that adds sums of chunks begins before they are there.
+__device__ void let_sums_be_added() {
+#if __CUDA_ARCH__ >= 900
+  device::let_next_kernel_start();
+#endif
+}
+__device__ void await_sums() {
+#if __CUDA_ARCH__ >= 900
+  device::wait_for_previous_kernel();
+#endif
+}
+
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     simt_ring_kernel(const __grid_constant__ Work work, int64_t first_tile) {
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
+  if (work.ranges > 1) let_sums_be_added();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       device::init_barrier(&smem.full[stage], Tile::kCopiers);
@@ -210,39 +223,66 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   }
 }
 
-// Adds the sums of chunks in order and stores them: a block has kAddQuads of a tile, of which it
-// reads kAddChunks at a time.
-constexpr int kAddQuads = 16, kAddChunks = 16, kAddThreads = kAddQuads * kAddChunks;
+// Adds the sums of chunks in order and stores them. kLanes threads read those of a quad, kAddEach
+// at a time each, and the first one adds.
+constexpr int kAddThreads = 256, kAddEach = 8;
 
-template <class Tile>
+template <class Tile, int kLanes>
 __global__ void __launch_bounds__(kAddThreads)
     simt_ring_add_kernel(const __grid_constant__ Work work) {
-  __shared__ Quad smem[kAddChunks][kAddQuads];
+  constexpr int kQuads = kAddThreads / kLanes, kAtOnce = kLanes * kAddEach;
+  constexpr int kInTile = Tile::kQuads * Tile::kMultipliers;
+  static_assert(kInTile % kQuads == 0);
   const Problem& p = work.p;
-  constexpr int kPieces = Tile::kQuads * Tile::kMultipliers / kAddQuads;
-  const int64_t index = blockIdx.x / kPieces;
-  const int quad = threadIdx.x % kAddQuads, lane = threadIdx.x / kAddQuads;
-  const int in_tile = blockIdx.x % kPieces * kAddQuads + quad;
+  const int own = threadIdx.x % kQuads, lane = threadIdx.x / kQuads;
+  const int64_t index = int64_t{blockIdx.x} * kQuads + own;
+  const auto in_tile = static_cast<int>(index % kInTile);
+  const TileIndex tile = tile_index<Tile>(p, index / kInTile);
+  const Place<Tile> at(in_tile % Tile::kMultipliers, in_tile / Tile::kMultipliers);
+  const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+  const Bias bias(p, tile.col + at.col);
   const auto chunks = static_cast<int>(ceil_div(p.k, kChunk));
-  const auto* sums = static_cast<const Sums<Tile>*>(work.sums) + index;
-  auto read = [&](int chunk) {
-    return chunk < chunks ? (&sums[chunk * work.tiles][0][0])[in_tile] : Quad{};
-  };
-  Quad total = Quad::empty(), mine = read(lane);
-  for (int first = 0; first < chunks; first += kAddChunks) {
-    smem[lane][quad] = mine;
-    __syncthreads();
-    mine = read(first + kAddChunks + lane);
-    if (lane == 0) {
-      for (int i = 0; i < min(kAddChunks, chunks - first); ++i) total.add(smem[i][quad]);
+  const int64_t between = work.tiles * kInTile;
+  const Quad* sums = static_cast<const Quad*>(work.sums) + index;
+  await_sums();
+  Quad total = Quad::empty();
+  NO_UNROLL
+  for (int first = 0; first < chunks; first += kAtOnce) {
+    Quad mine[kAddEach];
+    UNROLL
+    for (int i = 0; i < kAddEach; ++i) {
+      mine[i].swapped = __ldcg(&sums[min(first + i * kLanes + lane, chunks - 1) * between].swapped);
     }
-    __syncthreads();
+    if constexpr (kLanes == 1) {
+      UNROLL
+      for (int i = 0; i < kAddEach; ++i) {
+        if (first + i < chunks) total.add(mine[i]);
+      }
+    } else {
+      __shared__ Quad smem[kAtOnce][kQuads];
+      UNROLL
+      for (int i = 0; i < kAddEach; ++i) smem[i * kLanes + lane][own] = mine[i];
+      __syncthreads();
+      if (lane == 0) {
+        const int count = min(kAtOnce, chunks - first);
+        _Pragma("unroll 4")
+        for (int i = 0; i < count; ++i) total.add(smem[i][own]);
+      }
+      __syncthreads();
+    }
   }
   if (lane != 0) return;
-  const TileIndex tile = tile_index<Tile>(p, index);
-  const Place<Tile> at(in_tile % Tile::kMultipliers, in_tile / Tile::kMultipliers);
-  store_quad(p, work.by_fours, batch_offset(p.batch, p.c, tile.batch), tile.row + at.row,
-             tile.col + at.col, total);
+  store_quad(p, work.by_fours, c_offset, tile.row + at.row, tile.col + at.col, total, bias);
+}
+
+template <class Tile, int kLanes>
+void add_ranges(const Work& work, const Context& context) {
+  constexpr int kInTile = Tile::kQuads * Tile::kMultipliers;
+  const auto blocks = static_cast<unsigned>(work.tiles * kInTile * kLanes / kAddThreads);
+  const auto kernel = simt_ring_add_kernel<Tile, kLanes>;
+  if (context.on_hopper()) return launch_after(kernel, blocks, kAddThreads, 0, context, work);
+  kernel<<<blocks, kAddThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(work);
+  check(cudaGetLastError());
 }
 
 template <class Tile>
@@ -285,10 +325,11 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
     simt_ring_kernel<Tile><<<grid, Tile::kThreads, smem_bytes, stream>>>(work, first);
   });
   if (plan.ranges == 1) return;
-  constexpr int kPieces = Tile::kQuads * Tile::kMultipliers / kAddQuads;
-  const auto blocks = static_cast<unsigned>(work.tiles * kPieces);
-  simt_ring_add_kernel<Tile><<<blocks, kAddThreads, 0, stream>>>(work);
-  check(cudaGetLastError());
+  // Where there are few quads, or many chunks, one thread a quad waits too often.
+  constexpr int kLanes = 16, kInTile = Tile::kQuads * Tile::kMultipliers;
+  const bool few = work.tiles * kInTile < int64_t{kAddThreads} * 4 * context.processors;
+  few && chunks > kAddEach ? add_ranges<Tile, kLanes>(work, context)
+                           : add_ranges<Tile, 1>(work, context);
 }
 
 }  // namespace

@@ -140,9 +140,10 @@ __device__ void store(const Work& work, int64_t c_offset, const TileIndex& tile,
     return total;
   };
   if (!work.stores_sums) {
+    const Bias bias(p, tile.col + quad * 4);
     NO_UNROLL
     for (int row = first; row < Tile::kM; row += kRows) {
-      store_quad(p, work.by_fours, c_offset, tile.row + row, tile.col + quad * 4, total(row));
+      store_quad(p, work.by_fours, c_offset, tile.row + row, tile.col + quad * 4, total(row), bias);
     }
     return;
   }

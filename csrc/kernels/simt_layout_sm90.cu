@@ -28,8 +28,35 @@ struct Jobs {
   bool next_starts_early;
 };
 
-__global__ void __launch_bounds__(kThreads) lay_out_kernel(const __grid_constant__ Jobs jobs) {
-  __shared__ float square[kSide][kSide + 1];                    // (K, outer)
+using Square = float[kSide][kSide + 1];  // (K, outer)
+
+// Reads what there is of a square that begins at (first_outer, first_k), and zeros beyond:
+// neighbours in memory by neighbouring threads.
+__device__ void read_square(const Job& job, unsigned matrix, int64_t first_outer, int64_t first_k,
+                            int outers, int ks, Square& square) {
+  constexpr int kLines = kThreads / kSide;  // read at once
+  const Matrix& from = job.from;
+  const bool along_k = from.col_stride < from.row_stride;
+  const int near = threadIdx.x % kSide, line = threadIdx.x / kSide;
+  const int64_t near_stride = along_k ? from.col_stride : from.row_stride;
+  const int64_t far_stride = along_k ? from.row_stride : from.col_stride;
+  const float* data = static_cast<const float*>(from.data) + batch_offset(job.batch, from, matrix) +
+                      first_outer * from.row_stride + first_k * from.col_stride +
+                      near * near_stride + line * far_stride;
+  const int lines = near < (along_k ? ks : outers) ? (along_k ? outers : ks) - line : 0;  // left
+  float x[kEach];
+  UNROLL
+  for (int i = 0; i < kEach; ++i, data += kLines * far_stride) {
+    x[i] = i * kLines < lines ? *data : 0.0f;
+  }
+  float* to = along_k ? &square[near][line] : &square[line][near];
+  const int apart = along_k ? kLines : kLines * (kSide + 1);
+  UNROLL
+  for (int i = 0; i < kEach; ++i) to[i * apart] = x[i];
+}
+
+__global__ void __launch_bounds__(kThreads, 6) lay_out_kernel(const __grid_constant__ Jobs jobs) {
+  __shared__ Square square;
   if (jobs.next_starts_early) device::let_next_kernel_start();  // and set up its barriers
   const bool second = blockIdx.x >= jobs.job[0].blocks;
   const Job& job = jobs.job[second];
@@ -37,37 +64,20 @@ __global__ void __launch_bounds__(kThreads) lay_out_kernel(const __grid_constant
   const unsigned matrix = block / job.squares_outer / job.squares_k;
   const int64_t first_k = int64_t{block / job.squares_outer % job.squares_k} * kSide;
   const int64_t first_outer = int64_t{block % job.squares_outer} * kSide;
-  const Matrix& from = job.from;
-  const bool along_k = from.col_stride < from.row_stride;
-  const float* data = static_cast<const float*>(from.data) + batch_offset(job.batch, from, matrix) +
-                      first_outer * from.row_stride + first_k * from.col_stride;
-
-  const int near = threadIdx.x % kSide;
-  float x[kEach];
-  UNROLL
-  for (int i = 0; i < kEach; ++i) {
-    const int far = threadIdx.x / kSide + i * (kThreads / kSide);
-    const int outer = along_k ? far : near, k = along_k ? near : far;
-    const bool inside = first_outer + outer < job.outer && first_k + k < job.k;
-    x[i] = inside ? data[outer * from.row_stride + k * from.col_stride] : 0.0f;
-  }
-  UNROLL
-  for (int i = 0; i < kEach; ++i) {
-    const int far = threadIdx.x / kSide + i * (kThreads / kSide);
-    square[along_k ? near : far][along_k ? far : near] = x[i];
-  }
+  const auto outers = static_cast<int>(min(job.outer - first_outer, int64_t{kSide}));
+  const auto ks = static_cast<int>(min(job.k - first_k, int64_t{kSide}));
+  read_square(job, matrix, first_outer, first_k, outers, ks, square);
   __syncthreads();
 
-  constexpr int kFours = kSide / 4;
-  const int outer = threadIdx.x % kFours * 4;
-  float* to = job.to + (matrix * job.k + first_k) * job.pitch + first_outer + outer;
+  constexpr int kFours = kSide / 4, kRows = kThreads / kFours;
+  const int outer = threadIdx.x % kFours * 4, first = threadIdx.x / kFours;
+  if (first_outer + outer >= job.pitch) return;
+  float* to = job.to + (matrix * job.k + first_k + first) * job.pitch + first_outer + outer;
   UNROLL
-  for (int i = 0; i < kEach / 4; ++i) {
-    const int k = threadIdx.x / kFours + i * (kThreads / kFours);
-    if (first_k + k < job.k && first_outer + outer < job.pitch) {
-      const float* four = &square[k][outer];
-      *reinterpret_cast<float4*>(to + k * job.pitch) =
-          make_float4(four[0], four[1], four[2], four[3]);
+  for (int i = 0; i < kEach / 4; ++i, to += kRows * job.pitch) {
+    const float* four = &square[first + i * kRows][outer];
+    if (first + i * kRows < ks) {
+      __stcg(reinterpret_cast<float4*>(to), make_float4(four[0], four[1], four[2], four[3]));
     }
   }
 }

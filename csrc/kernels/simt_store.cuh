@@ -86,10 +86,24 @@ struct Fragments {
   }
 };
 
+// The bias of four columns, as far as they are inside. It is asked for before its sums are there:
+// one that is waited for at each quad costs more than the rest of the epilogue.
+struct Bias {
+  float of[4] = {};
+  __device__ Bias(const Problem& p, int64_t col) {
+    if (p.epilogue.bias == nullptr) return;
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      if (col + j >= p.n) break;
+      of[j] = static_cast<const float*>(p.epilogue.bias)[(col + j) * p.epilogue.bias_stride];
+    }
+  }
+};
+
 // Stores sums of a row that begin at (row, col), which need not be inside; c_offset is where C's
 // matrix begins.
 __device__ inline void store_quad(const Problem& p, bool by_fours, int64_t c_offset, int64_t row,
-                                  int64_t col, const Quad& quad) {
+                                  int64_t col, const Quad& quad, const Bias& bias) {
   if (row >= p.m) return;
   const Epilogue& epilogue = p.epilogue;
   float* c = static_cast<float*>(p.c.data) + c_offset + row * p.c.row_stride + col * p.c.col_stride;
@@ -102,14 +116,10 @@ __device__ inline void store_quad(const Problem& p, bool by_fours, int64_t c_off
     }
     UNROLL
     for (int j = 0; j < 4; ++j) {
-      if (col + j >= p.n) break;
-      const float bias =
-          epilogue.bias == nullptr
-              ? 0.0f
-              : static_cast<const float*>(epilogue.bias)[(col + j) * epilogue.bias_stride];
-      if (epilogue.beta != 0 && !by_fours) old[j] = c[j * p.c.col_stride];
-      value[j] = activate(epilogue.activation, combine(epilogue, value[j], bias, old[j]));
+      if (epilogue.beta != 0 && !by_fours && col + j < p.n) old[j] = c[j * p.c.col_stride];
+      value[j] = combine(epilogue, value[j], bias.of[j], old[j]);
     }
+    activate_each(epilogue.activation, value);
   }
   if (by_fours) {
     *reinterpret_cast<float4*>(c) = make_float4(value[0], value[1], value[2], value[3]);
@@ -165,10 +175,15 @@ __device__ void store_tile(const Problem& p, bool by_fours, int64_t c_offset, in
     const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
     return store_rows<Tile>(c, p.c.row_stride, p.c.col_stride, rows, cols, sums);
   }
+  constexpr int kQuadsInRow = Tile::kThreadN / 4;
   NO_UNROLL
-  for (int u = 0; u < Tile::kQuads; ++u) {
-    const Place<Tile> at(threadIdx.x, u);
-    store_quad(p, by_fours, c_offset, row + at.row, col + at.col, sums[u][threadIdx.x]);
+  for (int j = 0; j < kQuadsInRow; ++j) {
+    const Bias bias(p, col + Place<Tile>(threadIdx.x, j).col);
+    NO_UNROLL
+    for (int u = j; u < Tile::kQuads; u += kQuadsInRow) {
+      const Place<Tile> at(threadIdx.x, u);
+      store_quad(p, by_fours, c_offset, row + at.row, col + at.col, sums[u][threadIdx.x], bias);
+    }
   }
 }
 
