@@ -231,7 +231,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const double elements = static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) *
                           static_cast<double>(std::max(p.k, kLeastBefore));
   // To copy operands beforehand takes one launch more.
-  constexpr double kCopyStart = 6500;
+  constexpr double kCopyStart = 3000;
   const double copies = as_it_lies && rows + cols > 0 ? kCopyStart : 0;
   const double fixed = start + copies + elements * before / context.processors;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;

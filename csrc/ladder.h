@@ -41,7 +41,7 @@ enum class Cut {
   kChunks,    // a block computes one chunk of the sums; tile_m is along C's shorter side
   kRanges,    // bulk_ranges() of cuts.h
   kRingPlan,  // ring_plan() of simt.h, which knows the tiles and what they cost, instead of the row
-  kBulkPlan,  // bulk_plan() likewise, and cuts nothing
+  kBulkPlan,  // bulk_plan() likewise
   kSmallPlan,   // small_plan() likewise, whose "blocks" are teams
   kSkinnyPlan,  // skinny_plan() likewise
 };

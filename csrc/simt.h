@@ -1,6 +1,6 @@
 #pragma once
-// Of which size the simt rungs take their tiles, and into how many ranges of chunks simt_ring cuts
-// K. The rungs ask for the plan, and the ladder's cost model how long it takes.
+// Of which size the simt rungs take their tiles, and into how many ranges of chunks they cut K. The
+// rungs ask for the plan, and the ladder's cost model how long it takes.
 
 #include <algorithm>
 #include <cstdint>
@@ -80,7 +80,6 @@ inline double memory_clocks(const Problem& p, bool copies, int64_t processors) {
 
 // How a rung with a table of tiles goes about them.
 struct SimtWay {
-  bool cuts_k;   // in ranges of chunks, too, whose sums another kernel adds
   bool copies;   // by threads, which takes clocks of those that multiply
   bool goes_on;  // blocks, to other tiles; or else others come when they end
   double turn;   // clocks from one round of tiles to the next
@@ -102,7 +101,7 @@ inline int64_t last_round(const SimtWay& way, int64_t rounds, int64_t left, int 
 // fewer may be better, where they leave less of the last round empty.
 inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const Problem& p,
                           int64_t processors) {
-  constexpr double kAdd = 5000, kSums = 0.5;  // one kernel more; an element's sum of a chunk
+  constexpr double kAdd = 3000, kSums = 0.2;  // one kernel more; an element's sum of a chunk
   constexpr double kTurnInRanges = 3000;      // sums are stored sooner than C
   constexpr double kByOnes = 1.0 / 32, kAtEdges = 1.0 / 12;  // a copy; where it asks for the edges
   constexpr int64_t kMaxRanges = 65535;                      // in a grid
@@ -126,7 +125,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
     int64_t next = 0;
     for (int64_t ranges = 1; ranges != 0; ranges = next) {
       const int64_t longest = ceil_div(chunks, ranges);
-      next = way.cuts_k && longest > 1 ? ceil_div(chunks, longest - 1) : 0;
+      next = longest > 1 ? ceil_div(chunks, longest - 1) : 0;
       if (next > kMaxRanges || next * chunks > kMaxProduct) next = 0;
       const auto k = static_cast<double>(std::min(longest * kChunk, p.k));
       const double sums = ranges == 1
@@ -150,13 +149,13 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
 }
 
 inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
-  constexpr SimtWay kWay{.cuts_k = true, .copies = true, .goes_on = false, .turn = 12000};
+  constexpr SimtWay kWay{.copies = true, .goes_on = false, .turn = 12000};
   SimtPlan plan = plan_simt(kRingTiles, kWay, p, processors);
   plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
   return plan;
 }
 inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
-  constexpr SimtWay kWay{.cuts_k = false, .copies = false, .goes_on = true, .turn = 4000};
+  constexpr SimtWay kWay{.copies = false, .goes_on = true, .turn = 4000};
   return plan_simt(kBulkTiles, kWay, p, processors);
 }
 

@@ -175,15 +175,23 @@ def test_a_block_goes_on_to_its_next_tile(rest):
     )
 
 
-@needs_cuda
+# Every tile of simt_bulk is among them.
+IN_RANGES = [
+    *product(["simt_ring"], [(1, 300, 4097), (300, 1, 4097), (5, 7, 70000), (64, 64, 5000)]),
+    *product(["simt_bulk"], [(5, 7, 70000), (700, 700, 5000)]),
+    *product(["simt_bulk"], [(128, 4096, 4096), (1024, 1024, 8192)]),
+]
+
+
+@needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("m, n, k", [(5, 7, 70000), (64, 64, 5000), (1, 300, 4097), (300, 1, 4097)])
-def test_ranges_of_k(m, n, k, layout):
-    a, b = operands((m, n, k), layout)
-    explained = torch_tiled.explain(a, b, algorithm="simt_ring")
+@pytest.mark.parametrize("algorithm, problem", IN_RANGES)
+def test_ranges_of_k(algorithm, problem, layout):
+    a, b = operands(problem, layout)
+    explained = torch_tiled.explain(a, b, algorithm=algorithm)
     rows, cols = map(int, explained.tile.split("x"))
-    assert int(explained.blocks) > -(-m // rows) * -(-n // cols)
-    check(a, b, "simt_ring")
+    assert int(explained.blocks) > -(-problem[0] // rows) * -(-problem[1] // cols)
+    check(a, b, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", RUNGS)

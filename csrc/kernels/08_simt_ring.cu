@@ -20,6 +20,7 @@
 
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
+#include "kernels/simt_add.cuh"
 #include "kernels/simt_load.cuh"
 #include "kernels/simt_store.cuh"
 #include "launch.h"
@@ -58,9 +59,6 @@ struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
   Stage stage[Tile::kStages];
 };
-
-template <class Tile>
-using Sums = Quad[Tile::kQuads][Tile::kMultipliers];  // of a tile, as threads hold them
 
 struct Work {
   Problem p;
@@ -190,18 +188,6 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
   store_tile<Tile>(p, work.by_fours, c_offset, tile.row, tile.col, totals);
 }
 
-// Where the kernel that adds sums of chunks begins before they are there.
-__device__ void let_sums_be_added() {
-#if __CUDA_ARCH__ >= 900
-  device::let_next_kernel_start();
-#endif
-}
-__device__ void await_sums() {
-#if __CUDA_ARCH__ >= 900
-  device::wait_for_previous_kernel();
-#endif
-}
-
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     simt_ring_kernel(const __grid_constant__ Work work, int64_t first_tile) {
@@ -221,68 +207,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   } else {
     multiply_tiles<Tile>(work, tile, smem);
   }
-}
-
-// Adds the sums of chunks in order and stores them. kLanes threads read those of a quad, kAddEach
-// at a time each, and the first one adds.
-constexpr int kAddThreads = 256, kAddEach = 8;
-
-template <class Tile, int kLanes>
-__global__ void __launch_bounds__(kAddThreads)
-    simt_ring_add_kernel(const __grid_constant__ Work work) {
-  constexpr int kQuads = kAddThreads / kLanes, kAtOnce = kLanes * kAddEach;
-  constexpr int kInTile = Tile::kQuads * Tile::kMultipliers;
-  static_assert(kInTile % kQuads == 0);
-  const Problem& p = work.p;
-  const int own = threadIdx.x % kQuads, lane = threadIdx.x / kQuads;
-  const int64_t index = int64_t{blockIdx.x} * kQuads + own;
-  const auto in_tile = static_cast<int>(index % kInTile);
-  const TileIndex tile = tile_index<Tile>(p, index / kInTile);
-  const Place<Tile> at(in_tile % Tile::kMultipliers, in_tile / Tile::kMultipliers);
-  const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  const Bias bias(p, tile.col + at.col);
-  const auto chunks = static_cast<int>(ceil_div(p.k, kChunk));
-  const int64_t between = work.tiles * kInTile;
-  const Quad* sums = static_cast<const Quad*>(work.sums) + index;
-  await_sums();
-  Quad total = Quad::empty();
-  NO_UNROLL
-  for (int first = 0; first < chunks; first += kAtOnce) {
-    Quad mine[kAddEach];
-    UNROLL
-    for (int i = 0; i < kAddEach; ++i) {
-      mine[i].swapped = __ldcg(&sums[min(first + i * kLanes + lane, chunks - 1) * between].swapped);
-    }
-    if constexpr (kLanes == 1) {
-      UNROLL
-      for (int i = 0; i < kAddEach; ++i) {
-        if (first + i < chunks) total.add(mine[i]);
-      }
-    } else {
-      __shared__ Quad smem[kAtOnce][kQuads];
-      UNROLL
-      for (int i = 0; i < kAddEach; ++i) smem[i * kLanes + lane][own] = mine[i];
-      __syncthreads();
-      if (lane == 0) {
-        const int count = min(kAtOnce, chunks - first);
-        _Pragma("unroll 4")
-        for (int i = 0; i < count; ++i) total.add(smem[i][own]);
-      }
-      __syncthreads();
-    }
-  }
-  if (lane != 0) return;
-  store_quad(p, work.by_fours, c_offset, tile.row + at.row, tile.col + at.col, total, bias);
-}
-
-template <class Tile, int kLanes>
-void add_ranges(const Work& work, const Context& context) {
-  constexpr int kInTile = Tile::kQuads * Tile::kMultipliers;
-  const auto blocks = static_cast<unsigned>(work.tiles * kInTile * kLanes / kAddThreads);
-  const auto kernel = simt_ring_add_kernel<Tile, kLanes>;
-  if (context.on_hopper()) return launch_after(kernel, blocks, kAddThreads, 0, context, work);
-  kernel<<<blocks, kAddThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(work);
-  check(cudaGetLastError());
 }
 
 template <class Tile>
@@ -325,11 +249,7 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
     simt_ring_kernel<Tile><<<grid, Tile::kThreads, smem_bytes, stream>>>(work, first);
   });
   if (plan.ranges == 1) return;
-  // Where there are few quads, or many chunks, one thread a quad waits too often.
-  constexpr int kLanes = 16, kInTile = Tile::kQuads * Tile::kMultipliers;
-  const bool few = work.tiles * kInTile < int64_t{kAddThreads} * 4 * context.processors;
-  few && chunks > kAddEach ? add_ranges<Tile, kLanes>(work, context)
-                           : add_ranges<Tile, 1>(work, context);
+  add_ranges<Tile>({p, work.by_fours, work.tiles, work.sums}, context);
 }
 
 }  // namespace

@@ -5,11 +5,11 @@
 //        numbers of shared memory in each step of K, one step ahead. Copies cost no instruction:
 //        one thread asks the copy engine for tiles, (K, rows of A) and (K, columns of B), several
 //        stages ahead. An operand that lies otherwise is copied first. Smaller tiles, several a
-//        multiprocessor, are for smaller problems (simt.h).
+//        multiprocessor, are for smaller problems, and K is cut as by simt_ring (simt.h).
 // Limit: registers have two banks, of even and of odd numbers, and each gives one number a clock.
 //        Of a multiply-add's three one is kept from the instruction before it; the other two must
 //        come from different banks (kernels/simt_store.cuh).
-// Next:  operands along K read as they are; the last round of tiles cut along K.
+// Next:  operands along K read as they are, at no cost in registers.
 //
 //   producer    wait empty[s]           copy A and B of a stage -> full[s]
 //   consumers   wait full[s]            read its first fragments while those before are multiplied
@@ -18,11 +18,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <stdexcept>
 
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
 #include "device/registers.cuh"
 #include "kernels/map_place.cuh"
+#include "kernels/simt_add.cuh"
 #include "kernels/simt_layout.h"
 #include "kernels/simt_store.cuh"
 #include "kernels/tensor_map.h"
@@ -37,7 +39,7 @@ namespace {
 // many; or, where they are 0, one warp copies and all have alike. kPart_ of K is unrolled: no more
 // than the cache of instructions holds, and no less than the wait for the next part takes.
 template <int kIndex, int kThreadM_, int kThreadN_, int kK_, int kPart_, int kStages_,
-          int kConsumerRegisters_, int kProducerRegisters_>
+          int kMultiplierRegisters_, int kCopierRegisters_>
 struct Tile {
   static constexpr int kM = kBulkTiles[kIndex].m, kN = kBulkTiles[kIndex].n, kK = kK_;
   static constexpr int kStages = kStages_;
@@ -45,24 +47,24 @@ struct Tile {
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
   static constexpr int kLanesM = 8, kLanesN = 4;                    // threads of a warp
   static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
-  static constexpr int kConsumers = kM / kWarpM * (kN / kWarpN) * 32;  // threads
-  static constexpr int kConsumerRegisters = kConsumerRegisters_;
-  static constexpr int kProducerRegisters = kProducerRegisters_;
-  static constexpr int kThreads = kConsumers + (kConsumerRegisters > 0 ? 128 : 32);
+  static constexpr int kMultipliers = kM / kWarpM * (kN / kWarpN) * 32;  // threads
+  static constexpr int kMultiplierRegisters = kMultiplierRegisters_;
+  static constexpr int kCopierRegisters = kCopierRegisters_;
+  static constexpr int kThreads = kMultipliers + (kMultiplierRegisters > 0 ? 128 : 32);
   static constexpr int kBlocks = kBulkTiles[kIndex].blocks;  // on a multiprocessor
   static constexpr int kQuads = kThreadM * kThreadN / 4;     // a thread
   static constexpr int kBand = 8;                            // tiles of rows worked off together
 
   static_assert(kChunk % kK == 0 && kK % kPart == 0, "a chunk is a whole number of parts");
   static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kLanesM * kLanesN == 32);
-  static_assert((kConsumerRegisters > 0) == (kProducerRegisters > 0));
+  static_assert((kMultiplierRegisters > 0) == (kCopierRegisters > 0));
 };
 
 template <class Tile>
 struct Smem {
   alignas(128) float a[Tile::kStages][Tile::kK][Tile::kM];
   alignas(128) float b[Tile::kStages][Tile::kK][Tile::kN];
-  Quad total[Tile::kQuads][Tile::kConsumers];  // of finished chunks
+  Sums<Tile> total;  // of finished chunks
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
@@ -71,6 +73,8 @@ struct Work {
   CUtensorMap a, b;  // neighbours along rows of A, along columns of B
   bool by_fours;     // C is written, and read, by four neighbours of a row
   int64_t tiles;
+  unsigned ranges;  // of chunks
+  void* sums;       // Sums[chunk][tile], where there are several
 };
 
 struct Position {
@@ -92,6 +96,30 @@ __device__ Position locate(const Problem& p, int64_t index) {
           in_band / height * Tile::kN};
 }
 
+// By rows, as simt_add_kernel() counts tiles.
+template <class Tile>
+__device__ int64_t number(const Problem& p, const Position& tile) {
+  return (tile.batch * ceil_div(p.m, Tile::kM) + tile.row / Tile::kM) * ceil_div(p.n, Tile::kN) +
+         tile.col / Tile::kN;
+}
+
+// What a block works off at once: a tile, and a range of chunks.
+template <class Tile>
+struct Unit {
+  Position tile;
+  unsigned first, end;
+  int64_t k, length;  // that the range begins at and has
+
+  __device__ Unit(const Work& work, int64_t index)
+      : tile(locate<Tile>(work.p, index % work.tiles)) {
+    const auto chunks = static_cast<unsigned>(ceil_div(work.p.k, kChunk));
+    const auto range = static_cast<unsigned>(index / work.tiles);
+    first = range * chunks / work.ranges, end = (range + 1) * chunks / work.ranges;
+    k = int64_t{first} * kChunk;
+    length = min(work.p.k, int64_t{end} * kChunk) - k;
+  }
+};
+
 template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {
   constexpr int kBytes = sizeof(smem.a[0]) + sizeof(smem.b[0]);
@@ -101,23 +129,29 @@ __device__ void produce(const Work& work, Smem<Tile>& smem) {
     if (++stage == Tile::kStages) stage = 0, parity ^= 1;
   };
   auto wait = [&] { device::doze(&smem.empty[stage], parity); };
-  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Position tile = locate<Tile>(work.p, index);
-    const MapPlace a(work.p.batch, work.p.a, tile.batch);
-    const MapPlace b(work.p.batch, work.p.b, tile.batch);
-    for (int64_t k = 0; k < work.p.k; k += Tile::kK, next()) {
-      const int k_at = static_cast<int>(k);
+  for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
+    const Unit<Tile> unit(work, index);
+    const MapPlace a(work.p.batch, work.p.a, unit.tile.batch);
+    const MapPlace b(work.p.batch, work.p.b, unit.tile.batch);
+    for (int64_t k = 0; k < unit.length; k += Tile::kK, next()) {
+      const int k_at = static_cast<int>(unit.k + k);
       uint64_t* full = &smem.full[stage];
       wait();
       device::arrive_expecting(full, kBytes);
-      device::copy_box(smem.a[stage], &work.a, {tile.row, k_at, a.at[0], a.at[1], a.at[2]}, full,
-                       policy);
-      device::copy_box(smem.b[stage], &work.b, {tile.col, k_at, b.at[0], b.at[1], b.at[2]}, full,
-                       policy);
+      device::copy_box(smem.a[stage], &work.a, {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]},
+                       full, policy);
+      device::copy_box(smem.b[stage], &work.b, {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]},
+                       full, policy);
     }
   }
   wait();  // consumers ask for one stage more than there are
   device::arrive(&smem.full[stage]);
+}
+
+template <class Tile>
+__device__ __noinline__ void keep_sums(const Sums<Tile>& from, Sums<Tile>* to) {
+  NO_UNROLL
+  for (int u = 0; u < Tile::kQuads; ++u) (*to)[u][threadIdx.x] = from[u][threadIdx.x];
 }
 
 template <class Tile>
@@ -149,19 +183,20 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
     load(0, 0);
   };
 
-  const int64_t k = work.p.k;
   device::wait(&smem.full[0], 0);
   load(0, 0);
-  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    for (int64_t k_left = k; k_left > 0; k_left -= kChunk) {
-      const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
+  for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
+    const Unit<Tile> unit(work, index);
+    int64_t k_left = unit.length;
+    for (unsigned chunk = unit.first; chunk < unit.end; ++chunk, k_left -= kChunk) {
+      const auto length = static_cast<int>(min(k_left, int64_t{kChunk}));
       UNROLL
       for (int i = 0; i < Tile::kThreadM; ++i) {
         UNROLL
         for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = 0;
       }
       NO_UNROLL
-      for (int whole = chunk / Tile::kPart; whole > 0; --whole) {
+      for (int whole = length / Tile::kPart; whole > 0; --whole) {
         UNROLL
         for (int step = 0; step < Tile::kPart; ++step) {
           if (step + 1 < Tile::kPart) {
@@ -172,9 +207,9 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
           multiply(step % 2);
         }
       }
-      if (chunk % Tile::kPart != 0) {  // zeros there may not be added to a sum of -0
+      if (length % Tile::kPart != 0) {  // zeros there may not be added to a sum of -0
         NO_UNROLL
-        for (int step = 0; step < chunk % Tile::kPart; ++step) {
+        for (int step = 0; step < length % Tile::kPart; ++step) {
           multiply(0);
           load(0, step + 1);
         }
@@ -183,17 +218,22 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
       UNROLL
       for (int u = 0; u < Tile::kQuads; ++u) {
         const int i = u / (Tile::kThreadN / 4), j = u % (Tile::kThreadN / 4) * 4;
-        Quad total = k_left == k ? Quad::empty() : smem.total[u][threadIdx.x];
+        const bool begins = k_left == unit.length || work.ranges > 1;
+        Quad total = begins ? Quad::empty() : smem.total[u][threadIdx.x];
         total.add(&acc[i][j]);
         smem.total[u][threadIdx.x] = total;
+      }
+      if (work.ranges > 1) {
+        auto* sums = static_cast<Sums<Tile>*>(work.sums);
+        keep_sums<Tile>(smem.total, sums + chunk * work.tiles + number<Tile>(work.p, unit.tile));
       }
     }
 
     if (part % kParts != 0) next_part();  // of the last stage the rest is beyond K
 
-    const Position tile = locate<Tile>(work.p, index);
-    const int64_t c_offset = batch_offset(work.p.batch, work.p.c, tile.batch);
-    store_tile<Tile>(work.p, work.by_fours, c_offset, tile.row, tile.col, smem.total);
+    if (work.ranges > 1) continue;
+    const int64_t c_offset = batch_offset(work.p.batch, work.p.c, unit.tile.batch);
+    store_tile<Tile>(work.p, work.by_fours, c_offset, unit.tile.row, unit.tile.col, smem.total);
   }
 }
 
@@ -205,46 +245,59 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       device::init_barrier(&smem.full[stage], 1);
-      device::init_barrier(&smem.empty[stage], Tile::kConsumers / 32);
+      device::init_barrier(&smem.empty[stage], Tile::kMultipliers / 32);
     }
     device::publish_barriers();
   }
   __syncthreads();
   device::wait_for_previous_kernel();
-  if (threadIdx.x >= Tile::kConsumers) {
-    if constexpr (Tile::kConsumerRegisters > 0) {
-      device::give_registers<Tile::kProducerRegisters>();
+  if (work.ranges > 1) let_sums_be_added();
+  if (threadIdx.x >= Tile::kMultipliers) {
+    if constexpr (Tile::kMultiplierRegisters > 0) {
+      device::give_registers<Tile::kCopierRegisters>();
     }
-    if (threadIdx.x == Tile::kConsumers) produce<Tile>(work, smem);
+    if (threadIdx.x == Tile::kMultipliers) produce<Tile>(work, smem);
   } else {
-    if constexpr (Tile::kConsumerRegisters > 0) {
-      device::take_registers<Tile::kConsumerRegisters>();
+    if constexpr (Tile::kMultiplierRegisters > 0) {
+      device::take_registers<Tile::kMultiplierRegisters>();
     }
     consume<Tile>(work, smem);
   }
 }
 
 template <class Tile>
-void run(const Problem& p, int each, const Context& context) {
+void run(const Problem& p, const SimtPlan& plan, const Context& context) {
   static_assert(Tile::kBlocks * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
   const auto map = [&](const Matrix& matrix, int64_t outer, int box) {
     return tensor_map(p.batch, matrix, outer, p.k, box, Tile::kK, CU_TENSOR_MAP_SWIZZLE_NONE);
   };
-  const Work work{
+  Work work{
       .p = p,
       .a = map(p.a, p.m, Tile::kM),
       .b = map(transposed(p.b), p.n, Tile::kN),
       .by_fours = stores_fours(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
+      .ranges = static_cast<unsigned>(plan.ranges),
+      .sums = nullptr,
   };
+  if (plan.ranges > 1) {
+    const int64_t chunks = ceil_div(p.k, kChunk);
+    try {
+      work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
+    } catch (const std::runtime_error&) {
+      work.ranges = 1;  // needs no memory
+    }
+  }
   const auto kernel = simt_bulk_kernel<Tile>;
   // A block goes on to other tiles, whose first stages come while it stores the last. Shared memory
-  // that none uses keeps more than `each` from sharing a multiprocessor: those that start while
+  // that none uses keeps more than so many from sharing a multiprocessor: those that start while
   // operands are still being copied would gather where there is room first.
-  const int64_t blocks = std::min(work.tiles, int64_t{each} * context.processors);
-  const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), each);
+  const int64_t most = int64_t{plan.blocks} * context.processors;
+  const auto blocks = static_cast<unsigned>(std::min(work.tiles * work.ranges, most));
+  const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), plan.blocks);
   allow_shared_memory(kernel, kMaxSharedMemory);
-  launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, smem_bytes, context, work);
+  launch_after(kernel, blocks, Tile::kThreads, smem_bytes, context, work);
+  if (work.ranges > 1) add_ranges<Tile>({p, work.by_fours, work.tiles, work.sums}, context);
 }
 
 }  // namespace
@@ -259,14 +312,15 @@ void launch_simt_bulk(const Problem& p, const Context& context) {
   // share one. Those that go on to a last round, which is not full, would leave the others idle
   // then.
   const int64_t round = int64_t{plan.blocks} * context.processors;
-  const bool starts_early = plan.blocks == 1 || count_tiles(p, plan.m, plan.n) <= round;
+  const bool starts_early =
+      plan.blocks == 1 || count_tiles(p, plan.m, plan.n) * plan.ranges <= round;
   const std::optional<Problem> laid_out = lay_out(p, starts_early, context);
   if (!laid_out) return launch_simt_ring(p, context);
   switch (plan.tile) {
-    case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, plan.blocks, context);
-    case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, plan.blocks, context);
-    case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, plan.blocks, context);
-    case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, plan.blocks, context);
+    case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, plan, context);
+    case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, plan, context);
+    case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, plan, context);
+    case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, plan, context);
   }
 }
 
