@@ -44,11 +44,15 @@ MAY_INCLUDE = {
     "kernels/lane_place.cuh": {"launch.h"},
     "kernels/map_place.cuh": {"problem.h"},
     "kernels/simt_store.cuh": {"epilogue.h", "launch.h", "problem.h", "kernels/lane_place.cuh"},
+    "kernels/simt_add.cuh": {
+        *("launch.h", "problem.h", "sum.h", "kernels/simt_store.cuh", "device/*.cuh"),
+    },
     "kernels/simt_load.cuh": {"launch.h", "device/*.cuh"},
     "kernels/simt_layout.h": {"context.h", "problem.h"},
     "kernels/*simt*.cu": {
         *("cuda", "launch.h", "simt.h", "sum.h", "epilogue.h", "device/*.cuh"),
-        *("kernels/simt_load.cuh", "kernels/simt_store.cuh", "kernels/simt_layout.h"),
+        *("kernels/simt_load.cuh", "kernels/simt_store.cuh", "kernels/simt_add.cuh"),
+        "kernels/simt_layout.h",
         *("kernels/lane_place.cuh", "kernels/map_place.cuh", "kernels/tensor_map.h"),
     },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
