@@ -16,6 +16,9 @@
 namespace tiled {
 
 enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
+constexpr int64_t size_of(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
 enum class Precision { kFp32, kIeee, kTf32 };
 enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kTanh, kSilu };
 
@@ -78,13 +81,13 @@ HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix
   return offset;
 }
 
-// Whether `count` float32 neighbours can be read or written at once, wherever so many begin: they
-// are `near` apart, and other such lines `far`.
+// Whether `count` neighbours, float32 unless they have other bytes, can be read or written at once,
+// wherever so many begin: they are `near` apart, and other such lines `far`.
 inline bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, int64_t far,
-                       int64_t count) {
+                       int64_t count, int64_t element_bytes = sizeof(float)) {
   bool aligned = near == 1 && far % count == 0;
   for (int d = 0; d < batch.rank; ++d) aligned &= matrix.batch_stride[d] % count == 0;
-  const auto bytes = static_cast<uintptr_t>(count) * sizeof(float);
+  const auto bytes = static_cast<uintptr_t>(count * element_bytes);
   return aligned && reinterpret_cast<uintptr_t>(matrix.data) % bytes == 0;
 }
 
@@ -95,11 +98,14 @@ inline bool in_map_rank(const Batch& batch, const Matrix& matrix) {
   return rank <= kMaxMapRank;
 }
 
-// Whether a tensor map can read a float32 matrix: its lines of neighbours begin at multiples of 16
-// bytes, and its batch has no more dimensions than that.
-inline bool in_boxes(const Batch& batch, const Matrix& matrix) {
+// Whether a tensor map can read a matrix, of float32 unless its elements have other bytes: its
+// lines of neighbours begin at multiples of 16 bytes, and its batch has no more dimensions than
+// that.
+inline bool in_boxes(const Batch& batch, const Matrix& matrix,
+                     int64_t element_bytes = sizeof(float)) {
   const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
-  return far > 1 && in_map_rank(batch, matrix) && in_vectors(batch, matrix, near, far, 4);
+  return far > 1 && in_map_rank(batch, matrix) &&
+         in_vectors(batch, matrix, near, far, 16 / element_bytes, element_bytes);
 }
 
 // Likewise, where rows are neighbours.

@@ -6,6 +6,7 @@
 
 #include "device/pipeline.cuh"
 #include "kernels/simt_layout.h"
+#include "kernels/stored_batch.h"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -82,26 +83,6 @@ __global__ void __launch_bounds__(kThreads, 6) lay_out_kernel(const __grid_const
   }
 }
 
-// A copy of `from`, but for where it is, and in `batch` what of it is stored.
-Matrix compact(const Batch& all, const Matrix& from, int64_t pitch, int64_t k, Job& job) {
-  Matrix to{.data = nullptr, .row_stride = 1, .col_stride = pitch};
-  int64_t stride = pitch * k;
-  Batch& stored = job.batch;
-  job.from = from;
-  for (int d = 0; d < all.rank; ++d) {
-    if (from.batch_stride[d] == 0) continue;
-    stored.size[stored.rank] = all.size[d];
-    stored.count *= all.size[d];
-    job.from.batch_stride[stored.rank++] = from.batch_stride[d];
-  }
-  for (int d = all.rank - 1; d >= 0; --d) {
-    if (from.batch_stride[d] == 0) continue;
-    to.batch_stride[d] = stride;
-    stride *= all.size[d];
-  }
-  return to;
-}
-
 }  // namespace
 
 std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const Context& context) {
@@ -114,7 +95,9 @@ std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const C
     if (in_boxes_of_rows(p.batch, operands[i])) continue;
     Job& job = jobs.job[i];
     job.outer = outers[i], job.k = p.k, job.pitch = ceil_div(outers[i], 4) * 4;
-    operands[i] = compact(p.batch, operands[i], job.pitch, p.k, job);
+    Matrix to{.data = nullptr, .row_stride = 1, .col_stride = job.pitch};
+    const StoredBatch stored = stored_batch(p.batch, operands[i], job.pitch * p.k, to);
+    job.from = stored.from, job.batch = stored.batch, operands[i] = to;
     job.squares_outer = static_cast<unsigned>(ceil_div(job.outer, kSide));
     job.squares_k = static_cast<unsigned>(ceil_div(job.k, kSide));
     job.blocks = static_cast<unsigned>(job.squares_outer * job.squares_k * job.batch.count);

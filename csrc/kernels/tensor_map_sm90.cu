@@ -31,15 +31,16 @@ Encode find_encode() {
 }  // namespace
 
 CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, int64_t k,
-                       int box_rows, int box_k, CUtensorMapSwizzle swizzle) {
+                       int box_rows, int box_k, CUtensorMapSwizzle swizzle, DType dtype) {
   static const Encode encode = find_encode();
+  const auto element_bytes = static_cast<uint64_t>(size_of(dtype));
   constexpr int kRank = 2 + kMaxMapRank;
   const bool along_k = matrix.col_stride < matrix.row_stride;
   uint64_t size[kRank] = {static_cast<uint64_t>(along_k ? k : rows),
                           static_cast<uint64_t>(along_k ? rows : k), 1, 1, 1};
   const int64_t far = along_k ? matrix.row_stride : matrix.col_stride;
   uint64_t stride[kRank - 1];  // bytes, from the second dimension on
-  for (uint64_t& each : stride) each = static_cast<uint64_t>(far) * sizeof(float);
+  for (uint64_t& each : stride) each = static_cast<uint64_t>(far) * element_bytes;
   uint32_t box[kRank] = {static_cast<uint32_t>(along_k ? box_k : box_rows),
                          static_cast<uint32_t>(along_k ? box_rows : box_k), 1, 1, 1};
   const uint32_t apart[kRank] = {1, 1, 1, 1, 1};
@@ -47,7 +48,7 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   for (int d = batch.rank - 1; d >= 0; --d) {
     if (matrix.batch_stride[d] == 0) continue;
     size[used] = static_cast<uint64_t>(batch.size[d]);
-    stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * sizeof(float);
+    stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * element_bytes;
     ++used;
   }
   // The driver wants a current context: in a new thread the runtime has none before it is asked.
@@ -56,13 +57,15 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   check(cudaSetDevice(device));
   CUtensorMap map;
   const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kRank, matrix.data, size, stride, box, apart,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map,
+             dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bits are bits
+             kRank, matrix.data, size, stride, box, apart, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("torch_tiled: the CUDA driver made no tensor map of " +
                              std::to_string(size[1]) + " lines of " + std::to_string(size[0]) +
-                             " float32, " + std::to_string(stride[0]) + " bytes apart (error " +
+                             " elements, " + std::to_string(stride[0]) + " bytes apart (error " +
                              std::to_string(result) + ")");
   }
   return map;
