@@ -6,9 +6,11 @@
 #include <optional>
 #include <span>
 
+#include "chained.h"
 #include "cuts.h"
 #include "fail.h"
 #include "fp16x3.h"
+#include "mma.h"
 #include "simt.h"
 #include "sum.h"
 
@@ -34,6 +36,8 @@ void launch_fp16x3_cluster(const Problem&, const Context&);
 void launch_fp16x3_small(const Problem&, const Context&);
 void launch_fp16x3_skinny(const Problem&, const Context&);
 void launch_fp16x3_narrow(const Problem&, const Context&);
+void launch_mma_ring(const Problem&, const Context&);
+void launch_mma_bulk(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -42,6 +46,7 @@ void launch_tiled16(const Problem&, const Context&);
 void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3(const Problem&, const Context&);
+void launch_mma(const Problem&, const Context&);
 }  // namespace cpu
 
 namespace {
@@ -62,6 +67,8 @@ constexpr Rung kLadder[] = {
     {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
+    {"mma_bulk",       "mma",    Order::kChained, Runs::kHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
 };
 // clang-format on
 
@@ -71,8 +78,11 @@ std::string join(const std::vector<std::string>& names) {
   return text;
 }
 
+bool of_halves(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
 // The order that `auto` sums in: nothing but dtype, precision, K and the device decide it.
 Order order_of(const Problem& p, const Context& context) {
+  if (of_halves(p.dtype) && context.on_hopper()) return Order::kChained;
   const bool fp16x3 = p.dtype == DType::kFloat32 && p.precision == Precision::kFp32 &&
                       p.k >= fp16x3::kMinK && context.on_hopper();
   return fp16x3 ? Order::kFp16x3 : Order::kChunked;
@@ -83,8 +93,16 @@ Order order_of(const Problem& p, const Context& context) {
 void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, const Problem& p,
                     const Context& context) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
-  if (!runs && p.dtype != DType::kFloat32) {
-    fail(p.op, name + "takes float32 operands; choose auto, naive or tiled for other dtypes");
+  const bool halves = rung.runs == Runs::kHalves;
+  if (!runs && halves && !of_halves(p.dtype)) {
+    fail(p.op, name +
+                   "takes float16 and bfloat16 operands; choose auto, naive or tiled for other "
+                   "dtypes, or simt or fp16x3 for float32");
+  }
+  if (!runs && !halves && p.dtype != DType::kFloat32) {
+    fail(p.op, name +
+                   "takes float32 operands; choose auto, naive or tiled for other dtypes, or mma "
+                   "for float16 and bfloat16");
   }
   if (rung.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
     fail(p.op, name +
@@ -92,10 +110,11 @@ void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, con
                    "naive, tiled or simt, or precision fp32");
   }
   if (!runs) {
-    fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
-                   std::to_string(context.compute_capability / 10) + "." +
-                   std::to_string(context.compute_capability % 10) +
-                   "; choose auto, naive, tiled or simt");
+    fail(p.op,
+         name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
+             std::to_string(context.compute_capability / 10) + "." +
+             std::to_string(context.compute_capability % 10) +
+             (halves ? "; choose auto, naive or tiled" : "; choose auto, naive, tiled or simt"));
   }
 }
 
@@ -143,6 +162,11 @@ std::string describe(Order order, int64_t k) {
     case Order::kFp16x3:
       return cut + "each three float16 products promoted every " +
              std::to_string(fp16x3::promotion(k)) + ", added in order";
+    case Order::kChained: {
+      const int64_t chains = std::max<int64_t>(1, ceil_div(k, chained::kChunk));
+      return std::to_string(chains) + (chains == 1 ? " chain" : " chains") + " of at most " +
+             std::to_string(chained::kChunk) + " in K on tensor cores, added in order";
+    }
   }
   return "";
 }
@@ -153,16 +177,29 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
-// The plan of simt.h; nothing for other rungs.
-std::optional<SimtPlan> plan_of(const Rung& rung, const Problem& p, const Context& context) {
+// What a rung that plans by itself is going to do.
+struct Plan {
+  int m, n;        // of a tile
+  int64_t ranges;  // of K
+  double clocks;   // of the busiest multiprocessor
+};
+
+// The plan of simt.h or mma.h; nothing for other rungs.
+std::optional<Plan> plan_of(const Rung& rung, const Problem& p, const Context& context) {
+  const auto of_simt = [](const SimtPlan& plan) {
+    return Plan{plan.m, plan.n, plan.ranges, plan.clocks};
+  };
+  const auto of_mma = [](const MmaPlan& plan) { return Plan{plan.m, plan.n, 1, plan.clocks}; };
   switch (rung.cut) {
     case Cut::kNever:
     case Cut::kChunks:
     case Cut::kRanges: return std::nullopt;
-    case Cut::kRingPlan: return ring_plan(p, context.processors);
-    case Cut::kBulkPlan: return bulk_plan(p, context.processors);
-    case Cut::kSmallPlan: return small_plan(p, context.processors);
-    case Cut::kSkinnyPlan: return skinny_plan(p, context.processors);
+    case Cut::kRingPlan: return of_simt(ring_plan(p, context.processors));
+    case Cut::kBulkPlan: return of_simt(bulk_plan(p, context.processors));
+    case Cut::kSmallPlan: return of_simt(small_plan(p, context.processors));
+    case Cut::kSkinnyPlan: return of_simt(skinny_plan(p, context.processors));
+    case Cut::kMmaRingPlan: return of_mma(mma_ring_plan(p, context.processors));
+    case Cut::kMmaBulkPlan: return of_mma(mma_bulk_plan(p, context.processors));
   }
   return std::nullopt;
 }
@@ -174,12 +211,12 @@ const Matrix& longer(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 
 bool Rung::runs_on(const Context& context, DType dtype) const {
   if (runs == Runs::kAnywhere) return true;
-  if (dtype != DType::kFloat32) return false;
+  if ((runs == Runs::kHalves) != of_halves(dtype) || dtype == DType::kFloat64) return false;
   return runs == Runs::kFloat32 || context.on_host() || context.on_hopper();
 }
 
 std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {
-  const std::optional<SimtPlan> plan = plan_of(*this, p, context);
+  const std::optional<Plan> plan = plan_of(*this, p, context);
   return plan ? std::pair(plan->m, plan->n) : std::pair(tile_m, tile_n);
 }
 
@@ -190,7 +227,8 @@ bool Rung::takes(const Problem& p) const {
   if (reads != Reads::kAny && std::max({p.m, p.n, p.k}) > kMaxPlace) return false;
   switch (reads) {
     case Reads::kAny: return true;
-    case Reads::kSides: return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b);
+    case Reads::kSides:
+    case Reads::kCopied: return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b);
     case Reads::kBoxes: return in_boxes(p.batch, longer(p));
     case Reads::kLines: return in_lines(p);
   }
@@ -209,8 +247,10 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kRingPlan:
     case Cut::kBulkPlan:
     case Cut::kSmallPlan:
-    case Cut::kSkinnyPlan: {
-      const SimtPlan plan = *plan_of(*this, p, context);
+    case Cut::kSkinnyPlan:
+    case Cut::kMmaRingPlan:
+    case Cut::kMmaBulkPlan: {
+      const Plan plan = *plan_of(*this, p, context);
       return count_tiles(p, plan.m, plan.n) * plan.ranges;
     }
   }
@@ -223,10 +263,13 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 
 double Rung::clocks(const Problem& p, const Context& context) const {
   constexpr int64_t kLeastBefore = 340;  // a row takes no less beforehand than one of this K
-  const bool as_it_lies = reads == Reads::kSides;
-  const bool has_a = as_it_lies && in_boxes_of_rows(p.batch, p.a);
-  const bool has_b =
-      p.b_packed.halves != nullptr || (as_it_lies && in_boxes_of_rows(p.batch, transposed(p.b)));
+  const bool as_it_lies = reads == Reads::kSides || reads == Reads::kCopied;
+  const auto lies_well = [&](const Matrix& matrix) {
+    return reads == Reads::kSides ? in_boxes_of_rows(p.batch, matrix)
+                                  : in_boxes(p.batch, matrix, size_of(p.dtype));
+  };
+  const bool has_a = as_it_lies && lies_well(p.a);
+  const bool has_b = p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b)));
   const int64_t rows = has_a ? 0 : p.m, cols = has_b ? 0 : p.n;
   const double elements = static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) *
                           static_cast<double>(std::max(p.k, kLeastBefore));

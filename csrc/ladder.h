@@ -18,6 +18,7 @@ enum class Order {
   kPlain,    // ascending in K
   kChunked,  // sum.h
   kFp16x3,   // fp16x3.h
+  kChained,  // chained.h
 };
 
 // Where a rung runs, besides the host.
@@ -25,14 +26,16 @@ enum class Runs {
   kAnywhere,
   kFloat32,  // anywhere, of float32
   kHopper,   // there, of float32
+  kHalves,   // there, of float16 and bfloat16
 };
 
 // How operands must lie for a rung, which declines others.
 enum class Reads {
   kAny,
-  kSides,  // neighbours along C's sides; others are copied so, up to in_map_rank() of problem.h
-  kBoxes,  // C's longer side's operand: in_boxes() of problem.h
-  kLines,  // both: in_lines()
+  kSides,   // neighbours along C's sides; others are copied so, up to in_map_rank() of problem.h
+  kBoxes,   // C's longer side's operand: in_boxes() of problem.h
+  kLines,   // both: in_lines()
+  kCopied,  // both: in_boxes(); others are copied so, up to in_map_rank()
 };
 
 // How a rung shares K among blocks.
@@ -42,8 +45,10 @@ enum class Cut {
   kRanges,    // bulk_ranges() of cuts.h
   kRingPlan,  // ring_plan() of simt.h, which knows the tiles and what they cost, instead of the row
   kBulkPlan,  // bulk_plan() likewise
-  kSmallPlan,   // small_plan() likewise, whose "blocks" are teams
-  kSkinnyPlan,  // skinny_plan() likewise
+  kSmallPlan,    // small_plan() likewise, whose "blocks" are teams
+  kSkinnyPlan,   // skinny_plan() likewise
+  kMmaRingPlan,  // mma_ring_plan() of mma.h likewise
+  kMmaBulkPlan,  // mma_bulk_plan() likewise
 };
 
 struct Rung {

@@ -25,6 +25,13 @@ at 2^-25 of that, which is 16 u / 2 at most, and then cuts what they come to at 
 2u: 10u. The scale is undone exactly but where the result is subnormal. An element that the guard
 has computed again is a sum in chunks, and that sum's bound is all that is proven of it; it is held
 to this one like the others. (docs/numerics.md tells more.)
+
+Halves on tensor cores (csrc/chained.h), with a chunk of 8192 for L: min(K, L) / 16 such sums, each
+off by 10u of what they have come to, and the additions of chunks after the first. A tensor core
+aligns by a subnormal factor as if it were the smallest normal number, so that what is cut beside
+it may be more: |A||B| is of factors raised to that. What a sum loses below the smallest normal
+number of float32, 2^-149 for the result and 2^-151 for each addend, is less than the K 2^-149 that
+every bound has.
 """
 
 import torch
@@ -51,7 +58,9 @@ ACTIVATIONS = {
     "tanh": torch.tanh,
     "silu": F.silu,
 }
+HALVES = (torch.float16, torch.bfloat16)
 CHUNK = 1024  # of the sum along K, csrc/sum.h
+LONG_CHUNK = 8192  # of halves on tensor cores, csrc/chained.h
 MIN_K = 64  # of fp16x3, csrc/fp16x3.h; shorter sums are in the order of csrc/sum.h
 
 
@@ -68,6 +77,13 @@ def product(a, b):
 def magnitude(a, b):
     """|A||B| in float64: what rounding errors are relative to."""
     return a.double().abs() @ b.double().abs()
+
+
+def raised(x):
+    """Magnitudes in float64, the subnormal ones raised to the smallest normal number."""
+    smallest = torch.finfo(x.dtype).smallest_normal
+    x = x.double().abs()
+    return torch.where(x == 0, x, x.clamp(min=smallest))
 
 
 def gamma(roundings, u):
@@ -93,8 +109,10 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether a rung takes such operands; tests/test_errors.py has what it says where not."""
-    if algorithm is None or not algorithm.startswith(("simt", "fp16x3")):
+    if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma")):
         return True
+    if algorithm.startswith("mma"):
+        return dtype in HALVES and (device == "cpu" or _is_hopper())
     if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision != "fp32"):
         return False
     return algorithm in ("simt", "simt_small", "simt_ring") or device == "cpu" or _is_hopper()
@@ -105,12 +123,16 @@ def _is_hopper():
 
 
 def order(algorithm, a, precision="fp32"):
-    """How a product by a is summed: "plain", "chunked", "fp16x3", or, where PyTorch does, "any"."""
+    """How a product by a is summed: "plain", "chunked", "fp16x3", "chained", or, where PyTorch
+    does, "any"."""
     k = a.shape[-1]
     if algorithm == "auto":
         if a.device.type == "cpu":
             return "any"
-        algorithm = "fp16x3" if takes("fp16x3", a.dtype, a.device.type, precision) else "tiled"
+        ours = [x for x in ("fp16x3", "mma") if takes(x, a.dtype, a.device.type, precision)]
+        (algorithm,) = ours or ["tiled"]
+    if algorithm.startswith("mma"):
+        return "chained"
     if algorithm.startswith("fp16x3"):
         return "fp16x3" if k >= MIN_K else "chunked"
     return "plain" if algorithm == "naive" else "chunked"
@@ -120,8 +142,10 @@ def roundings(k, order):
     """The most roundings that one product meets on its way into a sum of k products.
 
     In sequence, or in any order: k. In chunks (csrc/sum.h): its chunk's, then one for each chunk
-    that follows. fp16x3: as many as its losses come to.
+    that follows. fp16x3 and halves on tensor cores: as many as their losses come to.
     """
+    if order == "chained":
+        return _chained_roundings(k)
     chunk, chunks = min(k, CHUNK), max(1, -(-k // CHUNK))
     if order == "fp16x3":
         p = promotion(k)
@@ -129,9 +153,21 @@ def roundings(k, order):
     return chunk + chunks - 1 if order == "chunked" else k
 
 
+def _chained_roundings(k):
+    chunks = max(1, -(-k // LONG_CHUNK))
+    return 10 * -(-min(k, LONG_CHUNK) // 16) + chunks - 1
+
+
 def _roundings(a, algorithm, precision="fp32"):
     """Those of a product by a."""
     return roundings(a.shape[-1], order(algorithm, a, precision))
+
+
+def _size(a, b, algorithm, precision="fp32"):
+    """What errors of a product are relative to."""
+    if order(algorithm, a, precision) == "chained":
+        return raised(a) @ raised(b)
+    return magnitude(a, b)
 
 
 def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
@@ -144,7 +180,8 @@ def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
     k = a.shape[-1]
     acc = accumulation_dtype(a.dtype)
     r = _roundings(a, algorithm, precision)
-    return _bound(product(a, b), magnitude(a, b), r, k, acc, out_dtype or a.dtype)
+    size = _size(a, b, algorithm, precision)
+    return _bound(product(a, b), size, r, k, acc, out_dtype or a.dtype)
 
 
 def _bound(exact, size, r, k, acc, out_dtype):
@@ -163,7 +200,7 @@ def one_hot_bound(picked):
 def linear_bound(x, weight, bias, *, precision="fp32", algorithm="auto"):
     """The bound of x @ weight.T + bias: one more addend, one more rounding."""
     exact = product(x, weight.mT)
-    size = magnitude(x, weight.mT)
+    size = _size(x, weight.mT, algorithm, precision)
     k = x.shape[-1]
     if bias is not None:
         exact = exact + bias.double()
@@ -188,7 +225,7 @@ def activated_bound(exact, limit, dtype):
 def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
     """The bound of alpha * a @ b + beta * c: roundings by alpha, and by beta * c's addition."""
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
-    size = abs(alpha) * magnitude(a, b) + (abs(beta) * c.double().abs() if beta else 0)
+    size = abs(alpha) * _size(a, b, algorithm) + (abs(beta) * c.double().abs() if beta else 0)
     k = a.shape[-1]
     r = _roundings(a, algorithm) + 3  # alpha and beta are rounded to be in the sum's dtype, too
     return _bound(exact, size, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
@@ -197,8 +234,18 @@ def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
 def halves_bound(exact, size, k, roundings, dtype):
     """The bound of sums of k terms, whose magnitudes add to size, in float32, when they or what
     they are made of have been rounded to halves (or to float32) so often."""
-    error = gamma(k, U[torch.float32]) * size + k * SMALLEST[torch.float32]
+    in_float32 = max(k, _chained_roundings(k))
+    error = gamma(in_float32, U[torch.float32]) * size + k * SMALLEST[torch.float32]
     return error + gamma(roundings, U[dtype]) * (size + error) + roundings * SMALLEST[dtype] / 2
+
+
+def assert_same(actual, expected):
+    """Asserts equal bits, signs of zeros among them; a NaN is a NaN."""
+    assert actual.dtype == expected.dtype
+    nan = expected.isnan()
+    assert torch.equal(actual.isnan(), nan)
+    bits = torch.int16 if actual.element_size() == 2 else torch.int32
+    assert torch.equal(*(x.masked_fill(nan, 0).contiguous().view(bits) for x in (actual, expected)))
 
 
 def assert_within(actual, exact, limit):

@@ -1,6 +1,7 @@
-"""The two orders of summation, written down a second time: slowly, by numpy, in float64.
+"""The orders of summation, written down a second time: slowly, by numpy, in float64.
 
-Of csrc/sum.h and csrc/fp16x3.h, whose results these are to the bit. Nothing here calls the library.
+Of csrc/sum.h, csrc/fp16x3.h and csrc/chained.h, whose results these are to the bit. Nothing here
+calls the library.
 """
 
 import numpy as np
@@ -38,11 +39,12 @@ def exponent(x, smallest):
     return np.where(x == 0, -9999, np.maximum(np.frexp(x)[1] - 1, smallest))
 
 
-def tensor_core(c, a, b):
-    """c + a b as a tensor core sums it: c (m, n), a (m, 16), b (16, n), all in float64."""
+def tensor_core(c, a, b, smallest=-14):
+    """c + a b as a tensor core sums it: c (m, n), a (m, 16), b (16, n), all in float64. Factors
+    have this smallest exponent, float16's or another type's."""
     a, b = a[:, None, :], b.T[None, :, :]
     addends = np.concatenate([a * b, c[:, :, None]], axis=2)
-    exponents = [exponent(a, -14) + exponent(b, -14), exponent(c, -126)[:, :, None]]
+    exponents = [exponent(a, smallest) + exponent(b, smallest), exponent(c, -126)[:, :, None]]
     top = np.concatenate(exponents, axis=2).max(axis=2)
     total = np.trunc(np.ldexp(addends, 25 - top[:, :, None])).sum(axis=2)
     bits = np.frexp(total)[1]
@@ -110,3 +112,33 @@ def fp16x3_or_mark(a, b, promotion=None):
 def fp16x3(a, b):
     result, again = fp16x3_or_mark(a, b)
     return torch.where(again, sum_in_chunks(a, b), result) if again.any() else result
+
+
+def in_range(x):
+    """Sums of 24 bits in float32: subnormal ones are cut, to +0 at last, and large ones are Inf."""
+    cut = np.ldexp(np.trunc(np.ldexp(x, 149)), -149) + 0.0
+    with np.errstate(over="ignore"):
+        return np.where(np.abs(x) < 2.0**-126, cut, x).astype(np.float32)
+
+
+def chained(a, b, chunk=8192):
+    """a @ b of float16 or bfloat16 matrices, in float32: tensor-core sums in a chain from +0, sums
+    of chunks added in order. Where Inf or NaN comes in, a sum is what IEEE 754 has it."""
+    smallest = {torch.float16: -14, torch.bfloat16: -126}[a.dtype]
+    padding = -a.shape[1] % 16
+    a = np.pad(a.double().numpy(), [(0, 0), (0, padding)])
+    b = np.pad(b.double().numpy(), [(0, padding), (0, 0)])
+    finite_a, finite_b = (np.where(np.isfinite(x), x, 0) for x in (a, b))
+    total = np.full((len(a), b.shape[1]), -0.0, np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, max(a.shape[1], 1), chunk):
+            part = np.zeros(total.shape, np.float32)
+            for k in range(start, min(start + chunk, a.shape[1]), 16):
+                k16 = slice(k, k + 16)
+                c = part.astype(np.float64)
+                ieee = c + (a[:, None, k16] * b.T[None, :, k16]).sum(axis=2)
+                c = np.where(np.isfinite(c), c, 0)
+                part = in_range(tensor_core(c, finite_a[:, k16], finite_b[k16], smallest))
+                part = np.where(np.isfinite(ieee), part, ieee).astype(np.float32)
+            total = total + part
+    return torch.from_numpy(total)

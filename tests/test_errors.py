@@ -33,17 +33,23 @@ SUPPORTED_ARE = (
     "supported are float32, float64, float16 and bfloat16: convert it, for example with "
     ".to(torch.float32)"
 )
-NO_RUNG = f'there is no algorithm "mma"; choose {ALGORITHMS}'
+NO_RUNG = f'there is no algorithm "magic"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
 NO_TF32 = "no rung offers precision tf32 yet; choose fp32 or ieee"
 FLOAT32_ONLY = (
-    'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes'
+    'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes, or '
+    "mma for float16 and bfloat16"
+)
+HALVES_ONLY = (
+    'algorithm "mma" takes float16 and bfloat16 operands; choose auto, naive or tiled for other '
+    "dtypes, or simt or fp16x3 for float32"
 )
 NOT_IEEE = (
     'algorithm "fp16x3" does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, '
     "naive, tiled or simt, or precision fp32"
 )
 FP16X3 = {"algorithm": "fp16x3"}
+MMA = {"algorithm": "mma"}
 SIMT = {"algorithm": "simt"}
 IEEE_FP16X3 = FP16X3 | {"precision": "ieee"}
 NO_SCALARS = "both need at least one dimension (torch.mul multiplies by a scalar)"
@@ -160,8 +166,8 @@ MATMUL = {
         ]
     },
     # options
-    "algorithm": (lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma"), NO_RUNG),
-    "algorithm_empty_result": (lambda m, t: m.matmul(t(0, 2), t(2, 0), algorithm="mma"), NO_RUNG),
+    "algorithm": (lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="magic"), NO_RUNG),
+    "algorithm_empty_result": (lambda m, t: m.matmul(t(0, 2), t(2, 0), algorithm="magic"), NO_RUNG),
     "precision": (lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
     "precision_float64": (
         lambda m, t: m.matmul(
@@ -184,6 +190,17 @@ MATMUL = {
         )
         for dtype in (torch.float64, torch.float16, torch.bfloat16)
     },
+    **{
+        f"mma_{dtype}": (
+            lambda m, t, dtype=dtype: m.matmul(t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **MMA),
+            HALVES_ONLY,
+        )
+        for dtype in (torch.float32, torch.float64)
+    },
+    "mma_bulk": (
+        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_bulk"),
+        HALVES_ONLY.replace("mma", "mma_bulk"),
+    ),
     "tf32_naive": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="tf32", algorithm="naive"),
         NO_TF32,
@@ -211,7 +228,7 @@ MATMUL = {
         "a is (3, 4) and b is (5, 6); a's columns must equal b's rows",
     ),
     "out_algorithm": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), out=t(2, 2), algorithm="mma"),
+        lambda m, t: m.matmul(t(2, 2), t(2, 2), out=t(2, 2), algorithm="magic"),
         NO_RUNG,
     ),
     "out_expanded": (
@@ -276,7 +293,7 @@ GEMM = {
         lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2, dtype=torch.float64)),
         f"a is torch.float32 and b is torch.float64; {ONE_DTYPE}",
     ),
-    "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="mma"), NO_RUNG),
+    "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="magic"), NO_RUNG),
     "precision": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
     "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
@@ -284,6 +301,7 @@ GEMM = {
         lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
         FLOAT32_ONLY,
     ),
+    "mma_float32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **MMA), HALVES_ONLY),
     "c_expanded": (
         lambda m, t: m.gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4)),
         "c has elements that share memory (shape (2, 4), strides (0, 1)); pass a tensor whose "
@@ -344,7 +362,7 @@ LINEAR = {
         lambda m, t: m.linear(t(2, 3), t(4, 3), activation="swish"),
         'there is no activation "swish"; choose none, relu, gelu, gelu_tanh, tanh or silu',
     ),
-    "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="mma"), NO_RUNG),
+    "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="magic"), NO_RUNG),
     "precision": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="tf32"), NO_TF32),
     "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),
@@ -352,6 +370,7 @@ LINEAR = {
         lambda m, t: m.linear(t(2, 3, dtype=torch.half), t(4, 3, dtype=torch.half), **FP16X3),
         FLOAT32_ONLY,
     ),
+    "mma_float32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **MMA), HALVES_ONLY),
 }
 
 BAD_CALLS = [
@@ -385,6 +404,8 @@ def test_a_gpu_without_the_tensor_cores_is_refused():
         f"one has {capability[0]}.{capability[1]}; choose auto, naive, tiled or simt"
     )
     assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
+    sentence = sentence.replace("fp16x3", "mma").replace("naive, tiled or simt", "naive or tiled")
+    assert_raises(sentence, torch_tiled.matmul, x.half(), x.half(), **MMA)
     simt = torch_tiled.matmul(x, x, algorithm="simt")
     assert torch.equal(simt, torch_tiled.matmul(x, x, algorithm="tiled"))
 
@@ -396,11 +417,12 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (f"a is () and b is (3,); {NO_SCALARS}", t(), t(3), {}),
         ("a is (3, 4) and b is (5, 6); a's columns must equal b's rows", t(3, 4), t(5, 6), {}),
         (f"a is torch.int64; {SUPPORTED_ARE}", t(3, dtype=torch.int64), t(3), {}),
-        (NO_RUNG, t(3), t(3), {"algorithm": "mma"}),
+        (NO_RUNG, t(3), t(3), {"algorithm": "magic"}),
         (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
         (NO_TF32, t(3), t(3), {"precision": "tf32"}),
         (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
         (FLOAT32_ONLY, t(3, dtype=torch.half), t(3, dtype=torch.half), FP16X3),
+        (HALVES_ONLY, t(3), t(3), MMA),
     ):
         assert_raises(f"tiled::explain: {sentence}", api.explain, a, b, **options)
 

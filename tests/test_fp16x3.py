@@ -9,6 +9,7 @@ from needs import needs_hopper
 from reference import (
     BIAS,
     SEEDS,
+    assert_same,
     assert_within,
     bound,
     magnitude,
@@ -39,14 +40,6 @@ def multiply(a, b, device):
         lines = a.contiguous(), b.mT.contiguous().mT
         assert_same(torch_tiled.matmul(*lines, algorithm="fp16x3_cluster"), result)
     return result.cpu()
-
-
-def assert_same(actual, expected):
-    """Asserts equal bits, signs of zeros among them; a NaN is a NaN."""
-    nan = expected.isnan()
-    assert torch.equal(actual.isnan(), nan)
-    bits = (x.masked_fill(nan, 0).contiguous().view(torch.int32) for x in (actual, expected))
-    assert torch.equal(*bits)
 
 
 # --- operands ------------------------------------------------------------------------------------

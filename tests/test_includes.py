@@ -20,7 +20,16 @@ MAY_INCLUDE = {
     "product.*": {"product.h", "strided.h", "problem.h", "fail.h"},
     "strided.*": {"strided.h"},
     # The table of rungs.
-    "ladder.cpp": {"ladder.h", "cuts.h", "simt.h", "fp16x3.h", "sum.h", "fail.h"},
+    "ladder.cpp": {
+        "ladder.h",
+        "cuts.h",
+        "simt.h",
+        "mma.h",
+        "fp16x3.h",
+        "chained.h",
+        "sum.h",
+        "fail.h",
+    },
     "ladder.h": {"problem.h", "context.h"},
     # What is split once, on either device.
     "prepare.cpp": {"prepare.h", "cpu/packed.h", "fp16x3.h", "kernels/fp16x3_parts.h"},
@@ -52,8 +61,15 @@ MAY_INCLUDE = {
     "kernels/*simt*.cu": {
         *("cuda", "launch.h", "simt.h", "sum.h", "epilogue.h", "device/*.cuh"),
         *("kernels/simt_load.cuh", "kernels/simt_store.cuh", "kernels/simt_add.cuh"),
-        "kernels/simt_layout.h",
+        *("kernels/simt_layout.h", "kernels/stored_batch.h"),
         *("kernels/lane_place.cuh", "kernels/map_place.cuh", "kernels/tensor_map.h"),
+    },
+    "kernels/stored_batch.h": {"problem.h"},
+    "kernels/mma_lines.h": {"context.h", "problem.h"},
+    "kernels/*mma*.cu": {
+        *("cuda", "launch.h", "mma.h", "chained.h", "element.h", "epilogue.h", "problem.h"),
+        *("device/*.cuh", "kernels/mma_lines.h", "kernels/stored_batch.h"),
+        *("kernels/map_place.cuh", "kernels/tensor_map.h"),
     },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},
@@ -67,13 +83,18 @@ MAY_INCLUDE = {
     "cpu/fp16x3.cpp": {
         *("context.h", "element.h", "fp16x3.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
     },
+    "cpu/mma.cpp": {
+        *("chained.h", "context.h", "element.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
+    },
     "cpu/*": {"context.h", "element.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"},
     "launch.h": {"cuda", "context.h", "problem.h"},
     "cuda_context.cpp": {"cuda", "context.h", "dlfcn.h"},
     # What is computed, of what, in which order.
     "fp16x3.h": {"element.h", "sum.h", "problem.h"},
+    "chained.h": set(),
     "cuts.h": {"problem.h", "sum.h"},
     "simt.h": {"problem.h", "sum.h"},
+    "mma.h": {"problem.h"},
     "packed.h": {"sum.h", "host_device.h"},
     "epilogue.h": {"element.h", "sum.h", "problem.h"},
     "sum.h": {"host_device.h"},

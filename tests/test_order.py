@@ -1,7 +1,8 @@
 """One sum, one order: an element's bits depend on its row, its column and K alone.
 
 Held by every rung of its own accord; across rungs, devices and whatever `auto` picks on CUDA by
-those of one order: the chunked one of csrc/sum.h, or that of csrc/fp16x3.h. naive is the plain sum.
+those of one order: the chunked one of csrc/sum.h, that of csrc/fp16x3.h, or, of halves on tensor
+cores, that of csrc/chained.h. naive is the plain sum.
 """
 
 from itertools import product

@@ -1,8 +1,8 @@
 """Values at the edges of the formats: every bit pattern, rounding, overflow, zeros, NaN and Inf.
 
-The rungs sum by fused multiply-adds in ascending k from +0, so what they give is known to the bit
-wherever a sum has one term or all its partial sums are exact. `auto` on the CPU is PyTorch's own
-product and left out where that promises less.
+The rungs sum from +0, most by fused multiply-adds in ascending k, so what they give is known to the
+bit wherever a sum has one term or all its partial sums are exact. `auto` on the CPU is PyTorch's
+own product and left out where that promises less.
 """
 
 import pytest
@@ -109,7 +109,10 @@ def test_sum_is_rounded_to_half_as_torch_rounds(device, dtype, algorithm):
     """Random floats that three halves make up exactly, so that only the last rounding is left."""
     x = random_patterns(torch.float32, 2**20)
     limit = 2.0**15 if dtype == torch.float16 else 2.0**126
-    x = x[x.isfinite() & (x.abs() < limit) & (x.abs() > 2.0**-27)]
+    # Beside a subnormal half a tensor core cuts as beside the smallest normal one.
+    cut = algorithm.startswith("mma") and dtype == torch.float16
+    least = 2.0**-14 if cut else 2.0**-27
+    x = x[x.isfinite() & (x.abs() < limit) & (x.abs() > least)]
     high = x.to(dtype)
     middle = ((x - high.float()) * 2.0**12).to(dtype)
     low = ((x - high.float() - middle.float() * 2.0**-12) * 2.0**24).to(dtype)
@@ -171,7 +174,8 @@ def test_sums_beyond_the_largest_number_are_inf(device, algorithm, dtype):
     a = torch.tensor([[top, top, 1], [-top, -top, 1], [top, -top, 1]], dtype=dtype, device=device)
     b = torch.ones(3, 1, dtype=dtype, device=device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
-    assert c.flatten().tolist() == [torch.inf, -torch.inf, 1]
+    small = 0 if order(algorithm, a) == "chained" else 1  # which a tensor core cuts beside top
+    assert c.flatten().tolist() == [torch.inf, -torch.inf, small]
 
 
 @every_rung

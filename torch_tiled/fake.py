@@ -42,7 +42,12 @@ def _check_algorithm(op, algorithm, precision, dtype):
     if algorithm.startswith(("simt", "fp16x3")) and dtype != torch.float32:
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
-            f"for other dtypes"
+            f"for other dtypes, or mma for float16 and bfloat16"
+        )
+    if algorithm.startswith("mma") and dtype not in HALVES:
+        raise RuntimeError(
+            f'{op}: algorithm "{algorithm}" takes float16 and bfloat16 operands; choose auto, '
+            f"naive or tiled for other dtypes, or simt or fp16x3 for float32"
         )
     if algorithm.startswith("fp16x3") and precision == "ieee":
         raise RuntimeError(

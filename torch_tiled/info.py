@@ -166,8 +166,8 @@ def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
     """What is wrong with a product, or None.
 
     A sum of K products in any order errs by at most (K + 2) u |A||B|, where u is the unit roundoff
-    of what it is summed in, and the 2 covers terms of second order; fp16x3 errs by less at this K
-    (docs/numerics.md). So does the float64 product that it is compared with. Then the sum is
+    of what it is summed in, and the 2 covers terms of second order; tensor cores err by less at
+    this K (docs/numerics.md). So does the float64 product that it is compared with. Then the sum is
     rounded to its dtype.
     """
     m, n, k = _SIZES

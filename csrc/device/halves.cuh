@@ -26,5 +26,19 @@ __device__ inline void load_matrices(uint32_t (&d)[4], const void* row) {
                : "r"(shared_address(row))
                : "memory");
 }
+// Likewise, transposed: a lane gets what lies in column l / 4 of each, in two neighbouring rows.
+__device__ inline void load_transposed_matrices(uint32_t (&d)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+// The other way: to shared memory, PTX ISA, "stmatrix".
+__device__ inline void store_matrices(const void* row, const uint32_t (&d)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+      : "memory");
+}
 
 }  // namespace tiled::device

@@ -1,0 +1,123 @@
+// mma on the CPU: the specification that runs. A tile of C is summed as chained.h says, with a
+// model of the tensor core where the GPU has one.
+
+#include <algorithm>
+#include <cmath>
+
+#include "chained.h"
+#include "context.h"
+#include "cpu/simd.h"
+#include "cpu/tensor_core.h"
+#include "element.h"
+#include "epilogue.h"
+#include "problem.h"
+#include "sum.h"
+
+namespace tiled::cpu {
+namespace {
+
+constexpr int kTile = 32;  // rows and columns of C
+constexpr int kDepth = chained::kDepth;
+static_assert(chained::kChunk % kDepth == 0, "a chunk is a whole number of sums");
+
+using Row = float[kTile];
+using Sums = Row[kTile];
+
+// A row of A, or a column of B.
+template <typename T>
+struct Line {
+  const T* data;
+  int64_t stride;  // along K
+
+  T at(int64_t k) const { return data[k * stride]; }
+
+  // Sets factors n to kDepth numbers, zeros from `end` on.
+  template <int kN>
+  void read(int64_t from, int64_t end, Factors<kN, T>& factors, int n) const {
+    for (int k = 0; k < kDepth; ++k) factors.set(k, n, from + k < end ? at(from + k) : T{0});
+  }
+};
+
+template <typename T>
+SIMD void multiply_row(const Factors<1, T>& a, const Factors<kTile, T>& b, Row& sum) {
+  add_products(sum, a, b);
+}
+
+// Inf or NaN, whichever the sum comes to: what is finite of it stays so in double.
+template <typename T>
+float add_not_finite(float sum, Line<T> a, Line<T> b, int64_t from, int64_t end) {
+  double total = sum;
+  for (int64_t k = from; k < std::min(from + kDepth, end); ++k) {
+    total += static_cast<double>(widen(a.at(k))) * static_cast<double>(widen(b.at(k)));
+  }
+  return static_cast<float>(total);
+}
+
+template <typename T>
+void compute_tile(const Problem& p, int64_t index) {
+  const int64_t tiles_n = ceil_div(p.n, kTile);
+  const int64_t tiles_m = ceil_div(p.m, kTile);
+  const int64_t batch = index / tiles_n / tiles_m;
+  const int64_t row = index / tiles_n % tiles_m * kTile;
+  const int64_t col = index % tiles_n * kTile;
+  const int row_count = static_cast<int>(std::min<int64_t>(p.m - row, kTile));
+  const int col_count = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
+  const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
+  const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
+  const auto row_of_a = [&](int i) {
+    return Line<T>{a + (row + i) * p.a.row_stride, p.a.col_stride};
+  };
+  const auto column_of_b = [&](int j) {
+    return Line<T>{b + (col + j) * p.b.col_stride, p.b.row_stride};
+  };
+
+  alignas(64) Factors<kTile, T> b_factors = {};
+  alignas(64) Sums total;
+  std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<float>);
+  int64_t k = 0;
+  do {  // a chunk; one, of no products, where K is 0
+    alignas(64) Sums sum = {};
+    const int64_t end = std::min(k + chained::kChunk, p.k);
+    for (; k < end; k += kDepth) {
+      for (int j = 0; j < col_count; ++j) column_of_b(j).read(k, end, b_factors, j);
+      for (int i = 0; i < row_count; ++i) {
+        Factors<1, T> a_factors;
+        row_of_a(i).read(k, end, a_factors, 0);
+        Row before;
+        std::copy_n(sum[i], kTile, before);
+        multiply_row(a_factors, b_factors, sum[i]);
+        for (int j = 0; j < col_count; ++j) {
+          if (!std::isnan(sum[i][j])) continue;
+          sum[i][j] = add_not_finite(before[j], row_of_a(i), column_of_b(j), k, end);
+        }
+      }
+    }
+    for (int i = 0; i < row_count; ++i) {
+      for (int j = 0; j < kTile; ++j) total[i][j] += sum[i][j];
+    }
+  } while (k < p.k);
+
+  const int64_t c_offset = batch_offset(p.batch, p.c, batch);
+  for (int i = 0; i < row_count; ++i) {
+    for (int j = 0; j < col_count; ++j) store<T>(p, c_offset, row + i, col + j, total[i][j]);
+  }
+}
+
+template <typename T>
+void launch(const Problem& p, const Context& context) {
+  context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) compute_tile<T>(p, tile);
+  });
+}
+
+}  // namespace
+
+void launch_mma(const Problem& p, const Context& context) {
+  if (p.dtype == DType::kFloat16) {
+    launch<Half>(p, context);
+  } else {
+    launch<BFloat16>(p, context);
+  }
+}
+
+}  // namespace tiled::cpu

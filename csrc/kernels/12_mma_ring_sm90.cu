@@ -1,0 +1,284 @@
+// 12 mma_ring: products of halves on tensor cores, whatever their strides.
+//
+// Idea:  the warps of a block copy steps of K of both operands to a ring of stages, as they lie,
+// and
+//        multiply what came before by mma.sync: ldmatrix reads what lies along K as it is, and
+//        turns what lies across. Where eight neighbours can be copied at once, they are, while the
+//        block multiplies; or else a thread gathers them one by one.
+// Limit: ldmatrix and mma.sync take instructions, and registers hold what they read.
+// Next:  13 mma_bulk: operands that nobody has to fetch.
+
+#include <cuda_pipeline_primitives.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "chained.h"
+#include "device/copy_async.cuh"
+#include "device/halves.cuh"
+#include "device/mma_sync.cuh"
+#include "element.h"
+#include "epilogue.h"
+#include "launch.h"
+#include "mma.h"
+
+namespace tiled::cuda {
+namespace {
+
+constexpr int kEight = 8;  // halves that are copied at once: 16 bytes
+
+// kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
+// columns.
+template <class T_, int kIndex, int kWarpM_, int kWarpN_, int kStages_, bool kAAcross_,
+          bool kBAcross_>
+struct Tile {
+  using T = T_;
+  static constexpr int kM = kMmaRingTiles[kIndex].m, kN = kMmaRingTiles[kIndex].n, kK = 32;
+  static constexpr int kWarpM = kWarpM_, kWarpN = kWarpN_;  // of C a warp
+  static constexpr int kStages = kStages_;
+  static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
+  static constexpr int kThreads = kM / kWarpM * (kN / kWarpN) * 32;
+  static constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;  // of a product, a warp's
+
+  static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0 && kK % chained::kDepth == 0);
+  static_assert(chained::kChunk % kK == 0, "a chunk is a whole number of stages");
+};
+
+// A stage of an operand: lines of neighbours, which begin in different banks.
+template <int kOuter, int kK, bool kAcross>
+struct Lines {
+  static constexpr int kLines = kAcross ? kK : kOuter, kNear = kAcross ? kOuter : kK;
+  static constexpr int kPitch = kNear + kEight;
+  alignas(16) uint16_t at[kLines][kPitch];
+};
+
+template <class Tile>
+struct Stage {
+  Lines<Tile::kM, Tile::kK, Tile::kAAcross> a;
+  Lines<Tile::kN, Tile::kK, Tile::kBAcross> b;
+};
+
+struct Work {
+  Problem p;
+  bool a_by_eights, b_by_eights;
+};
+
+// Copies stages of an operand, all threads of the block together.
+template <class Lines, int kOuter, int kK, bool kAcross, int kThreads>
+class Loader {
+ public:
+  // `data` is the first stage's first element, of which outer_left rows (or columns) are left.
+  __device__ Loader(const uint16_t* data, int64_t outer_stride, int64_t k_stride, bool by_eights,
+                    int64_t outer_left)
+      : near_stride_(kAcross ? outer_stride : k_stride),
+        far_stride_(kAcross ? k_stride : outer_stride),
+        k_stride_(k_stride),
+        by_eights_(by_eights),
+        outer_left_(static_cast<int>(min(outer_left, int64_t{kOuter}))) {
+    data_ = data + line() * far_stride_ + near() * near_stride_;
+  }
+
+  // Copies the next stage, of which k_left steps are in the matrix, zeros beyond.
+  __device__ void load(Lines& to, int64_t k_left) {
+    const int k = static_cast<int>(min(k_left, int64_t{kK}));
+    const int lines = (kAcross ? k : outer_left_) - line();
+    const int inside = max(min((kAcross ? outer_left_ : k) - near(), kEight), 0);
+    const uint16_t* from = data_;
+    UNROLL
+    for (int i = 0; i < kEach; ++i, from += kLinesAtOnce * far_stride_) {
+      void* smem = &to.at[line() + i * kLinesAtOnce][near()];
+      const int count = i * kLinesAtOnce < lines ? inside : 0;
+      if (by_eights_) {
+        device::copy_16(smem, from, count * 2);
+      } else {
+        uint32_t gathered[4];
+        UNROLL
+        for (int j = 0; j < kEight; j += 2) {
+          const uint32_t low = j < count ? from[j * near_stride_] : 0;
+          const uint32_t high = j + 1 < count ? from[(j + 1) * near_stride_] : 0;
+          gathered[j / 2] = low | high << 16;
+        }
+        *reinterpret_cast<uint4*>(smem) =
+            make_uint4(gathered[0], gathered[1], gathered[2], gathered[3]);
+      }
+    }
+    data_ += kK * k_stride_;
+  }
+
+ private:
+  static constexpr int kEights = Lines::kNear / kEight, kLinesAtOnce = kThreads / kEights;
+  static constexpr int kEach = Lines::kLines / kLinesAtOnce;
+  static_assert(kThreads % kEights == 0 && Lines::kLines % kLinesAtOnce == 0);
+
+  __device__ static int line() { return static_cast<int>(threadIdx.x) / kEights; }
+  __device__ static int near() { return static_cast<int>(threadIdx.x) % kEights * kEight; }
+
+  const uint16_t* data_;
+  int64_t near_stride_, far_stride_, k_stride_;
+  bool by_eights_;
+  int outer_left_;
+};
+
+// Products of one stage.
+template <class Tile>
+__device__ void multiply(const Stage<Tile>& stage, int warp_row, int warp_col,
+                         float (&sums)[Tile::kBlocksM][Tile::kBlocksN][4]) {
+  const int lane = threadIdx.x % 32, eighth = lane % 8, half = lane / 8 % 2 * 8,
+            upper = lane / 16 * 8;
+  UNROLL
+  for (int k = 0; k < Tile::kK; k += chained::kDepth) {
+    uint32_t a[Tile::kBlocksM][4], b[Tile::kBlocksN / 2][4];
+    UNROLL
+    for (int i = 0; i < Tile::kBlocksM; ++i) {
+      const int row = warp_row + i * 16;
+      if constexpr (Tile::kAAcross) {
+        device::load_transposed_matrices(a[i], &stage.a.at[k + upper + eighth][row + half]);
+      } else {
+        device::load_matrices(a[i], &stage.a.at[row + half + eighth][k + upper]);
+      }
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kBlocksN / 2; ++j) {
+      const int col = warp_col + j * 16;
+      if constexpr (Tile::kBAcross) {
+        device::load_transposed_matrices(b[j], &stage.b.at[k + half + eighth][col + upper]);
+      } else {
+        device::load_matrices(b[j], &stage.b.at[col + upper + eighth][k + half]);
+      }
+    }
+    UNROLL
+    for (int i = 0; i < Tile::kBlocksM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kBlocksN; ++j) {
+        const uint32_t two[] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+        if constexpr (std::is_same_v<typename Tile::T, BFloat16>) {
+          device::multiply_add_bfloat16(sums[i][j], a[i], two);
+        } else {
+          device::multiply_add(sums[i][j], a[i], two);
+        }
+      }
+    }
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads)
+    mma_ring_kernel(const __grid_constant__ Work work, int64_t first_tile) {
+  extern __shared__ __align__(16) uint8_t dynamic_smem[];
+  auto* stages = reinterpret_cast<Stage<Tile>*>(dynamic_smem);
+  const Problem& p = work.p;
+  const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
+  using Halves = const uint16_t*;
+  Loader<decltype(stages->a), Tile::kM, Tile::kK, Tile::kAAcross, Tile::kThreads> load_a(
+      static_cast<Halves>(p.a.data) + batch_offset(p.batch, p.a, tile.batch) +
+          tile.row * p.a.row_stride,
+      p.a.row_stride, p.a.col_stride, work.a_by_eights, p.m - tile.row);
+  Loader<decltype(stages->b), Tile::kN, Tile::kK, Tile::kBAcross, Tile::kThreads> load_b(
+      static_cast<Halves>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
+          tile.col * p.b.col_stride,
+      p.b.col_stride, p.b.row_stride, work.b_by_eights, p.n - tile.col);
+  constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp_row = warp % kWarpsM * Tile::kWarpM, warp_col = warp / kWarpsM * Tile::kWarpN;
+
+  float sums[Tile::kBlocksM][Tile::kBlocksN][4] = {};
+  float totals[Tile::kBlocksM][Tile::kBlocksN][4];
+  auto for_each = [&](auto&& f) {
+    UNROLL
+    for (int i = 0; i < Tile::kBlocksM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kBlocksN; ++j) {
+        UNROLL
+        for (int e = 0; e < 4; ++e) f(sums[i][j][e], totals[i][j][e], i, j, e);
+      }
+    }
+  };
+  for_each([](float&, float& total, int, int, int) { total = 0; });
+  const int64_t count = ceil_div(p.k, Tile::kK);
+  auto load = [&](int64_t stage) {
+    if (stage < count) {
+      load_a.load(stages[stage % Tile::kStages].a, p.k - stage * Tile::kK);
+      load_b.load(stages[stage % Tile::kStages].b, p.k - stage * Tile::kK);
+    }
+    __pipeline_commit();
+  };
+  for (int stage = 0; stage < Tile::kStages - 1; ++stage) load(stage);
+  NO_UNROLL
+  for (int64_t stage = 0; stage < count; ++stage) {
+    __pipeline_wait_prior(Tile::kStages - 2);
+    __syncthreads();  // what was copied is there for all, and all have multiplied the last
+    load(stage + Tile::kStages - 1);
+    multiply<Tile>(stages[stage % Tile::kStages], warp_row, warp_col, sums);
+    if ((stage + 1) % (chained::kChunk / Tile::kK) == 0 && stage + 1 < count) {
+      for_each([](float& sum, float& total, int, int, int) { total += sum, sum = 0; });
+    }
+  }
+  for_each([](float& sum, float& total, int, int, int) { total += sum; });
+
+  // Sums leave by way of shared memory, in rows, and in a loop that stays one.
+  __syncthreads();
+  constexpr int kPitch = Tile::kN + 4;
+  auto* leaving = reinterpret_cast<float*>(dynamic_smem);
+  for_each([&](float&, float& total, int i, int j, int e) {
+    const int row = warp_row + i * 16 + lane / 4 + e / 2 * 8;
+    leaving[row * kPitch + warp_col + j * 8 + lane % 4 * 2 + e % 2] = total;
+  });
+  __syncthreads();
+  const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+  NO_UNROLL
+  for (int i = threadIdx.x; i < Tile::kM * Tile::kN; i += Tile::kThreads) {
+    const int row = i / Tile::kN, col = i % Tile::kN;
+    if (tile.row + row >= p.m || tile.col + col >= p.n) continue;
+    store<typename Tile::T>(p, c_offset, tile.row + row, tile.col + col,
+                            leaving[row * kPitch + col]);
+  }
+}
+
+template <class Tile>
+void run_tile(const Problem& p, const Context& context) {
+  const auto by_eights = [&](const Matrix& matrix, bool across, int64_t outer, int64_t k) {
+    return across ? in_vectors(p.batch, matrix, outer, k, kEight, 2)
+                  : in_vectors(p.batch, matrix, k, outer, kEight, 2);
+  };
+  const Work work{
+      .p = p,
+      .a_by_eights = by_eights(p.a, Tile::kAAcross, p.a.row_stride, p.a.col_stride),
+      .b_by_eights = by_eights(p.b, Tile::kBAcross, p.b.col_stride, p.b.row_stride),
+  };
+  constexpr size_t kLeaving = Tile::kM * (Tile::kN + 4) * sizeof(float);
+  constexpr size_t kBytes = std::max(Tile::kStages * sizeof(Stage<Tile>), kLeaving);
+  const auto kernel = mma_ring_kernel<Tile>;
+  allow_shared_memory(kernel, kBytes);
+  for_grids(count_tiles(p, Tile::kM, Tile::kN), [&](int64_t first, unsigned blocks) {
+    kernel<<<blocks, Tile::kThreads, kBytes, static_cast<cudaStream_t>(context.stream)>>>(work,
+                                                                                          first);
+  });
+}
+
+template <class T, bool kAAcross, bool kBAcross>
+void run(const Problem& p, const Context& context) {
+  switch (mma_ring_plan(p, context.processors).tile) {
+    case 0: return run_tile<Tile<T, 0, 64, 32, 4, kAAcross, kBAcross>>(p, context);
+    case 1: return run_tile<Tile<T, 1, 32, 32, 4, kAAcross, kBAcross>>(p, context);
+  }
+}
+
+template <class T>
+void run_layout(const Problem& p, const Context& context) {
+  const bool a_across = p.a.row_stride < p.a.col_stride;
+  const bool b_across = p.b.col_stride < p.b.row_stride;
+  if (a_across) {
+    b_across ? run<T, true, true>(p, context) : run<T, true, false>(p, context);
+  } else {
+    b_across ? run<T, false, true>(p, context) : run<T, false, false>(p, context);
+  }
+}
+
+}  // namespace
+
+void launch_mma_ring(const Problem& p, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return;
+  p.dtype == DType::kFloat16 ? run_layout<Half>(p, context) : run_layout<BFloat16>(p, context);
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,509 @@
+// 13 mma_bulk: products of halves, by Hopper's tensor cores as fast as shared memory feeds them.
+//
+// Idea:  wgmma reads both operands from shared memory by itself, whichever way they lie, so that no
+//        layout has to be turned; the copy engine brings them there. Lines that do not begin at
+//        multiples of 16 bytes are copied to some that do first. One thread asks for steps of
+//        64 of K, several ahead and on into the next tile; two warpgroups have 64 rows of the tile
+//        each, all its columns, and issue nothing but products. Blocks go on to other tiles, in
+//        bands that share what they read in the cache. Sums leave by way of shared memory, so that
+//        what is written to C are whole sectors.
+// Limit: nobody multiplies while a tile is stored; each block reads both its operands from L2.
+// Next:  clusters whose blocks share what they read; a warpgroup that stores while the other
+//        multiplies.
+//
+//   producer    wait empty[s]     copy A and B of a step into stage s -> full[s]
+//   consumers   wait full[s]      issue four products; those of the stage before are finished
+//                                 -> empty[s - 1]
+//   at the end of a chunk its sums are added to those before, which wait in memory, that is, in L2.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "chained.h"
+#include "device/copy_async.cuh"
+#include "device/halves.cuh"
+#include "device/pipeline.cuh"
+#include "device/registers.cuh"
+#include "device/wgmma.cuh"
+#include "element.h"
+#include "epilogue.h"
+#include "kernels/map_place.cuh"
+#include "kernels/mma_lines.h"
+#include "kernels/tensor_map.h"
+#include "launch.h"
+#include "mma.h"
+
+namespace tiled::cuda {
+namespace {
+
+namespace wgmma = device::wgmma;
+
+// kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
+// columns.
+template <class T_, int kIndex, int kStages_, bool kAAcross_, bool kBAcross_>
+struct Tile {
+  using T = T_;
+  static constexpr int kM = kMmaBulkTiles[kIndex].m, kN = kMmaBulkTiles[kIndex].n;
+  static constexpr int kK = 64;  // of a stage: a line of 128 bytes
+  static constexpr int kStages = kStages_;
+  static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kConsumers = 2;  // warpgroups, each 64 rows
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kElements = kN / 2;    // of C a thread
+  static constexpr int kBand = 8;             // tiles of rows that are worked off together
+  static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
+
+  static_assert(kM == kConsumers * 64 && kN % 64 == 0 && chained::kChunk % kK == 0);
+};
+
+// What a warp stores at a time: its rows, and so many columns, as float32 or as halves. Lanes that
+// write eight rows meet no bank twice.
+constexpr int kStored = 32, kPitch = kStored + 8;
+constexpr int kStoredHalves = 64, kHalvesPitch = kStoredHalves + 8;
+union Leaving {
+  float sums[16][kPitch];
+  alignas(16) uint16_t halves[16][kHalvesPitch];
+};
+
+template <class Tile>
+struct Smem {
+  alignas(1024) uint8_t a[Tile::kStages][Tile::kM * Tile::kK * 2];
+  alignas(1024) uint8_t b[Tile::kStages][Tile::kN * Tile::kK * 2];
+  alignas(16) Leaving leaving[Tile::kConsumers * 4];  // a warp's
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+// Of an operand: boxes of a tile's part, and of eight lines of it; or, where its neighbours lie
+// across K, of 64 of them.
+struct Maps {
+  CUtensorMap whole, edge;
+};
+
+struct Work {
+  Problem p;
+  Maps a, b;
+  bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
+  bool by_eights;     // likewise
+  bool halves, ends;  // store_halves() does, and its kEnds
+  int64_t tiles;
+  float4* totals;  // of each block's threads, where there are several chunks
+};
+
+struct Position {
+  int64_t batch;
+  int row, col;  // of the tile's first element
+};
+
+// Tiles in bands of kBand rows, down a column of the band first.
+template <class Tile>
+__device__ Position locate(const Problem& p, int64_t index) {
+  const int tiles_m = static_cast<int>(ceil_div(p.m, Tile::kM));
+  const int tiles_n = static_cast<int>(ceil_div(p.n, Tile::kN));
+  const auto in_matrix = static_cast<int>(index % (int64_t{tiles_m} * tiles_n));
+  const int first = in_matrix / (Tile::kBand * tiles_n) * Tile::kBand;
+  const int height = min(tiles_m - first, Tile::kBand);
+  const int in_band = in_matrix % (Tile::kBand * tiles_n);
+  return {index / (int64_t{tiles_m} * tiles_n), (first + in_band % height) * Tile::kM,
+          in_band / height * Tile::kN};
+}
+
+template <class Tile>
+struct Ring {
+  int stage = 0, parity = 0;
+  __device__ void next() {
+    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
+// `left` are in the matrix. What is not is not asked for, as far as boxes go: the engine takes some
+// 15 clocks for each line that it fills with zeros. What then lies there is never stored.
+template <int kRows, bool kAcross>
+struct Part {
+  static constexpr int kBlock = 64 * 128, kEdge = 8 * 128;  // bytes of a box
+  const Maps& maps;
+  int first, left;
+  MapPlace matrix;
+
+  __device__ int bytes() const {
+    if (kAcross) return min(ceil_div(left, 64), int64_t{kRows / 64}) * kBlock;
+    return min(ceil_div(left, 8), int64_t{kRows / 8}) * kEdge;
+  }
+  __device__ void copy(uint8_t* to, int k, uint64_t* full, uint64_t policy) const {
+    if constexpr (kAcross) {
+      UNROLL
+      for (int i = 0; i < kRows; i += 64) {
+        if (i < left) box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
+      }
+    } else if (left >= kRows) {
+      box(to, maps.whole, k, first, full, policy);
+    } else {
+      NO_UNROLL
+      for (int i = 0; i < left; i += 8) {
+        box(to + i / 8 * kEdge, maps.edge, k, first + i, full, policy);
+      }
+    }
+  }
+
+ private:
+  __device__ void box(uint8_t* to, const CUtensorMap& map, int near, int far, uint64_t* full,
+                      uint64_t policy) const {
+    device::copy_box(to, &map, {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full, policy);
+  }
+};
+
+template <class Tile>
+__device__ void produce(const Work& work, Smem<Tile>& smem) {
+  const uint64_t policy = device::read_again();
+  const Problem& p = work.p;
+  Ring<Tile> ring{.parity = 1};
+  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    const Position tile = locate<Tile>(p, index);
+    const auto left = [](int64_t all, int first) {
+      return static_cast<int>(min(all - first, int64_t{1} << 16));
+    };
+    const Part<Tile::kM, Tile::kAAcross> a{work.a, tile.row, left(p.m, tile.row),
+                                           MapPlace(p.batch, p.a, tile.batch)};
+    const Part<Tile::kN, Tile::kBAcross> b{work.b, tile.col, left(p.n, tile.col),
+                                           MapPlace(p.batch, p.b, tile.batch)};
+    const int bytes = a.bytes() + b.bytes();
+    for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
+      uint64_t* full = &smem.full[ring.stage];
+      device::wait(&smem.empty[ring.stage], ring.parity);
+      device::arrive_expecting(full, bytes);
+      a.copy(smem.a[ring.stage], static_cast<int>(k), full, policy);
+      b.copy(smem.b[ring.stage], static_cast<int>(k), full, policy);
+    }
+  }
+}
+
+// Two halves, the first in the lower bits.
+template <class T>
+__device__ uint32_t pair(float x, float y) {
+  if constexpr (std::is_same_v<T, Half>) {
+    const __half2 two = __floats2half2_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+  }
+}
+
+// Stores four neighbours of a row at once.
+template <class Out>
+__device__ void store_vector(Out* c, const float (&x)[4]) {
+  if constexpr (std::is_same_v<Out, float>) {
+    __stcg(reinterpret_cast<float4*>(c), make_float4(x[0], x[1], x[2], x[3]));
+  } else {
+    __stcg(reinterpret_cast<uint2*>(c), make_uint2(pair<Out>(x[0], x[1]), pair<Out>(x[2], x[3])));
+  }
+}
+// Ends a sum that is inside, but for its activation. `bias` is that of its column.
+template <class Out>
+__device__ float combined(const Problem& p, const Out* c, float sum, float bias) {
+  return combine(p.epilogue, sum, bias, p.epilogue.beta == 0 ? 0.0f : widen(*c));
+}
+
+template <class T>
+__device__ float bias_of(const Problem& p, int64_t col) {
+  if (p.epilogue.bias == nullptr || col >= p.n) return 0;
+  return widen(static_cast<const T*>(p.epilogue.bias)[col * p.epilogue.bias_stride]);
+}
+
+// Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
+// where C is written so, or one. Sums move up to the registers that are stored, so that the loop
+// stays one.
+template <class Tile, class Out>
+__device__ void store_rows(const Work& work, Out* c, int64_t row, int64_t col,
+                           float (&sums)[Tile::kElements], float (&leaving)[16][kPitch]) {
+  using T = typename Tile::T;
+  static_assert(kStored == 32, "a lane has a column");
+  constexpr int kEach = kStored / 2;  // sums of a thread
+  const Problem& p = work.p;
+  const int lane = threadIdx.x % 32;
+  const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
+  c += row * p.c.row_stride;
+  NO_UNROLL
+  for (int first = 0; first < Tile::kN; first += kStored) {
+    const int64_t own = col + first + (work.by_fours ? lane % 8 * 4 : lane);
+    float bias[4];
+    UNROLL
+    for (int j = 0; j < 4; ++j) bias[j] = bias_of<T>(p, own + j);
+    UNROLL
+    for (int i = 0; i < kEach; i += 2) {
+      *reinterpret_cast<float2*>(&leaving[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {
+          sums[i], sums[i + 1]};
+    }
+    __syncwarp();
+    Out* to = c + own * p.c.col_stride;
+    if (own < p.n && work.by_fours) {
+      NO_UNROLL
+      for (int down = lane / 8; down < rows; down += 4) {
+        float x[4];
+        *reinterpret_cast<float4*>(x) =
+            *reinterpret_cast<const float4*>(&leaving[down][lane % 8 * 4]);
+        Out* at = to + down * p.c.row_stride;
+        UNROLL
+        for (int j = 0; j < 4; ++j) x[j] = combined(p, at + j, x[j], bias[j]);
+        activate_each(p.epilogue.activation, x);
+        store_vector(at, x);
+      }
+    } else if (own < p.n) {
+      NO_UNROLL
+      for (int down = 0; down < rows; ++down) {
+        float x[1] = {leaving[down][lane]};
+        Out* at = to + down * p.c.row_stride;
+        x[0] = combined(p, at, x[0], bias[0]);
+        activate_each(p.epilogue.activation, x);
+        *at = narrow<Out>(x[0]);
+      }
+    }
+    __syncwarp();
+    UNROLL
+    for (int i = 0; i + kEach < Tile::kElements; ++i) sums[i] = sums[i + kEach];
+  }
+}
+
+// Likewise of halves that are neighbours in a row of C; kEnds: with a bias or ReLU, or nothing else
+// is done to sums.
+template <class Tile, bool kEnds>
+__device__ void store_halves(const Work& work, typename Tile::T* c, int64_t row, int64_t col,
+                             const float (&sums)[Tile::kElements],
+                             uint16_t (&leaving)[16][kHalvesPitch]) {
+  using T = typename Tile::T;
+  const Problem& p = work.p;
+  const bool relu = p.epilogue.activation == Activation::kRelu;
+  const int lane = threadIdx.x % 32;
+  const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
+  const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
+  c += row * p.c.row_stride + col;
+  UNROLL
+  for (int first = 0; first < Tile::kN; first += kStoredHalves) {
+    UNROLL
+    for (int right = 0; right < kStoredHalves; right += 16) {
+      uint32_t pairs[4];  // rows and columns in eights, rows first
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int at = first + right + i * 8;
+        float bias[2] = {};
+        if constexpr (kEnds) {
+          bias[0] = bias_of<T>(p, col + at + lane % 4 * 2);
+          bias[1] = bias_of<T>(p, col + at + lane % 4 * 2 + 1);
+        }
+        UNROLL
+        for (int j = 0; j < 2; ++j) {
+          float x = sums[at / 2 + j * 2], y = sums[at / 2 + j * 2 + 1];
+          if (kEnds && p.epilogue.bias != nullptr) x += bias[0], y += bias[1];
+          if (kEnds && relu) x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
+          pairs[i * 2 + j] = pair<T>(x, y);
+        }
+      }
+      device::store_matrices(&leaving[lane % 16][right + lane / 16 * 8], pairs);
+    }
+    __syncwarp();
+    if (work.by_eights) {
+      UNROLL
+      for (int i = 0; i < 16; i += 4) {
+        const int down = i + lane / 8, right = lane % 8 * 8;
+        if (down < rows && first + right < cols) {
+          __stcg(reinterpret_cast<uint4*>(c + down * p.c.row_stride + first + right),
+                 *reinterpret_cast<const uint4*>(&leaving[down][right]));
+        }
+      }
+    } else {
+      _Pragma("unroll 4") for (int down = 0; down < rows; ++down) {
+        UNROLL
+        for (int right = lane; right < kStoredHalves; right += 32) {
+          if (first + right >= cols) break;
+          c[down * p.c.row_stride + first + right] = {leaving[down][right]};
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+template <class Tile>
+__device__ void consume(const Work& work, Smem<Tile>& smem) {
+  constexpr int kNone = -1;
+  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
+  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+  constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
+  constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
+  const Problem& p = work.p;
+  Ring<Tile> ring;
+  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    float sums[Tile::kElements];
+    for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
+      UNROLL
+      for (float& each : sums) each = 0;
+      const auto length = static_cast<int>(min(p.k - chunk, int64_t{chained::kChunk}));
+      int to_release = kNone;
+      NO_UNROLL
+      for (int k = 0; k < length; k += Tile::kK, ring.next()) {
+        device::wait(&smem.full[ring.stage], ring.parity);
+        const uint64_t a =
+            wgmma::describe_lines<Tile::kBlock>(smem.a[ring.stage] + warpgroup * Tile::kBlock);
+        const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+        wgmma::keep(sums);
+        wgmma::fence();
+        UNROLL
+        for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
+          wgmma::multiply_add_lines<kBFloat16, Tile::kAAcross, Tile::kBAcross>(sums, a + i * kA16,
+                                                                               b + i * kB16, true);
+        }
+        wgmma::commit();
+        wgmma::wait<1>();
+        if (to_release != kNone && lane == 0) device::arrive(&smem.empty[to_release]);
+        to_release = ring.stage;
+      }
+      wgmma::wait<0>();
+      wgmma::keep(sums);
+      if (lane == 0) device::arrive(&smem.empty[to_release]);
+      if (chunk == 0) {
+        UNROLL
+        for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
+      }
+      if (p.k <= chained::kChunk) continue;
+      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup;
+      float4* total = work.totals + int64_t{blockIdx.x} * (Tile::kElements / 4 * kMultipliers) +
+                      (threadIdx.x - Tile::kWarpgroup);
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4, total += kMultipliers) {
+        if (chunk > 0) {
+          const float4 before = *total;
+          sums[i] += before.x, sums[i + 1] += before.y;
+          sums[i + 2] += before.z, sums[i + 3] += before.w;
+        }
+        if (chunk + chained::kChunk < p.k) {
+          __stcg(total, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+        }
+      }
+    }
+    const Position tile = locate<Tile>(p, index);
+    const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+    const int64_t row = tile.row + warp * 16;
+    auto store = [&]<class Out>(Out* c) {
+      store_rows<Tile>(work, c + c_offset, row, tile.col, sums, smem.leaving[warp].sums);
+    };
+    auto* halves = static_cast<typename Tile::T*>(p.c.data) + c_offset;
+    if (work.halves && work.ends) {
+      store_halves<Tile, true>(work, halves, row, tile.col, sums, smem.leaving[warp].halves);
+    } else if (work.halves) {
+      store_halves<Tile, false>(work, halves, row, tile.col, sums, smem.leaving[warp].halves);
+    } else if (p.out_dtype == DType::kFloat32) {
+      store(static_cast<float*>(p.c.data));
+    } else {
+      store(static_cast<typename Tile::T*>(p.c.data));
+    }
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    mma_bulk_kernel(const __grid_constant__ Work work) {
+  extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+  auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      device::init_barrier(&smem.full[stage], 1);
+      device::init_barrier(&smem.empty[stage], Tile::kConsumers * 4);
+    }
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::let_next_kernel_start();
+  device::wait_for_previous_kernel();
+  if (threadIdx.x < Tile::kWarpgroup) {
+    device::give_registers<40>();
+    if (threadIdx.x == 0) produce<Tile>(work, smem);
+  } else {
+    device::take_registers<232>();
+    consume<Tile>(work, smem);
+  }
+}
+
+// Whether store_halves() does all that is to be done.
+bool stores_halves(const Problem& p) {
+  const Epilogue& epilogue = p.epilogue;
+  const Activation activation = epilogue.activation;
+  return p.out_dtype == p.dtype && p.c.col_stride == 1 && epilogue.alpha == 1 &&
+         epilogue.beta == 0 && (activation == Activation::kNone || activation == Activation::kRelu);
+}
+
+template <class Tile>
+void run_tile(const Problem& p, const Context& context) {
+  static_assert(sizeof(Smem<Tile>) <= kMaxSharedMemory);
+  const auto map = [&](const Matrix& matrix, int64_t outer, int rows) {
+    return tensor_map(p.batch, matrix, outer, p.k, rows, Tile::kK, CU_TENSOR_MAP_SWIZZLE_128B,
+                      p.dtype);
+  };
+  const auto maps = [&](const Matrix& matrix, int64_t outer, int rows, bool across) {
+    if (across) return Maps{map(matrix, outer, 64), {}};
+    return Maps{map(matrix, outer, rows), map(matrix, outer, 8)};
+  };
+  const auto by = [&](int64_t count) {
+    return p.n % count == 0 &&
+           in_vectors(p.batch, p.c, p.c.col_stride, p.c.row_stride, count, size_of(p.out_dtype));
+  };
+  Work work{
+      .p = p,
+      .a = maps(p.a, p.m, Tile::kM, Tile::kAAcross),
+      .b = maps(transposed(p.b), p.n, Tile::kN, Tile::kBAcross),
+      .by_fours = by(4),
+      .by_eights = by(8),
+      .halves = stores_halves(p),
+      .ends = !p.epilogue.is_none(),
+      .tiles = count_tiles(p, Tile::kM, Tile::kN),
+      .totals = nullptr,
+  };
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(work.tiles, context.processors));
+  if (p.k > chained::kChunk) {
+    work.totals = static_cast<float4*>(
+        context.allocate(int64_t{blocks} * Tile::kM * Tile::kN * int64_t{sizeof(float)}));
+  }
+  const auto kernel = mma_bulk_kernel<Tile>;
+  allow_shared_memory(kernel, sizeof(Smem<Tile>));
+  launch_after(kernel, blocks, Tile::kThreads, sizeof(Smem<Tile>), context, work);
+}
+
+template <class T, bool kAAcross, bool kBAcross>
+void run(const Problem& p, const Context& context) {
+  switch (mma_bulk_plan(p, context.processors).tile) {
+    case 0: return run_tile<Tile<T, 0, 4, kAAcross, kBAcross>>(p, context);
+    case 1: return run_tile<Tile<T, 1, 6, kAAcross, kBAcross>>(p, context);
+    case 2: return run_tile<Tile<T, 2, 8, kAAcross, kBAcross>>(p, context);
+  }
+}
+
+template <class T>
+void run_layout(const Problem& p, const Context& context) {
+  const bool a_across = p.a.row_stride < p.a.col_stride;
+  const bool b_across = p.b.col_stride < p.b.row_stride;
+  if (a_across) {
+    b_across ? run<T, true, true>(p, context) : run<T, true, false>(p, context);
+  } else {
+    b_across ? run<T, false, true>(p, context) : run<T, false, false>(p, context);
+  }
+}
+
+}  // namespace
+
+void launch_mma_ring(const Problem& p, const Context& context);
+
+// Where there is no memory for copies of operands, a rung that needs none gives the same bits.
+void launch_mma_bulk(const Problem& p, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return;
+  const std::optional<Problem> lines = in_lines_of_halves(p, context);
+  if (!lines) return launch_mma_ring(p, context);
+  p.dtype == DType::kFloat16 ? run_layout<Half>(*lines, context)
+                             : run_layout<BFloat16>(*lines, context);
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,16 @@
+#pragma once
+// Operands of halves in lines that a tensor map can read.
+
+#include <optional>
+
+#include "context.h"
+#include "problem.h"
+
+namespace tiled::cuda {
+
+// The problem, of halves, with operands that are in_boxes() (problem.h). Those that are not are
+// copied by a kernel, line by line, whichever way their closer elements lie; nothing where there is
+// no memory for that.
+std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context);
+
+}  // namespace tiled::cuda

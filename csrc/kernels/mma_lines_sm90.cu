@@ -1,0 +1,104 @@
+// Copies operands of halves to lines that begin at multiples of 16 bytes. A warp copies a part of a
+// line, eight elements a thread at a time.
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "device/pipeline.cuh"
+#include "kernels/mma_lines.h"
+#include "kernels/stored_batch.h"
+#include "launch.h"
+
+namespace tiled::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kEight = 8, kPart = 32 * kEight * 8;  // elements a thread, a warp
+
+struct Job {
+  Matrix from;  // row_stride: between lines; col_stride: of their elements
+  Batch batch;  // of matrices that are stored
+  uint16_t* to;
+  int64_t lines, length, pitch, parts;  // of a matrix, of a line
+  int64_t warps;
+};
+
+struct Jobs {
+  Job job[2];
+};
+
+__global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
+  device::let_next_kernel_start();  // and set up its barriers
+  int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const bool second = warp >= jobs.job[0].warps;
+  if (second) warp -= jobs.job[0].warps;
+  const Job& job = jobs.job[second];
+  if (warp >= job.warps) return;
+  const int64_t part = warp % job.parts, line = warp / job.parts % job.lines;
+  const int64_t matrix = warp / job.parts / job.lines;
+  const int64_t stride = job.from.col_stride;
+  const int64_t first = part * kPart + threadIdx.x % 32 * kEight;
+  const auto* from = static_cast<const uint16_t*>(job.from.data) +
+                     batch_offset(job.batch, job.from, matrix) + line * job.from.row_stride +
+                     first * stride;
+  uint16_t* to = job.to + (matrix * job.lines + line) * job.pitch + first;
+  const auto left = static_cast<int>(min(job.length - first, int64_t{kPart}));
+  UNROLL
+  for (int i = 0; i < kPart; i += 32 * kEight) {
+    uint32_t x[kEight];
+    UNROLL
+    for (int j = 0; j < kEight; ++j) x[j] = i + j < left ? from[(i + j) * stride] : 0;
+    if (i < left) {
+      __stcg(reinterpret_cast<uint4*>(to + i), make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16,
+                                                          x[4] | x[5] << 16, x[6] | x[7] << 16));
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context) {
+  Problem copied = p;
+  Matrix* operands[] = {&copied.a, &copied.b};
+  const int64_t rows[] = {p.m, p.k}, cols[] = {p.k, p.n};
+  Jobs jobs{};
+  int64_t bytes = 0, begins[2]{};
+  for (int i = 0; i < 2; ++i) {
+    const Matrix& from = *operands[i];
+    if (in_boxes(p.batch, from, sizeof(uint16_t))) continue;
+    Job& job = jobs.job[i];
+    const bool by_rows = from.col_stride <= from.row_stride;  // lines are rows
+    job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
+    job.pitch = ceil_div(job.length, kEight) * kEight;
+    job.parts = ceil_div(job.length, kPart);
+    Matrix to{.data = nullptr,
+              .row_stride = by_rows ? job.pitch : 1,
+              .col_stride = by_rows ? 1 : job.pitch};
+    const StoredBatch stored = stored_batch(p.batch, from, job.lines * job.pitch, to);
+    job.batch = stored.batch;
+    job.from = by_rows ? stored.from : transposed(stored.from);
+    job.warps = job.parts * job.lines * job.batch.count;
+    begins[i] = bytes;
+    bytes += job.batch.count * job.lines * job.pitch * int64_t{sizeof(uint16_t)};
+    *operands[i] = to;
+  }
+  const int64_t warps = jobs.job[0].warps + jobs.job[1].warps;
+  if (warps == 0) return copied;
+  void* workspace;
+  try {
+    workspace = context.allocate(bytes);
+  } catch (const std::runtime_error&) {
+    return std::nullopt;
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (jobs.job[i].warps == 0) continue;
+    operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
+    jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
+  }
+  copy_lines_kernel<<<static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0,
+                      static_cast<cudaStream_t>(context.stream)>>>(jobs);
+  check(cudaGetLastError());
+  return copied;
+}
+
+}  // namespace tiled::cuda
