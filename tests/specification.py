@@ -45,7 +45,7 @@ def tensor_core(c, a, b, smallest=-14):
     a, b = a[:, None, :], b.T[None, :, :]
     addends = np.concatenate([a * b, c[:, :, None]], axis=2)
     exponents = [exponent(a, smallest) + exponent(b, smallest), exponent(c, -126)[:, :, None]]
-    top = np.concatenate(exponents, axis=2).max(axis=2)
+    top = np.concatenate(exponents, axis=2).max(axis=2).clip(min=-133)
     total = np.trunc(np.ldexp(addends, 25 - top[:, :, None])).sum(axis=2)
     bits = np.frexp(total)[1]
     total = np.ldexp(np.trunc(np.ldexp(total, 24 - bits)), bits - 24)

@@ -2,10 +2,11 @@
 // A sum as Hopper's tensor cores compute it, to the bit: sum + a[0] b[0] + .. + a[15] b[15], the
 // factors of float16 or bfloat16, the sum a float.
 //
-// The products are exact. They and the sum are aligned to the largest exponent among them: that of
-// a product is its factors' together, a subnormal number's is the smallest normal one's, and zeros
-// take no part. Bits beyond the 25th after the point are cut off each addend, and what the addends
-// come to is cut to a float's 24 bits: always toward zero. Zeros alone add up to +0.
+// The products are exact. They and the sum are aligned to the largest exponent among them, which is
+// -133 at least: that of a product is its factors' together, a subnormal number's is the smallest
+// normal one's, and zeros take no part. Bits beyond the 25th after the point are cut off each
+// addend, and what the addends come to is cut to a float's 24 bits: always toward zero. Zeros alone
+// add up to +0.
 //
 // Where a factor or the sum is Inf or NaN the model says NaN: whoever needs Inf asks IEEE 754.
 // Sums of float16 factors began with 0, so that they stay far from the ends of a float's range.
@@ -32,14 +33,14 @@ template <>
 struct FactorType<Half> {
   using Real = float;
   static constexpr int kFraction = 10, kBias = 15, kInfinity = 0x7c00;
-  static constexpr int kLargestExponent = 100;
+  static constexpr int kSmallestTop = -100, kLargestExponent = 100;  // beyond all there are
 };
 
 template <>
 struct FactorType<BFloat16> {
   using Real = double;
   static constexpr int kFraction = 7, kBias = 127, kInfinity = 0x7f80;
-  static constexpr int kLargestExponent = 300;
+  static constexpr int kSmallestTop = -133, kLargestExponent = 300;
 };
 
 // 2^exponent.
@@ -108,7 +109,7 @@ template <int kN, typename T>
   Real align[kN];  // 2^(kFraction - top), or any number where all is zero or something NaN
   for (int n = 0; n < kN; ++n) {
     nan[n] = top[n] > kLargestExponent;
-    top[n] = std::clamp(top[n], -kLargestExponent, kLargestExponent);
+    top[n] = std::clamp(top[n], FactorType<T>::kSmallestTop, kLargestExponent);
     align[n] = power_of_two<Real>(kFraction - top[n]);
   }
 
