@@ -11,7 +11,6 @@
 #include "element.h"
 #include "epilogue.h"
 #include "problem.h"
-#include "sum.h"
 
 namespace tiled::cpu {
 namespace {
@@ -73,7 +72,7 @@ void compute_tile(const Problem& p, int64_t index) {
 
   alignas(64) Factors<kTile, T> b_factors = {};
   alignas(64) Sums total;
-  std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<float>);
+  std::fill_n(&total[0][0], kTile * kTile, 0.0f);
   int64_t k = 0;
   do {  // a chunk; one, of no products, where K is 0
     alignas(64) Sums sum = {};
