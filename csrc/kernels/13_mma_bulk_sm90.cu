@@ -355,8 +355,8 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
         wgmma::fence();
         UNROLL
         for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
-          wgmma::multiply_add_lines<kBFloat16, Tile::kAAcross, Tile::kBAcross>(sums, a + i * kA16,
-                                                                               b + i * kB16, true);
+          wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(sums, a + i * kA16,
+                                                                         b + i * kB16, true);
         }
         wgmma::commit();
         wgmma::wait<1>();
