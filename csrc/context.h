@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 
 namespace tiled {
 
@@ -21,6 +22,14 @@ struct Context {
   ParallelFor parallel_for = nullptr;  // on the CPU
   int64_t* recomputed = nullptr;       // where asked: += elements that a guard had computed again
 
+  // From `allocate`, or null where there is not so much, and a rung can do without.
+  void* allocate_if_there_is(int64_t bytes) const {
+    try {
+      return allocate(bytes);
+    } catch (const std::runtime_error&) {
+      return nullptr;
+    }
+  }
   bool on_host() const { return compute_capability == 0; }
   bool on_hopper() const { return compute_capability == 90; }  // wgmma and what feeds it
 };

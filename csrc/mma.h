@@ -34,6 +34,12 @@ struct MmaPlan {
   double clocks;  // of the busiest multiprocessor
 };
 
+// Whether an operand of halves can be copied by eight neighbours at once, whichever way they lie.
+inline bool by_eights(const Batch& batch, const Matrix& matrix) {
+  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
+  return in_vectors(batch, matrix, near, far, 8, sizeof(uint16_t));
+}
+
 // `slower` by so much are all tiles.
 inline MmaPlan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                         double slower) {
@@ -52,12 +58,8 @@ inline MmaPlan mma_bulk_plan(const Problem& p, int64_t processors) {
   return plan_mma(kMmaBulkTiles, p, processors, 1);
 }
 inline MmaPlan mma_ring_plan(const Problem& p, int64_t processors) {
-  constexpr double kGathers = 3;  // where eight neighbours cannot be copied at once
-  const auto by_eights = [&](const Matrix& matrix) {
-    const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
-    return in_vectors(p.batch, matrix, near, far, 8, 2);
-  };
-  const bool gathers = !by_eights(p.a) || !by_eights(p.b);
+  constexpr double kGathers = 3;
+  const bool gathers = !by_eights(p.batch, p.a) || !by_eights(p.batch, p.b);
   return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
 }
 

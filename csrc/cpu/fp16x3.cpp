@@ -12,6 +12,7 @@
 #include "cpu/packed.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
+#include "cpu/tile.h"
 #include "element.h"
 #include "epilogue.h"
 #include "problem.h"
@@ -105,13 +106,7 @@ void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)
 
 // Returns how many elements the guard had computed again.
 int64_t compute_tile(const Problem& p, int64_t index) {
-  const int64_t tiles_n = ceil_div(p.n, kTile);
-  const int64_t tiles_m = ceil_div(p.m, kTile);
-  const int64_t batch = index / tiles_n / tiles_m;
-  const int64_t row = index / tiles_n % tiles_m * kTile;
-  const int64_t col = index % tiles_n * kTile;
-  const int row_count = static_cast<int>(std::min<int64_t>(p.m - row, kTile));
-  const int col_count = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
+  const auto [batch, row, col, row_count, col_count] = TilePlace<kTile>(p, index);
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   a += row * p.a.row_stride;

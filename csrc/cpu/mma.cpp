@@ -8,6 +8,7 @@
 #include "context.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
+#include "cpu/tile.h"
 #include "element.h"
 #include "epilogue.h"
 #include "problem.h"
@@ -54,13 +55,7 @@ float add_not_finite(float sum, Line<T> a, Line<T> b, int64_t from, int64_t end)
 
 template <typename T>
 void compute_tile(const Problem& p, int64_t index) {
-  const int64_t tiles_n = ceil_div(p.n, kTile);
-  const int64_t tiles_m = ceil_div(p.m, kTile);
-  const int64_t batch = index / tiles_n / tiles_m;
-  const int64_t row = index / tiles_n % tiles_m * kTile;
-  const int64_t col = index % tiles_n * kTile;
-  const int row_count = static_cast<int>(std::min<int64_t>(p.m - row, kTile));
-  const int col_count = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
+  const auto [batch, row, col, row_count, col_count] = TilePlace<kTile>(p, index);
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   const auto row_of_a = [&](int i) {

@@ -5,6 +5,7 @@
 
 #include "context.h"
 #include "cpu/simd.h"
+#include "cpu/tile.h"
 #include "element.h"
 #include "epilogue.h"
 #include "problem.h"
@@ -50,13 +51,7 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Acc total[kTile][kTile];  // of the finished chunks
   std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<Acc>);
 
-  const int64_t tiles_n = ceil_div(p.n, kTile);
-  const int64_t tiles_m = ceil_div(p.m, kTile);
-  const int64_t batch = index / tiles_n / tiles_m;
-  const int64_t row = index / tiles_n % tiles_m * kTile;
-  const int64_t col = index % tiles_n * kTile;
-  const int rows_left = static_cast<int>(std::min<int64_t>(p.m - row, kTile));
-  const int cols_left = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
+  const auto [batch, row, col, rows_left, cols_left] = TilePlace<kTile>(p, index);
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   a += row * p.a.row_stride;

@@ -19,19 +19,21 @@ __device__ inline void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {
 }
 
 // Four matrices of (8, 8) halves from shared memory, one register each: PTX ISA, "ldmatrix". Lane l
-// gives the address of row l % 8 of matrix l / 8, and gets two neighbours of row l / 4 of each.
-__device__ inline void load_matrices(uint32_t (&d)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
-// Likewise, transposed: a lane gets what lies in column l / 4 of each, in two neighbouring rows.
-__device__ inline void load_transposed_matrices(uint32_t (&d)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(shared_address(row))
-               : "memory");
+// gives the address of row l % 8 of matrix l / 8, and gets two neighbours of row l / 4 of each; or,
+// transposed, what lies in column l / 4, in two neighbouring rows.
+template <bool kTransposed = false>
+__device__ void load_matrices(uint32_t (&d)[4], const void* row) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  }
 }
 // The other way: to shared memory, PTX ISA, "stmatrix".
 __device__ inline void store_matrices(const void* row, const uint32_t (&d)[4]) {

@@ -37,6 +37,15 @@ __device__ inline void doze(uint64_t* barrier, int parity) {
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) __nanosleep(500);
 }
 
+// A stage of a ring of so many, and the parity of its phase.
+template <int kStages>
+struct Ring {
+  int stage = 0, parity = 0;
+  __device__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
 // Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.
 __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
   ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, smem, global,

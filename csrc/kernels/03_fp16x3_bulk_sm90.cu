@@ -106,20 +106,12 @@ struct Chunks {
   }
 };
 
-// A stage of the pipeline, and the parity of its phase.
-struct Turn {
-  int stage = 0, parity = 0;
-  __device__ void next() {
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
-  }
-};
-
 __device__ void produce(const Work& work, Smem& smem) {
   constexpr int64_t kStepsOfChunk = kChunk / Tile::kK;
   const Chunks chunks(work.p);
   const int64_t first = chunks.first * kStepsOfChunk;
   const int64_t end = min(chunks.end * kStepsOfChunk, ceil_div(work.p.k, Tile::kK));
-  Turn turn{.parity = 1};
+  device::Ring<Tile::kStages> turn{.parity = 1};
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position at = locate(work.p, index);
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, at.batch);
@@ -255,7 +247,7 @@ __device__ void consume(const Work& work, Smem& smem) {
   constexpr int kNone = -1;
   const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
   const int thread = threadIdx.x % Tile::kWarpgroup;
-  Turn turn;
+  device::Ring<Tile::kStages> turn;
   const Chunks chunks(work.p);
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position position = locate(work.p, index);
@@ -615,14 +607,10 @@ void launch_fp16x3_bulk(const Problem& p, const Context& context) {
     while (bytes > limit && ask_less()) {
     }
   }
-  void* workspace = nullptr;
-  while (workspace == nullptr) {
-    try {
-      workspace = context.allocate(bytes);
-    } catch (const std::runtime_error&) {
-      if (ask_less()) continue;
-      return p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
-    }
+  void* workspace;
+  while ((workspace = context.allocate_if_there_is(bytes)) == nullptr) {
+    if (ask_less()) continue;
+    return p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
   }
   if (times == 0) {
     run(p, make_plan(p, ranges), static_cast<uint8_t*>(workspace), context);

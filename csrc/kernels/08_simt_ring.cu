@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <stdexcept>
 
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
@@ -223,9 +222,8 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
   };
   const int64_t chunks = ceil_div(p.k, kChunk);
   if (plan.ranges > 1) {
-    try {
-      work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
-    } catch (const std::runtime_error&) {
+    work.sums = context.allocate_if_there_is(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
+    if (work.sums == nullptr) {
       SimtPlan in_one = plan;
       in_one.ranges = 1;  // needs no memory
       return run<Tile>(p, in_one, context);

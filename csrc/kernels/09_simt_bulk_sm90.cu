@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <stdexcept>
 
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
@@ -28,6 +27,7 @@
 #include "kernels/simt_layout.h"
 #include "kernels/simt_store.cuh"
 #include "kernels/tensor_map.h"
+#include "kernels/tile_band.cuh"
 #include "launch.h"
 #include "simt.h"
 #include "sum.h"
@@ -77,25 +77,6 @@ struct Work {
   void* sums;       // Sums[chunk][tile], where there are several
 };
 
-struct Position {
-  int64_t batch;
-  int row, col;  // of the tile's first element
-};
-
-// Tiles in bands of kBand rows, down a column of the band first: blocks that run together share
-// what they read of A and of B in the cache.
-template <class Tile>
-__device__ Position locate(const Problem& p, int64_t index) {
-  const int tiles_m = static_cast<int>(ceil_div(p.m, Tile::kM));
-  const int tiles_n = static_cast<int>(ceil_div(p.n, Tile::kN));
-  const auto in_matrix = static_cast<int>(index % (int64_t{tiles_m} * tiles_n));
-  const int first = in_matrix / (Tile::kBand * tiles_n) * Tile::kBand;
-  const int height = min(tiles_m - first, Tile::kBand);
-  const int in_band = in_matrix % (Tile::kBand * tiles_n);
-  return {index / (int64_t{tiles_m} * tiles_n), (first + in_band % height) * Tile::kM,
-          in_band / height * Tile::kN};
-}
-
 // By rows, as simt_add_kernel() counts tiles.
 template <class Tile>
 __device__ int64_t number(const Problem& p, const Position& tile) {
@@ -124,28 +105,25 @@ template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {
   constexpr int kBytes = sizeof(smem.a[0]) + sizeof(smem.b[0]);
   const uint64_t policy = device::read_again();
-  int stage = 0, parity = 1;
-  auto next = [&] {
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
-  };
-  auto wait = [&] { device::doze(&smem.empty[stage], parity); };
+  device::Ring<Tile::kStages> ring{.parity = 1};
+  auto wait = [&] { device::doze(&smem.empty[ring.stage], ring.parity); };
   for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     const MapPlace a(work.p.batch, work.p.a, unit.tile.batch);
     const MapPlace b(work.p.batch, work.p.b, unit.tile.batch);
-    for (int64_t k = 0; k < unit.length; k += Tile::kK, next()) {
+    for (int64_t k = 0; k < unit.length; k += Tile::kK, ring.next()) {
       const int k_at = static_cast<int>(unit.k + k);
-      uint64_t* full = &smem.full[stage];
+      uint64_t* full = &smem.full[ring.stage];
       wait();
       device::arrive_expecting(full, kBytes);
-      device::copy_box(smem.a[stage], &work.a, {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]},
-                       full, policy);
-      device::copy_box(smem.b[stage], &work.b, {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]},
-                       full, policy);
+      device::copy_box(smem.a[ring.stage], &work.a,
+                       {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]}, full, policy);
+      device::copy_box(smem.b[ring.stage], &work.b,
+                       {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]}, full, policy);
     }
   }
   wait();  // consumers ask for one stage more than there are
-  device::arrive(&smem.full[stage]);
+  device::arrive(&smem.full[ring.stage]);
 }
 
 template <class Tile>
@@ -282,11 +260,8 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
   };
   if (plan.ranges > 1) {
     const int64_t chunks = ceil_div(p.k, kChunk);
-    try {
-      work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
-    } catch (const std::runtime_error&) {
-      work.ranges = 1;  // needs no memory
-    }
+    work.sums = context.allocate_if_there_is(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
+    if (work.sums == nullptr) work.ranges = 1;  // needs no memory
   }
   const auto kernel = simt_bulk_kernel<Tile>;
   // A block goes on to other tiles, whose first stages come while it stores the last. Shared memory

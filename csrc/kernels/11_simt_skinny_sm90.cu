@@ -15,7 +15,6 @@
 //   multipliers   wait full[s]    multiply                     -> empty[s]
 
 #include <algorithm>
-#include <stdexcept>
 #include <type_traits>
 
 #include "device/copy_async.cuh"
@@ -87,14 +86,6 @@ struct Unit {
   }
 };
 
-template <class Tile>
-struct Ring {
-  int stage = 0, parity = 0;
-  __device__ void next() {
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
-  }
-};
-
 // Copies the part of x that a stage meets, zeros beyond its end; a warp.
 template <class Tile>
 __device__ void copy_x(const Work& work, float (&to)[Tile::kRows][Tile::kPitch], const float* from,
@@ -126,7 +117,7 @@ template <class Tile>
 __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
   const int lane = threadIdx.x % 32;
   const uint64_t policy = work.panels == 1 ? device::read_once() : device::read_again();
-  Ring<Tile> ring;
+  device::Ring<Tile::kStages> ring;
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     const MapPlace matrix(work.p.batch, work.w, unit.matrix);
@@ -252,7 +243,7 @@ __device__ void store_sums(const Work& work, const Unit<Tile>& unit, const Place
 template <class Tile>
 __device__ void multiply_units(const Work& work, Smem<Tile>& smem) {
   const Place<Tile> place;
-  Ring<Tile> ring;
+  device::Ring<Tile::kStages> ring;
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     Sums<Tile> sums = {};
@@ -385,11 +376,8 @@ void launch_simt_skinny(const Problem& p, const Context& context) {
   work.col_tiles = ceil_div(work.w_count, kSkinnyCols);
   if (work.chunks > 1) {
     const int64_t sums = p.batch.count * work.chunks * work.x_count * work.sums_stride();
-    try {
-      work.sums = static_cast<float*>(context.allocate(sums * int64_t{sizeof(float)}));
-    } catch (const std::runtime_error&) {
-      return launch_simt_ring(p, context);
-    }
+    work.sums = static_cast<float*>(context.allocate_if_there_is(sums * int64_t{sizeof(float)}));
+    if (work.sums == nullptr) return launch_simt_ring(p, context);
   }
   const int tile = skinny_plan(p, context.processors).tile;
   const bool along_k = work.w.col_stride < work.w.row_stride;

@@ -19,6 +19,7 @@
 #include "device/mma_sync.cuh"
 #include "element.h"
 #include "epilogue.h"
+#include "kernels/mma_kind.h"
 #include "launch.h"
 #include "mma.h"
 
@@ -131,31 +132,23 @@ __device__ void multiply(const Stage<Tile>& stage, int warp_row, int warp_col,
     UNROLL
     for (int i = 0; i < Tile::kBlocksM; ++i) {
       const int row = warp_row + i * 16;
-      if constexpr (Tile::kAAcross) {
-        device::load_transposed_matrices(a[i], &stage.a.at[k + upper + eighth][row + half]);
-      } else {
-        device::load_matrices(a[i], &stage.a.at[row + half + eighth][k + upper]);
-      }
+      device::load_matrices<Tile::kAAcross>(
+          a[i], Tile::kAAcross ? &stage.a.at[k + upper + eighth][row + half]
+                               : &stage.a.at[row + half + eighth][k + upper]);
     }
     UNROLL
     for (int j = 0; j < Tile::kBlocksN / 2; ++j) {
       const int col = warp_col + j * 16;
-      if constexpr (Tile::kBAcross) {
-        device::load_transposed_matrices(b[j], &stage.b.at[k + half + eighth][col + upper]);
-      } else {
-        device::load_matrices(b[j], &stage.b.at[col + upper + eighth][k + half]);
-      }
+      device::load_matrices<Tile::kBAcross>(
+          b[j], Tile::kBAcross ? &stage.b.at[k + half + eighth][col + upper]
+                               : &stage.b.at[col + upper + eighth][k + half]);
     }
     UNROLL
     for (int i = 0; i < Tile::kBlocksM; ++i) {
       UNROLL
       for (int j = 0; j < Tile::kBlocksN; ++j) {
         const uint32_t two[] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
-        if constexpr (std::is_same_v<typename Tile::T, BFloat16>) {
-          device::multiply_add_bfloat16(sums[i][j], a[i], two);
-        } else {
-          device::multiply_add(sums[i][j], a[i], two);
-        }
+        device::multiply_add<std::is_same_v<typename Tile::T, BFloat16>>(sums[i][j], a[i], two);
       }
     }
   }
@@ -236,14 +229,10 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 template <class Tile>
 void run_tile(const Problem& p, const Context& context) {
-  const auto by_eights = [&](const Matrix& matrix, bool across, int64_t outer, int64_t k) {
-    return across ? in_vectors(p.batch, matrix, outer, k, kEight, 2)
-                  : in_vectors(p.batch, matrix, k, outer, kEight, 2);
-  };
   const Work work{
       .p = p,
-      .a_by_eights = by_eights(p.a, Tile::kAAcross, p.a.row_stride, p.a.col_stride),
-      .b_by_eights = by_eights(p.b, Tile::kBAcross, p.b.col_stride, p.b.row_stride),
+      .a_by_eights = by_eights(p.batch, p.a),
+      .b_by_eights = by_eights(p.batch, p.b),
   };
   constexpr size_t kLeaving = Tile::kM * (Tile::kN + 4) * sizeof(float);
   constexpr size_t kBytes = std::max(Tile::kStages * sizeof(Stage<Tile>), kLeaving);
@@ -263,22 +252,12 @@ void run(const Problem& p, const Context& context) {
   }
 }
 
-template <class T>
-void run_layout(const Problem& p, const Context& context) {
-  const bool a_across = p.a.row_stride < p.a.col_stride;
-  const bool b_across = p.b.col_stride < p.b.row_stride;
-  if (a_across) {
-    b_across ? run<T, true, true>(p, context) : run<T, true, false>(p, context);
-  } else {
-    b_across ? run<T, false, true>(p, context) : run<T, false, false>(p, context);
-  }
-}
-
 }  // namespace
 
 void launch_mma_ring(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  p.dtype == DType::kFloat16 ? run_layout<Half>(p, context) : run_layout<BFloat16>(p, context);
+  with_mma_kind(
+      p, [&]<class T, bool kAAcross, bool kBAcross>() { run<T, kAAcross, kBAcross>(p, context); });
 }
 
 }  // namespace tiled::cuda

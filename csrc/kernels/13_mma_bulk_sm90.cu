@@ -33,8 +33,10 @@
 #include "element.h"
 #include "epilogue.h"
 #include "kernels/map_place.cuh"
+#include "kernels/mma_kind.h"
 #include "kernels/mma_lines.h"
 #include "kernels/tensor_map.h"
+#include "kernels/tile_band.cuh"
 #include "launch.h"
 #include "mma.h"
 
@@ -95,32 +97,6 @@ struct Work {
   float4* totals;  // of each block's threads, where there are several chunks
 };
 
-struct Position {
-  int64_t batch;
-  int row, col;  // of the tile's first element
-};
-
-// Tiles in bands of kBand rows, down a column of the band first.
-template <class Tile>
-__device__ Position locate(const Problem& p, int64_t index) {
-  const int tiles_m = static_cast<int>(ceil_div(p.m, Tile::kM));
-  const int tiles_n = static_cast<int>(ceil_div(p.n, Tile::kN));
-  const auto in_matrix = static_cast<int>(index % (int64_t{tiles_m} * tiles_n));
-  const int first = in_matrix / (Tile::kBand * tiles_n) * Tile::kBand;
-  const int height = min(tiles_m - first, Tile::kBand);
-  const int in_band = in_matrix % (Tile::kBand * tiles_n);
-  return {index / (int64_t{tiles_m} * tiles_n), (first + in_band % height) * Tile::kM,
-          in_band / height * Tile::kN};
-}
-
-template <class Tile>
-struct Ring {
-  int stage = 0, parity = 0;
-  __device__ void next() {
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
-  }
-};
-
 // Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
 // `left` are in the matrix. What is not is not asked for, as far as boxes go: the engine takes some
 // 15 clocks for each line that it fills with zeros. What then lies there is never stored.
@@ -162,7 +138,7 @@ template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {
   const uint64_t policy = device::read_again();
   const Problem& p = work.p;
-  Ring<Tile> ring{.parity = 1};
+  device::Ring<Tile::kStages> ring{.parity = 1};
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position tile = locate<Tile>(p, index);
     const auto left = [](int64_t all, int first) {
@@ -204,6 +180,7 @@ __device__ void store_vector(Out* c, const float (&x)[4]) {
     __stcg(reinterpret_cast<uint2*>(c), make_uint2(pair<Out>(x[0], x[1]), pair<Out>(x[2], x[3])));
   }
 }
+
 // Ends a sum that is inside, but for its activation. `bias` is that of its column.
 template <class Out>
 __device__ float combined(const Problem& p, const Out* c, float sum, float bias) {
@@ -337,7 +314,7 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
   constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
   const Problem& p = work.p;
-  Ring<Tile> ring;
+  device::Ring<Tile::kStages> ring;
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     float sums[Tile::kElements];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
@@ -482,17 +459,6 @@ void run(const Problem& p, const Context& context) {
   }
 }
 
-template <class T>
-void run_layout(const Problem& p, const Context& context) {
-  const bool a_across = p.a.row_stride < p.a.col_stride;
-  const bool b_across = p.b.col_stride < p.b.row_stride;
-  if (a_across) {
-    b_across ? run<T, true, true>(p, context) : run<T, true, false>(p, context);
-  } else {
-    b_across ? run<T, false, true>(p, context) : run<T, false, false>(p, context);
-  }
-}
-
 }  // namespace
 
 void launch_mma_ring(const Problem& p, const Context& context);
@@ -502,8 +468,9 @@ void launch_mma_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
   const std::optional<Problem> lines = in_lines_of_halves(p, context);
   if (!lines) return launch_mma_ring(p, context);
-  p.dtype == DType::kFloat16 ? run_layout<Half>(*lines, context)
-                             : run_layout<BFloat16>(*lines, context);
+  with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
+    run<T, kAAcross, kBAcross>(*lines, context);
+  });
 }
 
 }  // namespace tiled::cuda

@@ -2,7 +2,6 @@
 // line, eight elements a thread at a time.
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "device/pipeline.cuh"
 #include "kernels/mma_lines.h"
@@ -84,12 +83,8 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
   }
   const int64_t warps = jobs.job[0].warps + jobs.job[1].warps;
   if (warps == 0) return copied;
-  void* workspace;
-  try {
-    workspace = context.allocate(bytes);
-  } catch (const std::runtime_error&) {
-    return std::nullopt;
-  }
+  void* workspace = context.allocate_if_there_is(bytes);
+  if (workspace == nullptr) return std::nullopt;
   for (int i = 0; i < 2; ++i) {
     if (jobs.job[i].warps == 0) continue;
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];

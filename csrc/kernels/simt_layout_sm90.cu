@@ -2,8 +2,6 @@
 // that begin at multiples of 16 bytes. A block copies a square by way of shared memory:
 // neighbouring threads read what is close in memory, and write by fours.
 
-#include <stdexcept>
-
 #include "device/pipeline.cuh"
 #include "kernels/simt_layout.h"
 #include "kernels/stored_batch.h"
@@ -106,12 +104,8 @@ std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const C
   }
   const unsigned blocks = jobs.job[0].blocks + jobs.job[1].blocks;
   if (blocks > 0) {
-    void* workspace;
-    try {
-      workspace = context.allocate(bytes);
-    } catch (const std::runtime_error&) {
-      return std::nullopt;
-    }
+    void* workspace = context.allocate_if_there_is(bytes);
+    if (workspace == nullptr) return std::nullopt;
     for (int i = 0; i < 2; ++i) {
       if (jobs.job[i].blocks == 0) continue;
       operands[i].data = static_cast<uint8_t*>(workspace) + begins[i];
