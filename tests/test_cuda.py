@@ -72,6 +72,27 @@ def test_two_threads_on_two_streams(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("m", "n", "k"), [*UNLIKE, (600, 700, 3000), (1500, 1500, 1500)])
+def test_beside_kernels_that_gather(algorithm, m, n, k):
+    """Those take the way to memory from warps that share their multiprocessor, whose loads from
+    shared memory then come hundreds of clocks late."""
+    a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT
+    expected = torch_tiled.matmul(a, b, algorithm=algorithm)
+    everywhere = torch.randint(1 << 24, (1 << 22,), device="cuda")
+    source, gathered = torch.randn(1 << 24, device="cuda"), torch.empty(1 << 22, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(200):
+            torch.index_select(source, 0, everywhere, out=gathered)
+    results = [torch_tiled.matmul(a, b, algorithm=algorithm) for _ in range(50)]
+    assert not side.query(), "the gathers ended before the products were begun"
+    side.synchronize()
+    for result in results:
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_first_call_in_a_thread(algorithm):
     """There the runtime has not been asked for anything, so the driver has no context yet."""
     a, b = torch.randn(64, 16, device="cuda").mT, torch.randn(64, 512, device="cuda")

@@ -69,6 +69,15 @@ __device__ inline void publish_writes() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
 }
 
+// A warp lets the copy engine fill a stage again that its threads have read. Without the fence the
+// barrier may be heard of before loads that were asked for earlier have come: PTX ISA, "Async
+// proxy".
+__device__ inline void release(uint64_t* empty) {
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(empty);
+}
+
 // __syncthreads() for `count` threads that use `barrier`, 1 to 15.
 __device__ inline void sync_threads(int barrier, int count) {
   __barrier_sync_count(barrier, count);

@@ -134,7 +134,6 @@ __device__ __noinline__ void keep_sums(const Sums<Tile>& from, Sums<Tile>* to) {
 
 template <class Tile>
 __device__ void consume(const Work& work, Smem<Tile>& smem) {
-  const int lane = threadIdx.x % 32;
   const Place<Tile> place(threadIdx.x, 0);
 
   Fragments<Tile> fragments;
@@ -149,9 +148,8 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
   constexpr unsigned kParts = Tile::kK / Tile::kPart, kRing = Tile::kStages * kParts;
   unsigned part = 0;  // over all tiles
   auto next_part = [&] {
-    __syncwarp();  // all have read the last fragments of the part
-    if (lane == 0 && part % kParts == kParts - 1) {
-      device::arrive(&smem.empty[part / kParts % Tile::kStages]);
+    if (part % kParts == kParts - 1) {  // all have read the last fragments of the stage
+      device::release(&smem.empty[part / kParts % Tile::kStages]);
     }
     ++part;
     const unsigned stage = part / kParts;

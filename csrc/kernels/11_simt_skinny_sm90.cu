@@ -267,8 +267,7 @@ __device__ void multiply_units(const Work& work, Smem<Tile>& smem) {
           fragments.multiply(left - k, sums);
         }
       }
-      __syncwarp();  // all have read
-      if (threadIdx.x % 32 == 0) device::arrive(&smem.empty[ring.stage]);
+      device::release(&smem.empty[ring.stage]);
     }
     store_sums<Tile>(work, unit, place, sums);
   }

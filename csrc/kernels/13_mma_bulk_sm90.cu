@@ -41,6 +41,9 @@
 #include "mma.h"
 
 namespace tiled::cuda {
+
+void launch_mma_ring(const Problem& p, const Context& context);
+
 namespace {
 
 namespace wgmma = device::wgmma;
@@ -442,8 +445,9 @@ void run_tile(const Problem& p, const Context& context) {
   };
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(work.tiles, context.processors));
   if (p.k > chained::kChunk) {
-    work.totals = static_cast<float4*>(
-        context.allocate(int64_t{blocks} * Tile::kM * Tile::kN * int64_t{sizeof(float)}));
+    const int64_t bytes = int64_t{blocks} * Tile::kM * Tile::kN * int64_t{sizeof(float)};
+    work.totals = static_cast<float4*>(context.allocate_if_there_is(bytes));
+    if (work.totals == nullptr) return launch_mma_ring(p, context);
   }
   const auto kernel = mma_bulk_kernel<Tile>;
   allow_shared_memory(kernel, sizeof(Smem<Tile>));
@@ -461,9 +465,8 @@ void run(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_mma_ring(const Problem& p, const Context& context);
-
-// Where there is no memory for copies of operands, a rung that needs none gives the same bits.
+// Where there is no memory for copies of operands, or for totals, mma_ring needs none and gives the
+// same bits.
 void launch_mma_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
   const std::optional<Problem> lines = in_lines_of_halves(p, context);
