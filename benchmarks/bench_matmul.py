@@ -96,7 +96,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
     """Every measurement asked for; those on the same operands stand together."""
     jobs = []
     for suite in args.suite:
-        for dtype in args.dtype:
+        for dtype in args.dtype or SUITES[suite].dtypes:
             # The op reads `precision` for float32 alone.
             asked = args.precision or SUITES[suite].precisions
             precisions = asked if dtype == "float32" else ["fp32"]
@@ -223,7 +223,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     option = parser.add_argument
     option("--suite", nargs="+", choices=SUITES, help="default: smoke")
-    option("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    option("--dtype", nargs="+", choices=DTYPES, help="default: the suite's")
     option("--precision", nargs="+", choices=PRECISIONS, help="of float32; default: the suite's")
     option("--algorithm", nargs="+", help="default: in the smoke suite every rung, else auto")
     option("--layout", nargs="+", choices=LAYOUTS, help="default: each shape in its own")

@@ -46,6 +46,7 @@ class Suite:
     shapes: tuple[Shape, ...]
     variants: tuple[str, ...] = ("plain",)  # of variants.py
     precisions: tuple[str, ...] = ("fp32",)  # of float32, where none is asked for
+    dtypes: tuple[str, ...] = ("float32",)  # where none is asked for
     copy: bool = False  # of as many bytes, in turns with each product
 
 
@@ -96,6 +97,13 @@ ODD_SIZES = (
 )
 
 
+def _odd_sizes() -> tuple[Shape, ...]:
+    return tuple(
+        Shape(*sizes, layout=LAYOUTS[i % len(LAYOUTS)], group="odd sizes")
+        for i, sizes in enumerate(ODD_SIZES)
+    )
+
+
 def _ieee() -> tuple[Shape, ...]:
     return (
         *(Shape(size, size, size, group="squares to 1024") for size in (128, 256, 512, 1024)),
@@ -104,10 +112,7 @@ def _ieee() -> tuple[Shape, ...]:
             for size in (2048, 4096, 8192, 16384)
             for layout in LAYOUTS
         ),
-        *(
-            Shape(*sizes, layout=LAYOUTS[i % len(LAYOUTS)], group="odd sizes")
-            for i, sizes in enumerate(ODD_SIZES)
-        ),
+        *_odd_sizes(),
     )
 
 
@@ -178,6 +183,27 @@ def _batched() -> tuple[Shape, ...]:
         Shape(128, 64, 128, batch=384, what="BERT attention values"),
         Shape(2048, 2048, 128, batch=32, layout="NT", what="Llama-3-8B attention scores"),
         Shape(2048, 128, 2048, batch=32, what="Llama-3-8B attention values"),
+    )
+
+
+def _half_square() -> tuple[Shape, ...]:
+    groups = {"512 and 1024": (512, 1024), "from 2048": (2048, 4096, 8192, 16384)}
+    return tuple(
+        Shape(size, size, size, layout=layout, group=group)
+        for group, sizes in groups.items()
+        for size in sizes
+        for layout in LAYOUTS
+    )
+
+
+def _decode() -> tuple[Shape, ...]:
+    groups = {"m = 1 to 16": (1, 4, 16), "m = 32": (32,), "m = 64": (64,)}
+    return tuple(
+        Shape(m, n, k, layout="NT", group=group)
+        for group, rows in groups.items()
+        for m in rows
+        for n in (4096, 11008, 14336)
+        for k in (4096, 11008, 14336)
     )
 
 
@@ -252,6 +278,21 @@ SUITES = {
         _epilogue(),
         ("plain", "bias", "relu", "gelu"),
         precisions=("fp32", "ieee"),
+    ),
+    "half_square": Suite(
+        "m = n = k, from 512 to 16384, in each layout",
+        _half_square(),
+        dtypes=("bfloat16", "float16"),
+    ),
+    "half_ragged": Suite(
+        "ragged, and ieee's odd sizes", (*_ragged(), *_odd_sizes()), dtypes=("bfloat16",)
+    ),
+    "half_decode": Suite(
+        "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
+    ),
+    "half_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
+    "half_epilogue": Suite(
+        "epilogue", _epilogue(), ("plain", "bias", "relu", "gelu"), dtypes=("bfloat16",)
     ),
     "halves": Suite(
         "against the vendor's float16, of whose products fp16x3 has three",

@@ -38,6 +38,7 @@ void launch_fp16x3_skinny(const Problem&, const Context&);
 void launch_fp16x3_narrow(const Problem&, const Context&);
 void launch_mma_ring(const Problem&, const Context&);
 void launch_mma_bulk(const Problem&, const Context&);
+void launch_mma_skinny(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -67,6 +68,7 @@ constexpr Rung kLadder[] = {
     {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    {"mma_skinny",     "mma",    Order::kChained, Runs::kHalves,   1,   0,    32,  32,  Cut::kMmaSkinnyPlan, Reads::kCopied, 3500, 1.2,    0,               0,               CUDA(launch_mma_skinny),     cpu::launch_mma},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
     {"mma_bulk",       "mma",    Order::kChained, Runs::kHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
 };
@@ -200,6 +202,10 @@ std::optional<Plan> plan_of(const Rung& rung, const Problem& p, const Context& c
     case Cut::kSkinnyPlan: return of_simt(skinny_plan(p, context.processors));
     case Cut::kMmaRingPlan: return of_mma(mma_ring_plan(p, context.processors));
     case Cut::kMmaBulkPlan: return of_mma(mma_bulk_plan(p, context.processors));
+    case Cut::kMmaSkinnyPlan: {
+      const MmaSkinnyPlan plan = mma_skinny_plan(p, context.processors);
+      return Plan{plan.m, plan.n, 1, plan.clocks};
+    }
   }
   return std::nullopt;
 }
@@ -249,7 +255,8 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kSmallPlan:
     case Cut::kSkinnyPlan:
     case Cut::kMmaRingPlan:
-    case Cut::kMmaBulkPlan: {
+    case Cut::kMmaBulkPlan:
+    case Cut::kMmaSkinnyPlan: {
       const Plan plan = *plan_of(*this, p, context);
       return count_tiles(p, plan.m, plan.n) * plan.ranges;
     }

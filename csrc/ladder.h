@@ -45,10 +45,11 @@ enum class Cut {
   kRanges,    // bulk_ranges() of cuts.h
   kRingPlan,  // ring_plan() of simt.h, which knows the tiles and what they cost, instead of the row
   kBulkPlan,  // bulk_plan() likewise
-  kSmallPlan,    // small_plan() likewise, whose "blocks" are teams
-  kSkinnyPlan,   // skinny_plan() likewise
-  kMmaRingPlan,  // mma_ring_plan() of mma.h likewise
-  kMmaBulkPlan,  // mma_bulk_plan() likewise
+  kSmallPlan,      // small_plan() likewise, whose "blocks" are teams
+  kSkinnyPlan,     // skinny_plan() likewise
+  kMmaRingPlan,    // mma_ring_plan() of mma.h likewise
+  kMmaBulkPlan,    // mma_bulk_plan() likewise
+  kMmaSkinnyPlan,  // mma_skinny_plan() likewise
 };
 
 struct Rung {

@@ -28,6 +28,15 @@ inline constexpr MmaTile kMmaRingTiles[] = {
     {64, 64, 4000, 200},
 };
 
+// Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
+// multiprocessor at most.
+struct MmaSkinnyTile {
+  int w, x, blocks;
+};
+inline constexpr MmaSkinnyTile kMmaSkinnyTiles[] = {
+    {32, 8, 6}, {32, 16, 6}, {32, 32, 3}, {64, 8, 3}, {64, 16, 3}, {64, 32, 3},
+};
+
 struct MmaPlan {
   int tile;  // its index
   int m, n;
@@ -40,16 +49,25 @@ inline bool by_eights(const Batch& batch, const Matrix& matrix) {
   return in_vectors(batch, matrix, near, far, 8, sizeof(uint16_t));
 }
 
+// Until so many multiprocessors have both operands from memory, if they come once.
+inline double mma_memory_clocks(const Problem& p, int64_t processors, double bytes_a_clock) {
+  const auto elements = static_cast<double>((p.m + p.n) * p.batch.count) * static_cast<double>(p.k);
+  return 2 * elements / static_cast<double>(processors) / bytes_a_clock;
+}
+
 // `slower` by so much are all tiles.
 inline MmaPlan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                         double slower) {
   MmaPlan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
-    const auto rounds = static_cast<double>(ceil_div(count_tiles(p, tile.m, tile.n), processors));
+    constexpr double kMemory = 17;  // bytes a clock and multiprocessor, of those that have tiles
+    const int64_t count = count_tiles(p, tile.m, tile.n);
+    const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double clocks =
-        rounds * (tile.each + slower * elements * static_cast<double>(p.k) / tile.rate);
+        std::max(rounds * (tile.each + slower * elements * static_cast<double>(p.k) / tile.rate),
+                 mma_memory_clocks(p, std::min(count, processors), kMemory));
     if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, clocks};
   }
   return best;
@@ -61,6 +79,37 @@ inline MmaPlan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kGathers = 3;
   const bool gathers = !by_eights(p.batch, p.a) || !by_eights(p.batch, p.b);
   return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
+}
+
+struct MmaSkinnyPlan {
+  int tile, m, n, blocks;
+  double clocks;
+};
+
+// The narrowest tile that has all rows of x, which are to be read by as few blocks as can be where
+// they are many. Measured from 1 to 64 rows, n and k 4096 to 14336: up to 16 rows tiles of 64
+// columns are the faster ones (by 2 to 10 %) where all run at once, or where those of 32 would be
+// half lines, which w is across K; or else those of 32 (5 to 10 %). With 17 to 32 rows those of 32
+// (10 to 20 %).
+inline MmaSkinnyPlan mma_skinny_plan(const Problem& p, int64_t processors) {
+  constexpr double kMemory = 14, kFromL2 = 23;  // bytes a clock and multiprocessor
+  constexpr double kRound = 3000;               // to begin and end blocks
+  const bool w_is_a = p.m > p.n;
+  const Matrix w = w_is_a ? p.a : transposed(p.b);
+  const int64_t w_count = std::max(p.m, p.n), x_count = std::min(p.m, p.n);
+  const bool at_once = ceil_div(w_count, 64) * p.batch.count <= processors;
+  const bool wide = x_count > 16 ? x_count > 32 : at_once || w.row_stride < w.col_stride;
+  const int index = (wide ? 3 : 0) + (x_count <= 8 ? 0 : x_count <= 16 ? 1 : 2);
+  const MmaSkinnyTile& tile = kMmaSkinnyTiles[index];
+  const int64_t units = ceil_div(w_count, tile.w) * ceil_div(x_count, tile.x) * p.batch.count;
+  const int64_t each = std::max<int64_t>(1, ceil_div(units, processors));
+  const auto blocks = static_cast<int>(std::min<int64_t>(each, tile.blocks));
+  const auto lines = static_cast<double>(tile.w + std::min<int64_t>(tile.x, x_count));
+  const double from_l2 = static_cast<double>(units) * lines * 2 * static_cast<double>(p.k) /
+                         static_cast<double>(processors) / kFromL2;
+  const double clocks = kRound * static_cast<double>(ceil_div(each, blocks)) +
+                        std::max(mma_memory_clocks(p, processors, kMemory), from_l2);
+  return {index, w_is_a ? tile.w : tile.x, w_is_a ? tile.x : tile.w, blocks, clocks};
 }
 
 }  // namespace tiled

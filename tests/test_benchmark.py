@@ -218,6 +218,16 @@ def test_a_suite_has_its_precisions_where_none_is_asked_for():
     assert set(told("square")) == {("fp32", "plain")}
 
 
+def test_a_suite_has_its_dtypes_where_none_is_asked_for():
+    def told(arguments):
+        jobs = bench_matmul.plan(bench_matmul.parse(f"--suite {arguments} --device cpu".split()))
+        return {job.dtype for job in jobs}
+
+    assert told("square") == {"float32"}
+    assert told("half_square") == {"bfloat16", "float16"}
+    assert told("half_decode --dtype float16") == {"float16"}
+
+
 def test_every_kind_of_product_is_measured_by_ieee_multiply_adds():
     """Each group has a mean of its own; the counts are of what is in it, in so many layouts."""
     arguments = "--suite ieee skinny batched --device cpu"

@@ -11,7 +11,7 @@ from specification import chained, fused_multiply_add, sum_in_chunks
 
 import torch_tiled
 
-RUNGS = ("mma_ring", "mma_bulk", "mma")
+RUNGS = ("mma_skinny", "mma_ring", "mma_bulk", "mma")
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 each_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -274,15 +274,16 @@ def test_explain_says_the_order(device, k, chains, dtype):
         lambda new, k, n: new(k, 1).expand(k, n),
     ],
 )
+@pytest.mark.parametrize("algorithm", ["mma_skinny", "mma_bulk"])
 @each_half
-def test_bulk_takes_any_view(device, view, dtype):
+def test_any_view_is_taken(device, algorithm, view, dtype):
     """Also what no tensor map can read: lines that begin anywhere, elements that are apart."""
     a = torch.randn(40, 603, dtype=dtype, device=device)
     b = view(lambda *shape: torch.randn(shape, dtype=dtype, device=device), 603, 201)
     for x, y in ((a, b), (b.mT, a.mT), (a.expand(2, 40, 603), b)):
-        assert torch_tiled.explain(x, y, algorithm="mma_bulk").algorithm == "mma_bulk"
+        assert torch_tiled.explain(x, y, algorithm=algorithm).algorithm == algorithm
         out = torch.full((*x.shape[:-1], y.shape[-1]), torch.nan, dtype=dtype, device=device)
-        torch_tiled.matmul(x, y, algorithm="mma_bulk", out=out)
+        torch_tiled.matmul(x, y, algorithm=algorithm, out=out)
         assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))
 
 
@@ -370,3 +371,20 @@ def test_host_and_gpu_agree_on_many_tiles(dtype):
     compare(randn(5, 130, 200), randn(200, 152))
     compare(randn(5, 130, 200), randn(5, 152, 200).mT)
     compare(randn(2, 3, 40, 2048), randn(2, 1, 48, 2048).mT)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_skinny_with_any_tile(layout, dtype):
+    """Tiles of either width and all heights, one a block and several; stages that are used again,
+    and by few blocks or many of a multiprocessor."""
+    sizes = ((40, 3000), (4200, 1000), (8500, 520), (30000, 200), (70, 20000))
+    for i, rows in enumerate([1, 7, 8, 9, 16, 17, 32, 33, 70]):
+        for columns, k in sizes[i % 2 :: 2]:
+            a = in_layout(torch.randn(rows, k, device="cuda").to(dtype), layout[0])
+            b = in_layout(torch.randn(k, columns, device="cuda").to(dtype), layout[1])
+            for x, y in ((a, b), (b.mT, a.mT)):
+                out = torch.full((len(x), y.shape[1]), torch.nan, dtype=dtype, device="cuda")
+                torch_tiled.matmul(x, y, algorithm="mma_skinny", out=out)
+                assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))

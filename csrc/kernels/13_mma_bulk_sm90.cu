@@ -84,10 +84,10 @@ struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
-// Of an operand: boxes of a tile's part, and of eight lines of it; or, where its neighbours lie
-// across K, of 64 of them.
+// Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
+// neighbours lie across K, of 64 of them.
 struct Maps {
-  CUtensorMap whole, edge;
+  CUtensorMap whole, last;
 };
 
 struct Work {
@@ -105,14 +105,14 @@ struct Work {
 // 15 clocks for each line that it fills with zeros. What then lies there is never stored.
 template <int kRows, bool kAcross>
 struct Part {
-  static constexpr int kBlock = 64 * 128, kEdge = 8 * 128;  // bytes of a box
+  static constexpr int kBlock = 64 * 128;  // bytes of a box across K
   const Maps& maps;
   int first, left;
   MapPlace matrix;
 
   __device__ int bytes() const {
     if (kAcross) return min(ceil_div(left, 64), int64_t{kRows / 64}) * kBlock;
-    return min(ceil_div(left, 8), int64_t{kRows / 8}) * kEdge;
+    return min(left, kRows) * 128;
   }
   __device__ void copy(uint8_t* to, int k, uint64_t* full, uint64_t policy) const {
     if constexpr (kAcross) {
@@ -120,13 +120,8 @@ struct Part {
       for (int i = 0; i < kRows; i += 64) {
         if (i < left) box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
       }
-    } else if (left >= kRows) {
-      box(to, maps.whole, k, first, full, policy);
     } else {
-      NO_UNROLL
-      for (int i = 0; i < left; i += 8) {
-        box(to + i / 8 * kEdge, maps.edge, k, first + i, full, policy);
-      }
+      box(to, left >= kRows ? maps.whole : maps.last, k, first, full, policy);
     }
   }
 
@@ -426,7 +421,8 @@ void run_tile(const Problem& p, const Context& context) {
   };
   const auto maps = [&](const Matrix& matrix, int64_t outer, int rows, bool across) {
     if (across) return Maps{map(matrix, outer, 64), {}};
-    return Maps{map(matrix, outer, rows), map(matrix, outer, 8)};
+    const auto last = static_cast<int>(outer % rows);
+    return Maps{map(matrix, outer, rows), map(matrix, outer, last == 0 ? rows : last)};
   };
   const auto by = [&](int64_t count) {
     return p.n % count == 0 &&

@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
 
 }  // namespace
 
-std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context) {
+std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context,
+                                          AlongK along_k) {
   Problem copied = p;
   Matrix* operands[] = {&copied.a, &copied.b};
   const int64_t rows[] = {p.m, p.k}, cols[] = {p.k, p.n};
@@ -64,9 +65,13 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
   int64_t bytes = 0, begins[2]{};
   for (int i = 0; i < 2; ++i) {
     const Matrix& from = *operands[i];
-    if (in_boxes(p.batch, from, sizeof(uint16_t))) continue;
+    const bool turns = i == 0 ? along_k.a && from.row_stride < from.col_stride
+                              : along_k.b && from.col_stride < from.row_stride;
+    if (in_boxes(p.batch, from, sizeof(uint16_t)) && !turns) continue;
     Job& job = jobs.job[i];
-    const bool by_rows = from.col_stride <= from.row_stride;  // lines are rows
+    // Lines are rows, or else columns. What is one line is that, whatever its strides are.
+    bool by_rows = rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
+    if (i == 0 ? along_k.a : along_k.b) by_rows = i == 0;
     job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
     job.pitch = ceil_div(job.length, kEight) * kEight;
     job.parts = ceil_div(job.length, kPart);
