@@ -10,22 +10,23 @@
 
 namespace tiled {
 
-// A tile of C that one block computes, on an H200 in clocks of a multiprocessor.
+// A tile of C that one block computes, and so many blocks one above the other at once; on an H200
+// in clocks of a multiprocessor.
 struct MmaTile {
-  int m, n;
+  int m, n, cluster;
   double each;  // to begin and end one
   double rate;  // multiply-adds a clock
 };
 
 // The rungs' switches go by the same order.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 3000, 1700},
-    {128, 128, 2000, 1500},
-    {128, 64, 1500, 1000},
+    {128, 256, 2, 3000, 1700},
+    {128, 128, 1, 2000, 1500},
+    {128, 64, 1, 1500, 1000},
 };
 inline constexpr MmaTile kMmaRingTiles[] = {
-    {128, 128, 6000, 420},
-    {64, 64, 4000, 200},
+    {128, 128, 1, 6000, 420},
+    {64, 64, 1, 4000, 200},
 };
 
 // Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
@@ -62,7 +63,7 @@ inline MmaPlan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
     constexpr double kMemory = 17;  // bytes a clock and multiprocessor, of those that have tiles
-    const int64_t count = count_tiles(p, tile.m, tile.n);
+    const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double clocks =

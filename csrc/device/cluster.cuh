@@ -1,9 +1,11 @@
 #pragma once
 // Blocks of a cluster, and what one leaves in the shared memory of another: PTX ISA,
-// "barrier.cluster", "mapa" and "st.async".
+// "barrier.cluster", "mapa", "st.async" and "cp.async.bulk.tensor".
 
 #include <cstdint>
 #include <cuda/ptx>
+
+#include "device/shared.cuh"
 
 namespace tiled::device {
 
@@ -29,6 +31,37 @@ __device__ inline void wait_for_sent(uint64_t* barrier, int parity) {
   while (!::cuda::ptx::mbarrier_try_wait_parity(::cuda::ptx::sem_acquire,
                                                 ::cuda::ptx::scope_cluster, barrier, parity)) {
   }
+}
+
+// Arrives where the block of that rank has `barrier`. Nothing that this thread wrote is published:
+// to say so to a whole cluster takes a fence.
+__device__ inline void arrive_at(uint64_t* barrier, unsigned rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 theirs;\n"
+      "mapa.shared::cluster.u32 theirs, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [theirs];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// Copies a box as copy_box() of pipeline.cuh does, to where each of those `blocks`, a bit a rank,
+// has `smem`, and counts its bytes at each one's `barrier`.
+__device__ inline void copy_box_to(uint16_t blocks, void* smem, const void* map, const int (&at)[5],
+                                   uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8, %9;" ::"r"(
+          shared_address(smem)),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
+      "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
+      : "memory");
+}
+
+// No block may end while another may still send to it.
+__device__ inline void end_together() {
+  ::cuda::ptx::barrier_cluster_arrive();
+  ::cuda::ptx::barrier_cluster_wait();
 }
 
 }  // namespace tiled::device

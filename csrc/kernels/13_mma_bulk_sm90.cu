@@ -25,6 +25,7 @@
 #include <type_traits>
 
 #include "chained.h"
+#include "device/cluster.cuh"
 #include "device/copy_async.cuh"
 #include "device/halves.cuh"
 #include "device/pipeline.cuh"
@@ -57,15 +58,29 @@ struct Tile {
   static constexpr int kK = 64;  // of a stage: a line of 128 bytes
   static constexpr int kStages = kStages_;
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
+  static constexpr int kCluster = kMmaBulkTiles[kIndex].cluster;  // blocks, one above the other
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = 2;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static constexpr int kElements = kN / 2;    // of C a thread
-  static constexpr int kBand = 8;             // tiles of rows that are worked off together
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
 
   static_assert(kM == kConsumers * 64 && kN % 64 == 0 && chained::kChunk % kK == 0);
 };
+
+// The tiles of a cluster. Bands are eight tiles of rows.
+template <class Tile>
+struct ClusterTile {
+  static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN, kBand = 8 / Tile::kCluster;
+};
+
+// Where a block is in that of its cluster.
+template <class Tile>
+__device__ Position locate_own(const Problem& p, int64_t index) {
+  Position at = locate<ClusterTile<Tile>>(p, index);
+  at.row += static_cast<int>(blockIdx.x % Tile::kCluster) * Tile::kM;
+  return at;
+}
 
 // What a warp stores at a time: its rows, and so many columns, as float32 or as halves. Lanes that
 // write eight rows meet no bank twice.
@@ -96,39 +111,49 @@ struct Work {
   bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
   bool by_eights;     // likewise
   bool halves, ends;  // store_halves() does, and its kEnds
-  int64_t tiles;
-  float4* totals;  // of each block's threads, where there are several chunks
+  int64_t tiles;      // of clusters
+  float4* totals;     // of each block's threads, where there are several chunks
 };
 
 // Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
-// `left` are in the matrix. What is not is not asked for, as far as boxes go: the engine takes some
-// 15 clocks for each line that it fills with zeros. What then lies there is never stored.
-template <int kRows, bool kAcross>
+// `left` are in the matrix. Of kShare blocks that need the same each asks for its share, for all.
+// What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15 clocks
+// for each line that it fills with zeros. What then lies there is never stored.
+template <int kRows, bool kAcross, int kShare>
 struct Part {
   static constexpr int kBlock = 64 * 128;  // bytes of a box across K
+  static constexpr int kOwn = kRows / kShare;
   const Maps& maps;
   int first, left;
   MapPlace matrix;
 
+  // That come, whoever asks.
   __device__ int bytes() const {
-    if (kAcross) return min(ceil_div(left, 64), int64_t{kRows / 64}) * kBlock;
+    if (kAcross) return static_cast<int>(min(ceil_div(left, 64), int64_t{kRows / 64})) * kBlock;
     return min(left, kRows) * 128;
   }
   __device__ void copy(uint8_t* to, int k, uint64_t* full, uint64_t policy) const {
+    const int own = static_cast<int>(blockIdx.x % kShare) * kOwn;
     if constexpr (kAcross) {
       UNROLL
-      for (int i = 0; i < kRows; i += 64) {
+      for (int i = own; i < own + kOwn; i += 64) {
         if (i < left) box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
       }
-    } else {
-      box(to, left >= kRows ? maps.whole : maps.last, k, first, full, policy);
+    } else if (own < left) {
+      box(to + own * 128, left - own >= kOwn ? maps.whole : maps.last, k, first + own, full,
+          policy);
     }
   }
 
  private:
   __device__ void box(uint8_t* to, const CUtensorMap& map, int near, int far, uint64_t* full,
                       uint64_t policy) const {
-    device::copy_box(to, &map, {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full, policy);
+    const int at[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
+    if constexpr (kShare > 1) {
+      device::copy_box_to((1 << kShare) - 1, to, &map, at, full, policy);
+    } else {
+      device::copy_box(to, &map, at, full, policy);
+    }
   }
 };
 
@@ -137,15 +162,16 @@ __device__ void produce(const Work& work, Smem<Tile>& smem) {
   const uint64_t policy = device::read_again();
   const Problem& p = work.p;
   device::Ring<Tile::kStages> ring{.parity = 1};
-  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Position tile = locate<Tile>(p, index);
+  constexpr unsigned kCluster = Tile::kCluster;
+  for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
+    const Position tile = locate_own<Tile>(p, index);
     const auto left = [](int64_t all, int first) {
-      return static_cast<int>(min(all - first, int64_t{1} << 16));
+      return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
-    const Part<Tile::kM, Tile::kAAcross> a{work.a, tile.row, left(p.m, tile.row),
-                                           MapPlace(p.batch, p.a, tile.batch)};
-    const Part<Tile::kN, Tile::kBAcross> b{work.b, tile.col, left(p.n, tile.col),
-                                           MapPlace(p.batch, p.b, tile.batch)};
+    const Part<Tile::kM, Tile::kAAcross, 1> a{work.a, tile.row, left(p.m, tile.row),
+                                              MapPlace(p.batch, p.a, tile.batch)};
+    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{work.b, tile.col, left(p.n, tile.col),
+                                                           MapPlace(p.batch, p.b, tile.batch)};
     const int bytes = a.bytes() + b.bytes();
     for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
       uint64_t* full = &smem.full[ring.stage];
@@ -312,8 +338,17 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
   constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
   const Problem& p = work.p;
+  constexpr unsigned kCluster = Tile::kCluster;
+  // A stage is empty when it is in all blocks that its copies go to.
+  const auto release = [&](int stage) {
+    if constexpr (kCluster > 1) {
+      if (lane < kCluster) device::arrive_at(&smem.empty[stage], lane);
+    } else {
+      if (lane == 0) device::arrive(&smem.empty[stage]);
+    }
+  };
   device::Ring<Tile::kStages> ring;
-  for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+  for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
     float sums[Tile::kElements];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
       UNROLL
@@ -335,12 +370,12 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
         }
         wgmma::commit();
         wgmma::wait<1>();
-        if (to_release != kNone && lane == 0) device::arrive(&smem.empty[to_release]);
+        if (to_release != kNone) release(to_release);
         to_release = ring.stage;
       }
       wgmma::wait<0>();
       wgmma::keep(sums);
-      if (lane == 0) device::arrive(&smem.empty[to_release]);
+      release(to_release);
       if (chunk == 0) {
         UNROLL
         for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
@@ -361,7 +396,7 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
         }
       }
     }
-    const Position tile = locate<Tile>(p, index);
+    const Position tile = locate_own<Tile>(p, index);
     const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
     const int64_t row = tile.row + warp * 16;
     auto store = [&]<class Out>(Out* c) {
@@ -388,11 +423,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       device::init_barrier(&smem.full[stage], 1);
-      device::init_barrier(&smem.empty[stage], Tile::kConsumers * 4);
+      device::init_barrier(&smem.empty[stage], Tile::kConsumers * 4 * Tile::kCluster);
     }
     device::publish_barriers();
   }
   __syncthreads();
+  if constexpr (Tile::kCluster > 1) {
+    device::say_started();
+    device::wait_for_cluster();
+  }
   device::let_next_kernel_start();
   device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarpgroup) {
@@ -402,6 +441,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::take_registers<232>();
     consume<Tile>(work, smem);
   }
+  if constexpr (Tile::kCluster > 1) device::end_together();
 }
 
 // Whether store_halves() does all that is to be done.
@@ -431,15 +471,16 @@ void run_tile(const Problem& p, const Context& context) {
   Work work{
       .p = p,
       .a = maps(p.a, p.m, Tile::kM, Tile::kAAcross),
-      .b = maps(transposed(p.b), p.n, Tile::kN, Tile::kBAcross),
+      .b = maps(transposed(p.b), p.n, Tile::kN / Tile::kCluster, Tile::kBAcross),
       .by_fours = by(4),
       .by_eights = by(8),
       .halves = stores_halves(p),
       .ends = !p.epilogue.is_none(),
-      .tiles = count_tiles(p, Tile::kM, Tile::kN),
+      .tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN),
       .totals = nullptr,
   };
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(work.tiles, context.processors));
+  const auto blocks = static_cast<unsigned>(
+      Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
   if (p.k > chained::kChunk) {
     const int64_t bytes = int64_t{blocks} * Tile::kM * Tile::kN * int64_t{sizeof(float)};
     work.totals = static_cast<float4*>(context.allocate_if_there_is(bytes));
@@ -447,7 +488,8 @@ void run_tile(const Problem& p, const Context& context) {
   }
   const auto kernel = mma_bulk_kernel<Tile>;
   allow_shared_memory(kernel, sizeof(Smem<Tile>));
-  launch_after(kernel, blocks, Tile::kThreads, sizeof(Smem<Tile>), context, work);
+  launch_clusters_after(kernel, Tile::kCluster, blocks, Tile::kThreads, sizeof(Smem<Tile>), context,
+                        work);
 }
 
 template <class T, bool kAAcross, bool kBAcross>
