@@ -228,8 +228,9 @@ std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {
 
 bool Rung::takes(const Problem& p) const {
   if (p.k < min_k || (max_k != 0 && p.k > max_k)) return false;
-  // Places in a tensor map, and in what is read by one, are 32-bit.
-  constexpr int64_t kMaxPlace = std::numeric_limits<int32_t>::max();
+  // Places in a tensor map, and in what is read by one, are 32-bit, those of a tile that begins
+  // beyond the last one, too.
+  constexpr int64_t kMaxPlace = std::numeric_limits<int32_t>::max() - 1024;
   if (reads != Reads::kAny && std::max({p.m, p.n, p.k}) > kMaxPlace) return false;
   switch (reads) {
     case Reads::kAny: return true;

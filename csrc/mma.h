@@ -10,25 +10,25 @@
 
 namespace tiled {
 
-// A tile of C that one block computes, and so many blocks one above the other at once; on an H200
-// in clocks of a multiprocessor.
+// A tile of C that one block computes, and how many blocks, one above the other and side by side,
+// do so at once; on an H200 in clocks of a multiprocessor.
 struct MmaTile {
-  int m, n, cluster;
+  int m, n, cluster_m, cluster_n;
   double each;  // to begin and end one
   double rate;  // multiply-adds a clock
 };
 
 // The rungs' switches go by the same order.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 2, 3000, 1700},
-    {128, 128, 1, 2000, 1500},
-    {128, 64, 1, 1500, 1000},
+    {128, 256, 2, 1, 3000, 1620},
+    {128, 192, 2, 1, 2500, 1580},
+    {128, 128, 2, 1, 2000, 1440},
+    {128, 64, 1, 2, 1500, 950},
 };
 inline constexpr MmaTile kMmaRingTiles[] = {
-    {128, 128, 1, 6000, 420},
-    {64, 64, 1, 4000, 200},
+    {128, 128, 1, 1, 6000, 420},
+    {64, 64, 1, 1, 4000, 200},
 };
-
 // Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
 // multiprocessor at most.
 struct MmaSkinnyTile {
@@ -63,7 +63,8 @@ inline MmaPlan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
     constexpr double kMemory = 17;  // bytes a clock and multiprocessor, of those that have tiles
-    const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
+    const int64_t clusters = count_tiles(p, tile.m * tile.cluster_m, tile.n * tile.cluster_n);
+    const int64_t count = clusters * tile.cluster_m * tile.cluster_n;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double clocks =

@@ -89,6 +89,8 @@ __device__ uint64_t describe_lines(const void* smem) {
 TILED_MULTIPLY_ADD(32, "64", TILED_NAMES_0, "%32", "%33", "%34", "%35", "%36", TILED_SUMS(0))
 TILED_MULTIPLY_ADD(64, "128", TILED_NAMES_0 ", " TILED_NAMES_32, "%64", "%65", "%66", "%67", "%68",
                    TILED_SUMS(0), TILED_SUMS(32))
+TILED_MULTIPLY_ADD(96, "192", TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64, "%96", "%97",
+                   "%98", "%99", "%100", TILED_SUMS(0), TILED_SUMS(32), TILED_SUMS(64))
 TILED_MULTIPLY_ADD(128, "256",
                    TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64 ", " TILED_NAMES_96,
                    "%128", "%129", "%130", "%131", "%132", TILED_SUMS(0), TILED_SUMS(32),

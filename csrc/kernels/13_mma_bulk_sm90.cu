@@ -4,16 +4,17 @@
 //        layout has to be turned; the copy engine brings them there. Lines that do not begin at
 //        multiples of 16 bytes are copied to some that do first. One thread asks for steps of
 //        64 of K, several ahead and on into the next tile; two warpgroups have 64 rows of the tile
-//        each, all its columns, and issue nothing but products. Blocks go on to other tiles, in
-//        bands that share what they read in the cache. Sums leave by way of shared memory, so that
-//        what is written to C are whole sectors.
-// Limit: nobody multiplies while a tile is stored; each block reads both its operands from L2.
-// Next:  clusters whose blocks share what they read; a warpgroup that stores while the other
-//        multiplies.
+//        each, all its columns, and issue nothing but products. What L2 gives is the next limit: so
+//        blocks are in clusters, and what two of them need each asks for half of, for both. They go
+//        on to other tiles, in bands that share what they read in the cache. Sums leave by way of
+//        shared memory, so that what is written to C are whole sectors.
+// Limit: nobody multiplies while a tile is stored (2 % at 4096, 6 % at 2048); power.
+// Next:  a warpgroup that stores while the other multiplies; K cut where there are few tiles.
 //
-//   producer    wait empty[s]     copy A and B of a step into stage s -> full[s]
+//   producer    wait empty[s]     copy A and B of a step into stage s, here and in the blocks that
+//                                 share them -> full[s] of each
 //   consumers   wait full[s]      issue four products; those of the stage before are finished
-//                                 -> empty[s - 1]
+//                                 -> empty[s - 1] of each block that copies there
 //   at the end of a chunk its sums are added to those before, which wait in memory, that is, in L2.
 
 #include <cuda_bf16.h>
@@ -58,7 +59,9 @@ struct Tile {
   static constexpr int kK = 64;  // of a stage: a line of 128 bytes
   static constexpr int kStages = kStages_;
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
-  static constexpr int kCluster = kMmaBulkTiles[kIndex].cluster;  // blocks, one above the other
+  static constexpr int kClusterM = kMmaBulkTiles[kIndex].cluster_m;  // blocks
+  static constexpr int kClusterN = kMmaBulkTiles[kIndex].cluster_n;
+  static constexpr int kCluster = kClusterM * kClusterN;
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = 2;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
@@ -66,19 +69,25 @@ struct Tile {
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
 
   static_assert(kM == kConsumers * 64 && kN % 64 == 0 && chained::kChunk % kK == 0);
+  static_assert(kCluster == 2, "each block copies for both");
 };
 
-// The tiles of a cluster. Bands are eight tiles of rows.
+// The tiles of a cluster, one above the other, which share B, or side by side, which share A. Bands
+// are eight tiles of rows.
 template <class Tile>
 struct ClusterTile {
-  static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN, kBand = 8 / Tile::kCluster;
+  static constexpr int kM = Tile::kClusterM * Tile::kM, kN = Tile::kClusterN * Tile::kN;
+  static constexpr int kBand = 8 / Tile::kClusterM;
 };
 
-// Where a block is in that of its cluster.
+// The block in its cluster, and the tile that it has of its cluster's.
+__device__ unsigned rank() { return blockIdx.x % 2; }
+
 template <class Tile>
 __device__ Position locate_own(const Problem& p, int64_t index) {
   Position at = locate<ClusterTile<Tile>>(p, index);
-  at.row += static_cast<int>(blockIdx.x % Tile::kCluster) * Tile::kM;
+  if (rank() == 1) at.row += ClusterTile<Tile>::kM - Tile::kM;
+  if (rank() == 1) at.col += ClusterTile<Tile>::kN - Tile::kN;
   return at;
 }
 
@@ -116,13 +125,12 @@ struct Work {
 };
 
 // Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
-// `left` are in the matrix. Of kShare blocks that need the same each asks for its share, for all.
+// `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for both.
 // What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15 clocks
 // for each line that it fills with zeros. What then lies there is never stored.
 template <int kRows, bool kAcross, int kShare>
 struct Part {
   static constexpr int kBlock = 64 * 128;  // bytes of a box across K
-  static constexpr int kOwn = kRows / kShare;
   const Maps& maps;
   int first, left;
   MapPlace matrix;
@@ -133,13 +141,17 @@ struct Part {
     return min(left, kRows) * 128;
   }
   __device__ void copy(uint8_t* to, int k, uint64_t* full, uint64_t policy) const {
-    const int own = static_cast<int>(blockIdx.x % kShare) * kOwn;
     if constexpr (kAcross) {
       UNROLL
-      for (int i = own; i < own + kOwn; i += 64) {
-        if (i < left) box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
+      for (int i = 0; i < kRows; i += 64) {
+        if (i / 64 % kShare == rank() % kShare && i < left) {
+          box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
+        }
       }
-    } else if (own < left) {
+    } else {
+      constexpr int kOwn = kRows / kShare;
+      const int own = static_cast<int>(rank() % kShare) * kOwn;
+      if (own >= left) return;
       box(to + own * 128, left - own >= kOwn ? maps.whole : maps.last, k, first + own, full,
           policy);
     }
@@ -149,8 +161,8 @@ struct Part {
   __device__ void box(uint8_t* to, const CUtensorMap& map, int near, int far, uint64_t* full,
                       uint64_t policy) const {
     const int at[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
-    if constexpr (kShare > 1) {
-      device::copy_box_to((1 << kShare) - 1, to, &map, at, full, policy);
+    if constexpr (kShare == 2) {
+      device::copy_box_to(0b11, to, &map, at, full, policy);
     } else {
       device::copy_box(to, &map, at, full, policy);
     }
@@ -168,10 +180,10 @@ __device__ void produce(const Work& work, Smem<Tile>& smem) {
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
-    const Part<Tile::kM, Tile::kAAcross, 1> a{work.a, tile.row, left(p.m, tile.row),
-                                              MapPlace(p.batch, p.a, tile.batch)};
-    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{work.b, tile.col, left(p.n, tile.col),
-                                                           MapPlace(p.batch, p.b, tile.batch)};
+    const Part<Tile::kM, Tile::kAAcross, Tile::kClusterN> a{work.a, tile.row, left(p.m, tile.row),
+                                                            MapPlace(p.batch, p.a, tile.batch)};
+    const Part<Tile::kN, Tile::kBAcross, Tile::kClusterM> b{work.b, tile.col, left(p.n, tile.col),
+                                                            MapPlace(p.batch, p.b, tile.batch)};
     const int bytes = a.bytes() + b.bytes();
     for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
       uint64_t* full = &smem.full[ring.stage];
@@ -339,13 +351,8 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
   const Problem& p = work.p;
   constexpr unsigned kCluster = Tile::kCluster;
-  // A stage is empty when it is in all blocks that its copies go to.
   const auto release = [&](int stage) {
-    if constexpr (kCluster > 1) {
-      if (lane < kCluster) device::arrive_at(&smem.empty[stage], lane);
-    } else {
-      if (lane == 0) device::arrive(&smem.empty[stage]);
-    }
+    if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
   };
   device::Ring<Tile::kStages> ring;
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
@@ -428,10 +435,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::publish_barriers();
   }
   __syncthreads();
-  if constexpr (Tile::kCluster > 1) {
-    device::say_started();
-    device::wait_for_cluster();
-  }
+  device::say_started();
+  device::wait_for_cluster();
   device::let_next_kernel_start();
   device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarpgroup) {
@@ -441,7 +446,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::take_registers<232>();
     consume<Tile>(work, smem);
   }
-  if constexpr (Tile::kCluster > 1) device::end_together();
+  device::end_together();
 }
 
 // Whether store_halves() does all that is to be done.
@@ -470,13 +475,13 @@ void run_tile(const Problem& p, const Context& context) {
   };
   Work work{
       .p = p,
-      .a = maps(p.a, p.m, Tile::kM, Tile::kAAcross),
-      .b = maps(transposed(p.b), p.n, Tile::kN / Tile::kCluster, Tile::kBAcross),
+      .a = maps(p.a, p.m, Tile::kM / Tile::kClusterN, Tile::kAAcross),
+      .b = maps(transposed(p.b), p.n, Tile::kN / Tile::kClusterM, Tile::kBAcross),
       .by_fours = by(4),
       .by_eights = by(8),
       .halves = stores_halves(p),
       .ends = !p.epilogue.is_none(),
-      .tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN),
+      .tiles = count_tiles(p, Tile::kClusterM * Tile::kM, Tile::kClusterN * Tile::kN),
       .totals = nullptr,
   };
   const auto blocks = static_cast<unsigned>(
@@ -496,8 +501,9 @@ template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
   switch (mma_bulk_plan(p, context.processors).tile) {
     case 0: return run_tile<Tile<T, 0, 4, kAAcross, kBAcross>>(p, context);
-    case 1: return run_tile<Tile<T, 1, 6, kAAcross, kBAcross>>(p, context);
-    case 2: return run_tile<Tile<T, 2, 8, kAAcross, kBAcross>>(p, context);
+    case 1: return run_tile<Tile<T, 1, 5, kAAcross, kBAcross>>(p, context);
+    case 2: return run_tile<Tile<T, 2, 6, kAAcross, kBAcross>>(p, context);
+    case 3: return run_tile<Tile<T, 3, 8, kAAcross, kBAcross>>(p, context);
   }
 }
 
