@@ -125,9 +125,9 @@ struct Work {
 };
 
 // Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
-// `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for both.
-// What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15 clocks
-// for each line that it fills with zeros. What then lies there is never stored.
+// `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for
+// both. What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15
+// clocks for each line that it fills with zeros. What then lies there is never stored.
 template <int kRows, bool kAcross, int kShare>
 struct Part {
   static constexpr int kBlock = 64 * 128;  // bytes of a box across K
