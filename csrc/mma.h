@@ -29,6 +29,7 @@ inline constexpr MmaTile kMmaRingTiles[] = {
     {128, 128, 1, 1, 6000, 420},
     {64, 64, 1, 1, 4000, 200},
 };
+
 // Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
 // multiprocessor at most.
 struct MmaSkinnyTile {

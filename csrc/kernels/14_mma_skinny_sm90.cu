@@ -5,8 +5,8 @@
 //        takes the place of A in mma.sync, 16 of its columns a warp, and x, the short one, that of
 //        B, eight of its rows at least. K may not be cut below a chunk, so that a tile is a stream
 //        of its own, and there are many: one thread of a block asks the copy engine for w, as many
-//        stages ahead as shared memory holds, which blocks of a multiprocessor share, and a warp or
-//        two copy x, so many lines that asking for them would take the thread longer than w does.
+//        stages ahead as shared memory holds, which blocks of a multiprocessor share. x comes by a
+//        warp or two: asking for its short boxes would take that thread as long as w does.
 // Limit: memory for up to 16 rows; then what L2 gives, since each block reads all of x.
 // Next:  clusters whose blocks share x.
 //
