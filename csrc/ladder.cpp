@@ -11,6 +11,7 @@
 #include "fail.h"
 #include "fp16x3.h"
 #include "mma.h"
+#include "plan.h"
 #include "simt.h"
 #include "sum.h"
 
@@ -179,33 +180,19 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
-// What a rung that plans by itself is going to do.
-struct Plan {
-  int m, n;        // of a tile
-  int64_t ranges;  // of K
-  double clocks;   // of the busiest multiprocessor
-};
-
 // The plan of simt.h or mma.h; nothing for other rungs.
 std::optional<Plan> plan_of(const Rung& rung, const Problem& p, const Context& context) {
-  const auto of_simt = [](const SimtPlan& plan) {
-    return Plan{plan.m, plan.n, plan.ranges, plan.clocks};
-  };
-  const auto of_mma = [](const MmaPlan& plan) { return Plan{plan.m, plan.n, 1, plan.clocks}; };
   switch (rung.cut) {
     case Cut::kNever:
     case Cut::kChunks:
     case Cut::kRanges: return std::nullopt;
-    case Cut::kRingPlan: return of_simt(ring_plan(p, context.processors));
-    case Cut::kBulkPlan: return of_simt(bulk_plan(p, context.processors));
-    case Cut::kSmallPlan: return of_simt(small_plan(p, context.processors));
-    case Cut::kSkinnyPlan: return of_simt(skinny_plan(p, context.processors));
-    case Cut::kMmaRingPlan: return of_mma(mma_ring_plan(p, context.processors));
-    case Cut::kMmaBulkPlan: return of_mma(mma_bulk_plan(p, context.processors));
-    case Cut::kMmaSkinnyPlan: {
-      const MmaSkinnyPlan plan = mma_skinny_plan(p, context.processors);
-      return Plan{plan.m, plan.n, 1, plan.clocks};
-    }
+    case Cut::kRingPlan: return ring_plan(p, context.processors);
+    case Cut::kBulkPlan: return bulk_plan(p, context.processors);
+    case Cut::kSmallPlan: return small_plan(p, context.processors);
+    case Cut::kSkinnyPlan: return skinny_plan(p, context.processors);
+    case Cut::kMmaRingPlan: return mma_ring_plan(p, context.processors);
+    case Cut::kMmaBulkPlan: return mma_bulk_plan(p, context.processors);
+    case Cut::kMmaSkinnyPlan: return mma_skinny_plan(p, context.processors);
   }
   return std::nullopt;
 }

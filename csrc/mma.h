@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "plan.h"
 #include "problem.h"
 
 namespace tiled {
@@ -39,18 +40,6 @@ inline constexpr MmaSkinnyTile kMmaSkinnyTiles[] = {
     {32, 8, 6}, {32, 16, 6}, {32, 32, 3}, {64, 8, 3}, {64, 16, 3}, {64, 32, 3},
 };
 
-struct MmaPlan {
-  int tile;  // its index
-  int m, n;
-  double clocks;  // of the busiest multiprocessor
-};
-
-// Whether an operand of halves can be copied by eight neighbours at once, whichever way they lie.
-inline bool by_eights(const Batch& batch, const Matrix& matrix) {
-  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
-  return in_vectors(batch, matrix, near, far, 8, sizeof(uint16_t));
-}
-
 // Until so many multiprocessors have both operands from memory, if they come once.
 inline double mma_memory_clocks(const Problem& p, int64_t processors, double bytes_a_clock) {
   const auto elements = static_cast<double>((p.m + p.n) * p.batch.count) * static_cast<double>(p.k);
@@ -58,9 +47,9 @@ inline double mma_memory_clocks(const Problem& p, int64_t processors, double byt
 }
 
 // `slower` by so much are all tiles.
-inline MmaPlan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
-                        double slower) {
-  MmaPlan best{};
+inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
+                     double slower) {
+  Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
     constexpr double kMemory = 17;  // bytes a clock and multiprocessor, of those that have tiles
@@ -71,30 +60,26 @@ inline MmaPlan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_
     const double clocks =
         std::max(rounds * (tile.each + slower * elements * static_cast<double>(p.k) / tile.rate),
                  mma_memory_clocks(p, std::min(count, processors), kMemory));
-    if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, clocks};
+    if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, 1, 1, clocks};
   }
   return best;
 }
-inline MmaPlan mma_bulk_plan(const Problem& p, int64_t processors) {
+inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
   return plan_mma(kMmaBulkTiles, p, processors, 1);
 }
-inline MmaPlan mma_ring_plan(const Problem& p, int64_t processors) {
+inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kGathers = 3;
-  const bool gathers = !by_eights(p.batch, p.a) || !by_eights(p.batch, p.b);
+  const bool gathers =
+      !in_sixteens(p.batch, p.a, sizeof(uint16_t)) || !in_sixteens(p.batch, p.b, sizeof(uint16_t));
   return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
 }
-
-struct MmaSkinnyPlan {
-  int tile, m, n, blocks;
-  double clocks;
-};
 
 // The narrowest tile that has all rows of x, which are to be read by as few blocks as can be where
 // they are many. Measured from 1 to 64 rows, n and k 4096 to 14336: up to 16 rows tiles of 64
 // columns are the faster ones (by 2 to 10 %) where all run at once, or where those of 32 would be
 // half lines, which w is across K; or else those of 32 (5 to 10 %). With 17 to 32 rows those of 32
 // (10 to 20 %).
-inline MmaSkinnyPlan mma_skinny_plan(const Problem& p, int64_t processors) {
+inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
   constexpr double kMemory = 14, kFromL2 = 23;  // bytes a clock and multiprocessor
   constexpr double kRound = 3000;               // to begin and end blocks
   const bool w_is_a = p.m > p.n;
@@ -112,7 +97,7 @@ inline MmaSkinnyPlan mma_skinny_plan(const Problem& p, int64_t processors) {
                          static_cast<double>(processors) / kFromL2;
   const double clocks = kRound * static_cast<double>(ceil_div(each, blocks)) +
                         std::max(mma_memory_clocks(p, processors, kMemory), from_l2);
-  return {index, w_is_a ? tile.w : tile.x, w_is_a ? tile.x : tile.w, blocks, clocks};
+  return {index, w_is_a ? tile.w : tile.x, w_is_a ? tile.x : tile.w, 1, blocks, clocks};
 }
 
 }  // namespace tiled

@@ -98,14 +98,19 @@ inline bool in_map_rank(const Batch& batch, const Matrix& matrix) {
   return rank <= kMaxMapRank;
 }
 
+// Whether 16 bytes of neighbours can be read at once, whichever way they lie.
+inline bool in_sixteens(const Batch& batch, const Matrix& matrix, int64_t element_bytes) {
+  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
+  return in_vectors(batch, matrix, near, far, 16 / element_bytes, element_bytes);
+}
+
 // Whether a tensor map can read a matrix, of float32 unless its elements have other bytes: its
 // lines of neighbours begin at multiples of 16 bytes, and its batch has no more dimensions than
 // that.
 inline bool in_boxes(const Batch& batch, const Matrix& matrix,
                      int64_t element_bytes = sizeof(float)) {
-  const auto [near, far] = std::minmax(matrix.row_stride, matrix.col_stride);
-  return far > 1 && in_map_rank(batch, matrix) &&
-         in_vectors(batch, matrix, near, far, 16 / element_bytes, element_bytes);
+  return std::max(matrix.row_stride, matrix.col_stride) > 1 && in_map_rank(batch, matrix) &&
+         in_sixteens(batch, matrix, element_bytes);
 }
 
 // Likewise, where rows are neighbours.

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <span>
 
+#include "plan.h"
 #include "problem.h"
 #include "sum.h"
 
@@ -44,14 +45,6 @@ inline constexpr SimtTile kSkinnyTiles[] = {
     {4, kSkinnyCols, 2, 18, 64},
     {8, kSkinnyCols, 2, 24, 73},
     {16, kSkinnyCols, 2, 58, 54},
-};
-
-struct SimtPlan {
-  int tile;        // its index
-  int m, n;        // of C, that it has
-  int64_t ranges;  // of chunks
-  int blocks;      // that share a multiprocessor: at most the tile's
-  double clocks;   // of the busiest multiprocessor
 };
 
 // Whether fours that are neighbours along C's sides can be copied at once.
@@ -99,8 +92,8 @@ inline int64_t last_round(const SimtWay& way, int64_t rounds, int64_t left, int 
 
 // The fastest tile, ranges of K, and blocks that share a multiprocessor. These end together, so
 // fewer may be better, where they leave less of the last round empty.
-inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const Problem& p,
-                          int64_t processors) {
+inline Plan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const Problem& p,
+                      int64_t processors) {
   constexpr double kAdd = 3000, kSums = 0.2;  // one kernel more; an element's sum of a chunk
   constexpr double kTurnInRanges = 3000;      // sums are stored sooner than C
   constexpr double kByOnes = 1.0 / 32, kAtEdges = 1.0 / 12;  // a copy; where it asks for the edges
@@ -108,7 +101,7 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
   constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;    // of ranges and chunks, in 32 bits
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const bool a_by_ones = !a_by_fours(p), b_by_ones = !b_by_fours(p);
-  SimtPlan best{};
+  Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const SimtTile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
@@ -148,23 +141,23 @@ inline SimtPlan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, c
   return best;
 }
 
-inline SimtPlan ring_plan(const Problem& p, int64_t processors) {
+inline Plan ring_plan(const Problem& p, int64_t processors) {
   constexpr SimtWay kWay{.copies = true, .goes_on = false, .turn = 12000};
-  SimtPlan plan = plan_simt(kRingTiles, kWay, p, processors);
+  Plan plan = plan_simt(kRingTiles, kWay, p, processors);
   plan.clocks = std::max(plan.clocks, memory_clocks(p, true, processors));
   return plan;
 }
-inline SimtPlan bulk_plan(const Problem& p, int64_t processors) {
+inline Plan bulk_plan(const Problem& p, int64_t processors) {
   constexpr SimtWay kWay{.copies = false, .goes_on = true, .turn = 4000};
   return plan_simt(kBulkTiles, kWay, p, processors);
 }
 
 // The fastest tile for teams, which need not begin and end together. A multiprocessor is busy for
 // as long as all its tiles take at its best rate, or, where it has few, as one takes after another.
-inline SimtPlan small_plan(const Problem& p, int64_t processors) {
+inline Plan small_plan(const Problem& p, int64_t processors) {
   constexpr double kEach = 100;   // to begin and end a tile, while others multiply
   constexpr double kWait = 2000;  // likewise, while nobody does
-  SimtPlan best{};
+  Plan best{};
   for (size_t i = 0; i < std::size(kSmallTiles); ++i) {
     const SimtTile& tile = kSmallTiles[i];
     const int64_t tiles = ceil_div(count_tiles(p, tile.m, tile.n), processors);
@@ -182,7 +175,7 @@ inline SimtPlan small_plan(const Problem& p, int64_t processors) {
 }
 
 // The least tile that holds all rows, or the largest; each chunk by itself.
-inline SimtPlan skinny_plan(const Problem& p, int64_t processors) {
+inline Plan skinny_plan(const Problem& p, int64_t processors) {
   constexpr double kAdd = 4000;   // chunks' sums
   constexpr double kTurn = 2300;  // from one unit to the next
   const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);

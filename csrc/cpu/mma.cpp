@@ -55,7 +55,8 @@ float add_not_finite(float sum, Line<T> a, Line<T> b, int64_t from, int64_t end)
 
 template <typename T>
 void compute_tile(const Problem& p, int64_t index) {
-  const auto [batch, row, col, row_count, col_count] = TilePlace<kTile>(p, index);
+  const TilePlace<kTile> at(p, index);
+  const auto [batch, row, col, row_count, col_count] = at;
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   const auto row_of_a = [&](int i) {
@@ -91,10 +92,7 @@ void compute_tile(const Problem& p, int64_t index) {
     }
   } while (k < p.k);
 
-  const int64_t c_offset = batch_offset(p.batch, p.c, batch);
-  for (int i = 0; i < row_count; ++i) {
-    for (int j = 0; j < col_count; ++j) store<T>(p, c_offset, row + i, col + j, total[i][j]);
-  }
+  store_tile<T>(p, at, total);
 }
 
 template <typename T>

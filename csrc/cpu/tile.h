@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "epilogue.h"
 #include "problem.h"
 
 namespace tiled::cpu {
@@ -24,5 +25,15 @@ struct TilePlace {
     cols = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
   }
 };
+
+// Ends the sums of a tile of T, as far as they are in C.
+template <typename T, int kTile>
+void store_tile(const Problem& p, const TilePlace<kTile>& at,
+                const accumulator_t<T> (&sums)[kTile][kTile]) {
+  const int64_t c_offset = batch_offset(p.batch, p.c, at.batch);
+  for (int i = 0; i < at.rows; ++i) {
+    for (int j = 0; j < at.cols; ++j) store<T>(p, c_offset, at.row + i, at.col + j, sums[i][j]);
+  }
+}
 
 }  // namespace tiled::cpu

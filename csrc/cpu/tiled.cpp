@@ -51,7 +51,8 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Acc total[kTile][kTile];  // of the finished chunks
   std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<Acc>);
 
-  const auto [batch, row, col, rows_left, cols_left] = TilePlace<kTile>(p, index);
+  const TilePlace<kTile> at(p, index);
+  const auto [batch, row, col, rows_left, cols_left] = at;
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   a += row * p.a.row_stride;
@@ -74,10 +75,7 @@ void compute_tile(const Problem& p, int64_t index) {
     }
   } while (k < p.k);
 
-  const int64_t c_offset = batch_offset(p.batch, p.c, batch);
-  for (int i = 0; i < rows_left; ++i) {
-    for (int j = 0; j < cols_left; ++j) store<T>(p, c_offset, row + i, col + j, total[i][j]);
-  }
+  store_tile<T>(p, at, total);
 }
 
 template <int kTile>

@@ -16,6 +16,14 @@ __device__ inline void init_barrier(uint64_t* barrier, int arrivals) {
 __device__ inline void publish_barriers() {
   ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
 }
+// Of a ring: so many arrivals fill a stage, and so many empty it.
+__device__ inline void init_stages(int stages, uint64_t* full, int filling, uint64_t* empty,
+                                   int emptying) {
+  for (int stage = 0; stage < stages; ++stage) {
+    init_barrier(&full[stage], filling);
+    init_barrier(&empty[stage], emptying);
+  }
+}
 __device__ inline void arrive(uint64_t* barrier) { ::cuda::ptx::mbarrier_arrive(barrier); }
 // Arrives, and keeps the phase open until so many bytes have been copied.
 __device__ inline void arrive_expecting(uint64_t* barrier, int bytes) {
@@ -38,11 +46,10 @@ __device__ inline void doze(uint64_t* barrier, int parity) {
 }
 
 // A stage of a ring of so many, and the parity of its phase.
-template <int kStages>
 struct Ring {
-  int stage = 0, parity = 0;
+  int stages, stage = 0, parity = 0;
   __device__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
 

@@ -111,7 +111,7 @@ __device__ void produce(const Work& work, Smem& smem) {
   const Chunks chunks(work.p);
   const int64_t first = chunks.first * kStepsOfChunk;
   const int64_t end = min(chunks.end * kStepsOfChunk, ceil_div(work.p.k, Tile::kK));
-  device::Ring<Tile::kStages> turn{.parity = 1};
+  device::Ring turn{.stages = Tile::kStages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position at = locate(work.p, index);
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, at.batch);
@@ -247,7 +247,7 @@ __device__ void consume(const Work& work, Smem& smem) {
   constexpr int kNone = -1;
   const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
   const int thread = threadIdx.x % Tile::kWarpgroup;
-  device::Ring<Tile::kStages> turn;
+  device::Ring turn{.stages = Tile::kStages};
   const Chunks chunks(work.p);
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Position position = locate(work.p, index);
@@ -355,10 +355,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Tile::kStages; ++i) {
-      device::init_barrier(&smem.full[i], 1);
-      device::init_barrier(&smem.empty[i], Tile::kConsumers * Tile::kWarpgroup / 32);
-    }
+    device::init_stages(Tile::kStages, smem.full, 1, smem.empty,
+                        Tile::kConsumers * Tile::kWarpgroup / 32);
     device::publish_barriers();
   }
   __syncthreads();

@@ -135,14 +135,8 @@ struct Smem {
   XLoader x_loader;
 
   __device__ void init(const InFlight& work) {
-    for (int i = 0; i < kWStages; ++i) {
-      device::init_barrier(&w_full[i], 1);
-      device::init_barrier(&w_empty[i], Tile::kSplitterWarps);
-    }
-    for (int i = 0; i < kStages; ++i) {
-      device::init_barrier(&full[i], Tile::kSplitterWarps + 1);
-      device::init_barrier(&empty[i], Tile::kMultipliers / 32);
-    }
+    device::init_stages(kWStages, w_full, 1, w_empty, Tile::kSplitterWarps);
+    device::init_stages(kStages, full, Tile::kSplitterWarps + 1, empty, Tile::kMultipliers / 32);
     device::publish_barriers();
     w_loader.turn = {};
     w_loader.end = Part(work).end;

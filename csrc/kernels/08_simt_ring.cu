@@ -95,18 +95,17 @@ __device__ void copy_tiles(const Work& work, const TileIndex& tile, Smem<Tile>& 
   Loader<Tile::kN, Tile::kPitchB, Tile::kK, Tile::kCopiers> load_b(
       b, p.b.col_stride, p.b.row_stride, work.b_by_fours, p.n - tile.col, thread);
   const bool whole = p.m - tile.row >= Tile::kM && p.n - tile.col >= Tile::kN;
-  int stage = 0, parity = 1;
-  for (int64_t k_left = range.length; k_left > 0; k_left -= Tile::kK) {
-    device::wait(&smem.empty[stage], parity);
+  device::Ring ring{.stages = Tile::kStages, .parity = 1};
+  for (int64_t k_left = range.length; k_left > 0; k_left -= Tile::kK, ring.next()) {
+    device::wait(&smem.empty[ring.stage], ring.parity);
     if (whole && k_left >= Tile::kK) {
-      load_a.load_whole(smem.stage[stage].a);
-      load_b.load_whole(smem.stage[stage].b);
+      load_a.load_whole(smem.stage[ring.stage].a);
+      load_b.load_whole(smem.stage[ring.stage].b);
     } else {
-      load_a.load(smem.stage[stage].a, k_left);
-      load_b.load(smem.stage[stage].b, k_left);
+      load_a.load(smem.stage[ring.stage].a, k_left);
+      load_b.load(smem.stage[ring.stage].b, k_left);
     }
-    device::arrive_when_copied(&smem.full[stage]);
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+    device::arrive_when_copied(&smem.full[ring.stage]);
   }
 }
 
@@ -115,10 +114,10 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
   const Range range(work);
   const Place<Tile> place(threadIdx.x, 0);
   const int lane = threadIdx.x % 32;
-  int stage = 0, parity = 0;
+  device::Ring ring{.stages = Tile::kStages};
   Fragments<Tile> fragments;
   auto read = [&](int buffer, int k) {
-    const auto& from = smem.stage[stage];
+    const auto& from = smem.stage[ring.stage];
     fragments.read(buffer, &from.a[k][place.row], &from.b[k][place.col]);
   };
   float acc[Tile::kThreadM][Tile::kThreadN];
@@ -126,10 +125,10 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
   int64_t stages_left = ceil_div(range.length, Tile::kK);
   auto next_stage = [&] {
     __syncwarp();  // all have read the last fragments
-    if (lane == 0) device::arrive(&smem.empty[stage]);
-    if (++stage == Tile::kStages) stage = 0, parity ^= 1;
+    if (lane == 0) device::arrive(&smem.empty[ring.stage]);
+    ring.next();
     if (--stages_left > 0) {
-      device::wait(&smem.full[stage], parity);
+      device::wait(&smem.full[ring.stage], ring.parity);
       read(0, 0);
     }
   };
@@ -194,10 +193,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (work.ranges > 1) let_sums_be_added();
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      device::init_barrier(&smem.full[stage], Tile::kCopiers);
-      device::init_barrier(&smem.empty[stage], Tile::kMultipliers / 32);
-    }
+    device::init_stages(Tile::kStages, smem.full, Tile::kCopiers, smem.empty,
+                        Tile::kMultipliers / 32);
   }
   __syncthreads();
   const TileIndex tile = tile_index<Tile>(work.p, first_tile + blockIdx.x);
@@ -209,7 +206,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 template <class Tile>
-void run(const Problem& p, const SimtPlan& plan, const Context& context) {
+void run(const Problem& p, const Plan& plan, const Context& context) {
   Work work{
       .p = p,
       .a_by_fours = a_by_fours(p),
@@ -224,7 +221,7 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
   if (plan.ranges > 1) {
     work.sums = context.allocate_if_there_is(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
     if (work.sums == nullptr) {
-      SimtPlan in_one = plan;
+      Plan in_one = plan;
       in_one.ranges = 1;  // needs no memory
       return run<Tile>(p, in_one, context);
     }
@@ -253,7 +250,7 @@ void run(const Problem& p, const SimtPlan& plan, const Context& context) {
 }  // namespace
 
 void launch_simt_ring(const Problem& p, const Context& context) {
-  const SimtPlan plan = ring_plan(p, context.processors);
+  const Plan plan = ring_plan(p, context.processors);
   switch (plan.tile) {
     case 0: return run<Tile<0, 8, 8, 8, 16, 4, 64>>(p, plan, context);
     case 1: return run<Tile<1, 8, 4, 8, 32, 3, 64>>(p, plan, context);

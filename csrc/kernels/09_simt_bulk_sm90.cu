@@ -105,7 +105,7 @@ template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {
   constexpr int kBytes = sizeof(smem.a[0]) + sizeof(smem.b[0]);
   const uint64_t policy = device::read_again();
-  device::Ring<Tile::kStages> ring{.parity = 1};
+  device::Ring ring{.stages = Tile::kStages, .parity = 1};
   auto wait = [&] { device::doze(&smem.empty[ring.stage], ring.parity); };
   for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
@@ -219,10 +219,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   extern __shared__ __align__(128) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      device::init_barrier(&smem.full[stage], 1);
-      device::init_barrier(&smem.empty[stage], Tile::kMultipliers / 32);
-    }
+    device::init_stages(Tile::kStages, smem.full, 1, smem.empty, Tile::kMultipliers / 32);
     device::publish_barriers();
   }
   __syncthreads();
@@ -242,7 +239,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 template <class Tile>
-void run(const Problem& p, const SimtPlan& plan, const Context& context) {
+void run(const Problem& p, const Plan& plan, const Context& context) {
   static_assert(Tile::kBlocks * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
   const auto map = [&](const Matrix& matrix, int64_t outer, int box) {
     return tensor_map(p.batch, matrix, outer, p.k, box, Tile::kK, CU_TENSOR_MAP_SWIZZLE_NONE);
@@ -280,7 +277,7 @@ void launch_simt_ring(const Problem& p, const Context& context);
 // Where there is no memory for copies of operands, a rung that needs none gives the same bits.
 void launch_simt_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  const SimtPlan plan = bulk_plan(p, context.processors);
+  const Plan plan = bulk_plan(p, context.processors);
   // Blocks that start while others still copy gather on few multiprocessors, where several may
   // share one. Those that go on to a last round, which is not full, would leave the others idle
   // then.

@@ -117,7 +117,7 @@ template <class Tile>
 __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
   const int lane = threadIdx.x % 32;
   const uint64_t policy = work.panels == 1 ? device::read_once() : device::read_again();
-  device::Ring<Tile::kStages> ring;
+  device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     const MapPlace matrix(work.p.batch, work.w, unit.matrix);
@@ -243,7 +243,7 @@ __device__ void store_sums(const Work& work, const Unit<Tile>& unit, const Place
 template <class Tile>
 __device__ void multiply_units(const Work& work, Smem<Tile>& smem) {
   const Place<Tile> place;
-  device::Ring<Tile::kStages> ring;
+  device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     Sums<Tile> sums = {};
@@ -280,10 +280,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   device::let_next_kernel_start();
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      device::init_barrier(&smem.full[stage], 1 + 32);
-      device::init_barrier(&smem.empty[stage], Tile::kMultipliers / 32);
-    }
+    device::init_stages(Tile::kStages, smem.full, 1 + 32, smem.empty, Tile::kMultipliers / 32);
     device::publish_barriers();
   }
   __syncthreads();

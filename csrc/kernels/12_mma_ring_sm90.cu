@@ -231,8 +231,8 @@ template <class Tile>
 void run_tile(const Problem& p, const Context& context) {
   const Work work{
       .p = p,
-      .a_by_eights = by_eights(p.batch, p.a),
-      .b_by_eights = by_eights(p.batch, p.b),
+      .a_by_eights = in_sixteens(p.batch, p.a, sizeof(uint16_t)),
+      .b_by_eights = in_sixteens(p.batch, p.b, sizeof(uint16_t)),
   };
   constexpr size_t kLeaving = Tile::kM * (Tile::kN + 4) * sizeof(float);
   constexpr size_t kBytes = std::max(Tile::kStages * sizeof(Stage<Tile>), kLeaving);

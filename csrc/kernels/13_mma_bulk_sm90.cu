@@ -173,7 +173,7 @@ template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {
   const uint64_t policy = device::read_again();
   const Problem& p = work.p;
-  device::Ring<Tile::kStages> ring{.parity = 1};
+  device::Ring ring{.stages = Tile::kStages, .parity = 1};
   constexpr unsigned kCluster = Tile::kCluster;
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
     const Position tile = locate_own<Tile>(p, index);
@@ -354,7 +354,7 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
   const auto release = [&](int stage) {
     if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
   };
-  device::Ring<Tile::kStages> ring;
+  device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
     float sums[Tile::kElements];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
@@ -428,10 +428,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      device::init_barrier(&smem.full[stage], 1);
-      device::init_barrier(&smem.empty[stage], Tile::kConsumers * 4 * Tile::kCluster);
-    }
+    device::init_stages(Tile::kStages, smem.full, 1, smem.empty,
+                        Tile::kConsumers * 4 * Tile::kCluster);
     device::publish_barriers();
   }
   __syncthreads();

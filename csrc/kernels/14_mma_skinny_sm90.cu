@@ -74,14 +74,6 @@ struct Work {
 // takes as long as some products of the chain, which cannot hide it.
 constexpr int kHeld = 3;
 
-// A stage of a ring whose length the launch decides, and the parity of its phase.
-struct Turn {
-  int stages, stage = 0, parity = 0;
-  __device__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
-
 // Those of one part of w are neighbours.
 template <class Tile>
 struct Unit {
@@ -115,13 +107,13 @@ template <class Tile>
 __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
   const uint64_t policy = device::read_again();
   const Problem& p = work.p;
-  Turn turn{.stages = work.stages, .parity = 1};
+  device::Ring ring{.stages = work.stages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     const MapPlace matrix(p.batch, work.w, unit.matrix);
-    for (int64_t k = 0; k < p.k; k += Tile::kK, turn.next()) {
-      uint64_t* full = &smem.full[turn.stage];
-      uint8_t* to = stages + turn.stage * Tile::kStageBytes;
+    for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
+      uint64_t* full = &smem.full[ring.stage];
+      uint8_t* to = stages + ring.stage * Tile::kStageBytes;
       const auto at = static_cast<int>(k);
       const auto box = [&](int i) {
         const int near = Tile::kAcross ? unit.w : at + i * Tile::kBox;
@@ -130,7 +122,7 @@ __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
                          {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full, policy);
       };
       const bool both = p.k - k > Tile::kBox;
-      device::wait(&smem.empty[turn.stage], turn.parity);
+      device::wait(&smem.empty[ring.stage], ring.parity);
       device::arrive_expecting(full, (both ? 2 : 1) * Tile::kBoxBytes);
       box(0);
       if (both) box(1);
@@ -155,7 +147,7 @@ __device__ void copy_x(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
     place[i] = place_of<128>(own_row + i * kApart, own_k % Tile::kBox);
   }
   const int64_t apart = kApart * work.x.row_stride;
-  Turn turn{.stages = work.stages, .parity = 1};
+  device::Ring ring{.stages = work.stages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     const auto* from = static_cast<const uint16_t*>(work.x.data) +
@@ -163,18 +155,18 @@ __device__ void copy_x(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
                        (unit.x + own_row) * work.x.row_stride + own_k;
     const int rows = static_cast<int>(min(work.x_count - unit.x, int64_t{Tile::kX})) - own_row;
     NO_UNROLL
-    for (int64_t k = own_k; k < p.k + own_k; k += Tile::kK, turn.next(), from += Tile::kK) {
+    for (int64_t k = own_k; k < p.k + own_k; k += Tile::kK, ring.next(), from += Tile::kK) {
       const int inside = static_cast<int>(max(min(p.k - k, int64_t{8}), int64_t{0})) * 2;
-      const uint32_t to = first + turn.stage * Tile::kStageBytes;
+      const uint32_t to = first + ring.stage * Tile::kStageBytes;
       const uint16_t* at = inside > 0 ? from : static_cast<const uint16_t*>(work.x.data);
       const int64_t to_next = inside > 0 ? apart : 0;
-      device::wait(&smem.empty[turn.stage], turn.parity);
+      device::wait(&smem.empty[ring.stage], ring.parity);
       UNROLL
       for (int i = 0; i < kEach; ++i, at += to_next) {
         if (i * kApart >= rows) break;
         device::copy_16(to + place[i % kPlaces] + i / kPlaces * 8 * 128, at, inside);
       }
-      device::arrive_when_copied(&smem.full[turn.stage]);
+      device::arrive_when_copied(&smem.full[ring.stage]);
     }
   }
 }
@@ -234,7 +226,7 @@ __device__ void consume(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
   const Problem& p = work.p;
   auto& leaving = smem.leaving[warp];
   int held = 0;
-  Turn turn{.stages = work.stages};
+  device::Ring ring{.stages = work.stages};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     float totals[Tile::kBlocksX][4] = {};
     NO_UNROLL
@@ -242,9 +234,9 @@ __device__ void consume(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
       float sums[Tile::kBlocksX][4] = {};
       NO_UNROLL
       for (auto left = static_cast<int>(min(p.k - chunk, int64_t{chained::kChunk})); left > 0;
-           left -= Tile::kK, turn.next()) {
-        device::wait(&smem.full[turn.stage], turn.parity);
-        uint8_t* w = stages + turn.stage * Tile::kStageBytes;
+           left -= Tile::kK, ring.next()) {
+        device::wait(&smem.full[ring.stage], ring.parity);
+        uint8_t* w = stages + ring.stage * Tile::kStageBytes;
         uint8_t* x = w + 2 * Tile::kBoxBytes;
         if (left > Tile::kBox) {
           multiply<Tile, 8>(w, x, warp_w, sums);
@@ -254,7 +246,7 @@ __device__ void consume(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
         if (++held == work.held) {
           device::finish_reads();
           if (lane < held) {
-            const int last = turn.stage - lane;
+            const int last = ring.stage - lane;
             device::arrive(&smem.empty[last < 0 ? last + work.stages : last]);
           }
           held = 0;
@@ -323,13 +315,11 @@ void run_tile(Work& work, int blocks_each, const Context& context) {
       p.dtype);
   work.x_tiles = ceil_div(work.x_count, Tile::kX);
   work.units = work.x_tiles * ceil_div(work.w_count, Tile::kW) * p.batch.count;
-  // What a multiprocessor has is for all its blocks, but for what the system keeps for each.
-  constexpr int kReserved = 1 << 10;
-  const int room = (kMaxSharedMemory + kReserved) / blocks_each - kReserved;
-  constexpr auto kBehind = static_cast<int>(sizeof(Smem<Tile>));
-  work.stages = std::min((room - kBehind) / Tile::kStageBytes, Tile::kMaxStages);
+  constexpr size_t kBehind = sizeof(Smem<Tile>);
+  const size_t room = shared_memory_for(0, blocks_each);
+  work.stages = std::min(static_cast<int>((room - kBehind) / Tile::kStageBytes), Tile::kMaxStages);
   work.held = std::max(1, work.stages / kHeld);
-  const auto bytes = static_cast<size_t>(work.stages * Tile::kStageBytes + kBehind);
+  const size_t bytes = static_cast<size_t>(work.stages) * Tile::kStageBytes + kBehind;
   const auto kernel = mma_skinny_kernel<Tile>;
   allow_shared_memory(kernel, kMaxSharedMemory);
   const auto blocks =
@@ -339,7 +329,7 @@ void run_tile(Work& work, int blocks_each, const Context& context) {
 
 template <class T, bool kAcross>
 void run(Work& work, const Context& context) {
-  const MmaSkinnyPlan plan = mma_skinny_plan(work.p, context.processors);
+  const Plan plan = mma_skinny_plan(work.p, context.processors);
   switch (plan.tile) {
     case 0: return run_tile<Tile<T, 0, kAcross>>(work, plan.blocks, context);
     case 1: return run_tile<Tile<T, 1, kAcross>>(work, plan.blocks, context);

@@ -65,13 +65,15 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
   int64_t bytes = 0, begins[2]{};
   for (int i = 0; i < 2; ++i) {
     const Matrix& from = *operands[i];
-    const bool turns = i == 0 ? along_k.a && from.row_stride < from.col_stride
-                              : along_k.b && from.col_stride < from.row_stride;
-    if (in_boxes(p.batch, from, sizeof(uint16_t)) && !turns) continue;
+    const bool lies_across_k =
+        i == 0 ? from.row_stride < from.col_stride : from.col_stride < from.row_stride;
+    const bool wants_k = i == 0 ? along_k.a : along_k.b;
+    if (in_boxes(p.batch, from, sizeof(uint16_t)) && !(wants_k && lies_across_k)) continue;
     Job& job = jobs.job[i];
     // Lines are rows, or else columns. What is one line is that, whatever its strides are.
-    bool by_rows = rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
-    if (i == 0 ? along_k.a : along_k.b) by_rows = i == 0;
+    const bool closer_by_rows =
+        rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
+    const bool by_rows = wants_k ? i == 0 : closer_by_rows;
     job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
     job.pitch = ceil_div(job.length, kEight) * kEight;
     job.parts = ceil_div(job.length, kPart);
