@@ -79,14 +79,18 @@ HOST_DEVICE inline bool is_wide(float x, float scaled) {
 // most half an ulp of a sum as large as this.
 inline constexpr float kProven = 32.0f * kChunk;
 
-// A chunk's sum, or NaN where it must be computed again.
-HOST_DEVICE inline float chunk_sum(float total, float low, float undo_a, float undo_b) {
-  const float scaled = fmaf(low, 0x1p-11f, total);
+// A chunk's sum scaled back, or NaN where it must be computed again: wide groups may have lost more
+// than a smaller sum than `proven` bears.
+HOST_DEVICE inline float unscale(float scaled, float undo_a, float undo_b, float proven) {
   const bool wide = undo_a < 0 || undo_b < 0;
-  if (wide && !(fabsf(scaled) >= kProven)) return float_of(0x7fc00000u);
+  if (wide && !(fabsf(scaled) >= proven)) return float_of(0x7fc00000u);
   // One rounding: the product of two powers of two may be out of a float's range, not a double's.
   const double undo = static_cast<double>(fabsf(undo_a)) * static_cast<double>(fabsf(undo_b));
   return static_cast<float>(static_cast<double>(scaled) * undo);
+}
+
+HOST_DEVICE inline float chunk_sum(float total, float low, float undo_a, float undo_b) {
+  return unscale(fmaf(low, 0x1p-11f, total), undo_a, undo_b, kProven);
 }
 
 }  // namespace tiled::fp16x3

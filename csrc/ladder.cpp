@@ -14,6 +14,7 @@
 #include "plan.h"
 #include "simt.h"
 #include "sum.h"
+#include "tf32.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
 #define CUDA(launch) cuda::launch
@@ -40,6 +41,7 @@ void launch_fp16x3_narrow(const Problem&, const Context&);
 void launch_mma_ring(const Problem&, const Context&);
 void launch_mma_bulk(const Problem&, const Context&);
 void launch_mma_skinny(const Problem&, const Context&);
+void launch_tf32_bulk(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -49,6 +51,7 @@ void launch_tiled32(const Problem&, const Context&);
 void launch_tiled64(const Problem&, const Context&);
 void launch_fp16x3(const Problem&, const Context&);
 void launch_mma(const Problem&, const Context&);
+void launch_tf32(const Problem&, const Context&);
 }  // namespace cpu
 
 namespace {
@@ -72,6 +75,7 @@ constexpr Rung kLadder[] = {
     {"mma_skinny",     "mma",    Order::kChained, Runs::kHalves,   1,   0,    32,  32,  Cut::kMmaSkinnyPlan, Reads::kCopied, 3500, 1.2,    0,               0,               CUDA(launch_mma_skinny),     cpu::launch_mma},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
     {"mma_bulk",       "mma",    Order::kChained, Runs::kHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
+    {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kAny,  10000, 0.4,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
 
@@ -86,9 +90,19 @@ bool of_halves(DType dtype) { return dtype == DType::kFloat16 || dtype == DType:
 // The order that `auto` sums in: nothing but dtype, precision, K and the device decide it.
 Order order_of(const Problem& p, const Context& context) {
   if (of_halves(p.dtype) && context.on_hopper()) return Order::kChained;
-  const bool fp16x3 = p.dtype == DType::kFloat32 && p.precision == Precision::kFp32 &&
-                      p.k >= fp16x3::kMinK && context.on_hopper();
-  return fp16x3 ? Order::kFp16x3 : Order::kChunked;
+  if (p.dtype != DType::kFloat32 || !context.on_hopper()) return Order::kChunked;
+  switch (p.precision) {
+    case Precision::kFp32: return Order::kFp16x3;
+    case Precision::kTf32: return Order::kTf32;
+    case Precision::kIeee: return Order::kChunked;
+  }
+  return Order::kChunked;
+}
+
+// Sums that an order leaves to that of sum.h, by whatever name it is asked for.
+bool leaves_to_chunks(Order order, int64_t k) {
+  return (order == Order::kFp16x3 && k < fp16x3::kMinK) ||
+         (order == Order::kTf32 && (k < tf32::kMinK || k > tf32::kMaxK));
 }
 
 // Throws a sentence where the problem cannot be computed by a rung that was asked for as
@@ -111,6 +125,11 @@ void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, con
     fail(p.op, name +
                    "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
                    "naive, tiled or simt, or precision fp32");
+  }
+  if (rung.order == Order::kTf32 && p.precision != Precision::kTf32) {
+    fail(p.op, name +
+                   "rounds operands to 11 bits, which precision tf32 alone allows; choose auto, "
+                   "or precision tf32");
   }
   if (!runs) {
     fail(p.op,
@@ -141,11 +160,10 @@ std::vector<const Rung*> candidates(std::string_view algorithm, const Problem& p
                    join(algorithms()));
   }
   Order order = named != nullptr ? named->order : order_of(p, context);
-  // A sum too short for fp16x3 is defined by the other order, by whatever name it is asked for.
-  const bool too_short = order == Order::kFp16x3 && p.k < fp16x3::kMinK;
-  if (too_short) order = Order::kChunked;
+  const bool leaves = leaves_to_chunks(order, p.k);
+  if (leaves) order = Order::kChunked;
   // For a sum too long for the rung that was asked for, others give the same bits.
-  if (rungs.empty() || too_short) {
+  if (rungs.empty() || leaves) {
     rungs.clear();
     for (const Rung& rung : kLadder) {
       if (rung.order != order || !rung.runs_on(context, p.dtype)) continue;
@@ -165,10 +183,12 @@ std::string describe(Order order, int64_t k) {
     case Order::kFp16x3:
       return cut + "each three float16 products promoted every " +
              std::to_string(fp16x3::promotion(k)) + ", added in order";
-    case Order::kChained: {
+    case Order::kChained:
+    case Order::kTf32: {
       const int64_t chains = std::max<int64_t>(1, ceil_div(k, chained::kChunk));
       return std::to_string(chains) + (chains == 1 ? " chain" : " chains") + " of at most " +
-             std::to_string(chained::kChunk) + " in K on tensor cores, added in order";
+             std::to_string(chained::kChunk) + " in K on tensor cores" +
+             (order == Order::kTf32 ? ", of scaled halves" : "") + ", added in order";
     }
   }
   return "";
@@ -294,14 +314,7 @@ std::vector<std::string> algorithms() {
   return names;
 }
 
-void check_offered(const char* op, Precision precision, DType dtype) {
-  if (precision == Precision::kTf32 && dtype == DType::kFloat32) {
-    fail(op, "no rung offers precision tf32 yet; choose fp32 or ieee");
-  }
-}
-
 const Rung& pick(std::string_view algorithm, const Problem& p, const Context& context) {
-  check_offered(p.op, p.precision, p.dtype);
   const std::vector<const Rung*> rungs = candidates(algorithm, p, context);
   const Rung* best = rungs.front();
   double fewest = best->clocks(p, context);
@@ -336,8 +349,9 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
        others.empty() ? "the only rung of this name" : "fewest clocks, against " + join(others)},
       {"order", describe(chosen.order, p.k)},
   };
-  if (chosen.order == Order::kFp16x3) {
-    const int64_t chunks = ceil_div(p.k, kChunk);
+  if (chosen.order == Order::kFp16x3 || chosen.order == Order::kTf32) {
+    const int chunk = chosen.order == Order::kTf32 ? chained::kChunk : kChunk;
+    const int64_t chunks = ceil_div(p.k, chunk);
     facts.emplace_back("scale_groups", std::to_string(p.m * chunks) + " of a's rows and " +
                                            std::to_string(p.n * chunks) +
                                            " of b's columns in a matrix, one a chunk");

@@ -19,6 +19,7 @@ enum class Order {
   kChunked,  // sum.h
   kFp16x3,   // fp16x3.h
   kChained,  // chained.h
+  kTf32,     // tf32.h
 };
 
 // Where a rung runs, besides the host.
@@ -82,9 +83,6 @@ struct Rung {
 
 // What `algorithm` may be, slowest first, "auto" apart.
 std::vector<std::string> algorithms();
-
-// Throws a sentence where no rung computes in that precision.
-void check_offered(const char* op, Precision precision, DType dtype);
 
 // The rung for the problem: the one of that name, the fastest by Rung::clocks of that family, or,
 // where algorithm is "auto", of all that sum in the order that the precision asks for, which is a

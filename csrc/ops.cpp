@@ -360,9 +360,7 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
 // --- PyTorch's own product, which is `auto` on the CPU, flags and all ---------------------------
 
 bool is_torch_product(const Tensor& a, const Options& options) {
-  if (a.is_cuda() || options.algorithm != "auto") return false;
-  check_offered(options.op, options.precision, *supported(a.scalar_type()));
-  return true;
+  return !a.is_cuda() && options.algorithm == "auto";
 }
 
 // Calls an aten operator of one result; all arguments were checked before.
@@ -626,7 +624,8 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   for (auto& [heading, text] : explain(algorithm, p, context)) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
   }
-  if (pick(algorithm, p, context).order == Order::kFp16x3) {  // only the product itself can tell
+  const Order order = pick(algorithm, p, context).order;
+  if (order == Order::kFp16x3 || order == Order::kTf32) {  // only the product itself can tell
     const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
     int64_t recomputed = 0;
     run(options, product, a, result, {}, {}, &recomputed);
