@@ -1,13 +1,28 @@
 #pragma once
 // Halves in pairs.
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device/shared.cuh"
+#include "element.h"
 
 namespace tiled::device {
+
+// Two numbers rounded, the first in the lower bits.
+template <class T>
+__device__ uint32_t pair(float x, float y) {
+  if constexpr (std::is_same_v<T, Half>) {
+    const __half2 two = __floats2half2_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+  }
+}
 
 // fp16x3::split, of two numbers at a time: the first in the lower bits.
 __device__ inline void split_two(float x, float y, uint32_t& hi, uint32_t& lo) {

@@ -17,9 +17,6 @@
 //   at the end of a chunk, its sum goes to those of the chunks before, which wait in shared memory,
 //   or, where K is cut, to memory.
 
-#include <optional>
-#include <utility>
-
 #include "cuts.h"
 #include "device/pipeline.cuh"
 #include "device/registers.cuh"
@@ -28,7 +25,9 @@
 #include "fp16x3.h"
 #include "kernels/fp16x3_chunk.cuh"
 #include "kernels/fp16x3_in_flight.h"
+#include "kernels/fp16x3_marks.cuh"
 #include "kernels/fp16x3_parts.h"
+#include "kernels/in_parts.h"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -141,17 +140,6 @@ struct Place {
         col(tile.tile_n * Tile::kN + thread % 4 * 2) {}
 };
 
-// Appends the marked elements of a warp to the list; all of its threads call it.
-__device__ void list_marked(const Marks& marks, const Place& at, uint64_t marked) {
-  if (!__any_sync(~0u, marked != 0)) return;
-  const int lane = threadIdx.x % 32;
-  int index = lane == 0 ? atomicAdd(marks.count, 1) : 0;
-  index = __shfl_sync(~0u, index, 0);
-  Marks::Piece& piece = marks.pieces[index];
-  piece.elements[lane] = marked;
-  if (lane == 0) piece.batch = at.batch, piece.row = at.row, piece.col = at.col;
-}
-
 // Puts the biases of the tile's columns into shared memory, one a thread of a warpgroup, which has
 // a barrier of its own.
 __device__ void load_bias(const Work& work, const Place& at, int barrier, float (&bias)[Tile::kN]) {
@@ -209,7 +197,7 @@ __device__ void store_tile(const Work& work, const Place& at, const float (&sum)
     const bool exists = inside[i / 2 % 2] && i / 4 * 8 + i % 2 < cols_left;
     if (exists && isnan(sum[i])) marked |= uint64_t{1} << i;
   }
-  list_marked(work.marks, at, marked);
+  list_marked(work.marks, at.batch, at.row, at.col, marked);
   UNROLL
   for (int i = 0; i < Tile::kElements; i += 4) {
     scratch[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
@@ -510,63 +498,6 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
   launch_recompute(p, marks, context);
 }
 
-// The problem in two, the first not smaller, along its batch or else its longer side; nothing
-// where it is one tile.
-std::optional<std::pair<Problem, Problem>> halve(const Problem& p) {
-  std::pair halves{p, p};
-  auto& [first, second] = halves;
-  auto advance = [](Matrix& matrix, int64_t elements) {
-    matrix.data = static_cast<float*>(matrix.data) + elements;
-  };
-  for (int d = 0; d < p.batch.rank; ++d) {
-    const int64_t size = p.batch.size[d];
-    if (size == 1) continue;
-    const int64_t cut = ceil_div(size, 2);
-    first.batch.size[d] = cut, second.batch.size[d] = size - cut;
-    first.batch.count = p.batch.count / size * cut;
-    second.batch.count = p.batch.count / size * (size - cut);
-    advance(second.a, cut * p.a.batch_stride[d]);
-    advance(second.b, cut * p.b.batch_stride[d]);
-    advance(second.c, cut * p.c.batch_stride[d]);
-    return halves;
-  }
-  const bool along_m = p.m >= p.n || p.b_packed.halves != nullptr;
-  const int64_t size = along_m ? p.m : p.n;
-  if (size <= Packed::kRows) return std::nullopt;
-  const int64_t cut = ceil_div(size, 2 * Packed::kRows) * Packed::kRows;
-  (along_m ? first.m : first.n) = cut;
-  (along_m ? second.m : second.n) = size - cut;
-  if (along_m) {
-    advance(second.a, cut * p.a.row_stride);
-    advance(second.c, cut * p.c.row_stride);
-  } else {
-    advance(second.b, cut * p.b.col_stride);
-    advance(second.c, cut * p.c.col_stride);
-    if (p.epilogue.bias != nullptr) {
-      second.epilogue.bias =
-          static_cast<const float*>(p.epilogue.bias) + cut * p.epilogue.bias_stride;
-    }
-  }
-  return halves;
-}
-
-// Smaller workspaces are asked for without a look at how much memory is free.
-constexpr int64_t kSmallWorkspace = int64_t{64} << 20;
-
-int64_t free_memory() {
-  size_t free = 0, all = 0;
-  check(cudaMemGetInfo(&free, &all));
-  return std::max(static_cast<int64_t>(free), kSmallWorkspace);
-}
-
-// Runs the problem's parts, halved so many times, with K in one.
-void run_halved(int times, const Problem& p, uint8_t* workspace, const Context& context) {
-  const auto halves = times > 0 ? halve(p) : std::nullopt;
-  if (!halves) return run(p, make_plan(p, 1), workspace, context);
-  run_halved(times - 1, halves->first, workspace, context);
-  run_halved(times - 1, halves->second, workspace, context);
-}
-
 // The same bits where there is next to no memory: split in flight, in parts whose sums are few.
 void run_without_memory(const Problem& p, const Context& context) {
   constexpr int64_t kSumsBytes = int64_t{1} << 20;
@@ -581,40 +512,21 @@ void run_without_memory(const Problem& p, const Context& context) {
 
 void launch_fp16x3_small(const Problem& p, const Context& context);
 
-// Where memory is short, K is not cut, and then parts of the problem share a smaller workspace: by
-// how much memory is free, and should that not be had after all, by halves as long as it is not
-// small. Where not even that is to be had, a form is taken that needs none, or very little.
+// Where memory is short, K is not cut, and then parts of the problem share a smaller workspace.
+// Where not even that is to be had, a form is taken that needs none, or very little.
 void launch_fp16x3_bulk(const Problem& p, const Context& context) {
-  int64_t ranges = bulk_ranges(p, context.processors).count;
-  int64_t bytes = make_plan(p, ranges).bytes;
-  int times = 0;
-  Problem first = p;  // the largest part
-  auto ask_less = [&] {
-    if (ranges == 1) {
-      const auto halves = bytes > kSmallWorkspace ? halve(first) : std::nullopt;
-      if (!halves) return false;
-      first = halves->first;
-      ++times;
-    }
-    ranges = 1;
-    bytes = make_plan(first, ranges).bytes;
-    return true;
-  };
-  if (bytes > kSmallWorkspace) {
-    const int64_t limit = free_memory();
-    while (bytes > limit && ask_less()) {
-    }
+  const int64_t ranges = bulk_ranges(p, context.processors).count;
+  if (ranges > 1) {
+    const Plan plan = make_plan(p, ranges);
+    void* workspace = is_there(plan.bytes) ? context.allocate_if_there_is(plan.bytes) : nullptr;
+    if (workspace != nullptr) return run(p, plan, static_cast<uint8_t*>(workspace), context);
   }
-  void* workspace;
-  while ((workspace = context.allocate_if_there_is(bytes)) == nullptr) {
-    if (ask_less()) continue;
-    return p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
-  }
-  if (times == 0) {
-    run(p, make_plan(p, ranges), static_cast<uint8_t*>(workspace), context);
-  } else {
-    run_halved(times, p, static_cast<uint8_t*>(workspace), context);
-  }
+  const auto bytes = [](const Problem& part) { return make_plan(part, 1).bytes; };
+  const bool done = run_in_parts(p, context, bytes, [&](const Problem& part, uint8_t* workspace) {
+    run(part, make_plan(part, 1), workspace, context);
+  });
+  if (done) return;
+  p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
 }
 
 }  // namespace tiled::cuda

@@ -51,7 +51,10 @@ struct Marks {
   int* count;     // pieces in the list
   Piece* pieces;  // room for all of C's
 
-  static int64_t capacity(const Problem& p) { return count_tiles(p, kRows, kCols); }
+  // Of pieces that have so many columns at least.
+  static int64_t capacity(const Problem& p, int cols = kCols) {
+    return count_tiles(p, kRows, cols);
+  }
 };
 
 // Computes what is marked in the order of sum.h, stores it, and counts it where the context asks.

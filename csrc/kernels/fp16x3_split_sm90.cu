@@ -11,6 +11,7 @@
 #include "fp16x3.h"
 #include "kernels/fp16x3_parts.h"
 #include "kernels/fp16x3_range.cuh"
+#include "kernels/load_eight.cuh"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -31,21 +32,6 @@ struct Job {
 struct Jobs {
   Job job[2];
 };
-
-// Eight elements along K, of which `left` are in the matrix; zeros for the rest.
-__device__ void load_eight(float (&x)[8], const float* data, int64_t stride, int64_t left,
-                           bool vectors) {
-  if (vectors && left >= 8) {
-    UNROLL
-    for (int i = 0; i < 8; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(data + i);
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-    }
-  } else {
-    UNROLL
-    for (int i = 0; i < 8; ++i) x[i] = i < left ? data[i * stride] : 0.0f;
-  }
-}
 
 __global__ void __launch_bounds__(kThreads, 4)
     split_kernel(const __grid_constant__ Jobs jobs, int* zeroed, int64_t zeros) {

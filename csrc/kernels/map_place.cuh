@@ -7,6 +7,8 @@ namespace tiled::cuda {
 
 struct MapPlace {
   int at[kMaxMapRank] = {};
+  // In a map of matrices that are one batch dimension.
+  __device__ explicit MapPlace(int index) : at{index} {}
   __device__ MapPlace(const Batch& batch, const Matrix& matrix, int64_t index) {
     int used = 0;
     NO_UNROLL

@@ -1,0 +1,296 @@
+#pragma once
+// Products of halves by wgmma from tiles that the copy engine brings: what 13_mma_bulk and
+// 15_tf32_bulk have in common. How a sum ends is the rung's own.
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "chained.h"
+#include "device/cluster.cuh"
+#include "device/copy_async.cuh"
+#include "device/pipeline.cuh"
+#include "device/registers.cuh"
+#include "device/wgmma.cuh"
+#include "element.h"
+#include "kernels/map_place.cuh"
+#include "kernels/tensor_map.h"
+#include "kernels/tile_band.cuh"
+#include "launch.h"
+#include "mma.h"
+
+namespace tiled::cuda::mma_bulk {
+
+namespace wgmma = device::wgmma;
+
+// kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
+// columns.
+template <class T_, int kIndex, int kStages_, bool kAAcross_, bool kBAcross_>
+struct Tile {
+  using T = T_;
+  static constexpr int kM = kMmaBulkTiles[kIndex].m, kN = kMmaBulkTiles[kIndex].n;
+  static constexpr int kK = 64;  // of a stage: a line of 128 bytes
+  static constexpr int kStages = kStages_;
+  static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
+  static constexpr int kClusterM = kMmaBulkTiles[kIndex].cluster_m;  // blocks
+  static constexpr int kClusterN = kMmaBulkTiles[kIndex].cluster_n;
+  static constexpr int kCluster = kClusterM * kClusterN;
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kConsumers = 2;  // warpgroups, each 64 rows
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kElements = kN / 2;    // of C a thread
+  static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
+
+  static_assert(kM == kConsumers * 64 && kN % 64 == 0 && chained::kChunk % kK == 0);
+  static_assert(kCluster == 2, "each block copies for both");
+};
+
+// The tiles of a cluster, one above the other, which share B, or side by side, which share A. Bands
+// are eight tiles of rows.
+template <class Tile>
+struct ClusterTile {
+  static constexpr int kM = Tile::kClusterM * Tile::kM, kN = Tile::kClusterN * Tile::kN;
+  static constexpr int kBand = 8 / Tile::kClusterM;
+};
+
+// The block in its cluster, and the tile that it has of its cluster's.
+__device__ inline unsigned rank() { return blockIdx.x % 2; }
+
+template <class Tile>
+__device__ Position locate_own(const Problem& p, int64_t index) {
+  Position at = locate<ClusterTile<Tile>>(p, index);
+  if (rank() == 1) at.row += ClusterTile<Tile>::kM - Tile::kM;
+  if (rank() == 1) at.col += ClusterTile<Tile>::kN - Tile::kN;
+  return at;
+}
+
+// Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
+// neighbours lie across K, of 64 of them.
+struct Maps {
+  CUtensorMap whole, last;
+};
+
+struct Work {
+  Problem p;
+  Maps a, b;
+  int64_t tiles = 0;         // of clusters
+  float4* totals = nullptr;  // of each block's threads, where there are several chunks
+};
+
+// An End says what becomes of a tile's sums:
+//   End::Work                  more than Work, for the kernel
+//   End::Smem                  a block's, in shared memory
+//   End(work, smem)            of a thread that multiplies
+//   place(p, matrix, index)    of a matrix in its tensor map
+//   end_chunk(tile, k, sums)   of one, which began at k
+//   end_tile(tile, sums)       stores them
+template <class Tile, class End>
+struct Smem {
+  alignas(1024) uint8_t a[Tile::kStages][Tile::kM * Tile::kK * 2];
+  alignas(1024) uint8_t b[Tile::kStages][Tile::kN * Tile::kK * 2];
+  alignas(16) typename End::Smem end;
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+// Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
+// `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for
+// both. What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15
+// clocks for each line that it fills with zeros. What then lies there is never stored.
+template <int kRows, bool kAcross, int kShare>
+struct Part {
+  static constexpr int kBlock = 64 * 128;  // bytes of a box across K
+  const Maps& maps;
+  int first, left;
+  MapPlace matrix;
+
+  // That come, whoever asks.
+  __device__ int bytes() const {
+    if (kAcross) return static_cast<int>(min(ceil_div(left, 64), int64_t{kRows / 64})) * kBlock;
+    return min(left, kRows) * 128;
+  }
+  __device__ void copy(uint8_t* to, int k, uint64_t* full, uint64_t policy) const {
+    if constexpr (kAcross) {
+      UNROLL
+      for (int i = 0; i < kRows; i += 64) {
+        if (i / 64 % kShare == rank() % kShare && i < left) {
+          box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
+        }
+      }
+    } else {
+      constexpr int kOwn = kRows / kShare;
+      const int own = static_cast<int>(rank() % kShare) * kOwn;
+      if (own >= left) return;
+      box(to + own * 128, left - own >= kOwn ? maps.whole : maps.last, k, first + own, full,
+          policy);
+    }
+  }
+
+ private:
+  __device__ void box(uint8_t* to, const CUtensorMap& map, int near, int far, uint64_t* full,
+                      uint64_t policy) const {
+    const int at[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
+    if constexpr (kShare == 2) {
+      device::copy_box_to(0b11, to, &map, at, full, policy);
+    } else {
+      device::copy_box(to, &map, at, full, policy);
+    }
+  }
+};
+
+template <class Tile, class End>
+__device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem) {
+  const uint64_t policy = device::read_again();
+  const Problem& p = work.p;
+  device::Ring ring{.stages = Tile::kStages, .parity = 1};
+  constexpr unsigned kCluster = Tile::kCluster;
+  for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
+    const Position tile = locate_own<Tile>(p, index);
+    const auto left = [](int64_t all, int first) {
+      return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
+    };
+    const Part<Tile::kM, Tile::kAAcross, Tile::kClusterN> a{work.a, tile.row, left(p.m, tile.row),
+                                                            End::place(p, p.a, tile.batch)};
+    const Part<Tile::kN, Tile::kBAcross, Tile::kClusterM> b{work.b, tile.col, left(p.n, tile.col),
+                                                            End::place(p, p.b, tile.batch)};
+    const int bytes = a.bytes() + b.bytes();
+    for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
+      uint64_t* full = &smem.full[ring.stage];
+      device::wait(&smem.empty[ring.stage], ring.parity);
+      device::arrive_expecting(full, bytes);
+      a.copy(smem.a[ring.stage], static_cast<int>(k), full, policy);
+      b.copy(smem.b[ring.stage], static_cast<int>(k), full, policy);
+    }
+  }
+}
+
+template <class Tile, class End>
+__device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
+  constexpr int kNone = -1;
+  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
+  const int lane = threadIdx.x % 32;
+  constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
+  constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
+  const Problem& p = work.p;
+  constexpr unsigned kCluster = Tile::kCluster;
+  const auto release = [&](int stage) {
+    if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
+  };
+  End end(work, smem.end);
+  device::Ring ring{.stages = Tile::kStages};
+  for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
+    float sums[Tile::kElements];
+    for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
+      UNROLL
+      for (float& each : sums) each = 0;
+      const auto length = static_cast<int>(min(p.k - chunk, int64_t{chained::kChunk}));
+      int to_release = kNone;
+      NO_UNROLL
+      for (int k = 0; k < length; k += Tile::kK, ring.next()) {
+        device::wait(&smem.full[ring.stage], ring.parity);
+        const uint64_t a =
+            wgmma::describe_lines<Tile::kBlock>(smem.a[ring.stage] + warpgroup * Tile::kBlock);
+        const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+        wgmma::keep(sums);
+        wgmma::fence();
+        UNROLL
+        for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
+          wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(sums, a + i * kA16,
+                                                                         b + i * kB16, true);
+        }
+        wgmma::commit();
+        wgmma::wait<1>();
+        if (to_release != kNone) release(to_release);
+        to_release = ring.stage;
+      }
+      wgmma::wait<0>();
+      wgmma::keep(sums);
+      release(to_release);
+      end.end_chunk(index, chunk, sums);
+      if (chunk == 0) {
+        UNROLL
+        for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
+      }
+      if (p.k <= chained::kChunk) continue;
+      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup;
+      float4* total = work.totals + int64_t{blockIdx.x} * (Tile::kElements / 4 * kMultipliers) +
+                      (threadIdx.x - Tile::kWarpgroup);
+      UNROLL
+      for (int i = 0; i < Tile::kElements; i += 4, total += kMultipliers) {
+        if (chunk > 0) {
+          const float4 before = *total;
+          sums[i] += before.x, sums[i + 1] += before.y;
+          sums[i + 2] += before.z, sums[i + 3] += before.w;
+        }
+        if (chunk + chained::kChunk < p.k) {
+          __stcg(total, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+        }
+      }
+    }
+    end.end_tile(index, sums);
+  }
+}
+
+template <class Tile, class End>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    mma_bulk_kernel(const __grid_constant__ typename End::Work work) {
+  extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+  auto& smem = reinterpret_cast<Smem<Tile, End>&>(dynamic_smem);
+  if (threadIdx.x == 0) {
+    device::init_stages(Tile::kStages, smem.full, 1, smem.empty,
+                        Tile::kConsumers * 4 * Tile::kCluster);
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::say_started();
+  device::wait_for_cluster();
+  device::let_next_kernel_start();
+  device::wait_for_previous_kernel();
+  if (threadIdx.x < Tile::kWarpgroup) {
+    device::give_registers<40>();
+    if (threadIdx.x == 0) produce<Tile, End>(work, smem);
+  } else {
+    device::take_registers<232>();
+    consume<Tile, End>(work, smem);
+  }
+  device::sync_cluster();
+}
+
+// An operand that maps read: its row_stride is between A's rows or B's columns.
+struct Lines {
+  Batch batch;
+  Matrix matrix;
+};
+
+// Launches the kernel for work.p and what the rung has set of work; false where the rung has not
+// brought memory for totals, and there is none.
+template <class Tile, class End>
+bool launch(typename End::Work work, const Lines& a, const Lines& b, const Context& context) {
+  static_assert(sizeof(Smem<Tile, End>) <= kMaxSharedMemory);
+  const Problem& p = work.p;
+  const auto map = [&](const Lines& lines, int64_t outer, int rows) {
+    return tensor_map(lines.batch, lines.matrix, outer, p.k, rows, Tile::kK,
+                      CU_TENSOR_MAP_SWIZZLE_128B, DType::kFloat16);
+  };
+  const auto maps = [&](const Lines& lines, int64_t outer, int rows, bool across) {
+    if (across) return Maps{map(lines, outer, 64), {}};
+    const auto last = static_cast<int>(outer % rows);
+    return Maps{map(lines, outer, rows), map(lines, outer, last == 0 ? rows : last)};
+  };
+  work.a = maps(a, p.m, Tile::kM / Tile::kClusterN, Tile::kAAcross);
+  work.b = maps(b, p.n, Tile::kN / Tile::kClusterM, Tile::kBAcross);
+  work.tiles = count_tiles(p, Tile::kClusterM * Tile::kM, Tile::kClusterN * Tile::kN);
+  const auto blocks = static_cast<unsigned>(
+      Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
+  if (p.k > chained::kChunk && work.totals == nullptr) {
+    const int64_t bytes = int64_t{blocks} * Tile::kM * Tile::kN * int64_t{sizeof(float)};
+    work.totals = static_cast<float4*>(context.allocate_if_there_is(bytes));
+    if (work.totals == nullptr) return false;
+  }
+  const auto kernel = mma_bulk_kernel<Tile, End>;
+  allow_shared_memory(kernel, sizeof(Smem<Tile, End>));
+  launch_clusters_after(kernel, Tile::kCluster, blocks, Tile::kThreads, sizeof(Smem<Tile, End>),
+                        context, work);
+  return true;
+}
+
+}  // namespace tiled::cuda::mma_bulk

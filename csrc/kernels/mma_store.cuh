@@ -1,0 +1,107 @@
+#pragma once
+// From a warp's sums, as wgmma leaves them (device/wgmma.cuh), to C, whatever is to be done to
+// them.
+
+#include <cstdint>
+#include <type_traits>
+
+#include "device/halves.cuh"
+#include "element.h"
+#include "epilogue.h"
+#include "launch.h"
+
+namespace tiled::cuda {
+
+// What a warp stores at a time: its rows, and so many columns. Lanes that write eight rows meet no
+// bank twice.
+constexpr int kStored = 32;
+using SumsOfRows = float[16][kStored + 8];
+
+// Stores four neighbours of a row at once.
+template <class Out>
+__device__ void store_vector(Out* c, const float (&x)[4]) {
+  if constexpr (std::is_same_v<Out, float>) {
+    __stcg(reinterpret_cast<float4*>(c), make_float4(x[0], x[1], x[2], x[3]));
+  } else {
+    __stcg(reinterpret_cast<uint2*>(c),
+           make_uint2(device::pair<Out>(x[0], x[1]), device::pair<Out>(x[2], x[3])));
+  }
+}
+
+// Ends a sum that is inside, but for its activation. `bias` is that of its column.
+template <class Out>
+__device__ float combined(const Problem& p, const Out* c, float sum, float bias) {
+  return combine(p.epilogue, sum, bias, p.epilogue.beta == 0 ? 0.0f : widen(*c));
+}
+
+template <class T>
+__device__ float bias_of(const Problem& p, int64_t col) {
+  if (p.epilogue.bias == nullptr || col >= p.n) return 0;
+  return widen(static_cast<const T*>(p.epilogue.bias)[col * p.epilogue.bias_stride]);
+}
+
+// Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
+// where C is written so, or one; but for sums that are NaN, where kSkipsNan. Sums move up to the
+// registers that are stored, so that the loop stays one. T is the operands' type.
+template <class T, bool kSkipsNan, class Out, int kElements>
+__device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row, int64_t col,
+                           float (&sums)[kElements], SumsOfRows& leaving) {
+  static_assert(kStored == 32, "a lane has a column");
+  constexpr int kEach = kStored / 2;  // sums of a thread
+  const int lane = threadIdx.x % 32;
+  const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
+  c += row * p.c.row_stride;
+  NO_UNROLL
+  for (int first = 0; first < kElements * 2; first += kStored) {
+    const int64_t own = col + first + (by_fours ? lane % 8 * 4 : lane);
+    float bias[4];
+    UNROLL
+    for (int j = 0; j < 4; ++j) bias[j] = bias_of<T>(p, own + j);
+    UNROLL
+    for (int i = 0; i < kEach; i += 2) {
+      *reinterpret_cast<float2*>(&leaving[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {
+          sums[i], sums[i + 1]};
+    }
+    __syncwarp();
+    Out* to = c + own * p.c.col_stride;
+    if (own < p.n && by_fours) {
+      NO_UNROLL
+      for (int down = lane / 8; down < rows; down += 4) {
+        float x[4];
+        *reinterpret_cast<float4*>(x) =
+            *reinterpret_cast<const float4*>(&leaving[down][lane % 8 * 4]);
+        Out* at = to + down * p.c.row_stride;
+        bool skip[4];
+        UNROLL
+        for (int j = 0; j < 4; ++j) {
+          skip[j] = kSkipsNan && isnan(x[j]);
+          if (!skip[j]) x[j] = combined(p, at + j, x[j], bias[j]);
+        }
+        activate_each(p.epilogue.activation, x);
+        if (skip[0] || skip[1] || skip[2] || skip[3]) {
+          UNROLL
+          for (int j = 0; j < 4; ++j) {
+            if (!skip[j]) at[j] = narrow<Out>(x[j]);
+          }
+        } else {
+          store_vector(at, x);
+        }
+      }
+    } else if (own < p.n) {
+      NO_UNROLL
+      for (int down = 0; down < rows; ++down) {
+        float x[1] = {leaving[down][lane]};
+        if (kSkipsNan && isnan(x[0])) continue;
+        Out* at = to + down * p.c.row_stride;
+        x[0] = combined(p, at, x[0], bias[0]);
+        activate_each(p.epilogue.activation, x);
+        *at = narrow<Out>(x[0]);
+      }
+    }
+    __syncwarp();
+    UNROLL
+    for (int i = 0; i + kEach < kElements; ++i) sums[i] = sums[i + kEach];
+  }
+}
+
+}  // namespace tiled::cuda
