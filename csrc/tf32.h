@@ -10,9 +10,9 @@
 //
 //   chunk = (0 + hi_a hi_b + ..) * 2^-(s_a + s_b),  one rounding
 //
-// and chunks are added in order. Where rounding may have lost more than TF32 does, the chunk is NaN
-// instead, and so is a chunk of a row or column that holds Inf or NaN: an element whose sum is NaN
-// is computed again in the order of sum.h, by itself.
+// and chunks are added in order, from +0. Where rounding may have lost more than TF32 does, the
+// chunk is NaN instead, and so is a chunk of a row or column that holds Inf or NaN: an element
+// whose sum is NaN is computed again in the order of sum.h, by itself.
 
 #include <cstdint>
 

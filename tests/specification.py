@@ -1,13 +1,14 @@
 """The orders of summation, written down a second time: slowly, by numpy, in float64.
 
-Of csrc/sum.h, csrc/fp16x3.h and csrc/chained.h, whose results these are to the bit. Nothing here
-calls the library.
+Of csrc/sum.h, csrc/fp16x3.h, csrc/chained.h and csrc/tf32.h, whose results these are to the bit.
+Nothing here calls the library.
 """
 
 import numpy as np
 import torch
 
 CHUNK = 1024
+LONG_CHUNK = 8192  # of halves on tensor cores
 
 
 def fused_multiply_add(x, y, z):
@@ -121,7 +122,7 @@ def in_range(x):
         return np.where(np.abs(x) < 2.0**-126, cut, x).astype(np.float32)
 
 
-def chained(a, b, chunk=8192):
+def chained(a, b, chunk=LONG_CHUNK):
     """a @ b of float16 or bfloat16 matrices, in float32: tensor-core sums in a chain from +0, sums
     of chunks added in order. Where Inf or NaN comes in, a sum is what IEEE 754 has it."""
     smallest = {torch.float16: -14, torch.bfloat16: -126}[a.dtype]
@@ -142,3 +143,41 @@ def chained(a, b, chunk=8192):
                 part = np.where(np.isfinite(ieee), part, ieee).astype(np.float32)
             total = total + part
     return torch.from_numpy(total)
+
+
+def scaled_chain(a, b):
+    """A chunk's sums of scaled halves, and which of them are to be computed again."""
+    a_hi, _, a_scale, a_wide = split(a)
+    b_hi, _, b_scale, b_wide = split(b.T)
+    scaled = np.zeros((len(a), b.shape[1]))
+    for k in range(0, a_hi.shape[1], 16):
+        k16 = slice(k, k + 16)
+        scaled = tensor_core(scaled, a_hi[:, k16], b_hi[:, k16].T)
+    again = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * LONG_CHUNK)
+    with np.errstate(over="ignore"):
+        return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), again
+
+
+def tf32_or_mark(a, b):
+    """a @ b of float32 matrices, K at least 64, and which elements are to be computed by
+    sum_in_chunks instead."""
+    (m, k), n = a.shape, b.shape[1]
+    rows, cols = a.isfinite().all(1).numpy(), b.isfinite().all(0).numpy()
+    finite = np.ix_(rows, cols)
+    a, b = a.numpy()[rows], b.numpy()[:, cols]
+    total = np.zeros((m, n), np.float32)
+    mark = np.ones((m, n), bool)
+    mark[finite] = False
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, k, LONG_CHUNK):
+            chunk = slice(start, start + LONG_CHUNK)
+            part, again = scaled_chain(a[:, chunk], b[chunk])
+            total[finite] += part
+            mark[finite] |= again
+    mark |= np.isnan(total)  # Inf less Inf
+    return torch.from_numpy(total), torch.from_numpy(mark)
+
+
+def tf32(a, b):
+    result, again = tf32_or_mark(a, b)
+    return torch.where(again, sum_in_chunks(a, b), result) if again.any() else result

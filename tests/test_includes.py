@@ -28,6 +28,7 @@ MAY_INCLUDE = {
         "plan.h",
         "fp16x3.h",
         "chained.h",
+        "tf32.h",
         "sum.h",
         "fail.h",
     },
@@ -88,6 +89,10 @@ MAY_INCLUDE = {
     "cpu/fp16x3.cpp": {
         *("context.h", "element.h", "fp16x3.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
     },
+    "cpu/chain.h": {"chained.h", "cpu/*"},
+    "cpu/tf32.cpp": {
+        *("chained.h", "context.h", "element.h", "fp16x3.h", "tf32.h", "problem.h", "cpu/*"),
+    },
     "cpu/mma.cpp": {
         *("chained.h", "context.h", "element.h", "sum.h", "epilogue.h", "problem.h", "cpu/*"),
     },
@@ -96,6 +101,7 @@ MAY_INCLUDE = {
     "cuda_context.cpp": {"cuda", "context.h", "dlfcn.h"},
     # What is computed, of what, in which order.
     "fp16x3.h": {"element.h", "sum.h", "problem.h"},
+    "tf32.h": {"chained.h", "fp16x3.h"},
     "chained.h": set(),
     "cuts.h": {"problem.h", "sum.h"},
     "simt.h": {"plan.h", "problem.h", "sum.h"},

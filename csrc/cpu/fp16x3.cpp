@@ -4,17 +4,15 @@
 #include "fp16x3.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 
 #include "context.h"
+#include "cpu/again.h"
 #include "cpu/group.h"
 #include "cpu/packed.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
 #include "cpu/tile.h"
 #include "element.h"
-#include "epilogue.h"
 #include "problem.h"
 #include "sum.h"
 
@@ -59,20 +57,6 @@ struct Line {
   }
 };
 
-SIMD float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b,
-                         int64_t b_stride) {
-  float total = kEmptyTotal<float>;
-  for (int64_t chunk = 0; chunk < k; chunk += kChunk) {
-    float sum = 0;
-    const int64_t end = std::min(chunk + kChunk, k);
-    for (int64_t i = chunk; i < end; ++i) {
-      sum = multiply_add(a[i * a_stride], b[i * b_stride], sum);
-    }
-    total += sum;
-  }
-  return total;
-}
-
 using Row = float[kTile];
 using Sums = Row[kTile];
 
@@ -106,7 +90,8 @@ void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)
 
 // Returns how many elements the guard had computed again.
 int64_t compute_tile(const Problem& p, int64_t index) {
-  const auto [batch, row, col, row_count, col_count] = TilePlace<kTile>(p, index);
+  const TilePlace<kTile> at(p, index);
+  const auto [batch, row, col, row_count, col_count] = at;
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   a += row * p.a.row_stride;
@@ -138,30 +123,13 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     }
   }
 
-  const int64_t c_offset = batch_offset(p.batch, p.c, batch);
-  int64_t recomputed = 0;
-  for (int i = 0; i < row_count; ++i) {
-    for (int j = 0; j < col_count; ++j) {
-      if (std::isnan(sum[i][j])) {
-        ++recomputed;
-        sum[i][j] = sum_in_chunks(p.k, a + i * p.a.row_stride, p.a.col_stride,
-                                  b + j * p.b.col_stride, p.b.row_stride);
-      }
-      store<float>(p, c_offset, row + i, col + j, sum[i][j]);
-    }
-  }
-  return recomputed;
+  return store_tile_again(p, at, sum);
 }
 
 }  // namespace
 
 void launch_fp16x3(const Problem& p, const Context& context) {
-  const int64_t tiles = count_tiles(p, kTile, kTile);
-  std::atomic<int64_t> recomputed = 0;
-  context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, tile);
-  });
-  if (context.recomputed != nullptr) *context.recomputed += recomputed;
+  compute_tiles<kTile>(p, context, compute_tile);
 }
 
 }  // namespace tiled::cpu

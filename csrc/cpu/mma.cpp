@@ -2,12 +2,10 @@
 // model of the tensor core where the GPU has one.
 
 #include <algorithm>
-#include <cmath>
 
 #include "chained.h"
 #include "context.h"
-#include "cpu/simd.h"
-#include "cpu/tensor_core.h"
+#include "cpu/chain.h"
 #include "cpu/tile.h"
 #include "element.h"
 #include "epilogue.h"
@@ -20,8 +18,7 @@ constexpr int kTile = 32;  // rows and columns of C
 constexpr int kDepth = chained::kDepth;
 static_assert(chained::kChunk % kDepth == 0, "a chunk is a whole number of sums");
 
-using Row = float[kTile];
-using Sums = Row[kTile];
+using Sums = float[kTile][kTile];
 
 // A row of A, or a column of B.
 template <typename T>
@@ -30,18 +27,7 @@ struct Line {
   int64_t stride;  // along K
 
   T at(int64_t k) const { return data[k * stride]; }
-
-  // Sets factors n to kDepth numbers, zeros from `end` on.
-  template <int kN>
-  void read(int64_t from, int64_t end, Factors<kN, T>& factors, int n) const {
-    for (int k = 0; k < kDepth; ++k) factors.set(k, n, from + k < end ? at(from + k) : T{0});
-  }
 };
-
-template <typename T>
-SIMD void multiply_row(const Factors<1, T>& a, const Factors<kTile, T>& b, Row& sum) {
-  add_products(sum, a, b);
-}
 
 // Inf or NaN, whichever the sum comes to: what is finite of it stays so in double.
 template <typename T>
@@ -66,27 +52,17 @@ void compute_tile(const Problem& p, int64_t index) {
     return Line<T>{b + (col + j) * p.b.col_stride, p.b.row_stride};
   };
 
-  alignas(64) Factors<kTile, T> b_factors = {};
   alignas(64) Sums total;
   std::fill_n(&total[0][0], kTile * kTile, 0.0f);
   int64_t k = 0;
   do {  // a chunk; one, of no products, where K is 0
     alignas(64) Sums sum = {};
     const int64_t end = std::min(k + chained::kChunk, p.k);
-    for (; k < end; k += kDepth) {
-      for (int j = 0; j < col_count; ++j) column_of_b(j).read(k, end, b_factors, j);
-      for (int i = 0; i < row_count; ++i) {
-        Factors<1, T> a_factors;
-        row_of_a(i).read(k, end, a_factors, 0);
-        Row before;
-        std::copy_n(sum[i], kTile, before);
-        multiply_row(a_factors, b_factors, sum[i]);
-        for (int j = 0; j < col_count; ++j) {
-          if (!std::isnan(sum[i][j])) continue;
-          sum[i][j] = add_not_finite(before[j], row_of_a(i), column_of_b(j), k, end);
-        }
-      }
-    }
+    add_chain<T>(k, end, row_count, row_of_a, col_count, column_of_b, sum,
+                 [&](float before, int i, int j, int64_t from) {
+                   return add_not_finite(before, row_of_a(i), column_of_b(j), from, end);
+                 });
+    k = end;
     for (int i = 0; i < row_count; ++i) {
       for (int j = 0; j < kTile; ++j) total[i][j] += sum[i][j];
     }

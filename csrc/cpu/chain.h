@@ -1,0 +1,51 @@
+#pragma once
+// Chains of tensor-core sums, as chained.h has them, with a model of the tensor core where the GPU
+// has one.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "chained.h"
+#include "cpu/simd.h"
+#include "cpu/tensor_core.h"
+
+namespace tiled::cpu {
+
+// Sets factors n to those of a line (a row of A, or a column of B), zeros from `end` on.
+template <typename Line, int kN, typename T>
+void read_line(const Line& line, int64_t from, int64_t end, Factors<kN, T>& factors, int n) {
+  for (int k = 0; k < chained::kDepth; ++k) {
+    factors.set(k, n, from + k < end ? line.at(from + k) : T{0});
+  }
+}
+
+template <int kTile, typename T>
+SIMD static void multiply_row(const Factors<1, T>& a, const Factors<kTile, T>& b,
+                              float (&sum)[kTile]) {
+  add_products(sum, a, b);
+}
+
+// Adds the products of `begin` to `end` to a tile's sums. Where one is NaN, the model says no more:
+// it is not_finite(before, row, col, k), of what it was before the products from k on.
+template <typename T, int kTile, typename RowOfA, typename ColumnOfB, typename NotFinite>
+void add_chain(int64_t begin, int64_t end, int rows, const RowOfA& row_of_a, int cols,
+               const ColumnOfB& column_of_b, float (&sum)[kTile][kTile],
+               const NotFinite& not_finite) {
+  alignas(64) Factors<kTile, T> b_factors = {};
+  for (int64_t k = begin; k < end; k += chained::kDepth) {
+    for (int j = 0; j < cols; ++j) read_line(column_of_b(j), k, end, b_factors, j);
+    for (int i = 0; i < rows; ++i) {
+      Factors<1, T> a_factors;
+      read_line(row_of_a(i), k, end, a_factors, 0);
+      float before[kTile];
+      std::copy_n(sum[i], kTile, before);
+      multiply_row(a_factors, b_factors, sum[i]);
+      for (int j = 0; j < cols; ++j) {
+        if (std::isnan(sum[i][j])) sum[i][j] = not_finite(before[j], i, j, k);
+      }
+    }
+  }
+}
+
+}  // namespace tiled::cpu

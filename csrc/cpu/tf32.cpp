@@ -1,0 +1,74 @@
+// tf32 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
+// tf32.h says, with a model of the tensor core where the GPU has one.
+
+#include "tf32.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "context.h"
+#include "cpu/again.h"
+#include "cpu/chain.h"
+#include "cpu/group.h"
+#include "cpu/tile.h"
+#include "element.h"
+#include "problem.h"
+
+namespace tiled::cpu {
+namespace {
+
+constexpr int kTile = 32;  // rows and columns of C
+
+// A row of A, or a column of B, in the chunk at hand.
+struct Line {
+  const float* data = nullptr;  // where the chunk begins
+  int64_t stride = 0;           // along K
+  Group group = {};
+
+  Line() = default;
+  Line(const float* data, int64_t stride, int64_t chunk) : data(data), stride(stride) {
+    group = measure(chunk, [&](int64_t k) { return data[k * stride]; });
+  }
+
+  Half at(int64_t k) const { return narrow<Half>(data[k * stride] * group.scale); }
+};
+
+// Returns how many elements the guard had computed again.
+int64_t compute_tile(const Problem& p, int64_t index) {
+  const TilePlace<kTile> at(p, index);
+  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);
+  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch);
+  a += at.row * p.a.row_stride;
+  b += at.col * p.b.col_stride;
+
+  alignas(64) float total[kTile][kTile] = {};
+  for (int64_t k = 0; k < p.k; k += chained::kChunk) {
+    const int64_t chunk = std::min<int64_t>(p.k - k, chained::kChunk);
+    Line rows[kTile], cols[kTile];
+    for (int i = 0; i < at.rows; ++i) {
+      rows[i] = Line(a + i * p.a.row_stride + k * p.a.col_stride, p.a.col_stride, chunk);
+    }
+    for (int j = 0; j < at.cols; ++j) {
+      cols[j] = Line(b + j * p.b.col_stride + k * p.b.row_stride, p.b.row_stride, chunk);
+    }
+    alignas(64) float sum[kTile][kTile] = {};
+    add_chain<Half>(
+        0, chunk, at.rows, [&](int i) { return rows[i]; }, at.cols, [&](int j) { return cols[j]; },
+        sum, [](float, int, int, int64_t) { return NAN; });
+    for (int i = 0; i < at.rows; ++i) {
+      for (int j = 0; j < at.cols; ++j) {
+        total[i][j] +=
+            tf32::chunk_sum(sum[i][j], rows[i].group.undo_scale, cols[j].group.undo_scale);
+      }
+    }
+  }
+  return store_tile_again(p, at, total);
+}
+
+}  // namespace
+
+void launch_tf32(const Problem& p, const Context& context) {
+  compute_tiles<kTile>(p, context, compute_tile);
+}
+
+}  // namespace tiled::cpu
