@@ -19,12 +19,11 @@ struct MmaTile {
   double rate;  // multiply-adds a clock
 };
 
-// The rungs' switches go by the same order.
+// The rungs' switches go by the same order. Small tiles are slower by what their multiprocessor can
+// take in, and the smallest since a product of its chain waits for the one before.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 2, 1, 3000, 1620},
-    {128, 192, 2, 1, 2500, 1580},
-    {128, 128, 2, 1, 2000, 1440},
-    {128, 64, 1, 2, 1500, 950},
+    {128, 256, 2, 1, 3000, 1620}, {128, 192, 2, 1, 2500, 1580}, {128, 128, 1, 2, 2000, 1440},
+    {128, 64, 1, 2, 1500, 950},   {64, 192, 1, 2, 1800, 1200},  {64, 64, 1, 1, 1500, 730},
 };
 inline constexpr MmaTile kMmaRingTiles[] = {
     {128, 128, 1, 1, 6000, 420},
@@ -41,25 +40,32 @@ inline constexpr MmaSkinnyTile kMmaSkinnyTiles[] = {
 };
 
 // Until so many multiprocessors have both operands from memory, if they come once.
-inline double mma_memory_clocks(const Problem& p, int64_t processors, double bytes_a_clock) {
+inline double mma_memory_clocks(const Problem& p, double processors, double bytes_a_clock) {
   const auto elements = static_cast<double>((p.m + p.n) * p.batch.count) * static_cast<double>(p.k);
-  return 2 * elements / static_cast<double>(processors) / bytes_a_clock;
+  return 2 * elements / processors / bytes_a_clock;
 }
 
-// `slower` by so much are all tiles.
+// `slower` by so much are all tiles. They multiply no sooner than operands come: from memory, which
+// few blocks cannot ask for all that it gives; and from L2, of which each block of a cluster asks
+// for its part.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower) {
+  constexpr double kMemory = 14.5, kFromL2 = 26, kTaken = 40;  // bytes a clock, a multiprocessor's
+  const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
-    constexpr double kMemory = 17;  // bytes a clock and multiprocessor, of those that have tiles
     const int64_t clusters = count_tiles(p, tile.m * tile.cluster_m, tile.n * tile.cluster_n);
     const int64_t count = clusters * tile.cluster_m * tile.cluster_n;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
+    const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) / tile.cluster_n +
+                         static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster_m;
+    const double taking = std::min(all, static_cast<double>(count) * kTaken / kMemory);
     const double clocks =
-        std::max(rounds * (tile.each + slower * elements * static_cast<double>(p.k) / tile.rate),
-                 mma_memory_clocks(p, std::min(count, processors), kMemory));
+        rounds * tile.each +
+        std::max({rounds * slower * elements * k / tile.rate, mma_memory_clocks(p, taking, kMemory),
+                  static_cast<double>(count) * lines * 2 * k / all / kFromL2});
     if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, 1, 1, clocks};
   }
   return best;
@@ -80,8 +86,8 @@ inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
 // half lines, which w is across K; or else those of 32 (5 to 10 %). With 17 to 32 rows those of 32
 // (10 to 20 %).
 inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
-  constexpr double kMemory = 14, kFromL2 = 23;  // bytes a clock and multiprocessor
-  constexpr double kRound = 3000;               // to begin and end blocks
+  constexpr double kFromL2 = 23;   // bytes a clock and multiprocessor
+  constexpr double kRound = 3000;  // to begin and end blocks
   const bool w_is_a = p.m > p.n;
   const Matrix w = w_is_a ? p.a : transposed(p.b);
   const int64_t w_count = std::max(p.m, p.n), x_count = std::min(p.m, p.n);
@@ -92,11 +98,13 @@ inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
   const int64_t units = ceil_div(w_count, tile.w) * ceil_div(x_count, tile.x) * p.batch.count;
   const int64_t each = std::max<int64_t>(1, ceil_div(units, processors));
   const auto blocks = static_cast<int>(std::min<int64_t>(each, tile.blocks));
+  const double memory = x_count <= 8 ? 15.3 : 14.3;
   const auto lines = static_cast<double>(tile.w + std::min<int64_t>(tile.x, x_count));
   const double from_l2 = static_cast<double>(units) * lines * 2 * static_cast<double>(p.k) /
                          static_cast<double>(processors) / kFromL2;
-  const double clocks = kRound * static_cast<double>(ceil_div(each, blocks)) +
-                        std::max(mma_memory_clocks(p, processors, kMemory), from_l2);
+  const double clocks =
+      kRound * static_cast<double>(ceil_div(each, blocks)) +
+      std::max(mma_memory_clocks(p, static_cast<double>(processors), memory), from_l2);
   return {index, w_is_a ? tile.w : tile.x, w_is_a ? tile.x : tile.w, 1, blocks, clocks};
 }
 

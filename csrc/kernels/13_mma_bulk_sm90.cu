@@ -171,6 +171,8 @@ void run(const Problem& p, const Context& context) {
     case 1: return run_tile<mma_bulk::Tile<T, 1, 5, kAAcross, kBAcross>>(p, context);
     case 2: return run_tile<mma_bulk::Tile<T, 2, 6, kAAcross, kBAcross>>(p, context);
     case 3: return run_tile<mma_bulk::Tile<T, 3, 8, kAAcross, kBAcross>>(p, context);
+    case 4: return run_tile<mma_bulk::Tile<T, 4, 6, kAAcross, kBAcross>>(p, context);
+    case 5: return run_tile<mma_bulk::Tile<T, 5, 12, kAAcross, kBAcross>>(p, context);
   }
 }
 

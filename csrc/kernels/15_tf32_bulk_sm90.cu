@@ -264,6 +264,8 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
     case 1: run_tile<1, 5>(p, a, b, marks, totals, context); break;
     case 2: run_tile<2, 6>(p, a, b, marks, totals, context); break;
     case 3: run_tile<3, 8>(p, a, b, marks, totals, context); break;
+    case 4: run_tile<4, 6>(p, a, b, marks, totals, context); break;
+    case 5: run_tile<5, 12>(p, a, b, marks, totals, context); break;
   }
   launch_recompute(p, marks, context);
 }

@@ -36,13 +36,16 @@ struct Tile {
   static constexpr int kClusterN = kMmaBulkTiles[kIndex].cluster_n;
   static constexpr int kCluster = kClusterM * kClusterN;
   static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = 2;  // warpgroups, each 64 rows
+  static constexpr int kConsumers = kM / 64;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kElements = kN / 2;    // of C a thread
+  static constexpr int kElements = kN / 2;  // of C a thread
+  // Of the sums of chunks before, where there are several: in registers, and in memory.
+  static constexpr int kKept = kElements > 64 ? 128 - kElements : kElements;
+  static constexpr int kInMemory = kElements - kKept;
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
 
-  static_assert(kM == kConsumers * 64 && kN % 64 == 0 && chained::kChunk % kK == 0);
-  static_assert(kCluster == 2, "each block copies for both");
+  static_assert(kM % 64 == 0 && kN % 64 == 0 && chained::kChunk % kK == 0);
+  static_assert(kCluster <= 2, "each block copies for both");
 };
 
 // The tiles of a cluster, one above the other, which share B, or side by side, which share A. Bands
@@ -54,13 +57,16 @@ struct ClusterTile {
 };
 
 // The block in its cluster, and the tile that it has of its cluster's.
-__device__ inline unsigned rank() { return blockIdx.x % 2; }
+template <class Tile>
+__device__ unsigned rank() {
+  return blockIdx.x % Tile::kCluster;
+}
 
 template <class Tile>
 __device__ Position locate_own(const Problem& p, int64_t index) {
   Position at = locate<ClusterTile<Tile>>(p, index);
-  if (rank() == 1) at.row += ClusterTile<Tile>::kM - Tile::kM;
-  if (rank() == 1) at.col += ClusterTile<Tile>::kN - Tile::kN;
+  if (rank<Tile>() == 1) at.row += ClusterTile<Tile>::kM - Tile::kM;
+  if (rank<Tile>() == 1) at.col += ClusterTile<Tile>::kN - Tile::kN;
   return at;
 }
 
@@ -74,7 +80,7 @@ struct Work {
   Problem p;
   Maps a, b;
   int64_t tiles = 0;         // of clusters
-  float4* totals = nullptr;  // of each block's threads, where there are several chunks
+  float4* totals = nullptr;  // of each block's threads, kInMemory, where there are several chunks
 };
 
 // An End says what becomes of a tile's sums:
@@ -102,6 +108,7 @@ struct Part {
   const Maps& maps;
   int first, left;
   MapPlace matrix;
+  unsigned share;  // which half is asked for
 
   // That come, whoever asks.
   __device__ int bytes() const {
@@ -112,13 +119,13 @@ struct Part {
     if constexpr (kAcross) {
       UNROLL
       for (int i = 0; i < kRows; i += 64) {
-        if (i / 64 % kShare == rank() % kShare && i < left) {
+        if (i / 64 % kShare == share && i < left) {
           box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
         }
       }
     } else {
       constexpr int kOwn = kRows / kShare;
-      const int own = static_cast<int>(rank() % kShare) * kOwn;
+      const int own = static_cast<int>(share) * kOwn;
       if (own >= left) return;
       box(to + own * 128, left - own >= kOwn ? maps.whole : maps.last, k, first + own, full,
           policy);
@@ -149,9 +156,11 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem) {
       return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
     const Part<Tile::kM, Tile::kAAcross, Tile::kClusterN> a{work.a, tile.row, left(p.m, tile.row),
-                                                            End::place(p, p.a, tile.batch)};
+                                                            End::place(p, p.a, tile.batch),
+                                                            rank<Tile>() % Tile::kClusterN};
     const Part<Tile::kN, Tile::kBAcross, Tile::kClusterM> b{work.b, tile.col, left(p.n, tile.col),
-                                                            End::place(p, p.b, tile.batch)};
+                                                            End::place(p, p.b, tile.batch),
+                                                            rank<Tile>() % Tile::kClusterM};
     const int bytes = a.bytes() + b.bytes();
     for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
       uint64_t* full = &smem.full[ring.stage];
@@ -178,7 +187,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   End end(work, smem.end);
   device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
-    float sums[Tile::kElements];
+    float sums[Tile::kElements], kept[Tile::kKept + 1];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
       UNROLL
       for (float& each : sums) each = 0;
@@ -211,18 +220,31 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
       }
       if (p.k <= chained::kChunk) continue;
-      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup;
-      float4* total = work.totals + int64_t{blockIdx.x} * (Tile::kElements / 4 * kMultipliers) +
+      UNROLL
+      for (int i = 0; i < Tile::kKept; ++i) {
+        if (chunk > 0) sums[i] += kept[i];
+        kept[i] = sums[i];
+      }
+      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup, kAtOnce = 32;
+      float4* total = work.totals + int64_t{blockIdx.x} * (Tile::kInMemory / 4 * kMultipliers) +
                       (threadIdx.x - Tile::kWarpgroup);
       UNROLL
-      for (int i = 0; i < Tile::kElements; i += 4, total += kMultipliers) {
-        if (chunk > 0) {
-          const float4 before = *total;
-          sums[i] += before.x, sums[i + 1] += before.y;
-          sums[i + 2] += before.z, sums[i + 3] += before.w;
+      for (int first = Tile::kKept; first < Tile::kElements; first += kAtOnce) {
+        float4 before[kAtOnce / 4];  // all asked for before any is waited for
+        UNROLL
+        for (int i = 0; i < kAtOnce / 4 && chunk > 0; ++i) {
+          before[i] = __ldcg(total + i * kMultipliers);
         }
-        if (chunk + chained::kChunk < p.k) {
-          __stcg(total, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+        UNROLL
+        for (int i = 0; i < kAtOnce / 4; ++i, total += kMultipliers) {
+          float* four = &sums[first + i * 4];
+          if (chunk > 0) {
+            four[0] += before[i].x, four[1] += before[i].y;
+            four[2] += before[i].z, four[3] += before[i].w;
+          }
+          if (chunk + chained::kChunk < p.k) {
+            __stcg(total, make_float4(four[0], four[1], four[2], four[3]));
+          }
         }
       }
     }
@@ -281,8 +303,9 @@ bool launch(typename End::Work work, const Lines& a, const Lines& b, const Conte
   work.tiles = count_tiles(p, Tile::kClusterM * Tile::kM, Tile::kClusterN * Tile::kN);
   const auto blocks = static_cast<unsigned>(
       Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
-  if (p.k > chained::kChunk && work.totals == nullptr) {
-    const int64_t bytes = int64_t{blocks} * Tile::kM * Tile::kN * int64_t{sizeof(float)};
+  if (p.k > chained::kChunk && Tile::kInMemory > 0 && work.totals == nullptr) {
+    const int64_t bytes = int64_t{blocks} * Tile::kConsumers * Tile::kWarpgroup * Tile::kInMemory *
+                          int64_t{sizeof(float)};
     work.totals = static_cast<float4*>(context.allocate_if_there_is(bytes));
     if (work.totals == nullptr) return false;
   }
