@@ -206,9 +206,10 @@ def _bound(exact, size, lost, r, k, acc, out_dtype):
     return error
 
 
-def one_hot_bound(picked):
-    """The bound of fp16x3 where a row of one 1 picks an element: what its split loses."""
-    return 2 * U[torch.float32] * picked.double().abs()
+def one_hot_bound(picked, order="fp16x3"):
+    """The bound where a row of one 1 picks an element: what its split loses, or its rounding."""
+    lost = {"fp16x3": 2 * U[torch.float32], "tf32": U[torch.float16]}[order]
+    return lost * picked.double().abs()
 
 
 def linear_bound(x, weight, bias, *, precision="fp32", algorithm="auto"):
