@@ -196,6 +196,19 @@ def _half_square() -> tuple[Shape, ...]:
     )
 
 
+def _tf32_square() -> tuple[Shape, ...]:
+    return (
+        *(Shape(size, size, size, group="1024 and 2048") for size in (1024, 2048)),
+        *(
+            Shape(size, size, size, layout=layout, group="from 4096")
+            for size in (4096, 8192)
+            for layout in LAYOUTS
+        ),
+        Shape(16384, 16384, 16384, group="from 4096"),
+        Shape(4095, 4097, 4093, group="odd sizes"),
+    )
+
+
 def _decode() -> tuple[Shape, ...]:
     groups = {"m = 1 to 16": (1, 4, 16), "m = 32": (32,), "m = 64": (64,)}
     return tuple(
@@ -293,6 +306,11 @@ SUITES = {
     "half_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
     "half_epilogue": Suite(
         "epilogue", _epilogue(), ("plain", "bias", "relu", "gelu"), dtypes=("bfloat16",)
+    ),
+    "tf32_square": Suite(
+        "m = n = k, from 1024 to 16384, and odd sizes; against the vendor's TF32",
+        _tf32_square(),
+        precisions=("tf32",),
     ),
     "halves": Suite(
         "against the vendor's float16, of whose products fp16x3 has three",

@@ -32,6 +32,11 @@ aligns by a subnormal factor as if it were the smallest normal number, so that w
 it may be more: |A||B| is of factors raised to that. What a sum loses below the smallest normal
 number of float32, 2^-149 for the result and 2^-151 for each addend, is less than the K 2^-149 that
 every bound has.
+
+Products of tf32 (csrc/tf32.h) are such sums, of factors that were rounded to 11 bits, which takes
+(1 + 2^-11)^2 - 1 of |A||B| at most. What wide groups lose to halves of fewer bits, and to what is
+cut beside these, the guard proves to be 2^-14 of it at most. An element that was computed again is
+a sum in chunks, whose bound is smaller.
 """
 
 import torch
@@ -61,7 +66,8 @@ ACTIVATIONS = {
 HALVES = (torch.float16, torch.bfloat16)
 CHUNK = 1024  # of the sum along K, csrc/sum.h
 LONG_CHUNK = 8192  # of halves on tensor cores, csrc/chained.h
-MIN_K = 64  # of fp16x3, csrc/fp16x3.h; shorter sums are in the order of csrc/sum.h
+MIN_K = 64  # of fp16x3 and tf32, csrc/fp16x3.h; shorter sums are in the order of csrc/sum.h
+TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 
 def accumulation_dtype(dtype):
@@ -109,11 +115,13 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether a rung takes such operands; tests/test_errors.py has what it says where not."""
-    if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma")):
+    if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32")):
         return True
     if algorithm.startswith("mma"):
         return dtype in HALVES and (device == "cpu" or _is_hopper())
-    if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision != "fp32"):
+    if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision == "ieee"):
+        return False
+    if algorithm.startswith("tf32") and precision != "tf32":
         return False
     return algorithm in ("simt", "simt_small", "simt_ring") or device == "cpu" or _is_hopper()
 
@@ -123,18 +131,18 @@ def _is_hopper():
 
 
 def order(algorithm, a, precision="fp32"):
-    """How a product by a is summed: "plain", "chunked", "fp16x3", "chained", or, where PyTorch
-    does, "any"."""
+    """How a product by a is summed: "plain", "chunked", "fp16x3", "chained", "tf32", or, where
+    PyTorch does, "any"."""
     k = a.shape[-1]
     if algorithm == "auto":
         if a.device.type == "cpu":
             return "any"
-        ours = [x for x in ("fp16x3", "mma") if takes(x, a.dtype, a.device.type, precision)]
-        (algorithm,) = ours or ["tiled"]
+        ours = ("tf32", "fp16x3", "mma", "tiled")
+        algorithm = next(x for x in ours if takes(x, a.dtype, a.device.type, precision))
     if algorithm.startswith("mma"):
         return "chained"
-    if algorithm.startswith("fp16x3"):
-        return "fp16x3" if k >= MIN_K else "chunked"
+    if algorithm.startswith(("fp16x3", "tf32")):
+        return algorithm.partition("_")[0] if k >= MIN_K else "chunked"
     return "plain" if algorithm == "naive" else "chunked"
 
 
@@ -144,7 +152,7 @@ def roundings(k, order):
     In sequence, or in any order: k. In chunks (csrc/sum.h): its chunk's, then one for each chunk
     that follows. fp16x3 and halves on tensor cores: as many as their losses come to.
     """
-    if order == "chained":
+    if order in ("chained", "tf32"):
         return _chained_roundings(k)
     chunk, chunks = min(k, CHUNK), max(1, -(-k // CHUNK))
     if order == "fp16x3":
@@ -170,43 +178,50 @@ def _size(a, b, algorithm, precision="fp32"):
     return magnitude(a, b)
 
 
+def _lost(a, b, algorithm, precision="fp32"):
+    """What a product loses before anything is summed."""
+    lost = TF32_LOSS if order(algorithm, a, precision) == "tf32" else 0.0
+    return lost * magnitude(a, b)
+
+
 def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
     """How far, elementwise, a product of a and b may be from `product(a, b)`.
 
     `a` and `b` are of one dtype. The float64 product's own error is included, which matters for
     float64 operands.
     """
-    assert precision in ("fp32", "ieee"), precision
+    assert precision in ("fp32", "ieee", "tf32"), precision
     k = a.shape[-1]
     acc = accumulation_dtype(a.dtype)
     r = _roundings(a, algorithm, precision)
-    size = _size(a, b, algorithm, precision)
-    return _bound(product(a, b), size, r, k, acc, out_dtype or a.dtype)
+    size, lost = (f(a, b, algorithm, precision) for f in (_size, _lost))
+    return _bound(product(a, b), size, lost, r, k, acc, out_dtype or a.dtype)
 
 
-def _bound(exact, size, r, k, acc, out_dtype):
-    error = gamma(r, U[acc]) * size + k * SMALLEST[acc]
+def _bound(exact, size, lost, r, k, acc, out_dtype):
+    error = lost + gamma(r, U[acc]) * (size + lost) + k * SMALLEST[acc]
     error = error + gamma(k, U[torch.float64]) * size
     if out_dtype != acc:  # one more rounding, to the result
         error = error + U[out_dtype] * (exact.abs() + error) + SMALLEST[out_dtype] / 2
     return error
 
 
-def one_hot_bound(picked):
-    """The bound of fp16x3 where a row of one 1 picks an element: what its split loses."""
-    return 2 * U[torch.float32] * picked.double().abs()
+def one_hot_bound(picked, order="fp16x3"):
+    """The bound where a row of one 1 picks an element: what its split loses, or its rounding."""
+    lost = {"fp16x3": 2 * U[torch.float32], "tf32": U[torch.float16]}[order]
+    return lost * picked.double().abs()
 
 
 def linear_bound(x, weight, bias, *, precision="fp32", algorithm="auto"):
     """The bound of x @ weight.T + bias: one more addend, one more rounding."""
     exact = product(x, weight.mT)
-    size = _size(x, weight.mT, algorithm, precision)
+    size, lost = (f(x, weight.mT, algorithm, precision) for f in (_size, _lost))
     k = x.shape[-1]
     if bias is not None:
         exact = exact + bias.double()
         size = size + bias.double().abs()
     r = _roundings(x, algorithm, precision) + 1
-    return _bound(exact, size, r, k + 1, accumulation_dtype(x.dtype), x.dtype)
+    return _bound(exact, size, lost, r, k + 1, accumulation_dtype(x.dtype), x.dtype)
 
 
 # The steepest any activation gets: gelu's derivative reaches 1.13, silu's 1.10.
@@ -222,13 +237,15 @@ def activated_bound(exact, limit, dtype):
     return STEEPEST * limit + exact.abs() * relative + absolute
 
 
-def gemm_bound(c, a, b, alpha, beta, *, algorithm="auto"):
+def gemm_bound(c, a, b, alpha, beta, *, precision="fp32", algorithm="auto"):
     """The bound of alpha * a @ b + beta * c: roundings by alpha, and by beta * c's addition."""
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
-    size = abs(alpha) * _size(a, b, algorithm) + (abs(beta) * c.double().abs() if beta else 0)
+    size, lost = (abs(alpha) * f(a, b, algorithm, precision) for f in (_size, _lost))
+    size = size + (abs(beta) * c.double().abs() if beta else 0)
     k = a.shape[-1]
-    r = _roundings(a, algorithm) + 3  # alpha and beta are rounded to be in the sum's dtype, too
-    return _bound(exact, size, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
+    # alpha and beta are rounded to be in the sum's dtype, too.
+    r = _roundings(a, algorithm, precision) + 3
+    return _bound(exact, size, lost, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
 
 
 def halves_bound(exact, size, k, roundings, dtype):

@@ -15,6 +15,7 @@ import report
 import shapes
 import torch
 import variants
+from check import full_precision_peer
 from reference import takes
 from specification import fp16x3_or_mark
 
@@ -111,15 +112,17 @@ def test_smoke_is_the_default_and_covers_every_rung():
 def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
     names = tuple(variants.VARIANTS)
     as_suite(monkeypatch, shapes.Shape(9, 8, 70, layout="NT"), variants=names)
-    for algorithm, precision in (("fp16x3", "fp32"), ("auto", "fp32"), ("auto", "ieee")):
-        if not takes(algorithm, torch.float32, device):
+    pairs = ("fp16x3", "fp32"), ("auto", "fp32"), ("auto", "ieee"), ("tf32", "tf32")
+    for algorithm, precision in pairs:
+        if not takes(algorithm, torch.float32, device, precision):
             continue
+        most = 1e-3 if precision == "tf32" else 1e-5
         ways = ("--algorithm", algorithm, "--precision", precision)
         status, results, output = bench(*tiny(device, *ways))
         assert status == 0
         rows = {row["variant"]: row for row in results["rows"]}
         assert tuple(rows) == names
-        assert all(0 < row["error"] < 1e-5 for row in rows.values())  # of what is finite
+        assert all(0 < row["error"] < most for row in rows.values())  # of what is finite
         assert rows["halves"]["peer"].endswith(", float16") and "against " in output
         assert f"{algorithm}, bad row" in output
         plain = report.geometric_means([rows["plain"]])
@@ -216,6 +219,7 @@ def test_a_suite_has_its_precisions_where_none_is_asked_for():
         assert told(f"{suite} --precision ieee") == [("ieee", name) for name in names] * sizes
     assert set(told("ieee")) == {("ieee", "plain")}
     assert set(told("square")) == {("fp32", "plain")}
+    assert set(told("tf32_square")) == {("tf32", "plain")}
 
 
 def test_a_suite_has_its_dtypes_where_none_is_asked_for():
@@ -260,6 +264,28 @@ def test_every_kind_of_product_is_measured_by_ieee_multiply_adds():
     assert told("cubes") == {(10_000, size, size, size, "NN") for size in (8, 16, 32, 64)}
     assert set(groups) == {"router"}
     assert shapes.SUITES["skinny"].copy and shapes.SUITES["batched"].copy
+
+
+def test_tf32_is_measured_in_each_layout_and_at_odd_sizes():
+    jobs = bench_matmul.plan(bench_matmul.parse("--suite tf32_square --device cpu".split()))
+    assert {(job.dtype, job.algorithm) for job in jobs} == {("float32", "auto")}
+    layouts = {}
+    for job in jobs:
+        shape = job.shape
+        layouts.setdefault((shape.m, shape.n, shape.k), set()).add(shape.layout)
+    assert {size for size, *_ in layouts} == {1024, 2048, 4095, 4096, 8192, 16384}
+    for size in (4096, 8192):
+        assert layouts[size, size, size] == set(shapes.LAYOUTS)
+    assert layouts[4095, 4097, 4093] == {"NN"}
+
+
+@pytest.mark.parametrize("precision", bench_matmul.PRECISIONS)
+def test_the_peer_may_use_tf32_only_where_it_is_asked_for(precision):
+    flags = torch.backends.cuda.matmul
+    before = flags.allow_tf32
+    with full_precision_peer(precision):
+        assert flags.allow_tf32 == (precision == "tf32")
+    assert flags.allow_tf32 == before
 
 
 def test_the_ladder_is_measured_rung_by_rung_on_a_gpu():

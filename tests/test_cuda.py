@@ -15,6 +15,10 @@ pytestmark = needs_cuda
 
 RUNGS = [name for name in torch_tiled.algorithms() if takes(name, torch.float32, "cuda")]
 ALGORITHMS = [*RUNGS, "auto"]
+WAYS = [
+    *(pytest.param({"algorithm": name}, id=name) for name in ALGORITHMS),
+    pytest.param({"precision": "tf32"}, id="tf32"),
+]
 HALF_RUNGS = [name for name in RUNGS if takes(name, torch.float16, "cuda")]
 
 
@@ -23,18 +27,18 @@ def free_bytes():
     return torch.cuda.mem_get_info()[0]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_runs_on_the_current_stream(algorithm):
+@pytest.mark.parametrize("ways", WAYS)
+def test_runs_on_the_current_stream(ways):
     """On a stream that sleeps first, the product waits for its inputs, and others do not wait."""
     a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
-    expected = torch_tiled.matmul(a, b, algorithm=algorithm)
+    expected = torch_tiled.matmul(a, b, **ways)
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         late = torch.zeros_like(a)
         torch.cuda._sleep(50_000_000)
         late.copy_(a)
-        result = torch_tiled.matmul(late, b, algorithm=algorithm)
+        result = torch_tiled.matmul(late, b, **ways)
         pending = not side.query()
     assert pending
     side.synchronize()
@@ -48,20 +52,20 @@ UNLIKE = (
 )
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_two_threads_on_two_streams(algorithm):
+@pytest.mark.parametrize("ways", WAYS)
+def test_two_threads_on_two_streams(ways):
     """One goes through problems in turn, the other through the same ones in reverse."""
     operands = [
         (torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT)
         for m, n, k in UNLIKE
     ]
-    expected = [torch_tiled.matmul(a, b, algorithm=algorithm) for a, b in operands]
+    expected = [torch_tiled.matmul(a, b, **ways) for a, b in operands]
     torch.cuda.synchronize()
 
     def work(turns):
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(50):
-                results = [torch_tiled.matmul(*operands[i], algorithm=algorithm) for i in turns]
+                results = [torch_tiled.matmul(*operands[i], **ways) for i in turns]
                 for i, result in zip(turns, results, strict=True):
                     assert torch.equal(result, expected[i]), UNLIKE[i]
 
@@ -71,13 +75,13 @@ def test_two_threads_on_two_streams(algorithm):
             thread.result()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize(("m", "n", "k"), [*UNLIKE, (600, 700, 3000), (1500, 1500, 1500)])
-def test_beside_kernels_that_gather(algorithm, m, n, k):
+def test_beside_kernels_that_gather(ways, m, n, k):
     """Those take the way to memory from warps that share their multiprocessor, whose loads from
     shared memory then come hundreds of clocks late."""
     a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT
-    expected = torch_tiled.matmul(a, b, algorithm=algorithm)
+    expected = torch_tiled.matmul(a, b, **ways)
     everywhere = torch.randint(1 << 24, (1 << 22,), device="cuda")
     source, gathered = torch.randn(1 << 24, device="cuda"), torch.empty(1 << 22, device="cuda")
     side = torch.cuda.Stream()
@@ -85,35 +89,35 @@ def test_beside_kernels_that_gather(algorithm, m, n, k):
     with torch.cuda.stream(side):
         for _ in range(200):
             torch.index_select(source, 0, everywhere, out=gathered)
-    results = [torch_tiled.matmul(a, b, algorithm=algorithm) for _ in range(50)]
+    results = [torch_tiled.matmul(a, b, **ways) for _ in range(50)]
     assert not side.query(), "the gathers ended before the products were begun"
     side.synchronize()
     for result in results:
         assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_first_call_in_a_thread(algorithm):
+@pytest.mark.parametrize("ways", WAYS)
+def test_first_call_in_a_thread(ways):
     """There the runtime has not been asked for anything, so the driver has no context yet."""
     a, b = torch.randn(64, 16, device="cuda").mT, torch.randn(64, 512, device="cuda")
     out = torch.empty(16, 512, device="cuda")
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(torch_tiled.matmul, a, b, algorithm=algorithm, out=out).result()
-    assert torch.equal(out, torch_tiled.matmul(a, b, algorithm=algorithm))
+        pool.submit(torch_tiled.matmul, a, b, out=out, **ways).result()
+    assert torch.equal(out, torch_tiled.matmul(a, b, **ways))
 
 
 @pytest.mark.usefixtures("collected")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_capture_and_replay(algorithm):
+@pytest.mark.parametrize("ways", WAYS)
+def test_capture_and_replay(ways):
     a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
     c = torch.zeros(100, 300, device="cuda")
     weight, bias = torch.randn(50, 200, device="cuda"), torch.randn(50, device="cuda")
-    torch_tiled.matmul(a, b, algorithm=algorithm)
+    torch_tiled.matmul(a, b, **ways)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = torch_tiled.matmul(a, b, algorithm=algorithm)
-        torch_tiled.gemm_(c, a, b, beta=1, algorithm=algorithm)
-        y = torch_tiled.linear(a, weight, bias, activation="relu", algorithm=algorithm)
+        result = torch_tiled.matmul(a, b, **ways)
+        torch_tiled.gemm_(c, a, b, beta=1, **ways)
+        y = torch_tiled.linear(a, weight, bias, activation="relu", **ways)
     for _ in range(3):
         a.copy_(torch.randn_like(a))
         b.copy_(torch.randn_like(b))
@@ -121,12 +125,10 @@ def test_capture_and_replay(algorithm):
         result.fill_(torch.nan)
         y.fill_(torch.nan)
         graph.replay()
-        expected = torch_tiled.matmul(a, b, algorithm=algorithm)
+        expected = torch_tiled.matmul(a, b, **ways)
         assert torch.equal(result, expected)
         assert torch.equal(c, expected + 1)
-        assert torch.equal(
-            y, torch_tiled.linear(a, weight, bias, activation="relu", algorithm=algorithm)
-        )
+        assert torch.equal(y, torch_tiled.linear(a, weight, bias, activation="relu", **ways))
 
 
 @pytest.mark.usefixtures("collected")
@@ -196,15 +198,15 @@ def test_operands_beyond_2_to_31_elements(algorithm):
     assert torch.equal(result, torch.full((2, 3), 15.0, device="cuda", dtype=torch.float16))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_side_beyond_2_to_31(algorithm):
+@pytest.mark.parametrize("ways", WAYS)
+def test_side_beyond_2_to_31(ways):
     """In float32, where B's lines are what a tensor map reads."""
     n = 2**31 + 128
     if free_bytes() < 16 * n:
         pytest.skip("not enough GPU memory")
     b = torch.randn(1, n, device="cuda")
     out = torch.full((1, n), torch.nan, device="cuda")
-    torch_tiled.matmul(torch.full((1, 1), 2.0, device="cuda"), b, algorithm=algorithm, out=out)
+    torch_tiled.matmul(torch.full((1, 1), 2.0, device="cuda"), b, out=out, **ways)
     assert torch.equal(out, b.mul_(2))
 
 

@@ -35,7 +35,6 @@ SUPPORTED_ARE = (
 )
 NO_RUNG = f'there is no algorithm "magic"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
-NO_TF32 = "no rung offers precision tf32 yet; choose fp32 or ieee"
 FLOAT32_ONLY = (
     'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes, or '
     "mma for float16 and bfloat16"
@@ -48,10 +47,16 @@ NOT_IEEE = (
     'algorithm "fp16x3" does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, '
     "naive, tiled or simt, or precision fp32"
 )
+TF32_ALONE = (
+    'algorithm "tf32" rounds operands to 11 bits, which precision tf32 alone allows; choose auto, '
+    "or precision tf32"
+)
 FP16X3 = {"algorithm": "fp16x3"}
 MMA = {"algorithm": "mma"}
 SIMT = {"algorithm": "simt"}
 IEEE_FP16X3 = FP16X3 | {"precision": "ieee"}
+TF32 = {"algorithm": "tf32"}
+IEEE_TF32 = TF32 | {"precision": "ieee"}
 NO_SCALARS = "both need at least one dimension (torch.mul multiplies by a scalar)"
 ONE_DTYPE = "convert one of them so that both have one dtype"
 PASS_A_CLONE = "pass a clone() of one of them"
@@ -175,7 +180,21 @@ MATMUL = {
         ),
         NO_PRECISION,
     ),
-    "tf32": (lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
+    "tf32": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **TF32), TF32_ALONE),
+    "tf32_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_TF32), TF32_ALONE),
+    "tf32_bulk": (
+        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="tf32_bulk"),
+        TF32_ALONE.replace("tf32", "tf32_bulk", 1),
+    ),
+    **{
+        f"tf32_{dtype}": (
+            lambda m, t, dtype=dtype: m.matmul(
+                t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), precision="tf32", **TF32
+            ),
+            FLOAT32_ONLY.replace("fp16x3", "tf32"),
+        )
+        for dtype in (torch.float64, torch.float16, torch.bfloat16)
+    },
     "fp16x3_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
     "simt_float64": (
         lambda m, t: m.matmul(t(2, 2, dtype=torch.float64), t(2, 2, dtype=torch.float64), **SIMT),
@@ -200,10 +219,6 @@ MATMUL = {
     "mma_bulk": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_bulk"),
         HALVES_ONLY.replace("mma", "mma_bulk"),
-    ),
-    "tf32_naive": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="tf32", algorithm="naive"),
-        NO_TF32,
     ),
     # out
     "out_shape": (
@@ -295,7 +310,7 @@ GEMM = {
     ),
     "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="magic"), NO_RUNG),
     "precision": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
-    "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="tf32"), NO_TF32),
+    "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **TF32), TF32_ALONE),
     "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
     "fp16x3_float64": (
         lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
@@ -364,7 +379,7 @@ LINEAR = {
     ),
     "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="magic"), NO_RUNG),
     "precision": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="fp8"), NO_PRECISION),
-    "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="tf32"), NO_TF32),
+    "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **TF32), TF32_ALONE),
     "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),
     "fp16x3_half": (
         lambda m, t: m.linear(t(2, 3, dtype=torch.half), t(4, 3, dtype=torch.half), **FP16X3),
@@ -406,6 +421,8 @@ def test_a_gpu_without_the_tensor_cores_is_refused():
     assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
     sentence = sentence.replace("fp16x3", "mma").replace("naive, tiled or simt", "naive or tiled")
     assert_raises(sentence, torch_tiled.matmul, x.half(), x.half(), **MMA)
+    sentence = sentence.replace("mma", "tf32").replace("naive or tiled", "naive, tiled or simt")
+    assert_raises(sentence, torch_tiled.matmul, x, x, precision="tf32", **TF32)
     simt = torch_tiled.matmul(x, x, algorithm="simt")
     assert torch.equal(simt, torch_tiled.matmul(x, x, algorithm="tiled"))
 
@@ -419,7 +436,7 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (f"a is torch.int64; {SUPPORTED_ARE}", t(3, dtype=torch.int64), t(3), {}),
         (NO_RUNG, t(3), t(3), {"algorithm": "magic"}),
         (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
-        (NO_TF32, t(3), t(3), {"precision": "tf32"}),
+        (TF32_ALONE, t(3), t(3), TF32),
         (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
         (FLOAT32_ONLY, t(3, dtype=torch.half), t(3, dtype=torch.half), FP16X3),
         (HALVES_ONLY, t(3), t(3), MMA),

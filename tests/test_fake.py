@@ -71,11 +71,16 @@ BAD_CALLS = {
     "float8": lambda: (ops.matmul, (f32(3, 4).to(torch.float8_e5m2), f32(4, 5)), {}),
     "algorithm": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"algorithm": "fast"}),
     "precision": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"precision": "fp8"}),
-    "tf32": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"precision": "tf32"}),
-    "tf32 naive": lambda: (
+    "tf32": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"algorithm": "tf32"}),
+    "tf32 of a half": lambda: (
         ops.matmul,
-        (f32(3, 4), f32(4, 5)),
-        {"precision": "tf32", "algorithm": "naive"},
+        (f32(3, 4).half(), f32(4, 5).half()),
+        {"precision": "tf32", "algorithm": "tf32"},
+    ),
+    "tf32 by multiply-adds": lambda: (
+        ops.linear,
+        (f32(3, 4), f32(5, 4)),
+        {"precision": "ieee", "algorithm": "tf32_bulk"},
     ),
     "out_dtype": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"out_dtype": torch.float64}),
     "out_dtype of a half": lambda: (

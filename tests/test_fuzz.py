@@ -55,7 +55,7 @@ def test_random_products(seed):
     torch.manual_seed(seed)
     for case in range(CASES):
         dtype = rng.choice([torch.float16, torch.bfloat16, torch.bfloat16, torch.float32])
-        precision = rng.choice(["fp32", "ieee"])
+        precision = rng.choice(["fp32", "ieee", "tf32"])
         m, n, k = size(rng, 700), size(rng, 700), size(rng, 3000)
         if rng.random() < 0.1:
             m, k = size(rng, 40), 7000 + size(rng, 12000)

@@ -335,9 +335,15 @@ BAD_CALLS = {
     ),
     "precision": (
         lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *prepared_parts(t, 64, 5), precision="tf32"
+            t(3, 64), t(64, 5), *prepared_parts(t, 64, 5), precision="fp8"
         ),
-        "no rung offers precision tf32 yet",
+        'there is no precision "fp8"',
+    ),
+    "tf32": (
+        lambda t: ops.matmul.prepared(
+            t(3, 64), t(64, 5), *prepared_parts(t, 64, 5), algorithm="tf32"
+        ),
+        'algorithm "tf32" rounds operands to 11 bits',
     ),
 }
 

@@ -34,12 +34,10 @@ def _check_activation(op, activation):
 
 
 def _check_algorithm(op, algorithm, precision, dtype):
-    if precision == "tf32" and dtype == torch.float32:
-        raise RuntimeError(f"{op}: no rung offers precision tf32 yet; choose fp32 or ieee")
     if algorithm not in ALGORITHMS:
         names = ", ".join(ALGORITHMS)
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
-    if algorithm.startswith(("simt", "fp16x3")) and dtype != torch.float32:
+    if algorithm.startswith(("simt", "fp16x3", "tf32")) and dtype != torch.float32:
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
             f"for other dtypes, or mma for float16 and bfloat16"
@@ -53,6 +51,11 @@ def _check_algorithm(op, algorithm, precision, dtype):
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" does not sum by IEEE multiply-adds, as precision ieee '
             f"asks; choose auto, naive, tiled or simt, or precision fp32"
+        )
+    if algorithm.startswith("tf32") and precision != "tf32":
+        raise RuntimeError(
+            f'{op}: algorithm "{algorithm}" rounds operands to 11 bits, which precision tf32 alone '
+            f"allows; choose auto, or precision tf32"
         )
 
 

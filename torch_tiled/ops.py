@@ -71,8 +71,8 @@ def matmul(
         precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" is as
             accurate as an SGEMM that adds in sequence, and uses tensor cores on GPUs of the Hopper
             generation; "ieee" rounds every multiply-add as IEEE 754 does, in one order on every
-            GPU; "tf32" is refused, since no rung offers it yet. On the CPU, "auto" is torch.matmul
-            in either. docs/numerics.md has the bounds.
+            GPU; "tf32" may round a and b to the 11 bits that TF32 has, as "auto" does on Hopper.
+            On the CPU, "auto" is torch.matmul in each. docs/numerics.md has the bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape to write to, dtype as for out_dtype. It has no
             gradient, may not share memory with a or b, and is never resized.
@@ -277,7 +277,7 @@ def algorithms() -> list[str]:
 
 
 def check_precision(precision: str) -> None:
-    """Raises what a float32 product in an unknown or refused precision does; computes none."""
+    """Raises what a float32 product in an unknown precision does; computes none."""
     matrix = torch.empty(1, 1, device="meta", dtype=torch.float32)
     fake.check_linear(matrix, matrix, precision=precision)
 
