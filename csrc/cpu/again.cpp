@@ -6,19 +6,26 @@
 #include "sum.h"
 
 namespace tiled::cpu {
+namespace {
 
-SIMD float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b,
-                         int64_t b_stride) {
+// Of this file alone, since the compiler would export a function of two versions.
+SIMD float sum(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride) {
   float total = kEmptyTotal<float>;
   for (int64_t chunk = 0; chunk < k; chunk += kChunk) {
-    float sum = 0;
+    float part = 0;
     const int64_t end = std::min(chunk + kChunk, k);
     for (int64_t i = chunk; i < end; ++i) {
-      sum = multiply_add(a[i * a_stride], b[i * b_stride], sum);
+      part = multiply_add(a[i * a_stride], b[i * b_stride], part);
     }
-    total += sum;
+    total += part;
   }
   return total;
+}
+
+}  // namespace
+
+float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride) {
+  return sum(k, a, a_stride, b, b_stride);
 }
 
 }  // namespace tiled::cpu
