@@ -72,9 +72,9 @@ constexpr Rung kLadder[] = {
     {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
-    {"mma_skinny",     "mma",    Order::kChained, Runs::kHalves,   1,   0,    32,  32,  Cut::kMmaSkinnyPlan, Reads::kCopied, 3500, 1.2,    0,               0,               CUDA(launch_mma_skinny),     cpu::launch_mma},
+    {"mma_skinny",     "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    32,  32,  Cut::kMmaSkinnyPlan, Reads::kCopied, 3500, 1.2,    0,               0,               CUDA(launch_mma_skinny),     cpu::launch_mma},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
-    {"mma_bulk",       "mma",    Order::kChained, Runs::kHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
+    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
     {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kAny,  10000, 0.4,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
@@ -89,7 +89,7 @@ bool of_halves(DType dtype) { return dtype == DType::kFloat16 || dtype == DType:
 
 // The order that `auto` sums in: nothing but dtype, precision, K and the device decide it.
 Order order_of(const Problem& p, const Context& context) {
-  if (of_halves(p.dtype) && context.on_hopper()) return Order::kChained;
+  if (of_halves(p.dtype)) return Order::kChained;
   if (p.dtype != DType::kFloat32 || !context.on_hopper()) return Order::kChunked;
   switch (p.precision) {
     case Precision::kFp32: return Order::kFp16x3;
@@ -110,7 +110,7 @@ bool leaves_to_chunks(Order order, int64_t k) {
 void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, const Problem& p,
                     const Context& context) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
-  const bool halves = rung.runs == Runs::kHalves;
+  const bool halves = rung.takes_halves();
   if (!runs && halves && !of_halves(p.dtype)) {
     fail(p.op, name +
                    "takes float16 and bfloat16 operands; choose auto, naive or tiled for other "
@@ -132,11 +132,11 @@ void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, con
                    "or precision tf32");
   }
   if (!runs) {
-    fail(p.op,
-         name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
-             std::to_string(context.compute_capability / 10) + "." +
-             std::to_string(context.compute_capability % 10) +
-             (halves ? "; choose auto, naive or tiled" : "; choose auto, naive, tiled or simt"));
+    fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
+                   std::to_string(context.compute_capability / 10) + "." +
+                   std::to_string(context.compute_capability % 10) +
+                   (halves ? "; choose auto, naive, tiled or mma_ring"
+                           : "; choose auto, naive, tiled or simt"));
   }
 }
 
@@ -224,8 +224,9 @@ const Matrix& longer(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 
 bool Rung::runs_on(const Context& context, DType dtype) const {
   if (runs == Runs::kAnywhere) return true;
-  if ((runs == Runs::kHalves) != of_halves(dtype) || dtype == DType::kFloat64) return false;
-  return runs == Runs::kFloat32 || context.on_host() || context.on_hopper();
+  if (of_halves(dtype) != takes_halves() || dtype == DType::kFloat64) return false;
+  const bool wants_hopper = runs == Runs::kHopper || runs == Runs::kHopperHalves;
+  return !wants_hopper || context.on_host() || context.on_hopper();
 }
 
 std::pair<int, int> Rung::tile(const Problem& p, const Context& context) const {

@@ -25,9 +25,10 @@ enum class Order {
 // Where a rung runs, besides the host.
 enum class Runs {
   kAnywhere,
-  kFloat32,  // anywhere, of float32
-  kHopper,   // there, of float32
-  kHalves,   // there, of float16 and bfloat16
+  kFloat32,       // anywhere, of float32
+  kHopper,        // there, of float32
+  kHalves,        // anywhere, of float16 and bfloat16
+  kHopperHalves,  // there, of those
 };
 
 // How operands must lie for a rung, which declines others.
@@ -71,6 +72,7 @@ struct Rung {
   Launch cuda;    // null in a build without CUDA
   Launch cpu;
 
+  bool takes_halves() const { return runs == Runs::kHalves || runs == Runs::kHopperHalves; }
   std::pair<int, int> tile(const Problem& p, const Context& context) const;
   bool runs_on(const Context& context, DType dtype) const;
   bool takes(const Problem& p) const;

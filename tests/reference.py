@@ -118,7 +118,8 @@ def takes(algorithm, dtype, device="cpu", precision="fp32"):
     if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32")):
         return True
     if algorithm.startswith("mma"):
-        return dtype in HALVES and (device == "cpu" or _is_hopper())
+        anywhere = algorithm in ("mma", "mma_ring") or device == "cpu"
+        return dtype in HALVES and (anywhere or _is_hopper())
     if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision == "ieee"):
         return False
     if algorithm.startswith("tf32") and precision != "tf32":
@@ -161,14 +162,18 @@ def roundings(k, order):
     return chunk + chunks - 1 if order == "chunked" else k
 
 
-def _chained_roundings(k):
+def _chained_roundings(k, per_k16=10):
     chunks = max(1, -(-k // LONG_CHUNK))
-    return 10 * -(-min(k, LONG_CHUNK) // 16) + chunks - 1
+    return per_k16 * -(-min(k, LONG_CHUNK) // 16) + chunks - 1
 
 
 def _roundings(a, algorithm, precision="fp32"):
     """Those of a product by a."""
-    return roundings(a.shape[-1], order(algorithm, a, precision))
+    how = order(algorithm, a, precision)
+    if how == "chained" and a.device.type == "cuda" and not _is_hopper():
+        # Ampere and Ada add twice eight products, and cut nine addends to 24 bits each time.
+        return _chained_roundings(a.shape[-1], per_k16=22)
+    return roundings(a.shape[-1], how)
 
 
 def _size(a, b, algorithm, precision="fp32"):

@@ -419,10 +419,10 @@ def test_a_gpu_without_the_tensor_cores_is_refused():
         f"one has {capability[0]}.{capability[1]}; choose auto, naive, tiled or simt"
     )
     assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
-    sentence = sentence.replace("fp16x3", "mma").replace("naive, tiled or simt", "naive or tiled")
-    assert_raises(sentence, torch_tiled.matmul, x.half(), x.half(), **MMA)
-    sentence = sentence.replace("mma", "tf32").replace("naive or tiled", "naive, tiled or simt")
-    assert_raises(sentence, torch_tiled.matmul, x, x, precision="tf32", **TF32)
+    of_tf32 = sentence.replace("fp16x3", "tf32")
+    assert_raises(of_tf32, torch_tiled.matmul, x, x, precision="tf32", **TF32)
+    of_halves = sentence.replace("fp16x3", "mma_bulk").replace("or simt", "or mma_ring")
+    assert_raises(of_halves, torch_tiled.matmul, x.half(), x.half(), algorithm="mma_bulk")
     simt = torch_tiled.matmul(x, x, algorithm="simt")
     assert torch.equal(simt, torch_tiled.matmul(x, x, algorithm="tiled"))
 

@@ -37,11 +37,23 @@ MAY_INCLUDE = {
     "prepare.cpp": {"prepare.h", "cpu/packed.h", "fp16x3.h", "kernels/fp16x3_parts.h"},
     "prepare.h": {"context.h", "packed.h", "problem.h"},
     # The rungs. None knows another, the ladder or PyTorch.
+    "kernels/*tf32*.cu": {
+        *("cuda", "launch.h", "chained.h", "element.h", "epilogue.h", "fp16x3.h", "mma.h"),
+        *("problem.h", "tf32.h", "device/*.cuh", "kernels/fp16x3_marks.cuh"),
+        *("kernels/fp16x3_parts.h", "kernels/fp16x3_range.cuh", "kernels/in_parts.h"),
+        *("kernels/load_eight.cuh", "kernels/mma_bulk.cuh", "kernels/mma_store.cuh"),
+        "kernels/tf32_halves.h",
+    },
+    "kernels/tf32_halves.h": {"context.h", "problem.h", "tf32.h", "kernels/stored_batch.h"},
+    "kernels/in_parts*": {"context.h", "launch.h", "packed.h", "problem.h", "kernels/in_parts.h"},
+    "kernels/load_eight.cuh": {"launch.h"},
+    "kernels/fp16x3_marks.cuh": {"kernels/fp16x3_parts.h"},
     "kernels/*fp16x3*.cu": {
         *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
         *("kernels/fp16x3_parts.h", "kernels/fp16x3_again.cuh", "kernels/fp16x3_range.cuh"),
         *("kernels/fp16x3_chunk.cuh", "kernels/fp16x3_in_flight.h", "kernels/fp16x3_in_flight.cuh"),
-        *("kernels/tensor_map.h", "cuts.h"),
+        *("kernels/tensor_map.h", "cuts.h", "kernels/in_parts.h", "kernels/load_eight.cuh"),
+        "kernels/fp16x3_marks.cuh",
     },
     "kernels/fp16x3_in_flight.cuh": {
         *("cuda", "launch.h", "device/*.cuh", "kernels/fp16x3_in_flight.h"),
@@ -71,11 +83,16 @@ MAY_INCLUDE = {
     "kernels/stored_batch.h": {"problem.h"},
     "kernels/mma_lines.h": {"context.h", "problem.h"},
     "kernels/mma_kind.h": {"element.h", "problem.h"},
+    "kernels/mma_bulk.cuh": {
+        *("cuda", "launch.h", "mma.h", "chained.h", "element.h", "device/*.cuh"),
+        *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/tile_band.cuh"),
+    },
+    "kernels/mma_store.cuh": {"element.h", "epilogue.h", "launch.h", "device/*.cuh"},
     "kernels/*mma*.cu": {
         *("cuda", "launch.h", "mma.h", "chained.h", "element.h", "epilogue.h", "problem.h"),
         *("device/*.cuh", "kernels/mma_lines.h", "kernels/stored_batch.h"),
-        *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/tile_band.cuh"),
-        "kernels/mma_kind.h",
+        *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/mma_kind.h"),
+        *("kernels/mma_bulk.cuh", "kernels/mma_store.cuh"),
     },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},

@@ -58,17 +58,15 @@ __device__ inline void copy_box_to(uint16_t blocks, void* smem, const void* map,
       : "memory");
 }
 
-// __syncthreads() for all blocks. No block may end while another may still send to it, or read
-// there.
+// __syncthreads() for all blocks. No block may end while another may still send to it.
 __device__ inline void sync_cluster() {
   ::cuda::ptx::barrier_cluster_arrive();
   ::cuda::ptx::barrier_cluster_wait();
 }
 // What the block of that rank has where this one has `mine`.
 template <class T>
-__device__ const T* in_block_of(const T* mine, unsigned rank) {
-  return static_cast<const T*>(
-      __cluster_map_shared_rank(const_cast<T*>(mine), static_cast<int>(rank)));
+__device__ T* in_block_of(T* mine, unsigned rank) {
+  return static_cast<T*>(__cluster_map_shared_rank(mine, static_cast<int>(rank)));
 }
 
 }  // namespace tiled::device

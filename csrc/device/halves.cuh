@@ -5,21 +5,19 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "device/shared.cuh"
-#include "element.h"
 
 namespace tiled::device {
 
 // Two numbers rounded, the first in the lower bits.
-template <class T>
+template <bool kBFloat16 = false>
 __device__ uint32_t pair(float x, float y) {
-  if constexpr (std::is_same_v<T, Half>) {
-    const __half2 two = __floats2half2_rn(x, y);
+  if constexpr (kBFloat16) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
     return reinterpret_cast<const uint32_t&>(two);
   } else {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+    const __half2 two = __floats2half2_rn(x, y);
     return reinterpret_cast<const uint32_t&>(two);
   }
 }

@@ -69,7 +69,7 @@ __device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T*
           float x = sums[at / 2 + j * 2], y = sums[at / 2 + j * 2 + 1];
           if (kEnds && p.epilogue.bias != nullptr) x += bias[0], y += bias[1];
           if (kEnds && relu) x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
-          pairs[i * 2 + j] = device::pair<T>(x, y);
+          pairs[i * 2 + j] = device::pair<std::is_same_v<T, BFloat16>>(x, y);
         }
       }
       device::store_matrices(&leaving[lane % 16][right + lane / 16 * 8], pairs);

@@ -23,8 +23,9 @@ __device__ void store_vector(Out* c, const float (&x)[4]) {
   if constexpr (std::is_same_v<Out, float>) {
     __stcg(reinterpret_cast<float4*>(c), make_float4(x[0], x[1], x[2], x[3]));
   } else {
+    constexpr bool kBFloat16 = std::is_same_v<Out, BFloat16>;
     __stcg(reinterpret_cast<uint2*>(c),
-           make_uint2(device::pair<Out>(x[0], x[1]), device::pair<Out>(x[2], x[3])));
+           make_uint2(device::pair<kBFloat16>(x[0], x[1]), device::pair<kBFloat16>(x[2], x[3])));
   }
 }
 

@@ -10,7 +10,6 @@
 #include "device/cluster.cuh"
 #include "device/halves.cuh"
 #include "device/pipeline.cuh"
-#include "element.h"
 #include "kernels/fp16x3_range.cuh"
 #include "kernels/load_eight.cuh"
 #include "kernels/tf32_halves.h"
@@ -41,7 +40,8 @@ struct Jobs {
 
 __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constant__ Jobs jobs) {
   __shared__ uint32_t largest_of[kWarps][kRows], smallest_of[kWarps][kRows];
-  __shared__ Range ranges[kRows];
+  __shared__ Range ranges[kMaxCluster][kRows];
+  device::say_started();
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();
   if (blockIdx.x == 0 && threadIdx.x == 0) *jobs.zeroed = 0;
@@ -80,17 +80,17 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
     smallest_of[threadIdx.x / 32][in_block] = range.smallest;
   }
   __syncthreads();
-  if (threadIdx.x < kRows) {
+  device::wait_for_cluster();
+  if (threadIdx.x < kRows * jobs.cluster) {  // a block's rows for each of the others
+    Range of_row;
     UNROLL
     for (int warp = 0; warp < kWarps; ++warp) {
-      range.add({largest_of[warp][in_block], smallest_of[warp][in_block]});
+      of_row.add({largest_of[warp][in_block], smallest_of[warp][in_block]});
     }
-    ranges[in_block] = range;
+    *device::in_block_of(&ranges[rank][in_block], threadIdx.x / kRows) = of_row;
   }
   device::sync_cluster();
-  for (unsigned other = 0; other < jobs.cluster; ++other) {
-    range.add(*device::in_block_of(&ranges[in_block], other));
-  }
+  for (unsigned other = 0; other < jobs.cluster; ++other) range.add(ranges[other][in_block]);
 
   const float scale = fp16x3::scale(range.largest);
   if (row < x.rows) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
       uint32_t two[4];
       UNROLL
       for (int i = 0; i < 4; ++i) {
-        two[i] = device::pair<Half>(own[j][i * 2] * scale, own[j][i * 2 + 1] * scale);
+        two[i] = device::pair(own[j][i * 2] * scale, own[j][i * 2 + 1] * scale);
       }
       *reinterpret_cast<uint4*>(to + j * kApart) = make_uint4(two[0], two[1], two[2], two[3]);
     }
@@ -109,7 +109,6 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
   if (rank == 0 && threadIdx.x < kRows) {
     x.undo[matrix * x.matrix_groups() + chunk * x.padded_rows() + row] = range.undo_scale(scale);
   }
-  device::sync_cluster();
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 // and
 //        multiply what came before by mma.sync: ldmatrix reads what lies along K as it is, and
 //        turns what lies across. Where eight neighbours can be copied at once, they are, while the
-//        block multiplies; or else a thread gathers them one by one.
+//        block multiplies; or else a thread gathers them one by one. It runs on Ampere and Ada,
+//        too, whose tensor cores have sums of their own (docs/numerics.md).
 // Limit: ldmatrix and mma.sync take instructions, and registers hold what they read.
 // Next:  13 mma_bulk: operands that nobody has to fetch.
 
@@ -247,7 +248,7 @@ void run_tile(const Problem& p, const Context& context) {
 template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
   switch (mma_ring_plan(p, context.processors).tile) {
-    case 0: return run_tile<Tile<T, 0, 64, 32, 4, kAAcross, kBAcross>>(p, context);
+    case 0: return run_tile<Tile<T, 0, 32, 32, 4, kAAcross, kBAcross>>(p, context);
     case 1: return run_tile<Tile<T, 1, 32, 32, 4, kAAcross, kBAcross>>(p, context);
   }
 }
