@@ -75,12 +75,19 @@ def test_two_threads_on_two_streams(ways):
             thread.result()
 
 
-@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize(
+    ("dtype", "ways"),
+    [
+        *(pytest.param(torch.float32, *each.values, id=each.id) for each in WAYS),
+        *(pytest.param(torch.float16, {"algorithm": name}, id=name) for name in HALF_RUNGS),
+    ],
+)
 @pytest.mark.parametrize(("m", "n", "k"), [*UNLIKE, (600, 700, 3000), (1500, 1500, 1500)])
-def test_beside_kernels_that_gather(ways, m, n, k):
+def test_beside_kernels_that_gather(dtype, ways, m, n, k):
     """Those take the way to memory from warps that share their multiprocessor, whose loads from
     shared memory then come hundreds of clocks late."""
-    a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT
+    a = torch.randn(m, k, dtype=dtype, device="cuda")
+    b = torch.randn(n, k, dtype=dtype, device="cuda").mT
     expected = torch_tiled.matmul(a, b, **ways)
     everywhere = torch.randint(1 << 24, (1 << 22,), device="cuda")
     source, gathered = torch.randn(1 << 24, device="cuda"), torch.empty(1 << 22, device="cuda")
@@ -246,16 +253,20 @@ def test_k_beyond_2_to_31():
 @needs_hopper
 @pytest.mark.parametrize("k", [1000, 4096])
 @pytest.mark.parametrize("room", [2 << 20, 8 << 20, 80 << 20, 160 << 20])
-def test_parts_of_a_product_share_what_memory_there_is(room, k):
-    """The workspace would be 247 MB where K is 4096; with 8 MB the same bits, and with none where K
-    is short. In a process of its own, where no other test has left room."""
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_parts_of_a_product_share_what_memory_there_is(precision, room, k):
+    """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. With 8 MB the
+    same bits, or with 80, and with none where K is short. In a process of its own, where no other
+    test has left room."""
+    algorithm = {"fp32": "fp16x3_bulk", "tf32": "tf32_bulk"}[precision]
+    enough = {"fp32": 8 << 20, "tf32": 80 << 20}[precision]
     program = f"""
 import torch, torch_tiled
 a, b = torch.randn(3, 4000, {k}, device="cuda"), torch.randn({k}, 3000, device="cuda")
 bias = torch.randn(3000, device="cuda")
 
 def multiply():
-    return torch_tiled.linear(a, b.mT, bias, algorithm="fp16x3_bulk")
+    return torch_tiled.linear(a, b.mT, bias, algorithm="{algorithm}", precision="{precision}")
 
 expected = multiply()
 torch.cuda.empty_cache()
@@ -273,7 +284,7 @@ else:
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert done.stdout.strip() == ("True" if room >= 8 << 20 or k <= 1024 else "not enough")
+    assert done.stdout.strip() == ("True" if room >= enough or k <= 1024 else "not enough")
 
 
 def test_out_of_memory_leaves_all_as_it_was():

@@ -5,6 +5,7 @@ The host's rung computes on a model of the tensor core what a Hopper GPU does.
 
 import pytest
 import torch
+from memory import no_more_memory
 from needs import needs_hopper
 from reference import ACTIVATIONS, U, assert_same, assert_within, bound, product
 from specification import chained, fused_multiply_add, sum_in_chunks
@@ -388,3 +389,16 @@ def test_skinny_with_any_tile(layout, dtype):
                 out = torch.full((len(x), y.shape[1]), torch.nan, dtype=dtype, device="cuda")
                 torch_tiled.matmul(x, y, algorithm="mma_skinny", out=out)
                 assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))
+
+
+@needs_hopper
+@pytest.mark.parametrize(("m", "k", "step"), [(2000, 8200, 1), (300, 100, 2)])
+def test_without_memory_another_rung_computes(m, k, step):
+    """Memory for the first chunk's sums, or for copies of operands that no tensor map can read."""
+    a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
+    b = torch.randn(k, 2048, dtype=torch.float16, device="cuda")
+    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    out = torch.full_like(expected, torch.nan)
+    with no_more_memory():
+        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
+    assert_same(out, expected)

@@ -522,9 +522,10 @@ void launch_fp16x3_bulk(const Problem& p, const Context& context) {
     if (workspace != nullptr) return run(p, plan, static_cast<uint8_t*>(workspace), context);
   }
   const auto bytes = [](const Problem& part) { return make_plan(part, 1).bytes; };
-  const bool done = run_in_parts(p, context, bytes, [&](const Problem& part, uint8_t* workspace) {
-    run(part, make_plan(part, 1), workspace, context);
-  });
+  const bool done = run_in_parts(p, context, kSmallWorkspace, bytes,
+                                 [&](const Problem& part, uint8_t* workspace) {
+                                   run(part, make_plan(part, 1), workspace, context);
+                                 });
   if (done) return;
   p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
 }

@@ -35,7 +35,7 @@ template <class T_, int kIndex, int kWarpM_, int kWarpN_, int kStages_, bool kAA
           bool kBAcross_>
 struct Tile {
   using T = T_;
-  static constexpr int kM = kMmaRingTiles[kIndex].m, kN = kMmaRingTiles[kIndex].n, kK = 32;
+  static constexpr int kM = kMmaRingTiles[kIndex].m, kN = kMmaRingTiles[kIndex].n, kK = 64;
   static constexpr int kWarpM = kWarpM_, kWarpN = kWarpN_;  // of C a warp
   static constexpr int kStages = kStages_;
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
@@ -82,27 +82,15 @@ class Loader {
 
   // Copies the next stage, of which k_left steps are in the matrix, zeros beyond.
   __device__ void load(Lines& to, int64_t k_left) {
-    const int k = static_cast<int>(min(k_left, int64_t{kK}));
-    const int lines = (kAcross ? k : outer_left_) - line();
-    const int inside = max(min((kAcross ? outer_left_ : k) - near(), kEight), 0);
-    const uint16_t* from = data_;
-    UNROLL
-    for (int i = 0; i < kEach; ++i, from += kLinesAtOnce * far_stride_) {
-      void* smem = &to.at[line() + i * kLinesAtOnce][near()];
-      const int count = i * kLinesAtOnce < lines ? inside : 0;
-      if (by_eights_) {
-        device::copy_16(smem, from, count * 2);
-      } else {
-        uint32_t gathered[4];
-        UNROLL
-        for (int j = 0; j < kEight; j += 2) {
-          const uint32_t low = j < count ? from[j * near_stride_] : 0;
-          const uint32_t high = j + 1 < count ? from[(j + 1) * near_stride_] : 0;
-          gathered[j / 2] = low | high << 16;
-        }
-        *reinterpret_cast<uint4*>(smem) =
-            make_uint4(gathered[0], gathered[1], gathered[2], gathered[3]);
+    uint16_t* smem = &to.at[line()][near()];
+    if (by_eights_ && outer_left_ == kOuter && k_left >= kK) {
+      UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        device::copy_16(smem + i * kLinesAtOnce * Lines::kPitch,
+                        data_ + i * kLinesAtOnce * far_stride_, 16);
       }
+    } else {
+      load_edge(smem, static_cast<int>(min(k_left, int64_t{kK})));
     }
     data_ += kK * k_stride_;
   }
@@ -111,6 +99,31 @@ class Loader {
   static constexpr int kEights = Lines::kNear / kEight, kLinesAtOnce = kThreads / kEights;
   static constexpr int kEach = Lines::kLines / kLinesAtOnce;
   static_assert(kThreads % kEights == 0 && Lines::kLines % kLinesAtOnce == 0);
+
+  // Likewise, one by one where neighbours do not lie so, and as far as there are some.
+  __device__ void load_edge(uint16_t* smem, int k) const {
+    const int lines = (kAcross ? k : outer_left_) - line();
+    const int inside = max(min((kAcross ? outer_left_ : k) - near(), kEight), 0);
+    const uint16_t* from = data_;
+    UNROLL
+    for (int i = 0; i < kEach; ++i, from += kLinesAtOnce * far_stride_) {
+      uint16_t* to = smem + i * kLinesAtOnce * Lines::kPitch;
+      const int count = i * kLinesAtOnce < lines ? inside : 0;
+      if (by_eights_) {
+        device::copy_16(to, from, count * 2);
+        continue;
+      }
+      uint32_t gathered[4];
+      UNROLL
+      for (int j = 0; j < kEight; j += 2) {
+        const uint32_t low = j < count ? from[j * near_stride_] : 0;
+        const uint32_t high = j + 1 < count ? from[(j + 1) * near_stride_] : 0;
+        gathered[j / 2] = low | high << 16;
+      }
+      *reinterpret_cast<uint4*>(to) =
+          make_uint4(gathered[0], gathered[1], gathered[2], gathered[3]);
+    }
+  }
 
   __device__ static int line() { return static_cast<int>(threadIdx.x) / kEights; }
   __device__ static int near() { return static_cast<int>(threadIdx.x) % kEights * kEight; }
@@ -188,23 +201,29 @@ __global__ void __launch_bounds__(Tile::kThreads)
     }
   };
   for_each([](float&, float& total, int, int, int) { total = 0; });
-  const int64_t count = ceil_div(p.k, Tile::kK);
-  auto load = [&](int64_t stage) {
-    if (stage < count) {
-      load_a.load(stages[stage % Tile::kStages].a, p.k - stage * Tile::kK);
-      load_b.load(stages[stage % Tile::kStages].b, p.k - stage * Tile::kK);
+  int64_t to_load = p.k;
+  int to_fill = 0, full = 0;
+  auto load = [&] {
+    if (to_load > 0) {
+      load_a.load(stages[to_fill].a, to_load);
+      load_b.load(stages[to_fill].b, to_load);
     }
     __pipeline_commit();
+    to_load -= Tile::kK;
+    to_fill = (to_fill + 1) % Tile::kStages;
   };
-  for (int stage = 0; stage < Tile::kStages - 1; ++stage) load(stage);
+  for (int stage = 0; stage < Tile::kStages - 1; ++stage) load();
   NO_UNROLL
-  for (int64_t stage = 0; stage < count; ++stage) {
-    __pipeline_wait_prior(Tile::kStages - 2);
-    __syncthreads();  // what was copied is there for all, and all have multiplied the last
-    load(stage + Tile::kStages - 1);
-    multiply<Tile>(stages[stage % Tile::kStages], warp_row, warp_col, sums);
-    if ((stage + 1) % (chained::kChunk / Tile::kK) == 0 && stage + 1 < count) {
-      for_each([](float& sum, float& total, int, int, int) { total += sum, sum = 0; });
+  for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
+    if (chunk > 0) for_each([](float& sum, float& total, int, int, int) { total += sum, sum = 0; });
+    NO_UNROLL
+    for (auto left = static_cast<int>(min(p.k - chunk, int64_t{chained::kChunk})); left > 0;
+         left -= Tile::kK) {
+      __pipeline_wait_prior(Tile::kStages - 2);
+      __syncthreads();  // what was copied is there for all, and all have multiplied the last
+      load();
+      multiply<Tile>(stages[full], warp_row, warp_col, sums);
+      full = (full + 1) % Tile::kStages;
     }
   }
   for_each([](float& sum, float& total, int, int, int) { total += sum; });
@@ -248,8 +267,8 @@ void run_tile(const Problem& p, const Context& context) {
 template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
   switch (mma_ring_plan(p, context.processors).tile) {
-    case 0: return run_tile<Tile<T, 0, 32, 32, 4, kAAcross, kBAcross>>(p, context);
-    case 1: return run_tile<Tile<T, 1, 32, 32, 4, kAAcross, kBAcross>>(p, context);
+    case 0: return run_tile<Tile<T, 0, 32, 32, 2, kAAcross, kBAcross>>(p, context);
+    case 1: return run_tile<Tile<T, 1, 32, 32, 3, kAAcross, kBAcross>>(p, context);
   }
 }
 

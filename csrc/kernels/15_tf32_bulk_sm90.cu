@@ -282,9 +282,9 @@ void launch_tf32_bulk(const Problem& p, const Context& context) {
     return;
   }
   const auto bytes = [&](const Problem& part) { return Layout(part, context).bytes; };
-  const bool done = run_in_parts(p, context, bytes, [&](const Problem& part, uint8_t* workspace) {
-    run(part, workspace, context);
-  });
+  const bool done =
+      run_in_parts(p, context, 0, bytes,
+                   [&](const Problem& part, uint8_t* workspace) { run(part, workspace, context); });
   if (!done) context.allocate(bytes(p));  // says how much there was to be
 }
 

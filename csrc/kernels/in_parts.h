@@ -31,14 +31,16 @@ void run_halved(int times, const Problem& p, const Run& run) {
 
 // Calls run(part, workspace) for the whole, or else for parts that share a workspace of as many
 // bytes(part) as the largest needs: by how much memory is free, and should that not be had after
-// all, by halves as long as it is not small. False, and nothing done, where that is not to be had.
+// all, by halves as long as they need more than `least`. False, and nothing done, where that is not
+// to be had.
 template <class Bytes, class Run>
-bool run_in_parts(const Problem& p, const Context& context, const Bytes& bytes, const Run& run) {
+bool run_in_parts(const Problem& p, const Context& context, int64_t least, const Bytes& bytes,
+                  const Run& run) {
   Problem largest = p;
   int64_t needed = bytes(p);
   int times = 0;
   const auto ask_less = [&] {
-    const auto halves = needed > kSmallWorkspace ? halve(largest) : std::nullopt;
+    const auto halves = needed > least ? halve(largest) : std::nullopt;
     if (!halves) return false;
     largest = halves->first, needed = bytes(largest), ++times;
     return true;
