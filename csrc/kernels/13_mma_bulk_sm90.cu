@@ -44,7 +44,7 @@ using HalvesOfRows = uint16_t[16][kStoredHalves + 8];
 template <class Tile, bool kEnds>
 __device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T* c, int64_t row,
                              int64_t col, const float (&sums)[Tile::kElements],
-                             HalvesOfRows& leaving) {
+                             HalvesOfRows& leaving, const float (&biases)[Tile::kN]) {
   using T = typename Tile::T;
   const bool relu = p.epilogue.activation == Activation::kRelu;
   const int lane = threadIdx.x % 32;
@@ -59,15 +59,14 @@ __device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T*
       UNROLL
       for (int i = 0; i < 2; ++i) {
         const int at = first + right + i * 8;
-        float bias[2] = {};
-        if constexpr (kEnds) {
-          bias[0] = bias_of<T>(p, col + at + lane % 4 * 2);
-          bias[1] = bias_of<T>(p, col + at + lane % 4 * 2 + 1);
+        float2 bias{};
+        if (kEnds && p.epilogue.bias != nullptr) {
+          bias = *reinterpret_cast<const float2*>(&biases[at + lane % 4 * 2]);
         }
         UNROLL
         for (int j = 0; j < 2; ++j) {
           float x = sums[at / 2 + j * 2], y = sums[at / 2 + j * 2 + 1];
-          if (kEnds && p.epilogue.bias != nullptr) x += bias[0], y += bias[1];
+          if (kEnds && p.epilogue.bias != nullptr) x += bias.x, y += bias.y;
           if (kEnds && relu) x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
           pairs[i * 2 + j] = device::pair<std::is_same_v<T, BFloat16>>(x, y);
         }
@@ -109,13 +108,21 @@ struct End {
     SumsOfRows sums;
     alignas(16) HalvesOfRows halves;
   };
-  using Smem = Leaving[Tile::kConsumers * 4];  // a warp's
+  struct Smem {
+    Leaving leaving[Tile::kConsumers * 4];               // a warp's
+    alignas(16) float bias[Tile::kConsumers][Tile::kN];  // a warpgroup's
+  };
 
   const Work& work;
   Smem& smem;
 
   __device__ static MapPlace place(const Problem& p, const Matrix& matrix, int64_t index) {
     return {p.batch, matrix, index};
+  }
+  __device__ void begin_tile(int64_t index) const {
+    const int warpgroup = static_cast<int>(threadIdx.x) / Tile::kWarpgroup - 1;
+    const Position tile = mma_bulk::locate_own<Tile>(work.p, index);
+    load_bias<typename Tile::T>(work.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
   }
   __device__ void end_chunk(int64_t, int64_t, float (&)[Tile::kElements]) const {}
   __device__ void end_tile(int64_t index, float (&sums)[Tile::kElements]) const {
@@ -125,14 +132,17 @@ struct End {
     const Position tile = mma_bulk::locate_own<Tile>(p, index);
     const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
     const int64_t row = tile.row + warp * 16;
+    Leaving& leaving = smem.leaving[warp];
+    const auto& bias = smem.bias[warp / 4];
     auto store = [&]<class Out>(Out* c) {
-      store_rows<T, false>(p, work.by_fours, c + c_offset, row, tile.col, sums, smem[warp].sums);
+      store_rows<false>(p, work.by_fours, c + c_offset, row, tile.col, sums, leaving.sums, bias);
     };
     auto* halves = static_cast<T*>(p.c.data) + c_offset;
+    const bool by_eights = work.by_eights;
     if (work.halves && work.ends) {
-      store_halves<Tile, true>(p, work.by_eights, halves, row, tile.col, sums, smem[warp].halves);
+      store_halves<Tile, true>(p, by_eights, halves, row, tile.col, sums, leaving.halves, bias);
     } else if (work.halves) {
-      store_halves<Tile, false>(p, work.by_eights, halves, row, tile.col, sums, smem[warp].halves);
+      store_halves<Tile, false>(p, by_eights, halves, row, tile.col, sums, leaving.halves, bias);
     } else if (p.out_dtype == DType::kFloat32) {
       store(static_cast<float*>(p.c.data));
     } else {

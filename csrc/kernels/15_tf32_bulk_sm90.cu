@@ -48,8 +48,9 @@ struct End {
     bool by_fours;          // C is written by four neighbours of a row, of which none or all exist
   };
   struct Smem {
-    SumsOfRows rows[Tile::kConsumers * 4];              // a warp's
-    alignas(8) float undo[Tile::kConsumers][Tile::kN];  // of a warpgroup's columns
+    SumsOfRows rows[Tile::kConsumers * 4];  // a warp's
+    // Of a warpgroup's columns:
+    alignas(16) float undo[Tile::kConsumers][Tile::kN], bias[Tile::kConsumers][Tile::kN];
   };
   static constexpr int kOwn = ceil_div(Tile::kN, Tile::kWarpgroup);  // columns a thread looks up
   static constexpr int kElements = Tile::kElements;
@@ -71,6 +72,10 @@ struct End {
     Position tile = mma_bulk::locate_own<Tile>(work.p, index);
     tile.row += static_cast<int>(threadIdx.x) / 32 * 16 - Tile::kWarpgroup / 32 * 16;
     return tile;  // of the warp
+  }
+
+  __device__ void begin_tile(int64_t index) const {
+    load_bias<float>(work.p, locate(index).col, 1 + warpgroup, smem.bias[warpgroup]);
   }
 
   // Scales sums back.
@@ -145,13 +150,12 @@ struct End {
     const int64_t row = tile.row + lane / 4, col = tile.col + lane % 4 * 2;
     float* data = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch) +
                   row * p.c.row_stride + col;
-    const auto* bias = static_cast<const float*>(p.epilogue.bias);
-    if (bias != nullptr) bias += col;
     UNROLL
     for (int i = 0; i < kElements; i += 2) {
       float x = sums[i], y = sums[i + 1];
-      if (bias != nullptr) {
-        x += __ldg(bias + i / 4 * 8), y += __ldg(bias + i / 4 * 8 + 1);
+      if (p.epilogue.bias != nullptr) {
+        const float* bias = &smem.bias[warpgroup][lane % 4 * 2 + i / 4 * 8];
+        x += bias[0], y += bias[1];
       }
       if (p.epilogue.activation == Activation::kRelu) {
         x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
@@ -194,8 +198,8 @@ struct End {
     }
     list(tile, sums);
     float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch);
-    store_rows<float, true>(p, work.by_fours, c, tile.row, tile.col, sums,
-                            smem.rows[threadIdx.x / 32 - Tile::kWarpgroup / 32]);
+    store_rows<true>(p, work.by_fours, c, tile.row, tile.col, sums,
+                     smem.rows[threadIdx.x / 32 - Tile::kWarpgroup / 32], smem.bias[warpgroup]);
   }
 };
 

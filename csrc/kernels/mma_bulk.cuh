@@ -88,6 +88,7 @@ struct Work {
 //   End::Smem                  a block's, in shared memory
 //   End(work, smem)            of a thread that multiplies
 //   place(p, matrix, index)    of a matrix in its tensor map
+//   begin_tile(tile)           before its sums
 //   end_chunk(tile, k, sums)   of one, which began at k
 //   end_tile(tile, sums)       stores them
 template <class Tile, class End>
@@ -187,6 +188,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   End end(work, smem.end);
   device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
+    end.begin_tile(index);
     float sums[Tile::kElements], kept[Tile::kKept + 1];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
       UNROLL
@@ -268,10 +270,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::let_next_kernel_start();
   device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarpgroup) {
-    device::give_registers<40>();
+    device::give_registers<56>();
     if (threadIdx.x == 0) produce<Tile, End>(work, smem);
   } else {
-    device::take_registers<232>();
+    device::take_registers<224>();
     consume<Tile, End>(work, smem);
   }
   device::sync_cluster();

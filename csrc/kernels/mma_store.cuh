@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "device/halves.cuh"
+#include "device/pipeline.cuh"
 #include "element.h"
 #include "epilogue.h"
 #include "launch.h"
@@ -35,18 +36,29 @@ __device__ float combined(const Problem& p, const Out* c, float sum, float bias)
   return combine(p.epilogue, sum, bias, p.epilogue.beta == 0 ? 0.0f : widen(*c));
 }
 
-template <class T>
-__device__ float bias_of(const Problem& p, int64_t col) {
-  if (p.epilogue.bias == nullptr || col >= p.n) return 0;
-  return widen(static_cast<const T*>(p.epilogue.bias)[col * p.epilogue.bias_stride]);
+// Puts the biases of a tile's columns, T's, into shared memory, where there are some; the threads
+// of a warpgroup together, which have a barrier of their own.
+template <class T, int kCols>
+__device__ void load_bias(const Problem& p, int64_t col, int barrier, float (&bias)[kCols]) {
+  constexpr int kWarpgroup = 128;
+  if (p.epilogue.bias == nullptr) return;
+  device::sync_threads(barrier, kWarpgroup);  // the last tile's have been read
+  const auto* from = static_cast<const T*>(p.epilogue.bias);
+  UNROLL
+  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kCols; i += kWarpgroup) {
+    bias[i] = col + i < p.n ? widen(from[(col + i) * p.epilogue.bias_stride]) : 0;
+  }
+  device::sync_threads(barrier, kWarpgroup);
 }
 
 // Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
 // where C is written so, or one; but for sums that are NaN, where kSkipsNan. Sums move up to the
-// registers that are stored, so that the loop stays one. T is the operands' type.
-template <class T, bool kSkipsNan, class Out, int kElements>
+// registers that are stored, so that the loop stays one. `bias` are the columns', if there are
+// some.
+template <bool kSkipsNan, class Out, int kElements>
 __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row, int64_t col,
-                           float (&sums)[kElements], SumsOfRows& leaving) {
+                           float (&sums)[kElements], SumsOfRows& leaving,
+                           const float (&bias)[kElements * 2]) {
   static_assert(kStored == 32, "a lane has a column");
   constexpr int kEach = kStored / 2;  // sums of a thread
   const int lane = threadIdx.x % 32;
@@ -54,10 +66,8 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
   c += row * p.c.row_stride;
   NO_UNROLL
   for (int first = 0; first < kElements * 2; first += kStored) {
-    const int64_t own = col + first + (by_fours ? lane % 8 * 4 : lane);
-    float bias[4];
-    UNROLL
-    for (int j = 0; j < 4; ++j) bias[j] = bias_of<T>(p, own + j);
+    const int in_tile = first + (by_fours ? lane % 8 * 4 : lane);
+    const int64_t own = col + in_tile;
     UNROLL
     for (int i = 0; i < kEach; i += 2) {
       *reinterpret_cast<float2*>(&leaving[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {
@@ -68,15 +78,14 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
     if (own < p.n && by_fours) {
       NO_UNROLL
       for (int down = lane / 8; down < rows; down += 4) {
-        float x[4];
-        *reinterpret_cast<float4*>(x) =
-            *reinterpret_cast<const float4*>(&leaving[down][lane % 8 * 4]);
+        const float4 four = *reinterpret_cast<const float4*>(&leaving[down][lane % 8 * 4]);
+        float x[4] = {four.x, four.y, four.z, four.w};
         Out* at = to + down * p.c.row_stride;
         bool skip[4];
         UNROLL
         for (int j = 0; j < 4; ++j) {
           skip[j] = kSkipsNan && isnan(x[j]);
-          if (!skip[j]) x[j] = combined(p, at + j, x[j], bias[j]);
+          if (!skip[j]) x[j] = combined(p, at + j, x[j], bias[in_tile + j]);
         }
         activate_each(p.epilogue.activation, x);
         if (skip[0] || skip[1] || skip[2] || skip[3]) {
@@ -94,7 +103,7 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
         float x[1] = {leaving[down][lane]};
         if (kSkipsNan && isnan(x[0])) continue;
         Out* at = to + down * p.c.row_stride;
-        x[0] = combined(p, at, x[0], bias[0]);
+        x[0] = combined(p, at, x[0], bias[in_tile]);
         activate_each(p.epilogue.activation, x);
         *at = narrow<Out>(x[0]);
       }
