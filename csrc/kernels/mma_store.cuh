@@ -76,8 +76,8 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
     __syncwarp();
     Out* to = c + own * p.c.col_stride;
     if (own < p.n && by_fours) {
-      NO_UNROLL
-      for (int down = lane / 8; down < rows; down += 4) {
+      // Two rows, since an activation waits for its own last instruction.
+      _Pragma("unroll 2") for (int down = lane / 8; down < rows; down += 4) {
         const float4 four = *reinterpret_cast<const float4*>(&leaving[down][lane % 8 * 4]);
         float x[4] = {four.x, four.y, four.z, four.w};
         Out* at = to + down * p.c.row_stride;
