@@ -98,7 +98,7 @@ inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
   const int64_t units = ceil_div(w_count, tile.w) * ceil_div(x_count, tile.x) * p.batch.count;
   const int64_t each = std::max<int64_t>(1, ceil_div(units, processors));
   const auto blocks = static_cast<int>(std::min<int64_t>(each, tile.blocks));
-  const double memory = x_count <= 8 ? 15.3 : 14.3;
+  const double memory = x_count <= 8 ? 16.4 : 15.5;
   const auto lines = static_cast<double>(tile.w + std::min<int64_t>(tile.x, x_count));
   const double from_l2 = static_cast<double>(units) * lines * 2 * static_cast<double>(p.k) /
                          static_cast<double>(processors) / kFromL2;

@@ -105,7 +105,7 @@ __device__ uint32_t place_of(int line, int first) {
 
 template <class Tile>
 __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
-  const uint64_t policy = device::read_again();
+  const uint64_t policy = work.x_tiles == 1 ? device::read_once() : device::read_again();
   const Problem& p = work.p;
   device::Ring ring{.stages = work.stages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
