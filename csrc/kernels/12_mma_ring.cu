@@ -1,8 +1,7 @@
 // 12 mma_ring: products of halves on tensor cores, whatever their strides.
 //
 // Idea:  the warps of a block copy steps of K of both operands to a ring of stages, as they lie,
-// and
-//        multiply what came before by mma.sync: ldmatrix reads what lies along K as it is, and
+//        and multiply what came before by mma.sync: ldmatrix reads what lies along K as it is, and
 //        turns what lies across. Where eight neighbours can be copied at once, they are, while the
 //        block multiplies; or else a thread gathers them one by one. It runs on Ampere and Ada,
 //        too, whose tensor cores have sums of their own (docs/numerics.md).

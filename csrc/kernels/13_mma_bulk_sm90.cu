@@ -3,19 +3,21 @@
 // Idea:  wgmma reads both operands from shared memory by itself, whichever way they lie, so that no
 //        layout has to be turned; the copy engine brings them there. Lines that do not begin at
 //        multiples of 16 bytes are copied to some that do first. One thread asks for steps of
-//        64 of K, several ahead and on into the next tile; two warpgroups have 64 rows of the tile
-//        each, all its columns, and issue nothing but products. What L2 gives is the next limit: so
-//        blocks are in clusters, and what two of them need each asks for half of, for both. They go
-//        on to other tiles, in bands that share what they read in the cache. Sums leave by way of
-//        shared memory, so that what is written to C are whole sectors.
-// Limit: nobody multiplies while a tile is stored (2 % at 4096, 6 % at 2048); power.
-// Next:  a warpgroup that stores while the other multiplies; K cut where there are few tiles.
+//        64 of K, several ahead and on into the next tile; warpgroups have 64 rows of the tile
+//        each, all its columns, and issue nothing but products. What L2 gives is the next limit:
+//        so blocks are in clusters, and what two of them need each asks for half of, for both.
+//        They go on to other tiles, in bands that share what they read in the cache. Sums leave by
+//        way of shared memory, so that what is written to C are whole sectors. All but the last is
+//        mma_bulk.cuh, which 15_tf32_bulk shares.
+// Limit: power; for few tiles, what a multiprocessor takes in; nobody multiplies while a tile is
+//        stored, which long activations make longer.
+// Next:  K cut where there are few tiles; activations while others multiply.
 //
 //   producer    wait empty[s]     copy A and B of a step into stage s, here and in the blocks that
 //                                 share them -> full[s] of each
 //   consumers   wait full[s]      issue four products; those of the stage before are finished
 //                                 -> empty[s - 1] of each block that copies there
-//   at the end of a chunk its sums are added to those before, which wait in memory, that is, in L2.
+//   at the end of a chunk its sums are added to those before, which wait in registers and in L2.
 
 #include <cstdint>
 #include <optional>
@@ -36,11 +38,12 @@ void launch_mma_ring(const Problem& p, const Context& context);
 
 namespace {
 
+// What a warp stores at a time, of halves: its rows, and so many columns.
 constexpr int kStoredHalves = 64;
 using HalvesOfRows = uint16_t[16][kStoredHalves + 8];
 
-// Stores a warp's rows likewise, of halves that are neighbours in a row of C; kEnds: with a bias or
-// ReLU, or nothing else is done to sums.
+// Stores a warp's rows of halves that are neighbours in a row of C; kEnds: with a bias or ReLU, or
+// nothing else is done to sums.
 template <class Tile, bool kEnds>
 __device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T* c, int64_t row,
                              int64_t col, const float (&sums)[Tile::kElements],
