@@ -350,7 +350,7 @@ std::vector<std::pair<std::string, std::string>> explain(std::string_view algori
        others.empty() ? "the only rung of this name" : "fewest clocks, against " + join(others)},
       {"order", describe(chosen.order, p.k)},
   };
-  if (chosen.order == Order::kFp16x3 || chosen.order == Order::kTf32) {
+  if (is_guarded(chosen.order)) {
     const int chunk = chosen.order == Order::kTf32 ? chained::kChunk : kChunk;
     const int64_t chunks = ceil_div(p.k, chunk);
     facts.emplace_back("scale_groups", std::to_string(p.m * chunks) + " of a's rows and " +

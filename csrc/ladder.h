@@ -22,6 +22,9 @@ enum class Order {
   kTf32,     // tf32.h
 };
 
+// Whether rows and columns are scaled in it, and elements computed again where that lost too much.
+inline bool is_guarded(Order order) { return order == Order::kFp16x3 || order == Order::kTf32; }
+
 // Where a rung runs, besides the host.
 enum class Runs {
   kAnywhere,

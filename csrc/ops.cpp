@@ -624,8 +624,7 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   for (auto& [heading, text] : explain(algorithm, p, context)) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
   }
-  const Order order = pick(algorithm, p, context).order;
-  if (order == Order::kFp16x3 || order == Order::kTf32) {  // only the product itself can tell
+  if (is_guarded(pick(algorithm, p, context).order)) {  // only the product itself can tell
     const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
     int64_t recomputed = 0;
     run(options, product, a, result, {}, {}, &recomputed);

@@ -51,6 +51,11 @@ struct Epilogue {
   HOST_DEVICE bool is_none() const {
     return alpha == 1 && beta == 0 && bias == nullptr && activation == Activation::kNone;
   }
+  // Whether a bias and ReLU are all that is done to sums, if anything is.
+  bool is_simple() const {
+    return alpha == 1 && beta == 0 &&
+           (activation == Activation::kNone || activation == Activation::kRelu);
+  }
 };
 
 struct Problem {

@@ -6,40 +6,27 @@ The host's rung runs here too: it computes on a model of the tensor core what a 
 import pytest
 import torch
 from needs import needs_hopper
-from operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout, non_finite
+from operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
 from reference import (
     BIAS,
     SEEDS,
     assert_same,
     assert_within,
     bound,
-    magnitude,
-    one_hot_bound,
     product,
     relative_error,
 )
+from scaled import FP16X3, FP16X3_RUNGS
 from specification import fp16x3, fp16x3_or_mark, sum_in_chunks
 
 import torch_tiled
 
-GPU_RUNGS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_narrow", "fp16x3_bulk")
+multiply, compare = FP16X3.multiply, FP16X3.compare
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
 def device(request):
     return request.param
-
-
-def multiply(a, b, device):
-    """The product on a device, back on the host; `auto` picks it on a GPU."""
-    a, b = a.to(device), b.to(device)
-    result = torch_tiled.matmul(a, b, algorithm="fp16x3")
-    if device == "cuda":
-        for algorithm in ("auto", *GPU_RUNGS):
-            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), result)
-        lines = a.contiguous(), b.mT.contiguous().mT
-        assert_same(torch_tiled.matmul(*lines, algorithm="fp16x3_cluster"), result)
-    return result.cpu()
 
 
 # --- bits ----------------------------------------------------------------------------------------
@@ -63,67 +50,6 @@ def test_bits_of_chunks_are_as_specified(device, k):
 def test_short_sums_are_in_chunks(device, k):
     a, b = torch.randn(9, k), torch.randn(k, 11)
     assert_same(multiply(a, b, device), sum_in_chunks(a, b))
-
-
-@pytest.mark.parametrize("k", [64, 1500])
-def test_marked_elements_are_in_chunks_and_alone(device, k):
-    """A small number beside large ones marks those of its row's elements that nearly cancel."""
-    a, b = torch.randn(40, k), torch.randn(k, 50)
-    a[[7, 20], ::2] = 0
-    b[1::2, 10:15] = 0
-    before = multiply(a, b, device)
-    a[7, 4] = 1e-12
-    a[20, k // 2 * 2 - 2] = -1e-12
-    b[5, 33] = 1e-12
-    _, marked = fp16x3_or_mark(a, b)
-    assert marked.sum() == 10 and marked[[7, 20], 10:15].all()
-    after = multiply(a, b, device)
-    assert_same(after[marked], sum_in_chunks(a, b)[marked])
-    moved = torch.zeros_like(marked)
-    moved[[7, 20]] = True
-    moved[:, 33] = True
-    assert_same(after[~moved], before[~moved])
-
-
-def test_explain_counts_what_is_computed_again(device):
-    a, b = torch.randn(40, 1500), torch.randn(1500, 30)
-    a[3, 4] = torch.inf
-    b[1400, 7] = torch.nan
-    facts = torch_tiled.explain(a.to(device), b.to(device), algorithm="fp16x3")
-    assert facts.recomputed == f"{30 + 40 - 1} of {40 * 30} elements"
-    facts = torch_tiled.explain(a[4:].to(device), b[:, 8:].to(device), algorithm="fp16x3")
-    assert facts.recomputed == f"0 of {36 * 22} elements"
-
-
-@pytest.mark.parametrize("k", [64, 200, 1500])
-def test_nan_and_inf_are_as_in_ieee(device, k):
-    a, b = torch.randn(70, k), torch.randn(k, 45)
-    before = multiply(a, b, device)
-    bad_a, bad_b = non_finite(70, k, 45)
-    rows, cols = bad_a.isfinite().all(1), bad_b.isfinite().all(0)
-    bad_a[rows], bad_b[:, cols] = a[rows], b[:, cols]
-    after = multiply(bad_a, bad_b, device)
-    finite = rows[:, None] & cols
-    assert_same(after[finite], before[finite])
-    ieee = torch_tiled.matmul(bad_a, bad_b, algorithm="tiled", precision="ieee")
-    assert_same(after[~finite], ieee[~finite])
-    assert not after[~finite].isfinite().any()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("k", [67, 1100])
-def test_slices_of_a_product_are_products_of_slices(device, layout, k):
-    a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
-    a[17, 5] = 1e-12  # of which some elements may be marked
-    a, b = a.to(device), b.to(device)  # before they are sliced: a slice moves without its strides
-    whole = multiply(a, b, device)
-    assert_same(multiply(a.contiguous(), b.contiguous(), device), whole)
-    for m in (1, 2, 7, 16, 33, 64, 65, 128, 200):
-        rows = slice(m // 2, m // 2 + m)
-        assert_same(multiply(a[rows], b, device), whole[rows])
-    for n in (1, 8, 15, 64, 129):
-        assert_same(multiply(a[10:20], b[:, :n], device), whole[10:20, :n])
-    assert_same(multiply(a[::7], b[:, 1::3], device), whole[::7, 1::3])
 
 
 def test_views_and_batches(device):
@@ -242,70 +168,7 @@ def test_a_lost_promotion_would_show(k):
     assert abs(bias) > BIAS
 
 
-@pytest.mark.parametrize("k", [64, 100, 1024, 2049])
-def test_integers_are_exact(device, k):
-    """With factors to 2^11 where |A||B| stays within 2^24."""
-    for largest in (2**11, 2**9, 2**7):
-        other = min(2**24 // (k * largest), 2**11)
-        a = torch.randint(-largest, largest + 1, (30, k)).float()
-        b = torch.randint(-other, other + 1, (k, 40)).float()
-        a[0], b[:, 0] = largest, other
-        a[1] = -largest
-        assert torch.equal(multiply(a, b, device).double(), product(a, b))
-        assert torch.equal(multiply(b.mT, a.mT, device).double(), product(a, b).mT)
-
-
-@pytest.mark.parametrize("k", [64, 1500])
-def test_one_hot_rows_pick_elements(device, k):
-    x = torch.randn(k, 50)
-    picked = torch.randint(k, (60,))
-    one_hot = torch.nn.functional.one_hot(picked, k).float()
-    for scale in (1, 1e-30, 1e30):
-        result = multiply(one_hot, scale * x, device)
-        assert_within(result, (scale * x)[picked].double(), one_hot_bound((scale * x)[picked]))
-
-
-def test_signs_that_cancel_leave_zero(device):
-    k = 1100
-    signs = 1.0 - 2.0 * (torch.arange(k) % 2)
-    a = torch.randn(20, 1).expand(20, k)
-    b = signs[:, None] * torch.randn(1, 30)
-    assert not multiply(a, b, device).any()
-
-
-# --- range ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [64, 1025])
-def test_finite_where_magnitudes_stay_below_2_to_127(device, k):
-    for left, right in ((126, 0), (63, 63), (-20, 126), (-126, 127), (120, -149)):
-        a = (2 * torch.rand(20, k) - 1) * 2.0**left
-        b = (2 * torch.rand(k, 30) - 1) * 2.0 ** min(right, 127)
-        a, b = a.float(), b.float()
-        size = magnitude(a, b).max()
-        if size >= 2.0**127:
-            a = a * float(2.0**126 / size)
-        result = multiply(a, b, device)
-        assert result.isfinite().all()
-        assert_within(result, product(a, b), bound(a, b, algorithm="fp16x3"))
-
-
-@pytest.mark.parametrize("k", [64, 1025])
-def test_overflow_gives_inf(device, k):
-    a, b = torch.full((3, k), 2e19), torch.full((k, 4), 2e19)
-    a[1] = -a[1]
-    result = multiply(a, b, device)
-    assert (result[[0, 2]] == torch.inf).all() and (result[1] == -torch.inf).all()
-
-
 # --- the host against a GPU ----------------------------------------------------------------------
-
-
-def compare(a, b, **options):
-    host = torch_tiled.matmul(a, b, algorithm="fp16x3", **options)
-    for algorithm in GPU_RUNGS:
-        cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm, **options)
-        assert_same(cuda.cpu(), host)
 
 
 @needs_hopper
@@ -318,16 +181,6 @@ def test_host_and_gpu_agree(k):
         n = sizes[(5 * i + k) % len(sizes)]
         layout = LAYOUTS[(i + k) % len(LAYOUTS)]
         compare(in_layout(torch.randn(m, k), layout[0]), in_layout(torch.randn(k, n), layout[1]))
-
-
-@needs_hopper
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*OVERFLOWING, "non-finite"])
-def test_host_and_gpu_agree_on_bad_input(name, layout):
-    operands = OVERFLOWING | {"non-finite": non_finite}
-    for m, k, n in ((150, 1100, 137), (3, 300, 140), (140, 64, 5)):
-        a, b = operands[name](m, k, n)
-        compare(in_layout(a, layout[0]), in_layout(b, layout[1]))
 
 
 @needs_hopper
@@ -382,7 +235,7 @@ def test_host_and_gpu_agree_however_many_are_marked(name, layout):
         a, b = in_layout(a, layout[0]), in_layout(b, layout[1])
         host = torch_tiled.matmul(a, b, algorithm="fp16x3")
         a, b = a.cuda(), b.cuda()
-        for algorithm in GPU_RUNGS:
+        for algorithm in FP16X3_RUNGS:
             facts = torch_tiled.explain(a, b, algorithm=algorithm)
             assert facts.recomputed == f"{len(rows) * len(cols)} of {70 * 150} elements"
             for _ in range(3):  # a race would show as a difference that moves
@@ -415,16 +268,6 @@ def test_bulk_cuts_k_where_there_are_few_tiles():
     assert blocks(2, 256, k=16384) == 8 * 16
     assert blocks(1024, k=1024) == 64
     assert blocks(4096, k=16384) == 1024
-
-
-@needs_hopper
-@pytest.mark.parametrize("m", [40, 100])
-@pytest.mark.parametrize("name", BATCHES)
-def test_host_and_gpu_agree_on_batches(name, m):
-    k, n = 1044, 132
-    b = BATCHES[name](k, n)
-    compare(torch.randn(*b.shape[:-2], m, k), b)
-    compare(torch.randn(m, k), BATCHES[name](n, k).mT)
 
 
 def shifted(k, n):
@@ -531,7 +374,7 @@ def test_host_and_gpu_agree_on_scales_that_change(name):
 
 
 @needs_hopper
-@pytest.mark.parametrize("algorithm", GPU_RUNGS)
+@pytest.mark.parametrize("algorithm", FP16X3_RUNGS)
 @pytest.mark.parametrize("m", [1, 33, 130])
 @pytest.mark.parametrize("k", [700, 2100])
 def test_host_and_gpu_agree_on_epilogues(k, m, algorithm):

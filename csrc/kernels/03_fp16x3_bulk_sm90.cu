@@ -403,13 +403,6 @@ __global__ void __launch_bounds__(kAddThreads)
   if (!store_simply(work, at, total, bias)) store_tile(work, at, total, bias, sums);
 }
 
-bool stores_simply(const Problem& p) {
-  const Epilogue& epilogue = p.epilogue;
-  return in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride) && epilogue.alpha == 1 &&
-         epilogue.beta == 0 &&
-         (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
-}
-
 // What is launched for a problem, and where its parts lie in one workspace.
 struct Plan {
   Operand a, b;
@@ -479,7 +472,8 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
       .a = {a, plan.a_index},
       .b = {b, plan.b_index},
       .marks = marks,
-      .stores_simply = stores_simply(p),
+      .stores_simply = p.epilogue.is_simple() &&
+                       in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .sums = workspace + plan.sums_at,
   };

@@ -154,14 +154,6 @@ struct End {
   }
 };
 
-// Whether store_halves() does all that is to be done.
-bool stores_halves(const Problem& p) {
-  const Epilogue& epilogue = p.epilogue;
-  const Activation activation = epilogue.activation;
-  return p.out_dtype == p.dtype && p.c.col_stride == 1 && epilogue.alpha == 1 &&
-         epilogue.beta == 0 && (activation == Activation::kNone || activation == Activation::kRelu);
-}
-
 template <class Tile>
 void run_tile(const Problem& p, const Context& context) {
   const auto by = [&](int64_t count) {
@@ -171,7 +163,8 @@ void run_tile(const Problem& p, const Context& context) {
   typename End<Tile>::Work work{};
   work.p = p;
   work.by_fours = by(4), work.by_eights = by(8);
-  work.halves = stores_halves(p), work.ends = !p.epilogue.is_none();
+  work.halves = p.out_dtype == p.dtype && p.c.col_stride == 1 && p.epilogue.is_simple();
+  work.ends = !p.epilogue.is_none();
   const bool launched =
       mma_bulk::launch<Tile, End<Tile>>(work, {p.batch, p.a}, {p.batch, transposed(p.b)}, context);
   if (!launched) launch_mma_ring(p, context);

@@ -236,17 +236,13 @@ void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, co
                     .batch_stride = {x.matrix_elements()}};
     return lines;
   };
-  const Epilogue& epilogue = p.epilogue;
-  const bool by_rows = p.c.col_stride == 1;
   typename End<Tile>::Work work{};
   work.p = p;
   work.p.a = a.index, work.p.b = b.index;
   work.undo_a = Undo(a), work.undo_b = Undo(b);
   work.marks = marks;
   work.totals = totals;
-  work.simple =
-      by_rows && epilogue.alpha == 1 && epilogue.beta == 0 &&
-      (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
+  work.simple = p.c.col_stride == 1 && p.epilogue.is_simple();
   work.in_pairs = in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
   work.by_fours = p.n % 4 == 0 && in_vectors<float4>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
   mma_bulk::launch<Tile, End<Tile>>(work, lines(a), lines(b), context);
