@@ -11,23 +11,23 @@
 
 namespace tiled {
 
-// A tile of C that one block computes, and how many blocks, one above the other and side by side,
-// do so at once; on an H200 in clocks of a multiprocessor.
+// A tile of C that one block computes, and how many blocks, one above the other, share what they
+// read; on an H200 in clocks of a multiprocessor.
 struct MmaTile {
-  int m, n, cluster_m, cluster_n;
+  int m, n, cluster;
   double each;  // to begin and end one
   double rate;  // multiply-adds a clock
 };
 
-// The rungs' switches go by the same order. Small tiles are slower by what their multiprocessor can
-// take in, and the smallest since a product of its chain waits for the one before.
+// The rungs' switches go by the same order. Of 2048 that tensor cores could do, small tiles have
+// less by what shared memory gives and takes for them.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 2, 1, 3000, 1620}, {128, 192, 2, 1, 2500, 1580}, {128, 128, 1, 2, 2000, 1440},
-    {128, 64, 1, 2, 1500, 950},   {64, 192, 1, 2, 1800, 1200},  {64, 64, 1, 1, 1500, 730},
+    {128, 256, 2, 4900, 1650}, {128, 192, 1, 4400, 1640}, {128, 128, 1, 3600, 1680},
+    {64, 192, 1, 3600, 1670},  {64, 128, 1, 2800, 1470},  {64, 64, 1, 1900, 910},
 };
 inline constexpr MmaTile kMmaRingTiles[] = {
-    {128, 128, 1, 1, 6000, 420},
-    {64, 64, 1, 1, 4000, 200},
+    {128, 128, 1, 6000, 420},
+    {64, 64, 1, 4000, 200},
 };
 
 // Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
@@ -46,21 +46,19 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 }
 
 // `slower` by so much are all tiles. They multiply no sooner than operands come: from memory, which
-// few blocks cannot ask for all that it gives; and from L2, of which each block of a cluster asks
-// for its part.
+// few blocks cannot ask for all that it gives; and from L2.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower) {
-  constexpr double kMemory = 14.5, kFromL2 = 26, kTaken = 40;  // bytes a clock, a multiprocessor's
+  constexpr double kMemory = 13.6, kFromL2 = 63, kTaken = 50;  // bytes a clock, a multiprocessor's
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
-    const int64_t clusters = count_tiles(p, tile.m * tile.cluster_m, tile.n * tile.cluster_n);
-    const int64_t count = clusters * tile.cluster_m * tile.cluster_n;
+    const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
-    const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) / tile.cluster_n +
-                         static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster_m;
+    const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
+                         static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
     const double taking = std::min(all, static_cast<double>(count) * kTaken / kMemory);
     const double clocks =
         rounds * tile.each +

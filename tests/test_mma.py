@@ -392,11 +392,11 @@ def test_skinny_with_any_tile(layout, dtype):
 
 
 @needs_hopper
-@pytest.mark.parametrize(("m", "k", "step"), [(2000, 8200, 1), (300, 100, 2)])
+@pytest.mark.parametrize(("m", "k", "step"), [(4000, 8200, 1), (300, 100, 2)])
 def test_without_memory_another_rung_computes(m, k, step):
     """Memory for the first chunk's sums, or for copies of operands that no tensor map can read."""
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
-    b = torch.randn(k, 2048, dtype=torch.float16, device="cuda")
+    b = torch.randn(k, 4096, dtype=torch.float16, device="cuda")
     expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
     out = torch.full_like(expected, torch.nan)
     with no_more_memory():

@@ -48,13 +48,12 @@ __device__ inline void arrive_at(uint64_t* barrier, unsigned rank) {
 // Copies a box as copy_box() of pipeline.cuh does, to where each of those `blocks`, a bit a rank,
 // has `smem`, and counts its bytes at each one's `barrier`.
 __device__ inline void copy_box_to(uint16_t blocks, void* smem, const void* map, const int (&at)[5],
-                                   uint64_t* barrier, uint64_t policy) {
+                                   uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8, %9;" ::"r"(
-          shared_address(smem)),
+      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(smem)),
       "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
-      "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
+      "r"(shared_address(barrier)), "h"(blocks)
       : "memory");
 }
 

@@ -53,14 +53,44 @@ struct Ring {
   }
 };
 
+// Of a warp that is all here, one thread, of which the compiler knows that it is alone: copies that
+// any other thread asks for it issues in a loop over those that there may be. PTX ISA,
+// "elect.sync".
+__device__ inline bool elect() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+// What all threads of a warp agree on, so that the compiler knows: it may be in uniform registers.
+__device__ inline int uniform(unsigned x) {
+  return static_cast<int>(__shfl_sync(0xffffffff, x, 0));
+}
+
 // Copies from global to shared memory, 16-byte aligned both, and counts the bytes at the barrier.
 __device__ inline void copy(void* smem, const void* global, int bytes, uint64_t* barrier) {
   ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, smem, global,
                              bytes, barrier);
 }
 
-// Likewise a box of a tensor map (kernels/tensor_map.h) whose first element is at `at`, kept in the
-// L2 cache by a policy: PTX ISA, "cp.async.bulk.tensor".
+// Likewise a box of a tensor map (kernels/tensor_map.h) whose first element is at `at`: PTX ISA,
+// "cp.async.bulk.tensor".
+__device__ inline void copy_box(void* smem, const void* map, const int (&at)[5],
+                                uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(smem)),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]),
+      "r"(shared_address(barrier))
+      : "memory");
+}
+// Likewise, kept in the L2 cache by a policy. Not for what several multiprocessors read at a time:
+// L2 merges their requests only where they have no policy.
 __device__ inline void copy_box(void* smem, const void* map, const int (&at)[5], uint64_t* barrier,
                                 uint64_t policy) {
   asm volatile(

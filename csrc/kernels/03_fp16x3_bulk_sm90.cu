@@ -28,6 +28,7 @@
 #include "kernels/fp16x3_marks.cuh"
 #include "kernels/fp16x3_parts.h"
 #include "kernels/in_parts.h"
+#include "kernels/load_bias.cuh"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -133,24 +134,13 @@ __device__ void produce(const Work& work, Smem& smem) {
 
 // Where a thread's elements lie: element i in row + i / 2 % 2 * 8, column col + i / 4 * 8 + i % 2.
 struct Place {
-  int64_t batch, row, col;
+  int64_t batch, row, col, tile_col;  // the last of the tile's first
   __device__ Place(const Position& tile, int warpgroup, int thread)
       : batch(tile.batch),
         row(tile.tile_m * Tile::kM + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4),
-        col(tile.tile_n * Tile::kN + thread % 4 * 2) {}
+        col(tile.tile_n * Tile::kN + thread % 4 * 2),
+        tile_col(tile.tile_n * Tile::kN) {}
 };
-
-// Puts the biases of the tile's columns into shared memory, one a thread of a warpgroup, which has
-// a barrier of its own.
-__device__ void load_bias(const Work& work, const Place& at, int barrier, float (&bias)[Tile::kN]) {
-  const Epilogue& epilogue = work.p.epilogue;
-  const int thread = threadIdx.x % Tile::kWarpgroup;
-  const int64_t col = at.col - thread % 4 * 2 + thread;
-  device::sync_threads(barrier, Tile::kWarpgroup);  // the last tile's have been read
-  bias[thread] =
-      col < work.p.n ? static_cast<const float*>(epilogue.bias)[col * epilogue.bias_stride] : 0;
-  device::sync_threads(barrier, Tile::kWarpgroup);
-}
 
 // From sums to C, where little is to be asked. Returns false, and does nothing, where more is.
 __device__ bool store_simply(const Work& work, const Place& at, float (&sum)[Tile::kElements],
@@ -330,7 +320,9 @@ __device__ void consume(const Work& work, Smem& smem) {
     }
     if (gridDim.y > 1) continue;
     float(&bias)[Tile::kN] = smem.bias[warpgroup];
-    if (work.p.epilogue.bias != nullptr) load_bias(work, at, 1 + warpgroup, bias);
+    if (work.p.epilogue.bias != nullptr) {
+      load_bias<float>(work.p, at.tile_col, 1 + warpgroup, bias);
+    }
     if (!store_simply(work, at, total, bias)) {
       store_tile(work, at, total, bias, smem.sums[warpgroup]);
     }
@@ -353,7 +345,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (threadIdx.x < Tile::kWarpgroup) {
     device::give_registers<24>();
-    if (threadIdx.x == 0) produce(work, smem);
+    if (threadIdx.x < 32 && device::elect()) produce(work, smem);
   } else {
     device::take_registers<240>();
     consume<kPromote>(work, smem);
@@ -399,7 +391,7 @@ __global__ void __launch_bounds__(kAddThreads)
     total[i] = x, total[i + 1] = y, total[i + 2] = z, total[i + 3] = w;
   }
   const Place at(locate(work.p, tile), warpgroup, thread);
-  if (work.p.epilogue.bias != nullptr) load_bias(work, at, 1, bias);
+  if (work.p.epilogue.bias != nullptr) load_bias<float>(work.p, at.tile_col, 1, bias);
   if (!store_simply(work, at, total, bias)) store_tile(work, at, total, bias, sums);
 }
 

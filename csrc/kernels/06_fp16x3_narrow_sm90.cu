@@ -162,14 +162,16 @@ __device__ void request_w(const InFlight& work, const CUtensorMap& map, Smem<kPa
   device::wait(&smem.w_empty[turn.stage()], turn.parity() ^ 1);
   device::arrive_expecting(full, sizeof smem.w[turn.stage()]);
   // Where there are several panels, w is read again for the next.
-  const uint64_t policy = work.panels == 1 ? device::read_once() : device::read_again();
+  const bool once = work.panels == 1;
+  const uint64_t policy = device::read_once();
   UNROLL
   for (int i = 0; i < Box<kAlongK>::kCount; ++i) {
     const int col = next.col + (kAlongK ? 0 : i * Box<kAlongK>::kCols);
     const int k = next.k + (kAlongK ? i * Box<kAlongK>::kK : 0);
     const int at[] = {kAlongK ? k : col, kAlongK ? col : k, next.matrix[0], next.matrix[1],
                       next.matrix[2]};
-    device::copy_box(smem.w[turn.stage()] + i * Box<kAlongK>::kBytes, &map, at, full, policy);
+    uint8_t* to = smem.w[turn.stage()] + i * Box<kAlongK>::kBytes;
+    once ? device::copy_box(to, &map, at, full, policy) : device::copy_box(to, &map, at, full);
   }
   next.turn.next();
   next.k += kStageK;

@@ -104,7 +104,6 @@ struct Unit {
 template <class Tile>
 __device__ void produce(const Work& work, Smem<Tile>& smem) {
   constexpr int kBytes = sizeof(smem.a[0]) + sizeof(smem.b[0]);
-  const uint64_t policy = device::read_again();
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   auto wait = [&] { device::doze(&smem.empty[ring.stage], ring.parity); };
   for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
@@ -117,9 +116,9 @@ __device__ void produce(const Work& work, Smem<Tile>& smem) {
       wait();
       device::arrive_expecting(full, kBytes);
       device::copy_box(smem.a[ring.stage], &work.a,
-                       {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]}, full, policy);
+                       {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]}, full);
       device::copy_box(smem.b[ring.stage], &work.b,
-                       {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]}, full, policy);
+                       {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]}, full);
     }
   }
   wait();  // consumers ask for one stage more than there are
@@ -229,7 +228,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if constexpr (Tile::kMultiplierRegisters > 0) {
       device::give_registers<Tile::kCopierRegisters>();
     }
-    if (threadIdx.x == Tile::kMultipliers) produce<Tile>(work, smem);
+    if (threadIdx.x / 32 == Tile::kMultipliers / 32 && device::elect()) produce<Tile>(work, smem);
   } else {
     if constexpr (Tile::kMultiplierRegisters > 0) {
       device::take_registers<Tile::kMultiplierRegisters>();

@@ -115,8 +115,8 @@ __device__ void copy_x(const Work& work, float (&to)[Tile::kRows][Tile::kPitch],
 
 template <class Tile>
 __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
-  const int lane = threadIdx.x % 32;
-  const uint64_t policy = work.panels == 1 ? device::read_once() : device::read_again();
+  const bool once = work.panels == 1;
+  const uint64_t policy = device::read_once();
   device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
@@ -129,12 +129,13 @@ __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
     for (int k = 0; k < unit.length; k += Tile::kK, ring.next()) {
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity ^ 1);
-      if (lane == 0) {
+      if (device::elect()) {
         const int near = Tile::kAlongK ? first_k + k : unit.col;
         const int far = Tile::kAlongK ? unit.col : first_k + k;
         device::arrive_expecting(full, sizeof smem.w[0]);
-        device::copy_box(smem.w[ring.stage], &work.map,
-                         {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full, policy);
+        const int first[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
+        once ? device::copy_box(smem.w[ring.stage], &work.map, first, full, policy)
+             : device::copy_box(smem.w[ring.stage], &work.map, first, full);
       }
       copy_x<Tile>(work, smem.x[ring.stage], x, rows, unit.length - k);
       device::arrive_when_copied(full);

@@ -25,6 +25,7 @@
 
 #include "device/halves.cuh"
 #include "epilogue.h"
+#include "kernels/load_bias.cuh"
 #include "kernels/mma_bulk.cuh"
 #include "kernels/mma_kind.h"
 #include "kernels/mma_lines.h"
@@ -123,6 +124,7 @@ struct End {
     return {p.batch, matrix, index};
   }
   __device__ void begin_tile(int64_t index) const {
+    if (work.p.epilogue.bias == nullptr) return;
     const int warpgroup = static_cast<int>(threadIdx.x) / Tile::kWarpgroup - 1;
     const Position tile = mma_bulk::locate_own<Tile>(work.p, index);
     load_bias<typename Tile::T>(work.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
@@ -176,9 +178,9 @@ void run(const Problem& p, const Context& context) {
     case 0: return run_tile<mma_bulk::Tile<T, 0, 4, kAAcross, kBAcross>>(p, context);
     case 1: return run_tile<mma_bulk::Tile<T, 1, 5, kAAcross, kBAcross>>(p, context);
     case 2: return run_tile<mma_bulk::Tile<T, 2, 6, kAAcross, kBAcross>>(p, context);
-    case 3: return run_tile<mma_bulk::Tile<T, 3, 8, kAAcross, kBAcross>>(p, context);
-    case 4: return run_tile<mma_bulk::Tile<T, 4, 6, kAAcross, kBAcross>>(p, context);
-    case 5: return run_tile<mma_bulk::Tile<T, 5, 12, kAAcross, kBAcross>>(p, context);
+    case 3: return run_tile<mma_bulk::Tile<T, 3, 6, kAAcross, kBAcross>>(p, context);
+    case 4: return run_tile<mma_bulk::Tile<T, 4, 9, kAAcross, kBAcross>>(p, context);
+    case 5: return run_tile<mma_bulk::Tile<T, 5, 13, kAAcross, kBAcross>>(p, context);
   }
 }
 

@@ -105,7 +105,8 @@ __device__ uint32_t place_of(int line, int first) {
 
 template <class Tile>
 __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
-  const uint64_t policy = work.x_tiles == 1 ? device::read_once() : device::read_again();
+  const bool once = work.x_tiles == 1;
+  const uint64_t policy = device::read_once();
   const Problem& p = work.p;
   device::Ring ring{.stages = work.stages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
@@ -118,8 +119,10 @@ __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
       const auto box = [&](int i) {
         const int near = Tile::kAcross ? unit.w : at + i * Tile::kBox;
         const int far = Tile::kAcross ? at + i * Tile::kBox : unit.w;
-        device::copy_box(to + i * Tile::kBoxBytes, &work.map,
-                         {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full, policy);
+        uint8_t* box_to = to + i * Tile::kBoxBytes;
+        const int first[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
+        once ? device::copy_box(box_to, &work.map, first, full, policy)
+             : device::copy_box(box_to, &work.map, first, full);
       };
       const bool both = p.k - k > Tile::kBox;
       device::wait(&smem.empty[ring.stage], ring.parity);
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     consume<Tile>(work, stages, smem);
   } else if (threadIdx.x >= (Tile::kWarps + 1) * 32) {
     copy_x<Tile>(work, stages, smem);
-  } else if (threadIdx.x == Tile::kWarps * 32) {
+  } else if (device::elect()) {
     ask_for_w<Tile>(work, stages, smem);
   }
 }

@@ -19,6 +19,7 @@
 #include "kernels/fp16x3_marks.cuh"
 #include "kernels/fp16x3_parts.h"
 #include "kernels/in_parts.h"
+#include "kernels/load_bias.cuh"
 #include "kernels/mma_bulk.cuh"
 #include "kernels/mma_store.cuh"
 #include "kernels/tf32_halves.h"
@@ -32,10 +33,10 @@ namespace {
 // The scales of an operand's groups, undone: as ScaledHalves has them.
 struct Undo {
   const float* data;
-  int64_t rows, chunk, matrix;  // that are there; from one chunk, or matrix, to the next
+  int64_t chunk, matrix;  // from one to the next
 
   explicit Undo(const ScaledHalves& x)
-      : data(x.undo), rows(x.rows), chunk(x.padded_rows()), matrix(x.matrix_groups()) {}
+      : data(x.undo), chunk(x.padded_rows()), matrix(x.matrix_groups()) {}
   Undo() = default;
 };
 
@@ -75,6 +76,7 @@ struct End {
   }
 
   __device__ void begin_tile(int64_t index) const {
+    if (work.p.epilogue.bias == nullptr) return;
     load_bias<float>(work.p, locate(index).col, 1 + warpgroup, smem.bias[warpgroup]);
   }
 
@@ -263,9 +265,9 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
     case 0: run_tile<0, 4>(p, a, b, marks, totals, context); break;
     case 1: run_tile<1, 5>(p, a, b, marks, totals, context); break;
     case 2: run_tile<2, 6>(p, a, b, marks, totals, context); break;
-    case 3: run_tile<3, 8>(p, a, b, marks, totals, context); break;
-    case 4: run_tile<4, 6>(p, a, b, marks, totals, context); break;
-    case 5: run_tile<5, 12>(p, a, b, marks, totals, context); break;
+    case 3: run_tile<3, 6>(p, a, b, marks, totals, context); break;
+    case 4: run_tile<4, 8>(p, a, b, marks, totals, context); break;
+    case 5: run_tile<5, 13>(p, a, b, marks, totals, context); break;
   }
   launch_recompute(p, marks, context);
 }

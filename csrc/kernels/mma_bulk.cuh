@@ -23,6 +23,10 @@ namespace tiled::cuda::mma_bulk {
 
 namespace wgmma = device::wgmma;
 
+// Warps of which a thread asks for copies: one alone takes as long for a step as small tiles are
+// multiplied.
+constexpr int kProducers = 2;
+
 // kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
 // columns.
 template <class T_, int kIndex, int kStages_, bool kAAcross_, bool kBAcross_>
@@ -32,9 +36,7 @@ struct Tile {
   static constexpr int kK = 64;  // of a stage: a line of 128 bytes
   static constexpr int kStages = kStages_;
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
-  static constexpr int kClusterM = kMmaBulkTiles[kIndex].cluster_m;  // blocks
-  static constexpr int kClusterN = kMmaBulkTiles[kIndex].cluster_n;
-  static constexpr int kCluster = kClusterM * kClusterN;
+  static constexpr int kCluster = kMmaBulkTiles[kIndex].cluster;  // blocks
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = kM / 64;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
@@ -45,28 +47,26 @@ struct Tile {
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
 
   static_assert(kM % 64 == 0 && kN % 64 == 0 && chained::kChunk % kK == 0);
-  static_assert(kCluster <= 2, "each block copies for both");
+  static_assert(kCluster <= 2, "each block copies half of B for both");
 };
 
-// The tiles of a cluster, one above the other, which share B, or side by side, which share A. Bands
-// are eight tiles of rows.
+// The tiles of a cluster, one above the other, which share B. Bands are eight tiles of rows.
 template <class Tile>
 struct ClusterTile {
-  static constexpr int kM = Tile::kClusterM * Tile::kM, kN = Tile::kClusterN * Tile::kN;
-  static constexpr int kBand = 8 / Tile::kClusterM;
+  static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN;
+  static constexpr int kBand = 8 / Tile::kCluster;
 };
 
 // The block in its cluster, and the tile that it has of its cluster's.
 template <class Tile>
-__device__ unsigned rank() {
-  return blockIdx.x % Tile::kCluster;
+__device__ int rank() {
+  return static_cast<int>(blockIdx.x % Tile::kCluster);
 }
 
 template <class Tile>
 __device__ Position locate_own(const Problem& p, int64_t index) {
   Position at = locate<ClusterTile<Tile>>(p, index);
-  if (rank<Tile>() == 1) at.row += ClusterTile<Tile>::kM - Tile::kM;
-  if (rank<Tile>() == 1) at.col += ClusterTile<Tile>::kN - Tile::kN;
+  at.row += rank<Tile>() * Tile::kM;
   return at;
 }
 
@@ -109,45 +109,44 @@ struct Part {
   const Maps& maps;
   int first, left;
   MapPlace matrix;
-  unsigned share;  // which half is asked for
+  int share;  // which half is asked for
 
   // That come, whoever asks.
   __device__ int bytes() const {
     if (kAcross) return static_cast<int>(min(ceil_div(left, 64), int64_t{kRows / 64})) * kBlock;
     return min(left, kRows) * 128;
   }
-  __device__ void copy(uint8_t* to, int k, uint64_t* full, uint64_t policy) const {
+  __device__ void copy(uint8_t* to, int k, uint64_t* full) const {
     if constexpr (kAcross) {
       UNROLL
       for (int i = 0; i < kRows; i += 64) {
         if (i / 64 % kShare == share && i < left) {
-          box(to + i / 64 * kBlock, maps.whole, first + i, k, full, policy);
+          box(to + i / 64 * kBlock, maps.whole, first + i, k, full);
         }
       }
     } else {
       constexpr int kOwn = kRows / kShare;
-      const int own = static_cast<int>(share) * kOwn;
+      const int own = share * kOwn;
       if (own >= left) return;
-      box(to + own * 128, left - own >= kOwn ? maps.whole : maps.last, k, first + own, full,
-          policy);
+      box(to + own * 128, left - own >= kOwn ? maps.whole : maps.last, k, first + own, full);
     }
   }
 
  private:
-  __device__ void box(uint8_t* to, const CUtensorMap& map, int near, int far, uint64_t* full,
-                      uint64_t policy) const {
+  __device__ void box(uint8_t* to, const CUtensorMap& map, int near, int far,
+                      uint64_t* full) const {
     const int at[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
     if constexpr (kShare == 2) {
-      device::copy_box_to(0b11, to, &map, at, full, policy);
+      device::copy_box_to(0b11, to, &map, at, full);
     } else {
-      device::copy_box(to, &map, at, full, policy);
+      device::copy_box(to, &map, at, full);
     }
   }
 };
 
+// A thread of each producing warp; stages are shared out among them.
 template <class Tile, class End>
-__device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem) {
-  const uint64_t policy = device::read_again();
+__device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, int warp) {
   const Problem& p = work.p;
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   constexpr unsigned kCluster = Tile::kCluster;
@@ -156,19 +155,18 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem) {
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
-    const Part<Tile::kM, Tile::kAAcross, Tile::kClusterN> a{work.a, tile.row, left(p.m, tile.row),
-                                                            End::place(p, p.a, tile.batch),
-                                                            rank<Tile>() % Tile::kClusterN};
-    const Part<Tile::kN, Tile::kBAcross, Tile::kClusterM> b{work.b, tile.col, left(p.n, tile.col),
-                                                            End::place(p, p.b, tile.batch),
-                                                            rank<Tile>() % Tile::kClusterM};
+    const Part<Tile::kM, Tile::kAAcross, 1> a{work.a, tile.row, left(p.m, tile.row),
+                                              End::place(p, p.a, tile.batch), 0};
+    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{
+        work.b, tile.col, left(p.n, tile.col), End::place(p, p.b, tile.batch), rank<Tile>()};
     const int bytes = a.bytes() + b.bytes();
     for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
+      if (ring.stage % kProducers != warp) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       device::arrive_expecting(full, bytes);
-      a.copy(smem.a[ring.stage], static_cast<int>(k), full, policy);
-      b.copy(smem.b[ring.stage], static_cast<int>(k), full, policy);
+      a.copy(smem.a[ring.stage], static_cast<int>(k), full);
+      b.copy(smem.b[ring.stage], static_cast<int>(k), full);
     }
   }
 }
@@ -176,7 +174,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem) {
 template <class Tile, class End>
 __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   constexpr int kNone = -1;
-  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
+  const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
   constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
@@ -271,7 +269,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarpgroup) {
     device::give_registers<56>();
-    if (threadIdx.x == 0) produce<Tile, End>(work, smem);
+    const int warp = device::uniform(threadIdx.x / 32);
+    if (warp < kProducers && device::elect()) produce<Tile, End>(work, smem, warp);
   } else {
     device::take_registers<224>();
     consume<Tile, End>(work, smem);
@@ -300,9 +299,9 @@ bool launch(typename End::Work work, const Lines& a, const Lines& b, const Conte
     const auto last = static_cast<int>(outer % rows);
     return Maps{map(lines, outer, rows), map(lines, outer, last == 0 ? rows : last)};
   };
-  work.a = maps(a, p.m, Tile::kM / Tile::kClusterN, Tile::kAAcross);
-  work.b = maps(b, p.n, Tile::kN / Tile::kClusterM, Tile::kBAcross);
-  work.tiles = count_tiles(p, Tile::kClusterM * Tile::kM, Tile::kClusterN * Tile::kN);
+  work.a = maps(a, p.m, Tile::kM, Tile::kAAcross);
+  work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross);
+  work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   const auto blocks = static_cast<unsigned>(
       Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
   if (p.k > chained::kChunk && Tile::kInMemory > 0 && work.totals == nullptr) {

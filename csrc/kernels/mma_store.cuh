@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "device/halves.cuh"
-#include "device/pipeline.cuh"
 #include "element.h"
 #include "epilogue.h"
 #include "launch.h"
@@ -34,21 +33,6 @@ __device__ void store_vector(Out* c, const float (&x)[4]) {
 template <class Out>
 __device__ float combined(const Problem& p, const Out* c, float sum, float bias) {
   return combine(p.epilogue, sum, bias, p.epilogue.beta == 0 ? 0.0f : widen(*c));
-}
-
-// Puts the biases of a tile's columns, T's, into shared memory, where there are some; the threads
-// of a warpgroup together, which have a barrier of their own.
-template <class T, int kCols>
-__device__ void load_bias(const Problem& p, int64_t col, int barrier, float (&bias)[kCols]) {
-  constexpr int kWarpgroup = 128;
-  if (p.epilogue.bias == nullptr) return;
-  device::sync_threads(barrier, kWarpgroup);  // the last tile's have been read
-  const auto* from = static_cast<const T*>(p.epilogue.bias);
-  UNROLL
-  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kCols; i += kWarpgroup) {
-    bias[i] = col + i < p.n ? widen(from[(col + i) * p.epilogue.bias_stride]) : 0;
-  }
-  device::sync_threads(barrier, kWarpgroup);
 }
 
 // Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
