@@ -15,19 +15,21 @@ namespace tiled {
 // read; on an H200 in clocks of a multiprocessor.
 struct MmaTile {
   int m, n, cluster;
-  double each;  // to begin and end one
-  double rate;  // multiply-adds a clock
+  double each;          // to begin and end one
+  double rate, across;  // multiply-adds a clock; where B's neighbours lie across K
 };
 
 // The rungs' switches go by the same order. Of 2048 that tensor cores could do, small tiles have
 // less by what shared memory gives and takes for them.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 2, 4900, 1650}, {128, 192, 1, 4400, 1640}, {128, 128, 1, 3600, 1680},
-    {64, 192, 1, 3600, 1670},  {64, 128, 1, 2800, 1470},  {64, 64, 1, 1900, 910},
+    {128, 256, 2, 5000, 1650, 1650}, {128, 192, 1, 4500, 1610, 1610},
+    {128, 160, 1, 4300, 1640, 1540}, {128, 128, 1, 3500, 1600, 1600},
+    {64, 192, 1, 3500, 1700, 1700},  {64, 128, 1, 2700, 1500, 1500},
+    {64, 96, 1, 2100, 1190, 840},    {64, 64, 1, 2000, 910, 910},
 };
 inline constexpr MmaTile kMmaRingTiles[] = {
-    {128, 128, 1, 6000, 420},
-    {64, 64, 1, 4000, 200},
+    {128, 128, 1, 6000, 420, 420},
+    {64, 64, 1, 4000, 200, 200},
 };
 
 // Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
@@ -36,7 +38,10 @@ struct MmaSkinnyTile {
   int w, x, blocks;
 };
 inline constexpr MmaSkinnyTile kMmaSkinnyTiles[] = {
-    {32, 8, 6}, {32, 16, 6}, {32, 32, 3}, {64, 8, 3}, {64, 16, 3}, {64, 32, 3},
+    {32, 8, 6},
+    {32, 16, 6},
+    {64, 8, 3},
+    {64, 16, 3},
 };
 
 // Until so many multiprocessors have both operands from memory, if they come once.
@@ -49,7 +54,7 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 // few blocks cannot ask for all that it gives; and from L2.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower) {
-  constexpr double kMemory = 13.6, kFromL2 = 63, kTaken = 50;  // bytes a clock, a multiprocessor's
+  constexpr double kMemory = 15.5, kFromL2 = 62, kTaken = 51;  // bytes a clock, a multiprocessor's
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
@@ -57,12 +62,13 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
+    const double rate = p.b.col_stride < p.b.row_stride ? tile.across : tile.rate;
     const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
                          static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
     const double taking = std::min(all, static_cast<double>(count) * kTaken / kMemory);
     const double clocks =
         rounds * tile.each +
-        std::max({rounds * slower * elements * k / tile.rate, mma_memory_clocks(p, taking, kMemory),
+        std::max({rounds * slower * elements * k / rate, mma_memory_clocks(p, taking, kMemory),
                   static_cast<double>(count) * lines * 2 * k / all / kFromL2});
     if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, 1, 1, clocks};
   }
@@ -78,11 +84,9 @@ inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
 }
 
-// The narrowest tile that has all rows of x, which are to be read by as few blocks as can be where
-// they are many. Measured from 1 to 64 rows, n and k 4096 to 14336: up to 16 rows tiles of 64
-// columns are the faster ones (by 2 to 10 %) where all run at once, or where those of 32 would be
-// half lines, which w is across K; or else those of 32 (5 to 10 %). With 17 to 32 rows those of 32
-// (10 to 20 %).
+// The narrowest tile that has all rows of x, or else 16. Measured for 1 to 16 rows, n and k 4096 to
+// 14336: tiles of 64 columns are the faster ones (by 2 to 10 %) where all run at once, or where
+// those of 32 would be half lines, which w is across K; or else those of 32 (5 to 10 %).
 inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
   constexpr double kFromL2 = 23;   // bytes a clock and multiprocessor
   constexpr double kRound = 3000;  // to begin and end blocks
@@ -90,19 +94,20 @@ inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
   const Matrix w = w_is_a ? p.a : transposed(p.b);
   const int64_t w_count = std::max(p.m, p.n), x_count = std::min(p.m, p.n);
   const bool at_once = ceil_div(w_count, 64) * p.batch.count <= processors;
-  const bool wide = x_count > 16 ? x_count > 32 : at_once || w.row_stride < w.col_stride;
-  const int index = (wide ? 3 : 0) + (x_count <= 8 ? 0 : x_count <= 16 ? 1 : 2);
+  const bool wide = at_once || w.row_stride < w.col_stride, few = x_count <= 8;
+  const int index = (wide ? 2 : 0) + (few ? 0 : 1);
   const MmaSkinnyTile& tile = kMmaSkinnyTiles[index];
   const int64_t units = ceil_div(w_count, tile.w) * ceil_div(x_count, tile.x) * p.batch.count;
   const int64_t each = std::max<int64_t>(1, ceil_div(units, processors));
   const auto blocks = static_cast<int>(std::min<int64_t>(each, tile.blocks));
-  const double memory = x_count <= 8 ? 16.4 : 15.5;
+  const auto rounds = static_cast<double>(ceil_div(each, blocks)), k = static_cast<double>(p.k);
+  const double memory = few ? 16.4 : 15.5, step = few ? 72 : 82;  // clocks for 16 of K, of a block
   const auto lines = static_cast<double>(tile.w + std::min<int64_t>(tile.x, x_count));
-  const double from_l2 = static_cast<double>(units) * lines * 2 * static_cast<double>(p.k) /
-                         static_cast<double>(processors) / kFromL2;
+  const double from_l2 =
+      static_cast<double>(units) * lines * 2 * k / static_cast<double>(processors) / kFromL2;
   const double clocks =
-      kRound * static_cast<double>(ceil_div(each, blocks)) +
-      std::max(mma_memory_clocks(p, static_cast<double>(processors), memory), from_l2);
+      rounds * kRound + std::max({mma_memory_clocks(p, static_cast<double>(processors), memory),
+                                  from_l2, rounds * step * k / 16});
   return {index, w_is_a ? tile.w : tile.x, w_is_a ? tile.x : tile.w, 1, blocks, clocks};
 }
 

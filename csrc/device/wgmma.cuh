@@ -65,10 +65,15 @@ __device__ uint64_t describe_lines(const void* smem) {
 #define TILED_NAMES_96                                                                           \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TILED_NAMES_32_TO_47 \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TILED_NAMES_64_TO_79 \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define TILED_EIGHT(i)                                                                        \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define TILED_SUMS(i) TILED_EIGHT(i), TILED_EIGHT(i + 8), TILED_EIGHT(i + 16), TILED_EIGHT(i + 24)
+#define TILED_HALF(i) TILED_EIGHT(i), TILED_EIGHT(i + 8)
+#define TILED_SUMS(i) TILED_HALF(i), TILED_HALF(i + 16)
 #define TILED_MULTIPLY(type, n, names, a_at, b_at, accumulate_at, a_across_at, b_across_at, ...) \
   asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, " accumulate_at               \
                ", 0;\n"                                                                          \
@@ -87,8 +92,12 @@ __device__ uint64_t describe_lines(const void* smem) {
   }
 
 TILED_MULTIPLY_ADD(32, "64", TILED_NAMES_0, "%32", "%33", "%34", "%35", "%36", TILED_SUMS(0))
+TILED_MULTIPLY_ADD(48, "96", TILED_NAMES_0 ", " TILED_NAMES_32_TO_47, "%48", "%49", "%50", "%51",
+                   "%52", TILED_SUMS(0), TILED_HALF(32))
 TILED_MULTIPLY_ADD(64, "128", TILED_NAMES_0 ", " TILED_NAMES_32, "%64", "%65", "%66", "%67", "%68",
                    TILED_SUMS(0), TILED_SUMS(32))
+TILED_MULTIPLY_ADD(80, "160", TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64_TO_79, "%80",
+                   "%81", "%82", "%83", "%84", TILED_SUMS(0), TILED_SUMS(32), TILED_HALF(64))
 TILED_MULTIPLY_ADD(96, "192", TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64, "%96", "%97",
                    "%98", "%99", "%100", TILED_SUMS(0), TILED_SUMS(32), TILED_SUMS(64))
 TILED_MULTIPLY_ADD(128, "256",
@@ -99,7 +108,10 @@ TILED_MULTIPLY_ADD(128, "256",
 #undef TILED_MULTIPLY_ADD
 #undef TILED_MULTIPLY
 #undef TILED_SUMS
+#undef TILED_HALF
 #undef TILED_EIGHT
+#undef TILED_NAMES_64_TO_79
+#undef TILED_NAMES_32_TO_47
 #undef TILED_NAMES_96
 #undef TILED_NAMES_64
 #undef TILED_NAMES_32

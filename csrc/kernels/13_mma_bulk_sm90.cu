@@ -58,7 +58,7 @@ __device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T*
   UNROLL
   for (int first = 0; first < Tile::kN; first += kStoredHalves) {
     UNROLL
-    for (int right = 0; right < kStoredHalves; right += 16) {
+    for (int right = 0; right < min(kStoredHalves, Tile::kN - first); right += 16) {
       uint32_t pairs[4];  // rows and columns in eights, rows first
       UNROLL
       for (int i = 0; i < 2; ++i) {
@@ -177,10 +177,12 @@ void run(const Problem& p, const Context& context) {
   switch (mma_bulk_plan(p, context.processors).tile) {
     case 0: return run_tile<mma_bulk::Tile<T, 0, 4, kAAcross, kBAcross>>(p, context);
     case 1: return run_tile<mma_bulk::Tile<T, 1, 5, kAAcross, kBAcross>>(p, context);
-    case 2: return run_tile<mma_bulk::Tile<T, 2, 6, kAAcross, kBAcross>>(p, context);
+    case 2: return run_tile<mma_bulk::Tile<T, 2, 5, kAAcross, kBAcross>>(p, context);
     case 3: return run_tile<mma_bulk::Tile<T, 3, 6, kAAcross, kBAcross>>(p, context);
-    case 4: return run_tile<mma_bulk::Tile<T, 4, 9, kAAcross, kBAcross>>(p, context);
-    case 5: return run_tile<mma_bulk::Tile<T, 5, 13, kAAcross, kBAcross>>(p, context);
+    case 4: return run_tile<mma_bulk::Tile<T, 4, 6, kAAcross, kBAcross>>(p, context);
+    case 5: return run_tile<mma_bulk::Tile<T, 5, 9, kAAcross, kBAcross>>(p, context);
+    case 6: return run_tile<mma_bulk::Tile<T, 6, 9, kAAcross, kBAcross>>(p, context);
+    case 7: return run_tile<mma_bulk::Tile<T, 7, 13, kAAcross, kBAcross>>(p, context);
   }
 }
 

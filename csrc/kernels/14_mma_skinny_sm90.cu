@@ -44,10 +44,10 @@ struct Tile {
   using T = T_;
   static constexpr int kW = kMmaSkinnyTiles[kIndex].w, kX = kMmaSkinnyTiles[kIndex].x;
   static constexpr bool kAcross = kAcross_;
-  static constexpr int kBox = 64, kK = 2 * kBox;       // of K: a copy, a stage
-  static constexpr int kBlocksX = kX / 8;              // of a product, a warp's
-  static constexpr int kWarps = kW / 16;               // that multiply
-  static constexpr int kCopiers = kX <= 16 ? 32 : 64;  // threads that copy x
+  static constexpr int kBox = 64, kK = 2 * kBox;  // of K: a copy, a stage
+  static constexpr int kBlocksX = kX / 8;         // of a product, a warp's
+  static constexpr int kWarps = kW / 16;          // that multiply
+  static constexpr int kCopiers = 32;             // threads that copy x
   static constexpr int kThreads = (kWarps + 1) * 32 + kCopiers;
   static constexpr int kBoxBytes = kW * kBox * 2, kXBoxBytes = kX * kBox * 2;
   static constexpr int kStageBytes = 2 * (kBoxBytes + kXBoxBytes);
@@ -338,8 +338,6 @@ void run(Work& work, const Context& context) {
     case 1: return run_tile<Tile<T, 1, kAcross>>(work, plan.blocks, context);
     case 2: return run_tile<Tile<T, 2, kAcross>>(work, plan.blocks, context);
     case 3: return run_tile<Tile<T, 3, kAcross>>(work, plan.blocks, context);
-    case 4: return run_tile<Tile<T, 4, kAcross>>(work, plan.blocks, context);
-    case 5: return run_tile<Tile<T, 5, kAcross>>(work, plan.blocks, context);
   }
 }
 

@@ -213,7 +213,7 @@ struct Layout {
   Layout(const Problem& p, const Context& context)
       : a(scaled_halves(p.batch, p.a, p.m, p.k)),
         b(scaled_halves(p.batch, transposed(p.b), p.n, p.k)) {
-    constexpr int kLeastCols = 64;  // of a tile, and so of a piece
+    constexpr int kLeastCols = 48;  // of a piece, in the mean: tiles of 96 have two
     WorkspaceLayout layout;
     count_at = layout.reserve(sizeof(int));
     a_at = layout.reserve(a.halves_bytes()), b_at = layout.reserve(b.halves_bytes());
@@ -264,10 +264,12 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
   switch (mma_bulk_plan(p, context.processors).tile) {
     case 0: run_tile<0, 4>(p, a, b, marks, totals, context); break;
     case 1: run_tile<1, 5>(p, a, b, marks, totals, context); break;
-    case 2: run_tile<2, 6>(p, a, b, marks, totals, context); break;
+    case 2: run_tile<2, 5>(p, a, b, marks, totals, context); break;
     case 3: run_tile<3, 6>(p, a, b, marks, totals, context); break;
-    case 4: run_tile<4, 8>(p, a, b, marks, totals, context); break;
-    case 5: run_tile<5, 13>(p, a, b, marks, totals, context); break;
+    case 4: run_tile<4, 6>(p, a, b, marks, totals, context); break;
+    case 5: run_tile<5, 8>(p, a, b, marks, totals, context); break;
+    case 6: run_tile<6, 9>(p, a, b, marks, totals, context); break;
+    case 7: run_tile<7, 13>(p, a, b, marks, totals, context); break;
   }
   launch_recompute(p, marks, context);
 }

@@ -45,8 +45,10 @@ struct Tile {
   static constexpr int kKept = kElements > 64 ? 128 - kElements : kElements;
   static constexpr int kInMemory = kElements - kKept;
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
+  // Columns of B that are brought: across K they come in blocks.
+  static constexpr int kBCols = kBAcross ? (kN + 63) / 64 * 64 : kN;
 
-  static_assert(kM % 64 == 0 && kN % 64 == 0 && chained::kChunk % kK == 0);
+  static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
   static_assert(kCluster <= 2, "each block copies half of B for both");
 };
 
@@ -94,7 +96,7 @@ struct Work {
 template <class Tile, class End>
 struct Smem {
   alignas(1024) uint8_t a[Tile::kStages][Tile::kM * Tile::kK * 2];
-  alignas(1024) uint8_t b[Tile::kStages][Tile::kN * Tile::kK * 2];
+  alignas(1024) uint8_t b[Tile::kStages][Tile::kBCols * Tile::kK * 2];
   alignas(16) typename End::Smem end;
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
@@ -113,7 +115,9 @@ struct Part {
 
   // That come, whoever asks.
   __device__ int bytes() const {
-    if (kAcross) return static_cast<int>(min(ceil_div(left, 64), int64_t{kRows / 64})) * kBlock;
+    if (kAcross) {
+      return static_cast<int>(min(ceil_div(left, 64), ceil_div(kRows, 64))) * kBlock;
+    }
     return min(left, kRows) * 128;
   }
   __device__ void copy(uint8_t* to, int k, uint64_t* full) const {
