@@ -2,19 +2,20 @@
 //
 // Idea:  wgmma reads both operands from shared memory by itself, whichever way they lie, so that no
 //        layout has to be turned; the copy engine brings them there. Lines that do not begin at
-//        multiples of 16 bytes are copied to some that do first. One thread asks for steps of
-//        64 of K, several ahead and on into the next tile; warpgroups have 64 rows of the tile
-//        each, all its columns, and issue nothing but products. What L2 gives is the next limit:
-//        so blocks are in clusters, and what two of them need each asks for half of, for both.
-//        They go on to other tiles, in bands that share what they read in the cache. Sums leave by
-//        way of shared memory, so that what is written to C are whole sectors. All but the last is
-//        mma_bulk.cuh, which 15_tf32_bulk shares.
-// Limit: power; for few tiles, what a multiprocessor takes in; nobody multiplies while a tile is
-//        stored, which long activations make longer.
-// Next:  K cut where there are few tiles; activations while others multiply.
+//        multiples of 16 bytes are copied to some that do first. Two threads ask for steps of
+//        64 of K by turns, several ahead and on into the next tile; warpgroups have 64 rows of the
+//        tile each, all its columns, and issue nothing but products. Blocks that run together ask
+//        for the same lines at about the same time, in bands of tiles, and L2 merges that, as long
+//        as no request has a policy. Pairs of the largest tiles are clusters: of B, which both
+//        need, each asks for half, for both. Sums leave by way of shared memory, so that what is
+//        written to C are whole sectors. All but the last is mma_bulk.cuh, which 15_tf32_bulk
+//        shares.
+// Limit: power; for few tiles, that tiles have few widths and K is cut at chunks alone; nobody
+//        multiplies while a tile is stored, which long activations make longer.
+// Next:  tiles of odd widths; K cut where there are few tiles; activations while others multiply.
 //
-//   producer    wait empty[s]     copy A and B of a step into stage s, here and in the blocks that
-//                                 share them -> full[s] of each
+//   producers   wait empty[s]     copy A and B of a step into stage s, half of B here and in the
+//                                 block that shares it -> full[s] of each
 //   consumers   wait full[s]      issue four products; those of the stage before are finished
 //                                 -> empty[s - 1] of each block that copies there
 //   at the end of a chunk its sums are added to those before, which wait in registers and in L2.

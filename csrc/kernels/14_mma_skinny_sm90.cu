@@ -6,9 +6,9 @@
 //        B, eight of its rows at least. K may not be cut below a chunk, so that a tile is a stream
 //        of its own, and there are many: one thread of a block asks the copy engine for w, as many
 //        stages ahead as shared memory holds, which blocks of a multiprocessor share. x comes by a
-//        warp or two: asking for its short boxes would take that thread as long as w does.
-// Limit: memory for up to 16 rows; then what L2 gives, since each block reads all of x.
-// Next:  clusters whose blocks share x.
+//        warp: asking for its short boxes would take that thread as long as w does.
+// Limit: memory; a block's stream where there are few of them, which 13_mma_bulk asks for faster.
+// Next:  x by the copy engine, too, now that two threads may ask.
 //
 //   one thread   wait empty[s]    ask for w of 128 of K in stage s   -> full[s]
 //   copiers      wait empty[s]    copy x, likewise                   -> full[s]

@@ -52,11 +52,12 @@ struct Tile {
   static_assert(kCluster <= 2, "each block copies half of B for both");
 };
 
-// The tiles of a cluster, one above the other, which share B. Bands are eight tiles of rows.
+// The tiles of a cluster, one above the other, which share B. Bands are eight tiles of 128 rows, or
+// four of 64, of which more run at a time.
 template <class Tile>
 struct ClusterTile {
   static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN;
-  static constexpr int kBand = 8 / Tile::kCluster;
+  static constexpr int kBand = Tile::kM / 16 / Tile::kCluster;
 };
 
 // The block in its cluster, and the tile that it has of its cluster's.
@@ -267,8 +268,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::publish_barriers();
   }
   __syncthreads();
-  device::say_started();
-  device::wait_for_cluster();
+  if constexpr (Tile::kCluster > 1) device::meet_in_cluster();
   device::let_next_kernel_start();
   device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarpgroup) {
@@ -279,7 +279,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::take_registers<224>();
     consume<Tile, End>(work, smem);
   }
-  device::sync_cluster();
+  // No block may end while another may still arrive at its barriers.
+  if constexpr (Tile::kCluster > 1) device::meet_in_cluster();
 }
 
 // An operand that maps read: its row_stride is between A's rows or B's columns.
