@@ -392,6 +392,33 @@ def test_skinny_with_any_tile(layout, dtype):
 
 
 @needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bulk_with_any_tile(layout, dtype):
+    """On an H200, whose plan picks another for each of these sizes; sums of several chunks, too."""
+    sizes = {
+        "128x256": [(2040, 2040, 72), (2040, 2040, 8264)],
+        "128x192": [(1700, 1690, 152), (1700, 1690, 8264)],
+        "128x160": [(760, 3001, 200), (760, 3000, 8264)],
+        "128x128": [(1000, 2041, 500)],
+        "64x192": [(1020, 1500, 200)],
+        "64x128": [(1000, 1000, 200), (1000, 1000, 8264)],
+        "64x96": [(1000, 701, 200), (1000, 700, 8264)],
+        "64x64": [(300, 301, 300)],
+    }
+    is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
+    for tile, problems in sizes.items():
+        for m, n, k in problems:
+            a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
+            b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
+            chosen = torch_tiled.explain(a, b, algorithm="mma_bulk").tile
+            assert chosen == tile or not is_h200, (m, n, k)
+            out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
+            torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
+            assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_ring"))
+
+
+@needs_hopper
 @pytest.mark.parametrize(("m", "k", "step"), [(4000, 8200, 1), (300, 100, 2)])
 def test_without_memory_another_rung_computes(m, k, step):
     """Memory for the first chunk's sums, or for copies of operands that no tensor map can read."""
