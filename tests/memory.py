@@ -14,7 +14,7 @@ def no_more_memory():
     torch.cuda.set_per_process_memory_fraction(allowed)
     try:
         held = []
-        for size in (2**26, 2**20, 2**9):  # the allocator has places for each
+        for size in (2**26, 2**23, 2**21, 2**20, 2**9):  # the allocator has places for each
             with pytest.raises(torch.OutOfMemoryError):
                 while True:
                     held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kEight = 8, kPart = 32 * kEight * 8;  // elements a thread, a warp
+// Elements of L2's lines, at which long lines begin, so that a box asks for each once.
+constexpr int kLine = 64;
 
 struct Job {
   Matrix from;  // row_stride: between lines; col_stride: of their elements
@@ -75,7 +77,8 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
         rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
     const bool by_rows = wants_k ? i == 0 : closer_by_rows;
     job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
-    job.pitch = ceil_div(job.length, kEight) * kEight;
+    const int64_t multiple = job.length < 8 * kLine ? kEight : kLine;
+    job.pitch = ceil_div(job.length, multiple) * multiple;
     job.parts = ceil_div(job.length, kPart);
     Matrix to{.data = nullptr,
               .row_stride = by_rows ? job.pitch : 1,
