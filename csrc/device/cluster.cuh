@@ -19,12 +19,6 @@ __device__ inline void say_started() {
   ::cuda::ptx::barrier_cluster_arrive(::cuda::ptx::sem_relaxed);
 }
 __device__ inline void wait_for_cluster() { ::cuda::ptx::barrier_cluster_wait(); }
-// Both: all threads of all blocks meet. Nothing that they wrote is published, which would take as
-// long as stores do to reach memory.
-__device__ inline void meet_in_cluster() {
-  say_started();
-  wait_for_cluster();
-}
 
 // In a cluster of two blocks or more: stores four floats where the block of that rank has `to`, and
 // counts the 16 bytes at its `barrier`. The address is a multiple of 16.
@@ -63,7 +57,7 @@ __device__ inline void copy_box_to(uint16_t blocks, void* smem, const void* map,
       : "memory");
 }
 
-// __syncthreads() for all blocks.
+// __syncthreads() for all blocks. No block may end while another may still send to it.
 __device__ inline void sync_cluster() {
   ::cuda::ptx::barrier_cluster_arrive();
   ::cuda::ptx::barrier_cluster_wait();

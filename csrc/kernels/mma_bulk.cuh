@@ -268,7 +268,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::publish_barriers();
   }
   __syncthreads();
-  if constexpr (Tile::kCluster > 1) device::meet_in_cluster();
+  if constexpr (Tile::kCluster > 1) {
+    device::say_started();
+    device::wait_for_cluster();
+  }
   device::let_next_kernel_start();
   device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarpgroup) {
@@ -279,8 +282,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::take_registers<224>();
     consume<Tile, End>(work, smem);
   }
-  // No block may end while another may still arrive at its barriers.
-  if constexpr (Tile::kCluster > 1) device::meet_in_cluster();
+  // No block may end before the other's last arrivals at its barriers are there.
+  if constexpr (Tile::kCluster > 1) device::sync_cluster();
 }
 
 // An operand that maps read: its row_stride is between A's rows or B's columns.
