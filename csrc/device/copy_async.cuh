@@ -29,7 +29,7 @@ __device__ inline uint64_t read_once() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   return policy;
 }
-// That of all other data.
+// That of data that is, by the same instruction.
 __device__ inline uint64_t read_again() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));

@@ -101,6 +101,12 @@ __device__ inline void copy_box(void* smem, const void* map, const int (&at)[5],
       : "memory");
 }
 
+// Likewise, by a policy if it is the only time that anybody reads the box.
+__device__ inline void copy_box_if_once(bool once, void* smem, const void* map, const int (&at)[5],
+                                        uint64_t* barrier, uint64_t policy) {
+  once ? copy_box(smem, map, at, barrier, policy) : copy_box(smem, map, at, barrier);
+}
+
 // Has a tensor map, a parameter of the kernel, at hand for the first copy_box().
 __device__ inline void fetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

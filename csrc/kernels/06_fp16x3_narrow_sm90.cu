@@ -170,8 +170,8 @@ __device__ void request_w(const InFlight& work, const CUtensorMap& map, Smem<kPa
     const int k = next.k + (kAlongK ? i * Box<kAlongK>::kK : 0);
     const int at[] = {kAlongK ? k : col, kAlongK ? col : k, next.matrix[0], next.matrix[1],
                       next.matrix[2]};
-    uint8_t* to = smem.w[turn.stage()] + i * Box<kAlongK>::kBytes;
-    once ? device::copy_box(to, &map, at, full, policy) : device::copy_box(to, &map, at, full);
+    device::copy_box_if_once(once, smem.w[turn.stage()] + i * Box<kAlongK>::kBytes, &map, at, full,
+                             policy);
   }
   next.turn.next();
   next.k += kStageK;

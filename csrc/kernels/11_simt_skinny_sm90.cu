@@ -133,9 +133,9 @@ __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
         const int near = Tile::kAlongK ? first_k + k : unit.col;
         const int far = Tile::kAlongK ? unit.col : first_k + k;
         device::arrive_expecting(full, sizeof smem.w[0]);
-        const int first[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
-        once ? device::copy_box(smem.w[ring.stage], &work.map, first, full, policy)
-             : device::copy_box(smem.w[ring.stage], &work.map, first, full);
+        device::copy_box_if_once(once, smem.w[ring.stage], &work.map,
+                                 {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full,
+                                 policy);
       }
       copy_x<Tile>(work, smem.x[ring.stage], x, rows, unit.length - k);
       device::arrive_when_copied(full);

@@ -119,10 +119,9 @@ __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
       const auto box = [&](int i) {
         const int near = Tile::kAcross ? unit.w : at + i * Tile::kBox;
         const int far = Tile::kAcross ? at + i * Tile::kBox : unit.w;
-        uint8_t* box_to = to + i * Tile::kBoxBytes;
-        const int first[] = {near, far, matrix.at[0], matrix.at[1], matrix.at[2]};
-        once ? device::copy_box(box_to, &work.map, first, full, policy)
-             : device::copy_box(box_to, &work.map, first, full);
+        device::copy_box_if_once(once, to + i * Tile::kBoxBytes, &work.map,
+                                 {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full,
+                                 policy);
       };
       const bool both = p.k - k > Tile::kBox;
       device::wait(&smem.empty[ring.stage], ring.parity);

@@ -1,5 +1,5 @@
-// Copies operands of halves to lines that begin at multiples of 16 bytes. A warp copies a part of a
-// line, eight elements a thread at a time.
+// Copies operands of halves to lines that begin at multiples of 16 bytes, or of 128 if they are
+// long. A warp copies a part of a line, eight elements a thread at a time.
 
 #include <algorithm>
 
