@@ -22,10 +22,10 @@ struct MmaTile {
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
 // have.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 2, 5000, 1650, 1650}, {128, 192, 1, 4500, 1610, 1610},
-    {128, 160, 1, 4300, 1640, 1540}, {128, 128, 1, 3500, 1600, 1600},
-    {64, 192, 1, 3500, 1700, 1700},  {64, 128, 1, 2700, 1500, 1500},
-    {64, 96, 1, 2100, 1190, 840},    {64, 64, 1, 2000, 910, 910},
+    {128, 256, 2, 4300, 1660, 1680}, {128, 192, 1, 4700, 1690, 1760},
+    {128, 160, 1, 3900, 1630, 1590}, {128, 128, 1, 2700, 1620, 1650},
+    {64, 192, 1, 2700, 1680, 1700},  {64, 128, 1, 2200, 1550, 1620},
+    {64, 96, 1, 1900, 1260, 840},    {64, 64, 1, 1100, 910, 1080},
 };
 inline constexpr MmaTile kMmaRingTiles[] = {
     {128, 128, 1, 6000, 420, 420},
@@ -54,7 +54,8 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 // few blocks cannot ask for all that it gives; and from L2.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower) {
-  constexpr double kMemory = 15.5, kFromL2 = 62, kTaken = 51;  // bytes a clock, a multiprocessor's
+  constexpr double kMemory = 14.5, kFromL2 = 60,
+                   kTaken = 51.5;  // bytes a clock, a multiprocessor's
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {

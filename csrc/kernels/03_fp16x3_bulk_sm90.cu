@@ -29,6 +29,7 @@
 #include "kernels/fp16x3_parts.h"
 #include "kernels/in_parts.h"
 #include "kernels/load_bias.cuh"
+#include "kernels/tile_band.cuh"
 #include "launch.h"
 
 namespace tiled::cuda {
@@ -72,29 +73,14 @@ struct Source {
 };
 
 struct Work {
+  Bands bands;
+  int64_t tiles;
   Problem p;
   Source a, b;
   Marks marks;
   bool stores_simply;  // a bias and ReLU at most, pairs in a row of C at once
-  int64_t tiles;
-  void* sums;  // of chunks, where K is cut
+  void* sums;          // of chunks, where K is cut
 };
-
-struct Position {
-  int64_t batch, tile_m, tile_n;
-};
-
-// Tiles in bands of kBand rows, down a column of the band first: blocks that run together share
-// what they read of A and of B in the cache.
-__device__ Position locate(const Problem& p, int64_t index) {
-  const int64_t tiles_m = ceil_div(p.m, Tile::kM), tiles_n = ceil_div(p.n, Tile::kN);
-  const int64_t batch = index / (tiles_m * tiles_n);
-  const int64_t in_matrix = index % (tiles_m * tiles_n);
-  const int64_t first = in_matrix / (Tile::kBand * tiles_n) * Tile::kBand;
-  const int64_t height = min(tiles_m - first, int64_t{Tile::kBand});
-  const int64_t in_band = in_matrix % (Tile::kBand * tiles_n);
-  return {batch, first + in_band % height, in_band / height};
-}
 
 // The chunks that a block sums: all, or, where K is cut, a range by its place along the grid's y.
 struct Chunks {
@@ -113,13 +99,15 @@ __device__ void produce(const Work& work, Smem& smem) {
   const int64_t end = min(chunks.end * kStepsOfChunk, ceil_div(work.p.k, Tile::kK));
   device::Ring turn{.stages = Tile::kStages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Position at = locate(work.p, index);
+    const Position at = locate<Tile>(work.bands, index);
+    const int64_t a_tile = at.row / Tile::kM, b_tile = at.col / Tile::kN;
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, at.batch);
     const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, at.batch);
-    const uint8_t* a = work.a.packed.halves + work.a.packed.step_offset(a_matrix, at.tile_m, first);
-    const uint8_t* b = work.b.packed.halves + work.b.packed.step_offset(b_matrix, at.tile_n, first);
-    const int a_bytes = 2 * Packed::plane_bytes(work.a.packed.tile_rows(at.tile_m));
-    const int b_bytes = 2 * Packed::plane_bytes(work.b.packed.tile_rows(at.tile_n));
+    const uint8_t* a = work.a.packed.halves + work.a.packed.step_offset(a_matrix, a_tile, first);
+    const uint8_t* b = work.b.packed.halves + work.b.packed.step_offset(b_matrix, b_tile, first);
+    const int a_bytes = 2 * Packed::plane_bytes(work.a.packed.tile_rows(a_tile));
+    const int b_bytes = 2 * Packed::plane_bytes(work.b.packed.tile_rows(b_tile));
+    if (index == blockIdx.x) device::wait_for_previous_kernel();
     for (int64_t step = first; step < end; ++step, turn.next()) {
       Smem::Stage& stage = smem.stage[turn.stage];
       uint64_t* full = &smem.full[turn.stage];
@@ -137,9 +125,9 @@ struct Place {
   int64_t batch, row, col, tile_col;  // the last of the tile's first
   __device__ Place(const Position& tile, int warpgroup, int thread)
       : batch(tile.batch),
-        row(tile.tile_m * Tile::kM + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4),
-        col(tile.tile_n * Tile::kN + thread % 4 * 2),
-        tile_col(tile.tile_n * Tile::kN) {}
+        row(tile.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4),
+        col(tile.col + thread % 4 * 2),
+        tile_col(tile.col) {}
 };
 
 // From sums to C, where little is to be asked. Returns false, and does nothing, where more is.
@@ -227,13 +215,14 @@ __device__ void consume(const Work& work, Smem& smem) {
   const int thread = threadIdx.x % Tile::kWarpgroup;
   device::Ring turn{.stages = Tile::kStages};
   const Chunks chunks(work.p);
+  device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Position position = locate(work.p, index);
+    const Position position = locate<Tile>(work.bands, index);
     const Packed &a = work.a.packed, &b = work.b.packed;
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, position.batch);
     const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, position.batch);
-    const int a_lo = Packed::plane_bytes(a.tile_rows(position.tile_m));
-    const int b_lo = Packed::plane_bytes(b.tile_rows(position.tile_n));
+    const int a_lo = Packed::plane_bytes(a.tile_rows(position.row / Tile::kM));
+    const int b_lo = Packed::plane_bytes(b.tile_rows(position.col / Tile::kN));
     const Place at(position, warpgroup, thread);
 
     float part[Tile::kElements], low[Tile::kElements], total[Tile::kElements];
@@ -341,14 +330,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   __syncthreads();
   device::let_next_kernel_start();
-  device::wait_for_previous_kernel();
-
-  if (threadIdx.x < Tile::kWarpgroup) {
-    device::give_registers<24>();
-    if (threadIdx.x < 32 && device::elect()) produce(work, smem);
-  } else {
+  // Instructions lie in memory by this order, and those that ask for operands are to come first.
+  if (threadIdx.x >= Tile::kWarpgroup) {
     device::take_registers<240>();
     consume<kPromote>(work, smem);
+  } else {
+    device::give_registers<24>();
+    if (threadIdx.x < 32 && device::elect()) produce(work, smem);
   }
 }
 
@@ -390,7 +378,7 @@ __global__ void __launch_bounds__(kAddThreads)
     const auto [x, y, z, w] = sums[i / 4][thread];
     total[i] = x, total[i + 1] = y, total[i + 2] = z, total[i + 3] = w;
   }
-  const Place at(locate(work.p, tile), warpgroup, thread);
+  const Place at(locate<Tile>(work.bands, tile), warpgroup, thread);
   if (work.p.epilogue.bias != nullptr) load_bias<float>(work.p, at.tile_col, 1, bias);
   if (!store_simply(work, at, total, bias)) store_tile(work, at, total, bias, sums);
 }
@@ -460,13 +448,14 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
   }
 
   const Work work{
+      .bands = Bands::of<Tile>(p),
+      .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .p = p,
       .a = {a, plan.a_index},
       .b = {b, plan.b_index},
       .marks = marks,
       .stores_simply = p.epilogue.is_simple() &&
                        in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride),
-      .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .sums = workspace + plan.sums_at,
   };
   const auto kernel =

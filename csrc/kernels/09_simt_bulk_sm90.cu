@@ -73,6 +73,7 @@ struct Work {
   CUtensorMap a, b;  // neighbours along rows of A, along columns of B
   bool by_fours;     // C is written, and read, by four neighbours of a row
   int64_t tiles;
+  Bands bands;
   unsigned ranges;  // of chunks
   void* sums;       // Sums[chunk][tile], where there are several
 };
@@ -92,7 +93,7 @@ struct Unit {
   int64_t k, length;  // that the range begins at and has
 
   __device__ Unit(const Work& work, int64_t index)
-      : tile(locate<Tile>(work.p, index % work.tiles)) {
+      : tile(locate<Tile>(work.bands, index % work.tiles)) {
     const auto chunks = static_cast<unsigned>(ceil_div(work.p.k, kChunk));
     const auto range = static_cast<unsigned>(index / work.tiles);
     first = range * chunks / work.ranges, end = (range + 1) * chunks / work.ranges;
@@ -110,6 +111,7 @@ __device__ void produce(const Work& work, Smem<Tile>& smem) {
     const Unit<Tile> unit(work, index);
     const MapPlace a(work.p.batch, work.p.a, unit.tile.batch);
     const MapPlace b(work.p.batch, work.p.b, unit.tile.batch);
+    if (index == blockIdx.x) device::wait_for_previous_kernel();
     for (int64_t k = 0; k < unit.length; k += Tile::kK, ring.next()) {
       const int k_at = static_cast<int>(unit.k + k);
       uint64_t* full = &smem.full[ring.stage];
@@ -133,6 +135,7 @@ __device__ __noinline__ void keep_sums(const Sums<Tile>& from, Sums<Tile>* to) {
 
 template <class Tile>
 __device__ void consume(const Work& work, Smem<Tile>& smem) {
+  device::wait_for_previous_kernel();
   const Place<Tile> place(threadIdx.x, 0);
 
   Fragments<Tile> fragments;
@@ -222,7 +225,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     device::publish_barriers();
   }
   __syncthreads();
-  device::wait_for_previous_kernel();
   if (work.ranges > 1) let_sums_be_added();
   if (threadIdx.x >= Tile::kMultipliers) {
     if constexpr (Tile::kMultiplierRegisters > 0) {
@@ -249,6 +251,7 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
       .b = map(transposed(p.b), p.n, Tile::kN),
       .by_fours = stores_fours(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
+      .bands = Bands::of<Tile>(p),
       .ranges = static_cast<unsigned>(plan.ranges),
       .sums = nullptr,
   };

@@ -20,6 +20,7 @@
 #include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
 #include "epilogue.h"
+#include "kernels/divisor.cuh"
 #include "kernels/lane_place.cuh"
 #include "kernels/map_place.cuh"
 #include "kernels/tensor_map.h"
@@ -60,11 +61,11 @@ struct Work {
   CUtensorMap map;  // of w
   bool w_is_a, x_by_fours;
   int64_t w_count, x_count;
-  unsigned panels, chunks;  // panels of kRows rows of x
-  int64_t col_tiles, units;
+  Divisor panels, col_tiles, chunks;  // panels of kRows rows of x
+  int64_t units;
   float* sums;  // of chunks: (matrices, chunks, x_count, sums_stride()), where there are several
 
-  HOST_DEVICE int64_t sums_stride() const { return col_tiles * kSkinnyCols; }
+  HOST_DEVICE int64_t sums_stride() const { return int64_t{col_tiles.by} * kSkinnyCols; }
 };
 
 // A chunk of some columns of w, for a panel of x. Those of one part of w are neighbours.
@@ -76,12 +77,11 @@ struct Unit {
   int length;    // along K
 
   __device__ Unit(const Work& work, int64_t index) {
-    row = static_cast<int>(index % work.panels) * Tile::kRows;
-    index /= work.panels;
-    col = static_cast<int>(index % work.col_tiles) * Tile::kCols;
-    index /= work.col_tiles;
-    chunk = static_cast<unsigned>(index % work.chunks);
-    matrix = index / work.chunks;
+    const int64_t part = work.panels.divide(index), parts = work.col_tiles.divide(part);
+    matrix = work.chunks.divide(parts);
+    row = static_cast<int>(index - part * work.panels.by) * Tile::kRows;
+    col = static_cast<int>(part - parts * work.col_tiles.by) * Tile::kCols;
+    chunk = static_cast<unsigned>(parts - matrix * work.chunks.by);
     length = static_cast<int>(min(work.p.k - int64_t{chunk} * kChunk, int64_t{kChunk}));
   }
 };
@@ -115,7 +115,7 @@ __device__ void copy_x(const Work& work, float (&to)[Tile::kRows][Tile::kPitch],
 
 template <class Tile>
 __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
-  const bool once = work.panels == 1;
+  const bool once = work.panels.by == 1;
   const uint64_t policy = device::read_once();
   device::Ring ring{.stages = Tile::kStages};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
@@ -126,6 +126,7 @@ __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
                      batch_offset(work.p.batch, work.x, unit.matrix) +
                      unit.row * work.x.row_stride + first_k * work.x.col_stride;
     const int rows = static_cast<int>(min(work.x_count - unit.row, int64_t{Tile::kRows}));
+    if (index == blockIdx.x) device::wait_for_previous_kernel();
     for (int k = 0; k < unit.length; k += Tile::kK, ring.next()) {
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity ^ 1);
@@ -224,7 +225,7 @@ __device__ void store_sums(const Work& work, const Unit<Tile>& unit, const Place
   const int64_t c_offset =
       work.sums == nullptr ? batch_offset(work.p.batch, work.p.c, unit.matrix) : 0;
   float* to =
-      work.sums + (unit.matrix * work.chunks + unit.chunk) * work.x_count * work.sums_stride();
+      work.sums + (unit.matrix * work.chunks.by + unit.chunk) * work.x_count * work.sums_stride();
   UNROLL
   for (int i = 0; i < Tile::kThreadRows; ++i) {
     UNROLL
@@ -245,6 +246,7 @@ template <class Tile>
 __device__ void multiply_units(const Work& work, Smem<Tile>& smem) {
   const Place<Tile> place;
   device::Ring ring{.stages = Tile::kStages};
+  device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     Sums<Tile> sums = {};
@@ -285,7 +287,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     device::publish_barriers();
   }
   __syncthreads();
-  device::wait_for_previous_kernel();
   if (threadIdx.x >= Tile::kMultipliers) {
     copy_units<Tile>(work, smem);
   } else {
@@ -308,18 +309,18 @@ __global__ void __launch_bounds__(kAddThreads)
   device::wait_for_previous_kernel();
   if (!exists) return;
   const int64_t between = work.x_count * stride;
-  const float* sums = work.sums + matrix * work.chunks * between + row * stride + col;
+  const float* sums = work.sums + matrix * work.chunks.by * between + row * stride + col;
   float total = kEmptyTotal<float>;
   NO_UNROLL
-  for (unsigned first = 0; first < work.chunks; first += kAddAhead) {
+  for (unsigned first = 0; first < work.chunks.by; first += kAddAhead) {
     float of_chunk[kAddAhead];
     UNROLL
     for (unsigned i = 0; i < kAddAhead; ++i) {
-      of_chunk[i] = __ldcg(sums + min(first + i, work.chunks - 1) * between);
+      of_chunk[i] = __ldcg(sums + min(first + i, work.chunks.by - 1) * between);
     }
     UNROLL
     for (unsigned i = 0; i < kAddAhead; ++i) {
-      if (first + i < work.chunks) total += of_chunk[i];
+      if (first + i < work.chunks.by) total += of_chunk[i];
     }
   }
   store<float>(work.p, c_offset, work.w_is_a ? col : row, work.w_is_a ? row : col, total);
@@ -331,14 +332,14 @@ void run(Work& work, const Context& context) {
   const Problem& p = work.p;
   work.map = tensor_map(p.batch, work.w, work.w_count, p.k, Tile::kCols, Tile::kK,
                         Tile::kAlongK ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
-  work.panels = static_cast<unsigned>(ceil_div(work.x_count, Tile::kRows));
-  work.units = work.col_tiles * work.panels * work.chunks * p.batch.count;
+  work.panels = Divisor::of(static_cast<uint32_t>(ceil_div(work.x_count, Tile::kRows)));
+  work.units = int64_t{work.col_tiles.by} * work.panels.by * work.chunks.by * p.batch.count;
   const auto kernel = simt_skinny_kernel<Tile>;
   allow_shared_memory(kernel, sizeof(Smem<Tile>));
   const int64_t blocks = std::min(work.units, int64_t{Tile::kBlocks} * context.processors);
   launch_after(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
                work);
-  if (work.chunks == 1) return;
+  if (work.chunks.by == 1) return;
   const int64_t elements = p.batch.count * work.x_count * work.sums_stride();
   launch_after(simt_skinny_add_kernel, static_cast<unsigned>(ceil_div(elements, kAddThreads)),
                kAddThreads, 0, context, work);
@@ -369,10 +370,10 @@ void launch_simt_skinny(const Problem& p, const Context& context) {
   work.w_count = std::max(p.m, p.n), work.x_count = std::min(p.m, p.n);
   work.x_by_fours =
       p.k % 4 == 0 && in_vectors(p.batch, work.x, work.x.col_stride, work.x.row_stride, 4);
-  work.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
-  work.col_tiles = ceil_div(work.w_count, kSkinnyCols);
-  if (work.chunks > 1) {
-    const int64_t sums = p.batch.count * work.chunks * work.x_count * work.sums_stride();
+  work.chunks = Divisor::of(static_cast<uint32_t>(ceil_div(p.k, kChunk)));
+  work.col_tiles = Divisor::of(static_cast<uint32_t>(ceil_div(work.w_count, kSkinnyCols)));
+  if (work.chunks.by > 1) {
+    const int64_t sums = p.batch.count * work.chunks.by * work.x_count * work.sums_stride();
     work.sums = static_cast<float*>(context.allocate_if_there_is(sums * int64_t{sizeof(float)}));
     if (work.sums == nullptr) return launch_simt_ring(p, context);
   }

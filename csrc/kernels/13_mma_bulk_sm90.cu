@@ -44,12 +44,12 @@ namespace {
 constexpr int kStoredHalves = 64;
 using HalvesOfRows = uint16_t[16][kStoredHalves + 8];
 
-// Stores a warp's rows of halves that are neighbours in a row of C; kEnds: with a bias or ReLU, or
-// nothing else is done to sums.
-template <class Tile, bool kEnds>
-__device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T* c, int64_t row,
-                             int64_t col, const float (&sums)[Tile::kElements],
-                             HalvesOfRows& leaving, const float (&biases)[Tile::kN]) {
+// Stores a warp's rows of halves that are neighbours in a row of C, eight at a time or one; kEnds:
+// with a bias or ReLU, or nothing else is done to sums.
+template <class Tile, bool kEnds, bool kByEights>
+__device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row, int64_t col,
+                             const float (&sums)[Tile::kElements], HalvesOfRows& leaving,
+                             const float (&biases)[Tile::kN]) {
   using T = typename Tile::T;
   const bool relu = p.epilogue.activation == Activation::kRelu;
   const int lane = threadIdx.x % 32;
@@ -79,7 +79,7 @@ __device__ void store_halves(const Problem& p, bool by_eights, typename Tile::T*
       device::store_matrices(&leaving[lane % 16][right + lane / 16 * 8], pairs);
     }
     __syncwarp();
-    if (by_eights) {
+    if constexpr (kByEights) {
       UNROLL
       for (int i = 0; i < 16; i += 4) {
         const int down = i + lane / 8, right = lane % 8 * 8;
@@ -124,18 +124,16 @@ struct End {
   __device__ static MapPlace place(const Problem& p, const Matrix& matrix, int64_t index) {
     return {p.batch, matrix, index};
   }
-  __device__ void begin_tile(int64_t index) const {
+  __device__ void begin_tile(const Position& tile) const {
     if (work.p.epilogue.bias == nullptr) return;
     const int warpgroup = static_cast<int>(threadIdx.x) / Tile::kWarpgroup - 1;
-    const Position tile = mma_bulk::locate_own<Tile>(work.p, index);
     load_bias<typename Tile::T>(work.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
   }
-  __device__ void end_chunk(int64_t, int64_t, float (&)[Tile::kElements]) const {}
-  __device__ void end_tile(int64_t index, float (&sums)[Tile::kElements]) const {
+  __device__ void end_chunk(const Position&, int64_t, float (&)[Tile::kElements]) const {}
+  __device__ void end_tile(const Position& tile, float (&sums)[Tile::kElements]) const {
     using T = typename Tile::T;
     const Problem& p = work.p;
     const int warp = threadIdx.x / 32 - 4;
-    const Position tile = mma_bulk::locate_own<Tile>(p, index);
     const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
     const int64_t row = tile.row + warp * 16;
     Leaving& leaving = smem.leaving[warp];
@@ -143,12 +141,16 @@ struct End {
     auto store = [&]<class Out>(Out* c) {
       store_rows<false>(p, work.by_fours, c + c_offset, row, tile.col, sums, leaving.sums, bias);
     };
-    auto* halves = static_cast<T*>(p.c.data) + c_offset;
-    const bool by_eights = work.by_eights;
-    if (work.halves && work.ends) {
-      store_halves<Tile, true>(p, by_eights, halves, row, tile.col, sums, leaving.halves, bias);
+    auto store_as = [&]<bool kEnds, bool kByEights>() {
+      store_halves<Tile, kEnds, kByEights>(p, static_cast<T*>(p.c.data) + c_offset, row, tile.col,
+                                           sums, leaving.halves, bias);
+    };
+    if (work.halves && work.by_eights && !work.ends) {
+      store_as.template operator()<false, true>();
+    } else if (work.halves && work.by_eights) {
+      store_as.template operator()<true, true>();
     } else if (work.halves) {
-      store_halves<Tile, false>(p, by_eights, halves, row, tile.col, sums, leaving.halves, bias);
+      store_as.template operator()<true, false>();
     } else if (p.out_dtype == DType::kFloat32) {
       store(static_cast<float*>(p.c.data));
     } else {

@@ -26,6 +26,7 @@
 #include "device/pipeline.cuh"
 #include "element.h"
 #include "epilogue.h"
+#include "kernels/divisor.cuh"
 #include "kernels/map_place.cuh"
 #include "kernels/mma_lines.h"
 #include "kernels/tensor_map.h"
@@ -65,7 +66,8 @@ struct Work {
   CUtensorMap map;  // of w
   bool w_is_a;
   int64_t w_count, x_count;
-  int64_t x_tiles, units;
+  Divisor x_tiles, w_tiles;
+  int64_t units;
   int stages;
   int held;  // stages that warps release at once
 };
@@ -80,11 +82,10 @@ struct Unit {
   int64_t matrix;
   int w, x;  // the first of each
   __device__ Unit(const Work& work, int64_t index) {
-    x = static_cast<int>(index % work.x_tiles) * Tile::kX;
-    index /= work.x_tiles;
-    const int64_t w_tiles = ceil_div(work.w_count, Tile::kW);
-    w = static_cast<int>(index % w_tiles) * Tile::kW;
-    matrix = index / w_tiles;
+    const int64_t part = work.x_tiles.divide(index);
+    matrix = work.w_tiles.divide(part);
+    x = static_cast<int>(index - part * work.x_tiles.by) * Tile::kX;
+    w = static_cast<int>(part - matrix * work.w_tiles.by) * Tile::kW;
   }
 };
 
@@ -105,13 +106,14 @@ __device__ uint32_t place_of(int line, int first) {
 
 template <class Tile>
 __device__ void ask_for_w(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
-  const bool once = work.x_tiles == 1;
+  const bool once = work.x_tiles.by == 1;
   const uint64_t policy = device::read_once();
   const Problem& p = work.p;
   device::Ring ring{.stages = work.stages, .parity = 1};
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     const Unit<Tile> unit(work, index);
     const MapPlace matrix(p.batch, work.w, unit.matrix);
+    if (index == blockIdx.x) device::wait_for_previous_kernel();
     for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
       uint64_t* full = &smem.full[ring.stage];
       uint8_t* to = stages + ring.stage * Tile::kStageBytes;
@@ -156,6 +158,7 @@ __device__ void copy_x(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
                        batch_offset(p.batch, work.x, unit.matrix) +
                        (unit.x + own_row) * work.x.row_stride + own_k;
     const int rows = static_cast<int>(min(work.x_count - unit.x, int64_t{Tile::kX})) - own_row;
+    if (index == blockIdx.x) device::wait_for_previous_kernel();
     NO_UNROLL
     for (int64_t k = own_k; k < p.k + own_k; k += Tile::kK, ring.next(), from += Tile::kK) {
       const int inside = static_cast<int>(max(min(p.k - k, int64_t{8}), int64_t{0})) * 2;
@@ -229,6 +232,7 @@ __device__ void consume(const Work& work, uint8_t* stages, Smem<Tile>& smem) {
   auto& leaving = smem.leaving[warp];
   int held = 0;
   device::Ring ring{.stages = work.stages};
+  device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x; index < work.units; index += gridDim.x) {
     float totals[Tile::kBlocksX][4] = {};
     NO_UNROLL
@@ -298,7 +302,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     device::publish_barriers();
   }
   __syncthreads();
-  device::wait_for_previous_kernel();
   if (threadIdx.x < Tile::kWarps * 32) {
     consume<Tile>(work, stages, smem);
   } else if (threadIdx.x >= (Tile::kWarps + 1) * 32) {
@@ -315,8 +318,9 @@ void run_tile(Work& work, int blocks_each, const Context& context) {
       p.batch, work.w, work.w_count, p.k, Tile::kW, Tile::kBox,
       Tile::kAcross && Tile::kW == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
       p.dtype);
-  work.x_tiles = ceil_div(work.x_count, Tile::kX);
-  work.units = work.x_tiles * ceil_div(work.w_count, Tile::kW) * p.batch.count;
+  work.x_tiles = Divisor::of(static_cast<uint32_t>(ceil_div(work.x_count, Tile::kX)));
+  work.w_tiles = Divisor::of(static_cast<uint32_t>(ceil_div(work.w_count, Tile::kW)));
+  work.units = int64_t{work.x_tiles.by} * work.w_tiles.by * p.batch.count;
   constexpr size_t kBehind = sizeof(Smem<Tile>);
   const size_t room = shared_memory_for(0, blocks_each);
   work.stages = std::min(static_cast<int>((room - kBehind) / Tile::kStageBytes), Tile::kMaxStages);

@@ -69,21 +69,21 @@ struct End {
     return MapPlace(static_cast<int>(batch_offset(p.batch, matrix, index)));
   }
 
-  __device__ Position locate(int64_t index) const {
-    Position tile = mma_bulk::locate_own<Tile>(work.p, index);
+  __device__ static Position of_warp(Position tile) {
     tile.row += static_cast<int>(threadIdx.x) / 32 * 16 - Tile::kWarpgroup / 32 * 16;
-    return tile;  // of the warp
+    return tile;
   }
 
-  __device__ void begin_tile(int64_t index) const {
+  __device__ void begin_tile(const Position& tile) const {
     if (work.p.epilogue.bias == nullptr) return;
-    load_bias<float>(work.p, locate(index).col, 1 + warpgroup, smem.bias[warpgroup]);
+    load_bias<float>(work.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
   }
 
   // Scales sums back.
-  __device__ void end_chunk(int64_t index, int64_t chunk, float (&sums)[kElements]) const {
+  __device__ void end_chunk(const Position& of_block, int64_t chunk,
+                            float (&sums)[kElements]) const {
     const Problem& p = work.p;
-    const Position tile = locate(index);
+    const Position tile = of_warp(of_block);
     const auto groups = [&](const Undo& undo, const Matrix& matrix) {
       return undo.data + batch_offset(p.batch, matrix, tile.batch) * undo.matrix +
              chunk / chained::kChunk * undo.chunk;
@@ -188,9 +188,9 @@ struct End {
     }
   }
 
-  __device__ void end_tile(int64_t index, float (&sums)[kElements]) const {
+  __device__ void end_tile(const Position& of_block, float (&sums)[kElements]) const {
     const Problem& p = work.p;
-    const Position tile = locate(index);
+    const Position tile = of_warp(of_block);
     bool simple = work.simple && tile.row + 16 <= p.m && tile.col + Tile::kN <= p.n;
     UNROLL
     for (const float sum : sums) simple &= !isnan(sum);

@@ -67,8 +67,8 @@ __device__ int rank() {
 }
 
 template <class Tile>
-__device__ Position locate_own(const Problem& p, int64_t index) {
-  Position at = locate<ClusterTile<Tile>>(p, index);
+__device__ Position locate_own(const Bands& bands, int64_t index) {
+  Position at = locate<ClusterTile<Tile>>(bands, index);
   at.row += rank<Tile>() * Tile::kM;
   return at;
 }
@@ -80,9 +80,10 @@ struct Maps {
 };
 
 struct Work {
+  Bands bands;
+  int64_t tiles = 0;  // of clusters
   Problem p;
   Maps a, b;
-  int64_t tiles = 0;         // of clusters
   float4* totals = nullptr;  // of each block's threads, kInMemory, where there are several chunks
 };
 
@@ -91,7 +92,7 @@ struct Work {
 //   End::Smem                  a block's, in shared memory
 //   End(work, smem)            of a thread that multiplies
 //   place(p, matrix, index)    of a matrix in its tensor map
-//   begin_tile(tile)           before its sums
+//   begin_tile(tile)           before its sums; of which tile, is told by a Position
 //   end_chunk(tile, k, sums)   of one, which began at k
 //   end_tile(tile, sums)       stores them
 template <class Tile, class End>
@@ -155,8 +156,9 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
   const Problem& p = work.p;
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   constexpr unsigned kCluster = Tile::kCluster;
-  for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
-    const Position tile = locate_own<Tile>(p, index);
+  const int64_t begin = blockIdx.x / kCluster;
+  for (int64_t index = begin; index < work.tiles; index += gridDim.x / kCluster) {
+    const Position tile = locate_own<Tile>(work.bands, index);
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
@@ -165,6 +167,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
     const Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{
         work.b, tile.col, left(p.n, tile.col), End::place(p, p.b, tile.batch), rank<Tile>()};
     const int bytes = a.bytes() + b.bytes();
+    if (index == begin) device::wait_for_previous_kernel();
     for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
       if (ring.stage % kProducers != warp) continue;
       uint64_t* full = &smem.full[ring.stage];
@@ -172,6 +175,12 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
       device::arrive_expecting(full, bytes);
       a.copy(smem.a[ring.stage], static_cast<int>(k), full);
       b.copy(smem.b[ring.stage], static_cast<int>(k), full);
+    }
+  }
+  if constexpr (kCluster > 1) {
+    // No block may end before the other's last arrivals at its barriers are there.
+    for (int i = 0; i < Tile::kStages; ++i, ring.next()) {
+      if (ring.stage % kProducers == warp) device::wait(&smem.empty[ring.stage], ring.parity);
     }
   }
 }
@@ -190,8 +199,10 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   };
   End end(work, smem.end);
   device::Ring ring{.stages = Tile::kStages};
+  device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
-    end.begin_tile(index);
+    const Position tile = locate_own<Tile>(work.bands, index);
+    end.begin_tile(tile);
     float sums[Tile::kElements], kept[Tile::kKept + 1];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
       UNROLL
@@ -219,7 +230,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
       wgmma::wait<0>();
       wgmma::keep(sums);
       release(to_release);
-      end.end_chunk(index, chunk, sums);
+      end.end_chunk(tile, chunk, sums);
       if (chunk == 0) {
         UNROLL
         for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
@@ -253,7 +264,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         }
       }
     }
-    end.end_tile(index, sums);
+    end.end_tile(tile, sums);
   }
 }
 
@@ -273,17 +284,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::wait_for_cluster();
   }
   device::let_next_kernel_start();
-  device::wait_for_previous_kernel();
-  if (threadIdx.x < Tile::kWarpgroup) {
+  // Instructions lie in memory by this order, and those that ask for operands are to come first.
+  if (threadIdx.x >= Tile::kWarpgroup) {
+    device::take_registers<224>();
+    consume<Tile, End>(work, smem);
+  } else {
     device::give_registers<56>();
     const int warp = device::uniform(threadIdx.x / 32);
     if (warp < kProducers && device::elect()) produce<Tile, End>(work, smem, warp);
-  } else {
-    device::take_registers<224>();
-    consume<Tile, End>(work, smem);
   }
-  // No block may end before the other's last arrivals at its barriers are there.
-  if constexpr (Tile::kCluster > 1) device::sync_cluster();
 }
 
 // An operand that maps read: its row_stride is between A's rows or B's columns.
@@ -309,6 +318,7 @@ bool launch(typename End::Work work, const Lines& a, const Lines& b, const Conte
   };
   work.a = maps(a, p.m, Tile::kM, Tile::kAAcross);
   work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross);
+  work.bands = Bands::of<ClusterTile<Tile>>(p);
   work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   const auto blocks = static_cast<unsigned>(
       Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
