@@ -40,7 +40,6 @@ void launch_fp16x3_skinny(const Problem&, const Context&);
 void launch_fp16x3_narrow(const Problem&, const Context&);
 void launch_mma_ring(const Problem&, const Context&);
 void launch_mma_bulk(const Problem&, const Context&);
-void launch_mma_skinny(const Problem&, const Context&);
 void launch_tf32_bulk(const Problem&, const Context&);
 }  // namespace cuda
 
@@ -72,10 +71,9 @@ constexpr Rung kLadder[] = {
     {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
-    {"mma_skinny",     "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    32,  32,  Cut::kMmaSkinnyPlan, Reads::kCopied, 3500, 1.2,    0,               0,               CUDA(launch_mma_skinny),     cpu::launch_mma},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
     {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
-    {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kAny,  10000, 0.4,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
+    {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
 
@@ -212,7 +210,7 @@ std::optional<Plan> plan_of(const Rung& rung, const Problem& p, const Context& c
     case Cut::kSkinnyPlan: return skinny_plan(p, context.processors);
     case Cut::kMmaRingPlan: return mma_ring_plan(p, context.processors);
     case Cut::kMmaBulkPlan: return mma_bulk_plan(p, context.processors);
-    case Cut::kMmaSkinnyPlan: return mma_skinny_plan(p, context.processors);
+    case Cut::kBulkTilesPlan: return bulk_tiles_plan(p, context.processors);
   }
   return std::nullopt;
 }
@@ -265,7 +263,7 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kSkinnyPlan:
     case Cut::kMmaRingPlan:
     case Cut::kMmaBulkPlan:
-    case Cut::kMmaSkinnyPlan: {
+    case Cut::kBulkTilesPlan: {
       const Plan plan = *plan_of(*this, p, context);
       return count_tiles(p, plan.m, plan.n) * plan.ranges;
     }
@@ -280,12 +278,15 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 double Rung::clocks(const Problem& p, const Context& context) const {
   constexpr int64_t kLeastBefore = 340;  // a row takes no less beforehand than one of this K
   const bool as_it_lies = reads == Reads::kSides || reads == Reads::kCopied;
-  const auto lies_well = [&](const Matrix& matrix) {
-    return reads == Reads::kSides ? in_boxes_of_rows(p.batch, matrix)
-                                  : in_boxes(p.batch, matrix, size_of(p.dtype));
+  const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
+    if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
+    const bool across = matrix.row_stride < matrix.col_stride;
+    return in_boxes(p.batch, matrix, size_of(p.dtype)) &&
+           !(across && mma_wants_along_k(lines, p.k));
   };
-  const bool has_a = as_it_lies && lies_well(p.a);
-  const bool has_b = p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b)));
+  const bool has_a = as_it_lies && lies_well(p.a, p.m);
+  const bool has_b =
+      p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b), p.n));
   const int64_t rows = has_a ? 0 : p.m, cols = has_b ? 0 : p.n;
   const double elements = static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) *
                           static_cast<double>(std::max(p.k, kLeastBefore));

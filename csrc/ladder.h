@@ -54,7 +54,7 @@ enum class Cut {
   kSkinnyPlan,     // skinny_plan() likewise
   kMmaRingPlan,    // mma_ring_plan() of mma.h likewise
   kMmaBulkPlan,    // mma_bulk_plan() likewise
-  kMmaSkinnyPlan,  // mma_skinny_plan() likewise
+  kBulkTilesPlan,  // bulk_tiles_plan() likewise
 };
 
 struct Rung {

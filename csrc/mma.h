@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "plan.h"
 #include "problem.h"
@@ -32,17 +33,21 @@ inline constexpr MmaTile kMmaRingTiles[] = {
     {64, 64, 1, 4000, 200, 200},
 };
 
-// Of `w` columns of the long operand and `x` rows of the short one, of which so many blocks share a
-// multiprocessor at most.
-struct MmaSkinnyTile {
-  int w, x, blocks;
-};
-inline constexpr MmaSkinnyTile kMmaSkinnyTiles[] = {
-    {32, 8, 6},
-    {32, 16, 6},
-    {64, 8, 3},
-    {64, 16, 3},
-};
+// Whether mma_bulk wants an operand of so few rows or columns along K, and copies it if it lies
+// across: the engine that would bring it fills much of each line with zeros.
+inline bool mma_wants_along_k(int64_t lines, int64_t k) { return lines < 64 && k >= 256; }
+
+// Whether mma_bulk computes C's transpose: few columns are few rows then, for which tiles are wide
+// enough. A bias is of columns.
+inline bool mma_bulk_turns(const Problem& p) {
+  return p.n < p.m && p.n <= 16 && p.epilogue.bias == nullptr;
+}
+inline Problem turned(Problem p) {
+  std::swap(p.m, p.n);
+  p.a = transposed(std::exchange(p.b, transposed(p.a)));
+  p.c = transposed(p.c);
+  return p;
+}
 
 // Until so many multiprocessors have both operands from memory, if they come once.
 inline double mma_memory_clocks(const Problem& p, double processors, double bytes_a_clock) {
@@ -63,53 +68,39 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
-    const double rate = p.b.col_stride < p.b.row_stride ? tile.across : tile.rate;
+    const bool across = p.b.col_stride < p.b.row_stride && !mma_wants_along_k(p.n, p.k);
+    const double rate = across ? tile.across : tile.rate;
     const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
                          static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
+    // Across K, blocks of 64 columns are brought: half of one in vain. And memory gives less to
+    // blocks two of which share a pair of multiprocessors while other pairs have none, and to those
+    // of a second round that are few.
+    const double in_vain = across && tile.n % 64 != 0 ? 1.3 : 1;
+    const double share = static_cast<double>(count) / all;
+    const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.5) ? 1.15 : 1;
     const double taking = std::min(all, static_cast<double>(count) * kTaken / kMemory);
     const double clocks =
-        rounds * tile.each +
-        std::max({rounds * slower * elements * k / rate, mma_memory_clocks(p, taking, kMemory),
-                  static_cast<double>(count) * lines * 2 * k / all / kFromL2});
+        rounds * tile.each + std::max({rounds * slower * elements * k / rate,
+                                       in_vain * uneven * mma_memory_clocks(p, taking, kMemory),
+                                       static_cast<double>(count) * lines * 2 * k / all / kFromL2});
     if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, 1, 1, clocks};
   }
   return best;
 }
-inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
+inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
   return plan_mma(kMmaBulkTiles, p, processors, 1);
+}
+inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
+  if (!mma_bulk_turns(p)) return bulk_tiles_plan(p, processors);
+  Plan plan = bulk_tiles_plan(turned(p), processors);
+  std::swap(plan.m, plan.n);
+  return plan;
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kGathers = 3;
   const bool gathers =
       !in_sixteens(p.batch, p.a, sizeof(uint16_t)) || !in_sixteens(p.batch, p.b, sizeof(uint16_t));
   return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
-}
-
-// The narrowest tile that has all rows of x, or else 16. Measured for 1 to 16 rows, n and k 4096 to
-// 14336: tiles of 64 columns are the faster ones (by 2 to 10 %) where all run at once, or where
-// those of 32 would be half lines, which w is across K; or else those of 32 (5 to 10 %).
-inline Plan mma_skinny_plan(const Problem& p, int64_t processors) {
-  constexpr double kFromL2 = 23;   // bytes a clock and multiprocessor
-  constexpr double kRound = 3000;  // to begin and end blocks
-  const bool w_is_a = p.m > p.n;
-  const Matrix w = w_is_a ? p.a : transposed(p.b);
-  const int64_t w_count = std::max(p.m, p.n), x_count = std::min(p.m, p.n);
-  const bool at_once = ceil_div(w_count, 64) * p.batch.count <= processors;
-  const bool wide = at_once || w.row_stride < w.col_stride, few = x_count <= 8;
-  const int index = (wide ? 2 : 0) + (few ? 0 : 1);
-  const MmaSkinnyTile& tile = kMmaSkinnyTiles[index];
-  const int64_t units = ceil_div(w_count, tile.w) * ceil_div(x_count, tile.x) * p.batch.count;
-  const int64_t each = std::max<int64_t>(1, ceil_div(units, processors));
-  const auto blocks = static_cast<int>(std::min<int64_t>(each, tile.blocks));
-  const auto rounds = static_cast<double>(ceil_div(each, blocks)), k = static_cast<double>(p.k);
-  const double memory = few ? 16.4 : 15.5, step = few ? 72 : 82;  // clocks for 16 of K, of a block
-  const auto lines = static_cast<double>(tile.w + std::min<int64_t>(tile.x, x_count));
-  const double from_l2 =
-      static_cast<double>(units) * lines * 2 * k / static_cast<double>(processors) / kFromL2;
-  const double clocks =
-      rounds * kRound + std::max({mma_memory_clocks(p, static_cast<double>(processors), memory),
-                                  from_l2, rounds * step * k / 16});
-  return {index, w_is_a ? tile.w : tile.x, w_is_a ? tile.x : tile.w, 1, blocks, clocks};
 }
 
 }  // namespace tiled

@@ -112,6 +112,14 @@ std::vector<OuterDim> lay_out_batch(const Strided& a, const Strided& b, const St
     dims.pop_back();
   }
 
+  // What is one line has no next one: the distance to it is one at which any rung can read lines.
+  const auto alone = [&](int64_t near, int64_t& far) {
+    constexpr int64_t kMultiple = 64;
+    if (near == 1) far = ceil_div(p.k, kMultiple) * kMultiple;
+  };
+  if (p.m == 1) alone(p.a.col_stride, p.a.row_stride);
+  if (p.n == 1) alone(p.b.row_stride, p.b.col_stride);
+
   const auto inner = std::min<size_t>(dims.size(), kMaxBatchRank);
   const auto outer = dims.size() - inner;
   p.batch.rank = static_cast<int>(inner);

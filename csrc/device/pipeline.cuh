@@ -107,26 +107,17 @@ __device__ inline void copy_box_if_once(bool once, void* smem, const void* map, 
   once ? copy_box(smem, map, at, barrier, policy) : copy_box(smem, map, at, barrier);
 }
 
-// Has a tensor map, a parameter of the kernel, at hand for the first copy_box().
-__device__ inline void fetch_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // Makes what this thread wrote to shared memory visible to wgmma and the copy engine.
 __device__ inline void publish_writes() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
 }
 
-// A warp may say after this that the copy engine may fill again what its threads have read. Without
-// the fence a barrier may hear of it before loads that were asked for earlier have come: PTX ISA,
-// "Async proxy".
-__device__ inline void finish_reads() {
+// A warp says of a stage that the copy engine may fill it again, as its threads have read it.
+// Without the fence a barrier may hear of it before loads that were asked for earlier have come:
+// PTX ISA, "Async proxy".
+__device__ inline void release(uint64_t* empty) {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
   __syncwarp();
-}
-// So it does, of a stage.
-__device__ inline void release(uint64_t* empty) {
-  finish_reads();
   if (threadIdx.x % 32 == 0) arrive(empty);
 }
 

@@ -8,7 +8,7 @@
 //        for the same lines at about the same time, in bands of tiles, and L2 merges that, as long
 //        as no request has a policy. Pairs of the largest tiles are clusters: of B, which both
 //        need, each asks for half, for both. Sums leave by way of shared memory, so that what is
-//        written to C are whole sectors. All but the last is mma_bulk.cuh, which 15_tf32_bulk
+//        written to C are whole sectors. All but the last is mma_bulk.cuh, which 14_tf32_bulk
 //        shares.
 // Limit: power; for few tiles, that tiles have few widths and K is cut at chunks alone; nobody
 //        multiplies while a tile is stored, which long activations make longer.
@@ -177,7 +177,7 @@ void run_tile(const Problem& p, const Context& context) {
 
 template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
-  switch (mma_bulk_plan(p, context.processors).tile) {
+  switch (bulk_tiles_plan(p, context.processors).tile) {
     case 0: return run_tile<mma_bulk::Tile<T, 0, 4, kAAcross, kBAcross>>(p, context);
     case 1: return run_tile<mma_bulk::Tile<T, 1, 5, kAAcross, kBAcross>>(p, context);
     case 2: return run_tile<mma_bulk::Tile<T, 2, 5, kAAcross, kBAcross>>(p, context);
@@ -195,7 +195,8 @@ void run(const Problem& p, const Context& context) {
 // same bits.
 void launch_mma_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  const std::optional<Problem> lines = in_lines_of_halves(p, context);
+  const std::optional<Problem> lines =
+      in_lines_of_halves(mma_bulk_turns(p) ? turned(p) : p, context);
   if (!lines) return launch_mma_ring(p, context);
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     run<T, kAAcross, kBAcross>(*lines, context);

@@ -1,6 +1,6 @@
 #pragma once
 // Products of halves by wgmma from tiles that the copy engine brings: what 13_mma_bulk and
-// 15_tf32_bulk have in common. How a sum ends is the rung's own.
+// 14_tf32_bulk have in common. How a sum ends is the rung's own.
 
 #include <algorithm>
 #include <cstdint>

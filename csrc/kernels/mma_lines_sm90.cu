@@ -7,12 +7,13 @@
 #include "kernels/mma_lines.h"
 #include "kernels/stored_batch.h"
 #include "launch.h"
+#include "mma.h"
 
 namespace tiled::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kEight = 8, kPart = 32 * kEight * 8;  // elements a thread, a warp
+constexpr int kEight = 8, kRound = 32 * kEight;  // elements a thread, a warp at a time
 // Elements of L2's lines, at which long lines begin, so that a box asks for each once.
 constexpr int kLine = 64;
 
@@ -28,7 +29,10 @@ struct Jobs {
   Job job[2];
 };
 
+// A warp's part of a line takes so many rounds, whose loads are all asked for at once.
+template <int kRounds>
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
+  constexpr int kPart = kRounds * kRound;
   device::let_next_kernel_start();  // and set up its barriers
   int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const bool second = warp >= jobs.job[0].warps;
@@ -45,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   uint16_t* to = job.to + (matrix * job.lines + line) * job.pitch + first;
   const auto left = static_cast<int>(min(job.length - first, int64_t{kPart}));
   UNROLL
-  for (int i = 0; i < kPart; i += 32 * kEight) {
+  for (int i = 0; i < kPart; i += kRound) {
     uint32_t x[kEight];
     UNROLL
     for (int j = 0; j < kEight; ++j) x[j] = i + j < left ? from[(i + j) * stride] : 0;
@@ -58,8 +62,7 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
 
 }  // namespace
 
-std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context,
-                                          AlongK along_k) {
+std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context) {
   Problem copied = p;
   Matrix* operands[] = {&copied.a, &copied.b};
   const int64_t rows[] = {p.m, p.k}, cols[] = {p.k, p.n};
@@ -69,8 +72,8 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     const Matrix& from = *operands[i];
     const bool lies_across_k =
         i == 0 ? from.row_stride < from.col_stride : from.col_stride < from.row_stride;
-    const bool wants_k = i == 0 ? along_k.a : along_k.b;
-    if (in_boxes(p.batch, from, sizeof(uint16_t)) && !(wants_k && lies_across_k)) continue;
+    const bool wants_k = lies_across_k && mma_wants_along_k(i == 0 ? p.m : p.n, p.k);
+    if (in_boxes(p.batch, from, sizeof(uint16_t)) && !wants_k) continue;
     Job& job = jobs.job[i];
     // Lines are rows, or else columns. What is one line is that, whatever its strides are.
     const bool closer_by_rows =
@@ -79,29 +82,44 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
     const int64_t multiple = job.length < 8 * kLine ? kEight : kLine;
     job.pitch = ceil_div(job.length, multiple) * multiple;
-    job.parts = ceil_div(job.length, kPart);
     Matrix to{.data = nullptr,
               .row_stride = by_rows ? job.pitch : 1,
               .col_stride = by_rows ? 1 : job.pitch};
     const StoredBatch stored = stored_batch(p.batch, from, job.lines * job.pitch, to);
     job.batch = stored.batch;
     job.from = by_rows ? stored.from : transposed(stored.from);
-    job.warps = job.parts * job.lines * job.batch.count;
     begins[i] = bytes;
     bytes += job.batch.count * job.lines * job.pitch * int64_t{sizeof(uint16_t)};
     *operands[i] = to;
   }
-  const int64_t warps = jobs.job[0].warps + jobs.job[1].warps;
-  if (warps == 0) return copied;
+  if (bytes == 0) return copied;
   void* workspace = context.allocate_if_there_is(bytes);
   if (workspace == nullptr) return std::nullopt;
+  int64_t elements = 0;
   for (int i = 0; i < 2; ++i) {
-    if (jobs.job[i].warps == 0) continue;
+    Job& job = jobs.job[i];
+    if (job.lines == 0) continue;
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
-    jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
+    job.to = static_cast<uint16_t*>(operands[i]->data);
+    elements += job.lines * job.batch.count * job.length;
   }
-  copy_lines_kernel<<<static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0,
-                      static_cast<cudaStream_t>(context.stream)>>>(jobs);
+  // Many rounds for what is much; what is little is shared out among more warps.
+  constexpr int kRounds = 8, kEnough = 16;  // warps a multiprocessor
+  const auto run = [&]<int kRoundsOf>() {
+    int64_t warps = 0;
+    for (Job& job : jobs.job) {
+      job.parts = ceil_div(job.length, int64_t{kRoundsOf} * kRound);
+      job.warps = job.parts * job.lines * job.batch.count;
+      warps += job.warps;
+    }
+    copy_lines_kernel<kRoundsOf><<<static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0,
+                                   static_cast<cudaStream_t>(context.stream)>>>(jobs);
+  };
+  if (elements < int64_t{kEnough} * context.processors * kRounds * kRound) {
+    run.template operator()<1>();
+  } else {
+    run.template operator()<kRounds>();
+  }
   check(cudaGetLastError());
   return copied;
 }

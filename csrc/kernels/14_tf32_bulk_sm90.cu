@@ -1,4 +1,4 @@
-// 15 tf32_bulk: float32 products of 11 bits, as products of halves.
+// 14 tf32_bulk: float32 products of 11 bits, as products of halves.
 //
 // Idea:  TF32 has 11 bits of a float32, and so has a half, which tensor cores multiply twice as
 //        fast, whichever way it lies; what a half lacks are exponents. So rows of A and columns of
@@ -261,7 +261,7 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
                     reinterpret_cast<Marks::Piece*>(workspace + layout.pieces_at)};
   auto* totals = reinterpret_cast<float4*>(workspace + layout.totals_at);
   launch_scale(a, b, marks.count, context);
-  switch (mma_bulk_plan(p, context.processors).tile) {
+  switch (bulk_tiles_plan(p, context.processors).tile) {
     case 0: run_tile<0, 4>(p, a, b, marks, totals, context); break;
     case 1: run_tile<1, 5>(p, a, b, marks, totals, context); break;
     case 2: run_tile<2, 5>(p, a, b, marks, totals, context); break;
