@@ -104,6 +104,8 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
 // Sums of halves end as they are, and are stored.
 template <class Tile>
 struct End {
+  static constexpr int kHeld = 160;
+
   struct Work : mma_bulk::Work {
     bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
     bool by_eights;     // likewise

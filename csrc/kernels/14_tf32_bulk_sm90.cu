@@ -42,6 +42,8 @@ struct Undo {
 
 template <class Tile>
 struct End {
+  static constexpr int kHeld = 128;
+
   struct Work : mma_bulk::Work {
     Undo undo_a, undo_b;
     Marks marks;

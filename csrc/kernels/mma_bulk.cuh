@@ -40,10 +40,7 @@ struct Tile {
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = kM / 64;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kElements = kN / 2;  // of C a thread
-  // Of the sums of chunks before, where there are several: in registers, and in memory.
-  static constexpr int kKept = kElements > 64 ? 128 - kElements : kElements;
-  static constexpr int kInMemory = kElements - kKept;
+  static constexpr int kElements = kN / 2;    // of C a thread
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
   // Columns of B that are brought: across K they come in blocks.
   static constexpr int kBCols = kBAcross ? (kN + 63) / 64 * 64 : kN;
@@ -88,6 +85,7 @@ struct Work {
 };
 
 // An End says what becomes of a tile's sums:
+//   End::kHeld                 sums that a thread's registers can hold, those of chunks before, too
 //   End::Work                  more than Work, for the kernel
 //   End::Smem                  a block's, in shared memory
 //   End(work, smem)            of a thread that multiplies
@@ -95,6 +93,13 @@ struct Work {
 //   begin_tile(tile)           before its sums; of which tile, is told by a Position
 //   end_chunk(tile, k, sums)   of one, which began at k
 //   end_tile(tile, sums)       stores them
+
+// Of the sums of chunks before, where there are several: in registers, and in memory.
+template <class Tile, class End>
+inline constexpr int kKept = std::min(Tile::kElements, End::kHeld - Tile::kElements);
+template <class Tile, class End>
+inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
+
 template <class Tile, class End>
 struct Smem {
   alignas(1024) uint8_t a[Tile::kStages][Tile::kM * Tile::kK * 2];
@@ -187,7 +192,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
 
 template <class Tile, class End>
 __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
-  constexpr int kNone = -1;
+  constexpr int kNone = -1, kKept = mma_bulk::kKept<Tile, End>;
   const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
   constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
@@ -203,7 +208,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
     const Position tile = locate_own<Tile>(work.bands, index);
     end.begin_tile(tile);
-    float sums[Tile::kElements], kept[Tile::kKept + 1];
+    float sums[Tile::kElements], kept[kKept + 1];
     for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
       UNROLL
       for (float& each : sums) each = 0;
@@ -237,15 +242,16 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
       }
       if (p.k <= chained::kChunk) continue;
       UNROLL
-      for (int i = 0; i < Tile::kKept; ++i) {
+      for (int i = 0; i < kKept; ++i) {
         if (chunk > 0) sums[i] += kept[i];
         kept[i] = sums[i];
       }
-      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup, kAtOnce = 32;
-      float4* total = work.totals + int64_t{blockIdx.x} * (Tile::kInMemory / 4 * kMultipliers) +
+      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup, kAtOnce = 16;
+      float4* total = work.totals +
+                      int64_t{blockIdx.x} * (kInMemory<Tile, End> / 4 * kMultipliers) +
                       (threadIdx.x - Tile::kWarpgroup);
       UNROLL
-      for (int first = Tile::kKept; first < Tile::kElements; first += kAtOnce) {
+      for (int first = kKept; first < Tile::kElements; first += kAtOnce) {
         float4 before[kAtOnce / 4];  // all asked for before any is waited for
         UNROLL
         for (int i = 0; i < kAtOnce / 4 && chunk > 0; ++i) {
@@ -322,9 +328,9 @@ bool launch(typename End::Work work, const Lines& a, const Lines& b, const Conte
   work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   const auto blocks = static_cast<unsigned>(
       Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
-  if (p.k > chained::kChunk && Tile::kInMemory > 0 && work.totals == nullptr) {
-    const int64_t bytes = int64_t{blocks} * Tile::kConsumers * Tile::kWarpgroup * Tile::kInMemory *
-                          int64_t{sizeof(float)};
+  if (p.k > chained::kChunk && kInMemory<Tile, End> > 0 && work.totals == nullptr) {
+    const int64_t bytes = int64_t{blocks} * Tile::kConsumers * Tile::kWarpgroup *
+                          kInMemory<Tile, End> * int64_t{sizeof(float)};
     work.totals = static_cast<float4*>(context.allocate_if_there_is(bytes));
     if (work.totals == nullptr) return false;
   }
