@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     device::wait_for_cluster();
   }
   device::let_next_kernel_start();
-  // Instructions lie in memory by this order, and those that ask for operands are to come first.
+  // nvcc puts the else first among the instructions: what asks for operands should wait for none.
   if (threadIdx.x >= Tile::kWarpgroup) {
     device::take_registers<224>();
     consume<Tile, End>(work, smem);
