@@ -280,9 +280,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const bool as_it_lies = reads == Reads::kSides || reads == Reads::kCopied;
   const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
-    const bool across = matrix.row_stride < matrix.col_stride;
-    return in_boxes(p.batch, matrix, size_of(p.dtype)) &&
-           !(across && mma_wants_along_k(lines, p.k));
+    return in_boxes(p.batch, matrix, size_of(p.dtype)) && !mma_turns_to_k(matrix, lines, p.k);
   };
   const bool has_a = as_it_lies && lies_well(p.a, p.m);
   const bool has_b =

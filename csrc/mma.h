@@ -33,9 +33,14 @@ inline constexpr MmaTile kMmaRingTiles[] = {
     {64, 64, 1, 4000, 200, 200},
 };
 
-// Whether mma_bulk wants an operand of so few rows or columns along K, and copies it if it lies
-// across: the engine that would bring it fills much of each line with zeros.
-inline bool mma_wants_along_k(int64_t lines, int64_t k) { return lines < 64 && k >= 256; }
+// Of A, or of B transposed, whose row_stride is between rows of A or columns of B: whether their
+// neighbours lie across K.
+inline bool lies_across_k(const Matrix& matrix) { return matrix.row_stride < matrix.col_stride; }
+// Likewise, whether mma_bulk copies so few of them to lines along K: the engine that would bring
+// them as they lie fills much of each line with zeros.
+inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
+  return lies_across_k(matrix) && count < 64 && k >= 256;
+}
 
 // Whether mma_bulk computes C's transpose: few columns are few rows then, for which tiles are wide
 // enough. A bias is of columns.
@@ -59,16 +64,17 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 // few blocks cannot ask for all that it gives; and from L2.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower) {
-  constexpr double kMemory = 14.5, kFromL2 = 60,
-                   kTaken = 51.5;  // bytes a clock, a multiprocessor's
+  // Bytes a clock, a multiprocessor's.
+  constexpr double kMemory = 14.5, kFromL2 = 60, kTaken = 51.5;
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
+  const Matrix b = transposed(p.b);
+  const bool across = lies_across_k(b) && !mma_turns_to_k(b, p.n, p.k);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
-    const bool across = p.b.col_stride < p.b.row_stride && !mma_wants_along_k(p.n, p.k);
     const double rate = across ? tile.across : tile.rate;
     const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
                          static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;

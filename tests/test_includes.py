@@ -85,7 +85,7 @@ MAY_INCLUDE = {
     },
     "kernels/stored_batch.h": {"problem.h"},
     "kernels/mma_lines.h": {"context.h", "problem.h"},
-    "kernels/mma_kind.h": {"element.h", "problem.h"},
+    "kernels/mma_kind.h": {"element.h", "mma.h", "problem.h"},
     "kernels/mma_bulk.cuh": {
         *("cuda", "launch.h", "mma.h", "chained.h", "element.h", "device/*.cuh"),
         *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/tile_band.cuh"),
@@ -96,7 +96,6 @@ MAY_INCLUDE = {
         *("device/*.cuh", "kernels/mma_lines.h", "kernels/stored_batch.h"),
         *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/mma_kind.h"),
         *("kernels/load_bias.cuh", "kernels/mma_bulk.cuh", "kernels/mma_store.cuh"),
-        "kernels/divisor.cuh",
     },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},

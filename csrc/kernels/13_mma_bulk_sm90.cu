@@ -2,14 +2,14 @@
 //
 // Idea:  wgmma reads both operands from shared memory by itself, whichever way they lie, so that no
 //        layout has to be turned; the copy engine brings them there. Lines that do not begin at
-//        multiples of 16 bytes are copied to some that do first. Two threads ask for steps of
-//        64 of K by turns, several ahead and on into the next tile; warpgroups have 64 rows of the
-//        tile each, all its columns, and issue nothing but products. Blocks that run together ask
-//        for the same lines at about the same time, in bands of tiles, and L2 merges that, as long
-//        as no request has a policy. Pairs of the largest tiles are clusters: of B, which both
-//        need, each asks for half, for both. Sums leave by way of shared memory, so that what is
-//        written to C are whole sectors. All but the last is mma_bulk.cuh, which 14_tf32_bulk
-//        shares.
+//        multiples of 16 bytes are copied to some that do first, and few columns are computed as
+//        few rows of the transpose. Two threads ask for steps of 64 of K by turns, several ahead
+//        and on into the next tile; warpgroups have 64 rows of the tile each, all its columns, and
+//        issue nothing but products. Blocks that run together ask for the same lines at about the
+//        same time, in bands of tiles, and L2 merges that, as long as no request has a policy.
+//        Pairs of the largest tiles are clusters: of B, which both need, each asks for half, for
+//        both. Sums leave by way of shared memory, so that what is written to C are whole sectors.
+//        All but the last is mma_bulk.cuh, which 14_tf32_bulk shares.
 // Limit: power; for few tiles, that tiles have few widths and K is cut at chunks alone; nobody
 //        multiplies while a tile is stored, which long activations make longer.
 // Next:  tiles of odd widths; K cut where there are few tiles; activations while others multiply.

@@ -2,6 +2,7 @@
 // What the mma rungs have kernels for.
 
 #include "element.h"
+#include "mma.h"
 #include "problem.h"
 
 namespace tiled::cuda {
@@ -10,8 +11,7 @@ namespace tiled::cuda {
 // neighbours lie across K, along A's rows or B's columns, or else along K.
 template <class F>
 void with_mma_kind(const Problem& p, F&& f) {
-  const bool a_across = p.a.row_stride < p.a.col_stride;
-  const bool b_across = p.b.col_stride < p.b.row_stride;
+  const bool a_across = lies_across_k(p.a), b_across = lies_across_k(transposed(p.b));
   const auto with_type = [&]<class T>() {
     if (a_across) {
       b_across ? f.template operator()<T, true, true>() : f.template operator()<T, true, false>();

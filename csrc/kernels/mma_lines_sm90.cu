@@ -70,9 +70,8 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
   int64_t bytes = 0, begins[2]{};
   for (int i = 0; i < 2; ++i) {
     const Matrix& from = *operands[i];
-    const bool lies_across_k =
-        i == 0 ? from.row_stride < from.col_stride : from.col_stride < from.row_stride;
-    const bool wants_k = lies_across_k && mma_wants_along_k(i == 0 ? p.m : p.n, p.k);
+    const bool wants_k =
+        i == 0 ? mma_turns_to_k(from, p.m, p.k) : mma_turns_to_k(transposed(from), p.n, p.k);
     if (in_boxes(p.batch, from, sizeof(uint16_t)) && !wants_k) continue;
     Job& job = jobs.job[i];
     // Lines are rows, or else columns. What is one line is that, whatever its strides are.
