@@ -188,11 +188,26 @@ def _batched() -> tuple[Shape, ...]:
 
 def _half_square() -> tuple[Shape, ...]:
     groups = {"512 and 1024": (512, 1024), "from 2048": (2048, 4096, 8192, 16384)}
+    hot = ((8192, "NT"), (16384, "NT"))
     return tuple(
-        Shape(size, size, size, layout=layout, group=group)
+        Shape(size, size, size, layout=layout, group=group, energy=(size, layout) in hot)
         for group, sizes in groups.items()
         for size in sizes
         for layout in LAYOUTS
+    )
+
+
+def _half_long() -> tuple[Shape, ...]:
+    gradients = ((768, 768), (768, 3072), (1024, 1024), (512, 512), (256, 1024))
+    few_rows = ((1, 16384, 53248), (16, 8192, 28672), (64, 8192, 28672))
+    return (
+        *(
+            Shape(m, n, k, layout="TN", group="gradients of weights, by tokens")
+            for k in (16384, 32768, 65536)
+            for m, n in gradients
+        ),
+        *(Shape(m, n, k, layout="NT", group="few rows") for m, n, k in few_rows),
+        Shape(64, 64, 1_000_000, layout="NT", group="little but K"),
     )
 
 
@@ -303,6 +318,7 @@ SUITES = {
     "half_decode": Suite(
         "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
     ),
+    "half_long": Suite("sums of several chunks", _half_long(), dtypes=("bfloat16",)),
     "half_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
     "half_epilogue": Suite(
         "epilogue", _epilogue(), ("plain", "bias", "relu", "gelu"), dtypes=("bfloat16",)

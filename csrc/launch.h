@@ -66,6 +66,23 @@ inline size_t shared_memory_for(size_t needed, int blocks) {
   return std::max(needed, (kMaxSharedMemory + kReserved) / static_cast<size_t>(blocks) - kReserved);
 }
 
+// How many clusters of so many blocks, one a multiprocessor, run at once on the current device.
+template <typename... Params>
+int clusters_at_once(void (*kernel)(Params...), unsigned cluster, int threads, size_t smem_bytes) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = cluster;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+  return count;
+}
+
 // Launches a kernel that may start before the one before it on the stream has finished, and calls
 // device::wait_for_previous_kernel() before it touches that one's results; in clusters of so many
 // blocks along the grid's x, if more than one.

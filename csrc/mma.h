@@ -3,10 +3,12 @@
 // how long it takes.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <utility>
 
+#include "chained.h"
 #include "plan.h"
 #include "problem.h"
 
@@ -26,8 +28,12 @@ inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 4300, 1660, 1680}, {128, 192, 1, 4700, 1690, 1760},
     {128, 160, 1, 3900, 1630, 1590}, {128, 128, 1, 2700, 1620, 1650},
     {64, 192, 1, 2700, 1680, 1700},  {64, 128, 1, 2200, 1550, 1620},
-    {64, 96, 1, 1900, 1260, 840},    {64, 64, 1, 1100, 910, 1080},
+    {64, 96, 1, 1900, 1260, 950},    {64, 64, 1, 1100, 910, 1080},
 };
+// Columns of B that mma_bulk brings in a box where they are neighbours, of a tile of so many: of
+// 160 half a box comes in vain, which costs less than narrower ones.
+constexpr int mma_box_across(int n) { return n == 96 ? 32 : 64; }
+
 inline constexpr MmaTile kMmaRingTiles[] = {
     {128, 128, 1, 6000, 420, 420},
     {64, 64, 1, 4000, 200, 200},
@@ -61,40 +67,58 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 }
 
 // `slower` by so much are all tiles. They multiply no sooner than operands come: from memory, which
-// few blocks cannot ask for all that it gives; and from L2.
-inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
-                     double slower) {
+// few blocks cannot ask for all that it gives; and from L2. Where kCuts, K may be cut in ranges of
+// chunks, whose sums are written to memory and added by another kernel.
+template <bool kCuts>
+Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors, double slower) {
   // Bytes a clock, a multiprocessor's.
   constexpr double kMemory = 14.5, kFromL2 = 60, kTaken = 51.5;
+  // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
+  constexpr double kAdds = 5700, kWritten = 200, kRead = 37;
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
+  const int64_t chunks = std::max<int64_t>(ceil_div(p.k, chained::kChunk), 1);
   const Matrix b = transposed(p.b);
   const bool across = lies_across_k(b) && !mma_turns_to_k(b, p.n, p.k);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
-    const auto rounds = static_cast<double>(ceil_div(count, processors));
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double rate = across ? tile.across : tile.rate;
     const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
                          static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
-    // Across K, blocks of 64 columns are brought: half of one in vain. And memory gives less to
-    // blocks two of which share a pair of multiprocessors while other pairs have none, and to those
-    // of a second round that are few.
-    const double in_vain = across && tile.n % 64 != 0 ? 1.3 : 1;
-    const double share = static_cast<double>(count) / all;
-    const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.5) ? 1.15 : 1;
-    const double taking = std::min(all, static_cast<double>(count) * kTaken / kMemory);
-    const double clocks =
-        rounds * tile.each + std::max({rounds * slower * elements * k / rate,
-                                       in_vain * uneven * mma_memory_clocks(p, taking, kMemory),
-                                       static_cast<double>(count) * lines * 2 * k / all / kFromL2});
-    if (i == 0 || clocks < best.clocks) best = {static_cast<int>(i), tile.m, tile.n, 1, 1, clocks};
+    // Memory gives less to blocks two of which share a pair of multiprocessors while other pairs
+    // have none, and to those of a second round that are few (below).
+    const double in_vain = across && tile.n % mma_box_across(tile.n) != 0 ? 1.3 : 1;
+    const double from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
+    // Of those that have equally many chunks, the fewest ranges; and no more than four a processor.
+    const int64_t most =
+        kCuts ? std::min(chunks, ceil_div(4 * processors, std::max<int64_t>(count, 1))) : 1;
+    for (int64_t ranges = 1; ranges <= most;) {
+      const int64_t in_range = ceil_div(chunks, ranges);
+      const double longest = static_cast<double>(std::min(in_range * chained::kChunk, p.k));
+      const auto units = static_cast<double>(count * ranges);
+      const double share = units / all;
+      const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.5) ? 1.15 : 1;
+      const double taking = std::min(all, units * kTaken / kMemory);
+      const double rounds = std::ceil(share);
+      const double chunks_read = static_cast<double>(ceil_div(count, processors) * chunks);
+      const double sums = sizeof(float) * elements *
+                          (rounds * static_cast<double>(in_range) / kWritten + chunks_read / kRead);
+      const double clocks =
+          rounds * tile.each + (ranges == 1 ? 0 : kAdds + sums) +
+          std::max({rounds * slower * elements * longest / rate,
+                    in_vain * uneven * mma_memory_clocks(p, taking, kMemory), from_l2});
+      if (best.ranges == 0 || clocks < best.clocks) {
+        best = {static_cast<int>(i), tile.m, tile.n, ranges, 1, clocks};
+      }
+      ranges = in_range == 1 ? most + 1 : ceil_div(chunks, in_range - 1);
+    }
   }
   return best;
 }
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
-  return plan_mma(kMmaBulkTiles, p, processors, 1);
+  return plan_mma<true>(kMmaBulkTiles, p, processors, 1);
 }
 inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
   if (!mma_bulk_turns(p)) return bulk_tiles_plan(p, processors);
@@ -106,7 +130,7 @@ inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kGathers = 3;
   const bool gathers =
       !in_sixteens(p.batch, p.a, sizeof(uint16_t)) || !in_sixteens(p.batch, p.b, sizeof(uint16_t));
-  return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
+  return plan_mma<false>(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
 }
 
 }  // namespace tiled

@@ -125,7 +125,7 @@ MAY_INCLUDE = {
     "chained.h": set(),
     "cuts.h": {"problem.h", "sum.h"},
     "simt.h": {"plan.h", "problem.h", "sum.h"},
-    "mma.h": {"plan.h", "problem.h"},
+    "mma.h": {"chained.h", "plan.h", "problem.h"},
     "plan.h": set(),
     "packed.h": {"sum.h", "host_device.h"},
     "epilogue.h": {"element.h", "sum.h", "problem.h"},

@@ -411,7 +411,7 @@ def test_bulk_with_any_tile(layout, dtype):
         "64x96": [(830, 861, 72)],
         "64x64": [(300, 301, 300)],
     }
-    sizes["64x96" if layout[1] == "T" else "64x192"].append((20, 10800, 8264))
+    sizes["64x96"].append((20, 10800, 8264))
     is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
     for tile, problems in sizes.items():
         for m, n, k in problems:
@@ -425,11 +425,69 @@ def test_bulk_with_any_tile(layout, dtype):
 
 
 @needs_hopper
-@pytest.mark.parametrize(("m", "k", "step"), [(4000, 8200, 1), (300, 100, 2)])
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k"),
+    [(1, 64, 72, 40000), (1, 300, 520, 24600), (3, 130, 201, 16400), (2, 3, 40, 100000)],
+)
+def test_chunks_of_few_tiles_by_several_blocks(batch, m, n, k, layout, dtype):
+    a = in_layout(torch.randn(batch, m, k, device="cuda").to(dtype), layout[0])
+    b = in_layout(torch.randn(batch, k, n, device="cuda").to(dtype), layout[1])
+    plan = torch_tiled.explain(a, b, algorithm="mma_bulk")
+    rows, cols = (int(each) for each in plan.tile.split("x"))
+    assert int(plan.blocks) > -(-m // rows) * -(-n // cols) * batch
+    for options in ({}, {"out_dtype": torch.float32}):
+        expected = torch_tiled.matmul(a, b, algorithm="mma_ring", **options)
+        for _ in range(3):  # a race would show as a difference that moves
+            out = torch.full_like(expected, torch.nan)
+            torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out, **options)
+            assert torch.equal(out, expected)
+    c, bias = torch.randn(batch, m, n, device="cuda").to(dtype), b[0, 0].contiguous()
+    ends = [
+        (
+            torch_tiled.linear(a, b[0].mT, bias, activation="relu", algorithm=algorithm),
+            torch_tiled.gemm_(c.clone(), a, b, alpha=0.7, beta=-0.3, algorithm=algorithm),
+        )
+        for algorithm in ("mma_bulk", "mma_ring")
+    ]
+    for bulk, ring in zip(*ends, strict=True):
+        assert torch.equal(bulk, ring)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize(("m", "n", "k"), [(4090, 4088, 300), (4091, 4085, 1000)])
+def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
+    """By boxes, of which the last are cut off, where rows of C begin and end at multiples of 16
+    bytes; elsewhere the copy engine would write what follows a row."""
+    a, b = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((2, m, k), (k, n)))
+    bias = b[0].contiguous()
+    for batched in (a, a[0]):
+        expected = torch_tiled.matmul(batched, b, algorithm="mma_ring")
+        memory = torch.full((*expected.shape[:-1], 4096), torch.nan, dtype=dtype, device="cuda")
+        for columns in (slice(0, n), slice(8, n + 8), slice(4, n + 4)):
+            out = memory.fill_(torch.nan)[..., columns]
+            assert torch_tiled.explain(batched, b, algorithm="mma_bulk").tile == "128x256"
+            torch_tiled.matmul(batched, b, algorithm="mma_bulk", out=out)
+            assert torch.equal(out, expected)
+            out.fill_(torch.nan)
+            assert memory.isnan().all()  # nothing beside it was written
+    for activation in ("none", "relu"):
+        options = {"bias": bias, "activation": activation}
+        assert torch.equal(
+            torch_tiled.linear(a, b.mT, algorithm="mma_bulk", **options),
+            torch_tiled.linear(a, b.mT, algorithm="mma_ring", **options),
+        )
+
+
+@needs_hopper
+@pytest.mark.parametrize(("m", "k", "step"), [(4000, 8200, 1), (300, 100, 2), (30, 40000, 1)])
 def test_without_memory_another_rung_computes(m, k, step):
-    """Memory for the first chunk's sums, or for copies of operands that no tensor map can read."""
+    """Memory for the first chunk's sums, for copies of operands that no tensor map can read, or for
+    the sums of all chunks, where one block computes them all then."""
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
-    b = torch.randn(k, 4096, dtype=torch.float16, device="cuda")
+    b = torch.randn(k, 40 if m == 30 else 4096, dtype=torch.float16, device="cuda")
     expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
     out = torch.full_like(expected, torch.nan)
     with no_more_memory():

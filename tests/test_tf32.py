@@ -293,6 +293,14 @@ def test_host_and_gpu_agree_on_many_tiles(layout):
 
 
 @needs_hopper
+@pytest.mark.parametrize("m, k, n", [(20, 24600, 30), (150, 16400, 70)])
+def test_host_and_gpu_agree_where_several_blocks_sum(m, k, n):
+    a, b = with_marks(m, k, n)
+    compare(a, b)
+    compare(torch.stack([a, a.flip(1)]), b)
+
+
+@needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("m, k, n", [(2048, 2048, 2048), (4095, 4093, 4097), (1, 20000, 3000)])
 def test_large_products(m, k, n, layout):

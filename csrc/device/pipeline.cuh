@@ -107,6 +107,19 @@ __device__ inline void copy_box_if_once(bool once, void* smem, const void* map, 
   once ? copy_box(smem, map, at, barrier, policy) : copy_box(smem, map, at, barrier);
 }
 
+// The other way, where the copy engine sees what was written to `smem`. What is outside the map is
+// not stored, but for the 16 bytes in which a line of it ends. A thread that has asked for some
+// commits them together, and waits until all but so many of what it has committed have been read.
+__device__ inline void store_box(const void* map, const int (&at)[5], const void* smem) {
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, map, at,
+                                    smem);
+}
+__device__ inline void commit_stores() { ::cuda::ptx::cp_async_bulk_commit_group(); }
+template <int kLeft>
+__device__ void wait_for_stores_but() {
+  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<kLeft>());
+}
+
 // Makes what this thread wrote to shared memory visible to wgmma and the copy engine.
 __device__ inline void publish_writes() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);

@@ -35,15 +35,17 @@ __device__ inline uint64_t describe(uint32_t low_word) {
 }
 __device__ inline uint64_t describe(const void* smem) { return describe(low_word(smem)); }
 
-// Descriptors of halves as a tensor map swizzles them by 128 bytes: lines of 64 neighbours, eight
-// lines 1024 bytes after the eight before. Where neighbours lie along K, lines are rows of a, or of
-// b^T, and 16 halves further along K are 2 more in the low word; or else lines are steps of K, 16
-// steps are 128 more, and the next 64 rows lie kBlock bytes further.
-template <int kBlock>
+// Descriptors of halves as a tensor map swizzles them: lines of kNeighbours, 64 or 32, by as many
+// bytes as they have. Where neighbours lie along K, lines are rows of a, or of b^T, and 16 halves
+// further along K are 2 more in the low word; or else lines are steps of K, 16 steps are as many
+// lines' bytes / 16 more, and the next kNeighbours rows lie kBlock bytes further.
+template <int kBlock, int kNeighbours = 64>
 __device__ uint64_t describe_lines(const void* smem) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightLines = uint64_t{1024 / 16} << 32;
+  static_assert(kNeighbours == 64 || kNeighbours == 32);
+  constexpr uint64_t kSwizzle = uint64_t{kNeighbours == 64 ? 1 : 2} << 62;
+  constexpr uint64_t kEightLines = uint64_t{8 * kNeighbours * 2 / 16} << 32;
   constexpr uint64_t kNextBlock = uint64_t{kBlock / 16} << 16;
-  return kSwizzle128 | kEightLines | kNextBlock | (shared_address(smem) & 0x3ffff) >> 4;
+  return kSwizzle | kEightLines | kNextBlock | (shared_address(smem) & 0x3ffff) >> 4;
 }
 
 // d (64, n) = a (64, 16) b (n, 16)^T, plus d where accumulate, of float16 or bfloat16; kAAcross:

@@ -8,29 +8,35 @@
 //        issue nothing but products. Blocks that run together ask for the same lines at about the
 //        same time, in bands of tiles, and L2 merges that, as long as no request has a policy.
 //        Pairs of the largest tiles are clusters: of B, which both need, each asks for half, for
-//        both. Sums leave by way of shared memory, so that what is written to C are whole sectors.
-//        All but the last is mma_bulk.cuh, which 14_tf32_bulk shares.
+//        both. Sums leave by way of shared memory, so that what is written to C are whole sectors;
+//        of the largest tiles by the copy engine, while the next tile is multiplied. Where there
+//        are few tiles, blocks share out K's chunks, whose sums another kernel adds in order.
+//        All but how sums end is mma_bulk.cuh, which 14_tf32_bulk shares.
 // Limit: power; for few tiles, that tiles have few widths and K is cut at chunks alone; nobody
-//        multiplies while a tile is stored, which long activations make longer.
-// Next:  tiles of odd widths; K cut where there are few tiles; activations while others multiply.
+//        multiplies while a tile is rounded, which activations make longer.
+// Next:  tiles of odd widths; activations while others multiply.
 //
 //   producers   wait empty[s]     copy A and B of a step into stage s, half of B here and in the
 //                                 block that shares it -> full[s] of each
 //   consumers   wait full[s]      issue four products; those of the stage before are finished
 //                                 -> empty[s - 1] of each block that copies there
-//   at the end of a chunk its sums are added to those before, which wait in registers and in L2.
+//   at the end of a chunk its sums are added to those before, which wait in registers and in L2,
+//   or go to memory, where K is cut.
 
 #include <cstdint>
 #include <optional>
 #include <type_traits>
 
 #include "device/halves.cuh"
+#include "device/pipeline.cuh"
 #include "epilogue.h"
 #include "kernels/load_bias.cuh"
+#include "kernels/map_place.cuh"
 #include "kernels/mma_bulk.cuh"
 #include "kernels/mma_kind.h"
 #include "kernels/mma_lines.h"
 #include "kernels/mma_store.cuh"
+#include "kernels/tensor_map.h"
 #include "launch.h"
 #include "mma.h"
 
@@ -40,18 +46,50 @@ void launch_mma_ring(const Problem& p, const Context& context);
 
 namespace {
 
+struct EndWork : mma_bulk::Work {
+  bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
+  bool by_eights;     // likewise
+  bool halves, ends;  // store_halves() does, and its kEnds
+  bool boxes;         // store_boxes() does
+  CUtensorMap c;      // by these
+};
+
 // What a warp stores at a time, of halves: its rows, and so many columns.
 constexpr int kStoredHalves = 64;
 using HalvesOfRows = uint16_t[16][kStoredHalves + 8];
 
-// Stores a warp's rows of halves that are neighbours in a row of C, eight at a time or one; kEnds:
-// with a bias or ReLU, or nothing else is done to sums.
+// The largest tiles have room for two such boxes of a tensor map, swizzled by 128 bytes.
+template <class Tile>
+constexpr bool kHasBoxes = Tile::kN == 256;
+using Box = uint8_t[16 * kStoredHalves * 2];
+
+// Sums of a warp's rows, of 16 columns from `at` on, as pairs of halves, rows and columns in
+// eights, rows first; kEnds: with a bias or ReLU, or nothing else is done to sums.
+template <class Tile, bool kEnds>
+__device__ void end_sums(const Problem& p, int at, const float (&sums)[Tile::kElements],
+                         const float (&biases)[Tile::kN], uint32_t (&pairs)[4]) {
+  const bool relu = p.epilogue.activation == Activation::kRelu;
+  UNROLL
+  for (int i = 0; i < 2; ++i, at += 8) {
+    float2 bias{};
+    if (kEnds && p.epilogue.bias != nullptr) {
+      bias = *reinterpret_cast<const float2*>(&biases[at + threadIdx.x % 4 * 2]);
+    }
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      float x = sums[at / 2 + j * 2], y = sums[at / 2 + j * 2 + 1];
+      if (kEnds && p.epilogue.bias != nullptr) x += bias.x, y += bias.y;
+      if (kEnds && relu) x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
+      pairs[i * 2 + j] = device::pair<std::is_same_v<typename Tile::T, BFloat16>>(x, y);
+    }
+  }
+}
+
+// Stores a warp's rows of halves that are neighbours in a row of C, eight at a time or one.
 template <class Tile, bool kEnds, bool kByEights>
 __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row, int64_t col,
                              const float (&sums)[Tile::kElements], HalvesOfRows& leaving,
                              const float (&biases)[Tile::kN]) {
-  using T = typename Tile::T;
-  const bool relu = p.epilogue.activation == Activation::kRelu;
   const int lane = threadIdx.x % 32;
   const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
   const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
@@ -60,22 +98,8 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
   for (int first = 0; first < Tile::kN; first += kStoredHalves) {
     UNROLL
     for (int right = 0; right < min(kStoredHalves, Tile::kN - first); right += 16) {
-      uint32_t pairs[4];  // rows and columns in eights, rows first
-      UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int at = first + right + i * 8;
-        float2 bias{};
-        if (kEnds && p.epilogue.bias != nullptr) {
-          bias = *reinterpret_cast<const float2*>(&biases[at + lane % 4 * 2]);
-        }
-        UNROLL
-        for (int j = 0; j < 2; ++j) {
-          float x = sums[at / 2 + j * 2], y = sums[at / 2 + j * 2 + 1];
-          if (kEnds && p.epilogue.bias != nullptr) x += bias.x, y += bias.y;
-          if (kEnds && relu) x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
-          pairs[i * 2 + j] = device::pair<std::is_same_v<T, BFloat16>>(x, y);
-        }
-      }
+      uint32_t pairs[4];
+      end_sums<Tile, kEnds>(p, first + right, sums, biases, pairs);
       device::store_matrices(&leaving[lane % 16][right + lane / 16 * 8], pairs);
     }
     __syncwarp();
@@ -101,19 +125,47 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
   }
 }
 
+// Likewise, by boxes, which the copy engine takes while the warp goes on, to the next tile, too: of
+// two, one is filled while the other leaves.
+template <class Tile, bool kEnds>
+__device__ void store_boxes(const EndWork& work, const Position& tile, int warp,
+                            const float (&sums)[Tile::kElements], Box (&leaving)[2],
+                            const float (&biases)[Tile::kN]) {
+  const Problem& p = work.p;
+  const int lane = threadIdx.x % 32, row = tile.row + warp * 16;
+  const MapPlace matrix(p.batch, p.c, tile.batch);
+  UNROLL
+  for (int first = 0; first < Tile::kN; first += kStoredHalves) {
+    Box& box = leaving[first / kStoredHalves % 2];
+    if (lane == 0) device::wait_for_stores_but<1>();
+    __syncwarp();
+    UNROLL
+    for (int right = 0; right < kStoredHalves; right += 16) {
+      uint32_t pairs[4];
+      end_sums<Tile, kEnds>(p, first + right, sums, biases, pairs);
+      const int line = (lane % 16) * kStoredHalves * 2, in_line = (right + lane / 16 * 8) * 2;
+      device::store_matrices(&box[line + (in_line ^ lane % 8 * 16)], pairs);
+    }
+    device::publish_writes();
+    __syncwarp();
+    if (lane == 0) {
+      const int at[] = {tile.col + first, row, matrix.at[0], matrix.at[1], matrix.at[2]};
+      if (row < p.m && at[0] < p.n) device::store_box(&work.c, at, box);
+      device::commit_stores();
+    }
+  }
+}
+
 // Sums of halves end as they are, and are stored.
 template <class Tile>
 struct End {
   static constexpr int kHeld = 160;
 
-  struct Work : mma_bulk::Work {
-    bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
-    bool by_eights;     // likewise
-    bool halves, ends;  // store_halves() does, and its kEnds
-  };
+  using Work = EndWork;
   union Leaving {
     SumsOfRows sums;
     alignas(16) HalvesOfRows halves;
+    alignas(kHasBoxes<Tile> ? 1024 : 16) Box boxes[kHasBoxes<Tile> ? 2 : 1];
   };
   struct Smem {
     Leaving leaving[Tile::kConsumers * 4];               // a warp's
@@ -147,6 +199,14 @@ struct End {
       store_halves<Tile, kEnds, kByEights>(p, static_cast<T*>(p.c.data) + c_offset, row, tile.col,
                                            sums, leaving.halves, bias);
     };
+    if constexpr (kHasBoxes<Tile>) {
+      if (work.boxes && work.ends) {
+        return store_boxes<Tile, true>(work, tile, warp, sums, leaving.boxes, bias);
+      }
+      if (work.boxes) {
+        return store_boxes<Tile, false>(work, tile, warp, sums, leaving.boxes, bias);
+      }
+    }
     if (work.halves && work.by_eights && !work.ends) {
       store_as.template operator()<false, true>();
     } else if (work.halves && work.by_eights) {
@@ -159,35 +219,48 @@ struct End {
       store(static_cast<T*>(p.c.data));
     }
   }
+  __device__ void finish() const {
+    if (kHasBoxes<Tile> && work.boxes && threadIdx.x % 32 == 0) device::wait_for_stores_but<0>();
+  }
 };
 
 template <class Tile>
-void run_tile(const Problem& p, const Context& context) {
+void run_tile(const Problem& p, int64_t ranges, const Context& context) {
   const auto by = [&](int64_t count) {
     return p.n % count == 0 &&
            in_vectors(p.batch, p.c, p.c.col_stride, p.c.row_stride, count, size_of(p.out_dtype));
   };
-  typename End<Tile>::Work work{};
+  EndWork work{};
   work.p = p;
   work.by_fours = by(4), work.by_eights = by(8);
   work.halves = p.out_dtype == p.dtype && p.c.col_stride == 1 && p.epilogue.is_simple();
   work.ends = !p.epilogue.is_none();
-  const bool launched =
-      mma_bulk::launch<Tile, End<Tile>>(work, {p.batch, p.a}, {p.batch, transposed(p.b)}, context);
+  // The copy engine stores no less than 16 bytes: where a row ends within them, what follows, too.
+  const bool goes_on = count_tiles(p, Tile::kM, Tile::kN) > context.processors;
+  work.boxes = kHasBoxes<Tile> && goes_on && work.halves && work.by_eights &&
+               p.c.row_stride > p.c.col_stride && in_map_rank(p.batch, p.c);
+  if (work.boxes) {
+    work.c = tensor_map(p.batch, p.c, p.m, p.n, 16, kStoredHalves, CU_TENSOR_MAP_SWIZZLE_128B,
+                        DType::kFloat16);
+  }
+  const bool launched = mma_bulk::launch<Tile, End>(work, ranges, {p.batch, p.a},
+                                                    {p.batch, transposed(p.b)}, context);
   if (!launched) launch_mma_ring(p, context);
 }
 
 template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
-  switch (bulk_tiles_plan(p, context.processors).tile) {
-    case 0: return run_tile<mma_bulk::Tile<T, 0, 4, kAAcross, kBAcross>>(p, context);
-    case 1: return run_tile<mma_bulk::Tile<T, 1, 5, kAAcross, kBAcross>>(p, context);
-    case 2: return run_tile<mma_bulk::Tile<T, 2, 5, kAAcross, kBAcross>>(p, context);
-    case 3: return run_tile<mma_bulk::Tile<T, 3, 6, kAAcross, kBAcross>>(p, context);
-    case 4: return run_tile<mma_bulk::Tile<T, 4, 6, kAAcross, kBAcross>>(p, context);
-    case 5: return run_tile<mma_bulk::Tile<T, 5, 9, kAAcross, kBAcross>>(p, context);
-    case 6: return run_tile<mma_bulk::Tile<T, 6, 9, kAAcross, kBAcross>>(p, context);
-    case 7: return run_tile<mma_bulk::Tile<T, 7, 13, kAAcross, kBAcross>>(p, context);
+  const Plan plan = bulk_tiles_plan(p, context.processors);
+  const int64_t ranges = plan.ranges;
+  switch (plan.tile) {
+    case 0: return run_tile<mma_bulk::Tile<T, 0, 4, kAAcross, kBAcross>>(p, ranges, context);
+    case 1: return run_tile<mma_bulk::Tile<T, 1, 5, kAAcross, kBAcross>>(p, ranges, context);
+    case 2: return run_tile<mma_bulk::Tile<T, 2, 5, kAAcross, kBAcross>>(p, ranges, context);
+    case 3: return run_tile<mma_bulk::Tile<T, 3, 6, kAAcross, kBAcross>>(p, ranges, context);
+    case 4: return run_tile<mma_bulk::Tile<T, 4, 6, kAAcross, kBAcross>>(p, ranges, context);
+    case 5: return run_tile<mma_bulk::Tile<T, 5, 9, kAAcross, kBAcross>>(p, ranges, context);
+    case 6: return run_tile<mma_bulk::Tile<T, 6, 9, kAAcross, kBAcross>>(p, ranges, context);
+    case 7: return run_tile<mma_bulk::Tile<T, 7, 13, kAAcross, kBAcross>>(p, ranges, context);
   }
 }
 

@@ -40,16 +40,18 @@ struct Undo {
   Undo() = default;
 };
 
+struct EndWork : mma_bulk::Work {
+  Undo undo_a, undo_b;
+  Marks marks;
+  bool simple, in_pairs;  // see store_simply()
+  bool by_fours;          // C is written by four neighbours of a row, of which none or all exist
+};
+
 template <class Tile>
 struct End {
   static constexpr int kHeld = 128;
 
-  struct Work : mma_bulk::Work {
-    Undo undo_a, undo_b;
-    Marks marks;
-    bool simple, in_pairs;  // see store_simply()
-    bool by_fours;          // C is written by four neighbours of a row, of which none or all exist
-  };
+  using Work = EndWork;
   struct Smem {
     SumsOfRows rows[Tile::kConsumers * 4];  // a warp's
     // Of a warpgroup's columns:
@@ -205,6 +207,7 @@ struct End {
     store_rows<true>(p, work.by_fours, c, tile.row, tile.col, sums,
                      smem.rows[threadIdx.x / 32 - Tile::kWarpgroup / 32], smem.bias[warpgroup]);
   }
+  __device__ void finish() const {}
 };
 
 // What a problem needs besides its operands, and where that lies in one workspace.
@@ -229,7 +232,7 @@ struct Layout {
 
 template <int kIndex, int kStages>
 void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, const Marks& marks,
-              float4* totals, const Context& context) {
+              float4* totals, int64_t ranges, const Context& context) {
   using Tile = mma_bulk::Tile<Half, kIndex, kStages, false, false>;
   const auto lines = [](const ScaledHalves& x) {
     mma_bulk::Lines lines;
@@ -240,7 +243,7 @@ void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, co
                     .batch_stride = {x.matrix_elements()}};
     return lines;
   };
-  typename End<Tile>::Work work{};
+  EndWork work{};
   work.p = p;
   work.p.a = a.index, work.p.b = b.index;
   work.undo_a = Undo(a), work.undo_b = Undo(b);
@@ -249,7 +252,7 @@ void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, co
   work.simple = p.c.col_stride == 1 && p.epilogue.is_simple();
   work.in_pairs = in_vectors<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
   work.by_fours = p.n % 4 == 0 && in_vectors<float4>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
-  mma_bulk::launch<Tile, End<Tile>>(work, lines(a), lines(b), context);
+  mma_bulk::launch<Tile, End>(work, ranges, lines(a), lines(b), context);
 }
 
 void run(const Problem& p, uint8_t* workspace, const Context& context) {
@@ -263,15 +266,17 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
                     reinterpret_cast<Marks::Piece*>(workspace + layout.pieces_at)};
   auto* totals = reinterpret_cast<float4*>(workspace + layout.totals_at);
   launch_scale(a, b, marks.count, context);
-  switch (bulk_tiles_plan(p, context.processors).tile) {
-    case 0: run_tile<0, 4>(p, a, b, marks, totals, context); break;
-    case 1: run_tile<1, 5>(p, a, b, marks, totals, context); break;
-    case 2: run_tile<2, 5>(p, a, b, marks, totals, context); break;
-    case 3: run_tile<3, 6>(p, a, b, marks, totals, context); break;
-    case 4: run_tile<4, 6>(p, a, b, marks, totals, context); break;
-    case 5: run_tile<5, 8>(p, a, b, marks, totals, context); break;
-    case 6: run_tile<6, 9>(p, a, b, marks, totals, context); break;
-    case 7: run_tile<7, 13>(p, a, b, marks, totals, context); break;
+  const Plan plan = bulk_tiles_plan(p, context.processors);
+  const int64_t ranges = plan.ranges;
+  switch (plan.tile) {
+    case 0: run_tile<0, 4>(p, a, b, marks, totals, ranges, context); break;
+    case 1: run_tile<1, 5>(p, a, b, marks, totals, ranges, context); break;
+    case 2: run_tile<2, 5>(p, a, b, marks, totals, ranges, context); break;
+    case 3: run_tile<3, 6>(p, a, b, marks, totals, ranges, context); break;
+    case 4: run_tile<4, 6>(p, a, b, marks, totals, ranges, context); break;
+    case 5: run_tile<5, 8>(p, a, b, marks, totals, ranges, context); break;
+    case 6: run_tile<6, 9>(p, a, b, marks, totals, ranges, context); break;
+    case 7: run_tile<7, 13>(p, a, b, marks, totals, ranges, context); break;
   }
   launch_recompute(p, marks, context);
 }

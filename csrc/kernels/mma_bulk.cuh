@@ -40,21 +40,23 @@ struct Tile {
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = kM / 64;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kElements = kN / 2;    // of C a thread
-  static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
-  // Columns of B that are brought: across K they come in blocks.
-  static constexpr int kBCols = kBAcross ? (kN + 63) / 64 * 64 : kN;
+  static constexpr int kElements = kN / 2;               // of C a thread
+  static constexpr int kBlock = 64 * kK * 2;             // bytes of 64 rows in a stage
+  using Added = Tile<T, kIndex, kStages, false, false>;  // one for all, where K is cut
+  // Columns of B that are brought, across K in boxes of so many.
+  static constexpr int kBBox = kBAcross ? mma_box_across(kN) : 64;
+  static constexpr int kBCols = kBAcross ? (kN + kBBox - 1) / kBBox * kBBox : kN;
 
   static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
   static_assert(kCluster <= 2, "each block copies half of B for both");
 };
 
-// The tiles of a cluster, one above the other, which share B. Bands are eight tiles of 128 rows, or
-// four of 64, of which more run at a time.
+// The tiles of a cluster, one above the other, which share B. Bands are eight clusters of tiles of
+// 128 rows, or four of 64, of which more run at a time.
 template <class Tile>
 struct ClusterTile {
   static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN;
-  static constexpr int kBand = Tile::kM / 16 / Tile::kCluster;
+  static constexpr int kBand = Tile::kM / 16;
 };
 
 // The block in its cluster, and the tile that it has of its cluster's.
@@ -71,18 +73,42 @@ __device__ Position locate_own(const Bands& bands, int64_t index) {
 }
 
 // Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
-// neighbours lie across K, of 64 of them.
+// neighbours lie across K, of some of them.
 struct Maps {
   CUtensorMap whole, last;
 };
 
+// What a kernel reads first comes first, since each line of its parameters is waited for.
 struct Work {
   Bands bands;
-  int64_t tiles = 0;  // of clusters
+  uint32_t ranges = 1;  // that K is cut in
+  int64_t length = 0;   // of each, but for the last
+  int64_t tiles = 0;    // of clusters
+  Divisor by_tiles{};   // where K is cut
   Problem p;
   Maps a, b;
-  float4* totals = nullptr;  // of each block's threads, kInMemory, where there are several chunks
+  // Where there are several chunks: of each block's threads, kInMemory; or, where K is cut, of each
+  // chunk of each tile, all.
+  float4* totals = nullptr;
 };
+
+// What a block works off at once: a tile's sums over a range of K.
+struct Unit {
+  Position tile;
+  int64_t index;  // of the cluster's tile
+  int64_t begin, end;
+};
+
+template <class Tile>
+__device__ Unit locate_unit(const Work& work, int64_t index) {
+  uint32_t range = 0;
+  if (work.ranges > 1) {
+    range = work.by_tiles.divide(static_cast<uint32_t>(index));
+    index -= range * work.tiles;
+  }
+  const int64_t begin = range * work.length;
+  return {locate_own<Tile>(work.bands, index), index, begin, min(begin + work.length, work.p.k)};
+}
 
 // An End says what becomes of a tile's sums:
 //   End::kHeld                 sums that a thread's registers can hold, those of chunks before, too
@@ -93,6 +119,7 @@ struct Work {
 //   begin_tile(tile)           before its sums; of which tile, is told by a Position
 //   end_chunk(tile, k, sums)   of one, which began at k
 //   end_tile(tile, sums)       stores them
+//   finish()                   before the block ends
 
 // Of the sums of chunks before, where there are several: in registers, and in memory.
 template <class Tile, class End>
@@ -100,21 +127,32 @@ inline constexpr int kKept = std::min(Tile::kElements, End::kHeld - Tile::kEleme
 template <class Tile, class End>
 inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
 
+// Threads that multiply, and what each has of a chunk of a tile where K is cut.
+template <class Tile>
+inline constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup;
+template <class Tile>
+__device__ float4* sums_of_chunk(const Work& work, int64_t chunk, int64_t tile) {
+  constexpr int kEach = Tile::kElements / 4 * kMultipliers<Tile>;
+  const int64_t block = (chunk * work.tiles + tile) * Tile::kCluster + rank<Tile>();
+  return work.totals + block * kEach + (threadIdx.x - Tile::kWarpgroup);
+}
+
 template <class Tile, class End>
 struct Smem {
   alignas(1024) uint8_t a[Tile::kStages][Tile::kM * Tile::kK * 2];
   alignas(1024) uint8_t b[Tile::kStages][Tile::kBCols * Tile::kK * 2];
-  alignas(16) typename End::Smem end;
+  typename End::Smem end;
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
 // Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
 // `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for
 // both. What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15
-// clocks for each line that it fills with zeros. What then lies there is never stored.
-template <int kRows, bool kAcross, int kShare>
+// clocks for each line that it fills with zeros. What then lies there is never stored. Across K,
+// boxes are of kBox rows.
+template <int kRows, bool kAcross, int kShare, int kBox = 64>
 struct Part {
-  static constexpr int kBlock = 64 * 128;  // bytes of a box across K
+  static constexpr int kBlock = kBox * 128;  // bytes of a box across K
   const Maps& maps;
   int first, left;
   MapPlace matrix;
@@ -123,16 +161,16 @@ struct Part {
   // That come, whoever asks.
   __device__ int bytes() const {
     if (kAcross) {
-      return static_cast<int>(min(ceil_div(left, 64), ceil_div(kRows, 64))) * kBlock;
+      return static_cast<int>(min(ceil_div(left, kBox), ceil_div(kRows, kBox))) * kBlock;
     }
     return min(left, kRows) * 128;
   }
   __device__ void copy(uint8_t* to, int k, uint64_t* full) const {
     if constexpr (kAcross) {
       UNROLL
-      for (int i = 0; i < kRows; i += 64) {
-        if (i / 64 % kShare == share && i < left) {
-          box(to + i / 64 * kBlock, maps.whole, first + i, k, full);
+      for (int i = 0; i < kRows; i += kBox) {
+        if (i / kBox % kShare == share && i < left) {
+          box(to + i / kBox * kBlock, maps.whole, first + i, k, full);
         }
       }
     } else {
@@ -162,18 +200,19 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   constexpr unsigned kCluster = Tile::kCluster;
   const int64_t begin = blockIdx.x / kCluster;
-  for (int64_t index = begin; index < work.tiles; index += gridDim.x / kCluster) {
-    const Position tile = locate_own<Tile>(work.bands, index);
+  for (int64_t index = begin; index < work.tiles * work.ranges; index += gridDim.x / kCluster) {
+    const Unit unit = locate_unit<Tile>(work, index);
+    const Position& tile = unit.tile;
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
     const Part<Tile::kM, Tile::kAAcross, 1> a{work.a, tile.row, left(p.m, tile.row),
                                               End::place(p, p.a, tile.batch), 0};
-    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{
+    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster, Tile::kBBox> b{
         work.b, tile.col, left(p.n, tile.col), End::place(p, p.b, tile.batch), rank<Tile>()};
     const int bytes = a.bytes() + b.bytes();
     if (index == begin) device::wait_for_previous_kernel();
-    for (int64_t k = 0; k < p.k; k += Tile::kK, ring.next()) {
+    for (int64_t k = unit.begin; k < unit.end; k += Tile::kK, ring.next()) {
       if (ring.stage % kProducers != warp) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
@@ -195,31 +234,39 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   constexpr int kNone = -1, kKept = mma_bulk::kKept<Tile, End>;
   const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
-  constexpr int kA16 = Tile::kAAcross ? 128 : 2, kB16 = Tile::kBAcross ? 128 : 2;
+  constexpr int kA16 = Tile::kAAcross ? 128 : 2;
+  constexpr int kB16 = Tile::kBAcross ? Tile::kBBox * 2 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
   const Problem& p = work.p;
   constexpr unsigned kCluster = Tile::kCluster;
   const auto release = [&](int stage) {
-    if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
+    if constexpr (kCluster == 1) {  // ranks are others', where a block shares nothing with them
+      if (lane == 0) device::arrive(&smem.empty[stage]);
+    } else {
+      if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
+    }
   };
   End end(work, smem.end);
   device::Ring ring{.stages = Tile::kStages};
   device::wait_for_previous_kernel();
-  for (int64_t index = blockIdx.x / kCluster; index < work.tiles; index += gridDim.x / kCluster) {
-    const Position tile = locate_own<Tile>(work.bands, index);
-    end.begin_tile(tile);
+  const int64_t units = work.tiles * work.ranges;
+  for (int64_t index = blockIdx.x / kCluster; index < units; index += gridDim.x / kCluster) {
+    const Unit unit = locate_unit<Tile>(work, index);
+    const Position& tile = unit.tile;
+    if (work.ranges == 1) end.begin_tile(tile);
     float sums[Tile::kElements], kept[kKept + 1];
-    for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
+    for (int64_t chunk = unit.begin; chunk < unit.end; chunk += chained::kChunk) {
       UNROLL
       for (float& each : sums) each = 0;
-      const auto length = static_cast<int>(min(p.k - chunk, int64_t{chained::kChunk}));
+      const auto length = static_cast<int>(min(unit.end - chunk, int64_t{chained::kChunk}));
       int to_release = kNone;
       NO_UNROLL
       for (int k = 0; k < length; k += Tile::kK, ring.next()) {
         device::wait(&smem.full[ring.stage], ring.parity);
         const uint64_t a =
             wgmma::describe_lines<Tile::kBlock>(smem.a[ring.stage] + warpgroup * Tile::kBlock);
-        const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+        const uint64_t b =
+            wgmma::describe_lines<Tile::kBBox * 128, Tile::kBBox>(smem.b[ring.stage]);
         wgmma::keep(sums);
         wgmma::fence();
         UNROLL
@@ -236,6 +283,14 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
       wgmma::keep(sums);
       release(to_release);
       end.end_chunk(tile, chunk, sums);
+      if (work.ranges > 1) {
+        float4* to = sums_of_chunk<Tile>(work, chunk / chained::kChunk, unit.index);
+        UNROLL
+        for (int i = 0; i < Tile::kElements; i += 4, to += kMultipliers<Tile>) {
+          __stcg(to, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+        }
+        continue;
+      }
       if (chunk == 0) {
         UNROLL
         for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
@@ -246,19 +301,17 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         if (chunk > 0) sums[i] += kept[i];
         kept[i] = sums[i];
       }
-      constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup, kAtOnce = 16;
-      float4* total = work.totals +
-                      int64_t{blockIdx.x} * (kInMemory<Tile, End> / 4 * kMultipliers) +
-                      (threadIdx.x - Tile::kWarpgroup);
+      constexpr int kAtOnce = 16, kEach = kInMemory<Tile, End> / 4 * kMultipliers<Tile>;
+      float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
       UNROLL
       for (int first = kKept; first < Tile::kElements; first += kAtOnce) {
         float4 before[kAtOnce / 4];  // all asked for before any is waited for
         UNROLL
         for (int i = 0; i < kAtOnce / 4 && chunk > 0; ++i) {
-          before[i] = __ldcg(total + i * kMultipliers);
+          before[i] = __ldcg(total + i * kMultipliers<Tile>);
         }
         UNROLL
-        for (int i = 0; i < kAtOnce / 4; ++i, total += kMultipliers) {
+        for (int i = 0; i < kAtOnce / 4; ++i, total += kMultipliers<Tile>) {
           float* four = &sums[first + i * 4];
           if (chunk > 0) {
             four[0] += before[i].x, four[1] += before[i].y;
@@ -270,8 +323,9 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         }
       }
     }
-    end.end_tile(tile, sums);
+    if (work.ranges == 1) end.end_tile(tile, sums);
   }
+  end.finish();
 }
 
 template <class Tile, class End>
@@ -301,43 +355,129 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
+// Where K is cut: adds the chunks of a tile in order, by threads that have the same elements of it
+// as those above.
+template <class Tile, class End>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    mma_add_kernel(const __grid_constant__ typename End::Work work) {
+  // Sums, of so many chunks, that are asked for before any is added.
+  constexpr int kAtOnce = 16, kChunks = 4;
+  __shared__ typename End::Smem smem;
+  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<56>();
+  device::take_registers<224>();
+  const int64_t index = blockIdx.x / Tile::kCluster;
+  const Position tile = locate_own<Tile>(work.bands, index);
+  const auto chunks = static_cast<int>(ceil_div(work.p.k, chained::kChunk));
+  const int64_t between = sums_of_chunk<Tile>(work, 1, 0) - sums_of_chunk<Tile>(work, 0, 0);
+  const float4* from = sums_of_chunk<Tile>(work, 0, index);
+  End end(work, smem);
+  device::wait_for_previous_kernel();
+  end.begin_tile(tile);
+  float totals[Tile::kElements];
+  UNROLL
+  for (int first = 0; first < Tile::kElements; first += kAtOnce) {
+    UNROLL
+    for (int i = 0; i < kAtOnce; ++i) totals[first + i] = 0;
+    const float4* next = from + first / 4 * kMultipliers<Tile>;
+    NO_UNROLL
+    for (int chunk = 0; chunk < chunks; chunk += kChunks) {
+      float4 fours[kChunks][kAtOnce / 4];
+      UNROLL
+      for (int i = 0; i < kChunks; ++i, next += between) {
+        UNROLL
+        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
+          fours[i][j] = __ldcg(next + j * kMultipliers<Tile>);
+        }
+      }
+      UNROLL
+      for (int i = 0; i < kChunks; ++i) {
+        UNROLL
+        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
+          float* four = &totals[first + j * 4];
+          four[0] += fours[i][j].x, four[1] += fours[i][j].y;
+          four[2] += fours[i][j].z, four[3] += fours[i][j].w;
+        }
+      }
+    }
+  }
+  end.end_tile(tile, totals);
+  end.finish();
+}
+
 // An operand that maps read: its row_stride is between A's rows or B's columns.
 struct Lines {
   Batch batch;
   Matrix matrix;
 };
 
-// Launches the kernel for work.p and what the rung has set of work; false where the rung has not
-// brought memory for totals, and there is none.
+// How many of so many blocks, each a multiprocessor's, start as neighbours in the same part of the
+// GPU, where they share what they ask L2 for. Where not all run at once, or they leave half of the
+// GPU to others, they are better off anywhere.
 template <class Tile, class End>
-bool launch(typename End::Work work, const Lines& a, const Lines& b, const Context& context) {
+unsigned neighbours(int64_t blocks, int64_t processors) {
+  if (Tile::kCluster > 1) return Tile::kCluster;
+  if (blocks > processors || 2 * blocks <= processors) return 1;
+  static const int64_t fours =
+      clusters_at_once(mma_bulk_kernel<Tile, End>, 4, Tile::kThreads, sizeof(Smem<Tile, End>));
+  return ceil_div(blocks, 4) <= fours ? 4 : 2;
+}
+
+// Launches the kernel for work.p and what the rung has set of work, K in so many ranges of chunks
+// if there is memory for their sums; false where the rung has not brought memory for totals, and
+// there is none.
+template <class Tile, template <class> class TileEnd>
+bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, const Lines& b,
+            const Context& context) {
+  using End = TileEnd<Tile>;
   static_assert(sizeof(Smem<Tile, End>) <= kMaxSharedMemory);
   const Problem& p = work.p;
-  const auto map = [&](const Lines& lines, int64_t outer, int rows) {
+  const auto map = [&](const Lines& lines, int64_t outer, int rows, int line) {
     return tensor_map(lines.batch, lines.matrix, outer, p.k, rows, Tile::kK,
-                      CU_TENSOR_MAP_SWIZZLE_128B, DType::kFloat16);
+                      line == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                      DType::kFloat16);
   };
-  const auto maps = [&](const Lines& lines, int64_t outer, int rows, bool across) {
-    if (across) return Maps{map(lines, outer, 64), {}};
+  const auto maps = [&](const Lines& lines, int64_t outer, int rows, bool across, int box) {
+    if (across) return Maps{map(lines, outer, box, box), {}};
     const auto last = static_cast<int>(outer % rows);
-    return Maps{map(lines, outer, rows), map(lines, outer, last == 0 ? rows : last)};
+    return Maps{map(lines, outer, rows, Tile::kK),
+                map(lines, outer, last == 0 ? rows : last, Tile::kK)};
   };
-  work.a = maps(a, p.m, Tile::kM, Tile::kAAcross);
-  work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross);
+  work.a = maps(a, p.m, Tile::kM, Tile::kAAcross, 64);
+  work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kBBox);
   work.bands = Bands::of<ClusterTile<Tile>>(p);
   work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
-  const auto blocks = static_cast<unsigned>(
-      Tile::kCluster * std::min<int64_t>(work.tiles, context.processors / Tile::kCluster));
-  if (p.k > chained::kChunk && kInMemory<Tile, End> > 0 && work.totals == nullptr) {
-    const int64_t bytes = int64_t{blocks} * Tile::kConsumers * Tile::kWarpgroup *
-                          kInMemory<Tile, End> * int64_t{sizeof(float)};
-    work.totals = static_cast<float4*>(context.allocate_if_there_is(bytes));
-    if (work.totals == nullptr) return false;
+  work.length = p.k;
+  const int64_t chunks = ceil_div(p.k, chained::kChunk);
+  constexpr int64_t kBytes = Tile::kCluster * kMultipliers<Tile> * int64_t{sizeof(float)};
+  if (ranges > 1) {
+    void* sums = context.allocate_if_there_is(chunks * work.tiles * Tile::kElements * kBytes);
+    if (sums != nullptr) {
+      work.totals = static_cast<float4*>(sums);
+      const int64_t in_range = ceil_div(chunks, ranges);
+      work.ranges = static_cast<uint32_t>(ceil_div(chunks, in_range));
+      work.length = in_range * chained::kChunk;
+      work.by_tiles = Divisor::of(static_cast<uint32_t>(work.tiles));
+    }
+  }
+  const int64_t units = work.tiles * work.ranges;
+  const auto clusters = std::min<int64_t>(units, context.processors / Tile::kCluster);
+  if (chunks > 1 && kInMemory<Tile, End> > 0 && work.totals == nullptr) {
+    void* totals = context.allocate_if_there_is(clusters * kInMemory<Tile, End> * kBytes);
+    if (totals == nullptr) return false;
+    work.totals = static_cast<float4*>(totals);
   }
   const auto kernel = mma_bulk_kernel<Tile, End>;
-  allow_shared_memory(kernel, sizeof(Smem<Tile, End>));
-  launch_clusters_after(kernel, Tile::kCluster, blocks, Tile::kThreads, sizeof(Smem<Tile, End>),
-                        context, work);
+  constexpr size_t kSmem = sizeof(Smem<Tile, End>);
+  allow_shared_memory(kernel, kSmem);
+  const unsigned cluster = neighbours<Tile, End>(units, context.processors);
+  const auto blocks = static_cast<unsigned>(ceil_div(clusters * Tile::kCluster, cluster)) * cluster;
+  launch_clusters_after(kernel, cluster, blocks, Tile::kThreads, kSmem, context, work);
+  if (work.ranges > 1) {
+    using Added = typename Tile::Added;
+    launch_after(mma_add_kernel<Added, TileEnd<Added>>,
+                 static_cast<unsigned>(work.tiles * Tile::kCluster), Tile::kThreads, 0, context,
+                 work);
+  }
   return true;
 }
 
