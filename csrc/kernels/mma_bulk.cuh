@@ -40,9 +40,10 @@ struct Tile {
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = kM / 64;  // warpgroups, each 64 rows
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kElements = kN / 2;               // of C a thread
-  static constexpr int kBlock = 64 * kK * 2;             // bytes of 64 rows in a stage
-  using Added = Tile<T, kIndex, kStages, false, false>;  // one for all, where K is cut
+  static constexpr int kElements = kN / 2;    // of C a thread
+  static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
+  // Of any layout, to the kernel that adds sums of chunks, which is one for all then.
+  using Added = Tile<T, kIndex, kStages, false, false>;
   // Columns of B that are brought, across K in boxes of so many.
   static constexpr int kBBox = kBAcross ? mma_box_across(kN) : 64;
   static constexpr int kBCols = kBAcross ? (kN + kBBox - 1) / kBBox * kBBox : kN;
@@ -73,7 +74,7 @@ __device__ Position locate_own(const Bands& bands, int64_t index) {
 }
 
 // Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
-// neighbours lie across K, of some of them.
+// neighbours lie across K, of 64 of them, or 32.
 struct Maps {
   CUtensorMap whole, last;
 };
@@ -355,8 +356,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// Where K is cut: adds the chunks of a tile in order, by threads that have the same elements of it
-// as those above.
+// Where K is cut: adds the chunks of a tile in order, from +0, and ends them. Its threads have the
+// same elements as those that multiplied.
 template <class Tile, class End>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     mma_add_kernel(const __grid_constant__ typename End::Work work) {
