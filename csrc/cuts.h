@@ -30,7 +30,7 @@ inline Ranges bulk_ranges(const Problem& p, int64_t processors) {
   const int64_t tiles = count_tiles(p, Cost::kTile, Cost::kTile);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   Ranges best{};
-  for (int64_t count = 1; count <= std::min(chunks, processors); ++count) {
+  for (int64_t count = 1; count != 0 && count <= processors; count = next_ranges(chunks, count)) {
     const int64_t longest = std::min(ceil_div(chunks, count) * kChunk, p.k);
     const double each =
         Cost::kWave + Cost::kTile * Cost::kTile * static_cast<double>(longest) / Cost::kRate;

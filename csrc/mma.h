@@ -67,10 +67,10 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 }
 
 // `slower` by so much are all tiles. They multiply no sooner than operands come: from memory, which
-// few blocks cannot ask for all that it gives; and from L2. Where kCuts, K may be cut in ranges of
-// chunks, whose sums are written to memory and added by another kernel.
-template <bool kCuts>
-Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors, double slower) {
+// few blocks cannot ask for all that it gives; and from L2. K may be cut in ranges of chunks, whose
+// sums are written to memory and added by another kernel, if the rung `cuts` it.
+inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
+                     double slower, bool cuts) {
   // Bytes a clock, a multiprocessor's.
   constexpr double kMemory = 14.5, kFromL2 = 60, kTaken = 51.5;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
@@ -87,18 +87,17 @@ Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processo
     const double rate = across ? tile.across : tile.rate;
     const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
                          static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
-    // Memory gives less to blocks two of which share a pair of multiprocessors while other pairs
-    // have none, and to those of a second round that are few (below).
     const double in_vain = across && tile.n % mma_box_across(tile.n) != 0 ? 1.3 : 1;
     const double from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
-    // Of those that have equally many chunks, the fewest ranges; and no more than four a processor.
-    const int64_t most =
-        kCuts ? std::min(chunks, ceil_div(4 * processors, std::max<int64_t>(count, 1))) : 1;
-    for (int64_t ranges = 1; ranges <= most;) {
+    // No more than four a processor.
+    const int64_t most = cuts ? ceil_div(4 * processors, std::max<int64_t>(count, 1)) : 1;
+    for (int64_t ranges = 1; ranges != 0 && ranges <= most; ranges = next_ranges(chunks, ranges)) {
       const int64_t in_range = ceil_div(chunks, ranges);
       const double longest = static_cast<double>(std::min(in_range * chained::kChunk, p.k));
       const auto units = static_cast<double>(count * ranges);
       const double share = units / all;
+      // Memory gives less to blocks two of which share a pair of multiprocessors while other pairs
+      // have none, and to those of a second round that are few.
       const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.5) ? 1.15 : 1;
       const double taking = std::min(all, units * kTaken / kMemory);
       const double rounds = std::ceil(share);
@@ -112,13 +111,12 @@ Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processo
       if (best.ranges == 0 || clocks < best.clocks) {
         best = {static_cast<int>(i), tile.m, tile.n, ranges, 1, clocks};
       }
-      ranges = in_range == 1 ? most + 1 : ceil_div(chunks, in_range - 1);
     }
   }
   return best;
 }
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
-  return plan_mma<true>(kMmaBulkTiles, p, processors, 1);
+  return plan_mma(kMmaBulkTiles, p, processors, 1, true);
 }
 inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
   if (!mma_bulk_turns(p)) return bulk_tiles_plan(p, processors);
@@ -130,7 +128,7 @@ inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kGathers = 3;
   const bool gathers =
       !in_sixteens(p.batch, p.a, sizeof(uint16_t)) || !in_sixteens(p.batch, p.b, sizeof(uint16_t));
-  return plan_mma<false>(kMmaRingTiles, p, processors, gathers ? kGathers : 1);
+  return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1, false);
 }
 
 }  // namespace tiled

@@ -75,6 +75,13 @@ inline int64_t count_tiles(const Problem& p, int64_t rows, int64_t cols) {
   return ceil_div(p.m, rows) * ceil_div(p.n, cols) * p.batch.count;
 }
 
+// Where K's chunks are shared out among so many ranges, as evenly as can be: the least number that
+// leaves a range fewer; 0 where there is none.
+inline int64_t next_ranges(int64_t chunks, int64_t ranges) {
+  const int64_t longest = ceil_div(chunks, ranges);
+  return longest > 1 ? ceil_div(chunks, longest - 1) : 0;
+}
+
 // Where matrix `index` of the batch begins, in elements from Matrix::data.
 HOST_DEVICE inline int64_t batch_offset(const Batch& batch, const Matrix& matrix, int64_t index) {
   int64_t offset = 0;

@@ -114,11 +114,10 @@ inline Plan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const
       const auto count = static_cast<double>(blocks);
       return std::max(tile.alone, count * elements / tile.rate) + count * by_ones;
     };
-    // Of those that have equally many chunks, the fewest ranges.
     int64_t next = 0;
     for (int64_t ranges = 1; ranges != 0; ranges = next) {
       const int64_t longest = ceil_div(chunks, ranges);
-      next = longest > 1 ? ceil_div(chunks, longest - 1) : 0;
+      next = next_ranges(chunks, ranges);
       if (next > kMaxRanges || next * chunks > kMaxProduct) next = 0;
       const auto k = static_cast<double>(std::min(longest * kChunk, p.k));
       const double sums = ranges == 1

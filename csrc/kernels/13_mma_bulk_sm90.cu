@@ -235,8 +235,8 @@ void run_tile(const Problem& p, int64_t ranges, const Context& context) {
   work.by_fours = by(4), work.by_eights = by(8);
   work.halves = p.out_dtype == p.dtype && p.c.col_stride == 1 && p.epilogue.is_simple();
   work.ends = !p.epilogue.is_none();
-  // The copy engine stores no less than 16 bytes: where a row ends within them, what follows, too.
   const bool goes_on = count_tiles(p, Tile::kM, Tile::kN) > context.processors;
+  // The copy engine stores no less than 16 bytes: where a row ends within them, what follows, too.
   work.boxes = kHasBoxes<Tile> && goes_on && work.halves && work.by_eights &&
                p.c.row_stride > p.c.col_stride && in_map_rank(p.batch, p.c);
   if (work.boxes) {

@@ -38,8 +38,9 @@ struct Tile {
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
   static constexpr int kCluster = kMmaBulkTiles[kIndex].cluster;  // blocks
   static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = kM / 64;  // warpgroups, each 64 rows
-  static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+  static constexpr int kConsumers = kM / 64;                    // warpgroups, each 64 rows
+  static constexpr int kMultipliers = kConsumers * kWarpgroup;  // threads
+  static constexpr int kThreads = kWarpgroup + kMultipliers;
   static constexpr int kElements = kN / 2;    // of C a thread
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
   // Of any layout, to the kernel that adds sums of chunks, which is one for all then.
@@ -128,12 +129,10 @@ inline constexpr int kKept = std::min(Tile::kElements, End::kHeld - Tile::kEleme
 template <class Tile, class End>
 inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
 
-// Threads that multiply, and what each has of a chunk of a tile where K is cut.
-template <class Tile>
-inline constexpr int kMultipliers = Tile::kConsumers * Tile::kWarpgroup;
+// What a thread that multiplies has of a chunk of a tile, where K is cut.
 template <class Tile>
 __device__ float4* sums_of_chunk(const Work& work, int64_t chunk, int64_t tile) {
-  constexpr int kEach = Tile::kElements / 4 * kMultipliers<Tile>;
+  constexpr int kEach = Tile::kElements / 4 * Tile::kMultipliers;
   const int64_t block = (chunk * work.tiles + tile) * Tile::kCluster + rank<Tile>();
   return work.totals + block * kEach + (threadIdx.x - Tile::kWarpgroup);
 }
@@ -287,7 +286,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
       if (work.ranges > 1) {
         float4* to = sums_of_chunk<Tile>(work, chunk / chained::kChunk, unit.index);
         UNROLL
-        for (int i = 0; i < Tile::kElements; i += 4, to += kMultipliers<Tile>) {
+        for (int i = 0; i < Tile::kElements; i += 4, to += Tile::kMultipliers) {
           __stcg(to, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
         }
         continue;
@@ -302,17 +301,17 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         if (chunk > 0) sums[i] += kept[i];
         kept[i] = sums[i];
       }
-      constexpr int kAtOnce = 16, kEach = kInMemory<Tile, End> / 4 * kMultipliers<Tile>;
+      constexpr int kAtOnce = 16, kEach = kInMemory<Tile, End> / 4 * Tile::kMultipliers;
       float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
       UNROLL
       for (int first = kKept; first < Tile::kElements; first += kAtOnce) {
         float4 before[kAtOnce / 4];  // all asked for before any is waited for
         UNROLL
         for (int i = 0; i < kAtOnce / 4 && chunk > 0; ++i) {
-          before[i] = __ldcg(total + i * kMultipliers<Tile>);
+          before[i] = __ldcg(total + i * Tile::kMultipliers);
         }
         UNROLL
-        for (int i = 0; i < kAtOnce / 4; ++i, total += kMultipliers<Tile>) {
+        for (int i = 0; i < kAtOnce / 4; ++i, total += Tile::kMultipliers) {
           float* four = &sums[first + i * 4];
           if (chunk > 0) {
             four[0] += before[i].x, four[1] += before[i].y;
@@ -379,7 +378,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   for (int first = 0; first < Tile::kElements; first += kAtOnce) {
     UNROLL
     for (int i = 0; i < kAtOnce; ++i) totals[first + i] = 0;
-    const float4* next = from + first / 4 * kMultipliers<Tile>;
+    const float4* next = from + first / 4 * Tile::kMultipliers;
     NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk += kChunks) {
       float4 fours[kChunks][kAtOnce / 4];
@@ -387,7 +386,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (int i = 0; i < kChunks; ++i, next += between) {
         UNROLL
         for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
-          fours[i][j] = __ldcg(next + j * kMultipliers<Tile>);
+          fours[i][j] = __ldcg(next + j * Tile::kMultipliers);
         }
       }
       UNROLL
@@ -449,14 +448,13 @@ bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, c
   work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   work.length = p.k;
   const int64_t chunks = ceil_div(p.k, chained::kChunk);
-  constexpr int64_t kBytes = Tile::kCluster * kMultipliers<Tile> * int64_t{sizeof(float)};
+  constexpr int64_t kBytes = Tile::kCluster * Tile::kMultipliers * int64_t{sizeof(float)};
   if (ranges > 1) {
     void* sums = context.allocate_if_there_is(chunks * work.tiles * Tile::kElements * kBytes);
     if (sums != nullptr) {
       work.totals = static_cast<float4*>(sums);
-      const int64_t in_range = ceil_div(chunks, ranges);
-      work.ranges = static_cast<uint32_t>(ceil_div(chunks, in_range));
-      work.length = in_range * chained::kChunk;
+      work.ranges = static_cast<uint32_t>(ranges);
+      work.length = ceil_div(chunks, ranges) * chained::kChunk;
       work.by_tiles = Divisor::of(static_cast<uint32_t>(work.tiles));
     }
   }
