@@ -139,6 +139,11 @@ __device__ inline void sync_threads(int barrier, int count) {
   __barrier_sync_count(barrier, count);
 }
 
+// Likewise, but goes on without waiting for the others.
+__device__ inline void arrive_threads(int barrier, int count) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
 // Likewise, and whether any of them says so.
 __device__ inline bool sync_threads_or(int barrier, int count, bool say) {
   int any;

@@ -43,6 +43,10 @@ struct Tile {
   static constexpr int kThreads = kWarpgroup + kMultipliers;
   static constexpr int kElements = kN / 2;    // of C a thread
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
+  // The last steps of a chunk, which the second warpgroup multiplies when the first has asked for
+  // all of its own: alone it is as fast as both, and the first ends its sums meanwhile. Of the
+  // stages that it has not released another is left, so that the first goes on.
+  static constexpr int kAlone = kConsumers == 2 ? kStages - 1 : 0;
   // Of any layout, to the kernel that adds sums of chunks, which is one for all then.
   using Added = Tile<T, kIndex, kStages, false, false>;
   // Columns of B that are brought, across K in boxes of so many.
@@ -232,6 +236,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
 template <class Tile, class End>
 __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   constexpr int kNone = -1, kKept = mma_bulk::kKept<Tile, End>;
+  constexpr int kTurn = 1 + Tile::kConsumers;  // a barrier; End has one for each warpgroup
   const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
   constexpr int kA16 = Tile::kAAcross ? 128 : 2;
@@ -259,9 +264,15 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
       UNROLL
       for (float& each : sums) each = 0;
       const auto length = static_cast<int>(min(unit.end - chunk, int64_t{chained::kChunk}));
+      // Where chunks have a ring's steps, no warpgroup is a chunk ahead, and a turn is one chunk's.
+      const bool by_turns = Tile::kAlone > 0 && length >= Tile::kStages * Tile::kK;
+      const int turn = by_turns && warpgroup == 1
+                           ? (ceil_div(length, Tile::kK) - Tile::kAlone) * Tile::kK
+                           : kNone;
       int to_release = kNone;
       NO_UNROLL
       for (int k = 0; k < length; k += Tile::kK, ring.next()) {
+        if (k == turn) device::sync_threads(kTurn, Tile::kMultipliers);
         device::wait(&smem.full[ring.stage], ring.parity);
         const uint64_t a =
             wgmma::describe_lines<Tile::kBlock>(smem.a[ring.stage] + warpgroup * Tile::kBlock);
@@ -279,6 +290,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         if (to_release != kNone) release(to_release);
         to_release = ring.stage;
       }
+      if (by_turns && warpgroup == 0) device::arrive_threads(kTurn, Tile::kMultipliers);
       wgmma::wait<0>();
       wgmma::keep(sums);
       release(to_release);
