@@ -28,11 +28,11 @@ inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 4300, 1660, 1680}, {128, 192, 1, 4700, 1690, 1760},
     {128, 160, 1, 3900, 1630, 1590}, {128, 128, 1, 2700, 1620, 1650},
     {64, 192, 1, 2700, 1680, 1700},  {64, 128, 1, 2200, 1550, 1620},
-    {64, 96, 1, 1900, 1260, 950},    {64, 64, 1, 1100, 910, 1080},
+    {64, 96, 1, 1900, 1260, 1260},   {64, 64, 1, 1100, 910, 1080},
 };
-// Columns of B that mma_bulk brings in a box where they are neighbours, of a tile of so many: of
-// 160 half a box comes in vain, which costs less than narrower ones.
-constexpr int mma_box_across(int n) { return n == 96 ? 32 : 64; }
+// Columns of a tile that mma_bulk brings by a narrower box where B's neighbours lie across K, and
+// boxes are of 64. Of 160 half a box comes in vain, which costs less.
+constexpr int mma_narrow_box(int n) { return n == 96 ? 32 : 0; }
 
 inline constexpr MmaTile kMmaRingTiles[] = {
     {128, 128, 1, 6000, 420, 420},
@@ -87,8 +87,10 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const double rate = across ? tile.across : tile.rate;
     const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
                          static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
-    const double in_vain = across && tile.n % mma_box_across(tile.n) != 0 ? 1.3 : 1;
-    const double from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
+    const int narrow = across ? mma_narrow_box(tile.n) : 0;
+    const double in_vain = across && (tile.n - narrow) % 64 != 0 ? 1.3 : 1;
+    // Half a line is asked for like a whole one.
+    const double from_l2 = static_cast<double>(count) * (lines + narrow) * 2 * k / all / kFromL2;
     // No more than four a processor.
     const int64_t most = cuts ? ceil_div(4 * processors, std::max<int64_t>(count, 1)) : 1;
     for (int64_t ranges = 1; ranges != 0 && ranges <= most; ranges = next_ranges(chunks, ranges)) {

@@ -427,6 +427,33 @@ def test_bulk_with_any_tile(layout, dtype):
 @needs_hopper
 @each_half
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cut", [0, 8, 33, 40, 72, 95])  # of the last tile
+def test_tiles_of_a_wide_box_and_a_narrow_one(cut, layout, dtype):
+    """On an H200, of 96 columns: where they are neighbours, each begins with the other box."""
+    is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
+    for n in (8 * 96 - cut, 9 * 96 - cut):
+        a = in_layout(torch.randn(830, 136, device="cuda").to(dtype), layout[0])
+        b = in_layout(torch.randn(136, n, device="cuda").to(dtype), layout[1])
+        bias = torch.randn(n, device="cuda").to(dtype)
+        out = torch.full((830, n + 8), torch.nan, dtype=dtype, device="cuda")
+        single = torch.full((830, n), torch.nan, device="cuda")
+        assert torch_tiled.explain(a, b, algorithm="mma_bulk").tile == "64x96" or not is_h200
+        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out[:, :n])
+        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=single, out_dtype=torch.float32)
+        ended = torch_tiled.linear(a, b.mT, bias, activation="relu", algorithm="mma_bulk")
+        assert torch.equal(out[:, :n], torch_tiled.matmul(a, b, algorithm="mma_ring"))
+        assert out[:, n:].isnan().all()
+        assert torch.equal(
+            single, torch_tiled.matmul(a, b, algorithm="mma_ring", out_dtype=torch.float32)
+        )
+        assert torch.equal(
+            ended, torch_tiled.linear(a, b.mT, bias, activation="relu", algorithm="mma_ring")
+        )
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k"),
     [(1, 64, 72, 40000), (1, 300, 520, 24600), (3, 130, 201, 16400), (2, 3, 40, 100000)],

@@ -67,6 +67,7 @@ __device__ uint64_t describe_lines(const void* smem) {
 #define TILED_NAMES_96                                                                           \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TILED_NAMES_0_TO_15 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TILED_NAMES_32_TO_47 \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TILED_NAMES_64_TO_79 \
@@ -93,6 +94,7 @@ __device__ uint64_t describe_lines(const void* smem) {
     }                                                                                       \
   }
 
+TILED_MULTIPLY_ADD(16, "32", TILED_NAMES_0_TO_15, "%16", "%17", "%18", "%19", "%20", TILED_HALF(0))
 TILED_MULTIPLY_ADD(32, "64", TILED_NAMES_0, "%32", "%33", "%34", "%35", "%36", TILED_SUMS(0))
 TILED_MULTIPLY_ADD(48, "96", TILED_NAMES_0 ", " TILED_NAMES_32_TO_47, "%48", "%49", "%50", "%51",
                    "%52", TILED_SUMS(0), TILED_HALF(32))
@@ -114,6 +116,7 @@ TILED_MULTIPLY_ADD(128, "256",
 #undef TILED_EIGHT
 #undef TILED_NAMES_64_TO_79
 #undef TILED_NAMES_32_TO_47
+#undef TILED_NAMES_0_TO_15
 #undef TILED_NAMES_96
 #undef TILED_NAMES_64
 #undef TILED_NAMES_32

@@ -64,16 +64,17 @@ constexpr bool kHasBoxes = Tile::kN == 256;
 using Box = uint8_t[16 * kStoredHalves * 2];
 
 // Sums of a warp's rows, of 16 columns from `at` on, as pairs of halves, rows and columns in
-// eights, rows first; kEnds: with a bias or ReLU, or nothing else is done to sums.
+// eights, rows first; kEnds: with a bias or ReLU, of which `biases` are the columns', or nothing
+// else is done to sums.
 template <class Tile, bool kEnds>
 __device__ void end_sums(const Problem& p, int at, const float (&sums)[Tile::kElements],
-                         const float (&biases)[Tile::kN], uint32_t (&pairs)[4]) {
+                         const float* biases, uint32_t (&pairs)[4]) {
   const bool relu = p.epilogue.activation == Activation::kRelu;
   UNROLL
   for (int i = 0; i < 2; ++i, at += 8) {
     float2 bias{};
     if (kEnds && p.epilogue.bias != nullptr) {
-      bias = *reinterpret_cast<const float2*>(&biases[at + threadIdx.x % 4 * 2]);
+      bias = *reinterpret_cast<const float2*>(&biases[i * 8 + threadIdx.x % 4 * 2]);
     }
     UNROLL
     for (int j = 0; j < 2; ++j) {
@@ -96,10 +97,12 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
   c += row * p.c.row_stride + col;
   UNROLL
   for (int first = 0; first < Tile::kN; first += kStoredHalves) {
+    const int begin = mma_bulk::in_tile<Tile::kNarrow>(first, col);
+    const int width = min(kStoredHalves, Tile::kN - first), inside = min(width, cols - begin);
     UNROLL
-    for (int right = 0; right < min(kStoredHalves, Tile::kN - first); right += 16) {
+    for (int right = 0; right < width; right += 16) {
       uint32_t pairs[4];
-      end_sums<Tile, kEnds>(p, first + right, sums, biases, pairs);
+      end_sums<Tile, kEnds>(p, first + right, sums, &biases[begin + right], pairs);
       device::store_matrices(&leaving[lane % 16][right + lane / 16 * 8], pairs);
     }
     __syncwarp();
@@ -107,8 +110,8 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
       UNROLL
       for (int i = 0; i < 16; i += 4) {
         const int down = i + lane / 8, right = lane % 8 * 8;
-        if (down < rows && first + right < cols) {
-          __stcg(reinterpret_cast<uint4*>(c + down * p.c.row_stride + first + right),
+        if (down < rows && right < inside) {
+          __stcg(reinterpret_cast<uint4*>(c + down * p.c.row_stride + begin + right),
                  *reinterpret_cast<const uint4*>(&leaving[down][right]));
         }
       }
@@ -116,8 +119,8 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
       _Pragma("unroll 4") for (int down = 0; down < rows; ++down) {
         UNROLL
         for (int right = lane; right < kStoredHalves; right += 32) {
-          if (first + right >= cols) break;
-          c[down * p.c.row_stride + first + right] = {leaving[down][right]};
+          if (right >= inside) break;
+          c[down * p.c.row_stride + begin + right] = {leaving[down][right]};
         }
       }
     }
@@ -142,7 +145,7 @@ __device__ void store_boxes(const EndWork& work, const Position& tile, int warp,
     UNROLL
     for (int right = 0; right < kStoredHalves; right += 16) {
       uint32_t pairs[4];
-      end_sums<Tile, kEnds>(p, first + right, sums, biases, pairs);
+      end_sums<Tile, kEnds>(p, first + right, sums, &biases[first + right], pairs);
       const int line = (lane % 16) * kStoredHalves * 2, in_line = (right + lane / 16 * 8) * 2;
       device::store_matrices(&box[line + (in_line ^ lane % 8 * 16)], pairs);
     }
@@ -193,7 +196,8 @@ struct End {
     Leaving& leaving = smem.leaving[warp];
     const auto& bias = smem.bias[warp / 4];
     auto store = [&]<class Out>(Out* c) {
-      store_rows<false>(p, work.by_fours, c + c_offset, row, tile.col, sums, leaving.sums, bias);
+      store_rows<false>(p, work.by_fours, c + c_offset, row, tile.col, sums, leaving.sums, bias,
+                        [&](int i) { return mma_bulk::in_tile<Tile::kNarrow>(i, tile.col); });
     };
     auto store_as = [&]<bool kEnds, bool kByEights>() {
       store_halves<Tile, kEnds, kByEights>(p, static_cast<T*>(p.c.data) + c_offset, row, tile.col,

@@ -47,15 +47,26 @@ struct Tile {
   // all of its own: alone it is as fast as both, and the first ends its sums meanwhile. Of the
   // stages that it has not released another is left, so that the first goes on.
   static constexpr int kAlone = kConsumers == 2 ? kStages - 1 : 0;
-  // Of any layout, to the kernel that adds sums of chunks, which is one for all then.
-  using Added = Tile<T, kIndex, kStages, false, false>;
-  // Columns of B that are brought, across K in boxes of so many.
-  static constexpr int kBBox = kBAcross ? mma_box_across(kN) : 64;
-  static constexpr int kBCols = kBAcross ? (kN + kBBox - 1) / kBBox * kBBox : kN;
+  // Columns of B of a narrower box, and how many are brought.
+  static constexpr int kNarrow = kBAcross ? mma_narrow_box(kN) : 0;
+  static constexpr int kBCols = kBAcross ? (kN - kNarrow + 63) / 64 * 64 + kNarrow : kN;
+  // As far as the kernel that adds sums of chunks knows them, which is one for all layouts then.
+  using Added = Tile<T, kIndex, kStages, false, (kNarrow > 0)>;
 
   static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
   static_assert(kCluster <= 2, "each block copies half of B for both");
+  static_assert(kNarrow == 0 || (kN == 96 && kNarrow == 32), "in_tile()");
 };
+
+// Boxes begin at multiples of their own width, so that no line of L2 is asked for twice: of a tile
+// of 96 columns that begins in the middle of 64, the narrow one is the first. Its sums are the last
+// all the same. Tells of 32 sums of a row, from sum `i` on, where in the tile they lie that begins
+// at column `first`.
+template <int kNarrow>
+__device__ int in_tile(int i, int64_t first) {
+  if (kNarrow == 0 || first % 64 == 0) return i;
+  return i < 64 ? i + 32 : i - 64;
+}
 
 // The tiles of a cluster, one above the other, which share B. Bands are eight clusters of tiles of
 // 128 rows, or four of 64, of which more run at a time.
@@ -79,7 +90,7 @@ __device__ Position locate_own(const Bands& bands, int64_t index) {
 }
 
 // Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
-// neighbours lie across K, of 64 of them, or 32.
+// neighbours lie across K, of 64 of them, and narrow ones.
 struct Maps {
   CUtensorMap whole, last;
 };
@@ -153,10 +164,10 @@ struct Smem {
 // `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for
 // both. What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15
 // clocks for each line that it fills with zeros. What then lies there is never stored. Across K,
-// boxes are of kBox rows.
-template <int kRows, bool kAcross, int kShare, int kBox = 64>
+// boxes are of kBox rows, and the last of kNarrow, if of any.
+template <int kRows, bool kAcross, int kShare, int kNarrow = 0>
 struct Part {
-  static constexpr int kBlock = kBox * 128;  // bytes of a box across K
+  static constexpr int kBox = 64;
   const Maps& maps;
   int first, left;
   MapPlace matrix;
@@ -164,17 +175,21 @@ struct Part {
 
   // That come, whoever asks.
   __device__ int bytes() const {
-    if (kAcross) {
-      return static_cast<int>(min(ceil_div(left, kBox), ceil_div(kRows, kBox))) * kBlock;
+    if (!kAcross) return min(left, kRows) * 128;
+    int rows = 0;
+    UNROLL
+    for (int i = 0; i < kRows; i += kBox) {
+      if (in_tile<kNarrow>(i, first) < left) rows += i < kRows - kNarrow ? kBox : kNarrow;
     }
-    return min(left, kRows) * 128;
+    return rows * 128;
   }
   __device__ void copy(uint8_t* to, int k, uint64_t* full) const {
     if constexpr (kAcross) {
       UNROLL
       for (int i = 0; i < kRows; i += kBox) {
-        if (i / kBox % kShare == share && i < left) {
-          box(to + i / kBox * kBlock, maps.whole, first + i, k, full);
+        const int row = in_tile<kNarrow>(i, first);
+        if (i / kBox % kShare == share && row < left) {
+          box(to + i * 128, i < kRows - kNarrow ? maps.whole : maps.last, first + row, k, full);
         }
       }
     } else {
@@ -212,7 +227,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
     };
     const Part<Tile::kM, Tile::kAAcross, 1> a{work.a, tile.row, left(p.m, tile.row),
                                               End::place(p, p.a, tile.batch), 0};
-    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster, Tile::kBBox> b{
+    const Part<Tile::kN, Tile::kBAcross, Tile::kCluster, Tile::kNarrow> b{
         work.b, tile.col, left(p.n, tile.col), End::place(p, p.b, tile.batch), rank<Tile>()};
     const int bytes = a.bytes() + b.bytes();
     if (index == begin) device::wait_for_previous_kernel();
@@ -240,7 +255,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
   constexpr int kA16 = Tile::kAAcross ? 128 : 2;
-  constexpr int kB16 = Tile::kBAcross ? Tile::kBBox * 2 : 2;
+  constexpr int kB16 = Tile::kBAcross ? 128 : 2, kWide = (Tile::kN - Tile::kNarrow) / 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
   const Problem& p = work.p;
   constexpr unsigned kCluster = Tile::kCluster;
@@ -276,14 +291,20 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         device::wait(&smem.full[ring.stage], ring.parity);
         const uint64_t a =
             wgmma::describe_lines<Tile::kBlock>(smem.a[ring.stage] + warpgroup * Tile::kBlock);
-        const uint64_t b =
-            wgmma::describe_lines<Tile::kBBox * 128, Tile::kBBox>(smem.b[ring.stage]);
+        const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+        const uint64_t b_narrow = wgmma::describe_lines<Tile::kNarrow * 128, 32>(
+            smem.b[ring.stage] + (Tile::kN - Tile::kNarrow) * 128);
         wgmma::keep(sums);
         wgmma::fence();
         UNROLL
         for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
-          wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(sums, a + i * kA16,
-                                                                         b + i * kB16, true);
+          wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
+              reinterpret_cast<float(&)[kWide]>(sums), a + i * kA16, b + i * kB16, true);
+          if constexpr (Tile::kNarrow > 0) {
+            wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
+                reinterpret_cast<float(&)[Tile::kNarrow / 2]>(sums[kWide]), a + i * kA16,
+                b_narrow + i * Tile::kNarrow * 2, true);
+          }
         }
         wgmma::commit();
         wgmma::wait<1>();
@@ -448,14 +469,17 @@ bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, c
                       line == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                       DType::kFloat16);
   };
-  const auto maps = [&](const Lines& lines, int64_t outer, int rows, bool across, int box) {
-    if (across) return Maps{map(lines, outer, box, box), {}};
+  const auto maps = [&](const Lines& lines, int64_t outer, int rows, bool across, int narrow) {
+    if (across) {
+      return Maps{map(lines, outer, 64, 64),
+                  narrow > 0 ? map(lines, outer, narrow, narrow) : CUtensorMap{}};
+    }
     const auto last = static_cast<int>(outer % rows);
     return Maps{map(lines, outer, rows, Tile::kK),
                 map(lines, outer, last == 0 ? rows : last, Tile::kK)};
   };
-  work.a = maps(a, p.m, Tile::kM, Tile::kAAcross, 64);
-  work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kBBox);
+  work.a = maps(a, p.m, Tile::kM, Tile::kAAcross, 0);
+  work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kNarrow);
   work.bands = Bands::of<ClusterTile<Tile>>(p);
   work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   work.length = p.k;

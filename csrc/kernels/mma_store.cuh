@@ -38,11 +38,11 @@ __device__ float combined(const Problem& p, const Out* c, float sum, float bias)
 // Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
 // where C is written so, or one; but for sums that are NaN, where kSkipsNan. Sums move up to the
 // registers that are stored, so that the loop stays one. `bias` are the columns', if there are
-// some.
-template <bool kSkipsNan, class Out, int kElements>
+// some. in_tile(i) is where in the tile the sums of a row from sum i on lie.
+template <bool kSkipsNan, class Out, int kElements, class InTile>
 __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row, int64_t col,
                            float (&sums)[kElements], SumsOfRows& leaving,
-                           const float (&bias)[kElements * 2]) {
+                           const float (&bias)[kElements * 2], const InTile& in_tile) {
   static_assert(kStored == 32, "a lane has a column");
   constexpr int kEach = kStored / 2;  // sums of a thread
   const int lane = threadIdx.x % 32;
@@ -50,8 +50,8 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
   c += row * p.c.row_stride;
   NO_UNROLL
   for (int first = 0; first < kElements * 2; first += kStored) {
-    const int in_tile = first + (by_fours ? lane % 8 * 4 : lane);
-    const int64_t own = col + in_tile;
+    const int own_in_tile = in_tile(first) + (by_fours ? lane % 8 * 4 : lane);
+    const int64_t own = col + own_in_tile;
     UNROLL
     for (int i = 0; i < kEach; i += 2) {
       *reinterpret_cast<float2*>(&leaving[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {
@@ -69,7 +69,7 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
         UNROLL
         for (int j = 0; j < 4; ++j) {
           skip[j] = kSkipsNan && isnan(x[j]);
-          if (!skip[j]) x[j] = combined(p, at + j, x[j], bias[in_tile + j]);
+          if (!skip[j]) x[j] = combined(p, at + j, x[j], bias[own_in_tile + j]);
         }
         activate_each(p.epilogue.activation, x);
         if (skip[0] || skip[1] || skip[2] || skip[3]) {
@@ -87,7 +87,7 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
         float x[1] = {leaving[down][lane]};
         if (kSkipsNan && isnan(x[0])) continue;
         Out* at = to + down * p.c.row_stride;
-        x[0] = combined(p, at, x[0], bias[in_tile]);
+        x[0] = combined(p, at, x[0], bias[own_in_tile]);
         activate_each(p.epilogue.activation, x);
         *at = narrow<Out>(x[0]);
       }
