@@ -251,6 +251,9 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
 template <class Tile, class End>
 __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
   constexpr int kNone = -1, kKept = mma_bulk::kKept<Tile, End>;
+  // Sums in memory: vectors of a block's, and how many are asked for at once; 32 would spill.
+  constexpr int kEach = kInMemory<Tile, End> / 4 * Tile::kMultipliers;
+  constexpr int kAtOnce = kInMemory<Tile, End> % 24 == 0 ? 24 : 16;
   constexpr int kTurn = 1 + Tile::kConsumers;  // a barrier; End has one for each warpgroup
   const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
@@ -312,6 +315,14 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         to_release = ring.stage;
       }
       if (by_turns && warpgroup == 0) device::arrive_threads(kTurn, Tile::kMultipliers);
+      // What is in memory of the sums before is asked for while others are added, or multiplied.
+      float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
+      float4 before[kAtOnce / 4];
+      const auto ask = [&](const float4* from) {
+        UNROLL
+        for (int i = 0; i < kAtOnce / 4; ++i) before[i] = __ldcg(from + i * Tile::kMultipliers);
+      };
+      if (kInMemory<Tile, End> > 0 && chunk > 0 && work.ranges == 1) ask(total);
       wgmma::wait<0>();
       wgmma::keep(sums);
       release(to_release);
@@ -334,22 +345,20 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         if (chunk > 0) sums[i] += kept[i];
         kept[i] = sums[i];
       }
-      constexpr int kAtOnce = 16, kEach = kInMemory<Tile, End> / 4 * Tile::kMultipliers;
-      float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
       UNROLL
       for (int first = kKept; first < Tile::kElements; first += kAtOnce) {
-        float4 before[kAtOnce / 4];  // all asked for before any is waited for
-        UNROLL
-        for (int i = 0; i < kAtOnce / 4 && chunk > 0; ++i) {
-          before[i] = __ldcg(total + i * Tile::kMultipliers);
+        if (chunk > 0) {
+          UNROLL
+          for (int i = 0; i < kAtOnce; i += 4) {
+            float* four = &sums[first + i];
+            four[0] += before[i / 4].x, four[1] += before[i / 4].y;
+            four[2] += before[i / 4].z, four[3] += before[i / 4].w;
+          }
+          if (first + kAtOnce < Tile::kElements) ask(total + kAtOnce / 4 * Tile::kMultipliers);
         }
         UNROLL
-        for (int i = 0; i < kAtOnce / 4; ++i, total += Tile::kMultipliers) {
-          float* four = &sums[first + i * 4];
-          if (chunk > 0) {
-            four[0] += before[i].x, four[1] += before[i].y;
-            four[2] += before[i].z, four[3] += before[i].w;
-          }
+        for (int i = 0; i < kAtOnce; i += 4, total += Tile::kMultipliers) {
+          const float* four = &sums[first + i];
           if (chunk + chained::kChunk < p.k) {
             __stcg(total, make_float4(four[0], four[1], four[2], four[3]));
           }
