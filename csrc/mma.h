@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -25,10 +26,10 @@ struct MmaTile {
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
 // have.
 inline constexpr MmaTile kMmaBulkTiles[] = {
-    {128, 256, 2, 4300, 1660, 1680}, {128, 192, 1, 4700, 1690, 1760},
-    {128, 160, 1, 3900, 1630, 1590}, {128, 128, 1, 2700, 1620, 1650},
-    {64, 192, 1, 2700, 1680, 1700},  {64, 128, 1, 2200, 1550, 1620},
-    {64, 96, 1, 1900, 1260, 1260},   {64, 64, 1, 1100, 910, 1080},
+    {128, 256, 2, 3950, 1740, 1785}, {128, 192, 1, 3160, 1680, 1760},
+    {128, 160, 1, 2580, 1650, 1595}, {128, 128, 1, 2090, 1635, 1690},
+    {64, 192, 1, 1970, 1500, 1480},  {64, 128, 1, 2160, 1650, 1710},
+    {64, 96, 1, 1470, 1265, 1240},   {64, 64, 1, 850, 1185, 1350},
 };
 // Columns of a tile that mma_bulk brings by a narrower box where B's neighbours lie across K, and
 // boxes are of 64. Of 160 half a box comes in vain, which costs less.
@@ -46,6 +47,17 @@ inline bool lies_across_k(const Matrix& matrix) { return matrix.row_stride < mat
 // them as they lie fills much of each line with zeros.
 inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
   return lies_across_k(matrix) && count < 64 && k >= 256;
+}
+
+// How many lines of 128 bytes L2 is asked for when one of a half operand's comes to shared memory:
+// one that begins in the middle of L2's takes more of its time than two. Where lines do not begin
+// at multiples of 16 bytes, and for tf32, what is read are copies, which do not.
+inline double mma_lines_asked(const Matrix& matrix, DType dtype) {
+  constexpr double kMore = 1.76;
+  constexpr int64_t kLine = 128;
+  const int64_t pitch = std::max(matrix.row_stride, matrix.col_stride) * int64_t{sizeof(uint16_t)};
+  if (pitch % 16 != 0 || dtype == DType::kFloat32) return 1;
+  return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kLine)) / kLine);
 }
 
 // Whether mma_bulk computes C's transpose: few columns are few rows then, for which tiles are wide
@@ -72,25 +84,27 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower, bool cuts) {
   // Bytes a clock, a multiprocessor's.
-  constexpr double kMemory = 14.5, kFromL2 = 60, kTaken = 51.5;
+  constexpr double kMemory = 15.6, kFromL2 = 60, kTaken = 47.6;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
   constexpr double kAdds = 5700, kWritten = 200, kRead = 37;
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, chained::kChunk), 1);
   const Matrix b = transposed(p.b);
-  const bool across = lies_across_k(b) && !mma_turns_to_k(b, p.n, p.k);
+  const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, with lines along K
+  const bool across = halves && lies_across_k(b) && !mma_turns_to_k(b, p.n, p.k);
+  const double asked_a = mma_lines_asked(p.a, p.dtype), asked_b = mma_lines_asked(b, p.dtype);
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double rate = across ? tile.across : tile.rate;
-    const double lines = static_cast<double>(std::min<int64_t>(tile.m, p.m)) +
-                         static_cast<double>(std::min<int64_t>(tile.n, p.n)) / tile.cluster;
-    const int narrow = across ? mma_narrow_box(tile.n) : 0;
+    const int narrow = across ? mma_narrow_box(tile.n) : 0;  // half lines are as much as whole ones
     const double in_vain = across && (tile.n - narrow) % 64 != 0 ? 1.3 : 1;
-    // Half a line is asked for like a whole one.
-    const double from_l2 = static_cast<double>(count) * (lines + narrow) * 2 * k / all / kFromL2;
+    const auto rows = static_cast<double>(std::min<int64_t>(tile.m, p.m));
+    const auto cols = static_cast<double>(std::min<int64_t>(tile.n, p.n) + narrow);
+    const double lines = rows * asked_a + cols / tile.cluster * asked_b;
+    const double from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
     // No more than four a processor.
     const int64_t most = cuts ? ceil_div(4 * processors, std::max<int64_t>(count, 1)) : 1;
     for (int64_t ranges = 1; ranges != 0 && ranges <= most; ranges = next_ranges(chunks, ranges)) {
