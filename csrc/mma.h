@@ -27,7 +27,7 @@ struct MmaTile {
 // have.
 inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 3950, 1740, 1785}, {128, 192, 1, 3160, 1680, 1760},
-    {128, 160, 1, 2580, 1650, 1595}, {128, 128, 1, 2090, 1635, 1690},
+    {128, 160, 1, 2580, 1650, 1595}, {128, 128, 1, 2170, 1640, 1695},
     {64, 192, 1, 1970, 1500, 1480},  {64, 128, 1, 2160, 1650, 1710},
     {64, 96, 1, 1470, 1265, 1240},   {64, 64, 1, 850, 1185, 1350},
 };
@@ -114,7 +114,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
       const double share = units / all;
       // Memory gives less to blocks two of which share a pair of multiprocessors while other pairs
       // have none, and to those of a second round that are few.
-      const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.5) ? 1.15 : 1;
+      const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.75) ? 1.15 : 1;
       const double taking = std::min(all, units * kTaken / kMemory);
       const double rounds = std::ceil(share);
       const double chunks_read = static_cast<double>(ceil_div(count, processors) * chunks);
