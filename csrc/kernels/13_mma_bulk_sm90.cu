@@ -5,21 +5,25 @@
 //        multiples of 16 bytes are copied to some that do first, and few columns are computed as
 //        few rows of the transpose. Two threads ask for steps of 64 of K by turns, several ahead
 //        and on into the next tile; warpgroups have 64 rows of the tile each, all its columns, and
-//        issue nothing but products. Blocks that run together ask for the same lines at about the
-//        same time, in bands of tiles, and L2 merges that, as long as no request has a policy.
-//        Pairs of the largest tiles are clusters: of B, which both need, each asks for half, for
-//        both. Sums leave by way of shared memory, so that what is written to C are whole sectors;
-//        of the largest tiles by the copy engine, while the next tile is multiplied. Where there
-//        are few tiles, blocks share out K's chunks, whose sums another kernel adds in order.
-//        All but how sums end is mma_bulk.cuh, which 14_tf32_bulk shares.
+//        issue nothing but products; of two, the second multiplies its last steps when the first is
+//        done, alone and as fast as both, while the first ends its sums. Blocks that run together
+//        ask for the same lines at about the same time, in bands of tiles, and L2 merges that, as
+//        long as no request has a policy. Pairs of the largest tiles are clusters: of B, which both
+//        need, each asks for half, for both. Sums leave by way of shared memory, so that what is
+//        written to C are whole sectors; of the largest tiles by the copy engine, while the next
+//        tile is multiplied. Where there are few tiles, blocks share out K's chunks, whose sums
+//        another kernel adds in order. All but how sums end is mma_bulk.cuh, which 14_tf32_bulk
+//        shares.
 // Limit: power; for few tiles, that tiles have few widths and K is cut at chunks alone; nobody
-//        multiplies while a tile is rounded, which activations make longer.
+//        multiplies while the last sums of a block, or those of a single warpgroup, are rounded,
+//        which activations make longer.
 // Next:  tiles of odd widths; activations while others multiply.
 //
 //   producers   wait empty[s]     copy A and B of a step into stage s, half of B here and in the
 //                                 block that shares it -> full[s] of each
 //   consumers   wait full[s]      issue four products; those of the stage before are finished
 //                                 -> empty[s - 1] of each block that copies there
+//                                 the second waits before its last until the first has issued all
 //   at the end of a chunk its sums are added to those before, which wait in registers and in L2,
 //   or go to memory, where K is cut.
 
