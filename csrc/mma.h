@@ -51,7 +51,7 @@ inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
 
 // How many lines of 128 bytes L2 is asked for when one of a half operand's comes to shared memory:
 // one that begins in the middle of L2's takes more of its time than two. Where lines do not begin
-// at multiples of 16 bytes, and for tf32, what is read are copies, which do not.
+// at multiples of 16 bytes, and for tf32, copies are read, whose lines begin where L2's do.
 inline double mma_lines_asked(const Matrix& matrix, DType dtype) {
   constexpr double kMore = 1.76;
   constexpr int64_t kLine = 128;

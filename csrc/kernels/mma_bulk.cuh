@@ -50,7 +50,8 @@ struct Tile {
   // Columns of B of a narrower box, and how many are brought.
   static constexpr int kNarrow = kBAcross ? mma_narrow_box(kN) : 0;
   static constexpr int kBCols = kBAcross ? (kN - kNarrow + 63) / 64 * 64 + kNarrow : kN;
-  // As far as the kernel that adds sums of chunks knows them, which is one for all layouts then.
+  // What the kernel that adds sums of chunks has to know, which is one for all layouts that have
+  // their sums in the same order.
   using Added = Tile<T, kIndex, kStages, false, (kNarrow > 0)>;
 
   static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
