@@ -49,14 +49,14 @@ inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
   return lies_across_k(matrix) && count < 64 && k >= 256;
 }
 
-// How many lines of 128 bytes L2 is asked for when one of a half operand's comes to shared memory:
-// one that begins in the middle of L2's takes more of its time than two. Where lines do not begin
-// at multiples of 16 bytes, and for tf32, copies are read, whose lines begin where L2's do.
-inline double mma_lines_asked(const Matrix& matrix, DType dtype) {
+// How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
+// memory: one that begins in the middle of L2's takes more of its time than two. Where lines do not
+// begin at multiples of 16 bytes copies are read, whose lines begin where L2's do.
+inline double mma_lines_asked(const Matrix& matrix) {
   constexpr double kMore = 1.76;
   constexpr int64_t kLine = 128;
   const int64_t pitch = std::max(matrix.row_stride, matrix.col_stride) * int64_t{sizeof(uint16_t)};
-  if (pitch % 16 != 0 || dtype == DType::kFloat32) return 1;
+  if (pitch % 16 != 0) return 1;
   return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kLine)) / kLine);
 }
 
@@ -90,9 +90,10 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, chained::kChunk), 1);
   const Matrix b = transposed(p.b);
-  const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, with lines along K
+  const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, too, with lines along K
   const bool across = halves && lies_across_k(b) && !mma_turns_to_k(b, p.n, p.k);
-  const double asked_a = mma_lines_asked(p.a, p.dtype), asked_b = mma_lines_asked(b, p.dtype);
+  const double asked_a = halves ? mma_lines_asked(p.a) : 1;
+  const double asked_b = halves ? mma_lines_asked(b) : 1;
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
