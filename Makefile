@@ -18,7 +18,8 @@ help:
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
-	@echo 'make profile KERNEL=tiled            what Nsight Compute says of one rung at 4096^3'
+	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
+	@echo '     KERNEL=mma_bulk SHAPE=768x768x4096 ARGS="--dtype bfloat16 --layout TN"'
 	@echo 'make clean                           delete what was built (.venv stays)'
 
 $(VENV)/made: tools/make_venv.py
@@ -54,19 +55,12 @@ sass: build
 	  awk '/^Fatbin/ { on = 0 } /^arch =/ { arch = $$3 } \
 	       /Function :/ { on = /$(KERNEL)/; if (on) print arch } on'
 
-define PROFILE
-import torch, torch_tiled
-a = torch.randn(4096, 4096, device="cuda")
-torch_tiled.matmul(a, a, algorithm="$(KERNEL)")
-torch.cuda.profiler.start()
-torch_tiled.matmul(a, a, algorithm="$(KERNEL)")
-torch.cuda.profiler.stop()
-endef
-export PROFILE
-
+# With clocks as they come: at those that ncu would set, memory is faster beside multiplying.
 profile: build
 	$(if $(KERNEL),,$(error Say which rung: make profile KERNEL=tiled))
-	ncu --set full --import-source on --profile-from-start off $(IN) -c "$$PROFILE"
+	ncu --set full --print-details all --clock-control none --profile-from-start off \
+	  $(IN) benchmarks/bench_matmul.py --profile --algorithm $(KERNEL) \
+	  --shape $(or $(SHAPE),4096x4096x4096) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info torch_tiled/_C.so torch_tiled/_C.json

@@ -3,6 +3,7 @@
     python benchmarks/bench_matmul.py
     python benchmarks/bench_matmul.py --suite square skinny --json results.json
     python benchmarks/bench_matmul.py --suite square --energy --kernels
+    python benchmarks/bench_matmul.py --shape 4096x768x3072 --layout NT TN --dtype bfloat16
     python benchmarks/bench_matmul.py --readme benchmarks/results/h200.json
 
 measure.py says how it times, check.py what it demands of a result before reporting its time,
@@ -13,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +39,8 @@ from measure import (
     raise_clocks,
     side_by_side,
 )
-from shapes import LAYOUTS, SUITES, Shape
-from variants import VARIANTS
+from shapes import LAYOUTS, SUITES, Shape, Suite
+from variants import VARIANTS, Contest
 
 import torch_tiled
 
@@ -95,13 +97,13 @@ class Run:
 def plan(args: argparse.Namespace) -> list[Job]:
     """Every measurement asked for; those on the same operands stand together."""
     jobs = []
-    for suite in args.suite:
-        for dtype in args.dtype or SUITES[suite].dtypes:
+    for name, suite in args.suites.items():
+        for dtype in args.dtype or suite.dtypes:
             # The op reads `precision` for float32 alone.
-            asked = args.precision or SUITES[suite].precisions
+            asked = args.precision or suite.precisions
             precisions = asked if dtype == "float32" else ["fp32"]
-            for shape in _in_layouts(SUITES[suite].shapes, args.layout):
-                every_rung = suite == "smoke" or (shape.ladder and args.device == "cuda")
+            for shape in _in_layouts(suite.shapes, args.layout):
+                every_rung = name == "smoke" or (shape.ladder and args.device == "cuda")
                 for precision in precisions:
                     rungs = [
                         rung
@@ -110,8 +112,8 @@ def plan(args: argparse.Namespace) -> list[Job]:
                     ]
                     algorithms = args.algorithm or [*(rungs if every_rung else []), "auto"]
                     jobs += [
-                        Job(suite, shape, dtype, precision, each, variant)
-                        for variant in SUITES[suite].variants
+                        Job(name, shape, dtype, precision, each, variant)
+                        for variant in suite.variants
                         for each in algorithms
                     ]
     return jobs
@@ -128,30 +130,43 @@ def _in_layouts(shapes: tuple[Shape, ...], layouts: list[str] | None) -> Iterato
             yield replace(shape, layout=layout)
 
 
+@contextmanager
+def _op_may_decline() -> Iterator[None]:
+    """Raises what the op says of a problem that it refuses as Declined."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or not str(error).startswith("tiled::"):
+            raise
+        raise Declined(str(error)) from error
+
+
+def contend(job: Job, sets: list) -> Contest:
+    """Our call and the peer's. Raises Declined where another rung would run."""
+    ways = {"algorithm": job.algorithm, "precision": job.precision}
+    if job.algorithm != "auto":
+        runs = torch_tiled.explain(*sets[0], **ways).algorithm
+        if not runs.startswith(job.algorithm):  # it, or one of its family
+            raise Declined(f"{runs} takes its place for this K and these strides.")
+    return VARIANTS[job.variant](sets, **ways)
+
+
 def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | None) -> dict:
     """The row of one job. Raises Declined or Wrong where there is none to report."""
-    ways = {"algorithm": job.algorithm, "precision": job.precision}
     device, shape, itemsize = sets[0][0].device, job.shape, DTYPES[job.dtype].itemsize
-    with full_precision_peer(job.precision):
-        try:
-            if job.algorithm != "auto":
-                runs = torch_tiled.explain(*sets[0], **ways).algorithm
-                if not runs.startswith(job.algorithm):  # it, or one of its family
-                    raise Declined(f"{runs} takes its place for this K and these strides.")
-            contest = VARIANTS[job.variant](sets, **ways)
-            calls = [contest.ours, contest.peer]
-            verdict = check(*map(_first, calls), *contest.operands[0], contest.truth)
-            if verdict.fault:
-                raise Wrong(f"{verdict.fault}; its time is not reported")
-            extra = extra_bytes(contest.ours)
-            copies = [copy(shape.elements * itemsize, device)] if SUITES[job.suite].copy else []
-            spreads = side_by_side(calls + copies, seconds=args.seconds, repeats=args.repeats)
-            used = [joules(call, energy) for call in calls] if energy else []
-            kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or not str(error).startswith("tiled::"):
-                raise
-            raise Declined(str(error)) from error
+    with full_precision_peer(job.precision), _op_may_decline():
+        contest = contend(job, sets)
+        calls = [contest.ours, contest.peer]
+        verdict = check(*map(_first, calls), *contest.operands[0], contest.truth)
+        if verdict.fault:
+            raise Wrong(f"{verdict.fault}; its time is not reported")
+        extra = extra_bytes(contest.ours)
+        copies = []
+        if args.suites[job.suite].copy:
+            copies.append(copy(shape.elements * itemsize, device))
+        spreads = side_by_side(calls + copies, seconds=args.seconds, repeats=args.repeats)
+        used = [joules(call, energy) for call in calls] if energy else []
+        kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
     us, peer_us, *copy_us = spreads
     per_joule = [shape.flops / 1e9 / each for each in used] or [None, None]
     return {
@@ -171,7 +186,7 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         "us_p10": us.p10,
         "us_p90": us.p90,
         "tflops": shape.flops / us.median / 1e6,
-        "peer": ("cuBLAS" if device.type == "cuda" else "torch.matmul") + contest.peer_suffix,
+        "peer": _peer(device.type, contest),
         "peer_us": peer_us.median,
         "ratio": peer_us.median / us.median,
         "copy_us": copy_us[0].median if copy_us else None,
@@ -183,6 +198,10 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         "peer_gflops_per_watt": per_joule[1],
         "kernels_us": kernels,
     }
+
+
+def _peer(device_type: str, contest: Contest) -> str:
+    return ("cuBLAS" if device_type == "cuda" else "torch.matmul") + contest.peer_suffix
 
 
 def _first(call: Call) -> Callable[[], torch.Tensor]:
@@ -219,10 +238,44 @@ def measure_all(
                 steps.finish(f"{job}: {report.sentence(row)}")
 
 
+def profile(args: argparse.Namespace, console) -> int:
+    """Runs every product and its peer once, for a profiler that waits for cudaProfilerStart."""
+    profiled = 0
+    for job in plan(args):
+        try:
+            with full_precision_peer(job.precision), _op_may_decline():
+                sets = operand_sets(job.shape, DTYPES[job.dtype], torch.device(args.device))
+                contest = contend(job, sets)
+                for call in (contest.ours, contest.peer):
+                    product = _first(call)
+                    product()  # a first call may load code
+                    torch.cuda.synchronize()
+                    torch.cuda.profiler.start()
+                    product()
+                    torch.cuda.synchronize()
+                    torch.cuda.profiler.stop()
+        except (Declined, torch.OutOfMemoryError) as error:
+            console.print(f"{job} was not profiled: {error}", markup=False)
+        else:
+            profiled += 1
+            console.print(f"{job}: first ours, then {_peer(args.device, contest)}", markup=False)
+    return 0 if profiled else 1
+
+
+def _shape(text: str) -> Shape:
+    try:
+        return Shape.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no shape; write MxNxK, or BATCHxMxNxK, of numbers from 1 on."
+        ) from error
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     option = parser.add_argument
-    option("--suite", nargs="+", choices=SUITES, help="default: smoke")
+    option("--suite", nargs="+", choices=SUITES, help="default: smoke, if no shape is asked for")
+    option("--shape", nargs="+", type=_shape, metavar="MxNxK", help="products of no suite")
     option("--dtype", nargs="+", choices=DTYPES, help="default: the suite's")
     option("--precision", nargs="+", choices=PRECISIONS, help="of float32; default: the suite's")
     option("--algorithm", nargs="+", help="default: in the smoke suite every rung, else auto")
@@ -232,6 +285,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--repeats", type=int, default=5, help="the fewest passes of each, whatever they take")
     option("--energy", action="store_true", help="GFLOP/s per watt of large squares, 5 s for each")
     option("--kernels", action="store_true", help="each kernel's time; may slow what follows")
+    option("--profile", action="store_true", help="run each once for Nsight Compute, time nothing")
     option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")
@@ -252,7 +306,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.json and not args.json.absolute().parent.is_dir():
         parser.error(f"--json is {args.json}; the folder {args.json.parent} does not exist.")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    args.suite = args.suite or ([] if args.overhead else ["smoke"])
+    if args.profile and args.device == "cpu":
+        parser.error("--profile is for kernels on a GPU; torch sees none, or --device is cpu.")
+    names = args.suite or ([] if args.overhead or args.shape else ["smoke"])
+    args.suites = {name: SUITES[name] for name in names}
+    if args.shape:
+        args.suites["asked"] = Suite("what --shape says", tuple(args.shape))
     return args
 
 
@@ -276,6 +335,8 @@ def main(argv: list[str] | None = None) -> int:
             console.print(str(error), markup=False)
             return 1
         return 0
+    if args.profile:
+        return profile(args, console)
     words = sys.argv if argv is None else [__file__, *argv]
     return bench(args, console, machine.command_line(words, args.json))
 
@@ -318,7 +379,7 @@ def bench(args: argparse.Namespace, console, command_line: str) -> int:
     if interrupted:
         console.print("Interrupted: this is what was measured before.")
         return 130
-    if args.suite and not run.results:
+    if args.suites and not run.results:
         console.print("Nothing was measured.")
         return 1
     return 1 if run.refused else 0

@@ -35,6 +35,14 @@ class Shape:
     def flops(self) -> int:
         return 2 * self.batch * self.m * self.n * self.k
 
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """Of "MxNxK", or of "BATCHxMxNxK". Raises ValueError for anything else."""
+        *batch, m, n, k = (int(size) for size in text.split("x"))
+        if len(batch) > 1 or min(*batch, m, n, k) < 1:
+            raise ValueError(text)
+        return cls(m, n, k, *batch)
+
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
         return f"{batch}{self.m}x{self.n}x{self.k} {self.layout}"
@@ -102,6 +110,18 @@ def _odd_sizes() -> tuple[Shape, ...]:
         Shape(*sizes, layout=LAYOUTS[i % len(LAYOUTS)], group="odd sizes")
         for i, sizes in enumerate(ODD_SIZES)
     )
+
+
+# Multiples of 8, not of 64: lines of halves begin at multiples of 16 bytes, but not of 128.
+EIGHTS = (
+    *((520, 520, 520), (1000, 1000, 1000), (1032, 1032, 1032), (2056, 2056, 2056)),
+    *((3000, 3000, 3000), (4104, 4104, 4104), (760, 776, 4104), (200, 3000, 3000)),
+    *((5000, 5000, 1000), (10_000, 1000, 1000), (1000, 1000, 10_000), (2056, 1032, 4104)),
+)
+
+
+def _eights() -> tuple[Shape, ...]:
+    return tuple(Shape(*sizes, layout=layout) for sizes in EIGHTS for layout in ("NT", "TN"))
 
 
 def _ieee() -> tuple[Shape, ...]:
@@ -314,6 +334,9 @@ SUITES = {
     ),
     "half_ragged": Suite(
         "ragged, and ieee's odd sizes", (*_ragged(), *_odd_sizes()), dtypes=("bfloat16",)
+    ),
+    "half_eights": Suite(
+        "sizes that are multiples of 8, but not of 64", _eights(), dtypes=("bfloat16",)
     ),
     "half_decode": Suite(
         "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True

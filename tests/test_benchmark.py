@@ -109,6 +109,72 @@ def test_smoke_is_the_default_and_covers_every_rung():
     assert {job.shape.layout for job in jobs} == set(shapes.LAYOUTS)
 
 
+def test_shapes_of_no_suite_are_measured(bench, device):
+    asked = ("--shape", "5x6x7", "2x3x4x5", "--layout", "NT", "TN", "--device", device)
+    status, results, _ = bench(*asked)
+    assert status == 0
+    keys = ("suite", "batch", "m", "n", "k", "layout")
+    assert [tuple(row[key] for key in keys) for row in results["rows"]] == [
+        ("asked", 1, 5, 6, 7, "NT"),
+        ("asked", 1, 5, 6, 7, "TN"),
+        ("asked", 2, 3, 4, 5, "NT"),
+        ("asked", 2, 3, 4, 5, "TN"),
+    ]
+    both = bench_matmul.parse(["--shape", "5x6x7", "--suite", "smoke"])
+    assert list(both.suites) == ["smoke", "asked"]
+
+
+def test_eights_are_such_that_lines_of_halves_begin_at_multiples_of_sixteen_bytes_alone():
+    members = shapes.SUITES["half_eights"].shapes
+    for shape in members:
+        pitches = [
+            shape.k if shape.layout[0] == "N" else shape.m,
+            shape.n if shape.layout[1] == "N" else shape.k,
+        ]
+        assert all(pitch % 8 == 0 and pitch % 64 for pitch in pitches), shape
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """What ran while a profiler, of which there is none here, would have looked."""
+    seen, looking = [], []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: looking.append(True))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", looking.clear)
+
+    def watch(module):
+        product = module.matmul
+
+        def matmul(*args, **ways):
+            seen.extend([module.__name__] if looking else [])
+            return product(*args, **ways)
+
+        monkeypatch.setattr(module, "matmul", matmul)
+
+    watch(torch_tiled)
+    watch(torch)
+    return seen
+
+
+def test_a_profiler_sees_one_product_of_ours_and_one_of_the_peer(
+    monkeypatch, profiled, device, capsys
+):
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    asked = ["--shape", "5x6x7", "--algorithm", "naive", "tiled16", "mma_bulk"]
+    args = bench_matmul.parse([*asked, "--device", device])
+    assert bench_matmul.profile(args, report.make_console()) == 0
+    assert profiled == 2 * ["torch_tiled", "torch"]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "float32 fp32 5x6x7 NN naive: first ours, then " in output
+    assert "5x6x7 NN mma_bulk was not profiled: tiled::" in output
+
+
+def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
+    with pytest.raises(SystemExit):
+        bench_matmul.main(["--profile", "--device", "cpu"])
+    assert "--profile is for kernels on a GPU; " in capsys.readouterr().err
+
+
 def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
     names = tuple(variants.VARIANTS)
     as_suite(monkeypatch, shapes.Shape(9, 8, 70, layout="NT"), variants=names)
@@ -445,6 +511,10 @@ def test_the_host_time_of_calls_is_measured(bench, device):
         ("--repeats 0", "--repeats is 0; it must be at least 1."),
         ("--json /nowhere/at/all.json", "the folder /nowhere/at does not exist."),
         ("--suite round", "invalid choice: 'round'"),
+        ("--shape 5x6", "5x6 is no shape; write MxNxK, or BATCHxMxNxK, of numbers from 1 on."),
+        ("--shape 5x6x0", "5x6x0 is no shape; "),
+        ("--shape 1x2x3x4x5", "1x2x3x4x5 is no shape; "),
+        ("--shape large", "large is no shape; "),
     ],
 )
 def test_bad_arguments_are_told_in_a_sentence(capsys, arguments, sentence):
