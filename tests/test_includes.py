@@ -88,7 +88,12 @@ MAY_INCLUDE = {
     "kernels/mma_kind.h": {"element.h", "mma.h", "problem.h"},
     "kernels/mma_bulk.cuh": {
         *("cuda", "launch.h", "mma.h", "chained.h", "element.h", "device/*.cuh"),
-        *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/tile_band.cuh"),
+        *("kernels/map_place.cuh", "kernels/mma_chunks.cuh", "kernels/mma_tile.cuh"),
+        "kernels/tensor_map.h",
+    },
+    "kernels/mma_chunks.cuh": {"launch.h", "chained.h", "device/*.cuh", "kernels/mma_tile.cuh"},
+    "kernels/mma_tile.cuh": {
+        *("launch.h", "mma.h", "chained.h", "kernels/tensor_map.h", "kernels/tile_band.cuh"),
     },
     "kernels/mma_store.cuh": {"element.h", "epilogue.h", "launch.h", "device/*.cuh"},
     "kernels/*mma*.cu": {

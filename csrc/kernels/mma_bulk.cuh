@@ -14,8 +14,9 @@
 #include "device/wgmma.cuh"
 #include "element.h"
 #include "kernels/map_place.cuh"
+#include "kernels/mma_chunks.cuh"
+#include "kernels/mma_tile.cuh"
 #include "kernels/tensor_map.h"
-#include "kernels/tile_band.cuh"
 #include "launch.h"
 #include "mma.h"
 
@@ -27,107 +28,6 @@ namespace wgmma = device::wgmma;
 // multiplied.
 constexpr int kProducers = 2;
 
-// kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
-// columns.
-template <class T_, int kIndex, int kStages_, bool kAAcross_, bool kBAcross_>
-struct Tile {
-  using T = T_;
-  static constexpr int kM = kMmaBulkTiles[kIndex].m, kN = kMmaBulkTiles[kIndex].n;
-  static constexpr int kK = 64;  // of a stage: a line of 128 bytes
-  static constexpr int kStages = kStages_;
-  static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
-  static constexpr int kCluster = kMmaBulkTiles[kIndex].cluster;  // blocks
-  static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = kM / 64;                    // warpgroups, each 64 rows
-  static constexpr int kMultipliers = kConsumers * kWarpgroup;  // threads
-  static constexpr int kThreads = kWarpgroup + kMultipliers;
-  static constexpr int kElements = kN / 2;    // of C a thread
-  static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
-  // The last steps of a chunk, which the second warpgroup multiplies when the first has asked for
-  // all of its own: alone it is as fast as both, and the first ends its sums meanwhile. Of the
-  // stages that it has not released another is left, so that the first goes on.
-  static constexpr int kAlone = kConsumers == 2 ? kStages - 1 : 0;
-  // Columns of B of a narrower box, and how many are brought.
-  static constexpr int kNarrow = kBAcross ? mma_narrow_box(kN) : 0;
-  static constexpr int kBCols = kBAcross ? (kN - kNarrow + 63) / 64 * 64 + kNarrow : kN;
-  // What the kernel that adds sums of chunks has to know, which is one for all layouts that have
-  // their sums in the same order.
-  using Added = Tile<T, kIndex, kStages, false, (kNarrow > 0)>;
-
-  static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
-  static_assert(kCluster <= 2, "each block copies half of B for both");
-  static_assert(kNarrow == 0 || (kN == 96 && kNarrow == 32), "in_tile()");
-};
-
-// Boxes begin at multiples of their own width, so that no line of L2 is asked for twice: of a tile
-// of 96 columns that begins in the middle of 64, the narrow one is the first. Its sums are the last
-// all the same. Tells of 32 sums of a row, from sum `i` on, where in the tile they lie that begins
-// at column `first`.
-template <int kNarrow>
-__device__ int in_tile(int i, int64_t first) {
-  if (kNarrow == 0 || first % 64 == 0) return i;
-  return i < 64 ? i + 32 : i - 64;
-}
-
-// The tiles of a cluster, one above the other, which share B. Bands are eight clusters of tiles of
-// 128 rows, or four of 64, of which more run at a time.
-template <class Tile>
-struct ClusterTile {
-  static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN;
-  static constexpr int kBand = Tile::kM / 16;
-};
-
-// The block in its cluster, and the tile that it has of its cluster's.
-template <class Tile>
-__device__ int rank() {
-  return static_cast<int>(blockIdx.x % Tile::kCluster);
-}
-
-template <class Tile>
-__device__ Position locate_own(const Bands& bands, int64_t index) {
-  Position at = locate<ClusterTile<Tile>>(bands, index);
-  at.row += rank<Tile>() * Tile::kM;
-  return at;
-}
-
-// Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
-// neighbours lie across K, of 64 of them, and narrow ones.
-struct Maps {
-  CUtensorMap whole, last;
-};
-
-// What a kernel reads first comes first, since each line of its parameters is waited for.
-struct Work {
-  Bands bands;
-  uint32_t ranges = 1;  // that K is cut in
-  int64_t length = 0;   // of each, but for the last
-  int64_t tiles = 0;    // of clusters
-  Divisor by_tiles{};   // where K is cut
-  Problem p;
-  Maps a, b;
-  // Where there are several chunks: of each block's threads, kInMemory; or, where K is cut, of each
-  // chunk of each tile, all.
-  float4* totals = nullptr;
-};
-
-// What a block works off at once: a tile's sums over a range of K.
-struct Unit {
-  Position tile;
-  int64_t index;  // of the cluster's tile
-  int64_t begin, end;
-};
-
-template <class Tile>
-__device__ Unit locate_unit(const Work& work, int64_t index) {
-  uint32_t range = 0;
-  if (work.ranges > 1) {
-    range = work.by_tiles.divide(static_cast<uint32_t>(index));
-    index -= range * work.tiles;
-  }
-  const int64_t begin = range * work.length;
-  return {locate_own<Tile>(work.bands, index), index, begin, min(begin + work.length, work.p.k)};
-}
-
 // An End says what becomes of a tile's sums:
 //   End::kHeld                 sums that a thread's registers can hold, those of chunks before, too
 //   End::Work                  more than Work, for the kernel
@@ -138,20 +38,6 @@ __device__ Unit locate_unit(const Work& work, int64_t index) {
 //   end_chunk(tile, k, sums)   of one, which began at k
 //   end_tile(tile, sums)       stores them
 //   finish()                   before the block ends
-
-// Of the sums of chunks before, where there are several: in registers, and in memory.
-template <class Tile, class End>
-inline constexpr int kKept = std::min(Tile::kElements, End::kHeld - Tile::kElements);
-template <class Tile, class End>
-inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
-
-// What a thread that multiplies has of a chunk of a tile, where K is cut.
-template <class Tile>
-__device__ float4* sums_of_chunk(const Work& work, int64_t chunk, int64_t tile) {
-  constexpr int kEach = Tile::kElements / 4 * Tile::kMultipliers;
-  const int64_t block = (chunk * work.tiles + tile) * Tile::kCluster + rank<Tile>();
-  return work.totals + block * kEach + (threadIdx.x - Tile::kWarpgroup);
-}
 
 template <class Tile, class End>
 struct Smem {
@@ -249,27 +135,79 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
   }
 }
 
+// The barrier at which the second warpgroup waits for its turn; End has one for each warpgroup.
+template <class Tile>
+inline constexpr int kTurn = 1 + Tile::kConsumers;
+
+// Tells producers, those of each block that copies there, that the warp has read a stage.
 template <class Tile, class End>
-__device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
-  constexpr int kNone = -1, kKept = mma_bulk::kKept<Tile, End>;
-  // Sums in memory: vectors of a block's, and how many are asked for at once; 32 would spill.
-  constexpr int kEach = kInMemory<Tile, End> / 4 * Tile::kMultipliers;
-  constexpr int kAtOnce = kInMemory<Tile, End> % 24 == 0 ? 24 : 16;
-  constexpr int kTurn = 1 + Tile::kConsumers;  // a barrier; End has one for each warpgroup
-  const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
-  const int lane = threadIdx.x % 32;
+__device__ void release(Smem<Tile, End>& smem, int stage, int lane) {
+  if constexpr (Tile::kCluster == 1) {  // ranks are others', where a block shares nothing with them
+    if (lane == 0) device::arrive(&smem.empty[stage]);
+  } else {
+    if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
+  }
+}
+
+// Begins the products of a step, by a warpgroup: what it has of the tile's rows, all columns.
+template <class Tile, class End>
+__device__ void multiply_step(const Smem<Tile, End>& smem, int stage, int warpgroup,
+                              float (&sums)[Tile::kElements]) {
   constexpr int kA16 = Tile::kAAcross ? 128 : 2;
   constexpr int kB16 = Tile::kBAcross ? 128 : 2, kWide = (Tile::kN - Tile::kNarrow) / 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
+  const uint64_t a = wgmma::describe_lines<Tile::kBlock>(smem.a[stage] + warpgroup * Tile::kBlock);
+  const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[stage]);
+  const uint64_t b_narrow = wgmma::describe_lines<Tile::kNarrow * 128, 32>(
+      smem.b[stage] + (Tile::kN - Tile::kNarrow) * 128);
+  wgmma::keep(sums);
+  wgmma::fence();
+  UNROLL
+  for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
+    wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
+        reinterpret_cast<float(&)[kWide]>(sums), a + i * kA16, b + i * kB16, true);
+    if constexpr (Tile::kNarrow > 0) {
+      wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
+          reinterpret_cast<float(&)[Tile::kNarrow / 2]>(sums[kWide]), a + i * kA16,
+          b_narrow + i * Tile::kNarrow * 2, true);
+    }
+  }
+  wgmma::commit();
+}
+
+// Sums of a chunk, `length` of K. The products of the last step are left unfinished, and its stage,
+// which is told, unreleased.
+template <class Tile, class End>
+__device__ int multiply_chunk(Smem<Tile, End>& smem, device::Ring& ring, int length, int warpgroup,
+                              int lane, float (&sums)[Tile::kElements]) {
+  constexpr int kNone = -1;
+  UNROLL
+  for (float& each : sums) each = 0;
+  // Where chunks have a ring's steps, no warpgroup is a chunk ahead, and a turn is one chunk's.
+  const bool by_turns = Tile::kAlone > 0 && length >= Tile::kStages * Tile::kK;
+  const int turn =
+      by_turns && warpgroup == 1 ? (ceil_div(length, Tile::kK) - Tile::kAlone) * Tile::kK : kNone;
+  int to_release = kNone;
+  NO_UNROLL
+  for (int k = 0; k < length; k += Tile::kK, ring.next()) {
+    if (k == turn) device::sync_threads(kTurn<Tile>, Tile::kMultipliers);
+    device::wait(&smem.full[ring.stage], ring.parity);
+    multiply_step(smem, ring.stage, warpgroup, sums);
+    wgmma::wait<1>();
+    if (to_release != kNone) release(smem, to_release, lane);
+    to_release = ring.stage;
+  }
+  if (by_turns && warpgroup == 0) device::arrive_threads(kTurn<Tile>, Tile::kMultipliers);
+  return to_release;
+}
+
+template <class Tile, class End>
+__device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
+  constexpr int kEach = kInMemory<Tile, End> / 4 * Tile::kMultipliers;  // vectors of a block
+  const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
+  const int lane = threadIdx.x % 32;
   const Problem& p = work.p;
   constexpr unsigned kCluster = Tile::kCluster;
-  const auto release = [&](int stage) {
-    if constexpr (kCluster == 1) {  // ranks are others', where a block shares nothing with them
-      if (lane == 0) device::arrive(&smem.empty[stage]);
-    } else {
-      if (lane < Tile::kCluster) device::arrive_at(&smem.empty[stage], lane);
-    }
-  };
   End end(work, smem.end);
   device::Ring ring{.stages = Tile::kStages};
   device::wait_for_previous_kernel();
@@ -278,62 +216,20 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
     const Unit unit = locate_unit<Tile>(work, index);
     const Position& tile = unit.tile;
     if (work.ranges == 1) end.begin_tile(tile);
-    float sums[Tile::kElements], kept[kKept + 1];
+    float sums[Tile::kElements], kept[kKept<Tile, End> + 1];
     for (int64_t chunk = unit.begin; chunk < unit.end; chunk += chained::kChunk) {
-      UNROLL
-      for (float& each : sums) each = 0;
       const auto length = static_cast<int>(min(unit.end - chunk, int64_t{chained::kChunk}));
-      // Where chunks have a ring's steps, no warpgroup is a chunk ahead, and a turn is one chunk's.
-      const bool by_turns = Tile::kAlone > 0 && length >= Tile::kStages * Tile::kK;
-      const int turn = by_turns && warpgroup == 1
-                           ? (ceil_div(length, Tile::kK) - Tile::kAlone) * Tile::kK
-                           : kNone;
-      int to_release = kNone;
-      NO_UNROLL
-      for (int k = 0; k < length; k += Tile::kK, ring.next()) {
-        if (k == turn) device::sync_threads(kTurn, Tile::kMultipliers);
-        device::wait(&smem.full[ring.stage], ring.parity);
-        const uint64_t a =
-            wgmma::describe_lines<Tile::kBlock>(smem.a[ring.stage] + warpgroup * Tile::kBlock);
-        const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
-        const uint64_t b_narrow = wgmma::describe_lines<Tile::kNarrow * 128, 32>(
-            smem.b[ring.stage] + (Tile::kN - Tile::kNarrow) * 128);
-        wgmma::keep(sums);
-        wgmma::fence();
-        UNROLL
-        for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
-          wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
-              reinterpret_cast<float(&)[kWide]>(sums), a + i * kA16, b + i * kB16, true);
-          if constexpr (Tile::kNarrow > 0) {
-            wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
-                reinterpret_cast<float(&)[Tile::kNarrow / 2]>(sums[kWide]), a + i * kA16,
-                b_narrow + i * Tile::kNarrow * 2, true);
-          }
-        }
-        wgmma::commit();
-        wgmma::wait<1>();
-        if (to_release != kNone) release(to_release);
-        to_release = ring.stage;
-      }
-      if (by_turns && warpgroup == 0) device::arrive_threads(kTurn, Tile::kMultipliers);
-      // What is in memory of the sums before is asked for while others are added, or multiplied.
+      const int last = multiply_chunk(smem, ring, length, warpgroup, lane, sums);
+      // What is in memory of the totals is asked for while the last products are finished.
       float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
-      float4 before[kAtOnce / 4];
-      const auto ask = [&](const float4* from) {
-        UNROLL
-        for (int i = 0; i < kAtOnce / 4; ++i) before[i] = __ldcg(from + i * Tile::kMultipliers);
-      };
-      if (kInMemory<Tile, End> > 0 && chunk > 0 && work.ranges == 1) ask(total);
+      float4 asked[kAsked<Tile, End> / 4];
+      if (kInMemory<Tile, End> > 0 && chunk > 0 && work.ranges == 1) ask<Tile>(total, asked);
       wgmma::wait<0>();
       wgmma::keep(sums);
-      release(to_release);
+      release(smem, last, lane);
       end.end_chunk(tile, chunk, sums);
       if (work.ranges > 1) {
-        float4* to = sums_of_chunk<Tile>(work, chunk / chained::kChunk, unit.index);
-        UNROLL
-        for (int i = 0; i < Tile::kElements; i += 4, to += Tile::kMultipliers) {
-          __stcg(to, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
-        }
+        store_chunk<Tile>(work, chunk / chained::kChunk, unit.index, sums);
         continue;
       }
       if (chunk == 0) {
@@ -341,30 +237,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
         for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
       }
       if (p.k <= chained::kChunk) continue;
-      UNROLL
-      for (int i = 0; i < kKept; ++i) {
-        if (chunk > 0) sums[i] += kept[i];
-        kept[i] = sums[i];
-      }
-      UNROLL
-      for (int first = kKept; first < Tile::kElements; first += kAtOnce) {
-        if (chunk > 0) {
-          UNROLL
-          for (int i = 0; i < kAtOnce; i += 4) {
-            float* four = &sums[first + i];
-            four[0] += before[i / 4].x, four[1] += before[i / 4].y;
-            four[2] += before[i / 4].z, four[3] += before[i / 4].w;
-          }
-          if (first + kAtOnce < Tile::kElements) ask(total + kAtOnce / 4 * Tile::kMultipliers);
-        }
-        UNROLL
-        for (int i = 0; i < kAtOnce; i += 4, total += Tile::kMultipliers) {
-          const float* four = &sums[first + i];
-          if (chunk + chained::kChunk < p.k) {
-            __stcg(total, make_float4(four[0], four[1], four[2], four[3]));
-          }
-        }
-      }
+      add_before<Tile, End>(p, chunk, kept, asked, total, sums);
     }
     if (work.ranges == 1) end.end_tile(tile, sums);
   }
@@ -396,55 +269,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int warp = device::uniform(threadIdx.x / 32);
     if (warp < kProducers && device::elect()) produce<Tile, End>(work, smem, warp);
   }
-}
-
-// Where K is cut: adds the chunks of a tile in order, from +0, and ends them. Its threads have the
-// same elements as those that multiplied.
-template <class Tile, class End>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
-    mma_add_kernel(const __grid_constant__ typename End::Work work) {
-  // Sums, of so many chunks, that are asked for before any is added.
-  constexpr int kAtOnce = 16, kChunks = 4;
-  __shared__ typename End::Smem smem;
-  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<56>();
-  device::take_registers<224>();
-  const int64_t index = blockIdx.x / Tile::kCluster;
-  const Position tile = locate_own<Tile>(work.bands, index);
-  const auto chunks = static_cast<int>(ceil_div(work.p.k, chained::kChunk));
-  const int64_t between = sums_of_chunk<Tile>(work, 1, 0) - sums_of_chunk<Tile>(work, 0, 0);
-  const float4* from = sums_of_chunk<Tile>(work, 0, index);
-  End end(work, smem);
-  device::wait_for_previous_kernel();
-  end.begin_tile(tile);
-  float totals[Tile::kElements];
-  UNROLL
-  for (int first = 0; first < Tile::kElements; first += kAtOnce) {
-    UNROLL
-    for (int i = 0; i < kAtOnce; ++i) totals[first + i] = 0;
-    const float4* next = from + first / 4 * Tile::kMultipliers;
-    NO_UNROLL
-    for (int chunk = 0; chunk < chunks; chunk += kChunks) {
-      float4 fours[kChunks][kAtOnce / 4];
-      UNROLL
-      for (int i = 0; i < kChunks; ++i, next += between) {
-        UNROLL
-        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
-          fours[i][j] = __ldcg(next + j * Tile::kMultipliers);
-        }
-      }
-      UNROLL
-      for (int i = 0; i < kChunks; ++i) {
-        UNROLL
-        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
-          float* four = &totals[first + j * 4];
-          four[0] += fours[i][j].x, four[1] += fours[i][j].y;
-          four[2] += fours[i][j].z, four[3] += fours[i][j].w;
-        }
-      }
-    }
-  }
-  end.end_tile(tile, totals);
-  end.finish();
 }
 
 // An operand that maps read: its row_stride is between A's rows or B's columns.

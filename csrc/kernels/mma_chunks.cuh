@@ -1,0 +1,135 @@
+#pragma once
+// Sums of several chunks, for mma_bulk.cuh: added in order by who multiplies, or, where K is cut,
+// by another kernel. An End is described there.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "chained.h"
+#include "device/pipeline.cuh"
+#include "device/registers.cuh"
+#include "kernels/mma_tile.cuh"
+#include "launch.h"
+
+namespace tiled::cuda::mma_bulk {
+
+// Of the sums of chunks before, where there are several: in registers, and in memory.
+template <class Tile, class End>
+inline constexpr int kKept = std::min(Tile::kElements, End::kHeld - Tile::kElements);
+template <class Tile, class End>
+inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
+// And how many of those in memory a thread asks for at once; 32 would spill.
+template <class Tile, class End>
+inline constexpr int kAsked = kInMemory<Tile, End> % 24 == 0 ? 24 : 16;
+
+template <class Tile, int kCount>
+__device__ void ask(const float4* from, float4 (&asked)[kCount]) {
+  UNROLL
+  for (int i = 0; i < kCount; ++i) asked[i] = __ldcg(from + i * Tile::kMultipliers);
+}
+
+// Adds the totals of the chunks before, if there are any, to a chunk's sums, and keeps them if
+// there are more to come: in registers, and in memory, of which the first part has been asked for,
+// and each further one is before the one at hand leaves.
+template <class Tile, class End>
+__device__ void add_before(const Problem& p, int64_t chunk, float (&kept)[kKept<Tile, End> + 1],
+                           float4 (&asked)[kAsked<Tile, End> / 4], float4* total,
+                           float (&sums)[Tile::kElements]) {
+  constexpr int kKept = mma_bulk::kKept<Tile, End>, kAsked = mma_bulk::kAsked<Tile, End>;
+  UNROLL
+  for (int i = 0; i < kKept; ++i) {
+    if (chunk > 0) sums[i] += kept[i];
+    kept[i] = sums[i];
+  }
+  UNROLL
+  for (int first = kKept; first < Tile::kElements; first += kAsked) {
+    if (chunk > 0) {
+      UNROLL
+      for (int i = 0; i < kAsked; i += 4) {
+        float* four = &sums[first + i];
+        four[0] += asked[i / 4].x, four[1] += asked[i / 4].y;
+        four[2] += asked[i / 4].z, four[3] += asked[i / 4].w;
+      }
+      if (first + kAsked < Tile::kElements) {
+        ask<Tile>(total + kAsked / 4 * Tile::kMultipliers, asked);
+      }
+    }
+    UNROLL
+    for (int i = 0; i < kAsked; i += 4, total += Tile::kMultipliers) {
+      const float* four = &sums[first + i];
+      if (chunk + chained::kChunk < p.k) {
+        __stcg(total, make_float4(four[0], four[1], four[2], four[3]));
+      }
+    }
+  }
+}
+
+// What a thread that multiplies has of a chunk of a tile, where K is cut.
+template <class Tile>
+__device__ float4* sums_of_chunk(const Work& work, int64_t chunk, int64_t tile) {
+  constexpr int kEach = Tile::kElements / 4 * Tile::kMultipliers;
+  const int64_t block = (chunk * work.tiles + tile) * Tile::kCluster + rank<Tile>();
+  return work.totals + block * kEach + (threadIdx.x - Tile::kWarpgroup);
+}
+
+// Where K is cut: stores a chunk's sums.
+template <class Tile>
+__device__ void store_chunk(const Work& work, int64_t chunk, int64_t tile,
+                            const float (&sums)[Tile::kElements]) {
+  float4* to = sums_of_chunk<Tile>(work, chunk, tile);
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4, to += Tile::kMultipliers) {
+    __stcg(to, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+  }
+}
+
+// Likewise: adds the chunks of a tile in order, from +0, and ends them. Its threads have the same
+// elements as those that multiplied.
+template <class Tile, class End>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    mma_add_kernel(const __grid_constant__ typename End::Work work) {
+  // Sums, of so many chunks, that are asked for before any is added.
+  constexpr int kAtOnce = 16, kChunks = 4;
+  __shared__ typename End::Smem smem;
+  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<56>();
+  device::take_registers<224>();
+  const int64_t index = blockIdx.x / Tile::kCluster;
+  const Position tile = locate_own<Tile>(work.bands, index);
+  const auto chunks = static_cast<int>(ceil_div(work.p.k, chained::kChunk));
+  const int64_t between = sums_of_chunk<Tile>(work, 1, 0) - sums_of_chunk<Tile>(work, 0, 0);
+  const float4* from = sums_of_chunk<Tile>(work, 0, index);
+  End end(work, smem);
+  device::wait_for_previous_kernel();
+  end.begin_tile(tile);
+  float totals[Tile::kElements];
+  UNROLL
+  for (int first = 0; first < Tile::kElements; first += kAtOnce) {
+    UNROLL
+    for (int i = 0; i < kAtOnce; ++i) totals[first + i] = 0;
+    const float4* next = from + first / 4 * Tile::kMultipliers;
+    NO_UNROLL
+    for (int chunk = 0; chunk < chunks; chunk += kChunks) {
+      float4 fours[kChunks][kAtOnce / 4];
+      UNROLL
+      for (int i = 0; i < kChunks; ++i, next += between) {
+        UNROLL
+        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
+          fours[i][j] = __ldcg(next + j * Tile::kMultipliers);
+        }
+      }
+      UNROLL
+      for (int i = 0; i < kChunks; ++i) {
+        UNROLL
+        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
+          float* four = &totals[first + j * 4];
+          four[0] += fours[i][j].x, four[1] += fours[i][j].y;
+          four[2] += fours[i][j].z, four[3] += fours[i][j].w;
+        }
+      }
+    }
+  }
+  end.end_tile(tile, totals);
+  end.finish();
+}
+
+}  // namespace tiled::cuda::mma_bulk
