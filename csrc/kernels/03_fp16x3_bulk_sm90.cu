@@ -208,11 +208,129 @@ __device__ ChunkSums& sums_of(const Work& work, int64_t tile, int chunk, int war
   return static_cast<ChunkSums*>(work.sums)[at * Tile::kConsumers + warpgroup];
 }
 
+// A thread of those that multiply.
+struct Multiplier {
+  int warpgroup, thread;  // of the tile's, and in it
+  __device__ Multiplier()
+      : warpgroup(threadIdx.x / Tile::kWarpgroup - 1), thread(threadIdx.x % Tile::kWarpgroup) {}
+  // Tells who copies that the warp needs a stage no more.
+  __device__ void release(Smem& smem, int stage) const {
+    if (thread % 32 == 0) device::arrive(&smem.empty[stage]);
+  }
+};
+
+// Where in a stage low halves begin.
+struct LowHalves {
+  int a, b;
+};
+
+constexpr int kNoStage = -1;
+
+// Products of a step of K: those of high halves kPromote of K at a time, which are added to the
+// total, and both with low ones, of which the last are left unfinished. The stage of the step
+// before is released as soon as its products have ended.
+template <int kPromote>
+__device__ void multiply_step(Smem& smem, int stage_index, int to_release, LowHalves lows,
+                              const Multiplier& me, float (&part)[Tile::kElements],
+                              float (&low)[Tile::kElements], float (&total)[Tile::kElements]) {
+  const Smem::Stage& stage = smem.stage[stage_index];
+  const int first = me.warpgroup * Packed::plane_bytes(64);
+  const uint64_t a_hi_smem = wgmma::describe(stage.a + first);
+  const uint64_t a_lo_smem = wgmma::describe(stage.a + lows.a + first);
+  const uint64_t b_hi_smem = wgmma::describe(stage.b);
+  const uint64_t b_lo_smem = wgmma::describe(stage.b + lows.b);
+  // Unrolled, ptxas gives each part its own registers, runs out of them, and lets no two products
+  // overlap.
+  _Pragma("unroll 1") for (int k = 0; k < Tile::kK; k += kPromote) {
+    wgmma::keep(part);
+    wgmma::keep(low);
+    wgmma::fence();
+    UNROLL
+    for (int k16 = 0; k16 < kPromote / 16; ++k16) {
+      const int along = (k / 16 + k16) * 2;
+      wgmma::multiply_add(part, a_hi_smem + along, b_hi_smem + along, k16 > 0);
+    }
+    wgmma::commit();
+    UNROLL
+    for (int k16 = 0; k16 < kPromote / 16; ++k16) {
+      const int along = (k / 16 + k16) * 2;
+      wgmma::multiply_add(low, a_lo_smem + along, b_hi_smem + along, true);
+      wgmma::multiply_add(low, a_hi_smem + along, b_lo_smem + along, true);
+    }
+    wgmma::commit();
+    wgmma::wait<1>();
+    wgmma::keep(part);
+    if (k == 0 && to_release != kNoStage) me.release(smem, to_release);
+    UNROLL
+    for (int i = 0; i < Tile::kElements; ++i) total[i] += part[i];
+  }
+}
+
+// Sums of a chunk of so many steps: of products of high halves, and of those with low ones, of
+// which the last are left unfinished, and their stage, which is told, unreleased.
+template <int kPromote>
+__device__ int multiply_chunk(Smem& smem, device::Ring& turn, int steps, LowHalves lows,
+                              const Multiplier& me, float (&low)[Tile::kElements],
+                              float (&total)[Tile::kElements]) {
+  float part[Tile::kElements];
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) part[i] = 0, low[i] = 0, total[i] = 0;
+  int to_release = kNoStage;
+  for (int step = 0; step < steps; ++step, turn.next()) {
+    device::wait(&smem.full[turn.stage], turn.parity);
+    multiply_step<kPromote>(smem, turn.stage, to_release, lows, me, part, low, total);
+    to_release = turn.stage;
+  }
+  return to_release;
+}
+
+// By what a chunk's sums are scaled back, for a thread's rows and columns.
+struct Undo {
+  float a[2];
+  float2 b[Tile::kElements / 4];
+
+  __device__ Undo(const Packed& a, int64_t a_matrix, const Packed& b, int64_t b_matrix, int chunk,
+                  const Place& at) {
+    const float* a_undo = a.undo + a_matrix * a.matrix_groups() + chunk * a.padded_rows();
+    const float* b_undo = b.undo + b_matrix * b.matrix_groups() + chunk * b.padded_rows();
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      this->a[i] = at.row + i * 8 < a.padded_rows() ? a_undo[at.row + i * 8] : 1.0f;
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kElements / 4; ++j) {
+      const int64_t col = at.col + j * 8;
+      this->b[j] =
+          col < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + col) : float2{1, 1};
+    }
+  }
+};
+
+// Where K is cut: a chunk's sums leave for memory.
+__device__ void store_chunk(ChunkSums& sums, int thread, const float (&total)[Tile::kElements]) {
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    __stcg(&sums[i / 4][thread], float4{total[i], total[i + 1], total[i + 2], total[i + 3]});
+  }
+}
+
+// Elsewhere: adds those of the chunks before, if there are any, and keeps all if there are more.
+__device__ void add_before(ChunkSums& before, int thread, bool any, bool more,
+                           float (&total)[Tile::kElements]) {
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    float4& sums = before[i / 4][thread];
+    if (any) {
+      total[i] += sums.x, total[i + 1] += sums.y;
+      total[i + 2] += sums.z, total[i + 3] += sums.w;
+    }
+    if (more) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+  }
+}
+
 template <int kPromote>
 __device__ void consume(const Work& work, Smem& smem) {
-  constexpr int kNone = -1;
-  const int warpgroup = threadIdx.x / Tile::kWarpgroup - 1;
-  const int thread = threadIdx.x % Tile::kWarpgroup;
+  const Multiplier me;
   device::Ring turn{.stages = Tile::kStages};
   const Chunks chunks(work.p);
   device::wait_for_previous_kernel();
@@ -221,99 +339,33 @@ __device__ void consume(const Work& work, Smem& smem) {
     const Packed &a = work.a.packed, &b = work.b.packed;
     const int64_t a_matrix = batch_offset(work.p.batch, work.a.matrix, position.batch);
     const int64_t b_matrix = batch_offset(work.p.batch, work.b.matrix, position.batch);
-    const int a_lo = Packed::plane_bytes(a.tile_rows(position.row / Tile::kM));
-    const int b_lo = Packed::plane_bytes(b.tile_rows(position.col / Tile::kN));
-    const Place at(position, warpgroup, thread);
+    const LowHalves lows{Packed::plane_bytes(a.tile_rows(position.row / Tile::kM)),
+                         Packed::plane_bytes(b.tile_rows(position.col / Tile::kN))};
+    const Place at(position, me.warpgroup, me.thread);
 
-    float part[Tile::kElements], low[Tile::kElements], total[Tile::kElements];
+    float low[Tile::kElements], total[Tile::kElements];
     for (int chunk = chunks.first; chunk < chunks.end; ++chunk) {
-      UNROLL
-      for (int i = 0; i < Tile::kElements; ++i) part[i] = 0, low[i] = 0, total[i] = 0;
       const int steps = static_cast<int>(
           ceil_div(min(work.p.k - int64_t{chunk} * kChunk, int64_t{kChunk}), Tile::kK));
-      int to_release = kNone;
-      for (int step = 0; step < steps; ++step, turn.next()) {
-        device::wait(&smem.full[turn.stage], turn.parity);
-        const Smem::Stage& stage = smem.stage[turn.stage];
-        const uint64_t a_hi_smem = wgmma::describe(stage.a + warpgroup * Packed::plane_bytes(64));
-        const uint64_t a_lo_smem =
-            wgmma::describe(stage.a + a_lo + warpgroup * Packed::plane_bytes(64));
-        const uint64_t b_hi_smem = wgmma::describe(stage.b);
-        const uint64_t b_lo_smem = wgmma::describe(stage.b + b_lo);
-        // Unrolled, ptxas gives each part its own registers, runs out of them, and lets no two
-        // products overlap.
-        _Pragma("unroll 1") for (int k = 0; k < Tile::kK; k += kPromote) {
-          wgmma::keep(part);
-          wgmma::keep(low);
-          wgmma::fence();
-          UNROLL
-          for (int k16 = 0; k16 < kPromote / 16; ++k16) {
-            const int along = (k / 16 + k16) * 2;
-            wgmma::multiply_add(part, a_hi_smem + along, b_hi_smem + along, k16 > 0);
-          }
-          wgmma::commit();
-          UNROLL
-          for (int k16 = 0; k16 < kPromote / 16; ++k16) {
-            const int along = (k / 16 + k16) * 2;
-            wgmma::multiply_add(low, a_lo_smem + along, b_hi_smem + along, true);
-            wgmma::multiply_add(low, a_hi_smem + along, b_lo_smem + along, true);
-          }
-          wgmma::commit();
-          wgmma::wait<1>();
-          wgmma::keep(part);
-          if (k == 0 && to_release != kNone && thread % 32 == 0) {
-            device::arrive(&smem.empty[to_release]);
-          }
-          UNROLL
-          for (int i = 0; i < Tile::kElements; ++i) total[i] += part[i];
-        }
-        to_release = turn.stage;
-      }
-
-      const float* a_undo = a.undo + a_matrix * a.matrix_groups() + chunk * a.padded_rows();
-      const float* b_undo = b.undo + b_matrix * b.matrix_groups() + chunk * b.padded_rows();
-      float undo_a[2];
-      UNROLL
-      for (int i = 0; i < 2; ++i) {
-        undo_a[i] = at.row + i * 8 < a.padded_rows() ? a_undo[at.row + i * 8] : 1.0f;
-      }
-      float2 undo_b[Tile::kElements / 4];
-      UNROLL
-      for (int j = 0; j < Tile::kElements / 4; ++j) {
-        const int64_t col = at.col + j * 8;
-        undo_b[j] =
-            col < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + col) : float2{1, 1};
-      }
+      const int last = multiply_chunk<kPromote>(smem, turn, steps, lows, me, low, total);
+      const Undo undo(a, a_matrix, b, b_matrix, chunk, at);
       wgmma::wait<0>();
       wgmma::keep(low);
-      if (thread % 32 == 0) device::arrive(&smem.empty[to_release]);
-      finish_chunk(total, low, undo_a, undo_b);
+      me.release(smem, last);
+      finish_chunk(total, low, undo.a, undo.b);
       if (gridDim.y > 1) {
-        ChunkSums& sums = sums_of(work, index, chunk, warpgroup);
-        UNROLL
-        for (int i = 0; i < Tile::kElements; i += 4) {
-          __stcg(&sums[i / 4][thread], float4{total[i], total[i + 1], total[i + 2], total[i + 3]});
-        }
-        continue;
-      }
-
-      UNROLL
-      for (int i = 0; i < Tile::kElements; i += 4) {
-        float4& sums = smem.sums[warpgroup][i / 4][thread];
-        if (chunk > 0) {
-          total[i] += sums.x, total[i + 1] += sums.y;
-          total[i + 2] += sums.z, total[i + 3] += sums.w;
-        }
-        if (chunk < chunks.end - 1) sums = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+        store_chunk(sums_of(work, index, chunk, me.warpgroup), me.thread, total);
+      } else {
+        add_before(smem.sums[me.warpgroup], me.thread, chunk > 0, chunk < chunks.end - 1, total);
       }
     }
     if (gridDim.y > 1) continue;
-    float(&bias)[Tile::kN] = smem.bias[warpgroup];
+    float(&bias)[Tile::kN] = smem.bias[me.warpgroup];
     if (work.p.epilogue.bias != nullptr) {
-      load_bias<float>(work.p, at.tile_col, 1 + warpgroup, bias);
+      load_bias<float>(work.p, at.tile_col, 1 + me.warpgroup, bias);
     }
     if (!store_simply(work, at, total, bias)) {
-      store_tile(work, at, total, bias, smem.sums[warpgroup]);
+      store_tile(work, at, total, bias, smem.sums[me.warpgroup]);
     }
   }
 }
