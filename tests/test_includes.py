@@ -56,6 +56,7 @@ MAY_INCLUDE = {
         *("kernels/fp16x3_chunk.cuh", "kernels/fp16x3_in_flight.h", "kernels/fp16x3_in_flight.cuh"),
         *("kernels/tensor_map.h", "cuts.h", "kernels/in_parts.h", "kernels/load_eight.cuh"),
         *("kernels/fp16x3_marks.cuh", "kernels/load_bias.cuh", "kernels/tile_band.cuh"),
+        "kernels/stored_batch.h",
     },
     "kernels/fp16x3_in_flight.cuh": {
         *("cuda", "launch.h", "device/*.cuh", "kernels/fp16x3_in_flight.h"),
@@ -63,7 +64,7 @@ MAY_INCLUDE = {
     },
     "kernels/fp16x3_in_flight.h": {"context.h", "fp16x3.h", "packed.h", "problem.h"},
     "kernels/fp16x3_chunk.cuh": {"fp16x3.h", "launch.h"},
-    "kernels/fp16x3_range.cuh": {"fp16x3.h"},
+    "kernels/fp16x3_range.cuh": {"fp16x3.h", "launch.h"},
     "kernels/fp16x3_again.cuh": {"epilogue.h", "launch.h", "problem.h", "sum.h"},
     "kernels/tensor_map*": {"cuda", "launch.h", "problem.h", "kernels/tensor_map.h"},
     "kernels/lane_place.cuh": {"launch.h"},

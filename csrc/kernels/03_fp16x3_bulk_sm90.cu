@@ -29,6 +29,7 @@
 #include "kernels/fp16x3_parts.h"
 #include "kernels/in_parts.h"
 #include "kernels/load_bias.cuh"
+#include "kernels/stored_batch.h"
 #include "kernels/tile_band.cuh"
 #include "launch.h"
 
@@ -443,17 +444,10 @@ struct Plan {
   int64_t ranges;  // of chunks, that K is cut into
 };
 
-// An operand's matrices as they are stored: broadcast dimensions are left out.
+// An operand's matrices as they are stored, and which of them each of the batch is.
 Operand make_operand(const Problem& p, const Matrix& by_rows, int64_t rows, Matrix& index) {
-  Operand operand{by_rows, {}, {.rows = rows, .k = p.k}};
-  operand.batch.rank = p.batch.rank;
-  for (int d = p.batch.rank - 1; d >= 0; --d) {
-    const bool broadcast = by_rows.batch_stride[d] == 0;
-    operand.batch.size[d] = broadcast ? 1 : p.batch.size[d];
-    index.batch_stride[d] = broadcast ? 0 : operand.batch.count;
-    operand.batch.count *= operand.batch.size[d];
-  }
-  return operand;
+  const StoredBatch stored = stored_batch(p.batch, by_rows, 1, index);
+  return {.matrix = stored.from, .batch = stored.batch, .packed = {.rows = rows, .k = p.k}};
 }
 
 Plan make_plan(const Problem& p, int64_t ranges) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "fp16x3.h"
+#include "launch.h"
 
 namespace tiled::cuda {
 
@@ -23,6 +24,17 @@ struct Range {
   // Those of the lane whose number differs in the bits of `lanes`.
   __device__ void add_lane(int lanes) {
     add({__shfl_xor_sync(~0u, largest, lanes), __shfl_xor_sync(~0u, smallest, lanes)});
+  }
+  // What a thread has of a row, in eights, and what the lanes do that are kRows apart.
+  template <int kRows, int kEights>
+  __device__ void add_row(const float (&x)[kEights][8]) {
+    UNROLL
+    for (int j = 0; j < kEights; ++j) {
+      UNROLL
+      for (int i = 0; i < 8; ++i) add(x[j][i]);
+    }
+    UNROLL
+    for (int lanes = kRows; lanes < 32; lanes *= 2) add_lane(lanes);
   }
   __device__ float undo_scale(float scale) const {
     const float least = float_of(smallest + 1);

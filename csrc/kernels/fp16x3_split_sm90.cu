@@ -62,15 +62,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     load_eight(x[j], data + j * (kThreadsPerRow * 8) * source.col_stride, source.col_stride,
                left - j * (kThreadsPerRow * 8), job.vectors);
   }
-  UNROLL
-  for (int j = 0; j < kEights; ++j) {
-    UNROLL
-    for (int i = 0; i < 8; ++i) {
-      range.add(x[j][i]);
-    }
-  }
-  UNROLL
-  for (int lanes = kRows; lanes < 32; lanes *= 2) range.add_lane(lanes);
+  range.add_row<kRows>(x);
   __shared__ uint32_t largest_smem[kWarps][kRows], smallest_smem[kWarps][kRows];
   if (threadIdx.x % 32 < kRows) {
     largest_smem[threadIdx.x / 32][in_block] = range.largest;

@@ -68,13 +68,7 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
     load_eight(own[j], from + j * kApart * x.from.col_stride, x.from.col_stride, left - j * kApart,
                job.vectors);
   }
-  UNROLL
-  for (int j = 0; j < kEights; ++j) {
-    UNROLL
-    for (int i = 0; i < 8; ++i) range.add(own[j][i]);
-  }
-  UNROLL
-  for (int lanes = kRows; lanes < 32; lanes *= 2) range.add_lane(lanes);
+  range.add_row<kRows>(own);
   if (threadIdx.x % 32 < kRows) {
     largest_of[threadIdx.x / 32][in_block] = range.largest;
     smallest_of[threadIdx.x / 32][in_block] = range.smallest;
