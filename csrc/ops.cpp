@@ -1,20 +1,17 @@
-// The operators as PyTorch sees them: schemas, checks, outputs and streams. The only file that
-// knows PyTorch, and of PyTorch only its stable ABI, so that one binary serves many versions.
+// The operators as PyTorch sees them: schemas, outputs and streams. With tensors.h the only file
+// that knows PyTorch, and of PyTorch only its stable ABI, so that one binary serves many versions.
 //
-// Everything is checked here before an aten operator is called: when one of those throws across
-// the ABI, its text is lost.
+// Everything is checked before an aten operator is called: when one of those throws across the ABI,
+// its text is lost.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <functional>
 #include <optional>
 #include <span>
@@ -32,57 +29,12 @@
 #include "prepare.h"
 #include "product.h"
 #include "strided.h"
+#include "tensors.h"
 
 namespace tiled {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-// --- names -------------------------------------------------------------------------------------
-
-std::string dtype_name(ScalarType type) {
-  switch (type) {
-    case ScalarType::Byte: return "torch.uint8";
-    case ScalarType::Char: return "torch.int8";
-    case ScalarType::Short: return "torch.int16";
-    case ScalarType::Int: return "torch.int32";
-    case ScalarType::Long: return "torch.int64";
-    case ScalarType::Half: return "torch.float16";
-    case ScalarType::Float: return "torch.float32";
-    case ScalarType::Double: return "torch.float64";
-    case ScalarType::ComplexHalf: return "torch.complex32";
-    case ScalarType::ComplexFloat: return "torch.complex64";
-    case ScalarType::ComplexDouble: return "torch.complex128";
-    default: break;  // Python's name is C++'s in lower case
-  }
-  std::string name = torch::headeronly::toString(type);
-  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
-  return "torch." + name;
-}
-
-std::string device_name(const Tensor& x) {
-  return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
-}
-
-std::string shape_of(const Tensor& x) { return to_string({x.sizes().data(), x.sizes().size()}); }
-
-std::optional<DType> supported(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float: return DType::kFloat32;
-    case ScalarType::Double: return DType::kFloat64;
-    case ScalarType::Half: return DType::kFloat16;
-    case ScalarType::BFloat16: return DType::kBFloat16;
-    default: return std::nullopt;
-  }
-}
-
-bool is_half(ScalarType type) { return type == ScalarType::Half || type == ScalarType::BFloat16; }
-
-// What a product may be written as: the operands' dtype, or float32 for halves.
-bool may_hold(ScalarType out, ScalarType operands) {
-  return out == operands || (out == ScalarType::Float && is_half(operands));
-}
+// --- options -----------------------------------------------------------------------------------
 
 Precision parse_precision(const char* op, const std::string& name) {
   if (name == "fp32") return Precision::kFp32;
@@ -102,163 +54,14 @@ Activation parse_activation(const char* op, const std::string& name) {
        "there is no activation \"" + name + "\"; choose none, relu, gelu, gelu_tanh, tanh or silu");
 }
 
-// --- checks ------------------------------------------------------------------------------------
-
-struct Named {
-  const char* name;
-  const Tensor& tensor;
+struct Options {
+  const char* op;
+  const std::string& algorithm;
+  Precision precision;
 };
 
-void check_dtype(const char* op, Named x) {
-  const ScalarType type = x.tensor.scalar_type();
-  if (supported(type)) return;
-  fail(op, std::string(x.name) + " is " + dtype_name(type) +
-               "; supported are float32, float64, float16 and bfloat16: convert it, for example "
-               "with .to(torch.float32)");
-}
-
-void check_same_dtype(const char* op, Named x, Named y) {
-  if (x.tensor.scalar_type() == y.tensor.scalar_type()) return;
-  fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) + " and " + y.name +
-               " is " + dtype_name(y.tensor.scalar_type()) +
-               "; convert one of them so that both have one dtype");
-}
-
-void check_given(const char* op, Named x) {
-  if (!x.tensor.defined()) fail(op, std::string(x.name) + " is None; it must be a tensor");
-}
-
-void check_same_device(const char* op, Named x, Named y) {
-  check_given(op, x);
-  check_given(op, y);
-  const bool x_cuda = x.tensor.is_cuda(), y_cuda = y.tensor.is_cuda();
-  const bool known = (x_cuda || x.tensor.is_cpu()) && (y_cuda || y.tensor.is_cpu());
-  if (known && x_cuda == y_cuda && x.tensor.get_device_index() == y.tensor.get_device_index()) {
-    return;
-  }
-  if (!known) fail(op, std::string(x.name) + " and " + y.name + " must be on one device");
-  fail(op, std::string(x.name) + " is on " + device_name(x.tensor) + " and " + y.name + " is on " +
-               device_name(y.tensor) + "; move one of them so that both are on one device");
-}
-
-void check_operands(const char* op, Named x, Named y) {
-  check_same_device(op, x, y);
-  const ScalarType type = x.tensor.scalar_type();  // each costs a search among all dtypes
-  if (supported(type) && type == y.tensor.scalar_type()) return;
-  check_dtype(op, x);
-  check_dtype(op, y);
-  check_same_dtype(op, x, y);
-}
-
-ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out) {
-  if (!out) return operands;
-  if (may_hold(*out, operands)) return *out;
-  fail(op, "out_dtype is " + dtype_name(*out) + " and the operands are " + dtype_name(operands) +
-               "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
-}
-
-// --- operands ----------------------------------------------------------------------------------
-
-Strided describe(const Tensor& x, void* data) {
-  return {.data = data,
-          .element_size = static_cast<int64_t>(x.element_size()),
-          .sizes = Shape(x.sizes().begin(), x.sizes().end()),
-          .strides = Shape(x.strides().begin(), x.strides().end())};
-}
-// Reading a copy-on-write tensor leaves it shared; writing does not.
-Strided readable(const Tensor& x) { return describe(x, const_cast<void*>(x.const_data_ptr())); }
-Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
-
-// Whether c may be written while the product's operands are read.
-void check_written(const char* op, Named c, const Product& product) {
-  const Strided written = writable(c.tensor);
-  if (overlaps_itself(written)) {
-    fail(op, std::string(c.name) + " has elements that share memory (shape " + shape_of(c.tensor) +
-                 ", strides " + to_string(written.strides) +
-                 "); pass a tensor whose elements lie apart, such as its clone()");
-  }
-  for (const auto& [name, operand] : {std::pair("a", &product.a), std::pair("b", &product.b)}) {
-    if (overlap(written, *operand)) {
-      fail(op,
-           std::string(c.name) + " shares memory with " + name + "; pass a clone() of one of them");
-    }
-  }
-}
-
-// --- allocation --------------------------------------------------------------------------------
-
-int64_t size_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Byte: return 1;
-    case ScalarType::Double: return 8;
-    default: return is_half(dtype) ? 2 : 4;
-  }
-}
-
-// A contiguous tensor beside `like`; a failure calls it `what`. PyTorch's own text of one does not
-// cross the ABI.
-Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
-                const char* what = "result") {
-  const int64_t element_size = size_of(dtype);
-  const auto count = count_elements(shape, element_size);
-  if (!count) {
-    fail(op, std::string("the ") + what + " would be " + to_string(shape) +
-                 ", more bytes than 63 bits can count");
-  }
-  const Shape strides = contiguous_strides(shape);
-  AtenTensorHandle handle = nullptr;
-  const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
-  const auto device = like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-                               dtype_code, device, like.get_device_index(), &handle) != 0) {
-#ifdef TORCH_TILED_WITH_CUDA
-    if (like.is_cuda() && cuda_pending_error()[0] != '\0') {
-      fail(op, std::string("CUDA says \"") + cuda_pending_error() +
-                   "\", left behind by an earlier call");
-    }
-#endif
-    fail(op, std::string("out of memory: the ") + what + " " + to_string(shape) + " of " +
-                 dtype_name(dtype) + " needs " + std::to_string(*count * element_size) +
-                 " bytes on " + device_name(like));
-  }
-  return Tensor(handle);
-}
-
-// --- operands that were split beforehand ---------------------------------------------------------
-
-constexpr uintptr_t kAlignment = 16;  // of what is copied in bulk
-
-Packed packed_columns(int64_t k, int64_t n) { return {.rows = n, .k = k}; }
-
-// What prepare() made of b, or nothing: its tensors are empty where there was nothing to split.
-Packed packed_operand(const char* op, Named b, const Product& product, const Tensor& halves,
-                      const Tensor& undo) {
-  check_same_device(op, {"halves", halves}, b);
-  check_same_device(op, {"undo", undo}, b);
-  if (b.tensor.dim() != 2) {
-    fail(op,
-         std::string(b.name) + " is " + shape_of(b.tensor) + "; what was prepared is one matrix");
-  }
-  if (halves.numel() == 0 && undo.numel() == 0) return {};
-  Packed packed = packed_columns(product.k, product.n);
-  auto fits = [](const Tensor& x, ScalarType dtype, int64_t size) {
-    return x.dim() == 1 && x.size(0) == size && x.is_contiguous() && x.scalar_type() == dtype;
-  };
-  if (!fits(halves, ScalarType::Byte, packed.matrix_bytes()) ||
-      !fits(undo, ScalarType::Float, packed.matrix_groups()) ||
-      b.tensor.scalar_type() != ScalarType::Float) {
-    auto describe = [](const Tensor& x) { return shape_of(x) + " " + dtype_name(x.scalar_type()); };
-    fail(op, "halves is " + describe(halves) + " and undo is " + describe(undo) +
-                 ", which is not what torch_tiled.prepare makes of " + b.name + ", " +
-                 describe(b.tensor) + "; prepare it anew");
-  }
-  packed.halves = static_cast<uint8_t*>(const_cast<void*>(halves.const_data_ptr()));
-  packed.undo = static_cast<float*>(const_cast<void*>(undo.const_data_ptr()));
-  if (reinterpret_cast<uintptr_t>(packed.halves) % kAlignment != 0) {
-    fail(op, "halves does not begin at a multiple of " + std::to_string(kAlignment) +
-                 " bytes; pass its clone()");
-  }
-  return packed;
+Options make_options(const char* op, const std::string& algorithm, const std::string& precision) {
+  return {op, algorithm, parse_precision(op, precision)};
 }
 
 // --- running -----------------------------------------------------------------------------------
@@ -285,16 +88,6 @@ Context make_context(const char* op, const Tensor& like) {
                " and this torch_tiled was built without CUDA; rebuild it with nvcc on the PATH "
                "and TORCH_TILED_CUDA=1");
 #endif
-}
-
-struct Options {
-  const char* op;
-  const std::string& algorithm;
-  Precision precision;
-};
-
-Options make_options(const char* op, const std::string& algorithm, const std::string& precision) {
-  return {op, algorithm, parse_precision(op, precision)};
 }
 
 // A problem but for where its matrices lie.

@@ -15,7 +15,11 @@ MAY_INCLUDE = {
     # PyTorch: schemas, checks, outputs. It knows what there is to run, and nothing of how.
     "ops.cpp": {
         *("torch", "ladder.h", "product.h", "strided.h", "context.h", "fail.h"),
-        *("cpu/apply_epilogue.h", "packed.h", "prepare.h"),
+        *("cpu/apply_epilogue.h", "packed.h", "prepare.h", "tensors.h"),
+    },
+    "tensors.*": {
+        *("torch", "tensors.h", "product.h", "strided.h", "problem.h", "context.h", "fail.h"),
+        "packed.h",
     },
     "product.*": {"product.h", "strided.h", "problem.h", "fail.h"},
     "strided.*": {"strided.h"},

@@ -1,7 +1,7 @@
 """What the operators return, computed from shapes alone: fake kernels and flop formulas.
 
-The checks and their sentences are those of csrc/ops.cpp, so that a bad call fails alike on meta
-tensors, under torch.compile and on a device. Sizes may be symbolic.
+The checks and their sentences are those of csrc (ops.cpp, tensors.cpp), so that a bad call fails
+alike on meta tensors, under torch.compile and on a device. Sizes may be symbolic.
 """
 
 import math
