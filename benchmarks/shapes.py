@@ -118,10 +118,23 @@ EIGHTS = (
     *((3000, 3000, 3000), (4104, 4104, 4104), (760, 776, 4104), (200, 3000, 3000)),
     *((5000, 5000, 1000), (10_000, 1000, 1000), (1000, 1000, 10_000), (2056, 1032, 4104)),
 )
+# And of a long operand that begin anywhere.
+FEW_ROWS = (
+    *((1, 4097, 4099), (16, 4097, 4099), (64, 4097, 4099)),
+    *((1, 6137, 15731), (16, 11007, 4095), (64, 6133, 14887)),
+)
 
 
-def _eights() -> tuple[Shape, ...]:
-    return tuple(Shape(*sizes, layout=layout) for sizes in EIGHTS for layout in ("NT", "TN"))
+def _lines() -> tuple[Shape, ...]:
+    return tuple(
+        Shape(*sizes, layout=layout, group=group)
+        for group, many, layouts in (
+            ("multiples of 8, not of 64", EIGHTS, ("NT", "TN")),
+            ("few rows, odd lines", FEW_ROWS, ("NN", "NT")),
+        )
+        for sizes in many
+        for layout in layouts
+    )
 
 
 def _ieee() -> tuple[Shape, ...]:
@@ -335,8 +348,10 @@ SUITES = {
     "half_ragged": Suite(
         "ragged, and ieee's odd sizes", (*_ragged(), *_odd_sizes()), dtypes=("bfloat16",)
     ),
-    "half_eights": Suite(
-        "sizes that are multiples of 8, but not of 64", _eights(), dtypes=("bfloat16",)
+    "half_lines": Suite(
+        "lines that begin at multiples of 16 bytes alone, or anywhere",
+        _lines(),
+        dtypes=("bfloat16",),
     ),
     "half_decode": Suite(
         "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
