@@ -127,32 +127,52 @@ _CALLS = (
 def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list[dict]:
     """Wall time of calls on 8x8 tensors, launches included: alone, and forward and backward.
 
-    The median over batches of calls; the ways to call take turns, batch by batch.
+    Of float32, and of bfloat16, where names say so. The median over batches of calls; the ways to
+    call take turns, batch by batch.
 
     Returns:
         For each way a row with its name ("call"), whether "backward" is in it, its time ("us"),
         PyTorch's way ("peer") and by how much it takes longer than that ("over_peer").
     """
-    scope = {
+    rows = []
+    for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16")):
+        scope = _scope(device, dtype)
+        for backward in (False, True):
+            us = _host_us(scope, backward, batches, calls)
+            rows += [
+                {
+                    "call": name + suffix,
+                    "backward": backward,
+                    "us": us[name],
+                    "peer": peer + suffix,
+                    "over_peer": us[name] / us[peer],
+                }
+                for name, _, peer in _CALLS
+            ]
+    return rows
+
+
+def _scope(device: torch.device, dtype: torch.dtype) -> dict:
+    """What _CALLS speak of."""
+    where = {"device": device, "dtype": dtype}
+    converted = torch.nn.Linear(8, 8, **where)
+    torch_tiled.convert(converted)
+    return {
         "torch": torch,
         "torch_tiled": torch_tiled,
-        "x": torch.randn(8, 8, device=device),
-        "weight": torch.randn(8, 8, device=device, requires_grad=True),
-        "layer": torch.nn.Linear(8, 8, device=device),
-        "converted": torch.nn.Linear(8, 8, device=device),
+        "x": torch.randn(8, 8, **where),
+        "weight": torch.randn(8, 8, **where, requires_grad=True),
+        "layer": torch.nn.Linear(8, 8, **where),
+        "converted": converted,
     }
-    torch_tiled.convert(scope["converted"])
-    rows = []
-    for backward in (False, True):
-        pass_back = ".backward(x)" if backward else ""
-        timers = {name: Timer(call + pass_back, globals=scope) for name, call, _ in _CALLS}
-        seconds = {name: [] for name in timers}
-        with torch.set_grad_enabled(backward):
-            for _ in range(batches):
-                for name, timer in timers.items():
-                    seconds[name].append(timer.timeit(calls).mean)
-        us = {name: statistics.median(times) * 1e6 for name, times in seconds.items()}
-        for name, _, peer in _CALLS:
-            row = {"call": name, "backward": backward, "us": us[name], "peer": peer}
-            rows.append(row | {"over_peer": us[name] / us[peer]})
-    return rows
+
+
+def _host_us(scope: dict, backward: bool, batches: int, calls: int) -> dict[str, float]:
+    pass_back = ".backward(x)" if backward else ""
+    timers = {name: Timer(call + pass_back, globals=scope) for name, call, _ in _CALLS}
+    seconds = {name: [] for name in timers}
+    with torch.set_grad_enabled(backward):
+        for _ in range(batches):
+            for name, timer in timers.items():
+                seconds[name].append(timer.timeit(calls).mean)
+    return {name: statistics.median(times) * 1e6 for name, times in seconds.items()}

@@ -495,7 +495,8 @@ def test_the_host_time_of_calls_is_measured(bench, device):
     assert status == 0
     assert results["rows"] == []
     rows = results["header"]["overheads"]
-    assert [row["backward"] for row in rows] == [False] * 5 + [True] * 5
+    assert [row["backward"] for row in rows] == 2 * ([False] * 5 + [True] * 5)
+    assert [row["call"].endswith(", bfloat16") for row in rows] == [False] * 10 + [True] * 10
     us = {(row["call"], row["backward"]): row["us"] for row in rows}
     assert len(us) == len(rows) and min(us.values()) > 0
     for row in rows:
