@@ -131,12 +131,14 @@ def _in_layouts(shapes: tuple[Shape, ...], layouts: list[str] | None) -> Iterato
 
 
 @contextmanager
-def _op_may_decline() -> Iterator[None]:
-    """Raises what the op says of a problem that it refuses as Declined."""
+def _may_decline() -> Iterator[None]:
+    """Raises what the op, or memory, refuses as Declined."""
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        raise Declined(f"it does not fit in memory: {error}") from error
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or not str(error).startswith("tiled::"):
+        if not str(error).startswith("tiled::"):
             raise
         raise Declined(str(error)) from error
 
@@ -152,9 +154,9 @@ def contend(job: Job, sets: list) -> Contest:
 
 
 def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | None) -> dict:
-    """The row of one job. Raises Declined or Wrong where there is none to report."""
+    """The row of one job. Raises Wrong where there is none to report."""
     device, shape, itemsize = sets[0][0].device, job.shape, DTYPES[job.dtype].itemsize
-    with full_precision_peer(job.precision), _op_may_decline():
+    with full_precision_peer(job.precision):
         contest = contend(job, sets)
         calls = [contest.ours, contest.peer]
         verdict = check(*map(_first, calls), *contest.operands[0], contest.truth)
@@ -219,19 +221,19 @@ def measure_all(
         for job in jobs:
             steps.begin(str(job))
             try:
-                if held != (job.shape, job.dtype):
-                    sets.clear()
-                    held = None
-                    sets = operand_sets(job.shape, DTYPES[job.dtype], device)
-                    held = (job.shape, job.dtype)
-                hot = job.shape.energy and job.algorithm == "auto"
-                row = measure(job, sets, args, energy if hot else None)
+                with _may_decline():
+                    if held != (job.shape, job.dtype):
+                        sets.clear()
+                        held = None
+                        sets = operand_sets(job.shape, DTYPES[job.dtype], device)
+                        held = (job.shape, job.dtype)
+                    hot = job.shape.energy and job.algorithm == "auto"
+                    row = measure(job, sets, args, energy if hot else None)
             except Wrong as error:
                 run.refused.append(f"{job} is wrong: {error}.")
                 steps.finish(run.refused[-1])
-            except (Declined, torch.OutOfMemoryError) as error:
-                memory = "" if isinstance(error, Declined) else "it does not fit in memory: "
-                run.declined.append(f"{job} was not measured: {memory}{error}")
+            except Declined as error:
+                run.declined.append(f"{job} was not measured: {error}")
                 steps.finish(run.declined[-1])
             else:
                 run.results.append(row)
@@ -243,9 +245,9 @@ def profile(args: argparse.Namespace, console) -> int:
     profiled = 0
     for job in plan(args):
         try:
-            with full_precision_peer(job.precision), _op_may_decline():
+            with full_precision_peer(job.precision), _may_decline():
                 sets = operand_sets(job.shape, DTYPES[job.dtype], torch.device(args.device))
-                contest = contend(job, sets)
+                contest = contend(job, sets[:1])
                 for call in (contest.ours, contest.peer):
                     product = _first(call)
                     product()  # a first call may load code
@@ -254,7 +256,7 @@ def profile(args: argparse.Namespace, console) -> int:
                     product()
                     torch.cuda.synchronize()
                     torch.cuda.profiler.stop()
-        except (Declined, torch.OutOfMemoryError) as error:
+        except Declined as error:
             console.print(f"{job} was not profiled: {error}", markup=False)
         else:
             profiled += 1
