@@ -4,7 +4,6 @@
 // Everything is checked before an aten operator is called: when one of those throws across the ABI,
 // its text is lost.
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

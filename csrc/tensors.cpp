@@ -2,7 +2,6 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <cctype>

@@ -287,8 +287,8 @@ __device__ int multiply_chunk(Smem& smem, device::Ring& turn, int steps, LowHalv
 
 // By what a chunk's sums are scaled back, for a thread's rows and columns.
 struct Undo {
-  float a[2];
-  float2 b[Tile::kElements / 4];
+  float row[2];
+  float2 col[Tile::kElements / 4];
 
   __device__ Undo(const Packed& a, int64_t a_matrix, const Packed& b, int64_t b_matrix, int chunk,
                   const Place& at) {
@@ -296,13 +296,13 @@ struct Undo {
     const float* b_undo = b.undo + b_matrix * b.matrix_groups() + chunk * b.padded_rows();
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      this->a[i] = at.row + i * 8 < a.padded_rows() ? a_undo[at.row + i * 8] : 1.0f;
+      row[i] = at.row + i * 8 < a.padded_rows() ? a_undo[at.row + i * 8] : 1.0f;
     }
     UNROLL
     for (int j = 0; j < Tile::kElements / 4; ++j) {
-      const int64_t col = at.col + j * 8;
-      this->b[j] =
-          col < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + col) : float2{1, 1};
+      const int64_t first = at.col + j * 8;
+      col[j] =
+          first < b.padded_rows() ? *reinterpret_cast<const float2*>(b_undo + first) : float2{1, 1};
     }
   }
 };
@@ -353,7 +353,7 @@ __device__ void consume(const Work& work, Smem& smem) {
       wgmma::wait<0>();
       wgmma::keep(low);
       me.release(smem, last);
-      finish_chunk(total, low, undo.a, undo.b);
+      finish_chunk(total, low, undo.row, undo.col);
       if (gridDim.y > 1) {
         store_chunk(sums_of(work, index, chunk, me.warpgroup), me.thread, total);
       } else {

@@ -22,6 +22,10 @@ inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
 template <class Tile, class End>
 inline constexpr int kAsked = kInMemory<Tile, End> % 24 == 0 ? 24 : 16;
 
+inline __device__ void add_four(float* sums, const float4& four) {
+  sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
+}
+
 template <class Tile, int kCount>
 __device__ void ask(const float4* from, float4 (&asked)[kCount]) {
   UNROLL
@@ -45,11 +49,7 @@ __device__ void add_before(const Problem& p, int64_t chunk, float (&kept)[kKept<
   for (int first = kKept; first < Tile::kElements; first += kAsked) {
     if (chunk > 0) {
       UNROLL
-      for (int i = 0; i < kAsked; i += 4) {
-        float* four = &sums[first + i];
-        four[0] += asked[i / 4].x, four[1] += asked[i / 4].y;
-        four[2] += asked[i / 4].z, four[3] += asked[i / 4].w;
-      }
+      for (int i = 0; i < kAsked; i += 4) add_four(&sums[first + i], asked[i / 4]);
       if (first + kAsked < Tile::kElements) {
         ask<Tile>(total + kAsked / 4 * Tile::kMultipliers, asked);
       }
@@ -121,9 +121,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       for (int i = 0; i < kChunks; ++i) {
         UNROLL
         for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
-          float* four = &totals[first + j * 4];
-          four[0] += fours[i][j].x, four[1] += fours[i][j].y;
-          four[2] += fours[i][j].z, four[3] += fours[i][j].w;
+          add_four(&totals[first + j * 4], fours[i][j]);
         }
       }
     }
