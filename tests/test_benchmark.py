@@ -50,6 +50,9 @@ def tiny(device, *arguments):
     return ("--suite", "tiny", "--device", device, *arguments)
 
 
+# --- what is measured -----------------------------------------------------------------------------
+
+
 def test_rows_have_exactly_the_keys_of_the_format(bench, device):
     status, results, _ = bench(*tiny(device, "--layout", *shapes.LAYOUTS))
     assert status == 0
@@ -124,55 +127,7 @@ def test_shapes_of_no_suite_are_measured(bench, device):
     assert list(both.suites) == ["smoke", "asked"]
 
 
-def test_lines_of_halves_begin_where_their_suite_says():
-    for shape in shapes.SUITES["half_lines"].shapes:
-        a = shape.k if shape.layout[0] == "N" else shape.m
-        b = shape.n if shape.layout[1] == "N" else shape.k
-        if shape.group == "few rows, odd lines":
-            assert shape.m <= 64 and b % 2, shape
-        else:
-            assert all(pitch % 8 == 0 and pitch % 64 for pitch in (a, b)), shape
-
-
-@pytest.fixture
-def profiled(monkeypatch):
-    """What ran while a profiler, of which there is none here, would have looked."""
-    seen, looking = [], []
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: looking.append(True))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", looking.clear)
-
-    def watch(module):
-        product = module.matmul
-
-        def matmul(*args, **ways):
-            seen.extend([module.__name__] if looking else [])
-            return product(*args, **ways)
-
-        monkeypatch.setattr(module, "matmul", matmul)
-
-    watch(torch_tiled)
-    watch(torch)
-    return seen
-
-
-def test_a_profiler_sees_one_product_of_ours_and_one_of_the_peer(
-    monkeypatch, profiled, device, capsys
-):
-    if device == "cpu":
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    asked = ["--shape", "5x6x7", "--algorithm", "naive", "tiled16", "mma_bulk"]
-    args = bench_matmul.parse([*asked, "--device", device])
-    assert bench_matmul.profile(args, report.make_console()) == 0
-    assert profiled == 2 * ["torch_tiled", "torch"]
-    output = " ".join(capsys.readouterr().out.split())
-    assert "float32 fp32 5x6x7 NN naive: first ours, then " in output
-    assert "5x6x7 NN mma_bulk was not profiled: tiled::" in output
-
-
-def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
-    with pytest.raises(SystemExit):
-        bench_matmul.main(["--profile", "--device", "cpu"])
-    assert "--profile is for kernels on a GPU; " in capsys.readouterr().err
+# --- variants, copies, memory and energy ----------------------------------------------------------
 
 
 def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
@@ -273,6 +228,9 @@ def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
     assert "GFLOP/s per watt | torch.matmul's |" in page
 
 
+# --- suites ---------------------------------------------------------------------------------------
+
+
 def test_a_suite_has_its_precisions_where_none_is_asked_for():
     def told(arguments):
         jobs = bench_matmul.plan(bench_matmul.parse(f"--suite {arguments} --device cpu".split()))
@@ -345,6 +303,16 @@ def test_tf32_is_measured_in_each_layout_and_at_odd_sizes():
     assert layouts[4095, 4097, 4093] == {"NN"}
 
 
+def test_lines_of_halves_begin_where_their_suite_says():
+    for shape in shapes.SUITES["half_lines"].shapes:
+        a = shape.k if shape.layout[0] == "N" else shape.m
+        b = shape.n if shape.layout[1] == "N" else shape.k
+        if shape.group == "few rows, odd lines":
+            assert shape.m <= 64 and b % 2, shape
+        else:
+            assert all(pitch % 8 == 0 and pitch % 64 for pitch in (a, b)), shape
+
+
 @pytest.mark.parametrize("precision", bench_matmul.PRECISIONS)
 def test_the_peer_may_use_tf32_only_where_it_is_asked_for(precision):
     flags = torch.backends.cuda.matmul
@@ -375,6 +343,9 @@ def test_precisions_multiply_the_rows_of_float32_alone():
     sizes = len(shapes.SUITES["square"].shapes)
     assert sum(job.dtype == "float32" for job in jobs) == 2 * sizes
     assert sum(job.dtype == "float16" for job in jobs) == sizes
+
+
+# --- what is refused, and left out ----------------------------------------------------------------
 
 
 def spoil(monkeypatch, damage):
@@ -462,6 +433,9 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
     assert "Interrupted" in output
 
 
+# --- what is printed, and the host's time ---------------------------------------------------------
+
+
 def test_output_fits_a_hundred_columns(bench):
     dtypes = torch.float32, torch.bfloat16
     rungs = [x for x in torch_tiled.algorithms() if all(takes(x, dtype) for dtype in dtypes)]
@@ -502,6 +476,53 @@ def test_the_host_time_of_calls_is_measured(bench, device):
     for row in rows:
         assert row["over_peer"] == row["us"] / us[row["peer"], row["backward"]]
     assert "converted torch.nn.Linear" in output
+
+
+# --- for a profiler -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """What ran while a profiler, of which there is none here, would have looked."""
+    seen, looking = [], []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: looking.append(True))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", looking.clear)
+
+    def watch(module):
+        product = module.matmul
+
+        def matmul(*args, **ways):
+            seen.extend([module.__name__] if looking else [])
+            return product(*args, **ways)
+
+        monkeypatch.setattr(module, "matmul", matmul)
+
+    watch(torch_tiled)
+    watch(torch)
+    return seen
+
+
+def test_a_profiler_sees_one_product_of_ours_and_one_of_the_peer(
+    monkeypatch, profiled, device, capsys
+):
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    asked = ["--shape", "5x6x7", "--algorithm", "naive", "tiled16", "mma_bulk"]
+    args = bench_matmul.parse([*asked, "--device", device])
+    assert bench_matmul.profile(args, report.make_console()) == 0
+    assert profiled == 2 * ["torch_tiled", "torch"]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "float32 fp32 5x6x7 NN naive: first ours, then " in output
+    assert "5x6x7 NN mma_bulk was not profiled: tiled::" in output
+
+
+def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
+    with pytest.raises(SystemExit):
+        bench_matmul.main(["--profile", "--device", "cpu"])
+    assert "--profile is for kernels on a GPU; " in capsys.readouterr().err
+
+
+# --- what may be asked for ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -573,6 +594,9 @@ def test_geometric_means_are_per_suite_group_algorithm_and_variant():
     assert all(mean["of_copy"] is None for mean in means)
 
 
+# --- the README -----------------------------------------------------------------------------------
+
+
 def test_the_readme_is_written_from_a_results_file(bench, tmp_path, monkeypatch):
     square = shapes.Suite("for tests", (shapes.Shape(8, 8, 8), shapes.Shape(8, 8, 9)))
     monkeypatch.setitem(shapes.SUITES, "square", square)
@@ -603,6 +627,9 @@ def test_a_readme_without_its_markers_is_left_alone(tmp_path, text):
 def test_a_missing_results_file_is_told_in_a_sentence(capsys):
     assert bench_matmul.main(["--readme", "/nowhere/results.json"]) == 1
     assert "/nowhere/results.json cannot be read" in capsys.readouterr().out
+
+
+# --- the example and the error study --------------------------------------------------------------
 
 
 def test_the_digits_example_trains_both_networks(device):
