@@ -72,7 +72,7 @@ constexpr Rung kLadder[] = {
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
-    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  1.2,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
+    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  0.3,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
     {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
@@ -276,7 +276,8 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
-  constexpr int64_t kLeastBefore = 340;  // a row takes no less beforehand than one of this K
+  // A row takes no less beforehand than one of this K.
+  const int64_t least_before = reads == Reads::kCopied ? 1360 : 340;
   const bool as_it_lies = reads == Reads::kSides || reads == Reads::kCopied;
   const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
@@ -287,7 +288,7 @@ double Rung::clocks(const Problem& p, const Context& context) const {
       p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b), p.n));
   const int64_t rows = has_a ? 0 : p.m, cols = has_b ? 0 : p.n;
   const double elements = static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) *
-                          static_cast<double>(std::max(p.k, kLeastBefore));
+                          static_cast<double>(std::max(p.k, least_before));
   // To copy operands beforehand takes one launch more.
   constexpr double kCopyStart = 3000;
   const double copies = as_it_lies && rows + cols > 0 ? kCopyStart : 0;

@@ -519,3 +519,15 @@ def test_without_memory_another_rung_computes(m, k, step):
     with no_more_memory():
         torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
     assert_same(out, expected)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 6137, 15731), (64, 2049, 14887), (8, 8191, 513)])
+def test_few_rows_of_lines_that_begin_anywhere_are_copied(m, n, k, layout, dtype):
+    a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
+    b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
+    assert torch_tiled.explain(a, b).algorithm == "mma_bulk"
+    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    assert torch.equal(torch_tiled.matmul(a, b), expected)
