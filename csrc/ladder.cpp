@@ -57,23 +57,23 @@ namespace {
 
 // clang-format off
 constexpr Rung kLadder[] = {
-    // name            family    order            runs             K          tile      cut               reads          start  before wave             rate             CUDA                         CPU
-    {"naive",          "naive",  Order::kPlain,   Runs::kAnywhere, 0,   0,    32,  32,  Cut::kNever,      Reads::kAny,   6000,  0,     0,               13,              CUDA(launch_naive),          cpu::launch_naive},
-    {"tiled16",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    16,  16,  Cut::kNever,      Reads::kAny,   6000,  0,     4000,            14,              CUDA(launch_tiled16),        cpu::launch_tiled16},
-    {"tiled32",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    32,  32,  Cut::kNever,      Reads::kAny,   6000,  0,     4000,            16,              CUDA(launch_tiled32),        cpu::launch_tiled32},
-    {"tiled64",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    64,  64,  Cut::kNever,      Reads::kAny,   6000,  0,     4000,            47,              CUDA(launch_tiled64),        cpu::launch_tiled64},
-    {"simt_small",     "simt",   Order::kChunked, Runs::kFloat32,  1,   1024, 64,  64,  Cut::kSmallPlan,  Reads::kAny,   6000,  0,     0,               0,               CUDA(launch_simt_small),     cpu::launch_tiled64},
-    {"simt_ring",      "simt",   Order::kChunked, Runs::kFloat32,  1,   0,    64,  64,  Cut::kRingPlan,   Reads::kAny,   6000,  0,     0,               0,               CUDA(launch_simt_ring),      cpu::launch_tiled64},
-    {"simt_bulk",      "simt",   Order::kChunked, Runs::kHopper,   64,  0,    64,  64,  Cut::kBulkPlan,   Reads::kSides, 8000,  0.6,   0,               0,               CUDA(launch_simt_bulk),      cpu::launch_tiled64},
-    {"simt_skinny",    "simt",   Order::kChunked, Runs::kHopper,   1,   0,    16,  128, Cut::kSkinnyPlan, Reads::kBoxes, 7000,  0,     0,               0,               CUDA(launch_simt_skinny),    cpu::launch_tiled64},
-    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   8192, 16,  32,  Cut::kChunks,     Reads::kLines, 0,     0,     4000,            48,              CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
-    {"fp16x3_small",   "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   1024, 32,  16,  Cut::kNever,      Reads::kAny,   6000,  0,     0,               40,              CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
-    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
-    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
-    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
-    {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
-    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  0.3,     0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
-    {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
+    // name            family    order            runs             K          tile      cut               reads          start  before line   wave             rate             CUDA                         CPU
+    {"naive",          "naive",  Order::kPlain,   Runs::kAnywhere, 0,   0,    32,  32,  Cut::kNever,      Reads::kAny,   6000,  0,     0,     0,               13,              CUDA(launch_naive),          cpu::launch_naive},
+    {"tiled16",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    16,  16,  Cut::kNever,      Reads::kAny,   6000,  0,     0,     4000,            14,              CUDA(launch_tiled16),        cpu::launch_tiled16},
+    {"tiled32",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    32,  32,  Cut::kNever,      Reads::kAny,   6000,  0,     0,     4000,            16,              CUDA(launch_tiled32),        cpu::launch_tiled32},
+    {"tiled64",        "tiled",  Order::kChunked, Runs::kAnywhere, 0,   0,    64,  64,  Cut::kNever,      Reads::kAny,   6000,  0,     0,     4000,            47,              CUDA(launch_tiled64),        cpu::launch_tiled64},
+    {"simt_small",     "simt",   Order::kChunked, Runs::kFloat32,  1,   1024, 64,  64,  Cut::kSmallPlan,  Reads::kAny,   6000,  0,     0,     0,               0,               CUDA(launch_simt_small),     cpu::launch_tiled64},
+    {"simt_ring",      "simt",   Order::kChunked, Runs::kFloat32,  1,   0,    64,  64,  Cut::kRingPlan,   Reads::kAny,   6000,  0,     0,     0,               0,               CUDA(launch_simt_ring),      cpu::launch_tiled64},
+    {"simt_bulk",      "simt",   Order::kChunked, Runs::kHopper,   64,  0,    64,  64,  Cut::kBulkPlan,   Reads::kSides, 8000,  0.6,   204,   0,               0,               CUDA(launch_simt_bulk),      cpu::launch_tiled64},
+    {"simt_skinny",    "simt",   Order::kChunked, Runs::kHopper,   1,   0,    16,  128, Cut::kSkinnyPlan, Reads::kBoxes, 7000,  0,     0,     0,               0,               CUDA(launch_simt_skinny),    cpu::launch_tiled64},
+    {"fp16x3_cluster", "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   8192, 16,  32,  Cut::kChunks,     Reads::kLines, 0,     0,     0,     4000,            48,              CUDA(launch_fp16x3_cluster), cpu::launch_fp16x3},
+    {"fp16x3_small",   "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   1024, 32,  16,  Cut::kNever,      Reads::kAny,   6000,  0,     0,     0,               40,              CUDA(launch_fp16x3_small),   cpu::launch_fp16x3},
+    {"fp16x3_skinny",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    32,  32,  Cut::kChunks,     Reads::kAny,   16000, 0,     0,     7000,            330,             CUDA(launch_fp16x3_skinny),  cpu::launch_fp16x3},
+    {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
+    {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  193.8, BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
+    {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
+    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  0.3,   408,   0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
+    {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   136,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
 
@@ -276,8 +276,6 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
-  // A row takes no less beforehand than one of this K.
-  const int64_t least_before = reads == Reads::kCopied ? 1360 : 340;
   const bool as_it_lies = reads == Reads::kSides || reads == Reads::kCopied;
   const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
@@ -287,12 +285,13 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const bool has_b =
       p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b), p.n));
   const int64_t rows = has_a ? 0 : p.m, cols = has_b ? 0 : p.n;
-  const double elements = static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) *
-                          static_cast<double>(std::max(p.k, least_before));
+  const double lines =
+      static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) / context.processors;
+  const double rewritten = lines * std::max(static_cast<double>(p.k) * before, before_line);
   // To copy operands beforehand takes one launch more.
   constexpr double kCopyStart = 3000;
   const double copies = as_it_lies && rows + cols > 0 ? kCopyStart : 0;
-  const double fixed = start + copies + elements * before / context.processors;
+  const double fixed = start + copies + rewritten;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
   if (const auto plan = plan_of(*this, p, context)) return fixed + plan->clocks;
   const int64_t k = cut == Cut::kChunks ? std::min<int64_t>(p.k, kChunk) : p.k;

@@ -68,11 +68,12 @@ struct Rung {
   Cut cut;
   Reads reads;
   // What it costs on an H200 in fp32, in clocks of a multiprocessor:
-  double start;   // to launch, and to begin and end
-  double before;  // for each element of A and B that is rewritten beforehand
-  double wave;    // to begin and end a block
-  double rate;    // multiply-adds a clock
-  Launch cuda;    // null in a build without CUDA
+  double start;        // to launch, and to begin and end
+  double before;       // for each element of A and B that is rewritten beforehand
+  double before_line;  // and for a row of A, or a column of B, at least
+  double wave;         // to begin and end a block
+  double rate;         // multiply-adds a clock
+  Launch cuda;         // null in a build without CUDA
   Launch cpu;
 
   bool takes_halves() const { return runs == Runs::kHalves || runs == Runs::kHopperHalves; }
