@@ -54,10 +54,9 @@ inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
 // begin at multiples of 16 bytes copies are read, whose lines begin where L2's do.
 inline double mma_lines_asked(const Matrix& matrix) {
   constexpr double kMore = 1.76;
-  constexpr int64_t kLine = 128;
   const int64_t pitch = std::max(matrix.row_stride, matrix.col_stride) * int64_t{sizeof(uint16_t)};
   if (pitch % 16 != 0) return 1;
-  return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kLine)) / kLine);
+  return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kL2Line)) / kL2Line);
 }
 
 // Whether mma_bulk computes C's transpose: few columns are few rows then, for which tiles are wide

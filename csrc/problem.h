@@ -27,6 +27,9 @@ inline constexpr int kMaxBatchRank = 6;
 // Those of a tensor map (kernels/tensor_map.h), broadcast ones apart.
 inline constexpr int kMaxMapRank = 3;
 
+// Bytes of a line of L2, which a tensor map's box asks for once where it begins with it.
+inline constexpr int64_t kL2Line = 128;
+
 struct Batch {
   int rank = 0;
   int64_t count = 1;  // product of size[0 .. rank)

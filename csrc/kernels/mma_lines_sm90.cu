@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kEight = 8, kRound = 32 * kEight;  // elements a thread, a warp at a time
 // Elements of L2's lines, at which long lines begin, so that a box asks for each once.
-constexpr int kLine = 64;
+constexpr int kLine = kL2Line / sizeof(uint16_t);
 
 struct Job {
   Matrix from;  // row_stride: between lines; col_stride: of their elements

@@ -56,15 +56,14 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   check(cudaGetDevice(&device));
   check(cudaSetDevice(device));
   // Lines of halves that begin where L2's do are brought by two of those at once.
-  constexpr uint64_t kLine = 128;
-  const bool in_lines = dtype == DType::kFloat32 || stride[0] % kLine == 0;
+  const bool by_two = dtype == DType::kFloat32 || stride[0] % kL2Line == 0;
   CUtensorMap map;
   const CUresult result =
       encode(&map,
              dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bits are bits
              kRank, matrix.data, size, stride, box, apart, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             in_lines ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             by_two ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("torch_tiled: the CUDA driver made no tensor map of " +
