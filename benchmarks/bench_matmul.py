@@ -246,8 +246,8 @@ def profile(args: argparse.Namespace, console) -> int:
     for job in plan(args):
         try:
             with full_precision_peer(job.precision), _may_decline():
-                sets = operand_sets(job.shape, DTYPES[job.dtype], torch.device(args.device))
-                contest = contend(job, sets[:1])
+                device = torch.device(args.device)
+                contest = contend(job, operand_sets(job.shape, DTYPES[job.dtype], device, most=1))
                 for call in (contest.ours, contest.peer):
                     product = _first(call)
                     product()  # a first call may load code

@@ -54,9 +54,11 @@ def cache_bytes(device: torch.device) -> int:
     return int(size.read_text().strip().removesuffix("K")) * 1024 if size.exists() else 2**25
 
 
-def operand_sets(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Operands]:
-    """Random normal operands, in as many sets as fill the cache CACHES times, 2 to MOST_SETS."""
-    count = _sets(shape.operands * dtype.itemsize, device)
+def operand_sets(
+    shape: Shape, dtype: torch.dtype, device: torch.device, most: int = MOST_SETS
+) -> list[Operands]:
+    """Random normal operands, in as many sets as fill the cache CACHES times, or in `most`."""
+    count = min(most, _sets(shape.operands * dtype.itemsize, device))
     generator = torch.Generator(device).manual_seed(0)
     batch = (shape.batch,) if shape.batch > 1 else ()
 
