@@ -41,6 +41,7 @@ void launch_fp16x3_narrow(const Problem&, const Context&);
 void launch_mma_ring(const Problem&, const Context&);
 void launch_mma_bulk(const Problem&, const Context&);
 void launch_tf32_bulk(const Problem&, const Context&);
+void launch_mma_shift(const Problem&, const Context&);
 }  // namespace cuda
 
 namespace cpu {
@@ -72,6 +73,7 @@ constexpr Rung kLadder[] = {
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  193.8, BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
+    {"mma_shift",      "mma",    Order::kChained, Runs::kHopperHalves, 1, 0,    64,  128, Cut::kMmaShiftPlan, Reads::kNeighbours, 3500, 0.3, 408,  0,               0,               CUDA(launch_mma_shift),      cpu::launch_mma},
     {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  0.3,   408,   0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
     {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   136,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
@@ -209,6 +211,7 @@ std::optional<Plan> plan_of(const Rung& rung, const Problem& p, const Context& c
     case Cut::kSmallPlan: return small_plan(p, context.processors);
     case Cut::kSkinnyPlan: return skinny_plan(p, context.processors);
     case Cut::kMmaRingPlan: return mma_ring_plan(p, context.processors);
+    case Cut::kMmaShiftPlan: return mma_shift_plan(p, context.processors);
     case Cut::kMmaBulkPlan: return mma_bulk_plan(p, context.processors);
     case Cut::kBulkTilesPlan: return bulk_tiles_plan(p, context.processors);
   }
@@ -244,6 +247,9 @@ bool Rung::takes(const Problem& p) const {
     case Reads::kCopied: return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b);
     case Reads::kBoxes: return in_boxes(p.batch, longer(p));
     case Reads::kLines: return in_lines(p);
+    case Reads::kNeighbours:
+      return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b) &&
+             (has_neighbours(p.a) || has_neighbours(p.b));
   }
   return false;
 }
@@ -262,6 +268,7 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kSmallPlan:
     case Cut::kSkinnyPlan:
     case Cut::kMmaRingPlan:
+    case Cut::kMmaShiftPlan:
     case Cut::kMmaBulkPlan:
     case Cut::kBulkTilesPlan: {
       const Plan plan = *plan_of(*this, p, context);
@@ -276,14 +283,17 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 }
 
 double Rung::clocks(const Problem& p, const Context& context) const {
-  const bool as_it_lies = reads == Reads::kSides || reads == Reads::kCopied;
+  const bool as_it_lies =
+      reads == Reads::kSides || reads == Reads::kCopied || reads == Reads::kNeighbours;
   const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
     return in_boxes(p.batch, matrix, size_of(p.dtype)) && !mma_turns_to_k(matrix, lines, p.k);
   };
-  const bool has_a = as_it_lies && lies_well(p.a, p.m);
-  const bool has_b =
-      p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b), p.n));
+  const bool only_b = reads == Reads::kNeighbours && !mma_shift_turns(p);
+  const bool only_a = reads == Reads::kNeighbours && !only_b;
+  const bool has_a = only_b || (as_it_lies && lies_well(p.a, p.m));
+  const bool has_b = only_a || p.b_packed.halves != nullptr ||
+                     (as_it_lies && lies_well(transposed(p.b), p.n));
   const int64_t rows = has_a ? 0 : p.m, cols = has_b ? 0 : p.n;
   const double lines =
       static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) / context.processors;

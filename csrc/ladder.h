@@ -37,10 +37,11 @@ enum class Runs {
 // How operands must lie for a rung, which declines others.
 enum class Reads {
   kAny,
-  kSides,   // neighbours along C's sides; others are copied so, up to in_map_rank() of problem.h
-  kBoxes,   // C's longer side's operand: in_boxes() of problem.h
-  kLines,   // both: in_lines()
-  kCopied,  // both: in_boxes(); others are copied so, up to in_map_rank()
+  kSides,  // neighbours along C's sides; others are copied so, up to in_map_rank() of problem.h
+  kBoxes,  // C's longer side's operand: in_boxes() of problem.h
+  kLines,  // both: in_lines()
+  kNeighbours,  // one has neighbours; the other one is copied if it is not in_boxes()
+  kCopied,      // both: in_boxes(); others are copied so, up to in_map_rank()
 };
 
 // How a rung shares K among blocks.
@@ -53,6 +54,7 @@ enum class Cut {
   kSmallPlan,      // small_plan() likewise, whose "blocks" are teams
   kSkinnyPlan,     // skinny_plan() likewise
   kMmaRingPlan,    // mma_ring_plan() of mma.h likewise
+  kMmaShiftPlan,   // mma_shift_plan() likewise
   kMmaBulkPlan,    // mma_bulk_plan() likewise
   kBulkTilesPlan,  // bulk_tiles_plan() likewise
 };

@@ -71,6 +71,22 @@ inline Problem turned(Problem p) {
   return p;
 }
 
+// mma_shift's: rows of the operand that is read as it lies, columns of the other one.
+inline constexpr MmaTile kMmaShiftTiles[] = {
+    {128, 128, 1, 4000, 1350, 1350},
+    {128, 64, 1, 3000, 1300, 1300},
+    {64, 64, 1, 2500, 950, 950},
+};
+// Whether mma_shift reads B as it lies, and computes C's transpose: the longer one, of those that
+// have neighbours, of which a copy would be read otherwise.
+inline bool mma_shift_turns(const Problem& p) {
+  if (!has_neighbours(p.a) || !has_neighbours(p.b)) return has_neighbours(p.b);
+  const auto copied = [&](const Matrix& matrix, int64_t lines) {
+    return std::pair(in_boxes(p.batch, matrix, sizeof(uint16_t)) ? 0 : lines, lines);
+  };
+  return copied(p.a, p.m) < copied(p.b, p.n);
+}
+
 // Until so many multiprocessors have both operands from memory, if they come once.
 inline double mma_memory_clocks(const Problem& p, double processors, double bytes_a_clock) {
   const auto elements = static_cast<double>((p.m + p.n) * p.batch.count) * static_cast<double>(p.k);
@@ -137,6 +153,12 @@ inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
 inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
   if (!mma_bulk_turns(p)) return bulk_tiles_plan(p, processors);
   Plan plan = bulk_tiles_plan(turned(p), processors);
+  std::swap(plan.m, plan.n);
+  return plan;
+}
+inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
+  if (!mma_shift_turns(p)) return plan_mma(kMmaShiftTiles, p, processors, 1, true);
+  Plan plan = plan_mma(kMmaShiftTiles, turned(p), processors, 1, true);
   std::swap(plan.m, plan.n);
   return plan;
 }

@@ -106,6 +106,11 @@ inline bool in_vectors(const Batch& batch, const Matrix& matrix, int64_t near, i
   return aligned && reinterpret_cast<uintptr_t>(matrix.data) % bytes == 0;
 }
 
+// Whether neighbours lie beside each other, along a row or down a column.
+inline bool has_neighbours(const Matrix& matrix) {
+  return std::min(matrix.row_stride, matrix.col_stride) == 1;
+}
+
 // Whether the matrix's batch has no more dimensions than a tensor map.
 inline bool in_map_rank(const Batch& batch, const Matrix& matrix) {
   int rank = 0;

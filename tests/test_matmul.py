@@ -227,7 +227,7 @@ def test_algorithms_are_named_slowest_first():
         *("naive", "tiled16", "tiled32", "tiled64", "tiled"),
         *("simt_small", "simt_ring", "simt_bulk", "simt_skinny", "simt"),
         *("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_narrow"),
-        *("fp16x3_bulk", "fp16x3", "mma_ring", "mma_bulk", "mma"),
+        *("fp16x3_bulk", "fp16x3", "mma_ring", "mma_shift", "mma_bulk", "mma"),
         *("tf32_bulk", "tf32"),
     ]
 

@@ -3,6 +3,8 @@
 The host's rung computes on a model of the tensor core what a Hopper GPU does.
 """
 
+import random
+
 import pytest
 import torch
 from memory import no_more_memory
@@ -12,7 +14,7 @@ from specification import chained, fused_multiply_add, sum_in_chunks
 
 import torch_tiled
 
-RUNGS = ("mma_ring", "mma_bulk", "mma")
+RUNGS = ("mma_ring", "mma_shift", "mma_bulk", "mma")
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 each_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -521,14 +523,46 @@ def test_without_memory_another_rung_computes(m, k, step):
     assert_same(out, expected)
 
 
+def anywhere(batch, rows, cols, dtype, choose):
+    """A random operand in memory that is NaN elsewhere, its lines at any element."""
+    turned = choose.random() < 0.5
+    lines, line = (cols, rows) if turned else (rows, cols)
+    pitch = line + choose.choice((0, 0, 1, 3, 5, 8, 24))
+    matrix = lines * pitch + choose.choice((0, 0, 1, 8))
+    begin = choose.choice((0, 0, 1, 2, 3, 4, 7, 9, 64))
+    size = (batch, lines, line)
+    memory = torch.full((begin + batch * matrix + 64,), torch.nan, dtype=dtype, device="cuda")
+    operand = memory.as_strided(size, (matrix, pitch, 1), begin)
+    operand.copy_(torch.randn(size, device="cuda"))
+    return operand.mT if turned else operand
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("seed", range(40))
+def test_lines_that_begin_anywhere(seed, dtype):
+    choose = random.Random(seed)
+    sizes = (1, 2, 7, 8, 9, 17, 31, 33, 63, 64, 65, 71, 127, 128, 129, 200, 257, 300, 1000)
+    m, n = choose.choice(sizes), choose.choice(sizes)
+    k = choose.choice((1, 2, 7, 8, 9, 63, 64, 65, 71, 127, 128, 129, 320, 513, 4097, 8193, 20000))
+    batch = choose.choice((1, 1, 3))
+    a, b = (anywhere(batch, *sides, dtype, choose) for sides in ((m, k), (k, n)))
+    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    for algorithm in ("mma_shift", "mma_bulk", "auto"):
+        for _ in range(3):  # a race would show as a difference that moves
+            out = torch.full_like(expected, torch.nan)
+            torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
+            assert torch.equal(out, expected)
+
+
 @needs_hopper
 @each_half
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 6137, 15731), (64, 2049, 14887), (8, 8191, 513)])
-def test_few_rows_of_lines_that_begin_anywhere_are_copied(m, n, k, layout, dtype):
+def test_few_rows_of_lines_that_begin_anywhere_are_read_as_they_lie(m, n, k, layout, dtype):
     a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
-    assert torch_tiled.explain(a, b).algorithm == "mma_bulk"
+    assert torch_tiled.explain(a, b).algorithm == "mma_shift"
     expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
     out = torch.full_like(expected, torch.nan)
     torch_tiled.matmul(a, b, out=out)

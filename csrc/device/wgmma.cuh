@@ -22,6 +22,13 @@ template <int kCount>
 __device__ void keep(float (&d)[kCount]) {
   _Pragma("unroll") for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+// Likewise what registers hold of a, before the products: it is there when they begin.
+template <int kSteps, int kCount>
+__device__ void keep(uint32_t (&a)[kSteps][kCount]) {
+  _Pragma("unroll") for (int i = 0; i < kSteps * kCount; ++i) {
+    asm volatile("" : "+r"(a[i / kCount][i % kCount])::"memory");
+  }
+}
 
 // Describes halves in shared memory, rows of 64 bytes swizzled by 64 bytes (csrc/packed.h), eight
 // rows 512 bytes after the eight before. In its low word 16 bytes further are 1 more, so 16 halves
@@ -109,6 +116,32 @@ TILED_MULTIPLY_ADD(128, "256",
                    "%128", "%129", "%130", "%131", "%132", TILED_SUMS(0), TILED_SUMS(32),
                    TILED_SUMS(64), TILED_SUMS(96))
 
+// Likewise, of an a that registers hold, which may be written again when the products are finished:
+// a[i] are rows lane / 4 + i % 2 * 8 of the warp's, halves lane % 4 * 2 + i / 2 * 8 and the next.
+#define TILED_MULTIPLY_HELD(type, n, names, a_at, b_at, accumulate_at, b_across_at, ...) \
+  asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, " accumulate_at       \
+               ", 0;\n"                                                                  \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" names \
+               "}, {" a_at "}, " b_at ", accumulate, 1, 1, " b_across_at ";\n}"          \
+               : __VA_ARGS__                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1), "n"(kBAcross))
+#define TILED_MULTIPLY_ADD_HELD(count, ...)                                           \
+  template <bool kBFloat16, bool kBAcross>                                            \
+  __device__ void multiply_add(float(&d)[count], const uint32_t(&a)[4], uint64_t b) { \
+    if constexpr (kBFloat16) {                                                        \
+      TILED_MULTIPLY_HELD("bf16", __VA_ARGS__);                                       \
+    } else {                                                                          \
+      TILED_MULTIPLY_HELD("f16", __VA_ARGS__);                                        \
+    }                                                                                 \
+  }
+
+TILED_MULTIPLY_ADD_HELD(32, "64", TILED_NAMES_0, "%32, %33, %34, %35", "%36", "%37", "%38",
+                        TILED_SUMS(0))
+TILED_MULTIPLY_ADD_HELD(64, "128", TILED_NAMES_0 ", " TILED_NAMES_32, "%64, %65, %66, %67", "%68",
+                        "%69", "%70", TILED_SUMS(0), TILED_SUMS(32))
+
+#undef TILED_MULTIPLY_ADD_HELD
+#undef TILED_MULTIPLY_HELD
 #undef TILED_MULTIPLY_ADD
 #undef TILED_MULTIPLY
 #undef TILED_SUMS

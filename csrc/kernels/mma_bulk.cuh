@@ -41,7 +41,7 @@ constexpr int kProducers = 2;
 
 template <class Tile, class End>
 struct Smem {
-  alignas(1024) uint8_t a[Tile::kStages][Tile::kM * Tile::kK * 2];
+  alignas(1024) uint8_t a[Tile::kStages][Tile::kABytes];
   alignas(1024) uint8_t b[Tile::kStages][Tile::kBCols * Tile::kK * 2];
   typename End::Smem end;
   uint64_t full[Tile::kStages], empty[Tile::kStages];
@@ -201,8 +201,10 @@ __device__ int multiply_chunk(Smem<Tile, End>& smem, device::Ring& ring, int len
   return to_release;
 }
 
-template <class Tile, class End>
-__device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
+// multiply(unit, ring, length, warpgroup, lane, sums) does what multiply_chunk() says.
+template <class Tile, class End, class Multiply>
+__device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem,
+                        const Multiply& multiply) {
   constexpr int kEach = kInMemory<Tile, End> / 4 * Tile::kMultipliers;  // vectors of a block
   const int warpgroup = device::uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
@@ -219,7 +221,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem) {
     float sums[Tile::kElements], kept[kKept<Tile, End> + 1];
     for (int64_t chunk = unit.begin; chunk < unit.end; chunk += chained::kChunk) {
       const auto length = static_cast<int>(min(unit.end - chunk, int64_t{chained::kChunk}));
-      const int last = multiply_chunk(smem, ring, length, warpgroup, lane, sums);
+      const int last = multiply(unit, ring, length, warpgroup, lane, sums);
       // What is in memory of the totals is asked for while the last products are finished.
       float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
       float4 asked[kAsked<Tile, End> / 4];
@@ -263,7 +265,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // nvcc puts the else first among the instructions: what asks for operands should wait for none.
   if (threadIdx.x >= Tile::kWarpgroup) {
     device::take_registers<224>();
-    consume<Tile, End>(work, smem);
+    consume<Tile, End>(work, smem, [&](const Unit&, auto&... args) {
+      return multiply_chunk<Tile, End>(smem, args...);
+    });
   } else {
     device::give_registers<56>();
     const int warp = device::uniform(threadIdx.x / 32);
@@ -271,49 +275,27 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// An operand that maps read: its row_stride is between A's rows or B's columns.
-struct Lines {
-  Batch batch;
-  Matrix matrix;
-};
-
 // How many of so many blocks, each a multiprocessor's, start as neighbours in the same part of the
 // GPU, where they share what they ask L2 for. Where not all run at once, or they leave half of the
 // GPU to others, they are better off anywhere.
-template <class Tile, class End>
-unsigned neighbours(int64_t blocks, int64_t processors) {
+template <class Tile, class Kernel>
+unsigned neighbours(Kernel kernel, size_t smem_bytes, int64_t blocks, int64_t processors) {
   if (Tile::kCluster > 1) return Tile::kCluster;
   if (blocks > processors || 2 * blocks <= processors) return 1;
-  static const int64_t fours =
-      clusters_at_once(mma_bulk_kernel<Tile, End>, 4, Tile::kThreads, sizeof(Smem<Tile, End>));
+  static const int64_t fours = clusters_at_once(kernel, 4, Tile::kThreads, smem_bytes);
   return ceil_div(blocks, 4) <= fours ? 4 : 2;
 }
 
-// Launches the kernel for work.p and what the rung has set of work, K in so many ranges of chunks
-// if there is memory for their sums; false where the rung has not brought memory for totals, and
-// there is none.
+// Launches a kernel that consumes, for work.p and what the rung has set of work, K in so many
+// ranges of chunks if there is memory for their sums; false where the rung has not brought memory
+// for totals, and there is none.
 template <class Tile, template <class> class TileEnd>
-bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, const Lines& b,
-            const Context& context) {
+bool launch_units(void (*kernel)(typename TileEnd<Tile>::Work), typename TileEnd<Tile>::Work work,
+                  int64_t ranges, const Context& context) {
   using End = TileEnd<Tile>;
-  static_assert(sizeof(Smem<Tile, End>) <= kMaxSharedMemory);
+  constexpr size_t kSmem = sizeof(Smem<Tile, End>);
+  static_assert(kSmem <= kMaxSharedMemory);
   const Problem& p = work.p;
-  const auto map = [&](const Lines& lines, int64_t outer, int rows, int line) {
-    return tensor_map(lines.batch, lines.matrix, outer, p.k, rows, Tile::kK,
-                      line == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                      DType::kFloat16);
-  };
-  const auto maps = [&](const Lines& lines, int64_t outer, int rows, bool across, int narrow) {
-    if (across) {
-      return Maps{map(lines, outer, 64, 64),
-                  narrow > 0 ? map(lines, outer, narrow, narrow) : CUtensorMap{}};
-    }
-    const auto last = static_cast<int>(outer % rows);
-    return Maps{map(lines, outer, rows, Tile::kK),
-                map(lines, outer, last == 0 ? rows : last, Tile::kK)};
-  };
-  work.a = maps(a, p.m, Tile::kM, Tile::kAAcross, 0);
-  work.b = maps(b, p.n, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kNarrow);
   work.bands = Bands::of<ClusterTile<Tile>>(p);
   work.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   work.length = p.k;
@@ -335,19 +317,49 @@ bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, c
     if (totals == nullptr) return false;
     work.totals = static_cast<float4*>(totals);
   }
-  const auto kernel = mma_bulk_kernel<Tile, End>;
-  constexpr size_t kSmem = sizeof(Smem<Tile, End>);
   allow_shared_memory(kernel, kSmem);
-  const unsigned cluster = neighbours<Tile, End>(units, context.processors);
+  const unsigned cluster = neighbours<Tile>(kernel, kSmem, units, context.processors);
   const auto blocks = static_cast<unsigned>(ceil_div(clusters * Tile::kCluster, cluster)) * cluster;
   launch_clusters_after(kernel, cluster, blocks, Tile::kThreads, kSmem, context, work);
   if (work.ranges > 1) {
     using Added = typename Tile::Added;
     launch_after(mma_add_kernel<Added, TileEnd<Added>>,
-                 static_cast<unsigned>(work.tiles * Tile::kCluster), Tile::kThreads, 0, context,
+                 static_cast<unsigned>(work.tiles * Tile::kCluster), Added::kThreads, 0, context,
                  work);
   }
   return true;
+}
+
+// An operand that maps read: its row_stride is between A's rows or B's columns.
+struct Lines {
+  Batch batch;
+  Matrix matrix;
+};
+
+// Of `outer` rows of A or columns of B, `rows` in a box that is not across K.
+template <class Tile>
+Maps maps(const Lines& lines, int64_t outer, int64_t k, int rows, bool across, int narrow) {
+  const auto map = [&](int box_rows, int line) {
+    return tensor_map(lines.batch, lines.matrix, outer, k, box_rows, Tile::kK,
+                      line == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                      DType::kFloat16);
+  };
+  if (across) return {map(64, 64), narrow > 0 ? map(narrow, narrow) : CUtensorMap{}};
+  const auto last = static_cast<int>(outer % rows);
+  return {map(rows, Tile::kK), map(last == 0 ? rows : last, Tile::kK)};
+}
+template <class Tile>
+Maps maps_of_b(const Lines& b, const Problem& p) {
+  return maps<Tile>(b, p.n, p.k, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kNarrow);
+}
+
+// launch_units() of the kernel whose operands maps read.
+template <class Tile, template <class> class TileEnd>
+bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, const Lines& b,
+            const Context& context) {
+  work.a = maps<Tile>(a, work.p.m, work.p.k, Tile::kM, Tile::kAAcross, 0);
+  work.b = maps_of_b<Tile>(b, work.p);
+  return launch_units<Tile, TileEnd>(mma_bulk_kernel<Tile, TileEnd<Tile>>, work, ranges, context);
 }
 
 }  // namespace tiled::cuda::mma_bulk

@@ -62,13 +62,13 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
 
 }  // namespace
 
-std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context) {
+std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context, bool a_too) {
   Problem copied = p;
   Matrix* operands[] = {&copied.a, &copied.b};
   const int64_t rows[] = {p.m, p.k}, cols[] = {p.k, p.n};
   Jobs jobs{};
   int64_t bytes = 0, begins[2]{};
-  for (int i = 0; i < 2; ++i) {
+  for (int i = a_too ? 0 : 1; i < 2; ++i) {
     const Matrix& from = *operands[i];
     const bool wants_k =
         i == 0 ? mma_turns_to_k(from, p.m, p.k) : mma_turns_to_k(transposed(from), p.n, p.k);

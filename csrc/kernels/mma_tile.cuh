@@ -13,20 +13,21 @@ namespace tiled::cuda::mma_bulk {
 
 // kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
 // columns.
-template <class T_, int kIndex, int kStages_, bool kAAcross_, bool kBAcross_>
-struct Tile {
+template <class T_, int kM_, int kN_, int kCluster_, int kStages_, bool kAAcross_, bool kBAcross_>
+struct TileOf {
   using T = T_;
-  static constexpr int kM = kMmaBulkTiles[kIndex].m, kN = kMmaBulkTiles[kIndex].n;
+  static constexpr int kM = kM_, kN = kN_;
   static constexpr int kK = 64;  // of a stage: a line of 128 bytes
   static constexpr int kStages = kStages_;
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
-  static constexpr int kCluster = kMmaBulkTiles[kIndex].cluster;  // blocks
+  static constexpr int kCluster = kCluster_;  // blocks
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = kM / 64;                    // warpgroups, each 64 rows
   static constexpr int kMultipliers = kConsumers * kWarpgroup;  // threads
   static constexpr int kThreads = kWarpgroup + kMultipliers;
   static constexpr int kElements = kN / 2;    // of C a thread
   static constexpr int kBlock = 64 * kK * 2;  // bytes of 64 rows in a stage
+  static constexpr int kABytes = kM * kK * 2;
   // The last steps of a chunk, which the second warpgroup multiplies when the first has asked for
   // all of its own: alone it is as fast as both, and the first ends its sums meanwhile. Of the
   // stages that it has not released another is left, so that the first goes on.
@@ -36,12 +37,16 @@ struct Tile {
   static constexpr int kBCols = kBAcross ? (kN - kNarrow + 63) / 64 * 64 + kNarrow : kN;
   // What the kernel that adds sums of chunks has to know, which is one for all layouts that have
   // their sums in the same order.
-  using Added = Tile<T, kIndex, kStages, false, (kNarrow > 0)>;
+  using Added = TileOf<T, kM, kN, kCluster, kStages, false, (kNarrow > 0)>;
 
   static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
   static_assert(kCluster <= 2, "each block copies half of B for both");
   static_assert(kNarrow == 0 || (kN == 96 && kNarrow == 32), "in_tile()");
 };
+
+template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross>
+using Tile = TileOf<T, kMmaBulkTiles[kIndex].m, kMmaBulkTiles[kIndex].n,
+                    kMmaBulkTiles[kIndex].cluster, kStages, kAAcross, kBAcross>;
 
 // Boxes begin at multiples of their own width, so that no line of L2 is asked for twice: of a tile
 // of 96 columns that begins in the middle of 64, the narrow one is the first. Its sums are the last

@@ -1,0 +1,390 @@
+// 15 mma_shift: products of halves, one operand of which has lines that begin anywhere.
+//
+// Idea:  the copy engine reads lines that begin at multiples of 16 bytes, and copying others first
+//        reads and writes an operand before it is multiplied, which takes longer than the product
+//        where the other has few rows. But wgmma takes A from registers, too. So threads copy the
+//        longer operand's lines as they lie, 16 bytes at multiples of 16, whichever elements those
+//        are; and who multiplies reads words where the operand's begin, shifts by a half if they
+//        begin within one, and has what wgmma wants, across K by two lines at a time. The copy
+//        engine brings the other operand, which is copied first if it has to be, and is short. If
+//        the longer one is B, this computes C's transpose.
+// Limit: shared memory, of which reading words takes twice what wgmma would; for large products
+//        copies of both operands are faster, by 13_mma_bulk.
+// Next:  both operands from what lies anywhere.
+//
+//   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]
+//   consumers   wait full[s]    read A's words, issue four products; those of the stage before are
+//                               finished -> empty[s - 1]
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "chained.h"
+#include "device/copy_async.cuh"
+#include "device/pipeline.cuh"
+#include "device/registers.cuh"
+#include "device/wgmma.cuh"
+#include "element.h"
+#include "epilogue.h"
+#include "kernels/map_place.cuh"
+#include "kernels/mma_bulk.cuh"
+#include "kernels/mma_kind.h"
+#include "kernels/mma_lines.h"
+#include "kernels/mma_store.cuh"
+#include "launch.h"
+#include "mma.h"
+
+namespace tiled::cuda {
+
+void launch_mma_ring(const Problem& p, const Context& context);
+
+namespace {
+
+namespace wgmma = device::wgmma;
+
+constexpr int kSixteen = 16;  // bytes that are copied at once, from multiples of as many
+constexpr int kWarpgroup = 128;
+// A box is 64 lines of 64 halves, each in 16 bytes more, since it may begin anywhere in the first
+// 16. So wide are lines that threads of a warp meet no bank twice.
+constexpr int kLines = 64, kPitch = 64 * 2 + kSixteen, kBoxBytes = kLines * kPitch;
+
+template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross>
+struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n, 1, kStages,
+                               kAAcross, kBAcross> {
+  static constexpr int kABytes = Tile::kM / 64 * kBoxBytes;
+  using Added = Tile<T, kIndex, kStages, kAAcross, false>;
+};
+
+// Lines of A in memory: a matrix's first, and from one to the next in elements, rows or, across K,
+// steps of K.
+template <bool kAcross>
+struct Lines {
+  const uint16_t* data;
+  int64_t pitch;
+
+  __device__ Lines(const Problem& p, int64_t batch)
+      : data(static_cast<const uint16_t*>(p.a.data) + batch_offset(p.batch, p.a, batch)),
+        pitch(kAcross ? p.a.col_stride : p.a.row_stride) {}
+  // Bytes from a multiple of 16 to where a line begins, or any that is a multiple of eight lines
+  // further, and of eight elements.
+  __device__ int shift(int line) const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(data + line * pitch) % kSixteen);
+  }
+};
+
+// What one of kWarpgroup threads copies of a tile's part of A, kRows of which `rows` are in the
+// matrix, of K from `begin` on `k`. Eight threads copy the first 128 bytes of a line, another one
+// the last 16.
+template <int kRows, bool kAcross>
+class Copies {
+ public:
+  __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k,
+                    int thread)
+      : rows_(rows),
+        k_(k),
+        line_(thread / 8),
+        sixteen_(thread % 8),
+        shift_(lines.shift(thread / 8)),
+        last_shift_(lines.shift(thread % kLines)),
+        pitch_(lines.pitch * 2) {
+    const auto* first = reinterpret_cast<const uint8_t*>(
+        lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
+    from_ = first + line_ * pitch_ - shift_ + sixteen_ * kSixteen;
+    last_from_ =
+        first + thread % kLines * pitch_ - last_shift_ + 128 + thread / kLines * next_box();
+  }
+
+  // The next step; zeros for what of lines is beyond their ends.
+  __device__ void copy(uint8_t* stage, int thread) {
+    const uint32_t to = device::shared_address(stage);
+    UNROLL
+    for (int box = 0; box < kRows / 64; ++box) {
+      if (box > 0 && rows_ <= box * 64) break;
+      const int inside = bytes(box, shift_, sixteen_);
+      UNROLL
+      for (int i = 0; i < kLines; i += kAtOnce) {
+        device::copy_16(to + box * kBoxBytes + (line_ + i) * kPitch + sixteen_ * kSixteen,
+                        from_ + box * next_box() + i * pitch_, exists(box, line_ + i) ? inside : 0);
+      }
+    }
+    const int box = thread / kLines, line = thread % kLines;
+    if (box < kRows / 64 && last_shift_ > 0) {
+      device::copy_16(to + box * kBoxBytes + line * kPitch + 128, last_from_,
+                      exists(box, line) ? bytes(box, last_shift_, 8) : 0);
+    }
+    from_ += step_bytes(), last_from_ += step_bytes();
+    k_ -= 64;
+  }
+
+ private:
+  static constexpr int kAtOnce = kWarpgroup / 8;  // lines
+
+  // That belong to a line, of its 16 of that number.
+  __device__ int bytes(int box, int shift, int sixteen) const {
+    const int left = kAcross ? rows_ - box * 64 : k_;
+    return max(min(shift + left * 2 - sixteen * kSixteen, kSixteen), 0);
+  }
+  __device__ bool exists(int box, int line) const {
+    return line < (kAcross ? k_ : rows_ - box * 64);
+  }
+  __device__ int64_t next_box() const { return kAcross ? 128 : 64 * pitch_; }
+  __device__ int64_t step_bytes() const { return kAcross ? 64 * pitch_ : 128; }
+
+  const uint8_t *from_, *last_from_;  // of the next step
+  int rows_, k_;                      // that are left
+  int line_, sixteen_, shift_, last_shift_;
+  int64_t pitch_;  // bytes
+};
+
+template <class Tile, class End>
+__device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End>& smem) {
+  const Problem& p = work.p;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int warp = device::uniform(threadIdx.x / 32);
+  device::Ring ring{.stages = Tile::kStages, .parity = 1};
+  device::wait_for_previous_kernel();
+  for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
+    const mma_bulk::Unit unit = mma_bulk::locate_unit<Tile>(work, index);
+    const auto left = [](int64_t all, int first) {
+      return static_cast<int>(min(all - first, int64_t{1} << 16));
+    };
+    Copies<Tile::kM, Tile::kAAcross> a(Lines<Tile::kAAcross>(p, unit.tile.batch), unit.tile.row,
+                                       unit.begin, left(p.m, unit.tile.row),
+                                       static_cast<int>(unit.end - unit.begin), thread);
+    const mma_bulk::Part<Tile::kN, Tile::kBAcross, 1> b{
+        work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch), 0};
+    for (int64_t k = unit.begin; k < unit.end; k += Tile::kK, ring.next()) {
+      uint64_t* full = &smem.full[ring.stage];
+      device::wait(&smem.empty[ring.stage], ring.parity);
+      __syncwarp();
+      if (warp == 0 && device::elect()) {
+        device::arrive_expecting(full, b.bytes());
+        b.copy(smem.b[ring.stage], static_cast<int>(k), full);
+      }
+      a.copy(smem.a[ring.stage], thread);
+      device::arrive_when_copied(full);
+    }
+  }
+}
+
+// Of a box's 64 rows the one that a thread has the sums of: `second` of two, where warps have 16.
+template <bool kAAcross>
+__device__ int row_of(int warp, int lane, int second) {
+  // Along K eight threads read eight lines that are shifted by the same; across, words of two rows.
+  return kAAcross ? warp * 16 + lane / 4 * 2 + second : lane / 4 * 8 + warp * 2 + second;
+}
+
+// Where a thread that multiplies finds A's halves in a box: words of two, of two lines.
+template <bool kAcross>
+class Words {
+ public:
+  __device__ Words(const Lines<kAcross>& lines, int warp, int lane) {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int line = kAcross ? lane % 4 * 2 + i : row_of<false>(warp, lane, i);
+      const int shift = lines.shift(line);
+      const int in_line = kAcross ? row_of<true>(warp, lane, 0) * 2 : lane % 4 * 4;
+      at_[i] = line * kPitch + in_line + shift / 4 * 4;
+      bits_[i] = shift % 4 * 8;
+    }
+  }
+
+  // As wgmma takes them, of 16 of K each.
+  __device__ void read(const uint8_t* box, uint32_t (&a)[4][4]) const {
+    UNROLL
+    for (int i = 0; i < 8; ++i) {  // eights of K
+      const int at = kAcross ? i * 8 * kPitch : i * kSixteen;
+      const uint32_t first = word(box + at, 0), second = word(box + at, 1);
+      a[i / 2][i % 2 * 2] = kAcross ? __byte_perm(first, second, 0x5410) : first;
+      a[i / 2][i % 2 * 2 + 1] = kAcross ? __byte_perm(first, second, 0x7632) : second;
+    }
+  }
+
+ private:
+  __device__ uint32_t word(const uint8_t* box, int i) const {
+    const auto* words = reinterpret_cast<const uint32_t*>(box + at_[i]);
+    return __funnelshift_r(words[0], words[1], bits_[i]);
+  }
+
+  int at_[2], bits_[2];
+};
+
+// As multiply_chunk() of mma_bulk.cuh.
+template <class Tile, class End>
+__device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Words<Tile::kAAcross>& words,
+                              device::Ring& ring, int length, int warpgroup, int lane,
+                              float (&sums)[Tile::kElements]) {
+  constexpr int kB16 = Tile::kBAcross ? 128 : 2;
+  constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
+  UNROLL
+  for (float& each : sums) each = 0;
+  uint32_t a[2][4][4];  // a step's, and the next one's
+  const auto read = [&](uint32_t (&to)[4][4]) {
+    device::wait(&smem.full[ring.stage], ring.parity);
+    words.read(smem.a[ring.stage] + warpgroup * kBoxBytes, to);
+  };
+  read(a[0]);
+  NO_UNROLL
+  for (int k = 0;; k += 2 * Tile::kK) {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+      wgmma::keep(sums), wgmma::keep(a[i]);
+      wgmma::fence();
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        wgmma::multiply_add<kBFloat16, Tile::kBAcross>(sums, a[i][j], b + j * kB16);
+      }
+      wgmma::commit();
+      const int stage = ring.stage;
+      ring.next();
+      if (k + (i + 1) * Tile::kK >= length) return stage;
+      read(a[1 - i]);
+      wgmma::wait<0>();
+      mma_bulk::release(smem, stage, lane);
+    }
+  }
+}
+
+struct EndWork : mma_bulk::Work {
+  bool turned;  // p is, so that biases are those of its rows
+};
+
+template <class Tile>
+struct End {
+  static constexpr int kHeld = 128;
+  static constexpr int kAtOnce = 32;  // columns
+
+  using Work = EndWork;
+  struct Smem {
+    float leaving[Tile::kConsumers][64][kAtOnce + 1];  // a warpgroup's
+  };
+
+  const Work& work;
+  Smem& smem;
+
+  __device__ static MapPlace place(const Problem& p, const Matrix& matrix, int64_t index) {
+    return {p.batch, matrix, index};
+  }
+  __device__ void begin_tile(const Position&) const {}
+  __device__ void end_chunk(const Position&, int64_t, float (&)[Tile::kElements]) const {}
+  __device__ void end_tile(const Position& tile, float (&sums)[Tile::kElements]) const {
+    const Problem& p = work.p;
+    const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+    if (p.out_dtype == DType::kFloat32) {
+      store(static_cast<float*>(p.c.data) + c_offset, tile, sums);
+    } else {
+      store(static_cast<typename Tile::T*>(p.c.data) + c_offset, tile, sums);
+    }
+  }
+  __device__ void finish() const {}
+
+ private:
+  // Stores the warpgroup's rows. Sums move up to the registers that are stored, so that the loop
+  // stays one. Threads that follow each other store what does in C.
+  template <class Out>
+  __device__ void store(Out* c, const Position& tile, float (&sums)[Tile::kElements]) const {
+    using T = typename Tile::T;
+    constexpr int kEach = kAtOnce / 2;  // sums of a thread
+    const Problem& p = work.p;
+    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
+    auto& leaving = smem.leaving[warpgroup];
+    const int64_t row = tile.row + warpgroup * 64;
+    const auto rows = static_cast<int>(min(p.m - row, int64_t{64}));
+    const auto* biases = static_cast<const T*>(p.epilogue.bias);
+    NO_UNROLL
+    for (int64_t col = tile.col; col < tile.col + Tile::kN; col += kAtOnce) {
+      UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        leaving[row_of<Tile::kAAcross>(thread / 32, lane, i / 2 % 2)]
+               [i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
+      }
+      device::sync_threads(1 + warpgroup, kWarpgroup);
+      const auto cols = static_cast<int>(min(p.n - col, int64_t{kAtOnce}));
+      int down = work.turned ? thread % 64 : thread / 32;
+      int right = work.turned ? thread / 64 : lane;
+      float bias = 0;
+      if (biases != nullptr && down < rows && right < cols) {
+        bias = widen(biases[(work.turned ? row + down : col + right) * p.epilogue.bias_stride]);
+      }
+      Out* to = c + (row + down) * p.c.row_stride + (col + right) * p.c.col_stride;
+      NO_UNROLL
+      while (down < rows && right < cols) {
+        float x[1] = {combined(p, to, leaving[down][right], bias)};
+        activate_each(p.epilogue.activation, x);
+        *to = narrow<Out>(x[0]);
+        if (work.turned) {
+          right += kWarpgroup / 64, to += kWarpgroup / 64 * p.c.col_stride;
+        } else {
+          down += kWarpgroup / 32, to += kWarpgroup / 32 * p.c.row_stride;
+        }
+      }
+      device::sync_threads(1 + warpgroup, kWarpgroup);
+      UNROLL
+      for (int i = 0; i + kEach < Tile::kElements; ++i) sums[i] = sums[i + kEach];
+    }
+  }
+};
+
+template <class Tile, class End>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    mma_shift_kernel(const __grid_constant__ typename End::Work work) {
+  extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+  auto& smem = reinterpret_cast<mma_bulk::Smem<Tile, End>&>(dynamic_smem);
+  if (threadIdx.x == 0) {
+    device::init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
+                        Tile::kMultipliers / 32);
+    device::publish_barriers();
+  }
+  __syncthreads();
+  device::let_next_kernel_start();
+  if (threadIdx.x >= kWarpgroup) {
+    device::take_registers<224>();
+    mma_bulk::consume<Tile, End>(work, smem,
+                                 [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
+                                     int warpgroup, int lane, float(&sums)[Tile::kElements]) {
+                                   const Words words(Lines<Tile::kAAcross>(work.p, unit.tile.batch),
+                                                     static_cast<int>(threadIdx.x) / 32 % 4, lane);
+                                   return multiply_chunk<Tile, End>(smem, words, ring, length,
+                                                                    warpgroup, lane, sums);
+                                 });
+  } else {
+    device::give_registers<56>();
+    produce<Tile, End>(work, smem);
+  }
+}
+
+template <class Tile>
+void run_tile(const Problem& p, bool turned, int64_t ranges, const Context& context) {
+  EndWork work{};
+  work.p = p, work.turned = turned;
+  work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p);
+  const bool launched =
+      mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges, context);
+  if (!launched) launch_mma_ring(p, context);
+}
+
+}  // namespace
+
+// Where there is no memory for copies, or for sums, mma_ring needs none and gives the same bits.
+void launch_mma_shift(const Problem& p, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return;
+  const bool turns = mma_shift_turns(p);
+  const std::optional<Problem> lines = in_lines_of_halves(turns ? turned(p) : p, context, false);
+  if (!lines) return launch_mma_ring(p, context);
+  const Plan plan = mma_shift_plan(p, context.processors);
+  with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
+    switch (plan.tile) {
+      case 0:
+        return run_tile<Tile<T, 0, 6, kAAcross, kBAcross>>(*lines, turns, plan.ranges, context);
+      case 1:
+        return run_tile<Tile<T, 1, 8, kAAcross, kBAcross>>(*lines, turns, plan.ranges, context);
+      case 2:
+        return run_tile<Tile<T, 2, 12, kAAcross, kBAcross>>(*lines, turns, plan.ranges, context);
+    }
+  });
+}
+
+}  // namespace tiled::cuda
