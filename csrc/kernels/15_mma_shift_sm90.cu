@@ -73,6 +73,13 @@ struct Lines {
   }
 };
 
+// Where in a box a line is. Along K eight that are shifted by the same are neighbours, since a warp
+// reads those at once.
+template <bool kAcross>
+__device__ int place(int line) {
+  return kAcross ? line : line % 8 * 8 + line / 8;
+}
+
 // What one of kWarpgroup threads copies of a tile's part of A, kRows of which `rows` are in the
 // matrix, of K from `begin` on `k`. Eight threads copy the first 128 bytes of a line, another one
 // the last 16.
@@ -104,13 +111,14 @@ class Copies {
       const int inside = bytes(box, shift_, sixteen_);
       UNROLL
       for (int i = 0; i < kLines; i += kAtOnce) {
-        device::copy_16(to + box * kBoxBytes + (line_ + i) * kPitch + sixteen_ * kSixteen,
-                        from_ + box * next_box() + i * pitch_, exists(box, line_ + i) ? inside : 0);
+        device::copy_16(
+            to + box * kBoxBytes + place<kAcross>(line_ + i) * kPitch + sixteen_ * kSixteen,
+            from_ + box * next_box() + i * pitch_, exists(box, line_ + i) ? inside : 0);
       }
     }
     const int box = thread / kLines, line = thread % kLines;
     if (box < kRows / 64 && last_shift_ > 0) {
-      device::copy_16(to + box * kBoxBytes + line * kPitch + 128, last_from_,
+      device::copy_16(to + box * kBoxBytes + place<kAcross>(line) * kPitch + 128, last_from_,
                       exists(box, line) ? bytes(box, last_shift_, 8) : 0);
     }
     from_ += step_bytes(), last_from_ += step_bytes();
@@ -185,7 +193,7 @@ class Words {
       const int line = kAcross ? lane % 4 * 2 + i : row_of<false>(warp, lane, i);
       const int shift = lines.shift(line);
       const int in_line = kAcross ? row_of<true>(warp, lane, 0) * 2 : lane % 4 * 4;
-      at_[i] = line * kPitch + in_line + shift / 4 * 4;
+      at_[i] = place<kAcross>(line) * kPitch + in_line + shift / 4 * 4;
       bits_[i] = shift % 4 * 8;
     }
   }
@@ -204,7 +212,7 @@ class Words {
  private:
   __device__ uint32_t word(const uint8_t* box, int i) const {
     const auto* words = reinterpret_cast<const uint32_t*>(box + at_[i]);
-    return __funnelshift_r(words[0], words[1], bits_[i]);
+    return __funnelshift_r(words[0], bits_[i] > 0 ? words[1] : 0, bits_[i]);
   }
 
   int at_[2], bits_[2];
@@ -220,7 +228,7 @@ __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Words<Tile:
   UNROLL
   for (float& each : sums) each = 0;
   uint32_t a[2][4][4];  // a step's, and the next one's
-  const auto read = [&](uint32_t (&to)[4][4]) {
+  const auto read = [&](uint32_t(&to)[4][4]) {
     device::wait(&smem.full[ring.stage], ring.parity);
     words.read(smem.a[ring.stage] + warpgroup * kBoxBytes, to);
   };
