@@ -88,61 +88,80 @@ class Copies {
  public:
   __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k,
                     int thread)
-      : rows_(rows),
-        k_(k),
-        line_(thread / 8),
-        sixteen_(thread % 8),
-        shift_(lines.shift(thread / 8)),
-        last_shift_(lines.shift(thread % kLines)),
-        pitch_(lines.pitch * 2) {
+      : rows_(rows), k_(k), line_(thread / 8), own_(thread % 8 * kSixteen), last_(thread % kLines) {
     const auto* first = reinterpret_cast<const uint8_t*>(
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
-    from_ = first + line_ * pitch_ - shift_ + sixteen_ * kSixteen;
-    last_from_ =
-        first + thread % kLines * pitch_ - last_shift_ + 128 + thread / kLines * next_box();
+    const int shift = lines.shift(line_), last_shift = lines.shift(last_);
+    pitch_ = lines.pitch * 2;
+    from_ = first + line_ * pitch_ - shift + own_;
+    to_ = place<kAcross>(line_) * kPitch + own_;
+    own_ -= shift;
+    last_box_ = last_shift > 0 ? thread / kLines : kBoxes;
+    last_from_ = first + last_ * pitch_ - last_shift + 128 + last_box_ * next_box();
+    last_to_ = place<kAcross>(last_) * kPitch + 128 + last_box_ * kBoxBytes;
+    last_own_ = 128 - last_shift;
+    bool parts = false;
+    for_each([&](int box, int, int own, int, const uint8_t*) {
+      parts |= kAcross && left(box, own) > 0 && left(box, own) < kSixteen;
+    });
+    has_parts_ = __any_sync(0xffffffff, parts) != 0;
   }
 
-  // The next step; zeros for what of lines is beyond their ends.
-  __device__ void copy(uint8_t* stage, int thread) {
+  // The next step. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
+  __device__ void copy(uint8_t* stage) {
     const uint32_t to = device::shared_address(stage);
-    UNROLL
-    for (int box = 0; box < kRows / 64; ++box) {
-      if (box > 0 && rows_ <= box * 64) break;
-      const int inside = bytes(box, shift_, sixteen_);
-      UNROLL
-      for (int i = 0; i < kLines; i += kAtOnce) {
-        device::copy_16(
-            to + box * kBoxBytes + place<kAcross>(line_ + i) * kPitch + sixteen_ * kSixteen,
-            from_ + box * next_box() + i * pitch_, exists(box, line_ + i) ? inside : 0);
-      }
-    }
-    const int box = thread / kLines, line = thread % kLines;
-    if (box < kRows / 64 && last_shift_ > 0) {
-      device::copy_16(to + box * kBoxBytes + place<kAcross>(line) * kPitch + 128, last_from_,
-                      exists(box, line) ? bytes(box, last_shift_, 8) : 0);
-    }
+    const bool whole = k_ >= (kAcross ? 64 : 64 + kSixteen / 2);
+    if (whole) copy_each<true>(to, whole);
+    if (!whole || has_parts_) copy_each<false>(to, whole);
     from_ += step_bytes(), last_from_ += step_bytes();
     k_ -= 64;
   }
 
  private:
+  static constexpr int kBoxes = kRows / 64;
   static constexpr int kAtOnce = kWarpgroup / 8;  // lines
 
-  // That belong to a line, of its 16 of that number.
-  __device__ int bytes(int box, int shift, int sixteen) const {
-    const int left = kAcross ? rows_ - box * 64 : k_;
-    return max(min(shift + left * 2 - sixteen * kSixteen, kSixteen), 0);
+  // Calls f(box, line, own, to, from) for the thread's 16 bytes of lines.
+  template <class F>
+  __device__ void for_each(F&& f) const {
+    UNROLL
+    for (int box = 0; box < kBoxes; ++box) {
+      UNROLL
+      for (int i = 0; i < kLines; i += kAtOnce) {
+        // A thread's lines are a multiple of eight apart, so that they are shifted by the same.
+        f(box, line_ + i, own_, to_ + box * kBoxBytes + (kAcross ? i : i / 8) * kPitch,
+          from_ + box * next_box() + i * pitch_);
+      }
+    }
+    if (last_box_ < kBoxes) f(last_box_, last_, last_own_, last_to_, last_from_);
   }
-  __device__ bool exists(int box, int line) const {
-    return line < (kAcross ? k_ : rows_ - box * 64);
+  // Bytes from a thread's own on that a line has; along K they become fewer.
+  __device__ int left(int box, int own) const {
+    return (kAcross ? rows_ - box * 64 : k_) * 2 - own;
+  }
+  // Those of which all 16 are there, if `whole` are those of K; or else the others.
+  template <bool kWhole>
+  __device__ void copy_each(uint32_t stage, bool whole) const {
+    for_each([&](int box, int line, int own, int to, const uint8_t* from) {
+      const int bytes = left(box, own);
+      if constexpr (kWhole) {
+        if (kAcross ? bytes >= kSixteen : line < rows_ - box * 64) {
+          device::copy_16(stage + to, from);
+        }
+      } else if (kAcross ? bytes > 0 && !(whole && bytes >= kSixteen) : line < rows_ - box * 64) {
+        device::copy_16(stage + to, from, !kAcross || line < k_ ? max(min(bytes, kSixteen), 0) : 0);
+      }
+    });
   }
   __device__ int64_t next_box() const { return kAcross ? 128 : 64 * pitch_; }
   __device__ int64_t step_bytes() const { return kAcross ? 64 * pitch_ : 128; }
 
   const uint8_t *from_, *last_from_;  // of the next step
+  int64_t pitch_;                     // bytes
   int rows_, k_;                      // that are left
-  int line_, sixteen_, shift_, last_shift_;
-  int64_t pitch_;  // bytes
+  int line_, own_, to_;               // of the first 16 bytes; own_ from where their line begins
+  int last_box_, last_, last_own_, last_to_;  // likewise
+  bool has_parts_;                            // the warp, of lines that end within 16 bytes
 };
 
 template <class Tile, class End>
@@ -151,7 +170,7 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = device::uniform(threadIdx.x / 32);
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
-  device::wait_for_previous_kernel();
+  if (!work.a_is_there) device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
     const mma_bulk::Unit unit = mma_bulk::locate_unit<Tile>(work, index);
     const auto left = [](int64_t all, int first) {
@@ -167,10 +186,11 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
       device::wait(&smem.empty[ring.stage], ring.parity);
       __syncwarp();
       if (warp == 0 && device::elect()) {
+        device::wait_for_previous_kernel();
         device::arrive_expecting(full, b.bytes());
         b.copy(smem.b[ring.stage], static_cast<int>(k), full);
       }
-      a.copy(smem.a[ring.stage], thread);
+      a.copy(smem.a[ring.stage]);
       device::arrive_when_copied(full);
     }
   }
@@ -256,7 +276,8 @@ __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Words<Tile:
 }
 
 struct EndWork : mma_bulk::Work {
-  bool turned;  // p is, so that biases are those of its rows
+  bool turned;      // p is, so that biases are those of its rows
+  bool a_is_there;  // the kernel before copies B, and began after all others had ended
 };
 
 template <class Tile>
@@ -365,9 +386,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <class Tile>
-void run_tile(const Problem& p, bool turned, int64_t ranges, const Context& context) {
+void run_tile(const Problem& p, bool turned, bool copied, int64_t ranges, const Context& context) {
   EndWork work{};
-  work.p = p, work.turned = turned;
+  work.p = p, work.turned = turned, work.a_is_there = copied;
   work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p);
   const bool launched =
       mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges, context);
@@ -380,17 +401,19 @@ void run_tile(const Problem& p, bool turned, int64_t ranges, const Context& cont
 void launch_mma_shift(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
   const bool turns = mma_shift_turns(p);
-  const std::optional<Problem> lines = in_lines_of_halves(turns ? turned(p) : p, context, false);
+  const Problem& as_it_lies = turns ? turned(p) : p;
+  const std::optional<Problem> lines = in_lines_of_halves(as_it_lies, context, false);
   if (!lines) return launch_mma_ring(p, context);
+  const bool copied = lines->b.data != as_it_lies.b.data;
   const Plan plan = mma_shift_plan(p, context.processors);
+  const auto run = [&]<class Tile>() {
+    run_tile<Tile>(*lines, turns, copied, plan.ranges, context);
+  };
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     switch (plan.tile) {
-      case 0:
-        return run_tile<Tile<T, 0, 6, kAAcross, kBAcross>>(*lines, turns, plan.ranges, context);
-      case 1:
-        return run_tile<Tile<T, 1, 8, kAAcross, kBAcross>>(*lines, turns, plan.ranges, context);
-      case 2:
-        return run_tile<Tile<T, 2, 12, kAAcross, kBAcross>>(*lines, turns, plan.ranges, context);
+      case 0: return run.template operator()<Tile<T, 0, 6, kAAcross, kBAcross>>();
+      case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross>>();
+      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross>>();
     }
   });
 }
