@@ -45,6 +45,9 @@ namespace wgmma = device::wgmma;
 
 constexpr int kSixteen = 16;  // bytes that are copied at once, from multiples of as many
 constexpr int kWarpgroup = 128;
+// Threads that copy, of the first warpgroup and the last: those of one alone take longer for a step
+// than it is multiplied.
+constexpr int kCopying = 256;
 // A box is 64 lines of 64 halves, each in 16 bytes more, since it may begin anywhere in the first
 // 16. So wide are lines that threads of a warp meet no bank twice.
 constexpr int kLines = 64, kPitch = 64 * 2 + kSixteen, kBoxBytes = kLines * kPitch;
@@ -52,8 +55,9 @@ constexpr int kLines = 64, kPitch = 64 * 2 + kSixteen, kBoxBytes = kLines * kPit
 template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross>
 struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n, 1, kStages,
                                kAAcross, kBAcross> {
+  static constexpr int kThreads = kCopying + Tile::kMultipliers;
   static constexpr int kABytes = Tile::kM / 64 * kBoxBytes;
-  using Added = Tile<T, kIndex, kStages, kAAcross, false>;
+  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, kAAcross, false>;
 };
 
 // Lines of A in memory: a matrix's first, and from one to the next in elements, rows or, across K,
@@ -80,7 +84,7 @@ __device__ int place(int line) {
   return kAcross ? line : line % 8 * 8 + line / 8;
 }
 
-// What one of kWarpgroup threads copies of a tile's part of A, kRows of which `rows` are in the
+// What one of kCopying threads copies of a tile's part of A, kRows of which `rows` are in the
 // matrix, of K from `begin` on `k`. Eight threads copy the first 128 bytes of a line, another one
 // the last 16.
 template <int kRows, bool kAcross>
@@ -93,6 +97,7 @@ class Copies {
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
     const int shift = lines.shift(line_), last_shift = lines.shift(last_);
     pitch_ = lines.pitch * 2;
+    asm volatile("" : "+l"(pitch_));  // not to be looked up again for each line
     from_ = first + line_ * pitch_ - shift + own_;
     to_ = place<kAcross>(line_) * kPitch + own_;
     own_ -= shift;
@@ -119,7 +124,7 @@ class Copies {
 
  private:
   static constexpr int kBoxes = kRows / 64;
-  static constexpr int kAtOnce = kWarpgroup / 8;  // lines
+  static constexpr int kAtOnce = kCopying / 8;  // lines
 
   // Calls f(box, line, own, to, from) for the thread's 16 bytes of lines.
   template <class F>
@@ -167,8 +172,9 @@ class Copies {
 template <class Tile, class End>
 __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End>& smem) {
   const Problem& p = work.p;
-  const auto thread = static_cast<int>(threadIdx.x);
   const int warp = device::uniform(threadIdx.x / 32);
+  const unsigned multiplying = warp < kWarpgroup / 32 ? 0 : Tile::kMultipliers;
+  const auto thread = static_cast<int>(threadIdx.x - multiplying);
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   if (!work.a_is_there) device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
@@ -277,13 +283,14 @@ __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Words<Tile:
 
 struct EndWork : mma_bulk::Work {
   bool turned;      // p is, so that biases are those of its rows
+  bool simple;      // sums end in a bias and ReLU, if in anything
   bool a_is_there;  // the kernel before copies B, and began after all others had ended
 };
 
 template <class Tile>
 struct End {
-  static constexpr int kHeld = 128;
-  static constexpr int kAtOnce = 32;  // columns
+  [[maybe_unused]] static constexpr int kHeld = 128;  // not by who adds chunks
+  static constexpr int kAtOnce = 32;                  // columns
 
   using Work = EndWork;
   struct Smem {
@@ -311,7 +318,8 @@ struct End {
 
  private:
   // Stores the warpgroup's rows. Sums move up to the registers that are stored, so that the loop
-  // stays one. Threads that follow each other store what does in C.
+  // stays one. Threads that follow each other store what does in C: each some of a row, or of a
+  // column, for which there is one bias.
   template <class Out>
   __device__ void store(Out* c, const Position& tile, float (&sums)[Tile::kElements]) const {
     using T = typename Tile::T;
@@ -321,33 +329,48 @@ struct End {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     auto& leaving = smem.leaving[warpgroup];
     const int64_t row = tile.row + warpgroup * 64;
+    const int64_t end = min(int64_t{tile.col} + Tile::kN, p.n);
     const auto rows = static_cast<int>(min(p.m - row, int64_t{64}));
-    const auto* biases = static_cast<const T*>(p.epilogue.bias);
+    const int down = work.turned ? thread % 64 : thread / 32;
+    const int right = work.turned ? thread / 64 : lane;
+    const int step = work.turned ? kWarpgroup / 64 : kWarpgroup / 32;
+    const int64_t stride = step * (work.turned ? p.c.col_stride : p.c.row_stride);
     NO_UNROLL
-    for (int64_t col = tile.col; col < tile.col + Tile::kN; col += kAtOnce) {
+    for (int64_t col = tile.col; col < end; col += kAtOnce) {
       UNROLL
       for (int i = 0; i < kEach; ++i) {
         leaving[row_of<Tile::kAAcross>(thread / 32, lane, i / 2 % 2)]
                [i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
       }
       device::sync_threads(1 + warpgroup, kWarpgroup);
-      const auto cols = static_cast<int>(min(p.n - col, int64_t{kAtOnce}));
-      int down = work.turned ? thread % 64 : thread / 32;
-      int right = work.turned ? thread / 64 : lane;
-      float bias = 0;
-      if (biases != nullptr && down < rows && right < cols) {
-        bias = widen(biases[(work.turned ? row + down : col + right) * p.epilogue.bias_stride]);
-      }
+      const auto cols = static_cast<int>(min(end - col, int64_t{kAtOnce}));
+      const bool inside = down < rows && right < cols;
+      const int left = work.turned ? cols - right : rows - down;
       Out* to = c + (row + down) * p.c.row_stride + (col + right) * p.c.col_stride;
-      NO_UNROLL
-      while (down < rows && right < cols) {
-        float x[1] = {combined(p, to, leaving[down][right], bias)};
-        activate_each(p.epilogue.activation, x);
-        *to = narrow<Out>(x[0]);
-        if (work.turned) {
-          right += kWarpgroup / 64, to += kWarpgroup / 64 * p.c.col_stride;
-        } else {
-          down += kWarpgroup / 32, to += kWarpgroup / 32 * p.c.row_stride;
+      const float* from = &leaving[down][right];
+      const int next = work.turned ? step : step * (kAtOnce + 1);
+      float bias = 0;
+      if (inside && p.epilogue.bias != nullptr) {
+        const int64_t at = work.turned ? row + down : col + right;
+        bias = widen(static_cast<const T*>(p.epilogue.bias)[at * p.epilogue.bias_stride]);
+      }
+      if (inside && work.simple) {
+        const bool has_bias = p.epilogue.bias != nullptr;
+        const bool relu = p.epilogue.activation == Activation::kRelu;
+        _Pragma("unroll 8") for (int i = 0; i < left; i += step) {
+          float x = *from;
+          if (has_bias) x += bias;
+          if (relu) x = activate(Activation::kRelu, x);
+          *to = narrow<Out>(x);
+          from += next, to += stride;
+        }
+      } else if (inside) {
+        NO_UNROLL
+        for (int i = 0; i < left; i += step) {
+          float x[1] = {combined(p, to, *from, bias)};
+          activate_each(p.epilogue.activation, x);
+          *to = narrow<Out>(x[0]);
+          from += next, to += stride;
         }
       }
       device::sync_threads(1 + warpgroup, kWarpgroup);
@@ -363,21 +386,22 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<mma_bulk::Smem<Tile, End>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    device::init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
+    device::init_stages(Tile::kStages, smem.full, kCopying + 1, smem.empty,
                         Tile::kMultipliers / 32);
     device::publish_barriers();
   }
   __syncthreads();
   device::let_next_kernel_start();
-  if (threadIdx.x >= kWarpgroup) {
-    device::take_registers<224>();
+  const int warpgroup = device::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup > 0 && warpgroup <= Tile::kConsumers) {
+    device::take_registers<192>();
     mma_bulk::consume<Tile, End>(work, smem,
                                  [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
-                                     int warpgroup, int lane, float(&sums)[Tile::kElements]) {
+                                     int consumer, int lane, float(&sums)[Tile::kElements]) {
                                    const Words words(Lines<Tile::kAAcross>(work.p, unit.tile.batch),
                                                      static_cast<int>(threadIdx.x) / 32 % 4, lane);
                                    return multiply_chunk<Tile, End>(smem, words, ring, length,
-                                                                    warpgroup, lane, sums);
+                                                                    consumer, lane, sums);
                                  });
   } else {
     device::give_registers<56>();
@@ -389,6 +413,7 @@ template <class Tile>
 void run_tile(const Problem& p, bool turned, bool copied, int64_t ranges, const Context& context) {
   EndWork work{};
   work.p = p, work.turned = turned, work.a_is_there = copied;
+  work.simple = p.epilogue.is_simple();
   work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p);
   const bool launched =
       mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges, context);
