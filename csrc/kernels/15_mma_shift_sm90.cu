@@ -289,8 +289,8 @@ struct EndWork : mma_bulk::Work {
 
 template <class Tile>
 struct End {
-  [[maybe_unused]] static constexpr int kHeld = 128;  // not by who adds chunks
-  static constexpr int kAtOnce = 32;                  // columns
+  enum { kHeld = 128 };               // not by who adds chunks, of which nvcc would warn
+  static constexpr int kAtOnce = 32;  // columns
 
   using Work = EndWork;
   struct Smem {
