@@ -76,6 +76,7 @@ inline constexpr MmaTile kMmaShiftTiles[] = {
     {128, 128, 1, 4000, 1350, 1350},
     {128, 64, 1, 3000, 1300, 1300},
     {64, 64, 1, 2500, 950, 950},
+    {32, 64, 1, 2500, 500, 500},
 };
 // Whether mma_shift reads B as it lies, and computes C's transpose: the longer one, of those that
 // have neighbours, of which a copy would be read otherwise.

@@ -48,16 +48,24 @@ constexpr int kWarpgroup = 128;
 // Threads that copy, of the first warpgroup and the last: those of one alone take longer for a step
 // than it is multiplied.
 constexpr int kCopying = 256;
-// A box is 64 lines of 64 halves, each in 16 bytes more, since it may begin anywhere in the first
-// 16. So wide are lines that threads of a warp meet no bank twice.
-constexpr int kLines = 64, kPitch = 64 * 2 + kSixteen, kBoxBytes = kLines * kPitch;
+// A step of a tile's part of A is one box or several: lines of up to 64 halves, of rows or, across
+// K, of steps of K, each in 16 bytes more, since it may begin anywhere in the first 16. So wide are
+// lines that a warp reads from most banks once.
+template <int kRows, bool kAcross>
+struct Box {
+  static constexpr int kBoxRows = kRows < 64 ? kRows : 64, kBoxes = kRows / kBoxRows;
+  static constexpr int kLines = kAcross ? 64 : kBoxRows, kInLine = kAcross ? kBoxRows : 64;
+  static constexpr int kSixteens = kInLine * 2 / kSixteen;  // without the last
+  static constexpr int kPitch = (kSixteens + 1) * kSixteen, kBytes = kLines * kPitch;
+};
 
-template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross>
+template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross, int kRows>
 struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n, 1, kStages,
-                               kAAcross, kBAcross> {
+                               kAAcross, kBAcross, kRows> {
+  using ABox = Box<Tile::kM, kAAcross>;
   static constexpr int kThreads = kCopying + Tile::kMultipliers;
-  static constexpr int kABytes = Tile::kM / 64 * kBoxBytes;
-  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, kAAcross, false>;
+  static constexpr int kABytes = ABox::kBoxes * ABox::kBytes;
+  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, false, false, kRows>;
 };
 
 // Lines of A in memory: a matrix's first, and from one to the next in elements, rows or, across K,
@@ -77,34 +85,32 @@ struct Lines {
   }
 };
 
-// Where in a box a line is. Along K eight that are shifted by the same are neighbours, since a warp
-// reads those at once.
-template <bool kAcross>
-__device__ int place(int line) {
-  return kAcross ? line : line % 8 * 8 + line / 8;
-}
-
 // What one of kCopying threads copies of a tile's part of A, kRows of which `rows` are in the
-// matrix, of K from `begin` on `k`. Eight threads copy the first 128 bytes of a line, another one
-// the last 16.
+// matrix, of K from `begin` on `k`. Some threads together copy 16 bytes each of a line, and another
+// one the last.
 template <int kRows, bool kAcross>
 class Copies {
  public:
   __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k,
                     int thread)
-      : rows_(rows), k_(k), line_(thread / 8), own_(thread % 8 * kSixteen), last_(thread % kLines) {
+      : rows_(rows),
+        k_(k),
+        line_(thread / B::kSixteens),
+        own_(thread % B::kSixteens * kSixteen),
+        last_box_(thread / B::kLines),
+        last_(thread % B::kLines) {
     const auto* first = reinterpret_cast<const uint8_t*>(
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
     const int shift = lines.shift(line_), last_shift = lines.shift(last_);
     pitch_ = lines.pitch * 2;
     asm volatile("" : "+l"(pitch_));  // not to be looked up again for each line
     from_ = first + line_ * pitch_ - shift + own_;
-    to_ = place<kAcross>(line_) * kPitch + own_;
+    to_ = line_ * B::kPitch + own_;
     own_ -= shift;
-    last_box_ = last_shift > 0 ? thread / kLines : kBoxes;
-    last_from_ = first + last_ * pitch_ - last_shift + 128 + last_box_ * next_box();
-    last_to_ = place<kAcross>(last_) * kPitch + 128 + last_box_ * kBoxBytes;
-    last_own_ = 128 - last_shift;
+    if (last_shift == 0) last_box_ = B::kBoxes;
+    last_from_ = first + last_ * pitch_ - last_shift + kLast + last_box_ * next_box();
+    last_to_ = last_box_ * B::kBytes + last_ * B::kPitch + kLast;
+    last_own_ = kLast - last_shift;
     bool parts = false;
     for_each([&](int box, int, int own, int, const uint8_t*) {
       parts |= kAcross && left(box, own) > 0 && left(box, own) < kSixteen;
@@ -123,22 +129,24 @@ class Copies {
   }
 
  private:
-  static constexpr int kBoxes = kRows / 64;
-  static constexpr int kAtOnce = kCopying / 8;  // lines
+  using B = Box<kRows, kAcross>;
+  static constexpr int kLast = B::kInLine * 2;             // where in a box's line
+  static constexpr int kAtOnce = kCopying / B::kSixteens;  // lines
+  static_assert(B::kLines % kAtOnce == 0 && kAtOnce % 8 == 0 && B::kBoxes * B::kLines <= kCopying);
 
   // Calls f(box, line, own, to, from) for the thread's 16 bytes of lines.
   template <class F>
   __device__ void for_each(F&& f) const {
     UNROLL
-    for (int box = 0; box < kBoxes; ++box) {
+    for (int box = 0; box < B::kBoxes; ++box) {
       UNROLL
-      for (int i = 0; i < kLines; i += kAtOnce) {
+      for (int i = 0; i < B::kLines; i += kAtOnce) {
         // A thread's lines are a multiple of eight apart, so that they are shifted by the same.
-        f(box, line_ + i, own_, to_ + box * kBoxBytes + (kAcross ? i : i / 8) * kPitch,
+        f(box, line_ + i, own_, to_ + box * B::kBytes + i * B::kPitch,
           from_ + box * next_box() + i * pitch_);
       }
     }
-    if (last_box_ < kBoxes) f(last_box_, last_, last_own_, last_to_, last_from_);
+    if (last_box_ < B::kBoxes) f(last_box_, last_, last_own_, last_to_, last_from_);
   }
   // Bytes from a thread's own on that a line has; along K they become fewer.
   __device__ int left(int box, int own) const {
@@ -202,52 +210,55 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
   }
 }
 
-// Of a box's 64 rows the one that a thread has the sums of: `second` of two, where warps have 16.
-template <bool kAAcross>
-__device__ int row_of(int warp, int lane, int second) {
-  // Along K eight threads read eight lines that are shifted by the same; across, words of two rows.
-  return kAAcross ? warp * 16 + lane / 4 * 2 + second : lane / 4 * 8 + warp * 2 + second;
+// Of a warpgroup's rows the first of a thread's; the second, if there are 64, is eight further.
+template <int kRows>
+__device__ int row_of(int warp, int lane) {
+  return warp * (kRows / 4) + lane / 4;
 }
 
-// Where a thread that multiplies finds A's halves in a box: words of two, of two lines.
-template <bool kAcross>
-class Words {
+// Where a thread that multiplies finds A's halves in a stage, one by one, since they may be
+// anywhere in words.
+template <class Tile>
+class Halves {
  public:
-  __device__ Words(const Lines<kAcross>& lines, int warp, int lane) {
+  __device__ Halves(const Lines<Tile::kAAcross>& lines, int warpgroup, int warp, int lane) {
+    const int row = warpgroup * Tile::kRows + row_of<Tile::kRows>(warp, lane), k = lane % 4 * 2;
+    const int in_box = row % B::kBoxRows, box = row / B::kBoxRows * B::kBytes;
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const int line = kAcross ? lane % 4 * 2 + i : row_of<false>(warp, lane, i);
-      const int shift = lines.shift(line);
-      const int in_line = kAcross ? row_of<true>(warp, lane, 0) * 2 : lane % 4 * 4;
-      at_[i] = place<kAcross>(line) * kPitch + in_line + shift / 4 * 4;
-      bits_[i] = shift % 4 * 8;
+      const int line = Tile::kAAcross ? k + i : in_box;
+      at_[i] = box + line * B::kPitch + lines.shift(line) + (Tile::kAAcross ? in_box : k + i) * 2;
     }
   }
 
   // As wgmma takes them, of 16 of K each.
-  __device__ void read(const uint8_t* box, uint32_t (&a)[4][4]) const {
+  __device__ void read(const uint8_t* stage, uint32_t (&a)[4][4]) const {
+    constexpr int kEight = 8;
     UNROLL
-    for (int i = 0; i < 8; ++i) {  // eights of K
-      const int at = kAcross ? i * 8 * kPitch : i * kSixteen;
-      const uint32_t first = word(box + at, 0), second = word(box + at, 1);
-      a[i / 2][i % 2 * 2] = kAcross ? __byte_perm(first, second, 0x5410) : first;
-      a[i / 2][i % 2 * 2 + 1] = kAcross ? __byte_perm(first, second, 0x7632) : second;
+    for (int i = 0; i < 4; ++i) {
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int k = i * 16 + j / 2 * kEight, row = j % 2 * kEight;
+        const int at = Tile::kAAcross ? k * B::kPitch + row * 2 : row * B::kPitch + k * 2;
+        a[i][j] = row < Tile::kRows / 4 ? half(stage + at, 0) | half(stage + at, 1) << 16 : 0;
+      }
     }
   }
 
  private:
-  __device__ uint32_t word(const uint8_t* box, int i) const {
-    const auto* words = reinterpret_cast<const uint32_t*>(box + at_[i]);
-    return __funnelshift_r(words[0], bits_[i] > 0 ? words[1] : 0, bits_[i]);
+  using B = typename Tile::ABox;
+
+  __device__ uint32_t half(const uint8_t* from, int i) const {
+    return *reinterpret_cast<const uint16_t*>(from + at_[i]);
   }
 
-  int at_[2], bits_[2];
+  int at_[2];  // of two neighbours along K
 };
 
 // As multiply_chunk() of mma_bulk.cuh.
 template <class Tile, class End>
-__device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Words<Tile::kAAcross>& words,
-                              device::Ring& ring, int length, int warpgroup, int lane,
+__device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Halves<Tile>& halves,
+                              device::Ring& ring, int length, int lane,
                               float (&sums)[Tile::kElements]) {
   constexpr int kB16 = Tile::kBAcross ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
@@ -256,7 +267,7 @@ __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Words<Tile:
   uint32_t a[2][4][4];  // a step's, and the next one's
   const auto read = [&](uint32_t(&to)[4][4]) {
     device::wait(&smem.full[ring.stage], ring.parity);
-    words.read(smem.a[ring.stage] + warpgroup * kBoxBytes, to);
+    halves.read(smem.a[ring.stage], to);
   };
   read(a[0]);
   NO_UNROLL
@@ -294,7 +305,7 @@ struct End {
 
   using Work = EndWork;
   struct Smem {
-    float leaving[Tile::kConsumers][64][kAtOnce + 1];  // a warpgroup's
+    float leaving[Tile::kConsumers][Tile::kRows][kAtOnce + 1];  // a warpgroup's
   };
 
   const Work& work;
@@ -323,24 +334,26 @@ struct End {
   template <class Out>
   __device__ void store(Out* c, const Position& tile, float (&sums)[Tile::kElements]) const {
     using T = typename Tile::T;
-    constexpr int kEach = kAtOnce / 2;  // sums of a thread
+    constexpr int kEach = kAtOnce / 2, kRows = Tile::kRows;  // sums of a thread
     const Problem& p = work.p;
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     auto& leaving = smem.leaving[warpgroup];
-    const int64_t row = tile.row + warpgroup * 64;
+    const int64_t row = tile.row + warpgroup * kRows;
     const int64_t end = min(int64_t{tile.col} + Tile::kN, p.n);
-    const auto rows = static_cast<int>(min(p.m - row, int64_t{64}));
-    const int down = work.turned ? thread % 64 : thread / 32;
-    const int right = work.turned ? thread / 64 : lane;
-    const int step = work.turned ? kWarpgroup / 64 : kWarpgroup / 32;
+    const auto rows = static_cast<int>(min(p.m - row, int64_t{kRows}));
+    const int down = work.turned ? thread % kRows : thread / 32;
+    const int right = work.turned ? thread / kRows : lane;
+    const int step = work.turned ? kWarpgroup / kRows : kWarpgroup / 32;
     const int64_t stride = step * (work.turned ? p.c.col_stride : p.c.row_stride);
     NO_UNROLL
     for (int64_t col = tile.col; col < end; col += kAtOnce) {
       UNROLL
       for (int i = 0; i < kEach; ++i) {
-        leaving[row_of<Tile::kAAcross>(thread / 32, lane, i / 2 % 2)]
-               [i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
+        const int below = i / 2 % 2 * 8;
+        if (below >= kRows / 4) continue;
+        leaving[row_of<kRows>(thread / 32, lane) + below][i / 4 * 8 + lane % 4 * 2 + i % 2] =
+            sums[i];
       }
       device::sync_threads(1 + warpgroup, kWarpgroup);
       const auto cols = static_cast<int>(min(end - col, int64_t{kAtOnce}));
@@ -395,14 +408,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = device::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup > 0 && warpgroup <= Tile::kConsumers) {
     device::take_registers<192>();
-    mma_bulk::consume<Tile, End>(work, smem,
-                                 [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
-                                     int consumer, int lane, float(&sums)[Tile::kElements]) {
-                                   const Words words(Lines<Tile::kAAcross>(work.p, unit.tile.batch),
-                                                     static_cast<int>(threadIdx.x) / 32 % 4, lane);
-                                   return multiply_chunk<Tile, End>(smem, words, ring, length,
-                                                                    consumer, lane, sums);
-                                 });
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const auto multiply = [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
+                              int consumer, int lane, float(&sums)[Tile::kElements]) {
+      const Lines<Tile::kAAcross> lines(work.p, unit.tile.batch);
+      const Halves<Tile> halves(lines, consumer, warp, lane);
+      return multiply_chunk<Tile, End>(smem, halves, ring, length, lane, sums);
+    };
+    mma_bulk::consume<Tile, End>(work, smem, multiply);
   } else {
     device::give_registers<56>();
     produce<Tile, End>(work, smem);
@@ -436,9 +449,10 @@ void launch_mma_shift(const Problem& p, const Context& context) {
   };
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     switch (plan.tile) {
-      case 0: return run.template operator()<Tile<T, 0, 6, kAAcross, kBAcross>>();
-      case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross>>();
-      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross>>();
+      case 0: return run.template operator()<Tile<T, 0, 6, kAAcross, kBAcross, 64>>();
+      case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross, 64>>();
+      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 32>>();
+      case 3: return run.template operator()<Tile<T, 3, 16, kAAcross, kBAcross, 32>>();
     }
   });
 }

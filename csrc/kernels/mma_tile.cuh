@@ -12,17 +12,18 @@
 namespace tiled::cuda::mma_bulk {
 
 // kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
-// columns.
-template <class T_, int kM_, int kN_, int kCluster_, int kStages_, bool kAAcross_, bool kBAcross_>
+// columns. kRows: of a warpgroup, 64 or less, which leaves some idle.
+template <class T_, int kM_, int kN_, int kCluster_, int kStages_, bool kAAcross_, bool kBAcross_,
+          int kRows_ = 64>
 struct TileOf {
   using T = T_;
-  static constexpr int kM = kM_, kN = kN_;
+  static constexpr int kM = kM_, kN = kN_, kRows = kRows_;
   static constexpr int kK = 64;  // of a stage: a line of 128 bytes
   static constexpr int kStages = kStages_;
   static constexpr bool kAAcross = kAAcross_, kBAcross = kBAcross_;
   static constexpr int kCluster = kCluster_;  // blocks
   static constexpr int kWarpgroup = 128;
-  static constexpr int kConsumers = kM / 64;                    // warpgroups, each 64 rows
+  static constexpr int kConsumers = kM / kRows;                 // warpgroups
   static constexpr int kMultipliers = kConsumers * kWarpgroup;  // threads
   static constexpr int kThreads = kWarpgroup + kMultipliers;
   static constexpr int kElements = kN / 2;    // of C a thread
@@ -39,7 +40,7 @@ struct TileOf {
   // their sums in the same order.
   using Added = TileOf<T, kM, kN, kCluster, kStages, false, (kNarrow > 0)>;
 
-  static_assert(kM % 64 == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
+  static_assert(kM % kRows == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
   static_assert(kCluster <= 2, "each block copies half of B for both");
   static_assert(kNarrow == 0 || (kN == 96 && kNarrow == 32), "in_tile()");
 };
