@@ -48,6 +48,19 @@ constexpr int kWarpgroup = 128;
 // Threads that copy, of the first warpgroup and the last: those of one alone take longer for a step
 // than it is multiplied.
 constexpr int kCopying = 256;
+// Where in a box a line is, and which row is the `at`th that is multiplied. Along K, of a
+// warpgroup's rows those that are shifted by the same are neighbours there, since a warp reads
+// those at once.
+template <int kRows, bool kAcross>
+__device__ int place(int line) {
+  return kAcross ? line : line / kRows * kRows + line % 8 * (kRows / 8) + line % kRows / 8;
+}
+template <int kRows, bool kAcross>
+__device__ int row_at(int at) {
+  constexpr int kSame = kRows / 8;
+  return kAcross ? at : at / kRows * kRows + at % kSame * 8 + at % kRows / kSame;
+}
+
 // A step of a tile's part of A is one box or several: lines of up to 64 halves, of rows or, across
 // K, of steps of K, each in 16 bytes more, since it may begin anywhere in the first 16. So wide are
 // lines that a warp reads from most banks once.
@@ -65,7 +78,7 @@ struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kInde
   using ABox = Box<Tile::kM, kAAcross>;
   static constexpr int kThreads = kCopying + Tile::kMultipliers;
   static constexpr int kABytes = ABox::kBoxes * ABox::kBytes;
-  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, false, false, kRows>;
+  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, kAAcross, false, kRows>;
 };
 
 // Lines of A in memory: a matrix's first, and from one to the next in elements, rows or, across K,
@@ -79,17 +92,24 @@ struct Lines {
       : data(static_cast<const uint16_t*>(p.a.data) + batch_offset(p.batch, p.a, batch)),
         pitch(kAcross ? p.a.col_stride : p.a.row_stride) {}
   // Bytes from a multiple of 16 to where a line begins, or any that is a multiple of eight lines
-  // further, and of eight elements.
-  __device__ int shift(int line) const {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(data + line * pitch) % kSixteen);
+  // further, and of eight elements; and whether it is an odd multiple, likewise of 16 and 16.
+  __device__ int shift(int line) const { return address(line) % kSixteen; }
+  __device__ bool is_odd(int line) const { return address(line) / kSixteen % 2 != 0; }
+
+ private:
+  __device__ int address(int line) const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(data + line * pitch) % (2 * kSixteen));
   }
 };
 
-// What one of kCopying threads copies of a tile's part of A, kRows of which `rows` are in the
+// What one of kCopying threads copies of a tile's part of A, of which `rows` are in the
 // matrix, of K from `begin` on `k`. Some threads together copy 16 bytes each of a line, and another
-// one the last.
-template <int kRows, bool kAcross>
+// one the first or the last.
+template <class Tile>
 class Copies {
+  static constexpr bool kAcross = Tile::kAAcross;
+  using B = typename Tile::ABox;
+
  public:
   __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k,
                     int thread)
@@ -101,16 +121,18 @@ class Copies {
         last_(thread % B::kLines) {
     const auto* first = reinterpret_cast<const uint8_t*>(
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
-    const int shift = lines.shift(line_), last_shift = lines.shift(last_);
     pitch_ = lines.pitch * 2;
     asm volatile("" : "+l"(pitch_));  // not to be looked up again for each line
-    from_ = first + line_ * pitch_ - shift + own_;
-    to_ = line_ * B::kPitch + own_;
-    own_ -= shift;
-    if (last_shift == 0) last_box_ = B::kBoxes;
-    last_from_ = first + last_ * pitch_ - last_shift + kLast + last_box_ * next_box();
-    last_to_ = last_box_ * B::kBytes + last_ * B::kPitch + kLast;
-    last_own_ = kLast - last_shift;
+    // Those that are copied together begin at multiples of 32 bytes, as L2 has them.
+    own_ += lines.is_odd(line_) ? kSixteen : 0;
+    from_ = first + line_ * pitch_ - lines.shift(line_) + own_;
+    to_ = place<Tile::kRows, kAcross>(line_) * B::kPitch + own_;
+    own_ -= lines.shift(line_);
+    last_own_ = lines.is_odd(last_) ? 0 : B::kInLine * 2;
+    if (last_own_ > 0 && lines.shift(last_) == 0) last_box_ = B::kBoxes;
+    last_from_ = first + last_ * pitch_ - lines.shift(last_) + last_own_ + last_box_ * next_box();
+    last_to_ = last_box_ * B::kBytes + place<Tile::kRows, kAcross>(last_) * B::kPitch + last_own_;
+    last_own_ -= lines.shift(last_);
     bool parts = false;
     for_each([&](int box, int, int own, int, const uint8_t*) {
       parts |= kAcross && left(box, own) > 0 && left(box, own) < kSixteen;
@@ -129,10 +151,9 @@ class Copies {
   }
 
  private:
-  using B = Box<kRows, kAcross>;
-  static constexpr int kLast = B::kInLine * 2;             // where in a box's line
   static constexpr int kAtOnce = kCopying / B::kSixteens;  // lines
-  static_assert(B::kLines % kAtOnce == 0 && kAtOnce % 8 == 0 && B::kBoxes * B::kLines <= kCopying);
+  static_assert(B::kLines % kAtOnce == 0 && kAtOnce % 16 == 0);
+  static_assert(B::kBoxes * B::kLines <= kCopying);
 
   // Calls f(box, line, own, to, from) for the thread's 16 bytes of lines.
   template <class F>
@@ -141,8 +162,8 @@ class Copies {
     for (int box = 0; box < B::kBoxes; ++box) {
       UNROLL
       for (int i = 0; i < B::kLines; i += kAtOnce) {
-        // A thread's lines are a multiple of eight apart, so that they are shifted by the same.
-        f(box, line_ + i, own_, to_ + box * B::kBytes + i * B::kPitch,
+        // A thread's lines are a multiple of 16 apart, so that they are shifted by the same.
+        f(box, line_ + i, own_, to_ + box * B::kBytes + place<Tile::kRows, kAcross>(i) * B::kPitch,
           from_ + box * next_box() + i * pitch_);
       }
     }
@@ -190,9 +211,8 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(min(all - first, int64_t{1} << 16));
     };
-    Copies<Tile::kM, Tile::kAAcross> a(Lines<Tile::kAAcross>(p, unit.tile.batch), unit.tile.row,
-                                       unit.begin, left(p.m, unit.tile.row),
-                                       static_cast<int>(unit.end - unit.begin), thread);
+    Copies<Tile> a(Lines<Tile::kAAcross>(p, unit.tile.batch), unit.tile.row, unit.begin,
+                   left(p.m, unit.tile.row), static_cast<int>(unit.end - unit.begin), thread);
     const mma_bulk::Part<Tile::kN, Tile::kBAcross, 1> b{
         work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch), 0};
     for (int64_t k = unit.begin; k < unit.end; k += Tile::kK, ring.next()) {
@@ -210,9 +230,10 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
   }
 }
 
-// Of a warpgroup's rows the first of a thread's; the second, if there are 64, is eight further.
+// Of the rows that a warpgroup multiplies the first of a thread's; the second, if there are 64, is
+// the eighth after it.
 template <int kRows>
-__device__ int row_of(int warp, int lane) {
+__device__ int own_row(int warp, int lane) {
   return warp * (kRows / 4) + lane / 4;
 }
 
@@ -220,39 +241,42 @@ __device__ int row_of(int warp, int lane) {
 // anywhere in words.
 template <class Tile>
 class Halves {
+  static constexpr bool kAcross = Tile::kAAcross;
+  using B = typename Tile::ABox;
+
  public:
-  __device__ Halves(const Lines<Tile::kAAcross>& lines, int warpgroup, int warp, int lane) {
-    const int row = warpgroup * Tile::kRows + row_of<Tile::kRows>(warp, lane), k = lane % 4 * 2;
-    const int in_box = row % B::kBoxRows, box = row / B::kBoxRows * B::kBytes;
+  __device__ Halves(const Lines<kAcross>& lines, int warpgroup, int warp, int lane) {
+    const int in_tile = warpgroup * Tile::kRows + own_row<Tile::kRows>(warp, lane);
+    const int in_box = in_tile % B::kBoxRows, k = lane % 4 * 2;
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const int line = Tile::kAAcross ? k + i : in_box;
-      at_[i] = box + line * B::kPitch + lines.shift(line) + (Tile::kAAcross ? in_box : k + i) * 2;
+      const int line = kAcross ? k + i : row_at<Tile::kRows, kAcross>(in_box + i * kEight);
+      at_[i] = in_tile / B::kBoxRows * B::kBytes + lines.shift(line) +
+               place<Tile::kRows, kAcross>(line) * B::kPitch + (kAcross ? in_box : k) * 2;
     }
   }
 
   // As wgmma takes them, of 16 of K each.
   __device__ void read(const uint8_t* stage, uint32_t (&a)[4][4]) const {
-    constexpr int kEight = 8;
     UNROLL
     for (int i = 0; i < 4; ++i) {
       UNROLL
       for (int j = 0; j < 4; ++j) {
-        const int k = i * 16 + j / 2 * kEight, row = j % 2 * kEight;
-        const int at = Tile::kAAcross ? k * B::kPitch + row * 2 : row * B::kPitch + k * 2;
-        a[i][j] = row < Tile::kRows / 4 ? half(stage + at, 0) | half(stage + at, 1) << 16 : 0;
+        const int k = i * 16 + j / 2 * kEight, second = j % 2;  // of a thread's rows
+        const auto half = [&](int next) -> uint32_t {
+          const int at = kAcross ? at_[next] + second * kEight * 2 + k * B::kPitch
+                                 : at_[second] + (k + next) * 2;
+          return *reinterpret_cast<const uint16_t*>(stage + at);
+        };
+        a[i][j] = second * kEight < Tile::kRows / 4 ? half(0) | half(1) << 16 : 0;
       }
     }
   }
 
  private:
-  using B = typename Tile::ABox;
+  static constexpr int kEight = 8;
 
-  __device__ uint32_t half(const uint8_t* from, int i) const {
-    return *reinterpret_cast<const uint16_t*>(from + at_[i]);
-  }
-
-  int at_[2];  // of two neighbours along K
+  int at_[2];  // across K of two lines, along K of two rows
 };
 
 // As multiply_chunk() of mma_bulk.cuh.
@@ -352,8 +376,8 @@ struct End {
       for (int i = 0; i < kEach; ++i) {
         const int below = i / 2 % 2 * 8;
         if (below >= kRows / 4) continue;
-        leaving[row_of<kRows>(thread / 32, lane) + below][i / 4 * 8 + lane % 4 * 2 + i % 2] =
-            sums[i];
+        const int at = own_row<kRows>(thread / 32, lane) + below;
+        leaving[row_at<kRows, Tile::kAAcross>(at)][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
       }
       device::sync_threads(1 + warpgroup, kWarpgroup);
       const auto cols = static_cast<int>(min(end - col, int64_t{kAtOnce}));
