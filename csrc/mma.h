@@ -73,7 +73,7 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {128, 128, 1, 4000, 1350, 1350},
+    {64, 128, 1, 3500, 1000, 1000},
     {128, 64, 1, 3000, 1300, 1300},
     {64, 64, 1, 2500, 950, 950},
     {32, 64, 1, 2500, 500, 500},

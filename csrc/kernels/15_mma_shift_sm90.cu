@@ -133,19 +133,17 @@ class Copies {
     last_from_ = first + last_ * pitch_ - lines.shift(last_) + last_own_ + last_box_ * next_box();
     last_to_ = last_box_ * B::kBytes + place<Tile::kRows, kAcross>(last_) * B::kPitch + last_own_;
     last_own_ -= lines.shift(last_);
-    bool parts = false;
-    for_each([&](int box, int, int own, int, const uint8_t*) {
-      parts |= kAcross && left(box, own) > 0 && left(box, own) < kSixteen;
-    });
-    has_parts_ = __any_sync(0xffffffff, parts) != 0;
   }
 
   // The next step. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
   __device__ void copy(uint8_t* stage) {
     const uint32_t to = device::shared_address(stage);
-    const bool whole = k_ >= (kAcross ? 64 : 64 + kSixteen / 2);
-    if (whole) copy_each<true>(to, whole);
-    if (!whole || has_parts_) copy_each<false>(to, whole);
+    // Whoever reads beyond the end of a line across K reads what the next one has, if there is one.
+    if (k_ > (kAcross ? 64 : 64 + kSixteen / 2)) {
+      copy_each<true>(to);
+    } else {
+      copy_each<false>(to);
+    }
     from_ += step_bytes(), last_from_ += step_bytes();
     k_ -= 64;
   }
@@ -173,17 +171,17 @@ class Copies {
   __device__ int left(int box, int own) const {
     return (kAcross ? rows_ - box * 64 : k_) * 2 - own;
   }
-  // Those of which all 16 are there, if `whole` are those of K; or else the others.
+  // kWhole: there is more of K than the step.
   template <bool kWhole>
-  __device__ void copy_each(uint32_t stage, bool whole) const {
+  __device__ void copy_each(uint32_t stage) const {
     for_each([&](int box, int line, int own, int to, const uint8_t* from) {
       const int bytes = left(box, own);
+      if (kAcross ? bytes <= 0 : line >= rows_ - box * 64) return;
       if constexpr (kWhole) {
-        if (kAcross ? bytes >= kSixteen : line < rows_ - box * 64) {
-          device::copy_16(stage + to, from);
-        }
-      } else if (kAcross ? bytes > 0 && !(whole && bytes >= kSixteen) : line < rows_ - box * 64) {
-        device::copy_16(stage + to, from, !kAcross || line < k_ ? max(min(bytes, kSixteen), 0) : 0);
+        device::copy_16(stage + to, from);
+      } else {
+        const bool inside = kAcross ? line < k_ : bytes > 0;
+        device::copy_16(stage + to, from, inside ? min(bytes, kSixteen) : 0);
       }
     });
   }
@@ -195,7 +193,6 @@ class Copies {
   int rows_, k_;                      // that are left
   int line_, own_, to_;               // of the first 16 bytes; own_ from where their line begins
   int last_box_, last_, last_own_, last_to_;  // likewise
-  bool has_parts_;                            // the warp, of lines that end within 16 bytes
 };
 
 template <class Tile, class End>
@@ -237,8 +234,8 @@ __device__ int own_row(int warp, int lane) {
   return warp * (kRows / 4) + lane / 4;
 }
 
-// Where a thread that multiplies finds A's halves in a stage, one by one, since they may be
-// anywhere in words.
+// Where a thread that multiplies finds A's halves in a stage: along K two in words that begin
+// within those of memory, across K one by one.
 template <class Tile>
 class Halves {
   static constexpr bool kAcross = Tile::kAAcross;
@@ -251,8 +248,10 @@ class Halves {
     UNROLL
     for (int i = 0; i < 2; ++i) {
       const int line = kAcross ? k + i : row_at<Tile::kRows, kAcross>(in_box + i * kEight);
-      at_[i] = in_tile / B::kBoxRows * B::kBytes + lines.shift(line) +
-               place<Tile::kRows, kAcross>(line) * B::kPitch + (kAcross ? in_box : k) * 2;
+      const int shift = lines.shift(line);
+      at_[i] = in_tile / B::kBoxRows * B::kBytes + place<Tile::kRows, kAcross>(line) * B::kPitch +
+               (kAcross ? shift + in_box * 2 : shift / 4 * 4 + k * 2);
+      bits_[i] = shift % 4 * 8;
     }
   }
 
@@ -263,12 +262,19 @@ class Halves {
       UNROLL
       for (int j = 0; j < 4; ++j) {
         const int k = i * 16 + j / 2 * kEight, second = j % 2;  // of a thread's rows
-        const auto half = [&](int next) -> uint32_t {
-          const int at = kAcross ? at_[next] + second * kEight * 2 + k * B::kPitch
-                                 : at_[second] + (k + next) * 2;
-          return *reinterpret_cast<const uint16_t*>(stage + at);
-        };
-        a[i][j] = second * kEight < Tile::kRows / 4 ? half(0) | half(1) << 16 : 0;
+        if (second * kEight >= Tile::kRows / 4) {
+          a[i][j] = 0;
+        } else if constexpr (kAcross) {
+          const auto half = [&](int next) -> uint32_t {
+            const uint8_t* from = stage + at_[next] + second * kEight * 2 + k * B::kPitch;
+            return *reinterpret_cast<const uint16_t*>(from);
+          };
+          a[i][j] = half(0) | half(1) << 16;
+        } else {
+          const auto* words = reinterpret_cast<const uint32_t*>(stage + at_[second] + k * 2);
+          const uint32_t next = bits_[second] > 0 ? words[1] : 0;
+          a[i][j] = __funnelshift_r(words[0], next, bits_[second]);
+        }
       }
     }
   }
@@ -276,7 +282,7 @@ class Halves {
  private:
   static constexpr int kEight = 8;
 
-  int at_[2];  // across K of two lines, along K of two rows
+  int at_[2], bits_[2];  // across K of two lines, along K of two rows
 };
 
 // As multiply_chunk() of mma_bulk.cuh.
@@ -473,7 +479,7 @@ void launch_mma_shift(const Problem& p, const Context& context) {
   };
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     switch (plan.tile) {
-      case 0: return run.template operator()<Tile<T, 0, 6, kAAcross, kBAcross, 64>>();
+      case 0: return run.template operator()<Tile<T, 0, 8, kAAcross, kBAcross, 64>>();
       case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross, 64>>();
       case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 32>>();
       case 3: return run.template operator()<Tile<T, 3, 16, kAAcross, kBAcross, 32>>();
