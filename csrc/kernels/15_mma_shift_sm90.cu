@@ -285,63 +285,39 @@ class Halves {
   int at_[2], bits_[2];  // across K of two lines, along K of two rows
 };
 
-// As multiply_chunk() of mma_bulk.cuh. Two steps at a time, since the compiler has products
-// finished before it lets others begin whose A was read meanwhile.
+// As multiply_chunk() of mma_bulk.cuh.
 template <class Tile, class End>
 __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Halves<Tile>& halves,
                               device::Ring& ring, int length, int lane,
                               float (&sums)[Tile::kElements]) {
-  using A = uint32_t[4][4];  // a step's
   constexpr int kB16 = Tile::kBAcross ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
-  const auto read = [&](A& to) {
-    device::wait(&smem.full[ring.stage], ring.parity);
-    halves.read(smem.a[ring.stage], to);
-    const int stage = ring.stage;
-    ring.next();
-    return stage;
-  };
-  const auto multiply = [&](const A& a, int stage) {
-    const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[stage]);
-    UNROLL
-    for (int j = 0; j < 4; ++j) {
-      wgmma::multiply_add<kBFloat16, Tile::kBAcross>(sums, a[j], b + j * kB16);
-    }
-    wgmma::commit();
-  };
   UNROLL
   for (float& each : sums) each = 0;
-  int left = ceil_div(length, Tile::kK);
-  if (left % 2 != 0) {
-    A a;
-    const int stage = read(a);
-    wgmma::keep(sums), wgmma::keep(a);
-    wgmma::fence();
-    multiply(a, stage);
-    if (--left == 0) return stage;
-    wgmma::wait<0>();
-    mma_bulk::release(smem, stage, lane);
-  }
-  A a[2][2];  // of two steps, and of the next two
-  int first = read(a[0][0]), second = read(a[0][1]);
+  uint32_t a[2][4][4];  // a step's, and the next one's
+  const auto read = [&](uint32_t(&to)[4][4]) {
+    device::wait(&smem.full[ring.stage], ring.parity);
+    halves.read(smem.a[ring.stage], to);
+  };
+  read(a[0]);
   NO_UNROLL
-  for (;; left -= 4) {
+  for (int k = 0;; k += 2 * Tile::kK) {
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      wgmma::keep(sums), wgmma::keep(a[i][0]), wgmma::keep(a[i][1]);
+      const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+      wgmma::keep(sums), wgmma::keep(a[i]);
       wgmma::fence();
-      multiply(a[i][0], first);
-      multiply(a[i][1], second);
-      if (left == (i + 1) * 2) {
-        wgmma::wait<1>();
-        mma_bulk::release(smem, first, lane);
-        return second;
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        wgmma::multiply_add<kBFloat16, Tile::kBAcross>(sums, a[i][j], b + j * kB16);
       }
-      const int multiplied[] = {first, second};
-      first = read(a[1 - i][0]), second = read(a[1 - i][1]);
+      wgmma::commit();
+      const int stage = ring.stage;
+      ring.next();
+      if (k + (i + 1) * Tile::kK >= length) return stage;
+      read(a[1 - i]);
       wgmma::wait<0>();
-      mma_bulk::release(smem, multiplied[0], lane);
-      mma_bulk::release(smem, multiplied[1], lane);
+      mma_bulk::release(smem, stage, lane);
     }
   }
 }
@@ -354,7 +330,7 @@ struct EndWork : mma_bulk::Work {
 
 template <class Tile>
 struct End {
-  enum { kHeld = 64 };                // not by who adds chunks, of which nvcc would warn
+  enum { kHeld = 128 };               // not by who adds chunks, of which nvcc would warn
   static constexpr int kAtOnce = 32;  // columns
 
   using Work = EndWork;
@@ -461,7 +437,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::let_next_kernel_start();
   const int warpgroup = device::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup > 0 && warpgroup <= Tile::kConsumers) {
-    device::take_registers<Tile::kConsumers == 1 ? 232 : 192>();
+    device::take_registers<192>();
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const auto multiply = [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
                               int consumer, int lane, float(&sums)[Tile::kElements]) {
@@ -505,7 +481,7 @@ void launch_mma_shift(const Problem& p, const Context& context) {
     switch (plan.tile) {
       case 0: return run.template operator()<Tile<T, 0, 8, kAAcross, kBAcross, 64>>();
       case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross, 64>>();
-      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 64>>();
+      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 32>>();
       case 3: return run.template operator()<Tile<T, 3, 16, kAAcross, kBAcross, 32>>();
     }
   });
