@@ -289,11 +289,11 @@ double Rung::clocks(const Problem& p, const Context& context) const {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
     return in_boxes(p.batch, matrix, size_of(p.dtype)) && !mma_turns_to_k(matrix, lines, p.k);
   };
-  const bool only_b = reads == Reads::kNeighbours && !mma_shift_turns(p);
-  const bool only_a = reads == Reads::kNeighbours && !only_b;
-  const bool has_a = only_b || (as_it_lies && lies_well(p.a, p.m));
-  const bool has_b = only_a || p.b_packed.halves != nullptr ||
-                     (as_it_lies && lies_well(transposed(p.b), p.n));
+  const bool takes_b = reads == Reads::kNeighbours && mma_shift_turns(p);  // whatever its lines
+  const bool takes_a = reads == Reads::kNeighbours && !takes_b;
+  const bool has_a = takes_a || (as_it_lies && lies_well(p.a, p.m));
+  const bool has_b =
+      takes_b || p.b_packed.halves != nullptr || (as_it_lies && lies_well(transposed(p.b), p.n));
   const int64_t rows = has_a ? 0 : p.m, cols = has_b ? 0 : p.n;
   const double lines =
       static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) / context.processors;

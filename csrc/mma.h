@@ -73,10 +73,10 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 1, 3500, 1000, 1000},
-    {128, 64, 1, 3000, 1300, 1300},
-    {64, 64, 1, 2500, 950, 950},
-    {32, 64, 1, 2500, 500, 500},
+    {64, 128, 1, 6500, 900, 900},
+    {128, 64, 1, 3000, 590, 590},
+    {64, 64, 1, 3000, 540, 540},
+    {32, 64, 1, 2000, 345, 345},
 };
 // Whether mma_shift reads B as it lies, and computes C's transpose: the longer one, of those that
 // have neighbours, of which a copy would be read otherwise.

@@ -2,19 +2,22 @@
 //
 // Idea:  the copy engine reads lines that begin at multiples of 16 bytes, and copying others first
 //        reads and writes an operand before it is multiplied, which takes longer than the product
-//        where the other has few rows. But wgmma takes A from registers, too. So threads copy the
+//        where the other one is short. But wgmma takes A from registers, too. So threads copy the
 //        longer operand's lines as they lie, 16 bytes at multiples of 16, whichever elements those
-//        are; and who multiplies reads words where the operand's begin, shifts by a half if they
-//        begin within one, and has what wgmma wants, across K by two lines at a time. The copy
-//        engine brings the other operand, which is copied first if it has to be, and is short. If
-//        the longer one is B, this computes C's transpose.
-// Limit: shared memory, of which reading words takes twice what wgmma would; for large products
-//        copies of both operands are faster, by 13_mma_bulk.
-// Next:  both operands from what lies anywhere.
+//        are; and who multiplies reads from there what wgmma wants: along K words, shifted by a
+//        half where the operand's begin within memory's; across K halves of two lines. The copy
+//        engine brings the other operand, which is copied first if it has to be. If the longer one
+//        is B, this computes C's transpose.
+// Limit: what threads copy comes to shared memory by sectors of 32 bytes; the longer operand is
+//        copied once for each 64 or 128 columns, so for large products copies of both that
+//        13_mma_bulk makes are faster.
+// Next:  the copy engine, by a tensor map for each eighth line, which begin at multiples of 16
+// bytes
+//        if the first is taken to.
 //
 //   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]
-//   consumers   wait full[s]    read A's words, issue four products; those of the stage before are
-//                               finished -> empty[s - 1]
+//   consumers   issue the four products of step s, wait full[s + 1], read A's next registers; then
+//               those of s are finished -> empty[s]
 
 #include <cstdint>
 #include <optional>
@@ -48,11 +51,12 @@ constexpr int kWarpgroup = 128;
 // Threads that copy, of the first warpgroup and the last: those of one alone take longer for a step
 // than it is multiplied.
 constexpr int kCopying = 256;
+
 // Where in a box a line is, and which row is the `at`th that is multiplied. Along K, of a
 // warpgroup's rows those that are shifted by the same are neighbours there, since a warp reads
 // those at once.
 template <int kRows, bool kAcross>
-__device__ int place(int line) {
+__device__ int slot(int line) {
   return kAcross ? line : line / kRows * kRows + line % 8 * (kRows / 8) + line % kRows / 8;
 }
 template <int kRows, bool kAcross>
@@ -126,12 +130,12 @@ class Copies {
     // Those that are copied together begin at multiples of 32 bytes, as L2 has them.
     own_ += lines.is_odd(line_) ? kSixteen : 0;
     from_ = first + line_ * pitch_ - lines.shift(line_) + own_;
-    to_ = place<Tile::kRows, kAcross>(line_) * B::kPitch + own_;
+    to_ = slot<Tile::kRows, kAcross>(line_) * B::kPitch + own_;
     own_ -= lines.shift(line_);
     last_own_ = lines.is_odd(last_) ? 0 : B::kInLine * 2;
     if (last_own_ > 0 && lines.shift(last_) == 0) last_box_ = B::kBoxes;
     last_from_ = first + last_ * pitch_ - lines.shift(last_) + last_own_ + last_box_ * next_box();
-    last_to_ = last_box_ * B::kBytes + place<Tile::kRows, kAcross>(last_) * B::kPitch + last_own_;
+    last_to_ = last_box_ * B::kBytes + slot<Tile::kRows, kAcross>(last_) * B::kPitch + last_own_;
     last_own_ -= lines.shift(last_);
   }
 
@@ -161,7 +165,7 @@ class Copies {
       UNROLL
       for (int i = 0; i < B::kLines; i += kAtOnce) {
         // A thread's lines are a multiple of 16 apart, so that they are shifted by the same.
-        f(box, line_ + i, own_, to_ + box * B::kBytes + place<Tile::kRows, kAcross>(i) * B::kPitch,
+        f(box, line_ + i, own_, to_ + box * B::kBytes + slot<Tile::kRows, kAcross>(i) * B::kPitch,
           from_ + box * next_box() + i * pitch_);
       }
     }
@@ -249,7 +253,7 @@ class Halves {
     for (int i = 0; i < 2; ++i) {
       const int line = kAcross ? k + i : row_at<Tile::kRows, kAcross>(in_box + i * kEight);
       const int shift = lines.shift(line);
-      at_[i] = in_tile / B::kBoxRows * B::kBytes + place<Tile::kRows, kAcross>(line) * B::kPitch +
+      at_[i] = in_tile / B::kBoxRows * B::kBytes + slot<Tile::kRows, kAcross>(line) * B::kPitch +
                (kAcross ? shift + in_box * 2 : shift / 4 * 4 + k * 2);
       bits_[i] = shift % 4 * 8;
     }
@@ -453,35 +457,33 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <class Tile>
-void run_tile(const Problem& p, bool turned, bool copied, int64_t ranges, const Context& context) {
-  EndWork work{};
-  work.p = p, work.turned = turned, work.a_is_there = copied;
-  work.simple = p.epilogue.is_simple();
+void run_tile(EndWork work, int64_t ranges, const Context& context) {
+  static_assert(mma_bulk::kInMemory<Tile, End<Tile>> == 0, "or there may be no memory for sums");
+  const Problem& p = work.p;
   work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p);
-  const bool launched =
-      mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges, context);
-  if (!launched) launch_mma_ring(p, context);
+  mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges, context);
 }
 
 }  // namespace
 
-// Where there is no memory for copies, or for sums, mma_ring needs none and gives the same bits.
+// Where there is no memory for copies, mma_ring needs none and gives the same bits.
 void launch_mma_shift(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  const bool turns = mma_shift_turns(p);
-  const Problem& as_it_lies = turns ? turned(p) : p;
+  EndWork work{};
+  work.turned = mma_shift_turns(p);
+  work.simple = p.epilogue.is_simple();
+  const Problem as_it_lies = work.turned ? turned(p) : p;
   const std::optional<Problem> lines = in_lines_of_halves(as_it_lies, context, false);
   if (!lines) return launch_mma_ring(p, context);
-  const bool copied = lines->b.data != as_it_lies.b.data;
+  work.p = *lines;
+  work.a_is_there = lines->b.data != as_it_lies.b.data;
   const Plan plan = mma_shift_plan(p, context.processors);
-  const auto run = [&]<class Tile>() {
-    run_tile<Tile>(*lines, turns, copied, plan.ranges, context);
-  };
+  const auto run = [&]<class Tile>() { run_tile<Tile>(work, plan.ranges, context); };
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     switch (plan.tile) {
       case 0: return run.template operator()<Tile<T, 0, 8, kAAcross, kBAcross, 64>>();
       case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross, 64>>();
-      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 32>>();
+      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 64>>();
       case 3: return run.template operator()<Tile<T, 3, 16, kAAcross, kBAcross, 32>>();
     }
   });
