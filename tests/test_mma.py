@@ -517,10 +517,11 @@ def test_without_memory_another_rung_computes(m, k, step):
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
     b = torch.randn(k, 40 if m == 30 else 4096, dtype=torch.float16, device="cuda")
     expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
-    out = torch.full_like(expected, torch.nan)
-    with no_more_memory():
-        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
-    assert_same(out, expected)
+    for algorithm in ("mma_bulk", "mma_shift"):
+        out = torch.full_like(expected, torch.nan)
+        with no_more_memory():
+            torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
+        assert_same(out, expected)
 
 
 def anywhere(batch, rows, cols, dtype, choose):
@@ -553,6 +554,48 @@ def test_lines_that_begin_anywhere(seed, dtype):
             out = torch.full_like(expected, torch.nan)
             torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
             assert torch.equal(out, expected)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("tile", "m", "n", "k"),
+    [
+        ("32x64", 4097, 30, 73),
+        ("32x64", 1051, 61, 8265),
+        ("64x64", 2049, 250, 8265),
+        ("128x64", 4097, 130, 73),
+        ("64x128", 4101, 250, 8265),
+    ],
+)
+def test_shift_with_any_tile(tile, m, n, k, layout, dtype):
+    """The longer operand is read as it lies, whichever that is; tiles are what an H200's plan picks,
+    sums of several chunks, too."""
+    is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
+    a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
+    b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
+    for x, y, name in ((a, b, tile), (b.mT, a.mT, "x".join(tile.split("x")[::-1]))):
+        assert torch_tiled.explain(x, y, algorithm="mma_shift").tile == name or not is_h200
+        memory = torch.full((len(x), y.shape[1] + 3), torch.nan, dtype=dtype, device="cuda")
+        out = memory[:, : y.shape[1]]
+        torch_tiled.matmul(x, y, algorithm="mma_shift", out=out)
+        assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))
+        assert memory[:, y.shape[1] :].isnan().all()
+        old = torch.randn(len(x), y.shape[1], device="cuda").to(dtype)
+        bias = torch.randn(y.shape[1], device="cuda").to(dtype)
+        ends = [
+            (
+                torch_tiled.matmul(x, y, out_dtype=torch.float32, algorithm=algorithm),
+                torch_tiled.linear(x, y.mT, bias, algorithm=algorithm),
+                torch_tiled.linear(x, y.mT, bias, activation="relu", algorithm=algorithm),
+                torch_tiled.linear(x, y.mT, bias, activation="gelu", algorithm=algorithm),
+                torch_tiled.gemm_(old.clone(), x, y, alpha=0.7, beta=-0.3, algorithm=algorithm),
+            )
+            for algorithm in ("mma_shift", "mma_ring")
+        ]
+        for shift, ring in zip(*ends, strict=True):
+            assert torch.equal(shift, ring)
 
 
 @needs_hopper
