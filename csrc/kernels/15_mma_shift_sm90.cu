@@ -85,16 +85,18 @@ struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kInde
   using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, kAAcross, false, kRows>;
 };
 
-// Lines of A in memory: a matrix's first, and from one to the next in elements, rows or, across K,
-// steps of K.
+// Lines of A in memory: the first of a matrix, and from one to the next in elements, rows or,
+// across K, steps of K.
 template <bool kAcross>
 struct Lines {
   const uint16_t* data;
   int64_t pitch;
+  const uint16_t* end;  // of the matrix
 
   __device__ Lines(const Problem& p, int64_t batch)
       : data(static_cast<const uint16_t*>(p.a.data) + batch_offset(p.batch, p.a, batch)),
-        pitch(kAcross ? p.a.col_stride : p.a.row_stride) {}
+        pitch(kAcross ? p.a.col_stride : p.a.row_stride),
+        end(data + ((kAcross ? p.k : p.m) - 1) * pitch + (kAcross ? p.m : p.k)) {}
   // Bytes from a multiple of 16 to where a line begins, or any that is a multiple of eight lines
   // further, and of eight elements; and whether it is an odd multiple, likewise of 16 and 16.
   __device__ int shift(int line) const { return address(line) % kSixteen; }
@@ -125,6 +127,7 @@ class Copies {
         last_(thread % B::kLines) {
     const auto* first = reinterpret_cast<const uint8_t*>(
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
+    end_ = reinterpret_cast<const uint8_t*>(lines.end);
     pitch_ = lines.pitch * 2;
     asm volatile("" : "+l"(pitch_));  // not to be looked up again for each line
     // Those that are copied together begin at multiples of 32 bytes, as L2 has them.
@@ -175,24 +178,32 @@ class Copies {
   __device__ int left(int box, int own) const {
     return (kAcross ? rows_ - box * 64 : k_) * 2 - own;
   }
-  // kWhole: there is more of K than the step.
+  // kWhole: there is more of K than the step. What reads less than 16 bytes asks for all: memory
+  // may end within the matrix's last, which are copied one by one.
   template <bool kWhole>
   __device__ void copy_each(uint32_t stage) const {
+    uint32_t last_to = 0;
+    int last_bytes = 0;
+    const uint8_t* last_from = nullptr;
     for_each([&](int box, int line, int own, int to, const uint8_t* from) {
       const int bytes = left(box, own);
       if (kAcross ? bytes <= 0 : line >= rows_ - box * 64) return;
-      if constexpr (kWhole) {
+      const bool inside = kAcross ? line < k_ : bytes > 0;
+      if (kWhole) {
         device::copy_16(stage + to, from);
+      } else if (inside && from + kSixteen > end_) {
+        last_to = stage + to, last_bytes = bytes, last_from = from;
       } else {
-        const bool inside = kAcross ? line < k_ : bytes > 0;
         device::copy_16(stage + to, from, inside ? min(bytes, kSixteen) : 0);
       }
     });
+    if (last_from != nullptr) device::copy_halves(last_to, last_from, last_bytes / 2);
   }
   __device__ int64_t next_box() const { return kAcross ? 128 : 64 * pitch_; }
   __device__ int64_t step_bytes() const { return kAcross ? 64 * pitch_ : 128; }
 
   const uint8_t *from_, *last_from_;  // of the next step
+  const uint8_t* end_;                // of the matrix
   int64_t pitch_;                     // bytes
   int rows_, k_;                      // that are left
   int line_, own_, to_;               // of the first 16 bytes; own_ from where their line begins
