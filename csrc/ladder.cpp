@@ -249,7 +249,8 @@ bool Rung::takes(const Problem& p) const {
     case Reads::kLines: return in_lines(p);
     case Reads::kNeighbours:
       return in_map_rank(p.batch, p.a) && in_map_rank(p.batch, p.b) &&
-             (has_neighbours(p.a) || has_neighbours(p.b));
+             has_neighbours(mma_shift_operand(p)) &&
+             !in_boxes(p.batch, mma_shift_operand(p), size_of(p.dtype));
   }
   return false;
 }

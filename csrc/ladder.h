@@ -40,7 +40,7 @@ enum class Reads {
   kSides,  // neighbours along C's sides; others are copied so, up to in_map_rank() of problem.h
   kBoxes,  // C's longer side's operand: in_boxes() of problem.h
   kLines,  // both: in_lines()
-  kNeighbours,  // one has neighbours; the other one is copied if it is not in_boxes()
+  kNeighbours,  // C's longer side's: neighbours not in_boxes(); the other one is copied to be so
   kCopied,      // both: in_boxes(); others are copied so, up to in_map_rank()
 };
 

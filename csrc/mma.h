@@ -78,15 +78,10 @@ inline constexpr MmaTile kMmaShiftTiles[] = {
     {64, 64, 1, 3000, 540, 540},
     {32, 64, 1, 2000, 345, 345},
 };
-// Whether mma_shift reads B as it lies, and computes C's transpose: the longer one, of those that
-// have neighbours, of which a copy would be read otherwise.
-inline bool mma_shift_turns(const Problem& p) {
-  if (!has_neighbours(p.a) || !has_neighbours(p.b)) return has_neighbours(p.b);
-  const auto copied = [&](const Matrix& matrix, int64_t lines) {
-    return std::pair(in_boxes(p.batch, matrix, sizeof(uint16_t)) ? 0 : lines, lines);
-  };
-  return copied(p.a, p.m) < copied(p.b, p.n);
-}
+// Whether mma_shift computes C's transpose: it reads the longer operand as it lies, which is then
+// A.
+inline bool mma_shift_turns(const Problem& p) { return p.n > p.m; }
+inline const Matrix& mma_shift_operand(const Problem& p) { return mma_shift_turns(p) ? p.b : p.a; }
 
 // Until so many multiprocessors have both operands from memory, if they come once.
 inline double mma_memory_clocks(const Problem& p, double processors, double bytes_a_clock) {

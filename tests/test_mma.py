@@ -511,17 +511,21 @@ def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
 
 @needs_hopper
 @pytest.mark.parametrize(
-    ("algorithm", "m", "k", "step"),
+    ("algorithm", "m", "n", "k", "step"),
     [
-        *(("mma_bulk", 4000, 8200, 1), ("mma_bulk", 300, 100, 2), ("mma_bulk", 30, 40000, 1)),
-        *(("mma_shift", 300, 100, 2), ("mma_shift", 30, 40000, 1)),
+        ("mma_bulk", 4000, 4096, 8200, 1),
+        ("mma_bulk", 300, 4096, 100, 2),
+        ("mma_bulk", 30, 40, 40000, 1),
+        ("mma_shift", 300, 4099, 101, 2),
+        ("mma_shift", 30, 41, 40001, 1),
     ],
 )
-def test_without_memory_another_rung_computes(algorithm, m, k, step):
+def test_without_memory_another_rung_computes(algorithm, m, n, k, step):
     """Memory for the first chunk's sums, for copies of operands that no tensor map can read, or for
     the sums of all chunks, where one block computes them all then."""
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
-    b = torch.randn(k, 40 if m == 30 else 4096, dtype=torch.float16, device="cuda")
+    b = torch.randn(k, n, dtype=torch.float16, device="cuda")
+    assert torch_tiled.explain(a, b, algorithm=algorithm).algorithm == algorithm
     expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
     out = torch.full_like(expected, torch.nan)
     with no_more_memory():
