@@ -78,8 +78,8 @@ inline constexpr MmaTile kMmaShiftTiles[] = {
     {64, 64, 1, 3000, 540, 540},
     {32, 64, 1, 2000, 345, 345},
 };
-// Whether mma_shift computes C's transpose: it reads the longer operand as it lies, which is then
-// A.
+// Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
+// lies.
 inline bool mma_shift_turns(const Problem& p) { return p.n > p.m; }
 inline const Matrix& mma_shift_operand(const Problem& p) { return mma_shift_turns(p) ? p.b : p.a; }
 
@@ -146,17 +146,19 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
   return plan_mma(kMmaBulkTiles, p, processors, 1, true);
 }
-inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
-  if (!mma_bulk_turns(p)) return bulk_tiles_plan(p, processors);
-  Plan plan = bulk_tiles_plan(turned(p), processors);
+// Of the problem, or of its transpose, with the tile that C sees.
+inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
+                        bool turns) {
+  if (!turns) return plan_mma(tiles, p, processors, 1, true);
+  Plan plan = plan_mma(tiles, turned(p), processors, 1, true);
   std::swap(plan.m, plan.n);
   return plan;
 }
+inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
+  return plan_turned(kMmaBulkTiles, p, processors, mma_bulk_turns(p));
+}
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
-  if (!mma_shift_turns(p)) return plan_mma(kMmaShiftTiles, p, processors, 1, true);
-  Plan plan = plan_mma(kMmaShiftTiles, turned(p), processors, 1, true);
-  std::swap(plan.m, plan.n);
-  return plan;
+  return plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kGathers = 3;
