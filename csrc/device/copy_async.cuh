@@ -19,11 +19,11 @@ __device__ inline void copy_16(void* smem, const void* global, int inside) {
   copy_16(shared_address(smem), global, inside);
 }
 // All 16, for fewer instructions.
-__device__ inline void copy_16(uint32_t to, const void* global) {
+__device__ inline void copy_whole_16(uint32_t to, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global)
                : "memory");
 }
-// All 16, kept in the L2 cache by a policy.
+// Likewise, kept in the L2 cache by a policy.
 __device__ inline void copy_whole_16(uint32_t to, const void* global, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(global), "l"(policy)

@@ -11,9 +11,8 @@
 // Limit: what threads copy comes to shared memory by sectors of 32 bytes; the longer operand is
 //        copied once for each 64 or 128 columns, so for large products copies of both that
 //        13_mma_bulk makes are faster.
-// Next:  the copy engine, by a tensor map for each eighth line, which begin at multiples of 16
-// bytes
-//        if the first is taken to.
+// Next:  the copy engine: every eighth line begins at a multiple of 16 bytes, if the first is taken
+//        to, so that eight tensor maps have all.
 //
 //   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]
 //   consumers   issue the four products of step s, wait full[s + 1], read A's next registers; then
@@ -182,22 +181,22 @@ class Copies {
   // may end within the matrix's last, which are copied one by one.
   template <bool kWhole>
   __device__ void copy_each(uint32_t stage) const {
-    uint32_t last_to = 0;
-    int last_bytes = 0;
-    const uint8_t* last_from = nullptr;
+    uint32_t rest_to = 0;
+    int rest_bytes = 0;
+    const uint8_t* rest_from = nullptr;
     for_each([&](int box, int line, int own, int to, const uint8_t* from) {
       const int bytes = left(box, own);
       if (kAcross ? bytes <= 0 : line >= rows_ - box * 64) return;
       const bool inside = kAcross ? line < k_ : bytes > 0;
       if (kWhole) {
-        device::copy_16(stage + to, from);
+        device::copy_whole_16(stage + to, from);
       } else if (inside && from + kSixteen > end_) {
-        last_to = stage + to, last_bytes = bytes, last_from = from;
+        rest_to = stage + to, rest_bytes = bytes, rest_from = from;
       } else {
         device::copy_16(stage + to, from, inside ? min(bytes, kSixteen) : 0);
       }
     });
-    if (last_from != nullptr) device::copy_halves(last_to, last_from, last_bytes / 2);
+    if (rest_from != nullptr) device::copy_halves(rest_to, rest_from, rest_bytes / 2);
   }
   __device__ int64_t next_box() const { return kAcross ? 128 : 64 * pitch_; }
   __device__ int64_t step_bytes() const { return kAcross ? 64 * pitch_ : 128; }
