@@ -73,8 +73,8 @@ constexpr Rung kLadder[] = {
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  193.8, BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
-    {"mma_shift",      "mma",    Order::kChained, Runs::kHopperHalves, 1, 0,    64,  128, Cut::kMmaShiftPlan, Reads::kNeighbours, 3500, 0.3, 408,  0,               0,               CUDA(launch_mma_shift),      cpu::launch_mma},
-    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500,  0.3,   408,   0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
+    {"mma_shift",      "mma",    Order::kChained, Runs::kHopperHalves, 1, 0,    64,  128, Cut::kMmaShiftPlan, Reads::kNeighbours, 3500, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_shift),      cpu::launch_mma},
+    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
     {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   136,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
@@ -286,9 +286,12 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 double Rung::clocks(const Problem& p, const Context& context) const {
   const bool as_it_lies =
       reads == Reads::kSides || reads == Reads::kCopied || reads == Reads::kNeighbours;
+  const bool in_whole_lines =
+      cut == Cut::kMmaBulkPlan &&
+      mma_bulk_copies(mma_bulk_turns(p) ? turned(p) : p, context.processors);
   const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
-    return in_boxes(p.batch, matrix, size_of(p.dtype)) && !mma_turns_to_k(matrix, lines, p.k);
+    return !mma_has_to_copy(p, matrix, lines) && !(in_whole_lines && !mma_lines_are_whole(matrix));
   };
   const bool takes_b = reads == Reads::kNeighbours && mma_shift_turns(p);  // whatever its lines
   const bool takes_a = reads == Reads::kNeighbours && !takes_b;
@@ -301,7 +304,8 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const double rewritten = lines * std::max(static_cast<double>(p.k) * before, before_line);
   // To copy operands beforehand takes one launch more.
   constexpr double kCopyStart = 3000;
-  const double copies = as_it_lies && rows + cols > 0 ? kCopyStart : 0;
+  const double copy_start = reads == Reads::kSides ? kCopyStart : MmaCopies::kStart;
+  const double copies = as_it_lies && rows + cols > 0 ? copy_start : 0;
   const double fixed = start + copies + rewritten;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
   if (const auto plan = plan_of(*this, p, context)) return fixed + plan->clocks;

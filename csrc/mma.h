@@ -49,6 +49,17 @@ inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
   return lies_across_k(matrix) && count < 64 && k >= 256;
 }
 
+// What it takes to copy operands to lines that the copy engine reads, or reads faster: a launch,
+// and for each element, or each line that has few, clocks of one multiprocessor.
+struct MmaCopies {
+  static constexpr double kStart = 2000, kElement = 0.24, kLine = 62;
+};
+// Elements of L2's lines.
+inline constexpr int64_t kMmaLine = kL2Line / int64_t{sizeof(uint16_t)};
+inline bool mma_lines_are_whole(const Matrix& matrix) {
+  return std::max(matrix.row_stride, matrix.col_stride) % kMmaLine == 0;
+}
+
 // How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
 // memory: one that begins in the middle of L2's takes more of its time than two. Where lines do not
 // begin at multiples of 16 bytes copies are read, whose lines begin where L2's do.
@@ -73,10 +84,9 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 1, 6500, 900, 900},
-    {128, 64, 1, 3000, 590, 590},
-    {64, 64, 1, 3000, 540, 540},
-    {32, 64, 1, 2000, 345, 345},
+    {64, 128, 1, 4750, 1040, 1040}, {128, 64, 1, 3750, 610, 610}, {64, 64, 1, 3500, 560, 560},
+    {32, 64, 1, 3000, 380, 380},    {32, 128, 1, 5500, 700, 700}, {128, 128, 1, 9000, 1050, 1050},
+    {64, 192, 1, 5500, 1400, 1400},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.
@@ -146,6 +156,35 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
   return plan_mma(kMmaBulkTiles, p, processors, 1, true);
 }
+// Whether a rung has to copy an operand: `count` rows of A, or columns of B, transposed.
+inline bool mma_has_to_copy(const Problem& p, const Matrix& matrix, int64_t count) {
+  return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(matrix, count, p.k);
+}
+// The operand in lines that begin where L2's do.
+inline Matrix mma_in_whole_lines(Matrix matrix) {
+  int64_t& pitch = lies_across_k(matrix) ? matrix.col_stride : matrix.row_stride;
+  pitch = ceil_div(pitch, kMmaLine) * kMmaLine;
+  return matrix;
+}
+// Of a problem as it is multiplied: whether mma_bulk copies operands that it could read as they
+// lie to such lines, since it is faster then.
+inline bool mma_bulk_copies(const Problem& p, int64_t processors) {
+  const Matrix b = transposed(p.b);
+  const bool has_to = mma_has_to_copy(p, p.a, p.m) || mma_has_to_copy(p, b, p.n);
+  double elements = 0;
+  Problem copied = p;
+  if (!mma_has_to_copy(p, p.a, p.m) && !mma_lines_are_whole(p.a)) {
+    elements += static_cast<double>(p.m), copied.a = mma_in_whole_lines(p.a);
+  }
+  if (!mma_has_to_copy(p, b, p.n) && !mma_lines_are_whole(b)) {
+    elements += static_cast<double>(p.n), copied.b = transposed(mma_in_whole_lines(b));
+  }
+  if (elements == 0) return false;
+  elements *= static_cast<double>(p.k * p.batch.count) / static_cast<double>(processors);
+  return (has_to ? 0 : MmaCopies::kStart) + MmaCopies::kElement * elements +
+             bulk_tiles_plan(copied, processors).clocks <
+         bulk_tiles_plan(p, processors).clocks;
+}
 // Of the problem, or of its transpose, with the tile that C sees.
 inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                         bool turns) {
@@ -154,8 +193,13 @@ inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_
   std::swap(plan.m, plan.n);
   return plan;
 }
-inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
-  return plan_turned(kMmaBulkTiles, p, processors, mma_bulk_turns(p));
+inline Plan mma_bulk_plan(Problem p, int64_t processors) {
+  const bool turns = mma_bulk_turns(p);
+  if (mma_bulk_copies(turns ? turned(p) : p, processors)) {
+    p.a = mma_in_whole_lines(p.a);
+    p.b = transposed(mma_in_whole_lines(transposed(p.b)));
+  }
+  return plan_turned(kMmaBulkTiles, p, processors, turns);
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   return plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));

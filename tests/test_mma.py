@@ -3,6 +3,7 @@
 The host's rung computes on a model of the tensor core what a Hopper GPU does.
 """
 
+import contextlib
 import random
 
 import pytest
@@ -405,11 +406,11 @@ def test_bulk_with_any_tile(layout, dtype):
     """On an H200, whose plan picks another for each of these sizes; sums of several chunks, too."""
     sizes = {
         "128x256": [(2040, 2040, 72), (1638, 2106, 8264)],
-        "128x192": [(2041, 2920, 500), (1360, 2920, 8264)],
+        "128x192": [(2041, 2920, 500), (1816, 2778, 8264)],
         "128x160": [(1526, 1640, 72), (2040, 600, 8264)],
-        "128x128": [(1537, 696, 200), (1048, 968, 8264)],
-        "64x192": [(602, 1731, 500), (1032, 440, 8264)],
-        "64x128": [(1442, 504, 500), (541, 816, 8264)],
+        "128x128": [(984, 1136, 72), (1048, 968, 8264)],
+        "64x192": [(602, 1731, 500), (1282, 860, 8264)],
+        "64x128": [(1442, 504, 500), (1312, 216, 8264)],
         "64x96": [(830, 861, 72), (20, 10800, 8264)],
         "64x64": [(300, 301, 300), (416, 504, 8264)],
     }
@@ -533,13 +534,18 @@ def test_without_memory_another_rung_computes(algorithm, m, n, k, step):
     assert_same(out, expected)
 
 
-def anywhere(batch, rows, cols, dtype, choose):
-    """A random operand in memory that is NaN elsewhere, its lines at any element."""
+def anywhere(batch, rows, cols, dtype, choose, multiple=1):
+    """A random operand in memory that is NaN elsewhere, its lines at any element, or at such that
+    are a multiple."""
     turned = choose.random() < 0.5
     lines, line = (cols, rows) if turned else (rows, cols)
-    pitch = line + choose.choice((0, 0, 1, 3, 5, 8, 24))
-    matrix = lines * pitch + choose.choice((0, 0, 1, 8))
-    begin = choose.choice((0, 0, 1, 2, 3, 4, 7, 9, 64))
+
+    def further(elements, by):
+        return -(-(elements + choose.choice(by)) // multiple) * multiple
+
+    pitch = further(line, (0, 0, 1, 3, 5, 8, 24))
+    matrix = further(lines * pitch, (0, 0, 1, 8))
+    begin = further(0, (0, 0, 1, 2, 3, 4, 7, 9, 64))
     size = (batch, lines, line)
     memory = torch.full((begin + batch * matrix + 64,), torch.nan, dtype=dtype, device="cuda")
     operand = memory.as_strided(size, (matrix, pitch, 1), begin)
@@ -567,15 +573,58 @@ def test_lines_that_begin_anywhere(seed, dtype):
 
 @needs_hopper
 @each_half
+@pytest.mark.parametrize("seed", range(40))
+def test_lines_that_begin_within_those_of_l2(seed, dtype):
+    """The copy engine can read them; some are copied all the same. Of lines across K it reads what
+    follows, too, which may not tell."""
+    choose = random.Random(seed)
+    sizes = (40, 63, 64, 65, 71, 97, 128, 130, 200, 257, 300, 500, 760, 1000)
+    m, n = choose.choice(sizes), choose.choice(sizes)
+    k = choose.choice((8, 16, 63, 64, 65, 72, 79, 80, 81, 128, 200, 1000, 3000, 4104, 8200, 10000))
+    batch = choose.choice((1, 1, 3))
+    a, b = (anywhere(batch, *sides, dtype, choose, multiple=8) for sides in ((m, k), (k, n)))
+    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    for algorithm in ("mma_bulk", "auto"):
+        for _ in range(3):
+            out = torch.full_like(expected, torch.nan)
+            torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
+            assert torch.equal(out, expected)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("without", [False, True])
+def test_lines_are_copied_to_those_of_l2(without, layout, dtype):
+    """As the plan has it of this size; without memory for that they are read as they lie."""
+    a = in_layout(torch.randn(760, 4104, device="cuda").to(dtype), layout[0])
+    b = in_layout(torch.randn(4104, 776, device="cuda").to(dtype), layout[1])
+    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    out = torch.full_like(expected, torch.nan)
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with no_more_memory() if without else contextlib.nullcontext():
+        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
+    copies = torch.cuda.memory_stats()["allocation.all.allocated"] - allocated
+    is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
+    assert copies == 1 or without or not is_h200
+    assert torch.equal(out, expected)
+
+
+@needs_hopper
+@each_half
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("tile", "m", "n", "k"),
     [
         ("32x64", 4097, 30, 73),
         ("32x64", 1051, 61, 8265),
-        ("64x64", 2049, 250, 8265),
+        ("64x64", 6001, 60, 8265),
         ("128x64", 4097, 130, 73),
+        ("128x64", 9001, 61, 8265),
         ("64x128", 4101, 250, 8265),
+        ("32x128", 2049, 250, 8265),
+        ("128x128", 11007, 120, 8265),
+        ("64x192", 4099, 380, 8265),
     ],
 )
 def test_shift_with_any_tile(tile, m, n, k, layout, dtype):

@@ -139,6 +139,9 @@ TILED_MULTIPLY_ADD_HELD(32, "64", TILED_NAMES_0, "%32, %33, %34, %35", "%36", "%
                         TILED_SUMS(0))
 TILED_MULTIPLY_ADD_HELD(64, "128", TILED_NAMES_0 ", " TILED_NAMES_32, "%64, %65, %66, %67", "%68",
                         "%69", "%70", TILED_SUMS(0), TILED_SUMS(32))
+TILED_MULTIPLY_ADD_HELD(96, "192", TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64,
+                        "%96, %97, %98, %99", "%100", "%101", "%102", TILED_SUMS(0), TILED_SUMS(32),
+                        TILED_SUMS(64))
 
 #undef TILED_MULTIPLY_ADD_HELD
 #undef TILED_MULTIPLY_HELD

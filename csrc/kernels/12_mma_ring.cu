@@ -99,7 +99,8 @@ class Loader {
   static constexpr int kEach = Lines::kLines / kLinesAtOnce;
   static_assert(kThreads % kEights == 0 && Lines::kLines % kLinesAtOnce == 0);
 
-  // Likewise, one by one where neighbours do not lie so, and as far as there are some.
+  // Likewise, one by one where neighbours do not lie so, or not all eight are inside: to copy them
+  // at once would read the others, too.
   __device__ void load_edge(uint16_t* smem, int k) const {
     const int lines = (kAcross ? k : outer_left_) - line();
     const int inside = max(min((kAcross ? outer_left_ : k) - near(), kEight), 0);
@@ -108,7 +109,7 @@ class Loader {
     for (int i = 0; i < kEach; ++i, from += kLinesAtOnce * far_stride_) {
       uint16_t* to = smem + i * kLinesAtOnce * Lines::kPitch;
       const int count = i * kLinesAtOnce < lines ? inside : 0;
-      if (by_eights_) {
+      if (by_eights_ && (count == 0 || count == kEight)) {
         device::copy_16(to, from, count * 2);
         continue;
       }

@@ -9,12 +9,12 @@
 //        engine brings the other operand, which is copied first if it has to be. If the longer one
 //        is B, this computes C's transpose.
 // Limit: what threads copy comes to shared memory by sectors of 32 bytes; the longer operand is
-//        copied once for each 64 or 128 columns, so for large products copies of both that
+//        copied once for each 64 to 192 columns, so for large products copies of both that
 //        13_mma_bulk makes are faster.
-// Next:  the copy engine: every eighth line begins at a multiple of 16 bytes, if the first is taken
-//        to, so that eight tensor maps have all.
+// Next:  pairs of blocks that share what they ask for of the other operand; tiles of 256 columns.
 //
-//   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]
+//   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]; two warpgroups,
+//               by turns
 //   consumers   issue the four products of step s, wait full[s + 1], read A's next registers; then
 //               those of s are finished -> empty[s]
 
@@ -47,9 +47,9 @@ namespace wgmma = device::wgmma;
 
 constexpr int kSixteen = 16;  // bytes that are copied at once, from multiples of as many
 constexpr int kWarpgroup = 128;
-// Threads that copy, of the first warpgroup and the last: those of one alone take longer for a step
-// than it is multiplied.
-constexpr int kCopying = 256;
+// Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
+// multiplied.
+constexpr int kProducers = 2;
 
 // Where in a box a line is, and which row is the `at`th that is multiplied. Along K, of a
 // warpgroup's rows those that are shifted by the same are neighbours there, since a warp reads
@@ -71,15 +71,15 @@ template <int kRows, bool kAcross>
 struct Box {
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64, kBoxes = kRows / kBoxRows;
   static constexpr int kLines = kAcross ? 64 : kBoxRows, kInLine = kAcross ? kBoxRows : 64;
-  static constexpr int kSixteens = kInLine * 2 / kSixteen;  // without the last
-  static constexpr int kPitch = (kSixteens + 1) * kSixteen, kBytes = kLines * kPitch;
+  static constexpr int kInBytes = kInLine * 2, kSixteens = kInBytes / kSixteen;  // without the last
+  static constexpr int kPitch = kInBytes + kSixteen, kBytes = kLines * kPitch;
 };
 
 template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross, int kRows>
 struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n, 1, kStages,
                                kAAcross, kBAcross, kRows> {
   using ABox = Box<Tile::kM, kAAcross>;
-  static constexpr int kThreads = kCopying + Tile::kMultipliers;
+  static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
   static constexpr int kABytes = ABox::kBoxes * ABox::kBytes;
   using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, kAAcross, false, kRows>;
 };
@@ -90,15 +90,13 @@ template <bool kAcross>
 struct Lines {
   const uint16_t* data;
   int64_t pitch;
-  const uint16_t* end;  // of the matrix
-
   __device__ Lines(const Problem& p, int64_t batch)
       : data(static_cast<const uint16_t*>(p.a.data) + batch_offset(p.batch, p.a, batch)),
-        pitch(kAcross ? p.a.col_stride : p.a.row_stride),
-        end(data + ((kAcross ? p.k : p.m) - 1) * pitch + (kAcross ? p.m : p.k)) {}
+        pitch(kAcross ? p.a.col_stride : p.a.row_stride) {}
   // Bytes from a multiple of 16 to where a line begins, or any that is a multiple of eight lines
-  // further, and of eight elements; and whether it is an odd multiple, likewise of 16 and 16.
+  // further, and of eight elements.
   __device__ int shift(int line) const { return address(line) % kSixteen; }
+  // Likewise, whether it is an odd one, any multiple of 16 lines further, and of 16 elements.
   __device__ bool is_odd(int line) const { return address(line) / kSixteen % 2 != 0; }
 
  private:
@@ -107,42 +105,35 @@ struct Lines {
   }
 };
 
-// What one of kCopying threads copies of a tile's part of A, of which `rows` are in the
-// matrix, of K from `begin` on `k`. Some threads together copy 16 bytes each of a line, and another
-// one the first or the last.
+// What a thread of a producing warpgroup copies of a tile's part of A, of which `rows` are in the
+// matrix, of K from `begin` on `k`: 16 bytes at a time. Some threads together copy what a box has
+// of a line, and another one the first 16 bytes or the last, which are left.
 template <class Tile>
 class Copies {
   static constexpr bool kAcross = Tile::kAAcross;
   using B = typename Tile::ABox;
 
  public:
-  __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k,
-                    int thread)
-      : rows_(rows),
-        k_(k),
-        line_(thread / B::kSixteens),
-        own_(thread % B::kSixteens * kSixteen),
-        last_box_(thread / B::kLines),
-        last_(thread % B::kLines) {
+  __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k)
+      : rows_(rows), k_(k) {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    line_ = thread / B::kSixteens, left_box_ = thread / B::kLines, left_line_ = thread % B::kLines;
     const auto* first = reinterpret_cast<const uint8_t*>(
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
-    end_ = reinterpret_cast<const uint8_t*>(lines.end);
     pitch_ = lines.pitch * 2;
     asm volatile("" : "+l"(pitch_));  // not to be looked up again for each line
     // Those that are copied together begin at multiples of 32 bytes, as L2 has them.
-    own_ += lines.is_odd(line_) ? kSixteen : 0;
-    from_ = first + line_ * pitch_ - lines.shift(line_) + own_;
-    to_ = slot<Tile::kRows, kAcross>(line_) * B::kPitch + own_;
-    own_ -= lines.shift(line_);
-    last_own_ = lines.is_odd(last_) ? 0 : B::kInLine * 2;
-    if (last_own_ > 0 && lines.shift(last_) == 0) last_box_ = B::kBoxes;
-    last_from_ = first + last_ * pitch_ - lines.shift(last_) + last_own_ + last_box_ * next_box();
-    last_to_ = last_box_ * B::kBytes + slot<Tile::kRows, kAcross>(last_) * B::kPitch + last_own_;
-    last_own_ -= lines.shift(last_);
+    own_ = thread % B::kSixteens * kSixteen + (lines.is_odd(line_) ? kSixteen : 0);
+    shift_ = lines.shift(line_);
+    from_ = first + line_ * pitch_ - shift_ + own_;
+    left_own_ = lines.is_odd(left_line_) ? 0 : B::kInBytes;
+    left_shift_ = lines.shift(left_line_);
+    if (left_own_ > 0 && left_shift_ == 0) left_box_ = B::kBoxes;
+    left_from_ = first + left_line_ * pitch_ - left_shift_ + left_own_ + left_box_ * next_box();
   }
 
-  // The next step. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
-  __device__ void copy(uint8_t* stage) {
+  // A step. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
+  __device__ void copy(uint8_t* stage) const {
     const uint32_t to = device::shared_address(stage);
     // Whoever reads beyond the end of a line across K reads what the next one has, if there is one.
     if (k_ > (kAcross ? 64 : 64 + kSixteen / 2)) {
@@ -150,71 +141,70 @@ class Copies {
     } else {
       copy_each<false>(to);
     }
-    from_ += step_bytes(), last_from_ += step_bytes();
+  }
+  __device__ bool is_left() const { return k_ > 0; }
+  // What follows is of the next step.
+  __device__ void next() {
+    from_ += step_bytes(), left_from_ += step_bytes();
     k_ -= 64;
   }
 
  private:
-  static constexpr int kAtOnce = kCopying / B::kSixteens;  // lines
-  static_assert(B::kLines % kAtOnce == 0 && kAtOnce % 16 == 0);
-  static_assert(B::kBoxes * B::kLines <= kCopying);
+  static constexpr int kAtOnce = kWarpgroup / B::kSixteens;  // lines
+  // So that a thread's lines are shifted by the same.
+  static_assert(kAtOnce % 16 == 0 && B::kLines % kAtOnce == 0);
+  static_assert(B::kBoxes * B::kLines <= kWarpgroup);
 
-  // Calls f(box, line, own, to, from) for the thread's 16 bytes of lines.
-  template <class F>
-  __device__ void for_each(F&& f) const {
+  // kWhole: there is more of K than the step.
+  template <bool kWhole>
+  __device__ void copy_each(uint32_t stage) const {
+    const uint32_t to = stage + slot<Tile::kRows, kAcross>(line_) * B::kPitch + own_;
     UNROLL
     for (int box = 0; box < B::kBoxes; ++box) {
       UNROLL
       for (int i = 0; i < B::kLines; i += kAtOnce) {
-        // A thread's lines are a multiple of 16 apart, so that they are shifted by the same.
-        f(box, line_ + i, own_, to_ + box * B::kBytes + slot<Tile::kRows, kAcross>(i) * B::kPitch,
-          from_ + box * next_box() + i * pitch_);
+        copy_sixteen<kWhole>(box, line_ + i, own_ - shift_,
+                             to + box * B::kBytes + slot<Tile::kRows, kAcross>(i) * B::kPitch,
+                             from_ + box * next_box() + i * pitch_);
       }
     }
-    if (last_box_ < B::kBoxes) f(last_box_, last_, last_own_, last_to_, last_from_);
+    if (left_box_ < B::kBoxes) {
+      copy_sixteen<kWhole>(left_box_, left_line_, left_own_ - left_shift_,
+                           stage + left_box_ * B::kBytes +
+                               slot<Tile::kRows, kAcross>(left_line_) * B::kPitch + left_own_,
+                           left_from_);
+    }
   }
-  // Bytes from a thread's own on that a line has; along K they become fewer.
-  __device__ int left(int box, int own) const {
-    return (kAcross ? rows_ - box * 64 : k_) * 2 - own;
-  }
-  // kWhole: there is more of K than the step. What reads less than 16 bytes asks for all: memory
-  // may end within the matrix's last, which are copied one by one.
+  // `own`: from where the line begins in its box. The last halves of a line one by one, since
+  // memory may end within their 16 bytes.
   template <bool kWhole>
-  __device__ void copy_each(uint32_t stage) const {
-    uint32_t rest_to = 0;
-    int rest_bytes = 0;
-    const uint8_t* rest_from = nullptr;
-    for_each([&](int box, int line, int own, int to, const uint8_t* from) {
-      const int bytes = left(box, own);
-      if (kAcross ? bytes <= 0 : line >= rows_ - box * 64) return;
-      const bool inside = kAcross ? line < k_ : bytes > 0;
-      if (kWhole) {
-        device::copy_whole_16(stage + to, from);
-      } else if (inside && from + kSixteen > end_) {
-        rest_to = stage + to, rest_bytes = bytes, rest_from = from;
-      } else {
-        device::copy_16(stage + to, from, inside ? min(bytes, kSixteen) : 0);
-      }
-    });
-    if (rest_from != nullptr) device::copy_halves(rest_to, rest_from, rest_bytes / 2);
+  __device__ void copy_sixteen(int box, int line, int own, uint32_t to, const uint8_t* from) const {
+    const int left = (kAcross ? rows_ - box * 64 : k_) * 2 - own;
+    if (kAcross ? left <= 0 : line >= rows_ - box * 64) return;
+    const bool inside = kAcross ? line < k_ : left > 0;
+    if (kWhole) {
+      device::copy_whole_16(to, from);
+    } else if (inside && left < kSixteen) {
+      device::copy_halves(to, from, left / 2);
+    } else {
+      device::copy_16(to, from, inside ? kSixteen : 0);
+    }
   }
   __device__ int64_t next_box() const { return kAcross ? 128 : 64 * pitch_; }
   __device__ int64_t step_bytes() const { return kAcross ? 64 * pitch_ : 128; }
 
-  const uint8_t *from_, *last_from_;  // of the next step
-  const uint8_t* end_;                // of the matrix
+  const uint8_t *from_, *left_from_;  // of the step
   int64_t pitch_;                     // bytes
   int rows_, k_;                      // that are left
-  int line_, own_, to_;               // of the first 16 bytes; own_ from where their line begins
-  int last_box_, last_, last_own_, last_to_;  // likewise
+  int line_, own_, shift_;
+  int left_box_, left_line_, left_own_, left_shift_;
 };
 
+// Warpgroups have every other stage.
 template <class Tile, class End>
 __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End>& smem) {
   const Problem& p = work.p;
-  const int warp = device::uniform(threadIdx.x / 32);
-  const unsigned multiplying = warp < kWarpgroup / 32 ? 0 : Tile::kMultipliers;
-  const auto thread = static_cast<int>(threadIdx.x - multiplying);
+  const int warp = device::uniform(threadIdx.x / 32), own = warp < kWarpgroup / 32 ? 0 : 1;
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   if (!work.a_is_there) device::wait_for_previous_kernel();
   for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
@@ -223,17 +213,19 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
       return static_cast<int>(min(all - first, int64_t{1} << 16));
     };
     Copies<Tile> a(Lines<Tile::kAAcross>(p, unit.tile.batch), unit.tile.row, unit.begin,
-                   left(p.m, unit.tile.row), static_cast<int>(unit.end - unit.begin), thread);
+                   left(p.m, unit.tile.row), static_cast<int>(unit.end - unit.begin));
     const mma_bulk::Part<Tile::kN, Tile::kBAcross, 1> b{
         work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch), 0};
-    for (int64_t k = unit.begin; k < unit.end; k += Tile::kK, ring.next()) {
+    auto k = static_cast<int>(unit.begin);
+    for (; a.is_left(); k += Tile::kK, ring.next(), a.next()) {
+      if (ring.stage % kProducers != own) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       __syncwarp();
-      if (warp == 0 && device::elect()) {
+      if (warp % (kWarpgroup / 32) == 0 && device::elect()) {
         device::wait_for_previous_kernel();
-        device::arrive_expecting(full, b.bytes());
-        b.copy(smem.b[ring.stage], static_cast<int>(k), full);
+        device::arrive_expecting(full, b.bytes(Tile::kK));
+        b.copy(smem.b[ring.stage], k, p.k - k <= Tile::kK, full);
       }
       a.copy(smem.a[ring.stage]);
       device::arrive_when_copied(full);
@@ -339,12 +331,12 @@ __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Halves<Tile
 struct EndWork : mma_bulk::Work {
   bool turned;      // p is, so that biases are those of its rows
   bool simple;      // sums end in a bias and ReLU, if in anything
-  bool a_is_there;  // the kernel before copies B, and began after all others had ended
+  bool a_is_there;  // the kernel before copies B, and let this one start when all others had ended
 };
 
 template <class Tile>
 struct End {
-  enum { kHeld = 128 };               // not by who adds chunks, of which nvcc would warn
+  enum { kHeld = 144 };               // not by who adds chunks, of which nvcc would warn
   static constexpr int kAtOnce = 32;  // columns
 
   using Work = EndWork;
@@ -363,22 +355,28 @@ struct End {
   __device__ void end_tile(const Position& tile, float (&sums)[Tile::kElements]) const {
     const Problem& p = work.p;
     const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+    const auto store_as = [&]<class Out>(Out* c) {
+      work.turned ? store<true>(c + c_offset, tile, sums) : store<false>(c + c_offset, tile, sums);
+    };
     if (p.out_dtype == DType::kFloat32) {
-      store(static_cast<float*>(p.c.data) + c_offset, tile, sums);
+      store_as(static_cast<float*>(p.c.data));
     } else {
-      store(static_cast<typename Tile::T*>(p.c.data) + c_offset, tile, sums);
+      store_as(static_cast<typename Tile::T*>(p.c.data));
     }
   }
   __device__ void finish() const {}
 
  private:
   // Stores the warpgroup's rows. Sums move up to the registers that are stored, so that the loop
-  // stays one. Threads that follow each other store what does in C: each some of a row, or of a
-  // column, for which there is one bias.
-  template <class Out>
+  // stays one. Threads that follow each other store what does in C: each some of a row or, where p
+  // is turned, of a column, for which there is one bias.
+  template <bool kTurned, class Out>
   __device__ void store(Out* c, const Position& tile, float (&sums)[Tile::kElements]) const {
     using T = typename Tile::T;
     constexpr int kEach = kAtOnce / 2, kRows = Tile::kRows;  // sums of a thread
+    // What a thread stores of those at once, and how far apart.
+    constexpr int kStored = kRows * kAtOnce / kWarpgroup,
+                  kApart = kWarpgroup / (kTurned ? kRows : 32);
     const Problem& p = work.p;
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
@@ -386,10 +384,13 @@ struct End {
     const int64_t row = tile.row + warpgroup * kRows;
     const int64_t end = min(int64_t{tile.col} + Tile::kN, p.n);
     const auto rows = static_cast<int>(min(p.m - row, int64_t{kRows}));
-    const int down = work.turned ? thread % kRows : thread / 32;
-    const int right = work.turned ? thread / kRows : lane;
-    const int step = work.turned ? kWarpgroup / kRows : kWarpgroup / 32;
-    const int64_t stride = step * (work.turned ? p.c.col_stride : p.c.row_stride);
+    const int down = kTurned ? thread % kRows : thread / 32;
+    const int right = kTurned ? thread / kRows : lane;
+    const float* from = &leaving[down][right];
+    constexpr int kNext = kTurned ? kApart : kApart * (kAtOnce + 1);
+    const int64_t stride = kApart * (kTurned ? p.c.col_stride : p.c.row_stride);
+    const bool has_bias = p.epilogue.bias != nullptr;
+    const bool relu = p.epilogue.activation == Activation::kRelu;
     NO_UNROLL
     for (int64_t col = tile.col; col < end; col += kAtOnce) {
       UNROLL
@@ -402,32 +403,27 @@ struct End {
       device::sync_threads(1 + warpgroup, kWarpgroup);
       const auto cols = static_cast<int>(min(end - col, int64_t{kAtOnce}));
       const bool inside = down < rows && right < cols;
-      const int left = work.turned ? cols - right : rows - down;
+      const int left = !inside ? 0 : kTurned ? cols - right : rows - down;
       Out* to = c + (row + down) * p.c.row_stride + (col + right) * p.c.col_stride;
-      const float* from = &leaving[down][right];
-      const int next = work.turned ? step : step * (kAtOnce + 1);
       float bias = 0;
-      if (inside && p.epilogue.bias != nullptr) {
-        const int64_t at = work.turned ? row + down : col + right;
+      if (inside && has_bias) {
+        const int64_t at = kTurned ? row + down : col + right;
         bias = widen(static_cast<const T*>(p.epilogue.bias)[at * p.epilogue.bias_stride]);
       }
-      if (inside && work.simple) {
-        const bool has_bias = p.epilogue.bias != nullptr;
-        const bool relu = p.epilogue.activation == Activation::kRelu;
-        _Pragma("unroll 8") for (int i = 0; i < left; i += step) {
-          float x = *from;
+      if (work.simple) {
+        UNROLL
+        for (int i = 0; i < kStored; ++i, to += stride) {
+          float x = from[i * kNext];
           if (has_bias) x += bias;
           if (relu) x = activate(Activation::kRelu, x);
-          *to = narrow<Out>(x);
-          from += next, to += stride;
+          if (i * kApart < left) *to = narrow<Out>(x);
         }
-      } else if (inside) {
+      } else {
         NO_UNROLL
-        for (int i = 0; i < left; i += step) {
-          float x[1] = {combined(p, to, *from, bias)};
+        for (int i = 0; i * kApart < left; ++i, to += stride) {
+          float x[1] = {combined(p, to, from[i * kNext], bias)};
           activate_each(p.epilogue.activation, x);
           *to = narrow<Out>(x[0]);
-          from += next, to += stride;
         }
       }
       device::sync_threads(1 + warpgroup, kWarpgroup);
@@ -437,13 +433,21 @@ struct End {
   }
 };
 
+// Of a thread that multiplies, and of one that copies, so that there is room for all.
+template <class Tile>
+constexpr int kRegisters = Tile::kConsumers == 1 ? 232
+                           : Tile::kN == 64      ? 168
+                                                 : 184;
+template <class Tile>
+constexpr int kCopying = Tile::kConsumers == 1 ? 88 : 256 - kRegisters<Tile>;
+
 template <class Tile, class End>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     mma_shift_kernel(const __grid_constant__ typename End::Work work) {
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<mma_bulk::Smem<Tile, End>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    device::init_stages(Tile::kStages, smem.full, kCopying + 1, smem.empty,
+    device::init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
                         Tile::kMultipliers / 32);
     device::publish_barriers();
   }
@@ -451,7 +455,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::let_next_kernel_start();
   const int warpgroup = device::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup > 0 && warpgroup <= Tile::kConsumers) {
-    device::take_registers<192>();
+    device::take_registers<kRegisters<Tile>>();
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const auto multiply = [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
                               int consumer, int lane, float(&sums)[Tile::kElements]) {
@@ -461,40 +465,45 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     };
     mma_bulk::consume<Tile, End>(work, smem, multiply);
   } else {
-    device::give_registers<56>();
+    device::give_registers<kCopying<Tile>>();
     produce<Tile, End>(work, smem);
   }
 }
 
 template <class Tile>
-void run_tile(EndWork work, int64_t ranges, const Context& context) {
-  static_assert(mma_bulk::kInMemory<Tile, End<Tile>> == 0, "or there may be no memory for sums");
+bool run_tile(EndWork work, int64_t ranges, const Context& context) {
   const Problem& p = work.p;
-  work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p);
-  mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges, context);
+  work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
+  return mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges,
+                                           context);
 }
 
 }  // namespace
 
-// Where there is no memory for copies, mma_ring needs none and gives the same bits.
+// Where there is no memory for copies, or for totals, mma_ring needs none and gives the same bits.
 void launch_mma_shift(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
   EndWork work{};
   work.turned = mma_shift_turns(p);
   work.simple = p.epilogue.is_simple();
   const Problem as_it_lies = work.turned ? turned(p) : p;
-  const std::optional<Problem> lines = in_lines_of_halves(as_it_lies, context, false);
+  const std::optional<Problem> lines = in_lines_of_halves(as_it_lies, context, {.a = false});
   if (!lines) return launch_mma_ring(p, context);
   work.p = *lines;
   work.a_is_there = lines->b.data != as_it_lies.b.data;
   const Plan plan = mma_shift_plan(p, context.processors);
-  const auto run = [&]<class Tile>() { run_tile<Tile>(work, plan.ranges, context); };
+  const auto run = [&]<class Tile>() {
+    if (!run_tile<Tile>(work, plan.ranges, context)) launch_mma_ring(p, context);
+  };
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     switch (plan.tile) {
       case 0: return run.template operator()<Tile<T, 0, 8, kAAcross, kBAcross, 64>>();
       case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross, 64>>();
       case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 64>>();
       case 3: return run.template operator()<Tile<T, 3, 16, kAAcross, kBAcross, 32>>();
+      case 4: return run.template operator()<Tile<T, 4, 10, kAAcross, kBAcross, 32>>();
+      case 5: return run.template operator()<Tile<T, 5, 6, kAAcross, kBAcross, 64>>();
+      case 6: return run.template operator()<Tile<T, 6, 6, kAAcross, kBAcross, 64>>();
     }
   });
 }

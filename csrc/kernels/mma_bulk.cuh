@@ -50,8 +50,9 @@ struct Smem {
 // Copies steps of K of an operand's part of a tile, kRows of A's rows or B's columns, of which
 // `left` are in the matrix. Where kShare is 2 both blocks need it, and each asks for half, for
 // both. What is not in the matrix is not asked for, as far as boxes go: the engine takes some 15
-// clocks for each line that it fills with zeros. What then lies there is never stored. Across K,
-// boxes are of kBox rows, and the last of kNarrow, if of any.
+// clocks for each line that it fills with zeros. What then lies there is never stored, or, of the
+// last steps of K, never multiplied. Across K, boxes are of kBox rows, and the last of kNarrow, if
+// of any.
 template <int kRows, bool kAcross, int kShare, int kNarrow = 0>
 struct Part {
   static constexpr int kBox = 64;
@@ -60,23 +61,26 @@ struct Part {
   MapPlace matrix;
   int share;  // which half is asked for
 
-  // That come, whoever asks.
-  __device__ int bytes() const {
+  // That come of so many steps, whoever asks.
+  __device__ int bytes(int steps) const {
     if (!kAcross) return min(left, kRows) * 128;
     int rows = 0;
     UNROLL
     for (int i = 0; i < kRows; i += kBox) {
       if (in_tile<kNarrow>(i, first) < left) rows += i < kRows - kNarrow ? kBox : kNarrow;
     }
-    return rows * 128;
+    return rows * 2 * steps;
   }
-  __device__ void copy(uint8_t* to, int k, uint64_t* full) const {
+  // From k on; at_end: the last of K.
+  __device__ void copy(uint8_t* to, int k, bool at_end, uint64_t* full) const {
     if constexpr (kAcross) {
+      const CUtensorMap& whole = at_end ? maps.whole_at_end : maps.whole;
+      const CUtensorMap& narrow = at_end ? maps.last_at_end : maps.last;
       UNROLL
       for (int i = 0; i < kRows; i += kBox) {
         const int row = in_tile<kNarrow>(i, first);
         if (i / kBox % kShare == share && row < left) {
-          box(to + i * 128, i < kRows - kNarrow ? maps.whole : maps.last, first + row, k, full);
+          box(to + i * 128, i < kRows - kNarrow ? whole : narrow, first + row, k, full);
         }
       }
     } else {
@@ -116,15 +120,17 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
                                               End::place(p, p.a, tile.batch), 0};
     const Part<Tile::kN, Tile::kBAcross, Tile::kCluster, Tile::kNarrow> b{
         work.b, tile.col, left(p.n, tile.col), End::place(p, p.b, tile.batch), rank<Tile>()};
-    const int bytes = a.bytes() + b.bytes();
+    const int bytes = a.bytes(Tile::kK) + b.bytes(Tile::kK);
     if (index == begin) device::wait_for_previous_kernel();
     for (int64_t k = unit.begin; k < unit.end; k += Tile::kK, ring.next()) {
       if (ring.stage % kProducers != warp) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
-      device::arrive_expecting(full, bytes);
-      a.copy(smem.a[ring.stage], static_cast<int>(k), full);
-      b.copy(smem.b[ring.stage], static_cast<int>(k), full);
+      const bool at_end = p.k - k <= Tile::kK;
+      const int steps = at_end ? steps_of(p.k - k) : Tile::kK;
+      device::arrive_expecting(full, at_end ? a.bytes(steps) + b.bytes(steps) : bytes);
+      a.copy(smem.a[ring.stage], static_cast<int>(k), at_end, full);
+      b.copy(smem.b[ring.stage], static_cast<int>(k), at_end, full);
     }
   }
   if constexpr (kCluster > 1) {
@@ -149,10 +155,11 @@ __device__ void release(Smem<Tile, End>& smem, int stage, int lane) {
   }
 }
 
-// Begins the products of a step, by a warpgroup: what it has of the tile's rows, all columns.
-template <class Tile, class End>
-__device__ void multiply_step(const Smem<Tile, End>& smem, int stage, int warpgroup,
-                              float (&sums)[Tile::kElements]) {
+// Begins the products of a stage, by a warpgroup: what it has of the tile's rows, all columns; of
+// the first `steps` of K, if it is the last.
+template <bool kLast, class Tile, class End>
+__device__ void multiply_stage(const Smem<Tile, End>& smem, int stage, int steps, int warpgroup,
+                               float (&sums)[Tile::kElements]) {
   constexpr int kA16 = Tile::kAAcross ? 128 : 2;
   constexpr int kB16 = Tile::kBAcross ? 128 : 2, kWide = (Tile::kN - Tile::kNarrow) / 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
@@ -164,6 +171,11 @@ __device__ void multiply_step(const Smem<Tile, End>& smem, int stage, int warpgr
   wgmma::fence();
   UNROLL
   for (int i = 0; i < Tile::kK / chained::kDepth; ++i) {
+    if (kLast && i * chained::kDepth >= steps) break;
+    if (kLast && i > 0) {  // ptxas would begin groups by itself after a branch
+      wgmma::commit();
+      wgmma::fence();
+    }
     wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
         reinterpret_cast<float(&)[kWide]>(sums), a + i * kA16, b + i * kB16, true);
     if constexpr (Tile::kNarrow > 0) {
@@ -188,15 +200,23 @@ __device__ int multiply_chunk(Smem<Tile, End>& smem, device::Ring& ring, int len
   const int turn =
       by_turns && warpgroup == 1 ? (ceil_div(length, Tile::kK) - Tile::kAlone) * Tile::kK : kNone;
   int to_release = kNone;
-  NO_UNROLL
-  for (int k = 0; k < length; k += Tile::kK, ring.next()) {
-    if (k == turn) device::sync_threads(kTurn<Tile>, Tile::kMultipliers);
+  const auto multiply = [&]<bool kLast>(int steps) {
     device::wait(&smem.full[ring.stage], ring.parity);
-    multiply_step(smem, ring.stage, warpgroup, sums);
+    multiply_stage<kLast, Tile>(smem, ring.stage, steps, warpgroup, sums);
     wgmma::wait<1>();
     if (to_release != kNone) release(smem, to_release, lane);
     to_release = ring.stage;
+    ring.next();
+  };
+  // Along K what is beyond the end are zeros.
+  constexpr bool kHasLast = Tile::kAAcross || Tile::kBAcross;
+  const int whole = kHasLast ? length / Tile::kK * Tile::kK : length;
+  NO_UNROLL
+  for (int k = 0; k < whole; k += Tile::kK) {
+    if (k == turn) device::sync_threads(kTurn<Tile>, Tile::kMultipliers);
+    multiply.template operator()<false>(Tile::kK);
   }
+  if (kHasLast && whole < length) multiply.template operator()<true>(length - whole);
   if (by_turns && warpgroup == 0) device::arrive_threads(kTurn<Tile>, Tile::kMultipliers);
   return to_release;
 }
@@ -336,29 +356,46 @@ struct Lines {
   Matrix matrix;
 };
 
-// Of `outer` rows of A or columns of B, `rows` in a box that is not across K.
+// Of `outer` rows of A or columns of B, `rows` in a box that is not across K; of those that are, so
+// many `steps` at the end.
 template <class Tile>
-Maps maps(const Lines& lines, int64_t outer, int64_t k, int rows, bool across, int narrow) {
-  const auto map = [&](int box_rows, int line) {
-    return tensor_map(lines.batch, lines.matrix, outer, k, box_rows, Tile::kK,
-                      line == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+Maps maps(const Lines& lines, int64_t outer, int64_t k, int rows, bool across, int narrow,
+          int steps) {
+  const auto map = [&](int64_t count, int box_rows, int box_k, CUtensorMapSwizzle swizzle) {
+    return tensor_map(lines.batch, lines.matrix, count, k, box_rows, box_k, swizzle,
                       DType::kFloat16);
   };
-  if (across) return {map(64, 64), narrow > 0 ? map(narrow, narrow) : CUtensorMap{}};
-  const auto last = static_cast<int>(outer % rows);
-  return {map(rows, Tile::kK), map(last == 0 ? rows : last, Tile::kK)};
+  constexpr auto kWide = CU_TENSOR_MAP_SWIZZLE_128B, kNarrow = CU_TENSOR_MAP_SWIZZLE_64B;
+  if (!across) {
+    const auto last = static_cast<int>(outer % rows);
+    return {map(outer, rows, Tile::kK, kWide),
+            map(outer, last == 0 ? rows : last, Tile::kK, kWide),
+            {},
+            {}};
+  }
+  // Into the next line, which is there and has as many.
+  const int64_t into = lines.matrix.col_stride < 64 ? outer : ceil_div(outer, 64) * 64;
+  Maps made{};
+  made.whole = map(into, 64, Tile::kK, kWide);
+  made.whole_at_end = map(outer, 64, steps, kWide);
+  if (narrow > 0) {
+    made.last = map(into, narrow, Tile::kK, kNarrow);
+    made.last_at_end = map(outer, narrow, steps, kNarrow);
+  }
+  return made;
 }
 template <class Tile>
-Maps maps_of_b(const Lines& b, const Problem& p) {
-  return maps<Tile>(b, p.n, p.k, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kNarrow);
+Maps maps_of_b(const Lines& b, const Problem& p, int steps) {
+  return maps<Tile>(b, p.n, p.k, Tile::kN / Tile::kCluster, Tile::kBAcross, Tile::kNarrow, steps);
 }
 
 // launch_units() of the kernel whose operands maps read.
 template <class Tile, template <class> class TileEnd>
 bool launch(typename TileEnd<Tile>::Work work, int64_t ranges, const Lines& a, const Lines& b,
             const Context& context) {
-  work.a = maps<Tile>(a, work.p.m, work.p.k, Tile::kM, Tile::kAAcross, 0);
-  work.b = maps_of_b<Tile>(b, work.p);
+  const int steps = steps_of((work.p.k - 1) % Tile::kK + 1);
+  work.a = maps<Tile>(a, work.p.m, work.p.k, Tile::kM, Tile::kAAcross, 0, steps);
+  work.b = maps_of_b<Tile>(b, work.p, steps);
   return launch_units<Tile, TileEnd>(mma_bulk_kernel<Tile, TileEnd<Tile>>, work, ranges, context);
 }
 

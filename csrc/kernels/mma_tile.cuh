@@ -81,10 +81,20 @@ __device__ Position locate_own(const Bands& bands, int64_t index) {
 }
 
 // Of an operand: boxes of a tile's part, and of what the last tile has of it; or, where its
-// neighbours lie across K, of 64 of them, and narrow ones.
+// neighbours lie across K, of 64 of them, and narrow ones. Of a box that lies in the matrix in part
+// the engine fills each line with zeros, which takes it longer than to bring it; so those of lines
+// across K go on into what follows in memory, but for the last steps of K, which nothing may
+// follow.
 struct Maps {
   CUtensorMap whole, last;
+  CUtensorMap whole_at_end, last_at_end;
 };
+
+// Of a stage: steps of K that are multiplied, and brought where lines lie across K, since those
+// that are not there would be filled likewise.
+__host__ __device__ constexpr int steps_of(int64_t left) {
+  return left >= 64 ? 64 : static_cast<int>(ceil_div(left, chained::kDepth) * chained::kDepth);
+}
 
 // What a kernel reads first comes first, since each line of its parameters is waited for.
 struct Work {
