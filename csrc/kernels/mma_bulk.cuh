@@ -103,6 +103,10 @@ struct Part {
   }
 };
 
+// Whether the last steps of K differ: along K what is beyond the end are zeros.
+template <class Tile>
+inline constexpr bool kHasEnd = Tile::kAAcross || Tile::kBAcross;
+
 // A thread of each producing warp; stages are shared out among them.
 template <class Tile, class End>
 __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, int warp) {
@@ -126,7 +130,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
       if (ring.stage % kProducers != warp) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
-      const bool at_end = p.k - k <= Tile::kK;
+      const bool at_end = kHasEnd<Tile> && p.k - k <= Tile::kK;
       const int steps = at_end ? steps_of(p.k - k) : Tile::kK;
       device::arrive_expecting(full, at_end ? a.bytes(steps) + b.bytes(steps) : bytes);
       a.copy(smem.a[ring.stage], static_cast<int>(k), at_end, full);
@@ -208,15 +212,13 @@ __device__ int multiply_chunk(Smem<Tile, End>& smem, device::Ring& ring, int len
     to_release = ring.stage;
     ring.next();
   };
-  // Along K what is beyond the end are zeros.
-  constexpr bool kHasLast = Tile::kAAcross || Tile::kBAcross;
-  const int whole = kHasLast ? length / Tile::kK * Tile::kK : length;
+  const int whole = kHasEnd<Tile> ? length / Tile::kK * Tile::kK : length;
   NO_UNROLL
   for (int k = 0; k < whole; k += Tile::kK) {
     if (k == turn) device::sync_threads(kTurn<Tile>, Tile::kMultipliers);
     multiply.template operator()<false>(Tile::kK);
   }
-  if (kHasLast && whole < length) multiply.template operator()<true>(length - whole);
+  if (kHasEnd<Tile> && whole < length) multiply.template operator()<true>(length - whole);
   if (by_turns && warpgroup == 0) device::arrive_threads(kTurn<Tile>, Tile::kMultipliers);
   return to_release;
 }
