@@ -166,9 +166,11 @@ inline Matrix mma_in_whole_lines(Matrix matrix) {
   pitch = ceil_div(pitch, kMmaLine) * kMmaLine;
   return matrix;
 }
-// Of a problem as it is multiplied: whether mma_bulk copies operands that it could read as they
-// lie to such lines, since it is faster then.
+// Whether mma_bulk copies operands that it could read as they lie to such lines, since it is faster
+// then.
 inline bool mma_bulk_copies(const Problem& p, int64_t processors) {
+  if (mma_lines_are_whole(p.a) && mma_lines_are_whole(p.b)) return false;
+  if (mma_bulk_turns(p)) return mma_bulk_copies(turned(p), processors);
   const Matrix b = transposed(p.b);
   const bool has_to = mma_has_to_copy(p, p.a, p.m) || mma_has_to_copy(p, b, p.n);
   double elements = 0;
@@ -193,13 +195,13 @@ inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_
   std::swap(plan.m, plan.n);
   return plan;
 }
-inline Plan mma_bulk_plan(Problem p, int64_t processors) {
+inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
   const bool turns = mma_bulk_turns(p);
-  if (mma_bulk_copies(turns ? turned(p) : p, processors)) {
-    p.a = mma_in_whole_lines(p.a);
-    p.b = transposed(mma_in_whole_lines(transposed(p.b)));
-  }
-  return plan_turned(kMmaBulkTiles, p, processors, turns);
+  if (!mma_bulk_copies(p, processors)) return plan_turned(kMmaBulkTiles, p, processors, turns);
+  Problem copied = p;
+  copied.a = mma_in_whole_lines(p.a);
+  copied.b = transposed(mma_in_whole_lines(transposed(p.b)));
+  return plan_turned(kMmaBulkTiles, copied, processors, turns);
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   return plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));
