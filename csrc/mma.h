@@ -171,20 +171,22 @@ inline Matrix mma_in_whole_lines(Matrix matrix) {
 inline bool mma_bulk_copies(const Problem& p, int64_t processors) {
   if (mma_lines_are_whole(p.a) && mma_lines_are_whole(p.b)) return false;
   if (mma_bulk_turns(p)) return mma_bulk_copies(turned(p), processors);
-  const Matrix b = transposed(p.b);
-  const bool has_to = mma_has_to_copy(p, p.a, p.m) || mma_has_to_copy(p, b, p.n);
-  double elements = 0;
+  double start = MmaCopies::kStart, lines = 0;
+  const auto copy = [&](const Matrix& matrix, int64_t count) {
+    if (mma_has_to_copy(p, matrix, count)) {
+      start = 0;  // somebody copies anyway
+      return matrix;
+    }
+    if (!mma_lines_are_whole(matrix)) lines += static_cast<double>(count);
+    return mma_in_whole_lines(matrix);
+  };
   Problem copied = p;
-  if (!mma_has_to_copy(p, p.a, p.m) && !mma_lines_are_whole(p.a)) {
-    elements += static_cast<double>(p.m), copied.a = mma_in_whole_lines(p.a);
-  }
-  if (!mma_has_to_copy(p, b, p.n) && !mma_lines_are_whole(b)) {
-    elements += static_cast<double>(p.n), copied.b = transposed(mma_in_whole_lines(b));
-  }
-  if (elements == 0) return false;
-  elements *= static_cast<double>(p.k * p.batch.count) / static_cast<double>(processors);
-  return (has_to ? 0 : MmaCopies::kStart) + MmaCopies::kElement * elements +
-             bulk_tiles_plan(copied, processors).clocks <
+  copied.a = copy(p.a, p.m);
+  copied.b = transposed(copy(transposed(p.b), p.n));
+  if (lines == 0) return false;
+  const double elements = lines * static_cast<double>(p.k * p.batch.count);
+  const double copies = MmaCopies::kElement * elements / static_cast<double>(processors);
+  return start + copies + bulk_tiles_plan(copied, processors).clocks <
          bulk_tiles_plan(p, processors).clocks;
 }
 // Of the problem, or of its transpose, with the tile that C sees.

@@ -8,9 +8,9 @@
 //        half where the operand's begin within memory's; across K halves of two lines. The copy
 //        engine brings the other operand, which is copied first if it has to be. If the longer one
 //        is B, this computes C's transpose.
-// Limit: what threads copy comes to shared memory by sectors of 32 bytes; the longer operand is
-//        copied once for each 64 to 192 columns, so for large products copies of both that
-//        13_mma_bulk makes are faster.
+// Limit: instructions that wait for each other, of who copies and of who multiplies; the longer
+//        operand is copied once for each 64 to 192 columns, so for large products copies of both
+//        that 13_mma_bulk makes are faster.
 // Next:  pairs of blocks that share what they ask for of the other operand; tiles of 256 columns.
 //
 //   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]; two warpgroups,

@@ -89,10 +89,11 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
   int64_t bytes = 0, begins[2]{};
   for (int i = wanted.a ? 0 : 1; i < 2; ++i) {
     const Matrix& from = *operands[i];
-    const bool wants_k =
-        i == 0 ? mma_turns_to_k(from, p.m, p.k) : mma_turns_to_k(transposed(from), p.n, p.k);
+    const Matrix outer = i == 0 ? from : transposed(from);  // A's rows, or B's columns
+    const int64_t count = i == 0 ? p.m : p.n;
     const bool lies_well = !wanted.whole || mma_lines_are_whole(from);
-    if (in_boxes(p.batch, from, sizeof(uint16_t)) && !wants_k && lies_well) continue;
+    if (!mma_has_to_copy(p, outer, count) && lies_well) continue;
+    const bool wants_k = mma_turns_to_k(outer, count, p.k);
     Job& job = jobs.job[i];
     // Lines are rows, or else columns. What is one line is that, whatever its strides are.
     const bool closer_by_rows =
