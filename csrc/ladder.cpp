@@ -286,10 +286,9 @@ int64_t Rung::waves(const Problem& p, const Context& context) const {
 double Rung::clocks(const Problem& p, const Context& context) const {
   const bool as_it_lies =
       reads == Reads::kSides || reads == Reads::kCopied || reads == Reads::kNeighbours;
-  const bool in_whole_lines = cut == Cut::kMmaBulkPlan && mma_bulk_copies(p, context.processors);
   const auto lies_well = [&](const Matrix& matrix, int64_t lines) {
     if (reads == Reads::kSides) return in_boxes_of_rows(p.batch, matrix);
-    return !mma_has_to_copy(p, matrix, lines) && !(in_whole_lines && !mma_lines_are_whole(matrix));
+    return !mma_has_to_copy(p, matrix, lines);
   };
   const bool takes_b = reads == Reads::kNeighbours && mma_shift_turns(p);  // whatever its lines
   const bool takes_a = reads == Reads::kNeighbours && !takes_b;

@@ -24,12 +24,17 @@ struct MmaTile {
 };
 
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
-// have.
+// have. Blocks of pairs ask L2 for less; those of smaller tiles are for lines that begin within
+// L2's, since whole ones that neighbours ask for it merges by itself.
+inline constexpr int kMmaBulkOfAll = 8;
 inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 3950, 1740, 1785}, {128, 192, 1, 3160, 1680, 1760},
     {128, 160, 1, 2580, 1650, 1595}, {128, 128, 1, 2170, 1640, 1695},
     {64, 192, 1, 1970, 1500, 1480},  {64, 128, 1, 2160, 1650, 1710},
     {64, 96, 1, 1470, 1265, 1240},   {64, 64, 1, 850, 1185, 1350},
+    {128, 192, 2, 2860, 1680, 1760}, {128, 128, 2, 1870, 1640, 1695},
+    {64, 128, 2, 1860, 1650, 1710},  {64, 96, 2, 1170, 1265, 1240},
+    {64, 64, 2, 750, 1185, 1350},
 };
 // Columns of a tile that mma_bulk brings by a narrower box where B's neighbours lie across K, and
 // boxes are of 64. Of 160 half a box comes in vain, which costs less.
@@ -49,22 +54,16 @@ inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
   return lies_across_k(matrix) && count < 64 && k >= 256;
 }
 
-// What it takes to copy operands to lines that the copy engine reads, or reads faster: a launch,
-// and for each element, or each line that has few, clocks of one multiprocessor.
+// What it takes to copy operands to lines that the copy engine reads: a launch, and for each
+// element, or each line that has few, clocks of one multiprocessor.
 struct MmaCopies {
-  static constexpr double kStart = 2000, kElement = 0.24, kLine = 62;
+  static constexpr double kStart = 2000, kElement = 0.21, kLine = 62;
 };
-// Elements of L2's lines.
-inline constexpr int64_t kMmaLine = kL2Line / int64_t{sizeof(uint16_t)};
-inline bool mma_lines_are_whole(const Matrix& matrix) {
-  return std::max(matrix.row_stride, matrix.col_stride) % kMmaLine == 0;
-}
-
 // How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
 // memory: one that begins in the middle of L2's takes more of its time than two. Where lines do not
 // begin at multiples of 16 bytes copies are read, whose lines begin where L2's do.
 inline double mma_lines_asked(const Matrix& matrix) {
-  constexpr double kMore = 1.76;
+  constexpr double kMore = 1.1;
   const int64_t pitch = std::max(matrix.row_stride, matrix.col_stride) * int64_t{sizeof(uint16_t)};
   if (pitch % 16 != 0) return 1;
   return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kL2Line)) / kL2Line);
@@ -84,9 +83,10 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 1, 4750, 1040, 1040}, {128, 64, 1, 3750, 610, 610}, {64, 64, 1, 3500, 560, 560},
-    {32, 64, 1, 3000, 380, 380},    {32, 128, 1, 5500, 700, 700}, {128, 128, 1, 9000, 1050, 1050},
-    {64, 192, 1, 5500, 1400, 1400},
+    {64, 128, 2, 5250, 1070, 1070}, {128, 64, 1, 4500, 620, 620},
+    {64, 64, 1, 4250, 620, 620},    {32, 64, 1, 3750, 390, 390},
+    {32, 128, 1, 6000, 760, 760},   {128, 128, 1, 9250, 1130, 1130},
+    {64, 192, 2, 6000, 1380, 1380}, {128, 256, 2, 10500, 1870, 1870},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.
@@ -105,7 +105,7 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower, bool cuts) {
   // Bytes a clock, a multiprocessor's.
-  constexpr double kMemory = 15.6, kFromL2 = 60, kTaken = 47.6;
+  constexpr double kMemory = 15.6, kFromL2 = 60, kBlockFromL2 = 70, kTaken = 47.6;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
   constexpr double kAdds = 5700, kWritten = 200, kRead = 37;
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
@@ -126,7 +126,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const auto rows = static_cast<double>(std::min<int64_t>(tile.m, p.m));
     const auto cols = static_cast<double>(std::min<int64_t>(tile.n, p.n) + narrow);
     const double lines = rows * asked_a + cols / tile.cluster * asked_b;
-    const double from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
+    const double all_from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
     // No more than four a processor.
     const int64_t most = cuts ? ceil_div(4 * processors, std::max<int64_t>(count, 1)) : 1;
     for (int64_t ranges = 1; ranges != 0 && ranges <= most; ranges = next_ranges(chunks, ranges)) {
@@ -139,6 +139,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
       const double uneven = (share > 0.5 && share < 0.7) || (share > 1 && share < 1.75) ? 1.15 : 1;
       const double taking = std::min(all, units * kTaken / kMemory);
       const double rounds = std::ceil(share);
+      const double from_l2 = std::max(all_from_l2, rounds * lines * 2 * longest / kBlockFromL2);
       const double chunks_read = static_cast<double>(ceil_div(count, processors) * chunks);
       const double sums = sizeof(float) * elements *
                           (rounds * static_cast<double>(in_range) / kWritten + chunks_read / kRead);
@@ -153,41 +154,19 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   }
   return best;
 }
+// mma_bulk's and tf32_bulk's, whose operands are copies in whole lines.
+inline std::span<const MmaTile> mma_bulk_tiles(const Problem& p) {
+  const std::span tiles(kMmaBulkTiles);
+  const bool whole = p.dtype == DType::kFloat32 ||
+                     (mma_lines_asked(p.a) == 1 && mma_lines_asked(transposed(p.b)) == 1);
+  return whole ? tiles.first(kMmaBulkOfAll) : tiles;
+}
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
-  return plan_mma(kMmaBulkTiles, p, processors, 1, true);
+  return plan_mma(mma_bulk_tiles(p), p, processors, 1, true);
 }
 // Whether a rung has to copy an operand: `count` rows of A, or columns of B, transposed.
 inline bool mma_has_to_copy(const Problem& p, const Matrix& matrix, int64_t count) {
   return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(matrix, count, p.k);
-}
-// The operand in lines that begin where L2's do.
-inline Matrix mma_in_whole_lines(Matrix matrix) {
-  int64_t& pitch = lies_across_k(matrix) ? matrix.col_stride : matrix.row_stride;
-  pitch = ceil_div(pitch, kMmaLine) * kMmaLine;
-  return matrix;
-}
-// Whether mma_bulk copies operands that it could read as they lie to such lines, since it is faster
-// then.
-inline bool mma_bulk_copies(const Problem& p, int64_t processors) {
-  if (mma_lines_are_whole(p.a) && mma_lines_are_whole(p.b)) return false;
-  if (mma_bulk_turns(p)) return mma_bulk_copies(turned(p), processors);
-  double start = MmaCopies::kStart, lines = 0;
-  const auto copy = [&](const Matrix& matrix, int64_t count) {
-    if (mma_has_to_copy(p, matrix, count)) {
-      start = 0;  // somebody copies anyway
-      return matrix;
-    }
-    if (!mma_lines_are_whole(matrix)) lines += static_cast<double>(count);
-    return mma_in_whole_lines(matrix);
-  };
-  Problem copied = p;
-  copied.a = copy(p.a, p.m);
-  copied.b = transposed(copy(transposed(p.b), p.n));
-  if (lines == 0) return false;
-  const double elements = lines * static_cast<double>(p.k * p.batch.count);
-  const double copies = MmaCopies::kElement * elements / static_cast<double>(processors);
-  return start + copies + bulk_tiles_plan(copied, processors).clocks <
-         bulk_tiles_plan(p, processors).clocks;
 }
 // Of the problem, or of its transpose, with the tile that C sees.
 inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
@@ -198,12 +177,7 @@ inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_
   return plan;
 }
 inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
-  const bool turns = mma_bulk_turns(p);
-  if (!mma_bulk_copies(p, processors)) return plan_turned(kMmaBulkTiles, p, processors, turns);
-  Problem copied = p;
-  copied.a = mma_in_whole_lines(p.a);
-  copied.b = transposed(mma_in_whole_lines(transposed(p.b)));
-  return plan_turned(kMmaBulkTiles, copied, processors, turns);
+  return plan_turned(mma_bulk_tiles(p), p, processors, mma_bulk_turns(p));
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   return plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));

@@ -142,6 +142,10 @@ TILED_MULTIPLY_ADD_HELD(64, "128", TILED_NAMES_0 ", " TILED_NAMES_32, "%64, %65,
 TILED_MULTIPLY_ADD_HELD(96, "192", TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64,
                         "%96, %97, %98, %99", "%100", "%101", "%102", TILED_SUMS(0), TILED_SUMS(32),
                         TILED_SUMS(64))
+TILED_MULTIPLY_ADD_HELD(128, "256",
+                        TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64 ", " TILED_NAMES_96,
+                        "%128, %129, %130, %131", "%132", "%133", "%134", TILED_SUMS(0),
+                        TILED_SUMS(32), TILED_SUMS(64), TILED_SUMS(96))
 
 #undef TILED_MULTIPLY_ADD_HELD
 #undef TILED_MULTIPLY_HELD

@@ -6,12 +6,14 @@
 //        longer operand's lines as they lie, 16 bytes at multiples of 16, whichever elements those
 //        are; and who multiplies reads from there what wgmma wants: along K words, shifted by a
 //        half where the operand's begin within memory's; across K halves of two lines. The copy
-//        engine brings the other operand, which is copied first if it has to be. If the longer one
-//        is B, this computes C's transpose.
+//        engine brings the other operand, which is copied first if it has to be; of wide tiles for
+//        two blocks at a time, each of which asks for half. If the longer one is B, this computes
+//        C's transpose.
 // Limit: instructions that wait for each other, of who copies and of who multiplies; the longer
-//        operand is copied once for each 64 to 192 columns, so for large products copies of both
+//        operand is copied once for each 64 to 256 columns, so for large products copies of both
 //        that 13_mma_bulk makes are faster.
-// Next:  pairs of blocks that share what they ask for of the other operand; tiles of 256 columns.
+// Next:  fewer instructions for a step: it takes a warpgroup that multiplies 64 rows by few columns
+//        longer to issue them than tensor cores to multiply.
 //
 //   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]; two warpgroups,
 //               by turns
@@ -47,10 +49,6 @@ namespace wgmma = device::wgmma;
 
 constexpr int kSixteen = 16;  // bytes that are copied at once, from multiples of as many
 constexpr int kWarpgroup = 128;
-// Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
-// multiplied.
-constexpr int kProducers = 2;
-
 // Where in a box a line is, and which row is the `at`th that is multiplied. Along K, of a
 // warpgroup's rows those that are shifted by the same are neighbours there, since a warp reads
 // those at once.
@@ -76,12 +74,16 @@ struct Box {
 };
 
 template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross, int kRows>
-struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n, 1, kStages,
-                               kAAcross, kBAcross, kRows> {
+struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n,
+                               kMmaShiftTiles[kIndex].cluster, kStages, kAAcross, kBAcross, kRows> {
   using ABox = Box<Tile::kM, kAAcross>;
+  // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
+  // multiplied, unless there are many columns, whose sums leave no registers for a second.
+  static constexpr int kProducers = Tile::kN == 256 ? 1 : 2;
   static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
   static constexpr int kABytes = ABox::kBoxes * ABox::kBytes;
-  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, 1, kStages, kAAcross, false, kRows>;
+  using Added =
+      mma_bulk::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, kStages, kAAcross, false, kRows>;
 };
 
 // Lines of A in memory: the first of a matrix, and from one to the next in elements, rows or,
@@ -120,16 +122,21 @@ class Copies {
     line_ = thread / B::kSixteens, left_box_ = thread / B::kLines, left_line_ = thread % B::kLines;
     const auto* first = reinterpret_cast<const uint8_t*>(
         lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
-    pitch_ = lines.pitch * 2;
-    asm volatile("" : "+l"(pitch_));  // not to be looked up again for each line
+    const int64_t pitch = lines.pitch * 2;
     // Those that are copied together begin at multiples of 32 bytes, as L2 has them.
     own_ = thread % B::kSixteens * kSixteen + (lines.is_odd(line_) ? kSixteen : 0);
     shift_ = lines.shift(line_);
-    from_ = first + line_ * pitch_ - shift_ + own_;
+    UNROLL
+    for (int i = 0; i < kPointers; ++i) {
+      from_[i] = first + (line_ + i * kAtOnce) * pitch - shift_ + own_;
+      asm volatile("" : "+l"(from_[i]));  // not to be computed again for each step
+    }
+    step_ = kAcross ? 64 * pitch : 128;
     left_own_ = lines.is_odd(left_line_) ? 0 : B::kInBytes;
     left_shift_ = lines.shift(left_line_);
     if (left_own_ > 0 && left_shift_ == 0) left_box_ = B::kBoxes;
-    left_from_ = first + left_line_ * pitch_ - left_shift_ + left_own_ + left_box_ * next_box();
+    left_from_ = first + left_line_ * pitch - left_shift_ + left_own_ +
+                 left_box_ * (kAcross ? 128 : 64 * pitch);
   }
 
   // A step. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
@@ -145,7 +152,7 @@ class Copies {
   __device__ bool is_left() const { return k_ > 0; }
   // What follows is of the next step.
   __device__ void next() {
-    from_ += step_bytes(), left_from_ += step_bytes();
+    at_ += step_;
     k_ -= 64;
   }
 
@@ -154,6 +161,8 @@ class Copies {
   // So that a thread's lines are shifted by the same.
   static_assert(kAtOnce % 16 == 0 && B::kLines % kAtOnce == 0);
   static_assert(B::kBoxes * B::kLines <= kWarpgroup);
+  static constexpr int kOfBox = B::kLines / kAtOnce,
+                       kPointers = kAcross ? kOfBox : B::kBoxes * kOfBox;
 
   // kWhole: there is more of K than the step.
   template <bool kWhole>
@@ -162,17 +171,19 @@ class Copies {
     UNROLL
     for (int box = 0; box < B::kBoxes; ++box) {
       UNROLL
-      for (int i = 0; i < B::kLines; i += kAtOnce) {
-        copy_sixteen<kWhole>(box, line_ + i, own_ - shift_,
-                             to + box * B::kBytes + slot<Tile::kRows, kAcross>(i) * B::kPitch,
-                             from_ + box * next_box() + i * pitch_);
+      for (int i = 0; i < kOfBox; ++i) {
+        const uint8_t* from = kAcross ? from_[i] + box * 128 : from_[box * kOfBox + i];
+        const int line = i * kAtOnce;
+        copy_sixteen<kWhole>(box, line_ + line, own_ - shift_,
+                             to + box * B::kBytes + slot<Tile::kRows, kAcross>(line) * B::kPitch,
+                             from + at_);
       }
     }
     if (left_box_ < B::kBoxes) {
       copy_sixteen<kWhole>(left_box_, left_line_, left_own_ - left_shift_,
                            stage + left_box_ * B::kBytes +
                                slot<Tile::kRows, kAcross>(left_line_) * B::kPitch + left_own_,
-                           left_from_);
+                           left_from_ + at_);
     }
   }
   // `own`: from where the line begins in its box. The last halves of a line one by one, since
@@ -190,12 +201,9 @@ class Copies {
       device::copy_16(to, from, inside ? kSixteen : 0);
     }
   }
-  __device__ int64_t next_box() const { return kAcross ? 128 : 64 * pitch_; }
-  __device__ int64_t step_bytes() const { return kAcross ? 64 * pitch_ : 128; }
-
-  const uint8_t *from_, *left_from_;  // of the step
-  int64_t pitch_;                     // bytes
-  int rows_, k_;                      // that are left
+  const uint8_t *from_[kPointers], *left_from_;  // of the first step
+  int64_t at_ = 0, step_;                        // bytes
+  int rows_, k_;                                 // that are left
   int line_, own_, shift_;
   int left_box_, left_line_, left_own_, left_shift_;
 };
@@ -207,18 +215,21 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
   const int warp = device::uniform(threadIdx.x / 32), own = warp < kWarpgroup / 32 ? 0 : 1;
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   if (!work.a_is_there) device::wait_for_previous_kernel();
-  for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
+  constexpr unsigned kCluster = Tile::kCluster;
+  const int64_t units = work.tiles * work.ranges;
+  for (int64_t index = blockIdx.x / kCluster; index < units; index += gridDim.x / kCluster) {
     const mma_bulk::Unit unit = mma_bulk::locate_unit<Tile>(work, index);
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(min(all - first, int64_t{1} << 16));
     };
     Copies<Tile> a(Lines<Tile::kAAcross>(p, unit.tile.batch), unit.tile.row, unit.begin,
                    left(p.m, unit.tile.row), static_cast<int>(unit.end - unit.begin));
-    const mma_bulk::Part<Tile::kN, Tile::kBAcross, 1> b{
-        work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch), 0};
+    const mma_bulk::Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{
+        work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch),
+        mma_bulk::rank<Tile>()};
     auto k = static_cast<int>(unit.begin);
     for (; a.is_left(); k += Tile::kK, ring.next(), a.next()) {
-      if (ring.stage % kProducers != own) continue;
+      if (ring.stage % Tile::kProducers != own) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       __syncwarp();
@@ -231,6 +242,7 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
       device::arrive_when_copied(full);
     }
   }
+  mma_bulk::wait_for_last<Tile::kProducers, Tile>(smem, ring, own);
 }
 
 // Of the rows that a warpgroup multiplies the first of a thread's; the second, if there are 64, is
@@ -278,8 +290,9 @@ class Halves {
           a[i][j] = half(0) | half(1) << 16;
         } else {
           const auto* words = reinterpret_cast<const uint32_t*>(stage + at_[second] + k * 2);
-          const uint32_t next = bits_[second] > 0 ? words[1] : 0;
-          a[i][j] = __funnelshift_r(words[0], next, bits_[second]);
+          // Where two warpgroups read, reads in vain take time; where one does, to read none.
+          const bool reads = Tile::kConsumers == 1 || bits_[second] > 0;
+          a[i][j] = __funnelshift_r(words[0], reads ? words[1] : 0, bits_[second]);
         }
       }
     }
@@ -336,7 +349,8 @@ struct EndWork : mma_bulk::Work {
 
 template <class Tile>
 struct End {
-  enum { kHeld = 144 };               // not by who adds chunks, of which nvcc would warn
+  // Not read by who adds chunks, of which nvcc would warn.
+  enum { kHeld = Tile::kN == 256 ? 128 : 144 };
   static constexpr int kAtOnce = 32;  // columns
 
   using Work = EndWork;
@@ -435,11 +449,17 @@ struct End {
 
 // Of a thread that multiplies, and of one that copies, so that there is room for all.
 template <class Tile>
-constexpr int kRegisters = Tile::kConsumers == 1 ? 232
-                           : Tile::kN == 64      ? 168
-                                                 : 184;
+constexpr int kRegisters = Tile::kConsumers == 1   ? 232
+                           : Tile::kProducers == 1 ? 208
+                           : Tile::kN == 64        ? 168
+                                                   : 184;
 template <class Tile>
-constexpr int kCopying = Tile::kConsumers == 1 ? 88 : 256 - kRegisters<Tile>;
+constexpr int kCopying = Tile::kConsumers * Tile::kProducers < 4 ? 88 : 256 - kRegisters<Tile>;
+// A block has as many as its threads begin with: who takes more waits for ever.
+template <class Tile>
+constexpr bool kHasRegisters =
+    Tile::kConsumers * kRegisters<Tile> + Tile::kProducers * kCopying<Tile> <=
+    65536 / Tile::kThreads / 8 * 8 * (Tile::kThreads / kWarpgroup);
 
 template <class Tile, class End>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -448,10 +468,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& smem = reinterpret_cast<mma_bulk::Smem<Tile, End>&>(dynamic_smem);
   if (threadIdx.x == 0) {
     device::init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
-                        Tile::kMultipliers / 32);
+                        Tile::kMultipliers / 32 * Tile::kCluster);
     device::publish_barriers();
   }
   __syncthreads();
+  if constexpr (Tile::kCluster > 1) {
+    device::say_started();
+    device::wait_for_cluster();
+  }
   device::let_next_kernel_start();
   const int warpgroup = device::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup > 0 && warpgroup <= Tile::kConsumers) {
@@ -472,6 +496,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 template <class Tile>
 bool run_tile(EndWork work, int64_t ranges, const Context& context) {
+  static_assert(kHasRegisters<Tile>);
   const Problem& p = work.p;
   work.b = mma_bulk::maps_of_b<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
   return mma_bulk::launch_units<Tile, End>(mma_shift_kernel<Tile, End<Tile>>, work, ranges,
@@ -487,7 +512,8 @@ void launch_mma_shift(const Problem& p, const Context& context) {
   work.turned = mma_shift_turns(p);
   work.simple = p.epilogue.is_simple();
   const Problem as_it_lies = work.turned ? turned(p) : p;
-  const std::optional<Problem> lines = in_lines_of_halves(as_it_lies, context, {.a = false});
+  constexpr bool kOnlyB = true;
+  const std::optional<Problem> lines = in_lines_of_halves(as_it_lies, context, kOnlyB);
   if (!lines) return launch_mma_ring(p, context);
   work.p = *lines;
   work.a_is_there = lines->b.data != as_it_lies.b.data;
@@ -504,6 +530,7 @@ void launch_mma_shift(const Problem& p, const Context& context) {
       case 4: return run.template operator()<Tile<T, 4, 10, kAAcross, kBAcross, 32>>();
       case 5: return run.template operator()<Tile<T, 5, 6, kAAcross, kBAcross, 64>>();
       case 6: return run.template operator()<Tile<T, 6, 6, kAAcross, kBAcross, 64>>();
+      case 7: return run.template operator()<Tile<T, 7, 4, kAAcross, kBAcross, 64>>();
     }
   });
 }

@@ -107,6 +107,17 @@ struct Part {
 template <class Tile>
 inline constexpr bool kHasEnd = Tile::kAAcross || Tile::kBAcross;
 
+// No block of a cluster may end before the other's last arrivals at its barriers are there: waits
+// for those of every kProducers'th stage from `first` on.
+template <int kProducers, class Tile, class End>
+__device__ void wait_for_last(Smem<Tile, End>& smem, device::Ring ring, int first) {
+  if constexpr (Tile::kCluster > 1) {
+    for (int i = 0; i < Tile::kStages; ++i, ring.next()) {
+      if (ring.stage % kProducers == first) device::wait(&smem.empty[ring.stage], ring.parity);
+    }
+  }
+}
+
 // A thread of each producing warp; stages are shared out among them.
 template <class Tile, class End>
 __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, int warp) {
@@ -137,12 +148,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
       b.copy(smem.b[ring.stage], static_cast<int>(k), at_end, full);
     }
   }
-  if constexpr (kCluster > 1) {
-    // No block may end before the other's last arrivals at its barriers are there.
-    for (int i = 0; i < Tile::kStages; ++i, ring.next()) {
-      if (ring.stage % kProducers == warp) device::wait(&smem.empty[ring.stage], ring.parity);
-    }
-  }
+  wait_for_last<kProducers, Tile>(smem, ring, warp);
 }
 
 // The barrier at which the second warpgroup waits for its turn; End has one for each warpgroup.

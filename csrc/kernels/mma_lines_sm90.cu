@@ -1,5 +1,6 @@
-// Copies operands of halves to lines that begin at multiples of 16 bytes, or of 128 if they are
-// long. A warp copies a part of a line, eight elements a thread.
+// Copies operands of halves to lines that begin at multiples of 16 bytes, or of 128 unless they are
+// shorter. A warp copies a part of a line, eight elements a thread; or, where what follows each
+// other lies across lines, eight elements of 32.
 
 #include <algorithm>
 
@@ -13,14 +14,16 @@ namespace tiled::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kEight = 8, kPart = 32 * kEight;  // elements a thread, a warp
+constexpr int kEight = 8, kPart = 32 * kEight;                  // elements a thread, a warp
+constexpr int64_t kLine = kL2Line / int64_t{sizeof(uint16_t)};  // of L2, likewise
 
 struct Job {
   Matrix from;  // row_stride: between lines; col_stride: of their elements
   Batch batch;  // of matrices that are stored
   uint16_t* to;
   int64_t lines, length, pitch;  // of a matrix, of a line
-  uint32_t parts;                // of a line
+  bool across;                   // neighbours lie across lines
+  uint32_t parts, groups;        // that warps copy, of a line, and of lines
   int64_t warps;
 };
 
@@ -58,13 +61,14 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   if (second) warp -= jobs.job[0].warps;
   const Job& job = jobs.job[second];
   if (warp >= job.warps) return;
-  const auto index = static_cast<uint32_t>(warp), lines = static_cast<uint32_t>(job.lines);
-  const uint32_t part = index % job.parts, line = index / job.parts % lines;
-  const int64_t matrix = index / job.parts / lines;
+  const auto index = static_cast<uint32_t>(warp), lane = threadIdx.x % 32;
+  const uint32_t part = index % job.parts, group = index / job.parts % job.groups;
+  const int64_t matrix = index / job.parts / job.groups;
   const int64_t stride = job.from.col_stride;
-  const int64_t first = int64_t{part} * kPart + threadIdx.x % 32 * kEight;
+  const int64_t line = job.across ? int64_t{group} * 32 + lane : group;
+  const int64_t first = job.across ? int64_t{part} * kEight : int64_t{part} * kPart + lane * kEight;
   const auto left = static_cast<int>(min(job.length - first, int64_t{kEight}));
-  if (left <= 0) return;
+  if (left <= 0 || line >= job.lines) return;
   const auto* data =
       static_cast<const uint16_t*>(job.from.data) + batch_offset(job.batch, job.from, matrix);
   const uint16_t* from = data + line * job.from.row_stride + first * stride;
@@ -80,19 +84,17 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
 
 }  // namespace
 
-std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context,
-                                          const LinesWanted& wanted) {
+std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context, bool only_b) {
   Problem copied = p;
   Matrix* operands[] = {&copied.a, &copied.b};
   const int64_t rows[] = {p.m, p.k}, cols[] = {p.k, p.n};
   Jobs jobs{};
   int64_t bytes = 0, begins[2]{};
-  for (int i = wanted.a ? 0 : 1; i < 2; ++i) {
+  for (int i = only_b ? 1 : 0; i < 2; ++i) {
     const Matrix& from = *operands[i];
     const Matrix outer = i == 0 ? from : transposed(from);  // A's rows, or B's columns
     const int64_t count = i == 0 ? p.m : p.n;
-    const bool lies_well = !wanted.whole || mma_lines_are_whole(from);
-    if (!mma_has_to_copy(p, outer, count) && lies_well) continue;
+    if (!mma_has_to_copy(p, outer, count)) continue;
     const bool wants_k = mma_turns_to_k(outer, count, p.k);
     Job& job = jobs.job[i];
     // Lines are rows, or else columns. What is one line is that, whatever its strides are.
@@ -100,8 +102,9 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
         rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
     const bool by_rows = wants_k ? i == 0 : closer_by_rows;
     job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
-    // Long lines begin where L2's do, so that a box asks for each once.
-    const int64_t multiple = wanted.whole || job.length >= 8 * kMmaLine ? kMmaLine : kEight;
+    job.across = by_rows != closer_by_rows;
+    // Lines begin where L2's do, so that a box asks for each once, unless they are shorter.
+    const int64_t multiple = job.length >= kLine ? kLine : kEight;
     job.pitch = ceil_div(job.length, multiple) * multiple;
     Matrix to{.data = nullptr,
               .row_stride = by_rows ? job.pitch : 1,
@@ -122,8 +125,9 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     if (job.lines == 0) continue;
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
     job.to = static_cast<uint16_t*>(operands[i]->data);
-    job.parts = static_cast<uint32_t>(ceil_div(job.length, kPart));
-    job.warps = job.parts * job.lines * job.batch.count;
+    job.parts = static_cast<uint32_t>(ceil_div(job.length, job.across ? kEight : kPart));
+    job.groups = static_cast<uint32_t>(job.across ? ceil_div(job.lines, 32) : job.lines);
+    job.warps = int64_t{job.parts} * job.groups * job.batch.count;
     warps += job.warps;
   }
   launch_after(copy_lines_kernel, static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0,
