@@ -83,10 +83,10 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 2, 5250, 1070, 1070}, {128, 64, 1, 4500, 620, 620},
-    {64, 64, 1, 4250, 620, 620},    {32, 64, 1, 3750, 390, 390},
-    {32, 128, 1, 6000, 760, 760},   {128, 128, 1, 9250, 1130, 1130},
-    {64, 192, 2, 6000, 1380, 1380}, {128, 256, 2, 10500, 1870, 1870},
+    {64, 128, 2, 5250, 900, 900},   {128, 64, 1, 4500, 620, 620},
+    {64, 64, 1, 4250, 600, 600},    {32, 64, 1, 3750, 390, 390},
+    {32, 128, 1, 6000, 740, 740},   {128, 128, 1, 9250, 1060, 1060},
+    {64, 192, 2, 6000, 1180, 1180}, {128, 256, 2, 9000, 1550, 1550},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.
