@@ -24,9 +24,9 @@ struct MmaTile {
 };
 
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
-// have. Blocks of pairs ask L2 for less; those of smaller tiles are for lines that begin within
-// L2's, since whole ones that neighbours ask for it merges by itself.
-inline constexpr int kMmaBulkOfAll = 8;
+// have. The first are for all lines, pairs of smaller tiles for those that begin within L2's, of
+// which two blocks ask for less; requests for whole lines L2 merges by itself.
+inline constexpr int kMmaTilesForAllLines = 8;
 inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 3950, 1740, 1785}, {128, 192, 1, 3160, 1680, 1760},
     {128, 160, 1, 2580, 1650, 1595}, {128, 128, 1, 2170, 1640, 1695},
@@ -60,8 +60,8 @@ struct MmaCopies {
   static constexpr double kStart = 2000, kElement = 0.21, kLine = 62;
 };
 // How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
-// memory: one that begins in the middle of L2's takes more of its time than two. Where lines do not
-// begin at multiples of 16 bytes copies are read, whose lines begin where L2's do.
+// memory: one that begins in the middle of L2's takes about as much of its time as two. Where lines
+// do not begin at multiples of 16 bytes copies are read, whose lines begin where L2's do.
 inline double mma_lines_asked(const Matrix& matrix) {
   constexpr double kMore = 1.1;
   const int64_t pitch = std::max(matrix.row_stride, matrix.col_stride) * int64_t{sizeof(uint16_t)};
@@ -154,12 +154,12 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   }
   return best;
 }
-// mma_bulk's and tf32_bulk's, whose operands are copies in whole lines.
+// Of mma_bulk, and of tf32_bulk, whose operands are copies in whole lines.
 inline std::span<const MmaTile> mma_bulk_tiles(const Problem& p) {
   const std::span tiles(kMmaBulkTiles);
   const bool whole = p.dtype == DType::kFloat32 ||
                      (mma_lines_asked(p.a) == 1 && mma_lines_asked(transposed(p.b)) == 1);
-  return whole ? tiles.first(kMmaBulkOfAll) : tiles;
+  return whole ? tiles.first(kMmaTilesForAllLines) : tiles;
 }
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
   return plan_mma(mma_bulk_tiles(p), p, processors, 1, true);
