@@ -83,9 +83,9 @@ int clusters_at_once(void (*kernel)(Params...), unsigned cluster, int threads, s
   return count;
 }
 
-// Launches a kernel that may start before the one before it on the stream has finished, and calls
-// device::wait_for_previous_kernel() before it touches that one's results; in clusters of so many
-// blocks along the grid's x, if more than one.
+// Launches a kernel that may, on Hopper, start before the one before it on the stream has finished,
+// and calls device::wait_for_previous_kernel() before it touches that one's results; in clusters of
+// so many blocks along the grid's x, if more than one.
 template <typename... Params, typename... Args>
 void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blocks, int threads,
                            size_t smem_bytes, const Context& context, const Args&... args) {
@@ -100,7 +100,7 @@ void launch_clusters_after(void (*kernel)(Params...), unsigned cluster, dim3 blo
   config.dynamicSmemBytes = smem_bytes;
   config.stream = static_cast<cudaStream_t>(context.stream);
   config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  if (context.on_hopper()) config.numAttrs = cluster > 1 ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 

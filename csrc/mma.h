@@ -41,17 +41,28 @@ inline constexpr MmaTile kMmaBulkTiles[] = {
 constexpr int mma_narrow_box(int n) { return n == 96 ? 32 : 0; }
 
 inline constexpr MmaTile kMmaRingTiles[] = {
-    {128, 128, 1, 6000, 420, 420},
-    {64, 64, 1, 4000, 200, 200},
+    {128, 128, 1, 4300, 484, 484},
+    {64, 64, 1, 2600, 300, 300},
 };
 
 // Of A, or of B transposed, whose row_stride is between rows of A or columns of B: whether their
 // neighbours lie across K.
 inline bool lies_across_k(const Matrix& matrix) { return matrix.row_stride < matrix.col_stride; }
-// Likewise, whether mma_bulk copies so few of them to lines along K: the engine that would bring
-// them as they lie fills much of each line with zeros.
-inline bool mma_turns_to_k(const Matrix& matrix, int64_t count, int64_t k) {
-  return lies_across_k(matrix) && count < 64 && k >= 256;
+// Of `count` such neighbours: whether the engine that brings them by boxes of 64 reads on into what
+// follows each line in memory, all steps of 64 of K but the last, behind which may be nothing. Of a
+// box that lies in the matrix in part it fills each line with zeros, which takes it longer than to
+// bring it; unless lines are so short that all blocks ask for the same few of L2's.
+inline bool mma_reads_on(const Matrix& matrix, int64_t count, int64_t k) {
+  const int64_t last = (k - 1) % 64 + 1;
+  return matrix.col_stride >= 16 && ceil_div(count, 64) * 64 - count <= last * matrix.col_stride;
+}
+// Whether a rung copies so few of them to lines along K: where they have to be copied, would be
+// filled with zeros, or be asked for too often.
+inline bool mma_turns_to_k(const Problem& p, const Matrix& matrix, int64_t count) {
+  constexpr int64_t kOften = 32;
+  const bool as_they_lie = in_boxes(p.batch, matrix, sizeof(uint16_t)) &&
+                           mma_reads_on(matrix, count, p.k) && p.k <= kOften * matrix.col_stride;
+  return lies_across_k(matrix) && count < 64 && p.k >= 256 && !as_they_lie;
 }
 
 // What it takes to copy operands to lines that the copy engine reads: a launch, and for each
@@ -112,7 +123,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, chained::kChunk), 1);
   const Matrix b = transposed(p.b);
   const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, too, with lines along K
-  const bool across = halves && lies_across_k(b) && !mma_turns_to_k(b, p.n, p.k);
+  const bool across = halves && lies_across_k(b) && !mma_turns_to_k(p, b, p.n);
   const double asked_a = halves ? mma_lines_asked(p.a) : 1;
   const double asked_b = halves ? mma_lines_asked(b) : 1;
   Plan best{};
@@ -166,7 +177,7 @@ inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
 }
 // Whether a rung has to copy an operand: `count` rows of A, or columns of B, transposed.
 inline bool mma_has_to_copy(const Problem& p, const Matrix& matrix, int64_t count) {
-  return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(matrix, count, p.k);
+  return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(p, matrix, count);
 }
 // Of the problem, or of its transpose, with the tile that C sees.
 inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
@@ -183,10 +194,10 @@ inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   return plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
-  constexpr double kGathers = 3;
-  const bool gathers =
+  constexpr double kWaits = 2;  // for what its threads read themselves
+  const bool waits =
       !in_sixteens(p.batch, p.a, sizeof(uint16_t)) || !in_sixteens(p.batch, p.b, sizeof(uint16_t));
-  return plan_mma(kMmaRingTiles, p, processors, gathers ? kGathers : 1, false);
+  return plan_mma(kMmaRingTiles, p, processors, waits ? kWaits : 1, false);
 }
 
 }  // namespace tiled

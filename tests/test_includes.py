@@ -53,6 +53,7 @@ MAY_INCLUDE = {
     "kernels/in_parts*": {"context.h", "launch.h", "packed.h", "problem.h", "kernels/in_parts.h"},
     "kernels/load_bias.cuh": {"element.h", "launch.h", "device/*.cuh"},
     "kernels/load_eight.cuh": {"launch.h"},
+    "kernels/load_halves.cuh": {"launch.h"},
     "kernels/fp16x3_marks.cuh": {"kernels/fp16x3_parts.h"},
     "kernels/*fp16x3*.cu": {
         *("cuda", "launch.h", "fp16x3.h", "sum.h", "epilogue.h", "device/*.cuh"),
@@ -106,6 +107,7 @@ MAY_INCLUDE = {
         *("device/*.cuh", "kernels/mma_lines.h", "kernels/stored_batch.h"),
         *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/mma_kind.h"),
         *("kernels/load_bias.cuh", "kernels/mma_bulk.cuh", "kernels/mma_store.cuh"),
+        "kernels/load_halves.cuh",
     },
     "kernels/*.cu": {"launch.h", "element.h", "sum.h", "epilogue.h", "problem.h", "device/*.cuh"},
     "kernels/fp16x3_parts.h": {"context.h", "packed.h", "problem.h"},

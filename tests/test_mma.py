@@ -189,7 +189,7 @@ def in_layout(x, letter):
 
 @each_half
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("k", [64, 67])
+@pytest.mark.parametrize("k", [64, 67, 203])
 def test_slices_of_a_product_are_products_of_slices(device, layout, k, dtype):
     a, b = torch.randn(300, k).to(dtype), torch.randn(k, 140).to(dtype)
     a[200, 3] = torch.inf
@@ -579,7 +579,7 @@ def test_lines_that_begin_anywhere(seed, dtype):
 def test_lines_that_begin_within_those_of_l2(seed, dtype):
     """The copy engine reads them, of lines across K what follows, too, which may not tell."""
     choose = random.Random(seed)
-    sizes = (40, 63, 64, 65, 71, 97, 128, 130, 200, 257, 300, 500, 760, 1000)
+    sizes = (16, 24, 40, 63, 64, 65, 71, 97, 128, 130, 200, 257, 300, 500, 760, 1000)
     m, n = choose.choice(sizes), choose.choice(sizes)
     k = choose.choice((8, 16, 63, 64, 65, 72, 79, 80, 81, 128, 200, 1000, 3000, 4104, 8200, 10000))
     batch = choose.choice((1, 1, 3))
@@ -590,6 +590,35 @@ def test_lines_that_begin_within_those_of_l2(seed, dtype):
             out = torch.full_like(expected, torch.nan)
             torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
             assert torch.equal(out, expected)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("few", [1, 3, 8, 13, 16, 17, 24, 40, 56])
+def test_few_rows_or_columns(few, layout, dtype):
+    """Lines across K that are shorter than a box of the copy engine: it reads on into the next ones,
+    as far as memory goes, or they are copied; and C is stored column by column."""
+    for k in (65, 72, 200, 264, 456, 519, 1000):
+        for m, n in ((few, 328), (328, few), (few, 201), (201, few)):
+            a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
+            b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
+            old = torch.randn(m, n, device="cuda").to(dtype)
+            for options in ({}, {"out_dtype": torch.float32}):
+                expected = torch_tiled.matmul(a, b, algorithm="mma_ring", **options)
+                out = torch.full_like(expected, torch.nan)
+                torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out, **options)
+                assert torch.equal(out, expected)
+            ends = [
+                (
+                    torch_tiled.linear(a, b.mT, activation="relu", algorithm=algorithm),
+                    torch_tiled.linear(a, b.mT, activation="gelu", algorithm=algorithm),
+                    torch_tiled.gemm_(old.clone(), a, b, beta=-0.3, algorithm=algorithm),
+                )
+                for algorithm in ("mma_bulk", "mma_ring")
+            ]
+            for bulk, ring in zip(*ends, strict=True):
+                assert torch.equal(bulk, ring)
 
 
 @needs_hopper

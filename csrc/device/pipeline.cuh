@@ -160,13 +160,18 @@ __device__ inline bool sync_threads_or(int barrier, int count, bool say) {
   return any != 0;
 }
 
-// A kernel launched to overlap the one before it may touch that one's results after this.
+// A kernel launched to overlap the one before it may touch that one's results after this. Before
+// Hopper none overlap.
 __device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 // Lets the kernel after this one start as room becomes free.
 __device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 }  // namespace tiled::device

@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     simt_ring_kernel(const __grid_constant__ Work work, int64_t first_tile) {
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
-  if (work.ranges > 1) let_sums_be_added();
+  if (work.ranges > 1) device::let_next_kernel_start();
   if (threadIdx.x == 0) {
     device::init_stages(Tile::kStages, smem.full, Tile::kCopiers, smem.empty,
                         Tile::kMultipliers / 32);

@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     device::publish_barriers();
   }
   __syncthreads();
-  if (work.ranges > 1) let_sums_be_added();
+  if (work.ranges > 1) device::let_next_kernel_start();
   if (threadIdx.x >= Tile::kMultipliers) {
     if constexpr (Tile::kMultiplierRegisters > 0) {
       device::give_registers<Tile::kCopierRegisters>();

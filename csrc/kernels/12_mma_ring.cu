@@ -2,9 +2,9 @@
 //
 // Idea:  the warps of a block copy steps of K of both operands to a ring of stages, as they lie,
 //        and multiply what came before by mma.sync: ldmatrix reads what lies along K as it is, and
-//        turns what lies across. Where eight neighbours can be copied at once, they are, while the
-//        block multiplies; or else a thread gathers them one by one. It runs on Ampere and Ada,
-//        too, whose tensor cores have sums of their own (docs/numerics.md).
+//        turns what lies across. Eight neighbours are copied as they are where lines
+//        begin at multiples of 16 bytes; or else a thread makes them of what it reads. It runs on
+//        Ampere and Ada, too, whose tensor cores have sums of their own (docs/numerics.md).
 // Limit: ldmatrix and mma.sync take instructions, and registers hold what they read.
 // Next:  13 mma_bulk: operands that nobody has to fetch.
 
@@ -17,16 +17,16 @@
 #include "device/copy_async.cuh"
 #include "device/halves.cuh"
 #include "device/mma_sync.cuh"
+#include "device/pipeline.cuh"
 #include "element.h"
 #include "epilogue.h"
+#include "kernels/load_halves.cuh"
 #include "kernels/mma_kind.h"
 #include "launch.h"
 #include "mma.h"
 
 namespace tiled::cuda {
 namespace {
-
-constexpr int kEight = 8;  // halves that are copied at once: 16 bytes
 
 // kAAcross: neighbours lie along A's rows, across K, or else along K; kBAcross likewise B's
 // columns.
@@ -59,78 +59,103 @@ struct Stage {
   Lines<Tile::kN, Tile::kK, Tile::kBAcross> b;
 };
 
+// How an operand's eights are copied: as they are, made of two of memory's, or one by one.
+enum class Copied { kAlone, kShifted, kGathered };
+
 struct Work {
   Problem p;
-  bool a_by_eights, b_by_eights;
+  Copied a, b;
 };
 
 // Copies stages of an operand, all threads of the block together.
 template <class Lines, int kOuter, int kK, bool kAcross, int kThreads>
 class Loader {
- public:
-  // `data` is the first stage's first element, of which outer_left rows (or columns) are left.
-  __device__ Loader(const uint16_t* data, int64_t outer_stride, int64_t k_stride, bool by_eights,
-                    int64_t outer_left)
-      : near_stride_(kAcross ? outer_stride : k_stride),
-        far_stride_(kAcross ? k_stride : outer_stride),
-        k_stride_(k_stride),
-        by_eights_(by_eights),
-        outer_left_(static_cast<int>(min(outer_left, int64_t{kOuter}))) {
-    data_ = data + line() * far_stride_ + near() * near_stride_;
-  }
-
-  // Copies the next stage, of which k_left steps are in the matrix, zeros beyond.
-  __device__ void load(Lines& to, int64_t k_left) {
-    uint16_t* smem = &to.at[line()][near()];
-    if (by_eights_ && outer_left_ == kOuter && k_left >= kK) {
-      UNROLL
-      for (int i = 0; i < kEach; ++i) {
-        device::copy_16(smem + i * kLinesAtOnce * Lines::kPitch,
-                        data_ + i * kLinesAtOnce * far_stride_, 16);
-      }
-    } else {
-      load_edge(smem, static_cast<int>(min(k_left, int64_t{kK})));
-    }
-    data_ += kK * k_stride_;
-  }
-
- private:
   static constexpr int kEights = Lines::kNear / kEight, kLinesAtOnce = kThreads / kEights;
   static constexpr int kEach = Lines::kLines / kLinesAtOnce;
   static_assert(kThreads % kEights == 0 && Lines::kLines % kLinesAtOnce == 0);
 
-  // Likewise, one by one where neighbours do not lie so, or not all eight are inside: to copy them
-  // at once would read the others, too.
-  __device__ void load_edge(uint16_t* smem, int k) const {
-    const int lines = (kAcross ? k : outer_left_) - line();
-    const int inside = max(min((kAcross ? outer_left_ : k) - near(), kEight), 0);
-    const uint16_t* from = data_;
-    UNROLL
-    for (int i = 0; i < kEach; ++i, from += kLinesAtOnce * far_stride_) {
-      uint16_t* to = smem + i * kLinesAtOnce * Lines::kPitch;
-      const int count = i * kLinesAtOnce < lines ? inside : 0;
-      if (by_eights_ && (count == 0 || count == kEight)) {
-        device::copy_16(to, from, count * 2);
-        continue;
-      }
-      uint32_t gathered[4];
+ public:
+  // What a thread has read of memory for a stage, and not yet made eights of.
+  struct Held {
+    uint4 near[kEach], far[kEach];
+  };
+
+  // `data` is the first stage's first element, of which outer_left rows (or columns) are left.
+  __device__ Loader(const uint16_t* data, int64_t outer_stride, int64_t k_stride, Copied copied,
+                    int64_t outer_left)
+      : near_stride_(kAcross ? outer_stride : k_stride),
+        far_stride_(kAcross ? k_stride : outer_stride),
+        copied_(copied),
+        outer_left_(static_cast<int>(min(outer_left, int64_t{kOuter}))) {
+    data_ = data + line() * far_stride_ + near() * near_stride_;
+  }
+
+  // Begins to copy the next stage, of which k_left steps are in the matrix. Zeros are beyond; but
+  // where rows or columns are not there, anything.
+  __device__ void begin(Lines& to, int64_t k_left, Held& held) const {
+    if (copied_ == Copied::kAlone) {
+      const auto k = static_cast<int>(min(k_left, int64_t{kK}));
+      const int lines = (kAcross ? k : outer_left_) - line();
+      const bool inside = near() < (kAcross ? outer_left_ : k);
       UNROLL
-      for (int j = 0; j < kEight; j += 2) {
-        const uint32_t low = j < count ? from[j * near_stride_] : 0;
-        const uint32_t high = j + 1 < count ? from[(j + 1) * near_stride_] : 0;
-        gathered[j / 2] = low | high << 16;
+      for (int i = 0; i < kEach; ++i) {
+        device::copy_16(&to.at[line() + i * kLinesAtOnce][near()],
+                        data_ + i * kLinesAtOnce * far_stride_,
+                        inside && i * kLinesAtOnce < lines ? 16 : 0);
       }
-      *reinterpret_cast<uint4*>(to) =
-          make_uint4(gathered[0], gathered[1], gathered[2], gathered[3]);
+    } else if (shifts(k_left)) {
+      // Lines that are not there are read as others that are.
+      const uint16_t* first = kAcross && near() >= outer_left_ ? data_ - near() : data_;
+      const int last = kAcross ? kK : outer_left_ - 1 - line();
+      UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        const uint16_t* from = first + min(i * kLinesAtOnce, last) * far_stride_;
+        const auto* sixteen = reinterpret_cast<const uint4*>(from - shift_of(from) / 2);
+        held.near[i] = sixteen[0], held.far[i] = sixteen[1];
+      }
     }
   }
 
+  // Ends it.
+  __device__ void end(Lines& to, int64_t k_left, const Held& held) {
+    if (copied_ != Copied::kAlone && shifts(k_left)) {
+      const uint16_t* first = kAcross && near() >= outer_left_ ? data_ - near() : data_;
+      const int last = kAcross ? kK : outer_left_ - 1 - line();
+      UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        const uint16_t* from = first + min(i * kLinesAtOnce, last) * far_stride_;
+        *reinterpret_cast<uint4*>(&to.at[line() + i * kLinesAtOnce][near()]) =
+            shifted(held.near[i], held.far[i], shift_of(from));
+      }
+    } else if (copied_ != Copied::kAlone) {
+      const auto k = static_cast<int>(min(k_left, int64_t{kK}));
+      const int lines = (kAcross ? k : outer_left_) - line();
+      const int inside = (kAcross ? outer_left_ : k) - near();
+      const uint16_t* from = data_;
+      NO_UNROLL
+      for (int i = 0; i < kEach; ++i, from += kLinesAtOnce * far_stride_) {
+        *reinterpret_cast<uint4*>(&to.at[line() + i * kLinesAtOnce][near()]) =
+            gather(from, near_stride_, i * kLinesAtOnce < lines ? inside : 0);
+      }
+    }
+    data_ += kK * (kAcross ? far_stride_ : near_stride_);
+  }
+
+ private:
+  // Whether eights are made of two of memory's, of which the second may be all beyond the stage.
+  __device__ bool shifts(int64_t k_left) const {
+    return copied_ == Copied::kShifted && k_left >= kK + 2 * kEight;
+  }
+  // Bytes from a multiple of 16 on.
+  __device__ static int shift_of(const uint16_t* from) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
+  }
   __device__ static int line() { return static_cast<int>(threadIdx.x) / kEights; }
   __device__ static int near() { return static_cast<int>(threadIdx.x) % kEights * kEight; }
 
   const uint16_t* data_;
-  int64_t near_stride_, far_stride_, k_stride_;
-  bool by_eights_;
+  int64_t near_stride_, far_stride_;
+  Copied copied_;
   int outer_left_;
 };
 
@@ -168,22 +193,59 @@ __device__ void multiply(const Stage<Tile>& stage, int warp_row, int warp_col,
   }
 }
 
+// Stores a tile's sums, a thread those of one column, a few rows at a time.
+template <class Tile, class Out>
+__device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, const float* leaving,
+                           int pitch) {
+  constexpr int kRowsAtOnce = Tile::kThreads / Tile::kN, kEach = 4;
+  static_assert(Tile::kThreads % Tile::kN == 0 && Tile::kM % (kRowsAtOnce * kEach) == 0);
+  const int own = static_cast<int>(threadIdx.x) / Tile::kN;
+  const int col = static_cast<int>(threadIdx.x) % Tile::kN;
+  if (tile.col + col >= p.n) return;
+  const auto rows = static_cast<int>(min(p.m - tile.row, int64_t{Tile::kM}));
+  const Epilogue& epilogue = p.epilogue;
+  float bias = 0;
+  if (epilogue.bias != nullptr) {
+    const auto* biases = static_cast<const typename Tile::T*>(epilogue.bias);
+    bias = widen(biases[(tile.col + col) * epilogue.bias_stride]);
+  }
+  c += (tile.row + own) * p.c.row_stride + (tile.col + col) * p.c.col_stride;
+  NO_UNROLL
+  for (int row = own; row < rows; row += kRowsAtOnce * kEach) {
+    float x[kEach];
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const int at = row + i * kRowsAtOnce;
+      const bool reads = epilogue.beta != 0 && at < rows;
+      const float old = reads ? widen(c[i * kRowsAtOnce * p.c.row_stride]) : 0;
+      x[i] = combine(epilogue, leaving[at * pitch + col], bias, old);
+    }
+    activate_each(epilogue.activation, x);
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (row + i * kRowsAtOnce < rows) c[i * kRowsAtOnce * p.c.row_stride] = narrow<Out>(x[i]);
+    }
+    c += kRowsAtOnce * kEach * p.c.row_stride;
+  }
+}
+
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     mma_ring_kernel(const __grid_constant__ Work work, int64_t first_tile) {
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
+  device::let_next_kernel_start();
   auto* stages = reinterpret_cast<Stage<Tile>*>(dynamic_smem);
   const Problem& p = work.p;
   const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
   using Halves = const uint16_t*;
-  Loader<decltype(stages->a), Tile::kM, Tile::kK, Tile::kAAcross, Tile::kThreads> load_a(
-      static_cast<Halves>(p.a.data) + batch_offset(p.batch, p.a, tile.batch) +
-          tile.row * p.a.row_stride,
-      p.a.row_stride, p.a.col_stride, work.a_by_eights, p.m - tile.row);
-  Loader<decltype(stages->b), Tile::kN, Tile::kK, Tile::kBAcross, Tile::kThreads> load_b(
-      static_cast<Halves>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
-          tile.col * p.b.col_stride,
-      p.b.col_stride, p.b.row_stride, work.b_by_eights, p.n - tile.col);
+  using LoadA = Loader<decltype(stages->a), Tile::kM, Tile::kK, Tile::kAAcross, Tile::kThreads>;
+  using LoadB = Loader<decltype(stages->b), Tile::kN, Tile::kK, Tile::kBAcross, Tile::kThreads>;
+  LoadA load_a(static_cast<Halves>(p.a.data) + batch_offset(p.batch, p.a, tile.batch) +
+                   tile.row * p.a.row_stride,
+               p.a.row_stride, p.a.col_stride, work.a, p.m - tile.row);
+  LoadB load_b(static_cast<Halves>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
+                   tile.col * p.b.col_stride,
+               p.b.col_stride, p.b.row_stride, work.b, p.n - tile.col);
   constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_row = warp % kWarpsM * Tile::kWarpM, warp_col = warp / kWarpsM * Tile::kWarpN;
@@ -203,16 +265,25 @@ __global__ void __launch_bounds__(Tile::kThreads)
   for_each([](float&, float& total, int, int, int) { total = 0; });
   int64_t to_load = p.k;
   int to_fill = 0, full = 0;
-  auto load = [&] {
+  // Copies a stage, while another is multiplied.
+  auto load = [&](auto&& meanwhile) {
+    typename LoadA::Held held_a;
+    typename LoadB::Held held_b;
     if (to_load > 0) {
-      load_a.load(stages[to_fill].a, to_load);
-      load_b.load(stages[to_fill].b, to_load);
+      load_a.begin(stages[to_fill].a, to_load, held_a);
+      load_b.begin(stages[to_fill].b, to_load, held_b);
     }
     __pipeline_commit();
+    meanwhile();
+    if (to_load > 0) {
+      load_a.end(stages[to_fill].a, to_load, held_a);
+      load_b.end(stages[to_fill].b, to_load, held_b);
+    }
     to_load -= Tile::kK;
     to_fill = (to_fill + 1) % Tile::kStages;
   };
-  for (int stage = 0; stage < Tile::kStages - 1; ++stage) load();
+  device::wait_for_previous_kernel();
+  for (int stage = 0; stage < Tile::kStages - 1; ++stage) load([] {});
   NO_UNROLL
   for (int64_t chunk = 0; chunk < p.k; chunk += chained::kChunk) {
     if (chunk > 0) for_each([](float& sum, float& total, int, int, int) { total += sum, sum = 0; });
@@ -221,14 +292,13 @@ __global__ void __launch_bounds__(Tile::kThreads)
          left -= Tile::kK) {
       __pipeline_wait_prior(Tile::kStages - 2);
       __syncthreads();  // what was copied is there for all, and all have multiplied the last
-      load();
-      multiply<Tile>(stages[full], warp_row, warp_col, sums);
+      load([&] { multiply<Tile>(stages[full], warp_row, warp_col, sums); });
       full = (full + 1) % Tile::kStages;
     }
   }
   for_each([](float& sum, float& total, int, int, int) { total += sum; });
 
-  // Sums leave by way of shared memory, in rows, and in a loop that stays one.
+  // Sums leave by way of shared memory, in rows.
   __syncthreads();
   constexpr int kPitch = Tile::kN + 4;
   auto* leaving = reinterpret_cast<float*>(dynamic_smem);
@@ -238,37 +308,43 @@ __global__ void __launch_bounds__(Tile::kThreads)
   });
   __syncthreads();
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  NO_UNROLL
-  for (int i = threadIdx.x; i < Tile::kM * Tile::kN; i += Tile::kThreads) {
-    const int row = i / Tile::kN, col = i % Tile::kN;
-    if (tile.row + row >= p.m || tile.col + col >= p.n) continue;
-    store<typename Tile::T>(p, c_offset, tile.row + row, tile.col + col,
-                            leaving[row * kPitch + col]);
+  using T = typename Tile::T;
+  if (p.out_dtype == p.dtype) {
+    store_tile<Tile>(p, static_cast<T*>(p.c.data) + c_offset, tile, leaving, kPitch);
+  } else {
+    store_tile<Tile>(p, static_cast<float*>(p.c.data) + c_offset, tile, leaving, kPitch);
   }
 }
 
 template <class Tile>
 void run_tile(const Problem& p, const Context& context) {
+  const auto copied = [&](const Matrix& matrix, bool across, int64_t outer) {
+    const int64_t near = across ? matrix.row_stride : matrix.col_stride;
+    const int64_t far = across ? matrix.col_stride : matrix.row_stride;
+    if (near != 1 || far == 0) return Copied::kGathered;
+    const bool whole = (across ? outer : p.k) % kEight == 0;
+    return whole && in_sixteens(p.batch, matrix, sizeof(uint16_t)) ? Copied::kAlone
+                                                                   : Copied::kShifted;
+  };
   const Work work{
       .p = p,
-      .a_by_eights = in_sixteens(p.batch, p.a, sizeof(uint16_t)),
-      .b_by_eights = in_sixteens(p.batch, p.b, sizeof(uint16_t)),
+      .a = copied(p.a, Tile::kAAcross, p.m),
+      .b = copied(transposed(p.b), Tile::kBAcross, p.n),
   };
   constexpr size_t kLeaving = Tile::kM * (Tile::kN + 4) * sizeof(float);
   constexpr size_t kBytes = std::max(Tile::kStages * sizeof(Stage<Tile>), kLeaving);
   const auto kernel = mma_ring_kernel<Tile>;
   allow_shared_memory(kernel, kBytes);
   for_grids(count_tiles(p, Tile::kM, Tile::kN), [&](int64_t first, unsigned blocks) {
-    kernel<<<blocks, Tile::kThreads, kBytes, static_cast<cudaStream_t>(context.stream)>>>(work,
-                                                                                          first);
+    launch_after(kernel, blocks, Tile::kThreads, kBytes, context, work, first);
   });
 }
 
 template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
   switch (mma_ring_plan(p, context.processors).tile) {
-    case 0: return run_tile<Tile<T, 0, 32, 32, 2, kAAcross, kBAcross>>(p, context);
-    case 1: return run_tile<Tile<T, 1, 32, 32, 3, kAAcross, kBAcross>>(p, context);
+    case 0: return run_tile<Tile<T, 0, 64, 32, 2, kAAcross, kBAcross>>(p, context);
+    case 1: return run_tile<Tile<T, 1, 32, 32, 4, kAAcross, kBAcross>>(p, context);
   }
 }
 

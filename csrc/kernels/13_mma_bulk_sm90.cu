@@ -54,6 +54,7 @@ namespace {
 struct EndWork : mma_bulk::Work {
   bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
   bool by_eights;     // likewise
+  bool simple;        // a bias and ReLU are all that is done to sums
   bool halves, ends;  // store_halves() does, and its kEnds
   bool boxes;         // store_boxes() does
   CUtensorMap c;      // by these
@@ -121,12 +122,23 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
         }
       }
     } else {
-      typename Tile::T* to = c + begin + lane;
+      // Some rows are read before any is stored, or each would be waited for: ptxas does not put a
+      // volatile read after what follows it.
+      constexpr int kAtOnce = 8;
+      auto* to = reinterpret_cast<uint16_t*>(c + begin + lane);
+      const bool first_inside = lane < inside, second_inside = 32 + lane < inside;
       UNROLL
-      for (int down = 0; down < 16; ++down, to += p.c.row_stride) {
+      for (int i = 0; i < 16; i += kAtOnce) {
+        uint16_t first_of[kAtOnce], second_of[kAtOnce];
         UNROLL
-        for (int right = 0; right < kStoredHalves; right += 32) {
-          if (down < rows && right + lane < inside) to[right] = {leaving[down][right + lane]};
+        for (int j = 0; j < kAtOnce; ++j) {
+          const volatile uint16_t* from = &leaving[i + j][lane];
+          first_of[j] = from[0], second_of[j] = from[32];
+        }
+        UNROLL
+        for (int j = 0; j < kAtOnce; ++j, to += p.c.row_stride) {
+          if (i + j < rows && first_inside) to[0] = first_of[j];
+          if (i + j < rows && second_inside) to[32] = second_of[j];
         }
       }
     }
@@ -202,7 +214,8 @@ struct End {
     Leaving& leaving = smem.leaving[warp];
     const auto& bias = smem.bias[warp / 4];
     auto store = [&]<class Out>(Out* c) {
-      store_rows<false>(p, work.by_fours, c + c_offset, row, tile.col, sums, leaving.sums, bias,
+      store_rows<false>(p, work.by_fours, work.simple, c + c_offset, row, tile.col, sums,
+                        leaving.sums, bias,
                         [&](int i) { return mma_bulk::in_tile<Tile::kNarrow>(i, tile.col); });
     };
     auto store_as = [&]<bool kEnds, bool kByEights>() {
@@ -221,6 +234,8 @@ struct End {
       store_as.template operator()<false, true>();
     } else if (work.halves && work.by_eights) {
       store_as.template operator()<true, true>();
+    } else if (work.halves && !work.ends) {
+      store_as.template operator()<false, false>();
     } else if (work.halves) {
       store_as.template operator()<true, false>();
     } else if (p.out_dtype == DType::kFloat32) {
@@ -243,7 +258,8 @@ void run_tile(const Problem& p, int64_t ranges, const Context& context) {
   EndWork work{};
   work.p = p;
   work.by_fours = by(4), work.by_eights = by(8);
-  work.halves = p.out_dtype == p.dtype && p.c.col_stride == 1 && p.epilogue.is_simple();
+  work.simple = p.epilogue.is_simple();
+  work.halves = work.simple && p.out_dtype == p.dtype && p.c.col_stride == 1;
   work.ends = !p.epilogue.is_none();
   const bool goes_on = count_tiles(p, Tile::kM, Tile::kN) > context.processors;
   // The copy engine stores no less than 16 bytes: where a row ends within them, what follows, too.

@@ -204,7 +204,7 @@ struct End {
     }
     list(tile, sums);
     float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch);
-    store_rows<true>(p, work.by_fours, c, tile.row, tile.col, sums,
+    store_rows<true>(p, work.by_fours, work.simple, c, tile.row, tile.col, sums,
                      smem.rows[threadIdx.x / 32 - Tile::kWarpgroup / 32], smem.bias[warpgroup],
                      [](int i) { return i; });
   }

@@ -381,8 +381,7 @@ Maps maps(const Lines& lines, int64_t outer, int64_t k, int rows, bool across, i
             {},
             {}};
   }
-  // Into the next line, which is there and has as many.
-  const int64_t into = lines.matrix.col_stride < 64 ? outer : ceil_div(outer, 64) * 64;
+  const int64_t into = mma_reads_on(lines.matrix, outer, k) ? ceil_div(outer, 64) * 64 : outer;
   Maps made{};
   made.whole = map(into, 64, Tile::kK, kWide);
   made.whole_at_end = map(outer, 64, steps, kWide);

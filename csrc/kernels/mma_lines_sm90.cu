@@ -1,10 +1,11 @@
-// Copies operands of halves to lines that begin at multiples of 16 bytes, or of 128 unless they are
-// shorter. A warp copies a part of a line, eight elements a thread; or, where what follows each
-// other lies across lines, eight elements of 32.
+// Copies operands of halves to lines that begin at multiples of 128 bytes, or of 16 if they are
+// shorter and along K. A thread copies eight elements, and some threads a part of a line; or, where
+// what follows each other lies across lines, a warp eight elements of 32.
 
 #include <algorithm>
 
 #include "device/pipeline.cuh"
+#include "kernels/load_halves.cuh"
 #include "kernels/mma_lines.h"
 #include "kernels/stored_batch.h"
 #include "launch.h"
@@ -14,7 +15,8 @@ namespace tiled::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kEight = 8, kPart = 32 * kEight;                  // elements a thread, a warp
+constexpr int kLanes = 8, kParts = 32 / kLanes;                 // of a part, of a warp
+constexpr int kPart = kLanes * kEight;                          // elements
 constexpr int64_t kLine = kL2Line / int64_t{sizeof(uint16_t)};  // of L2, likewise
 
 struct Job {
@@ -31,28 +33,6 @@ struct Jobs {
   Job job[2];
 };
 
-// Eight elements, of which `inside` are there.
-__device__ uint4 gather(const uint16_t* from, int64_t stride, int inside) {
-  uint32_t x[kEight];
-  UNROLL
-  for (int i = 0; i < kEight; ++i) x[i] = i < inside ? from[i * stride] : 0;
-  return make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16);
-}
-
-// Eight neighbours, the first of which lies `shift` bytes beyond a multiple of 16, from all bytes
-// of that and, if they are some's, of the next.
-__device__ uint4 shifted(const uint4* from, int shift, bool both) {
-  const uint4 near = from[0], far = both ? from[1] : make_uint4(0, 0, 0, 0);
-  uint32_t x[] = {near.x, near.y, near.z, near.w, far.x, far.y, far.z, far.w};
-  UNROLL
-  for (int i = 0; i < 6; ++i) x[i] = shift & 8 ? x[i + 2] : x[i];
-  UNROLL
-  for (int i = 0; i < 5; ++i) x[i] = shift & 4 ? x[i + 1] : x[i];
-  UNROLL
-  for (int i = 0; i < 4; ++i) x[i] = __funnelshift_r(x[i], x[i + 1], shift % 4 * 8);
-  return make_uint4(x[0], x[1], x[2], x[3]);
-}
-
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();  // and set up its barriers
@@ -61,14 +41,16 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   if (second) warp -= jobs.job[0].warps;
   const Job& job = jobs.job[second];
   if (warp >= job.warps) return;
-  const auto index = static_cast<uint32_t>(warp), lane = threadIdx.x % 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const auto index = static_cast<uint32_t>(job.across ? warp : warp * kParts + lane / kLanes);
   const uint32_t part = index % job.parts, group = index / job.parts % job.groups;
   const int64_t matrix = index / job.parts / job.groups;
   const int64_t stride = job.from.col_stride;
   const int64_t line = job.across ? int64_t{group} * 32 + lane : group;
-  const int64_t first = job.across ? int64_t{part} * kEight : int64_t{part} * kPart + lane * kEight;
+  const int64_t first =
+      int64_t{part} * (job.across ? kEight : kPart) + (job.across ? 0 : lane % kLanes * kEight);
   const auto left = static_cast<int>(min(job.length - first, int64_t{kEight}));
-  if (left <= 0 || line >= job.lines) return;
+  if (left <= 0 || line >= job.lines || matrix >= job.batch.count) return;
   const auto* data =
       static_cast<const uint16_t*>(job.from.data) + batch_offset(job.batch, job.from, matrix);
   const uint16_t* from = data + line * job.from.row_stride + first * stride;
@@ -79,7 +61,8 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   const uint16_t* end = data + (job.lines - 1) * job.from.row_stride + job.length;
   const bool whole = stride == 1 && reinterpret_cast<const uint16_t*>(sixteen + 1 + both) <= end;
   __stcg(reinterpret_cast<uint4*>(job.to + (matrix * job.lines + line) * job.pitch + first),
-         whole ? shifted(sixteen, shift, both) : gather(from, stride, left));
+         whole ? shifted(sixteen[0], both ? sixteen[1] : make_uint4(0, 0, 0, 0), shift)
+               : gather(from, stride, left));
 }
 
 }  // namespace
@@ -95,7 +78,7 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     const Matrix outer = i == 0 ? from : transposed(from);  // A's rows, or B's columns
     const int64_t count = i == 0 ? p.m : p.n;
     if (!mma_has_to_copy(p, outer, count)) continue;
-    const bool wants_k = mma_turns_to_k(outer, count, p.k);
+    const bool wants_k = mma_turns_to_k(p, outer, count);
     Job& job = jobs.job[i];
     // Lines are rows, or else columns. What is one line is that, whatever its strides are.
     const bool closer_by_rows =
@@ -103,8 +86,10 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     const bool by_rows = wants_k ? i == 0 : closer_by_rows;
     job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
     job.across = by_rows != closer_by_rows;
-    // Lines begin where L2's do, so that a box asks for each once, unless they are shorter.
-    const int64_t multiple = job.length >= kLine ? kLine : kEight;
+    // Lines begin where L2's do, so that a box asks for each once; unless they are shorter and
+    // along K, where what is beyond their end has to be zeros.
+    const bool along_k = by_rows == (i == 0);
+    const int64_t multiple = job.length >= kLine || !along_k ? kLine : kEight;
     job.pitch = ceil_div(job.length, multiple) * multiple;
     Matrix to{.data = nullptr,
               .row_stride = by_rows ? job.pitch : 1,
@@ -127,7 +112,8 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     job.to = static_cast<uint16_t*>(operands[i]->data);
     job.parts = static_cast<uint32_t>(ceil_div(job.length, job.across ? kEight : kPart));
     job.groups = static_cast<uint32_t>(job.across ? ceil_div(job.lines, 32) : job.lines);
-    job.warps = int64_t{job.parts} * job.groups * job.batch.count;
+    job.warps =
+        ceil_div(int64_t{job.parts} * job.groups * job.batch.count, job.across ? 1 : kParts);
     warps += job.warps;
   }
   launch_after(copy_lines_kernel, static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0,

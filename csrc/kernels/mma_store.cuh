@@ -38,10 +38,11 @@ __device__ float combined(const Problem& p, const Out* c, float sum, float bias)
 // Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
 // where C is written so, or one; but for sums that are NaN, where kSkipsNan. Sums move up to the
 // registers that are stored, so that the loop stays one. `bias` are the columns', if there are
-// some. in_tile(i) is where in the tile the sums of a row from sum i on lie.
+// some. simple: a bias and ReLU are all that is done to sums. in_tile(i) is where in the tile the
+// sums of a row from sum i on lie.
 template <bool kSkipsNan, class Out, int kElements, class InTile>
-__device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row, int64_t col,
-                           float (&sums)[kElements], SumsOfRows& leaving,
+__device__ void store_rows(const Problem& p, bool by_fours, bool simple, Out* c, int64_t row,
+                           int64_t col, float (&sums)[kElements], SumsOfRows& leaving,
                            const float (&bias)[kElements * 2], const InTile& in_tile) {
   static_assert(kStored == 32, "a lane has a column");
   constexpr int kEach = kStored / 2;  // sums of a thread
@@ -80,6 +81,17 @@ __device__ void store_rows(const Problem& p, bool by_fours, Out* c, int64_t row,
         } else {
           store_vector(at, x);
         }
+      }
+    } else if (own < p.n && simple) {
+      const bool has_bias = p.epilogue.bias != nullptr;
+      const bool relu = p.epilogue.activation == Activation::kRelu;
+      UNROLL
+      for (int down = 0; down < 16; ++down, to += p.c.row_stride) {
+        float x = leaving[down][lane];
+        const bool stores = down < rows && !(kSkipsNan && isnan(x));
+        if (has_bias) x += bias[own_in_tile];
+        if (relu) x = activate(Activation::kRelu, x);
+        if (stores) *to = narrow<Out>(x);
       }
     } else if (own < p.n) {
       NO_UNROLL

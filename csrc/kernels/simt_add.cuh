@@ -20,18 +20,6 @@ struct Ranges {
   const void* sums;  // Sums[chunk][tile]
 };
 
-// Where the kernel that adds may begin before the sums are there, and where it needs them.
-__device__ inline void let_sums_be_added() {
-#if __CUDA_ARCH__ >= 900
-  device::let_next_kernel_start();
-#endif
-}
-__device__ inline void await_sums() {
-#if __CUDA_ARCH__ >= 900
-  device::wait_for_previous_kernel();
-#endif
-}
-
 // Adds in order and stores. kLanes threads read the sums of a quad, kAddEach at a time each, and
 // the first one adds.
 inline constexpr int kAddThreads = 256, kAddEach = 8;
@@ -53,7 +41,7 @@ __global__ void __launch_bounds__(kAddThreads)
   const auto chunks = static_cast<int>(ceil_div(p.k, kChunk));
   const int64_t between = ranges.tiles * kInTile;
   const Quad* sums = static_cast<const Quad*>(ranges.sums) + index;
-  await_sums();
+  device::wait_for_previous_kernel();
   Quad total = Quad::empty();
   NO_UNROLL
   for (int first = 0; first < chunks; first += kAtOnce) {
@@ -92,9 +80,7 @@ void run_add(const Ranges& ranges, const Context& context) {
   constexpr int kInTile = Tile::kQuads * Tile::kMultipliers;
   const auto blocks = static_cast<unsigned>(ranges.tiles * kInTile * kLanes / kAddThreads);
   const auto kernel = simt_add_kernel<Tile, kLanes>;
-  if (context.on_hopper()) return launch_after(kernel, blocks, kAddThreads, 0, context, ranges);
-  kernel<<<blocks, kAddThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(ranges);
-  check(cudaGetLastError());
+  launch_after(kernel, blocks, kAddThreads, 0, context, ranges);
 }
 
 // One thread a quad waits for many chunks too often, where there are few threads, too.
