@@ -596,9 +596,9 @@ def test_lines_that_begin_within_those_of_l2(seed, dtype):
 @each_half
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("few", [1, 3, 8, 13, 16, 17, 24, 40, 56])
-def test_few_rows_or_columns(few, layout, dtype):
-    """Lines across K that are shorter than a box of the copy engine: it reads on into the next ones,
-    as far as memory goes, or they are copied; and C is stored column by column."""
+def test_lines_shorter_than_a_box(few, layout, dtype):
+    """Of what lies across K the copy engine reads on into the next lines, as far as memory goes, or
+    they are copied; and C is stored column by column."""
     for k in (65, 72, 200, 264, 456, 519, 1000):
         for m, n in ((few, 328), (328, few), (few, 201), (201, few)):
             a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
