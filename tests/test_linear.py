@@ -1,8 +1,10 @@
 """linear: x weight^T + bias, then an activation, in one launch."""
 
+import math
+
 import pytest
 import torch
-from reference import ACTIVATIONS, activated_bound, assert_within, linear_bound, product
+from reference import ACTIVATIONS, U, activated_bound, assert_within, linear_bound, product
 
 import torch_tiled
 
@@ -46,6 +48,23 @@ def test_activations_at_the_edges(device, algorithm, activation):
     result = torch_tiled.linear(x, weight, activation=activation, algorithm=algorithm)
     expected = ACTIVATIONS[activation](x.double()).float()  # PyTorch's float32 gelu(inf) is NaN
     torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+def test_gelu_keeps_what_1_plus_erf_cancels(device):
+    """The normal distribution's tail is 2 to a power p, which csrc/epilogue.h has to 2 roundings
+    of p, and a fit to less than one of max(1, p / 2), up to |x| = 5; exp2 errs by 2 in the last
+    place. Two more roundings are those of 1 - tail and of the product by x."""
+    x = torch.linspace(-12, 12, 240_001)[:, None]
+    one = torch.ones(1, 1, device=device)
+    result = torch_tiled.linear(x.to(device), one, activation="gelu", algorithm="naive").cpu()
+    exact = x.double() * torch.erfc(-x.double() / math.sqrt(2)) / 2
+    near = x.abs() <= 5
+    tail = torch.erfc(x.double().abs() / math.sqrt(2)) / 2
+    power = -tail.log2()
+    u = U[torch.float32]
+    limit = u * (2 * exact.abs() + x.abs() * tail * (2 * power + power.clamp(min=2) / 2 + 4))
+    assert_within(result[near], exact[near], limit[near])
+    assert_within(result[~near], exact[~near], 2 * u * exact[~near].abs() + 5 * tail[near].min())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

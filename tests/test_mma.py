@@ -406,9 +406,9 @@ def test_bulk_with_any_tile(layout, dtype):
     the last sizes lines begin within those of L2, and tiles are pairs'."""
     sizes = {
         "128x256": [(1673, 1747, 505), (1899, 1571, 8265)],
-        "128x192": [(907, 2617, 505), (1025, 2323, 8265), (776, 2344, 504), (776, 2056, 8264)],
+        "128x192": [(907, 2617, 505), (1025, 2323, 8265), (656, 3344, 504), (776, 2056, 8264)],
         "128x160": [(791, 2368, 505), (1827, 1045, 8265)],
-        "128x128": [(1157, 1197, 505), (1216, 1157, 8265), (520, 1672, 72), (392, 2120, 8264)],
+        "128x128": [(1157, 1197, 505), (1216, 1157, 8265), (272, 3344, 504), (264, 3344, 8264)],
         "64x192": [(515, 1859, 505), (1825, 529, 8265)],
         "64x128": [(521, 1367, 505), (513, 1401, 8265), (264, 2192, 504), (272, 2056, 8264)],
         "64x96": [(525, 951, 505), (667, 769, 8265), (200, 2120, 72), (264, 1424, 8264)],
@@ -424,6 +424,11 @@ def test_bulk_with_any_tile(layout, dtype):
             out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
             torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
             assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_ring"))
+            bias = torch.randn(n, device="cuda").to(dtype)
+            assert torch.equal(
+                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_bulk"),
+                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_ring"),
+            )
 
 
 @needs_hopper
@@ -443,15 +448,16 @@ def test_tiles_of_a_wide_box_and_a_narrow_one(cut, layout, dtype):
         assert torch_tiled.explain(a, b, algorithm="mma_bulk").tile == "64x96" or not is_h200
         torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out[:, :n])
         torch_tiled.matmul(a, b, algorithm="mma_bulk", out=single, out_dtype=torch.float32)
-        ended = torch_tiled.linear(a, b.mT, bias, activation="relu", algorithm="mma_bulk")
         assert torch.equal(out[:, :n], torch_tiled.matmul(a, b, algorithm="mma_ring"))
         assert out[:, n:].isnan().all()
         assert torch.equal(
             single, torch_tiled.matmul(a, b, algorithm="mma_ring", out_dtype=torch.float32)
         )
-        assert torch.equal(
-            ended, torch_tiled.linear(a, b.mT, bias, activation="relu", algorithm="mma_ring")
-        )
+        for activation in ("relu", "gelu"):
+            assert torch.equal(
+                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_bulk"),
+                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_ring"),
+            )
 
 
 @needs_hopper
@@ -504,12 +510,16 @@ def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
             assert torch.equal(out, expected)
             out.fill_(torch.nan)
             assert memory.isnan().all()  # nothing beside it was written
-    for activation in ("none", "relu"):
+    for activation in ACTIVATIONS:
         options = {"bias": bias, "activation": activation}
         assert torch.equal(
             torch_tiled.linear(a, b.mT, algorithm="mma_bulk", **options),
             torch_tiled.linear(a, b.mT, algorithm="mma_ring", **options),
         )
+    scaled = [torch.full((m, n), torch.nan, dtype=dtype, device="cuda") for _ in range(2)]
+    for c, algorithm in zip(scaled, ("mma_bulk", "mma_ring"), strict=True):
+        torch_tiled.gemm_(c, a[0], b, alpha=0.7, beta=0, algorithm=algorithm)
+    assert torch.equal(*scaled)
 
 
 @needs_hopper

@@ -2,9 +2,9 @@
 //
 // Idea:  the warps of a block copy steps of K of both operands to a ring of stages, as they lie,
 //        and multiply what came before by mma.sync: ldmatrix reads what lies along K as it is, and
-//        turns what lies across. Eight neighbours are copied as they are where lines
-//        begin at multiples of 16 bytes; or else a thread makes them of what it reads. It runs on
-//        Ampere and Ada, too, whose tensor cores have sums of their own (docs/numerics.md).
+//        turns what lies across. Eight neighbours are copied as they are where lines begin at
+//        multiples of 16 bytes; or else a thread makes them of what it reads. It runs on Ampere and
+//        Ada, too, whose tensor cores have sums of their own (docs/numerics.md).
 // Limit: ldmatrix and mma.sync take instructions, and registers hold what they read.
 // Next:  13 mma_bulk: operands that nobody has to fetch.
 
@@ -22,6 +22,7 @@
 #include "epilogue.h"
 #include "kernels/load_halves.cuh"
 #include "kernels/mma_kind.h"
+#include "kernels/mma_store.cuh"
 #include "launch.h"
 #include "mma.h"
 
@@ -146,10 +147,6 @@ class Loader {
   __device__ bool shifts(int64_t k_left) const {
     return copied_ == Copied::kShifted && k_left >= kK + 2 * kEight;
   }
-  // Bytes from a multiple of 16 on.
-  __device__ static int shift_of(const uint16_t* from) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
-  }
   __device__ static int line() { return static_cast<int>(threadIdx.x) / kEights; }
   __device__ static int near() { return static_cast<int>(threadIdx.x) % kEights * kEight; }
 
@@ -193,40 +190,24 @@ __device__ void multiply(const Stage<Tile>& stage, int warp_row, int warp_col,
   }
 }
 
-// Stores a tile's sums, a thread those of one column, a few rows at a time.
+// Stores a tile's sums, a thread those of one column, several rows apart.
 template <class Tile, class Out>
 __device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, const float* leaving,
                            int pitch) {
-  constexpr int kRowsAtOnce = Tile::kThreads / Tile::kN, kEach = 4;
-  static_assert(Tile::kThreads % Tile::kN == 0 && Tile::kM % (kRowsAtOnce * kEach) == 0);
+  constexpr int kApart = Tile::kThreads / Tile::kN;
+  static_assert(Tile::kThreads % Tile::kN == 0 && Tile::kM % (kApart * 4) == 0, "end_each()");
   const int own = static_cast<int>(threadIdx.x) / Tile::kN;
   const int col = static_cast<int>(threadIdx.x) % Tile::kN;
   if (tile.col + col >= p.n) return;
   const auto rows = static_cast<int>(min(p.m - tile.row, int64_t{Tile::kM}));
-  const Epilogue& epilogue = p.epilogue;
   float bias = 0;
-  if (epilogue.bias != nullptr) {
-    const auto* biases = static_cast<const typename Tile::T*>(epilogue.bias);
-    bias = widen(biases[(tile.col + col) * epilogue.bias_stride]);
+  if (p.epilogue.bias != nullptr) {
+    const auto* biases = static_cast<const typename Tile::T*>(p.epilogue.bias);
+    bias = widen(biases[(tile.col + col) * p.epilogue.bias_stride]);
   }
   c += (tile.row + own) * p.c.row_stride + (tile.col + col) * p.c.col_stride;
-  NO_UNROLL
-  for (int row = own; row < rows; row += kRowsAtOnce * kEach) {
-    float x[kEach];
-    UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      const int at = row + i * kRowsAtOnce;
-      const bool reads = epilogue.beta != 0 && at < rows;
-      const float old = reads ? widen(c[i * kRowsAtOnce * p.c.row_stride]) : 0;
-      x[i] = combine(epilogue, leaving[at * pitch + col], bias, old);
-    }
-    activate_each(epilogue.activation, x);
-    UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      if (row + i * kRowsAtOnce < rows) c[i * kRowsAtOnce * p.c.row_stride] = narrow<Out>(x[i]);
-    }
-    c += kRowsAtOnce * kEach * p.c.row_stride;
-  }
+  end_each<false, 4>(p.epilogue, leaving + own * pitch + col, kApart * pitch, bias, c,
+                     kApart * p.c.row_stride, ceil_div(rows - own, kApart));
 }
 
 template <class Tile>

@@ -55,7 +55,8 @@ struct EndWork : mma_bulk::Work {
   bool by_fours;      // C is written by four neighbours of a row, of which none or all are inside
   bool by_eights;     // likewise
   bool simple;        // a bias and ReLU are all that is done to sums
-  bool halves, ends;  // store_halves() does, and its kEnds
+  bool in_place;      // end_in_place() does it, and then nothing is left to do
+  bool halves, ends;  // store_halves() stores them, and its kEnds
   bool boxes;         // store_boxes() does
   CUtensorMap c;      // by these
 };
@@ -68,6 +69,32 @@ using HalvesOfRows = uint16_t[16][kStoredHalves + 8];
 template <class Tile>
 constexpr bool kHasBoxes = Tile::kN == 256;
 using Box = uint8_t[16 * kStoredHalves * 2];
+
+// Ends sums that are more than kEnds, and do not read C, where they are: those of 32 columns at a
+// time, in whose place the next ones move up, so that the loop stays one and an activation is the
+// same instructions for all.
+template <class Tile>
+__device__ void end_in_place(const Epilogue& epilogue, int64_t col, const float (&biases)[Tile::kN],
+                             float (&sums)[Tile::kElements]) {
+  constexpr int kEach = 16;
+  static_assert(Tile::kElements % kEach == 0);
+  NO_UNROLL
+  for (int first = 0; first < Tile::kN; first += 2 * kEach) {
+    const float* bias = &biases[mma_bulk::in_tile<Tile::kNarrow>(first, col)];
+    float x[kEach];
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      const float own =
+          epilogue.bias == nullptr ? 0 : bias[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
+      x[i] = combine(epilogue, sums[i], own, 0.0f);
+    }
+    activate_each(epilogue.activation, x);
+    UNROLL
+    for (int i = 0; i + kEach < Tile::kElements; ++i) sums[i] = sums[i + kEach];
+    UNROLL
+    for (int i = 0; i < kEach; ++i) sums[Tile::kElements - kEach + i] = x[i];
+  }
+}
 
 // Sums of a warp's rows, of 16 columns from `at` on, as pairs of halves, rows and columns in
 // eights, rows first; kEnds: with a bias or ReLU, of which `biases` are the columns', or nothing
@@ -213,6 +240,7 @@ struct End {
     const int64_t row = tile.row + warp * 16;
     Leaving& leaving = smem.leaving[warp];
     const auto& bias = smem.bias[warp / 4];
+    if (work.in_place) end_in_place<Tile>(p.epilogue, tile.col, bias, sums);
     auto store = [&]<class Out>(Out* c) {
       store_rows<false>(p, work.by_fours, work.simple, c + c_offset, row, tile.col, sums,
                         leaving.sums, bias,
@@ -259,8 +287,9 @@ void run_tile(const Problem& p, int64_t ranges, const Context& context) {
   work.p = p;
   work.by_fours = by(4), work.by_eights = by(8);
   work.simple = p.epilogue.is_simple();
-  work.halves = work.simple && p.out_dtype == p.dtype && p.c.col_stride == 1;
-  work.ends = !p.epilogue.is_none();
+  work.halves = p.epilogue.beta == 0 && p.out_dtype == p.dtype && p.c.col_stride == 1;
+  work.in_place = work.halves && !work.simple;
+  work.ends = !work.in_place && !p.epilogue.is_none();
   const bool goes_on = count_tiles(p, Tile::kM, Tile::kN) > context.processors;
   // The copy engine stores no less than 16 bytes: where a row ends within them, what follows, too.
   work.boxes = kHasBoxes<Tile> && goes_on && work.halves && work.by_eights &&

@@ -433,12 +433,7 @@ struct End {
           if (i * kApart < left) *to = narrow<Out>(x);
         }
       } else {
-        NO_UNROLL
-        for (int i = 0; i * kApart < left; ++i, to += stride) {
-          float x[1] = {combined(p, to, from[i * kNext], bias)};
-          activate_each(p.epilogue.activation, x);
-          *to = narrow<Out>(x[0]);
-        }
+        end_each<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
       }
       device::sync_threads(1 + warpgroup, kWarpgroup);
       UNROLL

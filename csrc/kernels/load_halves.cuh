@@ -17,6 +17,11 @@ __device__ inline uint4 gather(const uint16_t* from, int64_t stride, int inside)
   return make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16);
 }
 
+// Bytes from a multiple of 16 on.
+__device__ inline int shift_of(const uint16_t* from) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
+}
+
 // Eight neighbours, the first of which lies `shift` bytes beyond a multiple of 16, from the 16
 // bytes there and those that follow.
 __device__ inline uint4 shifted(const uint4& near, const uint4& far, int shift) {

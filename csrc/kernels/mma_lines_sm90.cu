@@ -1,6 +1,7 @@
 // Copies operands of halves to lines that begin at multiples of 128 bytes, or of 16 if they are
-// shorter and along K. A thread copies eight elements, and some threads a part of a line; or, where
-// what follows each other lies across lines, a warp eight elements of 32.
+// shorter and along K. A thread copies eight elements of a line, or of two where there are many,
+// and some threads a part of it; or, where what follows each other lies across lines, a warp eight
+// elements of 32.
 
 #include <algorithm>
 
@@ -33,6 +34,8 @@ struct Jobs {
   Job job[2];
 };
 
+// kLines: of which a thread copies eights, reading all before it stores any.
+template <int kLines>
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();  // and set up its barriers
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   const uint32_t part = index % job.parts, group = index / job.parts % job.groups;
   const int64_t matrix = index / job.parts / job.groups;
   const int64_t stride = job.from.col_stride;
-  const int64_t line = job.across ? int64_t{group} * 32 + lane : group;
+  const int64_t line = int64_t{group} * (job.across ? 32 : kLines) + (job.across ? lane : 0);
   const int64_t first =
       int64_t{part} * (job.across ? kEight : kPart) + (job.across ? 0 : lane % kLanes * kEight);
   const auto left = static_cast<int>(min(job.length - first, int64_t{kEight}));
@@ -54,15 +57,34 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   const auto* data =
       static_cast<const uint16_t*>(job.from.data) + batch_offset(job.batch, job.from, matrix);
   const uint16_t* from = data + line * job.from.row_stride + first * stride;
-  const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
-  const auto* sixteen = reinterpret_cast<const uint4*>(from - shift / 2);
-  const bool both = shift / 2 + left > kEight;
+  uint16_t* to = job.to + (matrix * job.lines + line) * job.pitch + first;
+  if (job.across) {
+    __stcg(reinterpret_cast<uint4*>(to), gather(from, stride, left));
+    return;
+  }
   // Of what memory may end in there is no more than the matrix.
   const uint16_t* end = data + (job.lines - 1) * job.from.row_stride + job.length;
-  const bool whole = stride == 1 && reinterpret_cast<const uint16_t*>(sixteen + 1 + both) <= end;
-  __stcg(reinterpret_cast<uint4*>(job.to + (matrix * job.lines + line) * job.pitch + first),
-         whole ? shifted(sixteen[0], both ? sixteen[1] : make_uint4(0, 0, 0, 0), shift)
-               : gather(from, stride, left));
+  const auto lines = static_cast<int>(min(job.lines - line, int64_t{kLines}));
+  uint4 near[kLines], far[kLines];
+  bool whole[kLines];
+  UNROLL
+  for (int i = 0; i < kLines; ++i) {
+    const uint16_t* own = from + i * job.from.row_stride;
+    const auto* sixteen = reinterpret_cast<const uint4*>(own - shift_of(own) / 2);
+    const bool both = shift_of(own) / 2 + left > kEight;
+    whole[i] =
+        i < lines && stride == 1 && reinterpret_cast<const uint16_t*>(sixteen + 1 + both) <= end;
+    near[i] = far[i] = make_uint4(0, 0, 0, 0);
+    if (whole[i]) near[i] = sixteen[0];
+    if (whole[i] && both) far[i] = sixteen[1];
+  }
+  UNROLL
+  for (int i = 0; i < kLines; ++i) {
+    const uint16_t* own = from + i * job.from.row_stride;
+    if (i >= lines) return;
+    __stcg(reinterpret_cast<uint4*>(to + i * job.pitch),
+           whole[i] ? shifted(near[i], far[i], shift_of(own)) : gather(own, stride, left));
+  }
 }
 
 }  // namespace
@@ -104,20 +126,29 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
   if (bytes == 0) return copied;
   void* workspace = context.allocate_if_there_is(bytes);
   if (workspace == nullptr) return std::nullopt;
-  int64_t warps = 0;
+  const auto share_out = [&](int lines) {  // of which a thread copies eights
+    int64_t warps = 0;
+    for (Job& job : jobs.job) {
+      if (job.lines == 0) continue;
+      job.parts = static_cast<uint32_t>(ceil_div(job.length, job.across ? kEight : kPart));
+      job.groups = static_cast<uint32_t>(ceil_div(job.lines, job.across ? 32 : lines));
+      const int64_t all = int64_t{job.parts} * job.groups * job.batch.count;
+      job.warps = ceil_div(all, job.across ? 1 : kParts);
+      warps += job.warps;
+    }
+    return warps;
+  };
   for (int i = 0; i < 2; ++i) {
-    Job& job = jobs.job[i];
-    if (job.lines == 0) continue;
+    if (jobs.job[i].lines == 0) continue;
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
-    job.to = static_cast<uint16_t*>(operands[i]->data);
-    job.parts = static_cast<uint32_t>(ceil_div(job.length, job.across ? kEight : kPart));
-    job.groups = static_cast<uint32_t>(job.across ? ceil_div(job.lines, 32) : job.lines);
-    job.warps =
-        ceil_div(int64_t{job.parts} * job.groups * job.batch.count, job.across ? 1 : kParts);
-    warps += job.warps;
+    jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
   }
-  launch_after(copy_lines_kernel, static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0,
-               context, jobs);
+  constexpr int kAtOnce = 2048 / 32;  // warps that a multiprocessor runs
+  int64_t warps = share_out(1);
+  const bool many = warps > kAtOnce * context.processors;
+  if (many) warps = share_out(2);
+  launch_after(many ? copy_lines_kernel<2> : copy_lines_kernel<1>,
+               static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0, context, jobs);
   return copied;
 }
 

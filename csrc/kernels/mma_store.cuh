@@ -35,6 +35,31 @@ __device__ float combined(const Problem& p, const Out* c, float sum, float bias)
   return combine(p.epilogue, sum, bias, p.epilogue.beta == 0 ? 0.0f : widen(*c));
 }
 
+// Ends `count` sums of a thread and stores them: `apart` from each other they lie, and `stride` in
+// C. kEach at a time, since an activation waits for its own last instruction: as many as that are
+// read at the end, too, though not stored; nor are sums that are NaN, where kSkipsNan.
+template <bool kSkipsNan, int kEach, class Out>
+__device__ void end_each(const Epilogue& epilogue, const float* sums, int apart, float bias, Out* c,
+                         int64_t stride, int count) {
+  NO_UNROLL
+  for (int first = 0; first < count; first += kEach, sums += kEach * apart, c += kEach * stride) {
+    float x[kEach];
+    bool stores[kEach];
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      x[i] = sums[i * apart];
+      stores[i] = first + i < count && !(kSkipsNan && isnan(x[i]));
+      const float old = stores[i] && epilogue.beta != 0 ? widen(c[i * stride]) : 0;
+      x[i] = combine(epilogue, x[i], bias, old);
+    }
+    activate_each(epilogue.activation, x);
+    UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (stores[i]) c[i * stride] = narrow<Out>(x[i]);
+    }
+  }
+}
+
 // Stores a warp's rows of a tile that begins at (row, col), kStored columns at a time: four a lane
 // where C is written so, or one; but for sums that are NaN, where kSkipsNan. Sums move up to the
 // registers that are stored, so that the loop stays one. `bias` are the columns', if there are
@@ -94,15 +119,8 @@ __device__ void store_rows(const Problem& p, bool by_fours, bool simple, Out* c,
         if (stores) *to = narrow<Out>(x);
       }
     } else if (own < p.n) {
-      NO_UNROLL
-      for (int down = 0; down < rows; ++down) {
-        float x[1] = {leaving[down][lane]};
-        if (kSkipsNan && isnan(x[0])) continue;
-        Out* at = to + down * p.c.row_stride;
-        x[0] = combined(p, at, x[0], bias[own_in_tile]);
-        activate_each(p.epilogue.activation, x);
-        *at = narrow<Out>(x[0]);
-      }
+      end_each<kSkipsNan, 4>(p.epilogue, &leaving[0][lane], kStored + 8, bias[own_in_tile], to,
+                             p.c.row_stride, rows);
     }
     __syncwarp();
     UNROLL
