@@ -13,9 +13,10 @@ import pytest
 import readme
 import report
 import shapes
+import survey
 import torch
 import variants
-from check import full_precision_peer
+from check import Verdict, full_precision_peer
 from reference import takes
 from specification import fp16x3_or_mark
 
@@ -672,3 +673,61 @@ def test_the_error_study_counts_what_the_guard_marks(operands):
     a, b = error_study.OPERANDS[operands](20, 1100, 20)
     _, marked = fp16x3_or_mark(a, b)
     assert error_study.guarded(a, b) == marked.double().mean().item()
+
+
+@pytest.mark.parametrize("sides", survey.SIDES)
+def test_the_survey_has_the_same_problems_each_time(sides):
+    shapes = survey.problems(50, sides, seed=3, most=1e8)
+    assert shapes == survey.problems(50, sides, seed=3, most=1e8)
+    assert shapes != survey.problems(50, sides, seed=4, most=1e8)
+    for shape in shapes:
+        sizes = (shape.m, shape.n, shape.k)
+        assert shape.flops < 2e8
+        assert sides != "odd" or all(size % 2 == 1 for size in sizes)
+        assert sides != "eights" or all(size % 8 == 0 for size in sizes)
+        near = survey.aligned(shape)
+        for size, up in zip(sizes, (near.m, near.n, near.k), strict=True):
+            assert up % 64 == 0 and 0 <= up - size < 64
+
+
+def test_the_survey_has_sets_of_operands_that_share_nothing():
+    pool = torch.arange(10_000.0)
+    shape = shapes.Shape(3, 11, 17, layout="NT")
+    sets = survey.views(pool, shape)
+    assert len(sets) == survey.MOST_SETS
+    assert {(tuple(a.shape), tuple(b.shape)) for a, b in sets} == {((3, 17), (17, 11))}
+    assert all(a.is_contiguous() and b.mT.is_contiguous() for a, b in sets)
+    assert all(x.storage_offset() % 128 == 0 for pair in sets for x in pair)
+    numbers = torch.cat([x.flatten() for pair in sets for x in pair])
+    assert len(numbers.unique()) == len(numbers)
+
+
+def test_the_survey_writes_its_results(tmp_path, capsys):
+    path = tmp_path / "survey.json"
+    options = "--device cpu --dtype float32 --count 4 --most 4e5 --repeats 1 --json".split()
+    assert survey.main([*options, str(path)]) == 0
+    results = json.loads(path.read_text())
+    header, rows = results["header"], results["rows"]
+    assert header["summary"]["products"] == len(rows) == 4 and header["refused"] == []
+    assert header["command_line"].startswith("benchmarks/survey.py ")
+    assert str(tmp_path) not in header["command_line"]
+    assert all(row["us"] > 0 and row["aligned_us"] > 0 and row["peer_us"] > 0 for row in rows)
+    assert all(row["over_aligned"] == row["us"] / row["aligned_us"] for row in rows)
+    assert "Of 4 products" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(survey, "check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
+    options = "--device cpu --dtype float32 --count 2 --most 4e5 --repeats 1".split()
+    assert survey.main(options) == 1
+    said = capsys.readouterr().out
+    assert "its time is not reported" in said and "the aligned one's time" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [("--count 0", "--count is 0"), ("--most 100", "--most is 100")]
+)
+def test_the_survey_says_what_it_cannot_do(options, said, capsys):
+    with pytest.raises(SystemExit):
+        survey.parse(options.split())
+    assert said in capsys.readouterr().err
