@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import machine
 import readme
 import report
-from check import check, full_precision_peer, reference
+from check import Wrong, check, full_precision_peer, reference
 from measure import (
     Call,
     clock_name,
@@ -57,10 +57,6 @@ Energy = Callable[[], float]  # a counter of joules
 
 class Declined(Exception):
     """The op does not take a problem, or it does not fit in memory; the message says why."""
-
-
-class Wrong(Exception):
-    """A result is outside the bound; the message says where."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ class Verdict:
     fault: str | None
 
 
+class Wrong(Exception):
+    """A result is outside the bound; the message says where."""
+
+
 @contextmanager
 def full_precision_peer(precision: str):
     """torch.matmul in the precision asked for, while this context lasts.

@@ -3,11 +3,11 @@
     python benchmarks/survey.py
     python benchmarks/survey.py --sides eights --count 400 --json survey.json
 
-M, N and K are of any order of magnitude, each as likely as another, a third with M and N exchanged,
-and so are layouts. Of each such product measure.py times in turns what `auto` takes, the same with
-M, N and K rounded up to multiples of 64, and the vendor's; check.py judges the first beforehand.
-Operands are views of one piece of random normal numbers, so that a product takes little longer than
-its passes. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU.
+M, N and K are of any order of magnitude, each as likely as another, in a third of them M and N are
+exchanged, and they are in any layout. Of each such product measure.py times in turns what `auto`
+takes, the same with M, N and K rounded up to multiples of 64, and the vendor's; check.py judges the
+first beforehand. Operands are views of one piece of random normal numbers, so that a product takes
+little longer than its passes. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from rich.table import Table
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
-from check import check, full_precision_peer
+from bench_matmul import DTYPES
+from check import Wrong, check, full_precision_peer
 from measure import Operands, raise_clocks, side_by_side
 from report import Steps, make_console
 from shapes import LAYOUTS, Shape
@@ -35,7 +36,6 @@ from variants import plain
 
 import torch_tiled
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SIDES = {
     "odd": lambda size: size | 1,
     "eights": lambda size: max(8, size // 8 * 8),
@@ -93,10 +93,6 @@ def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
         )
         for at in starts
     ]
-
-
-class Wrong(Exception):
-    """A result is outside the bound; the message says where."""
 
 
 def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
@@ -201,8 +197,8 @@ def main(argv: list[str] | None = None) -> int:
     shapes = problems(args.count, args.sides, args.seed, args.most)
     # Of the largest two sets, so that no two calls that follow each other have the same operands.
     least = 2 * max(aligned(shape).operands + 256 for shape in shapes)
-    most = max(least, min(MOST_NUMBERS, least * MOST_SETS // 2))
-    pool = torch.empty(most, dtype=DTYPES[args.dtype], device=device).normal_()
+    numbers = max(least, min(MOST_NUMBERS, least * MOST_SETS // 2))
+    pool = torch.empty(numbers, dtype=DTYPES[args.dtype], device=device).normal_()
     rows: list[dict] = []
     refused: list[str] = []
     with full_precision_peer("fp32"), Steps(console, len(shapes)) as steps:

@@ -677,10 +677,10 @@ def test_the_error_study_counts_what_the_guard_marks(operands):
 
 @pytest.mark.parametrize("sides", survey.SIDES)
 def test_the_survey_has_the_same_problems_each_time(sides):
-    shapes = survey.problems(50, sides, seed=3, most=1e8)
-    assert shapes == survey.problems(50, sides, seed=3, most=1e8)
-    assert shapes != survey.problems(50, sides, seed=4, most=1e8)
-    for shape in shapes:
+    problems = survey.problems(50, sides, seed=3, most=1e8)
+    assert problems == survey.problems(50, sides, seed=3, most=1e8)
+    assert problems != survey.problems(50, sides, seed=4, most=1e8)
+    for shape in problems:
         sizes = (shape.m, shape.n, shape.k)
         assert shape.flops < 2e8
         assert sides != "odd" or all(size % 2 == 1 for size in sizes)
