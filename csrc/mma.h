@@ -68,7 +68,7 @@ inline bool mma_turns_to_k(const Problem& p, const Matrix& matrix, int64_t count
 // What it takes to copy operands to lines that the copy engine reads: a launch, and for each
 // element, or each line that has few, clocks of one multiprocessor.
 struct MmaCopies {
-  static constexpr double kStart = 2000, kElement = 0.21, kLine = 62;
+  static constexpr double kStart = 2000, kElement = 0.23, kLine = 62;
 };
 // How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
 // memory: one that begins in the middle of L2's takes about as much of its time as two. Where lines
@@ -94,10 +94,9 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 2, 5250, 900, 900},   {128, 64, 1, 4500, 620, 620},
-    {64, 64, 1, 4250, 600, 600},    {32, 64, 1, 3750, 390, 390},
-    {32, 128, 1, 6000, 740, 740},   {128, 128, 1, 9250, 1060, 1060},
-    {64, 192, 2, 6000, 1180, 1180}, {128, 256, 2, 9000, 1550, 1550},
+    {64, 128, 2, 4740, 825, 825},   {128, 64, 1, 4830, 605, 605},     {64, 64, 1, 3070, 485, 485},
+    {32, 64, 1, 2580, 373, 373},    {32, 128, 1, 3760, 598, 598},     {128, 128, 1, 7350, 928, 928},
+    {64, 192, 2, 6630, 1105, 1105}, {128, 256, 2, 10700, 1615, 1615},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.
@@ -192,7 +191,7 @@ inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   // Of a single row, or column, little is brought beside the other operand.
-  constexpr double kSingle = 0.75;
+  constexpr double kSingle = 0.64;
   Plan plan = plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));
   if (std::min(p.m, p.n) == 1) plan.clocks *= kSingle;
   return plan;

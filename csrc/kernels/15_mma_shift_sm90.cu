@@ -92,9 +92,11 @@ template <bool kAcross>
 struct Lines {
   const uint16_t* data;
   int64_t pitch;
+  const uint16_t* end;  // of the matrix
   __device__ Lines(const Problem& p, int64_t batch)
       : data(static_cast<const uint16_t*>(p.a.data) + batch_offset(p.batch, p.a, batch)),
-        pitch(kAcross ? p.a.col_stride : p.a.row_stride) {}
+        pitch(kAcross ? p.a.col_stride : p.a.row_stride),
+        end(data + ((kAcross ? p.k : p.m) - 1) * pitch + (kAcross ? p.m : p.k)) {}
   // Bytes from a multiple of 16 to where a line begins, or any that is a multiple of eight lines
   // further, and of eight elements.
   __device__ int shift(int line) const { return address(line) % kSixteen; }
@@ -117,7 +119,7 @@ class Copies {
 
  public:
   __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k)
-      : rows_(rows), k_(k) {
+      : end_(reinterpret_cast<const uint8_t*>(lines.end)), rows_(rows), k_(k) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
     line_ = thread / B::kSixteens, left_box_ = thread / B::kLines, left_line_ = thread % B::kLines;
     const auto* first = reinterpret_cast<const uint8_t*>(
@@ -186,8 +188,8 @@ class Copies {
                            left_from_ + at_);
     }
   }
-  // `own`: from where the line begins in its box. The last halves of a line one by one, since
-  // memory may end within their 16 bytes.
+  // `own`: from where the line begins in its box. Halves are copied one by one, for which a thread
+  // waits, where memory may end within their 16 bytes.
   template <bool kWhole>
   __device__ void copy_sixteen(int box, int line, int own, uint32_t to, const uint8_t* from) const {
     const int left = (kAcross ? rows_ - box * 64 : k_) * 2 - own;
@@ -195,15 +197,16 @@ class Copies {
     const bool inside = kAcross ? line < k_ : left > 0;
     if (kWhole) {
       device::copy_whole_16(to, from);
-    } else if (inside && left < kSixteen) {
-      device::copy_halves(to, from, left / 2);
+    } else if (inside && from + kSixteen > end_) {
+      device::copy_halves(to, from, min(left, kSixteen) / 2);
     } else {
-      device::copy_16(to, from, inside ? kSixteen : 0);
+      device::copy_16(to, from, inside ? min(left, kSixteen) : 0);
     }
   }
   const uint8_t *from_[kPointers], *left_from_;  // of the first step
-  int64_t at_ = 0, step_;                        // bytes
-  int rows_, k_;                                 // that are left
+  const uint8_t* end_;
+  int64_t at_ = 0, step_;  // bytes
+  int rows_, k_;           // that are left
   int line_, own_, shift_;
   int left_box_, left_line_, left_own_, left_shift_;
 };
