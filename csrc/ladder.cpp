@@ -73,7 +73,7 @@ constexpr Rung kLadder[] = {
     {"fp16x3_narrow",  "fp16x3", Order::kFp16x3,  Runs::kHopper,   512, 0,    64,  128, Cut::kChunks,     Reads::kBoxes, 17000, 0,     0,     0,               160,             CUDA(launch_fp16x3_narrow),  cpu::launch_fp16x3},
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  193.8, BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
-    {"mma_shift",      "mma",    Order::kChained, Runs::kHopperHalves, 1, 0,    64,  128, Cut::kMmaShiftPlan, Reads::kNeighbours, 2540, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_shift),      cpu::launch_mma},
+    {"mma_shift",      "mma",    Order::kChained, Runs::kHopperHalves, 1, 0,    64,  128, Cut::kMmaShiftPlan, Reads::kNeighbours, 2360, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_shift),      cpu::launch_mma},
     {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
     {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   136,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };

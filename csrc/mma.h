@@ -19,8 +19,10 @@ namespace tiled {
 // read; on an H200 in clocks of a multiprocessor.
 struct MmaTile {
   int m, n, cluster;
-  double each;          // to begin and end one
-  double rate, across;  // multiply-adds a clock; where B's neighbours lie across K
+  double each;  // to begin and end one
+  // Multiply-adds a clock; where neighbours of the operand that it takes longer to bring lie across
+  // K: B's, or the one's that mma_shift reads as it lies.
+  double rate, across;
 };
 
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
@@ -68,7 +70,7 @@ inline bool mma_turns_to_k(const Problem& p, const Matrix& matrix, int64_t count
 // What it takes to copy operands to lines that the copy engine reads: a launch, and for each
 // element, or each line that has few, clocks of one multiprocessor.
 struct MmaCopies {
-  static constexpr double kStart = 2000, kElement = 0.23, kLine = 62;
+  static constexpr double kStart = 2000, kElement = 0.21, kLine = 62;
 };
 // How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
 // memory: one that begins in the middle of L2's takes about as much of its time as two. Where lines
@@ -94,9 +96,10 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 2, 4740, 825, 825},   {128, 64, 1, 4830, 605, 605},     {64, 64, 1, 3070, 485, 485},
-    {32, 64, 1, 2580, 373, 373},    {32, 128, 1, 3760, 598, 598},     {128, 128, 1, 7350, 928, 928},
-    {64, 192, 2, 6630, 1105, 1105}, {128, 256, 2, 10700, 1615, 1615},
+    {64, 128, 2, 4920, 937, 849},   {128, 64, 1, 4630, 716, 586},
+    {64, 64, 1, 3350, 553, 499},    {32, 64, 1, 2600, 296, 351},
+    {32, 128, 1, 3950, 525, 615},   {128, 128, 1, 7610, 1060, 974},
+    {64, 192, 2, 6420, 1220, 1060}, {128, 256, 2, 11900, 1480, 1610},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.
@@ -111,9 +114,10 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 
 // `slower` by so much are all tiles. They multiply no sooner than operands come: from memory, which
 // few blocks cannot ask for all that it gives; and from L2. K may be cut in ranges of chunks, whose
-// sums are written to memory and added by another kernel, if the rung `cuts` it.
+// sums are written to memory and added by another kernel, if the rung `cuts` it. `across`: which
+// rate.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
-                     double slower, bool cuts) {
+                     double slower, bool cuts, bool across) {
   // Bytes a clock, a multiprocessor's.
   constexpr double kMemory = 15.6, kFromL2 = 60, kBlockFromL2 = 70, kTaken = 47.6;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
@@ -121,8 +125,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, chained::kChunk), 1);
   const Matrix b = transposed(p.b);
-  const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, too, with lines along K
-  const bool across = halves && lies_across_k(b) && !mma_turns_to_k(p, b, p.n);
+  const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, with lines along K
   const double asked_a = halves ? mma_lines_asked(p.a) : 1;
   const double asked_b = halves ? mma_lines_asked(b) : 1;
   Plan best{};
@@ -172,35 +175,37 @@ inline std::span<const MmaTile> mma_bulk_tiles(const Problem& p) {
   return whole ? tiles.first(kMmaTilesForAllLines) : tiles;
 }
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
-  return plan_mma(mma_bulk_tiles(p), p, processors, 1, true);
+  const Matrix b = transposed(p.b);
+  const bool across = p.dtype != DType::kFloat32 && lies_across_k(b) && !mma_turns_to_k(p, b, p.n);
+  return plan_mma(mma_bulk_tiles(p), p, processors, 1, true, across);
 }
 // Whether a rung has to copy an operand: `count` rows of A, or columns of B, transposed.
 inline bool mma_has_to_copy(const Problem& p, const Matrix& matrix, int64_t count) {
   return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(p, matrix, count);
 }
-// Of the problem, or of its transpose, with the tile that C sees.
-inline Plan plan_turned(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
-                        bool turns) {
-  if (!turns) return plan_mma(tiles, p, processors, 1, true);
-  Plan plan = plan_mma(tiles, turned(p), processors, 1, true);
+// Of a rung that computes the transpose, with the tile that C sees.
+inline Plan turned_back(Plan plan) {
   std::swap(plan.m, plan.n);
   return plan;
 }
 inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
-  return plan_turned(mma_bulk_tiles(p), p, processors, mma_bulk_turns(p));
+  return mma_bulk_turns(p) ? turned_back(bulk_tiles_plan(turned(p), processors))
+                           : bulk_tiles_plan(p, processors);
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   // Of a single row, or column, little is brought beside the other operand.
-  constexpr double kSingle = 0.64;
-  Plan plan = plan_turned(kMmaShiftTiles, p, processors, mma_shift_turns(p));
+  constexpr double kSingle = 0.66;
+  const bool turns = mma_shift_turns(p);
+  const Problem own = turns ? turned(p) : p;
+  Plan plan = plan_mma(kMmaShiftTiles, own, processors, 1, true, lies_across_k(own.a));
   if (std::min(p.m, p.n) == 1) plan.clocks *= kSingle;
-  return plan;
+  return turns ? turned_back(plan) : plan;
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kWaits = 2;  // for what its threads read themselves
   const bool waits =
       !in_sixteens(p.batch, p.a, sizeof(uint16_t)) || !in_sixteens(p.batch, p.b, sizeof(uint16_t));
-  return plan_mma(kMmaRingTiles, p, processors, waits ? kWaits : 1, false);
+  return plan_mma(kMmaRingTiles, p, processors, waits ? kWaits : 1, false, false);
 }
 
 }  // namespace tiled

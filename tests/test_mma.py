@@ -635,29 +635,31 @@ def test_lines_shorter_than_a_box(few, layout, dtype):
 @each_half
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("tile", "m", "n", "k"),
+    ("along", "across", "m", "n", "k"),  # tiles, if lines of the longer operand lie so to K
     [
-        ("32x64", 4097, 30, 73),
-        ("32x64", 1051, 61, 8265),
-        ("64x64", 6001, 60, 8265),
-        ("128x64", 9001, 130, 73),
-        ("128x64", 9001, 61, 129),
-        ("128x64", 9001, 61, 8265),
-        ("64x128", 4097, 130, 73),
-        ("64x128", 4101, 250, 8265),
-        ("32x128", 2049, 250, 8265),
-        ("128x128", 11007, 120, 8265),
-        ("64x192", 4099, 380, 8265),
-        ("128x256", 11007, 250, 129),
-        ("128x256", 11007, 250, 8265),
+        ("32x64", "32x64", 4097, 30, 73),
+        ("32x64", "32x64", 1051, 61, 8265),
+        ("64x64", "64x64", 6001, 60, 8265),
+        ("128x64", "128x64", 9001, 130, 73),
+        ("128x64", "128x64", 9001, 61, 129),
+        ("128x64", "128x64", 9001, 61, 8265),
+        ("128x64", "64x128", 4097, 130, 73),
+        ("64x128", "64x128", 2049, 266, 129),
+        ("64x128", "64x128", 4101, 250, 8265),
+        ("64x64", "32x128", 2049, 250, 8265),
+        ("128x128", "128x128", 11007, 120, 8265),
+        ("64x192", "64x192", 4099, 380, 8265),
+        ("128x256", "128x256", 11007, 250, 129),
+        ("128x256", "128x256", 11007, 250, 8265),
     ],
 )
-def test_shift_with_any_tile(tile, m, n, k, layout, dtype):
+def test_shift_with_any_tile(along, across, m, n, k, layout, dtype):
     """The longer operand is read as it lies, whichever that is; tiles are what an H200's plan
     picks; sums of several chunks, too."""
     is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
     a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
+    tile = along if layout[0] == "N" else across
     for x, y, name in ((a, b, tile), (b.mT, a.mT, "x".join(tile.split("x")[::-1]))):
         assert torch_tiled.explain(x, y, algorithm="mma_shift").tile == name or not is_h200
         memory = torch.full((len(x), y.shape[1] + 3), torch.nan, dtype=dtype, device="cuda")
@@ -693,3 +695,25 @@ def test_few_rows_of_lines_that_begin_anywhere_are_read_as_they_lie(m, n, k, lay
     out = torch.full_like(expected, torch.nan)
     torch_tiled.matmul(a, b, out=out)
     assert torch.equal(out, expected)
+
+
+@needs_hopper
+@each_half
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("pitch", [1001, 1002, 1004, 1000, 1008, 1024])
+def test_shift_reads_lines_of_any_distance(pitch, across, dtype):
+    """From one line to the next as many bytes as have other powers of two, so that rows that a warp
+    reads at once are other ones; NaN around them."""
+    for start, n, k in ((1, 5, 999), (3, 61, 640), (7, 130, 960), (5, 250, 65)):
+        sides = (k, 990) if across else (990, k)
+        width = min(sides[1], pitch - start)
+        memory = torch.full((sides[0] * pitch + 8,), torch.nan, dtype=dtype, device="cuda")
+        a = memory.as_strided((sides[0], width), (pitch, 1), start)
+        a.copy_(torch.randn(a.shape, device="cuda"))
+        a = a.mT if across else a
+        b = torch.randn(a.shape[1], n, device="cuda").to(dtype)
+        assert torch_tiled.explain(a, b, algorithm="mma_shift").algorithm == "mma_shift"
+        expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+        out = torch.full_like(expected, torch.nan)
+        torch_tiled.matmul(a, b, algorithm="mma_shift", out=out)
+        assert torch.equal(out, expected) and not expected.isnan().any()

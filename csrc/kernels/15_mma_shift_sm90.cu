@@ -5,20 +5,22 @@
 //        where the other one is short. But wgmma takes A from registers, too. So threads copy the
 //        longer operand's lines as they lie, 16 bytes at multiples of 16, whichever elements those
 //        are; and who multiplies reads from there what wgmma wants: along K words, shifted by a
-//        half where the operand's begin within memory's; across K halves of two lines. The copy
-//        engine brings the other operand, which is copied first if it has to be; of wide tiles for
-//        two blocks at a time, each of which asks for half. If the longer one is B, this computes
-//        C's transpose.
+//        half where the operand's begin within memory's; across K halves of two lines. Along K
+//        what is copied at once are lines of L2, so that each comes in one request; a step begins
+//        anywhere in one. The copy engine brings the other operand, which is copied first if it
+//        has to be; of wide tiles for two blocks at a time, each of which asks for half. If the
+//        longer one is B, this computes C's transpose.
 // Limit: instructions that wait for each other, of who copies and of who multiplies; the longer
 //        operand is copied once for each 64 to 256 columns, so for large products copies of both
 //        that 13_mma_bulk makes are faster.
 // Next:  fewer instructions for a step: it takes a warpgroup that multiplies 64 rows by few columns
 //        longer to issue them than tensor cores to multiply.
 //
-//   producers   wait empty[s]   copy A's lines of a step, ask for B's -> full[s]; two warpgroups,
+//   producers   wait empty[s]   copy A's lines of a stage, ask for B's -> full[s]; two warpgroups,
 //               by turns
-//   consumers   issue the four products of step s, wait full[s + 1], read A's next registers; then
-//               those of s are finished -> empty[s]
+//   consumers   issue the four products of a step, wait full[] of the next one's stage, along K of
+//               its second, and read A's next registers; then those products are finished ->
+//               empty[] of their stage, along K of their first
 
 #include <cstdint>
 #include <optional>
@@ -49,203 +51,217 @@ namespace wgmma = device::wgmma;
 
 constexpr int kSixteen = 16;  // bytes that are copied at once, from multiples of as many
 constexpr int kWarpgroup = 128;
-// Where in a box a line is, and which row is the `at`th that is multiplied. Along K, of a
-// warpgroup's rows those that are shifted by the same are neighbours there, since a warp reads
-// those at once.
-template <int kRows, bool kAcross>
-__device__ int slot(int line) {
-  return kAcross ? line : line / kRows * kRows + line % 8 * (kRows / 8) + line % kRows / 8;
-}
-template <int kRows, bool kAcross>
-__device__ int row_at(int at) {
-  constexpr int kSame = kRows / 8;
-  return kAcross ? at : at / kRows * kRows + at % kSame * 8 + at % kRows / kSame;
-}
+constexpr int kLine = static_cast<int>(kL2Line);
 
-// A step of a tile's part of A is one box or several: lines of up to 64 halves, of rows or, across
-// K, of steps of K, each in 16 bytes more, since it may begin anywhere in the first 16. So wide are
-// lines that a warp reads from most banks once.
-template <int kRows, bool kAcross>
+// A stage of a tile's part of A across K is one box or several: lines of up to 64 halves, of steps
+// of K, each in 16 bytes more, since it may begin anywhere in the first 16.
+template <int kRows>
 struct Box {
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64, kBoxes = kRows / kBoxRows;
-  static constexpr int kLines = kAcross ? 64 : kBoxRows, kInLine = kAcross ? kBoxRows : 64;
-  static constexpr int kInBytes = kInLine * 2, kSixteens = kInBytes / kSixteen;  // without the last
-  static constexpr int kPitch = kInBytes + kSixteen, kBytes = kLines * kPitch;
+  static constexpr int kLines = 64, kSixteens = kBoxRows * 2 / kSixteen + 1;
+  static constexpr int kPitch = kSixteens * kSixteen, kBytes = kLines * kPitch;
 };
 
+// Along K a stage has a line of L2 of each row. A step begins anywhere in one and ends in the next,
+// which the next step begins in. Stages of a row lie beside each other.
 template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross, int kRows>
 struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n,
                                kMmaShiftTiles[kIndex].cluster, kStages, kAAcross, kBAcross, kRows> {
-  using ABox = Box<Tile::kM, kAAcross>;
+  using ABox = Box<Tile::kM>;
   // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
   // multiplied, unless there are many columns, whose sums leave no registers for a second.
   static constexpr int kProducers = Tile::kN == 256 ? 1 : 2;
   static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
-  static constexpr int kABytes = ABox::kBoxes * ABox::kBytes;
+  static constexpr int kRing = kStages * kLine;  // bytes of a row's stages
+  static constexpr int kABytes = kAAcross ? ABox::kBoxes * ABox::kBytes
+                                          : Tile::kM * (kLine + (kSixteen + kStages - 1) / kStages);
   using Added =
       mma_bulk::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, kStages, kAAcross, false, kRows>;
 };
 
-// Lines of A in memory: the first of a matrix, and from one to the next in elements, rows or,
-// across K, steps of K.
+template <int kUnit>
+__device__ int beyond(const uint8_t* from) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(from) % kUnit);
+}
+template <int kUnit>
+__device__ const uint8_t* down_to(const uint8_t* from) {
+  return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(from) &
+                                          ~uintptr_t{kUnit - 1});
+}
+
+// Lines of A in memory: the first of a tile, from K's `begin` on, and from one to the next in
+// bytes, rows or, across K, steps of K.
 template <bool kAcross>
 struct Lines {
-  const uint16_t* data;
+  const uint8_t* data;
   int64_t pitch;
-  const uint16_t* end;  // of the matrix
-  __device__ Lines(const Problem& p, int64_t batch)
-      : data(static_cast<const uint16_t*>(p.a.data) + batch_offset(p.batch, p.a, batch)),
-        pitch(kAcross ? p.a.col_stride : p.a.row_stride),
-        end(data + ((kAcross ? p.k : p.m) - 1) * pitch + (kAcross ? p.m : p.k)) {}
-  // Bytes from a multiple of 16 to where a line begins, or any that is a multiple of eight lines
-  // further, and of eight elements.
-  __device__ int shift(int line) const { return address(line) % kSixteen; }
-  // Likewise, whether it is an odd one, any multiple of 16 lines further, and of 16 elements.
-  __device__ bool is_odd(int line) const { return address(line) / kSixteen % 2 != 0; }
+  const uint8_t* end;  // of the matrix
+  __device__ Lines(const Problem& p, const Position& tile, int64_t begin)
+      : pitch((kAcross ? p.a.col_stride : p.a.row_stride) * 2) {
+    const auto* matrix = reinterpret_cast<const uint8_t*>(static_cast<const uint16_t*>(p.a.data) +
+                                                          batch_offset(p.batch, p.a, tile.batch));
+    data = matrix + (kAcross ? begin : tile.row) * pitch + (kAcross ? tile.row : begin) * 2;
+    end = matrix + ((kAcross ? p.k : p.m) - 1) * pitch + (kAcross ? p.m : p.k) * 2;
+  }
+};
 
- private:
-  __device__ int address(int line) const {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(data + line * pitch) % (2 * kSixteen));
+// Where A's rows lie in stages, and which a warp reads at once: eight whose lines begin equally far
+// within 16 bytes, but in different ones of a line of L2, so that they are in different banks.
+template <class Tile>
+struct Rows {
+  int log = 0;      // of how far apart those are
+  int between = 0;  // bytes, the stages of two rows
+
+  __device__ explicit Rows(const Problem& p) {
+    if (Tile::kAAcross) return;
+    const auto bytes = static_cast<int>(p.a.row_stride * 2 % 32);
+    log = min(5 - __ffs(bytes % 16 | 16), Tile::kM == 32 ? 2 : 3);
+    if (bytes == 0) between = kSixteen;
+  }
+  // The `i`th that is multiplied.
+  __device__ int row(int i) const {
+    const int group = i / 8;
+    return (group >> log << (log + 3)) + (group & ((1 << log) - 1)) + (i % 8 << log);
   }
 };
 
 // What a thread of a producing warpgroup copies of a tile's part of A, of which `rows` are in the
-// matrix, of K from `begin` on `k`: 16 bytes at a time. Some threads together copy what a box has
-// of a line, and another one the first 16 bytes or the last, which are left.
+// matrix, of `k` of K: 16 bytes at a time.
 template <class Tile>
 class Copies {
   static constexpr bool kAcross = Tile::kAAcross;
   using B = typename Tile::ABox;
 
  public:
-  __device__ Copies(const Lines<kAcross>& lines, int row, int64_t begin, int rows, int k)
-      : end_(reinterpret_cast<const uint8_t*>(lines.end)), rows_(rows), k_(k) {
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    line_ = thread / B::kSixteens, left_box_ = thread / B::kLines, left_line_ = thread % B::kLines;
-    const auto* first = reinterpret_cast<const uint8_t*>(
-        lines.data + (kAcross ? begin : row) * lines.pitch + (kAcross ? row : begin));
-    const int64_t pitch = lines.pitch * 2;
-    // Those that are copied together begin at multiples of 32 bytes, as L2 has them.
-    own_ = thread % B::kSixteens * kSixteen + (lines.is_odd(line_) ? kSixteen : 0);
-    shift_ = lines.shift(line_);
-    UNROLL
-    for (int i = 0; i < kPointers; ++i) {
-      from_[i] = first + (line_ + i * kAtOnce) * pitch - shift_ + own_;
-      asm volatile("" : "+l"(from_[i]));  // not to be computed again for each step
-    }
-    step_ = kAcross ? 64 * pitch : 128;
-    left_own_ = lines.is_odd(left_line_) ? 0 : B::kInBytes;
-    left_shift_ = lines.shift(left_line_);
-    if (left_own_ > 0 && left_shift_ == 0) left_box_ = B::kBoxes;
-    left_from_ = first + left_line_ * pitch - left_shift_ + left_own_ +
-                 left_box_ * (kAcross ? 128 : 64 * pitch);
+  __device__ Copies(const Lines<kAcross>& lines, const Rows<Tile>& to, int rows, int k)
+      : end_(lines.end),
+        pitch_(lines.pitch),
+        rows_(rows),
+        k_(k),
+        to_pitch_(Tile::kRing + to.between) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
+    copies_ = lane < kByWarp * kSixteens;
+    line_ = warp * kByWarp + lane / kSixteens, own_ = lane % kSixteens * kSixteen;
+    from_ = lines.data + line_ * pitch_;
   }
-
-  // A step. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
-  __device__ void copy(uint8_t* stage) const {
-    const uint32_t to = device::shared_address(stage);
-    // Whoever reads beyond the end of a line across K reads what the next one has, if there is one.
-    if (k_ > (kAcross ? 64 : 64 + kSixteen / 2)) {
-      copy_each<true>(to);
+  __device__ static int stages(int k) { return ceil_div(k, 64) + (kAcross ? 0 : 1); }
+  // The `i`th. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
+  __device__ void copy(uint8_t (*stages)[Tile::kABytes], int stage, int i) const {
+    const int left = k_ - i * 64;
+    // What follows a line across K is the next one, if there is one.
+    if (kAcross ? left > 64 : left >= 64) {
+      copy_each<true>(stages, stage, i, left);
     } else {
-      copy_each<false>(to);
+      copy_each<false>(stages, stage, i, left);
     }
-  }
-  __device__ bool is_left() const { return k_ > 0; }
-  // What follows is of the next step.
-  __device__ void next() {
-    at_ += step_;
-    k_ -= 64;
   }
 
  private:
-  static constexpr int kAtOnce = kWarpgroup / B::kSixteens;  // lines
-  // So that a thread's lines are shifted by the same.
-  static_assert(kAtOnce % 16 == 0 && B::kLines % kAtOnce == 0);
-  static_assert(B::kBoxes * B::kLines <= kWarpgroup);
-  static constexpr int kOfBox = B::kLines / kAtOnce,
-                       kPointers = kAcross ? kOfBox : B::kBoxes * kOfBox;
+  static constexpr int kSixteens = kAcross ? B::kSixteens : kLine / kSixteen;  // of a line
+  // Lines.
+  static constexpr int kByWarp = 32 / kSixteens, kAtOnce = kWarpgroup / 32 * kByWarp;
 
-  // kWhole: there is more of K than the step.
+  // kWhole: all of it is in the matrix.
   template <bool kWhole>
-  __device__ void copy_each(uint32_t stage) const {
-    const uint32_t to = stage + slot<Tile::kRows, kAcross>(line_) * B::kPitch + own_;
-    UNROLL
-    for (int box = 0; box < B::kBoxes; ++box) {
+  __device__ void copy_each(uint8_t (*stages)[Tile::kABytes], int stage, int i, int left) const {
+    constexpr int kTogether = kWhole ? 32 : 2;
+    const int64_t next = kAtOnce * pitch_;
+    if constexpr (kAcross) {
+      const uint32_t to = device::shared_address(stages[stage]) + line_ * B::kPitch + own_;
+      const uint8_t* first = from_ + i * 64 * pitch_ + own_;
       UNROLL
-      for (int i = 0; i < kOfBox; ++i) {
-        const uint8_t* from = kAcross ? from_[i] + box * 128 : from_[box * kOfBox + i];
-        const int line = i * kAtOnce;
-        copy_sixteen<kWhole>(box, line_ + line, own_ - shift_,
-                             to + box * B::kBytes + slot<Tile::kRows, kAcross>(line) * B::kPitch,
-                             from + at_);
+      for (int box = 0; box < B::kBoxes; ++box) {
+        const int bytes = (rows_ - box * 64) * 2;  // of lines, that are in the matrix
+        if (!copies_ || own_ - kSixteen + 2 >= bytes) break;
+        const uint8_t* from = first + box * 128;
+        _Pragma("unroll kTogether") for (int line = 0; line < 64; line += kAtOnce) {
+          if (line + line_ < 64) {
+            copy_sixteen<kWhole>(to + box * B::kBytes + line * B::kPitch, down_to<kSixteen>(from),
+                                 line + line_ < left, bytes - own_ + beyond<kSixteen>(from));
+          }
+          from += next;
+        }
+      }
+    } else {
+      uint32_t to = device::shared_address(stages[0]) + line_ * to_pitch_ + stage * kLine + own_;
+      const uint8_t* from = from_ + int64_t{i} * kLine;
+      _Pragma("unroll kTogether") for (int line = 0; line < Tile::kM; line += kAtOnce) {
+        if (line + line_ < rows_) {
+          copy_sixteen<kWhole>(to, down_to<kLine>(from) + own_, true,
+                               left * 2 - own_ + beyond<kLine>(from));
+        }
+        from += next, to += kAtOnce * to_pitch_;
       }
     }
-    if (left_box_ < B::kBoxes) {
-      copy_sixteen<kWhole>(left_box_, left_line_, left_own_ - left_shift_,
-                           stage + left_box_ * B::kBytes +
-                               slot<Tile::kRows, kAcross>(left_line_) * B::kPitch + left_own_,
-                           left_from_ + at_);
-    }
   }
-  // `own`: from where the line begins in its box. Halves are copied one by one, for which a thread
+  // Of which so many bytes are `inside` the line. Halves are copied one by one, for which a thread
   // waits, where memory may end within their 16 bytes.
   template <bool kWhole>
-  __device__ void copy_sixteen(int box, int line, int own, uint32_t to, const uint8_t* from) const {
-    const int left = (kAcross ? rows_ - box * 64 : k_) * 2 - own;
-    if (kAcross ? left <= 0 : line >= rows_ - box * 64) return;
-    const bool inside = kAcross ? line < k_ : left > 0;
-    if (kWhole) {
-      device::copy_whole_16(to, from);
-    } else if (inside && from + kSixteen > end_) {
-      device::copy_halves(to, from, min(left, kSixteen) / 2);
+  __device__ void copy_sixteen(uint32_t to, const uint8_t* from, bool is_line, int inside) const {
+    if (kWhole) return device::copy_whole_16(to, from);
+    inside = is_line ? max(min(inside, kSixteen), 0) : 0;
+    if (inside > 0 && from + kSixteen > end_) {
+      device::copy_halves(to, from, inside / 2);
     } else {
-      device::copy_16(to, from, inside ? min(left, kSixteen) : 0);
+      device::copy_16(to, from, inside);
     }
   }
-  const uint8_t *from_[kPointers], *left_from_;  // of the first step
-  const uint8_t* end_;
-  int64_t at_ = 0, step_;  // bytes
-  int rows_, k_;           // that are left
-  int line_, own_, shift_;
-  int left_box_, left_line_, left_own_, left_shift_;
+  const uint8_t *from_, *end_;
+  int64_t pitch_;
+  int rows_, k_, to_pitch_;
+  int line_, own_;  // of the first lines the thread's, and where its 16 bytes are in one
+  bool copies_;     // any
 };
 
 // Warpgroups have every other stage.
 template <class Tile, class End>
 __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End>& smem) {
   const Problem& p = work.p;
-  const int warp = device::uniform(threadIdx.x / 32), own = warp < kWarpgroup / 32 ? 0 : 1;
+  const int warp = device::uniform(threadIdx.x / 32);
+  const int own = warp < kWarpgroup / 32 ? 0 : 1;
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
+  const auto skip = [&](int count) {
+    for (int i = 0; i < count; ++i) ring.next();
+  };
+  skip(own);
   if (!work.a_is_there) device::wait_for_previous_kernel();
   constexpr unsigned kCluster = Tile::kCluster;
   const int64_t units = work.tiles * work.ranges;
+  int stage = own;  // of the unit's
   for (int64_t index = blockIdx.x / kCluster; index < units; index += gridDim.x / kCluster) {
     const mma_bulk::Unit unit = mma_bulk::locate_unit<Tile>(work, index);
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(min(all - first, int64_t{1} << 16));
     };
-    Copies<Tile> a(Lines<Tile::kAAcross>(p, unit.tile.batch), unit.tile.row, unit.begin,
-                   left(p.m, unit.tile.row), static_cast<int>(unit.end - unit.begin));
+    const auto k = static_cast<int>(unit.end - unit.begin);
+    const Copies<Tile> a(Lines<Tile::kAAcross>(p, unit.tile, unit.begin), Rows<Tile>(p),
+                         left(p.m, unit.tile.row), k);
     const mma_bulk::Part<Tile::kN, Tile::kBAcross, Tile::kCluster> b{
         work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch),
         mma_bulk::rank<Tile>()};
-    auto k = static_cast<int>(unit.begin);
-    for (; a.is_left(); k += Tile::kK, ring.next(), a.next()) {
-      if (ring.stage % Tile::kProducers != own) continue;
+    const int count = Copies<Tile>::stages(k);
+    for (; stage < count; stage += Tile::kProducers, skip(Tile::kProducers)) {
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       __syncwarp();
       if (warp % (kWarpgroup / 32) == 0 && device::elect()) {
-        device::wait_for_previous_kernel();
-        device::arrive_expecting(full, b.bytes(Tile::kK));
-        b.copy(smem.b[ring.stage], k, p.k - k <= Tile::kK, full);
+        const int step = Tile::kAAcross ? stage : stage - 1;
+        if (step < 0) {
+          device::arrive(full);
+        } else {
+          device::wait_for_previous_kernel();
+          device::arrive_expecting(full, b.bytes(Tile::kK));
+          const int64_t at = unit.begin + step * Tile::kK;
+          b.copy(smem.b[ring.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
+        }
       }
-      a.copy(smem.a[ring.stage]);
+      a.copy(smem.a, ring.stage, stage);
       device::arrive_when_copied(full);
     }
+    stage -= count;
   }
-  mma_bulk::wait_for_last<Tile::kProducers, Tile>(smem, ring, own);
+  if (stage == 0) mma_bulk::wait_for_last<1, Tile>(smem, ring, 0);
 }
 
 // Of the rows that a warpgroup multiplies the first of a thread's; the second, if there are 64, is
@@ -263,70 +279,103 @@ class Halves {
   using B = typename Tile::ABox;
 
  public:
-  __device__ Halves(const Lines<kAcross>& lines, int warpgroup, int warp, int lane) {
-    const int in_tile = warpgroup * Tile::kRows + own_row<Tile::kRows>(warp, lane);
-    const int in_box = in_tile % B::kBoxRows, k = lane % 4 * 2;
+  // `first`: of the thread's rows in the tile, as they are multiplied.
+  __device__ Halves(const Lines<kAcross>& lines, const Rows<Tile>& rows, int first, int lane) {
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const int line = kAcross ? k + i : row_at<Tile::kRows, kAcross>(in_box + i * kEight);
-      const int shift = lines.shift(line);
-      at_[i] = in_tile / B::kBoxRows * B::kBytes + slot<Tile::kRows, kAcross>(line) * B::kPitch +
-               (kAcross ? shift + in_box * 2 : shift / 4 * 4 + k * 2);
-      bits_[i] = shift % 4 * 8;
+      const int line = kAcross ? lane % 4 * 2 + i : rows.row(first + i * kEight);
+      const uint8_t* from = lines.data + line * lines.pitch;
+      if (kAcross) {
+        at_[i] = first / B::kBoxRows * B::kBytes + first % B::kBoxRows * 2 + line * B::kPitch +
+                 beyond<kSixteen>(from);
+      } else {
+        word_[i] = beyond<kLine>(from) / 4 + lane % 4;
+        at_[i] = line * (Tile::kRing + rows.between) + word_[i] * 4;
+        bits_[i] = beyond<4>(from) * 8;
+      }
     }
   }
 
-  // As wgmma takes them, of 16 of K each.
-  __device__ void read(const uint8_t* stage, uint32_t (&a)[4][4]) const {
-    UNROLL
-    for (int i = 0; i < 4; ++i) {
-      UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const int k = i * 16 + j / 2 * kEight, second = j % 2;  // of a thread's rows
-        if (second * kEight >= Tile::kRows / 4) {
-          a[i][j] = 0;
-        } else if constexpr (kAcross) {
-          const auto half = [&](int next) -> uint32_t {
-            const uint8_t* from = stage + at_[next] + second * kEight * 2 + k * B::kPitch;
-            return *reinterpret_cast<const uint16_t*>(from);
-          };
-          a[i][j] = half(0) | half(1) << 16;
-        } else {
-          const auto* words = reinterpret_cast<const uint32_t*>(stage + at_[second] + k * 2);
-          // Where two warpgroups read, reads in vain take time; where one does, to read none.
-          const bool reads = Tile::kConsumers == 1 || bits_[second] > 0;
-          a[i][j] = __funnelshift_r(words[0], reads ? words[1] : 0, bits_[second]);
-        }
-      }
+  // As wgmma takes them, of 16 of K each; along K from two stages.
+  __device__ void read(const uint8_t (*stages)[Tile::kABytes], int stage,
+                       uint32_t (&a)[4][4]) const {
+    if constexpr (kAcross) {
+      read_each(a, [&](int second, int k) {
+        const auto half = [&](int next) -> uint32_t {
+          const uint8_t* from = stages[stage] + at_[next] + second * kEight * 2 + k * B::kPitch;
+          return *reinterpret_cast<const uint16_t*>(from);
+        };
+        return half(0) | half(1) << 16;
+      });
+    } else {
+      const uint8_t* first = stages[0] + stage * kLine;
+      stage == Tile::kStages - 1 ? read_words<true>(first, a) : read_words<false>(first, a);
     }
   }
 
  private:
   static constexpr int kEight = 8;
 
-  int at_[2], bits_[2];  // across K of two lines, along K of two rows
+  // kWraps: from the last stage and the first.
+  template <bool kWraps>
+  __device__ void read_words(const uint8_t* stage, uint32_t (&a)[4][4]) const {
+    int first[2] = {word_[0], word_[1]};
+    // So that what wraps is not found out ahead of the loop, and kept.
+    if (kWraps) asm volatile("" : "+r"(first[0]), "+r"(first[1]));
+    read_each(a, [&](int second, int k) {
+      const auto word = [&](int next) {
+        const int further = k / 2 + next;
+        const bool wraps = kWraps && first[second] + further >= kLine / 4;
+        return *reinterpret_cast<const uint32_t*>(stage + at_[second] + further * 4 -
+                                                  (wraps ? Tile::kRing : 0));
+      };
+      return __funnelshift_r(word(0), word(1), bits_[second]);
+    });
+  }
+  // two(second, k): of a thread's first or second row.
+  template <class Two>
+  __device__ void read_each(uint32_t (&a)[4][4], const Two& two) const {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int second = j % 2;
+        a[i][j] = second * kEight < Tile::kRows / 4 ? two(second, i * 16 + j / 2 * kEight) : 0;
+      }
+    }
+  }
+
+  int at_[2], word_[2], bits_[2];  // across K of two lines, along K of two rows
 };
 
 // As multiply_chunk() of mma_bulk.cuh.
 template <class Tile, class End>
 __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Halves<Tile>& halves,
-                              device::Ring& ring, int length, int lane,
+                              bool ends, device::Ring& ring, int length, int lane,
                               float (&sums)[Tile::kElements]) {
+  constexpr bool kAcross = Tile::kAAcross;
   constexpr int kB16 = Tile::kBAcross ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
+  const uint64_t first_b = wgmma::describe_lines<Tile::kBlock>(smem.b[0]);
   UNROLL
   for (float& each : sums) each = 0;
   uint32_t a[2][4][4];  // a step's, and the next one's
+  int b_stage = 0, read_stage = 0;
   const auto read = [&](uint32_t(&to)[4][4]) {
+    read_stage = ring.stage;
+    if (!kAcross) ring.next();
+    b_stage = ring.stage;
     device::wait(&smem.full[ring.stage], ring.parity);
-    halves.read(smem.a[ring.stage], to);
+    halves.read(smem.a, read_stage, to);
+    if (kAcross) ring.next();
   };
+  if (!kAcross) device::wait(&smem.full[ring.stage], ring.parity);
   read(a[0]);
   NO_UNROLL
   for (int k = 0;; k += 2 * Tile::kK) {
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const uint64_t b = wgmma::describe_lines<Tile::kBlock>(smem.b[ring.stage]);
+      const uint64_t b = first_b + b_stage * (sizeof(smem.b[0]) / 16);
       wgmma::keep(sums), wgmma::keep(a[i]);
       wgmma::fence();
       UNROLL
@@ -334,9 +383,15 @@ __device__ int multiply_chunk(mma_bulk::Smem<Tile, End>& smem, const Halves<Tile
         wgmma::multiply_add<kBFloat16, Tile::kBAcross>(sums, a[i][j], b + j * kB16);
       }
       wgmma::commit();
-      const int stage = ring.stage;
-      ring.next();
-      if (k + (i + 1) * Tile::kK >= length) return stage;
+      int stage = read_stage;
+      if (k + (i + 1) * Tile::kK >= length) {
+        if (kAcross || !ends) return stage;
+        wgmma::wait<0>();
+        mma_bulk::release(smem, stage, lane);
+        stage = ring.stage;
+        ring.next();
+        return stage;
+      }
       read(a[1 - i]);
       wgmma::wait<0>();
       mma_bulk::release(smem, stage, lane);
@@ -352,13 +407,13 @@ struct EndWork : mma_bulk::Work {
 
 template <class Tile>
 struct End {
-  // Not read by who adds chunks, of which nvcc would warn.
-  enum { kHeld = Tile::kN == 256 ? 128 : 144 };
+  // What leaves registers for A's halves. Not read by who adds chunks, of which nvcc would warn.
+  enum { kHeld = Tile::kN == 256 ? 128 : Tile::kM * Tile::kN == 128 * 128 ? 80 : 112 };
   static constexpr int kAtOnce = 32;  // columns
 
   using Work = EndWork;
   struct Smem {
-    float leaving[Tile::kConsumers][Tile::kRows][kAtOnce + 1];  // a warpgroup's
+    float leaving[Tile::kM][kAtOnce + 1];
   };
 
   const Work& work;
@@ -384,26 +439,26 @@ struct End {
   __device__ void finish() const {}
 
  private:
-  // Stores the warpgroup's rows. Sums move up to the registers that are stored, so that the loop
-  // stays one. Threads that follow each other store what does in C: each some of a row or, where p
-  // is turned, of a column, for which there is one bias.
+  // Sums move up to the registers that are stored, so that the loop stays one. Threads that follow
+  // each other store what does in C: each some of a row or, where p is turned, of a column, for
+  // which there is one bias.
   template <bool kTurned, class Out>
   __device__ void store(Out* c, const Position& tile, float (&sums)[Tile::kElements]) const {
     using T = typename Tile::T;
     constexpr int kEach = kAtOnce / 2, kRows = Tile::kRows;  // sums of a thread
+    constexpr int kThreads = Tile::kMultipliers;
     // What a thread stores of those at once, and how far apart.
-    constexpr int kStored = kRows * kAtOnce / kWarpgroup,
-                  kApart = kWarpgroup / (kTurned ? kRows : 32);
+    constexpr int kStored = Tile::kM * kAtOnce / kThreads,
+                  kApart = kThreads / (kTurned ? Tile::kM : kAtOnce);
     const Problem& p = work.p;
-    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
-    auto& leaving = smem.leaving[warpgroup];
-    const int64_t row = tile.row + warpgroup * kRows;
-    const int64_t end = min(int64_t{tile.col} + Tile::kN, p.n);
-    const auto rows = static_cast<int>(min(p.m - row, int64_t{kRows}));
-    const int down = kTurned ? thread % kRows : thread / 32;
-    const int right = kTurned ? thread / kRows : lane;
-    const float* from = &leaving[down][right];
+    const Rows<Tile> place(p);
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % 32;
+    const int first = thread / kWarpgroup * kRows + own_row<kRows>(thread % kWarpgroup / 32, lane);
+    const int64_t row = tile.row, end = min(int64_t{tile.col} + Tile::kN, p.n);
+    const auto rows = static_cast<int>(min(p.m - row, int64_t{Tile::kM}));
+    const int down = kTurned ? thread % Tile::kM : thread / kAtOnce;
+    const int right = kTurned ? thread / Tile::kM : lane;
+    const float* from = &smem.leaving[down][right];
     constexpr int kNext = kTurned ? kApart : kApart * (kAtOnce + 1);
     const int64_t stride = kApart * (kTurned ? p.c.col_stride : p.c.row_stride);
     const bool has_bias = p.epilogue.bias != nullptr;
@@ -414,10 +469,9 @@ struct End {
       for (int i = 0; i < kEach; ++i) {
         const int below = i / 2 % 2 * 8;
         if (below >= kRows / 4) continue;
-        const int at = own_row<kRows>(thread / 32, lane) + below;
-        leaving[row_at<kRows, Tile::kAAcross>(at)][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
+        smem.leaving[place.row(first + below)][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
       }
-      device::sync_threads(1 + warpgroup, kWarpgroup);
+      device::sync_threads(1, kThreads);
       const auto cols = static_cast<int>(min(end - col, int64_t{kAtOnce}));
       const bool inside = down < rows && right < cols;
       const int left = !inside ? 0 : kTurned ? cols - right : rows - down;
@@ -438,7 +492,7 @@ struct End {
       } else {
         end_each<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
       }
-      device::sync_threads(1 + warpgroup, kWarpgroup);
+      device::sync_threads(1, kThreads);
       UNROLL
       for (int i = 0; i + kEach < Tile::kElements; ++i) sums[i] = sums[i + kEach];
     }
@@ -448,11 +502,13 @@ struct End {
 // Of a thread that multiplies, and of one that copies, so that there is room for all.
 template <class Tile>
 constexpr int kRegisters = Tile::kConsumers == 1   ? 232
-                           : Tile::kProducers == 1 ? 208
+                           : Tile::kProducers == 1 ? 224
                            : Tile::kN == 64        ? 168
                                                    : 184;
 template <class Tile>
-constexpr int kCopying = Tile::kConsumers * Tile::kProducers < 4 ? 88 : 256 - kRegisters<Tile>;
+constexpr int kCopying = Tile::kConsumers == 1   ? 88
+                         : Tile::kProducers == 1 ? 56
+                                                 : 256 - kRegisters<Tile>;
 // A block has as many as its threads begin with: who takes more waits for ever.
 template <class Tile>
 constexpr bool kHasRegisters =
@@ -478,12 +534,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = device::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup > 0 && warpgroup <= Tile::kConsumers) {
     device::take_registers<kRegisters<Tile>>();
-    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
-    const auto multiply = [&](const mma_bulk::Unit& unit, device::Ring& ring, int length,
+    const int lane_row = own_row<Tile::kRows>(static_cast<int>(threadIdx.x) / 32 % 4,
+                                              static_cast<int>(threadIdx.x) % 32);
+    const auto multiply = [&](const mma_bulk::Unit& unit, bool ends, device::Ring& ring, int length,
                               int consumer, int lane, float(&sums)[Tile::kElements]) {
-      const Lines<Tile::kAAcross> lines(work.p, unit.tile.batch);
-      const Halves<Tile> halves(lines, consumer, warp, lane);
-      return multiply_chunk<Tile, End>(smem, halves, ring, length, lane, sums);
+      const Lines<Tile::kAAcross> lines(work.p, unit.tile, unit.begin);
+      const Halves<Tile> halves(lines, Rows<Tile>(work.p), consumer * Tile::kRows + lane_row, lane);
+      return multiply_chunk<Tile, End>(smem, halves, ends, ring, length, lane, sums);
     };
     mma_bulk::consume<Tile, End>(work, smem, multiply);
   } else {

@@ -229,7 +229,8 @@ __device__ int multiply_chunk(Smem<Tile, End>& smem, device::Ring& ring, int len
   return to_release;
 }
 
-// multiply(unit, ring, length, warpgroup, lane, sums) does what multiply_chunk() says.
+// multiply(unit, ends, ring, length, warpgroup, lane, sums) does what multiply_chunk() says; ends:
+// the unit does with this chunk.
 template <class Tile, class End, class Multiply>
 __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem,
                         const Multiply& multiply) {
@@ -249,7 +250,8 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem,
     float sums[Tile::kElements], kept[kKept<Tile, End> + 1];
     for (int64_t chunk = unit.begin; chunk < unit.end; chunk += chained::kChunk) {
       const auto length = static_cast<int>(min(unit.end - chunk, int64_t{chained::kChunk}));
-      const int last = multiply(unit, ring, length, warpgroup, lane, sums);
+      const bool ends = chunk + length == unit.end;
+      const int last = multiply(unit, ends, ring, length, warpgroup, lane, sums);
       // What is in memory of the totals is asked for while the last products are finished.
       float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
       float4 asked[kAsked<Tile, End> / 4];
@@ -293,7 +295,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // nvcc puts the else first among the instructions: what asks for operands should wait for none.
   if (threadIdx.x >= Tile::kWarpgroup) {
     device::take_registers<224>();
-    consume<Tile, End>(work, smem, [&](const Unit&, auto&... args) {
+    consume<Tile, End>(work, smem, [&](const Unit&, bool, auto&... args) {
       return multiply_chunk<Tile, End>(smem, args...);
     });
   } else {
