@@ -10,11 +10,11 @@
 //        anywhere in one. The copy engine brings the other operand, which is copied first if it
 //        has to be; of wide tiles for two blocks at a time, each of which asks for half. If the
 //        longer one is B, this computes C's transpose.
-// Limit: instructions that wait for each other, of who copies and of who multiplies; the longer
-//        operand is copied once for each 64 to 256 columns, so for large products copies of both
-//        that 13_mma_bulk makes are faster.
-// Next:  fewer instructions for a step: it takes a warpgroup that multiplies 64 rows by few columns
-//        longer to issue them than tensor cores to multiply.
+// Limit: requests to L2, two for each step across K, and instructions of who copies, then of who
+//        multiplies; the longer operand is copied once for each 64 to 256 columns, so for large
+//        products copies of both that 13_mma_bulk makes are faster.
+// Next:  fewer instructions for a stage of who copies: a warp of its own for each, where tiles are
+//        narrow and stages many.
 //
 //   producers   wait empty[s]   copy A's lines of a stage, ask for B's -> full[s]; two warpgroups,
 //               by turns
@@ -79,6 +79,7 @@ struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kInde
       mma_bulk::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, kStages, kAAcross, false, kRows>;
 };
 
+// Bytes from a multiple of kUnit on, and that multiple.
 template <int kUnit>
 __device__ int beyond(const uint8_t* from) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(from) % kUnit);
