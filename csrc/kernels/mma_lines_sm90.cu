@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "device/pipeline.cuh"
+#include "kernels/divisor.cuh"
 #include "kernels/load_halves.cuh"
 #include "kernels/mma_lines.h"
 #include "kernels/stored_batch.h"
@@ -24,66 +25,93 @@ struct Job {
   Matrix from;  // row_stride: between lines; col_stride: of their elements
   Batch batch;  // of matrices that are stored
   uint16_t* to;
-  int64_t lines, length, pitch;  // of a matrix, of a line
-  bool across;                   // neighbours lie across lines
-  uint32_t parts, groups;        // that warps copy, of a line, and of lines
-  int64_t warps;
+  int64_t pitch;           // of lines there
+  uint32_t lines, length;  // of a matrix
+  bool across;             // neighbours lie across lines
+  Divisor parts, groups;   // of a line, and of lines, that are copied at a time
+  uint32_t blocks;
 };
 
 struct Jobs {
   Job job[2];
 };
 
-// kLines: of which a thread copies eights, reading all before it stores any.
+// What is copied at a time: of a matrix some elements of some lines.
+struct Piece {
+  const uint16_t *from, *end;  // of the matrix
+  uint16_t* to;
+  int lines, left;  // that there are, from there on
+  __device__ Piece(const Job& job, uint32_t index, uint32_t by_lines, uint32_t by_elements,
+                   uint32_t line, uint32_t first) {
+    const uint32_t rest = job.parts.divide(index), matrix = job.groups.divide(rest);
+    line += (rest - matrix * job.groups.by) * by_lines;
+    first += (index - rest * job.parts.by) * by_elements;
+    lines = matrix < job.batch.count ? static_cast<int>(job.lines - line) : 0;
+    left = min(static_cast<int>(job.length - first), kEight);
+    const auto* data =
+        static_cast<const uint16_t*>(job.from.data) + batch_offset(job.batch, job.from, matrix);
+    from = data + line * job.from.row_stride + first * job.from.col_stride;
+    end = data + (job.lines - 1) * job.from.row_stride + job.length;
+    to = job.to + (matrix * int64_t{job.lines} + line) * job.pitch + first;
+  }
+};
+
+// Of elements that lie apart, or across lines.
+template <int kLines>
+__device__ void gather_piece(const Job& job, uint32_t block) {
+  const uint32_t lane = threadIdx.x % 32, warp = block * kWarps + threadIdx.x / 32;
+  const Piece piece = job.across ? Piece(job, warp, 32, kEight, lane, 0)
+                                 : Piece(job, warp * kParts + lane / kLanes, kLines, kPart, 0,
+                                         lane % kLanes * kEight);
+  device::wait_for_previous_kernel();
+  device::let_next_kernel_start();
+  const int lines = piece.left <= 0 ? 0
+                    : job.across    ? min(piece.lines, 1)
+                                    : min(piece.lines, kLines);
+  NO_UNROLL
+  for (int i = 0; i < lines; ++i) {
+    __stcg(reinterpret_cast<uint4*>(piece.to + i * job.pitch),
+           gather(piece.from + i * job.from.row_stride, job.from.col_stride, piece.left));
+  }
+}
+
+// kLines: of which a thread copies eights, reading all before it stores any. All that can be found
+// out before the previous kernel ends is.
 template <int kLines>
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
+  const bool second = blockIdx.x >= jobs.job[0].blocks;
+  const Job& job = jobs.job[second];
+  const uint32_t block = blockIdx.x - (second ? jobs.job[0].blocks : 0);
+  if (job.across || job.from.col_stride != 1) return gather_piece<kLines>(job, block);
+  const Piece piece(job, block * (kThreads / kLanes) + threadIdx.x / kLanes, kLines, kPart, 0,
+                    threadIdx.x % kLanes * kEight);
+  const uint4* sixteens[kLines];
+  bool reads[kLines], both[kLines], ends[kLines];  // none but where memory may end within
+  int shift[kLines];
+  UNROLL
+  for (int i = 0; i < kLines; ++i) {
+    const uint16_t* own = piece.from + i * job.from.row_stride;
+    shift[i] = shift_of(own);
+    sixteens[i] = reinterpret_cast<const uint4*>(own - shift[i] / 2);
+    both[i] = shift[i] / 2 + piece.left > kEight;
+    reads[i] = i < piece.lines && piece.left > 0;
+    ends[i] = reinterpret_cast<const uint16_t*>(sixteens[i] + 1 + both[i]) > piece.end;
+  }
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();  // and set up its barriers
-  int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  const bool second = warp >= jobs.job[0].warps;
-  if (second) warp -= jobs.job[0].warps;
-  const Job& job = jobs.job[second];
-  if (warp >= job.warps) return;
-  const uint32_t lane = threadIdx.x % 32;
-  const auto index = static_cast<uint32_t>(job.across ? warp : warp * kParts + lane / kLanes);
-  const uint32_t part = index % job.parts, group = index / job.parts % job.groups;
-  const int64_t matrix = index / job.parts / job.groups;
-  const int64_t stride = job.from.col_stride;
-  const int64_t line = int64_t{group} * (job.across ? 32 : kLines) + (job.across ? lane : 0);
-  const int64_t first =
-      int64_t{part} * (job.across ? kEight : kPart) + (job.across ? 0 : lane % kLanes * kEight);
-  const auto left = static_cast<int>(min(job.length - first, int64_t{kEight}));
-  if (left <= 0 || line >= job.lines || matrix >= job.batch.count) return;
-  const auto* data =
-      static_cast<const uint16_t*>(job.from.data) + batch_offset(job.batch, job.from, matrix);
-  const uint16_t* from = data + line * job.from.row_stride + first * stride;
-  uint16_t* to = job.to + (matrix * job.lines + line) * job.pitch + first;
-  if (job.across) {
-    __stcg(reinterpret_cast<uint4*>(to), gather(from, stride, left));
-    return;
-  }
-  // Of what memory may end in there is no more than the matrix.
-  const uint16_t* end = data + (job.lines - 1) * job.from.row_stride + job.length;
-  const auto lines = static_cast<int>(min(job.lines - line, int64_t{kLines}));
   uint4 near[kLines], far[kLines];
-  bool whole[kLines];
   UNROLL
   for (int i = 0; i < kLines; ++i) {
-    const uint16_t* own = from + i * job.from.row_stride;
-    const auto* sixteen = reinterpret_cast<const uint4*>(own - shift_of(own) / 2);
-    const bool both = shift_of(own) / 2 + left > kEight;
-    whole[i] =
-        i < lines && stride == 1 && reinterpret_cast<const uint16_t*>(sixteen + 1 + both) <= end;
     near[i] = far[i] = make_uint4(0, 0, 0, 0);
-    if (whole[i]) near[i] = sixteen[0];
-    if (whole[i] && both) far[i] = sixteen[1];
+    if (reads[i] && !ends[i]) near[i] = sixteens[i][0];
+    if (reads[i] && !ends[i] && both[i]) far[i] = sixteens[i][1];
   }
   UNROLL
   for (int i = 0; i < kLines; ++i) {
-    const uint16_t* own = from + i * job.from.row_stride;
-    if (i >= lines) return;
-    __stcg(reinterpret_cast<uint4*>(to + i * job.pitch),
-           whole[i] ? shifted(near[i], far[i], shift_of(own)) : gather(own, stride, left));
+    if (!reads[i]) return;
+    const uint16_t* own = piece.from + i * job.from.row_stride;
+    __stcg(reinterpret_cast<uint4*>(piece.to + i * job.pitch),
+           ends[i] ? gather(own, 1, piece.left) : shifted(near[i], far[i], shift[i]));
   }
 }
 
@@ -106,49 +134,52 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     const bool closer_by_rows =
         rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
     const bool by_rows = wants_k ? i == 0 : closer_by_rows;
-    job.lines = by_rows ? rows[i] : cols[i], job.length = by_rows ? cols[i] : rows[i];
+    const int64_t lines = by_rows ? rows[i] : cols[i], length = by_rows ? cols[i] : rows[i];
+    job.lines = static_cast<uint32_t>(lines), job.length = static_cast<uint32_t>(length);
     job.across = by_rows != closer_by_rows;
     // Lines begin where L2's do, so that a box asks for each once; unless they are shorter and
     // along K, where what is beyond their end has to be zeros.
     const bool along_k = by_rows == (i == 0);
-    const int64_t multiple = job.length >= kLine || !along_k ? kLine : kEight;
-    job.pitch = ceil_div(job.length, multiple) * multiple;
+    const int64_t multiple = length >= kLine || !along_k ? kLine : kEight;
+    job.pitch = ceil_div(length, multiple) * multiple;
     Matrix to{.data = nullptr,
               .row_stride = by_rows ? job.pitch : 1,
               .col_stride = by_rows ? 1 : job.pitch};
-    const StoredBatch stored = stored_batch(p.batch, from, job.lines * job.pitch, to);
+    const StoredBatch stored = stored_batch(p.batch, from, lines * job.pitch, to);
     job.batch = stored.batch;
     job.from = by_rows ? stored.from : transposed(stored.from);
     begins[i] = bytes;
-    bytes += job.batch.count * job.lines * job.pitch * int64_t{sizeof(uint16_t)};
+    bytes += job.batch.count * lines * job.pitch * int64_t{sizeof(uint16_t)};
     *operands[i] = to;
   }
   if (bytes == 0) return copied;
   void* workspace = context.allocate_if_there_is(bytes);
   if (workspace == nullptr) return std::nullopt;
-  const auto share_out = [&](int lines) {  // of which a thread copies eights
-    int64_t warps = 0;
+  const auto share_out = [&](int by_lines) {  // of which a thread copies eights
+    uint32_t blocks = 0;
     for (Job& job : jobs.job) {
       if (job.lines == 0) continue;
-      job.parts = static_cast<uint32_t>(ceil_div(job.length, job.across ? kEight : kPart));
-      job.groups = static_cast<uint32_t>(ceil_div(job.lines, job.across ? 32 : lines));
-      const int64_t all = int64_t{job.parts} * job.groups * job.batch.count;
-      job.warps = ceil_div(all, job.across ? 1 : kParts);
-      warps += job.warps;
+      const int64_t parts = ceil_div(job.length, job.across ? kEight : kPart);
+      const int64_t groups = ceil_div(job.lines, job.across ? 32 : by_lines);
+      job.parts = Divisor::of(static_cast<uint32_t>(parts));
+      job.groups = Divisor::of(static_cast<uint32_t>(groups));
+      const int64_t by_block = job.across ? kWarps : kWarps * kParts;
+      job.blocks = static_cast<uint32_t>(ceil_div(parts * groups * job.batch.count, by_block));
+      blocks += job.blocks;
     }
-    return warps;
+    return blocks;
   };
   for (int i = 0; i < 2; ++i) {
     if (jobs.job[i].lines == 0) continue;
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
     jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
   }
-  constexpr int kAtOnce = 2048 / 32;  // warps that a multiprocessor runs
-  int64_t warps = share_out(1);
-  const bool many = warps > kAtOnce * context.processors;
-  if (many) warps = share_out(2);
-  launch_after(many ? copy_lines_kernel<2> : copy_lines_kernel<1>,
-               static_cast<unsigned>(ceil_div(warps, kWarps)), kThreads, 0, context, jobs);
+  constexpr int kAtOnce = 2048 / kThreads;  // blocks that a multiprocessor runs
+  uint32_t blocks = share_out(1);
+  const bool many = blocks > static_cast<uint32_t>(kAtOnce * context.processors);
+  if (many) blocks = share_out(2);
+  launch_after(many ? copy_lines_kernel<2> : copy_lines_kernel<1>, blocks, kThreads, 0, context,
+               jobs);
   return copied;
 }
 
