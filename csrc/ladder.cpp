@@ -299,10 +299,9 @@ double Rung::clocks(const Problem& p, const Context& context) const {
   const double lines =
       static_cast<double>(rows + cols) * static_cast<double>(p.batch.count) / context.processors;
   const double rewritten = lines * std::max(static_cast<double>(p.k) * before, before_line);
-  // To copy operands beforehand takes one launch more.
+  // To copy operands beforehand takes one launch more (for mma's rungs see mma.h).
   constexpr double kCopyStart = 3000;
-  const double copy_start = reads == Reads::kSides ? kCopyStart : MmaCopies::kStart;
-  const double copies = as_it_lies && rows + cols > 0 ? copy_start : 0;
+  const double copies = reads == Reads::kSides && rows + cols > 0 ? kCopyStart : 0;
   const double fixed = start + copies + rewritten;
   if (cut == Cut::kRanges) return fixed + bulk_ranges(p, context.processors).clocks;
   if (const auto plan = plan_of(*this, p, context)) return fixed + plan->clocks;

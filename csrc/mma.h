@@ -67,10 +67,11 @@ inline bool mma_turns_to_k(const Problem& p, const Matrix& matrix, int64_t count
   return lies_across_k(matrix) && count < 64 && p.k >= 256 && !as_they_lie;
 }
 
-// What it takes to copy operands to lines that the copy engine reads: a launch, and for each
-// element, or each line that has few, clocks of one multiprocessor.
+// What it takes to copy operands to lines that the copy engine reads: clocks of one multiprocessor
+// for each element, of which a line has at least as many as threads copy together. The launch is
+// not counted: of two rungs that read what has to be copied each has one.
 struct MmaCopies {
-  static constexpr double kStart = 2000, kElement = 0.21, kLine = 62;
+  static constexpr double kElement = 0.2, kLine = 64 * kElement;
 };
 // How many lines of 128 bytes L2 is asked for when one of an operand's halves comes to shared
 // memory: one that begins in the middle of L2's takes about as much of its time as two. Where lines
@@ -194,7 +195,7 @@ inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   // Of a single row, or column, little is brought beside the other operand.
-  constexpr double kSingle = 0.66;
+  constexpr double kSingle = 0.69;
   const bool turns = mma_shift_turns(p);
   const Problem own = turns ? turned(p) : p;
   Plan plan = plan_mma(kMmaShiftTiles, own, processors, 1, true, lies_across_k(own.a));

@@ -41,7 +41,13 @@ __device__ inline uint64_t read_again() {
   asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
   return policy;
 }
-// 4 bytes likewise: all or none.
+// That of data that is read soon, and by many: it makes room last.
+__device__ inline uint64_t read_soon() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  return policy;
+}
+// 4 bytes: all or none.
 __device__ inline void copy_4(uint32_t to, const void* global, int inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(inside)
                : "memory");
@@ -60,6 +66,13 @@ __device__ inline void copy_halves(uint32_t to, const void* global, int inside) 
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + i * 2), "h"(x[i]) : "memory");
   }
   __threadfence_block();
+}
+
+// Stores 16 bytes, kept in the L2 cache by a policy.
+__device__ inline void store_16(void* global, const uint4& x, uint64_t policy) {
+  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(global),
+               "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "l"(policy)
+               : "memory");
 }
 
 // Arrives at a barrier once this thread's copies before are there; it counts as one arrival: PTX

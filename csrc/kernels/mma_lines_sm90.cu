@@ -1,10 +1,13 @@
 // Copies operands of halves to lines that begin at multiples of 128 bytes, or of 16 if they are
 // shorter and along K. A thread copies eight elements of a line, or of two where there are many,
 // and some threads a part of it; or, where what follows each other lies across lines, a warp eight
-// elements of 32.
+// elements of 32. Copies are asked to leave L2 last, and what is read first: were they written to
+// memory, that would take as long as to read the operand. The next call's often lie where these
+// did, and replace them.
 
 #include <algorithm>
 
+#include "device/copy_async.cuh"
 #include "device/pipeline.cuh"
 #include "kernels/divisor.cuh"
 #include "kernels/load_halves.cuh"
@@ -70,13 +73,14 @@ __device__ void gather_piece(const Job& job, uint32_t block) {
                                     : min(piece.lines, kLines);
   NO_UNROLL
   for (int i = 0; i < lines; ++i) {
-    __stcg(reinterpret_cast<uint4*>(piece.to + i * job.pitch),
-           gather(piece.from + i * job.from.row_stride, job.from.col_stride, piece.left));
+    device::store_16(piece.to + i * job.pitch,
+                     gather(piece.from + i * job.from.row_stride, job.from.col_stride, piece.left),
+                     device::read_soon());
   }
 }
 
-// kLines: of which a thread copies eights, reading all before it stores any. All that can be found
-// out before the previous kernel ends is.
+// kLines: of which a thread copies eights, reading all before it stores any. Where those lie is
+// found out before the previous kernel has ended.
 template <int kLines>
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
   const bool second = blockIdx.x >= jobs.job[0].blocks;
@@ -97,21 +101,24 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
     reads[i] = i < piece.lines && piece.left > 0;
     ends[i] = reinterpret_cast<const uint16_t*>(sixteens[i] + 1 + both[i]) > piece.end;
   }
+  UNROLL
+  for (int i = 0; i < kLines; ++i) asm volatile("" : "+l"(sixteens[i]));  // not later
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();  // and set up its barriers
   uint4 near[kLines], far[kLines];
   UNROLL
   for (int i = 0; i < kLines; ++i) {
     near[i] = far[i] = make_uint4(0, 0, 0, 0);
-    if (reads[i] && !ends[i]) near[i] = sixteens[i][0];
-    if (reads[i] && !ends[i] && both[i]) far[i] = sixteens[i][1];
+    if (reads[i] && !ends[i]) near[i] = __ldcs(sixteens[i]);
+    if (reads[i] && !ends[i] && both[i]) far[i] = __ldcs(sixteens[i] + 1);
   }
   UNROLL
   for (int i = 0; i < kLines; ++i) {
     if (!reads[i]) return;
     const uint16_t* own = piece.from + i * job.from.row_stride;
-    __stcg(reinterpret_cast<uint4*>(piece.to + i * job.pitch),
-           ends[i] ? gather(own, 1, piece.left) : shifted(near[i], far[i], shift[i]));
+    device::store_16(piece.to + i * job.pitch,
+                     ends[i] ? gather(own, 1, piece.left) : shifted(near[i], far[i], shift[i]),
+                     device::read_soon());
   }
 }
 
