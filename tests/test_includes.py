@@ -104,7 +104,7 @@ MAY_INCLUDE = {
     "kernels/mma_store.cuh": {"element.h", "epilogue.h", "launch.h", "device/*.cuh"},
     "kernels/*mma*.cu": {
         *("cuda", "launch.h", "mma.h", "chained.h", "element.h", "epilogue.h", "problem.h"),
-        *("device/*.cuh", "kernels/mma_lines.h", "kernels/stored_batch.h"),
+        *("device/*.cuh", "kernels/divisor.cuh", "kernels/mma_lines.h", "kernels/stored_batch.h"),
         *("kernels/map_place.cuh", "kernels/tensor_map.h", "kernels/mma_kind.h"),
         *("kernels/load_bias.cuh", "kernels/mma_bulk.cuh", "kernels/mma_store.cuh"),
         "kernels/load_halves.cuh",
