@@ -1,6 +1,7 @@
 #pragma once
 // Copies from global to shared memory that run while their thread goes on: PTX ISA, "cp.async".
-// They are committed and awaited by <cuda_pipeline_primitives.h>.
+// They are committed and awaited by <cuda_pipeline_primitives.h>. And what L2 is asked to keep, of
+// those and of stores: PTX ISA, "createpolicy".
 
 #include <cstdint>
 

@@ -39,7 +39,8 @@ struct Jobs {
   Job job[2];
 };
 
-// What is copied at a time: of a matrix some elements of some lines.
+// What is copied at a time: of a matrix some elements of some lines. Each is one of `by_lines` by
+// `by_elements`, numbered along a line first; of it a thread begins at `line` and `first`.
 struct Piece {
   const uint16_t *from, *end;  // of the matrix
   uint16_t* to;
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
   const Piece piece(job, block * (kThreads / kLanes) + threadIdx.x / kLanes, kLines, kPart, 0,
                     threadIdx.x % kLanes * kEight);
   const uint4* sixteens[kLines];
-  bool reads[kLines], both[kLines], ends[kLines];  // none but where memory may end within
+  // Whether there is a line, both of the 16 bytes are asked for, and memory may end within them.
+  bool reads[kLines], both[kLines], ends[kLines];
   int shift[kLines];
   UNROLL
   for (int i = 0; i < kLines; ++i) {
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_const
     ends[i] = reinterpret_cast<const uint16_t*>(sixteens[i] + 1 + both[i]) > piece.end;
   }
   UNROLL
-  for (int i = 0; i < kLines; ++i) asm volatile("" : "+l"(sixteens[i]));  // not later
+  for (int i = 0; i < kLines; ++i) asm volatile("" : "+l"(sixteens[i]));  // here, not later
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();  // and set up its barriers
   uint4 near[kLines], far[kLines];
