@@ -10,7 +10,8 @@ namespace tiled::cuda {
 
 // The problem, of halves, with operands that are in_boxes() (problem.h), or only with such a b.
 // Others are copied by a kernel, line by line, whichever way their closer elements lie; and those
-// that mma_turns_to_k() (mma.h) to lines along K. Nothing where there is no memory for that.
+// that mma_turns_to_k() (mma.h) to lines along K. Nothing where there is no memory for that, or
+// lines are too many to be numbered by 31 bits.
 std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& context,
                                           bool only_b = false);
 

@@ -23,6 +23,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kLanes = 8, kParts = 32 / kLanes;                 // of a part, of a warp
 constexpr int kPart = kLanes * kEight;                          // elements
 constexpr int64_t kLine = kL2Line / int64_t{sizeof(uint16_t)};  // of L2, likewise
+constexpr int64_t kMostPieces = (int64_t{1} << 31) - 1;         // that a Divisor tells apart
 
 struct Job {
   Matrix from;  // row_stride: between lines; col_stride: of their elements
@@ -162,10 +163,8 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     *operands[i] = to;
   }
   if (bytes == 0) return copied;
-  void* workspace = context.allocate_if_there_is(bytes);
-  if (workspace == nullptr) return std::nullopt;
   const auto share_out = [&](int by_lines) {  // of which a thread copies eights
-    uint32_t blocks = 0;
+    int64_t blocks = 0;
     for (Job& job : jobs.job) {
       if (job.lines == 0) continue;
       const int64_t parts = ceil_div(job.length, job.across ? kEight : kPart);
@@ -173,22 +172,26 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
       job.parts = Divisor::of(static_cast<uint32_t>(parts));
       job.groups = Divisor::of(static_cast<uint32_t>(groups));
       const int64_t by_block = job.across ? kWarps : kWarps * kParts;
-      job.blocks = static_cast<uint32_t>(ceil_div(parts * groups * job.batch.count, by_block));
-      blocks += job.blocks;
+      const int64_t own = ceil_div(parts * groups * job.batch.count, by_block);
+      job.blocks = static_cast<uint32_t>(own);
+      blocks += own;
     }
     return blocks;
   };
+  constexpr int kAtOnce = 2048 / kThreads;  // blocks that a multiprocessor runs
+  int64_t blocks = share_out(1);
+  const bool many = blocks > kAtOnce * context.processors;
+  if (many) blocks = share_out(2);
+  if (blocks * kWarps * kParts > kMostPieces) return std::nullopt;
+  void* workspace = context.allocate_if_there_is(bytes);
+  if (workspace == nullptr) return std::nullopt;
   for (int i = 0; i < 2; ++i) {
     if (jobs.job[i].lines == 0) continue;
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
     jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
   }
-  constexpr int kAtOnce = 2048 / kThreads;  // blocks that a multiprocessor runs
-  uint32_t blocks = share_out(1);
-  const bool many = blocks > static_cast<uint32_t>(kAtOnce * context.processors);
-  if (many) blocks = share_out(2);
-  launch_after(many ? copy_lines_kernel<2> : copy_lines_kernel<1>, blocks, kThreads, 0, context,
-               jobs);
+  launch_after(many ? copy_lines_kernel<2> : copy_lines_kernel<1>, static_cast<unsigned>(blocks),
+               kThreads, 0, context, jobs);
   return copied;
 }
 
