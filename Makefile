@@ -10,13 +10,14 @@ CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build test bench format lint sass profile clean
+.PHONY: help build test bench format lint memcheck sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
+	@echo 'make memcheck                        random products under compute-sanitizer'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
 	@echo '     KERNEL=mma_bulk SHAPE=768x768x4096 ARGS="--dtype bfloat16 --layout TN"'
@@ -48,6 +49,11 @@ lint: $(VENV)/formatters
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+# Each tensor is an allocation of its own size, beyond which nothing may be read.
+memcheck: build
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+	  $(IN) -m pytest tests/test_fuzz.py -k end_with_their_memory $(ARGS)
 
 sass: build
 	$(if $(KERNEL),,$(error Say which kernel: make sass KERNEL=naive))

@@ -2,6 +2,7 @@
 
     python benchmarks/survey.py
     python benchmarks/survey.py --sides eights --count 400 --json survey.json
+    python benchmarks/survey.py --beside mma_shift mma_bulk    # whether auto took the faster one
 
 M, N and K are of any order of magnitude, each as likely as another, in a third of them M and N are
 exchanged, and they are in any layout. Of each such product measure.py times in turns what `auto`
@@ -28,11 +29,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
 from bench_matmul import DTYPES
-from check import Wrong, check, full_precision_peer
-from measure import Operands, raise_clocks, side_by_side
+from check import Verdict, Wrong, check, full_precision_peer
+from measure import Call, Operands, raise_clocks, side_by_side
 from report import Steps, make_console
 from shapes import LAYOUTS, Shape
-from variants import plain
+from variants import Contest, plain
 
 import torch_tiled
 
@@ -95,19 +96,42 @@ def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
     ]
 
 
+def judge(call: Call, contest: Contest) -> Verdict:
+    """Of the first of its operands. Raises Wrong where its time may not be reported."""
+    first = contest.operands[0]
+    judged = (partial(function, *first) for function in (call[0], contest.peer[0]))
+    verdict = check(*judged, *first, contest.truth)
+    if verdict.fault:
+        raise Wrong(f"{verdict.fault}; its time is not reported")
+    return verdict
+
+
+def beside(names: list[str], picked: str, contest: Contest, **ways) -> dict[str, Call]:
+    """Calls of those rungs that take the product, but for the one that was picked."""
+    calls = {}
+    for name in names:
+        own = ways | {"algorithm": name}
+        if name != picked and torch_tiled.explain(*contest.operands[0], **own).algorithm == name:
+            calls[name] = (partial(torch_tiled.matmul, **own), contest.operands)
+    return calls
+
+
 def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
     """The row of one product. Raises Wrong where there is none to report."""
     ways = {"algorithm": "auto", "precision": "fp32"}
     contest = plain(views(pool, shape), **ways)
     neighbour = plain(views(pool, aligned(shape)), **ways)
     calls = [contest.ours, neighbour.ours, contest.peer]
-    first = contest.operands[0]
-    judged = (partial(function, *first) for function, _ in (contest.ours, contest.peer))
-    verdict = check(*judged, *first, contest.truth)
-    if verdict.fault:
-        raise Wrong(f"{shape}: {verdict.fault}; its time is not reported")
-    plan = torch_tiled.explain(*first, **ways)
-    us, aligned_us, peer_us = side_by_side(calls, seconds=args.seconds, repeats=args.repeats)
+    plan = torch_tiled.explain(*contest.operands[0], **ways)
+    others = beside(args.beside, plan.algorithm, contest, **ways)
+    try:
+        verdict, *_ = [judge(call, contest) for call in (contest.ours, *others.values())]
+    except Wrong as wrong:
+        raise Wrong(f"{shape}: {wrong}") from None
+    us, aligned_us, peer_us, *others_us = side_by_side(
+        [*calls, *others.values()], seconds=args.seconds, repeats=args.repeats
+    )
+    beside_us = {name: spread.median for name, spread in zip(others, others_us, strict=True)}
     return {
         "m": shape.m,
         "n": shape.n,
@@ -120,6 +144,8 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
         "us_p90": us.p90,
         "aligned_us": aligned_us.median,
         "peer_us": peer_us.median,
+        "beside_us": beside_us,
+        "best_us": min([us.median, *beside_us.values()]),
         "over_aligned": us.median / aligned_us.median,
         "ratio": peer_us.median / us.median,
         "error": verdict.error,
@@ -128,7 +154,10 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
 
 
 def summary(rows: list[dict]) -> dict:
-    """How many take more than TWICE the aligned product's time, of how many, and means."""
+    """How many take more than TWICE the aligned product's time, of how many, and means.
+
+    Likewise if each were computed by the fastest of `--beside`, and by how much that is faster.
+    """
     over = [row for row in rows if row["over_aligned"] > TWICE]
     return {
         "products": len(rows),
@@ -137,6 +166,8 @@ def summary(rows: list[dict]) -> dict:
         "largest": max(row["over_aligned"] for row in rows),
         "over_aligned": statistics.geometric_mean(row["over_aligned"] for row in rows),
         "ratio": statistics.geometric_mean(row["ratio"] for row in rows),
+        "over_best": statistics.geometric_mean(row["us"] / row["best_us"] for row in rows),
+        "over_twice_at_best": sum(row["best_us"] > TWICE * row["aligned_us"] for row in rows),
     }
 
 
@@ -171,6 +202,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--most", type=float, default=4e10, help="multiply-adds of a product")
     option("--seconds", type=float, default=0.0, help="to time a product for, at least")
     option("--repeats", type=int, default=3, help="passes of each, at least")
+    option(
+        "--beside",
+        nargs="+",
+        choices=torch_tiled.algorithms(),
+        default=[],
+        metavar="RUNG",
+        help="to time as well",
+    )
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")
     args = parser.parse_args(argv)
@@ -182,6 +221,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.most <= smallest:
         parser.error(f"--most is {args.most:g}; it must be more than {smallest}.")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    any_operand = torch.empty(64, 64, dtype=DTYPES[args.dtype], device=args.device)
+    for name in args.beside:
+        try:
+            torch_tiled.explain(any_operand, any_operand, algorithm=name)
+        except RuntimeError as error:
+            parser.error(str(error))
     return args
 
 
@@ -191,7 +236,8 @@ def main(argv: list[str] | None = None) -> int:
     words = [__file__, *argv] if argv is not None else sys.argv
     device = torch.device(args.device)
     header = machine.describe(device, machine.command_line(words, args.json), args.commit)
-    header |= {name: getattr(args, name) for name in ("dtype", "sides", "count", "seed", "most")}
+    asked = ("dtype", "sides", "count", "seed", "most", "beside")
+    header |= {name: getattr(args, name) for name in asked}
     raise_clocks(device)
     header["clocks_before"] = machine.clocks(device)
     shapes = problems(args.count, args.sides, args.seed, args.most)
@@ -227,6 +273,13 @@ def main(argv: list[str] | None = None) -> int:
             f"{found['ratio']:.2f} of the vendor's speed.",
             markup=False,
         )
+        if args.beside:
+            console.print(
+                f"By the fastest of auto's rung and {', '.join(args.beside)} "
+                f"{found['over_twice_at_best']} would take more than twice; auto's takes "
+                f"{found['over_best']:.3f} times its time.",
+                markup=False,
+            )
     if args.json:
         args.json.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n")
     for said in refused:

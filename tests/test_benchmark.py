@@ -716,6 +716,20 @@ def test_the_survey_writes_its_results(tmp_path, capsys):
     assert "Of 4 products" in capsys.readouterr().out.replace("\n", " ")
 
 
+def test_the_survey_times_rungs_beside_each_other(tmp_path, capsys):
+    path = tmp_path / "survey.json"
+    options = "--device cpu --dtype float32 --count 3 --most 4e5 --repeats 1".split()
+    assert survey.main([*options, "--beside", "tiled16", "simt_bulk", "--json", str(path)]) == 0
+    results = json.loads(path.read_text())
+    assert results["header"]["beside"] == ["tiled16", "simt_bulk"]
+    for row in results["rows"]:  # simt_bulk takes K from 64 on, PyTorch's product is none of ours
+        assert set(row["beside_us"]) == {"tiled16"} | ({"simt_bulk"} if row["k"] >= 64 else set())
+        assert row["best_us"] == min(row["us"], *row["beside_us"].values())
+    summary = results["header"]["summary"]
+    assert summary["over_best"] >= 1 and summary["over_twice_at_best"] <= summary["over_twice"]
+    assert "By the fastest of auto's rung and tiled16, simt_bulk" in capsys.readouterr().out
+
+
 def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(survey, "check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
     options = "--device cpu --dtype float32 --count 2 --most 4e5 --repeats 1".split()
@@ -725,7 +739,12 @@ def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [("--count 0", "--count is 0"), ("--most 100", "--most is 100")]
+    ("options", "said"),
+    [
+        ("--count 0", "--count is 0"),
+        ("--most 100", "--most is 100"),
+        ("--dtype float32 --beside mma_ring", 'algorithm "mma_ring" takes float16 and bfloat16'),
+    ],
 )
 def test_the_survey_says_what_it_cannot_do(options, said, capsys):
     with pytest.raises(SystemExit):

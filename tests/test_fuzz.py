@@ -2,6 +2,8 @@
 
 tests/test_properties.py asks hypothesis for small problems and shrinks what fails; these are larger
 ones, which need several tiles and chunks, and stay as they are: a failure names its seed and case.
+Of the last ones operands and results end where their memory does, to which `make memcheck` holds
+kernels.
 """
 
 import math
@@ -10,11 +12,11 @@ import random
 import pytest
 import torch
 from needs import needs_hopper
-from reference import assert_within, bound, product, takes
+from reference import assert_within, bound, order, product, takes
 
 import torch_tiled
 
-SEEDS, CASES = 20, 100
+SEEDS, CASES, EXACT_CASES = 20, 100, 10
 ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
 
 
@@ -72,3 +74,47 @@ def test_random_products(seed):
             assert_within(out, product(a, b), bound(a, b, **how))
         except Exception as error:
             raise AssertionError(f"{told}: {error}") from error
+
+
+def in_layout(rng, shape, dtype, device):
+    """A tensor of that shape and nothing beside it, or of elements that lie apart, now and then."""
+    *batch, rows, columns = shape
+    turned = rng.random() < 0.5
+    stored = (*batch, columns, rows) if turned else shape
+    apart = rng.random() < 0.1
+    tensor = torch.randn(*stored, 2 if apart else 1, device=device).to(dtype)[..., 0]
+    return tensor.mT if turned else tensor
+
+
+def compare_rungs(rng, device):
+    """The bits of all rungs of one order, of a problem whose lines begin anywhere, as a rule."""
+    dtype = rng.choice([torch.float16, torch.bfloat16, torch.bfloat16, torch.float32])
+    precision = rng.choice(["fp32", "ieee", "tf32"]) if dtype == torch.float32 else "fp32"
+    m, n, k = (size(rng, most) for most in rng.choice([(700, 2500, 1500), (2500, 700, 1500)]))
+    if rng.random() < 0.1:
+        m, k = size(rng, 40), 8192 + size(rng, 2000)
+    if rng.random() < 0.8:
+        m, n, k = m | 1, n | 1, k | 1
+    batch = rng.choice([[], [], [], [3]])
+    a = in_layout(rng, (*batch, m, k), dtype, device)
+    b = in_layout(rng, (*rng.choice([batch, []]), k, n), dtype, device)
+    first = {}
+    for algorithm in torch_tiled.algorithms():
+        if not takes(algorithm, dtype, device, precision):
+            continue
+        out = torch.full((*batch, m, n), torch.nan, dtype=dtype, device=device)
+        torch_tiled.matmul(a, b, algorithm=algorithm, precision=precision, out=out)
+        expected = first.setdefault(order(algorithm, a, precision), out)
+        assert torch.equal(out, expected), (
+            f"{algorithm}: {tuple(a.shape)}, strides {a.stride()} @ {tuple(b.shape)}, strides "
+            f"{b.stride()}, {dtype}, {precision}"
+        )
+
+
+@needs_hopper
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_operands_that_end_with_their_memory(seed):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(EXACT_CASES):
+        compare_rungs(rng, "cuda")
