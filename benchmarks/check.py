@@ -110,6 +110,14 @@ def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
     return Verdict(*errors, fault)
 
 
+def judge(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
+    """check(), of what a time is reported of: raises Wrong where it may not be."""
+    verdict = check(ours, peer, a, b, truth)
+    if verdict.fault:
+        raise Wrong(f"{verdict.fault}; its time is not reported")
+    return verdict
+
+
 def _spread(count: int, most: int, device: torch.device) -> torch.Tensor:
     steps = min(count, most)
     return torch.linspace(0, count - 1, steps, dtype=torch.float64, device=device).round().long()

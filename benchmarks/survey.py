@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
 from bench_matmul import DTYPES
-from check import Verdict, Wrong, check, full_precision_peer
+from check import Wrong, full_precision_peer, judge
 from measure import Call, Operands, raise_clocks, side_by_side
 from report import Steps, make_console
 from shapes import LAYOUTS, Shape
@@ -96,16 +96,6 @@ def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
     ]
 
 
-def judge(call: Call, contest: Contest) -> Verdict:
-    """Of the first of its operands. Raises Wrong where its time may not be reported."""
-    first = contest.operands[0]
-    judged = (partial(function, *first) for function in (call[0], contest.peer[0]))
-    verdict = check(*judged, *first, contest.truth)
-    if verdict.fault:
-        raise Wrong(f"{verdict.fault}; its time is not reported")
-    return verdict
-
-
 def beside(names: list[str], picked: str, contest: Contest, **ways) -> dict[str, Call]:
     """Calls of those rungs that take the product, but for the one that was picked."""
     calls = {}
@@ -122,12 +112,15 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
     contest = plain(views(pool, shape), **ways)
     neighbour = plain(views(pool, aligned(shape)), **ways)
     calls = [contest.ours, neighbour.ours, contest.peer]
-    plan = torch_tiled.explain(*contest.operands[0], **ways)
+    first = contest.operands[0]
+    plan = torch_tiled.explain(*first, **ways)
     others = beside(args.beside, plan.algorithm, contest, **ways)
-    try:
-        verdict, *_ = [judge(call, contest) for call in (contest.ours, *others.values())]
-    except Wrong as wrong:
-        raise Wrong(f"{shape}: {wrong}") from None
+    peer, verdicts = partial(contest.peer[0], *first), {}
+    for name, (function, _) in {"auto": contest.ours, **others}.items():
+        try:
+            verdicts[name] = judge(partial(function, *first), peer, *first, contest.truth)
+        except Wrong as wrong:
+            raise Wrong(f"{shape}, {name}: {wrong}") from None
     us, aligned_us, peer_us, *others_us = side_by_side(
         [*calls, *others.values()], seconds=args.seconds, repeats=args.repeats
     )
@@ -148,8 +141,8 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
         "best_us": min([us.median, *beside_us.values()]),
         "over_aligned": us.median / aligned_us.median,
         "ratio": peer_us.median / us.median,
-        "error": verdict.error,
-        "peer_error": verdict.peer_error,
+        "error": verdicts["auto"].error,
+        "peer_error": verdicts["auto"].peer_error,
     }
 
 

@@ -731,7 +731,7 @@ def test_the_survey_times_rungs_beside_each_other(tmp_path, capsys):
 
 
 def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
-    monkeypatch.setattr(survey, "check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
+    monkeypatch.setattr("check.check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
     options = "--device cpu --dtype float32 --count 2 --most 4e5 --repeats 1".split()
     assert survey.main(options) == 1
     said = capsys.readouterr().out
