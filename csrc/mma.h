@@ -101,6 +101,7 @@ inline constexpr MmaTile kMmaShiftTiles[] = {
     {64, 64, 1, 3350, 553, 499},    {32, 64, 1, 2600, 296, 351},
     {32, 128, 1, 3950, 525, 615},   {128, 128, 1, 7610, 1060, 974},
     {64, 192, 2, 6420, 1220, 1060}, {128, 256, 2, 11900, 1480, 1610},
+    {64, 256, 2, 9500, 1525, 1475},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.

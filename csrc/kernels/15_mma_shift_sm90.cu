@@ -69,8 +69,8 @@ struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kInde
                                kMmaShiftTiles[kIndex].cluster, kStages, kAAcross, kBAcross, kRows> {
   using ABox = Box<Tile::kM>;
   // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
-  // multiplied, unless there are many columns, whose sums leave no registers for a second.
-  static constexpr int kProducers = Tile::kN == 256 ? 1 : 2;
+  // multiplied, unless there are so many sums that no registers are left for a second.
+  static constexpr int kProducers = Tile::kM * Tile::kN > 128 * 128 ? 1 : 2;
   static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
   static constexpr int kRing = kStages * kLine;  // bytes of a row's stages
   static constexpr int kABytes = kAAcross ? ABox::kBoxes * ABox::kBytes
@@ -587,6 +587,7 @@ void launch_mma_shift(const Problem& p, const Context& context) {
       case 5: return run.template operator()<Tile<T, 5, 6, kAAcross, kBAcross, 64>>();
       case 6: return run.template operator()<Tile<T, 6, 6, kAAcross, kBAcross, 64>>();
       case 7: return run.template operator()<Tile<T, 7, 4, kAAcross, kBAcross, 64>>();
+      case 8: return run.template operator()<Tile<T, 8, 5, kAAcross, kBAcross, 64>>();
     }
   });
 }
