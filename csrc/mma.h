@@ -122,7 +122,7 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 // for.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
                      double slower, bool cuts, bool across, bool shifts = false) {
-  constexpr double kNotMerged = 1.6, kHalvesOfLine = 64;
+  constexpr double kNotMerged = 1.6, kHalvesOfLine = kL2Line / int64_t{sizeof(uint16_t)};
   // Bytes a clock, a multiprocessor's.
   constexpr double kMemory = 15.6, kFromL2 = 60, kBlockFromL2 = 70, kTaken = 47.6;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
