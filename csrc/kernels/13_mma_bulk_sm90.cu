@@ -25,8 +25,8 @@
 //   consumers   wait full[s]      issue four products; those of the stage before are finished
 //                                 -> empty[s - 1] of each block that copies there
 //                                 the second waits before its last until the first has issued all
-//   at the end of a chunk its sums are added to those before, which wait in registers and in L2,
-//   or go to memory, where K is cut.
+//   at the end of a chunk its sums are added to those before, which wait in registers, where C's
+//   leave, and in L2, or go to memory, where K is cut.
 
 #include <cstdint>
 #include <optional>
@@ -207,7 +207,7 @@ __device__ void store_boxes(const EndWork& work, const Position& tile, int warp,
 // Sums of halves end as they are, and are stored.
 template <class Tile>
 struct End {
-  static constexpr int kHeld = 160;
+  static constexpr int kHeld = 176;
 
   using Work = EndWork;
   union Leaving {
@@ -219,6 +219,8 @@ struct End {
     Leaving leaving[Tile::kConsumers * 4];               // a warp's
     alignas(16) float bias[Tile::kConsumers][Tile::kN];  // a warpgroup's
   };
+
+  static constexpr int kSpare = sizeof(Leaving) / (32 * sizeof(float4)) * 4;
 
   const Work& work;
   Smem& smem;
@@ -271,6 +273,14 @@ struct End {
     } else {
       store(static_cast<T*>(p.c.data));
     }
+  }
+  __device__ float4* spare() const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kHasBoxes<Tile>) {  // what leaves of the tile before
+      if (lane == 0) device::wait_for_stores_but<0>();
+      __syncwarp();
+    }
+    return reinterpret_cast<float4*>(&smem.leaving[threadIdx.x / 32 - 4]) + lane;
   }
   __device__ void finish() const {
     if (kHasBoxes<Tile> && work.boxes && threadIdx.x % 32 == 0) device::wait_for_stores_but<0>();

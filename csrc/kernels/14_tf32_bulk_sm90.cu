@@ -49,7 +49,7 @@ struct EndWork : mma_bulk::Work {
 
 template <class Tile>
 struct End {
-  static constexpr int kHeld = 128;
+  static constexpr int kHeld = 128, kSpare = sizeof(SumsOfRows) / (32 * sizeof(float4)) * 4;
 
   using Work = EndWork;
   struct Smem {
@@ -78,6 +78,9 @@ struct End {
     return tile;
   }
 
+  __device__ float4* spare() const {
+    return reinterpret_cast<float4*>(&smem.rows[threadIdx.x / 32 - Tile::kWarpgroup / 32]) + lane;
+  }
   __device__ void begin_tile(const Position& tile) const {
     if (work.p.epilogue.bias == nullptr) return;
     load_bias<float>(work.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);

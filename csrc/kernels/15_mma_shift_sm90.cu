@@ -409,7 +409,7 @@ struct EndWork : mma_bulk::Work {
 template <class Tile>
 struct End {
   // What leaves registers for A's halves. Not read by who adds chunks, of which nvcc would warn.
-  enum { kHeld = Tile::kN == 256 ? 128 : Tile::kM * Tile::kN == 128 * 128 ? 80 : 112 };
+  enum { kHeld = Tile::kN == 256 ? 128 : Tile::kM * Tile::kN == 128 * 128 ? 80 : 112, kSpare = 0 };
   static constexpr int kAtOnce = 32;  // columns
 
   using Work = EndWork;

@@ -30,6 +30,7 @@ constexpr int kProducers = 2;
 
 // An End says what becomes of a tile's sums:
 //   End::kHeld                 sums that a thread's registers can hold, those of chunks before, too
+//   End::kSpare                more of them that it has of Smem between tiles
 //   End::Work                  more than Work, for the kernel
 //   End::Smem                  a block's, in shared memory
 //   End(work, smem)            of a thread that multiplies
@@ -37,6 +38,8 @@ constexpr int kProducers = 2;
 //   begin_tile(tile)           before its sums; of which tile, is told by a Position
 //   end_chunk(tile, k, sums)   of one, which began at k
 //   end_tile(tile, sums)       stores them
+//   spare()                    the first four of kSpare, each 32 fours after the one before, where
+//                              the warp's sums leave when a tile ends
 //   finish()                   before the block ends
 
 template <class Tile, class End>
@@ -254,8 +257,10 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem,
       const int last = multiply(unit, ends, ring, length, warpgroup, lane, sums);
       // What is in memory of the totals is asked for while the last products are finished.
       float4* total = work.totals + int64_t{blockIdx.x} * kEach + (threadIdx.x - Tile::kWarpgroup);
-      float4 asked[kAsked<Tile, End> / 4];
-      if (kInMemory<Tile, End> > 0 && chunk > 0 && work.ranges == 1) ask<Tile>(total, asked);
+      float4 asked[kAsked / 4];
+      if (kInMemory<Tile, End> > 0 && chunk > 0 && work.ranges == 1) {
+        ask<Tile>(total, kInMemory<Tile, End>, asked);
+      }
       wgmma::wait<0>();
       wgmma::keep(sums);
       release(smem, last, lane);
@@ -269,7 +274,7 @@ __device__ void consume(const typename End::Work& work, Smem<Tile, End>& smem,
         for (float& each : sums) each += 0.0f;  // tensor cores may leave -0
       }
       if (p.k <= chained::kChunk) continue;
-      add_before<Tile, End>(p, chunk, kept, asked, total, sums);
+      add_before<Tile>(end, p, chunk, kept, asked, total, sums);
     }
     if (work.ranges == 1) end.end_tile(tile, sums);
   }
@@ -294,12 +299,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::let_next_kernel_start();
   // nvcc puts the else first among the instructions: what asks for operands should wait for none.
   if (threadIdx.x >= Tile::kWarpgroup) {
-    device::take_registers<224>();
+    device::take_registers<232>();
     consume<Tile, End>(work, smem, [&](const Unit&, bool, auto&... args) {
       return multiply_chunk<Tile, End>(smem, args...);
     });
   } else {
-    device::give_registers<56>();
+    device::give_registers<40>();
     const int warp = device::uniform(threadIdx.x / 32);
     if (warp < kProducers && device::elect()) produce<Tile, End>(work, smem, warp);
   }

@@ -13,53 +13,69 @@
 
 namespace tiled::cuda::mma_bulk {
 
-// Of the sums of chunks before, where there are several: in registers, and in memory.
+// Of the sums of chunks before, where there are several: in registers, in what a thread has of
+// End's shared memory, and in memory.
 template <class Tile, class End>
 inline constexpr int kKept = std::min(Tile::kElements, End::kHeld - Tile::kElements);
 template <class Tile, class End>
-inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End>;
-// And how many of those in memory a thread asks for at once; 32 would spill.
+inline constexpr int kShared = std::min<int>(Tile::kElements - kKept<Tile, End>, End::kSpare);
 template <class Tile, class End>
-inline constexpr int kAsked = kInMemory<Tile, End> % 24 == 0 ? 24 : 16;
+inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End> - kShared<Tile, End>;
+// Of those in memory a thread asks for so many at once.
+constexpr int kAsked = 16;
 
 inline __device__ void add_four(float* sums, const float4& four) {
   sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
 }
 
-template <class Tile, int kCount>
-__device__ void ask(const float4* from, float4 (&asked)[kCount]) {
+// Of the last `left` of them, which begin there.
+template <class Tile>
+__device__ void ask(const float4* from, int left, float4 (&asked)[kAsked / 4]) {
   UNROLL
-  for (int i = 0; i < kCount; ++i) asked[i] = __ldcg(from + i * Tile::kMultipliers);
+  for (int i = 0; i < kAsked / 4; ++i) {
+    if (i * 4 < left) asked[i] = __ldcg(from + i * Tile::kMultipliers);
+  }
 }
 
 // Adds the totals of the chunks before, if there are any, to a chunk's sums, and keeps them if
-// there are more to come: in registers, and in memory, of which the first part has been asked for,
-// and each further one is before the one at hand leaves.
+// there are more to come: in memory those of which the first part has been asked for, and each
+// further one is before the one at hand leaves.
 template <class Tile, class End>
-__device__ void add_before(const Problem& p, int64_t chunk, float (&kept)[kKept<Tile, End> + 1],
-                           float4 (&asked)[kAsked<Tile, End> / 4], float4* total,
-                           float (&sums)[Tile::kElements]) {
-  constexpr int kKept = mma_bulk::kKept<Tile, End>, kAsked = mma_bulk::kAsked<Tile, End>;
+__device__ void add_before(const End& end, const Problem& p, int64_t chunk,
+                           float (&kept)[kKept<Tile, End> + 1], float4 (&asked)[kAsked / 4],
+                           float4* total, float (&sums)[Tile::kElements]) {
+  constexpr int kKept = mma_bulk::kKept<Tile, End>, kShared = mma_bulk::kShared<Tile, End>;
+  const bool more = chunk + chained::kChunk < p.k;
   UNROLL
   for (int i = 0; i < kKept; ++i) {
     if (chunk > 0) sums[i] += kept[i];
     kept[i] = sums[i];
   }
+  const auto four_of = [&](int first) {
+    return make_float4(sums[first], sums[first + 1], sums[first + 2], sums[first + 3]);
+  };
+  if constexpr (kShared > 0) {
+    float4* spare = end.spare();
+    UNROLL
+    for (int i = 0; i < kShared; i += 4, spare += 32) {
+      if (chunk > 0) add_four(&sums[kKept + i], *spare);
+      if (more) *spare = four_of(kKept + i);
+    }
+    __syncwarp();  // before others of the warp write there
+  }
   UNROLL
-  for (int first = kKept; first < Tile::kElements; first += kAsked) {
+  for (int first = kKept + kShared; first < Tile::kElements; first += kAsked) {
+    const int count = min(kAsked, Tile::kElements - first);
     if (chunk > 0) {
       UNROLL
-      for (int i = 0; i < kAsked; i += 4) add_four(&sums[first + i], asked[i / 4]);
+      for (int i = 0; i < count; i += 4) add_four(&sums[first + i], asked[i / 4]);
       if (first + kAsked < Tile::kElements) {
-        ask<Tile>(total + kAsked / 4 * Tile::kMultipliers, asked);
+        ask<Tile>(total + kAsked / 4 * Tile::kMultipliers, Tile::kElements - first - kAsked, asked);
       }
     }
     UNROLL
-    for (int i = 0; i < kAsked; i += 4, total += Tile::kMultipliers) {
-      const float* four = &sums[first + i];
-      if (chunk + chained::kChunk < p.k) {
-        __stcg(total, make_float4(four[0], four[1], four[2], four[3]));
-      }
+    for (int i = 0; i < count; i += 4, total += Tile::kMultipliers) {
+      if (more) __stcg(total, four_of(first + i));
     }
   }
 }
@@ -91,8 +107,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // Sums, of so many chunks, that are asked for before any is added.
   constexpr int kAtOnce = 16, kChunks = 4;
   __shared__ typename End::Smem smem;
-  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<56>();
-  device::take_registers<224>();
+  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<40>();
+  device::take_registers<232>();
   const int64_t index = blockIdx.x / Tile::kCluster;
   const Position tile = locate_own<Tile>(work.bands, index);
   const auto chunks = static_cast<int>(ceil_div(work.p.k, chained::kChunk));
