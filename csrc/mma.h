@@ -97,11 +97,11 @@ inline Problem turned(Problem p) {
 
 // mma_shift's: rows of the operand that is read as it lies, columns of the other one.
 inline constexpr MmaTile kMmaShiftTiles[] = {
-    {64, 128, 2, 4920, 937, 849},   {128, 64, 1, 4630, 716, 586},
-    {64, 64, 1, 3350, 553, 499},    {32, 64, 1, 2600, 296, 351},
-    {32, 128, 1, 3950, 525, 615},   {128, 128, 1, 7610, 1060, 974},
-    {64, 192, 2, 6420, 1220, 1060}, {128, 256, 2, 11900, 1480, 1610},
-    {64, 256, 2, 9500, 1525, 1475},
+    {64, 128, 2, 4920, 937, 900},   {128, 64, 1, 4630, 716, 700},
+    {64, 64, 1, 3350, 553, 575},    {32, 64, 1, 2600, 296, 351},
+    {32, 128, 1, 3950, 525, 615},   {128, 128, 1, 7610, 1060, 1195},
+    {64, 192, 2, 6420, 1220, 1230}, {128, 256, 2, 11900, 1480, 1610},
+    {64, 256, 2, 9500, 1525, 1515},
 };
 // Whether mma_shift computes C's transpose, so that A is the longer operand: it reads that as it
 // lies.
@@ -117,12 +117,9 @@ inline double mma_memory_clocks(const Problem& p, double processors, double byte
 // `slower` by so much are all tiles. They multiply no sooner than operands come: from memory, which
 // few blocks cannot ask for all that it gives; and from L2. K may be cut in ranges of chunks, whose
 // sums are written to memory and added by another kernel, if the rung `cuts` it. `across`: which
-// rate. `shifts`: A's lines begin anywhere, and threads read them as they lie: across K a step has
-// parts of one more of L2's than its rows fill, which L2 does not merge with what other blocks ask
-// for.
+// rate.
 inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t processors,
-                     double slower, bool cuts, bool across, bool shifts = false) {
-  constexpr double kNotMerged = 1.6, kHalvesOfLine = kL2Line / int64_t{sizeof(uint16_t)};
+                     double slower, bool cuts, bool across) {
   // Bytes a clock, a multiprocessor's.
   constexpr double kMemory = 15.6, kFromL2 = 60, kBlockFromL2 = 70, kTaken = 47.6;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
@@ -143,8 +140,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const double in_vain = across && (tile.n - narrow) % 64 != 0 ? 1.3 : 1;
     const auto rows = static_cast<double>(std::min<int64_t>(tile.m, p.m));
     const auto cols = static_cast<double>(std::min<int64_t>(tile.n, p.n) + narrow);
-    const double lines_a = shifts && across ? kNotMerged * (rows + kHalvesOfLine) : rows * asked_a;
-    const double lines = lines_a + cols / tile.cluster * asked_b;
+    const double lines = rows * asked_a + cols / tile.cluster * asked_b;
     const double all_from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
     // No more than four a processor.
     const int64_t most = cuts ? ceil_div(4 * processors, std::max<int64_t>(count, 1)) : 1;
@@ -203,7 +199,7 @@ inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   constexpr double kSingle = 0.69;
   const bool turns = mma_shift_turns(p);
   const Problem own = turns ? turned(p) : p;
-  Plan plan = plan_mma(kMmaShiftTiles, own, processors, 1, true, lies_across_k(own.a), true);
+  Plan plan = plan_mma(kMmaShiftTiles, own, processors, 1, true, lies_across_k(own.a));
   if (std::min(p.m, p.n) == 1) plan.clocks *= kSingle;
   return turns ? turned_back(plan) : plan;
 }

@@ -53,28 +53,40 @@ constexpr int kSixteen = 16;  // bytes that are copied at once, from multiples o
 constexpr int kWarpgroup = 128;
 constexpr int kLine = static_cast<int>(kL2Line);
 
-// A stage of a tile's part of A across K is one box or several: lines of up to 64 halves, of steps
-// of K, each in 16 bytes more, since it may begin anywhere in the first 16.
-template <int kRows>
-struct Box {
+// A stage of a tile's part of A across K has a line of halves for each step of K. It lies there as
+// far beyond a multiple of kUnit bytes as in memory. Where that is a line of L2's, what is copied
+// at once from one goes to one, or else, mostly, to two, which are two requests.
+template <int kRows, int kUnit_>
+struct Slots {
+  static constexpr int kUnit = kUnit_;
+  static constexpr int kLines = 64, kPitch = kRows * 2 + kUnit, kBytes = kLines * kPitch;
+  // What is copied at a time: so many rows, and of a line so many pieces of 16 bytes, since it may
+  // begin anywhere in the first.
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64, kBoxes = kRows / kBoxRows;
-  static constexpr int kLines = 64, kSixteens = kBoxRows * 2 / kSixteen + 1;
-  static constexpr int kPitch = kSixteens * kSixteen, kBytes = kLines * kPitch;
+  static constexpr int kSixteens = kBoxRows * 2 / kSixteen + 1;
 };
 
+// Whether a tile's slots keep that of whole lines. The largest would have three stages then; those
+// of 32 rows win nothing by it.
+template <class Tile>
+constexpr bool kWholeLines = Tile::kM * Tile::kN <= 128 * 128 && Tile::kM > 32;
+
 // Along K a stage has a line of L2 of each row. A step begins anywhere in one and ends in the next,
-// which the next step begins in. Stages of a row lie beside each other.
-template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross, int kRows>
+// which the next step begins in. Stages of a row lie beside each other. There are so many of them
+// where A lies along K, and across.
+template <class T, int kIndex, int kAlong, int kAcross, bool kAAcross, bool kBAcross, int kRows>
 struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n,
-                               kMmaShiftTiles[kIndex].cluster, kStages, kAAcross, kBAcross, kRows> {
-  using ABox = Box<Tile::kM>;
+                               kMmaShiftTiles[kIndex].cluster, kAAcross ? kAcross : kAlong,
+                               kAAcross, kBAcross, kRows> {
+  static constexpr int kStages = kAAcross ? kAcross : kAlong;
+  using ASlots = Slots<Tile::kM, kWholeLines<Tile> ? kLine : kSixteen>;
   // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
   // multiplied, unless there are so many sums that no registers are left for a second.
   static constexpr int kProducers = Tile::kM * Tile::kN > 128 * 128 ? 1 : 2;
   static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
   static constexpr int kRing = kStages * kLine;  // bytes of a row's stages
-  static constexpr int kABytes = kAAcross ? ABox::kBoxes * ABox::kBytes
-                                          : Tile::kM * (kLine + (kSixteen + kStages - 1) / kStages);
+  static constexpr int kABytes =
+      kAAcross ? ASlots::kBytes : Tile::kM * (kLine + (kSixteen + kStages - 1) / kStages);
   using Added =
       mma_bulk::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, kStages, kAAcross, false, kRows>;
 };
@@ -106,22 +118,34 @@ struct Lines {
   }
 };
 
-// Where A's rows lie in stages, and which a warp reads at once: eight whose lines begin equally far
-// within 16 bytes, but in different ones of a line of L2, so that they are in different banks.
+// Which of A's rows a warp reads at once, so that they are in different banks. Along K, where they
+// lie in stages: eight whose lines begin equally far within 16 bytes, but in different ones of a
+// line of L2. Across K eight of four lines, each two after the one before, which begins 32 bytes
+// after that, so that the eight may follow each other; or, in whole lines, an odd multiple of 2^log
+// words, so that the eight rows' words are those in between, and a thread's two rows are in one.
 template <class Tile>
 struct Rows {
-  int log = 0;      // of how far apart those are
+  static constexpr bool kInWords = Tile::kAAcross && kWholeLines<Tile>;
+  int log = 0;      // along K: of how far apart those are
   int between = 0;  // bytes, the stages of two rows
 
   __device__ explicit Rows(const Problem& p) {
-    if (Tile::kAAcross) return;
-    const auto bytes = static_cast<int>(p.a.row_stride * 2 % 32);
-    log = min(5 - __ffs(bytes % 16 | 16), Tile::kM == 32 ? 2 : 3);
-    if (bytes == 0) between = kSixteen;
+    if (kInWords) {
+      log = min(__ffsll(p.a.col_stride) - 1, 3);
+    } else if (!Tile::kAAcross) {
+      const auto bytes = static_cast<int>(p.a.row_stride * 2 % 32);
+      log = min(5 - __ffs(bytes % 16 | 16), Tile::kM == 32 ? 2 : 3);
+      if (bytes == 0) between = kSixteen;
+    }
   }
   // The `i`th that is multiplied.
   __device__ int row(int i) const {
     const int group = i / 8;
+    if (kInWords) {  // of 64 each
+      const int warp = i / 16 % 4, lane = i % 8, below = lane & ((1 << log) - 1);
+      return i / 64 * 64 + group % 2 + (below << 1) + (warp << (1 + log)) +
+             (lane >> log << (3 + log));
+    }
     return (group >> log << (log + 3)) + (group & ((1 << log) - 1)) + (i % 8 << log);
   }
 };
@@ -131,7 +155,7 @@ struct Rows {
 template <class Tile>
 class Copies {
   static constexpr bool kAcross = Tile::kAAcross;
-  using B = typename Tile::ABox;
+  using S = typename Tile::ASlots;
 
  public:
   __device__ Copies(const Lines<kAcross>& lines, const Rows<Tile>& to, int rows, int k)
@@ -159,7 +183,7 @@ class Copies {
   }
 
  private:
-  static constexpr int kSixteens = kAcross ? B::kSixteens : kLine / kSixteen;  // of a line
+  static constexpr int kSixteens = kAcross ? S::kSixteens : kLine / kSixteen;  // of a line
   // Lines.
   static constexpr int kByWarp = 32 / kSixteens, kAtOnce = kWarpgroup / 32 * kByWarp;
 
@@ -169,16 +193,18 @@ class Copies {
     constexpr int kTogether = kWhole ? 32 : 2;
     const int64_t next = kAtOnce * pitch_;
     if constexpr (kAcross) {
-      const uint32_t to = device::shared_address(stages[stage]) + line_ * B::kPitch + own_;
-      const uint8_t* first = from_ + i * 64 * pitch_ + own_;
+      const uint32_t to = device::shared_address(stages[stage]) + line_ * S::kPitch;
       UNROLL
-      for (int box = 0; box < B::kBoxes; ++box) {
+      for (int box = 0; box < S::kBoxes; ++box) {
         const int bytes = (rows_ - box * 64) * 2;  // of lines, that are in the matrix
         if (!copies_ || own_ - kSixteen + 2 >= bytes) break;
-        const uint8_t* from = first + box * 128;
+        if (box + 1 < S::kBoxes && own_ == 128 && bytes > 128) continue;  // the next one's first
+        const int further = box * 128 + own_;
+        const uint8_t* from = from_ + i * 64 * pitch_;
         _Pragma("unroll kTogether") for (int line = 0; line < 64; line += kAtOnce) {
           if (line + line_ < 64) {
-            copy_sixteen<kWhole>(to + box * B::kBytes + line * B::kPitch, down_to<kSixteen>(from),
+            const int at = beyond<S::kUnit>(down_to<kSixteen>(from)) + further;
+            copy_sixteen<kWhole>(to + line * S::kPitch + at, down_to<kSixteen>(from) + further,
                                  line + line_ < left, bytes - own_ + beyond<kSixteen>(from));
           }
           from += next;
@@ -277,7 +303,8 @@ __device__ int own_row(int warp, int lane) {
 template <class Tile>
 class Halves {
   static constexpr bool kAcross = Tile::kAAcross;
-  using B = typename Tile::ABox;
+  static constexpr int kEight = 8, kEights = Tile::kK / kEight;
+  using S = typename Tile::ASlots;
 
  public:
   // `first`: of the thread's rows in the tile, as they are multiplied.
@@ -287,8 +314,11 @@ class Halves {
       const int line = kAcross ? lane % 4 * 2 + i : rows.row(first + i * kEight);
       const uint8_t* from = lines.data + line * lines.pitch;
       if (kAcross) {
-        at_[i] = first / B::kBoxRows * B::kBytes + first % B::kBoxRows * 2 + line * B::kPitch +
-                 beyond<kSixteen>(from);
+        UNROLL
+        for (int j = 0; j < kEights; ++j, from += kEight * lines.pitch) {
+          const int in_slot = beyond<S::kUnit>(from) + rows.row(first) * 2;
+          halves_[j][i] = (line + j * kEight) * S::kPitch + in_slot;
+        }
       } else {
         word_[i] = beyond<kLine>(from) / 4 + lane % 4;
         at_[i] = line * (Tile::kRing + rows.between) + word_[i] * 4;
@@ -303,7 +333,8 @@ class Halves {
     if constexpr (kAcross) {
       read_each(a, [&](int second, int k) {
         const auto half = [&](int next) -> uint32_t {
-          const uint8_t* from = stages[stage] + at_[next] + second * kEight * 2 + k * B::kPitch;
+          constexpr int kSecond = Rows<Tile>::kInWords ? 2 : kEight * 2;
+          const uint8_t* from = stages[stage] + halves_[k / kEight][next] + second * kSecond;
           return *reinterpret_cast<const uint16_t*>(from);
         };
         return half(0) | half(1) << 16;
@@ -315,8 +346,6 @@ class Halves {
   }
 
  private:
-  static constexpr int kEight = 8;
-
   // kWraps: from the last stage and the first.
   template <bool kWraps>
   __device__ void read_words(const uint8_t* stage, uint32_t (&a)[4][4]) const {
@@ -346,7 +375,8 @@ class Halves {
     }
   }
 
-  int at_[2], word_[2], bits_[2];  // across K of two lines, along K of two rows
+  int halves_[kEights][2];         // across K, of the first row: of two lines of each eight
+  int at_[2], word_[2], bits_[2];  // along K, of two rows
 };
 
 // As multiply_chunk() of mma_bulk.cuh.
@@ -579,15 +609,15 @@ void launch_mma_shift(const Problem& p, const Context& context) {
   };
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     switch (plan.tile) {
-      case 0: return run.template operator()<Tile<T, 0, 8, kAAcross, kBAcross, 64>>();
-      case 1: return run.template operator()<Tile<T, 1, 8, kAAcross, kBAcross, 64>>();
-      case 2: return run.template operator()<Tile<T, 2, 12, kAAcross, kBAcross, 64>>();
-      case 3: return run.template operator()<Tile<T, 3, 16, kAAcross, kBAcross, 32>>();
-      case 4: return run.template operator()<Tile<T, 4, 10, kAAcross, kBAcross, 32>>();
-      case 5: return run.template operator()<Tile<T, 5, 6, kAAcross, kBAcross, 64>>();
-      case 6: return run.template operator()<Tile<T, 6, 6, kAAcross, kBAcross, 64>>();
-      case 7: return run.template operator()<Tile<T, 7, 4, kAAcross, kBAcross, 64>>();
-      case 8: return run.template operator()<Tile<T, 8, 5, kAAcross, kBAcross, 64>>();
+      case 0: return run.template operator()<Tile<T, 0, 8, 6, kAAcross, kBAcross, 64>>();
+      case 1: return run.template operator()<Tile<T, 1, 8, 6, kAAcross, kBAcross, 64>>();
+      case 2: return run.template operator()<Tile<T, 2, 12, 9, kAAcross, kBAcross, 64>>();
+      case 3: return run.template operator()<Tile<T, 3, 16, 16, kAAcross, kBAcross, 32>>();
+      case 4: return run.template operator()<Tile<T, 4, 10, 10, kAAcross, kBAcross, 32>>();
+      case 5: return run.template operator()<Tile<T, 5, 6, 5, kAAcross, kBAcross, 64>>();
+      case 6: return run.template operator()<Tile<T, 6, 6, 5, kAAcross, kBAcross, 64>>();
+      case 7: return run.template operator()<Tile<T, 7, 4, 4, kAAcross, kBAcross, 64>>();
+      case 8: return run.template operator()<Tile<T, 8, 5, 4, kAAcross, kBAcross, 64>>();
     }
   });
 }
