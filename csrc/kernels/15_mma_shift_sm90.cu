@@ -245,14 +245,15 @@ class Copies {
 template <class Tile, class End>
 __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End>& smem) {
   const Problem& p = work.p;
-  const int warp = device::uniform(threadIdx.x / 32);
-  const int own = warp < kWarpgroup / 32 ? 0 : 1;
+  constexpr int kWarps = kWarpgroup / 32;
+  const int warp = device::uniform(threadIdx.x / 32), own = warp < kWarps ? 0 : 1;
   device::Ring ring{.stages = Tile::kStages, .parity = 1};
   const auto skip = [&](int count) {
     for (int i = 0; i < count; ++i) ring.next();
   };
   skip(own);
-  if (!work.a_is_there) device::wait_for_previous_kernel();
+  bool waited = !work.a_is_there;
+  if (waited) device::wait_for_previous_kernel();
   constexpr unsigned kCluster = Tile::kCluster;
   const int64_t units = work.tiles * work.ranges;
   int stage = own;  // of the unit's
@@ -272,12 +273,14 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       __syncwarp();
-      if (warp % (kWarpgroup / 32) == 0 && device::elect()) {
+      // By turns: it takes a warp as long as its own copies, and others are ahead meanwhile.
+      if (warp % kWarps == ring.stage / Tile::kProducers % kWarps && device::elect()) {
         const int step = Tile::kAAcross ? stage : stage - 1;
         if (step < 0) {
           device::arrive(full);
         } else {
-          device::wait_for_previous_kernel();
+          if (!waited) device::wait_for_previous_kernel();
+          waited = true;
           device::arrive_expecting(full, b.bytes(Tile::kK));
           const int64_t at = unit.begin + step * Tile::kK;
           b.copy(smem.b[ring.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
