@@ -7,14 +7,14 @@
 //        are; and who multiplies reads from there what wgmma wants: along K words, shifted by a
 //        half where the operand's begin within memory's; across K halves of two lines. Along K
 //        what is copied at once are lines of L2, so that each comes in one request; a step begins
-//        anywhere in one. The copy engine brings the other operand, which is copied first if it
-//        has to be; of wide tiles for two blocks at a time, each of which asks for half. If the
-//        longer one is B, this computes C's transpose.
-// Limit: requests to L2, two for each step across K, and instructions of who copies, then of who
-//        multiplies; the longer operand is copied once for each 64 to 256 columns, so for large
-//        products copies of both that 13_mma_bulk makes are faster.
-// Next:  fewer instructions for a stage of who copies: a warp of its own for each, where tiles are
-//        narrow and stages many.
+//        anywhere in one. Across K lines lie as far within 128 bytes as in memory, where stages
+//        have room for that, so that each comes in two. The copy engine brings the other operand,
+//        which is copied first if it has to be; of wide tiles for two blocks at a time, each of
+//        which asks for half. If the longer one is B, this computes C's transpose.
+// Limit: requests to L2, two for each step across K; for a block alone some 430 clocks a step,
+//        however who multiplies goes about it; the longer operand is copied once for each 64 to 256
+//        columns, so for large products copies of both that 13_mma_bulk makes are faster.
+// Next:  what those 430 clocks are: docs/notes.md.
 //
 //   producers   wait empty[s]   copy A's lines of a stage, ask for B's -> full[s]; two warpgroups,
 //               by turns
