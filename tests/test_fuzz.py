@@ -95,6 +95,8 @@ def compare_rungs(rng, device):
         m, k = size(rng, 40), 8192 + size(rng, 2000)
     if rng.random() < 0.8:
         m, n, k = m | 1, n | 1, k | 1
+    if rng.random() < 0.1:  # lines shorter than what is copied at once, one more than in a step
+        m, n, k = size(rng, 8), size(rng, 8), 64 * rng.randint(1, 20) + 1
     batch = rng.choice([[], [], [], [3]])
     a = exact(rng, (*batch, m, k), dtype, device)
     b = exact(rng, (*rng.choice([batch, []]), k, n), dtype, device)

@@ -118,25 +118,32 @@ struct Lines {
   }
 };
 
-// Which of A's rows a warp reads at once, so that they are in different banks. Along K, where they
-// lie in stages: eight whose lines begin equally far within 16 bytes, but in different ones of a
-// line of L2. Across K eight of four lines, each two after the one before, which begins 32 bytes
-// after that, so that the eight may follow each other; or, in whole lines, an odd multiple of 2^log
-// words, so that the eight rows' words are those in between, and a thread's two rows are in one.
+// Where lines of A lie in stages, and which of its rows a warp reads at once, so that they are in
+// different banks. Along K eight rows whose lines begin equally far within 16 bytes, but in
+// different ones of a line of L2. Across K eight of four lines, each two after the one before,
+// which begins 32 bytes after that, so that the eight may follow each other; or, in whole lines, an
+// odd multiple of 2^log words, so that the eight rows' words are those in between, and a thread's
+// two rows are in one. Whole lines that would begin in the same words begin 32 bytes apart, too.
 template <class Tile>
 struct Rows {
   static constexpr bool kInWords = Tile::kAAcross && kWholeLines<Tile>;
-  int log = 0;      // along K: of how far apart those are
-  int between = 0;  // bytes, the stages of two rows
+  int log = 0;         // along K: of how far apart those are
+  int between = 0;     // bytes, the stages of two rows
+  bool apart = false;  // lines across K are
 
   __device__ explicit Rows(const Problem& p) {
     if (kInWords) {
       log = min(__ffsll(p.a.col_stride) - 1, 3);
+      apart = p.a.col_stride % 16 == 0;
     } else if (!Tile::kAAcross) {
       const auto bytes = static_cast<int>(p.a.row_stride * 2 % 32);
       log = min(5 - __ffs(bytes % 16 | 16), Tile::kM == 32 ? 2 : 3);
       if (bytes == 0) between = kSixteen;
     }
+  }
+  // Where in its slot what `from` points to lies of a line across K, its first row's half.
+  __device__ int in_slot(const uint8_t* from, int line) const {
+    return apart ? beyond<kSixteen>(from) + line / 2 % 4 * 32 : beyond<Tile::ASlots::kUnit>(from);
   }
   // The `i`th that is multiplied.
   __device__ int row(int i) const {
@@ -159,11 +166,7 @@ class Copies {
 
  public:
   __device__ Copies(const Lines<kAcross>& lines, const Rows<Tile>& to, int rows, int k)
-      : end_(lines.end),
-        pitch_(lines.pitch),
-        rows_(rows),
-        k_(k),
-        to_pitch_(Tile::kRing + to.between) {
+      : end_(lines.end), pitch_(lines.pitch), to_(to), rows_(rows), k_(k) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     copies_ = lane < kByWarp * kSixteens;
@@ -174,8 +177,8 @@ class Copies {
   // The `i`th. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
   __device__ void copy(uint8_t (*stages)[Tile::kABytes], int stage, int i) const {
     const int left = k_ - i * 64;
-    // What follows a line across K is the next one, if there is one.
-    if (kAcross ? left > 64 : left >= 64) {
+    // What follows a line across K are the next ones, if there are some, of at least two pieces.
+    if (kAcross ? (left - 64) * pitch_ >= 2 * kSixteen : left >= 64) {
       copy_each<true>(stages, stage, i, left);
     } else {
       copy_each<false>(stages, stage, i, left);
@@ -203,22 +206,24 @@ class Copies {
         const uint8_t* from = from_ + i * 64 * pitch_;
         _Pragma("unroll kTogether") for (int line = 0; line < 64; line += kAtOnce) {
           if (line + line_ < 64) {
-            const int at = beyond<S::kUnit>(down_to<kSixteen>(from)) + further;
-            copy_sixteen<kWhole>(to + line * S::kPitch + at, down_to<kSixteen>(from) + further,
-                                 line + line_ < left, bytes - own_ + beyond<kSixteen>(from));
+            const uint8_t* sixteen = down_to<kSixteen>(from);
+            const int at = line * S::kPitch + to_.in_slot(sixteen, line + line_) + further;
+            copy_sixteen<kWhole>(to + at, sixteen + further, line + line_ < left,
+                                 bytes - own_ + beyond<kSixteen>(from));
           }
           from += next;
         }
       }
     } else {
-      uint32_t to = device::shared_address(stages[0]) + line_ * to_pitch_ + stage * kLine + own_;
+      const int to_pitch = Tile::kRing + to_.between;
+      uint32_t to = device::shared_address(stages[0]) + line_ * to_pitch + stage * kLine + own_;
       const uint8_t* from = from_ + int64_t{i} * kLine;
       _Pragma("unroll kTogether") for (int line = 0; line < Tile::kM; line += kAtOnce) {
         if (line + line_ < rows_) {
           copy_sixteen<kWhole>(to, down_to<kLine>(from) + own_, true,
                                left * 2 - own_ + beyond<kLine>(from));
         }
-        from += next, to += kAtOnce * to_pitch_;
+        from += next, to += kAtOnce * to_pitch;
       }
     }
   }
@@ -236,7 +241,8 @@ class Copies {
   }
   const uint8_t *from_, *end_;
   int64_t pitch_;
-  int rows_, k_, to_pitch_;
+  Rows<Tile> to_;
+  int rows_, k_;
   int line_, own_;  // of the first lines the thread's, and where its 16 bytes are in one
   bool copies_;     // any
 };
@@ -319,7 +325,7 @@ class Halves {
       if (kAcross) {
         UNROLL
         for (int j = 0; j < kEights; ++j, from += kEight * lines.pitch) {
-          const int in_slot = beyond<S::kUnit>(from) + rows.row(first) * 2;
+          const int in_slot = rows.in_slot(from, line) + rows.row(first) * 2;
           halves_[j][i] = (line + j * kEight) * S::kPitch + in_slot;
         }
       } else {
