@@ -220,7 +220,7 @@ struct End {
     alignas(16) float bias[Tile::kConsumers][Tile::kN];  // a warpgroup's
   };
 
-  static constexpr int kSpare = sizeof(Leaving) / (32 * sizeof(float4)) * 4;
+  static constexpr int kSpare = mma_bulk::kSpareIn<Leaving>;
 
   const Work& work;
   Smem& smem;

@@ -49,7 +49,7 @@ struct EndWork : mma_bulk::Work {
 
 template <class Tile>
 struct End {
-  static constexpr int kHeld = 128, kSpare = sizeof(SumsOfRows) / (32 * sizeof(float4)) * 4;
+  static constexpr int kHeld = 128, kSpare = mma_bulk::kSpareIn<SumsOfRows>;
 
   using Work = EndWork;
   struct Smem {

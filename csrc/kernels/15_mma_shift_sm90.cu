@@ -78,17 +78,16 @@ template <class T, int kIndex, int kAlong, int kAcross, bool kAAcross, bool kBAc
 struct Tile : mma_bulk::TileOf<T, kMmaShiftTiles[kIndex].m, kMmaShiftTiles[kIndex].n,
                                kMmaShiftTiles[kIndex].cluster, kAAcross ? kAcross : kAlong,
                                kAAcross, kBAcross, kRows> {
-  static constexpr int kStages = kAAcross ? kAcross : kAlong;
   using ASlots = Slots<Tile::kM, kWholeLines<Tile> ? kLine : kSixteen>;
   // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
   // multiplied, unless there are so many sums that no registers are left for a second.
   static constexpr int kProducers = Tile::kM * Tile::kN > 128 * 128 ? 1 : 2;
   static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
-  static constexpr int kRing = kStages * kLine;  // bytes of a row's stages
+  static constexpr int kRing = Tile::kStages * kLine;  // bytes of a row's stages
   static constexpr int kABytes =
-      kAAcross ? ASlots::kBytes : Tile::kM * (kLine + (kSixteen + kStages - 1) / kStages);
-  using Added =
-      mma_bulk::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, kStages, kAAcross, false, kRows>;
+      kAAcross ? ASlots::kBytes : Tile::kM * (kLine + ceil_div(kSixteen, Tile::kStages));
+  using Added = mma_bulk::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, Tile::kStages, kAAcross,
+                                 false, kRows>;
 };
 
 // Bytes from a multiple of kUnit on, and that multiple.
@@ -127,7 +126,7 @@ struct Lines {
 template <class Tile>
 struct Rows {
   static constexpr bool kInWords = Tile::kAAcross && kWholeLines<Tile>;
-  int log = 0;         // along K: of how far apart those are
+  int log = 0;         // of how far apart rows are along K, and lines' words across
   int between = 0;     // bytes, the stages of two rows
   bool apart = false;  // lines across K are
 
@@ -177,7 +176,7 @@ class Copies {
   // The `i`th. Zeros for what is beyond the end of K; what is beyond A's rows is never stored.
   __device__ void copy(uint8_t (*stages)[Tile::kABytes], int stage, int i) const {
     const int left = k_ - i * 64;
-    // What follows a line across K are the next ones, if there are some, of at least two pieces.
+    // What follows a line across K are the next ones, if there are some, at least 32 bytes of them.
     if (kAcross ? (left - 64) * pitch_ >= 2 * kSixteen : left >= 64) {
       copy_each<true>(stages, stage, i, left);
     } else {
@@ -279,7 +278,7 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       __syncwarp();
-      // By turns: it takes a warp as long as its own copies, and others are ahead meanwhile.
+      // By turns, so that no warp has more to do than others.
       if (warp % kWarps == ring.stage / Tile::kProducers % kWarps && device::elect()) {
         const int step = Tile::kAAcross ? stage : stage - 1;
         if (step < 0) {

@@ -299,12 +299,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   device::let_next_kernel_start();
   // nvcc puts the else first among the instructions: what asks for operands should wait for none.
   if (threadIdx.x >= Tile::kWarpgroup) {
-    device::take_registers<232>();
+    device::take_registers<kMultiplying>();
     consume<Tile, End>(work, smem, [&](const Unit&, bool, auto&... args) {
       return multiply_chunk<Tile, End>(smem, args...);
     });
   } else {
-    device::give_registers<40>();
+    device::give_registers<kCopying>();
     const int warp = device::uniform(threadIdx.x / 32);
     if (warp < kProducers && device::elect()) produce<Tile, End>(work, smem, warp);
   }

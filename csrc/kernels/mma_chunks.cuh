@@ -21,8 +21,15 @@ template <class Tile, class End>
 inline constexpr int kShared = std::min<int>(Tile::kElements - kKept<Tile, End>, End::kSpare);
 template <class Tile, class End>
 inline constexpr int kInMemory = Tile::kElements - kKept<Tile, End> - kShared<Tile, End>;
-// Of those in memory a thread asks for so many at once.
+// Of those in memory a thread asks for so many at once; more would spill.
 constexpr int kAsked = 16;
+
+// Registers of a thread that multiplies, or adds, and of one that does not: what 168 for each are.
+constexpr int kMultiplying = 232, kCopying = 40;
+
+// Sums that a thread can keep in what its warp has of shared memory.
+template <class Memory>
+inline constexpr int kSpareIn = sizeof(Memory) / (32 * sizeof(float4)) * 4;
 
 inline __device__ void add_four(float* sums, const float4& four) {
   sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
@@ -107,8 +114,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // Sums, of so many chunks, that are asked for before any is added.
   constexpr int kAtOnce = 16, kChunks = 4;
   __shared__ typename End::Smem smem;
-  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<40>();
-  device::take_registers<232>();
+  if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<kCopying>();
+  device::take_registers<kMultiplying>();
   const int64_t index = blockIdx.x / Tile::kCluster;
   const Position tile = locate_own<Tile>(work.bands, index);
   const auto chunks = static_cast<int>(ceil_div(work.p.k, chained::kChunk));
