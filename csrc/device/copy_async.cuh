@@ -56,6 +56,12 @@ __device__ inline void copy_4(uint32_t to, const void* global, int inside) {
 __device__ inline void copy_4(void* smem, const void* global, int inside) {
   copy_4(shared_address(smem), global, inside);
 }
+// Four float32 of 16 bytes likewise, of which no more is read than `inside` bytes.
+__device__ inline void copy_four(uint32_t to, const float* global, int inside) {
+  if (inside % 16 == 0) return copy_16(to, global, inside);
+  _Pragma("unroll") for (int i = 0; i < 4; ++i)
+      copy_4(to + i * 4, global + i, i * 4 < inside ? 4 : 0);
+}
 
 // Eight halves of 16 bytes likewise, but before the thread goes on: no more is read than `inside`
 // of them.

@@ -124,7 +124,7 @@ class Loader {
         const int far_left = kAlongK ? cols_ - col_ : left_ - k_;
         UNROLL
         for (int i = 0; i < kFours; ++i, from += step_) {
-          device::copy_16(to_four(i), from, i * kApart < far_left ? bytes : 0);
+          device::copy_four(to_four(i), from, i * kApart < far_left ? bytes : 0);
         }
       }
     } else {

@@ -162,7 +162,8 @@ __device__ Range load(const Side& side, const Batch& batch, int64_t matrix, int6
     if (vectors) {
       UNROLL
       for (int i = 0; i < 2; ++i) {
-        device::copy_16(to[i], from[i], i * 4 * apart < far_left ? min(inside, 4) * 4 : 0);
+        device::copy_four(device::shared_address(to[i]), from[i],
+                          i * 4 * apart < far_left ? min(inside, 4) * 4 : 0);
       }
     } else {
       UNROLL

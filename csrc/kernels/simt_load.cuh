@@ -18,10 +18,12 @@ enum class Way { kFours, kAlongSide, kAlongK };
 template <int kSide, int kPitch, int kK, int kThreads>
 class Loader {
  public:
-  // `data` is the first tile's first element, and side_left are in the matrix from there on.
+  // `data` is the first tile's first element, and side_left are in the matrix from there on. Fours
+  // that only begin there would be read to their end.
   __device__ Loader(const float* data, int64_t side_stride, int64_t k_stride, bool by_fours,
                     int64_t side_left, int thread)
       : side_stride_(side_stride), k_stride_(k_stride) {
+    by_fours &= side_left >= kSide || side_left % 4 == 0;
     way_ = by_fours ? Way::kFours : k_stride < side_stride ? Way::kAlongK : Way::kAlongSide;
     const int lanes = way_ == Way::kFours ? kFours : kSideLanes;
     side_ = way_ == Way::kAlongK  ? thread / kKLanes
@@ -72,7 +74,7 @@ class Loader {
     const float* data = data_;
     UNROLL
     for (int i = 0; i < kCountSide; ++i, data += kStepSide * side_stride_) {
-      const int bytes = kWhole ? kBytes : max(min((left_ - i * kStepSide) * 4, kBytes), 0);
+      const int bytes = kWhole || left_ > i * kStepSide ? kBytes : 0;
       const float* from = data;
       UNROLL
       for (int k = 0; k < kK; k += kStepK, from += kStepK * k_stride_) {
