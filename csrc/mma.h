@@ -195,12 +195,19 @@ inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
                            : bulk_tiles_plan(p, processors);
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
-  // Of a single row, or column, little is brought beside the other operand.
-  constexpr double kSingle = 0.69;
+  // Of a single row, or column, little is brought beside the other operand; of more, it waits for
+  // their copy. Beside mma_bulk's, costs that were fitted to this rung alone are too low across K.
+  constexpr double kSingle = 0.7, kWaits = 200, kAcross = 1.04;
   const bool turns = mma_shift_turns(p);
   const Problem own = turns ? turned(p) : p;
-  Plan plan = plan_mma(kMmaShiftTiles, own, processors, 1, true, lies_across_k(own.a));
-  if (std::min(p.m, p.n) == 1) plan.clocks *= kSingle;
+  const bool across = lies_across_k(own.a);
+  Plan plan = plan_mma(kMmaShiftTiles, own, processors, 1, true, across);
+  if (across) plan.clocks *= kAcross;
+  if (own.n == 1) {
+    plan.clocks *= kSingle;
+  } else if (mma_has_to_copy(own, transposed(own.b), own.n)) {
+    plan.clocks += kWaits;
+  }
   return turns ? turned_back(plan) : plan;
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {

@@ -77,12 +77,21 @@ def test_random_products(seed):
 
 
 def exact(rng, shape, dtype, device):
-    """A tensor of that shape and nothing beside it, or of elements that lie apart, now and then."""
+    """A tensor of that shape whose memory ends with it: now and then of elements that lie apart, or
+    of lines that begin at multiples of 16 bytes, with NaN between them."""
     *batch, rows, columns = shape
     turned = rng.random() < 0.5
     stored = (*batch, columns, rows) if turned else shape
-    apart = rng.random() < 0.1
-    tensor = torch.randn(*stored, 2 if apart else 1, device=device).to(dtype)[..., 0]
+    way = rng.random()
+    if way < 0.2:
+        lines, length = stored[-2:]
+        pitch = (length + 7) // 8 * 8
+        strides = (*(lines * pitch for _ in batch), pitch, 1)
+        last = sum((count - 1) * stride for count, stride in zip(stored, strides, strict=True))
+        memory = torch.full((last + 1,), torch.nan, dtype=dtype, device=device)
+        tensor = memory.as_strided(stored, strides).normal_()
+    else:
+        tensor = torch.randn(*stored, 2 if way < 0.3 else 1, device=device).to(dtype)[..., 0]
     return tensor.mT if turned else tensor
 
 
