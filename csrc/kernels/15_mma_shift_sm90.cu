@@ -12,9 +12,9 @@
 //        which is copied first if it has to be; of wide tiles for two blocks at a time, each of
 //        which asks for half. If the longer one is B, this computes C's transpose.
 // Limit: requests to L2, two for each step across K; for a block alone some 430 clocks a step,
-//        however who multiplies goes about it; the longer operand is copied once for each 64 to 256
+//        which no part of it bounds alone; the longer operand is copied once for each 64 to 256
 //        columns, so for large products copies of both that 13_mma_bulk makes are faster.
-// Next:  what those 430 clocks are: docs/notes.md.
+// Next:  the shorter operand without a copy, for which this waits: docs/notes.md.
 //
 //   producers   wait empty[s]   copy A's lines of a stage, ask for B's -> full[s]; two warpgroups,
 //               by turns
