@@ -195,8 +195,8 @@ inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
                            : bulk_tiles_plan(p, processors);
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
-  // Of a single row, or column, little is brought beside the other operand; of more, it waits for
-  // their copy. Beside mma_bulk's, costs that were fitted to this rung alone are too low across K.
+  // Of a single row, or column, little is brought beside the other operand; more are copied first,
+  // for which the rung waits. Costs fitted to it alone are too low beside mma_bulk's across K.
   constexpr double kSingle = 0.7, kWaits = 200, kAcross = 1.04;
   const bool turns = mma_shift_turns(p);
   const Problem own = turns ? turned(p) : p;
