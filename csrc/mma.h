@@ -68,8 +68,8 @@ inline bool mma_turns_to_k(const Problem& p, const Matrix& matrix, int64_t count
 }
 
 // What it takes to copy operands to lines that the copy engine reads: clocks of one multiprocessor
-// for each element, of which a line has at least as many as threads copy together. For the launch a
-// fit of costs to odd products, of which nearly all have one, left nothing.
+// for each element, of which a line has at least as many as threads copy together. The launch is in
+// what a rung takes to start, since nearly all odd products have one, and in mma_shift_plan().
 struct MmaCopies {
   static constexpr double kElement = 0.2, kLine = 64 * kElement;
 };
