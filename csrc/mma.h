@@ -26,21 +26,24 @@ struct MmaTile {
 };
 
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
-// have. The first are for all lines, pairs of smaller tiles for those that begin within L2's, of
-// which two blocks ask for less; requests for whole lines L2 merges by itself.
-inline constexpr int kMmaTilesForAllLines = 8;
+// have. The first are for all lines, tf32's, too; then come narrow ones, by which a small C is more
+// blocks, which ask for less each; then pairs of smaller tiles for lines that begin within L2's, of
+// which two blocks ask for less; requests for whole lines L2 merges by itself. A rate of 0: no
+// tile, since across K there are no boxes of less than 32 neighbours.
+inline constexpr int kMmaTilesOfTf32 = 8, kMmaTilesForAllLines = 10;
 inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 3950, 1740, 1785}, {128, 192, 1, 3160, 1680, 1760},
     {128, 160, 1, 2580, 1650, 1595}, {128, 128, 1, 2170, 1640, 1695},
     {64, 192, 1, 1970, 1500, 1480},  {64, 128, 1, 2160, 1650, 1710},
     {64, 96, 1, 1470, 1265, 1240},   {64, 64, 1, 850, 1185, 1350},
+    {64, 32, 1, 700, 1240, 960},     {64, 16, 1, 680, 720, 0},
     {128, 192, 2, 3700, 1730, 1920}, {128, 128, 2, 2400, 1380, 1660},
     {64, 128, 2, 1730, 1340, 1680},  {64, 96, 2, 1320, 990, 1330},
     {64, 64, 2, 890, 910, 1230},
 };
 // Columns of a tile that mma_bulk brings by a narrower box where B's neighbours lie across K, and
 // boxes are of 64. Of 160 half a box comes in vain, which costs less.
-constexpr int mma_narrow_box(int n) { return n == 96 ? 32 : 0; }
+constexpr int mma_narrow_box(int n) { return n == 96 || n == 32 ? 32 : 0; }
 
 inline constexpr MmaTile kMmaRingTiles[] = {
     {128, 128, 1, 4300, 484, 484},
@@ -83,11 +86,7 @@ inline double mma_lines_asked(const Matrix& matrix) {
   return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kL2Line)) / kL2Line);
 }
 
-// Whether mma_bulk computes C's transpose: few columns are few rows then, for which tiles are wide
-// enough. A bias is of columns.
-inline bool mma_bulk_turns(const Problem& p) {
-  return p.n < p.m && p.n <= 16 && p.epilogue.bias == nullptr;
-}
+// The same problem, of C's transpose, whose bias is of rows then.
 inline Problem turned(Problem p) {
   std::swap(p.m, p.n);
   p.a = transposed(std::exchange(p.b, transposed(p.a)));
@@ -122,6 +121,8 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
                      double slower, bool cuts, bool across) {
   // Bytes a clock, a multiprocessor's.
   constexpr double kMemory = 15.6, kFromL2 = 60, kBlockFromL2 = 70, kTaken = 47.6;
+  // Of tiles so narrow that many blocks ask for the same lines, of which L2 merges fewer.
+  constexpr double kNarrowFromL2 = 34;
   // For the kernel that adds, and bytes a clock of a block that writes sums, and reads them.
   constexpr double kAdds = 5700, kWritten = 200, kRead = 37;
   const auto all = static_cast<double>(processors), k = static_cast<double>(p.k);
@@ -136,12 +137,14 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double rate = across ? tile.across : tile.rate;
+    if (rate == 0) continue;
     const int narrow = across ? mma_narrow_box(tile.n) : 0;  // half lines are as much as whole ones
     const double in_vain = across && (tile.n - narrow) % 64 != 0 ? 1.3 : 1;
     const auto rows = static_cast<double>(std::min<int64_t>(tile.m, p.m));
     const auto cols = static_cast<double>(std::min<int64_t>(tile.n, p.n) + narrow);
     const double lines = rows * asked_a + cols / tile.cluster * asked_b;
-    const double all_from_l2 = static_cast<double>(count) * lines * 2 * k / all / kFromL2;
+    const double all_from_l2 =
+        static_cast<double>(count) * lines * 2 * k / all / (tile.n < 64 ? kNarrowFromL2 : kFromL2);
     // No more than four a processor.
     const int64_t most = cuts ? ceil_div(4 * processors, std::max<int64_t>(count, 1)) : 1;
     for (int64_t ranges = 1; ranges != 0 && ranges <= most; ranges = next_ranges(chunks, ranges)) {
@@ -172,8 +175,8 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
 // Of mma_bulk, and of tf32_bulk, whose operands are copies in whole lines.
 inline std::span<const MmaTile> mma_bulk_tiles(const Problem& p) {
   const std::span tiles(kMmaBulkTiles);
-  const bool whole = p.dtype == DType::kFloat32 ||
-                     (mma_lines_asked(p.a) == 1 && mma_lines_asked(transposed(p.b)) == 1);
+  if (p.dtype == DType::kFloat32) return tiles.first(kMmaTilesOfTf32);
+  const bool whole = mma_lines_asked(p.a) == 1 && mma_lines_asked(transposed(p.b)) == 1;
   return whole ? tiles.first(kMmaTilesForAllLines) : tiles;
 }
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
@@ -184,15 +187,6 @@ inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
 // Whether a rung has to copy an operand: `count` rows of A, or columns of B, transposed.
 inline bool mma_has_to_copy(const Problem& p, const Matrix& matrix, int64_t count) {
   return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(p, matrix, count);
-}
-// Of a rung that computes the transpose, with the tile that C sees.
-inline Plan turned_back(Plan plan) {
-  std::swap(plan.m, plan.n);
-  return plan;
-}
-inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
-  return mma_bulk_turns(p) ? turned_back(bulk_tiles_plan(turned(p), processors))
-                           : bulk_tiles_plan(p, processors);
 }
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   // Of a single row, or column, little is brought beside the other operand; more are copied first,
@@ -208,7 +202,8 @@ inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   } else if (mma_has_to_copy(own, transposed(own.b), own.n)) {
     plan.clocks += kWaits;
   }
-  return turns ? turned_back(plan) : plan;
+  if (turns) std::swap(plan.m, plan.n);  // the tile that C sees
+  return plan;
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kWaits = 2;  // for what its threads read themselves

@@ -379,8 +379,7 @@ def test_host_and_gpu_agree_on_many_tiles(dtype):
 @each_half
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_rows_or_columns(layout, dtype):
-    """Few columns are computed as few rows of the transpose, but for a bias; what is short across K
-    is copied to lines along it, unless K is short, too."""
+    """What is short across K is copied to lines along it, unless K is short, too."""
     sizes = ((40, 3000), (4200, 1000), (8500, 520), (30000, 200), (70, 20000))
     for i, rows in enumerate([1, 2, 7, 8, 9, 16, 17, 32, 33, 63, 70]):
         for columns, k in sizes[i % 2 :: 2]:
@@ -412,7 +411,9 @@ def test_bulk_with_any_tile(layout, dtype):
         "64x192": [(515, 1859, 505), (1825, 529, 8265)],
         "64x128": [(521, 1367, 505), (513, 1401, 8265), (264, 2192, 504), (272, 2056, 8264)],
         "64x96": [(525, 951, 505), (667, 769, 8265), (200, 2120, 72), (264, 1424, 8264)],
-        "64x64": [(64, 192, 505), (192, 64, 8265), (40, 88, 72), (104, 56, 8264)],
+        "64x64": [(329, 1099, 505), (247, 793, 8265), (216, 1072, 72), (384, 1008, 8264)],
+        "64x32": [(651, 139, 505), (199, 317, 8265), (416, 280, 72)],
+        "64x16": [(1071, 63, 505), (355, 43, 8265), (544, 24, 8264)],
     }
     is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
     for tile, problems in sizes.items():
@@ -424,6 +425,11 @@ def test_bulk_with_any_tile(layout, dtype):
             out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
             torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
             assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_ring"))
+            single = torch.full((m, n), torch.nan, device="cuda")
+            torch_tiled.matmul(a, b, algorithm="mma_bulk", out=single, out_dtype=torch.float32)
+            assert torch.equal(
+                single, torch_tiled.matmul(a, b, algorithm="mma_ring", out_dtype=torch.float32)
+            )
             bias = torch.randn(n, device="cuda").to(dtype)
             assert torch.equal(
                 torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_bulk"),

@@ -101,6 +101,8 @@ __device__ uint64_t describe_lines(const void* smem) {
     }                                                                                       \
   }
 
+TILED_MULTIPLY_ADD(8, "16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", "%11", "%12",
+                   TILED_EIGHT(0))
 TILED_MULTIPLY_ADD(16, "32", TILED_NAMES_0_TO_15, "%16", "%17", "%18", "%19", "%20", TILED_HALF(0))
 TILED_MULTIPLY_ADD(32, "64", TILED_NAMES_0, "%32", "%33", "%34", "%35", "%36", TILED_SUMS(0))
 TILED_MULTIPLY_ADD(48, "96", TILED_NAMES_0 ", " TILED_NAMES_32_TO_47, "%48", "%49", "%50", "%51",

@@ -2,22 +2,23 @@
 //
 // Idea:  wgmma reads both operands from shared memory by itself, whichever way they lie, so that no
 //        layout has to be turned; the copy engine brings them there. Lines that do not begin at
-//        multiples of 16 bytes are copied to some that do first; few columns are computed as few
-//        rows of the transpose. Two threads ask for steps of 64 of K by turns, several ahead and on
-//        into the next tile; warpgroups have 64 rows of the tile each, all its columns, and issue
-//        nothing but products; of two, the second multiplies its last steps when the first is done,
-//        alone and as fast as both, while the first ends its sums. Blocks that run together ask for
-//        the same lines at about the same time, in bands of tiles, and L2 merges that, as long as
-//        no request has a policy. Pairs of the largest tiles are clusters: of B, which both need,
-//        each asks for half, for both; so are smaller ones' where lines begin within L2's, since
-//        each is more than one request then. Sums leave by way of shared memory, so that what is
-//        written to C are whole sectors; of the largest tiles by the copy engine, while the next
-//        tile is multiplied. Where there are few tiles, blocks share out K's chunks, whose sums
-//        another kernel adds in order. All but how sums end is mma_bulk.cuh, which 14_tf32_bulk
-//        shares.
-// Limit: power; for few tiles, that tiles have few widths and K is cut at chunks alone; nobody
-//        multiplies while the last sums of a block, or those of a single warpgroup, are rounded,
-//        which activations make longer.
+//        multiples of 16 bytes are copied to some that do first. Two threads, or four where tiles
+//        are narrow, ask for steps of 64 of K by turns, several ahead and on into the next tile;
+//        warpgroups have 64 rows of the tile each, all its columns, and issue nothing but products;
+//        of two, the second multiplies its last steps when the first is done, alone and as fast as
+//        both, while the first ends its sums. Blocks that run together ask for the same lines at
+//        about the same time, in bands of tiles, and L2 merges that, as long as no request has a
+//        policy. Pairs of the largest tiles are clusters: of B, which both need, each asks for
+//        half, for both; so are smaller ones' where lines begin within L2's, since each is more
+//        than one request then. Sums leave by way of shared memory, so that what is written to C
+//        are whole sectors; of the largest tiles by the copy engine, while the next tile is
+//        multiplied. Where there are few tiles, they are narrow, and blocks share out K's chunks,
+//        whose sums another kernel adds in order. All but how sums end is mma_bulk.cuh, which
+//        14_tf32_bulk shares.
+// Limit: power; for few tiles, a step's four products, each of which waits for the one before,
+//        however narrow they are, and that K is cut at chunks alone; nobody multiplies while the
+//        last sums of a block, or those of a single warpgroup, are rounded, which activations make
+//        longer.
 // Next:  tiles of odd widths; activations while others multiply.
 //
 //   producers   wait empty[s]     copy A and B of a step into stage s, half of B here and in the
@@ -76,11 +77,11 @@ using Box = uint8_t[16 * kStoredHalves * 2];
 template <class Tile>
 __device__ void end_in_place(const Epilogue& epilogue, int64_t col, const float (&biases)[Tile::kN],
                              float (&sums)[Tile::kElements]) {
-  constexpr int kEach = 16;
+  constexpr int kEach = Tile::kElements < 16 ? Tile::kElements : 16;
   static_assert(Tile::kElements % kEach == 0);
   NO_UNROLL
   for (int first = 0; first < Tile::kN; first += 2 * kEach) {
-    const float* bias = &biases[mma_bulk::in_tile<Tile::kNarrow>(first, col)];
+    const float* bias = &biases[mma_bulk::in_tile<Tile::kN, Tile::kNarrow>(first, col)];
     float x[kEach];
     UNROLL
     for (int i = 0; i < kEach; ++i) {
@@ -130,7 +131,7 @@ __device__ void store_halves(const Problem& p, typename Tile::T* c, int64_t row,
   c += row * p.c.row_stride + col;
   UNROLL
   for (int first = 0; first < Tile::kN; first += kStoredHalves) {
-    const int begin = mma_bulk::in_tile<Tile::kNarrow>(first, col);
+    const int begin = mma_bulk::in_tile<Tile::kN, Tile::kNarrow>(first, col);
     const int width = min(kStoredHalves, Tile::kN - first), inside = min(width, cols - begin);
     UNROLL
     for (int right = 0; right < width; right += 16) {
@@ -244,9 +245,9 @@ struct End {
     const auto& bias = smem.bias[warp / 4];
     if (work.in_place) end_in_place<Tile>(p.epilogue, tile.col, bias, sums);
     auto store = [&]<class Out>(Out* c) {
-      store_rows<false>(p, work.by_fours, work.simple, c + c_offset, row, tile.col, sums,
-                        leaving.sums, bias,
-                        [&](int i) { return mma_bulk::in_tile<Tile::kNarrow>(i, tile.col); });
+      store_rows<false>(
+          p, work.by_fours, work.simple, c + c_offset, row, tile.col, sums, leaving.sums, bias,
+          [&](int i) { return mma_bulk::in_tile<Tile::kN, Tile::kNarrow>(i, tile.col); });
     };
     auto store_as = [&]<bool kEnds, bool kByEights>() {
       store_halves<Tile, kEnds, kByEights>(p, static_cast<T*>(p.c.data) + c_offset, row, tile.col,
@@ -326,11 +327,16 @@ void run(const Problem& p, const Context& context) {
     case 5: return run_tile<mma_bulk::Tile<T, 5, 9, kAAcross, kBAcross>>(p, ranges, context);
     case 6: return run_tile<mma_bulk::Tile<T, 6, 9, kAAcross, kBAcross>>(p, ranges, context);
     case 7: return run_tile<mma_bulk::Tile<T, 7, 13, kAAcross, kBAcross>>(p, ranges, context);
-    case 8: return run_tile<mma_bulk::Tile<T, 8, 5, kAAcross, kBAcross>>(p, ranges, context);
-    case 9: return run_tile<mma_bulk::Tile<T, 9, 6, kAAcross, kBAcross>>(p, ranges, context);
-    case 10: return run_tile<mma_bulk::Tile<T, 10, 9, kAAcross, kBAcross>>(p, ranges, context);
-    case 11: return run_tile<mma_bulk::Tile<T, 11, 9, kAAcross, kBAcross>>(p, ranges, context);
-    case 12: return run_tile<mma_bulk::Tile<T, 12, 13, kAAcross, kBAcross>>(p, ranges, context);
+    case 8: return run_tile<mma_bulk::Tile<T, 8, 17, kAAcross, kBAcross>>(p, ranges, context);
+    case 9:
+      if constexpr (!kBAcross)
+        run_tile<mma_bulk::Tile<T, 9, 20, kAAcross, false>>(p, ranges, context);
+      return;
+    case 10: return run_tile<mma_bulk::Tile<T, 10, 5, kAAcross, kBAcross>>(p, ranges, context);
+    case 11: return run_tile<mma_bulk::Tile<T, 11, 6, kAAcross, kBAcross>>(p, ranges, context);
+    case 12: return run_tile<mma_bulk::Tile<T, 12, 9, kAAcross, kBAcross>>(p, ranges, context);
+    case 13: return run_tile<mma_bulk::Tile<T, 13, 9, kAAcross, kBAcross>>(p, ranges, context);
+    case 14: return run_tile<mma_bulk::Tile<T, 14, 13, kAAcross, kBAcross>>(p, ranges, context);
   }
 }
 
@@ -340,8 +346,7 @@ void run(const Problem& p, const Context& context) {
 // same bits.
 void launch_mma_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  const Problem own = mma_bulk_turns(p) ? turned(p) : p;
-  const std::optional<Problem> lines = in_lines_of_halves(own, context);
+  const std::optional<Problem> lines = in_lines_of_halves(p, context);
   if (!lines) return launch_mma_ring(p, context);
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     run<T, kAAcross, kBAcross>(*lines, context);

@@ -25,8 +25,9 @@ namespace tiled::cuda::mma_bulk {
 namespace wgmma = device::wgmma;
 
 // Warps of which a thread asks for copies: one alone takes as long for a step as small tiles are
-// multiplied.
-constexpr int kProducers = 2;
+// multiplied, two as long as the smallest.
+template <class Tile>
+inline constexpr int kProducers = Tile::kN < 64 ? 4 : 2;
 
 // An End says what becomes of a tile's sums:
 //   End::kHeld                 sums that a thread's registers can hold, those of chunks before, too
@@ -70,7 +71,7 @@ struct Part {
     int rows = 0;
     UNROLL
     for (int i = 0; i < kRows; i += kBox) {
-      if (in_tile<kNarrow>(i, first) < left) rows += i < kRows - kNarrow ? kBox : kNarrow;
+      if (in_tile<kRows, kNarrow>(i, first) < left) rows += i < kRows - kNarrow ? kBox : kNarrow;
     }
     return rows * 2 * steps;
   }
@@ -81,7 +82,7 @@ struct Part {
       const CUtensorMap& narrow = at_end ? maps.last_at_end : maps.last;
       UNROLL
       for (int i = 0; i < kRows; i += kBox) {
-        const int row = in_tile<kNarrow>(i, first);
+        const int row = in_tile<kRows, kNarrow>(i, first);
         if (i / kBox % kShare == share && row < left) {
           box(to + i * 128, i < kRows - kNarrow ? whole : narrow, first + row, k, full);
         }
@@ -141,7 +142,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
     const int bytes = a.bytes(Tile::kK) + b.bytes(Tile::kK);
     if (index == begin) device::wait_for_previous_kernel();
     for (int64_t k = unit.begin; k < unit.end; k += Tile::kK, ring.next()) {
-      if (ring.stage % kProducers != warp) continue;
+      if (ring.stage % kProducers<Tile> != warp) continue;
       uint64_t* full = &smem.full[ring.stage];
       device::wait(&smem.empty[ring.stage], ring.parity);
       const bool at_end = kHasEnd<Tile> && p.k - k <= Tile::kK;
@@ -151,7 +152,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
       b.copy(smem.b[ring.stage], static_cast<int>(k), at_end, full);
     }
   }
-  wait_for_last<kProducers, Tile>(smem, ring, warp);
+  wait_for_last<kProducers<Tile>, Tile>(smem, ring, warp);
 }
 
 // The barrier at which the second warpgroup waits for its turn; End has one for each warpgroup.
@@ -189,8 +190,10 @@ __device__ void multiply_stage(const Smem<Tile, End>& smem, int stage, int steps
       wgmma::commit();
       wgmma::fence();
     }
-    wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
-        reinterpret_cast<float(&)[kWide]>(sums), a + i * kA16, b + i * kB16, true);
+    if constexpr (kWide > 0) {
+      wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
+          reinterpret_cast<float(&)[kWide]>(sums), a + i * kA16, b + i * kB16, true);
+    }
     if constexpr (Tile::kNarrow > 0) {
       wgmma::multiply_add<kBFloat16, Tile::kAAcross, Tile::kBAcross>(
           reinterpret_cast<float(&)[Tile::kNarrow / 2]>(sums[kWide]), a + i * kA16,
@@ -306,7 +309,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     device::give_registers<kCopying>();
     const int warp = device::uniform(threadIdx.x / 32);
-    if (warp < kProducers && device::elect()) produce<Tile, End>(work, smem, warp);
+    if (warp < kProducers<Tile> && device::elect()) produce<Tile, End>(work, smem, warp);
   }
 }
 

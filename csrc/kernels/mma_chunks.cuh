@@ -112,7 +112,7 @@ template <class Tile, class End>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     mma_add_kernel(const __grid_constant__ typename End::Work work) {
   // Sums, of so many chunks, that are asked for before any is added.
-  constexpr int kAtOnce = 16, kChunks = 4;
+  constexpr int kAtOnce = Tile::kElements < 16 ? Tile::kElements : 16, kChunks = 4;
   __shared__ typename End::Smem smem;
   if (threadIdx.x < Tile::kWarpgroup) return device::give_registers<kCopying>();
   device::take_registers<kMultiplying>();

@@ -70,9 +70,10 @@ __device__ void store_rows(const Problem& p, bool by_fours, bool simple, Out* c,
                            int64_t col, float (&sums)[kElements], SumsOfRows& leaving,
                            const float (&bias)[kElements * 2], const InTile& in_tile) {
   static_assert(kStored == 32, "a lane has a column");
-  constexpr int kEach = kStored / 2;  // sums of a thread
+  constexpr int kEach = kElements < kStored / 2 ? kElements : kStored / 2;  // sums of a thread
   const int lane = threadIdx.x % 32;
   const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
+  const int64_t end = min(p.n, col + kElements * 2);
   c += row * p.c.row_stride;
   NO_UNROLL
   for (int first = 0; first < kElements * 2; first += kStored) {
@@ -85,7 +86,7 @@ __device__ void store_rows(const Problem& p, bool by_fours, bool simple, Out* c,
     }
     __syncwarp();
     Out* to = c + own * p.c.col_stride;
-    if (own < p.n && by_fours) {
+    if (own < end && by_fours) {
       // Two rows, since an activation waits for its own last instruction.
       _Pragma("unroll 2") for (int down = lane / 8; down < rows; down += 4) {
         const float4 four = *reinterpret_cast<const float4*>(&leaving[down][lane % 8 * 4]);
@@ -107,7 +108,7 @@ __device__ void store_rows(const Problem& p, bool by_fours, bool simple, Out* c,
           store_vector(at, x);
         }
       }
-    } else if (own < p.n && simple) {
+    } else if (own < end && simple) {
       const bool has_bias = p.epilogue.bias != nullptr;
       const bool relu = p.epilogue.activation == Activation::kRelu;
       UNROLL
@@ -118,7 +119,7 @@ __device__ void store_rows(const Problem& p, bool by_fours, bool simple, Out* c,
         if (relu) x = activate(Activation::kRelu, x);
         if (stores) *to = narrow<Out>(x);
       }
-    } else if (own < p.n) {
+    } else if (own < end) {
       end_each<kSkipsNan, 4>(p.epilogue, &leaving[0][lane], kStored + 8, bias[own_in_tile], to,
                              p.c.row_stride, rows);
     }

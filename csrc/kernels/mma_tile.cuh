@@ -40,9 +40,9 @@ struct TileOf {
   // their sums in the same order.
   using Added = TileOf<T, kM, kN, kCluster, kStages, false, (kNarrow > 0)>;
 
-  static_assert(kM % kRows == 0 && kN % 32 == 0 && chained::kChunk % kK == 0);
+  static_assert(kM % kRows == 0 && kN % 16 == 0 && chained::kChunk % kK == 0);
   static_assert(kCluster <= 2, "each block copies half of B for both");
-  static_assert(kNarrow == 0 || (kN == 96 && kNarrow == 32), "in_tile()");
+  static_assert(kNarrow == 0 || (kNarrow == 32 && (kN == 96 || kN == 32)), "in_tile()");
 };
 
 template <class T, int kIndex, int kStages, bool kAAcross, bool kBAcross>
@@ -51,11 +51,11 @@ using Tile = TileOf<T, kMmaBulkTiles[kIndex].m, kMmaBulkTiles[kIndex].n,
 
 // Boxes begin at multiples of their own width, so that no line of L2 is asked for twice: of a tile
 // of 96 columns that begins in the middle of 64, the narrow one is the first. Its sums are the last
-// all the same. Tells of 32 sums of a row, from sum `i` on, where in the tile they lie that begins
-// at column `first`.
-template <int kNarrow>
+// all the same. Tells of 32 sums of a row of a tile's kN, from sum `i` on, where in the tile they
+// lie that begins at column `first`.
+template <int kN, int kNarrow>
 __device__ int in_tile(int i, int64_t first) {
-  if (kNarrow == 0 || first % 64 == 0) return i;
+  if (kNarrow == 0 || kNarrow == kN || first % 64 == 0) return i;
   return i < 64 ? i + 32 : i - 64;
 }
 
