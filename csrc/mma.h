@@ -131,6 +131,14 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, with lines along K
   const double asked_a = halves ? mma_lines_asked(p.a) : 1;
   const double asked_b = halves ? mma_lines_asked(b) : 1;
+  const auto comes_across = [&](const Matrix& matrix, int64_t rows) {
+    return halves && lies_across_k(matrix) && !mma_turns_to_k(p, matrix, rows);
+  };
+  const bool a_across = comes_across(p.a, p.m), b_across = comes_across(b, p.n);
+  // Lines of a step, of so many rows that a tile has: one each, or 64 of each box of 64 across K.
+  const auto lines_of = [](bool in_boxes, int64_t rows) {
+    return static_cast<double>(in_boxes ? ceil_div(rows, 64) * 64 : rows);
+  };
   Plan best{};
   for (size_t i = 0; i < tiles.size(); ++i) {
     const MmaTile& tile = tiles[i];
@@ -138,10 +146,9 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
     const double elements = static_cast<double>(tile.m) * tile.n;
     const double rate = across ? tile.across : tile.rate;
     if (rate == 0) continue;
-    const int narrow = across ? mma_narrow_box(tile.n) : 0;  // half lines are as much as whole ones
-    const double in_vain = across && (tile.n - narrow) % 64 != 0 ? 1.3 : 1;
-    const auto rows = static_cast<double>(std::min<int64_t>(tile.m, p.m));
-    const auto cols = static_cast<double>(std::min<int64_t>(tile.n, p.n) + narrow);
+    const double in_vain = across && (tile.n - mma_narrow_box(tile.n)) % 64 != 0 ? 1.3 : 1;
+    const double rows = lines_of(a_across, std::min<int64_t>(tile.m, p.m));
+    const double cols = lines_of(b_across, std::min<int64_t>(tile.n, p.n));
     const double lines = rows * asked_a + cols / tile.cluster * asked_b;
     const double all_from_l2 =
         static_cast<double>(count) * lines * 2 * k / all / (tile.n < 64 ? kNarrowFromL2 : kFromL2);
