@@ -74,7 +74,7 @@ constexpr Rung kLadder[] = {
     {"fp16x3_bulk",    "fp16x3", Order::kFp16x3,  Runs::kHopper,   0,   0,    128, 128, Cut::kRanges,     Reads::kAny,   10000, 0.57,  193.8, BulkCost::kWave, BulkCost::kRate, CUDA(launch_fp16x3_bulk),    cpu::launch_fp16x3},
     {"mma_ring",       "mma",    Order::kChained, Runs::kHalves,   0,   0,    128, 128, Cut::kMmaRingPlan, Reads::kAny,  6000,  0,     0,     0,               0,               CUDA(launch_mma_ring),       cpu::launch_mma},
     {"mma_shift",      "mma",    Order::kChained, Runs::kHopperHalves, 1, 0,    64,  128, Cut::kMmaShiftPlan, Reads::kNeighbours, 2360, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_shift),      cpu::launch_mma},
-    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kCopied, 3500, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
+    {"mma_bulk",       "mma",    Order::kChained, Runs::kHopperHalves,   1,   0,    128, 256, Cut::kMmaBulkPlan, Reads::kCopied, 3500, MmaCopies::kElement, MmaCopies::kLine, 0,               0,               CUDA(launch_mma_bulk),       cpu::launch_mma},
     {"tf32_bulk",      "tf32",   Order::kTf32,    Runs::kHopper,   0,   0,    128, 256, Cut::kBulkTilesPlan, Reads::kAny,  10000, 0.4,   136,   0,               0,               CUDA(launch_tf32_bulk),      cpu::launch_tf32},
 };
 // clang-format on
@@ -212,6 +212,7 @@ std::optional<Plan> plan_of(const Rung& rung, const Problem& p, const Context& c
     case Cut::kSkinnyPlan: return skinny_plan(p, context.processors);
     case Cut::kMmaRingPlan: return mma_ring_plan(p, context.processors);
     case Cut::kMmaShiftPlan: return mma_shift_plan(p, context.processors);
+    case Cut::kMmaBulkPlan: return mma_bulk_plan(p, context.processors);
     case Cut::kBulkTilesPlan: return bulk_tiles_plan(p, context.processors);
   }
   return std::nullopt;
@@ -269,6 +270,7 @@ int64_t Rung::blocks(const Problem& p, const Context& context) const {
     case Cut::kSkinnyPlan:
     case Cut::kMmaRingPlan:
     case Cut::kMmaShiftPlan:
+    case Cut::kMmaBulkPlan:
     case Cut::kBulkTilesPlan: {
       const Plan plan = *plan_of(*this, p, context);
       return count_tiles(p, plan.m, plan.n) * plan.ranges;

@@ -55,6 +55,7 @@ enum class Cut {
   kSkinnyPlan,     // skinny_plan() likewise
   kMmaRingPlan,    // mma_ring_plan() of mma.h likewise
   kMmaShiftPlan,   // mma_shift_plan() likewise
+  kMmaBulkPlan,    // mma_bulk_plan() likewise
   kBulkTilesPlan,  // bulk_tiles_plan() likewise
 };
 

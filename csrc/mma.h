@@ -86,6 +86,12 @@ inline double mma_lines_asked(const Matrix& matrix) {
   return 1 + kMore * (1 - static_cast<double>(std::gcd(pitch, kL2Line)) / kL2Line);
 }
 
+// Whether mma_bulk computes C's transpose: few columns, of more rows than all multiprocessors have
+// in one round of tiles of 64, are few rows then, of which wide tiles make one round. A bias is of
+// columns.
+inline bool mma_bulk_turns(const Problem& p, int64_t processors) {
+  return p.n <= 16 && p.m > 64 * processors && p.k >= 1024 && p.epilogue.bias == nullptr;
+}
 // The same problem, of C's transpose, whose bias is of rows then.
 inline Problem turned(Problem p) {
   std::swap(p.m, p.n);
@@ -195,6 +201,15 @@ inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
 inline bool mma_has_to_copy(const Problem& p, const Matrix& matrix, int64_t count) {
   return !in_boxes(p.batch, matrix, sizeof(uint16_t)) || mma_turns_to_k(p, matrix, count);
 }
+// Of a rung that computes the transpose, with the tile that C sees.
+inline Plan turned_back(Plan plan) {
+  std::swap(plan.m, plan.n);
+  return plan;
+}
+inline Plan mma_bulk_plan(const Problem& p, int64_t processors) {
+  return mma_bulk_turns(p, processors) ? turned_back(bulk_tiles_plan(turned(p), processors))
+                                       : bulk_tiles_plan(p, processors);
+}
 inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   // Of a single row, or column, little is brought beside the other operand; more are copied first,
   // for which the rung waits. Costs fitted to it alone are too low beside mma_bulk's across K.
@@ -209,8 +224,7 @@ inline Plan mma_shift_plan(const Problem& p, int64_t processors) {
   } else if (mma_has_to_copy(own, transposed(own.b), own.n)) {
     plan.clocks += kWaits;
   }
-  if (turns) std::swap(plan.m, plan.n);  // the tile that C sees
-  return plan;
+  return turns ? turned_back(plan) : plan;
 }
 inline Plan mma_ring_plan(const Problem& p, int64_t processors) {
   constexpr double kWaits = 2;  // for what its threads read themselves

@@ -2,19 +2,19 @@
 //
 // Idea:  wgmma reads both operands from shared memory by itself, whichever way they lie, so that no
 //        layout has to be turned; the copy engine brings them there. Lines that do not begin at
-//        multiples of 16 bytes are copied to some that do first. Two threads, or four where tiles
-//        are narrow, ask for steps of 64 of K by turns, several ahead and on into the next tile;
-//        warpgroups have 64 rows of the tile each, all its columns, and issue nothing but products;
-//        of two, the second multiplies its last steps when the first is done, alone and as fast as
-//        both, while the first ends its sums. Blocks that run together ask for the same lines at
-//        about the same time, in bands of tiles, and L2 merges that, as long as no request has a
-//        policy. Pairs of the largest tiles are clusters: of B, which both need, each asks for
-//        half, for both; so are smaller ones' where lines begin within L2's, since each is more
-//        than one request then. Sums leave by way of shared memory, so that what is written to C
-//        are whole sectors; of the largest tiles by the copy engine, while the next tile is
-//        multiplied. Where there are few tiles, they are narrow, and blocks share out K's chunks,
-//        whose sums another kernel adds in order. All but how sums end is mma_bulk.cuh, which
-//        14_tf32_bulk shares.
+//        multiples of 16 bytes are copied to some that do first; few columns of very many rows are
+//        computed as few rows of the transpose. Two threads, or four where tiles are narrow, ask
+//        for steps of 64 of K by turns, several ahead and on into the next tile; warpgroups have
+//        64 rows of the tile each, all its columns, and issue nothing but products; of two, the
+//        second multiplies its last steps when the first is done, alone and as fast as both, while
+//        the first ends its sums. Blocks that run together ask for the same lines at about the
+//        same time, in bands of tiles, and L2 merges that, as long as no request has a policy.
+//        Pairs of the largest tiles are clusters: of B, which both need, each asks for half, for
+//        both; so are smaller ones' where lines begin within L2's, since each is more than one
+//        request then. Sums leave by way of shared memory, so that what is written to C are whole
+//        sectors; of the largest tiles by the copy engine, while the next tile is multiplied. Where
+//        there are few tiles, they are narrow, and blocks share out K's chunks, whose sums another
+//        kernel adds in order. All but how sums end is mma_bulk.cuh, which 14_tf32_bulk shares.
 // Limit: power; for few tiles, a step's four products, each of which waits for the one before,
 //        however narrow they are, and that K is cut at chunks alone; nobody multiplies while the
 //        last sums of a block, or those of a single warpgroup, are rounded, which activations make
@@ -346,7 +346,8 @@ void run(const Problem& p, const Context& context) {
 // same bits.
 void launch_mma_bulk(const Problem& p, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return;
-  const std::optional<Problem> lines = in_lines_of_halves(p, context);
+  const Problem own = mma_bulk_turns(p, context.processors) ? turned(p) : p;
+  const std::optional<Problem> lines = in_lines_of_halves(own, context);
   if (!lines) return launch_mma_ring(p, context);
   with_mma_kind(*lines, [&]<class T, bool kAAcross, bool kBAcross>() {
     run<T, kAAcross, kBAcross>(*lines, context);
