@@ -28,8 +28,8 @@ struct MmaTile {
 // The rungs' switches go by the same order. Rates are what was measured, of 2048 that tensor cores
 // have. The first are for all lines, tf32's, too; then come narrow ones, by which a small C is more
 // blocks, which ask for less each; then pairs of smaller tiles for lines that begin within L2's, of
-// which two blocks ask for less; requests for whole lines L2 merges by itself. A rate of 0: no
-// tile, since across K there are no boxes of less than 32 neighbours.
+// which two blocks ask for less; requests for whole lines L2 merges by itself. Where a rate is 0
+// there is no such tile: across K there are no boxes of less than 32 neighbours.
 inline constexpr int kMmaTilesOfTf32 = 8, kMmaTilesForAllLines = 10;
 inline constexpr MmaTile kMmaBulkTiles[] = {
     {128, 256, 2, 3950, 1740, 1785}, {128, 192, 1, 3160, 1680, 1760},

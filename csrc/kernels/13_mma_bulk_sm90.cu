@@ -31,6 +31,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "device/halves.cuh"
@@ -329,15 +331,18 @@ void run(const Problem& p, const Context& context) {
     case 7: return run_tile<mma_bulk::Tile<T, 7, 13, kAAcross, kBAcross>>(p, ranges, context);
     case 8: return run_tile<mma_bulk::Tile<T, 8, 17, kAAcross, kBAcross>>(p, ranges, context);
     case 9:
-      if constexpr (!kBAcross)
-        run_tile<mma_bulk::Tile<T, 9, 20, kAAcross, false>>(p, ranges, context);
-      return;
+      if constexpr (kBAcross) {
+        break;
+      } else {
+        return run_tile<mma_bulk::Tile<T, 9, 20, kAAcross, false>>(p, ranges, context);
+      }
     case 10: return run_tile<mma_bulk::Tile<T, 10, 5, kAAcross, kBAcross>>(p, ranges, context);
     case 11: return run_tile<mma_bulk::Tile<T, 11, 6, kAAcross, kBAcross>>(p, ranges, context);
     case 12: return run_tile<mma_bulk::Tile<T, 12, 9, kAAcross, kBAcross>>(p, ranges, context);
     case 13: return run_tile<mma_bulk::Tile<T, 13, 9, kAAcross, kBAcross>>(p, ranges, context);
     case 14: return run_tile<mma_bulk::Tile<T, 14, 13, kAAcross, kBAcross>>(p, ranges, context);
   }
+  throw std::logic_error("torch_tiled: mma_bulk has no tile " + std::to_string(plan.tile));
 }
 
 }  // namespace

@@ -25,6 +25,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "chained.h"
@@ -628,6 +630,7 @@ void launch_mma_shift(const Problem& p, const Context& context) {
       case 7: return run.template operator()<Tile<T, 7, 4, 4, kAAcross, kBAcross, 64>>();
       case 8: return run.template operator()<Tile<T, 8, 5, 4, kAAcross, kBAcross, 64>>();
     }
+    throw std::logic_error("torch_tiled: mma_shift has no tile " + std::to_string(plan.tile));
   });
 }
 
