@@ -69,6 +69,10 @@ inline bool mma_turns_to_k(const Problem& p, const Matrix& matrix, int64_t count
                            mma_reads_on(matrix, count, p.k) && p.k <= kOften * matrix.col_stride;
   return lies_across_k(matrix) && count < 64 && p.k >= 256 && !as_they_lie;
 }
+// Whether their lines lie across K where the copy engine reads them; tf32's are copies along K.
+inline bool mma_comes_across(const Problem& p, const Matrix& matrix, int64_t count) {
+  return p.dtype != DType::kFloat32 && lies_across_k(matrix) && !mma_turns_to_k(p, matrix, count);
+}
 
 // What it takes to copy operands to lines that the copy engine reads: clocks of one multiprocessor
 // for each element, of which a line has at least as many as threads copy together. The launch is in
@@ -137,10 +141,7 @@ inline Plan plan_mma(std::span<const MmaTile> tiles, const Problem& p, int64_t p
   const bool halves = p.dtype != DType::kFloat32;  // tf32's are copies, with lines along K
   const double asked_a = halves ? mma_lines_asked(p.a) : 1;
   const double asked_b = halves ? mma_lines_asked(b) : 1;
-  const auto comes_across = [&](const Matrix& matrix, int64_t rows) {
-    return halves && lies_across_k(matrix) && !mma_turns_to_k(p, matrix, rows);
-  };
-  const bool a_across = comes_across(p.a, p.m), b_across = comes_across(b, p.n);
+  const bool a_across = mma_comes_across(p, p.a, p.m), b_across = mma_comes_across(p, b, p.n);
   // Lines of a step, of so many rows that a tile has: one each, or 64 of each box of 64 across K.
   const auto lines_of = [](bool in_boxes, int64_t rows) {
     return static_cast<double>(in_boxes ? ceil_div(rows, 64) * 64 : rows);
@@ -193,8 +194,7 @@ inline std::span<const MmaTile> mma_bulk_tiles(const Problem& p) {
   return whole ? tiles.first(kMmaTilesForAllLines) : tiles;
 }
 inline Plan bulk_tiles_plan(const Problem& p, int64_t processors) {
-  const Matrix b = transposed(p.b);
-  const bool across = p.dtype != DType::kFloat32 && lies_across_k(b) && !mma_turns_to_k(p, b, p.n);
+  const bool across = mma_comes_across(p, transposed(p.b), p.n);
   return plan_mma(mma_bulk_tiles(p), p, processors, 1, true, across);
 }
 // Whether a rung has to copy an operand: `count` rows of A, or columns of B, transposed.
