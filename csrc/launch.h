@@ -29,6 +29,12 @@ inline void check(cudaError_t status,
                            std::to_string(where.line()) + ")");
 }
 
+// For a rung's switch over its plan's tiles, which has no such one: it would compute nothing.
+[[noreturn]] inline void fail_no_tile(const char* rung, int tile) {
+  throw std::logic_error("torch_tiled: " + std::string(rung) + " has no tile " +
+                         std::to_string(tile));
+}
+
 // Tiles of C over the whole batch are numbered row by row, matrix by matrix; a block computes one.
 struct TileIndex {
   int64_t batch, row, col;  // which matrix, and the first row and column of the tile

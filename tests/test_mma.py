@@ -381,7 +381,7 @@ def test_host_and_gpu_agree_on_many_tiles(dtype):
 def test_few_rows_or_columns(layout, dtype):
     """Few columns of very many rows are computed as few rows of the transpose, but for a bias; what
     is short across K is copied to lines along it, unless K is short, too."""
-    sizes = ((40, 3000), (4200, 1000), (8500, 1030), (30000, 200), (70, 20000))
+    sizes = ((40, 3000), (4200, 1000), (8500, 1030), (30000, 200), (70, 20000), (8500, 520))
     for i, rows in enumerate([1, 2, 7, 8, 9, 16, 17, 32, 33, 63, 70]):
         for columns, k in sizes[i % 2 :: 2]:
             a = in_layout(torch.randn(rows, k, device="cuda").to(dtype), layout[0])
@@ -414,7 +414,8 @@ def test_bulk_with_any_tile(layout, dtype):
         "64x96": [(525, 951, 505), (667, 769, 8265), (200, 2120, 72), (264, 1424, 8264)],
         "64x64": [(329, 1099, 505), (247, 793, 8265), (216, 1072, 72), (384, 1008, 8264)],
         "64x32": [(651, 139, 505), (199, 317, 8265), (416, 280, 72)],
-        "64x16": [(1071, 63, 505), (355, 43, 8265), (544, 24, 8264)],
+        "64x16": [(1071, 63, 505), (355, 43, 8265), (544, 24, 8264), (104, 56, 8264)],
+        "": [(64, 192, 505), (192, 64, 8265), (40, 88, 72)],  # another for each layout
     }
     is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
     for tile, problems in sizes.items():
@@ -422,7 +423,7 @@ def test_bulk_with_any_tile(layout, dtype):
             a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
             b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
             chosen = torch_tiled.explain(a, b, algorithm="mma_bulk").tile
-            assert chosen == tile or not is_h200, (m, n, k)
+            assert tile in ("", chosen) or not is_h200, (m, n, k)
             out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
             torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
             assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_ring"))

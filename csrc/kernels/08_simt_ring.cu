@@ -259,6 +259,7 @@ void launch_simt_ring(const Problem& p, const Context& context) {
     case 4: return run<Tile<4, 4, 4, 4, 32, 4, 64>>(p, plan, context);
     case 5: return run<Tile<5, 4, 8, 8, 32, 3, 64>>(p, plan, context);
   }
+  fail_no_tile("simt_ring", plan.tile);
 }
 
 }  // namespace tiled::cuda

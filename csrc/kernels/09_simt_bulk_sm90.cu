@@ -294,6 +294,7 @@ void launch_simt_bulk(const Problem& p, const Context& context) {
     case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, plan, context);
     case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, plan, context);
   }
+  fail_no_tile("simt_bulk", plan.tile);
 }
 
 }  // namespace tiled::cuda

@@ -249,11 +249,13 @@ void run(const Problem& p, const Context& context) {
 }  // namespace
 
 void launch_simt_small(const Problem& p, const Context& context) {
-  switch (small_plan(p, context.processors).tile) {
+  const int tile = small_plan(p, context.processors).tile;
+  switch (tile) {
     case 0: return run<Tile<0, 4, 4, 4, 8, 4, 8>>(p, context);
     case 1: return run<Tile<1, 4, 8, 8, 16, 2, 4>>(p, context);
     case 2: return run<Tile<2, 8, 8, 8, 16, 3, 1>>(p, context);
   }
+  fail_no_tile("simt_small", tile);
 }
 
 }  // namespace tiled::cuda

@@ -353,6 +353,7 @@ void run(Work& work, int tile, const Context& context) {
     case 2: return run<Tile<2, 4, 2, kAlongK>>(work, context);
     case 3: return run<Tile<3, 4, 4, kAlongK>>(work, context);
   }
+  fail_no_tile("simt_skinny", tile);
 }
 
 }  // namespace

@@ -323,10 +323,12 @@ void run_tile(const Problem& p, const Context& context) {
 
 template <class T, bool kAAcross, bool kBAcross>
 void run(const Problem& p, const Context& context) {
-  switch (mma_ring_plan(p, context.processors).tile) {
+  const int tile = mma_ring_plan(p, context.processors).tile;
+  switch (tile) {
     case 0: return run_tile<Tile<T, 0, 64, 32, 2, kAAcross, kBAcross>>(p, context);
     case 1: return run_tile<Tile<T, 1, 32, 32, 4, kAAcross, kBAcross>>(p, context);
   }
+  fail_no_tile("mma_ring", tile);
 }
 
 }  // namespace

@@ -31,8 +31,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "device/halves.cuh"
@@ -342,7 +340,7 @@ void run(const Problem& p, const Context& context) {
     case 13: return run_tile<mma_bulk::Tile<T, 13, 9, kAAcross, kBAcross>>(p, ranges, context);
     case 14: return run_tile<mma_bulk::Tile<T, 14, 13, kAAcross, kBAcross>>(p, ranges, context);
   }
-  throw std::logic_error("torch_tiled: mma_bulk has no tile " + std::to_string(plan.tile));
+  fail_no_tile("mma_bulk", plan.tile);
 }
 
 }  // namespace

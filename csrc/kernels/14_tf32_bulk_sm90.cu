@@ -281,6 +281,7 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
     case 5: run_tile<5, 8>(p, a, b, marks, totals, ranges, context); break;
     case 6: run_tile<6, 9>(p, a, b, marks, totals, ranges, context); break;
     case 7: run_tile<7, 13>(p, a, b, marks, totals, ranges, context); break;
+    default: fail_no_tile("tf32_bulk", plan.tile);
   }
   launch_recompute(p, marks, context);
 }

@@ -1,9 +1,8 @@
 // Copies operands of halves to lines that begin at multiples of 128 bytes, or of 16 if they are
-// shorter and along K. A thread copies eight elements of a line, or of two where there are many,
-// and some threads a part of it; or, where what follows each other lies across lines, a warp eight
-// elements of 32. Copies are asked to leave L2 last, and what is read first: were they written to
-// memory, that would take as long as to read the operand. The next call's often lie where these
-// did, and replace them.
+// shorter and along K. A thread copies eight elements of a line, and some threads a part of it; or,
+// where what follows each other lies across lines, a warp eight elements of 32. Copies are asked to
+// leave L2 last, and what is read first: were they written to memory, that would take as long as to
+// read the operand. The next call's often lie where these did, and replace them.
 
 #include <algorithm>
 
@@ -62,67 +61,44 @@ struct Piece {
 };
 
 // Of elements that lie apart, or across lines.
-template <int kLines>
 __device__ void gather_piece(const Job& job, uint32_t block) {
   const uint32_t lane = threadIdx.x % 32, warp = block * kWarps + threadIdx.x / 32;
-  const Piece piece = job.across ? Piece(job, warp, 32, kEight, lane, 0)
-                                 : Piece(job, warp * kParts + lane / kLanes, kLines, kPart, 0,
-                                         lane % kLanes * kEight);
+  const Piece piece =
+      job.across ? Piece(job, warp, 32, kEight, lane, 0)
+                 : Piece(job, warp * kParts + lane / kLanes, 1, kPart, 0, lane % kLanes * kEight);
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();
-  const int lines = piece.left <= 0 ? 0
-                    : job.across    ? min(piece.lines, 1)
-                                    : min(piece.lines, kLines);
-  NO_UNROLL
-  for (int i = 0; i < lines; ++i) {
-    device::store_16(piece.to + i * job.pitch,
-                     gather(piece.from + i * job.from.row_stride, job.from.col_stride, piece.left),
-                     device::read_soon());
-  }
+  if (piece.lines <= 0 || piece.left <= 0) return;
+  device::store_16(piece.to, gather(piece.from, job.from.col_stride, piece.left),
+                   device::read_soon());
 }
 
-// kLines: of which a thread copies eights, reading all before it stores any. Where those lie is
-// found out before the previous kernel has ended.
-template <int kLines>
+// Where a piece lies is found out before the previous kernel has ended.
 __global__ void __launch_bounds__(kThreads) copy_lines_kernel(const __grid_constant__ Jobs jobs) {
   const bool second = blockIdx.x >= jobs.job[0].blocks;
   const Job& job = jobs.job[second];
   const uint32_t block = blockIdx.x - (second ? jobs.job[0].blocks : 0);
-  if (job.across || job.from.col_stride != 1) return gather_piece<kLines>(job, block);
-  const Piece piece(job, block * (kThreads / kLanes) + threadIdx.x / kLanes, kLines, kPart, 0,
+  if (job.across || job.from.col_stride != 1) return gather_piece(job, block);
+  const Piece piece(job, block * (kThreads / kLanes) + threadIdx.x / kLanes, 1, kPart, 0,
                     threadIdx.x % kLanes * kEight);
-  const uint4* sixteens[kLines];
-  // Whether there is a line, both of the 16 bytes are asked for, and memory may end within them.
-  bool reads[kLines], both[kLines], ends[kLines];
-  int shift[kLines];
-  UNROLL
-  for (int i = 0; i < kLines; ++i) {
-    const uint16_t* own = piece.from + i * job.from.row_stride;
-    shift[i] = shift_of(own);
-    sixteens[i] = reinterpret_cast<const uint4*>(own - shift[i] / 2);
-    both[i] = shift[i] / 2 + piece.left > kEight;
-    reads[i] = i < piece.lines && piece.left > 0;
-    ends[i] = reinterpret_cast<const uint16_t*>(sixteens[i] + 1 + both[i]) > piece.end;
-  }
-  UNROLL
-  for (int i = 0; i < kLines; ++i) asm volatile("" : "+l"(sixteens[i]));  // here, not later
+  const int shift = shift_of(piece.from);
+  const auto* sixteen = reinterpret_cast<const uint4*>(piece.from - shift / 2);
+  // Whether both of the 16 bytes are asked for, and memory may end within them.
+  const bool both = shift / 2 + piece.left > kEight;
+  const bool ends = reinterpret_cast<const uint16_t*>(sixteen + 1 + both) > piece.end;
+  asm volatile("" : "+l"(sixteen));  // here, not later
   device::wait_for_previous_kernel();
   device::let_next_kernel_start();  // and set up its barriers
-  uint4 near[kLines], far[kLines];
-  UNROLL
-  for (int i = 0; i < kLines; ++i) {
-    near[i] = far[i] = make_uint4(0, 0, 0, 0);
-    if (reads[i] && !ends[i]) near[i] = __ldcs(sixteens[i]);
-    if (reads[i] && !ends[i] && both[i]) far[i] = __ldcs(sixteens[i] + 1);
+  if (piece.lines <= 0 || piece.left <= 0) return;
+  uint4 made;
+  if (ends) {
+    made = gather(piece.from, 1, piece.left);
+  } else {
+    const uint4 near = __ldcs(sixteen);
+    const uint4 far = both ? __ldcs(sixteen + 1) : make_uint4(0, 0, 0, 0);
+    made = shifted(near, far, shift);
   }
-  UNROLL
-  for (int i = 0; i < kLines; ++i) {
-    if (!reads[i]) return;
-    const uint16_t* own = piece.from + i * job.from.row_stride;
-    device::store_16(piece.to + i * job.pitch,
-                     ends[i] ? gather(own, 1, piece.left) : shifted(near[i], far[i], shift[i]),
-                     device::read_soon());
-  }
+  device::store_16(piece.to, made, device::read_soon());
 }
 
 }  // namespace
@@ -163,25 +139,18 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     *operands[i] = to;
   }
   if (bytes == 0) return copied;
-  const auto share_out = [&](int by_lines) {  // of which a thread copies eights
-    int64_t blocks = 0;
-    for (Job& job : jobs.job) {
-      if (job.lines == 0) continue;
-      const int64_t parts = ceil_div(job.length, job.across ? kEight : kPart);
-      const int64_t groups = ceil_div(job.lines, job.across ? 32 : by_lines);
-      job.parts = Divisor::of(static_cast<uint32_t>(parts));
-      job.groups = Divisor::of(static_cast<uint32_t>(groups));
-      const int64_t by_block = job.across ? kWarps : kWarps * kParts;
-      const int64_t own = ceil_div(parts * groups * job.batch.count, by_block);
-      job.blocks = static_cast<uint32_t>(own);
-      blocks += own;
-    }
-    return blocks;
-  };
-  constexpr int kAtOnce = 2048 / kThreads;  // blocks that a multiprocessor runs
-  int64_t blocks = share_out(1);
-  const bool many = blocks > kAtOnce * context.processors;
-  if (many) blocks = share_out(2);
+  int64_t blocks = 0;
+  for (Job& job : jobs.job) {
+    if (job.lines == 0) continue;
+    const int64_t parts = ceil_div(job.length, job.across ? kEight : kPart);
+    const int64_t groups = ceil_div(job.lines, job.across ? 32 : 1);
+    job.parts = Divisor::of(static_cast<uint32_t>(parts));
+    job.groups = Divisor::of(static_cast<uint32_t>(groups));
+    const int64_t by_block = job.across ? kWarps : kWarps * kParts;
+    const int64_t own = ceil_div(parts * groups * job.batch.count, by_block);
+    job.blocks = static_cast<uint32_t>(own);
+    blocks += own;
+  }
   if (blocks * kWarps * kParts > kMostPieces) return std::nullopt;
   void* workspace = context.allocate_if_there_is(bytes);
   if (workspace == nullptr) return std::nullopt;
@@ -190,8 +159,7 @@ std::optional<Problem> in_lines_of_halves(const Problem& p, const Context& conte
     operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
     jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
   }
-  launch_after(many ? copy_lines_kernel<2> : copy_lines_kernel<1>, static_cast<unsigned>(blocks),
-               kThreads, 0, context, jobs);
+  launch_after(copy_lines_kernel, static_cast<unsigned>(blocks), kThreads, 0, context, jobs);
   return copied;
 }
 
