@@ -275,33 +275,25 @@ __device__ void produce(const typename End::Work& work, mma_bulk::Smem<Tile, End
         work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch),
         mma_bulk::rank<Tile>()};
     const int count = Copies<Tile>::stages(k);
-    const auto ask_for_b = [&] {
-      const int step = Tile::kAAcross ? stage : stage - 1;
+    for (; stage < count; stage += Tile::kProducers, skip(Tile::kProducers)) {
       uint64_t* full = &smem.full[ring.stage];
-      if (step < 0) return device::arrive(full);
-      device::arrive_expecting(full, b.bytes(Tile::kK));
-      const int64_t at = unit.begin + step * Tile::kK;
-      b.copy(smem.b[ring.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
-    };
-    // At first a ring of A's lines, then B's, for which this waits; then both.
-    const device::Ring first = ring;
-    NO_UNROLL
-    for (int turn = waited ? 2 : 0; turn < 3; ++turn) {
-      if (turn == 1) {
-        device::wait_for_previous_kernel();
-        waited = true, ring = first, stage = own;
+      device::wait(&smem.empty[ring.stage], ring.parity);
+      __syncwarp();
+      // By turns, so that no warp has more to do than others.
+      if (warp % kWarps == ring.stage / Tile::kProducers % kWarps && device::elect()) {
+        const int step = Tile::kAAcross ? stage : stage - 1;
+        if (step < 0) {
+          device::arrive(full);
+        } else {
+          if (!waited) device::wait_for_previous_kernel();
+          waited = true;
+          device::arrive_expecting(full, b.bytes(Tile::kK));
+          const int64_t at = unit.begin + step * Tile::kK;
+          b.copy(smem.b[ring.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
+        }
       }
-      const int end = turn == 2 ? count : min(count, Tile::kStages);
-      for (; stage < end; stage += Tile::kProducers, skip(Tile::kProducers)) {
-        if (turn != 1) device::wait(&smem.empty[ring.stage], ring.parity);
-        __syncwarp();
-        // By turns, so that no warp has more to do than others.
-        const bool asks = warp % kWarps == ring.stage / Tile::kProducers % kWarps;
-        if (turn != 0 && asks && device::elect()) ask_for_b();
-        if (turn == 1) continue;
-        a.copy(smem.a, ring.stage, stage);
-        device::arrive_when_copied(&smem.full[ring.stage]);
-      }
+      a.copy(smem.a, ring.stage, stage);
+      device::arrive_when_copied(full);
     }
     stage -= count;
   }
