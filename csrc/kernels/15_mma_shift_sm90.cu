@@ -14,7 +14,7 @@
 // Limit: requests to L2, two for each step across K; for a block alone some 430 clocks a step,
 //        which no part of it bounds alone; the longer operand is copied once for each 64 to 256
 //        columns, so for large products copies of both that 13_mma_bulk makes are faster.
-// Next:  the shorter operand's copy, for which this waits, and which three ways did not save:
+// Next:  the shorter operand's copy, for which this waits, and which several ways did not save:
 //        docs/notes.md.
 //
 //   producers   wait empty[s]   copy A's lines of a stage, ask for B's -> full[s]; two warpgroups,
