@@ -385,9 +385,11 @@ std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
   return {halves, undo};
 }
 
+// On a GPU of that compute capability (90 for 9.0) with that many SMs where either is not 0; the
+// product is then not computed.
 std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
-                                        const std::string& algorithm,
-                                        const std::string& precision) {
+                                        const std::string& algorithm, const std::string& precision,
+                                        int64_t compute_capability, int64_t sms) {
   const Options options = make_options("tiled::explain", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   const Product product = make_product(options.op, readable(a), readable(b));
@@ -403,7 +405,14 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
       dtype_name(a.scalar_type()) + ", precision " + precision,
       "layout",
       std::string("a ") + layout(product.a) + ", b " + layout(product.b)};
-  if (is_torch_product(a, options)) {
+  const bool hypothetical = compute_capability != 0 || sms != 0;
+  if (hypothetical && (compute_capability < 80 || sms < 1 || sms > 1 << 16)) {
+    fail(options.op, "compute_capability is " + std::to_string(compute_capability) +
+                         " and sms is " + std::to_string(sms) +
+                         "; a GPU has at least 80 (for 8.0) and from 1 to 65536 SMs, such as 90 "
+                         "and 132");
+  }
+  if (!hypothetical && is_torch_product(a, options)) {
     lines.insert(lines.end(),
                  {"algorithm", "torch.matmul", "why", "on the CPU auto is PyTorch's own product"});
     return lines;
@@ -412,10 +421,14 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
   lay_out_batch(product.a, product.b, product.matrices(std::move(c)), p);
-  const Context context = make_context(options.op, a);
+  const Context context = hypothetical
+                              ? Context{.processors = static_cast<int>(sms),
+                                        .compute_capability = static_cast<int>(compute_capability)}
+                              : make_context(options.op, a);
   for (auto& [heading, text] : explain(algorithm, p, context)) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
   }
+  if (hypothetical) return lines;
   if (is_guarded(pick(algorithm, p, context).order)) {  // only the product itself can tell
     const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
     int64_t recomputed = 0;
@@ -455,7 +468,9 @@ STABLE_TORCH_LIBRARY(tiled, m) {
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("algorithms() -> str[]");
-  m.def("explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\") -> str[]");
+  m.def(
+      "explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
+      "int compute_capability=0, int sms=0) -> str[]");
 }
 
 // One set of functions serves both devices; without CUDA in the build they say so.

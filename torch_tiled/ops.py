@@ -296,14 +296,19 @@ def explain(
     *,
     algorithm: str = "auto",
     precision: str = "fp32",
+    compute_capability: int = 0,
+    sms: int = 0,
 ) -> Explanation:
     """What torch_tiled.matmul(a, b) would do with these operands and options, and why.
 
-    Where the product is one of halves it is computed, to tell how many elements the guard had
-    computed again.
+    Products with a guard are computed, to tell how many elements were recomputed. With
+    `compute_capability` and `sms` nothing is computed: the plan is that for such a GPU, which need
+    not be there.
 
     Args:
         a, b, algorithm, precision: as for torch_tiled.matmul, but b is not a Prepared.
+        compute_capability, sms: of a GPU, such as 90 and 132 for an H200 (compute capability 9.0,
+            132 SMs).
 
     Returns:
         An Explanation, whose fields (strings; at least `algorithm`) can be printed or read.
@@ -315,5 +320,12 @@ def explain(
 
         >>> print(torch_tiled.explain(torch.randn(512, 256), torch.randn(256, 128)))
     """
-    facts = torch.ops.tiled.explain(a, b, algorithm=algorithm, precision=precision)
+    facts = torch.ops.tiled.explain(
+        a,
+        b,
+        algorithm=algorithm,
+        precision=precision,
+        compute_capability=compute_capability,
+        sms=sms,
+    )
     return Explanation(**dict(zip(facts[::2], facts[1::2], strict=True)))
