@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 IN := $(VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
-CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh)
+CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
@@ -20,7 +20,7 @@ help:
 	@echo 'make memcheck                        random products under compute-sanitizer'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
-	@echo '     KERNEL=mma_bulk SHAPE=768x768x4096 ARGS="--dtype bfloat16 --layout TN"'
+	@echo '     KERNEL=mma_tma SHAPE=768x768x4096 ARGS="--dtype bfloat16 --layout TN"'
 	@echo 'make clean                           delete what was built (.venv stays)'
 
 $(VENV)/made: tools/make_venv.py

@@ -125,19 +125,20 @@ def choose_nvcc() -> str | None:
 def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     """What there is to compile: the kernels first, which take longest.
 
-    Without nvcc that is neither the kernels nor cuda_*.cpp, which call CUDA's runtime.
+    Without nvcc that is neither kernels/ nor cuda_*.cpp, which call CUDA's runtime.
     """
     flags = [*COMMON_FLAGS, f"-I{ROOT / 'csrc'}", "-isystem", torch_headers]
-    sources = sorted([*ROOT.glob("csrc/cpu/*.cpp"), *ROOT.glob("csrc/*.cpp")])
+    sources = sorted(ROOT.glob("csrc/**/*.cpp"))
     if nvcc is None:
-        host = [path for path in sources if not path.name.startswith("cuda_")]
+        kernels = ROOT / "csrc/kernels"
+        host = [x for x in sources if kernels not in x.parents and not x.name.startswith("cuda_")]
         return [Compilation(path, [CXX, *flags, *HOST_FLAGS]) for path in host]
 
     # nvcc hands the .cpp files on to the host's compiler, along with the toolkit's headers.
     command = [nvcc, "-ccbin", CXX, *flags, "-DTORCH_TILED_WITH_CUDA", *DEVICE_FLAGS]
     command += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
     plan = []
-    for path in sorted(ROOT.glob("csrc/kernels/*.cu")):
+    for path in sorted(ROOT.glob("csrc/kernels/**/*.cu")):
         only = ARCHITECTURES.get(path.stem[-5:])
         plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
     return plan + [Compilation(path, command) for path in sources]

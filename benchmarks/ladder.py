@@ -92,7 +92,7 @@ TILED = {
 THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))
 # Of the rungs on CUDA cores that the model of traffic is for. naive has no tile: each thread reads
 # for itself.
-TILES = {"naive": Tile(1, 1), **TILED, "simt_bulk": Tile(256, 128, 8, 16)}
+TILES = {"naive": Tile(1, 1), **TILED, "simt_tma": Tile(256, 128, 8, 16)}
 
 
 def square(measured: dict, size: int, algorithm: str, precision: str = "fp32") -> dict | None:
@@ -277,7 +277,7 @@ def write_sizes(measured: dict) -> str:
 
 def write_halves(measured: dict) -> str:
     """The peer's rate of float16 products, of which fp16x3 needs three."""
-    found = [row for row in measured["rows"] if row["variant"] == "halves"]
+    found = [row for row in measured["rows"] if row["variant"] == "fp16 peer"]
     if not found:
         return "cuBLAS's rate of float16 products was not measured."
     told = [

@@ -219,7 +219,7 @@ def _batched() -> tuple[Shape, ...]:
     )
 
 
-def _half_square() -> tuple[Shape, ...]:
+def _mma_square() -> tuple[Shape, ...]:
     groups = {"512 and 1024": (512, 1024), "from 2048": (2048, 4096, 8192, 16384)}
     hot = ((8192, "NT"), (16384, "NT"))
     return tuple(
@@ -230,7 +230,7 @@ def _half_square() -> tuple[Shape, ...]:
     )
 
 
-def _half_long() -> tuple[Shape, ...]:
+def _mma_long_k() -> tuple[Shape, ...]:
     gradients = ((768, 768), (768, 3072), (1024, 1024), (512, 512), (256, 1024))
     few_rows = ((1, 16384, 53248), (16, 8192, 28672), (64, 8192, 28672))
     return (
@@ -331,7 +331,7 @@ SUITES = {
     "guard": Suite(
         "data of other kinds: positive; a row infinite; what fp16x3 computes again, all of it",
         (Shape(4096, 4096, 4096),),
-        ("plain", "uniform", "bad row", "marked"),
+        ("plain", "uniform", "bad row", "flagged"),
         precisions=("fp32", "ieee"),
     ),
     "epilogue": Suite(
@@ -340,25 +340,25 @@ SUITES = {
         ("plain", "bias", "relu", "gelu"),
         precisions=("fp32", "ieee"),
     ),
-    "half_square": Suite(
+    "mma_square": Suite(
         "m = n = k, from 512 to 16384, in each layout",
-        _half_square(),
+        _mma_square(),
         dtypes=("bfloat16", "float16"),
     ),
-    "half_ragged": Suite(
+    "mma_ragged": Suite(
         "ragged, and ieee's odd sizes", (*_ragged(), *_odd_sizes()), dtypes=("bfloat16",)
     ),
-    "half_lines": Suite(
+    "mma_unaligned_rows": Suite(
         "lines that begin at multiples of 16 bytes alone, or anywhere",
         _lines(),
         dtypes=("bfloat16",),
     ),
-    "half_decode": Suite(
+    "mma_decode": Suite(
         "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
     ),
-    "half_long": Suite("sums of several chunks", _half_long(), dtypes=("bfloat16",)),
-    "half_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
-    "half_epilogue": Suite(
+    "mma_long_k": Suite("sums of several chunks", _mma_long_k(), dtypes=("bfloat16",)),
+    "mma_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
+    "mma_epilogue": Suite(
         "epilogue", _epilogue(), ("plain", "bias", "relu", "gelu"), dtypes=("bfloat16",)
     ),
     "tf32_square": Suite(
@@ -366,9 +366,9 @@ SUITES = {
         _tf32_square(),
         precisions=("tf32",),
     ),
-    "halves": Suite(
+    "fp16_peer": Suite(
         "against the vendor's float16, of whose products fp16x3 has three",
         tuple(Shape(size, size, size, layout="NT") for size in (4096, 8192)),
-        ("halves",),
+        ("fp16 peer",),
     ),
 }

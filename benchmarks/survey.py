@@ -2,7 +2,7 @@
 
     python benchmarks/survey.py
     python benchmarks/survey.py --sides eights --count 400 --json survey.json
-    python benchmarks/survey.py --beside mma_shift mma_bulk    # whether auto took the faster one
+    python benchmarks/survey.py --beside mma_unaligned mma_tma    # whether auto took the faster one
 
 M, N and K are of any order of magnitude, each as likely as another, in a third of them M and N are
 exchanged, and they are in any layout. Of each such product measure.py times in turns what `auto`

@@ -38,7 +38,7 @@ def prepared(sets: list[Operands], **ways) -> Contest:
     return replace(contest, ours=(contest.ours[0], split))
 
 
-def against_halves(sets: list[Operands], **ways) -> Contest:
+def against_fp16(sets: list[Operands], **ways) -> Contest:
     """The peer multiplies as many float16 numbers: three such products are what fp16x3 does."""
     halves = [(a.half(), b.half()) for a, b in sets]
     return replace(plain(sets, **ways), peer=(torch.matmul, halves), peer_suffix=", float16")
@@ -56,7 +56,7 @@ def bad_row(sets: list[Operands], **ways) -> Contest:
     return plain(sets, **ways)
 
 
-def marked(sets: list[Operands], **ways) -> Contest:
+def flagged(sets: list[Operands], **ways) -> Contest:
     """fp16x3 computes each element again: huge elements of a, which meet zeros, hide the others."""
     sets = [(a.clone(), b.clone()) for a, b in sets]
     for a, b in sets:
@@ -89,9 +89,9 @@ VARIANTS: dict[str, Callable[..., Contest]] = {
     "prepared": prepared,
     "uniform": uniform,
     "bad row": bad_row,
-    "marked": marked,
+    "flagged": flagged,
     "bias": partial(linear, "none"),
     "relu": partial(linear, "relu"),
     "gelu": partial(linear, "gelu"),
-    "halves": against_halves,
+    "fp16 peer": against_fp16,
 }

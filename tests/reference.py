@@ -118,13 +118,13 @@ def takes(algorithm, dtype, device="cpu", precision="fp32"):
     if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32")):
         return True
     if algorithm.startswith("mma"):
-        anywhere = algorithm in ("mma", "mma_ring") or device == "cpu"
+        anywhere = algorithm in ("mma", "mma_sync") or device == "cpu"
         return dtype in HALVES and (anywhere or _is_hopper())
     if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision == "ieee"):
         return False
     if algorithm.startswith("tf32") and precision != "tf32":
         return False
-    return algorithm in ("simt", "simt_small", "simt_ring") or device == "cpu" or _is_hopper()
+    return algorithm in ("simt", "simt_small", "simt_cp_async") or device == "cpu" or _is_hopper()
 
 
 def _is_hopper():

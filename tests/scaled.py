@@ -9,8 +9,8 @@ from reference import assert_same
 
 import torch_tiled
 
-FP16X3_RUNGS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_narrow", "fp16x3_bulk")
-TF32_RUNGS = ("tf32_bulk", "tf32")
+FP16X3_RUNGS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_fused", "fp16x3_wgmma")
+TF32_RUNGS = ("tf32_tma", "tf32")
 
 
 @dataclass(frozen=True)

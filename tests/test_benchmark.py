@@ -253,8 +253,8 @@ def test_a_suite_has_its_dtypes_where_none_is_asked_for():
         return {job.dtype for job in jobs}
 
     assert told("square") == {"float32"}
-    assert told("half_square") == {"bfloat16", "float16"}
-    assert told("half_decode --dtype float16") == {"float16"}
+    assert told("mma_square") == {"bfloat16", "float16"}
+    assert told("mma_decode --dtype float16") == {"float16"}
 
 
 def test_every_kind_of_product_is_measured_by_ieee_multiply_adds():
@@ -305,7 +305,7 @@ def test_tf32_is_measured_in_each_layout_and_at_odd_sizes():
 
 
 def test_lines_of_halves_begin_where_their_suite_says():
-    for shape in shapes.SUITES["half_lines"].shapes:
+    for shape in shapes.SUITES["mma_unaligned_rows"].shapes:
         a = shape.k if shape.layout[0] == "N" else shape.m
         b = shape.n if shape.layout[1] == "N" else shape.k
         if shape.group == "few rows, odd lines":
@@ -508,13 +508,13 @@ def test_a_profiler_sees_one_product_of_ours_and_one_of_the_peer(
 ):
     if device == "cpu":
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    asked = ["--shape", "5x6x7", "--algorithm", "naive", "tiled16", "mma_bulk"]
+    asked = ["--shape", "5x6x7", "--algorithm", "naive", "tiled16", "mma_tma"]
     args = bench_matmul.parse([*asked, "--device", device])
     assert bench_matmul.profile(args, report.make_console()) == 0
     assert profiled == 2 * ["torch_tiled", "torch"]
     output = " ".join(capsys.readouterr().out.split())
     assert "float32 fp32 5x6x7 NN naive: first ours, then " in output
-    assert "5x6x7 NN mma_bulk was not profiled: tiled::" in output
+    assert "5x6x7 NN mma_tma was not profiled: tiled::" in output
 
 
 def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
@@ -719,15 +719,15 @@ def test_the_survey_writes_its_results(tmp_path, capsys):
 def test_the_survey_times_rungs_beside_each_other(tmp_path, capsys):
     path = tmp_path / "survey.json"
     options = "--device cpu --dtype float32 --count 3 --most 4e5 --repeats 1".split()
-    assert survey.main([*options, "--beside", "tiled16", "simt_bulk", "--json", str(path)]) == 0
+    assert survey.main([*options, "--beside", "tiled16", "simt_tma", "--json", str(path)]) == 0
     results = json.loads(path.read_text())
-    assert results["header"]["beside"] == ["tiled16", "simt_bulk"]
-    for row in results["rows"]:  # simt_bulk takes K from 64 on, PyTorch's product is none of ours
-        assert set(row["beside_us"]) == {"tiled16"} | ({"simt_bulk"} if row["k"] >= 64 else set())
+    assert results["header"]["beside"] == ["tiled16", "simt_tma"]
+    for row in results["rows"]:  # simt_tma takes K from 64 on, PyTorch's product is none of ours
+        assert set(row["beside_us"]) == {"tiled16"} | ({"simt_tma"} if row["k"] >= 64 else set())
         assert row["best_us"] == min(row["us"], *row["beside_us"].values())
     summary = results["header"]["summary"]
     assert summary["over_best"] >= 1 and summary["over_twice_at_best"] <= summary["over_twice"]
-    assert "By the fastest of auto's rung and tiled16, simt_bulk" in capsys.readouterr().out
+    assert "By the fastest of auto's rung and tiled16, simt_tma" in capsys.readouterr().out
 
 
 def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
@@ -743,7 +743,7 @@ def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
     [
         ("--count 0", "--count is 0"),
         ("--most 100", "--most is 100"),
-        ("--dtype float32 --beside mma_ring", 'algorithm "mma_ring" takes float16 and bfloat16'),
+        ("--dtype float32 --beside mma_sync", 'algorithm "mma_sync" takes float16 and bfloat16'),
     ],
 )
 def test_the_survey_says_what_it_cannot_do(options, said, capsys):

@@ -258,7 +258,7 @@ def test_parts_of_a_product_share_what_memory_there_is(precision, room, k):
     """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. With 8 MB the
     same bits, or with 80, and with none where K is short. In a process of its own, where no other
     test has left room."""
-    algorithm = {"fp32": "fp16x3_bulk", "tf32": "tf32_bulk"}[precision]
+    algorithm = {"fp32": "fp16x3_wgmma", "tf32": "tf32_tma"}[precision]
     enough = {"fp32": 8 << 20, "tf32": 80 << 20}[precision]
     program = f"""
 import torch, torch_tiled

@@ -182,9 +182,9 @@ MATMUL = {
     ),
     "tf32": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **TF32), TF32_ALONE),
     "tf32_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_TF32), TF32_ALONE),
-    "tf32_bulk": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="tf32_bulk"),
-        TF32_ALONE.replace("tf32", "tf32_bulk", 1),
+    "tf32_tma": (
+        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="tf32_tma"),
+        TF32_ALONE.replace("tf32", "tf32_tma", 1),
     ),
     **{
         f"tf32_{dtype}": (
@@ -216,9 +216,9 @@ MATMUL = {
         )
         for dtype in (torch.float32, torch.float64)
     },
-    "mma_bulk": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_bulk"),
-        HALVES_ONLY.replace("mma", "mma_bulk"),
+    "mma_tma": (
+        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_tma"),
+        HALVES_ONLY.replace("mma", "mma_tma"),
     ),
     # out
     "out_shape": (
@@ -421,8 +421,8 @@ def test_a_gpu_without_the_tensor_cores_is_refused():
     assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
     of_tf32 = sentence.replace("fp16x3", "tf32")
     assert_raises(of_tf32, torch_tiled.matmul, x, x, precision="tf32", **TF32)
-    of_halves = sentence.replace("fp16x3", "mma_bulk").replace("or simt", "or mma_ring")
-    assert_raises(of_halves, torch_tiled.matmul, x.half(), x.half(), algorithm="mma_bulk")
+    of_halves = sentence.replace("fp16x3", "mma_tma").replace("or simt", "or mma_sync")
+    assert_raises(of_halves, torch_tiled.matmul, x.half(), x.half(), algorithm="mma_tma")
     simt = torch_tiled.matmul(x, x, algorithm="simt")
     assert torch.equal(simt, torch_tiled.matmul(x, x, algorithm="tiled"))
 

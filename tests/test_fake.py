@@ -80,7 +80,7 @@ BAD_CALLS = {
     "tf32 by multiply-adds": lambda: (
         ops.linear,
         (f32(3, 4), f32(5, 4)),
-        {"precision": "ieee", "algorithm": "tf32_bulk"},
+        {"precision": "ieee", "algorithm": "tf32_tma"},
     ),
     "out_dtype": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"out_dtype": torch.float64}),
     "out_dtype of a half": lambda: (

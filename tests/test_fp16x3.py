@@ -252,8 +252,8 @@ def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
     m, k, n = sizes
     a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
-    bulk = torch_tiled.matmul(a, b, algorithm="fp16x3_bulk")
-    for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_narrow"):
+    bulk = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
+    for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_fused"):
         for _ in range(3):  # a race would show as a difference that moves
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), bulk)
 
@@ -262,7 +262,7 @@ def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
 def test_bulk_cuts_k_where_there_are_few_tiles():
     def blocks(*sizes, k):
         a = torch.empty(*sizes, k, device="cuda")
-        return int(torch_tiled.explain(a, a.mT, algorithm="fp16x3_bulk").blocks)
+        return int(torch_tiled.explain(a, a.mT, algorithm="fp16x3_wgmma").blocks)
 
     assert blocks(128, k=16384) == 16
     assert blocks(2, 256, k=16384) == 8 * 16
@@ -290,8 +290,8 @@ def shifted(k, n):
 def test_narrow_takes_what_a_tensor_map_can_read(b, taken):
     b = b(600, 200)
     a = torch.randn(*b.shape[:-2], 40, 600)
-    explained = torch_tiled.explain(a, b, algorithm="fp16x3_narrow")
-    assert (explained.algorithm == "fp16x3_narrow") == taken
+    explained = torch_tiled.explain(a, b, algorithm="fp16x3_fused")
+    assert (explained.algorithm == "fp16x3_fused") == taken
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def non_finite_at(column):
 
 
 # Scales of rows and columns that change from stage to stage of a chunk, as fp16x3_skinny and
-# fp16x3_narrow find them: before the largest magnitude is seen, they go by what has been.
+# fp16x3_fused find them: before the largest magnitude is seen, they go by what has been.
 GROWING = {
     "doubles each 64": along_k(lambda k: 2.0 ** (k // 64)),
     "doubles each 20": along_k(lambda k: 2.0 ** (k / 20)),

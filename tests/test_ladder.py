@@ -41,9 +41,9 @@ def test_tiles_are_those_of_the_kernels():
     assert source.count("__shared__") == 2
 
 
-def test_the_tile_of_simt_bulk_is_that_of_its_kernel():
-    (source,) = (path.read_text() for path in KERNELS.glob("*_simt_bulk_sm90.cu"))
-    tile = ladder.TILES["simt_bulk"]
+def test_the_tile_of_simt_tma_is_that_of_its_kernel():
+    (source,) = (path.read_text() for path in KERNELS.glob("*_simt_tma_sm90.cu"))
+    tile = ladder.TILES["simt_tma"]
     bulk = (KERNELS.parent / "simt.h").read_text().partition("kBulkTiles[] = {")[2]
     assert bulk.split("{")[1].startswith(f"{tile.m}, {tile.n}, ")
     assert f"run<Tile<0, {tile.thread_m}, {tile.thread_n}, " in source
@@ -92,7 +92,7 @@ def test_the_model_of_traffic_counts_what_trace_counts(size, tile):
 
 def test_roofs_follow_from_their_inputs():
     assert ladder.PEAK == pytest.approx(66.9, abs=0.05)
-    assert ladder.TILES["simt_bulk"].loads == 3 / 16
+    assert ladder.TILES["simt_tma"].loads == 3 / 16
     fed = [round(ladder.Tile(m, n, m, n).fed) for m, n in ladder.THREAD_TILES]
     assert fed == [16, 64, 85, 128, 171]
     row = product("auto", copy_us=100.0)
@@ -113,11 +113,11 @@ def product(algorithm, size=4096, *, tflops=10.0, copy_us=None, **other):
 
 def test_the_table_has_every_rung_of_the_results_and_no_family():
     rows = [
-        product("simt_bulk", tflops=51.5),
+        product("simt_tma", tflops=51.5),
         product("simt_skinny", tflops=30.0),
         product("simt_small", 256, tflops=5.0),
         product("simt"),
-        product("fp16x3_bulk", tflops=200.0),
+        product("fp16x3_wgmma", tflops=200.0),
         product("fp16x3_small", 256, tflops=6.0),
         product("fp16x3"),
         product("tiled64", 256, tflops=1.5),
@@ -131,10 +131,10 @@ def test_the_table_has_every_rung_of_the_results_and_no_family():
     assert ladder.rungs(measured) == [
         "naive",
         "tiled64",
-        "simt_bulk",
+        "simt_tma",
         "simt_small",
         "simt_skinny",
-        "fp16x3_bulk",
+        "fp16x3_wgmma",
         "fp16x3_small",
     ]
     lines = ladder.write_rungs(measured).splitlines()
@@ -142,8 +142,8 @@ def test_the_table_has_every_rung_of_the_results_and_no_family():
     cells = {line.split("`")[1]: line.split(" | ")[2:] for line in lines[2:]}
     assert cells["naive"] == ["-", "6.5", "0.10", "0.50 |"]
     assert cells["tiled64"] == ["1.5", "-", "-", "- |"]
-    assert cells["simt_bulk"] == ["-", "51.5", "0.77", "0.50 |"]
-    assert "multiply-adds on CUDA cores" in lines[4] and "_simt_bulk_sm90.cu)" in lines[4]
+    assert cells["simt_tma"] == ["-", "51.5", "0.77", "0.50 |"]
+    assert "multiply-adds on CUDA cores" in lines[4] and "_simt_tma_sm90.cu)" in lines[4]
     assert "_simt_small.cu)" in lines[5] and "_simt_skinny_sm90.cu)" in lines[6]
 
 

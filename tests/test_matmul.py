@@ -225,10 +225,10 @@ def test_views_are_not_copied(device):
 def test_algorithms_are_named_slowest_first():
     assert RUNGS == [
         *("naive", "tiled16", "tiled32", "tiled64", "tiled"),
-        *("simt_small", "simt_ring", "simt_bulk", "simt_skinny", "simt"),
-        *("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_narrow"),
-        *("fp16x3_bulk", "fp16x3", "mma_ring", "mma_shift", "mma_bulk", "mma"),
-        *("tf32_bulk", "tf32"),
+        *("simt_small", "simt_cp_async", "simt_tma", "simt_skinny", "simt"),
+        *("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_fused"),
+        *("fp16x3_wgmma", "fp16x3", "mma_sync", "mma_unaligned", "mma_tma", "mma"),
+        *("tf32_tma", "tf32"),
     ]
 
 

@@ -14,7 +14,7 @@ from specification import chained, fused_multiply_add, sum_in_chunks
 
 import torch_tiled
 
-RUNGS = ("mma_ring", "mma_shift", "mma_bulk", "mma")
+RUNGS = ("mma_sync", "mma_unaligned", "mma_tma", "mma")
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 each_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -283,10 +283,10 @@ def test_any_view_is_taken(device, view, dtype):
     a = torch.randn(40, 603, dtype=dtype, device=device)
     b = view(lambda *shape: torch.randn(shape, dtype=dtype, device=device), 603, 201)
     for x, y in ((a, b), (b.mT, a.mT), (a.expand(2, 40, 603), b)):
-        assert torch_tiled.explain(x, y, algorithm="mma_bulk").algorithm == "mma_bulk"
+        assert torch_tiled.explain(x, y, algorithm="mma_tma").algorithm == "mma_tma"
         out = torch.full((*x.shape[:-1], y.shape[-1]), torch.nan, dtype=dtype, device=device)
-        torch_tiled.matmul(x, y, algorithm="mma_bulk", out=out)
-        assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))
+        torch_tiled.matmul(x, y, algorithm="mma_tma", out=out)
+        assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_sync"))
 
 
 # --- accuracy ------------------------------------------------------------------------------------
@@ -388,13 +388,13 @@ def test_few_rows_or_columns(layout, dtype):
             b = in_layout(torch.randn(k, columns, device="cuda").to(dtype), layout[1])
             for x, y in ((a, b), (b.mT, a.mT), (a[:, 3:], b[3:]), (b.mT[:, 3:], a.mT[3:])):
                 out = torch.full((len(x), y.shape[1]), torch.nan, dtype=dtype, device="cuda")
-                torch_tiled.matmul(x, y, algorithm="mma_bulk", out=out)
-                assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))
+                torch_tiled.matmul(x, y, algorithm="mma_tma", out=out)
+                assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_sync"))
             bias = torch.randn(rows, device="cuda").to(dtype)
             x = b.mT.expand(2, columns, k)
             assert torch.equal(
-                torch_tiled.linear(x, a, bias=bias, algorithm="mma_bulk"),
-                torch_tiled.linear(x, a, bias=bias, algorithm="mma_ring"),
+                torch_tiled.linear(x, a, bias=bias, algorithm="mma_tma"),
+                torch_tiled.linear(x, a, bias=bias, algorithm="mma_sync"),
             )
 
 
@@ -422,20 +422,20 @@ def test_bulk_with_any_tile(layout, dtype):
         for m, n, k in problems:
             a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
             b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
-            chosen = torch_tiled.explain(a, b, algorithm="mma_bulk").tile
+            chosen = torch_tiled.explain(a, b, algorithm="mma_tma").tile
             assert tile in ("", chosen) or not is_h200, (m, n, k)
             out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
-            torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out)
-            assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_ring"))
+            torch_tiled.matmul(a, b, algorithm="mma_tma", out=out)
+            assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_sync"))
             single = torch.full((m, n), torch.nan, device="cuda")
-            torch_tiled.matmul(a, b, algorithm="mma_bulk", out=single, out_dtype=torch.float32)
+            torch_tiled.matmul(a, b, algorithm="mma_tma", out=single, out_dtype=torch.float32)
             assert torch.equal(
-                single, torch_tiled.matmul(a, b, algorithm="mma_ring", out_dtype=torch.float32)
+                single, torch_tiled.matmul(a, b, algorithm="mma_sync", out_dtype=torch.float32)
             )
             bias = torch.randn(n, device="cuda").to(dtype)
             assert torch.equal(
-                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_bulk"),
-                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_ring"),
+                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_tma"),
+                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_sync"),
             )
 
 
@@ -453,18 +453,18 @@ def test_tiles_of_a_wide_box_and_a_narrow_one(cut, layout, dtype):
         bias = torch.randn(n, device="cuda").to(dtype)
         out = torch.full((850, n + 8), torch.nan, dtype=dtype, device="cuda")
         single = torch.full((850, n), torch.nan, device="cuda")
-        assert torch_tiled.explain(a, b, algorithm="mma_bulk").tile == "64x96" or not is_h200
-        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out[:, :n])
-        torch_tiled.matmul(a, b, algorithm="mma_bulk", out=single, out_dtype=torch.float32)
-        assert torch.equal(out[:, :n], torch_tiled.matmul(a, b, algorithm="mma_ring"))
+        assert torch_tiled.explain(a, b, algorithm="mma_tma").tile == "64x96" or not is_h200
+        torch_tiled.matmul(a, b, algorithm="mma_tma", out=out[:, :n])
+        torch_tiled.matmul(a, b, algorithm="mma_tma", out=single, out_dtype=torch.float32)
+        assert torch.equal(out[:, :n], torch_tiled.matmul(a, b, algorithm="mma_sync"))
         assert out[:, n:].isnan().all()
         assert torch.equal(
-            single, torch_tiled.matmul(a, b, algorithm="mma_ring", out_dtype=torch.float32)
+            single, torch_tiled.matmul(a, b, algorithm="mma_sync", out_dtype=torch.float32)
         )
         for activation in ("relu", "gelu"):
             assert torch.equal(
-                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_bulk"),
-                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_ring"),
+                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_tma"),
+                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_sync"),
             )
 
 
@@ -478,14 +478,14 @@ def test_tiles_of_a_wide_box_and_a_narrow_one(cut, layout, dtype):
 def test_chunks_of_few_tiles_by_several_blocks(batch, m, n, k, layout, dtype):
     a = in_layout(torch.randn(batch, m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(batch, k, n, device="cuda").to(dtype), layout[1])
-    plan = torch_tiled.explain(a, b, algorithm="mma_bulk")
+    plan = torch_tiled.explain(a, b, algorithm="mma_tma")
     rows, cols = (int(each) for each in plan.tile.split("x"))
     assert int(plan.blocks) > -(-m // rows) * -(-n // cols) * batch
     for options in ({}, {"out_dtype": torch.float32}):
-        expected = torch_tiled.matmul(a, b, algorithm="mma_ring", **options)
+        expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
         for _ in range(3):  # a race would show as a difference that moves
             out = torch.full_like(expected, torch.nan)
-            torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out, **options)
+            torch_tiled.matmul(a, b, algorithm="mma_tma", out=out, **options)
             assert torch.equal(out, expected)
     c, bias = torch.randn(batch, m, n, device="cuda").to(dtype), b[0, 0].contiguous()
     ends = [
@@ -493,7 +493,7 @@ def test_chunks_of_few_tiles_by_several_blocks(batch, m, n, k, layout, dtype):
             torch_tiled.linear(a, b[0].mT, bias, activation="relu", algorithm=algorithm),
             torch_tiled.gemm_(c.clone(), a, b, alpha=0.7, beta=-0.3, algorithm=algorithm),
         )
-        for algorithm in ("mma_bulk", "mma_ring")
+        for algorithm in ("mma_tma", "mma_sync")
     ]
     for bulk, ring in zip(*ends, strict=True):
         assert torch.equal(bulk, ring)
@@ -509,23 +509,23 @@ def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
     b = torch.randn(k, 4096, device="cuda").to(dtype)[:, :n]
     bias = b[0].contiguous()
     for batched in (a, a[0]):
-        expected = torch_tiled.matmul(batched, b, algorithm="mma_ring")
+        expected = torch_tiled.matmul(batched, b, algorithm="mma_sync")
         memory = torch.full((*expected.shape[:-1], 4096), torch.nan, dtype=dtype, device="cuda")
         for columns in (slice(0, n), slice(8, n + 8), slice(4, n + 4)):
             out = memory.fill_(torch.nan)[..., columns]
-            assert torch_tiled.explain(batched, b, algorithm="mma_bulk").tile == "128x256"
-            torch_tiled.matmul(batched, b, algorithm="mma_bulk", out=out)
+            assert torch_tiled.explain(batched, b, algorithm="mma_tma").tile == "128x256"
+            torch_tiled.matmul(batched, b, algorithm="mma_tma", out=out)
             assert torch.equal(out, expected)
             out.fill_(torch.nan)
             assert memory.isnan().all()  # nothing beside it was written
     for activation in ACTIVATIONS:
         options = {"bias": bias, "activation": activation}
         assert torch.equal(
-            torch_tiled.linear(a, b.mT, algorithm="mma_bulk", **options),
-            torch_tiled.linear(a, b.mT, algorithm="mma_ring", **options),
+            torch_tiled.linear(a, b.mT, algorithm="mma_tma", **options),
+            torch_tiled.linear(a, b.mT, algorithm="mma_sync", **options),
         )
     scaled = [torch.full((m, n), torch.nan, dtype=dtype, device="cuda") for _ in range(2)]
-    for c, algorithm in zip(scaled, ("mma_bulk", "mma_ring"), strict=True):
+    for c, algorithm in zip(scaled, ("mma_tma", "mma_sync"), strict=True):
         torch_tiled.gemm_(c, a[0], b, alpha=0.7, beta=0, algorithm=algorithm)
     assert torch.equal(*scaled)
 
@@ -534,11 +534,11 @@ def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
 @pytest.mark.parametrize(
     ("algorithm", "m", "n", "k", "step"),
     [
-        ("mma_bulk", 4000, 4096, 8200, 1),
-        ("mma_bulk", 300, 4096, 100, 2),
-        ("mma_bulk", 30, 40, 40000, 1),
-        ("mma_shift", 300, 4099, 101, 2),
-        ("mma_shift", 30, 41, 40001, 1),
+        ("mma_tma", 4000, 4096, 8200, 1),
+        ("mma_tma", 300, 4096, 100, 2),
+        ("mma_tma", 30, 40, 40000, 1),
+        ("mma_unaligned", 300, 4099, 101, 2),
+        ("mma_unaligned", 30, 41, 40001, 1),
     ],
 )
 def test_without_memory_another_rung_computes(algorithm, m, n, k, step):
@@ -547,7 +547,7 @@ def test_without_memory_another_rung_computes(algorithm, m, n, k, step):
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
     b = torch.randn(k, n, dtype=torch.float16, device="cuda")
     assert torch_tiled.explain(a, b, algorithm=algorithm).algorithm == algorithm
-    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
     out = torch.full_like(expected, torch.nan)
     with no_more_memory():
         torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
@@ -583,8 +583,8 @@ def test_lines_that_begin_anywhere(seed, dtype):
     k = choose.choice((1, 2, 7, 8, 9, 63, 64, 65, 71, 127, 128, 129, 320, 513, 4097, 8193, 20000))
     batch = choose.choice((1, 1, 3))
     a, b = (anywhere(batch, *sides, dtype, choose) for sides in ((m, k), (k, n)))
-    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
-    for algorithm in ("mma_shift", "mma_bulk", "auto"):
+    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
+    for algorithm in ("mma_unaligned", "mma_tma", "auto"):
         for _ in range(3):  # a race would show as a difference that moves
             out = torch.full_like(expected, torch.nan)
             torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
@@ -602,8 +602,8 @@ def test_lines_that_begin_within_those_of_l2(seed, dtype):
     k = choose.choice((8, 16, 63, 64, 65, 72, 79, 80, 81, 128, 200, 1000, 3000, 4104, 8200, 10000))
     batch = choose.choice((1, 1, 3))
     a, b = (anywhere(batch, *sides, dtype, choose, multiple=8) for sides in ((m, k), (k, n)))
-    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
-    for algorithm in ("mma_bulk", "auto"):
+    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
+    for algorithm in ("mma_tma", "auto"):
         for _ in range(3):
             out = torch.full_like(expected, torch.nan)
             torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
@@ -623,9 +623,9 @@ def test_lines_shorter_than_a_box(few, layout, dtype):
             b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
             old = torch.randn(m, n, device="cuda").to(dtype)
             for options in ({}, {"out_dtype": torch.float32}):
-                expected = torch_tiled.matmul(a, b, algorithm="mma_ring", **options)
+                expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
                 out = torch.full_like(expected, torch.nan)
-                torch_tiled.matmul(a, b, algorithm="mma_bulk", out=out, **options)
+                torch_tiled.matmul(a, b, algorithm="mma_tma", out=out, **options)
                 assert torch.equal(out, expected)
             ends = [
                 (
@@ -633,7 +633,7 @@ def test_lines_shorter_than_a_box(few, layout, dtype):
                     torch_tiled.linear(a, b.mT, activation="gelu", algorithm=algorithm),
                     torch_tiled.gemm_(old.clone(), a, b, beta=-0.3, algorithm=algorithm),
                 )
-                for algorithm in ("mma_bulk", "mma_ring")
+                for algorithm in ("mma_tma", "mma_sync")
             ]
             for bulk, ring in zip(*ends, strict=True):
                 assert torch.equal(bulk, ring)
@@ -672,11 +672,11 @@ def test_shift_with_any_tile(along, across, m, n, k, layout, dtype):
     b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
     tile = along if layout[0] == "N" else across
     for x, y, name in ((a, b, tile), (b.mT, a.mT, "x".join(tile.split("x")[::-1]))):
-        assert torch_tiled.explain(x, y, algorithm="mma_shift").tile == name or not is_h200
+        assert torch_tiled.explain(x, y, algorithm="mma_unaligned").tile == name or not is_h200
         memory = torch.full((len(x), y.shape[1] + 3), torch.nan, dtype=dtype, device="cuda")
         out = memory[:, : y.shape[1]]
-        torch_tiled.matmul(x, y, algorithm="mma_shift", out=out)
-        assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_ring"))
+        torch_tiled.matmul(x, y, algorithm="mma_unaligned", out=out)
+        assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_sync"))
         assert memory[:, y.shape[1] :].isnan().all()
         old = torch.randn(len(x), y.shape[1], device="cuda").to(dtype)
         bias = torch.randn(y.shape[1], device="cuda").to(dtype)
@@ -688,7 +688,7 @@ def test_shift_with_any_tile(along, across, m, n, k, layout, dtype):
                 torch_tiled.linear(x, y.mT, bias, activation="gelu", algorithm=algorithm),
                 torch_tiled.gemm_(old.clone(), x, y, alpha=0.7, beta=-0.3, algorithm=algorithm),
             )
-            for algorithm in ("mma_shift", "mma_ring")
+            for algorithm in ("mma_unaligned", "mma_sync")
         ]
         for shift, ring in zip(*ends, strict=True):
             assert torch.equal(shift, ring)
@@ -701,8 +701,8 @@ def test_shift_with_any_tile(along, across, m, n, k, layout, dtype):
 def test_few_rows_of_lines_that_begin_anywhere_are_read_as_they_lie(m, n, k, layout, dtype):
     a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
-    assert torch_tiled.explain(a, b).algorithm == "mma_shift"
-    expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+    assert torch_tiled.explain(a, b).algorithm == "mma_unaligned"
+    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
     out = torch.full_like(expected, torch.nan)
     torch_tiled.matmul(a, b, out=out)
     assert torch.equal(out, expected)
@@ -723,8 +723,8 @@ def test_shift_reads_lines_of_any_distance(pitch, across, dtype):
         a.copy_(torch.randn(a.shape, device="cuda"))
         a = a.mT if across else a
         b = torch.randn(a.shape[1], n, device="cuda").to(dtype)
-        assert torch_tiled.explain(a, b, algorithm="mma_shift").algorithm == "mma_shift"
-        expected = torch_tiled.matmul(a, b, algorithm="mma_ring")
+        assert torch_tiled.explain(a, b, algorithm="mma_unaligned").algorithm == "mma_unaligned"
+        expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
         out = torch.full_like(expected, torch.nan)
-        torch_tiled.matmul(a, b, algorithm="mma_shift", out=out)
+        torch_tiled.matmul(a, b, algorithm="mma_unaligned", out=out)
         assert torch.equal(out, expected) and not expected.isnan().any()

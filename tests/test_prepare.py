@@ -91,19 +91,19 @@ def padded(size, multiple):
     return -(-size // multiple) * multiple
 
 
-def unpack(halves, undo, k, n):
+def unpack(hi_lo, inverse_scales, k, n):
     """hi, lo (padded n, padded k) and undo (chunks, padded n), as csrc/packed.h says they lie."""
     rows, depth = padded(n, 8), padded(k, STEP)
-    halves = halves.cpu().view(torch.float16)
+    hi_lo = hi_lo.cpu().view(torch.float16)
     hi, lo = torch.empty(rows, depth), torch.empty(rows, depth)
     for start in range(0, rows, TILE):
         stop = min(start + TILE, rows)
-        tile = halves[start * depth * 2 : stop * depth * 2]
+        tile = hi_lo[start * depth * 2 : stop * depth * 2]
         tile = tile.reshape(depth // STEP, 2, stop - start, STEP // 8, 8)
         row = torch.arange(stop - start).unsqueeze(1)
         tile = tile[:, :, row, torch.arange(4) ^ (row // 2 % 4)]  # the swizzle is its own inverse
         hi[start:stop], lo[start:stop] = tile.permute(1, 2, 0, 3, 4).reshape(2, -1, depth).float()
-    return hi, lo, undo.cpu().reshape(-1, rows)
+    return hi, lo, inverse_scales.cpu().reshape(-1, rows)
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)
@@ -111,17 +111,17 @@ def test_halves_hold_the_operand(device, poisoned, m, n, k):
     if not splits(device):
         pytest.skip("this GPU multiplies no halves")
     b = randn(k, n, device=device) * randn(n, device=device).mul(20).exp()
-    hi, lo, undo = unpack(*ops.prepare(b), k, n)
+    hi, lo, inverse_scales = unpack(*ops.prepare(b), k, n)
     b = F.pad(b.mT.cpu(), (0, hi.shape[1] - k, 0, hi.shape[0] - n))
     for chunk, start in enumerate(range(0, k, CHUNK)):
         part = (slice(None), slice(start, start + CHUNK))
-        scaled = b[part] / undo[chunk].abs().unsqueeze(1)
+        scaled = b[part] / inverse_scales[chunk].abs().unsqueeze(1)
         assert ((scaled.abs().amax(1)[:n] >= 2**14) & (scaled.abs().amax(1)[:n] < 2**15)).all()
         assert torch.equal(hi[part], scaled.half().float())
         assert torch.equal(lo[part], ((scaled - hi[part]) * 2**11).half().float())
         nonzero = torch.where(scaled == 0, torch.inf, scaled.abs())
-        assert torch.equal(undo[chunk] < 0, nonzero.amin(1) < 2**-13)
-    assert not b[n:].any() and (undo[:, n:] == 1).all()
+        assert torch.equal(inverse_scales[chunk] < 0, nonzero.amin(1) < 2**-13)
+    assert not b[n:].any() and (inverse_scales[:, n:] == 1).all()
 
 
 @needs_cuda
@@ -193,7 +193,7 @@ def test_prepared_can_be_saved(device):
     file.seek(0)
     for twin in (torch.load(file, weights_only=True), copy.deepcopy(prepared)):
         assert torch.equal(twin.tensor, prepared.tensor)
-        assert torch.equal(twin.halves, prepared.halves) and torch.equal(twin.undo, prepared.undo)
+        assert torch.equal(twin.hi_lo, prepared.hi_lo) and torch.equal(twin.inverse_scales, prepared.inverse_scales)
 
 
 # --- products -----------------------------------------------------------------------------------
@@ -243,13 +243,13 @@ def test_what_was_split_is_what_is_read(device):
     # On a GPU a small product may read b itself, and split it in flight.
     m, n, k = (5, 30, 100) if device == "cpu" else (1024, 1024, 128)
     a, b, bias = (randn(*s, device=device) for s in ((m, k), (k, n), (n,)))
-    halves, undo = ops.prepare(b)
+    hi_lo, inverse_scales = ops.prepare(b)
     for algorithm in ("fp16x3", *(["auto"] if device == "cuda" else [])):
         options = {"algorithm": algorithm}
         zeros = torch.zeros_like(b)
-        product = ops.matmul.prepared(a, zeros, halves, undo, **options)
+        product = ops.matmul.prepared(a, zeros, hi_lo, inverse_scales, **options)
         assert_same_bits(product, torch_tiled.matmul(a, b, **options))
-        y = ops.linear.prepared(a, zeros.mT, halves, undo, bias, **options)
+        y = ops.linear.prepared(a, zeros.mT, hi_lo, inverse_scales, bias, **options)
         assert_same_bits(y, torch_tiled.linear(a, b.mT, bias, **options))
 
 
@@ -280,28 +280,28 @@ BAD_CALLS = {
     ),
     "of another": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 50), *prepared_parts(t, 64, 5)),
-        rf"halves is \(2048,\) torch.uint8 and undo is \(8,\) torch.float32, {NOT_MADE_OF} b, "
+        rf"hi_lo is \(2048,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, {NOT_MADE_OF} b, "
         r"\(64, 50\) torch.float32; prepare it anew",
     ),
     "half of it": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), ops.prepare(t(64, 5))[0], t(0)),
-        rf"undo is \(0,\) torch.float32, {NOT_MADE_OF} b",
+        rf"inverse_scales is \(0,\) torch.float32, {NOT_MADE_OF} b",
     ),
     "dtype of halves": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *other_dtype(ops.prepare(t(64, 5)))),
-        rf"halves is \(2048,\) torch.int8 .*{NOT_MADE_OF} b",
+        rf"hi_lo is \(2048,\) torch.int8 .*{NOT_MADE_OF} b",
     ),
     "rank of halves": (
         lambda t: ops.matmul.prepared(
             t(3, 64), t(64, 5), *(x.unsqueeze(0) for x in prepared_parts(t, 64, 5))
         ),
-        rf"halves is \(1, 2048\) torch.uint8 and undo is \(1, 8\) .*{NOT_MADE_OF} b",
+        rf"hi_lo is \(1, 2048\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b",
     ),
     "strided halves": (
         lambda t: ops.matmul.prepared(
             t(3, 64), t(64, 5), *(x.repeat_interleave(2)[::2] for x in prepared_parts(t, 64, 5))
         ),
-        rf"halves is \(2048,\) torch.uint8 .*{NOT_MADE_OF} b",
+        rf"hi_lo is \(2048,\) torch.uint8 .*{NOT_MADE_OF} b",
     ),
     "dtype of b": (
         lambda t: ops.matmul.prepared(
@@ -366,10 +366,10 @@ def test_halves_that_lie_askew(device):
     if not splits(device):
         pytest.skip("this GPU multiplies no halves")
     b = randn(64, 8, device=device)
-    halves, undo = ops.prepare(b)
-    askew = torch.cat([halves[:1], halves])[1:]
-    with pytest.raises(RuntimeError, match=r"halves does not begin at a multiple of 16 bytes; pa"):
-        ops.matmul.prepared(b.mT[:, :64], b, askew, undo)
+    hi_lo, inverse_scales = ops.prepare(b)
+    askew = torch.cat([hi_lo[:1], hi_lo])[1:]
+    with pytest.raises(RuntimeError, match=r"hi_lo does not begin at a multiple of 16 bytes; pa"):
+        ops.matmul.prepared(b.mT[:, :64], b, askew, inverse_scales)
 
 
 def test_operands_on_two_devices(device):
@@ -379,7 +379,7 @@ def test_operands_on_two_devices(device):
         lambda: ops.matmul.prepared(b.mT, b, *meta),
         lambda: ops.linear.prepared(b.mT, b.mT, *meta),
     ):
-        with pytest.raises(RuntimeError, match="halves is on meta and (b|weight) is on .*; move"):
+        with pytest.raises(RuntimeError, match="hi_lo is on meta and (b|weight) is on .*; move"):
             call()
 
 
@@ -473,12 +473,12 @@ def test_derivatives_of_what_was_prepared_are_refused(device):
     b = randn(100, 30, device=device, requires_grad=True)
     a = randn(9, 100, device=device)
     prepared = torch_tiled.prepare(b)
-    assert not prepared.undo.requires_grad
+    assert not prepared.inverse_scales.requires_grad
     calls = (
         lambda p: torch_tiled.matmul(a, p),
         lambda p: torch_tiled.matmul(a, p, algorithm="naive"),
         lambda p: torch_tiled.linear(a, p.mT, activation="gelu"),
-        lambda p: ops.matmul.prepared(a, p.tensor, p.halves, p.undo),
+        lambda p: ops.matmul.prepared(a, p.tensor, p.hi_lo, p.inverse_scales),
     )
     for call in calls:
         for autocast in (False, True):
@@ -562,14 +562,14 @@ def test_vmap_over_what_was_prepared(device):
     bs, a, biases = (randn(*s, device=device) for s in ((3, 100, 30), (9, 100), (3, 30)))
     parts = [torch.stack(t) for t in zip(*(ops.prepare(b) for b in bs), strict=True)]
 
-    def product(b, halves, undo):
-        return ops.matmul.prepared(a, b, halves, undo, **options)
+    def product(b, hi_lo, inverse_scales):
+        return ops.matmul.prepared(a, b, hi_lo, inverse_scales, **options)
 
     expected = torch.stack([torch_tiled.matmul(a, b, **options) for b in bs])
     assert_same_bits(vmap(product)(bs, *parts), expected)
 
-    def layer(b, halves, undo, bias):
-        return ops.linear.prepared(a, b.mT, halves, undo, bias, activation="relu", **options)
+    def layer(b, hi_lo, inverse_scales, bias):
+        return ops.linear.prepared(a, b.mT, hi_lo, inverse_scales, bias, activation="relu", **options)
 
     for dims in ((0, 0, 0, 0), (None, None, None, 0)):
         args = (bs, *parts, biases) if dims[0] == 0 else (bs[0], parts[0][0], parts[1][0], biases)
@@ -622,14 +622,14 @@ def test_opcheck(device, layout):
     make = LAYOUTS[layout]
     b = make(65, 5, device=device)
     torch.library.opcheck(ops.prepare.default, (b,))
-    halves, undo = ops.prepare(b)
+    hi_lo, inverse_scales = ops.prepare(b)
     bias = randn(5, device=device)
     for live in (False, True):
         for shape in ((3, 65), (2, 3, 65)):
             a = make(*shape, device=device).detach().requires_grad_(live)
-            args = (b, halves, undo)
+            args = (b, hi_lo, inverse_scales)
             torch.library.opcheck(ops.matmul.prepared, (a, *args))
-            args = (b.mT, halves, undo, bias)
+            args = (b.mT, hi_lo, inverse_scales, bias)
             torch.library.opcheck(ops.linear.prepared, (a, *args), {"activation": "gelu"})
 
 

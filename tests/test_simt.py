@@ -15,8 +15,8 @@ import torch_tiled
 
 RUNGS = [
     pytest.param("simt_small", marks=needs_cuda),
-    pytest.param("simt_ring", marks=needs_cuda),
-    pytest.param("simt_bulk", marks=needs_hopper),
+    pytest.param("simt_cp_async", marks=needs_cuda),
+    pytest.param("simt_tma", marks=needs_hopper),
     pytest.param("simt_skinny", marks=needs_hopper),
 ]
 SIMT = pytest.param("simt", marks=needs_cuda)
@@ -31,16 +31,16 @@ TILES = [
     ("simt_small", "16x16", (130, 120, 100)),
     ("simt_small", "32x32", (40, 200, 130, 40)),
     ("simt_small", "64x64", (7, 700, 700, 40)),
-    ("simt_ring", "128x64", (2100, 2900, 40)),
-    ("simt_ring", "64x64", (1024, 1024, 72)),
-    ("simt_ring", "64x32", (512, 512, 132)),
-    ("simt_ring", "32x32", (130, 120, 100)),
-    ("simt_ring", "16x128", (12, 9000, 100)),
-    ("simt_ring", "32x128", (20, 17000, 100)),
-    ("simt_bulk", "256x128", (2048, 2048, 1036)),
-    ("simt_bulk", "128x64", (1900, 2100, 100)),
-    ("simt_bulk", "64x64", (700, 700, 700)),
-    ("simt_bulk", "64x32", (500, 500, 132)),
+    ("simt_cp_async", "128x64", (2100, 2900, 40)),
+    ("simt_cp_async", "64x64", (1024, 1024, 72)),
+    ("simt_cp_async", "64x32", (512, 512, 132)),
+    ("simt_cp_async", "32x32", (130, 120, 100)),
+    ("simt_cp_async", "16x128", (12, 9000, 100)),
+    ("simt_cp_async", "32x128", (20, 17000, 100)),
+    ("simt_tma", "256x128", (2048, 2048, 1036)),
+    ("simt_tma", "128x64", (1900, 2100, 100)),
+    ("simt_tma", "64x64", (700, 700, 700)),
+    ("simt_tma", "64x32", (500, 500, 132)),
     ("simt_skinny", "2x128", (1, 9000, 100)),
     ("simt_skinny", "4x128", (3, 9000, 100)),
     ("simt_skinny", "128x8", (9000, 7, 100)),
@@ -51,7 +51,7 @@ TILES = [
 SHORT_K = (*range(1, 71), 1023, 1024)
 LONG_K = (*SHORT_K, 1025, 1031, 1032, 1033, 2049, 5000, 9000)
 RESTS = [
-    *product(("simt_ring", "simt"), [(70, 90)], LONG_K),
+    *product(("simt_cp_async", "simt"), [(70, 90)], LONG_K),
     *product(["simt_small"], [(70, 90)], LONG_K),
     *product(["simt_small"], [(1003, 16, 15), (1003, 31, 32), (1003, 64, 63)], SHORT_K),
     *(
@@ -172,15 +172,15 @@ def test_a_block_goes_on_to_its_next_tile(rest):
     check(
         torch.randn(1900, 64 + rest, device="cuda"),
         torch.randn(64 + rest, 2100, device="cuda"),
-        "simt_bulk",
+        "simt_tma",
     )
 
 
-# Every tile of simt_bulk is among them.
+# Every tile of simt_tma is among them.
 IN_RANGES = [
-    *product(["simt_ring"], [(1, 300, 4097), (300, 1, 4097), (5, 7, 70000), (64, 64, 5000)]),
-    *product(["simt_bulk"], [(5, 7, 70000), (700, 700, 5000)]),
-    *product(["simt_bulk"], [(128, 4096, 4096), (1024, 1024, 8192)]),
+    *product(["simt_cp_async"], [(1, 300, 4097), (300, 1, 4097), (5, 7, 70000), (64, 64, 5000)]),
+    *product(["simt_tma"], [(5, 7, 70000), (700, 700, 5000)]),
+    *product(["simt_tma"], [(128, 4096, 4096), (1024, 1024, 8192)]),
 ]
 
 
@@ -266,7 +266,7 @@ def test_without_memory_for_copies_another_rung_computes():
     row = torch.randn(64, 1, device="cuda")
     a = torch.randn(1, 64, device="cuda")
     wide = row.expand(64, n)
-    result = torch_tiled.matmul(a, wide, algorithm="simt_bulk")
+    result = torch_tiled.matmul(a, wide, algorithm="simt_tma")
     first = torch_tiled.matmul(a, row, algorithm="tiled64")
     assert (result == first).all()
 

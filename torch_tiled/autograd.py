@@ -315,9 +315,9 @@ def prepare(keyset, b):
 # split rides along to the level below.
 
 
-def prepared_matmul(keyset, a, b, halves, undo, **options):
+def prepared_matmul(keyset, a, b, hi_lo, inverse_scales, **options):
     def redispatch(keyset, a, b, **options):
-        return _redispatch_prepared_matmul(keyset, a, b, halves, undo, **options)
+        return _redispatch_prepared_matmul(keyset, a, b, hi_lo, inverse_scales, **options)
 
     register_if_needed()
     try:
@@ -330,9 +330,9 @@ def prepared_matmul(keyset, a, b, halves, undo, **options):
         raise
 
 
-def prepared_linear(keyset, x, weight, halves, undo, bias=None, **options):
+def prepared_linear(keyset, x, weight, hi_lo, inverse_scales, bias=None, **options):
     def redispatch(keyset, x, weight, bias, **options):
-        return _redispatch_prepared_linear(keyset, x, weight, halves, undo, bias, **options)
+        return _redispatch_prepared_linear(keyset, x, weight, hi_lo, inverse_scales, bias, **options)
 
     register_if_needed()
     try:

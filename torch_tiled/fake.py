@@ -12,7 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 PRECISIONS = ("fp32", "ieee", "tf32")
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-HALVES = (torch.float16, torch.bfloat16)
+SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
 
 
@@ -42,7 +42,7 @@ def _check_algorithm(op, algorithm, precision, dtype):
             f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
             f"for other dtypes, or mma for float16 and bfloat16"
         )
-    if algorithm.startswith("mma") and dtype not in HALVES:
+    if algorithm.startswith("mma") and dtype not in SIXTEEN_BIT:
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" takes float16 and bfloat16 operands; choose auto, '
             f"naive or tiled for other dtypes, or simt or fp16x3 for float32"
@@ -60,8 +60,8 @@ def _check_algorithm(op, algorithm, precision, dtype):
 
 
 def _may_hold(out_dtype, operands_dtype):
-    """What a product may be written as: the operands' dtype, or float32 for halves."""
-    return out_dtype == operands_dtype or (out_dtype == torch.float32 and operands_dtype in HALVES)
+    """What a product may be written as: the operands' dtype, or float32 for hi_lo."""
+    return out_dtype == operands_dtype or (out_dtype == torch.float32 and operands_dtype in SIXTEEN_BIT)
 
 
 def _check_same_device(op, x_name, x, y_name, y):
@@ -219,7 +219,7 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
 # What a prepared operand is: csrc/packed.h.
 
 
-def _takes_halves(b):
+def _is_split(b):
     """Where prepare() finds something to split; a GPU that can't be asked is taken for a Hopper."""
     if b.dtype != torch.float32 or b.shape[0] < 64:
         return False
@@ -228,7 +228,7 @@ def _takes_halves(b):
     return torch.cuda.get_device_capability(b.device) == (9, 0)
 
 
-def _packed_sizes(k, n):
+def _presplit_sizes(k, n):
     """Bytes of the halves of a (k, n) operand, and numbers in undo."""
     columns = (n + 7) // 8 * 8
     return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
@@ -239,51 +239,51 @@ def check_prepare(b):
     _check_dtype(op, "b", b)
     if b.dim() != 2:
         raise RuntimeError(f"{op}: b is {_shape(b)}; it must be a matrix (k, n)")
-    return _packed_sizes(*b.shape) if _takes_halves(b) else (0, 0)
+    return _presplit_sizes(*b.shape) if _is_split(b) else (0, 0)
 
 
-def _check_prepared(op, name, b, k, n, halves, undo):
-    _check_same_device(op, "halves", halves, name, b)
-    _check_same_device(op, "undo", undo, name, b)
+def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
+    _check_same_device(op, "hi_lo", halves, name, b)
+    _check_same_device(op, "inverse_scales", undo, name, b)
     if b.dim() != 2:
         raise RuntimeError(f"{op}: {name} is {_shape(b)}; what was prepared is one matrix")
-    if halves.numel() == 0 and undo.numel() == 0:
+    if hi_lo.numel() == 0 and inverse_scales.numel() == 0:
         return
-    sizes = _packed_sizes(k, n)
+    sizes = _presplit_sizes(k, n)
     fits = b.dtype == torch.float32
     for tensor, dtype, size in zip(
-        (halves, undo), (torch.uint8, torch.float32), sizes, strict=True
+        (hi_lo, inverse_scales), (torch.uint8, torch.float32), sizes, strict=True
     ):
         fits = fits and tensor.dtype == dtype and tensor.shape == (size,)
         fits = fits and tensor.is_contiguous()
     if not fits:
-        halves, undo, made_of = (f"{_shape(t)} {t.dtype}" for t in (halves, undo, b))
+        hi_lo, inverse_scales, made_of = (f"{_shape(t)} {t.dtype}" for t in (hi_lo, inverse_scales, b))
         raise RuntimeError(
-            f"{op}: halves is {halves} and undo is {undo}, which is not what torch_tiled.prepare "
-            f"makes of {name}, {made_of}; prepare it anew"
+            f"{op}: hi_lo is {hi_lo} and inverse_scales is {inverse_scales}, which is not what "
+            f"torch_tiled.prepare makes of {name}, {made_of}; prepare it anew"
         )
 
 
-def check_prepared_matmul(a, b, halves, undo, **options):
+def check_prepared_matmul(a, b, hi_lo, inverse_scales, **options):
     """The shape and dtype of the result."""
     checked = check_matmul(a, b, **options)
-    _check_prepared("tiled::matmul", "b", b, b.shape[0], b.shape[-1], halves, undo)
+    _check_prepared("tiled::matmul", "b", b, b.shape[0], b.shape[-1], hi_lo, inverse_scales)
     return checked
 
 
-def check_prepared_linear(x, weight, halves, undo, bias=None, **options):
+def check_prepared_linear(x, weight, hi_lo, inverse_scales, bias=None, **options):
     """The shape of the result."""
     shape = check_linear(x, weight, bias, **options)
     out_features, in_features = weight.shape
-    _check_prepared("tiled::linear", "weight", weight, in_features, out_features, halves, undo)
+    _check_prepared("tiled::linear", "weight", weight, in_features, out_features, hi_lo, inverse_scales)
     return shape
 
 
 def _fake_prepare(b):
-    halves, undo = check_prepare(b)
+    hi_lo, inverse_scales = check_prepare(b)
     return (
-        torch.empty(halves, dtype=torch.uint8, device=b.device),
-        torch.empty(undo, dtype=torch.float32, device=b.device),
+        torch.empty(hi_lo, dtype=torch.uint8, device=b.device),
+        torch.empty(inverse_scales, dtype=torch.float32, device=b.device),
     )
 
 

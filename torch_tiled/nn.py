@@ -159,18 +159,18 @@ class Linear(torch.nn.Linear):
     def _freeze(self):
         if not self._frozen:
             self._frozen = True
-            self.register_buffer("_halves", torch.empty(0, dtype=torch.uint8), persistent=False)
-            self.register_buffer("_undo", torch.empty(0), persistent=False)
+            self.register_buffer("_hi_lo", torch.empty(0, dtype=torch.uint8), persistent=False)
+            self.register_buffer("_inverse_scales", torch.empty(0), persistent=False)
         self._split()
 
     def _unfreeze(self):
         if self._frozen:
             self._frozen = False
             self._split_of = None
-            del self._halves, self._undo
+            del self._hi_lo, self._inverse_scales
 
     def _prepared_weight(self):
-        return Prepared(self.weight, self._halves, self._undo, transposed=True)
+        return Prepared(self.weight, self._hi_lo, self._inverse_scales, transposed=True)
 
     def _can_be_split(self):
         """Whether the weight is a tensor with memory of its own, where a write to it is noticed.
@@ -191,7 +191,7 @@ class Linear(torch.nn.Linear):
             alias = self.weight.detach()
             version = version_of(alias)  # before it is read
             new = prepare(alias.mT)
-            for name, tensor in (("_halves", new.halves), ("_undo", new.undo)):
+            for name, tensor in (("_hi_lo", new.hi_lo), ("_inverse_scales", new.inverse_scales)):
                 old = getattr(self, name)
                 if _are_alike(old, tensor) and not old.is_inference():
                     old.copy_(tensor)

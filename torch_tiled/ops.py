@@ -129,7 +129,7 @@ def _right_operand(b):
             f"tiled::matmul: b is the transpose of what was prepared, of shape {tuple(b.shape)}, "
             f"and is not split along its rows; pass torch_tiled.prepare(b.tensor)"
         )
-    return b.tensor, b.halves, b.undo
+    return b.tensor, b.hi_lo, b.inverse_scales
 
 
 def prepare(b: torch.Tensor) -> Prepared:
@@ -225,7 +225,7 @@ def _weight(weight):
             f"{tuple(weight.shape)}, and is split along its rows; pass "
             f"torch_tiled.prepare(weight.mT).mT, made of the weight itself"
         )
-    return weight.tensor, weight.halves, weight.undo
+    return weight.tensor, weight.hi_lo, weight.inverse_scales
 
 
 def gemm_(

@@ -4,7 +4,7 @@ import torch
 
 from ._internals import GetAttrKey, register_pytree_node
 
-_LEAVES = ("tensor", "halves", "undo")
+_LEAVES = ("tensor", "hi_lo", "inverse_scales")
 
 
 class Prepared:
@@ -16,21 +16,21 @@ class Prepared:
 
     Attributes:
         tensor: the operand itself, not a copy. Its writer must prepare it anew.
-        halves, undo: what torch.ops.tiled.prepare made of it; empty where there is nothing to
+        hi_lo, inverse_scales: what torch.ops.tiled.prepare made of it; empty where there is nothing to
             split.
         transposed: whether it stands for the weight of torch_tiled.linear.
     """
 
-    def __init__(self, tensor, halves, undo, transposed=False):
+    def __init__(self, tensor, hi_lo, inverse_scales, transposed=False):
         self.tensor = tensor
-        self.halves = halves
-        self.undo = undo
+        self.hi_lo = hi_lo
+        self.inverse_scales = inverse_scales
         self.transposed = transposed
 
     @property
     def mT(self):
         """The transpose: of prepare(weight.mT), what torch_tiled.linear takes as its weight."""
-        return Prepared(self.tensor.mT, self.halves, self.undo, not self.transposed)
+        return Prepared(self.tensor.mT, self.hi_lo, self.inverse_scales, not self.transposed)
 
     @property
     def shape(self):
@@ -47,7 +47,7 @@ class Prepared:
     @property
     def nbytes(self):
         """The memory that it takes beside the tensor's own."""
-        return self.halves.nbytes + self.undo.nbytes
+        return self.hi_lo.nbytes + self.inverse_scales.nbytes
 
     def __repr__(self):
         return (

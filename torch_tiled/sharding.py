@@ -144,14 +144,14 @@ def _register() -> None:
 
     # A prepared operand is one piece.
     @register_sharding(tiled.matmul.prepared)
-    def prepared_matmul(a, b, halves, undo, *options, **_):
+    def prepared_matmul(a, b, hi_lo, inverse_scales, *options, **_):
         whole = Replicate(), Replicate()
         rules = [(Replicate(), Replicate(), Replicate(), *whole)]
         rules += [(*rule, *whole) for rule in rows_and_batch(a, b, batch_of(a, b))]
         return with_options(rules, [None] * len(options))
 
     @register_sharding(tiled.linear.prepared)
-    def prepared_linear(x, weight, halves, undo, bias=None, *options, **_):
+    def prepared_linear(x, weight, hi_lo, inverse_scales, bias=None, *options, **_):
         whole = [Replicate()] * (3 if bias is None else 4)
         rules = [(Replicate(), Replicate(), *whole)]
         rules += [(Shard(dim), Shard(dim), *whole) for dim in range(x.ndim - 1)]

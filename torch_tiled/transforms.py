@@ -133,22 +133,22 @@ def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **op
 # to the same bits.
 
 
-def _vmap_prepared_matmul(info, in_dims, a, b, halves, undo, **options):
+def _vmap_prepared_matmul(info, in_dims, a, b, hi_lo, inverse_scales, **options):
     a_dim, *prepared_dims = in_dims
-    _check_example(check_prepared_matmul, in_dims, a, b, halves, undo, **options)
+    _check_example(check_prepared_matmul, in_dims, a, b, hi_lo, inverse_scales, **options)
     if any(dim is not None for dim in prepared_dims):
         return _vmap_matmul(info, (a_dim, prepared_dims[0]), a, b, **options)
-    return _prepared_matmul(_front(a, a_dim), b, halves, undo, **options), 0
+    return _prepared_matmul(_front(a, a_dim), b, hi_lo, inverse_scales, **options), 0
 
 
-def _vmap_prepared_linear(info, in_dims, x, weight, halves, undo, bias=None, **options):
+def _vmap_prepared_linear(info, in_dims, x, weight, hi_lo, inverse_scales, bias=None, **options):
     in_dims = (*in_dims, None)[:5]  # bias may have been left out
     x_dim, *prepared_dims, bias_dim = in_dims
-    _check_example(check_prepared_linear, in_dims, x, weight, halves, undo, bias, **options)
+    _check_example(check_prepared_linear, in_dims, x, weight, hi_lo, inverse_scales, bias, **options)
     if any(dim is not None for dim in (*prepared_dims, bias_dim)):
         dims = (x_dim, prepared_dims[0], bias_dim)
         return _vmap_linear(info, dims, x, weight, bias, **options)
-    return _prepared_linear(_front(x, x_dim), weight, halves, undo, bias, **options), 0
+    return _prepared_linear(_front(x, x_dim), weight, hi_lo, inverse_scales, bias, **options), 0
 
 
 def _vmap_prepare(info, in_dims, b):
@@ -191,7 +191,7 @@ def _autocast(op, device, key):
 def _autocast_prepared(op, name, plain):
     """A cast operand is another than the one that was split: the product is the unprepared one."""
 
-    def kernel(x, prepared, halves, undo, *bias, **options):
+    def kernel(x, prepared, hi_lo, inverse_scales, *bias, **options):
         refuse_derivative_of_prepared(op, name, prepared)
         return plain(x, prepared, *bias, **options)
 

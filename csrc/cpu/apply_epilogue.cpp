@@ -1,7 +1,7 @@
 #include "cpu/apply_epilogue.h"
 
-#include "element.h"
-#include "epilogue.h"
+#include "core/element.h"
+#include "core/epilogue.h"
 
 namespace tiled::cpu {
 

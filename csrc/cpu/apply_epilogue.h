@@ -1,6 +1,6 @@
 #pragma once
-#include "context.h"
-#include "problem.h"
+#include "core/context.h"
+#include "core/problem.h"
 
 namespace tiled::cpu {
 

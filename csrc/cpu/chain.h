@@ -1,12 +1,12 @@
 #pragma once
-// Chains of tensor-core sums, as chained.h has them, with a model of the tensor core where the GPU
+// Chains of tensor-core sums, as mma_order.h has them, with a model of the tensor core where the GPU
 // has one.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-#include "chained.h"
+#include "core/order_mma.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
 
@@ -15,7 +15,7 @@ namespace tiled::cpu {
 // Sets factors n to those of a line (a row of A, or a column of B), zeros from `end` on.
 template <typename Line, int kN, typename T>
 void read_line(const Line& line, int64_t from, int64_t end, Factors<kN, T>& factors, int n) {
-  for (int k = 0; k < chained::kDepth; ++k) {
+  for (int k = 0; k < mma_order::kDepth; ++k) {
     factors.set(k, n, from + k < end ? line.at(from + k) : T{0});
   }
 }
@@ -33,7 +33,7 @@ void add_chain(int64_t begin, int64_t end, int rows, const RowOfA& row_of_a, int
                const ColumnOfB& column_of_b, float (&sum)[kTile][kTile],
                const NotFinite& not_finite) {
   alignas(64) Factors<kTile, T> b_factors = {};
-  for (int64_t k = begin; k < end; k += chained::kDepth) {
+  for (int64_t k = begin; k < end; k += mma_order::kDepth) {
     for (int j = 0; j < cols; ++j) read_line(column_of_b(j), k, end, b_factors, j);
     for (int i = 0; i < rows; ++i) {
       Factors<1, T> a_factors;

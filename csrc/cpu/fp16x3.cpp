@@ -1,20 +1,20 @@
 // fp16x3 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
 // fp16x3.h says, with a model of the tensor core where the GPU has one.
 
-#include "fp16x3.h"
+#include "core/order_fp16x3.h"
 
 #include <algorithm>
 
-#include "context.h"
-#include "cpu/again.h"
+#include "core/context.h"
+#include "cpu/recompute.h"
 #include "cpu/group.h"
-#include "cpu/packed.h"
+#include "cpu/presplit.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
 #include "cpu/tile.h"
-#include "element.h"
-#include "problem.h"
-#include "sum.h"
+#include "core/element.h"
+#include "core/problem.h"
+#include "core/order_chunked.h"
 
 namespace tiled::cpu {
 namespace {
@@ -27,22 +27,22 @@ static_assert(kChunk % fp16x3::promotion(kChunk) == 0, "promotions divide a chun
 struct Line {
   const float* data = nullptr;  // where the chunk begins
   int64_t stride = 0;           // along K
-  PackedRow packed = {};        // the same, where it was split beforehand
+  PresplitRow presplit = {};        // the same, where it was split beforehand
   int64_t begin = 0;            // of the chunk, in K
   Group group = {};
 
   float at(int64_t k) const { return data[k * stride]; }
 
   void set_scale(int64_t chunk) {
-    if (packed.packed.halves != nullptr) {
-      group.undo_scale = packed.undo_scale(begin / kChunk);
+    if (presplit.presplit.hi_lo != nullptr) {
+      group.inverse_scale = presplit.inverse_scale(begin / kChunk);
     } else {
       group = measure(chunk, [this](int64_t k) { return at(k); });
     }
   }
 
   fp16x3::Split split(int64_t k, bool exists) const {
-    if (packed.packed.halves != nullptr) return packed.at(begin + k);
+    if (presplit.presplit.hi_lo != nullptr) return presplit.at(begin + k);
     return fp16x3::split((exists ? at(k) : 0.0f) * group.scale);
   }
 
@@ -98,7 +98,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
   b += col * p.b.col_stride;
 
   alignas(64) Sums sum;
-  std::fill_n(&sum[0][0], kTile * kTile, kEmptyTotal<float>);
+  std::fill_n(&sum[0][0], kTile * kTile, kAddIdentity<float>);
   for (int64_t k = 0; k < p.k; k += kChunk) {
     const int64_t chunk = std::min<int64_t>(p.k - k, kChunk);
     Line rows[kTile], cols[kTile];
@@ -109,7 +109,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     for (int j = 0; j < col_count; ++j) {
       cols[j] = {.data = b + j * p.b.col_stride + k * p.b.row_stride,
                  .stride = p.b.row_stride,
-                 .packed = {p.b_packed, col + j},
+                 .presplit = {p.b_presplit, col + j},
                  .begin = k};
       cols[j].set_scale(chunk);
     }
@@ -117,8 +117,8 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     multiply_chunk(rows, row_count, cols, col_count, chunk, fp16x3::promotion(p.k), total, low);
     for (int i = 0; i < row_count; ++i) {
       for (int j = 0; j < col_count; ++j) {
-        sum[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].group.undo_scale,
-                                       cols[j].group.undo_scale);
+        sum[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].group.inverse_scale,
+                                       cols[j].group.inverse_scale);
       }
     }
   }

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "fp16x3.h"
+#include "core/order_fp16x3.h"
 
 namespace tiled::cpu {
 
 struct Group {
   float scale = 1;
-  float undo_scale = 1;
+  float inverse_scale = 1;
 };
 
 // That of at(0), .. at(count - 1).
@@ -21,7 +21,7 @@ Group measure(int64_t count, const At& at) {
   const float scale = fp16x3::scale(largest);
   bool wide = false;
   for (int64_t k = 0; k < count; ++k) wide |= fp16x3::is_wide(at(k), at(k) * scale);
-  return {scale, fp16x3::undo_scale(largest, wide)};
+  return {scale, fp16x3::inverse_scale(largest, wide)};
 }
 
 }  // namespace tiled::cpu

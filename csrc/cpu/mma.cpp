@@ -1,22 +1,22 @@
-// mma on the CPU: the specification that runs. A tile of C is summed as chained.h says, with a
+// mma on the CPU: the specification that runs. A tile of C is summed as mma_order.h says, with a
 // model of the tensor core where the GPU has one.
 
 #include <algorithm>
 
-#include "chained.h"
-#include "context.h"
+#include "core/order_mma.h"
+#include "core/context.h"
 #include "cpu/chain.h"
 #include "cpu/tile.h"
-#include "element.h"
-#include "epilogue.h"
-#include "problem.h"
+#include "core/element.h"
+#include "core/epilogue.h"
+#include "core/problem.h"
 
 namespace tiled::cpu {
 namespace {
 
 constexpr int kTile = 32;  // rows and columns of C
-constexpr int kDepth = chained::kDepth;
-static_assert(chained::kChunk % kDepth == 0, "a chunk is a whole number of sums");
+constexpr int kDepth = mma_order::kDepth;
+static_assert(mma_order::kChunk % kDepth == 0, "a chunk is a whole number of sums");
 
 using Sums = float[kTile][kTile];
 
@@ -57,7 +57,7 @@ void compute_tile(const Problem& p, int64_t index) {
   int64_t k = 0;
   do {  // a chunk; one, of no products, where K is 0
     alignas(64) Sums sum = {};
-    const int64_t end = std::min(k + chained::kChunk, p.k);
+    const int64_t end = std::min(k + mma_order::kChunk, p.k);
     add_chain<T>(k, end, row_count, row_of_a, col_count, column_of_b, sum,
                  [&](float before, int i, int j, int64_t from) {
                    return add_not_finite(before, row_of_a(i), column_of_b(j), from, end);

@@ -1,11 +1,11 @@
 // naive on the CPU: one element after another, each a walk along K.
 
-#include "context.h"
+#include "core/context.h"
 #include "cpu/simd.h"
-#include "element.h"
-#include "epilogue.h"
-#include "problem.h"
-#include "sum.h"
+#include "core/element.h"
+#include "core/epilogue.h"
+#include "core/problem.h"
+#include "core/order_chunked.h"
 
 namespace tiled::cpu {
 namespace {
@@ -14,7 +14,7 @@ template <typename T>
 SIMD accumulator_t<T> dot(int64_t k, const T* a, int64_t a_stride, const T* b, int64_t b_stride) {
   accumulator_t<T> sum = 0;
   for (int64_t i = 0; i < k; ++i) {
-    sum = multiply_add(widen(a[i * a_stride]), widen(b[i * b_stride]), sum);
+    sum = fused_multiply_add(widen(a[i * a_stride]), widen(b[i * b_stride]), sum);
   }
   return sum;
 }

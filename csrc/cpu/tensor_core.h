@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "element.h"
+#include "core/element.h"
 
 namespace tiled::cpu {
 

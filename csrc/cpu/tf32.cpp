@@ -1,18 +1,18 @@
 // tf32 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
 // tf32.h says, with a model of the tensor core where the GPU has one.
 
-#include "tf32.h"
+#include "core/order_tf32.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "context.h"
-#include "cpu/again.h"
+#include "core/context.h"
+#include "cpu/recompute.h"
 #include "cpu/chain.h"
 #include "cpu/group.h"
 #include "cpu/tile.h"
-#include "element.h"
-#include "problem.h"
+#include "core/element.h"
+#include "core/problem.h"
 
 namespace tiled::cpu {
 namespace {
@@ -42,8 +42,8 @@ int64_t compute_tile(const Problem& p, int64_t index) {
   b += at.col * p.b.col_stride;
 
   alignas(64) float total[kTile][kTile] = {};
-  for (int64_t k = 0; k < p.k; k += chained::kChunk) {
-    const int64_t chunk = std::min<int64_t>(p.k - k, chained::kChunk);
+  for (int64_t k = 0; k < p.k; k += mma_order::kChunk) {
+    const int64_t chunk = std::min<int64_t>(p.k - k, mma_order::kChunk);
     Line rows[kTile], cols[kTile];
     for (int i = 0; i < at.rows; ++i) {
       rows[i] = Line(a + i * p.a.row_stride + k * p.a.col_stride, p.a.col_stride, chunk);
@@ -58,7 +58,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     for (int i = 0; i < at.rows; ++i) {
       for (int j = 0; j < at.cols; ++j) {
         total[i][j] +=
-            tf32::chunk_sum(sum[i][j], rows[i].group.undo_scale, cols[j].group.undo_scale);
+            tf32::chunk_sum(sum[i][j], rows[i].group.inverse_scale, cols[j].group.inverse_scale);
       }
     }
   }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "epilogue.h"
-#include "problem.h"
+#include "core/epilogue.h"
+#include "core/problem.h"
 
 namespace tiled::cpu {
 

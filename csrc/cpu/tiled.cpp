@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
-#include "context.h"
+#include "core/context.h"
 #include "cpu/simd.h"
 #include "cpu/tile.h"
-#include "element.h"
-#include "epilogue.h"
-#include "problem.h"
-#include "sum.h"
+#include "core/element.h"
+#include "core/epilogue.h"
+#include "core/problem.h"
+#include "core/order_chunked.h"
 
 namespace tiled::cpu {
 namespace {
@@ -37,7 +37,7 @@ SIMD void multiply_tiles(Acc (&acc)[kTile][kTile], const Acc (&a)[kDepth][kTile]
     Acc sums[kTile];
     std::copy_n(acc[i], kTile, sums);
     for (int k = 0; k < kDepth; ++k) {
-      for (int j = 0; j < kTile; ++j) sums[j] = multiply_add(a[k][i], b[k][j], sums[j]);
+      for (int j = 0; j < kTile; ++j) sums[j] = fused_multiply_add(a[k][i], b[k][j], sums[j]);
     }
     std::copy_n(sums, kTile, acc[i]);
   }
@@ -49,7 +49,7 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Acc a_tile[kDepth][kTile];
   alignas(64) Acc b_tile[kDepth][kTile];
   alignas(64) Acc total[kTile][kTile];  // of the finished chunks
-  std::fill_n(&total[0][0], kTile * kTile, kEmptyTotal<Acc>);
+  std::fill_n(&total[0][0], kTile * kTile, kAddIdentity<Acc>);
 
   const TilePlace<kTile> at(p, index);
   const auto [batch, row, col, rows_left, cols_left] = at;

@@ -1,0 +1,200 @@
+#include "binding/tensors.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "core/context.h"
+#include "core/error.h"
+
+namespace tiled {
+namespace {
+
+constexpr uintptr_t kAlignment = 16;  // of what is copied in bulk
+
+int64_t size_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Byte: return 1;
+    case ScalarType::Double: return 8;
+    default: return is_16bit(dtype) ? 2 : 4;
+  }
+}
+
+Strided describe(const Tensor& x, void* data) {
+  return {.data = data,
+          .element_size = static_cast<int64_t>(x.element_size()),
+          .sizes = Shape(x.sizes().begin(), x.sizes().end()),
+          .strides = Shape(x.strides().begin(), x.strides().end())};
+}
+
+}  // namespace
+
+std::string dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Byte: return "torch.uint8";
+    case ScalarType::Char: return "torch.int8";
+    case ScalarType::Short: return "torch.int16";
+    case ScalarType::Int: return "torch.int32";
+    case ScalarType::Long: return "torch.int64";
+    case ScalarType::Half: return "torch.float16";
+    case ScalarType::Float: return "torch.float32";
+    case ScalarType::Double: return "torch.float64";
+    case ScalarType::ComplexHalf: return "torch.complex32";
+    case ScalarType::ComplexFloat: return "torch.complex64";
+    case ScalarType::ComplexDouble: return "torch.complex128";
+    default: break;  // Python's name is C++'s in lower case
+  }
+  std::string name = torch::headeronly::toString(type);
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  return "torch." + name;
+}
+
+std::string device_name(const Tensor& x) {
+  return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
+}
+
+std::string shape_of(const Tensor& x) { return to_string({x.sizes().data(), x.sizes().size()}); }
+
+std::optional<DType> supported(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return DType::kFloat32;
+    case ScalarType::Double: return DType::kFloat64;
+    case ScalarType::Half: return DType::kFloat16;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    default: return std::nullopt;
+  }
+}
+
+bool is_16bit(ScalarType type) { return type == ScalarType::Half || type == ScalarType::BFloat16; }
+
+bool may_hold(ScalarType out, ScalarType operands) {
+  return out == operands || (out == ScalarType::Float && is_16bit(operands));
+}
+
+void check_dtype(const char* op, Named x) {
+  const ScalarType type = x.tensor.scalar_type();
+  if (supported(type)) return;
+  fail(op, std::string(x.name) + " is " + dtype_name(type) +
+               "; supported are float32, float64, float16 and bfloat16: convert it, for example "
+               "with .to(torch.float32)");
+}
+
+void check_same_dtype(const char* op, Named x, Named y) {
+  if (x.tensor.scalar_type() == y.tensor.scalar_type()) return;
+  fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) + " and " + y.name +
+               " is " + dtype_name(y.tensor.scalar_type()) +
+               "; convert one of them so that both have one dtype");
+}
+
+void check_given(const char* op, Named x) {
+  if (!x.tensor.defined()) fail(op, std::string(x.name) + " is None; it must be a tensor");
+}
+
+void check_same_device(const char* op, Named x, Named y) {
+  check_given(op, x);
+  check_given(op, y);
+  const bool x_cuda = x.tensor.is_cuda(), y_cuda = y.tensor.is_cuda();
+  const bool known = (x_cuda || x.tensor.is_cpu()) && (y_cuda || y.tensor.is_cpu());
+  if (known && x_cuda == y_cuda && x.tensor.get_device_index() == y.tensor.get_device_index()) {
+    return;
+  }
+  if (!known) fail(op, std::string(x.name) + " and " + y.name + " must be on one device");
+  fail(op, std::string(x.name) + " is on " + device_name(x.tensor) + " and " + y.name + " is on " +
+               device_name(y.tensor) + "; move one of them so that both are on one device");
+}
+
+void check_operands(const char* op, Named x, Named y) {
+  check_same_device(op, x, y);
+  const ScalarType type = x.tensor.scalar_type();  // each costs a search among all dtypes
+  if (supported(type) && type == y.tensor.scalar_type()) return;
+  check_dtype(op, x);
+  check_dtype(op, y);
+  check_same_dtype(op, x, y);
+}
+
+ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out) {
+  if (!out) return operands;
+  if (may_hold(*out, operands)) return *out;
+  fail(op, "out_dtype is " + dtype_name(*out) + " and the operands are " + dtype_name(operands) +
+               "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
+}
+
+Strided readable(const Tensor& x) { return describe(x, const_cast<void*>(x.const_data_ptr())); }
+Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
+
+void check_written(const char* op, Named c, const Product& product) {
+  const Strided written = writable(c.tensor);
+  if (overlaps_itself(written)) {
+    fail(op, std::string(c.name) + " has elements that share memory (shape " + shape_of(c.tensor) +
+                 ", strides " + to_string(written.strides) +
+                 "); pass a tensor whose elements lie apart, such as its clone()");
+  }
+  for (const auto& [name, operand] : {std::pair("a", &product.a), std::pair("b", &product.b)}) {
+    if (overlap(written, *operand)) {
+      fail(op,
+           std::string(c.name) + " shares memory with " + name + "; pass a clone() of one of them");
+    }
+  }
+}
+
+Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
+                const char* what) {
+  const int64_t element_size = size_of(dtype);
+  const auto count = count_elements(shape, element_size);
+  if (!count) {
+    fail(op, std::string("the ") + what + " would be " + to_string(shape) +
+                 ", more bytes than 63 bits can count");
+  }
+  const Shape strides = contiguous_strides(shape);
+  AtenTensorHandle handle = nullptr;
+  const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  const auto device = like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                               dtype_code, device, like.get_device_index(), &handle) != 0) {
+#ifdef TORCH_TILED_WITH_CUDA
+    if (like.is_cuda() && cuda_pending_error()[0] != '\0') {
+      fail(op, std::string("CUDA says \"") + cuda_pending_error() +
+                   "\", left behind by an earlier call");
+    }
+#endif
+    fail(op, std::string("out of memory: the ") + what + " " + to_string(shape) + " of " +
+                 dtype_name(dtype) + " needs " + std::to_string(*count * element_size) +
+                 " bytes on " + device_name(like));
+  }
+  return Tensor(handle);
+}
+
+Presplit presplit_operand(const char* op, Named b, const Product& product, const Tensor& hi_lo,
+                      const Tensor& inverse_scales) {
+  check_same_device(op, {"hi_lo", hi_lo}, b);
+  check_same_device(op, {"inverse_scales", inverse_scales}, b);
+  if (b.tensor.dim() != 2) {
+    fail(op,
+         std::string(b.name) + " is " + shape_of(b.tensor) + "; what was prepared is one matrix");
+  }
+  if (hi_lo.numel() == 0 && inverse_scales.numel() == 0) return {};
+  Presplit presplit = presplit_columns(product.k, product.n);
+  auto fits = [](const Tensor& x, ScalarType dtype, int64_t size) {
+    return x.dim() == 1 && x.size(0) == size && x.is_contiguous() && x.scalar_type() == dtype;
+  };
+  if (!fits(hi_lo, ScalarType::Byte, presplit.matrix_bytes()) ||
+      !fits(inverse_scales, ScalarType::Float, presplit.matrix_groups()) ||
+      b.tensor.scalar_type() != ScalarType::Float) {
+    auto describe = [](const Tensor& x) { return shape_of(x) + " " + dtype_name(x.scalar_type()); };
+    fail(op, "hi_lo is " + describe(hi_lo) + " and inverse_scales is " + describe(inverse_scales) +
+                 ", which is not what torch_tiled.presplit makes of " + b.name + ", " +
+                 describe(b.tensor) + "; presplit it anew");
+  }
+  presplit.hi_lo = static_cast<uint8_t*>(const_cast<void*>(hi_lo.const_data_ptr()));
+  presplit.inverse_scales = static_cast<float*>(const_cast<void*>(inverse_scales.const_data_ptr()));
+  if (reinterpret_cast<uintptr_t>(presplit.hi_lo) % kAlignment != 0) {
+    fail(op, "hi_lo does not begin at a multiple of " + std::to_string(kAlignment) +
+                 " bytes; pass its clone()");
+  }
+  return presplit;
+}
+
+}  // namespace tiled

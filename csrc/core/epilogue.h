@@ -1,0 +1,99 @@
+#pragma once
+// From a finished sum to what is stored, the same on a GPU and on a CPU (but for the last bits of
+// exp, exp2, tanh and erfc, which come from two libraries).
+
+#include <cmath>
+#include <type_traits>
+
+#include "core/element.h"
+#include "core/problem.h"
+#include "core/order_chunked.h"
+
+namespace tiled {
+
+// The share of a normal distribution that lies below x: half of 1 + erf(x / sqrt(2)), written as
+// the complement, of which nothing cancels where x is negative.
+HOST_DEVICE inline double normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
+// Its tail below -t, for t = |x|, is 2 to the power of p(t) = -1 + t * q(t). q is a polynomial
+// fitted to that (by Lawson's iteration): up to t = 5 the tail errs by 2.1e-8 of itself, times
+// -p / 2 where that is more than 1; beyond, it goes on to fall to 0.
+HOST_DEVICE inline float normal_cdf(float x) {
+  constexpr int kTerms = 10;
+  constexpr float kQ[kTerms] = {
+      -0x1.11eb0ep-25f, 0x1.e6e868p-21f, -0x1.77a2c2p-17f, 0x1.400592p-14f, -0x1.200748p-12f,
+      -0x1.2f007cp-16f, 0x1.c93624p-8f,  -0x1.adcb00p-5f,  -0x1.d63bc6p-2f, -0x1.26aed4p+0f};
+  const float t = fabsf(x);
+  float q = kQ[0];
+  for (int i = 1; i < kTerms; ++i) q = fused_multiply_add(q, t, kQ[i]);
+  const float tail = exp2f(fused_multiply_add(q, t, -1.0f));
+  return x > 0 ? 1 - tail : tail;
+}
+
+// The definitions of torch.nn.functional's functions of the same names.
+template <typename Acc>
+HOST_DEVICE Acc activate(Activation activation, Acc x) {
+  switch (activation) {
+    case Activation::kNone: return x;
+    case Activation::kRelu: return x <= Acc(0) ? Acc(0) : x;  // NaN stays NaN
+    case Activation::kGelu: return x * normal_cdf(x);
+    case Activation::kGeluTanh: {
+      const Acc inner = Acc(0.79788456080286535588) * (x + Acc(0.044715) * x * x * x);
+      return Acc(0.5) * x * (Acc(1) + tanh(inner));
+    }
+    case Activation::kTanh: return tanh(x);
+    case Activation::kSilu: return x / (Acc(1) + exp(-x));
+  }
+  return x;
+}
+
+// Likewise of several, for which one is chosen once.
+template <typename Acc, int kCount>
+HOST_DEVICE void activate_each(Activation activation, Acc (&x)[kCount]) {
+  const auto each = [&](Activation chosen) {
+    for (Acc& one : x) one = activate(chosen, one);
+  };
+  switch (activation) {
+    case Activation::kNone: return;
+    case Activation::kRelu: return each(Activation::kRelu);
+    case Activation::kGelu: return each(Activation::kGelu);
+    case Activation::kGeluTanh: return each(Activation::kGeluTanh);
+    case Activation::kTanh: return each(Activation::kTanh);
+    case Activation::kSilu: return each(Activation::kSilu);
+  }
+}
+
+// What is activated: alpha * sum + bias + beta * old. `bias` and `old` count where there is a bias
+// and beta is not 0.
+template <typename Acc>
+HOST_DEVICE Acc combine(const Epilogue& epilogue, Acc sum, Acc bias, Acc old) {
+  Acc value = static_cast<Acc>(epilogue.alpha) * sum;
+  if (epilogue.bias != nullptr) value += bias;
+  if (epilogue.beta != 0) value = fused_multiply_add(static_cast<Acc>(epilogue.beta), old, value);
+  return value;
+}
+
+// C[row, col] = activation(alpha * sum + bias + beta * C[row, col]); T is the operands' type and
+// c_offset where C's matrix begins.
+template <typename T>
+HOST_DEVICE void store(const Problem& p, int64_t c_offset, int64_t row, int64_t col,
+                       accumulator_t<T> sum) {
+  using Acc = accumulator_t<T>;
+  const Epilogue& epilogue = p.epilogue;
+  const int64_t at = c_offset + row * p.c.row_stride + col * p.c.col_stride;
+  const Acc bias = epilogue.bias == nullptr
+                       ? Acc(0)
+                       : widen(static_cast<const T*>(epilogue.bias)[col * epilogue.bias_stride]);
+  auto finish = [&]<typename Out>(Out* c) {
+    const Acc old = epilogue.beta == 0 ? Acc(0) : widen(*c);
+    *c = narrow<Out>(activate(epilogue.activation, combine(epilogue, sum, bias, old)));
+  };
+  if constexpr (std::is_same_v<Acc, T>) {
+    finish(static_cast<T*>(p.c.data) + at);
+  } else if (p.out_dtype == p.dtype) {
+    finish(static_cast<T*>(p.c.data) + at);
+  } else {
+    finish(static_cast<Acc*>(p.c.data) + at);
+  }
+}
+
+}  // namespace tiled

@@ -1,0 +1,48 @@
+#pragma once
+// Elements that are computed again in the order of sum.h, because their sums are NaN.
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+
+#include "core/context.h"
+#include "cpu/tile.h"
+#include "core/problem.h"
+
+namespace tiled::cpu {
+
+// A row times a column, in the order of sum.h.
+float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride);
+
+// Ends a tile's sums. Returns how many of them were computed again.
+template <int kTile>
+int64_t store_tile_again(const Problem& p, const TilePlace<kTile>& at,
+                         float (&sums)[kTile][kTile]) {
+  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch) +
+                   at.row * p.a.row_stride;
+  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch) +
+                   at.col * p.b.col_stride;
+  int64_t recomputed = 0;
+  for (int i = 0; i < at.rows; ++i) {
+    for (int j = 0; j < at.cols; ++j) {
+      if (!std::isnan(sums[i][j])) continue;
+      ++recomputed;
+      sums[i][j] = sum_in_chunks(p.k, a + i * p.a.row_stride, p.a.col_stride,
+                                 b + j * p.b.col_stride, p.b.row_stride);
+    }
+  }
+  store_tile<float>(p, at, sums);
+  return recomputed;
+}
+
+// Computes all tiles, each by compute_tile(p, index), which returns what store_tile_again() does.
+template <int kTile, typename ComputeTile>
+void compute_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
+  std::atomic<int64_t> recomputed = 0;
+  context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, tile);
+  });
+  if (context.recomputed != nullptr) *context.recomputed += recomputed;
+}
+
+}  // namespace tiled::cpu

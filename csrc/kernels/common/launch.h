@@ -1,0 +1,163 @@
+#pragma once
+// What every CUDA rung needs around its kernel.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+#include "core/context.h"
+#include "core/problem.h"
+
+#define UNROLL _Pragma("unroll")
+
+namespace tiled {
+
+// What a block of Hopper's may have.
+inline constexpr int kMaxSharedMemory = 227 << 10;
+
+// Throws what CUDA says, with the line of the rung that asked.
+inline void check(cudaError_t status,
+                  std::source_location where = std::source_location::current()) {
+  if (status == cudaSuccess) return;
+  const std::string file = where.file_name();
+  throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
+                           "\" (" + file.substr(file.rfind('/') + 1) + ":" +
+                           std::to_string(where.line()) + ")");
+}
+
+// For a rung's switch over its plan's tiles, which has no such one: it would compute nothing.
+[[noreturn]] inline void fail_no_tile(const char* rung, int tile) {
+  throw std::logic_error("torch_tiled: " + std::string(rung) + " has no tile " +
+                         std::to_string(tile));
+}
+
+// Tiles of C over the whole batch are numbered row by row, matrix by matrix; a block computes one.
+struct TileIndex {
+  int64_t batch, row, col;  // which matrix, and the first row and column of the tile
+};
+
+template <class Tile>
+__device__ TileIndex tile_index(const Problem& p, int64_t tile) {
+  const int64_t tiles_n = ceil_div(p.n, Tile::kN);
+  const int64_t tiles_m = ceil_div(p.m, Tile::kM);
+  return {.batch = tile / tiles_n / tiles_m,
+          .row = tile / tiles_n % tiles_m * Tile::kM,
+          .col = tile % tiles_n * Tile::kN};
+}
+
+// is_vector_aligned() of problem.h, of as many float32 as a Vector holds.
+template <typename Vector>
+bool is_vector_aligned(const Batch& batch, const Matrix& matrix, int64_t near, int64_t far) {
+  return is_vector_aligned(batch, matrix, near, far, sizeof(Vector) / sizeof(float));
+}
+
+// Lets a kernel be launched with so much dynamic shared memory, or less. The limit is the kernel's
+// own, for all threads of the host: so it is the same for every launch of a kernel.
+template <typename... Params>
+void allow_shared_memory(void (*kernel)(Params...), size_t bytes,
+                         std::source_location where = std::source_location::current()) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        where);
+}
+
+// As much as a block needs, and so much that no more than `blocks` share a multiprocessor of
+// Hopper's.
+inline size_t shared_memory_for(size_t needed, int blocks) {
+  constexpr size_t kReserved = 1 << 10;  // by the system, for each block
+  return std::max(needed, (kMaxSharedMemory + kReserved) / static_cast<size_t>(blocks) - kReserved);
+}
+
+// How many clusters of so many blocks, one a multiprocessor, run at once on the current device.
+template <typename... Params>
+int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads, size_t smem_bytes) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = cluster;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+  return count;
+}
+
+// Launches a kernel that may, on Hopper, start before the one before it on the stream has finished,
+// and calls ptx::pdl_wait() before it touches that one's results; in clusters of
+// so many blocks along the grid's x, if more than one.
+template <typename... Params, typename... Args>
+void launch_clusters_pdl(void (*kernel)(Params...), unsigned cluster, dim3 blocks, int threads,
+                           size_t smem_bytes, const Context& context, const Args&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  config.attrs = attributes;
+  if (context.on_hopper()) config.numAttrs = cluster > 1 ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
+// Likewise, without clusters.
+template <typename... Params, typename... Args>
+void launch_pdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t smem_bytes,
+                  const Context& context, const Args&... args) {
+  launch_clusters_pdl(kernel, 1, blocks, threads, smem_bytes, context, args...);
+}
+
+// Calls launch(first, blocks) for pieces of `blocks` that are no longer than a grid may be, and
+// checks each.
+template <typename F>
+void for_grids(int64_t all, F&& launch,
+               std::source_location where = std::source_location::current()) {
+  constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+  for (int64_t first = 0; first < all; first += kMaxGrid) {
+    launch(first, static_cast<unsigned>(std::min(all - first, kMaxGrid)));
+    check(cudaGetLastError(), where);
+  }
+}
+
+// Calls launch(batch, row, col, grid) for grids of tiles of C, columns of them along x, rows along
+// y and matrices along z, which begin there.
+template <typename F>
+void for_tile_grids(const Problem& p, int rows, int cols, F&& launch) {
+  constexpr int64_t kMaxGrid = 65535;  // in y and z, and enough in x
+  auto tiles = [&](int64_t left, int each) {
+    return static_cast<unsigned>(std::min(ceil_div(left, each), kMaxGrid));
+  };
+  for (int64_t batch = 0; batch < p.batch.count; batch += kMaxGrid) {
+    for (int64_t row = 0; row < p.m; row += kMaxGrid * rows) {
+      for (int64_t col = 0; col < p.n; col += kMaxGrid * cols) {
+        launch(
+            batch, row, col,
+            dim3(tiles(p.n - col, cols), tiles(p.m - row, rows), tiles(p.batch.count - batch, 1)));
+      }
+    }
+  }
+}
+
+// Runs kernel(p, first_tile), one block a tile, in as many launches as the grid's limit asks for.
+template <class Tile>
+void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,
+                  std::source_location where = std::source_location::current()) {
+  for_grids(
+      count_tiles(p, Tile::kM, Tile::kN),
+      [&](int64_t first, unsigned blocks) {
+        kernel<<<blocks, Tile::kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(p, first);
+      },
+      where);
+}
+
+}  // namespace tiled

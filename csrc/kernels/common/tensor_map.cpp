@@ -1,0 +1,77 @@
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/common/tensor_map.h"
+#include "kernels/common/launch.h"
+
+namespace tiled::cuda {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, found in the process: the library isn't linked against the driver.
+Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                         cudaEnableDefault, &found));
+#else
+  check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
+#endif
+  if (found != cudaDriverEntryPointSuccess) {
+    throw std::runtime_error(
+        "torch_tiled: this CUDA driver has no tensor maps; install one for CUDA 12.0 or later");
+  }
+  return reinterpret_cast<Encode>(function);
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, int64_t k,
+                       int box_rows, int box_k, CUtensorMapSwizzle swizzle, DType dtype) {
+  static const Encode encode = find_encode();
+  const auto element_bytes = static_cast<uint64_t>(size_of(dtype));
+  constexpr int kRank = 2 + kMaxTmaBatchRank;
+  const bool along_k = matrix.col_stride < matrix.row_stride;
+  uint64_t size[kRank] = {static_cast<uint64_t>(along_k ? k : rows),
+                          static_cast<uint64_t>(along_k ? rows : k), 1, 1, 1};
+  const int64_t far = along_k ? matrix.row_stride : matrix.col_stride;
+  uint64_t stride[kRank - 1];  // bytes, from the second dimension on
+  for (uint64_t& each : stride) each = static_cast<uint64_t>(far) * element_bytes;
+  uint32_t box[kRank] = {static_cast<uint32_t>(along_k ? box_k : box_rows),
+                         static_cast<uint32_t>(along_k ? box_rows : box_k), 1, 1, 1};
+  const uint32_t apart[kRank] = {1, 1, 1, 1, 1};
+  int used = 2;
+  for (int d = batch.rank - 1; d >= 0; --d) {
+    if (matrix.batch_stride[d] == 0) continue;
+    size[used] = static_cast<uint64_t>(batch.size[d]);
+    stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * element_bytes;
+    ++used;
+  }
+  // The driver wants a current context: in a new thread the runtime has none before it is asked.
+  int device;
+  check(cudaGetDevice(&device));
+  check(cudaSetDevice(device));
+  // Lines of halves that begin where L2's do are brought by two of those at once.
+  const bool by_two = dtype == DType::kFloat32 || stride[0] % kCacheLineBytes == 0;
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map,
+             dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bits are bits
+             kRank, matrix.data, size, stride, box, apart, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             by_two ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw std::runtime_error("torch_tiled: the CUDA driver made no tensor map of " +
+                             std::to_string(size[1]) + " lines of " + std::to_string(size[0]) +
+                             " elements, " + std::to_string(stride[0]) + " bytes apart (error " +
+                             std::to_string(result) + ")");
+  }
+  return map;
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,29 @@
+#pragma once
+// Where a matrix of the batch is among the dimensions of a tensor map (tensor_map.h).
+
+#include "kernels/common/launch.h"
+#include "core/problem.h"
+
+namespace tiled::cuda {
+
+struct TmaCoords {
+  int at[kMaxTmaBatchRank] = {};
+  // In a map of matrices that are one batch dimension.
+  __device__ explicit TmaCoords(int index) : at{index} {}
+  __device__ TmaCoords(const Batch& batch, const Matrix& matrix, int64_t index) {
+    int used = 0;
+    NO_UNROLL
+    for (int d = batch.rank - 1; d >= 0; --d) {
+      if (matrix.batch_stride[d] != 0) {
+        UNROLL  // an index that is not known would be one of memory, not of registers
+        for (int i = 0; i < kMaxTmaBatchRank; ++i) {
+          if (i == used) at[i] = static_cast<int>(index % batch.size[d]);
+        }
+        ++used;
+      }
+      index /= batch.size[d];
+    }
+  }
+};
+
+}  // namespace tiled::cuda

@@ -1,0 +1,26 @@
+#pragma once
+// The tensor-core product of one warp: PTX ISA, "mma.sync.m16n8k16".
+
+#include <cstdint>
+
+namespace tiled::ptx {
+
+// d (16, 8) += a (16, 16) b (16, 8). With g = lane / 4 and q = lane % 4 a lane holds halves 2q and
+// 2q + 1 of K of row g of a, row g + 8, then the same of K + 8; likewise of column g of b; and of d
+// rows g and g + 8, columns 2q and 2q + 1.
+template <bool kBFloat16 = false>
+__device__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (kBFloat16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+}  // namespace tiled::ptx
