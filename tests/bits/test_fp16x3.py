@@ -5,9 +5,9 @@ The host's rung runs here too: it computes on a model of the tensor core what a 
 
 import pytest
 import torch
-from needs import needs_hopper
-from operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
-from reference import (
+from helpers.needs import needs_hopper
+from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
+from helpers.reference import (
     BIAS,
     SEEDS,
     assert_same,
@@ -16,8 +16,8 @@ from reference import (
     product,
     relative_error,
 )
-from scaled import FP16X3, FP16X3_RUNGS
-from specification import fp16x3, fp16x3_or_mark, sum_in_chunks
+from helpers.scaled import FP16X3, FP16X3_RUNGS
+from helpers.specification import fp16x3, fp16x3_or_mark, sum_in_chunks
 
 import torch_tiled
 

@@ -11,8 +11,8 @@ import random
 
 import pytest
 import torch
-from needs import needs_hopper
-from reference import assert_within, bound, order, product, takes
+from helpers.needs import needs_hopper
+from helpers.reference import assert_within, bound, order, product, takes
 
 import torch_tiled
 

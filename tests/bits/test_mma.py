@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
-from memory import no_more_memory
-from needs import needs_hopper
-from reference import ACTIVATIONS, U, assert_same, assert_within, bound, product
-from specification import chained, fused_multiply_add, sum_in_chunks
+from helpers.memory import no_more_memory
+from helpers.needs import needs_hopper
+from helpers.reference import ACTIVATIONS, U, assert_same, assert_within, bound, product
+from helpers.specification import chained, fused_multiply_add, sum_in_chunks
 
 import torch_tiled
 

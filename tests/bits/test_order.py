@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 import torch
-from needs import needs_cuda
-from reference import order, takes
-from specification import fp16x3, sum_in_chunks
+from helpers.needs import needs_cuda
+from helpers.reference import order, takes
+from helpers.specification import fp16x3, sum_in_chunks
 
 import torch_tiled
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from reference import (
+from helpers.reference import (
     accumulation_dtype,
     assert_within,
     bound,

@@ -5,11 +5,11 @@ tests/test_fp16x3.py and tests/test_tf32.py have what is each one's own.
 
 import pytest
 import torch
-from needs import needs_hopper
-from operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finite
-from reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
-from scaled import FP16X3, TF32
-from specification import sum_in_chunks
+from helpers.needs import needs_hopper
+from helpers.operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finite
+from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
+from helpers.scaled import FP16X3, TF32
+from helpers.specification import sum_in_chunks
 
 import torch_tiled
 

@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 import torch
-from memory import no_more_memory
-from needs import needs_cuda, needs_hopper
+from helpers.memory import no_more_memory
+from helpers.needs import needs_cuda, needs_hopper
 
 import torch_tiled
 

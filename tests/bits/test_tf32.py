@@ -5,9 +5,9 @@ The host's rung computes on a model of the tensor core what a Hopper GPU does.
 
 import pytest
 import torch
-from needs import needs_hopper
-from operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
-from reference import (
+from helpers.needs import needs_hopper
+from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
+from helpers.reference import (
     ACTIVATIONS,
     activated_bound,
     assert_same,
@@ -19,8 +19,8 @@ from reference import (
     relative_error,
     takes,
 )
-from scaled import TF32, TF32_RUNGS
-from specification import fused_multiply_add, sum_in_chunks, tf32, tf32_or_mark
+from helpers.scaled import TF32, TF32_RUNGS
+from helpers.specification import fused_multiply_add, sum_in_chunks, tf32, tf32_or_mark
 
 import torch_tiled
 

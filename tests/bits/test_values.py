@@ -7,7 +7,7 @@ own product and left out where that promises less.
 
 import pytest
 import torch
-from reference import assert_within, bound, one_hot_bound, order, product
+from helpers.reference import assert_within, bound, one_hot_bound, order, product
 
 import torch_tiled
 

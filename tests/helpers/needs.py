@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import takes
+from helpers.reference import takes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 needs_hopper = pytest.mark.skipif(

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import specification
+from helpers import specification
 import torch
-from reference import assert_same
+from helpers.reference import assert_same
 
 import torch_tiled
 

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.utils.prune
-from reference import assert_within, bound, halves_bound, linear_bound, product
+from helpers.reference import assert_within, bound, halves_bound, linear_bound, product
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 

@@ -10,8 +10,8 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from calls import Calls
-from reference import assert_within, halves_bound
+from helpers.calls import Calls
+from helpers.reference import assert_within, halves_bound
 from torch.backends import opt_einsum
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -8,9 +8,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from calls import Calls
-from needs import needs_cuda
-from reference import ACTIVATIONS, CHUNK, takes
+from helpers.calls import Calls
+from helpers.needs import needs_cuda
+from helpers.reference import ACTIVATIONS, CHUNK, takes
 from test_compile import LAYOUTS, count_compilations
 from test_transforms import both, flat
 from torch.autograd import forward_ad

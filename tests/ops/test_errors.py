@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from needs import needs_cuda
-from reference import takes
+from helpers.needs import needs_cuda
+from helpers.reference import takes
 
 import torch_tiled
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import assert_within, gemm_bound, product
+from helpers.reference import assert_within, gemm_bound, product
 
 import torch_tiled
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from reference import ACTIVATIONS, U, activated_bound, assert_within, linear_bound, product
+from helpers.reference import ACTIVATIONS, U, activated_bound, assert_within, linear_bound, product
 
 import torch_tiled
 

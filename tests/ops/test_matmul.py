@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import (
+from helpers.reference import (
     accumulation_dtype,
     assert_within,
     bound,

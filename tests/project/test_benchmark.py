@@ -17,8 +17,8 @@ import survey
 import torch
 import variants
 from check import Verdict, full_precision_peer
-from reference import takes
-from specification import fp16x3_or_mark
+from helpers.reference import takes
+from helpers.specification import fp16x3_or_mark
 
 import torch_tiled
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).resolve().parent.parent / "csrc"
+CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 
 # A folder's files may include its own headers and those named here. "cuda" and "torch" are theirs.
 MAY_INCLUDE = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from needs import needs_cuda
+from helpers.needs import needs_cuda
 
 import torch_tiled
 from torch_tiled import __main__

@@ -19,7 +19,7 @@ import torch
 
 import torch_tiled
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path(torch_tiled.__file__).resolve().parent
 LIBRARY = PACKAGE / "_C.so"
 

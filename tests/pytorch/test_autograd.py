@@ -5,8 +5,8 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from calls import Calls
-from reference import ACTIVATIONS, takes
+from helpers.calls import Calls
+from helpers.reference import ACTIVATIONS, takes
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint

@@ -11,9 +11,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from calls import Calls
-from needs import needs_cuda
-from reference import assert_within, bound, halves_bound, linear_bound, product
+from helpers.calls import Calls
+from helpers.needs import needs_cuda
+from helpers.reference import assert_within, bound, halves_bound, linear_bound, product
 from test_prepare import by_halves
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from needs import needs_cuda, needs_hopper
-from reference import assert_within, bound, product, takes
+from helpers.needs import needs_cuda, needs_hopper
+from helpers.reference import assert_within, bound, product, takes
 
 import torch_tiled
 

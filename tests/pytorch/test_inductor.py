@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from needs import needs_hopper
+from helpers.needs import needs_hopper
 from torch._inductor import config, select_algorithm
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close

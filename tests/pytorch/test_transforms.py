@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import ACTIVATIONS
+from helpers.reference import ACTIVATIONS
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
