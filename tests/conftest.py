@@ -9,8 +9,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
 import torch
-from needs import needs_cuda
-from reference import takes
+from helpers.needs import needs_cuda
+from helpers.reference import takes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 

@@ -1,0 +1,600 @@
+"""Whole models converted and reverted: torch_tiled.convert, revert and enabled."""
+
+import copy
+import io
+import pickle
+import re
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from helpers.reference import assert_within, bound, halves_bound, linear_bound, product
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+
+import torch_tiled
+from torch_tiled import conversion
+
+
+def small(device="cpu", dtype=None):
+    """Layers at three depths, one of them shared, and two that tie their weights."""
+    shared = torch.nn.Linear(8, 8)
+    tied = torch.nn.Linear(8, 8, bias=False)
+    tied.weight = shared.weight
+    inner = torch.nn.Sequential(shared, torch.nn.GELU(), torch.nn.Sequential(shared, tied))
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), inner, torch.nn.Linear(8, 3)).to(
+        device, dtype
+    )
+
+
+NAMES = ["0", "1.0", "1.2.1", "2"]
+
+
+def classes(model):
+    return {name: type(module) for name, module in model.named_modules()}
+
+
+def test_results_are_those_of_linear(device):
+    model = small(device)
+    x = torch.randn(5, 6, device=device)
+    expected = model(x)
+    torch_tiled.convert(model)
+    assert_close(model(x), expected)
+    layer = model[0]
+    assert torch.equal(layer(x), torch_tiled.linear(x, layer.weight, layer.bias))
+
+
+def test_gradients_are_those_of_torch(device):
+    model = small(device, torch.float64)
+    x = torch.randn(5, 6, device=device, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    torch_tiled.convert(model)
+    actual = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_layer_of_halves(dtype, device):
+    layer = torch.nn.Linear(6, 8, device=device, dtype=dtype)
+    torch_tiled.convert(layer)
+    x = torch.randn(5, 6, device=device, dtype=dtype, requires_grad=True)
+    grad = torch.randn(5, 8, device=device, dtype=dtype)
+    y = layer(x)
+    of_x, of_weight, of_bias = torch.autograd.grad(y, [x, layer.weight, layer.bias], grad)
+    x, weight, bias = (each.detach() for each in (x, layer.weight, layer.bias))
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    assert_within(y, exact, linear_bound(x, weight, bias))
+    assert_within(of_x, product(grad, weight), bound(grad, weight))
+    assert_within(of_weight, product(grad.mT, x), bound(grad.mT, x))
+    exact, size = grad.double().sum(0), grad.double().abs().sum(0)
+    assert_within(of_bias, exact, halves_bound(exact, size, 5, 1, dtype))
+
+
+def test_nothing_else_changes():
+    model = small().eval()
+    called = []
+    model[0].register_forward_hook(lambda *_: called.append("hook"))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(2, 6)).sum().backward()
+    optimizer.step()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    parameters = list(model.named_parameters())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for change in (torch_tiled.convert, torch_tiled.revert):
+        change(model)
+        assert [(n, id(p)) for n, p in model.named_parameters()] == [
+            (n, id(p)) for n, p in parameters
+        ]
+        assert model[1][0].weight is model[1][2][1].weight
+        assert not model[0].training
+        assert model.state_dict().keys() == state.keys()
+        called.clear()
+        model(torch.randn(2, 6)).sum().backward()
+        assert called == ["hook"]
+        assert all(optimizer.state[parameter] for _, parameter in parameters)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+
+def test_classes_are_exchanged_and_restored():
+    model = small()
+    before = classes(model)
+    report = torch_tiled.convert(model)
+    assert report.changed == NAMES
+    assert all(classes(model)[name] is conversion.Linear for name in NAMES)
+    assert all(isinstance(model.get_submodule(name), torch.nn.Linear) for name in NAMES)
+    assert torch_tiled.revert(model).changed == NAMES
+    assert classes(model) == before
+    assert torch_tiled.revert(model).rows == ()
+
+
+def test_the_model_itself():
+    layer = torch.nn.Linear(4, 2)
+    report = torch_tiled.convert(layer)
+    assert report.changed == [""]
+    assert type(layer) is conversion.Linear
+    assert "(the model)" in str(report)
+    torch_tiled.revert(layer)
+    assert type(layer) is torch.nn.Linear
+
+
+def test_converting_again_changes_the_precision_alone():
+    model = small()
+    torch_tiled.convert(model)
+    assert model[0].precision == "fp32"
+    assert torch_tiled.convert(model, include="0", precision="ieee").changed == ["0"]
+    assert (model[0].precision, model[2].precision) == ("ieee", "fp32")
+    torch_tiled.revert(model)
+    assert type(model[0]) is torch.nn.Linear
+    with pytest.raises(RuntimeError, match='no precision "exact"'):
+        torch_tiled.convert(model, precision="exact")
+    assert type(model[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        ({"filter_fn": lambda module, name: module.out_features == 8}, ["0", "1.0", "1.2.1"]),
+        ({"include": "1.*"}, ["1.0", "1.2.1"]),
+        ({"include": ["0", "2"], "exclude": "2"}, ["0"]),
+        ({"exclude": ["1.*", "0"]}, ["2"]),
+        ({"include": "nothing"}, []),
+    ],
+)
+def test_filters(options, names):
+    model = small()
+    dry = torch_tiled.convert(model, **options, dry_run=True)
+    assert classes(model) == classes(small())
+    assert {row.action for row in dry.rows} <= {"to be converted", "left"}
+    report = torch_tiled.convert(model, **options)
+    assert report.changed == dry.changed == names
+    assert report.left == {name: "filtered out" for name in NAMES if name not in names}
+
+
+def test_report():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LSTM(8, 4))
+    report = torch_tiled.convert(model)
+    first, second = report.rows
+    assert first == conversion.Row("0", "Linear", (6, 8), "converted")
+    assert (second.name, second.kind, second.action) == ("1", "LSTM", "left")
+    lines = str(report).splitlines()
+    assert lines[0] == "0  Linear  6x8  converted"
+    assert lines[1] == "1  LSTM         left: its products are in one operator"
+    assert lines[2:] == list(report.notes)
+    assert str(torch_tiled.convert(torch.nn.ReLU())) == report.notes[0]
+
+
+# --- what is left alone --------------------------------------------------------------------------
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def with_weight(make):
+    layer = torch.nn.Linear(4, 4)
+    layer.weight = torch.nn.Parameter(make(layer.weight.detach()), requires_grad=False)
+    return layer
+
+
+def with_forward():
+    layer = torch.nn.Linear(4, 4)
+    layer.forward = lambda input: input
+    return layer
+
+
+LEFT = {
+    "subclass": (lambda: Doubled(4, 4), r"it is a test_conversion\.Doubled"),
+    "parametrized": (
+        lambda: parametrizations.weight_norm(torch.nn.Linear(4, 4)),
+        "it is parametrized",
+    ),
+    "lazy": (lambda: torch.nn.LazyLinear(4), "it is lazy"),
+    "meta": (lambda: torch.nn.Linear(4, 4, device="meta"), "on the meta device"),
+    "forward": (with_forward, "a forward of its own"),
+    "complex": (lambda: torch.nn.Linear(4, 4, dtype=torch.complex64), r"is torch\.complex64"),
+    "sparse": (lambda: with_weight(torch.Tensor.to_sparse), r"is torch\.sparse_coo"),
+    "tensor subclass": (lambda: with_weight(lambda x: x.as_subclass(Tagged)), "is a Tagged"),
+    "quantized": (lambda: torch.ao.nn.quantized.dynamic.Linear(4, 4), "it is quantized"),
+    "ours": (lambda: torch_tiled.nn.Linear(4, 4), "it is torch_tiled's already"),
+    "scripted": (lambda: torch.jit.script(torch.nn.Linear(4, 4)), "compiled by torch.jit"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(is|are) deprecated")
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone_with_the_reason(name):
+    make, reason = LEFT[name]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), make())
+    kind = type(model[1])
+    with pytest.raises(RuntimeError, match=f"nothing was converted.*1: .*{reason}"):
+        torch_tiled.convert(model, strict=True)
+    assert type(model[0]) is torch.nn.Linear
+    report = torch_tiled.convert(model)
+    assert report.changed == ["0"]
+    assert list(report.left) == ["1"]
+    assert re.search(reason, report.left["1"])
+    assert type(model[1]) is kind
+    assert torch_tiled.convert(model, exclude="1", strict=True).changed == ["0"]
+
+
+def test_a_lazy_layer_is_converted_when_it_has_a_weight():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    model(torch.randn(2, 3))
+    assert torch_tiled.convert(model).changed == ["0"]
+
+
+def test_old_style_pruning_goes_on():
+    layer = torch.nn.Linear(4, 4)
+    torch.nn.utils.prune.random_unstructured(layer, "weight", amount=0.5)
+    x = torch.randn(2, 4)
+    expected = layer(x)
+    assert torch_tiled.convert(layer).changed == [""]
+    assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_modules_that_bypass_their_layers_are_named(dtype):
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=dtype).eval()
+    x = torch.randn(2, 5, 16, dtype=dtype)
+    expected = model(x)
+    report = torch_tiled.convert(model)
+    assert report.changed == ["self_attn.out_proj", "linear1", "linear2"]
+    assert "one operator" in report.left[""]
+    assert "multi_head_attention_forward" in report.left["self_attn"]
+    assert_close(model(x), expected)
+    with torch.no_grad():
+        assert_close(model(x), expected)
+
+
+def test_wrapped_by_fully_shard():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        wrapped = torch.nn.Linear(4, 4)
+        fsdp.fully_shard(wrapped, mesh=mesh)
+        assert "fully_shard" in torch_tiled.convert(wrapped).left[""]
+
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        x = torch.randn(2, 4)
+        expected = model(x)
+        torch_tiled.convert(model)
+        fsdp.fully_shard(model[0], mesh=mesh)
+        with pytest.raises(RuntimeError, match="nothing was reverted.*0: .*fully_shard"):
+            torch_tiled.revert(model)
+        assert type(model[1]) is conversion.Linear
+        assert_close(model(x), expected)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_converted(copied):
+    model = torch.nn.Sequential(small(), torch.nn.MultiheadAttention(8, 2))
+    torch_tiled.convert(model, precision="ieee")
+    if copied == "deepcopy":
+        other = copy.deepcopy(model)
+    elif copied == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert classes(other) == classes(model)
+    x = torch.randn(2, 6)
+    assert torch.equal(other[0](x), model[0](x))
+    assert other[0][0].precision == "ieee"
+    torch_tiled.revert(other)
+    assert type(other[0][0]) is torch.nn.Linear
+    assert type(model[0][0]) is conversion.Linear
+
+
+def test_state_dict_goes_both_ways():
+    model, other = small(), small()
+    torch_tiled.convert(model)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 6)
+    assert_close(other(x), model(x))
+    torch.nn.init.ones_(other[0].weight)
+    model.load_state_dict(other.state_dict())
+    assert_close(other(x), model(x))
+
+
+def test_a_layer_parametrized_since_is_not_reverted():
+    model = small()
+    torch_tiled.convert(model)
+    parametrizations.orthogonal(model[0])
+    with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
+        torch_tiled.revert(model)
+    assert type(model[2]) is conversion.Linear
+    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert torch_tiled.revert(model).changed == NAMES
+
+
+def test_a_frozen_layer_is_reverted_unfrozen():
+    model = small()
+    torch_tiled.convert(model)
+    torch_tiled.freeze(model)
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        expected = model(x)
+        torch_tiled.revert(model)
+        assert_close(model(x), expected)
+    assert not list(model.named_buffers())
+
+
+def test_enabled():
+    model = small()
+    torch_tiled.convert(model, include="2")
+    with torch_tiled.enabled(model, precision="ieee") as report:
+        assert report.changed == NAMES
+        assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
+    assert torch_tiled.convert(model, dry_run=True).changed == NAMES
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+    assert model[2].precision == "fp32"
+    with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
+        raise ZeroDivisionError
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+
+
+def fallen_back(**options):
+    """A converted model of a dtype that torch_tiled does not multiply, and an input for it.
+
+    It calls a layer twice.
+    """
+    layer = torch.nn.Linear(6, 6)
+    model = torch.nn.Sequential(layer, torch.nn.Tanh(), layer, torch.nn.Linear(6, 3))
+    torch_tiled.convert(model, **options)
+    model.to(torch.complex64)
+    return model, torch.randn(2, 6, dtype=torch.complex64)
+
+
+def told(record):
+    """Of warnings, what each of torch_tiled's says, and that it is about a line of this file."""
+    ours = [warning for warning in record if str(warning.message).startswith("torch_tiled")]
+    assert all(warning.category is UserWarning for warning in ours)
+    assert {warning.filename for warning in ours} <= {__file__}
+    return [str(warning.message) for warning in ours]
+
+
+def sentences(why):
+    """What both layers of that model say."""
+    return [f"torch_tiled: {name} (Linear) computes by torch, since {why}" for name in ("0", "3")]
+
+
+COMPLEX = "its weight is torch.complex64"
+
+
+def run_and_tell(run, *args):
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        run(*args)
+    return told(record)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_each_layer_says_once_that_torch_computes():
+    for _ in range(2):  # the second model too, whose layers have the same names
+        model, x = fallen_back()
+        assert run_and_tell(model, x) == sentences(COMPLEX)
+        assert run_and_tell(model, x) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = model(x)
+    torch_tiled.revert(model)
+    assert torch.equal(model(x), y)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_each_reason_is_given_once():
+    model, x = fallen_back()
+    assert run_and_tell(model, x) == sentences(COMPLEX)
+    model.to(torch.complex128)
+    wide = sentences("its weight is torch.complex128")
+    assert run_and_tell(model, x.to(torch.complex128)) == wide
+    model.to(torch.complex64)
+    assert run_and_tell(model, x) == []
+    layer = torch.nn.Linear(6, 8)
+    torch_tiled.convert(layer)
+    sparse = torch.randn(2, 6).to_sparse()
+    (text,) = run_and_tell(layer, sparse)
+    assert text == (
+        "torch_tiled: the model (Linear) computes by torch, since its input is torch.sparse_coo"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_copies_and_replicas():
+    """A copy is another layer; the replicas that DataParallel makes for each call are the same."""
+    model, x = fallen_back()
+    assert run_and_tell(model[0], x) == sentences(COMPLEX)[:1]
+    replica = model[0]._replicate_for_data_parallel()
+    replica.weight, replica.bias = model[0].weight.clone(), model[0].bias.clone()
+    assert run_and_tell(replica, x) == []
+    assert run_and_tell(copy.deepcopy(model)[0], x) == sentences(COMPLEX)[:1]
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_warnings_can_be_filtered():
+    model, x = fallen_back()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # what was an error was not told
+            with pytest.raises(UserWarning, match="0 .Linear. computes by torch"):
+                model(x)
+        warnings.filterwarnings("ignore", message="torch_tiled: ")
+        model(x)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_threads_say_it_once(monkeypatch):
+    model, x = fallen_back()
+    ready, warn = threading.Barrier(8), conversion.warn
+
+    def slowly(text):
+        time.sleep(0.05)
+        warn(text)
+
+    monkeypatch.setattr(conversion, "warn", slowly)
+
+    def work():
+        ready.wait()
+        for _ in range(5):
+            model(x)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(told(record)) == sorted(sentences(COMPLEX))
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_a_compiled_model_says_it_where_it_is_traced():
+    torch.compiler.reset()
+    model, x = fallen_back()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert run_and_tell(compiled, x) == sentences(COMPLEX)
+    assert run_and_tell(compiled, x) == run_and_tell(model, x) == []
+    assert_close(compiled(x), model(x))
+    exported, x = fallen_back()
+    assert run_and_tell(torch.export.export, exported, (x,)) == sentences(COMPLEX)
+
+
+def test_a_nested_input_computes_by_torch():
+    model = small()
+    torch_tiled.convert(model)
+    parts = [torch.randn(n, 6) for n in (2, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    with pytest.warns(UserWarning, match="computes by torch, since its input is a nested tensor"):
+        result = model[0](nested)
+    assert_close(list(result.unbind()), [model[0](part) for part in parts])
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_strict_layers_raise(compiled):
+    torch.compiler.reset()
+    (lenient, x), (model, _) = fallen_back(), fallen_back(strict=True)
+    if compiled:
+        lenient = torch.compile(lenient, backend="eager", fullgraph=True)
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    run_and_tell(lenient, x)  # whose graph is none for the other
+    with pytest.raises(RuntimeError, match="0 .Linear. .*complex64, which strict=True forbids"):
+        model(x)
+
+
+def test_other_errors_are_torch_tiled_s():
+    model = small()
+    torch_tiled.convert(model)
+    with pytest.raises(RuntimeError, match="tiled::linear"):
+        model(torch.randn(2, 7))
+
+
+def test_moved_and_cast_models_go_on(device):
+    model = small()
+    torch_tiled.convert(model)
+    model.to(device).to(torch.bfloat16).double()
+    x = torch.randn(2, 6, device=device, dtype=torch.float64)
+    y = model(x)
+    torch_tiled.revert(model)
+    assert_close(y, model(x))
+
+
+# --- transforms ----------------------------------------------------------------------------------
+
+
+def test_compiled(device):
+    torch.compiler.reset()
+    model = small(device)
+    x = torch.randn(4, 6, device=device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = compiled(x)
+    torch_tiled.convert(model)
+    assert torch.equal(compiled(x), model(x))
+    assert_close(compiled(x), expected)
+    graphs = torch._dynamo.explain(model)(x).graphs
+    assert "tiled" in str(graphs[0].code)
+    torch_tiled.revert(model)
+    assert torch.equal(compiled(x), expected)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_compiled_by_inductor(mode, device):
+    torch.compiler.reset()
+    model = small(device)
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    expected = model(x)
+    gradients = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
+    torch_tiled.convert(model)
+    compiled = torch.compile(model, mode=mode, fullgraph=True, dynamic=True)
+    result = compiled(x)
+    assert_close(result, expected)
+    actual = torch.autograd.grad(result.square().sum(), [x, *model.parameters()])
+    assert_close(actual, gradients)
+    with torch.no_grad():
+        x = torch.randn(7, 6, device=device)
+        assert_close(compiled(x), model(x))
+
+
+def test_exported(device):
+    model = small(device)
+    torch_tiled.convert(model)
+    x = torch.randn(4, 6, device=device)
+    rows = torch.export.Dim("rows", min=2, max=100)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+    products = [str(node.target) for node in program.graph.nodes if "tiled" in str(node.target)]
+    assert products == ["tiled.linear.default"] * 5
+    x = torch.randn(9, 6, device=device)
+    assert_close(program.module()(x), model(x))
+
+
+# --- transformers' Conv1D ------------------------------------------------------------------------
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, attn_pdrop=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def test_gpt2(device):
+    model = gpt2().to(device, torch.float64)
+    tokens = torch.randint(50, (2, 10), device=device)
+
+    def run():
+        model.zero_grad()
+        output = model(input_ids=tokens, labels=tokens)
+        output.loss.backward()
+        return output.logits, output.loss, [p.grad.clone() for p in model.parameters()]
+
+    expected = run()
+    report = torch_tiled.convert(model, strict=True)
+    assert [row.kind for row in report.rows] == ["Conv1D"] * 8 + ["Linear"]
+    assert report.rows[0].shape == (32, 96)
+    assert type(model.transformer.h[0].mlp.c_fc) is conversion.Conv1D
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert_close(run(), expected)
+    copied = pickle.loads(pickle.dumps(model))
+    assert_close(copied(input_ids=tokens).logits, expected[0])
+    torch_tiled.revert(model)
+    assert_close(run(), expected)
