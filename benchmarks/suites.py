@@ -2,12 +2,14 @@
 
 from shapes import LAYOUTS, Shape, Suite
 
+LADDER_SIZES = (256, 512, 1024, 2048, 4096)  # the squares at which kernels are compared
+
 
 def _square() -> tuple[Shape, ...]:
     small = tuple(Shape(size, size, size) for size in (128, 256, 512, 1024, 2048))
     return (
         *small,
-        Shape(4096, 4096, 4096, ladder=True, energy=True),
+        Shape(4096, 4096, 4096, every_kernel=True, energy=True),
         *(Shape(4096, 4096, 4096, layout=layout) for layout in LAYOUTS[1:]),
         Shape(8192, 8192, 8192, energy=True),
         Shape(16384, 16384, 16384, energy=True),
@@ -34,7 +36,7 @@ def _ragged() -> tuple[Shape, ...]:
     )
 
 
-# Without a factor of 2, and primes mostly; some have one side, or K, much smaller than the others.
+# Odd numbers, most of them primes. In some, a side or K is much smaller than the others.
 ODD_SIZES = (
     *((307, 311, 313), (401, 409, 419), (503, 509, 521), (601, 607, 613), (757, 761, 769)),
     *((997, 1009, 1013), (1201, 1213, 1217), (1499, 1511, 1523), (1777, 1783, 1787)),
@@ -54,25 +56,25 @@ def _odd_sizes() -> tuple[Shape, ...]:
     )
 
 
-# Multiples of 8, not of 64: lines of halves begin at multiples of 16 bytes, but not of 128.
+# Multiples of 8, not of 64: rows of 16-bit floats are 16-byte aligned, but no whole cache lines.
 EIGHTS = (
     *((520, 520, 520), (1000, 1000, 1000), (1032, 1032, 1032), (2056, 2056, 2056)),
     *((3000, 3000, 3000), (4104, 4104, 4104), (760, 776, 4104), (200, 3000, 3000)),
     *((5000, 5000, 1000), (10_000, 1000, 1000), (1000, 1000, 10_000), (2056, 1032, 4104)),
 )
-# And of a long operand that begin anywhere.
+# The rows of the long operand are not 16-byte aligned.
 FEW_ROWS = (
     *((1, 4097, 4099), (16, 4097, 4099), (64, 4097, 4099)),
     *((1, 6137, 15731), (16, 11007, 4095), (64, 6133, 14887)),
 )
 
 
-def _lines() -> tuple[Shape, ...]:
+def _unaligned_rows() -> tuple[Shape, ...]:
     return tuple(
         Shape(*sizes, layout=layout, group=group)
         for group, many, layouts in (
             ("multiples of 8, not of 64", EIGHTS, ("NT", "TN")),
-            ("few rows, odd lines", FEW_ROWS, ("NN", "NT")),
+            ("few rows, odd row pitch", FEW_ROWS, ("NN", "NT")),
         )
         for sizes in many
         for layout in layouts
@@ -105,7 +107,7 @@ def _skinny() -> tuple[Shape, ...]:
         Shape(16, 256, 7168, layout="NT", group="router"),
         Shape(64, 256, 6144, layout="NT", group="router"),
         *(
-            Shape(*sizes, group="long sums or few columns")
+            Shape(*sizes, group="long K or few columns")
             for sizes in (
                 (64, 64, 65536),
                 (128, 128, 131072),
@@ -118,7 +120,7 @@ def _skinny() -> tuple[Shape, ...]:
 
 
 def _layer(what: str, tokens: int, fan_in: int, fan_out: int, weight: str) -> tuple[Shape, ...]:
-    """The three products of a linear layer: forward, and both of its backward.
+    """The three products of a linear layer: one of its forward pass, two of its backward pass.
 
     `weight` is "T" where the weight is stored (fan_out, fan_in), as torch.nn.Linear does, and "N"
     where it is stored (fan_in, fan_out). The last product has the shape of the stored weight.
@@ -225,7 +227,34 @@ def _epilogue() -> tuple[Shape, ...]:
 
 
 def _ladder() -> tuple[Shape, ...]:
-    return tuple(Shape(size, size, size, ladder=True) for size in (256, 512, 1024, 2048))
+    return tuple(Shape(size, size, size, every_kernel=True) for size in LADDER_SIZES[:-1])
+
+
+def _kernels() -> tuple[Shape, ...]:
+    return (
+        Shape(512, 512, 512, kernels=("naive", "tiled16", "tiled32", "fp16x3_small")),
+        Shape(2048, 2048, 2048, kernels=("tiled64", "simt_tma", "fp16x3_wgmma")),
+        Shape(1021, 1031, 1033, kernels=("simt_cp_async",)),
+        Shape(32, 32, 32, batch=10_000, kernels=("simt_small",)),
+        Shape(8, 4096, 4096, layout="NT", kernels=("simt_skinny", "fp16x3_skinny")),
+        Shape(128, 4096, 4096, layout="NT", kernels=("fp16x3_fused",)),
+        Shape(4, 768, 3072, layout="NT", kernels=("fp16x3_cluster",)),
+        Shape(16, 256, 7168, layout="NT", kernels=("fp16x3_cluster",)),
+    )
+
+
+def _mma_kernels() -> tuple[Shape, ...]:
+    squares = ("mma_sync", "mma_tma")
+    unaligned = ("mma_sync", "mma_unaligned", "mma_tma")
+    return (
+        *(Shape(size, size, size, kernels=squares) for size in LADDER_SIZES),
+        Shape(64, 4097, 4099, kernels=unaligned),
+        Shape(175, 2593, 11453, layout="NT", kernels=unaligned),
+    )
+
+
+def _tf32_kernels() -> tuple[Shape, ...]:
+    return tuple(Shape(size, size, size, kernels=("tf32_tma",)) for size in LADDER_SIZES)
 
 
 def _smoke() -> tuple[Shape, ...]:
@@ -243,17 +272,17 @@ def _smoke() -> tuple[Shape, ...]:
 
 
 SUITES = {
-    "smoke": Suite("every rung on small problems: minutes at most on two CPU cores", _smoke()),
-    "square": Suite("m = n = k, from 128 to 16384; every rung and layout at 4096", _square()),
-    "ladder": Suite("every rung at sizes below square's; docs/ladder.md shows them", _ladder()),
+    "smoke": Suite("every kernel on small problems: minutes at most on two CPU cores", _smoke()),
+    "square": Suite("m = n = k, from 128 to 16384; every kernel and layout at 4096", _square()),
+    "ladder": Suite("every kernel of float32 at squares below 4096", _ladder()),
     "ieee": Suite(
-        "IEEE multiply-adds: squares, of 2048 and more in each layout, and odd sizes",
+        "precision ieee: squares, from 2048 on in each layout, and odd sizes",
         _ieee(),
         precisions=("ieee",),
     ),
     "ragged": Suite("odd sizes, which no tile divides", _ragged()),
     "skinny": Suite(
-        "few rows or columns, and sums long or short",
+        "few rows or columns, and long or short K",
         _skinny(),
         precisions=("fp32", "ieee"),
         copy=True,
@@ -262,7 +291,7 @@ SUITES = {
         "the layers of Llama-3-8B, GPT-2 and BERT, forward and backward", _transformer()
     ),
     "batched": Suite(
-        "many small products, and attention's",
+        "many small products, and those of attention",
         _batched(),
         precisions=("fp32", "ieee"),
         copy=True,
@@ -271,7 +300,7 @@ SUITES = {
         "b split beforehand, and the plain product", _prepared(), ("plain", "prepared")
     ),
     "guard": Suite(
-        "data of other kinds: positive; a row infinite; what fp16x3 computes again, all of it",
+        "other data: positive; with an infinite row; such that fp16x3 recomputes every element",
         (Shape(4096, 4096, 4096),),
         ("plain", "uniform", "bad row", "flagged"),
         precisions=("fp32", "ieee"),
@@ -288,28 +317,46 @@ SUITES = {
         dtypes=("bfloat16", "float16"),
     ),
     "mma_ragged": Suite(
-        "ragged, and ieee's odd sizes", (*_ragged(), *_odd_sizes()), dtypes=("bfloat16",)
+        "the sizes of ragged, and ieee's odd sizes",
+        (*_ragged(), *_odd_sizes()),
+        dtypes=("bfloat16",),
     ),
     "mma_unaligned_rows": Suite(
-        "lines that begin at multiples of 16 bytes alone, or anywhere",
-        _lines(),
+        "16-bit rows that are 16-byte aligned, but no whole cache lines, or not aligned at all",
+        _unaligned_rows(),
         dtypes=("bfloat16",),
     ),
     "mma_decode": Suite(
         "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
     ),
-    "mma_long_k": Suite("sums of several chunks", _mma_long_k(), dtypes=("bfloat16",)),
-    "mma_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
+    "mma_long_k": Suite(
+        "K of several chunks of the mma order", _mma_long_k(), dtypes=("bfloat16",)
+    ),
+    "mma_transformer": Suite(
+        "the layers of transformer in 16 bits", _transformer(), dtypes=("bfloat16",)
+    ),
     "mma_epilogue": Suite(
-        "epilogue", _epilogue(), ("plain", "bias", "relu", "gelu"), dtypes=("bfloat16",)
+        "a linear layer's bias and activation in 16 bits",
+        _epilogue(),
+        ("plain", "bias", "relu", "gelu"),
+        dtypes=("bfloat16",),
     ),
     "tf32_square": Suite(
-        "m = n = k, from 1024 to 16384, and odd sizes; against the vendor's TF32",
+        "precision tf32, against the vendor's: m = n = k, from 1024 to 16384, and odd sizes",
         _tf32_square(),
         precisions=("tf32",),
     ),
+    "kernels": Suite("each kernel of float32 by name, on shapes that it is for", _kernels()),
+    "mma_kernels": Suite(
+        "each kernel of 16-bit floats by name, on squares and on shapes that it is for",
+        _mma_kernels(),
+        dtypes=("bfloat16",),
+    ),
+    "tf32_kernels": Suite(
+        "each kernel of precision tf32 by name, on squares", _tf32_kernels(), precisions=("tf32",)
+    ),
     "fp16_peer": Suite(
-        "against the vendor's float16, of whose products fp16x3 has three",
+        "fp16x3, which is three float16 products, against one of the vendor's",
         tuple(Shape(size, size, size, layout="NT") for size in (4096, 8192)),
         ("fp16 peer",),
     ),
