@@ -75,7 +75,7 @@ def aligned(shape: Shape) -> Shape:
 
 
 def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
-    """As many sets of operands as the pool holds, up to MOST_SETS, each operand at a multiple of 128."""
+    """As many sets of operands as the pool holds, at most MOST_SETS, at multiples of 128."""
 
     def padded(numbers: int) -> int:
         return -(-numbers // 128) * 128

@@ -3,9 +3,9 @@
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
 
-The folder has h200.json of bench_matmul.py, survey_odd.json and survey_eights.json of survey.py, and
-errors_h200.json of error_study.py. tests/project holds the pages to these files. The plots need
-matplotlib.
+The folder has h200.json of bench_matmul.py, survey_odd.json and survey_eights.json of survey.py,
+and errors_h200.json of error_study.py. tests/project holds the pages to these files. The plots
+need matplotlib.
 """
 
 import argparse
