@@ -18,7 +18,7 @@ DTYPES = {
 PRECISIONS = ("fp32", "ieee", "tf32")
 
 
-def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
+def parse(argv: list[str] | None, description: str = "") -> argparse.Namespace:
     """The options, with the suites asked for by name in `suites`."""
     parser = argparse.ArgumentParser(description=description)
     option = parser.add_argument

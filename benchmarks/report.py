@@ -56,8 +56,10 @@ class Steps:
 def sentence(row: dict) -> str:
     parts = [
         f"{_number(row['us'])} us, {_number(row['tflops'])} TFLOP/s, "
-        f"{row['ratio']:.2f}x {row['peer']}, by {row['kernel']} {row['tile'] or ''}".rstrip()
+        f"{row['ratio']:.2f}x {row['peer']}"
     ]
+    if row["algorithm"] == "auto" and row["kernel"] != row["peer"]:
+        parts[0] += f", by {row['kernel']}"
     if row["gflops_per_watt"]:
         ours, peer = row["gflops_per_watt"], row["peer_gflops_per_watt"]
         parts.append(f"{_number(ours)} GFLOP/s per watt, {ours / peer:.2f}x {row['peer']}")
@@ -107,7 +109,8 @@ OPTIONAL = {"of a\ncopy": _of_copy, "extra\nmemory": _memory}
 def _table(title: str, rows: list[dict]) -> Table:
     batched = any(row["batch"] > 1 for row in rows)
     optional = {heading: of for heading, of in OPTIONAL.items() if any(map(of, rows))}
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    style = {"box": None, "pad_edge": False, "collapse_padding": True}
+    table = Table(title=Text(title), title_justify="left", **style)
     for heading in (*(["batch"] if batched else []), "m", "n", "k"):
         table.add_column(heading, justify="right")
     table.add_column("layout")

@@ -36,8 +36,9 @@ def planned(contest: Contest, **ways) -> tuple[str, str | None]:
     _, called_with = contest.ours[1][0]
     if isinstance(called_with, torch_tiled.Prepared) and plan.algorithm.startswith("fp16x3"):
         named = ways | {"algorithm": SPLITS_BOTH}
-        by_name = partial(torch_tiled.matmul, **named)
-        if a.is_cuda and extra_bytes(contest.ours) == extra_bytes((by_name, contest.ours[1])):
+        by_name = partial(torch_tiled.matmul, **named), contest.ours[1]
+        taken = extra_bytes(contest.ours)  # None on a CPU
+        if taken is not None and taken == extra_bytes(by_name):
             plan = torch_tiled.explain(a, b, **named)
     return plan.algorithm, getattr(plan, "tile", None)  # torch.matmul has no tile to tell
 
