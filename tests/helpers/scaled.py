@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from helpers import specification
 import torch
+from helpers import specification
 from helpers.reference import assert_same
 
 import torch_tiled
