@@ -10,7 +10,7 @@ import torch
 
 # The reference and its bound are the tests' own: a kernel is timed by the rule it is tested by.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-import reference
+from helpers import reference
 
 # A product whose operands are given, and what says of operands what it is exactly and its bound.
 Product = Callable[[], torch.Tensor]

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import machine
 import plots
 from check import full_precision_peer, reference
-from specification import CHUNK, split
+from helpers.specification import CHUNK, split
 
 import torch_tiled
 

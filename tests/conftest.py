@@ -9,8 +9,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
 import torch
-from needs import needs_cuda
-from reference import takes
+from helpers.needs import needs_cuda
+from helpers.reference import takes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
@@ -23,6 +23,12 @@ def device(request):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Forgets compiled code: PyTorch compiles a function eight times, other tests included."""
+    torch.compiler.reset()
 
 
 @pytest.fixture
