@@ -47,7 +47,7 @@ $(VENV)/mkdocs: $(VENV)/made Makefile
 	@touch $@
 
 docs: $(VENV)/mkdocs
-	$(IN) -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(IN) -m mkdocs build --strict
 
 format: $(VENV)/formatters
 	$(VENV)/bin/clang-format -i $(CXX_FILES)

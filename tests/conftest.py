@@ -26,6 +26,12 @@ def seeded():
 
 
 @pytest.fixture
+def fresh_compiler():
+    """Forgets compiled code: PyTorch compiles a function eight times, other tests included."""
+    torch.compiler.reset()
+
+
+@pytest.fixture
 def poisoned():
     """Fresh floating-point memory holds NaN, so that a product that reads or leaves any shows."""
     torch.use_deterministic_algorithms(True)

@@ -1,6 +1,6 @@
 """A hook of mkdocs.yml: links from docs/ to other files of the checkout work on the site, too.
 
-Pages link source files by their place in the checkout, as GitHub wants it. The site has docs/ alone,
+Pages link source files by their place in the checkout, as GitHub wants it. The site has docs/ only,
 so each file that is linked gets a copy there, under source/, which a browser shows as text.
 """
 

@@ -1,16 +1,11 @@
 """Whole models converted and reverted: torch_tiled.convert, revert and enabled."""
 
-import copy
-import io
-import pickle
 import re
-import threading
-import time
-import warnings
 
 import pytest
 import torch
 import torch.nn.utils.prune
+from helpers.converting import NAMES, classes, small_model
 from helpers.reference import assert_within, bound, halves_bound, linear_bound, product
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
@@ -19,26 +14,8 @@ import torch_tiled
 from torch_tiled import conversion
 
 
-def small(device="cpu", dtype=None):
-    """Layers at three depths, one of them shared, and two that tie their weights."""
-    shared = torch.nn.Linear(8, 8)
-    tied = torch.nn.Linear(8, 8, bias=False)
-    tied.weight = shared.weight
-    inner = torch.nn.Sequential(shared, torch.nn.GELU(), torch.nn.Sequential(shared, tied))
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), inner, torch.nn.Linear(8, 3)).to(
-        device, dtype
-    )
-
-
-NAMES = ["0", "1.0", "1.2.1", "2"]
-
-
-def classes(model):
-    return {name: type(module) for name, module in model.named_modules()}
-
-
 def test_results_are_those_of_linear(device):
-    model = small(device)
+    model = small_model(device)
     x = torch.randn(5, 6, device=device)
     expected = model(x)
     torch_tiled.convert(model)
@@ -48,7 +25,7 @@ def test_results_are_those_of_linear(device):
 
 
 def test_gradients_are_those_of_torch(device):
-    model = small(device, torch.float64)
+    model = small_model(device, torch.float64)
     x = torch.randn(5, 6, device=device, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
     torch_tiled.convert(model)
@@ -74,7 +51,7 @@ def test_a_layer_of_halves(dtype, device):
 
 
 def test_nothing_else_changes():
-    model = small().eval()
+    model = small_model().eval()
     called = []
     model[0].register_forward_hook(lambda *_: called.append("hook"))
     optimizer = torch.optim.Adam(model.parameters())
@@ -99,7 +76,7 @@ def test_nothing_else_changes():
 
 
 def test_classes_are_exchanged_and_restored():
-    model = small()
+    model = small_model()
     before = classes(model)
     report = torch_tiled.convert(model)
     assert report.changed == NAMES
@@ -121,7 +98,7 @@ def test_the_model_itself():
 
 
 def test_converting_again_changes_the_precision_alone():
-    model = small()
+    model = small_model()
     torch_tiled.convert(model)
     assert model[0].precision == "fp32"
     assert torch_tiled.convert(model, include="0", precision="ieee").changed == ["0"]
@@ -144,9 +121,9 @@ def test_converting_again_changes_the_precision_alone():
     ],
 )
 def test_filters(options, names):
-    model = small()
+    model = small_model()
     dry = torch_tiled.convert(model, **options, dry_run=True)
-    assert classes(model) == classes(small())
+    assert classes(model) == classes(small_model())
     assert {row.action for row in dry.rows} <= {"to be converted", "left"}
     report = torch_tiled.convert(model, **options)
     assert report.changed == dry.changed == names
@@ -191,7 +168,7 @@ def with_forward():
 
 
 LEFT = {
-    "subclass": (lambda: Doubled(4, 4), r"it is a test_conversion\.Doubled"),
+    "subclass": (lambda: Doubled(4, 4), r"it is a tests\.models\.test_convert\.Doubled"),
     "parametrized": (
         lambda: parametrizations.weight_norm(torch.nn.Linear(4, 4)),
         "it is parametrized",
@@ -276,325 +253,3 @@ def test_wrapped_by_fully_shard():
         assert_close(model(x), expected)
     finally:
         torch.distributed.destroy_process_group()
-
-
-# --- afterwards ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
-def test_copies_are_converted(copied):
-    model = torch.nn.Sequential(small(), torch.nn.MultiheadAttention(8, 2))
-    torch_tiled.convert(model, precision="ieee")
-    if copied == "deepcopy":
-        other = copy.deepcopy(model)
-    elif copied == "pickle":
-        other = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-    assert classes(other) == classes(model)
-    x = torch.randn(2, 6)
-    assert torch.equal(other[0](x), model[0](x))
-    assert other[0][0].precision == "ieee"
-    torch_tiled.revert(other)
-    assert type(other[0][0]) is torch.nn.Linear
-    assert type(model[0][0]) is conversion.Linear
-
-
-def test_state_dict_goes_both_ways():
-    model, other = small(), small()
-    torch_tiled.convert(model)
-    other.load_state_dict(model.state_dict())
-    x = torch.randn(2, 6)
-    assert_close(other(x), model(x))
-    torch.nn.init.ones_(other[0].weight)
-    model.load_state_dict(other.state_dict())
-    assert_close(other(x), model(x))
-
-
-def test_a_layer_parametrized_since_is_not_reverted():
-    model = small()
-    torch_tiled.convert(model)
-    parametrizations.orthogonal(model[0])
-    with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
-        torch_tiled.revert(model)
-    assert type(model[2]) is conversion.Linear
-    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
-    assert torch_tiled.revert(model).changed == NAMES
-
-
-def test_a_frozen_layer_is_reverted_unfrozen():
-    model = small()
-    torch_tiled.convert(model)
-    torch_tiled.freeze(model)
-    x = torch.randn(2, 6)
-    with torch.no_grad():
-        expected = model(x)
-        torch_tiled.revert(model)
-        assert_close(model(x), expected)
-    assert not list(model.named_buffers())
-
-
-def test_enabled():
-    model = small()
-    torch_tiled.convert(model, include="2")
-    with torch_tiled.enabled(model, precision="ieee") as report:
-        assert report.changed == NAMES
-        assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
-    assert torch_tiled.convert(model, dry_run=True).changed == NAMES
-    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
-    assert model[2].precision == "fp32"
-    with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
-        raise ZeroDivisionError
-    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
-
-
-def fallen_back(**options):
-    """A converted model of a dtype that torch_tiled does not multiply, and an input for it.
-
-    It calls a layer twice.
-    """
-    layer = torch.nn.Linear(6, 6)
-    model = torch.nn.Sequential(layer, torch.nn.Tanh(), layer, torch.nn.Linear(6, 3))
-    torch_tiled.convert(model, **options)
-    model.to(torch.complex64)
-    return model, torch.randn(2, 6, dtype=torch.complex64)
-
-
-def told(record):
-    """Of warnings, what each of torch_tiled's says, and that it is about a line of this file."""
-    ours = [warning for warning in record if str(warning.message).startswith("torch_tiled")]
-    assert all(warning.category is UserWarning for warning in ours)
-    assert {warning.filename for warning in ours} <= {__file__}
-    return [str(warning.message) for warning in ours]
-
-
-def sentences(why):
-    """What both layers of that model say."""
-    return [f"torch_tiled: {name} (Linear) computes by torch, since {why}" for name in ("0", "3")]
-
-
-COMPLEX = "its weight is torch.complex64"
-
-
-def run_and_tell(run, *args):
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        run(*args)
-    return told(record)
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-def test_each_layer_says_once_that_torch_computes():
-    for _ in range(2):  # the second model too, whose layers have the same names
-        model, x = fallen_back()
-        assert run_and_tell(model, x) == sentences(COMPLEX)
-        assert run_and_tell(model, x) == []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        y = model(x)
-    torch_tiled.revert(model)
-    assert torch.equal(model(x), y)
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-def test_each_reason_is_given_once():
-    model, x = fallen_back()
-    assert run_and_tell(model, x) == sentences(COMPLEX)
-    model.to(torch.complex128)
-    wide = sentences("its weight is torch.complex128")
-    assert run_and_tell(model, x.to(torch.complex128)) == wide
-    model.to(torch.complex64)
-    assert run_and_tell(model, x) == []
-    layer = torch.nn.Linear(6, 8)
-    torch_tiled.convert(layer)
-    sparse = torch.randn(2, 6).to_sparse()
-    (text,) = run_and_tell(layer, sparse)
-    assert text == (
-        "torch_tiled: the model (Linear) computes by torch, since its input is torch.sparse_coo"
-    )
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-def test_copies_and_replicas():
-    """A copy is another layer; the replicas that DataParallel makes for each call are the same."""
-    model, x = fallen_back()
-    assert run_and_tell(model[0], x) == sentences(COMPLEX)[:1]
-    replica = model[0]._replicate_for_data_parallel()
-    replica.weight, replica.bias = model[0].weight.clone(), model[0].bias.clone()
-    assert run_and_tell(replica, x) == []
-    assert run_and_tell(copy.deepcopy(model)[0], x) == sentences(COMPLEX)[:1]
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-def test_warnings_can_be_filtered():
-    model, x = fallen_back()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):  # what was an error was not told
-            with pytest.raises(UserWarning, match="0 .Linear. computes by torch"):
-                model(x)
-        warnings.filterwarnings("ignore", message="torch_tiled: ")
-        model(x)
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-def test_threads_say_it_once(monkeypatch):
-    model, x = fallen_back()
-    ready, warn = threading.Barrier(8), conversion.warn
-
-    def slowly(text):
-        time.sleep(0.05)
-        warn(text)
-
-    monkeypatch.setattr(conversion, "warn", slowly)
-
-    def work():
-        ready.wait()
-        for _ in range(5):
-            model(x)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(told(record)) == sorted(sentences(COMPLEX))
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-def test_a_compiled_model_says_it_where_it_is_traced():
-    torch.compiler.reset()
-    model, x = fallen_back()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert run_and_tell(compiled, x) == sentences(COMPLEX)
-    assert run_and_tell(compiled, x) == run_and_tell(model, x) == []
-    assert_close(compiled(x), model(x))
-    exported, x = fallen_back()
-    assert run_and_tell(torch.export.export, exported, (x,)) == sentences(COMPLEX)
-
-
-def test_a_nested_input_computes_by_torch():
-    model = small()
-    torch_tiled.convert(model)
-    parts = [torch.randn(n, 6) for n in (2, 5)]
-    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
-    with pytest.warns(UserWarning, match="computes by torch, since its input is a nested tensor"):
-        result = model[0](nested)
-    assert_close(list(result.unbind()), [model[0](part) for part in parts])
-
-
-@pytest.mark.filterwarnings("ignore:Complex modules")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_strict_layers_raise(compiled):
-    torch.compiler.reset()
-    (lenient, x), (model, _) = fallen_back(), fallen_back(strict=True)
-    if compiled:
-        lenient = torch.compile(lenient, backend="eager", fullgraph=True)
-        model = torch.compile(model, backend="eager", fullgraph=True)
-    run_and_tell(lenient, x)  # whose graph is none for the other
-    with pytest.raises(RuntimeError, match="0 .Linear. .*complex64, which strict=True forbids"):
-        model(x)
-
-
-def test_other_errors_are_torch_tiled_s():
-    model = small()
-    torch_tiled.convert(model)
-    with pytest.raises(RuntimeError, match="tiled::linear"):
-        model(torch.randn(2, 7))
-
-
-def test_moved_and_cast_models_go_on(device):
-    model = small()
-    torch_tiled.convert(model)
-    model.to(device).to(torch.bfloat16).double()
-    x = torch.randn(2, 6, device=device, dtype=torch.float64)
-    y = model(x)
-    torch_tiled.revert(model)
-    assert_close(y, model(x))
-
-
-# --- transforms ----------------------------------------------------------------------------------
-
-
-def test_compiled(device):
-    torch.compiler.reset()
-    model = small(device)
-    x = torch.randn(4, 6, device=device)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    expected = compiled(x)
-    torch_tiled.convert(model)
-    assert torch.equal(compiled(x), model(x))
-    assert_close(compiled(x), expected)
-    graphs = torch._dynamo.explain(model)(x).graphs
-    assert "tiled" in str(graphs[0].code)
-    torch_tiled.revert(model)
-    assert torch.equal(compiled(x), expected)
-
-
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_compiled_by_inductor(mode, device):
-    torch.compiler.reset()
-    model = small(device)
-    x = torch.randn(4, 6, device=device, requires_grad=True)
-    expected = model(x)
-    gradients = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
-    torch_tiled.convert(model)
-    compiled = torch.compile(model, mode=mode, fullgraph=True, dynamic=True)
-    result = compiled(x)
-    assert_close(result, expected)
-    actual = torch.autograd.grad(result.square().sum(), [x, *model.parameters()])
-    assert_close(actual, gradients)
-    with torch.no_grad():
-        x = torch.randn(7, 6, device=device)
-        assert_close(compiled(x), model(x))
-
-
-def test_exported(device):
-    model = small(device)
-    torch_tiled.convert(model)
-    x = torch.randn(4, 6, device=device)
-    rows = torch.export.Dim("rows", min=2, max=100)
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
-    products = [str(node.target) for node in program.graph.nodes if "tiled" in str(node.target)]
-    assert products == ["tiled.linear.default"] * 5
-    x = torch.randn(9, 6, device=device)
-    assert_close(program.module()(x), model(x))
-
-
-# --- transformers' Conv1D ------------------------------------------------------------------------
-
-
-def gpt2():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, attn_pdrop=0
-    )
-    return transformers.GPT2LMHeadModel(config).eval()
-
-
-def test_gpt2(device):
-    model = gpt2().to(device, torch.float64)
-    tokens = torch.randint(50, (2, 10), device=device)
-
-    def run():
-        model.zero_grad()
-        output = model(input_ids=tokens, labels=tokens)
-        output.loss.backward()
-        return output.logits, output.loss, [p.grad.clone() for p in model.parameters()]
-
-    expected = run()
-    report = torch_tiled.convert(model, strict=True)
-    assert [row.kind for row in report.rows] == ["Conv1D"] * 8 + ["Linear"]
-    assert report.rows[0].shape == (32, 96)
-    assert type(model.transformer.h[0].mlp.c_fc) is conversion.Conv1D
-    assert model.lm_head.weight is model.transformer.wte.weight
-    assert_close(run(), expected)
-    copied = pickle.loads(pickle.dumps(model))
-    assert_close(copied(input_ids=tokens).logits, expected[0])
-    torch_tiled.revert(model)
-    assert_close(run(), expected)

@@ -1,58 +1,17 @@
 """Models as people have them, converted: what they compute, how they train, how they are kept."""
 
 import copy
-import dataclasses
 import io
 import pickle
 
 import pytest
 import torch
-from tasks import TASKS, Task
+from helpers.small_models import MODELS, small
 from torch.testing import assert_close
 
 import torch_tiled
 
 STEPS = 10
-
-
-def physics_by_func(full):
-    """The residual of u'' = -u, by torch.func."""
-    layers = [torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh()]
-
-    def loss(model, batch):
-        def u(point):
-            return model(point)[0]
-
-        (x,) = batch
-        second = torch.func.vmap(torch.func.hessian(u))(x)[:, 0, 0]
-        return (second + torch.func.vmap(u)(x)).square().mean()
-
-    def points():
-        return (torch.linspace(0, 1, 11)[:, None],)
-
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
-    return Task(model, loss, points, learning_rate=1e-3)
-
-
-MODELS = {**TASKS, "physics_by_func": physics_by_func}
-
-
-def small(name, device):
-    """A task of the size for CPUs, in float64, in which what computes the same trains the same."""
-
-    def moved(x):
-        return x.to(device, torch.float64 if x.is_floating_point() else x.dtype)
-
-    try:  # five are of transformers
-        task = MODELS[name](full=False)
-    except ModuleNotFoundError as error:
-        pytest.skip(f"no {error.name}")
-    draw = task.batch
-    return dataclasses.replace(
-        task,
-        model=task.model.to(device, torch.float64),
-        batch=lambda: tuple(moved(x) for x in draw()),
-    )
 
 
 def train(task, model, batch):

@@ -1,4 +1,4 @@
-"""What README.md and docs/**/*.md show runs as it stands there, on the CPU, and prints what they say.
+"""What README.md and docs/**/*.md show runs as it stands, on the CPU, and prints what they say.
 
 The Python blocks of a page run in order, in one namespace and an empty folder. A block whose first
 line is a comment with a file's name is written to that file instead. Of shell blocks, lines run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 import pytest
-from test_models import TASKS, small
+from helpers.small_models import TASKS, small
 from torch.testing import assert_close
 
 COMMAND = Path(models.__file__)

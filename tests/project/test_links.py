@@ -1,4 +1,4 @@
-"""Every relative link of the README, CONTRIBUTING, the changelog, docs/ and csrc/ leads somewhere."""
+"""Every relative link of the README, CONTRIBUTING, the changelog, docs/ and csrc/ works."""
 
 import re
 from pathlib import Path

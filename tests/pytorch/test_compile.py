@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.compiling import BACKENDS, LAYOUTS, count_compilations, randn
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
 
@@ -14,27 +15,10 @@ import torch_tiled
 
 ops = torch.ops.tiled
 
-BACKENDS = ["aot_eager", "inductor"]
-
 
 @pytest.fixture(autouse=True)
 def fresh():
     torch.compiler.reset()
-
-
-def randn(*shape, device, dtype=torch.float32, requires_grad=False):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
-
-
-# --- opcheck -------------------------------------------------------------------------------------
-
-LAYOUTS = {
-    "plain": lambda *shape, **kw: randn(*shape, **kw),
-    "transposed": lambda *shape, **kw: randn(*shape[:-2], *shape[:-3:-1], **kw).mT,
-    "strided": lambda *shape, **kw: randn(*shape[:-1], 2 * shape[-1], **kw)[..., ::2],
-    "offset": lambda *shape, **kw: randn(*shape[:-1], shape[-1] + 1, **kw)[..., 1:],
-    "expanded": lambda *shape, **kw: randn(*shape[:-2], 1, shape[-1], **kw).expand(shape),
-}
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -102,14 +86,6 @@ def test_compile(backend, dynamic, device):
             value = f(x, weight, bias, c)
             results.append((value, *torch.autograd.grad(value, (x, weight, bias))))
         assert_close(*results)
-
-
-def count_compilations(f, inputs):
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend=counter)
-    for args in inputs:
-        assert_close(compiled(*args), f(*args))
-    return counter.frame_count
 
 
 def test_dynamic_shapes_need_no_guards_of_ours(device):

@@ -1,18 +1,14 @@
-"""torch.distributed: DTensor, tensor-parallel plans, FSDP2 and DDP, in processes.
+"""DTensors as operands, in several processes, against plain tensors in one.
 
-Each check runs in every process; a test is what one of them came to.
+Every process runs each check, and a test reports the failures of one check.
 """
 
-import datetime
-import io
 import itertools
-import os
-import socket
-import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.distributed import check, checks_in, mesh_of, random
 from torch.testing import assert_close
 
 import torch_tiled
@@ -20,15 +16,6 @@ import torch_tiled
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"
 )
-
-CHECKS = {}
-DEVICES = {"gloo": "cpu", "nccl": "cuda"}
-WORLDS = {"gloo": 4, "nccl": 2}
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
 
 
 def placements(rank):
@@ -64,26 +51,6 @@ def assert_equals_one_device(ours, theirs, tensors, mesh, wheres):
     for gradient, one, where in zip(gradients, wanted, wheres, strict=True):
         if not any(isinstance(placement, Partial) for placement in where):
             assert_close(gradient.full_tensor(), one)
-
-
-def device():
-    return DEVICES[dist.get_backend()]
-
-
-def random(*shapes, dtype=torch.float64):
-    return [torch.randn(shape, dtype=dtype, device=device()) for shape in shapes]
-
-
-def own_part(batches):
-    """This process's rows of each batch."""
-    return batches.chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
-
-
-def mesh_of(*shape):
-    """A mesh of all processes, in one dimension or of that shape."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(device(), shape or (dist.get_world_size(),))
 
 
 @check
@@ -313,180 +280,7 @@ def override_of_dtensors():
         )
 
 
-# --- models --------------------------------------------------------------------------------------
-
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(8, 16)
-        self.down = torch.nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.down(torch.nn.functional.gelu(self.up(x)))
-
-
-def network():
-    torch.manual_seed(3)
-    return torch.nn.Sequential(Block(), Block()).to(device(), torch.float64)
-
-
-def steps(model, batches, after_backward=lambda: None):
-    """A few optimizer steps; the losses."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    losses = []
-    for x in batches:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        after_backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
-
-
-@check
-def tensor_parallel():
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    (batches,) = random((3, 4, 8))
-    expected, model = network(), network()
-    losses = steps(expected, batches)
-    torch_tiled.convert(model, strict=True)
-    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
-    parallelize_module(model, mesh_of(), plan)
-    assert type(model[0].up) is torch_tiled.conversion.Linear
-    assert_close(steps(model, batches), losses)
-    for name, parameter in model.named_parameters():
-        full = parameter.full_tensor()
-        assert_close(full, expected.get_parameter(name))
-    # And the other way about: a plan, then the conversion.
-    model = network()
-    parallelize_module(model, mesh_of(), plan)
-    torch_tiled.convert(model, strict=True)
-    assert_close(steps(model, batches), losses)
-    torch_tiled.revert(model)
-    assert type(model[0].up) is torch.nn.Linear
-
-
-@check
-def fully_sharded():
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        set_model_state_dict,
-    )
-    from torch.distributed.fsdp import fully_shard
-
-    (batches,) = random((3, 8, 8))
-    own = own_part(batches)
-    expected, model = network(), network()
-    steps(expected, batches)
-    torch_tiled.convert(model, strict=True)
-    mesh = mesh_of()
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    steps(model, own)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
-    state = get_model_state_dict(model, options=options)
-    other = network()
-    other.load_state_dict(state)  # a checkpoint for one device, and for PyTorch's layers
-    assert_close(dict(other.state_dict()), dict(expected.state_dict()))
-    set_model_state_dict(model, network().state_dict(), options=options)  # and one from there
-    assert_close(model(own[0]), network()(own[0]))
-
-
-@check
-def frozen_in_shards():
-    """Writes to the shards of a frozen layer's weight count, whichever came first."""
-    from torch.distributed.fsdp import fully_shard
-
-    for frozen_first in (True, False):
-        layers = [torch_tiled.nn.Linear(128, 128, algorithm="fp16x3") for _ in range(2)]
-        model = torch.nn.Sequential(*layers).to(device()).eval()
-        if frozen_first:
-            torch_tiled.freeze(model)
-        fully_shard(model, mesh=mesh_of())
-        if not frozen_first:
-            torch_tiled.freeze(model)
-        (x,) = random((4, 128), dtype=torch.float32)
-        with torch.no_grad():
-            model(x)
-            model.reshard()
-            for parameter in model.parameters():
-                parameter.mul_(2)
-            written = model(x)
-            torch_tiled.unfreeze(model)
-            assert torch.equal(written, model(x))
-
-
-@check
-def data_parallel():
-    from torch.nn.parallel import DistributedDataParallel
-
-    (batches,) = random((3, 8, 8))
-    own = own_part(batches)
-    expected, model = network(), network()
-    steps(expected, batches)
-    torch_tiled.convert(model, strict=True)
-    wrapped = DistributedDataParallel(model)
-    steps(wrapped, own)
-    assert_close(dict(model.state_dict()), dict(expected.state_dict()))
-    file = io.BytesIO()
-    torch.save(wrapped.module.state_dict(), file)
-    file.seek(0)
-    expected.load_state_dict(torch.load(file))
-    torch_tiled.revert(model)
-    assert_close(model(own[0]), expected(own[0]))
-
-
-# --- the processes -------------------------------------------------------------------------------
-
-
-def process(rank, backend, port, failures):
-    # Without multicast, which not every machine's GPUs offer.
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), NCCL_NVLS_ENABLE="0")
-    torch.set_num_threads(1)
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-    patience = datetime.timedelta(seconds=60)  # with processes that have failed
-    dist.init_process_group(backend, rank=rank, world_size=WORLDS[backend], timeout=patience)
-    for name, function in CHECKS.items():
-        torch.manual_seed(0)
-        try:
-            function()
-        except Exception:
-            failures.append((name, rank, traceback.format_exc()))
-        dist.barrier()
-    dist.destroy_process_group()
-
-
-def few_gpus():
-    return torch.cuda.device_count() < WORLDS["nccl"] or not dist.is_nccl_available()
-
-
-@pytest.fixture(
-    scope="module",
-    params=["gloo", pytest.param("nccl", marks=pytest.mark.skipif(few_gpus(), reason="one GPU"))],
-)
-def failures(request):
-    backend = request.param
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        found = manager.list()
-        torch.multiprocessing.spawn(process, (backend, port, found), nprocs=WORLDS[backend])
-        return list(found)
-
-
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", checks_in(globals()))
 def test_in_processes(name, failures):
     texts = [f"In process {rank}:\n{text}" for each, rank, text in failures if each == name]
     assert not texts, "\n".join(texts)

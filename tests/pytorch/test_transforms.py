@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.chaining import flat, two_of_each
 from helpers.reference import ACTIVATIONS
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
-from torch.utils._pytree import tree_leaves
 
 import torch_tiled
 
@@ -17,17 +17,8 @@ def randn(*shape, device):
     return torch.randn(shape, device=device, dtype=torch.float64)
 
 
-def flat(f):
-    """f with its results as one vector, so that transforms can be chained."""
-    return lambda *args: torch.cat([leaf.reshape(-1) for leaf in tree_leaves(f(*args))])
-
-
 def scalar(f):
     return lambda *args: f(*args).sin().sum()
-
-
-def both(*args):
-    return tuple(torch.stack([arg, arg.cos()]) for arg in args)
 
 
 TRANSFORMS = {
@@ -37,9 +28,9 @@ TRANSFORMS = {
     "jacrev": lambda f: jacrev(f, argnums=(0, 1)),
     "jacfwd": lambda f: jacfwd(f, argnums=(0, 1)),
     "hessian": lambda f: hessian(scalar(f), argnums=(0, 1)),
-    "vmap": lambda f: lambda a, b: vmap(f)(*both(a, b)),
-    "vmap a": lambda f: lambda a, b: vmap(f, (0, None))(*both(a), b),
-    "vmap b": lambda f: lambda a, b: vmap(f, (None, 0))(a, *both(b)),
+    "vmap": lambda f: lambda a, b: vmap(f)(*two_of_each(a, b)),
+    "vmap a": lambda f: lambda a, b: vmap(f, (0, None))(*two_of_each(a), b),
+    "vmap b": lambda f: lambda a, b: vmap(f, (None, 0))(a, *two_of_each(b)),
 }
 PAIRS = list(itertools.product(TRANSFORMS, repeat=2))
 TRIPLES = [
@@ -243,7 +234,11 @@ def test_vmap_refuses_a_shared_output(device):
 def test_vmap_checks_the_shapes_of_one_example(device):
     five, matrix = randn(5, device=device), randn(5, 2, device=device)
     for f, args, text in (
-        (torch_tiled.matmul, (five, five), r"a is \(\) and b is \(\); both need at least one"),
+        (
+            torch_tiled.matmul,
+            (five, five),
+            r"a is \(\) and b is \(\); both need at least one",
+        ),
         (torch_tiled.matmul, (matrix, randn(5, 3, device=device)), r"a is \(2,\) and b is \(3,\)"),
         (torch_tiled.linear, (matrix, matrix), r"x is \(2,\) and weight is \(2,\); weight must"),
         (
