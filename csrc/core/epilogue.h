@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "core/element.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/problem.h"
 
 namespace tiled {
 

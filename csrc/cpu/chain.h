@@ -1,6 +1,6 @@
 #pragma once
-// Chains of tensor-core sums, as mma_order.h has them, with a model of the tensor core where the GPU
-// has one.
+// Chains of tensor-core sums, as mma_order.h has them, with a model of the tensor core where the
+// GPU has one.
 
 #include <algorithm>
 #include <cmath>

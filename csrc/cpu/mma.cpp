@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
-#include "core/order_mma.h"
 #include "core/context.h"
-#include "cpu/chain.h"
-#include "cpu/tile.h"
 #include "core/element.h"
 #include "core/epilogue.h"
+#include "core/order_mma.h"
+#include "core/plan.h"
 #include "core/problem.h"
+#include "cpu/chain.h"
+#include "cpu/tile.h"
 
 namespace tiled::cpu {
 namespace {
@@ -80,12 +81,13 @@ void launch(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_mma(const Problem& p, const Context& context) {
+bool launch_mma(const Problem& p, const Plan&, const Context& context) {
   if (p.dtype == DType::kFloat16) {
     launch<Half>(p, context);
   } else {
     launch<BFloat16>(p, context);
   }
+  return true;
 }
 
 }  // namespace tiled::cpu

@@ -1,18 +1,18 @@
 // tf32 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
 // tf32.h says, with a model of the tensor core where the GPU has one.
 
-#include "core/order_tf32.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "core/context.h"
-#include "cpu/recompute.h"
+#include "core/element.h"
+#include "core/order_tf32.h"
+#include "core/plan.h"
+#include "core/problem.h"
 #include "cpu/chain.h"
 #include "cpu/group.h"
+#include "cpu/recompute.h"
 #include "cpu/tile.h"
-#include "core/element.h"
-#include "core/problem.h"
 
 namespace tiled::cpu {
 namespace {
@@ -67,8 +67,9 @@ int64_t compute_tile(const Problem& p, int64_t index) {
 
 }  // namespace
 
-void launch_tf32(const Problem& p, const Context& context) {
+bool launch_tf32(const Problem& p, const Plan&, const Context& context) {
   compute_tiles<kTile>(p, context, compute_tile);
+  return true;
 }
 
 }  // namespace tiled::cpu

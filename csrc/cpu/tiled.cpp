@@ -4,12 +4,13 @@
 #include <algorithm>
 
 #include "core/context.h"
-#include "cpu/simd.h"
-#include "cpu/tile.h"
 #include "core/element.h"
 #include "core/epilogue.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cpu/simd.h"
+#include "cpu/tile.h"
 
 namespace tiled::cpu {
 namespace {
@@ -90,8 +91,17 @@ void launch(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_tiled16(const Problem& p, const Context& context) { launch<16>(p, context); }
-void launch_tiled32(const Problem& p, const Context& context) { launch<32>(p, context); }
-void launch_tiled64(const Problem& p, const Context& context) { launch<64>(p, context); }
+bool launch_tiled16(const Problem& p, const Plan&, const Context& context) {
+  launch<16>(p, context);
+  return true;
+}
+bool launch_tiled32(const Problem& p, const Plan&, const Context& context) {
+  launch<32>(p, context);
+  return true;
+}
+bool launch_tiled64(const Problem& p, const Plan&, const Context& context) {
+  launch<64>(p, context);
+  return true;
+}
 
 }  // namespace tiled::cpu

@@ -12,7 +12,9 @@
 namespace tiled::ptx::wgmma {
 
 __device__ inline void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kUnfinished>
 __device__ void wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kUnfinished) : "memory");
@@ -40,7 +42,9 @@ __device__ inline uint64_t descriptor(uint32_t low_word) {
   constexpr uint64_t kSwizzle64 = uint64_t{2} << 62, kEightRows = uint64_t{512 / 16} << 32;
   return kSwizzle64 | kEightRows | low_word;
 }
-__device__ inline uint64_t descriptor(const void* smem) { return descriptor(descriptor_low_word(smem)); }
+__device__ inline uint64_t descriptor(const void* smem) {
+  return descriptor(descriptor_low_word(smem));
+}
 
 // Descriptors of halves as a tensor map swizzles them: lines of kNeighbours, 64 or 32, by as many
 // bytes as they have. Where neighbours lie along K, lines are rows of a, or of b^T, and 16 halves
@@ -90,15 +94,16 @@ __device__ uint64_t swizzled_descriptor(const void* smem) {
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" names         \
                "}, " a_at ", " b_at ", accumulate, 1, 1, " a_across_at ", " b_across_at ";\n}"   \
                : __VA_ARGS__                                                                     \
-               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAMnMajor), "n"(kBMnMajor))
-#define TILED_MULTIPLY_ADD(count, ...)                                                      \
-  template <bool kBFloat16 = false, bool kAMnMajor = false, bool kBMnMajor = false>           \
-  __device__ void mma(float(&d)[count], uint64_t a, uint64_t b, bool accumulate) { \
-    if constexpr (kBFloat16) {                                                              \
-      TILED_MULTIPLY("bf16", __VA_ARGS__);                                                  \
-    } else {                                                                                \
-      TILED_MULTIPLY("f16", __VA_ARGS__);                                                   \
-    }                                                                                       \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAMnMajor),              \
+                 "n"(kBMnMajor))
+#define TILED_MULTIPLY_ADD(count, ...)                                              \
+  template <bool kBFloat16 = false, bool kAMnMajor = false, bool kBMnMajor = false> \
+  __device__ void mma(float(&d)[count], uint64_t a, uint64_t b, bool accumulate) {  \
+    if constexpr (kBFloat16) {                                                      \
+      TILED_MULTIPLY("bf16", __VA_ARGS__);                                          \
+    } else {                                                                        \
+      TILED_MULTIPLY("f16", __VA_ARGS__);                                           \
+    }                                                                               \
   }
 
 TILED_MULTIPLY_ADD(8, "16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", "%11", "%12",
@@ -127,14 +132,14 @@ TILED_MULTIPLY_ADD(128, "256",
                "}, {" a_at "}, " b_at ", accumulate, 1, 1, " b_across_at ";\n}"          \
                : __VA_ARGS__                                                             \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1), "n"(kBMnMajor))
-#define TILED_MULTIPLY_ADD_HELD(count, ...)                                           \
-  template <bool kBFloat16, bool kBMnMajor>                                            \
+#define TILED_MULTIPLY_ADD_HELD(count, ...)                                  \
+  template <bool kBFloat16, bool kBMnMajor>                                  \
   __device__ void mma(float(&d)[count], const uint32_t(&a)[4], uint64_t b) { \
-    if constexpr (kBFloat16) {                                                        \
-      TILED_MULTIPLY_HELD("bf16", __VA_ARGS__);                                       \
-    } else {                                                                          \
-      TILED_MULTIPLY_HELD("f16", __VA_ARGS__);                                        \
-    }                                                                                 \
+    if constexpr (kBFloat16) {                                               \
+      TILED_MULTIPLY_HELD("bf16", __VA_ARGS__);                              \
+    } else {                                                                 \
+      TILED_MULTIPLY_HELD("f16", __VA_ARGS__);                               \
+    }                                                                        \
   }
 
 TILED_MULTIPLY_ADD_HELD(32, "64", TILED_NAMES_0, "%32, %33, %34, %35", "%36", "%37", "%38",

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <source_location>
-#include <stdexcept>
-#include <string>
 
 #include "core/context.h"
+#include "core/plan.h"
 #include "core/problem.h"
+#include "kernels/common/check.h"
 
 #define UNROLL _Pragma("unroll")
 
@@ -18,22 +18,6 @@ namespace tiled {
 
 // What a block of Hopper's may have.
 inline constexpr int kMaxSharedMemory = 227 << 10;
-
-// Throws what CUDA says, with the line of the rung that asked.
-inline void check(cudaError_t status,
-                  std::source_location where = std::source_location::current()) {
-  if (status == cudaSuccess) return;
-  const std::string file = where.file_name();
-  throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
-                           "\" (" + file.substr(file.rfind('/') + 1) + ":" +
-                           std::to_string(where.line()) + ")");
-}
-
-// For a rung's switch over its plan's tiles, which has no such one: it would compute nothing.
-[[noreturn]] inline void fail_no_tile(const char* rung, int tile) {
-  throw std::logic_error("torch_tiled: " + std::string(rung) + " has no tile " +
-                         std::to_string(tile));
-}
 
 // Tiles of C over the whole batch are numbered row by row, matrix by matrix; a block computes one.
 struct TileIndex {
@@ -50,9 +34,10 @@ __device__ TileIndex tile_index(const Problem& p, int64_t tile) {
 }
 
 // is_vector_aligned() of problem.h, of as many float32 as a Vector holds.
-template <typename Vector>
-bool is_vector_aligned(const Batch& batch, const Matrix& matrix, int64_t near, int64_t far) {
-  return is_vector_aligned(batch, matrix, near, far, sizeof(Vector) / sizeof(float));
+template <typename Vector, class Void>
+bool is_vector_aligned(const Batch& batch, const MatrixOf<Void>& matrix, int64_t inner,
+                       int64_t outer) {
+  return is_vector_aligned(batch, matrix, inner, outer, sizeof(Vector) / sizeof(float));
 }
 
 // Lets a kernel be launched with so much dynamic shared memory, or less. The limit is the kernel's
@@ -74,7 +59,8 @@ inline size_t shared_memory_for(size_t needed, int blocks) {
 
 // How many clusters of so many blocks, one a multiprocessor, run at once on the current device.
 template <typename... Params>
-int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads, size_t smem_bytes) {
+int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads,
+                        size_t smem_bytes) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cluster, 1, 1};
@@ -94,7 +80,7 @@ int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads
 // so many blocks along the grid's x, if more than one.
 template <typename... Params, typename... Args>
 void launch_clusters_pdl(void (*kernel)(Params...), unsigned cluster, dim3 blocks, int threads,
-                           size_t smem_bytes, const Context& context, const Args&... args) {
+                         size_t smem_bytes, const Context& context, const Args&... args) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -113,7 +99,7 @@ void launch_clusters_pdl(void (*kernel)(Params...), unsigned cluster, dim3 block
 // Likewise, without clusters.
 template <typename... Params, typename... Args>
 void launch_pdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t smem_bytes,
-                  const Context& context, const Args&... args) {
+                const Context& context, const Args&... args) {
   launch_clusters_pdl(kernel, 1, blocks, threads, smem_bytes, context, args...);
 }
 

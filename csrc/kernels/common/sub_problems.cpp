@@ -1,16 +1,21 @@
-#include <algorithm>
-
 #include "kernels/common/sub_problems.h"
-#include "kernels/common/launch.h"
+
+#include <algorithm>
+#include <type_traits>
+
 #include "core/presplit.h"
+#include "kernels/common/check.h"
 
 namespace tiled::cuda {
 
 std::optional<std::pair<Problem, Problem>> split_in_two(const Problem& p) {
   std::pair halves{p, p};
   auto& [first, second] = halves;
-  auto advance = [](Matrix& matrix, int64_t elements) {
-    matrix.data = static_cast<float*>(matrix.data) + elements;
+  const auto advance = [](auto& matrix, int64_t elements) {  // of float32
+    using Element =
+        std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix.data)>>,
+                           const float, float>;
+    matrix.data = static_cast<Element*>(matrix.data) + elements;
   };
   for (int d = 0; d < p.batch.rank; ++d) {
     const int64_t size = p.batch.size[d];

@@ -18,7 +18,9 @@ std::optional<std::pair<Problem, Problem>> split_in_two(const Problem& p);
 inline constexpr int64_t kSmallWorkspace = int64_t{64} << 20;
 
 int64_t free_memory();
-inline bool fits_in_free_memory(int64_t bytes) { return bytes <= kSmallWorkspace || bytes <= free_memory(); }
+inline bool fits_in_free_memory(int64_t bytes) {
+  return bytes <= kSmallWorkspace || bytes <= free_memory();
+}
 
 // Calls run(part) for the problem's parts, halved so many times.
 template <class Run>
@@ -35,7 +37,7 @@ void run_split(int times, const Problem& p, const Run& run) {
 // to be had.
 template <class Bytes, class Run>
 bool run_sub_problems(const Problem& p, const Context& context, int64_t least, const Bytes& bytes,
-                  const Run& run) {
+                      const Run& run) {
   Problem largest = p;
   int64_t needed = bytes(p);
   int times = 0;
@@ -48,7 +50,7 @@ bool run_sub_problems(const Problem& p, const Context& context, int64_t least, c
   while (!fits_in_free_memory(needed) && ask_less()) {
   }
   void* workspace;
-  while ((workspace = context.allocate_or_null(needed)) == nullptr) {
+  while ((workspace = context.allocate(needed)) == nullptr) {
     if (!ask_less()) return false;
   }
   run_split(times, p, [&](const Problem& part) { run(part, static_cast<uint8_t*>(workspace)); });
