@@ -308,11 +308,11 @@ bool run_tile(const Problem& p, int64_t ranges, const Context& context) {
   work.boxes = kHasBoxes<Tile> && goes_on && work.halves && work.by_eights &&
                p.c.row_stride > p.c.col_stride && fits_tma_rank(p.batch, p.c);
   if (work.boxes) {
-    work.c = tensor_map(p.batch, as_operand(p.c), p.m, p.n, 16, kStoredHalves, CU_TENSOR_MAP_SWIZZLE_128B,
-                        DType::kFloat16);
+    work.c = tensor_map(p.batch, as_operand(p.c), p.m, p.n, 16, kStoredHalves,
+                        CU_TENSOR_MAP_SWIZZLE_128B, DType::kFloat16);
   }
-  const bool launched =
-      mma_tma::launch<Tile, End>(work, ranges, {p.batch, p.a}, {p.batch, transposed(p.b)}, context);
+  return mma_tma::launch<Tile, End>(work, ranges, {p.batch, p.a}, {p.batch, transposed(p.b)},
+                                    context);
 }
 
 }  // namespace
