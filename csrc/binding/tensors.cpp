@@ -45,7 +45,7 @@ std::string dtype_name(ScalarType type) {
     case ScalarType::ComplexHalf: return "torch.complex32";
     case ScalarType::ComplexFloat: return "torch.complex64";
     case ScalarType::ComplexDouble: return "torch.complex128";
-    default: break;  // Python's name is C++'s in lower case
+    default: break;  // elsewhere Python's name is C++'s in lower case
   }
   std::string name = torch::headeronly::toString(type);
   std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -108,7 +108,7 @@ void check_same_device(const char* op, Named x, Named y) {
 
 void check_operands(const char* op, Named x, Named y) {
   check_same_device(op, x, y);
-  const ScalarType type = x.tensor.scalar_type();  // each costs a search among all dtypes
+  const ScalarType type = x.tensor.scalar_type();  // each call searches all dtypes
   if (supported(type) && type == y.tensor.scalar_type()) return;
   check_dtype(op, x);
   check_dtype(op, y);

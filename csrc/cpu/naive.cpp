@@ -1,4 +1,4 @@
-// naive on the CPU: one element after another, each a walk along K.
+// naive on the CPU: one element after another, each a dot product along K.
 
 #include "core/context.h"
 #include "core/element.h"

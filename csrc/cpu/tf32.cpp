@@ -1,5 +1,5 @@
-// tf32 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
-// tf32.h says, with a model of the tensor core where the GPU has one.
+// tf32 on the CPU: the specification as a program. It computes a tile chunk by chunk as
+// order_tf32.h says, by a model of the tensor core.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kTile = 32;  // rows and columns of C
 
-// A row of A, or a column of B, in the chunk at hand.
+// A row of A or a column of B, in one chunk.
 struct Line {
   const float* data = nullptr;  // where the chunk begins
   int64_t stride = 0;           // along K
@@ -33,7 +33,7 @@ struct Line {
   Half at(int64_t k) const { return narrow<Half>(data[k * stride] * group.scale); }
 };
 
-// Returns how many elements the guard had computed again.
+// Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
   const TilePlace<kTile> at(p, index);
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);

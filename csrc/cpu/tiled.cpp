@@ -1,5 +1,5 @@
-// tiled on the CPU: tiles of A and B are copied to small arrays that stay in the cache, where the
-// GPU uses shared memory; the sum runs in the same order and gives the same bits.
+// tiled on the CPU: tiles of A and B are copied to small arrays that stay in the cache, as the GPU
+// copies them to shared memory. The order of summation, and so the bits, are the same.
 
 #include <algorithm>
 
@@ -15,7 +15,7 @@
 namespace tiled::cpu {
 namespace {
 
-constexpr int kDepth = 64;  // of a tile along K
+constexpr int kDepth = 64;  // K of a tile
 static_assert(kChunk % kDepth == 0, "a chunk of the sum is a whole number of tiles");
 
 // Copies (kTile outer, kDepth) elements to tile[k][outer], `pad` beyond the matrix.
@@ -30,7 +30,7 @@ SIMD void load_tile(accumulator_t<T> (&tile)[kDepth][kTile], const T* data, int6
   }
 }
 
-// acc += tile of A times tile of B, k ascending; a row of sums at a time stays in registers.
+// acc += tile of A times tile of B, with k ascending. One row of sums at a time stays in registers.
 template <typename Acc, int kTile>
 SIMD void multiply_tiles(Acc (&acc)[kTile][kTile], const Acc (&a)[kDepth][kTile],
                          const Acc (&b)[kDepth][kTile]) {
@@ -60,7 +60,7 @@ void compute_tile(const Problem& p, int64_t index) {
   b += col * p.b.col_stride;
 
   int64_t k = 0;
-  do {  // a chunk of the sum; one, of zeros, where K is 0
+  do {  // one chunk of K, which is empty where K is 0
     alignas(64) Acc acc[kTile][kTile] = {};
     const int64_t chunk_end = std::min(k + kChunk, p.k);
     for (; k < chunk_end; k += kDepth) {
