@@ -19,7 +19,9 @@
 
 namespace tiled {
 
+// Declares what a row names, so that a kernel needs no header.
 #define KERNEL(name, family, twin, ...)                            \
+  Plan name##_plan(const Problem&, int64_t sms);                   \
   namespace cuda {                                                 \
   bool launch_##name(const Problem&, const Plan&, const Context&); \
   }                                                                \
