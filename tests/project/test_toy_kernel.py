@@ -1,4 +1,4 @@
-"""A new kernel touches its file and its row: a toy one is added to a copy of the sources, and runs."""
+"""A new kernel is a file and a row: a toy one is added to a copy of the sources, and runs."""
 
 import os
 import shutil
