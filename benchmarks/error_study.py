@@ -29,7 +29,7 @@ import torch_tiled
 
 U = reference.U[torch.float32]
 PROVEN = 32 * CHUNK  # a chunk as large as this is not flagged (core/order_fp16x3.h)
-RUNGS = {"naive": "a sum in sequence", "tiled": "ieee, in chunks", "fp16x3": "fp16x3"}
+ALGORITHMS = {"naive": "a sum in sequence", "tiled": "ieee, in chunks", "fp16x3": "fp16x3"}
 
 
 def normal(m, k, n):
@@ -80,9 +80,9 @@ def guarded(a, b):
 def products(vendor, device):
     """A function of two operands for each way to multiply them."""
     ways = {vendor: torch.matmul}
-    for rung in RUNGS:
-        if reference.takes(rung, torch.float32, device):
-            ways[rung] = lambda a, b, rung=rung: torch_tiled.matmul(a, b, algorithm=rung)
+    for name in ALGORITHMS:
+        if reference.takes(name, torch.float32, device):
+            ways[name] = lambda a, b, name=name: torch_tiled.matmul(a, b, algorithm=name)
     return ways
 
 
@@ -145,7 +145,7 @@ def draw(results, path):
 
     def draw_ways(axes, key, kind):
         for way, style in zip(ways, STYLES, strict=False):
-            label = RUNGS.get(way, way)
+            label = ALGORITHMS.get(way, way)
             axes.plot(*points(key, operands=kind, product=way), label=label, markersize=4, **style)
 
     figure, grid = plt.subplots(2, 3, figsize=(13, 7.6), layout="constrained")

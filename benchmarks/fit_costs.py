@@ -15,7 +15,7 @@ bound decides say little about a rate.
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +61,7 @@ class Fit:
     """The factors of a tile's two parts; errors are geometric, as factors from 1 on."""
 
     rows: int
+    ratio: float  # measured over model, the geometric mean
     error: float
     overhead: float | None = None
     rate: float | None = None
@@ -68,7 +69,7 @@ class Fit:
 
 
 def plan(algorithm: str, shape: dict, gpu: Gpu) -> Explanation:
-    """What explain() says of a shape on a GPU that need not be there."""
+    """The plan of explain() for a shape on a GPU that need not be there."""
 
     def operand(rows: int, columns: int, letter: str) -> torch.Tensor:
         size = (rows, columns) if letter == "N" else (columns, rows)
@@ -84,7 +85,7 @@ def plan(algorithm: str, shape: dict, gpu: Gpu) -> Explanation:
 
 
 def cycles(explanation: Explanation) -> float:
-    return float(explanation.clocks.split()[0])
+    return float(explanation.cycles.split()[0])
 
 
 def parts(kernel: str, shape: dict, gpu: Gpu) -> tuple[float, float] | None:
@@ -147,12 +148,18 @@ def geometric_error(logs: np.ndarray) -> float:
     return float(np.exp(np.sqrt(np.mean(logs**2))))
 
 
+def compared(found: list[Sample]) -> Fit:
+    """The model as it is, beside the samples."""
+    logs = np.log([sample.measured / sample.model for sample in found])
+    return Fit(len(found), float(np.exp(logs.mean())), geometric_error(logs))
+
+
 def fit(found: list[Sample]) -> Fit:
     """The factors of the two parts that fit the samples of a tile best."""
-    error = geometric_error(np.log([x.model / x.measured for x in found]))
+    model = compared(found)
     known = [x for x in found if x.parts]
     if len(known) < 2:
-        return Fit(len(found), error)
+        return model
     terms = np.array([x.parts for x in known])
     measured = np.log([x.measured for x in known])
     logs = np.zeros(2)  # of the factors
@@ -164,7 +171,8 @@ def fit(found: list[Sample]) -> Fit:
         step = np.linalg.lstsq(matrix, residual, rcond=None)[0]
         logs = logs + np.clip(step, -1, 1)
     after = geometric_error(np.log((terms * np.exp(logs)).sum(1)) - measured)
-    return Fit(len(found), error, float(np.exp(logs[0])), float(np.exp(-logs[1])), after)
+    overhead, rate = np.exp([logs[0], -logs[1]])
+    return replace(model, overhead=float(overhead), rate=float(rate), error_after=after)
 
 
 def fits(found: list[Sample]) -> dict[tuple[str, str], Fit]:
@@ -177,18 +185,18 @@ def fits(found: list[Sample]) -> dict[tuple[str, str], Fit]:
     for kernel in order:
         tiles = {tile: rows for (name, tile), rows in groups.items() if name == kernel}
         every = [sample for rows in tiles.values() for sample in rows]
-        logs = np.log([sample.model / sample.measured for sample in every])
-        told[kernel, "all"] = Fit(len(every), geometric_error(logs))
+        told[kernel, "all"] = compared(every)
         for tile in sorted(tiles, key=lambda tile: -len(tiles[tile])):
             told[kernel, tile] = fit(tiles[tile])
     return told
 
 
 def print_fits(console, told: dict[tuple[str, str], Fit]) -> None:
-    table = Table(title="measured over model", title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for heading in ("kernel", "tile"):
         table.add_column(heading)
-    for heading in ("rows", "error", "overhead", "rate", "error then"):
+    headings = ("rows", "time / model", "model's error", "overhead", "rate", "error then")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for (kernel, tile), each in told.items():
         factors = (each.overhead, each.rate)
@@ -196,6 +204,7 @@ def print_fits(console, told: dict[tuple[str, str], Fit]) -> None:
             kernel if tile == "all" else "",
             tile,
             str(each.rows),
+            f"{each.ratio:.2f}",
             f"{each.error:.2f}",
             *("-" if factor is None else f"x {factor:.2f}" for factor in factors),
             "-" if each.error_after is None else f"{each.error_after:.2f}",

@@ -21,7 +21,7 @@ class Unreadable(Exception):
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it is missing or fails."""
+    """The output of a command, or None where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -54,7 +54,7 @@ def write_table(measured: dict) -> str:
                 f"{mean(row['error'] / row['peer_error'] for row in rows):.2f}",
             ]
         )
-    headings = ["precision", "operands", "TFLOP/s", "speed / cuBLAS's", "least to most"]
+    headings = ["precision", "operands", "best TFLOP/s", "speed / cuBLAS's", "least to most"]
     return table([*headings, "error / cuBLAS's"], 2, lines)
 
 

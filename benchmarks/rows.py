@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch_tiled
 
-# What a kernel multiplies: the dtype and the precisions of its rows.
+# The kinds of products: the dtype and the precisions of their rows.
 FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
 TF32 = ("float32", ("tf32",))
 
@@ -35,7 +35,7 @@ def select(rows: Iterable[dict], **wanted) -> list[dict]:
 
 
 def is_square(row: dict) -> bool:
-    """Whether a row is a plain product of one matrix with m = n = k."""
+    """True for a plain product of one matrix with m = n = k."""
     plain = row["batch"] == 1 and row["variant"] == "plain"
     return plain and row["m"] == row["n"] == row["k"]
 

@@ -58,4 +58,4 @@ class Suite:
     variants: tuple[str, ...] = ("plain",)  # names in variants.py
     precisions: tuple[str, ...] = ("fp32",)  # of float32 products, where none is asked for
     dtypes: tuple[str, ...] = ("float32",)  # where none is asked for
-    copy: bool = False  # a copy of as many bytes is timed in turns with each product
+    copy: bool = False  # a copy of as many bytes is timed beside each product

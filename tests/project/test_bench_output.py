@@ -63,7 +63,7 @@ def test_the_host_time_of_calls_is_measured(bench, device):
 
 @pytest.fixture
 def profiled(monkeypatch):
-    """What ran while a profiler, of which there is none here, would have looked."""
+    """The products that ran while a profiler would have looked; there is none here."""
     seen, looking = [], []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: looking.append(True))
     monkeypatch.setattr(torch.cuda.profiler, "stop", looking.clear)

@@ -43,7 +43,8 @@ def test_factors_are_found_that_rows_were_made_with():
 def test_a_model_that_is_right_stays_as_it_is():
     rows = [Sample("simt_tma", "64x64", 100 + k, 100 + k, (100, k)) for k in (50, 100, 400)]
     told = fit_costs.fit(rows)
-    assert (told.error, told.overhead, told.rate) == pytest.approx((1, 1, 1))
+    assert (told.ratio, told.error) == pytest.approx((1, 1))
+    assert (told.overhead, told.rate) == pytest.approx((1, 1))
 
 
 def test_factors_stay_near_1_where_rows_do_not_tell_them_apart():
@@ -55,7 +56,7 @@ def test_factors_stay_near_1_where_rows_do_not_tell_them_apart():
 
 def test_a_single_row_has_an_error_and_no_factors():
     told = fit_costs.fit([Sample("naive", "32x32", 200, 100, (50, 50))])
-    assert told == fit_costs.Fit(rows=1, error=pytest.approx(2))
+    assert told == fit_costs.Fit(rows=1, ratio=pytest.approx(2), error=pytest.approx(2))
 
 
 def test_parts_are_of_a_plan_that_k_alone_changes():
@@ -79,11 +80,11 @@ def test_the_table_has_a_line_for_each_tile(tmp_path, capsys):
     assert fit_costs.main([file]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (mma,) = (line for line in lines if line[0] == "128x256")
-    assert mma[1:3] == ["4", "2.00"] and mma[3::2][:2] == ["x", "x"] and mma[-1] == "1.00"
-    assert [float(factor) for factor in mma[4:7:2]] == pytest.approx([2, 0.5], rel=0.1)
+    assert mma[1:4] == ["4", "2.00", "2.00"] and mma[4::2] == ["x", "x", "1.00"]
+    assert [float(factor) for factor in mma[5:8:2]] == pytest.approx([2, 0.5], rel=0.1)
     (simt,) = (line for line in lines if line[0] == "256x128")
-    assert simt[1:3] == ["4", "1.00"] and simt[-1] == "1.00"
-    assert ["mma_tma", "all", "4", "2.00", "-", "-", "-"] in lines
+    assert simt[1:4] == ["4", "1.00", "1.00"] and simt[-1] == "1.00"
+    assert ["mma_tma", "all", "4", "2.00", "2.00", "-", "-", "-"] in lines
     assert "1 of 9 rows have another plan now.".split() in lines
     assert fit_costs.main([file, "--kernel", "simt_tma"]) == 0
     assert "mma_tma" not in capsys.readouterr().out

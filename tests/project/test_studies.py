@@ -39,7 +39,7 @@ def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
     assert (
         command_line.startswith("benchmarks/error_study.py ") and str(tmp_path) not in command_line
     )
-    ways = ["torch.matmul", *error_study.RUNGS]
+    ways = ["torch.matmul", *error_study.ALGORITHMS]
     expected = [(x, k, way) for x in error_study.OPERANDS for k in (64, 128) for way in ways]
     assert [(r["operands"], r["k"], r["product"]) for r in results["rows"]] == expected
     assert all(0 < row["error"] < 1e-5 for row in results["rows"])
@@ -50,10 +50,10 @@ def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("operands", ["normal", "scales opposed by exp(2 N)"])
-def test_the_error_study_counts_what_the_guard_marks(operands):
+def test_the_error_study_counts_what_the_guard_flags(operands):
     a, b = error_study.OPERANDS[operands](20, 1100, 20)
-    _, marked = fp16x3_or_mark(a, b)
-    assert error_study.guarded(a, b) == marked.double().mean().item()
+    _, flagged = fp16x3_or_mark(a, b)
+    assert error_study.guarded(a, b) == flagged.double().mean().item()
 
 
 @pytest.mark.parametrize("sides", survey.SIDES)
