@@ -14,7 +14,7 @@
 //
 //   all threads   load A and B of a step -> shared memory
 //                 __syncthreads(): both tiles are complete
-//                 kK x FMA, from shared memory
+//                 kK FMAs for each element of C, from shared memory
 //                 __syncthreads(): no thread reads them any more; next step
 
 #include "core/element.h"
@@ -25,14 +25,15 @@
 namespace tiled::cuda {
 namespace {
 
+// kTile rows and columns of C; kDepth: of K in a step.
 template <int kTile, int kDepth, int kPerThread_, int kBlocksPerSm_>
 struct Tile {
   static constexpr int kM = kTile, kN = kTile, kK = kDepth;
   static constexpr int kPerThread = kPerThread_;  // rows, and columns, of C that a thread computes
   static constexpr int kThreads = (kM / kPerThread) * (kN / kPerThread);
-  static constexpr int kBlocksPerSm = kBlocksPerSm_;  // that float32's registers allow
-  // Row pitches in shared memory. Rows are padded against bank conflicts: elements of one column
-  // lie in different banks. Vectors of 4 floats stay aligned.
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;  // that fit with float32's registers
+  // Row pitches in shared memory. Rows are padded against bank conflicts, so that the elements of a
+  // column lie in different banks, by numbers that keep vectors of 4 floats aligned.
   static constexpr int kPitchA = kK + 4;
   static constexpr int kPitchB = kN + kPerThread;
 
@@ -84,7 +85,8 @@ class TileLoader {
   int64_t k_stride_;
 };
 
-template <class Tile, typename T>  // a float64 accumulator takes two registers
+// A float64 accumulator takes two registers, so half as many blocks fit on an SM.
+template <class Tile, typename T>
 constexpr int kMinBlocks = Tile::kBlocksPerSm * 4 / static_cast<int>(sizeof(accumulator_t<T>));
 
 template <typename T, class Tile>

@@ -1,7 +1,7 @@
 // simt_cp_async: some warps load by cp.async, the others multiply.
 //
 // Idea:  Producer warps fill a ring of stages in shared memory by cp.async, several steps ahead, so
-//        that consumer warps wait neither for memory nor spend issue slots on loads. Operands are
+//        that consumer warps neither wait for memory nor spend issue slots on loads. Operands are
 //        read as they lie: by 128-bit vectors where they are contiguous along M or N, or else by
 //        single elements, which also transposes K-major ones (load.cuh). A thread has up to 8 x 8
 //        elements of C in registers, and loads the fragments for the next k while it multiplies
@@ -9,8 +9,9 @@
 //        boundaries, let small problems fill all SMs; the chunks' sums then go to a workspace, and
 //        another kernel adds them in order (split_k_reduce.cuh).
 // Limit: cp.async of single elements takes an instruction for each; and a register tile of 8 x 8
-//        reads 16 numbers of shared memory for 64 FMAs.
-// Next:  tma_sm90.cu: loads that take no thread's instructions, and 8 x 16 elements a thread.
+//        reads 16 numbers from shared memory for 64 FMAs.
+// Next:  tma_sm90.cu: one instruction of one thread loads a whole tile, and a thread has 8 x 16
+//        elements.
 //
 //   producers   wait empty[stage]    cp.async A and B of a step -> full[stage]
 //   consumers   wait full[stage]     load its first fragments while the ones before are multiplied

@@ -11,7 +11,7 @@ namespace tiled::cuda {
 
 // A (kM, kN) tile of C, shared by threads that compute kThreadM x kThreadN elements each. The lanes
 // of a warp are kLanesM x kLanesN; a warp has adjacent elements, kWarpM x kWarpN. A thread's rows
-// and columns are in fours; the next four of its rows are kLanesM * 4 further, of its columns
+// and columns come in groups of 4, the groups of rows kLanesM * 4 apart and those of columns
 // kLanesN * 4.
 template <int kM_, int kN_, int kThreadM_, int kThreadN_, int kLanesM_>
 struct RegisterTile {

@@ -105,9 +105,9 @@ struct AccCoord {
   }
 };
 
-// A thread's elements of both operands for four steps of K.
+// A thread's elements of both operands for four adjacent k.
 template <class Tile>
-struct Fragments {
+struct FragmentsK4 {
   static constexpr int kRows = Tile::kThreadRows, kCols = Tile::kThreadCols;
   float long_frag[4][kCols], short_frag[kRows][4];
 
@@ -199,7 +199,7 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
       const auto& short_smem = smem.short_smem[pipe.stage];
       ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
       if (k_left >= Tile::kK) {
-        Fragments<Tile> fragments[2];  // one is loaded while the other is multiplied
+        FragmentsK4<Tile> fragments[2];  // one is loaded while the other is multiplied
         fragments[0].load(long_smem, short_smem, at, 0);
         UNROLL
         for (int k = 0; k < Tile::kK; k += 4) {
@@ -211,7 +211,7 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
       } else {
         NO_UNROLL
         for (int k = 0; k < k_left; k += 4) {
-          Fragments<Tile> fragments;
+          FragmentsK4<Tile> fragments;
           fragments.load(long_smem, short_smem, at, k);
           fragments.multiply(k_left - k, acc);
         }

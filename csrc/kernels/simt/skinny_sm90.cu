@@ -2,17 +2,17 @@
 //
 // Idea:  Where C has few rows, nearly all bytes are B's, and there are few FMAs for each: all that
 //        counts is that DRAM is never idle. (Where C has few columns, A is the long operand.) The
-//        producer warp loads steps of kCols rows of the long operand by TMA, as it lies, K-major or
-//        MN-major, several stages ahead and on into the next work tile; by cp.async it loads the
-//        rows of the short operand that each stage meets. A work tile is one chunk of K, so that
-//        few columns still fill all SMs; the chunks' sums go to a workspace, and another kernel
-//        adds them in order.
+//        producer warp loads kCols rows of the long operand by TMA, as they lie, K-major or
+//        MN-major, several stages ahead and on into the next work tile. By cp.async it loads the
+//        rows of the short operand that they are multiplied by. A work tile is one chunk of K, so
+//        that few columns still fill all SMs; the chunks' sums go to a workspace, and another
+//        kernel adds them in order.
 // Limit: DRAM bandwidth, up to 8 rows. With 16 rows, shared-memory bandwidth: a register tile of
 //        4 x 4 reads half a number for each FMA.
 // Next:  16 rows at DRAM's rate. Products of more rows are simt_cp_async's and simt_tma's.
 //
-//   producer    wait empty[stage]    tma_load the long operand, cp.async the short one ->
-//   full[stage] consumers   wait full[stage]     multiply -> empty[stage]
+//   producer    wait empty[stage]    tma_load long operand, cp.async short operand -> full[stage]
+//   consumers   wait full[stage]     load fragments, multiply -> empty[stage]
 
 #include <algorithm>
 #include <iterator>

@@ -33,7 +33,7 @@ struct Tile {
 
 template <class Tile>
 struct Smem {
-  alignas(1024) float long_smem[Tile::kStages][Tile::kCols * Tile::kK];  // as the tensor map has it
+  alignas(1024) float long_smem[Tile::kStages][Tile::kCols * Tile::kK];  // as TMA loads a box
   alignas(16) float short_smem[Tile::kStages][Tile::kRows][Tile::kPitch];
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
@@ -45,7 +45,7 @@ struct Params {
   Matrix long_operand, short_operand;
   CUtensorMap long_map;
   bool long_is_a, short_vectorized;
-  int64_t cols, rows;
+  int64_t cols, rows;  // of C, as this kernel sees it
   FastDivmod row_tiles, col_tiles, chunks;
   int64_t work_tiles;
   float* partial_sums;  // (matrices, chunks, rows, partial_pitch()), where there are several chunks

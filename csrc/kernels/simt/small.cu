@@ -6,8 +6,8 @@
 //        synchronizes again. An SM holds so many teams that some multiply while others wait. A tile
 //        begins and ends in few instructions: without mbarriers, without divisions where a matrix
 //        is one tile, and with 128-bit stores.
-// Limit: DRAM bandwidth, for products of 32 x 32 x 32 and less. Larger ones read 16 numbers of
-//        shared memory for 64 FMAs, and issue cp.async beside them.
+// Limit: DRAM bandwidth, for products of 32 x 32 x 32 and less. Larger ones read 16 numbers
+//        from shared memory for 64 FMAs, and issue cp.async beside them.
 // Next:  teams that share the tiles of A and B where a matrix has several tiles.
 //
 //   team   cp.async a stage, commit

@@ -2,10 +2,10 @@
 //
 // Idea:  An SM issues four warp instructions a cycle, and an FMA takes one of these issue slots, so
 //        everything else must be rare. A thread has 8 x 16 elements of C, for which it reads 24
-//        numbers of shared memory for each k, one k ahead. One elected thread issues the TMA loads,
-//        several stages ahead and on into the next tile of its persistent block: tiles (K, rows of
-//        A) and (K, columns of B). Operands that are not MN-major with 16-byte aligned rows are
-//        copied to such first (transpose_sm90.cu). Smaller tiles, several blocks an SM, are for
+//        numbers from shared memory for each k, one k ahead. One elected thread issues the TMA
+//        loads, several stages ahead and on into the next tile of its persistent block: tiles (K,
+//        rows of A) and (K, columns of B). Operands that are not MN-major with 16-byte aligned rows
+//        are copied to such first (transpose_sm90.cu). Smaller tiles, several blocks an SM, are for
 //        smaller problems, and K is split as by simt_cp_async (split_k_reduce.cuh).
 // Limit: The register file has two banks, even and odd, that give one operand a cycle each. Of an
 //        FMA's three operands one comes from the reuse cache; the other two have to lie in
@@ -42,7 +42,7 @@
 namespace tiled::cuda {
 namespace {
 
-// Consumers read a stage in slices of kUnroll steps of K. The unrolled slice has to fit in the
+// Consumers read a stage in slices of kUnroll along K. The unrolled slice has to fit in the
 // instruction cache, and to be long enough to cover the wait for the next slice's first fragments.
 // Where kConsumerRegisters is not 0, a whole warpgroup produces, and setmaxnreg moves registers
 // from it to the consumers; otherwise one warp produces and all threads have equally many.
@@ -120,10 +120,12 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
                     {work.tile.col, k_coord, b.at[0], b.at[1], b.at[2]}, full);
     }
   }
-  wait();  // Consumers wait for one stage more than there is.
+  wait();  // consumers wait for one stage more than there is
   ptx::mbarrier_arrive(&smem.full[pipe.stage]);
 }
 
+// Each thread copies its sums to the workspace. The function is not inlined, which keeps its code
+// and registers out of the main loop's.
 template <class Tile>
 __device__ __noinline__ void store_partial_sums(const TileSums<Tile>& from, TileSums<Tile>* to) {
   NO_UNROLL
@@ -196,8 +198,8 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
       UNROLL
       for (int quad = 0; quad < Tile::kQuads; ++quad) {
         const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4) * 4;
-        const bool is_first = k_left == work.chunks.length || params.k_splits > 1;
-        Quad total = is_first ? Quad::identity() : smem.totals[quad][threadIdx.x];
+        const bool starts_total = k_left == work.chunks.length || params.k_splits > 1;
+        Quad total = starts_total ? Quad::identity() : smem.totals[quad][threadIdx.x];
         total.add(&acc[i][j]);
         smem.totals[quad][threadIdx.x] = total;
       }
@@ -281,9 +283,9 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
 
 bool launch_simt_tma(const Problem& p, const Plan& plan, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
-  // Blocks that start while the transposition still runs gather on a few SMs, where several may
-  // share one. Persistent blocks of a last wave that is not full would leave the other SMs idle
-  // then.
+  // Blocks that start while the transposition still runs gather on the SMs that are free first,
+  // where several can share one. They may where one wave holds all tiles; in a last wave that is
+  // not full, persistent blocks that have gathered would leave the other SMs idle.
   const int64_t wave = int64_t{plan.blocks_per_sm} * context.sms;
   const bool starts_early =
       plan.blocks_per_sm == 1 || count_tiles(p, plan.m, plan.n) * plan.k_splits <= wave;
