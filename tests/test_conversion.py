@@ -16,7 +16,8 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import torch_tiled
-from torch_tiled import conversion
+from torch_tiled import converted
+from torch_tiled.convert import Row
 
 
 def small(device="cpu", dtype=None):
@@ -103,7 +104,7 @@ def test_classes_are_exchanged_and_restored():
     before = classes(model)
     report = torch_tiled.convert(model)
     assert report.changed == NAMES
-    assert all(classes(model)[name] is conversion.Linear for name in NAMES)
+    assert all(classes(model)[name] is converted.Linear for name in NAMES)
     assert all(isinstance(model.get_submodule(name), torch.nn.Linear) for name in NAMES)
     assert torch_tiled.revert(model).changed == NAMES
     assert classes(model) == before
@@ -114,7 +115,7 @@ def test_the_model_itself():
     layer = torch.nn.Linear(4, 2)
     report = torch_tiled.convert(layer)
     assert report.changed == [""]
-    assert type(layer) is conversion.Linear
+    assert type(layer) is converted.Linear
     assert "(the model)" in str(report)
     torch_tiled.revert(layer)
     assert type(layer) is torch.nn.Linear
@@ -157,7 +158,7 @@ def test_report():
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LSTM(8, 4))
     report = torch_tiled.convert(model)
     first, second = report.rows
-    assert first == conversion.Row("0", "Linear", (6, 8), "converted")
+    assert first == Row("0", "Linear", (6, 8), "converted")
     assert (second.name, second.kind, second.action) == ("1", "LSTM", "left")
     lines = str(report).splitlines()
     assert lines[0] == "0  Linear  6x8  converted"
@@ -272,7 +273,7 @@ def test_wrapped_by_fully_shard():
         fsdp.fully_shard(model[0], mesh=mesh)
         with pytest.raises(RuntimeError, match="nothing was reverted.*0: .*fully_shard"):
             torch_tiled.revert(model)
-        assert type(model[1]) is conversion.Linear
+        assert type(model[1]) is converted.Linear
         assert_close(model(x), expected)
     finally:
         torch.distributed.destroy_process_group()
@@ -300,7 +301,7 @@ def test_copies_are_converted(copied):
     assert other[0][0].precision == "ieee"
     torch_tiled.revert(other)
     assert type(other[0][0]) is torch.nn.Linear
-    assert type(model[0][0]) is conversion.Linear
+    assert type(model[0][0]) is converted.Linear
 
 
 def test_state_dict_goes_both_ways():
@@ -320,7 +321,7 @@ def test_a_layer_parametrized_since_is_not_reverted():
     parametrizations.orthogonal(model[0])
     with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
         torch_tiled.revert(model)
-    assert type(model[2]) is conversion.Linear
+    assert type(model[2]) is converted.Linear
     torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     assert torch_tiled.revert(model).changed == NAMES
 
@@ -344,11 +345,11 @@ def test_enabled():
         assert report.changed == NAMES
         assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
     assert torch_tiled.convert(model, dry_run=True).changed == NAMES
-    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
     assert model[2].precision == "fp32"
     with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
         raise ZeroDivisionError
-    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
 
 
 def fallen_back(**options):
@@ -443,13 +444,13 @@ def test_warnings_can_be_filtered():
 @pytest.mark.filterwarnings("ignore:Complex modules")
 def test_threads_say_it_once(monkeypatch):
     model, x = fallen_back()
-    ready, warn = threading.Barrier(8), conversion.warn
+    ready, warn = threading.Barrier(8), converted.warn
 
     def slowly(text):
         time.sleep(0.05)
         warn(text)
 
-    monkeypatch.setattr(conversion, "warn", slowly)
+    monkeypatch.setattr(converted, "warn", slowly)
 
     def work():
         ready.wait()
@@ -591,7 +592,7 @@ def test_gpt2(device):
     report = torch_tiled.convert(model, strict=True)
     assert [row.kind for row in report.rows] == ["Conv1D"] * 8 + ["Linear"]
     assert report.rows[0].shape == (32, 96)
-    assert type(model.transformer.h[0].mlp.c_fc) is conversion.Conv1D
+    assert type(model.transformer.h[0].mlp.c_fc) is converted.Conv1D
     assert model.lm_head.weight is model.transformer.wte.weight
     assert_close(run(), expected)
     copied = pickle.loads(pickle.dumps(model))

@@ -123,8 +123,8 @@ void check_can_take(const Rung& rung, bool runs, std::string_view algorithm, con
   }
   if (rung.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
     fail(p.op, name +
-                   "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
-                   "naive, tiled or simt, or precision fp32");
+                   "does not sum by IEEE FMAs, as precision ieee asks; choose auto, naive, "
+                   "tiled or simt, or precision fp32");
   }
   if (rung.order == Order::kTf32 && p.precision != Precision::kTf32) {
     fail(p.op, name +
