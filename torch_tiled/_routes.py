@@ -1,7 +1,7 @@
-"""What torch_tiled.override computes for each of PyTorch's functions.
+"""The functions that torch_tiled.override runs in place of PyTorch's.
 
-A function in ROUTES is called with the precision and the arguments of PyTorch's function. It
-returns the result, or None if PyTorch has to compute it.
+ROUTES maps a function of PyTorch to one that takes a precision and the same arguments. It returns
+the result, or None if PyTorch has to compute it.
 """
 
 import math

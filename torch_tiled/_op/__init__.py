@@ -14,8 +14,8 @@ keys from the top of this list to the bottom, and skips each that its tensors an
                     Negative                    resolves lazy negation of the written tensor
     sharding.py     Python (of a DTensor)       divides a product among devices
     fake.py         Python (FakeTensor), Meta   checks the arguments, returns an empty result
-    layouts.py      Sparse, Quantized, Nested,  refuses the tensor and names a remedy
-                    Mkldnn
+    layouts.py      SparseCPU, QuantizedCPU,    refuses the tensor and names a remedy
+                    NestedTensorCPU, ...
     csrc/binding/   CPU, CUDA                   checks the arguments, runs a kernel
 
 PyTorch's own kernels handle Conjugate and Functionalize. Inside torch.func transforms, the
