@@ -1,89 +1,25 @@
-"""PyTorch's own functions made to compute by torch_tiled, within a with statement."""
+"""The functions that torch_tiled.override runs in place of PyTorch's.
+
+ROUTES maps a function of PyTorch to one that takes a precision and the same arguments. It returns
+the result, or None if PyTorch has to compute it.
+"""
 
 import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch.compiler import is_compiling
-from torch.overrides import TorchFunctionMode, resolve_name
 
 from . import ops
-from .autograd import what_flows
+from ._op.gradient_flow import why_differentiated
+from ._op.supported import SIXTEEN_BIT, why_unsupported
 from .einsum import einsum
-from .supported import why_unsupported
-from .warning import warn
 
-__all__ = ["override"]
-
-
-class override(TorchFunctionMode):
-    """A with statement in which PyTorch's matrix products are torch_tiled's.
-
-    torch.matmul, mm, bmm, mv, inner, addmm, addbmm, baddbmm, addmv, their methods and in-place
-    forms, @, torch.nn.functional.linear and torch.einsum, as called by Python code in the
-    statement, are computed by torch_tiled, and so are their gradients, whenever those are. Results,
-    dtypes and shapes are PyTorch's but for rounding, and errors are RuntimeErrors as there.
-
-    What torch_tiled does not multiply goes on to PyTorch: integers, complex numbers, sparse, nested
-    and quantized tensors, other devices, an out= that would be resized, sums written in autocast
-    regions, and single operands of einsum. So do products that are inside of other functions, which
-    no such statement sees: scaled_dot_product_attention, multi_head_attention_forward (of
-    torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, matrix_power,
-    tensordot, bilinear, dot, cdist and convolutions. With strict=True each of them warns.
-
-    Statements nest, the innermost one counts, and each holds for its thread alone. Compiled
-    functions may be called in one, or have one. torch.compile compiles them anew for it.
-    What a backward pass computes again for torch.utils.checkpoint is in no statement around it:
-    have one in the function, or say context_fn=lambda: (override(), override()).
-
-    Args:
-        precision: as for torch_tiled.matmul.
-        strict: warn where a product is left to PyTorch; in compiled code, where it is traced.
-
-    Raises:
-        RuntimeError: an unknown precision.
-
-    Example::
-
-        >>> with torch_tiled.override(precision="ieee"):
-        ...     y = torch.randn(4, 8) @ torch.randn(8, 3)
-    """
-
-    def __init__(self, precision: str = "fp32", *, strict: bool = False) -> None:
-        super().__init__()
-        if not is_compiling():
-            ops.check_precision(precision)
-        self.precision = precision
-        self.strict = strict
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in _ROUTES:
-            result = _ROUTES[func](self.precision, *args, **kwargs)
-            if result is not None:
-                return result
-        if self.strict and (func in _ROUTES or func in _UNSEEN):
-            _say(func)
-        return func(*args, **kwargs)
-
-
-@torch.compiler.assume_constant_result
-def _say(func: Callable) -> None:
-    """Warns that PyTorch computes. In compiled code it runs where a graph is traced."""
-    reason = (
-        "its operands or options are none that torch_tiled takes"
-        if func in _ROUTES
-        else "the products are inside of it"
-    )
-    warn(f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}")
-
-
-# What follows returns None for what is PyTorch's.
+__all__ = ["ROUTES", "UNREACHED"]
 
 
 def _takes(*tensors: torch.Tensor) -> bool:
-    """Whether torch_tiled multiplies these."""
+    """Returns whether torch_tiled multiplies these: one dtype, or autocast makes it one."""
     dtypes = set()
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
@@ -97,7 +33,7 @@ def _is_autocast(tensor: torch.Tensor) -> bool:
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As autocast has them, where it is on."""
+    """Casts tensors as autocast does, if it is on."""
     if not _is_autocast(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
@@ -105,7 +41,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
-    """a @ b, where a and b have those ranks."""
+    """a @ b, if a and b have these ranks."""
     if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
         return None
     if a.dim() == 0 or b.dim() == 0 or out_dtype not in (None, a.dtype, torch.float32):
@@ -126,7 +62,7 @@ def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
 
 
 def _have_ranks(a, b, ranks) -> bool:
-    """Also whether a batch, which these functions do not broadcast, is the same."""
+    """Returns whether a and b have these ranks and the same batch: no function broadcasts it."""
     return (a.dim(), b.dim()) == ranks and a.shape[:-2] == b.shape[: max(b.dim() - 2, 0)]
 
 
@@ -135,7 +71,7 @@ def _matmul(precision, input, other, *, out=None):
 
 
 def _of_ranks(*ranks: int) -> Callable:
-    """mm, bmm and mv, which are named by the ranks that they take."""
+    """mm, bmm or mv, which take operands of these ranks."""
 
     def multiply(precision, input, other=None, out_dtype=None, **options):
         for name in ("mat2", "vec"):
@@ -162,7 +98,7 @@ def _inner(precision, input, other, *, out=None):
 
 
 def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
-    """addmm, baddbmm and addmv; and addbmm, whose sum over the batch is a part of the product."""
+    """addmm, baddbmm or addmv; or addbmm, whose sum over the batch becomes a part of K."""
 
     def add(precision, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
         for name in ("mat1", "batch1", "mat"):
@@ -172,23 +108,23 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
         if others or named or not _takes(input, a, b):
             return None
         if out is not None:
-            if any(map(what_flows, (input, a, b, out))):
+            if any(map(why_differentiated, (input, a, b, out))):
                 return None
             return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
         if not _have_ranks(a, b, ranks):
             return None
         if isinstance(beta, complex) or isinstance(alpha, complex):
             return None
-        if beta == 0 and input.requires_grad:  # it has a gradient, of zeros
+        if beta == 0 and input.requires_grad:  # its gradient is zeros, and not None
             return None
         if sum_batch:
             a, b = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
         if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
             return ops.linear(a, b.mT, input, precision=precision)
         input, a, b = _autocast(input, a, b)
-        # Halves are rounded once, at the end, as PyTorch does.
-        half = a.dtype in (torch.float16, torch.bfloat16)
-        out_dtype = torch.float32 if half and a.dtype == b.dtype else None
+        # The sum of 16-bit floats is rounded once, at the end, as in PyTorch.
+        is_16bit = a.dtype in SIXTEEN_BIT
+        out_dtype = torch.float32 if is_16bit and a.dtype == b.dtype else None
         result = ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
         shape, dtype = result.shape, result.dtype if out_dtype is None else a.dtype
         if alpha != 1:
@@ -202,7 +138,7 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
 
 
 def _write(tensor, add, *args, **options):
-    """The sum in a tensor that it fits, and not autocast: PyTorch casts nothing where it writes."""
+    """Writes the sum to a tensor of its shape. PyTorch does not autocast these functions."""
     result = None if _is_autocast(tensor) else add(*args, **options)
     if result is None or not _takes(result, tensor):
         return None
@@ -238,7 +174,7 @@ _mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _of_ranks(2, 1)
 _addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _adding(2, 1)
 _addbmm = _adding(3, 3, sum_batch=True)
 
-_ROUTES = {
+ROUTES = {
     torch.matmul: _matmul,
     torch.linalg.matmul: _matmul,
     torch.Tensor.matmul: _matmul,
@@ -268,8 +204,8 @@ _ROUTES = {
     torch.einsum: _einsum,
 }
 
-# Functions that multiply inside.
-_UNSEEN = {
+# Functions with products inside of them, which no TorchFunctionMode sees.
+UNREACHED = {
     F.multi_head_attention_forward,
     F.scaled_dot_product_attention,
     F.bilinear,

@@ -1,16 +1,17 @@
-"""Errors that the shared object can't raise by itself."""
+"""Refuses sparse, quantized, nested and mkldnn tensors, and names a remedy for each.
+
+The kernels take dense strided tensors. Without the registrations here a call with another layout
+would end in the dispatcher's text on a missing kernel.
+"""
 
 import functools
-import re
 
 import torch
 
-from ._internals import argument_names
+from .._internals import argument_names
 
-_OUT_OF_MEMORY = re.compile(r"tiled::\w+: out of memory: ")
-
-# No kernel is ever called with a tensor that has one of these dispatch keys. (Jagged nested tensors
-# have none but the last that comes before their own Python code.)
+# A jagged nested tensor is a Python subclass: its __torch_dispatch__ runs before any backend's key,
+# so it is refused at AutogradNestedTensor, which comes earlier.
 _REFUSED_KEYS = (
     "SparseCPU",
     "SparseCUDA",
@@ -25,12 +26,6 @@ _REFUSED_KEYS = (
 )
 
 
-def raise_if_out_of_memory(error):
-    """Raises error again as torch.OutOfMemoryError if its text says that memory ran out."""
-    if type(error) is RuntimeError and _OUT_OF_MEMORY.match(str(error)):
-        raise torch.OutOfMemoryError(str(error)) from None
-
-
 def _kind_and_remedy(tensor):
     if tensor.is_nested:
         return "nested", "torch.nested.to_padded_tensor({}, 0.0), or a loop over {}.unbind()"
@@ -43,8 +38,8 @@ def _kind_and_remedy(tensor):
     return None
 
 
-def refuse_layout(op, *args, **options):
-    """A kernel that says which argument of op is not a dense tensor, and what to do."""
+def _refuse_layout(op, *args, **options):
+    """A kernel of op that raises for its first argument that is not a dense tensor."""
     op_name, _, _ = op.name().partition(".")
     arguments = dict(zip(argument_names(op), args, strict=False)) | options
     for name, value in arguments.items():
@@ -64,4 +59,4 @@ def register(library):
     )
     for op in operators:
         for key in _REFUSED_KEYS:
-            library.impl(op, functools.partial(refuse_layout, op), key)
+            library.impl(op, functools.partial(_refuse_layout, op), key)

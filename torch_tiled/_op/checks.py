@@ -1,41 +1,35 @@
-"""What the operators return, computed from shapes alone: fake kernels and flop formulas.
+"""The argument checks of the operators, and the result's shape and dtype.
 
-The checks and their sentences are those of csrc (ops.cpp, tensors.cpp), so that a bad call fails
-alike on meta tensors, under torch.compile and on a device. Sizes may be symbolic.
+csrc (binding/ops.cpp, binding/tensors.cpp, core/product.cpp, select/ladder.cpp) makes the same
+checks with the same texts, so that a bad call fails alike on meta tensors, under torch.compile,
+under vmap and on a device; tests/test_errors.py compares them. Sizes may be symbolic.
 """
 
-import math
-
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
-PRECISIONS = ("fp32", "ieee", "tf32")
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-SIXTEEN_BIT = (torch.float16, torch.bfloat16)
-ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
+from .activations import ACTIVATIONS
+from .supported import DTYPES, SIXTEEN_BIT
+
+_PRECISIONS = ("fp32", "ieee", "tf32")
+_ACTIVATIONS = ("none", *ACTIVATIONS)
+_ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
 
 
 def _shape(tensor):
     return tuple(tensor.shape)
 
 
-def _check_precision(op, precision):
-    if precision not in PRECISIONS:
-        raise RuntimeError(f'{op}: there is no precision "{precision}"; choose fp32, ieee or tf32')
-
-
-def _check_activation(op, activation):
-    if activation not in ACTIVATIONS:
+def _check_choice(op, option, value, choices):
+    if value not in choices:
+        *names, last = choices
         raise RuntimeError(
-            f'{op}: there is no activation "{activation}"; '
-            f"choose none, relu, gelu, gelu_tanh, tanh or silu"
+            f'{op}: there is no {option} "{value}"; choose {", ".join(names)} or {last}'
         )
 
 
 def _check_algorithm(op, algorithm, precision, dtype):
-    if algorithm not in ALGORITHMS:
-        names = ", ".join(ALGORITHMS)
+    if algorithm not in _ALGORITHMS:
+        names = ", ".join(_ALGORITHMS)
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
     if algorithm.startswith(("simt", "fp16x3", "tf32")) and dtype != torch.float32:
         raise RuntimeError(
@@ -49,8 +43,8 @@ def _check_algorithm(op, algorithm, precision, dtype):
         )
     if algorithm.startswith("fp16x3") and precision == "ieee":
         raise RuntimeError(
-            f'{op}: algorithm "{algorithm}" does not sum by IEEE multiply-adds, as precision ieee '
-            f"asks; choose auto, naive, tiled or simt, or precision fp32"
+            f'{op}: algorithm "{algorithm}" does not sum by IEEE FMAs, as precision ieee asks; '
+            f"choose auto, naive, tiled or simt, or precision fp32"
         )
     if algorithm.startswith("tf32") and precision != "tf32":
         raise RuntimeError(
@@ -59,9 +53,10 @@ def _check_algorithm(op, algorithm, precision, dtype):
         )
 
 
-def _may_hold(out_dtype, operands_dtype):
-    """What a product may be written as: the operands' dtype, or float32 for hi_lo."""
-    return out_dtype == operands_dtype or (out_dtype == torch.float32 and operands_dtype in SIXTEEN_BIT)
+def _may_be_written_as(out_dtype, operands_dtype):
+    """Returns whether a result of out_dtype may be asked for."""
+    widens = out_dtype == torch.float32 and operands_dtype in SIXTEEN_BIT
+    return out_dtype == operands_dtype or widens
 
 
 def _check_same_device(op, x_name, x, y_name, y):
@@ -128,12 +123,12 @@ def _check_written(op, name, tensor):
 
 
 def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
-    """The shape and dtype of the result."""
+    """Returns the result's shape and dtype."""
     op = "tiled::matmul"
-    _check_precision(op, precision)
+    _check_choice(op, "precision", precision, _PRECISIONS)
     _check_operands(op, "a", a, "b", b)
     dtype = a.dtype if out_dtype is None else out_dtype
-    if not _may_hold(dtype, a.dtype):
+    if not _may_be_written_as(dtype, a.dtype):
         raise RuntimeError(
             f"{op}: out_dtype is {dtype} and the operands are {a.dtype}; it may be the operands' "
             f"dtype or, for float16 and bfloat16, torch.float32"
@@ -145,10 +140,10 @@ def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
 
 def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     op = "tiled::matmul"
-    _check_precision(op, precision)
+    _check_choice(op, "precision", precision, _PRECISIONS)
     _check_operands(op, "a", a, "b", b)
     _check_same_device(op, "out", out, "a", a)
-    if not _may_hold(out.dtype, a.dtype):
+    if not _may_be_written_as(out.dtype, a.dtype):
         raise RuntimeError(
             f"{op}: out is {out.dtype} and the operands are {a.dtype}; it may have the operands' "
             f"dtype or, for float16 and bfloat16, torch.float32"
@@ -167,7 +162,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
 
 def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
     op = "tiled::gemm_"
-    _check_precision(op, precision)
+    _check_choice(op, "precision", precision, _PRECISIONS)
     _check_operands(op, "a", a, "b", b)
     _check_same_device(op, "c", c, "a", a)
     _check_same_dtype(op, "c", c, "a", a)
@@ -191,10 +186,10 @@ def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp
 
 
 def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
-    """The shape of the result."""
+    """Returns the result's shape and dtype."""
     op = "tiled::linear"
-    _check_precision(op, precision)
-    _check_activation(op, activation)
+    _check_choice(op, "precision", precision, _PRECISIONS)
+    _check_choice(op, "activation", activation, _ACTIVATIONS)
     _check_operands(op, "x", x, "weight", weight)
 
     def sentence(reason):
@@ -213,14 +208,18 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
                 f"bias must be (out_features,)"
             )
     _check_algorithm(op, algorithm, precision, x.dtype)
-    return (*x.shape[:-1], weight.shape[0])
+    return (*x.shape[:-1], weight.shape[0]), x.dtype
 
 
-# What a prepared operand is: csrc/packed.h.
+# --- prepared operands (csrc/core/presplit.h) ----------------------------------------------------
 
 
 def _is_split(b):
-    """Where prepare() finds something to split; a GPU that can't be asked is taken for a Hopper."""
+    """Returns whether prepare() splits b into hi and lo parts.
+
+    It does so where fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
+    and FakeTensors on a GPU that is not there, count as split.
+    """
     if b.dtype != torch.float32 or b.shape[0] < 64:
         return False
     if b.device.type != "cuda" or not torch.cuda.is_available():
@@ -229,12 +228,13 @@ def _is_split(b):
 
 
 def _presplit_sizes(k, n):
-    """Bytes of the halves of a (k, n) operand, and numbers in undo."""
+    """The bytes of hi_lo and the number of inverse scales for a (k, n) operand."""
     columns = (n + 7) // 8 * 8
     return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
 
 
 def check_prepare(b):
+    """Returns the sizes of the results hi_lo and inverse_scales."""
     op = "tiled::prepare"
     _check_dtype(op, "b", b)
     if b.dim() != 2:
@@ -243,101 +243,40 @@ def check_prepare(b):
 
 
 def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
-    _check_same_device(op, "hi_lo", halves, name, b)
-    _check_same_device(op, "inverse_scales", undo, name, b)
+    _check_same_device(op, "hi_lo", hi_lo, name, b)
+    _check_same_device(op, "inverse_scales", inverse_scales, name, b)
     if b.dim() != 2:
-        raise RuntimeError(f"{op}: {name} is {_shape(b)}; what was prepared is one matrix")
+        raise RuntimeError(f"{op}: {name} is {_shape(b)}; a prepared operand is one matrix")
     if hi_lo.numel() == 0 and inverse_scales.numel() == 0:
         return
-    sizes = _presplit_sizes(k, n)
+    hi_lo_bytes, scales = _presplit_sizes(k, n)
     fits = b.dtype == torch.float32
-    for tensor, dtype, size in zip(
-        (hi_lo, inverse_scales), (torch.uint8, torch.float32), sizes, strict=True
+    for tensor, dtype, size in (
+        (hi_lo, torch.uint8, hi_lo_bytes),
+        (inverse_scales, torch.float32, scales),
     ):
         fits = fits and tensor.dtype == dtype and tensor.shape == (size,)
         fits = fits and tensor.is_contiguous()
     if not fits:
-        hi_lo, inverse_scales, made_of = (f"{_shape(t)} {t.dtype}" for t in (hi_lo, inverse_scales, b))
+        given, scales_given, made_of = (
+            f"{_shape(tensor)} {tensor.dtype}" for tensor in (hi_lo, inverse_scales, b)
+        )
         raise RuntimeError(
-            f"{op}: hi_lo is {hi_lo} and inverse_scales is {inverse_scales}, which is not what "
-            f"torch_tiled.prepare makes of {name}, {made_of}; prepare it anew"
+            f"{op}: hi_lo is {given} and inverse_scales is {scales_given}, which is not what "
+            f"torch_tiled.prepare makes of {name}, {made_of}; prepare it again"
         )
 
 
 def check_prepared_matmul(a, b, hi_lo, inverse_scales, **options):
-    """The shape and dtype of the result."""
-    checked = check_matmul(a, b, **options)
+    """Returns the result's shape and dtype."""
+    result = check_matmul(a, b, **options)
     _check_prepared("tiled::matmul", "b", b, b.shape[0], b.shape[-1], hi_lo, inverse_scales)
-    return checked
+    return result
 
 
 def check_prepared_linear(x, weight, hi_lo, inverse_scales, bias=None, **options):
-    """The shape of the result."""
-    shape = check_linear(x, weight, bias, **options)
-    out_features, in_features = weight.shape
-    _check_prepared("tiled::linear", "weight", weight, in_features, out_features, hi_lo, inverse_scales)
-    return shape
-
-
-def _fake_prepare(b):
-    hi_lo, inverse_scales = check_prepare(b)
-    return (
-        torch.empty(hi_lo, dtype=torch.uint8, device=b.device),
-        torch.empty(inverse_scales, dtype=torch.float32, device=b.device),
-    )
-
-
-def _fake_prepared_matmul(a, *others, **options):
-    shape, dtype = check_prepared_matmul(a, *others, **options)
-    return torch.empty(shape, dtype=dtype, device=a.device)
-
-
-def _fake_prepared_linear(x, *others, **options):
-    shape = check_prepared_linear(x, *others, **options)
-    return torch.empty(shape, dtype=x.dtype, device=x.device)
-
-
-def _fake_matmul(a, b, **options):
-    shape, dtype = check_matmul(a, b, **options)
-    return torch.empty(shape, dtype=dtype, device=a.device)
-
-
-def _fake_linear(x, weight, bias=None, **options):
-    shape = check_linear(x, weight, bias, **options)
-    return torch.empty(shape, dtype=x.dtype, device=x.device)
-
-
-def _product_flops(a_shape, b_shape):
-    """Two for every multiply-add of torch.matmul."""
-    batch = torch.broadcast_shapes(a_shape[:-2], b_shape[:-2])
-    m = math.prod(a_shape[-2:-1])
-    n = math.prod(b_shape[-1:]) if len(b_shape) > 1 else 1
-    return 2 * math.prod(batch) * m * n * a_shape[-1]
-
-
-def _matmul_flops(a_shape, b_shape, *_, **__):
-    return _product_flops(a_shape, b_shape)
-
-
-def _gemm_flops(c_shape, a_shape, b_shape, *_, **__):
-    return 2 * math.prod(c_shape) * a_shape[-1]
-
-
-def _linear_flops(x_shape, weight_shape, *_, **__):
-    return 2 * math.prod(x_shape) * weight_shape[0]
-
-
-def register(library):
-    for name, kernel in (
-        ("matmul", _fake_matmul),
-        ("matmul.out", check_matmul_out),
-        ("matmul.prepared", _fake_prepared_matmul),
-        ("gemm_", check_gemm_),
-        ("linear", _fake_linear),
-        ("linear.prepared", _fake_prepared_linear),
-        ("prepare", _fake_prepare),
-    ):
-        torch.library.register_fake(f"tiled::{name}", kernel, lib=library)
-    register_flop_formula(torch.ops.tiled.matmul)(_matmul_flops)
-    register_flop_formula(torch.ops.tiled.gemm_)(_gemm_flops)
-    register_flop_formula(torch.ops.tiled.linear)(_linear_flops)
+    """Returns the result's shape and dtype."""
+    result = check_linear(x, weight, bias, **options)
+    n, k = weight.shape
+    _check_prepared("tiled::linear", "weight", weight, k, n, hi_lo, inverse_scales)
+    return result

@@ -1,37 +1,33 @@
-"""Whole models: their layers made to compute by torch_tiled, and back."""
+"""Whole models: convert() makes their layers compute by torch_tiled, revert() undoes it."""
 
 import contextlib
 import dataclasses
-import functools
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import torch
-from torch.compiler import is_compiling
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinear
 from torch.nn.parameter import UninitializedParameter
 
 from . import nn
-from .ops import check_precision, linear
-from .supported import why_unsupported
-from .warning import warn
+from ._op.supported import why_unsupported
+from .converted import Converted, Origin, converted_class
+from .frozen import unfreeze
+from .ops import check_precision
 
 __all__ = ["Report", "Row", "convert", "enabled", "revert"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of a module.
+    """What convert() or revert() did to a module.
 
     Attributes:
-        name: as in model.named_modules(): "" is the model itself.
-        kind: the name of its class, before and after.
-        shape: (in_features, out_features), or None where it has no such two.
+        name: as in model.named_modules(); "" is the model itself.
+        kind: the name of its class, which is the same before and after.
+        shape: (in_features, out_features), or None if it has no such sizes.
         action: "converted", "to be converted" in a dry run, "reverted", or "left" alone.
-        reason: why it was left alone; otherwise empty.
+        reason: why it was left alone, or "".
     """
 
     name: str
@@ -43,11 +39,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What convert() or revert() did: data, and a table where it is printed.
+    """What convert() or revert() did. str() makes a table of it.
 
     Attributes:
         rows: a Row for each module that multiplies matrices, in the order of named_modules().
-        notes: sentences on what no conversion of layers reaches.
+        notes: sentences on products that no conversion of layers reaches.
     """
 
     rows: tuple[Row, ...]
@@ -55,12 +51,12 @@ class Report:
 
     @property
     def changed(self) -> list[str]:
-        """The names of the modules that were, or in a dry run would be, changed."""
+        """The names of the modules that were changed, or in a dry run would be."""
         return [row.name for row in self.rows if row.action != "left"]
 
     @property
     def left(self) -> dict[str, str]:
-        """Why others were left alone, by their names."""
+        """The reasons of the modules that were left alone, by name."""
         return {row.name: row.reason for row in self.rows if row.action == "left"}
 
     def __str__(self) -> str:
@@ -78,150 +74,31 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
 
-# --- what a converted module is ------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Origin:
-    """What a converted module was, and how it is to compute. It has this until it is reverted.
-
-    One such is one layer: copies have others, the replicas of a DataParallel the same.
-    """
-
-    kind: type
-    name: str
-    precision: str
-    strict: bool
-
-
-class _Converted:
-    """What converted classes share. A module becomes one by assignment to its __class__."""
-
-    activation = "none"
-    algorithm = "auto"
-    _origin: _Origin
-    _multiply: Callable[[torch.Tensor], torch.Tensor]  # forward, by torch_tiled
-
-    @property
-    def precision(self) -> str:
-        return self._origin.precision
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if is_compiling():
-            reason = self._why_torch(input)
-            if reason is None:
-                return self._multiply(input)
-        else:
-            try:
-                return self._multiply(input)
-            except RuntimeError:
-                reason = self._why_torch(input)
-                if reason is None:
-                    raise
-        self._say(reason, self._origin.strict)
-        return self._origin.kind.forward(self, input)
-
-    def _why_torch(self, input: torch.Tensor) -> str | None:
-        return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
-
-    @torch.compiler.assume_constant_result
-    def _say(self, reason: str, strict: bool) -> None:
-        """Warns once for a layer and a reason that torch computes, or raises.
-
-        In compiled code it runs where a graph is traced, which has guards on its arguments.
-        """
-        origin = self._origin
-        name = f"{origin.name or 'the model'} ({origin.kind.__name__})"
-        text = f"torch_tiled: {name} computes by torch, since {reason}"
-        if strict:
-            raise RuntimeError(f"{text}, which strict=True forbids")
-        with _telling:
-            told = _told.setdefault(origin, set())
-            if reason not in told:
-                warn(text)
-                told.add(reason)
-
-
-_telling = threading.RLock()
-_told: weakref.WeakKeyDictionary[_Origin, set[str]] = weakref.WeakKeyDictionary()
-
-
-class Linear(_Converted, nn.Linear):
-    """What torch.nn.Linear becomes. Not made by itself."""
-
-    def _multiply(self, input: torch.Tensor) -> torch.Tensor:
-        return nn.Linear.forward(self, input)
-
-
-class NonDynamicallyQuantizableLinear(Linear, _NDQLinear):
-    """What torch.nn.modules.linear.NonDynamicallyQuantizableLinear becomes. Not made by itself."""
-
-
-_BECOMES = {
-    torch.nn.Linear: Linear,
-    _NDQLinear: NonDynamicallyQuantizableLinear,
-}
-
-
-def _becomes(kind: type) -> type | None:
-    """The class that modules of exactly this class become, or None."""
-    if kind in _BECOMES:
-        return _BECOMES[kind]
-    transformers = sys.modules.get("transformers.pytorch_utils")
-    if transformers is not None and kind is transformers.Conv1D:
-        return _conv1d()
-    return None
-
-
-@functools.cache
-def _conv1d() -> type:
-    """What transformers' Conv1D becomes: `Conv1D` of this module, made when first asked for."""
-    from transformers.pytorch_utils import Conv1D as Original
-
-    class Conv1D(_Converted, Original):
-        """What transformers.pytorch_utils.Conv1D becomes. Not made by itself."""
-
-        def _multiply(self, input: torch.Tensor) -> torch.Tensor:
-            return linear(input, self.weight.mT, self.bias, precision=self.precision)
-
-    Conv1D.__qualname__ = "Conv1D"
-    return Conv1D
-
-
-def __getattr__(name: str) -> type:  # so that pickles find it
-    if name == "Conv1D":
-        return _conv1d()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# --- what can be converted -----------------------------------------------------------------------
-
-
 def _named_base(kind: type, name: str) -> bool:
-    """Whether a class has a base of that name: asked for by name what need not be imported."""
+    """Returns whether a class has a base of this name, without importing the base's module."""
     return any(base.__name__ == name for base in kind.__mro__)
 
 
 def _why_not(module: torch.nn.Module) -> str | None:
-    """Why a layer is left alone, or None."""
+    """Returns why a layer is left alone, or None if it can be converted."""
     kind = type(module)
-    if isinstance(module, nn.Linear) and not isinstance(module, _Converted):
+    if isinstance(module, nn.Linear) and not isinstance(module, Converted):
         return "it is torch_tiled's already"
     if isinstance(module, torch.jit.ScriptModule):
         return "it was compiled by torch.jit"
     if torch.nn.utils.parametrize.is_parametrized(module):
-        return "it is parametrized; convert the model before, or remove_parametrizations() first"
+        return "it is parametrized; convert the model first, or call remove_parametrizations()"
     if _named_base(kind, "FSDPModule"):
-        return "it is wrapped by fully_shard; convert the model before"
+        return "it is wrapped by fully_shard; convert the model first"
     if isinstance(module, torch.nn.LazyLinear):
         return "it is lazy, without a weight yet; convert the model after its first call"
     if "quantized" in kind.__module__.split("."):
         return "it is quantized"
-    if isinstance(module, _Converted):
+    if isinstance(module, Converted):
         origin = module._origin
-        if kind is not _becomes(origin.kind):
-            return f"it was converted, and made a {kind.__qualname__} since"
-    elif _becomes(kind) is None:
+        if kind is not converted_class(origin.kind):
+            return f"it was converted, and its class was changed to {kind.__qualname__} since"
+    elif converted_class(kind) is None:
         return f"it is a {kind.__module__}.{kind.__qualname__}, which may compute something else"
     if "forward" in vars(module):
         return "it has a forward of its own, set on the instance"
@@ -240,7 +117,7 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return tensors is not None and type(tensor) is tensors.DTensor
 
 
-# Modules that multiply without a layer's forward, and where.
+# Modules whose products are computed outside of a layer's forward, and where they are computed.
 _UNREACHED = {
     torch.nn.MultiheadAttention: "multi_head_attention_forward reads its projections' weights",
     torch.nn.TransformerEncoderLayer: (
@@ -258,7 +135,7 @@ def _is_layer(module: torch.nn.Module) -> bool:
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return module.original_name in ("Linear", "NonDynamicallyQuantizableLinear", "Conv1D")
-    if isinstance(module, (torch.nn.Linear, _Converted)):
+    if isinstance(module, (torch.nn.Linear, Converted)):
         return True
     if any(
         base.__name__ == "Conv1D" and "transformers" in base.__module__ for base in kind.__mro__
@@ -293,34 +170,35 @@ def convert(
 ) -> Report:
     """Makes the layers of a model compute by torch_tiled, in place.
 
-    A layer's class is exchanged for one that torch_tiled.conversion has, and nothing else: its
-    parameters, names, hooks, optimizer state, ties to others, dtype, device and training mode are
-    the same objects as before. Copies and pickles of a converted model are converted, and its
-    state_dict is what it was. torch_tiled.revert(model) undoes it.
+    Only a layer's class is changed, to one of torch_tiled.converted. Its parameters, names, hooks,
+    optimizer state, ties to other layers, dtype, device and training mode stay the same objects.
+    Copies and pickles of a converted model are converted, and its state_dict does not change.
+    torch_tiled.revert(model) undoes the conversion.
 
-    Converted are torch.nn.Linear, its NonDynamicallyQuantizableLinear, and Conv1D of transformers:
-    exactly these classes, since a subclass may compute something else. What is parametrized,
-    wrapped by fully_shard, quantized, on the meta device or lazy is left alone, and the report says
-    why. So convert first, then parametrize, shard and compile.
+    The layers of exactly these classes are converted: torch.nn.Linear, its
+    NonDynamicallyQuantizableLinear, and Conv1D of transformers. A subclass may compute something
+    else, and is left alone. So is a layer that is parametrized, wrapped by fully_shard, quantized,
+    on the meta device or lazy; the report says why. So convert first, then parametrize, shard and
+    compile.
 
-    A converted layer that is called with what torch_tiled does not multiply, say complex numbers
-    or a nested tensor, computes by torch as before, and warns once for each reason.
+    If torch_tiled does not multiply the input of a converted layer (complex numbers, a nested
+    tensor, ...), the layer computes by torch as before, and warns once for each reason.
 
     Args:
-        model: any module, itself among those converted.
-        filter_fn: filter_fn(module, name) says whether to convert a layer.
-        include, exclude: patterns for names, as in fnmatch ("encoder.*"): a layer is converted if
-            it matches one of include, where there are any, and none of exclude.
+        model: any module. If it is a layer, it is converted itself.
+        filter_fn: filter_fn(module, name) returns whether to convert a layer.
+        include, exclude: patterns for names, as in fnmatch ("encoder.*"). A layer is converted if
+            it matches one of include, or there is none, and none of exclude.
         precision: as for torch_tiled.matmul. Converting again changes it.
         dry_run: report only.
-        strict: raise where a layer that is not filtered out would be left alone, before anything is
+        strict: raise if a layer that is not filtered out cannot be converted, before anything is
             changed; and let a converted layer raise instead of computing by torch.
 
     Returns:
-        A Report of what was done.
+        A Report.
 
     Raises:
-        RuntimeError: an unknown precision, or as strict says.
+        RuntimeError: there is no such precision; or, with strict=True, a layer cannot be converted.
 
     Example::
 
@@ -362,45 +240,48 @@ def convert(
         )
     if not dry_run:
         for name, module in layers:
-            kind = module._origin.kind if isinstance(module, _Converted) else type(module)
-            module._origin = _Origin(kind, name, precision, strict)
-            module.__class__ = _becomes(kind)
+            kind = module._origin.kind if isinstance(module, Converted) else type(module)
+            module._origin = Origin(kind, name, precision, strict)
+            module.__class__ = converted_class(kind)
     return Report(tuple(rows), (_NOTE,))
 
 
 def revert(model: torch.nn.Module) -> Report:
-    """Undoes torch_tiled.convert(model): every converted layer has its former class again.
+    """Undoes torch_tiled.convert(model): every converted layer gets its former class back.
 
-    Its parameters, hooks and the rest are those it has now. A layer that is frozen is unfrozen.
+    Parameters, hooks and all else stay as they are. A frozen layer is unfrozen.
+
+    Args:
+        model: any module.
 
     Returns:
-        A Report of what was done.
+        A Report.
 
     Raises:
-        RuntimeError: a converted layer was parametrized, or wrapped by fully_shard, since. Then
-            nothing has been reverted.
+        RuntimeError: a converted layer was parametrized, or wrapped by fully_shard, since its
+            conversion. Nothing is reverted then.
     """
-    return _revert([(name, x) for name, x in model.named_modules() if isinstance(x, _Converted)])
+    return _revert([(name, x) for name, x in model.named_modules() if isinstance(x, Converted)])
 
 
 def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
     refused = []
     for name, module in converted:
-        if type(module) is _becomes(module._origin.kind):
+        if type(module) is converted_class(module._origin.kind):
             continue
         if torch.nn.utils.parametrize.is_parametrized(module):
             why = "it was parametrized since; torch.nn.utils.parametrize.remove_parametrizations()"
         elif _named_base(type(module), "FSDPModule"):
             why = "it was wrapped by fully_shard since; revert the model before that"
         else:
-            why = f"it was made a {type(module).__qualname__} since"
+            why = f"its class was changed to {type(module).__qualname__} since"
         refused.append(f"{name or 'the model'}: {why}")
     if refused:
         raise RuntimeError("torch_tiled.revert: nothing was reverted. " + "; ".join(refused))
     rows = []
     for name, module in converted:
         if isinstance(module, nn.Linear):
-            nn.unfreeze(module)
+            unfreeze(module)
         rows.append(Row(name, type(module).__name__, _shape(module), "reverted"))
         module.__class__ = module._origin.kind
         del module._origin
@@ -411,22 +292,28 @@ def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
 def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
     """A with statement in which a model is converted.
 
-    Args:
-        model, and the rest: as for torch_tiled.convert, whose report it gives.
+    On leaving, the model is reverted, except for layers that were converted before.
 
-    On leaving, the model is reverted; a layer that was converted before stays so.
+    Args:
+        model, and all others: as for torch_tiled.convert.
+
+    Yields:
+        The Report of torch_tiled.convert.
+
+    Raises:
+        RuntimeError: as torch_tiled.convert and torch_tiled.revert do.
 
     Example::
 
         >>> with torch_tiled.enabled(model):
         ...     y = model(x)
     """
-    before = {x: x._origin for x in model.modules() if isinstance(x, _Converted)}
+    before = {x: x._origin for x in model.modules() if isinstance(x, Converted)}
     report = convert(model, *args, **options)
     new = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, _Converted) and module not in before
+        if isinstance(module, Converted) and module not in before
     ]
     try:
         yield report
