@@ -46,7 +46,7 @@ struct OperandCopies {
   OperandCopy operand[2];
 };
 
-// What one thread copies: up to eight elements, from (row, element) of segment `index` on. Segments
+// The copy of one thread: up to eight elements, from (row, element) of segment `index` on. Segments
 // are `rows_each` by `elements_each` and are numbered along a row first.
 struct ThreadCopy {
   const uint16_t *from, *end;  // of the matrix
@@ -117,14 +117,14 @@ std::optional<Problem> align_operands(const Problem& p, const Context& context, 
   int64_t bytes = 0, offsets[2]{};
   for (int i = only_b ? 1 : 0; i < 2; ++i) {
     const Matrix& from = *operands[i];
-    const Matrix b_transposed = i == 0 ? from : transposed(from);
-    const int64_t count = i == 0 ? p.m : p.n;
-    if (!mma_must_align(p, b_transposed, count)) continue;
+    const Matrix mn_by_k = i == 0 ? from : transposed(from);
+    const int64_t mn = i == 0 ? p.m : p.n;
+    if (!mma_must_align(p, mn_by_k, mn)) continue;
     OperandCopy& copy = copies.operand[i];
     // A matrix of one row is contiguous along it, whatever its strides.
     const bool from_row_major =
         rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
-    const bool to_k_major = mma_transposes_to_k_major(p, b_transposed, count);
+    const bool to_k_major = mma_transposes_to_k_major(p, mn_by_k, mn);
     const bool to_row_major = to_k_major ? i == 0 : from_row_major;
     const int64_t stored_rows = to_row_major ? rows[i] : cols[i];
     const int64_t length = to_row_major ? cols[i] : rows[i];

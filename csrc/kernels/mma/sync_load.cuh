@@ -27,7 +27,8 @@ template <class Stage, int kMn, int kK, bool kMnMajor, int kThreads>
 class OperandLoader {
   static constexpr int kX8s = Stage::kLength / kX8, kRowsAtOnce = kThreads / kX8s;
   static constexpr int kRowsEach = Stage::kStoredRows / kRowsAtOnce;
-  static_assert(kThreads % kX8s == 0 && Stage::kStoredRows % kRowsAtOnce == 0);
+  static_assert(kThreads % kX8s == 0 && Stage::kStoredRows % kRowsAtOnce == 0,
+                "every thread loads eight elements of as many rows");
 
  public:
   // The words that a thread has loaded to registers for a stage.
