@@ -198,7 +198,7 @@ template <class Tile, class Out>
 __device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, const float* leaving,
                            int pitch) {
   constexpr int kApart = Tile::kThreads / Tile::kN;
-  static_assert(Tile::kThreads % Tile::kN == 0 && Tile::kM % (kApart * 4) == 0, "end_each()");
+  static_assert(Tile::kThreads % Tile::kN == 0 && Tile::kM % (kApart * 4) == 0, "store_strided()");
   const int own = static_cast<int>(threadIdx.x) / Tile::kN;
   const int col = static_cast<int>(threadIdx.x) % Tile::kN;
   if (tile.col + col >= p.n) return;
@@ -209,8 +209,8 @@ __device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, cons
     bias = widen(biases[(tile.col + col) * p.epilogue.bias_stride]);
   }
   c += (tile.row + own) * p.c.row_stride + (tile.col + col) * p.c.col_stride;
-  end_each<false, 4>(p.epilogue, leaving + own * pitch + col, kApart * pitch, bias, c,
-                     kApart * p.c.row_stride, ceil_div(rows - own, kApart));
+  store_strided<false, 4>(p.epilogue, leaving + own * pitch + col, kApart * pitch, bias, c,
+                          kApart * p.c.row_stride, ceil_div(rows - own, kApart));
 }
 
 template <class Tile>

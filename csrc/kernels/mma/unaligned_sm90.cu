@@ -35,6 +35,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map_coords.cuh"
 #include "kernels/mma/align_operands.h"
+#include "kernels/mma/host_launch.h"
 #include "kernels/mma/instance.h"
 #include "kernels/mma/mainloop.cuh"
 #include "kernels/mma/plan.h"
@@ -89,12 +90,12 @@ struct Tile
   // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
   // multiplied, unless there are so many sums that no registers are left for a second.
   static constexpr int kProducers = Tile::kM * Tile::kN > 128 * 128 ? 1 : 2;
-  static constexpr int kThreads = kProducers * kWarpgroup + Tile::kMultipliers;
+  static constexpr int kThreads = kProducers * kWarpgroup + Tile::kConsumerThreads;
   static constexpr int kRing = Tile::kStages * kLine;  // bytes of a row's stages
   static constexpr int kABytes =
       kAMnMajor ? ASlots::kBytes : Tile::kM * (kLine + ceil_div(kSixteen, Tile::kStages));
-  using Added = mma_tma::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, Tile::kStages, kAMnMajor,
-                                false, kRows>;
+  using ReduceTile = mma_tma::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, Tile::kStages,
+                                     kAMnMajor, false, kRows>;
 };
 
 // Bytes from a multiple of kUnit on, and that multiple.
@@ -254,8 +255,9 @@ class Copies {
 };
 
 // Warpgroups have every other stage.
-template <class Tile, class End>
-__device__ void produce(const typename End::Work& work, mma_tma::Smem<Tile, End>& smem) {
+template <class Tile, class Epilogue>
+__device__ void produce(const typename Epilogue::Params& work,
+                        mma_tma::Smem<Tile, Epilogue>& smem) {
   const Problem& p = work.p;
   constexpr int kWarps = kWarpgroup / 32;
   const int warp = ptx::warp_uniform(threadIdx.x / 32), own = warp < kWarps ? 0 : 1;
@@ -267,19 +269,19 @@ __device__ void produce(const typename End::Work& work, mma_tma::Smem<Tile, End>
   bool waited = !work.a_is_there;
   if (waited) ptx::pdl_wait();
   constexpr unsigned kCluster = Tile::kCluster;
-  const int64_t units = work.tiles * work.ranges;
+  const int64_t work_tiles = work.tiles * work.k_splits;
   int stage = own;  // of the unit's
-  for (int64_t index = blockIdx.x / kCluster; index < units; index += gridDim.x / kCluster) {
-    const mma_tma::Unit unit = mma_tma::locate_unit<Tile>(work, index);
+  for (int64_t index = blockIdx.x / kCluster; index < work_tiles; index += gridDim.x / kCluster) {
+    const mma_tma::WorkTile work_tile = mma_tma::locate_work_tile<Tile>(work, index);
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(min(all - first, int64_t{1} << 16));
     };
-    const auto k = static_cast<int>(unit.end - unit.begin);
-    const Copies<Tile> a(Lines<Tile::kAMnMajor>(p, unit.tile, unit.begin), Rows<Tile>(p),
-                         left(p.m, unit.tile.row), k);
-    const mma_tma::Part<Tile::kN, Tile::kBMnMajor, Tile::kCluster> b{
-        work.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch),
-        mma_tma::rank<Tile>()};
+    const auto k = static_cast<int>(work_tile.k_end - work_tile.k_begin);
+    const Copies<Tile> a(Lines<Tile::kAMnMajor>(p, work_tile.tile, work_tile.k_begin),
+                         Rows<Tile>(p), left(p.m, work_tile.tile.row), k);
+    const mma_tma::OperandTile<Tile::kN, Tile::kBMnMajor, Tile::kCluster> b{
+        work.b, work_tile.tile.col, left(p.n, work_tile.tile.col),
+        Epilogue::batch_coords(p, p.b, work_tile.tile.batch), mma_tma::rank<Tile>()};
     const int count = Copies<Tile>::stages(k);
     for (; stage < count; stage += Tile::kProducers, skip(Tile::kProducers)) {
       uint64_t* full = &smem.full[ring.stage];
@@ -294,8 +296,8 @@ __device__ void produce(const typename End::Work& work, mma_tma::Smem<Tile, End>
           if (!waited) ptx::pdl_wait();
           waited = true;
           ptx::arrive_expect_tx(full, b.bytes(Tile::kK));
-          const int64_t at = unit.begin + step * Tile::kK;
-          b.copy(smem.b[ring.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
+          const int64_t at = work_tile.k_begin + step * Tile::kK;
+          b.load(smem.b[ring.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
         }
       }
       a.copy(smem.a, ring.stage, stage);
@@ -303,7 +305,7 @@ __device__ void produce(const typename End::Work& work, mma_tma::Smem<Tile, End>
     }
     stage -= count;
   }
-  if (stage == 0) mma_tma::wait_for_last<1, Tile>(smem, ring, 0);
+  if (stage == 0) mma_tma::drain<1, Tile>(smem, ring, 0);
 }
 
 // Of the rows that a warpgroup multiplies the first of a thread's; the second, if there are 64, is
@@ -395,14 +397,14 @@ class Halves {
 };
 
 // As multiply_chunk() of mma_tma.cuh.
-template <class Tile, class End>
-__device__ int multiply_chunk(mma_tma::Smem<Tile, End>& smem, const Halves<Tile>& halves, bool ends,
-                              ptx::PipelineState& ring, int length, int lane,
+template <class Tile, class Epilogue>
+__device__ int multiply_chunk(mma_tma::Smem<Tile, Epilogue>& smem, const Halves<Tile>& halves,
+                              bool ends, ptx::PipelineState& ring, int length, int lane,
                               float (&sums)[Tile::kElements]) {
   constexpr bool kAcross = Tile::kAMnMajor;
   constexpr int kB16 = Tile::kBMnMajor ? 128 : 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
-  const uint64_t first_b = wgmma::swizzled_descriptor<Tile::kBlock>(smem.b[0]);
+  const uint64_t first_b = wgmma::swizzled_descriptor<Tile::kBoxBytes>(smem.b[0]);
   UNROLL
   for (float& each : sums) each = 0;
   uint32_t a[2][4][4];  // a step's, and the next one's
@@ -445,27 +447,32 @@ __device__ int multiply_chunk(mma_tma::Smem<Tile, End>& smem, const Halves<Tile>
   }
 }
 
-struct EndWork : mma_tma::Work {
+struct EndWork : mma_tma::MainloopParams {
   bool swap_ab;     // p is, so that biases are those of its rows
   bool simple;      // sums end in a bias and ReLU, if in anything
   bool a_is_there;  // the kernel before copies B, and let this one start when all others had ended
 };
 
 template <class Tile>
-struct End {
+struct Epilogue {
   // What leaves registers for A's halves. Not read by who adds chunks, of which nvcc would warn.
-  enum { kHeld = Tile::kN == 256 ? 128 : Tile::kM * Tile::kN == 128 * 128 ? 80 : 112, kSpare = 0 };
+  enum {
+    kAccRegisters = Tile::kN == 256                    ? 128
+                    : Tile::kM * Tile::kN == 128 * 128 ? 80
+                                                       : 112,
+    kSharedTotal = 0
+  };
   static constexpr int kAtOnce = 32;  // columns
 
-  using Work = EndWork;
+  using Params = EndWork;
   struct Smem {
     float leaving[Tile::kM][kAtOnce + 1];
   };
 
-  const Work& work;
+  const Params& work;
   Smem& smem;
 
-  __device__ static TmaCoords place(const Problem& p, const Matrix& matrix, int64_t index) {
+  __device__ static TmaCoords batch_coords(const Problem& p, const Matrix& matrix, int64_t index) {
     return {p.batch, matrix, index};
   }
   __device__ void begin_tile(const TileCoord&) const {}
@@ -492,7 +499,7 @@ struct End {
   __device__ void store(Out* c, const TileCoord& tile, float (&sums)[Tile::kElements]) const {
     using T = typename Tile::T;
     constexpr int kEach = kAtOnce / 2, kRows = Tile::kRows;  // sums of a thread
-    constexpr int kThreads = Tile::kMultipliers;
+    constexpr int kThreads = Tile::kConsumerThreads;
     // What a thread stores of those at once, and how far apart.
     constexpr int kStored = Tile::kM * kAtOnce / kThreads,
                   kApart = kThreads / (kTurned ? Tile::kM : kAtOnce);
@@ -536,7 +543,7 @@ struct End {
           if (i * kApart < left) *to = narrow<Out>(x);
         }
       } else {
-        end_each<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
+        store_strided<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
       }
       ptx::named_barrier_sync(1, kThreads);
       UNROLL
@@ -561,14 +568,14 @@ constexpr bool kHasRegisters =
     Tile::kConsumers * kRegisters<Tile> + Tile::kProducers * kCopying<Tile> <=
     65536 / Tile::kThreads / 8 * 8 * (Tile::kThreads / kWarpgroup);
 
-template <class Tile, class End>
+template <class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    mma_unaligned_kernel(const __grid_constant__ typename End::Work work) {
+    mma_unaligned_kernel(const __grid_constant__ typename Epilogue::Params work) {
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
-  auto& smem = reinterpret_cast<mma_tma::Smem<Tile, End>&>(dynamic_smem);
+  auto& smem = reinterpret_cast<mma_tma::Smem<Tile, Epilogue>&>(dynamic_smem);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
-                              Tile::kMultipliers / 32 * Tile::kCluster);
+                              Tile::kConsumerThreads / 32 * Tile::kCluster);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -582,16 +589,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::setmaxnreg_inc<kRegisters<Tile>>();
     const int lane_row = own_row<Tile::kRows>(static_cast<int>(threadIdx.x) / 32 % 4,
                                               static_cast<int>(threadIdx.x) % 32);
-    const auto multiply = [&](const mma_tma::Unit& unit, bool ends, ptx::PipelineState& ring,
-                              int length, int consumer, int lane, float(&sums)[Tile::kElements]) {
-      const Lines<Tile::kAMnMajor> lines(work.p, unit.tile, unit.begin);
+    const auto multiply = [&](const mma_tma::WorkTile& work_tile, bool ends,
+                              ptx::PipelineState& ring, int length, int consumer, int lane,
+                              float(&sums)[Tile::kElements]) {
+      const Lines<Tile::kAMnMajor> lines(work.p, work_tile.tile, work_tile.k_begin);
       const Halves<Tile> halves(lines, Rows<Tile>(work.p), consumer * Tile::kRows + lane_row, lane);
-      return multiply_chunk<Tile, End>(smem, halves, ends, ring, length, lane, sums);
+      return multiply_chunk<Tile, Epilogue>(smem, halves, ends, ring, length, lane, sums);
     };
-    mma_tma::consume<Tile, End>(work, smem, multiply);
+    mma_tma::consume<Tile, Epilogue>(work, smem, multiply);
   } else {
     ptx::setmaxnreg_dec<kCopying<Tile>>();
-    produce<Tile, End>(work, smem);
+    produce<Tile, Epilogue>(work, smem);
   }
 }
 
@@ -599,9 +607,9 @@ template <class Tile>
 bool run_tile(EndWork work, int64_t ranges, const Context& context) {
   static_assert(kHasRegisters<Tile>);
   const Problem& p = work.p;
-  work.b = mma_tma::maps_of_b<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
-  return mma_tma::launch_units<Tile, End>(mma_unaligned_kernel<Tile, End<Tile>>, work, ranges,
-                                          context);
+  work.b = mma_tma::b_tensor_maps<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
+  return mma_tma::launch_persistent<Tile, Epilogue>(mma_unaligned_kernel<Tile, Epilogue<Tile>>,
+                                                    work, ranges, context);
 }
 
 }  // namespace
