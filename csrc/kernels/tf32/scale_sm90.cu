@@ -4,9 +4,9 @@
 //        rows, in registers, and the blocks of a cluster exchange the ranges of their rows through
 //        distributed shared memory. So each element is read once.
 //
-// Limit: DRAM.
+// Limit: the latency of DRAM: a block issues all its loads at once, and none until it ends.
 //
-// Next:  operands of few rows, scaled where they are multiplied.
+// Next:  persistent blocks that load ahead; operands of few rows, scaled where they are multiplied.
 
 #include <algorithm>
 #include <cstdint>
