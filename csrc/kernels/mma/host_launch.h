@@ -13,8 +13,8 @@
 namespace tiled::cuda::mma_tma {
 
 // The size of the clusters that a kernel without clusters is launched in. Their blocks start close
-// to each other in the GPU, where L2 merges more of their requests. That pays for one wave that
-// fills more than half of the GPU.
+// to each other in the GPU, where L2 merges more of their requests; this pays where one wave of
+// blocks fills more than half of the GPU.
 template <class Tile, class Kernel>
 unsigned launch_cluster(Kernel kernel, size_t smem_bytes, int64_t blocks, int64_t sms) {
   if (Tile::kCluster > 1) return Tile::kCluster;
@@ -38,7 +38,7 @@ bool launch_persistent(void (*kernel)(typename EpilogueOf<Tile>::Params),
   params.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   params.k_per_split = p.k;
   const int64_t chunks = ceil_div(p.k, mma_order::kChunk);
-  // Of one element of every consumer thread of a cluster.
+  // One element of every consumer thread of a cluster.
   constexpr int64_t kBytes = Tile::kCluster * Tile::kConsumerThreads * int64_t{sizeof(float)};
   if (k_splits > 1) {
     void* partial_sums = context.allocate(chunks * params.tiles * Tile::kElements * kBytes);

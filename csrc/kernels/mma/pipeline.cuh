@@ -17,8 +17,8 @@ struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
-// Whether the last stage of K differs from the others. It does not where both operands are K-major,
-// which are zero beyond the end of K.
+// The last stage of K is multiplied apart, unless both operands are K-major: beyond the end of K
+// those are zero.
 template <class Tile>
 inline constexpr bool kHasKTail = Tile::kAMnMajor || Tile::kBMnMajor;
 

@@ -14,8 +14,8 @@
 
 namespace tiled::cuda::mma_tma {
 
-// Whether shared memory has room for two boxes of a warp. A box has 128 bytes of each of its 16
-// rows, and is swizzled by 128 bytes.
+// Shared memory has room for two boxes of each warp beside the stages of the widest tiles. A box
+// has 128 bytes of each of the warp's 16 rows, and is swizzled by 128 bytes.
 template <class Tile>
 constexpr bool kStoresByTma = Tile::kN == 256;
 using StoreBox = uint8_t[16 * kStagedCols16Bit * 2];

@@ -3,8 +3,8 @@
 // Idea:  TMA loads stages of 64 of K into shared memory, from where wgmma reads both operands,
 //        K-major or MN-major. Two elected producer threads issue the loads, four where tiles are
 //        narrow, and run ahead into the next work tile. Each consumer warpgroup multiplies 64 rows
-//        of the tile by all its columns. Of two warpgroups, the second multiplies the last steps of
-//        a chunk after the first has issued all of its own (ping-pong), so that one multiplies
+//        of the tile by all its columns. Where there are two, the second multiplies the last steps
+//        of a chunk after the first has issued all of its own (ping-pong), so that one multiplies
 //        while the other runs its epilogue.
 //
 //        Pairs of blocks form clusters for the largest tiles, and for smaller ones whose rows are
@@ -25,22 +25,22 @@
 //
 // Next:  tiles of odd widths; activations that overlap other products.
 //
-//   producers                             consumers, a warpgroup for 64 rows
+//   producers                        consumers, a warpgroup for 64 rows
 //
-//   wait empty[s]  <------------------+
-//   tma_load A, B into stage s        |
-//     (half of B, in a cluster)       |
-//     -> full[s], of both blocks -----|-> wait full[s]
-//   next stage                        |   wgmma x 4 of stage s
-//                                     |   wait for the wgmmas of stage s - 1
-//                                     +-- -> empty[s - 1], of both blocks
-//                                         next stage; the second warpgroup waits before its last
-//                                         steps until the first has issued all of its own
+//   wait empty[s]  <-------------+
+//   tma_load A, B into stage s   |
+//     (half of B, in a cluster)  |
+//     -> full[s], of both blocks-|-> wait full[s]
+//   next stage                   |   wgmma x 4 of stage s
+//                                |   wait for the wgmmas of stage s - 1
+//                                +-- -> empty[s - 1], of both blocks
+//                                    next stage; the second of two warpgroups waits before its
+//                                    last steps until the first has issued all of its own
 //
-//                                         a chunk ends: add the total of the chunks before it,
-//                                         which is in registers, shared memory and L2; or, where K
-//                                         is split, store the partial sums a tile ends: epilogue ->
-//                                         shared memory -> C
+//   stages of the next tile          a chunk ends: the total of the chunks before it, kept in
+//                                    registers, shared memory and L2, is added; or, where K
+//                                    is split, the partial sums are stored
+//                                    a tile ends: epilogue -> shared memory -> C
 
 #include <iterator>
 #include <optional>

@@ -1,7 +1,7 @@
 // tf32_tma: float32 products with 11-bit significands, as one fp16 product.
 //
 // Idea:  A TF32 number has 11 bits of a float32, and so has an fp16 number, which the tensor cores
-//        multiply at twice the rate, K-major or MN-major. What fp16 lacks is range. So a first
+//        multiply at twice the rate, K-major or MN-major, but it lacks range. So a first
 //        kernel scales rows of A and columns of B by powers of two and rounds them to fp16, K-major
 //        whatever they were (scale_sm90.cu). The main loop of mma_tma multiplies those, and the
 //        epilogue descales each chunk. Elements for which rounding may have lost too much become
