@@ -27,7 +27,6 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kLanes = 8, kLaneGroups = 32 / kLanes;  // lanes that copy a segment of one row
 constexpr int kSegment = kLanes * kX8;                // elements
-constexpr int64_t kLineElements = kCacheLineBytes / int64_t{sizeof(uint16_t)};
 constexpr int64_t kMaxIndex = (int64_t{1} << 31) - 1;  // of a segment: FastDivmod divides no larger
 
 // How an operand is copied. `rows` are those of the copy, which the source may have as columns.
@@ -124,17 +123,13 @@ std::optional<Problem> align_operands(const Problem& p, const Context& context, 
     // A matrix of one row is contiguous along it, whatever its strides.
     const bool from_row_major =
         rows[i] == 1 || (cols[i] != 1 && from.col_stride <= from.row_stride);
-    const bool to_k_major = mma_transposes_to_k_major(p, mn_by_k, mn);
-    const bool to_row_major = to_k_major ? i == 0 : from_row_major;
+    const Matrix loaded = mma_loaded_layout(p, mn_by_k, mn, i == 1);
+    const bool to_row_major = is_mn_major(loaded) == (i == 1);
     const int64_t stored_rows = to_row_major ? rows[i] : cols[i];
     const int64_t length = to_row_major ? cols[i] : rows[i];
     copy.rows = static_cast<uint32_t>(stored_rows), copy.length = static_cast<uint32_t>(length);
     copy.transposes = to_row_major != from_row_major;
-    // Short K-major rows do not begin with a cache line: TMA would not fill what is between the end
-    // of K and the next row with zeros.
-    const bool k_major = to_row_major == (i == 0);
-    const int64_t multiple = length >= kLineElements || !k_major ? kLineElements : kX8;
-    copy.pitch = ceil_div(length, multiple) * multiple;
+    copy.pitch = std::max(loaded.row_stride, loaded.col_stride);
     Matrix to{.data = nullptr,
               .row_stride = to_row_major ? copy.pitch : 1,
               .col_stride = to_row_major ? 1 : copy.pitch};

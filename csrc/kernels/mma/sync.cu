@@ -122,8 +122,8 @@ __device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, cons
     bias = widen(biases[(tile.col + col) * p.epilogue.bias_stride]);
   }
   c += (tile.row + row) * p.c.row_stride + (tile.col + col) * p.c.col_stride;
-  end_each<false, 4>(p.epilogue, staging + row * pitch + col, kApart * pitch, bias, c,
-                     kApart * p.c.row_stride, ceil_div(rows - row, kApart));
+  store_strided<false, 4>(p.epilogue, staging + row * pitch + col, kApart * pitch, bias, c,
+                          kApart * p.c.row_stride, ceil_div(rows - row, kApart));
 }
 
 template <class Tile>

@@ -18,21 +18,26 @@
 namespace tiled::cuda::mma_unaligned {
 
 template <class Tile>
-struct End {
+struct Epilogue {
   // Fragments of A take some of the registers that mma_tma has for totals of earlier chunks. These
   // are an enum, because nvcc warns of constants that the split-K reduction does not use.
-  enum { kHeld = Tile::kN == 256 ? 128 : Tile::kM * Tile::kN == 128 * 128 ? 80 : 112, kSpare = 0 };
+  enum {
+    kAccRegisters = Tile::kN == 256                    ? 128
+                    : Tile::kM * Tile::kN == 128 * 128 ? 80
+                                                       : 112,
+    kSharedTotal = 0
+  };
   static constexpr int kColsAtOnce = 32;
 
-  using Work = EpilogueParams;
+  using Params = EpilogueParams;
   struct Smem {
     float staging[Tile::kM][kColsAtOnce + 1];
   };
 
-  const Work& params;
+  const Params& params;
   Smem& smem;
 
-  __device__ static TmaCoords place(const Problem& p, const Matrix& matrix, int64_t index) {
+  __device__ static TmaCoords batch_coords(const Problem& p, const Matrix& matrix, int64_t index) {
     return {p.batch, matrix, index};
   }
   __device__ void begin_tile(const TileCoord&) const {}
@@ -59,7 +64,7 @@ struct End {
   __device__ void store(Out* c, const TileCoord& tile, float (&acc)[Tile::kElements]) const {
     using T = typename Tile::T;
     constexpr int kEach = kColsAtOnce / 2, kRows = Tile::kRows;  // accumulators of a thread
-    constexpr int kThreads = Tile::kMultipliers;
+    constexpr int kThreads = Tile::kConsumerThreads;
     // How many elements a thread stores of those at once, and how far apart.
     constexpr int kStored = Tile::kM * kColsAtOnce / kThreads,
                   kApart = kThreads / (kSwapAb ? Tile::kM : kColsAtOnce);
@@ -104,7 +109,7 @@ struct End {
           if (i * kApart < left) *to = narrow<Out>(x);
         }
       } else {
-        end_each<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
+        store_strided<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
       }
       ptx::named_barrier_sync(1, kThreads);
       UNROLL

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "kernels/common/dispatch.h"
+#include "kernels/mma/host_launch.h"
 #include "kernels/mma/mainloop.cuh"
 #include "kernels/mma/plan.h"
 #include "kernels/mma/unaligned_epilogue.cuh"
@@ -17,9 +18,9 @@ template <class Tile>
 bool launch_tile(EpilogueParams params, int64_t k_splits, const Context& context) {
   static_assert(kFitsRegisters<Tile>, "consumers would wait forever for registers");
   const Problem& p = params.p;
-  params.b = mma_tma::maps_of_b<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
-  return mma_tma::launch_units<Tile, End>(mma_unaligned_kernel<Tile, End<Tile>>, params, k_splits,
-                                          context);
+  params.b = mma_tma::b_tensor_maps<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
+  return mma_tma::launch_persistent<Tile, Epilogue>(mma_unaligned_kernel<Tile, Epilogue<Tile>>,
+                                                    params, k_splits, context);
 }
 
 template <class T, bool kAMnMajor, bool kBMnMajor>

@@ -4,11 +4,11 @@
 
 #include "core/context.h"
 #include "core/plan.h"
-#include "kernels/mma/tile.cuh"
+#include "kernels/mma/work_tile.cuh"
 
 namespace tiled::cuda::mma_unaligned {
 
-struct EpilogueParams : mma_tma::Work {
+struct EpilogueParams : mma_tma::MainloopParams {
   bool swap_ab;            // of the problem: a bias is then one of rows
   bool bias_relu_at_most;  // Epilogue::is_bias_relu_at_most()
   bool a_is_ready;         // the previous kernel only copies B, after all others have ended

@@ -59,13 +59,13 @@ struct Tile
   // step of K slower than the consumers multiply it, but the largest accumulators leave no
   // registers for a second.
   static constexpr int kProducerWarpgroups = Tile::kM * Tile::kN > 128 * 128 ? 1 : 2;
-  static constexpr int kThreads = kProducerWarpgroups * kWarpgroup + Tile::kMultipliers;
+  static constexpr int kThreads = kProducerWarpgroups * kWarpgroup + Tile::kConsumerThreads;
   static constexpr int kRowBytes = Tile::kStages * kCacheLine;  // of all stages, where K-major
   static constexpr int kABytes =
       kAMnMajor ? MnMajorStage::kBytes
                 : Tile::kM * (kCacheLine + ceil_div(kCopyBytes, Tile::kStages));
-  using Added = mma_tma::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, Tile::kStages, kAMnMajor,
-                                false, kRows>;
+  using ReduceTile = mma_tma::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, Tile::kStages,
+                                     kAMnMajor, false, kRows>;
 };
 
 // Bytes between the last multiple of kAlignment and the address.

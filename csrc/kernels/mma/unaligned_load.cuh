@@ -113,8 +113,9 @@ class UnalignedLoader {
 };
 
 // Fills stages, as one of one or two producer warpgroups that alternate.
-template <class Tile, class End>
-__device__ void produce(const typename End::Work& params, mma_tma::Smem<Tile, End>& smem) {
+template <class Tile, class Epilogue>
+__device__ void produce(const typename Epilogue::Params& params,
+                        mma_tma::Smem<Tile, Epilogue>& smem) {
   const Problem& p = params.p;
   constexpr int kWarps = kWarpgroup / 32;
   const int warp = ptx::warp_uniform(threadIdx.x / 32), warpgroup = warp < kWarps ? 0 : 1;
@@ -127,19 +128,19 @@ __device__ void produce(const typename End::Work& params, mma_tma::Smem<Tile, En
   bool waited = !params.a_is_ready;
   if (waited) ptx::pdl_wait();
   constexpr unsigned kCluster = Tile::kCluster;
-  const int64_t units = params.tiles * params.ranges;
+  const int64_t units = params.tiles * params.k_splits;
   int stage = warpgroup;  // of the work tile
   for (int64_t index = blockIdx.x / kCluster; index < units; index += gridDim.x / kCluster) {
-    const mma_tma::Unit unit = mma_tma::locate_unit<Tile>(params, index);
+    const mma_tma::WorkTile work_tile = mma_tma::locate_work_tile<Tile>(params, index);
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(min(all - first, int64_t{1} << 16));
     };
-    const auto k = static_cast<int>(unit.end - unit.begin);
-    const UnalignedLoader<Tile> a(StoredRows<Tile::kAMnMajor>(p, unit.tile, unit.begin),
-                                  BankLayout<Tile>(p), left(p.m, unit.tile.row), k);
-    const mma_tma::Part<Tile::kN, Tile::kBMnMajor, Tile::kCluster> b{
-        params.b, unit.tile.col, left(p.n, unit.tile.col), End::place(p, p.b, unit.tile.batch),
-        mma_tma::rank<Tile>()};
+    const auto k = static_cast<int>(work_tile.k_end - work_tile.k_begin);
+    const UnalignedLoader<Tile> a(StoredRows<Tile::kAMnMajor>(p, work_tile.tile, work_tile.k_begin),
+                                  BankLayout<Tile>(p), left(p.m, work_tile.tile.row), k);
+    const mma_tma::OperandTile<Tile::kN, Tile::kBMnMajor, Tile::kCluster> b{
+        params.b, work_tile.tile.col, left(p.n, work_tile.tile.col),
+        Epilogue::batch_coords(p, p.b, work_tile.tile.batch), mma_tma::rank<Tile>()};
     const int count = UnalignedLoader<Tile>::count_stages(k);
     for (; stage < count; stage += Tile::kProducerWarpgroups, skip(Tile::kProducerWarpgroups)) {
       uint64_t* full = &smem.full[pipe.stage];
@@ -155,8 +156,8 @@ __device__ void produce(const typename End::Work& params, mma_tma::Smem<Tile, En
           if (!waited) ptx::pdl_wait();
           waited = true;
           ptx::arrive_expect_tx(full, b.bytes(Tile::kK));
-          const int64_t at = unit.begin + step * Tile::kK;
-          b.copy(smem.b[pipe.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
+          const int64_t at = work_tile.k_begin + step * Tile::kK;
+          b.load(smem.b[pipe.stage], static_cast<int>(at), p.k - at <= Tile::kK, full);
         }
       }
       a.copy(smem.a, pipe.stage, stage);
@@ -165,7 +166,7 @@ __device__ void produce(const typename End::Work& params, mma_tma::Smem<Tile, En
     stage -= count;
   }
   // The warpgroup whose turn is next waits for the arrivals of the cluster's other block.
-  if (stage == 0) mma_tma::wait_for_last<1, Tile>(smem, pipe, 0);
+  if (stage == 0) mma_tma::drain<1, Tile>(smem, pipe, 0);
 }
 
 }  // namespace tiled::cuda::mma_unaligned

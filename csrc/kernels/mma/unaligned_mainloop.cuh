@@ -23,14 +23,15 @@ namespace wgmma = ptx::wgmma;
 
 // Sums a chunk, as mma_tma::multiply_chunk() does. `ends`: it is the work tile's last chunk, after
 // which a K-major A's last stage is released, too.
-template <class Tile, class End>
-__device__ int multiply_chunk(mma_tma::Smem<Tile, End>& smem, const FragmentReader<Tile>& reader,
-                              bool ends, ptx::PipelineState& pipe, int length, int lane,
+template <class Tile, class Epilogue>
+__device__ int multiply_chunk(mma_tma::Smem<Tile, Epilogue>& smem,
+                              const FragmentReader<Tile>& reader, bool ends,
+                              ptx::PipelineState& pipe, int length, int lane,
                               float (&acc)[Tile::kElements]) {
   constexpr bool kMnMajor = Tile::kAMnMajor;
   constexpr int kB16 = Tile::kBMnMajor ? 128 : 2;  // 16 k further, in a descriptor
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
-  const uint64_t first_b = wgmma::swizzled_descriptor<Tile::kBlock>(smem.b[0]);
+  const uint64_t first_b = wgmma::swizzled_descriptor<Tile::kBoxBytes>(smem.b[0]);
   UNROLL
   for (float& each : acc) each = 0;
   uint32_t a_frag[2][4][4];  // of this step and the next one
@@ -93,16 +94,16 @@ constexpr bool kFitsRegisters = Tile::kConsumers * kConsumerRegisters<Tile> +
                                     Tile::kProducerWarpgroups * kProducerRegisters<Tile> <=
                                 65536 / Tile::kThreads / 8 * 8 * (Tile::kThreads / kWarpgroup);
 
-template <class Tile, class End>
+template <class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    mma_unaligned_kernel(const __grid_constant__ typename End::Work params) {
+    mma_unaligned_kernel(const __grid_constant__ typename Epilogue::Params params) {
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
-  auto& smem = reinterpret_cast<mma_tma::Smem<Tile, End>&>(dynamic_smem);
+  auto& smem = reinterpret_cast<mma_tma::Smem<Tile, Epilogue>&>(dynamic_smem);
   if (threadIdx.x == 0) {
     // Each thread of a producer warpgroup arrives when its copies are complete, and one more with
     // the bytes of B.
     ptx::mbarrier_init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
-                              Tile::kMultipliers / 32 * Tile::kCluster);
+                              Tile::kConsumerThreads / 32 * Tile::kCluster);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -116,17 +117,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::setmaxnreg_inc<kConsumerRegisters<Tile>>();
     const int lane_row = fragment_row<Tile::kRows>(static_cast<int>(threadIdx.x) / 32 % 4,
                                                    static_cast<int>(threadIdx.x) % 32);
-    const auto multiply = [&](const mma_tma::Unit& unit, bool ends, ptx::PipelineState& pipe,
-                              int length, int consumer, int lane, float(&acc)[Tile::kElements]) {
-      const StoredRows<Tile::kAMnMajor> a(params.p, unit.tile, unit.begin);
+    const auto multiply = [&](const mma_tma::WorkTile& work_tile, bool ends,
+                              ptx::PipelineState& pipe, int length, int consumer, int lane,
+                              float(&acc)[Tile::kElements]) {
+      const StoredRows<Tile::kAMnMajor> a(params.p, work_tile.tile, work_tile.k_begin);
       const FragmentReader<Tile> reader(a, BankLayout<Tile>(params.p),
                                         consumer * Tile::kRows + lane_row, lane);
-      return multiply_chunk<Tile, End>(smem, reader, ends, pipe, length, lane, acc);
+      return multiply_chunk<Tile, Epilogue>(smem, reader, ends, pipe, length, lane, acc);
     };
-    mma_tma::consume<Tile, End>(params, smem, multiply);
+    mma_tma::consume<Tile, Epilogue>(params, smem, multiply);
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters<Tile>>();
-    produce<Tile, End>(params, smem);
+    produce<Tile, Epilogue>(params, smem);
   }
 }
 
