@@ -29,8 +29,6 @@ struct ScaledHalves {
   HOST_DEVICE int64_t matrix_groups() const {
     return ceil_div(k, mma_order::kChunk) * padded_rows();
   }
-  int64_t halves_bytes() const { return matrix_elements() * batch.count * 2; }
-  int64_t undo_bytes() const { return matrix_groups() * batch.count * int64_t{sizeof(float)}; }
 };
 
 // Of a matrix by rows, as `from` says, of a batch; nothing is allocated.

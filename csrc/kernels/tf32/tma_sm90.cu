@@ -21,8 +21,8 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/load_bias.cuh"
 #include "kernels/common/sub_problems.h"
-#include "kernels/fp16x3/flagged.cuh"
-#include "kernels/fp16x3/parts.h"
+#include "kernels/common/workspace.h"
+#include "kernels/fp16x3/recompute_list.cuh"
 #include "kernels/mma/mainloop.cuh"
 #include "kernels/mma/plan.h"
 #include "kernels/mma/store.cuh"
@@ -44,7 +44,7 @@ struct Undo {
 
 struct EndWork : mma_tma::Work {
   Undo undo_a, undo_b;
-  Marks marks;
+  RecomputeList recompute;
   bool simple, in_pairs;  // see store_simply()
   bool by_fours;          // C is written by four neighbours of a row, of which none or all exist
 };
@@ -154,7 +154,7 @@ struct End {
     }
   }
 
-  // From sums to C, where all are inside, none is marked, and little is to be asked.
+  // From sums to C, where all are inside, none is flagged, and little is to be asked.
   template <bool kInPairs>
   __device__ void store_simply(const TileCoord& tile, float (&sums)[kElements]) const {
     const Problem& p = work.p;
@@ -182,18 +182,18 @@ struct End {
 
   // Appends those of the warp's elements to the list that are NaN.
   __device__ void list(const TileCoord& tile, const float (&sums)[kElements]) const {
-    constexpr int kPiece = Marks::kCols / 2;  // elements
+    constexpr int kWarpTile = RecomputeList::kCols / 2;  // elements of a thread
     UNROLL
-    for (int first = 0; first < kElements; first += kPiece) {
-      uint64_t marked = 0;
+    for (int first = 0; first < kElements; first += kWarpTile) {
+      uint64_t flags = 0;
       UNROLL
-      for (int i = first; i < min(first + kPiece, kElements); ++i) {
+      for (int i = first; i < min(first + kWarpTile, kElements); ++i) {
         const int row = tile.row + lane / 4 + i / 2 % 2 * 8;
         const int col = tile.col + lane % 4 * 2 + i / 4 * 8 + i % 2;
         const bool exists = row < work.p.m && col < work.p.n;
-        if (exists && isnan(sums[i])) marked |= uint64_t{1} << (i - first);
+        if (exists && isnan(sums[i])) flags |= uint64_t{1} << (i - first);
       }
-      list_marked(work.marks, tile.batch, tile.row, tile.col + first * 2, marked);
+      append_flagged(work.recompute, tile.batch, tile.row, tile.col + first * 2, flags);
     }
   }
 
@@ -216,29 +216,29 @@ struct End {
   __device__ void finish() const {}
 };
 
-// What a problem needs besides its operands, and where that lies in one workspace.
-struct Layout {
+// What the launches need besides the operands and C.
+struct Buffers {
   ScaledHalves a, b;
-  int64_t count_at, a_at, b_at, a_undo_at, b_undo_at, pieces_at, totals_at, bytes;
+  RecomputeList recompute;
+  float4* totals;
 
-  Layout(const Problem& p, const Context& context)
+  Buffers(const Problem& p, const Context& context, Workspace& workspace)
       : a(scaled_halves(p.batch, p.a, p.m, p.k)),
         b(scaled_halves(p.batch, transposed(p.b), p.n, p.k)) {
-    constexpr int kLeastCols = 48;  // of a piece, in the mean: tiles of 96 have two
-    WorkspaceLayout layout;
-    count_at = layout.reserve(sizeof(int));
-    a_at = layout.reserve(a.halves_bytes()), b_at = layout.reserve(b.halves_bytes());
-    a_undo_at = layout.reserve(a.undo_bytes()), b_undo_at = layout.reserve(b.undo_bytes());
-    pieces_at = layout.reserve(Marks::capacity(p, kLeastCols) * int64_t{sizeof(Marks::Piece)});
-    constexpr int64_t kTotals = 128 * 256 * sizeof(float);  // of the largest tile
-    totals_at = layout.reserve(p.k > mma_order::kChunk ? context.sms * kTotals : 0);
-    bytes = layout.bytes;
+    constexpr int kLeastCols = 48;  // of a warp tile, on average: tiles of 96 have two
+    recompute = RecomputeList::take(workspace, p, kLeastCols);
+    for (ScaledHalves* x : {&a, &b}) {
+      x->halves = workspace.take<uint16_t>(x->matrix_elements() * x->batch.count).data();
+      x->undo = workspace.take<float>(x->matrix_groups() * x->batch.count).data();
+    }
+    constexpr int64_t kTotals = 128 * 256 / 4;  // of the largest tile
+    totals = workspace.take<float4>(p.k > mma_order::kChunk ? context.sms * kTotals : 0).data();
   }
 };
 
 template <int kIndex, int kStages>
-void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, const Marks& marks,
-              float4* totals, int64_t ranges, const Context& context) {
+void run_tile(const Problem& p, const Buffers& buffers, int64_t ranges, const Context& context) {
+  const auto& [a, b, recompute, totals] = buffers;
   using Tile = mma_tma::Tile<Half, kIndex, kStages, false, false>;
   const auto lines = [](const ScaledHalves& x) {
     mma_tma::Lines lines;
@@ -253,7 +253,7 @@ void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, co
   work.p = p;
   work.p.a = a.index, work.p.b = b.index;
   work.undo_a = Undo(a), work.undo_b = Undo(b);
-  work.marks = marks;
+  work.recompute = recompute;
   work.totals = totals;
   work.simple = p.c.col_stride == 1 && p.epilogue.is_bias_relu_at_most();
   work.in_pairs = is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
@@ -263,26 +263,19 @@ void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, co
 }
 
 void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& context) {
-  const Layout layout(p, context);
-  ScaledHalves a = layout.a, b = layout.b;
-  a.halves = reinterpret_cast<uint16_t*>(workspace + layout.a_at);
-  b.halves = reinterpret_cast<uint16_t*>(workspace + layout.b_at);
-  a.undo = reinterpret_cast<float*>(workspace + layout.a_undo_at);
-  b.undo = reinterpret_cast<float*>(workspace + layout.b_undo_at);
-  const Marks marks{reinterpret_cast<int*>(workspace + layout.count_at),
-                    reinterpret_cast<Marks::Piece*>(workspace + layout.pieces_at)};
-  auto* totals = reinterpret_cast<float4*>(workspace + layout.totals_at);
-  launch_scale(a, b, marks.count, context);
+  Workspace space(workspace);
+  const Buffers buffers(p, context, space);
+  launch_scale(buffers.a, buffers.b, buffers.recompute.count, context);
   with_tile<std::size(h200::kMmaTmaTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr int kStages = h200::kMmaTmaTiles[kIndex].tf32_stages;
     if constexpr (kStages == 0) {
       fail_no_tile("tf32_tma", kIndex);
     } else {
-      run_tile<kIndex, kStages>(p, a, b, marks, totals, plan.k_splits, context);
+      run_tile<kIndex, kStages>(p, buffers, plan.k_splits, context);
     }
     return true;
   });
-  launch_recompute(p, marks, context);
+  launch_recompute(p, buffers.recompute, context);
 }
 
 }  // namespace
@@ -295,7 +288,9 @@ bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context)
     return launch_tf32_tma(parts.first, plan, context) &&
            launch_tf32_tma(parts.second, plan, context);
   }
-  const auto bytes = [&](const Problem& part) { return Layout(part, context).bytes; };
+  const auto bytes = [&](const Problem& part) {
+    return workspace_bytes([&](Workspace& workspace) { Buffers(part, context, workspace); });
+  };
   return run_sub_problems(p, context, 0, bytes, [&](const Problem& part, uint8_t* workspace) {
     run(part, plan, workspace, context);
   });
