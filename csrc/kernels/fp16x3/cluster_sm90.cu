@@ -58,12 +58,16 @@ struct Params {
   Problem p;
 };
 
-// batch_offset(), compiled once for operands and once for C.
-template <class Void>
-__device__ __noinline__ int64_t offset(const Problem& p, const MatrixOf<Void>& matrix,
+namespace {
+
+// batch_offset(), compiled once for all matrices.
+__device__ __noinline__ int64_t offset(const Problem& p,
+                                       const int64_t (&batch_stride)[kMaxBatchRank],
                                        int64_t index) {
-  return batch_offset(p.batch, matrix, index);
+  return batch_offset(p.batch, batch_stride, index);
 }
+
+}  // namespace
 
 __global__ void __launch_bounds__(kThreads, 1)
     fp16x3_cluster_kernel(const __grid_constant__ Params params) {
@@ -104,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto& operand = params.operands[is_b];
       const float* from = operand.data + row * operand.row_stride + chunk * kChunk;
       if (params.p.batch.rank != 0) {
-        from += offset(params.p, is_b ? params.p.b : params.p.a, matrix);
+        from += offset(params.p, (is_b ? params.p.b : params.p.a).batch_stride, matrix);
       }
       ptx::arrive_expect_tx(&smem.row_full[i], length * 4);
       ptx::bulk_load(smem.rows[i].x, from, length * 4, &smem.row_full[i]);
@@ -169,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (flagged) sum = recomputed;
   }
   if (!exists) return;
-  const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c, matrix) : 0;
+  const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c.batch_stride, matrix) : 0;
   if (params.identity_epilogue) {
     static_cast<float*>(p.c.data)[c_offset + row * p.c.row_stride + col * p.c.col_stride] = sum;
   } else {
