@@ -15,11 +15,11 @@
 // The instructions come from memory, too, so there are few: the kernel is no template, and a loop
 // is unrolled only where that gains more.
 //
-//   lane 0 of a warp   copies of its rows                                    -> row_full[i]
-//   a warp             wait row_full[i]   split row i in place
-//   the block          __syncthreads: all rows are split
-//   multiplying warps  sums of the chunk, by st.async to the first block     -> sums_full
-//   the first block    wait sums_full     add the chunks' sums, store
+//   lane 0 of a warp    bulk copies of the warp's rows                      -> row_full[i]
+//   a warp              wait row_full[i]   split row i in place
+//   all warps           __syncthreads: all rows are split;  cluster_wait: all blocks have started
+//   multiplying warps   multiply, descale, st.async to the first block      -> sums_full
+//   the first block     wait sums_full     add the chunks' sums, store
 
 #include <algorithm>
 #include <utility>
@@ -43,7 +43,7 @@ namespace fp16x3_cluster {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 
 struct Params {
-  // What every block reads first lies together.
+  // The members that every block reads first lie together.
   struct Operand {
     const float* data;
     int64_t row_stride, count;  // of operand rows
@@ -191,7 +191,7 @@ Tile choose_tile(const Problem& p, const Context& context) {
   const int64_t usable_sms = chunks <= 2 ? context.sms : context.sms * 3 / 4;
   const int64_t at_once = std::max<int64_t>(usable_sms / chunks, 1);
   return *std::ranges::min_element(kTiles, {}, [&](const Tile& tile) {
-    constexpr int64_t kWave = 150;  // what a wave costs besides, in operand rows
+    constexpr int64_t kWave = 150;  // the fixed cost of a wave, in operand rows
     const int64_t tiles = count_tiles(p, tile.rows, tile.cols);
     const int64_t rows = std::min<int64_t>(p.m, tile.rows) + std::min<int64_t>(p.n, tile.cols);
     return ceil_div(tiles, at_once) * (kWave + rows);

@@ -13,11 +13,12 @@
 //
 // Next: scales that fall without a second look at the stage; fewer instructions for an element.
 //
-//   splitters     wait empty[s]      load the short operand                 -> full[s]
-//                 wait long_full[l]  split stage l into stage s             -> long_empty[l],
-//                 full[s] wait long_empty[l] load the long operand                  -> long_full[l]
-//   multipliers   wait full[s]       scale the sums, multiply stage s       -> empty[s]
-//   end of a tile: all threads agree whether a scale failed (named barrier 1)
+//   one splitter   wait long_empty[l]   TMA of the long operand          -> long_full[l]
+//   another        wait empty[s]        bulk copy of the short operand   -> full[s]
+//   splitters      wait long_full[l], empty[s]
+//                  split stage l into stage s                            -> full[s], long_empty[l]
+//   multipliers    wait full[s]         scale sums, multiply stage s     -> empty[s]
+//   end of tile    named barrier 1: all threads agree whether a scale failed
 
 #include <algorithm>
 

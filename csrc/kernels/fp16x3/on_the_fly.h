@@ -1,6 +1,6 @@
 #pragma once
-// What fp16x3_skinny and fp16x3_fused share: they split the long operand on the fly, that is, in
-// the kernel that multiplies it.
+// The problem as fp16x3_skinny and fp16x3_fused see it: they split the long operand on the fly,
+// that is, in the kernel that multiplies it.
 //
 // The long operand is B, or A where m > n. The kernels compute the sums of C or of its transpose:
 // rows of sums are those of the short operand, and columns are those of the long one. A panel is
@@ -23,18 +23,18 @@ struct OnTheFlyParams {
   Problem p;
   Matrix long_operand, short_operand;  // row_stride: between columns or rows of sums; col_stride: K
   bool long_is_a, long_k_major;
-  bool long_vectorized, short_vectorized;  // allow 128-bit copies, the short operand along K alone
+  bool long_vectorized, short_vectorized;  // allow 128-bit copies; the short operand along K only
   int64_t long_count, short_count;         // columns and rows of the sums
   int tile_cols, panel_rows;
   unsigned panels, chunks;
   int64_t first_matrix, first_col_tile;  // of this launch
   unsigned matrices, col_tiles;          // in this launch
-  int64_t max_sums_bytes;          // that the sums of a launch take, if one tile takes no more
+  int64_t max_sums_bytes;          // of a launch's sums, unless one column of tiles takes more
   float* chunk_sums;               // (matrices, chunks, short_count, col_tiles * tile_cols)
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
 
-  // How often a launch goes through all columns: once for each matrix, chunk and panel.
+  // The panels of a launch in all chunks and matrices; each meets all of its columns.
   HOST_DEVICE unsigned panel_chunks() const { return matrices * chunks * panels; }
   HOST_DEVICE int64_t sums_pitch() const { return int64_t{col_tiles} * tile_cols; }
 };

@@ -83,9 +83,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-// The blocks of a launch: one on each SM. But a block with tiles of two panel chunks loads the
-// short operand twice, and its warps wait for each other in between. So each block takes tiles of a
-// single panel chunk where that leaves few SMs without work.
+// The blocks of a launch: one on each SM. A block with tiles of two panel chunks loads two panels,
+// and its warps wait for each other in between. So where that leaves few SMs without work, each
+// block takes tiles of a single panel chunk.
 unsigned launch_blocks(const OnTheFlyParams& params, int tiles_at_once, const Context& context) {
   const unsigned panel_chunks = params.panel_chunks();
   const auto sms = static_cast<unsigned>(context.sms);
@@ -116,7 +116,7 @@ void launch_reduce(const OnTheFlyParams& params, const Context& context) {
     const auto blocks = static_cast<unsigned>(ceil_div(elements, kThreads * width));
     launch_pdl(kernel, blocks, kThreads, 0, context, params);
   };
-  constexpr int64_t kFew = 1 << 17;  // elements, which need one thread each to hide latency
+  constexpr int64_t kFew = 1 << 17;  // elements; so few need a thread each to hide latency
   if (elements <= kFew) {
     launch(1, fp16x3_on_the_fly_reduce_kernel<1>);
   } else {

@@ -17,8 +17,8 @@ struct Tile {
   static constexpr int kWarpgroups = 4, kWarpgroup = 128, kThreads = kWarpgroups * kWarpgroup;
 };
 
-// A stage of the long operand in shared memory, K-major or MN-major as in global memory, in units
-// of four elements. Units are permuted so that no two lanes of load_fragment() share a bank.
+// A stage of the long operand in shared memory, K-major or MN-major as in global memory. Vectors of
+// four elements are permuted so that no two lanes of load_fragment() share a bank.
 template <bool kKMajor_>
 struct LongStage {
   static constexpr bool kKMajor = kKMajor_;
@@ -31,13 +31,13 @@ struct LongStage {
   }
 };
 
-// 16 rows by 16 of K of the short operand: float32, row by row, until it is split in place. Then
-// the hi parts, 16 bytes a lane as mma.sync takes them, and after them the lo parts.
+// 16 rows by 16 of K of the short operand. It holds float32 elements, row by row, until it is split
+// in place; then the hi parts, 16 bytes a lane as mma.sync takes them, and after them the lo parts.
 struct ShortFragment {
   uint8_t bytes[1024];
 };
 
-// kRowTiles: tiles of 16 rows in a panel.
+// A panel has kRowTiles times 16 rows.
 template <int kRowTiles>
 struct Smem {
   static constexpr int kStages = kRowTiles == 1 ? 4 : 3;
@@ -94,7 +94,7 @@ class LongLoader {
       constexpr int kVectors = Stage::kBytes / 16 / kThreads;
       constexpr int kBytesApart = Stage::kBytes / kVectors;
       constexpr int kOuterApart = (kKMajor ? kCols : kStageK) / kVectors;
-      // Whether the permutation leaves a thread's vectors at equal distances.
+      // Says that the permutation leaves a thread's vectors at equal distances.
       constexpr bool kEven =
           kBytesApart == Stage::offset(kKMajor ? kOuterApart : 0, kKMajor ? 0 : kOuterApart);
       auto to_vector = [&](int i) {

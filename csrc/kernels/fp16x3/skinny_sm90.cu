@@ -12,10 +12,11 @@
 //
 // Next: wgmma, which reads the panel once for all columns (fused_sm90.cu).
 //
-//   all warps       short operand: cp.async -> __syncthreads -> split in place -> __syncthreads
-//   a warpgroup     wait for cp.async of stage s, then for the warpgroup (named barrier):
-//                   stage s has come, and all have read stage s - 1
-//                   load stage s - 1 again, split and multiply stage s
+//   all warps     panel: cp.async -> __syncthreads -> split in place -> __syncthreads
+//   a warpgroup   wait for its cp.async of stage s
+//                 named barrier: stage s has come, and all warps have read stage s - 1
+//                 cp.async to stage s - 1;  split and multiply stage s
+//   end of tile   named barrier: all warps agree whether a scale failed;  store the sums
 
 #include <cuda_pipeline_primitives.h>
 
@@ -54,8 +55,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       load_short(params, smem, PanelChunk(params, next_panel_chunk));
       __pipeline_commit();
     };
-    // The panel is requested before the long operand, so that waiting for it does not wait for
-    // that.
+    // The panel's copies are committed before those of the long operand, so that waiting for the
+    // panel does not wait for the long operand.
     if (next_panel_chunk <= panel_chunk) begin_panel_chunk();
     if (starts) {
       loader.begin(params, tile, end);

@@ -74,11 +74,11 @@ template <class Tile>
 class FragmentReader {
  public:
   __device__ FragmentReader(const Fragment* first, bool k_major) : k_major_(k_major) {
-    const int row = threadIdx.x % 16, half = threadIdx.x / 16 % 2;  // half: of the 16 of K
+    const int row = threadIdx.x % 16, k_half = threadIdx.x / 16 % 2;
     const float* data = reinterpret_cast<const float*>(first->bytes);
-    from_[0] =
-        data + (k_major ? segment_offset(true, row, half * 8) : segment_offset(false, half, row));
-    from_[1] = data + segment_offset(true, row, half * 8 + 4);
+    from_[0] = data + (k_major ? segment_offset(true, row, k_half * 8)
+                               : segment_offset(false, k_half, row));
+    from_[1] = data + segment_offset(true, row, k_half * 8 + 4);
   }
   __device__ void next(float (&x)[8]) {
     if (k_major_) {
@@ -113,8 +113,8 @@ __device__ Range load_panel(const OperandParams& operand, const Batch& batch, in
   const int64_t inner_stride = k_major ? k_stride : row_stride;
   const int64_t outer_stride = k_major ? row_stride : k_stride;
   const int rows = static_cast<int>(min(operand.count - first_row, int64_t{16}));
-  // This lane copies from segments `segment + 2i`: four elements for i = 0 and 4, or one for eight
-  // i.
+  // This lane copies from segments `segment + 2i`: four elements each of i = 0 and i = 4, or one
+  // element each of eight i.
   const int inner = vectorized ? lane % 4 * 4 : lane % 16, segment = lane / (vectorized ? 4 : 16);
   const int outer = k_major ? segment : segment / 2 + segment % 2 * 8, outer_step = k_major ? 2 : 1;
   const int offset = segment_offset(k_major, segment, inner), offset_step = two_segments(k_major);

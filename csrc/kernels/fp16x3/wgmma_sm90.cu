@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 namespace {
 
-// What the launches need besides the operands and C.
+// The buffers that the launches need besides the operands and C.
 struct Buffers {
   Matrix a_index, b_index;  // batch_stride counts stored matrices
   OperandToSplit a, b;
@@ -167,7 +167,7 @@ void run(const Problem& p, int64_t k_splits, void* memory, const Context& contex
 }  // namespace
 }  // namespace fp16x3_wgmma
 
-// Where memory is short, K is not split; where it is shorter yet, sub-problems share a smaller
+// Where memory is short, K is not split. Where that does not suffice, sub-problems share a smaller
 // workspace.
 bool launch_fp16x3_wgmma(const Problem& p, const Plan& plan, const Context& context) {
   using namespace fp16x3_wgmma;

@@ -26,7 +26,7 @@ struct Tile {
   static_assert(kM == h200::Fp16x3::kWgmmaTile && kN == h200::Fp16x3::kWgmmaTile);
 };
 
-// What a consumer warpgroup has accumulated: the elements 4i .. 4i + 3 of a thread at [i][thread].
+// The accumulators of a consumer warpgroup: elements 4i .. 4i + 3 of a thread lie at [i][thread].
 using Accumulators = float4[Tile::kElements / 4][Tile::kWarpgroup];
 
 struct Smem {

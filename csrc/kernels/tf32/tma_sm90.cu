@@ -216,7 +216,7 @@ struct End {
   __device__ void finish() const {}
 };
 
-// What the launches need besides the operands and C.
+// The buffers that the launches need besides the operands and C.
 struct Buffers {
   ScaledHalves a, b;
   RecomputeList recompute;
