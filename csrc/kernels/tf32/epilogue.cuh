@@ -10,8 +10,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/load_bias.cuh"
 #include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/fp16x3/flagged.cuh"
-#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/recompute_list.cuh"
 #include "kernels/mma/chunk_totals.cuh"
 #include "kernels/mma/store.cuh"
 #include "kernels/mma/work_tile.cuh"
@@ -32,7 +31,7 @@ struct InverseScales {
 
 struct EpilogueParams : mma_tma::MainloopParams {
   InverseScales inverse_a, inverse_b;
-  Marks recompute;
+  RecomputeList recompute;
   bool bias_relu_at_most,
       vectorized_x2;   // store_inside() serves the problem, and its kVectorizedX2
   bool vectorized_x4;  // rows of C are whole vectors of four elements
@@ -176,7 +175,7 @@ struct Epilogue {
 
   // Appends the warp's elements that are NaN to the recompute list.
   __device__ void flag(const TileCoord& tile, const float (&acc)[kElements]) const {
-    constexpr int kListed = Marks::kCols / 2;  // elements of a thread in an entry of the list
+    constexpr int kListed = RecomputeList::kCols / 2;  // elements of a thread in a warp tile
     UNROLL
     for (int first = 0; first < kElements; first += kListed) {
       uint64_t flags = 0;
@@ -187,7 +186,7 @@ struct Epilogue {
         const bool exists = row < params.p.m && col < params.p.n;
         if (exists && isnan(acc[i])) flags |= uint64_t{1} << (i - first);
       }
-      list_marked(params.recompute, tile.batch, tile.row, tile.col + first * 2, flags);
+      append_flagged(params.recompute, tile.batch, tile.row, tile.col + first * 2, flags);
     }
   }
 
