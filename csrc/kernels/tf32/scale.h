@@ -30,9 +30,6 @@ struct ScaledOperand {
     return ceil_div(k, mma_order::kChunk) * padded_rows();
   }
 };
-}
-}
-;
 
 // Describes an operand whose matrix `from` has strides as above; the caller sets the memory.
 inline ScaledOperand scaled_operand(const Batch& all, const Matrix& from, int64_t rows, int64_t k) {
