@@ -1,4 +1,4 @@
-"""What all tests share: the devices, and the memory that nothing may read unwritten."""
+"""What all tests share: the devices, the memory that nothing may read unwritten, the options."""
 
 import collections
 import gc
@@ -6,11 +6,15 @@ import os
 
 # Lets PyTorch's own CUDA products run in deterministic mode, which poisons fresh memory.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# The tests are many and small, and as many processes run them as there are cores:
+# test_threads.py asks for threads. Several threads a process would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 from helpers.needs import needs_cuda
 from helpers.reference import takes
+from helpers.thinning import thin_out, use_whole_products
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
@@ -46,8 +50,28 @@ def collected():
     gc.collect()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run the whole products of parameters")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "thinned(strength): see tests/helpers/thinning.py")
+    names_a_case = any("[" in argument for argument in config.args)
+    use_whole_products(config.getoption("--all") or names_a_case)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """As many as there are cores; none where a file, a test or a word selects few tests, which
+    then run in this process, without a wait for workers."""
+    files = any("::" in argument or argument.endswith(".py") for argument in config.args)
+    few = files or config.option.keyword or config.option.markexpr
+    return 0 if few else len(os.sched_getaffinity(0))
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leaves out products that a rung refuses for their dtype or device (see test_errors.py)."""
+    """Leaves out products that a kernel refuses for their dtype or device (see test_errors.py),
+    and what thinning.py finds superfluous."""
 
     def refused(item):
         params = getattr(item, "callspec", None) and item.callspec.params or {}
@@ -55,9 +79,10 @@ def pytest_collection_modifyitems(config, items):
         dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
         return not takes(params.get("algorithm"), dtype, device)
 
-    left_out = [item for item in items if refused(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not refused(item)]
+    kept = thin_out([item for item in items if not refused(item)])
+    stays = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in stays])
+    items[:] = kept
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -18,6 +18,7 @@ from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, in_layout
 from helpers.reference import ACTIVATIONS, assert_same, assert_within, bound, product
 from helpers.specification import chained, fused_multiply_add, sum_in_chunks
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -30,6 +31,7 @@ def device(request):
 # --- bits ----------------------------------------------------------------------------------------
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("k", [1, 7, 15, 16, 17, 64, 100])
 @pytest.mark.parametrize("name", OPERANDS)
@@ -90,6 +92,7 @@ def test_sums_leave_the_range_of_float32(device):
     assert_same(c, 2.0**-149 * torch.tensor([[0.0, 1, 1, 3], [0.0, -1, -1, -3]]))
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("k", [64, 67, 203])
@@ -125,6 +128,7 @@ def test_views_and_batches(device, dtype):
     assert_same(multiply(memory[1::2, 3:459:3].copy_(a[0]), b[0], device), each[0, 0])
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("alpha, beta", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
@@ -138,6 +142,7 @@ def test_gemm_finishes_the_same_sum(device, dtype, algorithm, alpha, beta):
     assert_same(c.cpu(), expected.to(dtype))
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("activation", ["none", "relu"])
@@ -195,6 +200,7 @@ def test_any_view_is_taken(device, view, dtype):
 # --- accuracy ------------------------------------------------------------------------------------
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("k", [1, 16, 17, 100, 1024, 8200])
 @pytest.mark.parametrize("name", FINITE)

@@ -15,6 +15,7 @@ from helpers.reference import (
     product,
     takes,
 )
+from helpers.thinning import fewer
 
 import torch_tiled
 
@@ -30,9 +31,10 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 def random_problems(max_examples):
-    """Settings: a new random choice in each run, but in continuous integration always the same."""
+    """Settings for random problems, of which pytest without --all tries a quarter. Each run draws
+    new ones, except in continuous integration."""
     return settings(
-        max_examples=max_examples,
+        max_examples=fewer(max_examples, max_examples // 4),
         deadline=None,
         database=None,
         derandomize="CI" in os.environ,

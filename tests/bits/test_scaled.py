@@ -10,6 +10,7 @@ from helpers.operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finit
 from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
 from helpers.scaled import FP16X3, TF32
 from helpers.specification import sum_in_chunks
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -81,6 +82,7 @@ def test_nan_and_inf_are_as_in_ieee(device, kind, k):
     assert not after[~finite].isfinite().any()
 
 
+@pairwise
 @each_kind
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("k", [67, 1100])

@@ -8,6 +8,7 @@ own product and left out where that promises less.
 import pytest
 import torch
 from helpers.reference import assert_within, bound, one_hot_bound, order, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -189,6 +190,7 @@ def test_denormals_are_kept(device, algorithm, dtype):
     assert torch.equal(c.double().cpu(), torch.full((3, 4), 5 * smallest, dtype=torch.float64))
 
 
+@pairwise
 @every_rung
 @every_float
 @pytest.mark.parametrize("k", [0, 1, 2, 17])
@@ -205,6 +207,7 @@ def test_a_sum_of_zeros_is_positive_zero(device, algorithm, dtype, k):
 # --- exact sums ----------------------------------------------------------------------------------
 
 
+@pairwise
 @every_rung
 @every_float
 @pytest.mark.parametrize("k", [1, 63, 1024, 1025, 3001])
@@ -241,6 +244,7 @@ def test_one_hot_rows_pick_elements(device, algorithm, dtype):
 # --- NaN and Inf ---------------------------------------------------------------------------------
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", [*RUNGS, "auto"])
 @every_float
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (17, 33, 65), (65, 129, 33)], ids=str)

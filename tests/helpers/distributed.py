@@ -12,6 +12,7 @@ import traceback
 
 import torch
 import torch.distributed as dist
+from helpers import thinning
 
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 WORLDS = {"gloo": 4, "nccl": 2}
@@ -49,11 +50,12 @@ def mesh_of(*shape):
     return init_device_mesh(device(), shape or (dist.get_world_size(),))
 
 
-def run_checks(rank, file, backend, port, failures):
+def run_checks(rank, file, backend, port, whole, failures):
     """The body of each process."""
     # Without multicast, which not every machine's GPUs offer.
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), NCCL_NVLS_ENABLE="0")
     torch.set_num_threads(1)
+    thinning.use_whole_products(whole)
     if backend == "nccl":
         torch.cuda.set_device(rank)
     patience = datetime.timedelta(seconds=60)  # with processes that have failed
@@ -79,7 +81,7 @@ def failed_checks(file, backend):
     context = torch.multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         failures = manager.list()
-        arguments = (file, backend, port, failures)
+        arguments = (file, backend, port, thinning.whole(), failures)
         torch.multiprocessing.spawn(run_checks, arguments, nprocs=WORLDS[backend])
         return list(failures)
 

@@ -9,6 +9,7 @@ from helpers.chaining import flat, two_of_each
 from helpers.compiling import LAYOUTS, count_compilations
 from helpers.presplit import assert_same_bits, presplit_algorithm, randn, takes_presplit
 from helpers.reference import ACTIVATIONS
+from helpers.thinning import each_value
 from torch.func import (
     grad,
     hessian,
@@ -86,6 +87,7 @@ TRANSFORMS = {
 }
 
 
+@each_value
 @pytest.mark.parametrize("activation", [None, "none", "relu", "gelu"])
 @pytest.mark.parametrize("a_shape", [(65,), (2, 65)], ids=str)
 def test_pairs_of_transforms(device, a_shape, activation):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.reference import assert_within, gemm_bound, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -21,6 +22,7 @@ SHAPES = [  # c, a, b
 ]
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES)

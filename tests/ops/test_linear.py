@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from helpers.reference import ACTIVATIONS, U, activated_bound, assert_within, linear_bound, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -12,6 +13,7 @@ ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -27,6 +29,7 @@ def test_values(device, poisoned, algorithm, dtype, with_bias, batch):
         assert_within(result, exact, linear_bound(x, weight, bias, algorithm=algorithm))
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)

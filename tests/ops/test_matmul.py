@@ -10,6 +10,7 @@ from helpers.reference import (
     product,
     relative_error,
 )
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -94,6 +95,7 @@ def check(a, b, algorithm, out_dtype=None):
     assert torch.equal(out, result)
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", SIZES)
@@ -103,6 +105,7 @@ def test_sizes(device, poisoned, algorithm, dtype, m, n, k):
     check(a, b, algorithm)
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout_b", LAYOUTS)

@@ -13,6 +13,7 @@ from helpers.modules import (
     serving_model,
     trainable,
 )
+from helpers.thinning import each_value
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
@@ -35,6 +36,7 @@ def counted():
     counters.clear()
 
 
+@each_value
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_for_speed(kind, mode, device, counted):
