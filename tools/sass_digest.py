@@ -2,19 +2,21 @@
 
     python tools/sass_digest.py torch_tiled/_C.so --write digest.json
     python tools/sass_digest.py torch_tiled/_C.so --against digest.json --renames renames.json
-    python tools/sass_digest.py build/objects/csrc/kernels/*.o --against digest.json --some
+    python tools/sass_digest.py build/objects/csrc/kernels/*/*.o --against digest.json --some
 
-A kernel is known by its architecture and its demangled name without namespaces. Its digest covers
-its SASS without addresses, encodings, line information, and symbols; beside it stand its registers,
-its stack in bytes, and how many instructions access local memory, which is where spills go. The
-file of renames is a JSON object of identifiers, old to new, which are applied to the names of
-`--against`. Exits with 1 where a kernel differs, is missing, or is new.
+A kernel is known by its architecture and its demangled name without namespaces; kernels of several
+files that have one name then are a list. A digest covers the SASS without addresses, encodings, line
+information, and symbols. Beside it stand the number of instructions, the registers, the bytes of
+stack, and how many instructions access local memory, which is where spills go. The file of renames is
+a JSON object of identifiers, old to new, which are applied to the names of `--against`. Exits with 1
+where a kernel differs, is missing, or is new.
 
 Needs cuobjdump, of the CUDA toolkit or of PyPI's nvidia-cuda-cuobjdump, and c++filt.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,7 +27,9 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-Digests = dict[str, dict[str, dict]]  # by architecture, then by kernel
+Row = tuple[str, int, int, int, int]  # SASS, instructions, registers, stack, local
+COLUMNS = ("sass", "instructions", "registers", "stack", "local")
+Digests = dict[str, dict[str, list[Row]]]  # by architecture, then by kernel
 
 
 class DigestError(Exception):
@@ -91,9 +95,12 @@ def instruction(text: str) -> str:
 
 def usage(binary: Path) -> dict[tuple[str, str], tuple[int, int]]:
     """Registers, and bytes of stack, by architecture and mangled name."""
-    told = subprocess.run(
+    done = subprocess.run(
         [find_tool("cuobjdump"), "-res-usage", str(binary)], capture_output=True, text=True
-    ).stdout
+    )
+    if done.returncode != 0:
+        raise DigestError(f"cuobjdump cannot read {binary}: {done.stderr.strip()}")
+    told = done.stdout
     found, arch = {}, ""
     pattern = r"^arch = (sm_\w+)|^ *Function (\S+):\n.*REG:(\d+) STACK:(\d+)"
     for match in re.finditer(pattern, told, re.MULTILINE):
@@ -117,24 +124,21 @@ def digests_of(binaries: Iterable[Path]) -> Digests:
     names = demangle(name for _, name, _ in rows)
     result: Digests = {}
     for arch, name, row in rows:
-        kernels = result.setdefault(arch, {})
-        kernel = names[name]
-        if kernels.get(kernel, row) != row:
-            raise DigestError(f"Two kernels of {arch} are called {kernel} and differ.")
-        kernels[kernel] = row
-    return {arch: dict(sorted(kernels.items())) for arch, kernels in sorted(result.items())}
+        found = result.setdefault(arch, {}).setdefault(names[name], [])
+        if row not in found:
+            found.append(row)
+    return {
+        arch: {name: sorted(found) for name, found in sorted(kernels.items())}
+        for arch, kernels in sorted(result.items())
+    }
 
 
-def summary(code: list[str], registers: int, stack: int) -> dict:
+def summary(code: list[str], registers: int, stack: int) -> Row:
     while code and code[-1] in ("NOP", "BRA 0x0"):  # what pads a function
         code = code[:-1]
-    return {
-        "sass": hashlib.sha256("\n".join(code).encode()).hexdigest()[:16],
-        "instructions": len(code),
-        "registers": registers,
-        "stack": stack,
-        "local": sum(re.search(r"\b(LDL|STL)\b", each) is not None for each in code),
-    }
+    local = sum(re.search(r"\b(LDL|STL)\b", each) is not None for each in code)
+    digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+    return digest, len(code), registers, stack, local
 
 
 def differences(old: Digests, new: Digests, some: bool) -> list[str]:
@@ -142,25 +146,38 @@ def differences(old: Digests, new: Digests, some: bool) -> list[str]:
     lines = []
     for arch in sorted({*old, *new}):
         before, after = old.get(arch, {}), new.get(arch, {})
-        lines += [f"new: {arch} {name}" for name in sorted({*after} - {*before})]
-        if not some:
-            lines += [f"missing: {arch} {name}" for name in sorted({*before} - {*after})]
-        for name in sorted({*before} & {*after}):
-            if before[name] != after[name]:
-                parts = [
-                    f"{key} {before[name][key]} -> {after[name][key]}"
-                    for key in after[name]
-                    if before[name][key] != after[name][key]
-                ]
-                lines.append(f"differs: {arch} {name}: {', '.join(parts)}")
+        for name in sorted({*before, *after}):
+            gone = [row for row in before.get(name, []) if row not in after.get(name, [])]
+            came = [row for row in after.get(name, []) if row not in before.get(name, [])]
+            for was, now in itertools.zip_longest(gone, came):
+                if was is None:
+                    lines.append(f"new: {arch} {name}")
+                elif now is not None:
+                    lines.append(f"differs: {arch} {name}: {change(was, now)}")
+                elif not some:
+                    lines.append(f"missing: {arch} {name}")
     return lines
+
+
+def change(old: Row, new: Row) -> str:
+    pairs = zip(COLUMNS, old, new, strict=True)
+    return ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
 
 
 def apply_renames(digests: Digests, renames: dict[str, str]) -> Digests:
     return {
-        arch: {renamed(name, renames): row for name, row in kernels.items()}
+        arch: {renamed(name, renames): list(map(tuple, rows)) for name, rows in kernels.items()}
         for arch, kernels in digests.items()
     }
+
+
+def written(digests: Digests) -> str:
+    """JSON with a line for each kernel."""
+    parts = []
+    for arch, kernels in digests.items():
+        lines = [f"{json.dumps(name)}: {json.dumps(rows)}" for name, rows in kernels.items()]
+        parts.append(f"{json.dumps(arch)}: {{\n" + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -178,10 +195,13 @@ def main(argv: list[str] | None = None) -> int:
     except DigestError as error:
         print(error)
         return 1
-    count = sum(map(len, digests.values()))
-    print(f"{count} kernels of {', '.join(digests) or 'no architecture'}.")
+    count = sum(len(rows) for kernels in digests.values() for rows in kernels.values())
+    if count == 0:
+        print("There are no kernels in what was given.")
+        return 1
+    print(f"{count} kernels of {', '.join(digests)}.")
     if args.write:
-        args.write.write_text(json.dumps(digests, indent=1) + "\n")
+        args.write.write_text(written(digests))
     if not args.against:
         return 0
     renames = json.loads(args.renames.read_text()) if args.renames else {}

@@ -1,5 +1,5 @@
-// PyTorch's current stream and the device's properties. The only symbol of libtorch_cuda that is
-// needed is looked up in the process, so that the same library loads where there is none.
+// PyTorch's current stream, and the properties of a device. The one symbol needed of libtorch_cuda
+// is looked up in the process, so that the library loads where libtorch_cuda is missing, too.
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -46,7 +46,7 @@ const Device& properties(int device) {
   constexpr int kMaxDevices = 64;
   static std::array<std::atomic<const Device*>, kMaxDevices> cache{};
   auto& slot = cache.at(static_cast<size_t>(device));
-  if (slot.load() == nullptr) {  // two threads may both ask; both get the same answer
+  if (slot.load() == nullptr) {  // two threads may both get here, with the same result
     slot.store(new Device{attribute(cudaDevAttrMultiProcessorCount, device),
                           10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
                               attribute(cudaDevAttrComputeCapabilityMinor, device)});

@@ -13,7 +13,7 @@
 namespace tiled {
 namespace {
 
-constexpr uintptr_t kAlignment = 16;  // of what is copied in bulk
+constexpr uintptr_t kAlignment = 16;  // of bulk copies
 
 int64_t size_of(ScalarType dtype) {
   switch (dtype) {
@@ -23,7 +23,7 @@ int64_t size_of(ScalarType dtype) {
   }
 }
 
-Strided describe(const Tensor& x, void* data) {
+Strided describe(const Tensor& x, const void* data) {
   return {.data = data,
           .element_size = static_cast<int64_t>(x.element_size()),
           .sizes = Shape(x.sizes().begin(), x.sizes().end()),
@@ -45,7 +45,7 @@ std::string dtype_name(ScalarType type) {
     case ScalarType::ComplexHalf: return "torch.complex32";
     case ScalarType::ComplexFloat: return "torch.complex64";
     case ScalarType::ComplexDouble: return "torch.complex128";
-    default: break;  // Python's name is C++'s in lower case
+    default: break;  // elsewhere Python's name is C++'s in lower case
   }
   std::string name = torch::headeronly::toString(type);
   std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -108,7 +108,7 @@ void check_same_device(const char* op, Named x, Named y) {
 
 void check_operands(const char* op, Named x, Named y) {
   check_same_device(op, x, y);
-  const ScalarType type = x.tensor.scalar_type();  // each costs a search among all dtypes
+  const ScalarType type = x.tensor.scalar_type();  // each call searches all dtypes
   if (supported(type) && type == y.tensor.scalar_type()) return;
   check_dtype(op, x);
   check_dtype(op, y);
@@ -122,7 +122,7 @@ ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<Sc
                "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
 }
 
-Strided readable(const Tensor& x) { return describe(x, const_cast<void*>(x.const_data_ptr())); }
+Strided readable(const Tensor& x) { return describe(x, x.const_data_ptr()); }
 Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
 
 void check_written(const char* op, Named c, const Product& product) {
@@ -140,11 +140,9 @@ void check_written(const char* op, Named c, const Product& product) {
   }
 }
 
-Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
-                const char* what) {
-  const int64_t element_size = size_of(dtype);
-  const auto count = count_elements(shape, element_size);
-  if (!count) {
+std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
+                                   const Tensor& like, const char* what) {
+  if (!count_elements(shape, size_of(dtype))) {
     fail(op, std::string("the ") + what + " would be " + to_string(shape) +
                  ", more bytes than 63 bits can count");
   }
@@ -153,22 +151,35 @@ Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tens
   const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   const auto device = like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
   if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-                               dtype_code, device, like.get_device_index(), &handle) != 0) {
-#ifdef TORCH_TILED_WITH_CUDA
-    if (like.is_cuda() && cuda_pending_error()[0] != '\0') {
-      fail(op, std::string("CUDA says \"") + cuda_pending_error() +
-                   "\", left behind by an earlier call");
-    }
-#endif
-    fail(op, std::string("out of memory: the ") + what + " " + to_string(shape) + " of " +
-                 dtype_name(dtype) + " needs " + std::to_string(*count * element_size) +
-                 " bytes on " + device_name(like));
+                               dtype_code, device, like.get_device_index(), &handle) == 0) {
+    return Tensor(handle);
   }
-  return Tensor(handle);
+#ifdef TORCH_TILED_WITH_CUDA
+  if (like.is_cuda() && cuda_pending_error()[0] != '\0') {
+    fail(op,
+         std::string("CUDA says \"") + cuda_pending_error() + "\", left behind by an earlier call");
+  }
+#endif
+  return std::nullopt;
+}
+
+void fail_out_of_memory(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
+                        const char* what) {
+  const int64_t bytes = *count_elements(shape, size_of(dtype)) * size_of(dtype);
+  fail(op, std::string("out of memory: the ") + what + " " + to_string(shape) + " of " +
+               dtype_name(dtype) + " needs " + std::to_string(bytes) + " bytes on " +
+               device_name(like));
+}
+
+Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
+                const char* what) {
+  std::optional<Tensor> made = try_allocate(op, shape, dtype, like, what);
+  if (!made) fail_out_of_memory(op, shape, dtype, like, what);
+  return *std::move(made);
 }
 
 Presplit presplit_operand(const char* op, Named b, const Product& product, const Tensor& hi_lo,
-                      const Tensor& inverse_scales) {
+                          const Tensor& inverse_scales) {
   check_same_device(op, {"hi_lo", hi_lo}, b);
   check_same_device(op, {"inverse_scales", inverse_scales}, b);
   if (b.tensor.dim() != 2) {

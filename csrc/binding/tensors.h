@@ -1,6 +1,6 @@
 #pragma once
-// Tensors of PyTorch as the operators need them: their names in messages, what is checked of them,
-// where they lie, and new ones. What fails raises std::runtime_error (fail.h).
+// PyTorch's tensors as the operators need them: names in messages, checks, memory, and new tensors.
+// Failures throw std::runtime_error (core/error.h).
 
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -26,10 +26,11 @@ std::string shape_of(const Tensor& x);
 
 std::optional<DType> supported(ScalarType type);
 bool is_16bit(ScalarType type);
-// What a product may be written as: the operands' dtype, or float32 for halves.
+// Returns whether a product may be written as `out`: the operands' dtype, or float32 for float16
+// and bfloat16.
 bool may_hold(ScalarType out, ScalarType operands);
 
-// A tensor, and what messages call it.
+// A tensor, and its name in messages.
 struct Named {
   const char* name;
   const Tensor& tensor;
@@ -39,25 +40,30 @@ void check_given(const char* op, Named x);
 void check_dtype(const char* op, Named x);
 void check_same_dtype(const char* op, Named x, Named y);
 void check_same_device(const char* op, Named x, Named y);
-// All of these, of a product's.
+// All of these checks, for the operands of a product.
 void check_operands(const char* op, Named x, Named y);
-// The dtype of a product, where `out` may be asked for.
+// The dtype of a product whose caller may ask for `out`.
 ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out);
 
 // Reading a copy-on-write tensor leaves it shared; writing does not.
 Strided readable(const Tensor& x);
 Strided writable(const Tensor& x);
-// Whether c may be written while the product's operands are read.
+// Checks that c can be written while the product's operands are read.
 void check_written(const char* op, Named c, const Product& product);
 
-// A contiguous tensor beside `like`; a failure calls it `what`. PyTorch's own text of one does not
-// cross the ABI.
+// A contiguous tensor on the device of `like`, which messages call `what`; nothing where there is
+// no memory for it. PyTorch's own text of a failure does not cross the ABI.
+std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
+                                   const Tensor& like, const char* what);
+[[noreturn]] void fail_out_of_memory(const char* op, const Shape& shape, ScalarType dtype,
+                                     const Tensor& like, const char* what);
+// The tensor, or fail_out_of_memory().
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
                 const char* what = "result");
 
 inline Presplit presplit_columns(int64_t k, int64_t n) { return {.rows = n, .k = k}; }
 // What presplit() made of b, or nothing: its tensors are empty where there was nothing to split.
 Presplit presplit_operand(const char* op, Named b, const Product& product, const Tensor& hi_lo,
-                      const Tensor& inverse_scales);
+                          const Tensor& inverse_scales);
 
 }  // namespace tiled

@@ -1,6 +1,6 @@
 #pragma once
-// Elements and what they are summed in. Half types are plain bits, converted by the hardware on a
-// GPU and by hand on a CPU: the same bits either way.
+// Element types and their accumulators. 16-bit floats are plain bits, converted by the hardware on
+// a GPU and by hand on a CPU, with the same result.
 
 #include <cstdint>
 
@@ -31,7 +31,7 @@ struct Accumulator<double> {
 template <typename T>
 using accumulator_t = typename Accumulator<T>::type;
 
-// A float as its bits, where std::bit_cast is not for device code.
+// Conversions between a float and its bits; std::bit_cast is not for device code.
 HOST_DEVICE inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 HOST_DEVICE inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 
@@ -49,9 +49,9 @@ HOST_DEVICE inline float widen(Half x) {
   if (exponent == 0x7c00u) {
     bits |= 0x7f800000u;  // Inf and NaN
   } else if (exponent != 0) {
-    bits += 112u << 23;  // the exponent's bias goes from 15 to 127
+    bits += 112u << 23;  // the exponent's bias changes from 15 to 127
   } else {
-    // Subnormal: read it as 2^-14 plus its value, then take 2^-14 away (exact, in normal numbers).
+    // Subnormal: read it as 2^-14 plus its value, then subtract 2^-14, which is exact.
     bits = bits_of(float_of(bits + (113u << 23)) - 0x1p-14f);
   }
   return float_of(bits | (x.bits & 0x8000u) << 16);
@@ -93,9 +93,9 @@ HOST_DEVICE inline Half narrow<Half>(float x) {
   if (x != x) {
     return {0x7fff};
   } else if (magnitude >= 0x477ff000u) {
-    bits = 0x7c00u;  // from 65520 on: Inf
+    bits = 0x7c00u;  // 65520 and more round to Inf
   } else if (magnitude < 0x38800000u) {
-    // Below 2^-14: adding a half aligns the last bit kept with 2^-24, and the adder rounds.
+    // Below 2^-14: adding 0.5 aligns the last kept bit with 2^-24, and the adder rounds.
     bits = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     bits = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;

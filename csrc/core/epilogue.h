@@ -1,22 +1,22 @@
 #pragma once
-// From a finished sum to what is stored, the same on a GPU and on a CPU (but for the last bits of
-// exp, exp2, tanh and erfc, which come from two libraries).
+// The epilogue, from a finished sum to the stored element. GPU and CPU agree, except in the last
+// bits of exp, exp2, tanh and erfc, which come from two libraries.
 
 #include <cmath>
 #include <type_traits>
 
 #include "core/element.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/problem.h"
 
 namespace tiled {
 
-// The share of a normal distribution that lies below x: half of 1 + erf(x / sqrt(2)), written as
-// the complement, of which nothing cancels where x is negative.
+// The cumulative distribution function of the standard normal distribution. Written with erfc,
+// which does not cancel for negative x.
 HOST_DEVICE inline double normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
-// Its tail below -t, for t = |x|, is 2 to the power of p(t) = -1 + t * q(t). q is a polynomial
-// fitted to that (by Lawson's iteration): up to t = 5 the tail errs by 2.1e-8 of itself, times
-// -p / 2 where that is more than 1; beyond, it goes on to fall to 0.
+// The same in float: its tail below -t, for t = |x|, is 2 to the power of p(t) = -1 + t * q(t),
+// with a polynomial q fitted by Lawson's iteration. Up to t = 5 the relative error of the tail
+// is 2.1e-8, times -p / 2 where that is more than 1; beyond, the tail falls on to 0.
 HOST_DEVICE inline float normal_cdf(float x) {
   constexpr int kTerms = 10;
   constexpr float kQ[kTerms] = {
@@ -29,7 +29,7 @@ HOST_DEVICE inline float normal_cdf(float x) {
   return x > 0 ? 1 - tail : tail;
 }
 
-// The definitions of torch.nn.functional's functions of the same names.
+// Activations, as torch.nn.functional defines the functions of these names.
 template <typename Acc>
 HOST_DEVICE Acc activate(Activation activation, Acc x) {
   switch (activation) {
@@ -46,7 +46,7 @@ HOST_DEVICE Acc activate(Activation activation, Acc x) {
   return x;
 }
 
-// Likewise of several, for which one is chosen once.
+// Applies an activation to several elements, with one branch for all.
 template <typename Acc, int kCount>
 HOST_DEVICE void activate_each(Activation activation, Acc (&x)[kCount]) {
   const auto each = [&](Activation chosen) {
@@ -62,8 +62,8 @@ HOST_DEVICE void activate_each(Activation activation, Acc (&x)[kCount]) {
   }
 }
 
-// What is activated: alpha * sum + bias + beta * old. `bias` and `old` count where there is a bias
-// and beta is not 0.
+// The activation's argument: alpha * sum + bias + beta * old. `bias` is ignored without a bias,
+// `old` where beta is 0.
 template <typename Acc>
 HOST_DEVICE Acc combine(const Epilogue& epilogue, Acc sum, Acc bias, Acc old) {
   Acc value = static_cast<Acc>(epilogue.alpha) * sum;
@@ -72,8 +72,8 @@ HOST_DEVICE Acc combine(const Epilogue& epilogue, Acc sum, Acc bias, Acc old) {
   return value;
 }
 
-// C[row, col] = activation(alpha * sum + bias + beta * C[row, col]); T is the operands' type and
-// c_offset where C's matrix begins.
+// C[row, col] = activation(alpha * sum + bias + beta * C[row, col]), for operands of type T. The
+// matrix begins c_offset elements into C.
 template <typename T>
 HOST_DEVICE void store(const Problem& p, int64_t c_offset, int64_t row, int64_t col,
                        accumulator_t<T> sum) {

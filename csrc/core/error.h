@@ -1,5 +1,5 @@
 #pragma once
-// Errors are sentences, after the name of the operator that was called.
+// Errors are sentences that begin with the name of the called operator.
 
 #include <stdexcept>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// What lets one header serve the host's compiler and nvcc.
+// Macros that let one header serve the host's compiler and nvcc.
 
 #include <cstdint>
 

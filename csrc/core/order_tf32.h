@@ -1,37 +1,37 @@
 #pragma once
-// A float32 product as one of halves, specified to the bit: what precision "tf32" allows, whose 11
-// bits a scaled half has too. docs/numerics.md says why; every kernel and the host rung compute it
-// by the functions below.
+// A float32 product as one float16 product, specified to the bit: precision "tf32" allows it, since
+// a scaled float16 has TF32's 11 bits. docs/guide/numerics.md has the bounds. Every kernel and the
+// host's kernel compute it by the functions below.
 //
-// K is cut in chunks of mma_order::kChunk. In a chunk, a row of A (and likewise a column of B) is
-// scaled as fp16x3.h has it, and rounded to halves: hi = half(x * 2^s). An element of C is, per
-// chunk, a chain of k16 tensor-core sums as mma_order.h has them, from +0 and ascending in k, zeros
+// K is cut in chunks of mma_order::kChunk. In a chunk, a row of A (and a column of B alike) is
+// scaled as in order_fp16x3.h and rounded to float16: hi = half(x * 2^s). An element of C is, per
+// chunk, a chain of k16 tensor-core sums as in order_mma.h, from +0 and ascending in k, with zeros
 // beyond K:
 //
 //   chunk = (0 + hi_a hi_b + ..) * 2^-(s_a + s_b),  one rounding
 //
-// and chunks are added in order, from +0. Where rounding may have lost more than TF32 does, the
-// chunk is NaN instead, and so is a chunk of a row or column that holds Inf or NaN: an element
-// whose sum is NaN is computed again in the order of sum.h, by itself.
+// and chunks are added in order, from +0. A chunk is NaN where rounding may have lost more than
+// TF32 does, and in a row or column that holds Inf or NaN. An element whose sum is NaN is flagged
+// and recomputed in the chunked order (order_chunked.h), alone.
 
 #include <cstdint>
 
-#include "core/order_mma.h"
 #include "core/order_fp16x3.h"
+#include "core/order_mma.h"
 
 namespace tiled::tf32 {
 
-// Shorter sums are computed in the order of sum.h, and longer ones, which no tensor map holds.
+// Shorter sums, and longer ones, which no tensor map holds, are computed in the chunked order.
 inline constexpr int64_t kMinK = fp16x3::kMinK, kMaxK = (int64_t{1} << 31) - 1024;
 
-// In scaled units: a half below 2^-14 is off by 2^-25 at most, which a factor below 2^15 makes
-// 2^-10 of, on either side; so a chunk loses 2^4 at most to halves that have fewer than 11 bits.
-// That is 2^-14 of a sum as large as this.
+// In scaled units: a float16 below 2^-14 is off by 2^-25 at most, which a factor below 2^15 makes
+// 2^-10 of, on either side; so a chunk loses at most 2^4 to elements of fewer than 11 bits. That is
+// 2^-14 of a sum as large as this.
 inline constexpr float kProven = 32.0f * mma_order::kChunk;
 
-// A chunk's sum, or NaN where it must be computed again.
-HOST_DEVICE inline float chunk_sum(float sum, float undo_a, float undo_b) {
-  return fp16x3::descale(sum, undo_a, undo_b, kProven);
+// A chunk's descaled sum, or NaN where it must be recomputed.
+HOST_DEVICE inline float chunk_sum(float sum, float inverse_a, float inverse_b) {
+  return fp16x3::descale(sum, inverse_a, inverse_b, kProven);
 }
 
 }  // namespace tiled::tf32

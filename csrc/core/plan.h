@@ -1,17 +1,18 @@
 #pragma once
-// How a rung that has several tiles goes about a problem: simt.h and mma.h plan, the rungs do so,
-// and the ladder's cost model knows how long it takes.
+// How a kernel would solve a problem, and how long that takes by its cost model. Plans are made by
+// kernels/*/plan.h, compared by select/ladder.h, and carried out by the kernel's launcher.
 
 #include <cstdint>
 
 namespace tiled {
 
 struct Plan {
-  int tile;        // its index
-  int m, n;        // of C, that it has
-  int64_t ranges;  // of K
-  int blocks;      // that share a multiprocessor: at most the tile's
-  double clocks;   // of the busiest multiprocessor
+  int tile = 0;           // index in the kernel's table of tiles, where it has one
+  int m = 0, n = 0;       // of C, a tile
+  int64_t k_splits = 1;   // ranges of chunks that K is shared out in
+  int blocks_per_sm = 1;  // at most the tile's
+  int64_t blocks = 0;     // work tiles, K splits included
+  double cycles = 0;      // of the busiest SM, launch and copies of operands included
 };
 
 }  // namespace tiled

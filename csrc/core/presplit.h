@@ -1,12 +1,13 @@
 #pragma once
-// An operand split for fp16x3, as it lies in memory. "Rows" are A's rows or B's columns.
+// A float32 operand split into hi and lo fp16 parts, as the fp16x3 kernels read it. Its rows are
+// A's rows or B's columns.
 //
-// Rows come in tiles of kRows; the last may be shorter, by multiples of 8. A tile is a sequence of
-// steps of kK along K, a step its hi halves, then its lo halves, each (rows, kK) in the order that
-// wgmma reads from shared memory with a swizzle of 64 bytes: so a step is copied there as it lies.
-// K is padded to kK with zeros, rows to 8 with zeros.
+// Rows come in tiles of kRows; the last tile may be shorter, by multiples of 8. A tile is a
+// sequence of steps of kK along K; a step holds the hi plane, then the lo plane, each (rows, kK) in
+// the order in which wgmma reads shared memory with 64-byte swizzle, so that a step is loaded by
+// one bulk copy. K is padded to kK and rows to 8 with zeros.
 //
-// Beside the halves, undo is (chunks, padded rows): fp16x3::inverse_scale of every group.
+// Beside them, inverse_scales is (chunks, padded rows): fp16x3::inverse_scale of every group.
 
 #include <cstdint>
 
@@ -20,28 +21,27 @@ struct Presplit {
 
   uint8_t* hi_lo = nullptr;
   float* inverse_scales = nullptr;
-  int64_t rows = 0, k = 0;  // of the matrix
-  // Matrices of a batch lie one after another.
+  int64_t rows = 0, k = 0;  // of one matrix; the matrices of a batch follow one another
 
   HOST_DEVICE int64_t padded_rows() const { return ceil_div(rows, 8) * 8; }
   HOST_DEVICE int64_t padded_k() const { return ceil_div(k, kK) * kK; }
   HOST_DEVICE int64_t matrix_bytes() const { return padded_rows() * padded_k() * 4; }
   HOST_DEVICE int64_t matrix_groups() const { return padded_rows() * ceil_div(k, kChunk); }
 
-  // Rows in the tile, and bytes of one of its planes in a step.
+  // The rows of a tile, and the bytes of one plane of one of its steps.
   HOST_DEVICE int tile_rows(int64_t tile) const {
     const int64_t left = padded_rows() - tile * kRows;
     return static_cast<int>(left < kRows ? left : kRows);
   }
   HOST_DEVICE static constexpr int plane_bytes(int tile_rows) { return tile_rows * kK * 2; }
 
-  // Where a step of a tile begins, in bytes.
+  // The offset of a tile's step, in bytes.
   HOST_DEVICE int64_t step_offset(int64_t matrix, int64_t tile, int64_t step) const {
     return matrix * matrix_bytes() + tile * kRows * padded_k() * 4 +
            step * 2 * plane_bytes(tile_rows(tile));
   }
-  // Where the 8 halves of k8 * 8 .. k8 * 8 + 7 of a step lie in a plane, in bytes: rows of 64
-  // bytes, whose four pieces of 16 change places by row pairs.
+  // The offset in a plane, in bytes, of elements k8 * 8 .. k8 * 8 + 7 of a step's row: rows have 64
+  // bytes, whose four 16-byte units are permuted by pairs of rows (64-byte swizzle).
   HOST_DEVICE static constexpr int swizzle(int row, int k8) {
     return row * kK * 2 + (k8 ^ (row / 2 % 4)) * 16;
   }

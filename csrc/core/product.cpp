@@ -16,7 +16,7 @@ bool merges(const OuterDim& outer, const OuterDim& inner) {
          outer.c_stride == inner.size * inner.c_stride;
 }
 
-// Whether the innermost batch dimension continues the rows of A and C and leaves B alone.
+// Returns whether the innermost batch dimension continues the rows of A and C and leaves B alone.
 bool folds_into_rows(const OuterDim& dim, const Problem& p) {
   if (dim.b_stride != 0) return false;
   if (p.m == 1) return true;
@@ -78,15 +78,14 @@ Product make_linear(const char* op, Strided x, Strided weight) {
 }
 
 std::vector<OuterDim> lay_out_batch(const Strided& a, const Strided& b, const Strided& c,
-                                    Problem& p) {
-  auto matrix = [](const Strided& x) {
-    return Matrix{.data = x.data,
-                  .row_stride = x.strides[x.rank() - 2],
-                  .col_stride = x.strides[x.rank() - 1]};
+                                    void* c_data, Problem& p) {
+  const auto lay_out = [](auto& matrix, auto* data, const Strided& x) {
+    matrix = {
+        .data = data, .row_stride = x.strides[x.rank() - 2], .col_stride = x.strides[x.rank() - 1]};
   };
-  p.a = matrix(a);
-  p.b = matrix(b);
-  p.c = matrix(c);
+  lay_out(p.a, a.data, a);
+  lay_out(p.b, b.data, b);
+  lay_out(p.c, c_data, c);
 
   const int64_t batch_rank = c.rank() - 2;
   auto stride = [&](const Strided& x, int64_t d) {  // 0 where x broadcasts over c's dimension d
@@ -112,13 +111,14 @@ std::vector<OuterDim> lay_out_batch(const Strided& a, const Strided& b, const St
     dims.pop_back();
   }
 
-  // What is one line has no next one: the distance to it is one at which any rung can read lines.
-  const auto alone = [&](int64_t near, int64_t& far) {
+  // The distance between the rows of a single row means nothing: it becomes one that every kernel
+  // can read.
+  const auto align_single = [&](int64_t inner, int64_t& outer) {
     constexpr int64_t kMultiple = 64;
-    if (near == 1) far = ceil_div(p.k, kMultiple) * kMultiple;
+    if (inner == 1) outer = ceil_div(p.k, kMultiple) * kMultiple;
   };
-  if (p.m == 1) alone(p.a.col_stride, p.a.row_stride);
-  if (p.n == 1) alone(p.b.row_stride, p.b.col_stride);
+  if (p.m == 1) align_single(p.a.col_stride, p.a.row_stride);
+  if (p.n == 1) align_single(p.b.row_stride, p.b.col_stride);
 
   const auto inner = std::min<size_t>(dims.size(), kMaxBatchRank);
   const auto outer = dims.size() - inner;

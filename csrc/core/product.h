@@ -1,5 +1,5 @@
 #pragma once
-// A product's operands as batches of matrices, by the rules of torch.matmul.
+// The operands of a product as batches of matrices, by the rules of torch.matmul.
 
 #include <cstdint>
 #include <vector>
@@ -10,12 +10,12 @@
 namespace tiled {
 
 struct Product {
-  Strided a, b;  // (..., m, k) and (..., k, n); a vector has got a dimension of 1
+  Strided a, b;  // (..., m, k) and (..., k, n); a vector gets a dimension of 1
   int64_t m = 0, n = 0, k = 0;
   bool a_is_vector = false, b_is_vector = false;
-  Shape shape = {};  // of the result, as torch.matmul gives it
+  Shape shape = {};  // of torch.matmul's result
 
-  // The result, or what is given for it, as (..., m, n).
+  // The result as (..., m, n): c with the dimensions that vectors lack.
   Strided matrices(Strided c) const;
 };
 
@@ -23,14 +23,14 @@ struct Product {
 Product make_product(const char* op, Strided a, Strided b);
 Product make_linear(const char* op, Strided x, Strided weight);
 
-// Lays the batch dimensions of three operands (each (..., rows, cols); a's and b's broadcast to
-// c's) into p.a, p.b, p.c and p.batch. Neighbouring dimensions become one where strides allow, and
-// a batch that shares one B becomes rows of A. Returns what does not fit in kMaxBatchRank, outer
-// dimensions first, as sizes and strides for the caller to walk.
+// Lays the batch dimensions of three tensors (each (..., rows, cols); a's and b's broadcast to c's)
+// out in p.a, p.b, p.c and p.batch. Adjacent dimensions are merged where strides allow, and a batch
+// that shares one B becomes rows of A. Returns the dimensions that exceed kMaxBatchRank, outermost
+// first, for the caller to loop over. `c_data` is c's memory.
 struct OuterDim {
   int64_t size, a_stride, b_stride, c_stride;
 };
 std::vector<OuterDim> lay_out_batch(const Strided& a, const Strided& b, const Strided& c,
-                                    Problem& p);
+                                    void* c_data, Problem& p);
 
 }  // namespace tiled

@@ -7,11 +7,11 @@
 namespace tiled {
 namespace {
 
-// Is there a choice of d[i] in [low[i], high[i]], not all zero if `nonzero`, for which
-// distance + sum d[i] * step[i] lies strictly between `below` and `above`? Steps descend. The
-// search visits only values that the remaining steps can still make up for: two or three a step
-// for views of one tensor. Patterns that would take longer than the limit are taken for disjoint,
-// as PyTorch takes all but the simplest.
+// Searches for d[i] in [low[i], high[i]], not all zero if `nonzero`, such that
+// distance + sum d[i] * step[i] lies strictly between `below` and `above`. Steps descend. The
+// search visits only values that the remaining steps can still make up for: two or three a step for
+// views of one tensor. A pattern that exceeds the limit counts as disjoint, as PyTorch counts all
+// but the simplest.
 struct Step {
   int64_t step, low, high;
 };

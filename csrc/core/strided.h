@@ -1,5 +1,5 @@
 #pragma once
-// Shapes and strides: broadcasting and overlap.
+// Shapes and strides: broadcasting, and views that overlap.
 
 #include <cstdint>
 #include <optional>
@@ -13,17 +13,17 @@ using Shape = std::vector<int64_t>;
 
 std::string to_string(std::span<const int64_t> shape);  // "(2, 3)", as Python writes it
 
-// The shape that both broadcast to; nothing where they do not.
+// The shape that both broadcast to, or nothing where they do not.
 std::optional<Shape> broadcast(std::span<const int64_t> a, std::span<const int64_t> b);
 
-// The number of elements; nothing where they or their bytes do not fit in 63 bits.
+// The number of elements, or nothing where they or their bytes do not fit in 63 bits.
 std::optional<int64_t> count_elements(std::span<const int64_t> shape, int64_t element_size);
 
 Shape contiguous_strides(std::span<const int64_t> shape);
 
-// An operand as it lies in memory: strides count elements.
+// A tensor's memory: strides count elements.
 struct Strided {
-  void* data = nullptr;
+  const void* data = nullptr;
   int64_t element_size = 0;
   Shape sizes, strides;
 
@@ -33,9 +33,9 @@ struct Strided {
   void swap_last_two();
 };
 
-// Whether two elements of x share a byte.
+// Returns whether two elements of x share a byte.
 bool overlaps_itself(const Strided& x);
-// Whether an element of x and one of y share a byte. Interleaved views do not.
+// Returns whether an element of x and one of y share a byte. Interleaved views do not.
 bool overlap(const Strided& x, const Strided& y);
 
 }  // namespace tiled

@@ -4,8 +4,8 @@
 
 namespace tiled::cpu {
 
-// C = activation(alpha * A + bias + beta * C), where p.a holds finished sums (m, n) of the type
-// that p.dtype is summed in.
+// C = activation(alpha * A + bias + beta * C), where p.a holds finished sums (m, n) in the
+// accumulator type of p.dtype.
 void apply_epilogue(const Problem& p, const Context& context);
 
 }  // namespace tiled::cpu

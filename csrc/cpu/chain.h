@@ -1,6 +1,5 @@
 #pragma once
-// Chains of tensor-core sums, as mma_order.h has them, with a model of the tensor core where the GPU
-// has one.
+// Chains of tensor-core sums, as order_mma.h defines them, by a model of the tensor core.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +11,8 @@
 
 namespace tiled::cpu {
 
-// Sets factors n to those of a line (a row of A, or a column of B), zeros from `end` on.
+// Sets column n of `factors` to kDepth elements of a line (a row of A or a column of B), with zeros
+// from `end` on.
 template <typename Line, int kN, typename T>
 void read_line(const Line& line, int64_t from, int64_t end, Factors<kN, T>& factors, int n) {
   for (int k = 0; k < mma_order::kDepth; ++k) {
@@ -26,8 +26,9 @@ SIMD static void multiply_row(const Factors<1, T>& a, const Factors<kTile, T>& b
   add_products(sum, a, b);
 }
 
-// Adds the products of `begin` to `end` to a tile's sums. Where one is NaN, the model says no more:
-// it is not_finite(before, row, col, k), of what it was before the products from k on.
+// Adds the products of [begin, end) of K to a tile's sums. The model gives NaN for sums that are
+// not finite: these become not_finite(before, row, col, k), where `before` is the sum before the
+// products from k on.
 template <typename T, int kTile, typename RowOfA, typename ColumnOfB, typename NotFinite>
 void add_chain(int64_t begin, int64_t end, int rows, const RowOfA& row_of_a, int cols,
                const ColumnOfB& column_of_b, float (&sum)[kTile][kTile],

@@ -1,20 +1,20 @@
 // fp16x3 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
 // fp16x3.h says, with a model of the tensor core where the GPU has one.
 
-#include "core/order_fp16x3.h"
-
 #include <algorithm>
 
 #include "core/context.h"
-#include "cpu/recompute.h"
+#include "core/element.h"
+#include "core/order_chunked.h"
+#include "core/order_fp16x3.h"
+#include "core/plan.h"
+#include "core/problem.h"
 #include "cpu/group.h"
 #include "cpu/presplit.h"
+#include "cpu/recompute.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_core.h"
 #include "cpu/tile.h"
-#include "core/element.h"
-#include "core/problem.h"
-#include "core/order_chunked.h"
 
 namespace tiled::cpu {
 namespace {
@@ -27,7 +27,7 @@ static_assert(kChunk % fp16x3::promotion(kChunk) == 0, "promotions divide a chun
 struct Line {
   const float* data = nullptr;  // where the chunk begins
   int64_t stride = 0;           // along K
-  PresplitRow presplit = {};        // the same, where it was split beforehand
+  PresplitRow presplit = {};    // the same, where it was split beforehand
   int64_t begin = 0;            // of the chunk, in K
   Group group = {};
 
@@ -128,8 +128,9 @@ int64_t compute_tile(const Problem& p, int64_t index) {
 
 }  // namespace
 
-void launch_fp16x3(const Problem& p, const Context& context) {
+bool launch_fp16x3(const Problem& p, const Plan&, const Context& context) {
   compute_tiles<kTile>(p, context, compute_tile);
+  return true;
 }
 
 }  // namespace tiled::cpu

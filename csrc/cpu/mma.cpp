@@ -1,15 +1,16 @@
-// mma on the CPU: the specification that runs. A tile of C is summed as mma_order.h says, with a
-// model of the tensor core where the GPU has one.
+// mma on the CPU: the specification as a program. It sums as order_mma.h says, by a model of the
+// tensor core.
 
 #include <algorithm>
 
-#include "core/order_mma.h"
 #include "core/context.h"
-#include "cpu/chain.h"
-#include "cpu/tile.h"
 #include "core/element.h"
 #include "core/epilogue.h"
+#include "core/order_mma.h"
+#include "core/plan.h"
 #include "core/problem.h"
+#include "cpu/chain.h"
+#include "cpu/tile.h"
 
 namespace tiled::cpu {
 namespace {
@@ -29,7 +30,7 @@ struct Line {
   T at(int64_t k) const { return data[k * stride]; }
 };
 
-// Inf or NaN, whichever the sum comes to: what is finite of it stays so in double.
+// The sum where it is Inf or NaN: finite terms stay finite in double.
 template <typename T>
 float add_not_finite(float sum, Line<T> a, Line<T> b, int64_t from, int64_t end) {
   double total = sum;
@@ -55,7 +56,7 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Sums total;
   std::fill_n(&total[0][0], kTile * kTile, 0.0f);
   int64_t k = 0;
-  do {  // a chunk; one, of no products, where K is 0
+  do {  // one chunk of K, which is empty where K is 0
     alignas(64) Sums sum = {};
     const int64_t end = std::min(k + mma_order::kChunk, p.k);
     add_chain<T>(k, end, row_count, row_of_a, col_count, column_of_b, sum,
@@ -80,12 +81,13 @@ void launch(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_mma(const Problem& p, const Context& context) {
+bool launch_mma(const Problem& p, const Plan&, const Context& context) {
   if (p.dtype == DType::kFloat16) {
     launch<Half>(p, context);
   } else {
     launch<BFloat16>(p, context);
   }
+  return true;
 }
 
 }  // namespace tiled::cpu

@@ -1,11 +1,12 @@
-// naive on the CPU: one element after another, each a walk along K.
+// naive on the CPU: one element after another, each a dot product along K.
 
 #include "core/context.h"
-#include "cpu/simd.h"
 #include "core/element.h"
 #include "core/epilogue.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cpu/simd.h"
 
 namespace tiled::cpu {
 namespace {
@@ -37,11 +38,12 @@ void compute(const Problem& p, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void launch_naive(const Problem& p, const Context& context) {
+bool launch_naive(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype, [&]<typename T>() {
     context.parallel_for(p.batch.count * p.m,
                          [&](int64_t begin, int64_t end) { compute<T>(p, begin, end); });
   });
+  return true;
 }
 
 }  // namespace tiled::cpu

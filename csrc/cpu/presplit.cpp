@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/group.h"
 #include "core/order_chunked.h"
+#include "cpu/group.h"
 
 namespace tiled::cpu {
 namespace {
@@ -62,7 +62,8 @@ void pack_rows(const Matrix& source, const Presplit& presplit, int64_t first_row
 void write_presplit(const Matrix& source, const Presplit& presplit, const Context& context) {
   const int64_t chunks = ceil_div(presplit.k, kChunk);
   context.parallel_for(presplit.padded_rows() / kRows * chunks, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) pack_rows(source, presplit, i / chunks * kRows, i % chunks);
+    for (int64_t i = begin; i < end; ++i)
+      pack_rows(source, presplit, i / chunks * kRows, i % chunks);
   });
 }
 
@@ -74,6 +75,8 @@ fp16x3::Split PresplitRow::at(int64_t k) const {
   return halves;
 }
 
-float PresplitRow::inverse_scale(int64_t chunk) const { return *undo_scale_of(presplit, row, chunk); }
+float PresplitRow::inverse_scale(int64_t chunk) const {
+  return *undo_scale_of(presplit, row, chunk);
+}
 
 }  // namespace tiled::cpu

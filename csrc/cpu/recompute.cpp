@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "cpu/simd.h"
 #include "core/order_chunked.h"
+#include "cpu/simd.h"
 
 namespace tiled::cpu {
 namespace {

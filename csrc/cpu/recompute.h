@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "core/context.h"
-#include "cpu/tile.h"
 #include "core/problem.h"
+#include "cpu/tile.h"
 
 namespace tiled::cpu {
 

@@ -1,25 +1,25 @@
-// tf32 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
-// tf32.h says, with a model of the tensor core where the GPU has one.
-
-#include "core/order_tf32.h"
+// tf32 on the CPU: the specification as a program. It computes a tile chunk by chunk as
+// order_tf32.h says, by a model of the tensor core.
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/context.h"
-#include "cpu/recompute.h"
+#include "core/element.h"
+#include "core/order_tf32.h"
+#include "core/plan.h"
+#include "core/problem.h"
 #include "cpu/chain.h"
 #include "cpu/group.h"
+#include "cpu/recompute.h"
 #include "cpu/tile.h"
-#include "core/element.h"
-#include "core/problem.h"
 
 namespace tiled::cpu {
 namespace {
 
 constexpr int kTile = 32;  // rows and columns of C
 
-// A row of A, or a column of B, in the chunk at hand.
+// A row of A or a column of B, in one chunk.
 struct Line {
   const float* data = nullptr;  // where the chunk begins
   int64_t stride = 0;           // along K
@@ -33,7 +33,7 @@ struct Line {
   Half at(int64_t k) const { return narrow<Half>(data[k * stride] * group.scale); }
 };
 
-// Returns how many elements the guard had computed again.
+// Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
   const TilePlace<kTile> at(p, index);
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);
@@ -67,8 +67,9 @@ int64_t compute_tile(const Problem& p, int64_t index) {
 
 }  // namespace
 
-void launch_tf32(const Problem& p, const Context& context) {
+bool launch_tf32(const Problem& p, const Plan&, const Context& context) {
   compute_tiles<kTile>(p, context, compute_tile);
+  return true;
 }
 
 }  // namespace tiled::cpu

@@ -1,5 +1,5 @@
 #pragma once
-// Where a tile of C is that a thread computes.
+// The tiles of C that threads compute.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tiled::cpu {
 template <int kTile>
 struct TilePlace {
   int64_t batch, row, col;  // which matrix, and the first row and column
-  int rows, cols;           // that are in C
+  int rows, cols;           // inside C
 
   TilePlace(const Problem& p, int64_t index) {
     const int64_t tiles_n = ceil_div(p.n, kTile);
@@ -26,7 +26,7 @@ struct TilePlace {
   }
 };
 
-// Ends the sums of a tile of T, as far as they are in C.
+// Applies the epilogue to a tile's sums, and stores those inside C.
 template <typename T, int kTile>
 void store_tile(const Problem& p, const TilePlace<kTile>& at,
                 const accumulator_t<T> (&sums)[kTile][kTile]) {

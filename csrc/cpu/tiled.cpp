@@ -1,20 +1,21 @@
-// tiled on the CPU: tiles of A and B are copied to small arrays that stay in the cache, where the
-// GPU uses shared memory; the sum runs in the same order and gives the same bits.
+// tiled on the CPU: tiles of A and B are copied to small arrays that stay in the cache, as the GPU
+// copies them to shared memory. The order of summation, and so the bits, are the same.
 
 #include <algorithm>
 
 #include "core/context.h"
-#include "cpu/simd.h"
-#include "cpu/tile.h"
 #include "core/element.h"
 #include "core/epilogue.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "cpu/simd.h"
+#include "cpu/tile.h"
 
 namespace tiled::cpu {
 namespace {
 
-constexpr int kDepth = 64;  // of a tile along K
+constexpr int kDepth = 64;  // K of a tile
 static_assert(kChunk % kDepth == 0, "a chunk of the sum is a whole number of tiles");
 
 // Copies (kTile outer, kDepth) elements to tile[k][outer], `pad` beyond the matrix.
@@ -29,7 +30,7 @@ SIMD void load_tile(accumulator_t<T> (&tile)[kDepth][kTile], const T* data, int6
   }
 }
 
-// acc += tile of A times tile of B, k ascending; a row of sums at a time stays in registers.
+// acc += tile of A times tile of B, with k ascending. One row of sums at a time stays in registers.
 template <typename Acc, int kTile>
 SIMD void multiply_tiles(Acc (&acc)[kTile][kTile], const Acc (&a)[kDepth][kTile],
                          const Acc (&b)[kDepth][kTile]) {
@@ -59,7 +60,7 @@ void compute_tile(const Problem& p, int64_t index) {
   b += col * p.b.col_stride;
 
   int64_t k = 0;
-  do {  // a chunk of the sum; one, of zeros, where K is 0
+  do {  // one chunk of K, which is empty where K is 0
     alignas(64) Acc acc[kTile][kTile] = {};
     const int64_t chunk_end = std::min(k + kChunk, p.k);
     for (; k < chunk_end; k += kDepth) {
@@ -90,8 +91,17 @@ void launch(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_tiled16(const Problem& p, const Context& context) { launch<16>(p, context); }
-void launch_tiled32(const Problem& p, const Context& context) { launch<32>(p, context); }
-void launch_tiled64(const Problem& p, const Context& context) { launch<64>(p, context); }
+bool launch_tiled16(const Problem& p, const Plan&, const Context& context) {
+  launch<16>(p, context);
+  return true;
+}
+bool launch_tiled32(const Problem& p, const Plan&, const Context& context) {
+  launch<32>(p, context);
+  return true;
+}
+bool launch_tiled64(const Problem& p, const Plan&, const Context& context) {
+  launch<64>(p, context);
+  return true;
+}
 
 }  // namespace tiled::cpu

@@ -30,8 +30,8 @@ template <class T>
 __device__ T* map_shared_rank(T* mine, unsigned rank) {
   return static_cast<T*>(__cluster_map_shared_rank(mine, static_cast<int>(rank)));
 }
-// Stores four floats at `to`, 16-byte aligned, in the block of that rank, and counts the 16 bytes at
-// that block's `barrier`. For clusters of two blocks or more.
+// Stores four floats at `to`, 16-byte aligned, in the block of that rank, and counts the 16 bytes
+// at that block's `barrier`. For clusters of two blocks or more.
 __device__ inline void st_async(float* to, const float (&x4)[4], uint64_t* barrier, unsigned rank) {
   ::cuda::ptx::st_async(static_cast<float*>(__cluster_map_shared_rank(to, rank)), x4,
                         static_cast<uint64_t*>(__cluster_map_shared_rank(barrier, rank)));

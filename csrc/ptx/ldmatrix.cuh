@@ -8,8 +8,8 @@
 
 namespace tiled::ptx {
 
-// Loads four matrices, one register each. Lane l gives the address of row l % 8 of matrix l / 8, and
-// gets two adjacent elements of row l / 4 of each matrix; transposed, two rows of column l / 4.
+// Loads four matrices, one register each. Lane l gives the address of row l % 8 of matrix l / 8,
+// and gets two adjacent elements of row l / 4 of each matrix; transposed, two rows of column l / 4.
 template <bool kTransposed = false>
 __device__ void ldmatrix_x4(uint32_t (&d)[4], const void* row) {
   if constexpr (kTransposed) {

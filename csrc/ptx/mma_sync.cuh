@@ -5,9 +5,9 @@
 
 namespace tiled::ptx {
 
-// d (16, 8) += a (16, 16) b (16, 8). With g = lane / 4 and q = lane % 4 a lane holds halves 2q and
-// 2q + 1 of K of row g of a, row g + 8, then the same of K + 8; likewise of column g of b; and of d
-// rows g and g + 8, columns 2q and 2q + 1.
+// d (16, 8) += a (16, 16) b (16, 8). With g = lane / 4 and q = lane % 4, a lane holds of a:
+// elements 2q and 2q + 1 along K of rows g and g + 8, then 2q + 8 and 2q + 9 of both; of b: the
+// same elements of column g; of d: columns 2q and 2q + 1 of rows g and g + 8.
 template <bool kBFloat16 = false>
 __device__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (kBFloat16) {

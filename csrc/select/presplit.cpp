@@ -1,15 +1,15 @@
 #include "select/presplit.h"
 
-#include "cpu/presplit.h"
 #include "core/order_fp16x3.h"
+#include "cpu/presplit.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
-#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/split.h"
 #endif
 
 namespace tiled {
 
-bool takes_16bit(DType dtype, int64_t k, const Context& context) {
+bool can_presplit(DType dtype, int64_t k, const Context& context) {
   return dtype == DType::kFloat32 && k >= fp16x3::kMinK &&
          (context.on_host() || context.on_hopper());
 }

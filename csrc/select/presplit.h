@@ -9,11 +9,10 @@
 
 namespace tiled {
 
-// Whether a product of that dtype and K, on that device, may be one of halves.
-bool takes_16bit(DType dtype, int64_t k, const Context& context);
+// Returns whether products of that dtype and K on that device can use a presplit operand.
+bool can_presplit(DType dtype, int64_t k, const Context& context);
 
-// Writes `presplit`. Its rows lie source.row_stride apart, and what is beside one another along K
-// source.col_stride.
+// Writes `presplit` from `source`, whose row_stride is between its rows and col_stride along K.
 void write_presplit(const Matrix& source, const Presplit& presplit, const Context& context);
 
 }  // namespace tiled

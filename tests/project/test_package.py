@@ -178,7 +178,7 @@ def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
 
 def test_sdist_has_every_source(sdist):
     sources = [path for path in ROOT.glob("csrc/**/*") if path.is_file()]
-    sources += [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    sources += [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     sources += [ROOT / name for name in ("LICENSE", "setup.py", "pyproject.toml", "Makefile")]
     sources += [PACKAGE / "py.typed"]
     missing = [path for path in sources if not (sdist / path.relative_to(ROOT)).exists()]

@@ -32,7 +32,7 @@ def pick(dtype: str, precision: str, layout: str, batch: int, m: int, n: int, k:
 
     a, b = operand(m, k, layout[0]), operand(k, n, layout[1])
     plan = torch_tiled.explain(a, b, precision=precision, **H200)
-    return f"{plan.algorithm} {plan.tile} {plan.blocks} {plan.clocks.split()[0]}"
+    return f"{plan.algorithm} {plan.tile} {plan.blocks} {plan.cycles.split()[0]}"
 
 
 def shapes(results: dict) -> list[tuple]:

@@ -7,8 +7,8 @@
 
 #include "core/element.h"
 #include "core/epilogue.h"
-#include "kernels/common/launch.h"
 #include "core/order_chunked.h"
+#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -50,9 +50,10 @@ __global__ void __launch_bounds__(Tile::kThreads, kBlocks)
 
 }  // namespace
 
-void launch_naive(const Problem& p, const Context& context) {
+bool launch_naive(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype,
                     [&]<typename T>() { launch_tiles<Tile>(naive_kernel<T>, p, context); });
+  return true;
 }
 
 }  // namespace tiled::cuda

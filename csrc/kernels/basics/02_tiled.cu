@@ -10,8 +10,8 @@
 
 #include "core/element.h"
 #include "core/epilogue.h"
-#include "kernels/common/launch.h"
 #include "core/order_chunked.h"
+#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -148,21 +148,22 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
 }
 
 template <class Tile>
-void launch(const Problem& p, const Context& context) {
+bool launch(const Problem& p, const Context& context) {
   with_element_type(p.dtype,
                     [&]<typename T>() { launch_tiles<Tile>(tiled_kernel<T, Tile>, p, context); });
+  return true;
 }
 
 }  // namespace
 
-void launch_tiled16(const Problem& p, const Context& context) {
-  launch<Tile<16, 16, 1, 6>>(p, context);
+bool launch_tiled16(const Problem& p, const Plan&, const Context& context) {
+  return launch<Tile<16, 16, 1, 6>>(p, context);
 }
-void launch_tiled32(const Problem& p, const Context& context) {
-  launch<Tile<32, 32, 1, 2>>(p, context);
+bool launch_tiled32(const Problem& p, const Plan&, const Context& context) {
+  return launch<Tile<32, 32, 1, 2>>(p, context);
 }
-void launch_tiled64(const Problem& p, const Context& context) {
-  launch<Tile<64, 16, 4, 3>>(p, context);
+bool launch_tiled64(const Problem& p, const Plan&, const Context& context) {
+  return launch<Tile<64, 16, 4, 3>>(p, context);
 }
 
 }  // namespace tiled::cuda

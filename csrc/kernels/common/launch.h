@@ -1,41 +1,26 @@
 #pragma once
-// What every CUDA rung needs around its kernel.
+// Launching kernels: shared memory, grids, clusters, programmatic dependent launch.
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <source_location>
-#include <stdexcept>
-#include <string>
 
 #include "core/context.h"
+#include "core/plan.h"
 #include "core/problem.h"
+#include "kernels/common/check.h"
 
 #define UNROLL _Pragma("unroll")
 
 namespace tiled {
 
-// What a block of Hopper's may have.
+// Shared memory that a block may use on Hopper, in bytes.
 inline constexpr int kMaxSharedMemory = 227 << 10;
 
-// Throws what CUDA says, with the line of the rung that asked.
-inline void check(cudaError_t status,
-                  std::source_location where = std::source_location::current()) {
-  if (status == cudaSuccess) return;
-  const std::string file = where.file_name();
-  throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
-                           "\" (" + file.substr(file.rfind('/') + 1) + ":" +
-                           std::to_string(where.line()) + ")");
-}
-
-// For a rung's switch over its plan's tiles, which has no such one: it would compute nothing.
-[[noreturn]] inline void fail_no_tile(const char* rung, int tile) {
-  throw std::logic_error("torch_tiled: " + std::string(rung) + " has no tile " +
-                         std::to_string(tile));
-}
-
-// Tiles of C over the whole batch are numbered row by row, matrix by matrix; a block computes one.
+// The coordinates of a tile. Tiles of C over the whole batch are numbered row by row, matrix by
+// matrix.
 struct TileIndex {
   int64_t batch, row, col;  // which matrix, and the first row and column of the tile
 };
@@ -49,14 +34,15 @@ __device__ TileIndex tile_index(const Problem& p, int64_t tile) {
           .col = tile % tiles_n * Tile::kN};
 }
 
-// is_vector_aligned() of problem.h, of as many float32 as a Vector holds.
-template <typename Vector>
-bool is_vector_aligned(const Batch& batch, const Matrix& matrix, int64_t near, int64_t far) {
-  return is_vector_aligned(batch, matrix, near, far, sizeof(Vector) / sizeof(float));
+// is_vector_aligned() of core/problem.h, for vectors of float32.
+template <typename Vector, class Void>
+bool is_vector_aligned(const Batch& batch, const MatrixOf<Void>& matrix, int64_t inner,
+                       int64_t outer) {
+  return is_vector_aligned(batch, matrix, inner, outer, sizeof(Vector) / sizeof(float));
 }
 
-// Lets a kernel be launched with so much dynamic shared memory, or less. The limit is the kernel's
-// own, for all threads of the host: so it is the same for every launch of a kernel.
+// Raises a kernel's limit of dynamic shared memory. The limit is global to the process, so every
+// launch of a kernel must pass the same one.
 template <typename... Params>
 void allow_shared_memory(void (*kernel)(Params...), size_t bytes,
                          std::source_location where = std::source_location::current()) {
@@ -65,16 +51,17 @@ void allow_shared_memory(void (*kernel)(Params...), size_t bytes,
         where);
 }
 
-// As much as a block needs, and so much that no more than `blocks` share a multiprocessor of
-// Hopper's.
+// The dynamic shared memory that a block needs, padded so that at most `blocks` fit on an SM of
+// Hopper.
 inline size_t shared_memory_for(size_t needed, int blocks) {
-  constexpr size_t kReserved = 1 << 10;  // by the system, for each block
+  constexpr size_t kReserved = 1 << 10;  // that the system takes for each block
   return std::max(needed, (kMaxSharedMemory + kReserved) / static_cast<size_t>(blocks) - kReserved);
 }
 
-// How many clusters of so many blocks, one a multiprocessor, run at once on the current device.
+// The number of clusters of `cluster` blocks that run at once on the current device.
 template <typename... Params>
-int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads, size_t smem_bytes) {
+int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads,
+                        size_t smem_bytes) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cluster, 1, 1};
@@ -89,12 +76,12 @@ int max_active_clusters(void (*kernel)(Params...), unsigned cluster, int threads
   return count;
 }
 
-// Launches a kernel that may, on Hopper, start before the one before it on the stream has finished,
-// and calls ptx::pdl_wait() before it touches that one's results; in clusters of
-// so many blocks along the grid's x, if more than one.
+// Launches a kernel with programmatic dependent launch: on Hopper it may start before the previous
+// kernel on the stream has finished, and must call ptx::pdl_wait() before it touches that one's
+// results. Blocks along the grid's x form clusters of `cluster`.
 template <typename... Params, typename... Args>
 void launch_clusters_pdl(void (*kernel)(Params...), unsigned cluster, dim3 blocks, int threads,
-                           size_t smem_bytes, const Context& context, const Args&... args) {
+                         size_t smem_bytes, const Context& context, const Args&... args) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -110,15 +97,15 @@ void launch_clusters_pdl(void (*kernel)(Params...), unsigned cluster, dim3 block
   check(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
-// Likewise, without clusters.
+// launch_clusters_pdl() without clusters.
 template <typename... Params, typename... Args>
 void launch_pdl(void (*kernel)(Params...), dim3 blocks, int threads, size_t smem_bytes,
-                  const Context& context, const Args&... args) {
+                const Context& context, const Args&... args) {
   launch_clusters_pdl(kernel, 1, blocks, threads, smem_bytes, context, args...);
 }
 
-// Calls launch(first, blocks) for pieces of `blocks` that are no longer than a grid may be, and
-// checks each.
+// Calls launch(first, blocks) for consecutive ranges of blocks that fit in a grid's x, and checks
+// each launch.
 template <typename F>
 void for_grids(int64_t all, F&& launch,
                std::source_location where = std::source_location::current()) {
@@ -129,8 +116,8 @@ void for_grids(int64_t all, F&& launch,
   }
 }
 
-// Calls launch(batch, row, col, grid) for grids of tiles of C, columns of them along x, rows along
-// y and matrices along z, which begin there.
+// Calls launch(batch, row, col, grid) for grids of tiles of C that begin there: columns of tiles
+// along x, rows along y and matrices along z.
 template <typename F>
 void for_tile_grids(const Problem& p, int rows, int cols, F&& launch) {
   constexpr int64_t kMaxGrid = 65535;  // in y and z, and enough in x
@@ -148,7 +135,7 @@ void for_tile_grids(const Problem& p, int rows, int cols, F&& launch) {
   }
 }
 
-// Runs kernel(p, first_tile), one block a tile, in as many launches as the grid's limit asks for.
+// Launches kernel(p, first_tile) with one block a tile, in as many grids as it takes.
 template <class Tile>
 void launch_tiles(void (*kernel)(Problem, int64_t), const Problem& p, const Context& context,
                   std::source_location where = std::source_location::current()) {

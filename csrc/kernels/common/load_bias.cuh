@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "ptx/named_barrier.cuh"
 #include "core/element.h"
 #include "kernels/common/launch.h"
+#include "ptx/named_barrier.cuh"
 
 namespace tiled::cuda {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Problems in parts, one after another, where there is no memory for all at once.
+// Sub-problems, solved one after another where there is no memory for the whole problem at once.
 
 #include <cstdint>
 #include <optional>
@@ -10,46 +10,48 @@
 
 namespace tiled::cuda {
 
-// The problem, of float32, in two, the first not smaller, along its batch or else its longer side;
-// nothing where it is one tile.
+// Splits a float32 problem in two along its batch, or else its longer side; the first part is not
+// the smaller one. Nothing where the problem is a single tile.
 std::optional<std::pair<Problem, Problem>> split_in_two(const Problem& p);
 
-// Smaller workspaces are asked for without a look at how much memory is free.
+// Workspaces up to this size are allocated without asking the driver for the free memory.
 inline constexpr int64_t kSmallWorkspace = int64_t{64} << 20;
 
 int64_t free_memory();
-inline bool fits_in_free_memory(int64_t bytes) { return bytes <= kSmallWorkspace || bytes <= free_memory(); }
-
-// Calls run(part) for the problem's parts, halved so many times.
-template <class Run>
-void run_split(int times, const Problem& p, const Run& run) {
-  const auto halves = times > 0 ? split_in_two(p) : std::nullopt;
-  if (!halves) return run(p);
-  run_split(times - 1, halves->first, run);
-  run_split(times - 1, halves->second, run);
+inline bool fits_in_free_memory(int64_t bytes) {
+  return bytes <= kSmallWorkspace || bytes <= free_memory();
 }
 
-// Calls run(part, workspace) for the whole, or else for parts that share a workspace of as many
-// bytes(part) as the largest needs: by how much memory is free, and should that not be had after
-// all, by halves as long as they need more than `least`. False, and nothing done, where that is not
-// to be had.
+// Calls run(part) for the parts of a problem that is split in two `times` times.
+template <class Run>
+void run_split(int times, const Problem& p, const Run& run) {
+  const auto parts = times > 0 ? split_in_two(p) : std::nullopt;
+  if (!parts) return run(p);
+  run_split(times - 1, parts->first, run);
+  run_split(times - 1, parts->second, run);
+}
+
+// Calls run(part, workspace) for the whole problem, or for parts that share one workspace:
+// bytes(part) of the largest. Splits the problem until that fits in free memory; if the allocation
+// still fails, keeps splitting while bytes(part) exceeds `least`. Returns false, and runs nothing,
+// if that fails too.
 template <class Bytes, class Run>
 bool run_sub_problems(const Problem& p, const Context& context, int64_t least, const Bytes& bytes,
-                  const Run& run) {
+                      const Run& run) {
   Problem largest = p;
   int64_t needed = bytes(p);
   int times = 0;
-  const auto ask_less = [&] {
-    const auto halves = needed > least ? split_in_two(largest) : std::nullopt;
-    if (!halves) return false;
-    largest = halves->first, needed = bytes(largest), ++times;
+  const auto shrink = [&] {
+    const auto parts = needed > least ? split_in_two(largest) : std::nullopt;
+    if (!parts) return false;
+    largest = parts->first, needed = bytes(largest), ++times;
     return true;
   };
-  while (!fits_in_free_memory(needed) && ask_less()) {
+  while (!fits_in_free_memory(needed) && shrink()) {
   }
   void* workspace;
-  while ((workspace = context.allocate_or_null(needed)) == nullptr) {
-    if (!ask_less()) return false;
+  while ((workspace = context.allocate(needed)) == nullptr) {
+    if (!shrink()) return false;
   }
   run_split(times, p, [&](const Problem& part) { run(part, static_cast<uint8_t*>(workspace)); });
   return true;

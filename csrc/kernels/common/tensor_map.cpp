@@ -1,10 +1,11 @@
+#include "kernels/common/tensor_map.h"
+
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
 #include <string>
 
-#include "kernels/common/tensor_map.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/check.h"
 
 namespace tiled::cuda {
 namespace {
@@ -57,12 +58,13 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   check(cudaSetDevice(device));
   // Lines of halves that begin where L2's do are brought by two of those at once.
   const bool by_two = dtype == DType::kFloat32 || stride[0] % kCacheLineBytes == 0;
+  void* address = const_cast<void*>(matrix.data);  // the driver does not write there
   CUtensorMap map;
   const CUresult result =
       encode(&map,
              dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bits are bits
-             kRank, matrix.data, size, stride, box, apart, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             kRank, address, size, stride, box, apart, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              by_two ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {

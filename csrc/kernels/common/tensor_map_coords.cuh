@@ -1,8 +1,8 @@
 #pragma once
 // Where a matrix of the batch is among the dimensions of a tensor map (tensor_map.h).
 
-#include "kernels/common/launch.h"
 #include "core/problem.h"
+#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 
@@ -10,7 +10,8 @@ struct TmaCoords {
   int at[kMaxTmaBatchRank] = {};
   // In a map of matrices that are one batch dimension.
   __device__ explicit TmaCoords(int index) : at{index} {}
-  __device__ TmaCoords(const Batch& batch, const Matrix& matrix, int64_t index) {
+  template <class Void>
+  __device__ TmaCoords(const Batch& batch, const MatrixOf<Void>& matrix, int64_t index) {
     int used = 0;
     NO_UNROLL
     for (int d = batch.rank - 1; d >= 0; --d) {

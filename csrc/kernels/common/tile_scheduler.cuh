@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "core/problem.h"
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
-#include "core/problem.h"
 
 namespace tiled::cuda {
 
@@ -14,8 +14,9 @@ struct TileCoord {
   int row, col;  // of the tile's first element
 };
 
-// Tiles in scheduler of so many rows, down a column of the band first: blocks that run together share
-// what they read of A and of B in the cache. C is in memory: a matrix has less than 2^31 tiles.
+// Tiles in scheduler of so many rows, down a column of the band first: blocks that run together
+// share what they read of A and of B in the cache. C is in memory: a matrix has less than 2^31
+// tiles.
 struct TileScheduler {
   FastDivmod matrix, band, last;  // by tiles of a matrix, of a band, of the last band's columns
 
@@ -33,7 +34,8 @@ template <class Tile>
 __device__ TileCoord locate(const TileScheduler& scheduler, int64_t index) {
   const int64_t batch = scheduler.matrix.divide(index);
   const auto in_matrix = static_cast<uint32_t>(index - batch * scheduler.matrix.by);
-  const uint32_t band = scheduler.band.divide(in_matrix), in_band = in_matrix - band * scheduler.band.by;
+  const uint32_t band = scheduler.band.divide(in_matrix),
+                 in_band = in_matrix - band * scheduler.band.by;
   const bool is_last = (band + 1) * scheduler.band.by > scheduler.matrix.by;
   const uint32_t height = is_last ? scheduler.last.by : Tile::kRasterRows;
   const uint32_t col = is_last ? scheduler.last.divide(in_band) : in_band / Tile::kRasterRows;

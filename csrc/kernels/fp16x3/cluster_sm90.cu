@@ -16,19 +16,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/epilogue.h"
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/range.cuh"
+#include "kernels/fp16x3/recompute.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/tma.cuh"
-#include "core/epilogue.h"
-#include "core/order_fp16x3.h"
-#include "kernels/fp16x3/recompute.cuh"
-#include "kernels/fp16x3/descale.cuh"
-#include "kernels/fp16x3/parts.h"
-#include "kernels/fp16x3/range.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -171,7 +171,9 @@ __device__ Sums multiply(const Line* a, const Line* b, int length, int promotion
 }
 
 // batch_offset(), once in the code.
-__device__ __noinline__ int64_t offset(const Problem& p, const Matrix& matrix, int64_t index) {
+template <class Void>
+__device__ __noinline__ int64_t offset(const Problem& p, const MatrixOf<Void>& matrix,
+                                       int64_t index) {
   return batch_offset(p.batch, matrix, index);
 }
 
@@ -297,7 +299,7 @@ Tile tile_for(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_fp16x3_cluster(const Problem& p, const Context& context) {
+bool launch_fp16x3_cluster(const Problem& p, const Plan&, const Context& context) {
   const Tile tile = tile_for(p, context);
   Work work{};
   work.sides[0] = {static_cast<const float*>(p.a.data), p.a.row_stride, p.m, 0, tile.rows};
@@ -315,9 +317,10 @@ void launch_fp16x3_cluster(const Problem& p, const Context& context) {
     work.batch = batch, work.sides[0].first = row, work.sides[1].first = col;
     grid.x *= work.chunks;
     launch_clusters_pdl(fp16x3_cluster_kernel, work.chunks, grid, kThreads, Smem::bytes(tile),
-                          context, work);
+                        context, work);
   });
   counter.read();
+  return true;
 }
 
 }  // namespace tiled::cuda

@@ -15,6 +15,13 @@
 
 #include <type_traits>
 
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/tensor_map.h"
+#include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/on_the_fly.cuh"
+#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/split.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
@@ -22,12 +29,6 @@
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
-#include "core/order_fp16x3.h"
-#include "kernels/fp16x3/descale.cuh"
-#include "kernels/fp16x3/on_the_fly.cuh"
-#include "kernels/fp16x3/parts.h"
-#include "kernels/common/tensor_map.h"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -41,8 +42,8 @@ struct Tile {
   static constexpr int kThreads = kSplitters + kMultipliers;
   static constexpr int kSplitterWarps = kSplitters / 32;
   static constexpr int kSplitterCols = kCols / kSplitterWarps;  // of a warp
-  static constexpr int kSteps = kStageK / Presplit::kK;           // of a stage
-  static constexpr int kPlane = Presplit::plane_bytes(kCols);     // of a step
+  static constexpr int kSteps = kStageK / Presplit::kK;         // of a stage
+  static constexpr int kPlane = Presplit::plane_bytes(kCols);   // of a step
   static_assert(Presplit::kK == fp16x3::promotion(kChunk));
 };
 
@@ -100,7 +101,7 @@ struct XLoader {
     step_bytes = 2 * Presplit::plane_bytes(x.tile_rows(tile));
     steps_left = (stretch.length + Presplit::kK - 1) / Presplit::kK;
     from = x.hi_lo + x.step_offset(work.first_matrix + stretch.matrix, tile,
-                                    int64_t{stretch.chunk} * (kChunk / Presplit::kK));
+                                   int64_t{stretch.chunk} * (kChunk / Presplit::kK));
   }
 };
 
@@ -127,11 +128,12 @@ struct Smem {
   static constexpr int kStages = Panel<kPanelRows>::kStages;
 
   alignas(1024) uint8_t w[kWStages][Tile::kCols * kStageK * 4];
-  uint8_t halves[kStages][Tile::kSteps][2][Tile::kPlane];                  // of w: hi, lo
-  uint8_t x[kStages][Tile::kSteps * 2 * Presplit::plane_bytes(kPanelRows)];  // of its rows, likewise
-  float factor[kStages][Tile::kCols];                                      // of sums before
-  alignas(8) uint8_t scaled[kStages][Tile::kSplitterWarps];                // is any not 1?
-  float undo[2][Tile::kCols];                                              // of units, by turns
+  uint8_t halves[kStages][Tile::kSteps][2][Tile::kPlane];  // of w: hi, lo
+  uint8_t x[kStages]
+           [Tile::kSteps * 2 * Presplit::plane_bytes(kPanelRows)];  // of its rows, likewise
+  float factor[kStages][Tile::kCols];                               // of sums before
+  alignas(8) uint8_t scaled[kStages][Tile::kSplitterWarps];         // is any not 1?
+  float undo[2][Tile::kCols];                                       // of units, by turns
   uint64_t w_full[kWStages], w_empty[kWStages];
   uint64_t full[kStages], empty[kStages];
   WLoader<kWStages> w_loader;
@@ -139,7 +141,8 @@ struct Smem {
 
   __device__ void init(const InFlight& work) {
     ptx::mbarrier_init_stages(kWStages, w_full, 1, w_empty, Tile::kSplitterWarps);
-    ptx::mbarrier_init_stages(kStages, full, Tile::kSplitterWarps + 1, empty, Tile::kMultipliers / 32);
+    ptx::mbarrier_init_stages(kStages, full, Tile::kSplitterWarps + 1, empty,
+                              Tile::kMultipliers / 32);
     ptx::fence_mbarrier_init();
     w_loader.turn = {};
     w_loader.end = Part(work).end;
@@ -174,7 +177,7 @@ __device__ void request_w(const InFlight& work, const CUtensorMap& map, Smem<kPa
     const int at[] = {kAlongK ? k : col, kAlongK ? col : k, next.matrix[0], next.matrix[1],
                       next.matrix[2]};
     ptx::tma_load_policy_if(once, smem.w[turn.stage()] + i * Box<kAlongK>::kBytes, &map, at, full,
-                             policy);
+                            policy);
   }
   next.turn.next();
   next.k += kStageK;
@@ -293,7 +296,9 @@ __device__ bool split_stage(uint8_t* smem, uint32_t w, uint32_t halves, const Pl
 }
 
 // At a unit's end: whether it is to be computed again; all threads of the block, wherever they are.
-__device__ bool any_says(bool again) { return ptx::named_barrier_sync_or(1, Tile::kThreads, again); }
+__device__ bool any_says(bool again) {
+  return ptx::named_barrier_sync_or(1, Tile::kThreads, again);
+}
 
 template <bool kAlongK, int kPanelRows>
 __device__ void split_units(const InFlight& work, const CUtensorMap& map, Smem<kPanelRows>& smem) {
@@ -465,7 +470,8 @@ __device__ void multiply_units(const InFlight& work, Smem<kPanelRows>& smem) {
   const auto [first, end] = Part(work);
   const uint32_t first_w =
       wgmma::descriptor_low_word(smem.halves[0][0][0]) + Presplit::plane_bytes(P::first_col()) / 16;
-  const uint32_t first_x = wgmma::descriptor_low_word(smem.x[0]) + Presplit::plane_bytes(P::first_row()) / 16;
+  const uint32_t first_x =
+      wgmma::descriptor_low_word(smem.x[0]) + Presplit::plane_bytes(P::first_row()) / 16;
   Turn<P::kStages> turn;
   NO_UNROLL
   for (unsigned unit = first; unit < end;) {
@@ -499,7 +505,7 @@ __device__ void multiply_units(const InFlight& work, Smem<kPanelRows>& smem) {
 template <bool kAlongK, bool kWIsA, int kPanelRows>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp16x3_fused_kernel(const __grid_constant__ InFlight work,
-                         const __grid_constant__ CUtensorMap map) {
+                        const __grid_constant__ CUtensorMap map) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<kPanelRows>*>(smem_bytes);
   ptx::pdl_launch_dependents();
@@ -537,7 +543,7 @@ void launch(InFlight& work, void* sums, const Context& context) {
 
 }  // namespace
 
-void launch_fp16x3_fused(const Problem& p, const Context& context) {
+bool launch_fp16x3_fused(const Problem& p, const Plan&, const Context& context) {
   const bool few_rows = std::min(p.m, p.n) <= 64;
   InFlight work = in_flight(p, Tile::kCols, few_rows ? 64 : 128, kMaxSumsBytes);
   WorkspaceLayout layout;
@@ -546,12 +552,14 @@ void launch_fp16x3_fused(const Problem& p, const Context& context) {
   const int64_t undo_at =
       layout.reserve(work.presplit_x.matrix_groups() * p.batch.count * int64_t{sizeof(float)});
   auto* workspace = static_cast<uint8_t*>(context.allocate(layout.bytes));
+  if (workspace == nullptr) return false;
   work.presplit_x.hi_lo = workspace + x_at;
   work.presplit_x.inverse_scales = reinterpret_cast<float*>(workspace + undo_at);
   const Operand x{work.x, p.batch, work.presplit_x};
   launch_split({&x, 1}, {}, context);
   few_rows ? launch<64>(work, workspace + sums_at, context)
            : launch<128>(work, workspace + sums_at, context);
+  return true;
 }
 
 }  // namespace tiled::cuda

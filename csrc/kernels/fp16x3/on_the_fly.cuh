@@ -4,10 +4,10 @@
 
 #include <cuda_fp16.h>
 
-#include "ptx/pack.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/fp16x3/on_the_fly.h"
 #include "kernels/fp16x3/range.cuh"
-#include "kernels/common/launch.h"
+#include "ptx/pack.cuh"
 
 namespace tiled::cuda {
 

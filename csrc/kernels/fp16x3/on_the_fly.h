@@ -30,7 +30,7 @@ struct InFlight {
   int64_t max_sums_bytes;            // where one unit does not take more
   float* sums;                       // of chunks: (matrices, chunks, x_count, units * cols)
   unsigned long long* recomputed;    // counts marked elements, or null
-  Presplit presplit_x;                   // for the rungs that split x beforehand
+  Presplit presplit_x;               // for the rungs that split x beforehand
 
   HOST_DEVICE unsigned stretches() const { return matrices * chunks * panels; }
   HOST_DEVICE int64_t sums_stride() const { return int64_t{units} * cols; }
@@ -40,7 +40,7 @@ struct InFlight {
 inline constexpr int kMinKInFlight = 512;
 static_assert(fp16x3::promotion(kMinKInFlight) == fp16x3::promotion(kChunk));
 
-inline constexpr int64_t kMaxSumsBytes = int64_t{64} << 20;
+inline constexpr int64_t kMaxSumsBytes = int64_t{64} << 20, kLeastSumsBytes = int64_t{1} << 20;
 
 // Of units of so many columns, with panels of so many rows at most.
 InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_bytes);
@@ -50,11 +50,8 @@ InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_by
 // works on `teams` units at a time.
 void run_in_flight(InFlight& work, int teams, const Context& context, void* sums,
                    const std::function<void(unsigned blocks)>& launch);
-// How many bytes the sums take.
+// The bytes of the sums: those of all units, up to max_sums_bytes or else one unit. A sub-problem
+// never takes more.
 int64_t sums_bytes(const InFlight& work);
-
-// fp16x3_skinny with no other workspace than sums, of so many bytes at most, or else those of a
-// unit for all of x.
-void launch_in_flight(const Problem& p, int64_t max_sums_bytes, const Context& context);
 
 }  // namespace tiled::cuda

@@ -4,13 +4,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "ptx/pdl.cuh"
 #include "core/epilogue.h"
-#include "kernels/fp16x3/recompute.cuh"
+#include "core/order_chunked.h"
+#include "kernels/common/launch.h"
 #include "kernels/fp16x3/on_the_fly.h"
 #include "kernels/fp16x3/parts.h"
-#include "kernels/common/launch.h"
-#include "core/order_chunked.h"
+#include "kernels/fp16x3/recompute.cuh"
+#include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
 namespace {
@@ -119,8 +119,8 @@ InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_by
   work.w_along_k = work.w.col_stride < work.w.row_stride;
   const auto [near, far] = std::minmax(work.w.row_stride, work.w.col_stride);
   work.w_in_fours = is_vector_aligned<float4>(p.batch, work.w, near, far);
-  work.x_in_fours =
-      p.k % 4 == 0 && is_vector_aligned<float4>(p.batch, work.x, work.x.col_stride, work.x.row_stride);
+  work.x_in_fours = p.k % 4 == 0 && is_vector_aligned<float4>(p.batch, work.x, work.x.col_stride,
+                                                              work.x.row_stride);
   work.w_count = std::max(p.m, p.n);
   work.x_count = std::min(p.m, p.n);
   work.cols = cols;
@@ -133,8 +133,9 @@ InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_by
 }
 
 int64_t sums_bytes(const InFlight& work) {
-  const Piece piece(work);
-  return piece.matrices * piece.units * piece.unit_bytes;
+  const int64_t all = work.p.batch.count * ceil_div(work.w_count, work.cols);
+  const int64_t unit_bytes = Piece(work).unit_bytes;
+  return std::max(std::min(all * unit_bytes, work.max_sums_bytes), unit_bytes);
 }
 
 void run_in_flight(InFlight& work, int teams, const Context& context, void* sums,

@@ -3,10 +3,8 @@
 // marked elements again.
 
 #include <cstdint>
-#include <span>
 
 #include "core/context.h"
-#include "core/presplit.h"
 #include "core/problem.h"
 
 namespace tiled::cuda {
@@ -22,16 +20,6 @@ struct WorkspaceLayout {
     return at;
   }
 };
-
-// An operand to be split: `rows` are A's rows or B's columns.
-struct Operand {
-  Matrix matrix;  // row_stride: between rows; col_stride: along K
-  Batch batch;    // of matrices that are stored: without broadcast dimensions
-  Presplit presplit;
-};
-
-// Writes Operand::presplit of two operands at most, and sets all of `zeroed` to 0.
-void launch_split(std::span<const Operand> operands, std::span<int> zeroed, const Context& context);
 
 // Elements whose sums are NaN. A piece is the part of C that one warp holds after wgmma: 16 rows,
 // 128 columns; lane l's element i (device/wgmma.cuh) is bit i of elements[l].

@@ -5,9 +5,9 @@
 // memory: a kernel that adds sums is to find room beside the one that computes them.
 
 #include "core/epilogue.h"
-#include "kernels/common/launch.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/problem.h"
+#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 

@@ -13,13 +13,13 @@
 #include <bit>
 #include <vector>
 
+#include "core/epilogue.h"
+#include "core/order_chunked.h"
+#include "kernels/common/launch.h"
+#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/recompute.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pdl.cuh"
-#include "core/epilogue.h"
-#include "kernels/fp16x3/recompute.cuh"
-#include "kernels/fp16x3/parts.h"
-#include "kernels/common/launch.h"
-#include "core/order_chunked.h"
 
 namespace tiled::cuda {
 namespace {
@@ -329,15 +329,15 @@ int64_t count_marked(const Marks& marks, cudaStream_t stream) {
 
 void launch_recompute(const Problem& p, const Marks& marks, const Context& context) {
   const bool b_along_k = p.b.row_stride < p.b.col_stride;
-  const ByFour by_four{is_vector_aligned<float4>(p.batch, p.a, p.a.col_stride, p.a.row_stride),
-                       b_along_k
-                           ? is_vector_aligned<float4>(p.batch, p.b, p.b.row_stride, p.b.col_stride)
-                           : is_vector_aligned<float4>(p.batch, p.b, p.b.col_stride, p.b.row_stride)};
+  const ByFour by_four{
+      is_vector_aligned<float4>(p.batch, p.a, p.a.col_stride, p.a.row_stride),
+      b_along_k ? is_vector_aligned<float4>(p.batch, p.b, p.b.row_stride, p.b.col_stride)
+                : is_vector_aligned<float4>(p.batch, p.b, p.b.col_stride, p.b.row_stride)};
   const auto kernel = b_along_k ? recompute_kernel<true> : recompute_kernel<false>;
   allow_shared_memory(kernel, sizeof(Smem));
   const auto blocks = std::min<int64_t>(Marks::capacity(p), context.sms);
-  launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem), context, p,
-               marks, by_four);
+  launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem), context, p, marks,
+             by_four);
   if (context.recomputed != nullptr) {
     *context.recomputed += count_marked(marks, static_cast<cudaStream_t>(context.stream));
   }

@@ -12,17 +12,18 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/sub_problems.h"
+#include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/on_the_fly.cuh"
+#include "kernels/fp16x3/range.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/shared_address.cuh"
-#include "core/order_fp16x3.h"
-#include "kernels/fp16x3/descale.cuh"
-#include "kernels/fp16x3/on_the_fly.cuh"
-#include "kernels/fp16x3/range.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -72,8 +73,7 @@ class Loader {
 
  public:
   // `ring`: the team's stages.
-  __device__ Loader(const InFlight& work, const uint8_t* ring)
-      : ring_(ptx::shared_address(ring)) {
+  __device__ Loader(const InFlight& work, const uint8_t* ring) : ring_(ptx::shared_address(ring)) {
     const int each = work.w_in_fours ? 4 : 1;  // copied at a time
     constexpr int kNear = kAlongK ? kStageK : kCols;
     const int thread = threadIdx.x % kThreads;
@@ -410,7 +410,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     NO_UNROLL
     for (int left = Stretch(work, index).length; left > 0; left -= kStageK) {
       __pipeline_wait_prior(kStages - 2);
-      ptx::named_barrier_sync(barrier, Tile::kTeamThreads);  // this stage has come, the last is free
+      ptx::named_barrier_sync(barrier,
+                              Tile::kTeamThreads);  // this stage has come, the last is free
       loader.load(work, end, (stage == 0 ? kStages : stage) - 1);
       __pipeline_commit();
       multiply<kTiles, kAlongK, kWIsA>(smem.w[team][stage], x, column, sums);
@@ -440,20 +441,23 @@ auto kernel_for(const InFlight& work) {
 
 }  // namespace
 
-void launch_in_flight(const Problem& p, int64_t max_sums_bytes, const Context& context) {
-  InFlight work = in_flight(p, Tile::kCols, Tile::kMaxRows, max_sums_bytes);
-  const bool one_tile = work.x_count <= 16;
-  const auto kernel = one_tile ? kernel_for<1>(work) : kernel_for<2>(work);
-  const size_t smem_bytes = one_tile ? sizeof(Smem<1>) : sizeof(Smem<2>);
-  allow_shared_memory(kernel, smem_bytes);
-  run_in_flight(work, Tile::kTeams, context, context.allocate(sums_bytes(work)),
-                [&](unsigned blocks) {
-                  launch_pdl(kernel, blocks, Tile::kThreads, smem_bytes, context, work);
-                });
-}
-
-void launch_fp16x3_skinny(const Problem& p, const Context& context) {
-  launch_in_flight(p, kMaxSumsBytes, context);
+// Where memory is short, sub-problems share a smaller workspace for their sums.
+bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context) {
+  const auto work_of = [](const Problem& part) {
+    return in_flight(part, Tile::kCols, Tile::kMaxRows, kMaxSumsBytes);
+  };
+  const auto bytes = [&](const Problem& part) { return sums_bytes(work_of(part)); };
+  const auto run = [&](const Problem& part, uint8_t* sums) {
+    InFlight work = work_of(part);
+    const bool one_tile = work.x_count <= 16;
+    const auto kernel = one_tile ? kernel_for<1>(work) : kernel_for<2>(work);
+    const size_t smem_bytes = one_tile ? sizeof(Smem<1>) : sizeof(Smem<2>);
+    allow_shared_memory(kernel, smem_bytes);
+    run_in_flight(work, Tile::kTeams, context, sums, [&](unsigned blocks) {
+      launch_pdl(kernel, blocks, Tile::kThreads, smem_bytes, context, work);
+    });
+  };
+  return run_sub_problems(p, context, kLeastSumsBytes, bytes, run);
 }
 
 }  // namespace tiled::cuda

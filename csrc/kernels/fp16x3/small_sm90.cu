@@ -19,16 +19,16 @@
 #include <limits>
 #include <utility>
 
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/range.cuh"
+#include "kernels/fp16x3/recompute.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/shared_address.cuh"
-#include "core/order_fp16x3.h"
-#include "kernels/fp16x3/recompute.cuh"
-#include "kernels/fp16x3/parts.h"
-#include "kernels/fp16x3/range.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -165,13 +165,13 @@ __device__ Range load(const Side& side, const Batch& batch, int64_t matrix, int6
       UNROLL
       for (int i = 0; i < 2; ++i) {
         ptx::cp_async_x4_zfill(ptx::shared_address(to[i]), from[i],
-                          i * 4 * apart < far_left ? min(inside, 4) * 4 : 0);
+                               i * 4 * apart < far_left ? min(inside, 4) * 4 : 0);
       }
     } else {
       UNROLL
       for (int i = 0; i < 8; ++i) {
         ptx::cp_async_4_zfill(to[0] - at + (at ^ i * at_step), from[0] + i * from_step,
-                       i * apart < far_left ? 4 : 0);
+                              i * apart < far_left ? 4 : 0);
       }
     }
   };
@@ -377,7 +377,7 @@ int64_t lines(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_fp16x3_small(const Problem& p, const Context& context) {
+bool launch_fp16x3_small(const Problem& p, const Plan&, const Context& context) {
   Work work{};
   work.p = p;
   auto side = [&](const Matrix& lines, int64_t count) {
@@ -399,6 +399,7 @@ void launch_fp16x3_small(const Problem& p, const Context& context) {
   std::ranges::min_element(choices, {}, [](const auto& choice) {
     return choice.lines;
   })->launch(work, context);
+  return true;
 }
 
 }  // namespace tiled::cuda

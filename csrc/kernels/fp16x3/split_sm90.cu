@@ -6,13 +6,13 @@
 // they are neighbours in memory, eight threads read a line of 32 bytes, and where K is contiguous,
 // four times eight threads read eight lines of 128.
 
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/load_x8.cuh"
+#include "kernels/fp16x3/range.cuh"
+#include "kernels/fp16x3/split.h"
 #include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
-#include "core/order_fp16x3.h"
-#include "kernels/fp16x3/parts.h"
-#include "kernels/fp16x3/range.cuh"
-#include "kernels/common/load_x8.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int warp = 0; warp < kWarps; ++warp) {
       range.smallest = min(range.smallest, smallest_smem[warp][in_block]);
     }
-    presplit.inverse_scales[matrix * presplit.matrix_groups() + chunk * presplit.padded_rows() + row] =
+    presplit
+        .inverse_scales[matrix * presplit.matrix_groups() + chunk * presplit.padded_rows() + row] =
         range.inverse_scale(scale);
   }
 }
@@ -105,7 +106,8 @@ Job make_job(const Operand& operand) {
   const Matrix& matrix = operand.matrix;
   Job job;
   job.operand = operand;
-  job.vectors = is_vector_aligned<float4>(operand.batch, matrix, matrix.col_stride, matrix.row_stride);
+  job.vectors =
+      is_vector_aligned<float4>(operand.batch, matrix, matrix.col_stride, matrix.row_stride);
   job.row_blocks = static_cast<unsigned>(operand.presplit.padded_rows() / kRows);
   job.chunks = static_cast<unsigned>(ceil_div(operand.presplit.k, kChunk));
   job.blocks = static_cast<unsigned>(job.row_blocks * job.chunks * operand.batch.count);

@@ -17,24 +17,24 @@
 //   at the end of a chunk, its sum goes to those of the chunks before, which wait in shared memory,
 //   or, where K is cut, to memory.
 
+#include "core/epilogue.h"
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/load_bias.cuh"
+#include "kernels/common/stored_batch.h"
+#include "kernels/common/sub_problems.h"
+#include "kernels/common/tile_scheduler.cuh"
+#include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/flagged.cuh"
+#include "kernels/fp16x3/parts.h"
 #include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/split.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "core/epilogue.h"
-#include "core/order_fp16x3.h"
-#include "kernels/fp16x3/descale.cuh"
-#include "kernels/fp16x3/on_the_fly.h"
-#include "kernels/fp16x3/flagged.cuh"
-#include "kernels/fp16x3/parts.h"
-#include "kernels/common/sub_problems.h"
-#include "kernels/common/load_bias.cuh"
-#include "kernels/common/stored_batch.h"
-#include "kernels/common/tile_scheduler.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {
@@ -47,11 +47,11 @@ struct Tile {
   static constexpr int kWarpgroup = 128;
   static constexpr int kConsumers = 2;  // warpgroups, each 64 rows of the tile
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kElements = 64;  // of C a thread
-  static constexpr int kRasterRows = 8;       // tiles of rows that are worked off together
+  static constexpr int kElements = 64;   // of C a thread
+  static constexpr int kRasterRows = 8;  // tiles of rows that are worked off together
 
   static_assert(kM == Presplit::kRows && kN == Presplit::kRows, "a step of a tile is one copy");
-  static_assert(kM == BulkCost::kTile && kN == BulkCost::kTile);
+  static_assert(kM == h200::Fp16x3::kWgmmaTile && kN == h200::Fp16x3::kWgmmaTile);
 };
 
 // A warpgroup's sums of a tile: of each thread by fours.
@@ -152,7 +152,7 @@ __device__ bool store_simply(const Work& work, const Place& at, float (&sum)[Til
     UNROLL
     for (float& each : sum) each = activate(Activation::kRelu, each);
   }
-  const Matrix& c = work.p.c;
+  const OutMatrix& c = work.p.c;
   float* data = static_cast<float*>(c.data) + batch_offset(work.p.batch, c, at.batch) +
                 at.row * c.row_stride + at.col;
   UNROLL
@@ -293,8 +293,8 @@ struct Undo {
   float row[2];
   float2 col[Tile::kElements / 4];
 
-  __device__ Undo(const Presplit& a, int64_t a_matrix, const Presplit& b, int64_t b_matrix, int chunk,
-                  const Place& at) {
+  __device__ Undo(const Presplit& a, int64_t a_matrix, const Presplit& b, int64_t b_matrix,
+                  int chunk, const Place& at) {
     const float* a_undo = a.inverse_scales + a_matrix * a.matrix_groups() + chunk * a.padded_rows();
     const float* b_undo = b.inverse_scales + b_matrix * b.matrix_groups() + chunk * b.padded_rows();
     UNROLL
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init_stages(Tile::kStages, smem.full, 1, smem.empty,
-                        Tile::kConsumers * Tile::kWarpgroup / 32);
+                              Tile::kConsumers * Tile::kWarpgroup / 32);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(kAddThreads)
 }
 
 // What is launched for a problem, and where its parts lie in one workspace.
-struct Plan {
+struct WorkspaceOf {
   Operand a, b;
   Matrix a_index, b_index;  // batch_stride counts stored matrices
   int64_t count_at, a_at, b_at, a_undo_at, b_undo_at, pieces_at, sums_at, bytes;
@@ -453,8 +453,8 @@ Operand make_operand(const Problem& p, const Matrix& by_rows, int64_t rows, Matr
   return {.matrix = stored.from, .batch = stored.batch, .presplit = {.rows = rows, .k = p.k}};
 }
 
-Plan make_plan(const Problem& p, int64_t ranges) {
-  Plan plan{};
+WorkspaceOf lay_out_workspace(const Problem& p, int64_t ranges) {
+  WorkspaceOf plan{};
   plan.a = make_operand(p, p.a, p.m, plan.a_index);
   plan.b = make_operand(p, transposed(p.b), p.n, plan.b_index);
   WorkspaceLayout layout;
@@ -479,7 +479,7 @@ Plan make_plan(const Problem& p, int64_t ranges) {
   return plan;
 }
 
-void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context) {
+void run(const Problem& p, WorkspaceOf plan, uint8_t* workspace, const Context& context) {
   auto floats = [&](int64_t at) { return reinterpret_cast<float*>(workspace + at); };
   const Marks marks{reinterpret_cast<int*>(workspace + plan.count_at),
                     reinterpret_cast<Marks::Piece*>(workspace + plan.pieces_at)};
@@ -511,8 +511,7 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
       fp16x3::promotion(p.k) == 16 ? fp16x3_wgmma_kernel<16> : fp16x3_wgmma_kernel<32>;
   allow_shared_memory(kernel, sizeof(Smem));
   // A block a processor, that goes from tile to tile; where K is cut, one for each of its tasks.
-  const int64_t blocks =
-      plan.ranges > 1 ? work.tiles : std::min<int64_t>(work.tiles, context.sms);
+  const int64_t blocks = plan.ranges > 1 ? work.tiles : std::min<int64_t>(work.tiles, context.sms);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plan.ranges));
   launch_pdl(kernel, grid, Tile::kThreads, sizeof(Smem), context, work);
   if (plan.ranges > 1) {
@@ -522,36 +521,23 @@ void run(const Problem& p, Plan plan, uint8_t* workspace, const Context& context
   launch_recompute(p, marks, context);
 }
 
-// The same bits where there is next to no memory: split in flight, in parts whose sums are few.
-void run_without_memory(const Problem& p, const Context& context) {
-  constexpr int64_t kSumsBytes = int64_t{1} << 20;
-  const int64_t line_bytes = ceil_div(p.k, kChunk) * 32 * int64_t{sizeof(float)};
-  const auto halves = std::min(p.m, p.n) * line_bytes > kSumsBytes ? split_in_two(p) : std::nullopt;
-  if (!halves) return launch_in_flight(p, kSumsBytes, context);
-  run_without_memory(halves->first, context);
-  run_without_memory(halves->second, context);
-}
-
 }  // namespace
 
-void launch_fp16x3_small(const Problem& p, const Context& context);
-
-// Where memory is short, K is not cut, and then parts of the problem share a smaller workspace.
-// Where not even that is to be had, a form is taken that needs none, or very little.
-void launch_fp16x3_wgmma(const Problem& p, const Context& context) {
-  const int64_t ranges = bulk_ranges(p, context.sms).count;
-  if (ranges > 1) {
-    const Plan plan = make_plan(p, ranges);
-    void* workspace = fits_in_free_memory(plan.bytes) ? context.allocate_or_null(plan.bytes) : nullptr;
-    if (workspace != nullptr) return run(p, plan, static_cast<uint8_t*>(workspace), context);
+// Where memory is short, K is not split, and then sub-problems share a smaller workspace.
+bool launch_fp16x3_wgmma(const Problem& p, const Plan& plan, const Context& context) {
+  if (plan.k_splits > 1) {
+    const WorkspaceOf layout = lay_out_workspace(p, plan.k_splits);
+    void* workspace = fits_in_free_memory(layout.bytes) ? context.allocate(layout.bytes) : nullptr;
+    if (workspace != nullptr) {
+      run(p, layout, static_cast<uint8_t*>(workspace), context);
+      return true;
+    }
   }
-  const auto bytes = [](const Problem& part) { return make_plan(part, 1).bytes; };
-  const bool done = run_sub_problems(p, context, kSmallWorkspace, bytes,
-                                 [&](const Problem& part, uint8_t* workspace) {
-                                   run(part, make_plan(part, 1), workspace, context);
-                                 });
-  if (done) return;
-  p.k <= kChunk ? launch_fp16x3_small(p, context) : run_without_memory(p, context);
+  const auto bytes = [](const Problem& part) { return lay_out_workspace(part, 1).bytes; };
+  return run_sub_problems(p, context, kSmallWorkspace, bytes,
+                          [&](const Problem& part, uint8_t* workspace) {
+                            run(part, lay_out_workspace(part, 1), workspace, context);
+                          });
 }
 
 }  // namespace tiled::cuda

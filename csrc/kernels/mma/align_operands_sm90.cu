@@ -6,32 +6,32 @@
 
 #include <algorithm>
 
+#include "kernels/common/fast_divmod.cuh"
+#include "kernels/common/launch.h"
+#include "kernels/common/stored_batch.h"
+#include "kernels/mma/align_operands.h"
+#include "kernels/mma/load_16bit.cuh"
+#include "kernels/mma/plan.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/pdl.cuh"
-#include "kernels/common/fast_divmod.cuh"
-#include "kernels/mma/load_16bit.cuh"
-#include "kernels/mma/align_operands.h"
-#include "kernels/common/stored_batch.h"
-#include "kernels/common/launch.h"
-#include "kernels/mma/plan.h"
 
 namespace tiled::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kLanes = 8, kParts = 32 / kLanes;                 // of a part, of a warp
-constexpr int kPart = kLanes * kEight;                          // elements
+constexpr int kLanes = 8, kParts = 32 / kLanes;                         // of a part, of a warp
+constexpr int kPart = kLanes * kEight;                                  // elements
 constexpr int64_t kLine = kCacheLineBytes / int64_t{sizeof(uint16_t)};  // of L2, likewise
-constexpr int64_t kMostPieces = (int64_t{1} << 31) - 1;         // that a FastDivmod tells apart
+constexpr int64_t kMostPieces = (int64_t{1} << 31) - 1;  // that a FastDivmod tells apart
 
 struct Job {
   Matrix from;  // row_stride: between lines; col_stride: of their elements
   Batch batch;  // of matrices that are stored
   uint16_t* to;
-  int64_t pitch;           // of lines there
-  uint32_t lines, length;  // of a matrix
-  bool across;             // neighbours lie across lines
-  FastDivmod parts, groups;   // of a line, and of lines, that are copied at a time
+  int64_t pitch;             // of lines there
+  uint32_t lines, length;    // of a matrix
+  bool across;               // neighbours lie across lines
+  FastDivmod parts, groups;  // of a line, and of lines, that are copied at a time
   uint32_t blocks;
 };
 
@@ -70,11 +70,12 @@ __device__ void gather_piece(const Job& job, uint32_t block) {
   ptx::pdl_launch_dependents();
   if (piece.lines <= 0 || piece.left <= 0) return;
   ptx::st_global_16(piece.to, gather(piece.from, job.from.col_stride, piece.left),
-                   ptx::policy_evict_last());
+                    ptx::policy_evict_last());
 }
 
 // Where a piece lies is found out before the previous kernel has ended.
-__global__ void __launch_bounds__(kThreads) align_operands_kernel(const __grid_constant__ Jobs jobs) {
+__global__ void __launch_bounds__(kThreads)
+    align_operands_kernel(const __grid_constant__ Jobs jobs) {
   const bool second = blockIdx.x >= jobs.job[0].blocks;
   const Job& job = jobs.job[second];
   const uint32_t block = blockIdx.x - (second ? jobs.job[0].blocks : 0);
@@ -152,12 +153,13 @@ std::optional<Problem> align_operands(const Problem& p, const Context& context, 
     blocks += own;
   }
   if (blocks * kWarps * kParts > kMostPieces) return std::nullopt;
-  void* workspace = context.allocate_or_null(bytes);
+  void* workspace = context.allocate(bytes);
   if (workspace == nullptr) return std::nullopt;
   for (int i = 0; i < 2; ++i) {
     if (jobs.job[i].lines == 0) continue;
-    operands[i]->data = static_cast<uint8_t*>(workspace) + begins[i];
-    jobs.job[i].to = static_cast<uint16_t*>(operands[i]->data);
+    void* to = static_cast<uint8_t*>(workspace) + begins[i];
+    operands[i]->data = to;
+    jobs.job[i].to = static_cast<uint16_t*>(to);
   }
   launch_pdl(align_operands_kernel, static_cast<unsigned>(blocks), kThreads, 0, context, jobs);
   return copied;

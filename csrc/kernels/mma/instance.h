@@ -2,8 +2,8 @@
 // What the mma rungs have kernels for.
 
 #include "core/element.h"
-#include "kernels/mma/plan.h"
 #include "core/problem.h"
+#include "kernels/mma/plan.h"
 
 namespace tiled::cuda {
 
@@ -16,7 +16,8 @@ void with_mma_kind(const Problem& p, F&& f) {
     if (a_mn_major) {
       b_mn_major ? f.template operator()<T, true, true>() : f.template operator()<T, true, false>();
     } else {
-      b_mn_major ? f.template operator()<T, false, true>() : f.template operator()<T, false, false>();
+      b_mn_major ? f.template operator()<T, false, true>()
+                 : f.template operator()<T, false, false>();
     }
   };
   p.dtype == DType::kFloat16 ? with_type.template operator()<Half>()

@@ -6,7 +6,14 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/element.h"
 #include "core/order_mma.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/tensor_map.h"
+#include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/mma/plan.h"
+#include "kernels/mma/split_k.cuh"
+#include "kernels/mma/tile.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
@@ -15,13 +22,6 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "core/element.h"
-#include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/mma/split_k.cuh"
-#include "kernels/mma/tile.cuh"
-#include "kernels/common/tensor_map.h"
-#include "kernels/common/launch.h"
-#include "kernels/mma/plan.h"
 
 namespace tiled::cuda::mma_tma {
 
@@ -120,7 +120,8 @@ template <int kProducers, class Tile, class End>
 __device__ void wait_for_last(Smem<Tile, End>& smem, ptx::PipelineState ring, int first) {
   if constexpr (Tile::kCluster > 1) {
     for (int i = 0; i < Tile::kStages; ++i, ring.advance()) {
-      if (ring.stage % kProducers == first) ptx::mbarrier_wait(&smem.empty[ring.stage], ring.parity);
+      if (ring.stage % kProducers == first)
+        ptx::mbarrier_wait(&smem.empty[ring.stage], ring.parity);
     }
   }
 }
@@ -139,7 +140,7 @@ __device__ void produce(const typename End::Work& work, Smem<Tile, End>& smem, i
       return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
     };
     const Part<Tile::kM, Tile::kAMnMajor, 1> a{work.a, tile.row, left(p.m, tile.row),
-                                              End::place(p, p.a, tile.batch), 0};
+                                               End::place(p, p.a, tile.batch), 0};
     const Part<Tile::kN, Tile::kBMnMajor, Tile::kCluster, Tile::kNarrow> b{
         work.b, tile.col, left(p.n, tile.col), End::place(p, p.b, tile.batch), rank<Tile>()};
     const int bytes = a.bytes(Tile::kK) + b.bytes(Tile::kK);
@@ -180,7 +181,8 @@ __device__ void multiply_stage(const Smem<Tile, End>& smem, int stage, int steps
   constexpr int kA16 = Tile::kAMnMajor ? 128 : 2;
   constexpr int kB16 = Tile::kBMnMajor ? 128 : 2, kWide = (Tile::kN - Tile::kNarrow) / 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
-  const uint64_t a = wgmma::swizzled_descriptor<Tile::kBlock>(smem.a[stage] + warpgroup * Tile::kBlock);
+  const uint64_t a =
+      wgmma::swizzled_descriptor<Tile::kBlock>(smem.a[stage] + warpgroup * Tile::kBlock);
   const uint64_t b = wgmma::swizzled_descriptor<Tile::kBlock>(smem.b[stage]);
   const uint64_t b_narrow = wgmma::swizzled_descriptor<Tile::kNarrow * 128, 32>(
       smem.b[stage] + (Tile::kN - Tile::kNarrow) * 128);
@@ -209,8 +211,8 @@ __device__ void multiply_stage(const Smem<Tile, End>& smem, int stage, int steps
 // Sums of a chunk, `length` of K. The products of the last step are left unfinished, and its stage,
 // which is told, unreleased.
 template <class Tile, class End>
-__device__ int multiply_chunk(Smem<Tile, End>& smem, ptx::PipelineState& ring, int length, int warpgroup,
-                              int lane, float (&sums)[Tile::kElements]) {
+__device__ int multiply_chunk(Smem<Tile, End>& smem, ptx::PipelineState& ring, int length,
+                              int warpgroup, int lane, float (&sums)[Tile::kElements]) {
   constexpr int kNone = -1;
   UNROLL
   for (float& each : sums) each = 0;
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& smem = reinterpret_cast<Smem<Tile, End>&>(dynamic_smem);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init_stages(Tile::kStages, smem.full, 1, smem.empty,
-                        Tile::kConsumers * 4 * Tile::kCluster);
+                              Tile::kConsumers * 4 * Tile::kCluster);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -343,7 +345,7 @@ bool launch_units(void (*kernel)(typename TileEnd<Tile>::Work), typename TileEnd
   const int64_t chunks = ceil_div(p.k, mma_order::kChunk);
   constexpr int64_t kBytes = Tile::kCluster * Tile::kMultipliers * int64_t{sizeof(float)};
   if (ranges > 1) {
-    void* sums = context.allocate_or_null(chunks * work.tiles * Tile::kElements * kBytes);
+    void* sums = context.allocate(chunks * work.tiles * Tile::kElements * kBytes);
     if (sums != nullptr) {
       work.totals = static_cast<float4*>(sums);
       work.ranges = static_cast<uint32_t>(ranges);
@@ -354,7 +356,7 @@ bool launch_units(void (*kernel)(typename TileEnd<Tile>::Work), typename TileEnd
   const int64_t units = work.tiles * work.ranges;
   const auto clusters = std::min<int64_t>(units, context.sms / Tile::kCluster);
   if (chunks > 1 && kInMemory<Tile, End> > 0 && work.totals == nullptr) {
-    void* totals = context.allocate_or_null(clusters * kInMemory<Tile, End> * kBytes);
+    void* totals = context.allocate(clusters * kInMemory<Tile, End> * kBytes);
     if (totals == nullptr) return false;
     work.totals = static_cast<float4*>(totals);
   }
@@ -365,8 +367,8 @@ bool launch_units(void (*kernel)(typename TileEnd<Tile>::Work), typename TileEnd
   if (work.ranges > 1) {
     using Added = typename Tile::Added;
     launch_pdl(mma_split_k_reduce_kernel<Added, TileEnd<Added>>,
-                 static_cast<unsigned>(work.tiles * Tile::kCluster), Added::kThreads, 0, context,
-                 work);
+               static_cast<unsigned>(work.tiles * Tile::kCluster), Added::kThreads, 0, context,
+               work);
   }
   return true;
 }
@@ -394,7 +396,8 @@ Maps maps(const Lines& lines, int64_t outer, int64_t k, int rows, bool across, i
             {},
             {}};
   }
-  const int64_t into = mma_reads_past_end(lines.matrix, outer, k) ? ceil_div(outer, 64) * 64 : outer;
+  const int64_t into =
+      mma_reads_past_end(lines.matrix, outer, k) ? ceil_div(outer, 64) * 64 : outer;
   Maps made{};
   made.whole = map(into, 64, Tile::kK, kWide);
   made.whole_at_end = map(outer, 64, steps, kWide);

@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "core/order_mma.h"
+#include "kernels/common/launch.h"
+#include "kernels/mma/tile.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/setmaxnreg.cuh"
-#include "kernels/mma/tile.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda::mma_tma {
 

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ptx/pack.cuh"
 #include "core/element.h"
 #include "core/epilogue.h"
 #include "kernels/common/launch.h"
+#include "ptx/pack.cuh"
 
 namespace tiled::cuda {
 

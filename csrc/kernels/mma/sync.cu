@@ -11,20 +11,22 @@
 #include <cuda_pipeline_primitives.h>
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
 
+#include "core/element.h"
+#include "core/epilogue.h"
 #include "core/order_mma.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/mma/instance.h"
+#include "kernels/mma/load_16bit.cuh"
+#include "kernels/mma/plan.h"
+#include "kernels/mma/store.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pdl.cuh"
-#include "core/element.h"
-#include "core/epilogue.h"
-#include "kernels/mma/load_16bit.cuh"
-#include "kernels/mma/instance.h"
-#include "kernels/mma/store.cuh"
-#include "kernels/common/launch.h"
-#include "kernels/mma/plan.h"
 
 namespace tiled::cuda {
 namespace {
@@ -35,7 +37,8 @@ template <class T_, int kIndex, int kWarpM_, int kWarpN_, int kStages_, bool kAM
           bool kBMnMajor_>
 struct Tile {
   using T = T_;
-  static constexpr int kM = kMmaSyncTiles[kIndex].m, kN = kMmaSyncTiles[kIndex].n, kK = 64;
+  static constexpr int kM = h200::kMmaSyncTiles[kIndex].m, kN = h200::kMmaSyncTiles[kIndex].n,
+                       kK = 64;
   static constexpr int kWarpM = kWarpM_, kWarpN = kWarpN_;  // of C a warp
   static constexpr int kStages = kStages_;
   static constexpr bool kAMnMajor = kAMnMajor_, kBMnMajor = kBMnMajor_;
@@ -101,8 +104,8 @@ class Loader {
       UNROLL
       for (int i = 0; i < kEach; ++i) {
         ptx::cp_async_16_zfill(&to.at[line() + i * kLinesAtOnce][near()],
-                        data_ + i * kLinesAtOnce * far_stride_,
-                        inside && i * kLinesAtOnce < lines ? 16 : 0);
+                               data_ + i * kLinesAtOnce * far_stride_,
+                               inside && i * kLinesAtOnce < lines ? 16 : 0);
       }
     } else if (shifts(k_left)) {
       // Lines that are not there are read as others that are.
@@ -168,16 +171,16 @@ __device__ void multiply(const Stage<Tile>& stage, int warp_row, int warp_col,
     UNROLL
     for (int i = 0; i < Tile::kBlocksM; ++i) {
       const int row = warp_row + i * 16;
-      ptx::ldmatrix_x4<Tile::kAMnMajor>(
-          a[i], Tile::kAMnMajor ? &stage.a.at[k + upper + eighth][row + half]
-                               : &stage.a.at[row + half + eighth][k + upper]);
+      ptx::ldmatrix_x4<Tile::kAMnMajor>(a[i], Tile::kAMnMajor
+                                                  ? &stage.a.at[k + upper + eighth][row + half]
+                                                  : &stage.a.at[row + half + eighth][k + upper]);
     }
     UNROLL
     for (int j = 0; j < Tile::kBlocksN / 2; ++j) {
       const int col = warp_col + j * 16;
-      ptx::ldmatrix_x4<Tile::kBMnMajor>(
-          b[j], Tile::kBMnMajor ? &stage.b.at[k + half + eighth][col + upper]
-                               : &stage.b.at[col + upper + eighth][k + half]);
+      ptx::ldmatrix_x4<Tile::kBMnMajor>(b[j], Tile::kBMnMajor
+                                                  ? &stage.b.at[k + half + eighth][col + upper]
+                                                  : &stage.b.at[col + upper + eighth][k + half]);
     }
     UNROLL
     for (int i = 0; i < Tile::kBlocksM; ++i) {
@@ -305,7 +308,7 @@ void run_tile(const Problem& p, const Context& context) {
     if (near != 1 || far == 0) return Copied::kGathered;
     const bool whole = (across ? outer : p.k) % kEight == 0;
     return whole && is_16_byte_aligned(p.batch, matrix, sizeof(uint16_t)) ? Copied::kAlone
-                                                                   : Copied::kShifted;
+                                                                          : Copied::kShifted;
   };
   const Work work{
       .p = p,
@@ -321,22 +324,19 @@ void run_tile(const Problem& p, const Context& context) {
   });
 }
 
-template <class T, bool kAMnMajor, bool kBMnMajor>
-void run(const Problem& p, const Context& context) {
-  const int tile = mma_sync_plan(p, context.sms).tile;
-  switch (tile) {
-    case 0: return run_tile<Tile<T, 0, 64, 32, 2, kAMnMajor, kBMnMajor>>(p, context);
-    case 1: return run_tile<Tile<T, 1, 32, 32, 4, kAMnMajor, kBMnMajor>>(p, context);
-  }
-  fail_no_tile("mma_sync", tile);
-}
-
 }  // namespace
 
-void launch_mma_sync(const Problem& p, const Context& context) {
-  if (count_tiles(p, 1, 1) == 0) return;
-  with_mma_kind(
-      p, [&]<class T, bool kAMnMajor, bool kBMnMajor>() { run<T, kAMnMajor, kBMnMajor>(p, context); });
+bool launch_mma_sync(const Problem& p, const Plan& plan, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
+  with_mma_kind(p, [&]<class T, bool kAMnMajor, bool kBMnMajor>() {
+    with_tile<std::size(h200::kMmaSyncTiles)>(plan.tile, [&]<int kIndex>() {
+      constexpr h200::MmaSyncTile kTile = h200::kMmaSyncTiles[kIndex];
+      run_tile<Tile<T, kIndex, kTile.warp_m, kTile.warp_n, kTile.stages, kAMnMajor, kBMnMajor>>(
+          p, context);
+      return true;
+    });
+  });
+  return true;
 }
 
 }  // namespace tiled::cuda

@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "core/order_mma.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/common/tile_scheduler.cuh"
-#include "kernels/common/launch.h"
 #include "kernels/mma/plan.h"
 
 namespace tiled::cuda::mma_tma {
@@ -46,8 +46,8 @@ struct TileOf {
 };
 
 template <class T, int kIndex, int kStages, bool kAMnMajor, bool kBMnMajor>
-using Tile = TileOf<T, kMmaTmaTiles[kIndex].m, kMmaTmaTiles[kIndex].n,
-                    kMmaTmaTiles[kIndex].cluster, kStages, kAMnMajor, kBMnMajor>;
+using Tile = TileOf<T, h200::kMmaTmaTiles[kIndex].m, h200::kMmaTmaTiles[kIndex].n,
+                    h200::kMmaTmaTiles[kIndex].cluster, kStages, kAMnMajor, kBMnMajor>;
 
 // Boxes begin at multiples of their own width, so that no line of L2 is asked for twice: of a tile
 // of 96 columns that begins in the middle of 64, the narrow one is the first. Its sums are the last
@@ -59,8 +59,8 @@ __device__ int in_tile(int i, int64_t first) {
   return i < 64 ? i + 32 : i - 64;
 }
 
-// The tiles of a cluster, one above the other, which share B. TileScheduler are eight clusters of tiles of
-// 128 rows, or four of 64, of which more run at a time.
+// The tiles of a cluster, one above the other, which share B. TileScheduler are eight clusters of
+// tiles of 128 rows, or four of 64, of which more run at a time.
 template <class Tile>
 struct ClusterTile {
   static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN;
@@ -99,10 +99,10 @@ __host__ __device__ constexpr int steps_of(int64_t left) {
 // What a kernel reads first comes first, since each line of its parameters is waited for.
 struct Work {
   TileScheduler scheduler;
-  uint32_t ranges = 1;  // that K is cut in
-  int64_t length = 0;   // of each, but for the last
-  int64_t tiles = 0;    // of clusters
-  FastDivmod by_tiles{};   // where K is cut
+  uint32_t ranges = 1;    // that K is cut in
+  int64_t length = 0;     // of each, but for the last
+  int64_t tiles = 0;      // of clusters
+  FastDivmod by_tiles{};  // where K is cut
   Problem p;
   Maps a, b;
   // Where there are several chunks: of each block's threads, kInMemory; or, where K is cut, of each
@@ -125,7 +125,8 @@ __device__ Unit locate_unit(const Work& work, int64_t index) {
     index -= range * work.tiles;
   }
   const int64_t begin = range * work.length;
-  return {locate_own<Tile>(work.scheduler, index), index, begin, min(begin + work.length, work.p.k)};
+  return {locate_own<Tile>(work.scheduler, index), index, begin,
+          min(begin + work.length, work.p.k)};
 }
 
 }  // namespace tiled::cuda::mma_tma

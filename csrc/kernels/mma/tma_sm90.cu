@@ -30,27 +30,27 @@
 //   leave, and in L2, or go to memory, where K is cut.
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <type_traits>
 
+#include "core/epilogue.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/load_bias.cuh"
+#include "kernels/common/tensor_map.h"
+#include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/mma/align_operands.h"
+#include "kernels/mma/instance.h"
+#include "kernels/mma/mainloop.cuh"
+#include "kernels/mma/plan.h"
+#include "kernels/mma/store.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/tma.cuh"
-#include "core/epilogue.h"
-#include "kernels/common/load_bias.cuh"
-#include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/mma/mainloop.cuh"
-#include "kernels/mma/instance.h"
-#include "kernels/mma/align_operands.h"
-#include "kernels/mma/store.cuh"
-#include "kernels/common/tensor_map.h"
-#include "kernels/common/launch.h"
-#include "kernels/mma/plan.h"
 
 namespace tiled::cuda {
-
-void launch_mma_sync(const Problem& p, const Context& context);
 
 namespace {
 
@@ -291,10 +291,10 @@ struct End {
 };
 
 template <class Tile>
-void run_tile(const Problem& p, int64_t ranges, const Context& context) {
+bool run_tile(const Problem& p, int64_t ranges, const Context& context) {
   const auto by = [&](int64_t count) {
-    return p.n % count == 0 &&
-           is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, count, size_of(p.out_dtype));
+    return p.n % count == 0 && is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride,
+                                                 count, size_of(p.out_dtype));
   };
   EndWork work{};
   work.p = p;
@@ -308,55 +308,34 @@ void run_tile(const Problem& p, int64_t ranges, const Context& context) {
   work.boxes = kHasBoxes<Tile> && goes_on && work.halves && work.by_eights &&
                p.c.row_stride > p.c.col_stride && fits_tma_rank(p.batch, p.c);
   if (work.boxes) {
-    work.c = tensor_map(p.batch, p.c, p.m, p.n, 16, kStoredHalves, CU_TENSOR_MAP_SWIZZLE_128B,
-                        DType::kFloat16);
+    work.c = tensor_map(p.batch, as_operand(p.c), p.m, p.n, 16, kStoredHalves,
+                        CU_TENSOR_MAP_SWIZZLE_128B, DType::kFloat16);
   }
-  const bool launched = mma_tma::launch<Tile, End>(work, ranges, {p.batch, p.a},
-                                                    {p.batch, transposed(p.b)}, context);
-  if (!launched) launch_mma_sync(p, context);
-}
-
-template <class T, bool kAMnMajor, bool kBMnMajor>
-void run(const Problem& p, const Context& context) {
-  const Plan plan = mma_tma_tiles_plan(p, context.sms);
-  const int64_t ranges = plan.ranges;
-  switch (plan.tile) {
-    case 0: return run_tile<mma_tma::Tile<T, 0, 4, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 1: return run_tile<mma_tma::Tile<T, 1, 5, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 2: return run_tile<mma_tma::Tile<T, 2, 5, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 3: return run_tile<mma_tma::Tile<T, 3, 6, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 4: return run_tile<mma_tma::Tile<T, 4, 6, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 5: return run_tile<mma_tma::Tile<T, 5, 9, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 6: return run_tile<mma_tma::Tile<T, 6, 9, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 7: return run_tile<mma_tma::Tile<T, 7, 13, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 8: return run_tile<mma_tma::Tile<T, 8, 17, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 9:
-      if constexpr (kBMnMajor) {
-        break;
-      } else {
-        return run_tile<mma_tma::Tile<T, 9, 20, kAMnMajor, false>>(p, ranges, context);
-      }
-    case 10: return run_tile<mma_tma::Tile<T, 10, 5, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 11: return run_tile<mma_tma::Tile<T, 11, 6, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 12: return run_tile<mma_tma::Tile<T, 12, 9, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 13: return run_tile<mma_tma::Tile<T, 13, 9, kAMnMajor, kBMnMajor>>(p, ranges, context);
-    case 14: return run_tile<mma_tma::Tile<T, 14, 13, kAMnMajor, kBMnMajor>>(p, ranges, context);
-  }
-  fail_no_tile("mma_tma", plan.tile);
+  return mma_tma::launch<Tile, End>(work, ranges, {p.batch, p.a}, {p.batch, transposed(p.b)},
+                                    context);
 }
 
 }  // namespace
 
-// Where there is no memory for copies of operands, or for totals, mma_sync needs none and gives the
-// same bits.
-void launch_mma_tma(const Problem& p, const Context& context) {
-  if (count_tiles(p, 1, 1) == 0) return;
+bool launch_mma_tma(const Problem& p, const Plan& plan, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
   const Problem own = mma_tma_swaps_ab(p, context.sms) ? swap_ab(p) : p;
-  const std::optional<Problem> lines = align_operands(own, context);
-  if (!lines) return launch_mma_sync(p, context);
-  with_mma_kind(*lines, [&]<class T, bool kAMnMajor, bool kBMnMajor>() {
-    run<T, kAMnMajor, kBMnMajor>(*lines, context);
+  const std::optional<Problem> aligned = align_operands(own, context);
+  if (!aligned) return false;
+  bool launched = false;
+  with_mma_kind(*aligned, [&]<class T, bool kAMnMajor, bool kBMnMajor>() {
+    launched = with_tile<std::size(h200::kMmaTmaTiles)>(plan.tile, [&]<int kIndex>() {
+      constexpr h200::MmaTmaTile kTile = h200::kMmaTmaTiles[kIndex];
+      if constexpr (kBMnMajor && kTile.rate_mn_major == 0) {
+        fail_no_tile("mma_tma", kIndex);
+        return false;
+      } else {
+        using Tile = mma_tma::Tile<T, kIndex, kTile.stages, kAMnMajor, kBMnMajor>;
+        return run_tile<Tile>(*aligned, plan.k_splits, context);
+      }
+    });
   });
+  return launched;
 }
 
 }  // namespace tiled::cuda

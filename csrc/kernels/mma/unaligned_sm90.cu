@@ -24,10 +24,21 @@
 //               empty[] of their stage, along K of their first
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <type_traits>
 
+#include "core/element.h"
+#include "core/epilogue.h"
 #include "core/order_mma.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/mma/align_operands.h"
+#include "kernels/mma/instance.h"
+#include "kernels/mma/mainloop.cuh"
+#include "kernels/mma/plan.h"
+#include "kernels/mma/store.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
@@ -37,19 +48,8 @@
 #include "ptx/shared_address.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "core/element.h"
-#include "core/epilogue.h"
-#include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/mma/mainloop.cuh"
-#include "kernels/mma/instance.h"
-#include "kernels/mma/align_operands.h"
-#include "kernels/mma/store.cuh"
-#include "kernels/common/launch.h"
-#include "kernels/mma/plan.h"
 
 namespace tiled::cuda {
-
-void launch_mma_sync(const Problem& p, const Context& context);
 
 namespace {
 
@@ -81,9 +81,10 @@ constexpr bool kWholeLines = Tile::kM * Tile::kN <= 128 * 128 && Tile::kM > 32;
 // which the next step begins in. Stages of a row lie beside each other. There are so many of them
 // where A lies along K, and across.
 template <class T, int kIndex, int kAlong, int kAcross, bool kAMnMajor, bool kBMnMajor, int kRows>
-struct Tile : mma_tma::TileOf<T, kMmaUnalignedTiles[kIndex].m, kMmaUnalignedTiles[kIndex].n,
-                               kMmaUnalignedTiles[kIndex].cluster, kAMnMajor ? kAcross : kAlong,
-                               kAMnMajor, kBMnMajor, kRows> {
+struct Tile
+    : mma_tma::TileOf<T, h200::kMmaUnalignedTiles[kIndex].m, h200::kMmaUnalignedTiles[kIndex].n,
+                      h200::kMmaUnalignedTiles[kIndex].cluster, kAMnMajor ? kAcross : kAlong,
+                      kAMnMajor, kBMnMajor, kRows> {
   using ASlots = Slots<Tile::kM, kWholeLines<Tile> ? kLine : kSixteen>;
   // Warpgroups that copy, the first and the last: one alone takes longer for a step than it is
   // multiplied, unless there are so many sums that no registers are left for a second.
@@ -93,7 +94,7 @@ struct Tile : mma_tma::TileOf<T, kMmaUnalignedTiles[kIndex].m, kMmaUnalignedTile
   static constexpr int kABytes =
       kAMnMajor ? ASlots::kBytes : Tile::kM * (kLine + ceil_div(kSixteen, Tile::kStages));
   using Added = mma_tma::TileOf<T, Tile::kM, Tile::kN, Tile::kCluster, Tile::kStages, kAMnMajor,
-                                 false, kRows>;
+                                false, kRows>;
 };
 
 // Bytes from a multiple of kUnit on, and that multiple.
@@ -395,8 +396,8 @@ class Halves {
 
 // As multiply_chunk() of mma_tma.cuh.
 template <class Tile, class End>
-__device__ int multiply_chunk(mma_tma::Smem<Tile, End>& smem, const Halves<Tile>& halves,
-                              bool ends, ptx::PipelineState& ring, int length, int lane,
+__device__ int multiply_chunk(mma_tma::Smem<Tile, End>& smem, const Halves<Tile>& halves, bool ends,
+                              ptx::PipelineState& ring, int length, int lane,
                               float (&sums)[Tile::kElements]) {
   constexpr bool kAcross = Tile::kAMnMajor;
   constexpr int kB16 = Tile::kBMnMajor ? 128 : 2;
@@ -445,7 +446,7 @@ __device__ int multiply_chunk(mma_tma::Smem<Tile, End>& smem, const Halves<Tile>
 }
 
 struct EndWork : mma_tma::Work {
-  bool swap_ab;      // p is, so that biases are those of its rows
+  bool swap_ab;     // p is, so that biases are those of its rows
   bool simple;      // sums end in a bias and ReLU, if in anything
   bool a_is_there;  // the kernel before copies B, and let this one start when all others had ended
 };
@@ -567,7 +568,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& smem = reinterpret_cast<mma_tma::Smem<Tile, End>&>(dynamic_smem);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init_stages(Tile::kStages, smem.full, kWarpgroup + 1, smem.empty,
-                        Tile::kMultipliers / 32 * Tile::kCluster);
+                              Tile::kMultipliers / 32 * Tile::kCluster);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -581,8 +582,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::setmaxnreg_inc<kRegisters<Tile>>();
     const int lane_row = own_row<Tile::kRows>(static_cast<int>(threadIdx.x) / 32 % 4,
                                               static_cast<int>(threadIdx.x) % 32);
-    const auto multiply = [&](const mma_tma::Unit& unit, bool ends, ptx::PipelineState& ring, int length,
-                              int consumer, int lane, float(&sums)[Tile::kElements]) {
+    const auto multiply = [&](const mma_tma::Unit& unit, bool ends, ptx::PipelineState& ring,
+                              int length, int consumer, int lane, float(&sums)[Tile::kElements]) {
       const Lines<Tile::kAMnMajor> lines(work.p, unit.tile, unit.begin);
       const Halves<Tile> halves(lines, Rows<Tile>(work.p), consumer * Tile::kRows + lane_row, lane);
       return multiply_chunk<Tile, End>(smem, halves, ends, ring, length, lane, sums);
@@ -600,41 +601,31 @@ bool run_tile(EndWork work, int64_t ranges, const Context& context) {
   const Problem& p = work.p;
   work.b = mma_tma::maps_of_b<Tile>({p.batch, transposed(p.b)}, p, Tile::kK);
   return mma_tma::launch_units<Tile, End>(mma_unaligned_kernel<Tile, End<Tile>>, work, ranges,
-                                           context);
+                                          context);
 }
 
 }  // namespace
 
-// Where there is no memory for copies, or for totals, mma_sync needs none and gives the same bits.
-void launch_mma_unaligned(const Problem& p, const Context& context) {
-  if (count_tiles(p, 1, 1) == 0) return;
+bool launch_mma_unaligned(const Problem& p, const Plan& plan, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
   EndWork work{};
   work.swap_ab = mma_unaligned_swaps_ab(p);
   work.simple = p.epilogue.is_bias_relu_at_most();
-  const Problem as_it_lies = work.swap_ab ? swap_ab(p) : p;
+  const Problem own = work.swap_ab ? swap_ab(p) : p;
   constexpr bool kOnlyB = true;
-  const std::optional<Problem> lines = align_operands(as_it_lies, context, kOnlyB);
-  if (!lines) return launch_mma_sync(p, context);
-  work.p = *lines;
-  work.a_is_there = lines->b.data != as_it_lies.b.data;
-  const Plan plan = mma_unaligned_plan(p, context.sms);
-  const auto run = [&]<class Tile>() {
-    if (!run_tile<Tile>(work, plan.ranges, context)) launch_mma_sync(p, context);
-  };
-  with_mma_kind(*lines, [&]<class T, bool kAMnMajor, bool kBMnMajor>() {
-    switch (plan.tile) {
-      case 0: return run.template operator()<Tile<T, 0, 8, 6, kAMnMajor, kBMnMajor, 64>>();
-      case 1: return run.template operator()<Tile<T, 1, 8, 6, kAMnMajor, kBMnMajor, 64>>();
-      case 2: return run.template operator()<Tile<T, 2, 12, 9, kAMnMajor, kBMnMajor, 64>>();
-      case 3: return run.template operator()<Tile<T, 3, 16, 16, kAMnMajor, kBMnMajor, 32>>();
-      case 4: return run.template operator()<Tile<T, 4, 10, 10, kAMnMajor, kBMnMajor, 32>>();
-      case 5: return run.template operator()<Tile<T, 5, 6, 5, kAMnMajor, kBMnMajor, 64>>();
-      case 6: return run.template operator()<Tile<T, 6, 6, 5, kAMnMajor, kBMnMajor, 64>>();
-      case 7: return run.template operator()<Tile<T, 7, 4, 4, kAMnMajor, kBMnMajor, 64>>();
-      case 8: return run.template operator()<Tile<T, 8, 5, 4, kAMnMajor, kBMnMajor, 64>>();
-    }
-    fail_no_tile("mma_unaligned", plan.tile);
+  const std::optional<Problem> aligned = align_operands(own, context, kOnlyB);
+  if (!aligned) return false;
+  work.p = *aligned;
+  work.a_is_there = aligned->b.data != own.b.data;
+  bool launched = false;
+  with_mma_kind(*aligned, [&]<class T, bool kAMnMajor, bool kBMnMajor>() {
+    launched = with_tile<std::size(h200::kMmaUnalignedTiles)>(plan.tile, [&]<int kIndex>() {
+      constexpr h200::MmaUnalignedTile kTile = h200::kMmaUnalignedTiles[kIndex];
+      return run_tile<Tile<T, kIndex, kTile.stages, kTile.stages_mn_major, kAMnMajor, kBMnMajor,
+                           kTile.warpgroup_rows>>(work, plan.k_splits, context);
+    });
   });
+  return launched;
 }
 
 }  // namespace tiled::cuda

@@ -16,16 +16,18 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
+#include "core/order_chunked.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/simt/load.cuh"
+#include "kernels/simt/plan.h"
+#include "kernels/simt/split_k_reduce.cuh"
+#include "kernels/simt/store.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pdl.cuh"
-#include "kernels/simt/split_k_reduce.cuh"
-#include "kernels/simt/load.cuh"
-#include "kernels/simt/store.cuh"
-#include "kernels/common/launch.h"
-#include "kernels/simt/plan.h"
-#include "core/order_chunked.h"
 
 namespace tiled::cuda {
 namespace {
@@ -33,7 +35,8 @@ namespace {
 template <int kIndex, int kThreadM_, int kThreadN_, int kLanesM_, int kK_, int kStages_,
           int kCopiers_>
 struct Tile {
-  static constexpr int kM = kSimtCpAsyncTiles[kIndex].m, kN = kSimtCpAsyncTiles[kIndex].n, kK = kK_;
+  static constexpr int kM = h200::kSimtCpAsyncTiles[kIndex].m,
+                       kN = h200::kSimtCpAsyncTiles[kIndex].n, kK = kK_;
   static constexpr int kStages = kStages_;
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
   static constexpr int kLanesM = kLanesM_, kLanesN = 32 / kLanesM;  // threads of a warp
@@ -41,8 +44,8 @@ struct Tile {
   static constexpr int kMultipliers = kM / kThreadM * (kN / kThreadN);  // threads
   static constexpr int kCopiers = kCopiers_;
   static constexpr int kThreads = kMultipliers + kCopiers;
-  static constexpr int kBlocks = kSimtCpAsyncTiles[kIndex].blocks;  // on a multiprocessor
-  static constexpr int kQuads = kThreadM * kThreadN / 4;     // a thread
+  static constexpr int kBlocks = h200::kSimtCpAsyncTiles[kIndex].blocks;  // on a multiprocessor
+  static constexpr int kQuads = kThreadM * kThreadN / 4;                  // a thread
   // Columns of neighbours along K lie in different banks.
   static constexpr int kPitchA = kM + 4, kPitchB = kN + 4;
 
@@ -195,7 +198,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (work.ranges > 1) ptx::pdl_launch_dependents();
   if (threadIdx.x == 0) {
     ptx::mbarrier_init_stages(Tile::kStages, smem.full, Tile::kCopiers, smem.empty,
-                        Tile::kMultipliers / 32);
+                              Tile::kMultipliers / 32);
   }
   __syncthreads();
   const TileIndex tile = tile_index<Tile>(work.p, first_tile + blockIdx.x);
@@ -210,31 +213,31 @@ template <class Tile>
 void run(const Problem& p, const Plan& plan, const Context& context) {
   Work work{
       .p = p,
-      .a_by_fours = a_by_fours(p),
-      .b_by_fours = b_by_fours(p),
+      .a_by_fours = is_a_vectorized(p),
+      .b_by_fours = is_b_vectorized(p),
       .by_fours = stores_fours(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
-      .ranges = static_cast<unsigned>(plan.ranges),
+      .ranges = static_cast<unsigned>(plan.k_splits),
       .sums_at = offsetof(Smem<Tile>, stage),
       .sums = nullptr,
   };
   const int64_t chunks = ceil_div(p.k, kChunk);
-  if (plan.ranges > 1) {
-    work.sums = context.allocate_or_null(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
+  if (plan.k_splits > 1) {
+    work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
     if (work.sums == nullptr) {
       Plan in_one = plan;
-      in_one.ranges = 1;  // needs no memory
+      in_one.k_splits = 1;  // needs no memory
       return run<Tile>(p, in_one, context);
     }
   }
   static_assert(sizeof(Sums<Tile>) <= sizeof(Smem<Tile>::stage), "they may lie where stages were");
   static_assert(sizeof(Smem<Tile>) + sizeof(Sums<Tile>) <= 99 << 10,
                 "what a block of Ada's may have");
-  const bool keeps_sums = chunks > 1 && plan.ranges == 1;
+  const bool keeps_sums = chunks > 1 && plan.k_splits == 1;
   if (keeps_sums) work.sums_at = sizeof(Smem<Tile>);
   size_t smem_bytes = sizeof(Smem<Tile>) + (keeps_sums ? sizeof(Sums<Tile>) : 0);
   if (context.on_hopper()) {
-    smem_bytes = shared_memory_for(smem_bytes, plan.blocks);
+    smem_bytes = shared_memory_for(smem_bytes, plan.blocks_per_sm);
     allow_shared_memory(simt_cp_async_kernel<Tile>, kMaxSharedMemory);
   } else {
     allow_shared_memory(simt_cp_async_kernel<Tile>, sizeof(Smem<Tile>) + sizeof(Sums<Tile>));
@@ -244,23 +247,20 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
     const dim3 grid(blocks, work.ranges);
     simt_cp_async_kernel<Tile><<<grid, Tile::kThreads, smem_bytes, stream>>>(work, first);
   });
-  if (plan.ranges == 1) return;
+  if (plan.k_splits == 1) return;
   add_ranges<Tile>({p, work.by_fours, work.tiles, work.sums}, context);
 }
 
 }  // namespace
 
-void launch_simt_cp_async(const Problem& p, const Context& context) {
-  const Plan plan = simt_cp_async_plan(p, context.sms);
-  switch (plan.tile) {
-    case 0: return run<Tile<0, 8, 8, 8, 16, 4, 64>>(p, plan, context);
-    case 1: return run<Tile<1, 8, 4, 8, 32, 3, 64>>(p, plan, context);
-    case 2: return run<Tile<2, 4, 4, 8, 32, 4, 64>>(p, plan, context);
-    case 3: return run<Tile<3, 4, 4, 8, 32, 4, 64>>(p, plan, context);
-    case 4: return run<Tile<4, 4, 4, 4, 32, 4, 64>>(p, plan, context);
-    case 5: return run<Tile<5, 4, 8, 8, 32, 3, 64>>(p, plan, context);
-  }
-  fail_no_tile("simt_cp_async", plan.tile);
+bool launch_simt_cp_async(const Problem& p, const Plan& plan, const Context& context) {
+  using namespace h200;
+  return with_tile<std::size(kSimtCpAsyncTiles)>(plan.tile, [&]<int kIndex>() {
+    constexpr SimtCpAsyncTile kTile = kSimtCpAsyncTiles[kIndex];
+    run<Tile<kIndex, kTile.thread_m, kTile.thread_n, kTile.lanes_m, kTile.k, kTile.stages,
+             kTile.producer_threads>>(p, plan, context);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/launch.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared_address.cuh"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 
@@ -81,7 +81,8 @@ class Loader {
       for (int k = 0; k < kK; k += kStepK, from += kStepK * k_stride_) {
         const uint32_t at = to + (k * kPitch + i * kStepSide) * 4;
         const int inside = kEnds && k >= k_left ? 0 : bytes;
-        kBytes == 16 ? ptx::cp_async_16_zfill(at, from, inside) : ptx::cp_async_4_zfill(at, from, inside);
+        kBytes == 16 ? ptx::cp_async_16_zfill(at, from, inside)
+                     : ptx::cp_async_4_zfill(at, from, inside);
       }
     }
   }

@@ -1,200 +1,183 @@
 #pragma once
-// Of which size the simt rungs take their tiles, and into how many ranges of chunks they cut K. The
-// rungs ask for the plan, and the ladder's cost model how long it takes.
+// Plans of the simt kernels: which tile, and how K's chunks are split among blocks.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <span>
 
-#include "core/plan.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "kernels/common/cost_model.h"
 
 namespace tiled {
 
-// A tile of C that one block computes, or one team of simt_small's; on an H200, in clocks of a
-// multiprocessor.
-struct SimtTile {
-  int m, n;
-  int blocks;    // or teams, that share a multiprocessor
-  double alone;  // for a step of K of a block that has one to itself
-  double rate;   // multiply-adds a clock of all blocks that share one
-};
-
-// The rungs' switches go by the same order.
-inline constexpr SimtTile kSimtCpAsyncTiles[] = {
-    {128, 64, 2, 104, 97}, {64, 64, 2, 61, 86},  {64, 32, 3, 36, 77},
-    {32, 32, 4, 29, 45},   {16, 128, 2, 39, 69}, {32, 128, 2, 61, 84},
-};
-inline constexpr SimtTile kSimtTmaTiles[] = {
-    {256, 128, 1, 304, 108},
-    {128, 64, 2, 92, 103},
-    {64, 64, 3, 47, 96},
-    {64, 32, 3, 25, 86},
-};
-inline constexpr SimtTile kSimtSmallTiles[] = {
-    {16, 16, 56, 80, 45},
-    {32, 32, 20, 80, 55},
-    {64, 64, 8, 120, 70},
-};
-// Of rows of the short operand, and columns of the long one.
-inline constexpr int kSimtSkinnyCols = 128;
-inline constexpr SimtTile kSimtSkinnyTiles[] = {
-    {2, kSimtSkinnyCols, 2, 18, 32},
-    {4, kSimtSkinnyCols, 2, 18, 64},
-    {8, kSimtSkinnyCols, 2, 24, 73},
-    {16, kSimtSkinnyCols, 2, 58, 54},
-};
-
-// Whether fours that are neighbours along C's sides can be copied at once.
-inline bool a_by_fours(const Problem& p) {
+// Returns whether A, or B, is copied by 128-bit vectors along C's side.
+inline bool is_a_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4);
 }
-inline bool b_by_fours(const Problem& p) {
+inline bool is_b_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
 }
 
-// Clocks in which memory gives the operands and takes C. Where operands are copied by single
-// elements, that comes before memory's limit.
-inline double memory_clocks(const Problem& p, bool copies, int64_t sms) {
-  constexpr double kFast = 16.5, kByOnes = 9.5;  // bytes a clock and multiprocessor
-  const auto clocks = [&](const Matrix& matrix, int64_t outer, int64_t inner, double rate) {
+// Cycles in which DRAM delivers the operands and takes C. Scalar copies by threads are slower than
+// DRAM.
+inline double simt_dram_cycles(const Problem& p, bool threads_copy, int64_t sms) {
+  using Cost = h200::Simt;
+  const auto cycles = [&](const auto& matrix, int64_t outer, int64_t inner, double bandwidth) {
     int64_t elements = outer * inner;
     for (int d = 0; d < p.batch.rank; ++d) {
       if (matrix.batch_stride[d] != 0) elements *= p.batch.size[d];
     }
-    return static_cast<double>(elements) * sizeof(float) / rate / static_cast<double>(sms);
+    return static_cast<double>(elements) * sizeof(float) / bandwidth / static_cast<double>(sms);
   };
-  return clocks(p.a, p.m, p.k, copies && !a_by_fours(p) ? kByOnes : kFast) +
-         clocks(p.b, p.n, p.k, copies && !b_by_fours(p) ? kByOnes : kFast) +
-         clocks(p.c, p.m, p.n, kFast);
+  const double a = threads_copy && !is_a_vectorized(p) ? Cost::kDramScalar : Cost::kDram;
+  const double b = threads_copy && !is_b_vectorized(p) ? Cost::kDramScalar : Cost::kDram;
+  return cycles(p.a, p.m, p.k, a) + cycles(p.b, p.n, p.k, b) + cycles(p.c, p.m, p.n, Cost::kDram);
 }
 
-// How a rung with a table of tiles goes about them.
-struct SimtWay {
-  bool copies;   // by threads, which takes clocks of those that multiply
-  bool goes_on;  // blocks, to other tiles; or else others come when they end
-  double turn;   // clocks from one round of tiles to the next
+struct SimtKind {
+  bool threads_copy;  // which takes issue slots of those that multiply
+  bool persistent;    // blocks go on to other tiles; otherwise new blocks start when they end
+  double next_tile;   // cycles from one wave of tiles to the next
 };
 
-// How many blocks the busiest multiprocessor has in the last round, of `left` tiles. The first
-// round's are spread evenly; in the next few, others come in pairs, and those that go on are such
-// pairs, too, when they are more than half as many as multiprocessors.
-inline int64_t last_round(const SimtWay& way, int64_t rounds, int64_t left, int blocks,
-                          int64_t sms) {
+// The blocks of the busiest SM in the last wave, of `left` tiles. The first wave is spread evenly.
+// In the next few waves new blocks start in pairs; persistent ones go on in pairs when they are
+// more than half as many as SMs.
+inline int64_t last_wave_blocks(const SimtKind& kind, int64_t waves, int64_t left, int blocks,
+                                int64_t sms) {
   constexpr int64_t kFew = 4;
   const int64_t even = ceil_div(left, sms);
-  if (rounds == 0 || left == 0) return even;
-  if (!way.goes_on) return rounds < kFew ? blocks : even;
+  if (waves == 0 || left == 0) return even;
+  if (!kind.persistent) return waves < kFew ? blocks : even;
   return left <= sms / 2 ? 1 : std::max(even, std::min<int64_t>(blocks, 2));
 }
 
-// The fastest tile, ranges of K, and blocks that share a multiprocessor. These end together, so
-// fewer may be better, where they leave less of the last round empty.
-inline Plan plan_simt(std::span<const SimtTile> tiles, const SimtWay& way, const Problem& p,
-                      int64_t sms) {
-  constexpr double kAdd = 3000, kSums = 0.2;  // one kernel more; an element's sum of a chunk
-  constexpr double kTurnInRanges = 3000;      // sums are stored sooner than C
-  constexpr double kByOnes = 1.0 / 32, kAtEdges = 1.0 / 12;  // a copy; where it asks for the edges
-  constexpr int64_t kMaxRanges = 65535;                      // in a grid
-  constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;    // of ranges and chunks, in 32 bits
+// The fastest tile, K splits, and number of blocks that share an SM. Blocks that share an SM end
+// together, so fewer may leave less of the last wave empty.
+template <class Tile, size_t kTiles>
+Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const Problem& p,
+                       int64_t sms) {
+  using Cost = h200::Simt;
+  constexpr int64_t kMaxSplits = 65535;                    // of a grid's y
+  constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;  // of splits and chunks, in 32 bits
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
-  const bool a_by_ones = !a_by_fours(p), b_by_ones = !b_by_fours(p);
-  Plan best{};
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    const SimtTile& tile = tiles[i];
+  const bool a_scalar = !is_a_vectorized(p), b_scalar = !is_b_vectorized(p);
+  Plan best{.k_splits = 0};
+  for (size_t i = 0; i < kTiles; ++i) {
+    const Tile& tile = tiles[i];
     const int64_t count = std::max<int64_t>(count_tiles(p, tile.m, tile.n), 1);
     const double elements = static_cast<double>(tile.m) * tile.n;
-    const double each_copy = p.m % tile.m == 0 && p.n % tile.n == 0 ? kByOnes : kAtEdges;
-    const double by_ones =
-        way.copies ? ((a_by_ones ? tile.m : 0) + (b_by_ones ? tile.n : 0)) * each_copy : 0;
-    const auto step = [&](int64_t blocks) {  // of K, of so many that share a multiprocessor
+    const bool whole = p.m % tile.m == 0 && p.n % tile.n == 0;
+    const double copy = whole ? Cost::kScalarCopy : Cost::kScalarCopyAtEdge;
+    const double scalar_copies =
+        kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? tile.n : 0)) * copy : 0;
+    const auto step = [&](int64_t blocks) {  // of K, of that many blocks on an SM
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
-      return std::max(tile.alone, count * elements / tile.rate) + count * by_ones;
+      return std::max(tile.alone, count * elements / tile.rate) + count * scalar_copies;
     };
     int64_t next = 0;
-    for (int64_t ranges = 1; ranges != 0; ranges = next) {
-      const int64_t longest = ceil_div(chunks, ranges);
-      next = next_k_splits(chunks, ranges);
-      if (next > kMaxRanges || next * chunks > kMaxProduct) next = 0;
+    for (int64_t splits = 1; splits != 0; splits = next) {
+      const int64_t longest = ceil_div(chunks, splits);
+      next = next_k_splits(chunks, splits);
+      if (next > kMaxSplits || next * chunks > kMaxProduct) next = 0;
       const auto k = static_cast<double>(std::min(longest * kChunk, p.k));
-      const double sums = ranges == 1
-                              ? 0
-                              : kAdd + kSums * elements * static_cast<double>(count * chunks) /
-                                           static_cast<double>(sms);
+      const double reduce = splits == 1
+                                ? 0
+                                : Cost::kReduceLaunch + Cost::kReduceElement * elements *
+                                                            static_cast<double>(count * chunks) /
+                                                            static_cast<double>(sms);
       for (int blocks = 1; blocks <= tile.blocks; ++blocks) {
-        const int64_t round = sms * blocks, all = count * ranges;
-        const int64_t full = all / round, left = all % round;
+        const int64_t wave = sms * blocks, all = count * splits;
+        const int64_t full = all / wave, left = all % wave;
         const double steps = static_cast<double>(full) * step(blocks) +
-                             step(last_round(way, full, left, blocks, sms));
-        const auto turns = static_cast<double>(full + (left > 0) - 1);
-        const double clocks = turns * (ranges == 1 ? way.turn : kTurnInRanges) + steps * k + sums;
-        if (best.ranges == 0 || clocks < best.clocks) {
-          best = {static_cast<int>(i), tile.m, tile.n, ranges, blocks, clocks};
+                             step(last_wave_blocks(kind, full, left, blocks, sms));
+        const auto changes = static_cast<double>(full + (left > 0) - 1);
+        const double next_tile = splits == 1 ? kind.next_tile : Cost::kNextTileSplitK;
+        const double cycles = changes * next_tile + steps * k + reduce;
+        if (best.k_splits == 0 || cycles < best.cycles) {
+          best = {static_cast<int>(i), tile.m, tile.n, splits, blocks, 0, cycles};
         }
       }
     }
   }
+  best.blocks = count_tiles(p, best.m, best.n) * best.k_splits;
   return best;
 }
 
 inline Plan simt_cp_async_plan(const Problem& p, int64_t sms) {
-  constexpr SimtWay kWay{.copies = true, .goes_on = false, .turn = 12000};
-  Plan plan = plan_simt(kSimtCpAsyncTiles, kWay, p, sms);
-  plan.clocks = std::max(plan.clocks, memory_clocks(p, true, sms));
+  constexpr SimtKind kKind{
+      .threads_copy = true, .persistent = false, .next_tile = h200::Simt::kNextTile};
+  Plan plan = fastest_simt_plan(h200::kSimtCpAsyncTiles, kKind, p, sms);
+  plan.cycles = h200::kLaunchSimt + std::max(plan.cycles, simt_dram_cycles(p, true, sms));
   return plan;
 }
+
+// simt_tma wants MN-major operands that a tensor map can describe, and transposes others first.
+inline bool simt_tma_accepts(const Problem& p) {
+  return fits_tma_coords(p) && fits_tma_rank(p.batch, p.a) && fits_tma_rank(p.batch, p.b);
+}
 inline Plan simt_tma_plan(const Problem& p, int64_t sms) {
-  constexpr SimtWay kWay{.copies = false, .goes_on = true, .turn = 4000};
-  return plan_simt(kSimtTmaTiles, kWay, p, sms);
+  constexpr SimtKind kKind{
+      .threads_copy = false, .persistent = true, .next_tile = h200::Simt::kNextTilePersistent};
+  Plan plan = fastest_simt_plan(h200::kSimtTmaTiles, kKind, p, sms);
+  const int64_t rows = is_tma_aligned_mn_major(p.batch, p.a) ? 0 : p.m;
+  const int64_t cols = is_tma_aligned_mn_major(p.batch, transposed(p.b)) ? 0 : p.n;
+  const double launch = h200::kLaunchSimtTma + (rows + cols > 0 ? h200::kTransposeLaunch : 0);
+  plan.cycles = launch + rewrite_cycles(p, sms, rows, cols, h200::kTransposeFloat32) + plan.cycles;
+  return plan;
 }
 
-// The fastest tile for teams, which need not begin and end together. A multiprocessor is busy for
-// as long as all its tiles take at its best rate, or, where it has few, as one takes after another.
+// Teams need not begin and end together. An SM is busy for as long as all its tiles take at its
+// best rate, or, with few tiles, for one after another.
 inline Plan simt_small_plan(const Problem& p, int64_t sms) {
-  constexpr double kEach = 100;   // to begin and end a tile, while others multiply
-  constexpr double kWait = 2000;  // likewise, while nobody does
-  Plan best{};
-  for (size_t i = 0; i < std::size(kSimtSmallTiles); ++i) {
-    const SimtTile& tile = kSimtSmallTiles[i];
+  using Cost = h200::Simt;
+  Plan best{.k_splits = 0};
+  for (size_t i = 0; i < std::size(h200::kSimtSmallTiles); ++i) {
+    const h200::SimtSmallTile& tile = h200::kSimtSmallTiles[i];
     const int64_t tiles = ceil_div(count_tiles(p, tile.m, tile.n), sms);
     const auto rounds = static_cast<double>(ceil_div(tiles, tile.blocks));
     const auto k = static_cast<double>(p.k);
-    const double each = kEach + tile.m * tile.n * k / tile.rate;
-    const double one = kWait + tile.alone * k;
-    const double clocks = std::max(static_cast<double>(tiles) * each, rounds * one);
-    if (i == 0 || clocks < best.clocks) {
-      best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, clocks};
+    const double each = Cost::kSmallTile + tile.m * tile.n * k / tile.rate;
+    const double alone = Cost::kSmallTileAlone + tile.alone * k;
+    const double cycles = std::max(static_cast<double>(tiles) * each, rounds * alone);
+    if (i == 0 || cycles < best.cycles) {
+      best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, 0, cycles};
     }
   }
-  best.clocks = std::max(best.clocks, memory_clocks(p, true, sms));
+  best.blocks = count_tiles(p, best.m, best.n);
+  best.cycles = h200::kLaunchSimt + std::max(best.cycles, simt_dram_cycles(p, true, sms));
   return best;
 }
 
-// The least tile that holds all rows, or the largest; each chunk by itself.
+inline bool simt_skinny_accepts(const Problem& p) {
+  return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
+}
+// The smallest tile that holds all rows, or else the largest. Each chunk is a work tile of its own.
 inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
-  constexpr double kAdd = 4000;   // chunks' sums
-  constexpr double kTurn = 2300;  // from one unit to the next
+  using Cost = h200::Simt;
   const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
+  constexpr const auto& kTiles = h200::kSimtSkinnyTiles;
   size_t i = 0;
-  while (i + 1 < std::size(kSimtSkinnyTiles) && kSimtSkinnyTiles[i].m < rows) ++i;
-  const SimtTile& tile = kSimtSkinnyTiles[i];
+  while (i + 1 < std::size(kTiles) && kTiles[i].m < rows) ++i;
+  const h200::SimtSkinnyTile& tile = kTiles[i];
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
-  const int64_t units = ceil_div(rows, tile.m) * ceil_div(cols, tile.n) * chunks * p.batch.count;
-  const auto each = static_cast<double>(ceil_div(units, sms));
+  const int64_t work = ceil_div(rows, tile.m) * ceil_div(cols, tile.n) * chunks * p.batch.count;
+  const auto each = static_cast<double>(ceil_div(work, sms));
   const double step = each <= 1 ? tile.alone : each * tile.m * tile.n / tile.rate;
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
-  const double turns = std::max(each - 1, 0.0) * kTurn / tile.blocks;
-  const double clocks = std::max(step * k + turns, memory_clocks(p, false, sms));
-  const bool w_is_a = p.m > p.n;
-  return {.tile = static_cast<int>(i),
-          .m = w_is_a ? tile.n : tile.m,
-          .n = w_is_a ? tile.m : tile.n,
-          .ranges = chunks,
-          .blocks = tile.blocks,
-          .clocks = clocks + (chunks > 1 ? kAdd : 0)};
+  const double changes = std::max(each - 1, 0.0) * Cost::kSkinnyNextTile / tile.blocks;
+  const double cycles = std::max(step * k + changes, simt_dram_cycles(p, false, sms));
+  const bool long_is_a = p.m > p.n;
+  Plan plan{.tile = static_cast<int>(i),
+            .m = long_is_a ? tile.n : tile.m,
+            .n = long_is_a ? tile.m : tile.n,
+            .k_splits = chunks,
+            .blocks_per_sm = tile.blocks,
+            .cycles = h200::kLaunchSimtSkinny + (cycles + (chunks > 1 ? Cost::kSkinnyReduce : 0))};
+  plan.blocks = count_tiles(p, plan.m, plan.n) * chunks;
+  return plan;
 }
 
 }  // namespace tiled

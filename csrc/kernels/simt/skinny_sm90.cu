@@ -15,21 +15,23 @@
 //   multipliers   wait full[s]    multiply                     -> empty[s]
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
 
+#include "core/epilogue.h"
+#include "core/order_chunked.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/fast_divmod.cuh"
+#include "kernels/common/launch.h"
+#include "kernels/common/tensor_map.h"
+#include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/simt/lane_layout.cuh"
+#include "kernels/simt/plan.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "core/epilogue.h"
-#include "kernels/common/fast_divmod.cuh"
-#include "kernels/simt/lane_layout.cuh"
-#include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/common/tensor_map.h"
-#include "kernels/common/launch.h"
-#include "kernels/simt/plan.h"
-#include "core/order_chunked.h"
 
 namespace tiled::cuda {
 namespace {
@@ -37,8 +39,10 @@ namespace {
 // kThreadRows_ x kThreadCols_ elements of C a thread.
 template <int kIndex, int kThreadRows_, int kThreadCols_, bool kAlongK_>
 struct Tile {
-  static constexpr int kRows = kSimtSkinnyTiles[kIndex].m, kCols = kSimtSkinnyCols, kK = 32;
-  static constexpr int kStages = 6, kBlocks = kSimtSkinnyTiles[kIndex].blocks;  // on a multiprocessor
+  static constexpr int kRows = h200::kSimtSkinnyTiles[kIndex].m, kCols = h200::kSimtSkinnyCols,
+                       kK = 32;
+  static constexpr int kStages = 6,
+                       kBlocks = h200::kSimtSkinnyTiles[kIndex].blocks;  // on a multiprocessor
   static constexpr int kThreadRows = kThreadRows_, kThreadCols = kThreadCols_;
   static constexpr bool kAlongK = kAlongK_;  // w's neighbours are, or else along its columns
   static constexpr int kRowLanes = kRows / kThreadRows, kColLanes = 32 / kRowLanes;  // of a warp
@@ -68,7 +72,7 @@ struct Work {
   int64_t units;
   float* sums;  // of chunks: (matrices, chunks, x_count, sums_stride()), where there are several
 
-  HOST_DEVICE int64_t sums_stride() const { return int64_t{col_tiles.by} * kSimtSkinnyCols; }
+  HOST_DEVICE int64_t sums_stride() const { return int64_t{col_tiles.by} * h200::kSimtSkinnyCols; }
 };
 
 // A chunk of some columns of w, for a panel of x. Those of one part of w are neighbours.
@@ -138,8 +142,8 @@ __device__ void copy_units(const Work& work, Smem<Tile>& smem) {
         const int far = Tile::kAlongK ? unit.col : first_k + k;
         ptx::arrive_expect_tx(full, sizeof smem.w[0]);
         ptx::tma_load_policy_if(once, smem.w[ring.stage], &work.map,
-                                 {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full,
-                                 policy);
+                                {near, far, matrix.at[0], matrix.at[1], matrix.at[2]}, full,
+                                policy);
       }
       copy_x<Tile>(work, smem.x[ring.stage], x, rows, unit.length - k);
       ptx::cp_async_mbarrier_arrive_noinc(full);
@@ -286,7 +290,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   ptx::pdl_launch_dependents();
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init_stages(Tile::kStages, smem.full, 1 + 32, smem.empty, Tile::kMultipliers / 32);
+    ptx::mbarrier_init_stages(Tile::kStages, smem.full, 1 + 32, smem.empty,
+                              Tile::kMultipliers / 32);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -341,31 +346,17 @@ void run(Work& work, const Context& context) {
   allow_shared_memory(kernel, sizeof(Smem<Tile>));
   const int64_t blocks = std::min(work.units, int64_t{Tile::kBlocks} * context.sms);
   launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
-               work);
+             work);
   if (work.chunks.by == 1) return;
   const int64_t elements = p.batch.count * work.x_count * work.sums_stride();
-  launch_pdl(simt_skinny_split_k_reduce_kernel, static_cast<unsigned>(ceil_div(elements, kAddThreads)),
-               kAddThreads, 0, context, work);
-}
-
-template <bool kAlongK>
-void run(Work& work, int tile, const Context& context) {
-  switch (tile) {
-    case 0: return run<Tile<0, 2, 1, kAlongK>>(work, context);
-    case 1: return run<Tile<1, 4, 1, kAlongK>>(work, context);
-    case 2: return run<Tile<2, 4, 2, kAlongK>>(work, context);
-    case 3: return run<Tile<3, 4, 4, kAlongK>>(work, context);
-  }
-  fail_no_tile("simt_skinny", tile);
+  launch_pdl(simt_skinny_split_k_reduce_kernel,
+             static_cast<unsigned>(ceil_div(elements, kAddThreads)), kAddThreads, 0, context, work);
 }
 
 }  // namespace
 
-void launch_simt_cp_async(const Problem& p, const Context& context);
-
-// Where there is no memory for sums of chunks, a rung that needs none gives the same bits.
-void launch_simt_skinny(const Problem& p, const Context& context) {
-  if (count_tiles(p, 1, 1) == 0) return;
+bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
   Work work{};
   work.p = p;
   work.w_is_a = p.m > p.n;
@@ -375,15 +366,20 @@ void launch_simt_skinny(const Problem& p, const Context& context) {
   work.x_by_fours =
       p.k % 4 == 0 && is_vector_aligned(p.batch, work.x, work.x.col_stride, work.x.row_stride, 4);
   work.chunks = FastDivmod::of(static_cast<uint32_t>(ceil_div(p.k, kChunk)));
-  work.col_tiles = FastDivmod::of(static_cast<uint32_t>(ceil_div(work.w_count, kSimtSkinnyCols)));
+  work.col_tiles =
+      FastDivmod::of(static_cast<uint32_t>(ceil_div(work.w_count, h200::kSimtSkinnyCols)));
   if (work.chunks.by > 1) {
     const int64_t sums = p.batch.count * work.chunks.by * work.x_count * work.sums_stride();
-    work.sums = static_cast<float*>(context.allocate_or_null(sums * int64_t{sizeof(float)}));
-    if (work.sums == nullptr) return launch_simt_cp_async(p, context);
+    work.sums = static_cast<float*>(context.allocate(sums * int64_t{sizeof(float)}));
+    if (work.sums == nullptr) return false;
   }
-  const int tile = simt_skinny_plan(p, context.sms).tile;
   const bool along_k = work.w.col_stride < work.w.row_stride;
-  along_k ? run<true>(work, tile, context) : run<false>(work, tile, context);
+  return with_tile<std::size(h200::kSimtSkinnyTiles)>(plan.tile, [&]<int kIndex>() {
+    constexpr h200::SimtSkinnyTile kTile = h200::kSimtSkinnyTiles[kIndex];
+    along_k ? run<Tile<kIndex, kTile.thread_m, kTile.thread_n, true>>(work, context)
+            : run<Tile<kIndex, kTile.thread_m, kTile.thread_n, false>>(work, context);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda

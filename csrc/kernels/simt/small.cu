@@ -16,12 +16,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
-#include "kernels/simt/load.cuh"
-#include "kernels/simt/store.cuh"
-#include "kernels/common/launch.h"
-#include "kernels/simt/plan.h"
 #include "core/order_chunked.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/simt/load.cuh"
+#include "kernels/simt/plan.h"
+#include "kernels/simt/store.cuh"
 
 namespace tiled::cuda {
 namespace {
@@ -29,13 +31,15 @@ namespace {
 template <int kIndex, int kThreadM_, int kThreadN_, int kLanesM_, int kK_, int kStages_,
           int kTeams_>
 struct Tile {
-  static constexpr int kM = kSimtSmallTiles[kIndex].m, kN = kSimtSmallTiles[kIndex].n, kK = kK_;
+  static constexpr int kM = h200::kSimtSmallTiles[kIndex].m, kN = h200::kSimtSmallTiles[kIndex].n,
+                       kK = kK_;
   static constexpr int kStages = kStages_;                          // at most
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
   static constexpr int kTeam = kM / kThreadM * (kN / kThreadN);     // threads
   static constexpr int kTeams = kTeams_;                            // a block
   static constexpr int kThreads = kTeam * kTeams;
-  static constexpr int kBlocks = kSimtSmallTiles[kIndex].blocks / kTeams;  // on a multiprocessor
+  static constexpr int kBlocks =
+      h200::kSimtSmallTiles[kIndex].blocks / kTeams;  // on a multiprocessor
   // Threads of a warp, or of the half of one that is a team.
   static constexpr int kLanesM = kLanesM_, kLanesN = std::min(kTeam, 32) / kLanesM;
   static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
@@ -46,7 +50,7 @@ struct Tile {
 
   static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kThreadM % 4 == 0 && kThreadN % 4 == 0);
   static_assert(kTeam <= 32 || kTeams == 1, "a team is a block, or in a warp");
-  static_assert(kThreads % 32 == 0 && kSimtSmallTiles[kIndex].blocks % kTeams == 0);
+  static_assert(kThreads % 32 == 0 && h200::kSimtSmallTiles[kIndex].blocks % kTeams == 0);
 };
 
 template <class Tile>
@@ -232,8 +236,8 @@ void run(const Problem& p, const Context& context) {
   const bool by_fours = stores_fours(p);
   const Work work{
       .p = p,
-      .a_by_fours = a_by_fours(p),
-      .b_by_fours = b_by_fours(p),
+      .a_by_fours = is_a_vectorized(p),
+      .b_by_fours = is_b_vectorized(p),
       .by_fours = by_fours,
       .stores_sums = by_fours && p.n % 4 == 0 && p.epilogue.is_identity(),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
@@ -248,14 +252,14 @@ void run(const Problem& p, const Context& context) {
 
 }  // namespace
 
-void launch_simt_small(const Problem& p, const Context& context) {
-  const int tile = simt_small_plan(p, context.sms).tile;
-  switch (tile) {
-    case 0: return run<Tile<0, 4, 4, 4, 8, 4, 8>>(p, context);
-    case 1: return run<Tile<1, 4, 8, 8, 16, 2, 4>>(p, context);
-    case 2: return run<Tile<2, 8, 8, 8, 16, 3, 1>>(p, context);
-  }
-  fail_no_tile("simt_small", tile);
+bool launch_simt_small(const Problem& p, const Plan& plan, const Context& context) {
+  using namespace h200;
+  return with_tile<std::size(kSimtSmallTiles)>(plan.tile, [&]<int kIndex>() {
+    constexpr SimtSmallTile kTile = kSimtSmallTiles[kIndex];
+    run<Tile<kIndex, kTile.thread_m, kTile.thread_n, kTile.lanes_m, kTile.k, kTile.stages,
+             kTile.teams>>(p, context);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda

@@ -1,11 +1,11 @@
 #pragma once
 // Adds sums of chunks that a rung on CUDA cores left in memory where K was cut.
 
-#include "ptx/pdl.cuh"
-#include "kernels/simt/store.cuh"
-#include "kernels/common/launch.h"
-#include "core/problem.h"
 #include "core/order_chunked.h"
+#include "core/problem.h"
+#include "kernels/common/launch.h"
+#include "kernels/simt/store.cuh"
+#include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
 

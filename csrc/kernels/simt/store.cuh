@@ -2,9 +2,9 @@
 // How the rungs on CUDA cores multiply, hold sums between chunks, and store them.
 
 #include "core/epilogue.h"
-#include "kernels/simt/lane_layout.cuh"
-#include "kernels/common/launch.h"
 #include "core/problem.h"
+#include "kernels/common/launch.h"
+#include "kernels/simt/lane_layout.cuh"
 
 namespace tiled::cuda {
 

@@ -17,22 +17,24 @@
 //   at the end of a chunk its sums are added to those of the chunks before, in shared memory.
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 
+#include "core/order_chunked.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/tensor_map.h"
+#include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/common/tile_scheduler.cuh"
+#include "kernels/simt/plan.h"
+#include "kernels/simt/split_k_reduce.cuh"
+#include "kernels/simt/store.cuh"
+#include "kernels/simt/transpose.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/simt/split_k_reduce.cuh"
-#include "kernels/simt/transpose.h"
-#include "kernels/simt/store.cuh"
-#include "kernels/common/tensor_map.h"
-#include "kernels/common/tile_scheduler.cuh"
-#include "kernels/common/launch.h"
-#include "kernels/simt/plan.h"
-#include "core/order_chunked.h"
 
 namespace tiled::cuda {
 namespace {
@@ -43,7 +45,8 @@ namespace {
 template <int kIndex, int kThreadM_, int kThreadN_, int kK_, int kPart_, int kStages_,
           int kMultiplierRegisters_, int kCopierRegisters_>
 struct Tile {
-  static constexpr int kM = kSimtTmaTiles[kIndex].m, kN = kSimtTmaTiles[kIndex].n, kK = kK_;
+  static constexpr int kM = h200::kSimtTmaTiles[kIndex].m, kN = h200::kSimtTmaTiles[kIndex].n,
+                       kK = kK_;
   static constexpr int kStages = kStages_;
   static constexpr int kPart = kPart_;
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
@@ -53,9 +56,9 @@ struct Tile {
   static constexpr int kMultiplierRegisters = kMultiplierRegisters_;
   static constexpr int kCopierRegisters = kCopierRegisters_;
   static constexpr int kThreads = kMultipliers + (kMultiplierRegisters > 0 ? 128 : 32);
-  static constexpr int kBlocks = kSimtTmaTiles[kIndex].blocks;  // on a multiprocessor
-  static constexpr int kQuads = kThreadM * kThreadN / 4;     // a thread
-  static constexpr int kRasterRows = 8;                            // tiles of rows worked off together
+  static constexpr int kBlocks = h200::kSimtTmaTiles[kIndex].blocks;  // on a multiprocessor
+  static constexpr int kQuads = kThreadM * kThreadN / 4;              // a thread
+  static constexpr int kRasterRows = 8;  // tiles of rows worked off together
 
   static_assert(kChunk % kK == 0 && kK % kPart == 0, "a chunk is a whole number of parts");
   static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kLanesM * kLanesN == 32);
@@ -119,10 +122,10 @@ __device__ void produce(const Work& work, Smem<Tile>& smem) {
       uint64_t* full = &smem.full[ring.stage];
       wait();
       ptx::arrive_expect_tx(full, kBytes);
-      ptx::tma_load(smem.a[ring.stage], &work.a,
-                       {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]}, full);
-      ptx::tma_load(smem.b[ring.stage], &work.b,
-                       {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]}, full);
+      ptx::tma_load(smem.a[ring.stage], &work.a, {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]},
+                    full);
+      ptx::tma_load(smem.b[ring.stage], &work.b, {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]},
+                    full);
     }
   }
   wait();  // consumers ask for one stage more than there are
@@ -254,21 +257,21 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
       .by_fours = stores_fours(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .scheduler = TileScheduler::of<Tile>(p),
-      .ranges = static_cast<unsigned>(plan.ranges),
+      .ranges = static_cast<unsigned>(plan.k_splits),
       .sums = nullptr,
   };
-  if (plan.ranges > 1) {
+  if (plan.k_splits > 1) {
     const int64_t chunks = ceil_div(p.k, kChunk);
-    work.sums = context.allocate_or_null(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
+    work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
     if (work.sums == nullptr) work.ranges = 1;  // needs no memory
   }
   const auto kernel = simt_tma_kernel<Tile>;
   // A block goes on to other tiles, whose first stages come while it stores the last. Shared memory
   // that none uses keeps more than so many from sharing a multiprocessor: those that start while
   // operands are still being copied would gather where there is room first.
-  const int64_t most = int64_t{plan.blocks} * context.sms;
+  const int64_t most = int64_t{plan.blocks_per_sm} * context.sms;
   const auto blocks = static_cast<unsigned>(std::min(work.tiles * work.ranges, most));
-  const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), plan.blocks);
+  const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), plan.blocks_per_sm);
   allow_shared_memory(kernel, kMaxSharedMemory);
   launch_pdl(kernel, blocks, Tile::kThreads, smem_bytes, context, work);
   if (work.ranges > 1) add_ranges<Tile>({p, work.by_fours, work.tiles, work.sums}, context);
@@ -276,27 +279,23 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
 
 }  // namespace
 
-void launch_simt_cp_async(const Problem& p, const Context& context);
-
-// Where there is no memory for copies of operands, a rung that needs none gives the same bits.
-void launch_simt_tma(const Problem& p, const Context& context) {
-  if (count_tiles(p, 1, 1) == 0) return;
-  const Plan plan = simt_tma_plan(p, context.sms);
-  // Blocks that start while others still copy gather on few multiprocessors, where several may
-  // share one. Those that go on to a last round, which is not full, would leave the others idle
+bool launch_simt_tma(const Problem& p, const Plan& plan, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
+  // Blocks that start while the transposition still runs gather on a few SMs, where several may
+  // share one. Persistent blocks of a last wave that is not full would leave the other SMs idle
   // then.
-  const int64_t round = int64_t{plan.blocks} * context.sms;
+  const int64_t wave = int64_t{plan.blocks_per_sm} * context.sms;
   const bool starts_early =
-      plan.blocks == 1 || count_tiles(p, plan.m, plan.n) * plan.ranges <= round;
+      plan.blocks_per_sm == 1 || count_tiles(p, plan.m, plan.n) * plan.k_splits <= wave;
   const std::optional<Problem> laid_out = lay_out(p, starts_early, context);
-  if (!laid_out) return launch_simt_cp_async(p, context);
-  switch (plan.tile) {
-    case 0: return run<Tile<0, 8, 16, 16, 8, 4, 232, 40>>(*laid_out, plan, context);
-    case 1: return run<Tile<1, 8, 8, 16, 16, 4, 0, 0>>(*laid_out, plan, context);
-    case 2: return run<Tile<2, 8, 4, 32, 32, 3, 0, 0>>(*laid_out, plan, context);
-    case 3: return run<Tile<3, 4, 4, 32, 32, 4, 0, 0>>(*laid_out, plan, context);
-  }
-  fail_no_tile("simt_tma", plan.tile);
+  if (!laid_out) return false;
+  using namespace h200;
+  return with_tile<std::size(kSimtTmaTiles)>(plan.tile, [&]<int kIndex>() {
+    constexpr SimtTmaTile kTile = kSimtTmaTiles[kIndex];
+    run<Tile<kIndex, kTile.thread_m, kTile.thread_n, kTile.k, kTile.unroll, kTile.stages,
+             kTile.consumer_registers, kTile.producer_registers>>(*laid_out, plan, context);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda

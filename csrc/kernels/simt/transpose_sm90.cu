@@ -2,10 +2,10 @@
 // that begin at multiples of 16 bytes. A block copies a square by way of shared memory:
 // neighbouring threads read what is close in memory, and write by fours.
 
-#include "ptx/pdl.cuh"
-#include "kernels/simt/transpose.h"
-#include "kernels/common/stored_batch.h"
 #include "kernels/common/launch.h"
+#include "kernels/common/stored_batch.h"
+#include "kernels/simt/transpose.h"
+#include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
 namespace {
@@ -104,12 +104,13 @@ std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const C
   }
   const unsigned blocks = jobs.job[0].blocks + jobs.job[1].blocks;
   if (blocks > 0) {
-    void* workspace = context.allocate_or_null(bytes);
+    void* workspace = context.allocate(bytes);
     if (workspace == nullptr) return std::nullopt;
     for (int i = 0; i < 2; ++i) {
       if (jobs.job[i].blocks == 0) continue;
-      operands[i].data = static_cast<uint8_t*>(workspace) + begins[i];
-      jobs.job[i].to = static_cast<float*>(operands[i].data);
+      void* to = static_cast<uint8_t*>(workspace) + begins[i];
+      operands[i].data = to;
+      jobs.job[i].to = static_cast<float*>(to);
     }
     transpose_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(jobs);
     check(cudaGetLastError());

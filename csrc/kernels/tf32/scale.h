@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "core/context.h"
-#include "kernels/common/stored_batch.h"
-#include "core/problem.h"
 #include "core/order_tf32.h"
+#include "core/problem.h"
+#include "kernels/common/stored_batch.h"
 
 namespace tiled::cuda {
 
@@ -26,7 +26,9 @@ struct ScaledHalves {
   HOST_DEVICE int64_t pitch() const { return ceil_div(k, kStep) * kStep; }
   HOST_DEVICE int64_t matrix_elements() const { return rows * pitch(); }
   HOST_DEVICE int64_t padded_rows() const { return ceil_div(rows, kRows) * kRows; }
-  HOST_DEVICE int64_t matrix_groups() const { return ceil_div(k, mma_order::kChunk) * padded_rows(); }
+  HOST_DEVICE int64_t matrix_groups() const {
+    return ceil_div(k, mma_order::kChunk) * padded_rows();
+  }
   int64_t halves_bytes() const { return matrix_elements() * batch.count * 2; }
   int64_t undo_bytes() const { return matrix_groups() * batch.count * int64_t{sizeof(float)}; }
 };

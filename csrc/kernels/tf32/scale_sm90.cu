@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/launch.h"
+#include "kernels/common/load_x8.cuh"
+#include "kernels/fp16x3/range.cuh"
+#include "kernels/tf32/scale.h"
 #include "ptx/cluster.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
-#include "kernels/fp16x3/range.cuh"
-#include "kernels/common/load_x8.cuh"
-#include "kernels/tf32/scale.h"
-#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 namespace {

@@ -10,22 +10,24 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 
-#include "core/order_mma.h"
-#include "ptx/named_barrier.cuh"
 #include "core/element.h"
 #include "core/epilogue.h"
 #include "core/order_fp16x3.h"
+#include "core/order_mma.h"
+#include "core/order_tf32.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/load_bias.cuh"
+#include "kernels/common/sub_problems.h"
 #include "kernels/fp16x3/flagged.cuh"
 #include "kernels/fp16x3/parts.h"
-#include "kernels/common/sub_problems.h"
-#include "kernels/common/load_bias.cuh"
 #include "kernels/mma/mainloop.cuh"
+#include "kernels/mma/plan.h"
 #include "kernels/mma/store.cuh"
 #include "kernels/tf32/scale.h"
-#include "kernels/common/launch.h"
-#include "kernels/mma/plan.h"
-#include "core/order_tf32.h"
+#include "ptx/named_barrier.cuh"
 
 namespace tiled::cuda {
 namespace {
@@ -255,11 +257,12 @@ void run_tile(const Problem& p, const ScaledHalves& a, const ScaledHalves& b, co
   work.totals = totals;
   work.simple = p.c.col_stride == 1 && p.epilogue.is_bias_relu_at_most();
   work.in_pairs = is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
-  work.by_fours = p.n % 4 == 0 && is_vector_aligned<float4>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
+  work.by_fours =
+      p.n % 4 == 0 && is_vector_aligned<float4>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
   mma_tma::launch<Tile, End>(work, ranges, lines(a), lines(b), context);
 }
 
-void run(const Problem& p, uint8_t* workspace, const Context& context) {
+void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& context) {
   const Layout layout(p, context);
   ScaledHalves a = layout.a, b = layout.b;
   a.halves = reinterpret_cast<uint16_t*>(workspace + layout.a_at);
@@ -270,38 +273,32 @@ void run(const Problem& p, uint8_t* workspace, const Context& context) {
                     reinterpret_cast<Marks::Piece*>(workspace + layout.pieces_at)};
   auto* totals = reinterpret_cast<float4*>(workspace + layout.totals_at);
   launch_scale(a, b, marks.count, context);
-  const Plan plan = mma_tma_tiles_plan(p, context.sms);
-  const int64_t ranges = plan.ranges;
-  switch (plan.tile) {
-    case 0: run_tile<0, 4>(p, a, b, marks, totals, ranges, context); break;
-    case 1: run_tile<1, 5>(p, a, b, marks, totals, ranges, context); break;
-    case 2: run_tile<2, 5>(p, a, b, marks, totals, ranges, context); break;
-    case 3: run_tile<3, 6>(p, a, b, marks, totals, ranges, context); break;
-    case 4: run_tile<4, 6>(p, a, b, marks, totals, ranges, context); break;
-    case 5: run_tile<5, 8>(p, a, b, marks, totals, ranges, context); break;
-    case 6: run_tile<6, 9>(p, a, b, marks, totals, ranges, context); break;
-    case 7: run_tile<7, 13>(p, a, b, marks, totals, ranges, context); break;
-    default: fail_no_tile("tf32_tma", plan.tile);
-  }
+  with_tile<std::size(h200::kMmaTmaTiles)>(plan.tile, [&]<int kIndex>() {
+    constexpr int kStages = h200::kMmaTmaTiles[kIndex].tf32_stages;
+    if constexpr (kStages == 0) {
+      fail_no_tile("tf32_tma", kIndex);
+    } else {
+      run_tile<kIndex, kStages>(p, a, b, marks, totals, plan.k_splits, context);
+    }
+    return true;
+  });
   launch_recompute(p, marks, context);
 }
 
 }  // namespace
 
-// Where memory is short, parts of the problem share a smaller workspace.
-void launch_tf32_tma(const Problem& p, const Context& context) {
-  if (count_tiles(p, 1, 1) == 0) return;
-  if (std::max(p.m, p.n) > tf32::kMaxK) {  // more than a tensor map holds
-    const auto halves = *split_in_two(p);
-    launch_tf32_tma(halves.first, context);
-    launch_tf32_tma(halves.second, context);
-    return;
+// Where memory is short, sub-problems share a smaller workspace.
+bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
+  if (std::max(p.m, p.n) > tf32::kMaxK) {  // more rows than a tensor map holds
+    const auto parts = *split_in_two(p);
+    return launch_tf32_tma(parts.first, plan, context) &&
+           launch_tf32_tma(parts.second, plan, context);
   }
   const auto bytes = [&](const Problem& part) { return Layout(part, context).bytes; };
-  const bool done =
-      run_sub_problems(p, context, 0, bytes,
-                   [&](const Problem& part, uint8_t* workspace) { run(part, workspace, context); });
-  if (!done) context.allocate(bytes(p));  // says how much there was to be
+  return run_sub_problems(p, context, 0, bytes, [&](const Problem& part, uint8_t* workspace) {
+    run(part, plan, workspace, context);
+  });
 }
 
 }  // namespace tiled::cuda

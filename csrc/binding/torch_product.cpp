@@ -1,0 +1,70 @@
+#include "binding/torch_product.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/util/shim_utils.h>
+
+#include <array>
+#include <string>
+
+#include "cpu/apply_epilogue.h"
+
+namespace tiled {
+namespace {
+
+// Calls an aten operator of one result.
+template <typename... Args>
+Tensor call(const char* name, const char* overload, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor activate(Activation activation, const Tensor& x) {
+  switch (activation) {
+    case Activation::kNone: return x;
+    case Activation::kRelu: return call("aten::relu", "", x);
+    case Activation::kGelu: return call("aten::gelu", "", x, std::string("none"));
+    case Activation::kGeluTanh: return call("aten::gelu", "", x, std::string("tanh"));
+    case Activation::kTanh: return call("aten::tanh", "", x);
+    case Activation::kSilu: return call("aten::silu", "", x);
+  }
+  return x;
+}
+
+}  // namespace
+
+bool is_torch_product(const Tensor& a, const Options& options) {
+  return !a.is_cuda() && options.algorithm == "auto";
+}
+
+void torch_product(const Tensor& a, const Tensor& b, const Tensor& out) {
+  using torch::stable::unsqueeze;
+  const ScalarType type = out.scalar_type();
+  if (a.dim() == 1 && b.dim() > 1) {  // as a row, since torch.matmul resizes the out of a vector
+    torch_product(unsqueeze(a, 0), b, unsqueeze(out, -2));
+  } else if (a.scalar_type() == type) {
+    call("aten::matmul", "out", a, b, out);
+  } else {  // float16 or bfloat16 to float32, whose products are exact
+    call("aten::matmul", "out", torch::stable::to(a, type), torch::stable::to(b, type), out);
+  }
+}
+
+Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                    Activation activation) {
+  return activate(activation, call("aten::linear", "", x, weight, bias));
+}
+
+void apply_epilogue_to(const Options& options, Product product, const Tensor& sums, const Tensor& c,
+                       const Epilogue& epilogue) {
+  product.a = readable(sums);
+  product.b = {.element_size = 1, .sizes = {product.n, product.n}, .strides = {0, 0}};
+  Problem p = make_problem(options, product, c.scalar_type(), c.scalar_type(), epilogue);
+  const Strided written = writable(c);
+  const auto outer = lay_out_batch(product.a, product.b, written, c.mutable_data_ptr(), p);
+  const Context context = make_context(options.op, c);
+  for_outer_batch(p, outer, product.a.element_size, written.element_size,
+                  [&](const Problem& inner) { cpu::apply_epilogue(inner, context); });
+}
+
+}  // namespace tiled

@@ -1,0 +1,191 @@
+#pragma once
+// What an H200 was measured to take, and the tiles that the kernels are instantiated for: a row of
+// a table is all that is said of a tile. benchmarks/fit_costs.py compares the model with results.
+//
+// Units: cycles of one SM; rates in FMA per cycle and SM; bandwidths in bytes per cycle and SM.
+
+namespace tiled::h200 {
+
+// --- launches ------------------------------------------------------------------------------------
+
+// From the launch until the first block multiplies, and from the last block's end.
+inline constexpr double kLaunchTeaching = 6000;  // naive and tiled
+inline constexpr double kLaunchSimt = 6000, kLaunchSimtTma = 8000, kLaunchSimtSkinny = 7000;
+inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 6000;
+inline constexpr double kLaunchFp16x3Skinny = 16000, kLaunchFp16x3Fused = 17000;
+inline constexpr double kLaunchMmaSync = 6000, kLaunchMmaUnaligned = 2360, kLaunchMmaTma = 3500;
+inline constexpr double kLaunchTf32 = 10000;
+
+// A kernel that rewrites operands first: cycles per element of a row, and at least per row.
+struct RewriteCost {
+  double element, row;
+};
+inline constexpr RewriteCost kTransposeFloat32{0.6, 204};
+inline constexpr double kTransposeLaunch = 3000;
+inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
+inline constexpr RewriteCost kScaleTf32{0.4, 136};
+inline constexpr RewriteCost kAlign16Bit{0.2, 64 * 0.2};  // its launch is in kLaunchMma*
+
+// --- basics --------------------------------------------------------------------------------------
+
+inline constexpr double kRateNaive = 13, kRateTiled16 = 14, kRateTiled32 = 16, kRateTiled64 = 47;
+inline constexpr double kWaveTiled = 4000;  // to begin and end a block
+
+// --- simt ----------------------------------------------------------------------------------------
+
+// (m, n) of C a block, or a team of simt_small; (thread_m, thread_n) of those a thread; lanes_m
+// threads of a warp along M; k of a stage.
+struct SimtCpAsyncTile {
+  int m, n, thread_m, thread_n, lanes_m, k, stages, producer_threads;
+  int blocks;    // that share an SM, at most
+  double alone;  // cycles for a step of K while a block has an SM to itself
+  double rate;   // of all blocks that share an SM
+};
+inline constexpr SimtCpAsyncTile kSimtCpAsyncTiles[] = {
+    {128, 64, 8, 8, 8, 16, 4, 64, 2, 104, 97}, {64, 64, 8, 4, 8, 32, 3, 64, 2, 61, 86},
+    {64, 32, 4, 4, 8, 32, 4, 64, 3, 36, 77},   {32, 32, 4, 4, 8, 32, 4, 64, 4, 29, 45},
+    {16, 128, 4, 4, 4, 32, 4, 64, 2, 39, 69},  {32, 128, 4, 8, 8, 32, 3, 64, 2, 61, 84},
+};
+
+// A stage is unrolled by `unroll` steps of K. Registers: of a consumer and a producer thread, where
+// setmaxnreg moves them, or 0.
+struct SimtTmaTile {
+  int m, n, thread_m, thread_n, k, unroll, stages, consumer_registers, producer_registers;
+  int blocks;
+  double alone, rate;
+};
+inline constexpr SimtTmaTile kSimtTmaTiles[] = {
+    {256, 128, 8, 16, 16, 8, 4, 232, 40, 1, 304, 108},
+    {128, 64, 8, 8, 16, 16, 4, 0, 0, 2, 92, 103},
+    {64, 64, 8, 4, 32, 32, 3, 0, 0, 3, 47, 96},
+    {64, 32, 4, 4, 32, 32, 4, 0, 0, 3, 25, 86},
+};
+
+// A block has `teams`; `blocks` counts the teams that share an SM.
+struct SimtSmallTile {
+  int m, n, thread_m, thread_n, lanes_m, k, stages, teams;
+  int blocks;
+  double alone, rate;
+};
+inline constexpr SimtSmallTile kSimtSmallTiles[] = {
+    {16, 16, 4, 4, 4, 8, 4, 8, 56, 80, 45},
+    {32, 32, 4, 8, 8, 16, 2, 4, 20, 80, 55},
+    {64, 64, 8, 8, 8, 16, 3, 1, 8, 120, 70},
+};
+
+// m rows of the short operand by n columns of the long one.
+struct SimtSkinnyTile {
+  int m, n, thread_m, thread_n;
+  int blocks;
+  double alone, rate;
+};
+inline constexpr int kSimtSkinnyCols = 128;
+inline constexpr SimtSkinnyTile kSimtSkinnyTiles[] = {
+    {2, kSimtSkinnyCols, 2, 1, 2, 18, 32},
+    {4, kSimtSkinnyCols, 4, 1, 2, 18, 64},
+    {8, kSimtSkinnyCols, 4, 2, 2, 24, 73},
+    {16, kSimtSkinnyCols, 4, 4, 2, 58, 54},
+};
+
+struct Simt {
+  static constexpr double kDram = 16.5, kDramScalar = 9.5;  // bandwidth; of scalar copies
+  static constexpr double kScalarCopy = 1.0 / 32, kScalarCopyAtEdge = 1.0 / 12;
+  static constexpr double kReduceLaunch = 3000;  // the split-K reduction
+  static constexpr double kReduceElement = 0.2;  // an element's sum of a chunk, stored and read
+  static constexpr double kNextTile = 12000;     // cp_async: from one wave of blocks to the next
+  static constexpr double kNextTilePersistent = 4000, kNextTileSplitK = 3000;
+  static constexpr double kSmallTile = 100;        // simt_small: a tile's overhead beside others
+  static constexpr double kSmallTileAlone = 2000;  // and while no other team multiplies
+  static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 2300;
+};
+
+// --- fp16x3 --------------------------------------------------------------------------------------
+
+struct Fp16x3 {
+  static constexpr int kWgmmaTile = 128;  // rows and columns of C
+  static constexpr double kWgmmaWave = 7000, kWgmmaRate = 500;
+  static constexpr double kReduceLaunch = 10000, kReduceChunk = 65;  // of a tile, over all SMs
+  static constexpr double kClusterWave = 4000, kClusterRate = 48;
+  static constexpr double kSmallRate = 40;
+  static constexpr double kSkinnyWave = 7000, kSkinnyRate = 330;
+  static constexpr double kFusedRate = 160;
+  static constexpr double kScalarCopySlowdown = 2.5;  // where the long operand is not vectorized
+};
+
+// --- mma -----------------------------------------------------------------------------------------
+
+// (m, n) of C a block; blocks of a cluster, one above the other, share B. overhead: cycles to begin
+// and end a tile. rate, and rate_mn_major where B is loaded MN-major, are of the 2048 FMA per cycle
+// that the tensor cores have; 0 where there is no such kernel, since a box has at least 32 elements
+// along its contiguous side.
+//
+// Narrow tiles are for a small C: more blocks, each with fewer bytes to load. Clusters of smaller
+// tiles are for rows not aligned to cache lines, whose boxes take more than one request a row: two
+// blocks share them. Requests for whole lines L2 merges by itself.
+enum class Rows { kAny, kNotAlignedToLines };
+struct MmaTmaTile {
+  int m, n, cluster, stages;
+  int tf32_stages;  // 0 where tf32_tma has no such tile
+  Rows rows;
+  double overhead, rate, rate_mn_major;
+};
+inline constexpr MmaTmaTile kMmaTmaTiles[] = {
+    {128, 256, 2, 4, 4, Rows::kAny, 3950, 1740, 1785},
+    {128, 192, 1, 5, 5, Rows::kAny, 3160, 1680, 1760},
+    {128, 160, 1, 5, 5, Rows::kAny, 2580, 1650, 1595},
+    {128, 128, 1, 6, 6, Rows::kAny, 2170, 1640, 1695},
+    {64, 192, 1, 6, 6, Rows::kAny, 1970, 1500, 1480},
+    {64, 128, 1, 9, 8, Rows::kAny, 2160, 1650, 1710},
+    {64, 96, 1, 9, 9, Rows::kAny, 1470, 1265, 1240},
+    {64, 64, 1, 13, 13, Rows::kAny, 850, 1185, 1350},
+    {64, 32, 1, 17, 0, Rows::kAny, 700, 1240, 960},
+    {64, 16, 1, 20, 0, Rows::kAny, 680, 720, 0},
+    {128, 192, 2, 5, 0, Rows::kNotAlignedToLines, 3700, 1730, 1920},
+    {128, 128, 2, 6, 0, Rows::kNotAlignedToLines, 2400, 1380, 1660},
+    {64, 128, 2, 9, 0, Rows::kNotAlignedToLines, 1730, 1340, 1680},
+    {64, 96, 2, 9, 0, Rows::kNotAlignedToLines, 1320, 990, 1330},
+    {64, 64, 2, 13, 0, Rows::kNotAlignedToLines, 890, 910, 1230},
+};
+
+// m rows of the longer operand, which threads copy, by n columns of the other one. stages_mn_major:
+// where the longer operand is MN-major, as rate_mn_major. warpgroup_rows: rows of C a warpgroup.
+struct MmaUnalignedTile {
+  int m, n, cluster, stages, stages_mn_major, warpgroup_rows;
+  double overhead, rate, rate_mn_major;
+};
+inline constexpr MmaUnalignedTile kMmaUnalignedTiles[] = {
+    {64, 128, 2, 8, 6, 64, 4920, 937, 900},   {128, 64, 1, 8, 6, 64, 4630, 716, 700},
+    {64, 64, 1, 12, 9, 64, 3350, 553, 575},   {32, 64, 1, 16, 16, 32, 2600, 296, 351},
+    {32, 128, 1, 10, 10, 32, 3950, 525, 615}, {128, 128, 1, 6, 5, 64, 7610, 1060, 1195},
+    {64, 192, 2, 6, 5, 64, 6420, 1220, 1230}, {128, 256, 2, 4, 4, 64, 11900, 1480, 1610},
+    {64, 256, 2, 5, 4, 64, 9500, 1525, 1515},
+};
+
+struct MmaSyncTile {
+  int m, n, warp_m, warp_n, stages;
+  double overhead, rate, rate_mn_major;
+  static constexpr int cluster = 1;
+};
+inline constexpr MmaSyncTile kMmaSyncTiles[] = {
+    {128, 128, 64, 32, 2, 4300, 484, 484},
+    {64, 64, 32, 32, 4, 2600, 300, 300},
+};
+
+struct Mma {
+  static constexpr double kDram = 15.6;       // bandwidth, shared by all SMs
+  static constexpr double kDramBlock = 47.6;  // that one block can use of it
+  static constexpr double kL2 = 60, kL2Block = 70;
+  static constexpr double kL2Narrow = 34;        // of tiles under 64 columns, merged less by L2
+  static constexpr double kReduceLaunch = 5700;  // the split-K reduction
+  static constexpr double kSumsWritten = 200, kSumsRead = 37;  // bandwidths of partial sums
+  // Slowdowns: boxes that overlap the next tile's; blocks that leave some pairs of SMs idle, or
+  // begin a wave that is nearly empty (wave quantization).
+  static constexpr double kPartialBox = 1.3, kUneven = 1.15;
+  static constexpr double kSplitLine = 1.1;  // requests more, where a row's box is in two lines
+  static constexpr double kSyncScalar = 2;   // mma_sync: slowdown of operands that are not aligned
+  // mma_unaligned: slowdowns of a single row or column, and of an MN-major operand beside mma_tma;
+  // cycles to wait for the other operand's copy.
+  static constexpr double kUnalignedSingle = 0.7, kUnalignedMnMajor = 1.04, kUnalignedWait = 200;
+};
+
+}  // namespace tiled::h200

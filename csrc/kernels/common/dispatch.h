@@ -1,0 +1,33 @@
+#pragma once
+// From the index of a tile, which a plan has, to the kernel that is instantiated for it.
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace tiled::cuda {
+
+// Returns f.template operator()<tile>(), with the index as a constant; it returns a bool.
+template <size_t kTiles, class F>
+bool with_tile(int tile, F&& f) {
+  bool result = false;
+  const bool found = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    const auto try_one = [&]<size_t kIndex>() {
+      if (tile != static_cast<int>(kIndex)) return false;
+      result = f.template operator()<static_cast<int>(kIndex)>();
+      return true;
+    };
+    return (try_one.template operator()<kIndices>() || ...);
+  }(std::make_index_sequence<kTiles>());
+  if (!found) throw std::logic_error("torch_tiled: there is no tile " + std::to_string(tile));
+  return result;
+}
+
+// Fails where a plan names a tile that a kernel is not instantiated for, and would compute nothing.
+[[noreturn]] inline void fail_no_tile(const char* kernel, int tile) {
+  throw std::logic_error("torch_tiled: " + std::string(kernel) + " is not compiled for tile " +
+                         std::to_string(tile));
+}
+
+}  // namespace tiled::cuda
