@@ -1,4 +1,4 @@
-"""What all tests share: the devices, the memory that nothing may read unwritten, the options."""
+"""Fixtures and options of all tests."""
 
 import collections
 import gc
@@ -6,8 +6,8 @@ import os
 
 # Lets PyTorch's own CUDA products run in deterministic mode, which poisons fresh memory.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# The tests are many and small, and as many processes run them as there are cores:
-# test_threads.py asks for threads. Several threads a process would wait for each other.
+# The tests are many and small and run in as many processes as there are cores, where more threads
+# would only wait for each other. test_threads.py sets a number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -37,7 +37,7 @@ def fresh_compiler():
 
 @pytest.fixture
 def poisoned():
-    """Fresh floating-point memory holds NaN, so that a product that reads or leaves any shows."""
+    """Fills fresh floating-point memory with NaN, so that reading or leaving any of it shows."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
@@ -46,7 +46,7 @@ def poisoned():
 
 @pytest.fixture
 def collected():
-    """No CUDA graph is in garbage: one that Python collects during a capture ends the capture."""
+    """Collects garbage first: to free a CUDA graph during a capture would end the capture."""
     gc.collect()
 
 
@@ -70,8 +70,8 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out products that a kernel refuses for their dtype or device (see test_errors.py),
-    and what thinning.py finds superfluous."""
+    """Leaves out products that an algorithm refuses for their dtype or device (test_errors.py has
+    those), and the cases that thinning.py finds superfluous."""
 
     def refused(item):
         params = getattr(item, "callspec", None) and item.callspec.params or {}
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """One line a reason, with its count, of what was skipped."""
+    """Prints how many tests each reason skipped."""
     skipped = terminalreporter.stats.get("skipped", [])
     for reason, count in collections.Counter(report.longrepr[2] for report in skipped).items():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")

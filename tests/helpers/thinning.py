@@ -30,7 +30,7 @@ def use_whole_products(whole):
 
 
 def whole():
-    """Whether --all was given."""
+    """True if --all was given."""
     return _whole
 
 

@@ -29,7 +29,7 @@ ops = torch.ops.tiled
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-# --- autograd and transforms --------------------------------------------------------------------
+# --- autograd and transforms ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -179,7 +179,7 @@ def test_autocast_computes_the_unprepared(device):
             assert torch_tiled.prepare(b).nbytes == prepared.nbytes
 
 
-# --- shapes without data, torch.compile, torch.export ------------------------------------------
+# --- shapes without data, torch.compile, torch.export --------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(64, 5), (63, 5), (1025, 130), (64, 0), (0, 5)], ids=str)

@@ -88,7 +88,7 @@ def test_products_are_right(device):
 
 
 @needs_cuda
-def test_gpu_is_told_with_its_code():
+def test_a_gpu_is_listed_with_its_code():
     facts = info()
     first = facts["devices"][1]
     capability = torch.cuda.get_device_capability(0)
@@ -134,7 +134,7 @@ def test_what_it_was_built_with(copied):
 
 
 def table_of(folder: Path) -> dict[str, str]:
-    """What the command prints where the library is the one in that folder."""
+    """The table that the command prints for the library in that folder."""
     built = module._built_with(folder / "torch_tiled" / "_C.so")
     return rows(as_table(info() | {"built with": built}))
 
@@ -169,7 +169,7 @@ def test_table_is_aligned():
         assert line[width - 2 : width] == "  " and line[width] != " "
 
 
-def test_wrong_product_is_told_and_exits_with_1(monkeypatch, command):
+def test_a_wrong_product_is_printed_and_exits_with_1(monkeypatch, command):
     right = torch_tiled.matmul
 
     def wrong(a, b, **options):
@@ -188,7 +188,7 @@ def test_wrong_product_is_told_and_exits_with_1(monkeypatch, command):
     assert table["float64 on cpu"].startswith("tiled: 2 of 1551 elements are wrong: at (3, 5) is ")
 
 
-def test_product_that_raises_is_told_and_exits_with_1(monkeypatch, command):
+def test_a_product_that_raises_is_printed_and_exits_with_1(monkeypatch, command):
     def refuse(a, b, **options):
         raise RuntimeError("tiled::matmul: no")
 

@@ -80,7 +80,7 @@ def test_draws_tiles_and_reads():
 def test_draws_the_zeros_that_pad_ragged_edges():
     text = drawn(1, 1, 3, 2)
     assert "C[0:1, 0:1]" in text and "A[0:1, 2:3]" in text
-    # Of two tiles of A 2 and 3 zeros, of B likewise, and 3 of each of two tiles of sums.
+    # Two tiles of A are padded with 2 and 3 zeros, so are those of B, and both of sums with 3.
     assert text.count("(0)") == 2 + 3 + 2 + 3 + 3 + 3
 
 

@@ -26,7 +26,7 @@ def placements(rank):
 
 
 def distribute(x, mesh, where):
-    """x on a mesh, with a gradient. A partial one is made of parts that differ."""
+    """x on a mesh, requiring a gradient. The addends of a partial one differ."""
     from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
     if not any(isinstance(placement, Partial) for placement in where):
@@ -39,7 +39,7 @@ def distribute(x, mesh, where):
 
 
 def assert_equals_one_device(ours, theirs, tensors, mesh, wheres):
-    """The result, and gradients, of DTensors against those of plain ones by PyTorch."""
+    """Compares result and gradients of DTensors with PyTorch's of plain tensors."""
     from torch.distributed.tensor import Partial
 
     spread = [distribute(x, mesh, where) for x, where in zip(tensors, wheres, strict=True)]
@@ -129,7 +129,7 @@ def nothing_is_sent_where_nothing_need_be():
 
 
 def assert_writes_in_place(ours, theirs, tensors, mesh, wheres):
-    """What is written first: it stays where it is, and is what PyTorch makes of plain tensors."""
+    """The first tensor is written in place, and equals PyTorch's result for plain tensors."""
     expected = theirs(*tensors)
     written, *operands = (
         distribute(x, mesh, where).detach() for x, where in zip(tensors, wheres, strict=True)
@@ -142,7 +142,7 @@ def assert_writes_in_place(ours, theirs, tensors, mesh, wheres):
 
 
 def without_means(rank):
-    """DTensor turns no sum into a mean, and no mean into a sum."""
+    """The placements without Partial("avg"), which DTensor converts to no Partial("sum")."""
     from torch.distributed.tensor import Partial
 
     return [placement for placement in placements(rank) if placement != Partial("avg")]
