@@ -43,6 +43,10 @@ ARCHITECTURES = {
     "_sm90": ["-gencode=arch=compute_90a,code=sm_90a"],
 }
 
+# Parts of the names of the files that take longest to compile. They are started first, in this
+# order, so that none is left alone at the end.
+LONGEST = ("mma/tma_instances/", "mma/unaligned", "mma/sync", "tf32/tma")
+
 # No compiler contracts a*b+c: a fused multiply-add is written where it is meant, so that the
 # same source gives the same bits on the host and on the device.
 COMMON_FLAGS = [
@@ -56,6 +60,7 @@ HOST_FLAGS = [
 ]
 DEVICE_FLAGS = [
     *("--fmad=false", "-Xptxas=-v"),
+    "-Xfatbin=-compress-all",  # by default, fatbinary compresses large modules alone
     *(["-G"] if DEBUG else ["-lineinfo"]),
     *(["-Werror=all-warnings"] if STRICT else []),
 ]
@@ -138,10 +143,17 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     command = [nvcc, "-ccbin", CXX, *flags, "-DTORCH_TILED_WITH_CUDA", *DEVICE_FLAGS]
     command += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
     plan = []
-    for path in sorted(ROOT.glob("csrc/kernels/**/*.cu")):
+    for path in sorted(ROOT.glob("csrc/kernels/**/*.cu"), key=start_order):
         only = ARCHITECTURES.get(path.stem[-5:])
         plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
     return plan + [Compilation(path, command) for path in sources]
+
+
+def start_order(source: Path) -> tuple[int, str]:
+    """Sorts files by when their compilation is to start."""
+    name = str(source.relative_to(ROOT))
+    places = [place for place, part in enumerate(LONGEST) if part in name]
+    return min(places, default=len(LONGEST)), name
 
 
 class Compilation:

@@ -40,8 +40,8 @@ FLOATS_16BIT_ONLY = (
     "dtypes, or simt or fp16x3 for float32"
 )
 NOT_IEEE = (
-    'algorithm "fp16x3" does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, '
-    "naive, tiled or simt, or precision fp32"
+    'algorithm "fp16x3" does not sum by IEEE FMAs, as precision ieee asks; choose auto, naive, '
+    "tiled or simt, or precision fp32"
 )
 TF32_ALONE = (
     'algorithm "tf32" rounds operands to 11 bits, which precision tf32 alone allows; choose auto, '

@@ -11,7 +11,8 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import torch_tiled
-from torch_tiled import conversion
+from torch_tiled import converted
+from torch_tiled.convert import Row
 
 
 def test_results_are_those_of_linear(device):
@@ -80,7 +81,7 @@ def test_classes_are_exchanged_and_restored():
     before = classes(model)
     report = torch_tiled.convert(model)
     assert report.changed == NAMES
-    assert all(classes(model)[name] is conversion.Linear for name in NAMES)
+    assert all(classes(model)[name] is converted.Linear for name in NAMES)
     assert all(isinstance(model.get_submodule(name), torch.nn.Linear) for name in NAMES)
     assert torch_tiled.revert(model).changed == NAMES
     assert classes(model) == before
@@ -91,7 +92,7 @@ def test_the_model_itself():
     layer = torch.nn.Linear(4, 2)
     report = torch_tiled.convert(layer)
     assert report.changed == [""]
-    assert type(layer) is conversion.Linear
+    assert type(layer) is converted.Linear
     assert "(the model)" in str(report)
     torch_tiled.revert(layer)
     assert type(layer) is torch.nn.Linear
@@ -134,7 +135,7 @@ def test_report():
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LSTM(8, 4))
     report = torch_tiled.convert(model)
     first, second = report.rows
-    assert first == conversion.Row("0", "Linear", (6, 8), "converted")
+    assert first == Row("0", "Linear", (6, 8), "converted")
     assert (second.name, second.kind, second.action) == ("1", "LSTM", "left")
     lines = str(report).splitlines()
     assert lines[0] == "0  Linear  6x8  converted"
@@ -249,7 +250,7 @@ def test_wrapped_by_fully_shard():
         fsdp.fully_shard(model[0], mesh=mesh)
         with pytest.raises(RuntimeError, match="nothing was reverted.*0: .*fully_shard"):
             torch_tiled.revert(model)
-        assert type(model[1]) is conversion.Linear
+        assert type(model[1]) is converted.Linear
         assert_close(model(x), expected)
     finally:
         torch.distributed.destroy_process_group()

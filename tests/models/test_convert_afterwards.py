@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import torch_tiled
-from torch_tiled import conversion
+from torch_tiled import converted
 
 # --- afterwards ----------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ def test_copies_are_converted(copied):
     assert other[0][0].precision == "ieee"
     torch_tiled.revert(other)
     assert type(other[0][0]) is torch.nn.Linear
-    assert type(model[0][0]) is conversion.Linear
+    assert type(model[0][0]) is converted.Linear
 
 
 def test_state_dict_goes_both_ways():
@@ -56,7 +56,7 @@ def test_a_layer_parametrized_since_is_not_reverted():
     parametrizations.orthogonal(model[0])
     with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
         torch_tiled.revert(model)
-    assert type(model[2]) is conversion.Linear
+    assert type(model[2]) is converted.Linear
     torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     assert torch_tiled.revert(model).changed == NAMES
 
@@ -80,11 +80,11 @@ def test_enabled():
         assert report.changed == NAMES
         assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
     assert torch_tiled.convert(model, dry_run=True).changed == NAMES
-    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
     assert model[2].precision == "fp32"
     with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
         raise ZeroDivisionError
-    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, conversion.Linear)
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
 
 
 def test_moved_and_cast_models_go_on(device):
@@ -170,7 +170,7 @@ def test_gpt2(device):
     report = torch_tiled.convert(model, strict=True)
     assert [row.kind for row in report.rows] == ["Conv1D"] * 8 + ["Linear"]
     assert report.rows[0].shape == (32, 96)
-    assert type(model.transformer.h[0].mlp.c_fc) is conversion.Conv1D
+    assert type(model.transformer.h[0].mlp.c_fc) is converted.Conv1D
     assert model.lm_head.weight is model.transformer.wte.weight
     assert_close(run(), expected)
     copied = pickle.loads(pickle.dumps(model))

@@ -12,7 +12,7 @@ from helpers.converting import small_model
 from torch.testing import assert_close
 
 import torch_tiled
-from torch_tiled import conversion
+from torch_tiled import converted
 
 
 def fallen_back(**options):
@@ -107,13 +107,13 @@ def test_warnings_can_be_filtered():
 @pytest.mark.filterwarnings("ignore:Complex modules")
 def test_threads_say_it_once(monkeypatch):
     model, x = fallen_back()
-    ready, warn = threading.Barrier(8), conversion.warn
+    ready, warn = threading.Barrier(8), converted.warn
 
     def slowly(text):
         time.sleep(0.05)
         warn(text)
 
-    monkeypatch.setattr(conversion, "warn", slowly)
+    monkeypatch.setattr(converted, "warn", slowly)
 
     def work():
         ready.wait()

@@ -35,12 +35,12 @@ BAD_CALLS = {
     ),
     "batch": (
         lambda t: ops.matmul.prepared(t(3, 64), t(2, 64, 5), *split_of(t, 64, 5)),
-        r"b is \(2, 64, 5\); what was prepared is one matrix",
+        r"b is \(2, 64, 5\); a prepared operand is one matrix",
     ),
     "of another": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 50), *split_of(t, 64, 5)),
         r"hi_lo is \(2048,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, "
-        rf"{NOT_MADE_OF} b, \(64, 50\) torch.float32; prepare it anew",
+        rf"{NOT_MADE_OF} b, \(64, 50\) torch.float32; prepare it again",
     ),
     "hi_lo alone": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), ops.prepare(t(64, 5))[0], t(0)),
@@ -136,7 +136,7 @@ def test_orientations_are_not_mixed_up(device):
     """Square operands would hide it."""
     b = randn(64, 64, device=device)
     prepared = torch_tiled.prepare(b)
-    with pytest.raises(RuntimeError, match=r"tiled::matmul: b is the transpose of what was prep"):
+    with pytest.raises(RuntimeError, match=r"tiled::matmul: b is the transpose of a prepared op"):
         torch_tiled.matmul(b, prepared.mT)
     with pytest.raises(RuntimeError, match=r"tiled::linear: weight was prepared as the right ope"):
         torch_tiled.linear(b, prepared)
@@ -169,7 +169,7 @@ def test_out_of_memory(device):
         ops.prepare(giant[:, :1].expand(2**30, 2**32))
 
 
-REFUSAL = "{}, and what was split beforehand has no derivative; call torch_tiled.unfreeze"
+REFUSAL = "{}, and a prepared operand has no derivative; call torch_tiled.unfreeze"
 
 
 def test_derivatives_of_what_was_prepared_are_refused(device):

@@ -24,6 +24,8 @@ MAY_INCLUDE = {
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/fp16x3": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
+    # Units that instantiate the kernels of mma_tma.
+    "kernels/mma/tma_instances": {"core/element.h", "kernels/mma/tma_instance.cuh"},
     "kernels/tf32": {
         *("cuda", "core/*", "ptx/*", "kernels/common/*"),
         *("kernels/mma/*", "kernels/fp16x3/*"),

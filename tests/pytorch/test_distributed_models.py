@@ -61,7 +61,7 @@ def tensor_parallel():
     torch_tiled.convert(model, strict=True)
     plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
     parallelize_module(model, mesh_of(), plan)
-    assert type(model[0].up) is torch_tiled.conversion.Linear
+    assert type(model[0].up) is torch_tiled.converted.Linear
     assert_close(steps(model, batches), losses)
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor()

@@ -13,7 +13,7 @@ import torch_tiled
 from torch_tiled import _internals
 
 PUBLIC_ALL_THE_SAME = ("__version__", "_check")  # the latter is documented
-SOURCES = sorted(Path(torch_tiled.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(torch_tiled.__file__).parent.rglob("*.py"))
 
 
 def test_every_name_is_there():

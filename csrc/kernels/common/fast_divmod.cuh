@@ -1,14 +1,14 @@
 #pragma once
-// Division by numbers that the host knows.
+// Division by a number that the host knows.
 
 #include <bit>
 #include <cstdint>
 
 namespace tiled::cuda {
 
-// Numbers below 2^31 are divided by multiplying: Granlund and Montgomery, "Division by Invariant
-// Integers using Multiplication", 1994. A kernel that has just begun would take some hundred clocks
-// for a division, with nothing asked for yet.
+// Divides numbers below 2^31 by a multiplication and a shift: Granlund and Montgomery, "Division by
+// Invariant Integers using Multiplication", 1994. A kernel locates its first tile before its first
+// load, where the latency of a division would be exposed.
 struct FastDivmod {
   uint32_t by, factor, shift;
 

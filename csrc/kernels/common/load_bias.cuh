@@ -1,5 +1,5 @@
 #pragma once
-// A tile's biases, brought to shared memory before they are added.
+// A tile's biases, loaded to shared memory once for all rows of the tile.
 
 #include <cstdint>
 
@@ -9,12 +9,13 @@
 
 namespace tiled::cuda {
 
-// Puts those of a tile's columns, of which there are some, T's, into shared memory; the threads of
-// a warpgroup together, which have a barrier of their own.
+// Loads the biases, of type T, of the kCols columns from `col` on, widened to float; columns
+// outside the matrix get 0. The problem must have a bias. All threads of a warpgroup call it, with
+// a named barrier of their own.
 template <class T, int kCols>
 __device__ void load_bias(const Problem& p, int64_t col, int barrier, float (&bias)[kCols]) {
   constexpr int kWarpgroup = 128;
-  ptx::named_barrier_sync(barrier, kWarpgroup);  // the last tile's have been read
+  ptx::named_barrier_sync(barrier, kWarpgroup);  // all have read the previous tile's
   const auto* from = static_cast<const T*>(p.epilogue.bias);
   UNROLL
   for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kCols; i += kWarpgroup) {

@@ -1,5 +1,5 @@
 #pragma once
-// What of a batch is stored: its matrices without those that are repeated.
+// A batch without its broadcast dimensions: the matrices that memory holds.
 
 #include "core/problem.h"
 
@@ -7,11 +7,12 @@ namespace tiled::cuda {
 
 struct StoredBatch {
   Batch batch;  // without broadcast dimensions
-  Matrix from;  // with batch_stride of those
+  Matrix from;  // with the batch strides of the dimensions that are left
 };
 
-// Also gives `to`, a copy of `from` whose matrices have `size` elements each and follow one
-// another, the batch strides of all dimensions.
+// Drops the dimensions along which `from` is broadcast. Also sets the batch strides of `to`, a copy
+// of `from` whose matrices have `size` elements each and follow one another, for all dimensions of
+// the batch.
 inline StoredBatch stored_batch(const Batch& all, const Matrix& from, int64_t size, Matrix& to) {
   StoredBatch stored{.batch = {}, .from = from};
   for (int d = 0; d < all.rank; ++d) {

@@ -12,7 +12,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found in the process: the library isn't linked against the driver.
+// Looks the driver's function up at run time: the library is not linked against the driver.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -24,7 +24,8 @@ Encode find_encode() {
 #endif
   if (found != cudaDriverEntryPointSuccess) {
     throw std::runtime_error(
-        "torch_tiled: this CUDA driver has no tensor maps; install one for CUDA 12.0 or later");
+        "torch_tiled: this CUDA driver has no tensor maps; install a driver for CUDA 12.0 or "
+        "later");
   }
   return reinterpret_cast<Encode>(function);
 }
@@ -36,15 +37,15 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   static const Encode encode = find_encode();
   const auto element_bytes = static_cast<uint64_t>(size_of(dtype));
   constexpr int kRank = 2 + kMaxTmaBatchRank;
-  const bool along_k = matrix.col_stride < matrix.row_stride;
-  uint64_t size[kRank] = {static_cast<uint64_t>(along_k ? k : rows),
-                          static_cast<uint64_t>(along_k ? rows : k), 1, 1, 1};
-  const int64_t far = along_k ? matrix.row_stride : matrix.col_stride;
+  const bool k_major = matrix.col_stride < matrix.row_stride;
+  uint64_t size[kRank] = {static_cast<uint64_t>(k_major ? k : rows),
+                          static_cast<uint64_t>(k_major ? rows : k), 1, 1, 1};
+  const int64_t pitch = k_major ? matrix.row_stride : matrix.col_stride;
   uint64_t stride[kRank - 1];  // bytes, from the second dimension on
-  for (uint64_t& each : stride) each = static_cast<uint64_t>(far) * element_bytes;
-  uint32_t box[kRank] = {static_cast<uint32_t>(along_k ? box_k : box_rows),
-                         static_cast<uint32_t>(along_k ? box_rows : box_k), 1, 1, 1};
-  const uint32_t apart[kRank] = {1, 1, 1, 1, 1};
+  for (uint64_t& each : stride) each = static_cast<uint64_t>(pitch) * element_bytes;
+  uint32_t box[kRank] = {static_cast<uint32_t>(k_major ? box_k : box_rows),
+                         static_cast<uint32_t>(k_major ? box_rows : box_k), 1, 1, 1};
+  const uint32_t element_stride[kRank] = {1, 1, 1, 1, 1};
   int used = 2;
   for (int d = batch.rank - 1; d >= 0; --d) {
     if (matrix.batch_stride[d] == 0) continue;
@@ -52,24 +53,25 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
     stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * element_bytes;
     ++used;
   }
-  // The driver wants a current context: in a new thread the runtime has none before it is asked.
+  // The driver needs a current context, which the runtime makes current in a new thread only when
+  // the thread sets its device.
   int device;
   check(cudaGetDevice(&device));
   check(cudaSetDevice(device));
-  // Lines of halves that begin where L2's do are brought by two of those at once.
-  const bool by_two = dtype == DType::kFloat32 || stride[0] % kCacheLineBytes == 0;
+  // Promoting L2 fetches to two cache lines pays for 16-bit rows only where they begin with a line.
+  const bool two_lines = dtype == DType::kFloat32 || stride[0] % kCacheLineBytes == 0;
   void* address = const_cast<void*>(matrix.data);  // the driver does not write there
   CUtensorMap map;
-  const CUresult result =
-      encode(&map,
-             dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bits are bits
-             kRank, address, size, stride, box, apart, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             by_two ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &map,
+      dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bfloat16 is copied alike
+      kRank, address, size, stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      two_lines ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("torch_tiled: the CUDA driver made no tensor map of " +
-                             std::to_string(size[1]) + " lines of " + std::to_string(size[0]) +
+                             std::to_string(size[1]) + " rows of " + std::to_string(size[0]) +
                              " elements, " + std::to_string(stride[0]) + " bytes apart (error " +
                              std::to_string(result) + ")");
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Tensor maps, by which the copy engine reads boxes of a matrix: CUDA driver API,
+// Tensor maps, by which TMA loads and stores boxes of a matrix: CUDA driver API,
 // cuTensorMapEncodeTiled.
 
 #include <cuda.h>
@@ -10,11 +10,11 @@
 
 namespace tiled::cuda {
 
-// Of `rows` rows, row_stride apart, by k, col_stride apart, one of which strides is 1: boxes of
-// box_rows by box_k elements of a dtype, float32 or halves, swizzled or not. Their coordinates are
-// those of neighbours first, then the other, then of the batch dimensions that are not broadcast,
-// the last one first. What is outside comes as zeros. For a matrix that is is_tma_aligned()
-// (problem.h).
+// Returns the map of a matrix of `rows`, row_stride apart, by k, col_stride apart; one of the
+// strides is 1, and the matrix is is_tma_aligned() (problem.h). Its boxes have box_rows by box_k
+// elements of float32 or of a 16-bit float. A box has five coordinates: along the contiguous side,
+// along the other one, then in the batch dimensions that are not broadcast, the last one first.
+// Elements outside the matrix are loaded as zeros.
 CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, int64_t k,
                        int box_rows, int box_k, CUtensorMapSwizzle swizzle,
                        DType dtype = DType::kFloat32);

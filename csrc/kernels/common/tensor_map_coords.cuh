@@ -1,5 +1,5 @@
 #pragma once
-// Where a matrix of the batch is among the dimensions of a tensor map (tensor_map.h).
+// The coordinates of a matrix of the batch in a tensor map (tensor_map.h).
 
 #include "core/problem.h"
 #include "kernels/common/launch.h"
@@ -8,7 +8,7 @@ namespace tiled::cuda {
 
 struct TmaCoords {
   int at[kMaxTmaBatchRank] = {};
-  // In a map of matrices that are one batch dimension.
+  // For a map whose matrices are one batch dimension.
   __device__ explicit TmaCoords(int index) : at{index} {}
   template <class Void>
   __device__ TmaCoords(const Batch& batch, const MatrixOf<Void>& matrix, int64_t index) {
@@ -16,7 +16,7 @@ struct TmaCoords {
     NO_UNROLL
     for (int d = batch.rank - 1; d >= 0; --d) {
       if (matrix.batch_stride[d] != 0) {
-        UNROLL  // an index that is not known would be one of memory, not of registers
+        UNROLL  // at[used] with a dynamic index would put the array into local memory
         for (int i = 0; i < kMaxTmaBatchRank; ++i) {
           if (i == used) at[i] = static_cast<int>(index % batch.size[d]);
         }

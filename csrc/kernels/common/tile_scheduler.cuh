@@ -1,5 +1,5 @@
 #pragma once
-// Which tile of C a block computes that goes from one to the next.
+// The order in which persistent blocks take the tiles of C.
 
 #include <cstdint>
 
@@ -14,11 +14,12 @@ struct TileCoord {
   int row, col;  // of the tile's first element
 };
 
-// Tiles in scheduler of so many rows, down a column of the band first: blocks that run together
-// share what they read of A and of B in the cache. C is in memory: a matrix has less than 2^31
-// tiles.
+// Rasterization for L2: tiles are numbered in groups of Tile::kRasterRows rows of tiles, and within
+// a group down its columns. Blocks that run together then share rows of A and columns of B in L2.
+// A matrix has less than 2^31 tiles, since C is in memory.
 struct TileScheduler {
-  FastDivmod matrix, band, last;  // by tiles of a matrix, of a band, of the last band's columns
+  FastDivmod matrix, group;   // divide by the tiles of a matrix, and of a group
+  FastDivmod last_group_col;  // divides by the tiles in a column of the last group
 
   template <class Tile>
   static TileScheduler of(const Problem& p) {
@@ -30,16 +31,18 @@ struct TileScheduler {
   }
 };
 
+// The tile of that index in the scheduler's order, over the whole batch.
 template <class Tile>
 __device__ TileCoord locate(const TileScheduler& scheduler, int64_t index) {
   const int64_t batch = scheduler.matrix.divide(index);
   const auto in_matrix = static_cast<uint32_t>(index - batch * scheduler.matrix.by);
-  const uint32_t band = scheduler.band.divide(in_matrix),
-                 in_band = in_matrix - band * scheduler.band.by;
-  const bool is_last = (band + 1) * scheduler.band.by > scheduler.matrix.by;
-  const uint32_t height = is_last ? scheduler.last.by : Tile::kRasterRows;
-  const uint32_t col = is_last ? scheduler.last.divide(in_band) : in_band / Tile::kRasterRows;
-  const uint32_t row = band * Tile::kRasterRows + in_band - col * height;
+  const uint32_t group = scheduler.group.divide(in_matrix);
+  const uint32_t in_group = in_matrix - group * scheduler.group.by;
+  const bool is_last = (group + 1) * scheduler.group.by > scheduler.matrix.by;
+  const uint32_t height = is_last ? scheduler.last_group_col.by : Tile::kRasterRows;
+  const uint32_t col =
+      is_last ? scheduler.last_group_col.divide(in_group) : in_group / Tile::kRasterRows;
+  const uint32_t row = group * Tile::kRasterRows + in_group - col * height;
   return {batch, static_cast<int>(row * Tile::kM), static_cast<int>(col * Tile::kN)};
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the mma rungs have kernels for.
+// From a problem's dtype and layout to the template arguments of the mma kernels.
 
 #include "core/element.h"
 #include "core/problem.h"
@@ -7,21 +7,31 @@
 
 namespace tiled::cuda {
 
-// Calls f.template operator()<T, kAMnMajor, kBMnMajor>() with the type of halves, and whether
-// neighbours lie across K, along A's rows or B's columns, or else along K.
+// Calls f.template operator()<T>() with the type of a 16-bit float.
+template <class F>
+void with_16bit_type(DType dtype, F&& f) {
+  dtype == DType::kFloat16 ? f.template operator()<Half>() : f.template operator()<BFloat16>();
+}
+
+// Calls f.template operator()<kAMnMajor, kBMnMajor>().
+template <class F>
+void with_majors(const Problem& p, F&& f) {
+  const bool a_mn_major = is_mn_major(p.a), b_mn_major = is_mn_major(transposed(p.b));
+  if (a_mn_major) {
+    b_mn_major ? f.template operator()<true, true>() : f.template operator()<true, false>();
+  } else {
+    b_mn_major ? f.template operator()<false, true>() : f.template operator()<false, false>();
+  }
+}
+
+// Calls f.template operator()<T, kAMnMajor, kBMnMajor>().
 template <class F>
 void with_mma_kind(const Problem& p, F&& f) {
-  const bool a_mn_major = is_mn_major(p.a), b_mn_major = is_mn_major(transposed(p.b));
-  const auto with_type = [&]<class T>() {
-    if (a_mn_major) {
-      b_mn_major ? f.template operator()<T, true, true>() : f.template operator()<T, true, false>();
-    } else {
-      b_mn_major ? f.template operator()<T, false, true>()
-                 : f.template operator()<T, false, false>();
-    }
-  };
-  p.dtype == DType::kFloat16 ? with_type.template operator()<Half>()
-                             : with_type.template operator()<BFloat16>();
+  with_16bit_type(p.dtype, [&]<class T>() {
+    with_majors(p, [&]<bool kAMnMajor, bool kBMnMajor>() {
+      f.template operator()<T, kAMnMajor, kBMnMajor>();
+    });
+  });
 }
 
 }  // namespace tiled::cuda

@@ -1,5 +1,5 @@
 #pragma once
-// The plan of tf32_tma, which scales both operands first.
+// The plan of tf32_tma: a tile of mma_tma, after a kernel that scales both operands.
 
 #include "kernels/mma/plan.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// Operands of tf32_tma: rounded to halves, by scales (csrc/tf32.h), in lines along K.
+// Operands of tf32_tma: float32 scaled and rounded to fp16 (core/order_tf32.h), K-major.
 
 #include <cstdint>
 
@@ -10,18 +10,18 @@
 
 namespace tiled::cuda {
 
-// Halves of a row of A, or of a column of B, are a line, padded with zeros to whole steps; the
-// matrices that are stored follow one another. undo is (matrices, chunks, padded rows):
-// fp16x3::inverse_scale of every group.
-struct ScaledHalves {
+// A "row" is a row of A or a column of B. Rows of fp16 are padded with zeros to whole steps of K,
+// and the matrices that are stored follow one another. inverse_scales is (matrices, chunks, padded
+// rows): fp16x3::inverse_scale() of each group, a row in a chunk.
+struct ScaledOperand {
   static constexpr int kStep = 64, kRows = 8;
 
-  Matrix from;   // row_stride: between rows; col_stride: along K
-  Batch batch;   // of matrices that are stored
+  Matrix from;   // row_stride is the distance between rows, col_stride the one along K
+  Batch batch;   // of stored matrices
   Matrix index;  // batch_stride: of the whole batch, in stored matrices
   int64_t rows = 0, k = 0;
-  uint16_t* halves = nullptr;
-  float* undo = nullptr;
+  uint16_t* fp16 = nullptr;
+  float* inverse_scales = nullptr;
 
   HOST_DEVICE int64_t pitch() const { return ceil_div(k, kStep) * kStep; }
   HOST_DEVICE int64_t matrix_elements() const { return rows * pitch(); }
@@ -29,21 +29,19 @@ struct ScaledHalves {
   HOST_DEVICE int64_t matrix_groups() const {
     return ceil_div(k, mma_order::kChunk) * padded_rows();
   }
-  int64_t halves_bytes() const { return matrix_elements() * batch.count * 2; }
-  int64_t undo_bytes() const { return matrix_groups() * batch.count * int64_t{sizeof(float)}; }
 };
 
-// Of a matrix by rows, as `from` says, of a batch; nothing is allocated.
-inline ScaledHalves scaled_halves(const Batch& all, const Matrix& from, int64_t rows, int64_t k) {
-  ScaledHalves x;
+// Describes an operand whose matrix `from` has strides as above; the caller sets the memory.
+inline ScaledOperand scaled_operand(const Batch& all, const Matrix& from, int64_t rows, int64_t k) {
+  ScaledOperand x;
   const StoredBatch stored = stored_batch(all, from, 1, x.index);
   x.from = stored.from, x.batch = stored.batch;
   x.rows = rows, x.k = k;
   return x;
 }
 
-// Writes both, and sets *zeroed to 0.
-void launch_scale(const ScaledHalves& a, const ScaledHalves& b, int* zeroed,
+// Scales and rounds both operands, and sets *zeroed to 0.
+void launch_scale(const ScaledOperand& a, const ScaledOperand& b, int* zeroed,
                   const Context& context);
 
 }  // namespace tiled::cuda

@@ -1,0 +1,13 @@
+// mma_tma's tiles of 160 and 256 columns, for bf16.
+
+#include "core/element.h"
+#include "kernels/mma/tma_instance.cuh"
+
+namespace tiled::cuda {
+
+template bool run_mma_tma_tile<BFloat16, mma_tma_tile(128, 256, 2)>(const Problem&, int64_t,
+                                                                    const Context&);
+template bool run_mma_tma_tile<BFloat16, mma_tma_tile(128, 160, 1)>(const Problem&, int64_t,
+                                                                    const Context&);
+
+}  // namespace tiled::cuda

@@ -1,0 +1,212 @@
+#pragma once
+// The epilogue of tf32_tma: descales each chunk, flags elements that are NaN, and stores the
+// others.
+
+#include <cstdint>
+
+#include "core/epilogue.h"
+#include "core/order_mma.h"
+#include "core/order_tf32.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/load_bias.cuh"
+#include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/fp16x3/recompute_list.cuh"
+#include "kernels/mma/chunk_totals.cuh"
+#include "kernels/mma/store.cuh"
+#include "kernels/mma/work_tile.cuh"
+#include "kernels/tf32/scale.h"
+#include "ptx/named_barrier.cuh"
+
+namespace tiled::cuda::tf32_tma {
+
+// The inverse scales of an operand, as ScaledOperand stores them.
+struct InverseScales {
+  const float* data;
+  int64_t chunk_stride, matrix_stride;
+
+  explicit InverseScales(const ScaledOperand& x)
+      : data(x.inverse_scales), chunk_stride(x.padded_rows()), matrix_stride(x.matrix_groups()) {}
+  InverseScales() = default;
+};
+
+struct EpilogueParams : mma_tma::MainloopParams {
+  InverseScales inverse_a, inverse_b;
+  RecomputeList recompute;
+  bool bias_relu_at_most,
+      vectorized_x2;   // store_inside() serves the problem, and its kVectorizedX2
+  bool vectorized_x4;  // rows of C are whole vectors of four elements
+};
+
+template <class Tile>
+struct Epilogue {
+  static constexpr int kAccRegisters = 128, kSharedTotal = mma_tma::kSharedTotalIn<RowStaging>;
+
+  using Params = EpilogueParams;
+  struct Smem {
+    RowStaging staging[Tile::kConsumers * 4];  // of each warp
+    // For the columns of each warpgroup's tile:
+    alignas(16) float inverse_scale[Tile::kConsumers][Tile::kN], bias[Tile::kConsumers][Tile::kN];
+  };
+  // Columns whose inverse scales a thread loads.
+  static constexpr int kOwnCols = ceil_div(Tile::kN, Tile::kWarpgroup);
+  static constexpr int kElements = Tile::kElements;
+
+  const Params& params;
+  Smem& smem;
+  const int warpgroup = static_cast<int>(threadIdx.x) / Tile::kWarpgroup - 1;
+  const int thread = static_cast<int>(threadIdx.x) % Tile::kWarpgroup;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+
+  __device__ Epilogue(const Params& params, Smem& smem) : params(params), smem(smem) {}
+
+  // The maps have one dimension for the batch, and p's batch strides count stored matrices.
+  __device__ static TmaCoords batch_coords(const Problem& p, const Matrix& matrix, int64_t index) {
+    return TmaCoords(static_cast<int>(batch_offset(p.batch, matrix, index)));
+  }
+
+  __device__ static TileCoord of_warp(TileCoord tile) {
+    tile.row += static_cast<int>(threadIdx.x) / 32 * 16 - Tile::kWarpgroup / 32 * 16;
+    return tile;
+  }
+
+  __device__ float4* shared_total() const {
+    return reinterpret_cast<float4*>(&smem.staging[threadIdx.x / 32 - Tile::kWarpgroup / 32]) +
+           lane;
+  }
+  __device__ void begin_tile(const TileCoord& tile) const {
+    if (params.p.epilogue.bias == nullptr) return;
+    load_bias<float>(params.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
+  }
+
+  // Descales the chunk.
+  __device__ void end_chunk(const TileCoord& of_block, int64_t chunk,
+                            float (&acc)[kElements]) const {
+    const Problem& p = params.p;
+    const TileCoord tile = of_warp(of_block);
+    const auto groups = [&](const InverseScales& inverse, const Matrix& matrix) {
+      return inverse.data + batch_offset(p.batch, matrix, tile.batch) * inverse.matrix_stride +
+             chunk / mma_order::kChunk * inverse.chunk_stride;
+    };
+    const float* of_a = groups(params.inverse_a, p.a);
+    const float* of_b = groups(params.inverse_b, p.b);
+    float inverse_a[2], inverse_b[kOwnCols];  // of the thread's rows, and of columns to share
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = tile.row + lane / 4 + i * 8;
+      inverse_a[i] = row < p.m ? __ldg(of_a + row) : 1.0f;
+    }
+    UNROLL
+    for (int i = 0; i < kOwnCols; ++i) {
+      const int in_tile = thread + i * Tile::kWarpgroup, col = tile.col + in_tile;
+      inverse_b[i] = in_tile < Tile::kN && col < p.n ? __ldg(of_b + col) : 1.0f;
+    }
+    // Where no scale is extreme and no group wide, tf32::chunk_sum() is two multiplications, the
+    // first of them exact.
+    bool plain = true;
+    UNROLL
+    for (const float each : inverse_a) plain &= each >= 0x1p-60f && each <= 0x1p60f;
+    UNROLL
+    for (const float each : inverse_b) plain &= each > 0;
+    float(&shared)[Tile::kN] = smem.inverse_scale[warpgroup];
+    ptx::named_barrier_sync(1 + warpgroup, Tile::kWarpgroup);  // all have read the chunk's before
+    UNROLL
+    for (int i = 0; i < kOwnCols; ++i) {
+      const int in_tile = thread + i * Tile::kWarpgroup;
+      if (in_tile < Tile::kN) shared[in_tile] = inverse_b[i];
+    }
+    const bool any = ptx::named_barrier_sync_or(1 + warpgroup, Tile::kWarpgroup, !plain);
+    const auto of_columns = [&](int i) {
+      return *reinterpret_cast<const float2*>(&shared[lane % 4 * 2 + i * 2]);
+    };
+    if (!any) {
+      UNROLL
+      for (int i = 0; i < kElements; i += 4) {
+        const float2 inverse_x2 = of_columns(i);
+        UNROLL
+        for (int j = 0; j < 4; ++j) {
+          acc[i + j] = acc[i + j] * inverse_a[j / 2] * (j % 2 == 0 ? inverse_x2.x : inverse_x2.y);
+        }
+      }
+    } else {
+      // Accumulators rotate through the first registers, so that the loop is not unrolled.
+      constexpr int kAtOnce = 16;
+      NO_UNROLL
+      for (int first = 0; first < kElements; first += kAtOnce) {
+        float descaled[kAtOnce];
+        UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float of_col = shared[lane % 4 * 2 + (first + i) / 4 * 8 + i % 2];
+          descaled[i] = tf32::chunk_sum(acc[i], inverse_a[i / 2 % 2], of_col);
+        }
+        UNROLL
+        for (int i = 0; i < kElements; ++i) {
+          acc[i] = i + kAtOnce < kElements ? acc[(i + kAtOnce) % kElements]
+                                           : descaled[(i + kAtOnce) % kElements % kAtOnce];
+        }
+      }
+    }
+  }
+
+  // Stores a warp's rows from registers, where all elements are inside the matrix and none is NaN.
+  template <bool kVectorizedX2>
+  __device__ void store_inside(const TileCoord& tile, float (&acc)[kElements]) const {
+    const Problem& p = params.p;
+    const int64_t row = tile.row + lane / 4, col = tile.col + lane % 4 * 2;
+    float* data = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch) +
+                  row * p.c.row_stride + col;
+    UNROLL
+    for (int i = 0; i < kElements; i += 2) {
+      float x = acc[i], y = acc[i + 1];
+      if (p.epilogue.bias != nullptr) {
+        const float* bias = &smem.bias[warpgroup][lane % 4 * 2 + i / 4 * 8];
+        x += bias[0], y += bias[1];
+      }
+      if (p.epilogue.activation == Activation::kRelu) {
+        x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
+      }
+      float* to = data + i / 2 % 2 * 8 * p.c.row_stride + i / 4 * 8;
+      if constexpr (kVectorizedX2) {
+        *reinterpret_cast<float2*>(to) = {x, y};
+      } else {
+        to[0] = x, to[1] = y;
+      }
+    }
+  }
+
+  // Appends the warp's elements that are NaN to the recompute list.
+  __device__ void flag(const TileCoord& tile, const float (&acc)[kElements]) const {
+    constexpr int kListed = RecomputeList::kCols / 2;  // elements of a thread in a warp tile
+    UNROLL
+    for (int first = 0; first < kElements; first += kListed) {
+      uint64_t flags = 0;
+      UNROLL
+      for (int i = first; i < min(first + kListed, kElements); ++i) {
+        const int row = tile.row + lane / 4 + i / 2 % 2 * 8;
+        const int col = tile.col + lane % 4 * 2 + i / 4 * 8 + i % 2;
+        const bool exists = row < params.p.m && col < params.p.n;
+        if (exists && isnan(acc[i])) flags |= uint64_t{1} << (i - first);
+      }
+      append_flagged(params.recompute, tile.batch, tile.row, tile.col + first * 2, flags);
+    }
+  }
+
+  __device__ void end_tile(const TileCoord& of_block, float (&acc)[kElements]) const {
+    const Problem& p = params.p;
+    const TileCoord tile = of_warp(of_block);
+    bool inside = params.bias_relu_at_most && tile.row + 16 <= p.m && tile.col + Tile::kN <= p.n;
+    UNROLL
+    for (const float each : acc) inside &= !isnan(each);
+    if (__all_sync(~0u, inside)) {
+      params.vectorized_x2 ? store_inside<true>(tile, acc) : store_inside<false>(tile, acc);
+      return;
+    }
+    flag(tile, acc);
+    float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch);
+    store_rows<true>(p, params.vectorized_x4, params.bias_relu_at_most, c, tile.row, tile.col, acc,
+                     smem.staging[threadIdx.x / 32 - Tile::kWarpgroup / 32], smem.bias[warpgroup],
+                     [](int i) { return i; });
+  }
+  __device__ void finish() const {}
+};
+
+}  // namespace tiled::cuda::tf32_tma
