@@ -2,7 +2,7 @@
 
 PyTorch has no public interface yet for an operator that takes part in all of its transforms. The
 names that this takes are gathered here, so that a new release of PyTorch is checked by reading one
-file; tests/test_internals.py checks that each name exists and does what is expected of it.
+file; tests/pytorch/test_internals.py checks that each name exists and does what is expected of it.
 """
 
 import functools

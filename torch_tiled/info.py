@@ -168,8 +168,8 @@ def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
 
     A sum of K products in any order errs by at most (K + 2) u |A||B|, where u is the unit roundoff
     of the dtype that it is summed in, and the 2 covers terms of second order; tensor cores err by
-    less at this K (docs/numerics.md). The float64 product that it is compared with has such an
-    error, too. The sum is then rounded to its dtype.
+    less at this K (docs/guide/numerics.md). The float64 product that it is compared with also has
+    such an error. The sum is then rounded to its dtype.
     """
     m, n, k = _SIZES
     generator = torch.Generator().manual_seed(0)  # leaves the default one alone

@@ -45,7 +45,7 @@ def matmul(
             accurate as an SGEMM that adds in sequence, and uses tensor cores on Hopper GPUs;
             "ieee" rounds every FMA as IEEE 754 does, in one order on every GPU; "tf32" may round a
             and b to TF32's 11 bits, which "auto" does on Hopper. On the CPU, "auto" is torch.matmul
-            in every precision. docs/numerics.md has the error bounds.
+            in every precision. docs/guide/numerics.md has the error bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
             float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or

@@ -2,7 +2,7 @@
 
 csrc (binding/ops.cpp, binding/tensors.cpp, core/product.cpp, select/ladder.cpp) makes the same
 checks with the same texts, so that a bad call fails alike on meta tensors, under torch.compile,
-under vmap and on a device; tests/test_errors.py compares them. Sizes may be symbolic.
+under vmap and on a device; tests/ops/test_errors.py compares them. Sizes may be symbolic.
 """
 
 import torch
