@@ -227,8 +227,8 @@ def test_prepared_operands_are_read_unsplit(device):
     "k, order",
     [
         (63, "1 chunk of at most 1024 in K, each ascending"),
-        (64, "1 chain of at most 8192 in K on tensor cores, of scaled halves"),
-        (8193, "2 chains of at most 8192 in K on tensor cores, of scaled halves"),
+        (64, "1 chain of at most 8192 in K on tensor cores, of scaled float16"),
+        (8193, "2 chains of at most 8192 in K on tensor cores, of scaled float16"),
     ],
 )
 def test_explain_says_the_order(device, k, order):

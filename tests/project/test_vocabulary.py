@@ -31,10 +31,7 @@ WORDS = {
 }
 
 # Lines that need such a word: (file, a part of the line).
-EXCEPTIONS = {
-    "tests/bits/test_tf32.py": ("of scaled halves",),  # explain() says so
-    "tests/helpers/bad_calls.py": ("by IEEE multiply-adds",),  # an error says so
-}
+EXCEPTIONS = {}
 
 
 def files(place: str) -> list[Path]:
