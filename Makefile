@@ -14,7 +14,7 @@ export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 .PHONY: help build test bench docs format lint memcheck sass profile clean
 
 help:
-	@echo 'make test  [ARGS="-k naive"]         run the tests'
+	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
@@ -37,7 +37,7 @@ build: $(VENV)/made
 	$(IN) setup.py --quiet build_ext --inplace
 
 test: build
-	$(IN) -m pytest $(ARGS)
+	$(IN) -m pytest -n auto --dist worksteal $(ARGS)
 
 bench: build
 	$(IN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
@@ -62,7 +62,7 @@ lint: $(VENV)/formatters
 # Each tensor is an allocation of its own size, beyond which nothing may be read.
 memcheck: build
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-	  $(IN) -m pytest tests/test_fuzz.py -k end_with_their_memory $(ARGS)
+	  $(IN) -m pytest tests/bits/test_fuzz.py -k end_with_their_memory $(ARGS)
 
 sass: build
 	$(if $(KERNEL),,$(error Say which kernel: make sass KERNEL=naive))

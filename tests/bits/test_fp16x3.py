@@ -1,6 +1,6 @@
-"""fp16x3, float32 products on tensor cores: its bits, its accuracy, what it does with bad input.
+"""fp16x3, float32 products on tensor cores: bits, accuracy, and elements that are recomputed.
 
-The host's rung runs here too: it computes on a model of the tensor core what a Hopper GPU does.
+The host's kernel runs here as well. It models the tensor core and has the bits of a Hopper GPU.
 """
 
 import pytest
@@ -16,8 +16,8 @@ from helpers.reference import (
     product,
     relative_error,
 )
-from helpers.scaled import FP16X3, FP16X3_RUNGS
-from helpers.specification import fp16x3, fp16x3_or_mark, sum_in_chunks
+from helpers.scaled import FP16X3, FP16X3_KERNELS
+from helpers.specification import chunked_product, fp16x3_product, fp16x3_with_flags
 
 import torch_tiled
 
@@ -36,20 +36,20 @@ def device(request):
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_bits_are_as_specified(device, name, k):
     a, b = OVERFLOWING[name](7, k, 6)
-    assert_same(multiply(a, b, device), fp16x3(a, b))
+    assert_same(multiply(a, b, device), fp16x3_product(a, b))
 
 
 @pytest.mark.parametrize("k", [512, 1023, 1024, 2049])
 def test_bits_of_chunks_are_as_specified(device, k):
     for name in ("normal", "uniform", "opposed by 5"):
         a, b = OPERANDS[name](5, k, 9)
-        assert_same(multiply(a, b, device), fp16x3(a, b))
+        assert_same(multiply(a, b, device), fp16x3_product(a, b))
 
 
 @pytest.mark.parametrize("k", [1, 17, 63])
 def test_short_sums_are_in_chunks(device, k):
     a, b = torch.randn(9, k), torch.randn(k, 11)
-    assert_same(multiply(a, b, device), sum_in_chunks(a, b))
+    assert_same(multiply(a, b, device), chunked_product(a, b))
 
 
 def test_views_and_batches(device):
@@ -110,15 +110,15 @@ def test_elementwise_bound(device, name, k):
     assert_within(result, product(a, b), bound(a, b, algorithm="fp16x3"))
 
 
-def test_marked_elements_have_the_bound_of_a_sum_in_chunks(device):
-    """And no tighter one: here each addition rounds the same way. Large numbers that meet zeros
-    make the groups wide and the sum small beside them."""
+def test_flagged_elements_have_the_bound_of_the_chunked_order(device):
+    """They have no tighter bound, since every addition rounds the same way here. Large numbers that
+    meet zeros make the row and the column wide and the sum small beside them."""
     k = 1024
     a, b = torch.full((1, k), 0.99 * 2.0**-24), torch.ones(k, 1)
     a[0, :3] = torch.tensor([2.0**20, 0, 1])
     b[:2, 0] = torch.tensor([0, 2.0**20])
-    _, marked = fp16x3_or_mark(a, b)
-    assert marked.all()
+    _, flagged = fp16x3_with_flags(a, b)
+    assert flagged.all()
     result, exact = multiply(a, b, device), product(a, b)
     assert_within(result, exact, bound(a, b, algorithm="tiled"))
     assert (result - exact).abs() > bound(a, b, algorithm="fp16x3")
@@ -131,8 +131,8 @@ def test_bound_is_below_that_of_a_plain_sum():
 
 
 def errors(name, k, device, multiply=multiply):
-    """Over seeds: the mean relative Frobenius errors of a product and of `naive`, and the mean
-    signed relative error of its elements."""
+    """Means over seeds: the relative Frobenius errors of a product and of `naive`, and the signed
+    relative error of the product's elements."""
     ours = plain = bias = 0.0
     for seed in range(SEEDS):
         torch.manual_seed(seed)
@@ -158,10 +158,10 @@ def test_error_is_at_most_that_of_a_plain_sum(device, name, k):
 
 @pytest.mark.parametrize("k", [512, 1024])
 def test_a_lost_promotion_would_show(k):
-    """The two measures above tell a sum that is left to the tensor core for all of a chunk."""
+    """A whole chunk summed in the tensor core would exceed both measures above."""
 
     def never_promoted(a, b, _):
-        return fp16x3_or_mark(a, b, promotion=k)[0]
+        return fp16x3_with_flags(a, b, promotion=k)[0]
 
     ours, plain, bias = errors("uniform", k, "cpu", never_promoted)
     assert ours > plain
@@ -205,15 +205,15 @@ def test_host_and_cluster_agree(k):
         host = torch_tiled.matmul(a, b, algorithm="fp16x3")
         a, b = a.cuda(), b.cuda()
         assert torch_tiled.explain(a, b, algorithm="fp16x3_cluster").algorithm == "fp16x3_cluster"
-        for _ in range(3):  # a race would show as a difference that moves
+        for _ in range(3):  # a race may show in one call only
             assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster").cpu(), host)
 
 
-MARKED = {
+FLAGGED = {
     "one": ([37], [101]),
-    "32 of a piece": (range(16, 20), range(8)),
-    "96 of a piece": (range(16, 28), range(8)),
-    "99 of a piece": (range(16, 27), range(9)),
+    "32 of a tile": (range(16, 20), range(8)),
+    "96 of a tile": (range(16, 28), range(8)),
+    "99 of a tile": (range(16, 27), range(9)),
     "spread": (range(0, 70, 9), range(0, 150, 13)),
     "a row": ([3], range(150)),
     "a column": (range(70), [149]),
@@ -223,22 +223,22 @@ MARKED = {
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MARKED)
-def test_host_and_gpu_agree_however_many_are_marked(name, layout):
-    rows, cols = (list(each) for each in MARKED[name])
+@pytest.mark.parametrize("name", FLAGGED)
+def test_host_and_gpu_agree_however_many_are_flagged(name, layout):
+    rows, cols = (list(each) for each in FLAGGED[name])
     for k in (64, 129, 700, 1024, 3000, 9001):
         a, b = torch.randn(70, k), torch.randn(k, 150)
-        at = k - 3  # a number so large there that all others of the row are lost beside it
+        at = k - 3  # so large a number there that all others of the row are lost beside it
         a[rows, at] = 1e15
         b[at] = 1
         b[at, cols] = 0
         a, b = in_layout(a, layout[0]), in_layout(b, layout[1])
         host = torch_tiled.matmul(a, b, algorithm="fp16x3")
         a, b = a.cuda(), b.cuda()
-        for algorithm in FP16X3_RUNGS:
+        for algorithm in FP16X3_KERNELS:
             facts = torch_tiled.explain(a, b, algorithm=algorithm)
             assert facts.recomputed == f"{len(rows) * len(cols)} of {70 * 150} elements"
-            for _ in range(3):  # a race would show as a difference that moves
+            for _ in range(3):  # a race may show in one call only
                 assert_same(torch_tiled.matmul(a, b, algorithm=algorithm).cpu(), host)
 
 
@@ -248,18 +248,18 @@ def test_host_and_gpu_agree_however_many_are_marked(name, layout):
     "sizes",
     [(3, 512, 290_000), (64, 3000, 6000), (6000, 3001, 40), (17, 9000, 2050), (150, 2100, 3000)],
 )
-def test_gpu_rungs_agree_where_a_block_has_much_to_do(sizes, layout):
+def test_gpu_kernels_agree_where_a_block_has_several_tiles(sizes, layout):
     m, k, n = sizes
     a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
-    bulk = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
+    expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
     for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_fused"):
-        for _ in range(3):  # a race would show as a difference that moves
-            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), bulk)
+        for _ in range(3):  # a race may show in one call only
+            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), expected)
 
 
 @needs_hopper
-def test_bulk_cuts_k_where_there_are_few_tiles():
+def test_fp16x3_wgmma_splits_k_where_tiles_are_few():
     def blocks(*sizes, k):
         a = torch.empty(*sizes, k, device="cuda")
         return int(torch_tiled.explain(a, a.mT, algorithm="fp16x3_wgmma").blocks)
@@ -270,7 +270,8 @@ def test_bulk_cuts_k_where_there_are_few_tiles():
     assert blocks(4096, k=16384) == 1024
 
 
-def shifted(k, n):
+def misaligned(k, n):
+    """A matrix that begins 4 bytes after a multiple of 16."""
     return torch.randn(k * n + 1)[1:].view(k, n)
 
 
@@ -283,11 +284,11 @@ def shifted(k, n):
         (lambda k, n: torch.randn(n, k + 1).mT[:k], False),
         (lambda k, n: torch.randn(k, 2 * n)[:, ::2], False),
         (lambda k, n: torch.randn(1, n).expand(k, n), False),
-        (shifted, False),
+        (misaligned, False),
         *((make, name != "four") for name, make in BATCHES.items()),
     ],
 )
-def test_narrow_takes_what_a_tensor_map_can_read(b, taken):
+def test_fp16x3_fused_takes_what_a_tensor_map_can_read(b, taken):
     b = b(600, 200)
     a = torch.randn(*b.shape[:-2], 40, 600)
     explained = torch_tiled.explain(a, b, algorithm="fp16x3_fused")
@@ -305,17 +306,17 @@ def test_narrow_takes_what_a_tensor_map_can_read(b, taken):
         (lambda m, k: torch.randn(m, k + 1)[:, 1:], lambda k, n: torch.randn(n, k).mT, False),
         (lambda m, k: torch.randn(k, m).mT, lambda k, n: torch.randn(n, k).mT, False),
         (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(k, n), False),
-        (lambda m, k: torch.randn(m, k), lambda k, n: shifted(n, k).mT, False),
+        (lambda m, k: torch.randn(m, k), lambda k, n: misaligned(n, k).mT, False),
     ],
 )
 @pytest.mark.parametrize("k, short_enough", [(64, True), (8192, True), (8196, False), (66, False)])
-def test_cluster_takes_lines_along_k(a, b, taken, k, short_enough):
+def test_fp16x3_cluster_takes_k_major_operands(a, b, taken, k, short_enough):
     explained = torch_tiled.explain(a(20, k), b(k, 30), algorithm="fp16x3_cluster")
     assert (explained.algorithm == "fp16x3_cluster") == (taken and short_enough)
 
 
-def along_k(profile):
-    """Rows of a and columns of b that are random normal times profile(k), of 0, 1, .. K - 1."""
+def scaled_by_k(profile):
+    """Rows of a and columns of b that are normal times profile(k) for k = 0, 1, ... K - 1."""
 
     def operands(m, k, n):
         scale = profile(torch.arange(k, dtype=torch.float64)).float()
@@ -324,8 +325,8 @@ def along_k(profile):
     return operands
 
 
-def halves_and_one(exponent):
-    """Nothing but what halves hold exactly, but for a few; and one large number in a late stage."""
+def float16_but_one(exponent):
+    """Float16 numbers except for a few, and one large number in a late stage of a chunk."""
 
     def operands(m, k, n):
         a, b = torch.randn(m, k).half().float(), torch.randn(k, n).half().float()
@@ -346,18 +347,18 @@ def non_finite_at(column):
     return operands
 
 
-# Scales of rows and columns that change from stage to stage of a chunk, as fp16x3_skinny and
-# fp16x3_fused find them: before the largest magnitude is seen, they go by what has been.
+# Scales of rows and columns that change from stage to stage of a chunk in fp16x3_skinny and
+# fp16x3_fused: until they see the largest magnitude of a chunk, they go by the largest so far.
 GROWING = {
-    "doubles each 64": along_k(lambda k: 2.0 ** (k // 64)),
-    "doubles each 20": along_k(lambda k: 2.0 ** (k / 20)),
-    "halves each 20": along_k(lambda k: 2.0 ** (-k / 20)),
-    "zeros first": along_k(lambda k: 1.0 * (k % 1024 >= 200)),
-    "subnormal first": along_k(lambda k: torch.where(k % 1024 < 100, 2.0**-130, 2.0**-100)),
-    "tiny first": along_k(lambda k: torch.where(k % 1024 < 100, 2.0**-40, 1.0)),
-    "nothing but subnormal": along_k(lambda k: torch.full_like(k, 2.0**-140)),
-    "huge last": along_k(lambda k: torch.where(k % 1024 > 1000, 2.0**60, 1.0)),
-    **{f"halves, then 2^{e}": halves_and_one(e) for e in (2, 5, 9, 14, 20, 30)},
+    "doubles each 64": scaled_by_k(lambda k: 2.0 ** (k // 64)),
+    "doubles each 20": scaled_by_k(lambda k: 2.0 ** (k / 20)),
+    "is halved each 20": scaled_by_k(lambda k: 2.0 ** (-k / 20)),
+    "zeros first": scaled_by_k(lambda k: 1.0 * (k % 1024 >= 200)),
+    "subnormal first": scaled_by_k(lambda k: torch.where(k % 1024 < 100, 2.0**-130, 2.0**-100)),
+    "tiny first": scaled_by_k(lambda k: torch.where(k % 1024 < 100, 2.0**-40, 1.0)),
+    "nothing but subnormal": scaled_by_k(lambda k: torch.full_like(k, 2.0**-140)),
+    "huge last": scaled_by_k(lambda k: torch.where(k % 1024 > 1000, 2.0**60, 1.0)),
+    **{f"float16, then 2^{e}": float16_but_one(e) for e in (2, 5, 9, 14, 20, 30)},
     "not finite, first": non_finite_at(0),
     "not finite, last": non_finite_at(-1),
     "not finite, between": non_finite_at(500),
@@ -374,7 +375,7 @@ def test_host_and_gpu_agree_on_scales_that_change(name):
 
 
 @needs_hopper
-@pytest.mark.parametrize("algorithm", FP16X3_RUNGS)
+@pytest.mark.parametrize("algorithm", FP16X3_KERNELS)
 @pytest.mark.parametrize("m", [1, 33, 130])
 @pytest.mark.parametrize("k", [700, 2100])
 def test_host_and_gpu_agree_on_epilogues(k, m, algorithm):

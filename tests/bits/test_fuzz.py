@@ -1,9 +1,8 @@
-"""Two thousand random products on a GPU: sizes, strides, batches, dtypes and rungs as they come.
+"""Two thousand random products on a GPU, of random sizes, strides, batches, dtypes and kernels.
 
-tests/test_properties.py asks hypothesis for small problems and shrinks what fails; these are larger
-ones, which need several tiles and chunks, and stay as they are: a failure names its seed and case.
-Of the last ones operands and results end where their memory does, to which `make memcheck` holds
-kernels.
+test_properties.py draws small problems from hypothesis, which shrinks failures. These problems are
+larger, need several tiles and chunks, and are the same each time: a failure names its seed and
+case. In the last test operands and results end where their memory does; `make memcheck` runs it.
 """
 
 import math
@@ -21,15 +20,15 @@ ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
 
 
 def size(rng, most):
-    """Any order of magnitude as likely as another."""
+    """A size of which every order of magnitude is equally likely."""
     return round(math.exp(rng.uniform(0, math.log(most))))
 
 
 def view(rng, shape, dtype):
-    """A tensor of that shape in a larger one of NaN: turned, padded, misaligned, strided."""
+    """A tensor of that shape in a larger one of NaN: transposed, padded, misaligned or strided."""
     *batch, rows, columns = shape
-    turned = rng.random() < 0.5
-    inner = [columns, rows] if turned else [rows, columns]
+    transposed = rng.random() < 0.5
+    inner = [columns, rows] if transposed else [rows, columns]
     step = [rng.choice([1, 1, 1, 1, 2]) for _ in inner]
     pad = [rng.choice([0, 0, 1, 8]) for _ in inner]
     stored = [count * by + more for count, by, more in zip(inner, step, pad, strict=True)]
@@ -37,13 +36,13 @@ def view(rng, shape, dtype):
     first = [rng.randint(0, more) for more in pad]
     cut = [slice(at, at + count * by, by) for at, count, by in zip(first, inner, step, strict=True)]
     tensor = storage[(..., *cut)]
-    return tensor.mT if turned else tensor
+    return tensor.mT if transposed else tensor
 
 
 def operand(rng, shape, dtype):
     tensor = view(rng, shape, dtype)
     tensor.copy_(torch.randn(shape, device="cuda"))
-    # Lines or elements that are all the same one, now and then.
+    # Sometimes a dimension has stride 0.
     for dim in range(tensor.dim()):
         if rng.random() < 0.04:
             tensor = tensor.narrow(dim, 0, 1).expand(shape)
@@ -68,35 +67,35 @@ def test_random_products(seed):
         out_dtype = rng.choice([dtype, torch.float32])
         out = view(rng, (*batch, m, n), out_dtype)
         how = {"algorithm": algorithm, "precision": precision, "out_dtype": out_dtype}
-        told = f"case {case}: {(*batch, m, k)} @ {tuple(b.shape)} {dtype}, {how}"
+        problem = f"case {case}: {(*batch, m, k)} @ {tuple(b.shape)} {dtype}, {how}"
         try:
             torch_tiled.matmul(a, b, out=out, **how)
             assert_within(out, product(a, b), bound(a, b, **how))
         except Exception as error:
-            raise AssertionError(f"{told}: {error}") from error
+            raise AssertionError(f"{problem}: {error}") from error
 
 
 def exact(rng, shape, dtype, device):
-    """A tensor of that shape whose memory ends with it: now and then of elements that lie apart, or
-    of lines that begin at multiples of 16 bytes, with NaN between them."""
+    """A tensor of that shape whose memory ends with it. Some have strided elements, and some have
+    rows aligned to 16 bytes with NaN between them."""
     *batch, rows, columns = shape
-    turned = rng.random() < 0.5
-    stored = (*batch, columns, rows) if turned else shape
+    transposed = rng.random() < 0.5
+    stored = (*batch, columns, rows) if transposed else shape
     way = rng.random()
     if way < 0.2:
-        lines, length = stored[-2:]
+        rows, length = stored[-2:]
         pitch = (length + 7) // 8 * 8
-        strides = (*(lines * pitch for _ in batch), pitch, 1)
+        strides = (*(rows * pitch for _ in batch), pitch, 1)
         last = sum((count - 1) * stride for count, stride in zip(stored, strides, strict=True))
         memory = torch.full((last + 1,), torch.nan, dtype=dtype, device=device)
         tensor = memory.as_strided(stored, strides).normal_()
     else:
         tensor = torch.randn(*stored, 2 if way < 0.3 else 1, device=device).to(dtype)[..., 0]
-    return tensor.mT if turned else tensor
+    return tensor.mT if transposed else tensor
 
 
-def compare_rungs(rng, device):
-    """The bits of all rungs of one order, of a problem whose lines begin anywhere, as a rule."""
+def compare_kernels(rng, device):
+    """Compares the bits of all kernels of one order. The rows of most problems are unaligned."""
     dtype = rng.choice([torch.float16, torch.bfloat16, torch.bfloat16, torch.float32])
     precision = rng.choice(["fp32", "ieee", "tf32"])
     m, n, k = (size(rng, most) for most in rng.choice([(700, 2500, 1500), (2500, 700, 1500)]))
@@ -104,7 +103,7 @@ def compare_rungs(rng, device):
         m, k = size(rng, 40), 8192 + size(rng, 2000)
     if rng.random() < 0.8:
         m, n, k = m | 1, n | 1, k | 1
-    if rng.random() < 0.1:  # lines shorter than what is copied at once, one more than in a step
+    if rng.random() < 0.1:  # rows shorter than a copy, and K one more than a multiple of a stage
         m, n, k = size(rng, 8), size(rng, 8), 64 * rng.randint(1, 20) + 1
     batch = rng.choice([[], [], [], [3]])
     a = exact(rng, (*batch, m, k), dtype, device)
@@ -128,4 +127,4 @@ def test_operands_that_end_with_their_memory(seed):
     rng = random.Random(seed)
     torch.manual_seed(seed)
     for _ in range(EXACT_CASES):
-        compare_rungs(rng, "cuda")
+        compare_kernels(rng, "cuda")

@@ -1,6 +1,6 @@
-"""mma, products of float16 and bfloat16 on tensor cores: their bits, and how far they may be off.
+"""mma, products of float16 and bfloat16 on tensor cores: bits and accuracy.
 
-The host's rung computes on a model of the tensor core what a Hopper GPU does.
+The host's kernel models the tensor core and has the bits of a Hopper GPU.
 """
 
 import pytest
@@ -17,7 +17,8 @@ from helpers.mma import (
 from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, in_layout
 from helpers.reference import ACTIVATIONS, assert_same, assert_within, bound, product
-from helpers.specification import chained, fused_multiply_add, sum_in_chunks
+from helpers.specification import chunked_product, fma, mma_product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -30,6 +31,7 @@ def device(request):
 # --- bits ----------------------------------------------------------------------------------------
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("k", [1, 7, 15, 16, 17, 64, 100])
 @pytest.mark.parametrize("name", OPERANDS)
@@ -54,14 +56,14 @@ def test_a_sum_of_nothing_is_positive_zero(device, k, dtype):
 
 @each_16bit_dtype
 def test_inf_and_nan_are_as_in_ieee(device, dtype):
-    """In an element of which a factor is one of them; others do not know."""
+    """Elements with a factor Inf or NaN are as in IEEE 754, and no others change."""
     for k in (3, 40, 8200):
         a, b = not_finite(20, k, 30, dtype)
         rows, cols = a.isfinite().all(1), b.isfinite().all(0)
         finite = rows[:, None] & cols
         c = multiply(a, b, device)
         assert_same(c[finite], multiply(a[rows], b[:, cols], device).flatten())
-        assert_same(c[~finite], sum_in_chunks(a.float(), b.float()).to(dtype)[~finite])
+        assert_same(c[~finite], chunked_product(a.float(), b.float()).to(dtype)[~finite])
         assert not c[~finite].isfinite().any()
 
 
@@ -79,7 +81,7 @@ def test_signs_of_inf_and_what_meets_it(device, dtype):
 
 
 def test_sums_leave_the_range_of_float32(device):
-    """Beyond the largest number they are Inf, and below the smallest normal one they are cut."""
+    """Sums beyond the largest number are Inf, and those below the smallest normal one truncated."""
     a = torch.tensor([[2.0**64, 2.0**64], [2.0**64, -(2.0**64)]], dtype=torch.bfloat16)
     b = torch.tensor([[2.0**63, 2.0**64], [2.0**63, 2.0**64]], dtype=torch.bfloat16)
     c = multiply(a, b, device, out_dtype=torch.float32)
@@ -90,13 +92,14 @@ def test_sums_leave_the_range_of_float32(device):
     assert_same(c, 2.0**-149 * torch.tensor([[0.0, 1, 1, 3], [0.0, -1, -1, -3]]))
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("k", [64, 67, 203])
 def test_slices_of_a_product_are_products_of_slices(device, layout, k, dtype):
     a, b = torch.randn(300, k).to(dtype), torch.randn(k, 140).to(dtype)
     a[200, 3] = torch.inf
-    expected = chained(a, b)
+    expected = mma_product(a, b)
     a, b = in_layout(a, layout[0]).to(device), in_layout(b, layout[1]).to(device)
     wide = {"out_dtype": torch.float32}
     assert_same(multiply(a, b, device, **wide), expected)
@@ -111,10 +114,10 @@ def test_slices_of_a_product_are_products_of_slices(device, layout, k, dtype):
 @each_16bit_dtype
 def test_views_and_batches(device, dtype):
     a, b = torch.randn(3, 20, 152).to(dtype), torch.randn(3, 152, 30).to(dtype)
-    each = torch.stack([torch.stack([chained(x, y) for y in b]) for x in a]).to(dtype)
+    each = torch.stack([torch.stack([mma_product(x, y) for y in b]) for x in a]).to(dtype)
     a, b = a.to(device), b.to(device)
-    turn = torch.arange(3)
-    assert_same(multiply(a, b, device), each[turn, turn])
+    i = torch.arange(3)
+    assert_same(multiply(a, b, device), each[i, i])
     assert_same(multiply(a, b[1], device), each[:, 1])
     assert_same(multiply(a[2], b, device), each[2])
     assert_same(multiply(a[:, None], b, device), each)
@@ -125,37 +128,39 @@ def test_views_and_batches(device, dtype):
     assert_same(multiply(memory[1::2, 3:459:3].copy_(a[0]), b[0], device), each[0, 0])
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("alpha, beta", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
 def test_gemm_finishes_the_same_sum(device, dtype, algorithm, alpha, beta):
     a, b, c = (torch.randn(*shape).to(dtype) for shape in ((33, 200), (200, 24), (33, 24)))
-    expected = torch.tensor(alpha) * chained(a, b)
+    expected = torch.tensor(alpha) * mma_product(a, b)
     if beta:
-        expected = fused_multiply_add(torch.tensor(beta), c.float(), expected)
+        expected = fma(torch.tensor(beta), c.float(), expected)
     options = {"alpha": alpha, "beta": beta, "algorithm": algorithm}
     torch_tiled.gemm_(c := c.to(device), a.to(device), b.to(device), **options)
     assert_same(c.cpu(), expected.to(dtype))
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_linear_finishes_the_same_sum(device, dtype, algorithm, activation):
     x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((33, 200), (24, 200), (24,)))
-    expected = ACTIVATIONS[activation](chained(x, weight.mT) + bias.float())
+    expected = ACTIVATIONS[activation](mma_product(x, weight.mT) + bias.float())
     operands = (each.to(device) for each in (x, weight, bias))
     y = torch_tiled.linear(*operands, activation=activation, algorithm=algorithm)
     assert_same(y.cpu(), expected.to(dtype))
 
 
 @each_16bit_dtype
-def test_precision_is_not_for_halves(device, dtype):
+def test_precision_is_ignored_for_16bit_floats(device, dtype):
     a, b = torch.randn(20, 100).to(dtype), torch.randn(100, 30).to(dtype)
     assert_same(multiply(a, b, device, precision="ieee"), multiply(a, b, device))
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- explain -------------------------------------------------------------------------------------
 
 
 @each_16bit_dtype
@@ -182,7 +187,7 @@ def test_explain_says_the_order(device, k, chains, dtype):
 )
 @each_16bit_dtype
 def test_any_view_is_taken(device, view, dtype):
-    """Also what no tensor map can read: lines that begin anywhere, elements that are apart."""
+    """Views that no tensor map can read are among them: unaligned rows and strided elements."""
     a = torch.randn(40, 603, dtype=dtype, device=device)
     b = view(lambda *shape: torch.randn(shape, dtype=dtype, device=device), 603, 201)
     for x, y in ((a, b), (b.mT, a.mT), (a.expand(2, 40, 603), b)):
@@ -195,6 +200,7 @@ def test_any_view_is_taken(device, view, dtype):
 # --- accuracy ------------------------------------------------------------------------------------
 
 
+@pairwise
 @each_16bit_dtype
 @pytest.mark.parametrize("k", [1, 16, 17, 100, 1024, 8200])
 @pytest.mark.parametrize("name", FINITE)
@@ -213,7 +219,7 @@ def test_bound_is_below_that_of_a_plain_sum(dtype):
 
 
 def test_subnormal_factors_count_as_the_smallest_normal_number(device):
-    """In what is cut beside them: 2^-25 is less than 2^-25 of 2^-14 2^15."""
+    """The tensor core truncates beside them: 2^-25 is less than 2^-25 of 2^-14 2^15."""
     a = torch.tensor([[2.0**-24, 2.0**-14]], dtype=torch.float16)
     b = torch.tensor([[2.0**15], [2.0**-11]], dtype=torch.float16)
     c = multiply(a, b, device, out_dtype=torch.float32)
@@ -224,7 +230,7 @@ def test_subnormal_factors_count_as_the_smallest_normal_number(device):
 @each_16bit_dtype
 @pytest.mark.parametrize("k", [64, 100, 1024, 8200])
 def test_integers_are_exact(device, k, dtype):
-    """Where |A||B| stays within 2^24: then nothing is ever cut."""
+    """Nothing is truncated while |A||B| stays within 2^24."""
     largest = min(2**8, int((2**24 // k) ** 0.5))
     a, b = (torch.randint(-largest, largest + 1, shape).to(dtype) for shape in ((30, k), (k, 40)))
     a[0], a[1], b[:, 0] = largest, -largest, largest

@@ -57,9 +57,9 @@ def test_host_and_gpu_agree_on_many_tiles(dtype):
         ("mma_unaligned", 30, 41, 40001, 1),
     ],
 )
-def test_without_memory_another_rung_computes(algorithm, m, n, k, step):
-    """Memory for the first chunk's sums, for copies of operands that no tensor map can read, or for
-    the sums of all chunks, where one block computes them all then."""
+def test_another_kernel_computes_if_memory_is_short(algorithm, m, n, k, step):
+    """The memory is for the sums of the first chunk, for copies of operands that no tensor map can
+    read, or for the sums of all chunks, which one block then computes alone."""
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
     b = torch.randn(k, n, dtype=torch.float16, device="cuda")
     assert torch_tiled.explain(a, b, algorithm=algorithm).algorithm == algorithm

@@ -16,8 +16,8 @@ import torch_tiled
 @each_16bit_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_rows_or_columns(layout, dtype):
-    """Few columns of very many rows are computed as few rows of the transpose, but for a bias; what
-    is short across K is copied to lines along it, unless K is short, too."""
+    """A product of few columns swaps A and B unless it has a bias. A short MN-major operand is
+    copied to a K-major one unless K is short as well."""
     sizes = ((40, 3000), (4200, 1000), (8500, 1030), (30000, 200), (70, 20000), (8500, 520))
     for i, rows in enumerate([1, 2, 7, 8, 9, 16, 17, 32, 33, 63, 70]):
         for columns, k in sizes[i % 2 :: 2]:
@@ -38,9 +38,9 @@ def test_few_rows_or_columns(layout, dtype):
 @needs_hopper
 @each_16bit_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bulk_with_any_tile(layout, dtype):
-    """On an H200, whose plan picks another for each of these sizes; sums of several chunks, too. Of
-    the last sizes lines begin within those of L2, and tiles are pairs'."""
+def test_every_tile(layout, dtype):
+    """An H200's plan picks each tile for its sizes here, with one chunk of K and with several. The
+    rows of the last sizes are not aligned to 128 bytes, and their tiles are those of clusters."""
     sizes = {
         "128x256": [(1673, 1747, 505), (1899, 1571, 8265)],
         "128x192": [(907, 2617, 505), (1025, 2323, 8265), (656, 3344, 504), (776, 2056, 8264)],
@@ -52,7 +52,7 @@ def test_bulk_with_any_tile(layout, dtype):
         "64x64": [(329, 1099, 505), (247, 793, 8265), (216, 1072, 72), (384, 1008, 8264)],
         "64x32": [(651, 139, 505), (199, 317, 8265), (416, 280, 72)],
         "64x16": [(1071, 63, 505), (355, 43, 8265), (544, 24, 8264), (104, 56, 8264)],
-        "": [(64, 192, 505), (192, 64, 8265), (40, 88, 72)],  # another for each layout
+        "": [(64, 192, 505), (192, 64, 8265), (40, 88, 72)],  # a different tile for each layout
     }
     is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
     for tile, problems in sizes.items():
@@ -79,12 +79,12 @@ def test_bulk_with_any_tile(layout, dtype):
 @needs_hopper
 @each_16bit_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cut", [0, 8, 33, 40, 72, 88])  # of the last tile
-def test_tiles_of_a_wide_box_and_a_narrow_one(cut, layout, dtype):
-    """On an H200, of 96 columns, if lines begin where L2's do: where columns are neighbours, each
-    tile begins with the other box."""
+@pytest.mark.parametrize("missing", [0, 8, 33, 40, 72, 88])  # columns of the last tile
+def test_tiles_of_two_boxes(missing, layout, dtype):
+    """An H200's plan picks tiles of 96 columns, a box of 64 and a box of 32, if rows are aligned to
+    128 bytes. If B is MN-major, every other tile begins with the box of 32."""
     is_h200 = torch.cuda.get_device_properties().multi_processor_count == 132
-    for n in (7 * 96 - cut, 8 * 96 - cut):
+    for n in (7 * 96 - missing, 8 * 96 - missing):
         a = in_layout(torch.randn(896, 128, device="cuda").to(dtype), layout[0])[:850, :72]
         b = in_layout(torch.randn(128, 768, device="cuda").to(dtype), layout[1])[:72, :n]
         bias = torch.randn(n, device="cuda").to(dtype)
@@ -112,7 +112,7 @@ def test_tiles_of_a_wide_box_and_a_narrow_one(cut, layout, dtype):
     ("batch", "m", "n", "k"),
     [(1, 64, 72, 40000), (1, 300, 520, 24600), (3, 130, 201, 16400), (2, 3, 40, 100000)],
 )
-def test_chunks_of_few_tiles_by_several_blocks(batch, m, n, k, layout, dtype):
+def test_split_k(batch, m, n, k, layout, dtype):
     a = in_layout(torch.randn(batch, m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(batch, k, n, device="cuda").to(dtype), layout[1])
     plan = torch_tiled.explain(a, b, algorithm="mma_tma")
@@ -120,28 +120,28 @@ def test_chunks_of_few_tiles_by_several_blocks(batch, m, n, k, layout, dtype):
     assert int(plan.blocks) > -(-m // rows) * -(-n // cols) * batch
     for options in ({}, {"out_dtype": torch.float32}):
         expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
-        for _ in range(3):  # a race would show as a difference that moves
+        for _ in range(3):  # a race may show in one call only
             out = torch.full_like(expected, torch.nan)
             torch_tiled.matmul(a, b, algorithm="mma_tma", out=out, **options)
             assert torch.equal(out, expected)
     c, bias = torch.randn(batch, m, n, device="cuda").to(dtype), b[0, 0].contiguous()
-    ends = [
+    results = [
         (
             torch_tiled.linear(a, b[0].mT, bias, activation="relu", algorithm=algorithm),
             torch_tiled.gemm_(c.clone(), a, b, alpha=0.7, beta=-0.3, algorithm=algorithm),
         )
         for algorithm in ("mma_tma", "mma_sync")
     ]
-    for bulk, ring in zip(*ends, strict=True):
-        assert torch.equal(bulk, ring)
+    for ours, others in zip(*results, strict=True):
+        assert torch.equal(ours, others)
 
 
 @needs_hopper
 @each_16bit_dtype
 @pytest.mark.parametrize(("m", "n", "k"), [(4090, 4088, 300), (4091, 4085, 1000)])
-def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
-    """By boxes, of which the last are cut off, where rows of C begin and end at multiples of 16
-    bytes; elsewhere the copy engine would write what follows a row."""
+def test_tma_stores_overlap_the_next_tile(m, n, k, dtype):
+    """TMA stores C if its rows begin and end at multiples of 16 bytes, and clips the last boxes.
+    Otherwise a box would overwrite what follows a row, and threads store C."""
     a = torch.randn(2, m, 1024, device="cuda").to(dtype)[..., :k]
     b = torch.randn(k, 4096, device="cuda").to(dtype)[:, :n]
     bias = b[0].contiguous()
@@ -170,8 +170,8 @@ def test_tiles_that_leave_while_the_next_is_multiplied(m, n, k, dtype):
 @needs_hopper
 @each_16bit_dtype
 @pytest.mark.parametrize("seed", range(40))
-def test_lines_that_begin_within_those_of_l2(seed, dtype):
-    """The copy engine reads them, of lines across K what follows, too, which may not tell."""
+def test_rows_not_aligned_to_128_bytes(seed, dtype):
+    """TMA reads them. A box of an MN-major operand may read past a row, which must not change C."""
     choose = random.Random(seed)
     sizes = (16, 24, 40, 63, 64, 65, 71, 97, 128, 130, 200, 257, 300, 500, 760, 1000)
     m, n = choose.choice(sizes), choose.choice(sizes)
@@ -190,9 +190,9 @@ def test_lines_that_begin_within_those_of_l2(seed, dtype):
 @each_16bit_dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("few", [1, 3, 8, 13, 16, 17, 24, 40, 56])
-def test_lines_shorter_than_a_box(few, layout, dtype):
-    """Of what lies across K the copy engine reads on into the next lines, as far as memory goes, or
-    they are copied; and C is stored column by column."""
+def test_rows_shorter_than_a_box(few, layout, dtype):
+    """TMA reads on into the next rows of an MN-major operand as far as its memory goes, or the
+    operand is copied first; and C is stored column by column."""
     for k in (65, 72, 200, 264, 456, 519, 1000):
         for m, n in ((few, 328), (328, few), (few, 201), (201, few)):
             a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
@@ -203,7 +203,7 @@ def test_lines_shorter_than_a_box(few, layout, dtype):
                 out = torch.full_like(expected, torch.nan)
                 torch_tiled.matmul(a, b, algorithm="mma_tma", out=out, **options)
                 assert torch.equal(out, expected)
-            ends = [
+            results = [
                 (
                     torch_tiled.linear(a, b.mT, activation="relu", algorithm=algorithm),
                     torch_tiled.linear(a, b.mT, activation="gelu", algorithm=algorithm),
@@ -211,5 +211,5 @@ def test_lines_shorter_than_a_box(few, layout, dtype):
                 )
                 for algorithm in ("mma_tma", "mma_sync")
             ]
-            for bulk, ring in zip(*ends, strict=True):
-                assert torch.equal(bulk, ring)
+            for ours, others in zip(*results, strict=True):
+                assert torch.equal(ours, others)

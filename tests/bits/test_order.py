@@ -1,8 +1,8 @@
 """One sum, one order: an element's bits depend on its row, its column and K alone.
 
-Held by every rung of its own accord; across rungs, devices and whatever `auto` picks on CUDA by
-those of one order: the chunked one of csrc/sum.h, that of csrc/fp16x3.h, or, of halves on tensor
-cores, that of csrc/chained.h. naive is the plain sum.
+Every kernel keeps this by itself. Kernels of one order have the same bits, on every device and
+whatever `auto` picks on CUDA. The orders are the chunked one, that of fp16x3, that of mma and that
+of tf32 (csrc/core/order_*.h); naive is the plain sum.
 """
 
 from itertools import product
@@ -11,7 +11,8 @@ import pytest
 import torch
 from helpers.needs import needs_cuda
 from helpers.reference import order, takes
-from helpers.specification import fp16x3, sum_in_chunks
+from helpers.specification import chunked_product, fp16x3_product
+from helpers.thinning import fewer
 
 import torch_tiled
 
@@ -19,14 +20,14 @@ RUNGS = torch_tiled.algorithms()
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [(1, 1, 7), (33, 65, 1000), (64, 130, 1024), (70, 17, 1025), (129, 63, 4099)]
 
-# Of the sweep over sizes.
+# The sizes of test_ieee_at_every_size.
 ROWS = (1, 2, 3, 8, 16, 17, 31, 32, 33, 64, 127, 128, 129, 257, 1024)
 FEW_ROWS, SLOW_RUNGS = (1, 17, 33, 129), ("tiled16", "tiled32")
 SIDES = (1, 7, 64, 129, 1000, 4096, 11008)  # columns and K
 
 
 def names(device, dtype=torch.float32, precision="fp32"):
-    """The rungs that take it, and `auto` where it is ours: on the CPU it is torch.matmul."""
+    """The algorithms that take such operands. On the CPU `auto` is torch.matmul and left out."""
     rungs = [name for name in RUNGS if takes(name, dtype, device, precision)]
     return [*rungs, "auto"] if device == "cuda" else rungs
 
@@ -80,7 +81,7 @@ def test_layouts_do_not_matter(device, dtype):
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)
-def test_chunked_rungs_agree(device, m, n, k):
+def test_chunked_kernels_agree(device, m, n, k):
     for dtype in DTYPES:
         a = torch.randn(m, k, device=device).to(dtype)
         b = torch.randn(k, n, device=device).to(dtype)
@@ -91,10 +92,10 @@ def test_chunked_rungs_agree(device, m, n, k):
 
 
 @pytest.mark.parametrize("algorithm", RUNGS)
-def test_hundred_repeats(device, algorithm):
+def test_repeats_have_the_same_bits(device, algorithm):
     a, b = torch.randn(50, 1500, device=device), torch.randn(1500, 70, device=device)
     first = torch_tiled.matmul(a, b, algorithm=algorithm)
-    for _ in range(100):
+    for _ in range(100 if device == "cuda" else fewer(100, 10)):
         assert torch.equal(torch_tiled.matmul(a, b, algorithm=algorithm), first)
 
 
@@ -108,13 +109,13 @@ def test_ieee_is_the_chunked_order(device):
 
 @pytest.mark.parametrize("algorithm", RUNGS)
 def test_order_is_as_specified(device, algorithm):
-    """csrc/sum.h and csrc/fp16x3.h to the bit."""
+    """The chunked order and that of fp16x3, to the bit."""
     k = 2100
     a, b = torch.randn(3, k), torch.randn(k, 4)
     if algorithm.startswith("fp16x3"):
-        expected = fp16x3(a, b)
+        expected = fp16x3_product(a, b)
     else:
-        expected = sum_in_chunks(a, b, chunk=k if algorithm == "naive" else 1024)
+        expected = chunked_product(a, b, chunk=k if algorithm == "naive" else 1024)
     result = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
     assert torch.equal(result.cpu(), expected)
 
@@ -122,7 +123,7 @@ def test_order_is_as_specified(device, algorithm):
 @pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("k", [1, 2, 16, 33, 64, 100])
 def test_sign_of_an_underflowed_zero(device, algorithm, k):
-    """What pads a tile adds nothing, not even to -0: it has the sign of what underflowed last."""
+    """The padding of a tile adds nothing, or -0 would become +0. The last addend gives the sign."""
     tiny = torch.full((5, k), 1e-30, device=device)
     b = torch.full((k, 3), -1e-30, device=device)
     result = torch_tiled.matmul(tiny, b, algorithm=algorithm)
@@ -133,7 +134,7 @@ def test_sign_of_an_underflowed_zero(device, algorithm, k):
 @pytest.mark.parametrize("m, n, k", SIZES)
 @pytest.mark.parametrize("algorithm", RUNGS)
 def test_cpu_and_cuda_agree(algorithm, m, n, k):
-    """The host's rung of a name is its executable specification: the same bits."""
+    """The host's kernel of a name is its executable specification, and has the same bits."""
     for dtype in DTYPES:
         if not takes(algorithm, dtype, "cuda"):
             continue
@@ -144,14 +145,14 @@ def test_cpu_and_cuda_agree(algorithm, m, n, k):
 
 
 def layouts(matrix):
-    """The matrix row by row, transposed, and from the second element of other memory on."""
+    """The matrix row-major, column-major, and misaligned by one element."""
     store = matrix.new_empty(*matrix.shape[:-1], matrix.shape[-1] + 1)
     misaligned = store[..., 1:].copy_(matrix)
     return {"N": matrix, "T": matrix.mT.contiguous().mT, "misaligned": misaligned}
 
 
 def check_ieee(rungs, a_layouts, b_layouts, expected):
-    """Holds each rung to these bits in every layout of both operands, over memory of NaN."""
+    """Holds each algorithm to these bits in every layout of both operands, over memory of NaN."""
     pairs = list(product(a_layouts, b_layouts))
     for algorithm in rungs:
         outs = expected.new_full((len(pairs), *expected.shape), torch.nan)
@@ -165,7 +166,7 @@ def check_ieee(rungs, a_layouts, b_layouts, expected):
 
 
 def chunked(a):
-    """The rungs that `auto` can pick for an IEEE product by a, and `auto`."""
+    """The algorithms in the chunked order, which alone `auto` can pick for precision ieee."""
     rungs = names(a.device.type, precision="ieee")
     return [name for name in rungs if order(name, a, "ieee") == "chunked"]
 
@@ -173,7 +174,7 @@ def chunked(a):
 @needs_cuda
 @pytest.mark.parametrize("n, k", [*product(SIDES, SIDES), (1, 131072), (7, 131072), (64, 131072)])
 def test_ieee_at_every_size(n, k):
-    """All are the first rows of one product by tiled64, which other tests hold to float64."""
+    """Results are the first rows of one product by tiled64, which other tests hold to float64."""
     a, b = torch.randn(max(ROWS), k, device="cuda"), torch.randn(k, n, device="cuda")
     whole = torch_tiled.matmul(a, b, algorithm="tiled64")
     b_layouts = layouts(b)

@@ -1,4 +1,4 @@
-"""Random products: any ranks, sizes, strides, dtypes and rungs, found and shrunk by hypothesis."""
+"""Random products of any ranks, sizes, strides, dtypes and kernels, by hypothesis."""
 
 import itertools
 import math
@@ -15,6 +15,7 @@ from helpers.reference import (
     product,
     takes,
 )
+from helpers.thinning import fewer
 
 import torch_tiled
 
@@ -30,9 +31,10 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 def random_problems(max_examples):
-    """Settings: a new random choice in each run, but in continuous integration always the same."""
+    """Settings for random problems, of which pytest without --all tries a quarter. Each run draws
+    new ones, except in continuous integration."""
     return settings(
-        max_examples=max_examples,
+        max_examples=fewer(max_examples, max_examples // 4),
         deadline=None,
         database=None,
         derandomize="CI" in os.environ,
@@ -61,11 +63,10 @@ def shapes(draw):
 
 @st.composite
 def layouts(draw, shape, may_share=True):
-    """How a tensor of that shape lies in memory: a function of values that puts them there.
+    """A function that stores values of that shape in a random layout, with NaN between them.
 
-    Dimensions in any order, every second or third element of each, gaps around them, at an offset
-    that vectors are not aligned to; with may_share some dimensions have stride 0. What lies between
-    is NaN.
+    Dimensions are in any order, strided by 1 to 3 elements, and have gaps around them; the offset
+    may be misaligned. With may_share some dimensions have stride 0.
     """
     rank = len(shape)
     order = draw(st.permutations(range(rank)))
@@ -119,7 +120,7 @@ def is_ours(algorithm, device):
 
 
 def poisoned_output(data, shape, dtype, device):
-    """A tensor full of NaN to write to, and all of the memory that it is a part of."""
+    """An output full of NaN, and the whole memory that it is a view of."""
     lay = data.draw(layouts(shape, may_share=False))
     out = lay(torch.full(shape, torch.nan, dtype=dtype, device=device))
     memory = torch.as_strided(out, (out.untyped_storage().nbytes() // out.itemsize,), (1,), 0)
@@ -127,7 +128,7 @@ def poisoned_output(data, shape, dtype, device):
 
 
 def assert_untouched_around(out, memory):
-    """Asserts that memory is NaN wherever it is not out's, which becomes NaN."""
+    """Asserts that all memory outside of `out` is NaN; overwrites `out`."""
     out.fill_(torch.nan)
     assert memory.isnan().all()
 
@@ -214,7 +215,7 @@ def test_linear(device, algorithm, data):
 @every_algorithm
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_more_batch_dimensions_than_a_kernel_unravels(device, algorithm, dtype):
-    """Ten dimensions that lie in memory in reverse order, so that no two are one to a kernel."""
+    """Ten dimensions in reverse order of memory, so that no two can be merged."""
 
     def reversed_in_memory(*shape):
         values = torch.randn(shape[::-1], device=device).to(dtype)
@@ -228,11 +229,11 @@ def test_more_batch_dimensions_than_a_kernel_unravels(device, algorithm, dtype):
     assert_within(torch_tiled.matmul(a, b, out=out, algorithm=algorithm), exact, limit)
 
 
-# --- overlap, against all bytes one by one --------------------------------------------------------
+# --- overlap, against all bytes one by one -------------------------------------------------------
 
 
 def draw_view(draw, memory, shape):
-    """A view of memory with any small strides: elements may coincide, and rows interleave."""
+    """A view of memory with small strides, whose elements may coincide and rows interleave."""
     strides = [draw(st.integers(0, 12)) for _ in shape]
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     assume(reach < len(memory))
@@ -240,7 +241,7 @@ def draw_view(draw, memory, shape):
 
 
 def addresses(view):
-    """The addresses of all bytes of all elements; one that is of two elements is there twice."""
+    """The addresses of all bytes of all elements. The byte of two elements occurs twice."""
     for index in itertools.product(*map(range, view.shape)):
         start = view[index].data_ptr()
         yield from range(start, start + view.itemsize)

@@ -1,6 +1,6 @@
-"""What fp16x3 and tf32 promise alike: which elements are computed again, and what scales may do.
+"""The promises that fp16x3 and tf32 share: which elements are recomputed, and the range of scales.
 
-tests/test_fp16x3.py and tests/test_tf32.py have what is each one's own.
+test_fp16x3.py and test_tf32.py hold the promises of one of them.
 """
 
 import pytest
@@ -9,7 +9,8 @@ from helpers.needs import needs_hopper
 from helpers.operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finite
 from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
 from helpers.scaled import FP16X3, TF32
-from helpers.specification import sum_in_chunks
+from helpers.specification import chunked_product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -36,8 +37,8 @@ def device(request):
 
 
 @each_kind_and("k", fp16x3=[64, 1500], tf32=[64, 1500, 9000])
-def test_marked_elements_are_in_chunks_and_alone(device, kind, k):
-    """A small number beside large ones marks those of its row's elements that nearly cancel."""
+def test_flagged_elements_are_recomputed_alone(device, kind, k):
+    """A small number beside large ones makes a row wide, and elements that cancel are flagged."""
     a, b = torch.randn(40, k), torch.randn(k, 50)
     a[[7, 20], ::2] = 0
     b[1::2, 10:15] = 0
@@ -45,18 +46,18 @@ def test_marked_elements_are_in_chunks_and_alone(device, kind, k):
     a[7, 4] = 1e-12
     a[20, k // 2 * 2 - 2] = -1e-12
     b[5, 33] = 1e-12
-    _, marked = kind.or_mark(a, b)
-    assert marked.sum() == 10 and marked[[7, 20], 10:15].all()
+    _, flagged = kind.with_flags(a, b)
+    assert flagged.sum() == 10 and flagged[[7, 20], 10:15].all()
     after = kind.multiply(a, b, device)
-    assert_same(after[marked], sum_in_chunks(a, b)[marked])
-    moved = torch.zeros_like(marked)
+    assert_same(after[flagged], chunked_product(a, b)[flagged])
+    moved = torch.zeros_like(flagged)
     moved[[7, 20]] = True
     moved[:, 33] = True
     assert_same(after[~moved], before[~moved])
 
 
 @each_kind
-def test_explain_counts_what_is_computed_again(device, kind):
+def test_explain_counts_recomputed_elements(device, kind):
     a, b = torch.randn(40, 1500), torch.randn(1500, 30)
     a[3, 4] = torch.inf
     b[1400, 7] = torch.nan
@@ -81,12 +82,13 @@ def test_nan_and_inf_are_as_in_ieee(device, kind, k):
     assert not after[~finite].isfinite().any()
 
 
+@pairwise
 @each_kind
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("k", [67, 1100])
 def test_slices_of_a_product_are_products_of_slices(device, kind, layout, k):
     a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
-    a[17, 5] = 1e-12  # of which some elements may be marked
+    a[17, 5] = 1e-12  # makes the row wide, so that elements may be flagged
     a, b = a.to(device), b.to(device)  # before they are sliced: a slice moves without its strides
     whole = kind.multiply(a, b, device)
     assert_same(kind.multiply(a.contiguous(), b.contiguous(), device), whole)
@@ -103,7 +105,7 @@ def test_slices_of_a_product_are_products_of_slices(device, kind, layout, k):
 
 @each_kind_and("k", fp16x3=[64, 100, 1024, 2049], tf32=[64, 100, 1024, 8200])
 def test_integers_are_exact(device, kind, k):
-    """With factors to 2^11 where |A||B| stays within 2^24."""
+    """Integers up to 2^11 are exact while |A||B| stays within 2^24."""
     for largest in (2**11, 2**9, 2**7):
         other = min(2**24 // (k * largest), 2**11)
         a = torch.randint(-largest, largest + 1, (30, k)).float()
@@ -117,7 +119,7 @@ def test_integers_are_exact(device, kind, k):
 @each_kind
 @pytest.mark.parametrize("k", [64, 1500])
 def test_one_hot_rows_pick_elements(device, kind, k):
-    """As exactly as halves hold them, whatever stands beside them."""
+    """A picked element loses what its hi/lo split loses, whatever is beside it."""
     x = torch.randn(k, 50)
     picked = torch.randint(k, (60,))
     one_hot = torch.nn.functional.one_hot(picked, k).float()

@@ -1,7 +1,7 @@
-"""The rungs on CUDA cores: every tile, every way to read, ranges of K, and what ends a product.
+"""The kernels on CUDA cores: every tile, every layout, split-K and epilogues.
 
-Their sums are those of csrc/sum.h, so tiled64 is the reference, to the bit; other tests hold that
-to float64. A problem is (*batch, m, n, k).
+They sum in the chunked order, so that tiled64 is the reference to the bit; other tests hold it to
+float64. A problem is (*batch, m, n, k).
 """
 
 from itertools import product
@@ -22,8 +22,8 @@ RUNGS = [
 SIMT = pytest.param("simt", marks=needs_cuda)
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
-# Problems for which each tile is picked on an H200 or H100, or K is cut. simt_small has many
-# matrices, which do not fill their last block, or one of many tiles.
+# Problems for which an H200 or H100 picks each tile. simt_small gets many matrices, of which the
+# last block has fewer, or one matrix of many tiles.
 TILES = [
     ("simt_small", "16x16", (1003, 16, 12, 40)),
     ("simt_small", "32x32", (1003, 32, 28, 40)),
@@ -47,22 +47,22 @@ TILES = [
     ("simt_skinny", "16x128", (12, 9000, 100)),
 ]
 
-# For every rest of K: problems of each tile of simt_small, and of each of simt_skinny's.
+# Problems of each tile of simt_small and simt_skinny, for every remainder of K in a stage.
 SHORT_K = (*range(1, 71), 1023, 1024)
 LONG_K = (*SHORT_K, 1025, 1031, 1032, 1033, 2049, 5000, 9000)
-RESTS = [
+REMAINDERS = [
     *product(("simt_cp_async", "simt"), [(70, 90)], LONG_K),
     *product(["simt_small"], [(70, 90)], LONG_K),
     *product(["simt_small"], [(1003, 16, 15), (1003, 31, 32), (1003, 64, 63)], SHORT_K),
     *(
-        pytest.param(*rest, marks=needs_hopper)
-        for rest in product(["simt_skinny"], [(2, 130), (200, 3), (7, 130), (200, 20)], LONG_K)
+        pytest.param(*problem, marks=needs_hopper)
+        for problem in product(["simt_skinny"], [(2, 130), (200, 3), (7, 130), (200, 20)], LONG_K)
     ),
 ]
 
 
 def matrix(shape, layout="N", *, aligned=False, device="cuda"):
-    """Row by row, or transposed: its lines one after the other, or aligned, with NaN between."""
+    """A row-major or transposed matrix. If aligned, rows are padded to 16 bytes with NaN."""
     *batch, rows, cols = shape
     if layout == "T":
         return matrix((*batch, cols, rows), aligned=aligned, device=device).mT
@@ -94,8 +94,8 @@ def test_every_tile(algorithm, tile, problem, layout):
 
 
 @needs_cuda
-@pytest.mark.parametrize("algorithm, shape, k", RESTS)
-def test_every_rest_of_k(algorithm, shape, k):
+@pytest.mark.parametrize("algorithm, shape, k", REMAINDERS)
+def test_every_remainder_of_k(algorithm, shape, k):
     for layout, aligned in product(LAYOUTS, (False, True)):
         check(*operands((*shape, k), layout, aligned=aligned), algorithm)
 
@@ -117,7 +117,7 @@ def test_simt_small_takes_one_chunk(device, k, taken):
     check(a, b, "simt_small")
 
 
-# Of a and of b.
+# Batch dimensions of a and of b.
 BATCHES = [
     *(((7,), (7,)), ((7,), ()), ((), (7,))),
     *(((4, 2), (4, 2)), ((4, 1), (3,)), ((3,), (4, 1))),
@@ -139,7 +139,7 @@ SHORT = {
 @pytest.mark.parametrize("layout", ["N", "T"])
 @pytest.mark.parametrize("short", SHORT)
 def test_every_short_operand(short, layout, few):
-    """Of one panel and of several, with a long one along its sides and along K."""
+    """The short operand has one panel or several, and the long one is K-major or MN-major."""
     rows = (*range(1, 18), 32, 33, 64, 100)
     for count, length, k in product(rows, (101, 128, 129, 300), (100, 1100)):
         a, b = SHORT[short](count, k), matrix((k, length), layout, aligned=True)
@@ -150,8 +150,8 @@ def test_every_short_operand(short, layout, few):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_hopper)])
-def test_what_no_tensor_map_reads_another_rung_takes(device):
-    """The long operand, where its lines do not all begin at multiples of 16 bytes."""
+def test_another_kernel_takes_what_no_tensor_map_reads(device):
+    """The long operand is not aligned to 16 bytes, or strided, or has a stride of 0."""
     x, store = torch.randn(9, 600, device=device), torch.randn(1300, 1300, device=device)
     for w in (
         store[:600, 1:301],
@@ -166,18 +166,18 @@ def test_what_no_tensor_map_reads_another_rung_takes(device):
 
 
 @needs_hopper
-@pytest.mark.parametrize("rest", range(1, 33))
-def test_a_block_goes_on_to_its_next_tile(rest):
-    """Whatever is left of K in the last stage of the one before."""
+@pytest.mark.parametrize("remainder", range(1, 33))
+def test_a_block_computes_a_second_tile(remainder):
+    """The last stage of its first tile has any remainder of K."""
     check(
-        torch.randn(1900, 64 + rest, device="cuda"),
-        torch.randn(64 + rest, 2100, device="cuda"),
+        torch.randn(1900, 64 + remainder, device="cuda"),
+        torch.randn(64 + remainder, 2100, device="cuda"),
         "simt_tma",
     )
 
 
 # Every tile of simt_tma is among them.
-IN_RANGES = [
+SPLIT = [
     *product(["simt_cp_async"], [(1, 300, 4097), (300, 1, 4097), (5, 7, 70000), (64, 64, 5000)]),
     *product(["simt_tma"], [(5, 7, 70000), (700, 700, 5000)]),
     *product(["simt_tma"], [(128, 4096, 4096), (1024, 1024, 8192)]),
@@ -186,8 +186,8 @@ IN_RANGES = [
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm, problem", IN_RANGES)
-def test_ranges_of_k(algorithm, problem, layout):
+@pytest.mark.parametrize("algorithm, problem", SPLIT)
+def test_split_k(algorithm, problem, layout):
     a, b = operands(problem, layout)
     explained = torch_tiled.explain(a, b, algorithm=algorithm)
     rows, cols = map(int, explained.tile.split("x"))
@@ -214,7 +214,7 @@ def test_views(algorithm):
 @pytest.mark.parametrize("m, n", [(5, 300), (300, 5), (40, 60)])
 @pytest.mark.parametrize("k", [100, 2100])
 def test_batches(algorithm, m, n, k):
-    """Of one and of several dimensions that do not merge, operands shared and broadcast."""
+    """Batches of one dimension and of several that do not merge, shared and broadcast operands."""
     for of_a, of_b in BATCHES:
         batch = torch.broadcast_shapes(of_a, of_b)
         for layout in LAYOUTS:
@@ -226,7 +226,7 @@ def test_batches(algorithm, m, n, k):
 
 @pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
 def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
-    """No copy can merge them: a rung that needs no map takes the product."""
+    """No view can merge them, so that a kernel without tensor maps takes the product."""
     store = torch.randn(6, 6, 6, 6, 90, 100, device="cuda")
     a = store[::2, ::3, ::2, ::3]
     check(a, a.mT, algorithm)
@@ -235,8 +235,8 @@ def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
 @pytest.mark.parametrize("algorithm", RUNGS)
 @pytest.mark.parametrize("m, n", [(90, 128), (90, 131), (90, 13), (20001, 30), (20001, 64)])
 @pytest.mark.parametrize("k", [100, 5000])
-def test_what_ends_a_product(algorithm, m, n, k):
-    """By fours and by ones, from one range of K and from several: the bits of tiled64."""
+def test_epilogues(algorithm, m, n, k):
+    """Vectorized and scalar epilogues, with and without split-K, have the bits of tiled64."""
     x, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
     bias = torch.randn(2 * n, device="cuda")
     for activation in ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu"):
@@ -259,8 +259,8 @@ def test_what_ends_a_product(algorithm, m, n, k):
 
 
 @needs_hopper
-def test_without_memory_for_copies_another_rung_computes():
-    """A row read as many columns: a copy would take more memory than there is."""
+def test_another_kernel_computes_if_copies_do_not_fit():
+    """The operand is a column with a stride of 0, whose copy would exceed the free memory."""
     free = torch.cuda.mem_get_info()[0]
     n = int(free * 1.05) // (4 * 64) // 4 * 4
     row = torch.randn(64, 1, device="cuda")
@@ -272,8 +272,8 @@ def test_without_memory_for_copies_another_rung_computes():
 
 
 @needs_hopper
-def test_without_memory_for_sums_another_rung_computes():
-    """Three chunks' sums of 500 x 50000 are 300 MB, and no more than the product may be had."""
+def test_another_kernel_computes_if_partial_sums_do_not_fit():
+    """The sums of three chunks of 500 x 50000 are 300 MB, and no memory is left."""
     a, b = operands((500, 50000, 2049), "NN", aligned=True)
     expected = torch_tiled.matmul(a, b, algorithm="tiled64")
     out = torch.full_like(expected, torch.nan)

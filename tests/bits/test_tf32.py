@@ -1,6 +1,6 @@
-"""tf32, float32 products of scaled float16 on tensor cores: their bits, and how far they may be off.
+"""tf32, float32 products of scaled float16 factors on tensor cores: bits and accuracy.
 
-The host's rung computes on a model of the tensor core what a Hopper GPU does.
+The host's kernel models the tensor core and has the bits of a Hopper GPU.
 """
 
 import pytest
@@ -19,8 +19,8 @@ from helpers.reference import (
     relative_error,
     takes,
 )
-from helpers.scaled import TF32, TF32_RUNGS
-from helpers.specification import fused_multiply_add, sum_in_chunks, tf32, tf32_or_mark
+from helpers.scaled import TF32, TF32_KERNELS
+from helpers.specification import chunked_product, fma, tf32_product, tf32_with_flags
 
 import torch_tiled
 
@@ -33,14 +33,13 @@ def device(request):
     return request.param
 
 
-def with_marks(m, k, n):
-    """Normal numbers, but for small ones beside them and for Inf, which elements are computed
-    again for."""
+def with_flagged_elements(m, k, n):
+    """Normal numbers with small ones and an Inf beside them, which flag some elements."""
     a, b = torch.randn(m, k), torch.randn(k, n)
     a[m // 2, ::2], b[1::2, n // 2 :] = 0, 0
     a[m // 2, 4] = 1e-12
     a[-1, -1] = torch.inf
-    assert 0 < tf32_or_mark(a, b)[1].sum() < m * n
+    assert 0 < tf32_with_flags(a, b)[1].sum() < m * n
     return a, b
 
 
@@ -51,14 +50,14 @@ def with_marks(m, k, n):
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_bits_are_as_specified(device, name, k):
     a, b = OVERFLOWING[name](7, k, 6)
-    assert_same(multiply(a, b, device), tf32(a, b))
+    assert_same(multiply(a, b, device), tf32_product(a, b))
 
 
 @pytest.mark.parametrize("k", [8191, 8192, 8193, 16400])
 def test_bits_of_chunks_are_as_specified(device, k):
     for name in ("normal", "uniform", "opposed by 2", "alternating", "overflow"):
         a, b = OVERFLOWING[name](3, k, 4)
-        assert_same(multiply(a, b, device), tf32(a, b))
+        assert_same(multiply(a, b, device), tf32_product(a, b))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -67,7 +66,7 @@ def test_bits_at_the_edges_of_tiles_are_as_specified(device, layout):
     for i, m in enumerate(sizes):
         n, k = sizes[7 * i % 10], (64, 65, 67, 100)[i % 4]
         a, b = torch.randn(m, k), torch.randn(k, n)
-        expected = tf32(a, b)
+        expected = tf32_product(a, b)
         assert_same(multiply(in_layout(a, layout[0]), in_layout(b, layout[1]), device), expected)
 
 
@@ -75,18 +74,18 @@ def test_bits_at_the_edges_of_tiles_are_as_specified(device, layout):
 def test_short_sums_are_in_chunks(device, k):
     a, b = torch.randn(9, k), torch.randn(k, 11)
     result = multiply(a, b, device)
-    assert_same(result, sum_in_chunks(a, b) if k else torch.zeros(9, 11))
+    assert_same(result, chunked_product(a, b) if k else torch.zeros(9, 11))
     a, b = a.to(device), b.to(device)
     assert_same(torch_tiled.matmul(a, b, algorithm="tiled", precision="ieee").cpu(), result)
 
 
-def test_the_guard_takes_what_is_large_enough(device):
-    """A sum of 2^18 in scaled units is kept, of which a wide group may have lost 2^4."""
+def test_large_sums_are_not_flagged(device):
+    """A scaled sum of 2^18 is not flagged: a wide row may have lost 2^4 of it."""
     a, b = torch.zeros(2, 64), torch.zeros(64, 1)
     a[:, 0], a[:, 1], a[:, 2] = 2.0**14, 2.0**-20, torch.tensor([16.0, 15.984375])
     b[2:, 0] = 2.0**14
-    _, marked = tf32_or_mark(a, b)
-    assert marked.tolist() == [[False], [True]]
+    _, flagged = tf32_with_flags(a, b)
+    assert flagged.tolist() == [[False], [True]]
     assert multiply(a, b, device).tolist() == [[2.0**18], [15.984375 * 2.0**14]]
     facts = torch_tiled.explain(a.to(device), b.to(device), **WAYS)
     assert facts.recomputed == "1 of 2 elements"
@@ -96,7 +95,7 @@ def test_the_guard_takes_what_is_large_enough(device):
 @pytest.mark.parametrize("k", [67, 1100])
 def test_vectors_are_rows_and_columns(device, layout, k):
     a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
-    a[17, 5] = 1e-12  # of which some elements may be marked
+    a[17, 5] = 1e-12  # makes the row wide, so that elements may be flagged
     a, b = a.to(device), b.to(device)  # before they are sliced: a slice moves without its strides
     whole = multiply(a, b, device)
     assert_same(multiply(a[5], b, device), whole[5])
@@ -104,8 +103,8 @@ def test_vectors_are_rows_and_columns(device, layout, k):
 
 
 def test_views(device):
-    a, b = with_marks(20, 150, 30)
-    expected = tf32(a, b)
+    a, b = with_flagged_elements(20, 150, 30)
+    expected = tf32_product(a, b)
     a, b = a.to(device), b.to(device)
     memory = torch.full((41, 460), torch.nan, device=device)
     assert_same(multiply(memory[1::2, 3:453:3].copy_(a), b, device), expected)
@@ -130,7 +129,7 @@ def test_batches(device, name):
 
     def expected(a):
         rows = zip(a.expand(*b.shape[:-2], 20, k).flatten(0, -3), b.flatten(0, -3), strict=True)
-        return torch.stack([tf32(x, y) for x, y in rows]).view(*b.shape[:-2], 20, n)
+        return torch.stack([tf32_product(x, y) for x, y in rows]).view(*b.shape[:-2], 20, n)
 
     first = a[(0,) * (a.dim() - 2)]
     assert_same(multiply(a, b, device), expected(a))
@@ -138,9 +137,9 @@ def test_batches(device, name):
     assert_same(multiply(b.mT, a.mT, device), expected(a).mT)
 
 
-def test_other_rungs_are_as_they_are(device):
-    """They are no less accurate than the precision asks."""
-    a, b = with_marks(40, 1500, 50)
+def test_precision_tf32_does_not_change_other_kernels(device):
+    """Their accuracy exceeds what the precision requires."""
+    a, b = with_flagged_elements(40, 1500, 50)
     a, b = a.to(device), b.to(device)
     for algorithm in torch_tiled.algorithms():
         if algorithm.startswith("tf32") or not takes(algorithm, a.dtype, device):
@@ -149,16 +148,16 @@ def test_other_rungs_are_as_they_are(device):
         assert_same(result, torch_tiled.matmul(a, b, algorithm=algorithm))
 
 
-# --- what surrounds a product --------------------------------------------------------------------
+# --- epilogues and gradients ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", TF32_RUNGS)
+@pytest.mark.parametrize("algorithm", TF32_KERNELS)
 @pytest.mark.parametrize("alpha, beta", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
 def test_gemm_finishes_the_same_sum(device, algorithm, alpha, beta):
-    (a, b), c = with_marks(33, 200, 24), torch.randn(33, 24)
-    expected = torch.tensor(alpha) * tf32(a, b)
+    (a, b), c = with_flagged_elements(33, 200, 24), torch.randn(33, 24)
+    expected = torch.tensor(alpha) * tf32_product(a, b)
     if beta:
-        expected = fused_multiply_add(torch.tensor(beta), c, expected)
+        expected = fma(torch.tensor(beta), c, expected)
     if alpha == 0:
         expected = torch.tensor(beta) * c  # a and b are not read
     options = {"alpha": alpha, "beta": beta, "algorithm": algorithm, "precision": "tf32"}
@@ -171,18 +170,18 @@ def test_gemm_finishes_the_same_sum(device, algorithm, alpha, beta):
     assert_within(result.cpu()[finite], exact, limit)
 
 
-@pytest.mark.parametrize("algorithm", TF32_RUNGS)
+@pytest.mark.parametrize("algorithm", TF32_KERNELS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear_finishes_the_same_sum(device, algorithm, activation):
-    (x, weight), bias = with_marks(33, 200, 24), torch.randn(24)
+    (x, weight), bias = with_flagged_elements(33, 200, 24), torch.randn(24)
     activate = ACTIVATIONS[activation]
-    expected = activate(tf32(x, weight) + bias)
+    expected = activate(tf32_product(x, weight) + bias)
     ways = {"algorithm": algorithm, "precision": "tf32"}
     operands = (each.to(device) for each in (x, weight.mT, bias))
     y = torch_tiled.linear(*operands, activation=activation, **ways).cpu()
     if activation in ("none", "relu"):
         assert_same(y, expected)
-    x, y = x[:-1], y[:-1]  # what is finite
+    x, y = x[:-1], y[:-1]  # the finite rows
     exact = activate(product(x, weight) + bias.double())
     limit = linear_bound(x, weight.mT, bias, **ways)
     assert_within(y, exact, activated_bound(exact, limit, y.dtype))
@@ -212,16 +211,16 @@ def test_compiled(device):
 
 
 def test_prepared_operands_are_read_unsplit(device):
-    a, b = (each.to(device) for each in with_marks(20, 100, 30))
+    a, b = (each.to(device) for each in with_flagged_elements(20, 100, 30))
     prepared = torch_tiled.prepare(b)
-    for algorithm in (*TF32_RUNGS, "auto"):
+    for algorithm in (*TF32_KERNELS, "auto"):
         ways = {"algorithm": algorithm, "precision": "tf32"}
         expected = torch_tiled.matmul(a, b, **ways)
         assert_same(torch_tiled.matmul(a, prepared, **ways), expected)
         assert_same(torch_tiled.linear(a, prepared.mT, **ways), expected)
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- explain -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,7 +294,7 @@ def test_host_and_gpu_agree_on_many_tiles(layout):
 @needs_hopper
 @pytest.mark.parametrize("m, k, n", [(20, 24600, 30), (150, 16400, 70)])
 def test_host_and_gpu_agree_where_several_blocks_sum(m, k, n):
-    a, b = with_marks(m, k, n)
+    a, b = with_flagged_elements(m, k, n)
     compare(a, b)
     compare(torch.stack([a, a.flip(1)]), b)
 
@@ -307,7 +306,7 @@ def test_large_products(m, k, n, layout):
     a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
     result = torch_tiled.matmul(a, b, precision="tf32")
-    for _ in range(3):  # a race would show as a difference that moves
+    for _ in range(3):  # a race may show in one call only
         assert torch.equal(torch_tiled.matmul(a, b, precision="tf32"), result)
     assert_within(result, product(a, b), bound(a, b, precision="tf32"))
     rows = slice(m // 3, None, 500)
@@ -317,8 +316,8 @@ def test_large_products(m, k, n, layout):
 @needs_hopper
 @pytest.mark.parametrize("k", [64, 512, 4096, 20000])
 def test_error_is_that_of_the_vendors_tf32(monkeypatch, k):
-    """Whose products of TF32 are what the precision is named for. Roundings of the operands are all
-    that tells on normal numbers, and so many samples of them vary by a part in a hundred."""
+    """The precision is named after the vendor's products. On normal numbers the roundings of the
+    operands dominate, and means over this many samples vary by 1 %."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     a, b = (each.cuda() for each in OPERANDS["normal"](512, k, 512))
     exact = product(a, b)

@@ -1,19 +1,20 @@
 """Values at the edges of the formats: every bit pattern, rounding, overflow, zeros, NaN and Inf.
 
-The rungs sum from +0, most by fused multiply-adds in ascending k, so what they give is known to the
-bit wherever a sum has one term or all its partial sums are exact. `auto` on the CPU is PyTorch's
-own product and left out where that promises less.
+The kernels sum from +0, most of them by FMAs in ascending k, so that the bits of a result are known
+if its sum has one term, or if all partial sums are exact. `auto` on the CPU is torch.matmul, and is
+left out of tests of more than PyTorch promises.
 """
 
 import pytest
 import torch
 from helpers.reference import assert_within, bound, one_hot_bound, order, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
 RUNGS = torch_tiled.algorithms()
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-HALVES = [torch.float16, torch.bfloat16]
+FLOATS_16BIT = [torch.float16, torch.bfloat16]
 BITS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
@@ -21,18 +22,18 @@ BITS = {
     torch.bfloat16: torch.int16,
 }
 
-every_rung = pytest.mark.parametrize("algorithm", RUNGS)
+every_algorithm = pytest.mark.parametrize("algorithm", RUNGS)
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+every_16bit_float = pytest.mark.parametrize("dtype", FLOATS_16BIT, ids=str)
 
 
-def all_halves(dtype):
+def all_16bit_floats(dtype):
     """Every number of a 16-bit type, with all NaNs."""
     return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
 
 
 def random_patterns(dtype, count):
-    """Numbers of uniformly random bits: every exponent is as likely, NaN and Inf among them."""
+    """Numbers of random bits: every exponent is equally likely, and NaN and Inf occur."""
     size = torch.finfo(dtype).bits // 8
     return torch.randint(0, 256, (count * size,), dtype=torch.uint8).view(dtype)
 
@@ -52,36 +53,36 @@ def assert_same_bits(actual, expected):
 # --- one term: every bit is known ----------------------------------------------------------------
 
 
-@every_rung
-@every_half
-def test_every_half_times_one_is_itself(device, dtype, algorithm):
-    x = all_halves(dtype).to(device)
+@every_algorithm
+@every_16bit_float
+def test_every_16bit_float_times_one_is_itself(device, dtype, algorithm):
+    x = all_16bit_floats(dtype).to(device)
     one = torch.ones(1, 1, dtype=dtype, device=device)
     column, row = x[:, None], x[None, :]
     assert_same_bits(torch_tiled.matmul(column, one, algorithm=algorithm), column)
     assert_same_bits(torch_tiled.matmul(one, row, algorithm=algorithm), row)
 
 
-@every_rung
-@every_half
-def test_every_half_widens_exactly(device, dtype, algorithm):
-    x = all_halves(dtype).to(device)[:, None]
+@every_algorithm
+@every_16bit_float
+def test_every_16bit_float_widens_exactly(device, dtype, algorithm):
+    x = all_16bit_floats(dtype).to(device)[:, None]
     one = torch.ones(1, 1, dtype=dtype, device=device)
     wide = torch_tiled.matmul(x, one, algorithm=algorithm, out_dtype=torch.float32)
     assert_same_bits(wide, x.cpu().float())
 
 
-@every_rung
+@every_algorithm
 @every_float
 def test_product_of_two_is_rounded_once(device, dtype, algorithm):
-    """Of all magnitudes: overflow to Inf and denormals, which are kept, among them."""
+    """The products have all magnitudes, with overflow to Inf and with denormals, which are kept."""
     a = random_patterns(dtype, 600)[:, None]
     b = random_patterns(dtype, 400)[None, :]
     actual = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
     assert_same_bits(actual, a * b)
 
 
-@every_rung
+@every_algorithm
 @every_float
 def test_products_of_special_values(device, dtype, algorithm):
     top, smallest = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
@@ -91,10 +92,10 @@ def test_products_of_special_values(device, dtype, algorithm):
     assert_same_bits(actual, a * b)
 
 
-@every_rung
-@every_half
-def test_every_half_times_few_is_rounded_to_nearest_even(device, dtype, algorithm):
-    x = all_halves(dtype)[:, None]
+@every_algorithm
+@every_16bit_float
+def test_every_16bit_float_times_few_is_rounded_to_nearest_even(device, dtype, algorithm):
+    x = all_16bit_floats(dtype)[:, None]
     few = torch.tensor([[1.5, 0.75, 1.25, 3.0, 2.0**-7, 3 * 2.0**-12, 5 * 2.0**6]], dtype=dtype)
     actual = torch_tiled.matmul(x.to(device), few.to(device), algorithm=algorithm)
     assert_same_bits(actual, x * few)
@@ -103,15 +104,16 @@ def test_every_half_times_few_is_rounded_to_nearest_even(device, dtype, algorith
 # --- rounding of the sum -------------------------------------------------------------------------
 
 
-@every_rung
-@every_half
-def test_sum_is_rounded_to_half_as_torch_rounds(device, dtype, algorithm):
-    """Random floats that three halves make up exactly, so that only the last rounding is left."""
+@every_algorithm
+@every_16bit_float
+def test_sum_is_rounded_to_16_bits_as_by_torch(device, dtype, algorithm):
+    """Random float32 numbers that are exact sums of three 16-bit ones, so that only the result is
+    rounded."""
     x = random_patterns(torch.float32, 2**20)
     limit = 2.0**15 if dtype == torch.float16 else 2.0**126
-    # Beside a subnormal half a tensor core cuts as beside the smallest normal one.
-    cut = algorithm.startswith("mma") and dtype == torch.float16
-    least = 2.0**-14 if cut else 2.0**-27
+    # A tensor core aligns subnormal factors as if they were the smallest normal number.
+    truncates = algorithm.startswith("mma") and dtype == torch.float16
+    least = 2.0**-14 if truncates else 2.0**-27
     x = x[x.isfinite() & (x.abs() < limit) & (x.abs() > least)]
     high = x.to(dtype)
     middle = ((x - high.float()) * 2.0**12).to(dtype)
@@ -128,12 +130,12 @@ def test_sum_is_rounded_to_half_as_torch_rounds(device, dtype, algorithm):
     assert_same_bits(torch_tiled.matmul(a, b, algorithm=algorithm)[:, 0], x.to(dtype))
 
 
-@every_rung
+@every_algorithm
 @pytest.mark.parametrize(
     "dtype, terms, expected",
     [
-        (torch.bfloat16, [1, 2.0**-8], 1),  # a tie, to the even neighbour below
-        (torch.bfloat16, [1 + 2.0**-7, 2.0**-8], 1 + 2.0**-6),  # and above
+        (torch.bfloat16, [1, 2.0**-8], 1),  # a tie, rounded down to even
+        (torch.bfloat16, [1 + 2.0**-7, 2.0**-8], 1 + 2.0**-6),  # and up
         (torch.bfloat16, [1, 2.0**-8, 2.0**-20], 1 + 2.0**-7),  # no tie
         (torch.bfloat16, [3.3895313892515355e38, 6e35], 3.3895313892515355e38),
         (torch.bfloat16, [3.3895313892515355e38, 7e35], torch.inf),
@@ -143,19 +145,19 @@ def test_sum_is_rounded_to_half_as_torch_rounds(device, dtype, algorithm):
         (torch.float16, [65504, 15.99], 65504),
         (torch.float16, [65504, 16], torch.inf),
         (torch.float16, [-65504, -16], -torch.inf),
-        (torch.float16, [65504, 65504, -65504], 65504),  # the sum itself has float32's range
+        (torch.float16, [65504, 65504, -65504], 65504),  # sums have the range of float32
     ],
     ids=str,
 )
-def test_ties_and_overflow_of_halves(device, algorithm, dtype, terms, expected):
+def test_ties_and_overflow_of_16bit_floats(device, algorithm, dtype, terms, expected):
     a = torch.tensor([terms], dtype=dtype, device=device)
     b = torch.ones(len(terms), 1, dtype=dtype, device=device)
     assert torch_tiled.matmul(a, b, algorithm=algorithm).item() == expected
 
 
-@every_rung
+@every_algorithm
 @pytest.mark.parametrize("dtype, bits", [(torch.float32, 24), (torch.float64, 53)], ids=str)
-def test_multiply_adds_are_fused(device, algorithm, dtype, bits):
+def test_fmas_are_used(device, algorithm, dtype, bits):
     e = 2.0 ** -(bits // 2)
     top = torch.finfo(dtype).max
     a = torch.tensor([[-(1 + 2 * e), 1 + e], [-top, top]], dtype=dtype, device=device)
@@ -167,18 +169,18 @@ def test_multiply_adds_are_fused(device, algorithm, dtype, bits):
     assert c[1, 1].item() == top
 
 
-@every_rung
+@every_algorithm
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_sums_beyond_the_largest_number_are_inf(device, algorithm, dtype):
     top = torch.finfo(dtype).max
     a = torch.tensor([[top, top, 1], [-top, -top, 1], [top, -top, 1]], dtype=dtype, device=device)
     b = torch.ones(3, 1, dtype=dtype, device=device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
-    small = 0 if order(algorithm, a) == "chained" else 1  # which a tensor core cuts beside top
+    small = 0 if order(algorithm, a) == "mma" else 1  # a tensor core truncates 1 beside top
     assert c.flatten().tolist() == [torch.inf, -torch.inf, small]
 
 
-@every_rung
+@every_algorithm
 @every_float
 def test_denormals_are_kept(device, algorithm, dtype):
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
@@ -189,7 +191,8 @@ def test_denormals_are_kept(device, algorithm, dtype):
     assert torch.equal(c.double().cpu(), torch.full((3, 4), 5 * smallest, dtype=torch.float64))
 
 
-@every_rung
+@pairwise
+@every_algorithm
 @every_float
 @pytest.mark.parametrize("k", [0, 1, 2, 17])
 def test_a_sum_of_zeros_is_positive_zero(device, algorithm, dtype, k):
@@ -205,23 +208,24 @@ def test_a_sum_of_zeros_is_positive_zero(device, algorithm, dtype, k):
 # --- exact sums ----------------------------------------------------------------------------------
 
 
-@every_rung
+@pairwise
+@every_algorithm
 @every_float
 @pytest.mark.parametrize("k", [1, 63, 1024, 1025, 3001])
 def test_integers_are_exact(device, algorithm, dtype, k):
     a = torch.randint(-63, 64, (19, k))
     b = torch.randint(-63, 64, (k, 35))  # |A||B| stays below 2^24
     exact = a @ b
-    out_dtype = torch.float32 if dtype in HALVES else dtype
+    out_dtype = torch.float32 if dtype in FLOATS_16BIT else dtype
     a, b = a.to(device, dtype), b.to(device, dtype)
     c = torch_tiled.matmul(a, b, algorithm=algorithm, out_dtype=out_dtype)
     assert torch.equal(c.cpu(), exact.to(out_dtype))
-    if dtype in HALVES:
+    if dtype in FLOATS_16BIT:
         c = torch_tiled.matmul(a, b, algorithm=algorithm)
         assert torch.equal(c.cpu(), exact.float().to(dtype))
 
 
-@every_rung
+@every_algorithm
 @every_float
 def test_one_hot_rows_pick_elements(device, algorithm, dtype):
     k, n = 1500, 33
@@ -241,11 +245,12 @@ def test_one_hot_rows_pick_elements(device, algorithm, dtype):
 # --- NaN and Inf ---------------------------------------------------------------------------------
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", [*RUNGS, "auto"])
 @every_float
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (17, 33, 65), (65, 129, 33)], ids=str)
 def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):
-    """At the corners too: what pads a tile must not meet an Inf, nor touch a neighbour's sum."""
+    """Corners have an Inf, which must not meet the padding of a tile."""
     m, k, n = shape
     a = torch.randn(m, k, dtype=dtype, device=device)
     b = torch.randn(k, n, dtype=dtype, device=device)
@@ -257,7 +262,7 @@ def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):
     b[0, n // 3] = 0
     actual = torch_tiled.matmul(a, b, algorithm=algorithm)
     expectations = [torch.matmul(a, b), product(a, b)]
-    # On some CPUs PyTorch's halves are NaN in finite rows beside an Inf: only they match that.
+    # On some CPUs PyTorch's 16-bit products are NaN in finite rows beside an Inf.
     torch_is_odd = device == "cpu" and dtype in (torch.float16, torch.bfloat16)
     if torch_is_odd:
         expectations = expectations[:1] if algorithm == "auto" else expectations[1:]

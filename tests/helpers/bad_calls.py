@@ -35,7 +35,7 @@ FLOAT32_ONLY = (
     'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes, or '
     "mma for float16 and bfloat16"
 )
-HALVES_ONLY = (
+FLOATS_16BIT_ONLY = (
     'algorithm "mma" takes float16 and bfloat16 operands; choose auto, naive or tiled for other '
     "dtypes, or simt or fp16x3 for float32"
 )
@@ -58,7 +58,7 @@ ONE_DTYPE = "convert one of them so that both have one dtype"
 PASS_A_CLONE = "pass a clone() of one of them"
 
 
-# --- calls that are wrong by shapes, dtypes and options alone -------------------------------------
+# --- calls that are wrong by shapes, dtypes and options alone ------------------------------------
 #
 # Each takes the namespace (torch_tiled or torch.ops.tiled) and a function that makes tensors.
 
@@ -121,7 +121,7 @@ MATMUL = {
         lambda m, t: m.matmul(t(2, 2), t(2, 2, dtype=torch.float64)),
         f"a is torch.float32 and b is torch.float64; {ONE_DTYPE}",
     ),
-    "mixed_halves": (
+    "mixed_16bit_floats": (
         lambda m, t: m.matmul(t(2, dtype=torch.bfloat16), t(2, 2, dtype=torch.float16)),
         f"a is torch.bfloat16 and b is torch.float16; {ONE_DTYPE}",
     ),
@@ -182,13 +182,13 @@ MATMUL = {
     **{
         f"mma_{dtype}": (
             lambda m, t, dtype=dtype: m.matmul(t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **MMA),
-            HALVES_ONLY,
+            FLOATS_16BIT_ONLY,
         )
         for dtype in (torch.float32, torch.float64)
     },
     "mma_tma": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_tma"),
-        HALVES_ONLY.replace("mma", "mma_tma"),
+        FLOATS_16BIT_ONLY.replace("mma", "mma_tma"),
     ),
     # out
     "out_shape": (
@@ -286,7 +286,7 @@ GEMM = {
         lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
         FLOAT32_ONLY,
     ),
-    "mma_float32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **MMA), HALVES_ONLY),
+    "mma_float32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **MMA), FLOATS_16BIT_ONLY),
     "c_expanded": (
         lambda m, t: m.gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4)),
         "c has elements that share memory (shape (2, 4), strides (0, 1)); pass a tensor whose "
@@ -351,11 +351,11 @@ LINEAR = {
     "precision": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **TF32), TF32_ALONE),
     "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),
-    "fp16x3_half": (
+    "fp16x3_float16": (
         lambda m, t: m.linear(t(2, 3, dtype=torch.half), t(4, 3, dtype=torch.half), **FP16X3),
         FLOAT32_ONLY,
     ),
-    "mma_float32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **MMA), HALVES_ONLY),
+    "mma_float32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **MMA), FLOATS_16BIT_ONLY),
 }
 
 BAD_CALLS = [

@@ -4,7 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Calls(TorchDispatchMode):
-    """Within it, every operator called and its keyword arguments are appended to `calls`."""
+    """Appends every operator that is called in this context, and its arguments, to `calls`."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What lets transforms of torch.func be chained."""
+"""Adaptors that let transforms of torch.func be chained."""
 
 import torch
 from torch.utils._pytree import tree_leaves

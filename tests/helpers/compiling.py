@@ -1,4 +1,4 @@
-"""What tests of torch.compile share."""
+"""Views of operands, and the number of graphs that torch.compile makes."""
 
 import torch
 from torch.testing import assert_close

@@ -1,4 +1,4 @@
-"""What there is to allocate on a GPU."""
+"""A GPU without free memory."""
 
 from contextlib import contextmanager
 
@@ -8,13 +8,13 @@ import torch
 
 @contextmanager
 def no_more_memory():
-    """Where no allocation succeeds, and one is refused at least."""
+    """No allocation succeeds in this context, which expects that at least one is refused."""
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved() / torch.cuda.get_device_properties("cuda").total_memory
     torch.cuda.set_per_process_memory_fraction(allowed)
     try:
         held = []
-        for size in (2**26, 2**23, 2**21, 2**20, 2**9):  # the allocator has places for each
+        for size in (2**26, 2**23, 2**21, 2**20, 2**9):  # the allocator has a pool for each
             with pytest.raises(torch.OutOfMemoryError):
                 while True:
                     held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.reference import U, assert_same
-from helpers.specification import chained
+from helpers.specification import mma_product
 
 import torch_tiled
 
@@ -24,7 +24,7 @@ def multiply(a, b, device, **options):
 
 def check(a, b, device):
     """Holds float32 and 16-bit results to the specification, to the bit."""
-    expected = chained(a, b)
+    expected = mma_product(a, b)
     assert_same(multiply(a, b, device, out_dtype=torch.float32), expected)
     assert_same(multiply(a, b, device), expected.to(a.dtype))
 

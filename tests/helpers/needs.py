@@ -1,4 +1,4 @@
-"""What a test needs of the machine, and is skipped without."""
+"""Marks of tests that are skipped on machines without some GPU."""
 
 import pytest
 import torch

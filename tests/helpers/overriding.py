@@ -1,4 +1,4 @@
-"""What holds torch_tiled.override to PyTorch's functions."""
+"""Functions and counts for tests of torch_tiled.override."""
 
 import torch
 import torch.nn.functional as F

@@ -10,7 +10,7 @@ import torch_tiled
 
 
 def takes_presplit(device):
-    """Whether the device has kernels that read operands split into hi and lo beforehand."""
+    """True if the device has kernels that read operands split into hi and lo beforehand."""
     return takes("fp16x3", torch.float32, device)
 
 

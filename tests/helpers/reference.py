@@ -1,4 +1,4 @@
-"""The float64 product, and how far from it a rung may be: the bound every test and benchmark uses.
+"""The float64 product, and the error that every test and benchmark allows a kernel.
 
 Nothing here is fitted. u = 2^-24 is half the spacing of fp32 at 1, so that each fp32 operation errs
 by a factor of at most 1 + u. A sum in which a product meets at most r roundings is off by at most
@@ -8,11 +8,12 @@ by a factor of at most 1 + u. A sum in which a product meets at most r roundings
 elementwise (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), plus half the
 smallest subnormal for every operation that underflows.
 
-Products of fp16x3 (csrc/fp16x3.h), in u |A||B|, where L is a chunk of K and P what is promoted:
+fp16x3 (csrc/core/order_fp16x3.h), in u |A||B|, where L is the length of a chunk of K and P that of
+a promotion:
 
     each factor loses at most 2u of itself by its split      4
     lo times lo, left out: 2^-11 of each factor at most      4
-    what wide groups lose, as the guard proves               1
+    what wide rows and columns lose, by the flags' bound     1
     low: 2 L / 16 sums of the tensor core, each off by
         10u of at most 2 |A||B|, times 2^-11                 1.25
     low and total added                                      1
@@ -20,23 +21,21 @@ Products of fp16x3 (csrc/fp16x3.h), in u |A||B|, where L is a chunk of K and P w
     promotions after the first                               L / P - 1
     chunks after the first                                   K / L - 1
 
-A sum of the tensor core aligns 16 products and what it adds to, cuts all but the largest of them
-at 2^-25 of that, which is 16 u / 2 at most, and then cuts what they come to at 2^-23 of itself,
-2u: 10u. The scale is undone exactly but where the result is subnormal. An element that the guard
-has computed again is a sum in chunks, and that sum's bound is all that is proven of it; it is held
-to this one like the others. (docs/numerics.md tells more.)
+A sum of the tensor core aligns 16 products with the accumulator, truncates all of them but the
+largest at 2^-25 of it, which is 16 u / 2 at most, and then truncates the sum at 2^-23 of itself,
+which is 2u: together 10u. The inverse scale is exact except where the result is subnormal. A
+flagged element is recomputed in the chunked order. The bound of that order is all that is proven of
+it, and yet tests hold it to the bound above. docs/guide/numerics.md has the derivation.
 
-Halves on tensor cores (csrc/chained.h), with a chunk of 8192 for L: min(K, L) / 16 such sums, each
-off by 10u of what they have come to, and the additions of chunks after the first. A tensor core
-aligns by a subnormal factor as if it were the smallest normal number, so that what is cut beside
-it may be more: |A||B| is of factors raised to that. What a sum loses below the smallest normal
-number of float32, 2^-149 for the result and 2^-151 for each addend, is less than the K 2^-149 that
-every bound has.
+mma (csrc/core/order_mma.h) is min(K, 8192) / 16 such sums, each off by 10u of the accumulator, and
+the additions of chunks after the first. A tensor core aligns by a subnormal factor as if it were
+the smallest normal number and so truncates more beside it: in |A||B| such factors count as the
+smallest normal number. A sum loses 2^-149 for the result and 2^-151 for each addend below the
+smallest normal number of float32, which is less than the K 2^-149 in every bound.
 
-Products of tf32 (csrc/tf32.h) are such sums, of factors that were rounded to 11 bits, which takes
-(1 + 2^-11)^2 - 1 of |A||B| at most. What wide groups lose to halves of fewer bits, and to what is
-cut beside these, the guard proves to be 2^-14 of it at most. An element that was computed again is
-a sum in chunks, whose bound is smaller.
+tf32 (csrc/core/order_tf32.h) is such sums, of factors rounded to 11 bits, which loses at most
+(1 + 2^-11)^2 - 1 of |A||B|. Wide rows and columns lose 2^-14 of it at most, by the flags' bound. A
+flagged element is recomputed in the chunked order, whose bound is smaller.
 """
 
 import torch
@@ -63,15 +62,15 @@ ACTIVATIONS = {
     "tanh": torch.tanh,
     "silu": F.silu,
 }
-HALVES = (torch.float16, torch.bfloat16)
-CHUNK = 1024  # of the sum along K, csrc/sum.h
-LONG_CHUNK = 8192  # of halves on tensor cores, csrc/chained.h
-MIN_K = 64  # of fp16x3 and tf32, csrc/fp16x3.h; shorter sums are in the order of csrc/sum.h
+FLOATS_16BIT = (torch.float16, torch.bfloat16)
+CHUNK = 1024  # of K in the chunked and the fp16x3 order
+MMA_CHUNK = 8192  # of K in the mma and the tf32 order
+MIN_K = 64  # of the fp16x3 and the tf32 order; shorter sums are in the chunked one
 TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 
 def accumulation_dtype(dtype):
-    """What products of `dtype` are summed in."""
+    """The dtype of the accumulator of products of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -96,30 +95,31 @@ def gamma(roundings, u):
     return roundings * u / (1 - roundings * u)
 
 
-# What precision fp32 promises of many elements: the relative Frobenius error, in the mean over
-# this many seeds, is at most naive's. So it is held to a sum in sequence, which tensor cores have
-# to earn: one that cuts toward zero and is never promoted errs in proportion to K, not its root.
+# Precision fp32 promises that the relative Frobenius error of many elements, in the mean over this
+# many seeds, is at most naive's. A sum that a tensor core truncates and never promotes would not
+# keep that: its error grows with K, and that of a plain sum with the root of K.
 SEEDS = 8
 
-# And the mean signed error of sums of positive numbers, relative to them. A cut toward zero takes
-# half of what its place is worth, at most u of the sum, on average; a promotion of two k16 is cut
-# once when half of it is summed, and once at its end. What is cut off the products before is less
-# than what this leaves: sums are spread over all that their exponent holds. Roundings add nothing.
+# It promises as well that the mean signed relative error of sums of positive numbers is below this.
+# Truncation loses half a unit in the last place on average, at most u of the sum. A promotion of
+# two k16 is truncated twice, after the first and at its end. The bits truncated from the products
+# lose less than what this leaves, since sums lie anywhere within their binade. Roundings to nearest
+# add nothing.
 BIAS = 1.5 * U[torch.float32]
 
 
 def promotion(k):
-    """How much of K fp16x3 sums in the tensor core before it rounds."""
+    """The length of K that fp16x3 accumulates in the tensor core before it adds to the total."""
     return 16 if k < 512 else 32
 
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
-    """Whether a rung takes such operands; tests/test_errors.py has what it says where not."""
+    """Whether an algorithm takes such operands; tests/ops/test_errors.py has its errors if not."""
     if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32")):
         return True
     if algorithm.startswith("mma"):
         anywhere = algorithm in ("mma", "mma_sync") or device == "cpu"
-        return dtype in HALVES and (anywhere or _is_hopper())
+        return dtype in FLOATS_16BIT and (anywhere or _is_hopper())
     if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision == "ieee"):
         return False
     if algorithm.startswith("tf32") and precision != "tf32":
@@ -132,8 +132,8 @@ def _is_hopper():
 
 
 def order(algorithm, a, precision="fp32"):
-    """How a product by a is summed: "plain", "chunked", "fp16x3", "chained", "tf32", or, where
-    PyTorch does, "any"."""
+    """The order in which a product by a is summed: "plain", "chunked", "fp16x3", "mma", "tf32", or
+    "any" if PyTorch computes it."""
     k = a.shape[-1]
     if algorithm == "auto":
         if a.device.type == "cpu":
@@ -141,7 +141,7 @@ def order(algorithm, a, precision="fp32"):
         ours = ("tf32", "fp16x3", "mma", "tiled")
         algorithm = next(x for x in ours if takes(x, a.dtype, a.device.type, precision))
     if algorithm.startswith("mma"):
-        return "chained"
+        return "mma"
     if algorithm.startswith(("fp16x3", "tf32")):
         return algorithm.partition("_")[0] if k >= MIN_K else "chunked"
     return "plain" if algorithm == "naive" else "chunked"
@@ -150,11 +150,11 @@ def order(algorithm, a, precision="fp32"):
 def roundings(k, order):
     """The most roundings that one product meets on its way into a sum of k products.
 
-    In sequence, or in any order: k. In chunks (csrc/sum.h): its chunk's, then one for each chunk
-    that follows. fp16x3 and halves on tensor cores: as many as their losses come to.
+    They are k in sequence or in any order. In chunks they are those of its chunk, and one for each
+    chunk that follows. For tensor cores it is the number that loses as much as they do.
     """
-    if order in ("chained", "tf32"):
-        return _chained_roundings(k)
+    if order in ("mma", "tf32"):
+        return _mma_roundings(k)
     chunk, chunks = min(k, CHUNK), max(1, -(-k // CHUNK))
     if order == "fp16x3":
         p = promotion(k)
@@ -162,35 +162,35 @@ def roundings(k, order):
     return chunk + chunks - 1 if order == "chunked" else k
 
 
-def _chained_roundings(k, per_k16=10):
-    chunks = max(1, -(-k // LONG_CHUNK))
-    return per_k16 * -(-min(k, LONG_CHUNK) // 16) + chunks - 1
+def _mma_roundings(k, per_k16=10):
+    chunks = max(1, -(-k // MMA_CHUNK))
+    return per_k16 * -(-min(k, MMA_CHUNK) // 16) + chunks - 1
 
 
 def _roundings(a, algorithm, precision="fp32"):
-    """Those of a product by a."""
+    """The roundings of a product by a."""
     how = order(algorithm, a, precision)
-    if how == "chained" and a.device.type == "cuda" and not _is_hopper():
-        # Ampere and Ada add twice eight products, and cut nine addends to 24 bits each time.
-        return _chained_roundings(a.shape[-1], per_k16=22)
+    if how == "mma" and a.device.type == "cuda" and not _is_hopper():
+        # Ampere and Ada add eight products twice, and truncate nine addends to 24 bits each time.
+        return _mma_roundings(a.shape[-1], per_k16=22)
     return roundings(a.shape[-1], how)
 
 
 def _size(a, b, algorithm, precision="fp32"):
-    """What errors of a product are relative to."""
-    if order(algorithm, a, precision) == "chained":
+    """The magnitude that the errors of a product are relative to."""
+    if order(algorithm, a, precision) == "mma":
         return raised(a) @ raised(b)
     return magnitude(a, b)
 
 
 def _lost(a, b, algorithm, precision="fp32"):
-    """What a product loses before anything is summed."""
+    """The error of a product before anything is summed."""
     lost = TF32_LOSS if order(algorithm, a, precision) == "tf32" else 0.0
     return lost * magnitude(a, b)
 
 
 def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
-    """How far, elementwise, a product of a and b may be from `product(a, b)`.
+    """The elementwise error allowed between a product of a and b and `product(a, b)`.
 
     `a` and `b` are of one dtype. The float64 product's own error is included, which matters for
     float64 operands.
@@ -212,13 +212,13 @@ def _bound(exact, size, lost, r, k, acc, out_dtype):
 
 
 def one_hot_bound(picked, order="fp16x3"):
-    """The bound where a row of one 1 picks an element: what its split loses, or its rounding."""
+    """The bound if a row with a single 1 picks an element, which loses by its split or rounding."""
     lost = {"fp16x3": 2 * U[torch.float32], "tf32": U[torch.float16]}[order]
     return lost * picked.double().abs()
 
 
 def linear_bound(x, weight, bias, *, precision="fp32", algorithm="auto"):
-    """The bound of x @ weight.T + bias: one more addend, one more rounding."""
+    """The bound of x @ weight.T + bias, which has one more addend and one more rounding."""
     exact = product(x, weight.mT)
     size, lost = (f(x, weight.mT, algorithm, precision) for f in (_size, _lost))
     k = x.shape[-1]
@@ -243,26 +243,26 @@ def activated_bound(exact, limit, dtype):
 
 
 def gemm_bound(c, a, b, alpha, beta, *, precision="fp32", algorithm="auto"):
-    """The bound of alpha * a @ b + beta * c: roundings by alpha, and by beta * c's addition."""
+    """The bound of alpha * a @ b + beta * c, with the roundings of alpha and of beta * c."""
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
     size, lost = (abs(alpha) * f(a, b, algorithm, precision) for f in (_size, _lost))
     size = size + (abs(beta) * c.double().abs() if beta else 0)
     k = a.shape[-1]
-    # alpha and beta are rounded to be in the sum's dtype, too.
+    # alpha and beta are rounded to the accumulator's dtype, too.
     r = _roundings(a, algorithm, precision) + 3
     return _bound(exact, size, lost, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
 
 
-def halves_bound(exact, size, k, roundings, dtype):
-    """The bound of sums of k terms, whose magnitudes add to size, in float32, when they or what
-    they are made of have been rounded to halves (or to float32) so often."""
-    in_float32 = max(k, _chained_roundings(k))
+def rounded_bound(exact, size, k, roundings, dtype):
+    """The bound of float32 sums of k terms, whose magnitudes add up to `size`, if the sums or their
+    terms were rounded to `dtype` that many times."""
+    in_float32 = max(k, _mma_roundings(k))
     error = gamma(in_float32, U[torch.float32]) * size + k * SMALLEST[torch.float32]
     return error + gamma(roundings, U[dtype]) * (size + error) + roundings * SMALLEST[dtype] / 2
 
 
 def assert_same(actual, expected):
-    """Asserts equal bits, signs of zeros among them; a NaN is a NaN."""
+    """Asserts equal bits, signs of zeros included. Any NaN equals any other."""
     assert actual.dtype == expected.dtype
     nan = expected.isnan()
     assert torch.equal(actual.isnan(), nan)
@@ -271,7 +271,7 @@ def assert_same(actual, expected):
 
 
 def assert_within(actual, exact, limit):
-    """Asserts |actual - exact| <= limit everywhere, NaN never; says where it is exceeded most."""
+    """Asserts |actual - exact| <= limit everywhere, and no NaN; names the worst element."""
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)}, not {tuple(exact.shape)}"
     if actual.numel() == 0:
         return

@@ -1,19 +1,19 @@
-"""The orders of summation, written down a second time: slowly, by numpy, in float64.
+"""The orders of summation a second time: slowly, by numpy, in float64.
 
-Of csrc/sum.h, csrc/fp16x3.h, csrc/chained.h and csrc/tf32.h, whose results these are to the bit.
-Nothing here calls the library.
+Results of the library have these bits. The orders are those of csrc/core/order_chunked.h,
+order_fp16x3.h, order_mma.h and order_tf32.h. Nothing here calls the library.
 """
 
 import numpy as np
 import torch
 
-CHUNK = 1024
-LONG_CHUNK = 8192  # of halves on tensor cores
+CHUNK = 1024  # of K in the chunked and the fp16x3 order
+MMA_CHUNK = 8192  # of K in the mma and the tf32 order
 
 
-def fused_multiply_add(x, y, z):
-    """round(x y + z) of float32 tensors, by float64 rounded to odd, which rounds safely again
-    (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, 2008)."""
+def fma(x, y, z):
+    """round(x y + z) of float32 tensors. The sum is rounded to odd in float64, after which a second
+    rounding is safe (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, 2008)."""
     product, z = x.double() * y.double(), z.double()  # the product is exact
     total = product + z
     shift = total - product
@@ -23,14 +23,14 @@ def fused_multiply_add(x, y, z):
     return torch.where((lost != 0) & even, torch.nextafter(total, toward), total).float()
 
 
-def sum_in_chunks(a, b, chunk=CHUNK):
-    """FMAs ascending in k from +0, sums of chunks added in order."""
+def chunked_product(a, b, chunk=CHUNK):
+    """FMAs ascending in k from +0; sums of chunks are added in order."""
     (m, k), n = a.shape, b.shape[1]
     total = torch.full((m, n), -0.0)
     for start in range(0, k, chunk):
         part = torch.zeros(m, n)
         for i in range(start, min(start + chunk, k)):
-            part = fused_multiply_add(a[:, i : i + 1], b[i], part)
+            part = fma(a[:, i : i + 1], b[i], part)
         total = total + part
     return total
 
@@ -41,8 +41,8 @@ def exponent(x, smallest):
 
 
 def tensor_core(c, a, b, smallest=-14):
-    """c + a b as a tensor core sums it: c (m, n), a (m, 16), b (16, n), all in float64. Factors
-    have this smallest exponent, float16's or another type's."""
+    """c + a b as a tensor core sums it: c (m, n), a (m, 16), b (16, n), all in float64. `smallest`
+    is the smallest exponent of a factor, that of float16 or of another type."""
     a, b = a[:, None, :], b.T[None, :, :]
     addends = np.concatenate([a * b, c[:, :, None]], axis=2)
     exponents = [exponent(a, smallest) + exponent(b, smallest), exponent(c, -126)[:, :, None]]
@@ -54,8 +54,8 @@ def tensor_core(c, a, b, smallest=-14):
 
 
 def split(x):
-    """Rows (m, k) of float32 in halves, with the exponent of each row's scale and whether it is
-    wide. The rows are finite."""
+    """The hi/lo split of finite float32 rows (m, k): hi, lo, the exponent of each row's scale, and
+    which rows are wide."""
     largest = np.abs(x).max(axis=1)
     scale = np.where(largest == 0, 0, np.minimum(14 - exponent(largest, -149), 127))
     scaled = np.ldexp(x, scale[:, None])
@@ -66,8 +66,8 @@ def split(x):
     return *(np.pad(part.astype(np.float64), padding) for part in (hi, lo)), scale, wide
 
 
-def chunk_sum(a, b, promotion):
-    """A chunk's sums, and which of them the guard wants computed again."""
+def fp16x3_chunk(a, b, promotion):
+    """The sums of a chunk in the fp16x3 order, and which of them are flagged."""
     a_hi, a_lo, a_scale, a_wide = split(a)
     b_hi, b_lo, b_scale, b_wide = split(b.T)
     b_hi, b_lo = b_hi.T, b_lo.T
@@ -82,49 +82,50 @@ def chunk_sum(a, b, promotion):
             low = tensor_core(low, a_hi[:, k16], b_lo[k16])
         total += part.astype(np.float32)
     low, total = torch.from_numpy(low).float(), torch.from_numpy(total)
-    scaled = fused_multiply_add(low, torch.tensor(2.0**-11), total).double().numpy()
-    again = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * CHUNK)
+    scaled = fma(low, torch.tensor(2.0**-11), total).double().numpy()
+    flagged = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * CHUNK)
     with np.errstate(over="ignore"):
-        return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), again
+        return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), flagged
 
 
-def fp16x3_or_mark(a, b, promotion=None):
-    """a @ b of float32 matrices, K at least 64, and which elements are to be computed by
-    sum_in_chunks instead. Another promotion than specified may be asked for."""
+def fp16x3_with_flags(a, b, promotion=None):
+    """a @ b of float32 matrices, K at least 64, before anything is recomputed, and which elements
+    are flagged. Another promotion than the specified one may be passed."""
     (m, k), n = a.shape, b.shape[1]
     rows, cols = a.isfinite().all(1), b.isfinite().all(0)
-    again = ~(rows[:, None] & cols)
+    flagged = ~(rows[:, None] & cols)
     finite_a, finite_b = a[rows].numpy(), b[:, cols].numpy()
     total = np.full((len(finite_a), finite_b.shape[1]), -0.0, np.float32)
-    mark = np.zeros(total.shape, bool)
+    suspect = np.zeros(total.shape, bool)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, k, CHUNK):
             chunk = slice(start, start + CHUNK)
             p = promotion or (16 if k < 512 else 32)
-            part, wide = chunk_sum(finite_a[:, chunk], finite_b[chunk], p)
-            total, mark = total + part, mark | wide
-    mark |= np.isnan(total)  # Inf less Inf
+            part, wide = fp16x3_chunk(finite_a[:, chunk], finite_b[chunk], p)
+            total, suspect = total + part, suspect | wide
+    suspect |= np.isnan(total)  # Inf - Inf
     result = torch.zeros(m, n)
     result[rows[:, None] & cols] = torch.from_numpy(total).flatten()
-    again[rows[:, None] & cols] |= torch.from_numpy(mark).flatten()
-    return result, again
+    flagged[rows[:, None] & cols] |= torch.from_numpy(suspect).flatten()
+    return result, flagged
 
 
-def fp16x3(a, b):
-    result, again = fp16x3_or_mark(a, b)
-    return torch.where(again, sum_in_chunks(a, b), result) if again.any() else result
+def fp16x3_product(a, b):
+    """The fp16x3 order: flagged elements are recomputed in the chunked order."""
+    result, flagged = fp16x3_with_flags(a, b)
+    return torch.where(flagged, chunked_product(a, b), result) if flagged.any() else result
 
 
-def in_range(x):
-    """Sums of 24 bits in float32: subnormal ones are cut, to +0 at last, and large ones are Inf."""
-    cut = np.ldexp(np.trunc(np.ldexp(x, 149)), -149) + 0.0
+def rounded_by_tensor_core(x):
+    """Sums of 24 bits in float32: subnormal ones are truncated, and those out of range are Inf."""
+    truncated = np.ldexp(np.trunc(np.ldexp(x, 149)), -149) + 0.0
     with np.errstate(over="ignore"):
-        return np.where(np.abs(x) < 2.0**-126, cut, x).astype(np.float32)
+        return np.where(np.abs(x) < 2.0**-126, truncated, x).astype(np.float32)
 
 
-def chained(a, b, chunk=LONG_CHUNK):
-    """a @ b of float16 or bfloat16 matrices, in float32: tensor-core sums in a chain from +0, sums
-    of chunks added in order. Where Inf or NaN comes in, a sum is what IEEE 754 has it."""
+def mma_product(a, b, chunk=MMA_CHUNK):
+    """a @ b of float16 or bfloat16 matrices, in float32. A chunk is accumulated by the tensor core
+    from +0; sums of chunks are added in order. A sum that meets Inf or NaN is that of IEEE 754."""
     smallest = {torch.float16: -14, torch.bfloat16: -126}[a.dtype]
     padding = -a.shape[1] % 16
     a = np.pad(a.double().numpy(), [(0, 0), (0, padding)])
@@ -139,45 +140,47 @@ def chained(a, b, chunk=LONG_CHUNK):
                 c = part.astype(np.float64)
                 ieee = c + (a[:, None, k16] * b.T[None, :, k16]).sum(axis=2)
                 c = np.where(np.isfinite(c), c, 0)
-                part = in_range(tensor_core(c, finite_a[:, k16], finite_b[k16], smallest))
+                sums = tensor_core(c, finite_a[:, k16], finite_b[k16], smallest)
+                part = rounded_by_tensor_core(sums)
                 part = np.where(np.isfinite(ieee), part, ieee).astype(np.float32)
             total = total + part
     return torch.from_numpy(total)
 
 
-def scaled_chain(a, b):
-    """A chunk's sums of scaled halves, and which of them are to be computed again."""
+def tf32_chunk(a, b):
+    """The sums of a chunk in the tf32 order, and which of them are flagged."""
     a_hi, _, a_scale, a_wide = split(a)
     b_hi, _, b_scale, b_wide = split(b.T)
     scaled = np.zeros((len(a), b.shape[1]))
     for k in range(0, a_hi.shape[1], 16):
         k16 = slice(k, k + 16)
         scaled = tensor_core(scaled, a_hi[:, k16], b_hi[:, k16].T)
-    again = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * LONG_CHUNK)
+    flagged = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * MMA_CHUNK)
     with np.errstate(over="ignore"):
-        return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), again
+        return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), flagged
 
 
-def tf32_or_mark(a, b):
-    """a @ b of float32 matrices, K at least 64, and which elements are to be computed by
-    sum_in_chunks instead."""
+def tf32_with_flags(a, b):
+    """a @ b of float32 matrices, K at least 64, before anything is recomputed, and which elements
+    are flagged."""
     (m, k), n = a.shape, b.shape[1]
     rows, cols = a.isfinite().all(1).numpy(), b.isfinite().all(0).numpy()
     finite = np.ix_(rows, cols)
     a, b = a.numpy()[rows], b.numpy()[:, cols]
     total = np.zeros((m, n), np.float32)
-    mark = np.ones((m, n), bool)
-    mark[finite] = False
+    flagged = np.ones((m, n), bool)
+    flagged[finite] = False
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, k, LONG_CHUNK):
-            chunk = slice(start, start + LONG_CHUNK)
-            part, again = scaled_chain(a[:, chunk], b[chunk])
+        for start in range(0, k, MMA_CHUNK):
+            chunk = slice(start, start + MMA_CHUNK)
+            part, of_chunk = tf32_chunk(a[:, chunk], b[chunk])
             total[finite] += part
-            mark[finite] |= again
-    mark |= np.isnan(total)  # Inf less Inf
-    return torch.from_numpy(total), torch.from_numpy(mark)
+            flagged[finite] |= of_chunk
+    flagged |= np.isnan(total)  # Inf - Inf
+    return torch.from_numpy(total), torch.from_numpy(flagged)
 
 
-def tf32(a, b):
-    result, again = tf32_or_mark(a, b)
-    return torch.where(again, sum_in_chunks(a, b), result) if again.any() else result
+def tf32_product(a, b):
+    """The tf32 order: flagged elements are recomputed in the chunked order."""
+    result, flagged = tf32_with_flags(a, b)
+    return torch.where(flagged, chunked_product(a, b), result) if flagged.any() else result

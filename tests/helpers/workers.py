@@ -6,8 +6,8 @@ import pickle
 
 
 def once_per_run(tmp_path_factory, name, make):
-    """What make(folder) returns. The first worker that asks calls it, and others wait for its
-    result, which is pickled in a folder that all workers of the run share."""
+    """Returns make(folder). The first worker that asks calls it; the others wait and unpickle its
+    result from a folder that all workers of the run share."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = shared / name

@@ -27,8 +27,8 @@ def fallen_back(**options):
     return model, torch.randn(2, 6, dtype=torch.complex64)
 
 
-def told(record):
-    """Of warnings, what each of torch_tiled's says, and that it is about a line of this file."""
+def texts_of(record):
+    """The texts of torch_tiled's warnings, each of which must point to a line of this file."""
     ours = [warning for warning in record if str(warning.message).startswith("torch_tiled")]
     assert all(warning.category is UserWarning for warning in ours)
     assert {warning.filename for warning in ours} <= {__file__}
@@ -36,26 +36,26 @@ def told(record):
 
 
 def sentences(why):
-    """What both layers of that model say."""
+    """The warnings of both layers of that model."""
     return [f"torch_tiled: {name} (Linear) computes by torch, since {why}" for name in ("0", "3")]
 
 
 COMPLEX = "its weight is torch.complex64"
 
 
-def run_and_tell(run, *args):
+def warnings_of(run, *args):
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         run(*args)
-    return told(record)
+    return texts_of(record)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules")
 def test_each_layer_says_once_that_torch_computes():
     for _ in range(2):  # the second model too, whose layers have the same names
         model, x = fallen_back()
-        assert run_and_tell(model, x) == sentences(COMPLEX)
-        assert run_and_tell(model, x) == []
+        assert warnings_of(model, x) == sentences(COMPLEX)
+        assert warnings_of(model, x) == []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         y = model(x)
@@ -66,16 +66,16 @@ def test_each_layer_says_once_that_torch_computes():
 @pytest.mark.filterwarnings("ignore:Complex modules")
 def test_each_reason_is_given_once():
     model, x = fallen_back()
-    assert run_and_tell(model, x) == sentences(COMPLEX)
+    assert warnings_of(model, x) == sentences(COMPLEX)
     model.to(torch.complex128)
     wide = sentences("its weight is torch.complex128")
-    assert run_and_tell(model, x.to(torch.complex128)) == wide
+    assert warnings_of(model, x.to(torch.complex128)) == wide
     model.to(torch.complex64)
-    assert run_and_tell(model, x) == []
+    assert warnings_of(model, x) == []
     layer = torch.nn.Linear(6, 8)
     torch_tiled.convert(layer)
     sparse = torch.randn(2, 6).to_sparse()
-    (text,) = run_and_tell(layer, sparse)
+    (text,) = warnings_of(layer, sparse)
     assert text == (
         "torch_tiled: the model (Linear) computes by torch, since its input is torch.sparse_coo"
     )
@@ -85,11 +85,11 @@ def test_each_reason_is_given_once():
 def test_copies_and_replicas():
     """A copy is another layer; the replicas that DataParallel makes for each call are the same."""
     model, x = fallen_back()
-    assert run_and_tell(model[0], x) == sentences(COMPLEX)[:1]
+    assert warnings_of(model[0], x) == sentences(COMPLEX)[:1]
     replica = model[0]._replicate_for_data_parallel()
     replica.weight, replica.bias = model[0].weight.clone(), model[0].bias.clone()
-    assert run_and_tell(replica, x) == []
-    assert run_and_tell(copy.deepcopy(model)[0], x) == sentences(COMPLEX)[:1]
+    assert warnings_of(replica, x) == []
+    assert warnings_of(copy.deepcopy(model)[0], x) == sentences(COMPLEX)[:1]
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules")
@@ -97,7 +97,7 @@ def test_warnings_can_be_filtered():
     model, x = fallen_back()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(2):  # what was an error was not told
+        for _ in range(2):  # a warning raised as an error does not count as given
             with pytest.raises(UserWarning, match="0 .Linear. computes by torch"):
                 model(x)
         warnings.filterwarnings("ignore", message="torch_tiled: ")
@@ -127,7 +127,7 @@ def test_threads_say_it_once(monkeypatch):
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(told(record)) == sorted(sentences(COMPLEX))
+    assert sorted(texts_of(record)) == sorted(sentences(COMPLEX))
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules")
@@ -135,11 +135,11 @@ def test_a_compiled_model_says_it_where_it_is_traced():
     torch.compiler.reset()
     model, x = fallen_back()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert run_and_tell(compiled, x) == sentences(COMPLEX)
-    assert run_and_tell(compiled, x) == run_and_tell(model, x) == []
+    assert warnings_of(compiled, x) == sentences(COMPLEX)
+    assert warnings_of(compiled, x) == warnings_of(model, x) == []
     assert_close(compiled(x), model(x))
     exported, x = fallen_back()
-    assert run_and_tell(torch.export.export, exported, (x,)) == sentences(COMPLEX)
+    assert warnings_of(torch.export.export, exported, (x,)) == sentences(COMPLEX)
 
 
 def test_a_nested_input_computes_by_torch():
@@ -160,7 +160,7 @@ def test_strict_layers_raise(compiled):
     if compiled:
         lenient = torch.compile(lenient, backend="eager", fullgraph=True)
         model = torch.compile(model, backend="eager", fullgraph=True)
-    run_and_tell(lenient, x)  # whose graph is none for the other
+    warnings_of(lenient, x)  # whose graph is none for the other
     with pytest.raises(RuntimeError, match="0 .Linear. .*complex64, which strict=True forbids"):
         model(x)
 

@@ -1,4 +1,4 @@
-"""torch.einsum rerouted: its equations, its errors, and the order of its products."""
+"""torch.einsum under torch_tiled.override: equations, errors, and the order of its products."""
 
 import itertools
 import types

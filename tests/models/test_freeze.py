@@ -45,7 +45,7 @@ def test_freeze_and_unfreeze(device):
         assert_same_bits(model(x), expected)
 
 
-def test_nothing_is_split_again_without_need(device):
+def test_an_unchanged_weight_is_split_once(device):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         with mode():
@@ -101,10 +101,10 @@ def test_a_storage_that_follows_another_at_its_address_is_noticed(device):
         layer.weight.data = torch.full((70, 100), -1.0, device=device)
 
 
-def test_freezing_again_splits_again_in_place(device):
+def test_freezing_again_overwrites_the_split(device):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
     memory = [buffer.data_ptr() for buffer in model.buffers()]
-    model[0].weight.data.mul_(2)  # leaves no trace
+    model[0].weight.data.mul_(2)  # is not counted as a write
     torch_tiled.freeze(model)
     assert_like_unfrozen(model, x)
     assert [buffer.data_ptr() for buffer in model.buffers()] == memory
@@ -112,7 +112,7 @@ def test_freezing_again_splits_again_in_place(device):
 
 @pytest.mark.usefixtures("collected")
 @needs_cuda
-def test_captured_graphs_read_what_is_split_again():
+def test_captured_graphs_read_the_new_split():
     model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
     model(x)
     torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def test_capturing_after_a_write():
 
 
 def test_inference_tensors(device):
-    """A model made under inference_mode counts no writes; freezing splits again."""
+    """Writes to a model made under inference_mode are not counted; freezing splits it anew."""
     with torch.inference_mode():
         model, x = make_model(device), randn(9, 100, device=device)
         expected = model(x)
@@ -231,7 +231,7 @@ def test_moving(device):
 def test_copies(device, duplicate):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
     expected = model(x)
-    model[0].weight.data.mul_(2)  # a copy knows nothing of what this one was split of
+    model[0].weight.data.mul_(2)  # a copy cannot know of which weight the split was
     twin = duplicate(model)
     if duplicate is not copy.copy:
         assert_like_unfrozen(twin, x)

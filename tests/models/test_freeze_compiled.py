@@ -34,7 +34,7 @@ def test_frozen_layers_when_compiled(device, backend):
     compiled = torch.compile(model, fullgraph=True, backend=record)
     assert_close(compiled(x), model(x))
     assert graphs[0].count(ops.linear.prepared) == 2
-    # What is noticed in graphs, without a call outside of them.
+    # Compiled graphs notice new weights without a call outside of them.
     compiled.load_state_dict({name: value + 1 for name, value in compiled.state_dict().items()})
     assert_close(compiled(x), torch_tiled.unfreeze(copy.deepcopy(model))(x))
     model[0].weight.mul_(2)

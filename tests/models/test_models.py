@@ -1,4 +1,4 @@
-"""Models as people have them, converted: what they compute, how they train, how they are kept."""
+"""Whole models, converted: they compute, train and load like the originals."""
 
 import copy
 import io
@@ -73,7 +73,7 @@ def test_is_kept_and_loaded(name, device):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit", "graph"])
-def test_trains_alike_where_functions_are_rerouted(name, device):
+def test_trains_alike_under_override(name, device):
     task = small(name, device)
     model, batch = task.model, task.batch()
     other = copy.deepcopy(model)

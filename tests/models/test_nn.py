@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from helpers.thinning import pairwise
 from torch.testing import assert_close
 
 import torch_tiled
@@ -28,6 +29,7 @@ def pair(*args, device, activation="none", **kwargs):
     return ours, torch.nn.Sequential(theirs, ACTIVATIONS[activation])
 
 
+@pairwise
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(8,), (4, 8), (2, 4, 8), (2, 1, 4, 8), (0, 8)], ids=str)

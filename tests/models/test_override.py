@@ -1,4 +1,4 @@
-"""PyTorch's functions rerouted: torch_tiled.override."""
+"""torch_tiled.override, which takes over PyTorch's functions."""
 
 import contextlib
 import operator
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.overriding import Products, operands
-from helpers.reference import assert_within, halves_bound
+from helpers.reference import assert_within, rounded_bound
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -224,7 +224,10 @@ def test_sums_that_pytorch_writes(name, device):
     function, method = getattr(torch, name), getattr(torch.Tensor, name + "_")
     c, a, b = operands(*SUMS[name], device=device, dtype=torch.float32)
     expected = function(c, a, b)
-    with torch.autocast(device, torch.bfloat16), torch_tiled.override():  # which has no part in it
+    with (
+        torch.autocast(device, torch.bfloat16),
+        torch_tiled.override(),
+    ):
         assert torch.equal(function(c, a, b, out=torch.empty_like(c)), expected)
         assert torch.equal(method(c.clone(), a, b), expected)
     with torch_tiled.override():
@@ -260,4 +263,4 @@ def test_autocast(name, device):
     assert result.dtype == expected.dtype == torch.bfloat16
     rounded = [x.bfloat16().double() for x in tensors]
     exact, size = function(*rounded), function(*(x.abs() for x in rounded))
-    assert_within(result, exact, halves_bound(exact, size, 8, 1, torch.bfloat16))
+    assert_within(result, exact, rounded_bound(exact, size, 8, 1, torch.bfloat16))

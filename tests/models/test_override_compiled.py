@@ -54,7 +54,7 @@ def leaves_to_pytorch(x):
 
 @pytest.mark.parametrize("where", ["around", "inside"])
 def test_strict_names_each_product_where_it_is(where):
-    """Outside of compiled code, by its line; in it, where it is traced."""
+    """In eager code a warning names the line, in compiled code it comes when it is traced."""
     torch.compiler.reset()
     x = torch.ones(3, 3, dtype=torch.int64)
 
@@ -82,7 +82,7 @@ def test_strict_names_each_product_where_it_is(where):
 
 @pytest.mark.parametrize("where", ["context_fn", "inside"])
 def test_checkpointed(where, device):
-    """What a backward pass computes again is rerouted, too."""
+    """Products that a backward pass recomputes are torch_tiled's, too."""
     x, *others = operands((3, 4), (5, 4), (5,), device=device, requires_grad=True)
     (expected,) = torch.autograd.grad(mixed(x, *others).sum(), x)
 
@@ -131,7 +131,7 @@ def test_compiled(where, dynamic, device):
     assert not any(name in str(names) for name in ("einsum", "addmm", "bmm"))
     assert_close(result, expected)
     assert_close(torch.autograd.grad(result.sum(), tensors), expected_gradients)
-    if where == "around":  # and outside of the statement again
+    if where == "around":  # and outside of the statement
         assert_close(compiled(*tensors), expected)
         assert len(graphs) == 2 and not any("tiled" in name for name in graphs[1])
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)

@@ -1,8 +1,8 @@
-"""PyTorch's own samples and errors of the functions that torch_tiled.override reroutes."""
+"""PyTorch's own samples and errors of the functions that torch_tiled.override takes over."""
 
 import pytest
 import torch
-from helpers.reference import assert_within, halves_bound
+from helpers.reference import assert_within, rounded_bound
 from torch.testing import assert_close
 
 import torch_tiled
@@ -55,8 +55,8 @@ def test_pytorch_s_own_samples(op, dtype, device):
                 assert_close(result, expected)
             else:
                 exact, size = run(doubled(sample)), run(doubled(sample, torch.abs))
-                # Of two products at most, one after another; a sum is rounded with its product.
-                assert_within(result, exact, halves_bound(exact, size, 64, 2, dtype))
+                # There are two products at most; a sum is rounded with its product.
+                assert_within(result, exact, rounded_bound(exact, size, 64, 2, dtype))
 
 
 @pytest.mark.parametrize(

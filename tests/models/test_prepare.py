@@ -21,13 +21,13 @@ import torch_tiled
 
 ops = torch.ops.tiled
 
-STEP, TILE = 32, 128  # csrc/packed.h
+STEP, TILE = 32, 128  # csrc/core/presplit.h
 
 # (m, n, k): tiles of B's columns and steps and chunks of K that are full, ragged, more than one.
 SIZES = [(1, 1, 64), (5, 7, 65), (9, 128, 1024), (3, 131, 1000), (2, 300, 2085)]
 
 
-# --- what is made -------------------------------------------------------------------------------
+# --- what is made --------------------------------------------------------------------------------
 
 
 def padded(size, multiple):
@@ -35,7 +35,8 @@ def padded(size, multiple):
 
 
 def unpack(hi_lo, inverse_scales, k, n):
-    """hi, lo (padded n, padded k) and undo (chunks, padded n), as csrc/packed.h says they lie."""
+    """hi, lo (padded n, padded k) and inverse scales (chunks, padded n), as stored by
+    csrc/core/presplit.h."""
     rows, depth = padded(n, 8), padded(k, STEP)
     hi_lo = hi_lo.cpu().view(torch.float16)
     hi, lo = torch.empty(rows, depth), torch.empty(rows, depth)
@@ -50,9 +51,9 @@ def unpack(hi_lo, inverse_scales, k, n):
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)
-def test_halves_hold_the_operand(device, poisoned, m, n, k):
+def test_hi_and_lo_hold_the_operand(device, poisoned, m, n, k):
     if not takes_presplit(device):
-        pytest.skip("this GPU multiplies no halves")
+        pytest.skip("this GPU reads no presplit operands")
     b = randn(k, n, device=device) * randn(n, device=device).mul(20).exp()
     hi, lo, inverse_scales = unpack(*ops.prepare(b), k, n)
     b = F.pad(b.mT.cpu(), (0, hi.shape[1] - k, 0, hi.shape[0] - n))
@@ -71,7 +72,7 @@ def test_halves_hold_the_operand(device, poisoned, m, n, k):
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_cpu_and_cuda_make_the_same(m, n, k):
     if not takes_presplit("cuda"):
-        pytest.skip("this GPU multiplies no halves")
+        pytest.skip("this GPU reads no presplit operands")
     b = hard_columns(k, n, "cpu")
     for layout in (b, b.mT.contiguous().mT):
         for host, cuda in zip(ops.prepare(layout), ops.prepare(layout.cuda()), strict=True):
@@ -82,8 +83,8 @@ def test_layouts_do_not_matter(device):
     b = hard_columns(1100, 67, device)
     expected = ops.prepare(b)
     strided = torch.empty(3301, 135, device=device)[1::3, 1::2].copy_(b)
-    askew = torch.empty(1100, 68, device=device)[:, 1:].copy_(b)
-    for view in (b.mT.contiguous().mT, strided, askew):
+    misaligned = torch.empty(1100, 68, device=device)[:, 1:].copy_(b)
+    for view in (b.mT.contiguous().mT, strided, misaligned):
         for tensor, other in zip(ops.prepare(view), expected, strict=True):
             assert_same_bits(tensor, other)
     row = b[:1].expand(1100, 67)
@@ -141,7 +142,7 @@ def test_prepared_can_be_saved(device):
         )
 
 
-# --- products -----------------------------------------------------------------------------------
+# --- products ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
@@ -185,11 +186,11 @@ def test_linear_has_the_bits_of_the_unprepared(device, activation, bias):
             assert_same_bits(y, torch_tiled.linear(x, weight, bias, **options))
 
 
-def test_what_was_split_is_what_is_read(device):
-    """Were b split again, its zeros would show."""
+def test_the_split_is_read_and_not_the_operand(device):
+    """b itself is zeros here, which would show if it were read."""
     if not takes_presplit(device):
-        pytest.skip("this GPU multiplies no halves")
-    # On a GPU a small product may read b itself, and split it in flight.
+        pytest.skip("this GPU reads no presplit operands")
+    # On a GPU a small product may read b itself, which fp16x3_fused splits.
     m, n, k = (5, 30, 100) if device == "cpu" else (1024, 1024, 128)
     a, b, bias = (randn(*s, device=device) for s in ((m, k), (k, n), (n,)))
     hi_lo, inverse_scales = ops.prepare(b)

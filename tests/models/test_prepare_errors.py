@@ -12,12 +12,12 @@ import torch_tiled
 
 ops = torch.ops.tiled
 
-# --- bad calls ----------------------------------------------------------------------------------
+# --- bad calls -----------------------------------------------------------------------------------
 
 NOT_MADE_OF = "which is not what torch_tiled.prepare makes of"
 
 
-def prepared_parts(t, *shape):
+def split_of(t, *shape):
     return ops.prepare(t(*shape))
 
 
@@ -30,78 +30,68 @@ BAD_CALLS = {
     "prepare batch": (lambda t: ops.prepare(t(2, 64, 5)), r"b is \(2, 64, 5\); it must be a mat"),
     "prepare dtype": (lambda t: ops.prepare(t(64, 5).long()), r"b is torch.int64; supported are"),
     "columns": (
-        lambda t: ops.matmul.prepared(t(3, 65), t(64, 5), *prepared_parts(t, 64, 5)),
+        lambda t: ops.matmul.prepared(t(3, 65), t(64, 5), *split_of(t, 64, 5)),
         r"a is \(3, 65\) and b is \(64, 5\); a's columns must equal b's rows",
     ),
     "batch": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(2, 64, 5), *prepared_parts(t, 64, 5)),
+        lambda t: ops.matmul.prepared(t(3, 64), t(2, 64, 5), *split_of(t, 64, 5)),
         r"b is \(2, 64, 5\); a prepared operand is one matrix",
     ),
     "of another": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 50), *prepared_parts(t, 64, 5)),
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 50), *split_of(t, 64, 5)),
         r"hi_lo is \(2048,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, "
         rf"{NOT_MADE_OF} b, \(64, 50\) torch.float32; prepare it again",
     ),
-    "half of it": (
+    "hi_lo alone": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), ops.prepare(t(64, 5))[0], t(0)),
         rf"inverse_scales is \(0,\) torch.float32, {NOT_MADE_OF} b",
     ),
-    "dtype of halves": (
+    "dtype of hi_lo": (
         lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *other_dtype(ops.prepare(t(64, 5)))),
         rf"hi_lo is \(2048,\) torch.int8 .*{NOT_MADE_OF} b",
     ),
-    "rank of halves": (
+    "rank of hi_lo": (
         lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *(x.unsqueeze(0) for x in prepared_parts(t, 64, 5))
+            t(3, 64), t(64, 5), *(x.unsqueeze(0) for x in split_of(t, 64, 5))
         ),
         rf"hi_lo is \(1, 2048\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b",
     ),
-    "strided halves": (
+    "strided hi_lo": (
         lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *(x.repeat_interleave(2)[::2] for x in prepared_parts(t, 64, 5))
+            t(3, 64), t(64, 5), *(x.repeat_interleave(2)[::2] for x in split_of(t, 64, 5))
         ),
         rf"hi_lo is \(2048,\) torch.uint8 .*{NOT_MADE_OF} b",
     ),
     "dtype of b": (
-        lambda t: ops.matmul.prepared(
-            t(3, 64).double(), t(64, 5).double(), *prepared_parts(t, 64, 5)
-        ),
+        lambda t: ops.matmul.prepared(t(3, 64).double(), t(64, 5).double(), *split_of(t, 64, 5)),
         rf"{NOT_MADE_OF} b, \(64, 5\) torch.float64",
     ),
     "transposed weight": (
-        lambda t: ops.linear.prepared(t(3, 64), t(500, 64), *prepared_parts(t, 500, 64)),
+        lambda t: ops.linear.prepared(t(3, 64), t(500, 64), *split_of(t, 500, 64)),
         rf"{NOT_MADE_OF} weight, \(500, 64\) torch.float32",
     ),
     "weight": (
-        lambda t: ops.linear.prepared(t(3, 64), t(64), *prepared_parts(t, 64, 5)),
+        lambda t: ops.linear.prepared(t(3, 64), t(64), *split_of(t, 64, 5)),
         r"weight must be \(out_features, in_features\)",
     ),
     "bias": (
-        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *prepared_parts(t, 64, 5), t(4)),
+        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *split_of(t, 64, 5), t(4)),
         r"bias must be \(out_features,\)",
     ),
     "activation": (
-        lambda t: ops.linear.prepared(
-            t(3, 64), t(5, 64), *prepared_parts(t, 64, 5), activation="elu"
-        ),
+        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *split_of(t, 64, 5), activation="elu"),
         'there is no activation "elu"',
     ),
     "algorithm": (
-        lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *prepared_parts(t, 64, 5), algorithm="fast"
-        ),
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), algorithm="fast"),
         'there is no algorithm "fast"',
     ),
     "precision": (
-        lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *prepared_parts(t, 64, 5), precision="fp8"
-        ),
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), precision="fp8"),
         'there is no precision "fp8"',
     ),
     "tf32": (
-        lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *prepared_parts(t, 64, 5), algorithm="tf32"
-        ),
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), algorithm="tf32"),
         'algorithm "tf32" rounds operands to 11 bits',
     ),
 }
@@ -110,7 +100,7 @@ BAD_CALLS = {
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_bad_calls_fail_alike(device, name):
     if not takes_presplit(device):
-        pytest.skip("this GPU multiplies no halves")
+        pytest.skip("this GPU reads no presplit operands")
     call, sentence = BAD_CALLS[name]
     texts = []
     for where in (device, "meta"):
@@ -121,14 +111,14 @@ def test_bad_calls_fail_alike(device, name):
     assert texts[0].startswith("tiled::") and "\n" not in texts[0]
 
 
-def test_halves_that_lie_askew(device):
+def test_a_misaligned_split(device):
     if not takes_presplit(device):
-        pytest.skip("this GPU multiplies no halves")
+        pytest.skip("this GPU reads no presplit operands")
     b = randn(64, 8, device=device)
     hi_lo, inverse_scales = ops.prepare(b)
-    askew = torch.cat([hi_lo[:1], hi_lo])[1:]
+    misaligned = torch.cat([hi_lo[:1], hi_lo])[1:]
     with pytest.raises(RuntimeError, match=r"hi_lo does not begin at a multiple of 16 bytes; pa"):
-        ops.matmul.prepared(b.mT[:, :64], b, askew, inverse_scales)
+        ops.matmul.prepared(b.mT[:, :64], b, misaligned, inverse_scales)
 
 
 def test_operands_on_two_devices(device):
@@ -170,7 +160,7 @@ def test_only_dense_tensors_are_taken(device):
 
 def test_out_of_memory(device):
     if not takes_presplit(device):
-        pytest.skip("this GPU multiplies no halves")
+        pytest.skip("this GPU reads no presplit operands")
     giant = torch.ones(1, 1, device=device).expand(2**30, 2**28)
     for api in (torch_tiled, ops):
         with pytest.raises(torch.OutOfMemoryError, match="the prepared operand .* needs 1152921"):

@@ -9,6 +9,7 @@ from helpers.chaining import flat, two_of_each
 from helpers.compiling import LAYOUTS, count_compilations
 from helpers.presplit import assert_same_bits, presplit_algorithm, randn, takes_presplit
 from helpers.reference import ACTIVATIONS
+from helpers.thinning import each_value
 from torch.func import (
     grad,
     hessian,
@@ -28,7 +29,7 @@ ops = torch.ops.tiled
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-# --- autograd and transforms --------------------------------------------------------------------
+# --- autograd and transforms ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -86,6 +87,7 @@ TRANSFORMS = {
 }
 
 
+@each_value
 @pytest.mark.parametrize("activation", [None, "none", "relu", "gelu"])
 @pytest.mark.parametrize("a_shape", [(65,), (2, 65)], ids=str)
 def test_pairs_of_transforms(device, a_shape, activation):
@@ -177,7 +179,7 @@ def test_autocast_computes_the_unprepared(device):
             assert torch_tiled.prepare(b).nbytes == prepared.nbytes
 
 
-# --- shapes without data, torch.compile, torch.export ------------------------------------------
+# --- shapes without data, torch.compile, torch.export --------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(64, 5), (63, 5), (1025, 130), (64, 0), (0, 5)], ids=str)

@@ -1,4 +1,4 @@
-"""Bad calls: each raises a sentence, word for word as here, and leaves the process able to work."""
+"""Bad calls raise a sentence, word for word as here, and leave the process able to work."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import torch
 from helpers.bad_calls import (
     BAD_CALLS,
     FLOAT32_ONLY,
+    FLOATS_16BIT_ONLY,
     FP16X3,
-    HALVES_ONLY,
     IEEE_FP16X3,
     MMA,
     NO_PRECISION,
@@ -79,8 +79,8 @@ def test_a_gpu_without_the_tensor_cores_is_refused():
     assert_raises(sentence, torch_tiled.matmul, x, x, **FP16X3)
     of_tf32 = sentence.replace("fp16x3", "tf32")
     assert_raises(of_tf32, torch_tiled.matmul, x, x, precision="tf32", **TF32)
-    of_halves = sentence.replace("fp16x3", "mma_tma").replace("or simt", "or mma_sync")
-    assert_raises(of_halves, torch_tiled.matmul, x.half(), x.half(), algorithm="mma_tma")
+    of_mma = sentence.replace("fp16x3", "mma_tma").replace("or simt", "or mma_sync")
+    assert_raises(of_mma, torch_tiled.matmul, x.half(), x.half(), algorithm="mma_tma")
     simt = torch_tiled.matmul(x, x, algorithm="simt")
     assert torch.equal(simt, torch_tiled.matmul(x, x, algorithm="tiled"))
 
@@ -97,7 +97,7 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (TF32_ALONE, t(3), t(3), TF32),
         (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
         (FLOAT32_ONLY, t(3, dtype=torch.half), t(3, dtype=torch.half), FP16X3),
-        (HALVES_ONLY, t(3), t(3), MMA),
+        (FLOATS_16BIT_ONLY, t(3), t(3), MMA),
     ):
         assert_raises(f"tiled::explain: {sentence}", api.explain, a, b, **options)
 
@@ -109,7 +109,7 @@ def test_precision_is_ignored_but_for_float32(device, dtype):
         assert torch.equal(torch_tiled.matmul(a, a, precision=precision), a)
 
 
-# --- arguments that are no dense tensors ----------------------------------------------------------
+# --- arguments that are no dense tensors ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_only_dense_tensors_are_taken(device, api, kind):
     assert_still_multiplies(device)
 
 
-# --- devices --------------------------------------------------------------------------------------
+# --- devices -------------------------------------------------------------------------------------
 
 OTHER_DEVICES = ["meta", pytest.param("cuda", marks=needs_cuda)]
 
@@ -231,7 +231,7 @@ def test_operands_are_on_one_device(api, other):
         assert_still_multiplies("cuda")
 
 
-# --- outputs that share memory --------------------------------------------------------------------
+# --- outputs that share memory -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "auto"])
@@ -279,7 +279,7 @@ def test_interleaved_columns_of_one_storage_are_fine(device, algorithm):
     assert torch.equal(a, kept[0]) and torch.equal(b, kept[1])
 
 
-# --- results too large ----------------------------------------------------------------------------
+# --- results too large ---------------------------------------------------------------------------
 
 
 def expanded(device, rows, cols, dtype=torch.float32):

@@ -72,18 +72,18 @@ BAD_CALLS = {
     "algorithm": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"algorithm": "fast"}),
     "precision": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"precision": "fp8"}),
     "tf32": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"algorithm": "tf32"}),
-    "tf32 of a half": lambda: (
+    "tf32 of float16": lambda: (
         ops.matmul,
         (f32(3, 4).half(), f32(4, 5).half()),
         {"precision": "tf32", "algorithm": "tf32"},
     ),
-    "tf32 by multiply-adds": lambda: (
+    "tf32 in precision ieee": lambda: (
         ops.linear,
         (f32(3, 4), f32(5, 4)),
         {"precision": "ieee", "algorithm": "tf32_tma"},
     ),
     "out_dtype": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"out_dtype": torch.float64}),
-    "out_dtype of a half": lambda: (
+    "out_dtype of float16": lambda: (
         ops.matmul,
         (f32(3, 4).half(), f32(4, 5).half()),
         {"out_dtype": torch.bfloat16},

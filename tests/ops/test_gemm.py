@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.reference import assert_within, gemm_bound, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -21,6 +22,7 @@ SHAPES = [  # c, a, b
 ]
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES)
@@ -77,11 +79,11 @@ def test_c_may_be_any_view(device, algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sums_over_calls(device, algorithm):
-    """The BLAS idiom: a product accumulated in pieces of K."""
+    """A product accumulated over slices of K, as with BLAS."""
     a = torch.randint(-9, 10, (30, 90), device=device).float()
     b = torch.randint(-9, 10, (90, 20), device=device).float()
     c = torch.empty(30, 20, device=device)
     for i in range(3):
-        piece = slice(30 * i, 30 * i + 30)
-        torch_tiled.gemm_(c, a[:, piece], b[piece], beta=min(i, 1), algorithm=algorithm)
+        part = slice(30 * i, 30 * i + 30)
+        torch_tiled.gemm_(c, a[:, part], b[part], beta=min(i, 1), algorithm=algorithm)
     assert torch.equal(c, a @ b)

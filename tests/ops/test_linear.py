@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from helpers.reference import ACTIVATIONS, U, activated_bound, assert_within, linear_bound, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -12,6 +13,7 @@ ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -27,6 +29,7 @@ def test_values(device, poisoned, algorithm, dtype, with_bias, batch):
         assert_within(result, exact, linear_bound(x, weight, bias, algorithm=algorithm))
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -51,9 +54,9 @@ def test_activations_at_the_edges(device, algorithm, activation):
 
 
 def test_gelu_keeps_what_1_plus_erf_cancels(device):
-    """The normal distribution's tail is 2 to a power p, which csrc/epilogue.h has to 2 roundings
-    of p, and a fit to less than one of max(1, p / 2), up to |x| = 5; exp2 errs by 2 in the last
-    place. Two more roundings are those of 1 - tail and of the product by x."""
+    """The tail of the normal distribution is 2 to a power p. Up to |x| = 5, csrc/core/epilogue.h
+    computes p within 2 roundings of p, and a fit within one of max(1, p / 2); exp2 errs by 2 in the
+    last place. Two more roundings are those of 1 - tail and of the product by x."""
     x = torch.linspace(-12, 12, 240_001)[:, None]
     one = torch.ones(1, 1, device=device)
     result = torch_tiled.linear(x.to(device), one, activation="gelu", algorithm="naive").cpu()
@@ -87,7 +90,7 @@ def test_bias_is_one_more_rounding(device, algorithm):
 
 
 def test_epilogue_needs_no_launch(device):
-    """Bias and activation ride along with the product, on CUDA."""
+    """Bias and activation are in the kernel of the product on CUDA."""
     if device != "cuda":
         pytest.skip("launches are counted on CUDA")
     x, weight = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)

@@ -13,7 +13,7 @@ from options import parse
 
 import torch_tiled
 
-# --- what is printed, and the host's time ---------------------------------------------------------
+# --- what is printed, and the host's time --------------------------------------------------------
 
 
 def test_output_fits_a_hundred_columns(bench):
@@ -58,7 +58,7 @@ def test_the_host_time_of_calls_is_measured(bench, device):
     assert "converted torch.nn.Linear" in output
 
 
-# --- for a profiler -------------------------------------------------------------------------------
+# --- for a profiler ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
     assert "--profile is for kernels on a GPU; " in capsys.readouterr().err
 
 
-# --- what may be asked for ------------------------------------------------------------------------
+# --- what may be asked for -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

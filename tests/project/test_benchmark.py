@@ -19,7 +19,7 @@ ROW_KEYS += " us us_p10 us_p90 tflops peer peer_us ratio copy_us error peer_erro
 ROW_KEYS += " extra_bytes operand_bytes gflops_per_watt peer_gflops_per_watt kernels_us"
 
 
-# --- what is measured -----------------------------------------------------------------------------
+# --- what is measured ----------------------------------------------------------------------------
 
 
 def test_rows_have_exactly_the_keys_of_the_format(bench, device):
@@ -96,7 +96,7 @@ def test_shapes_of_no_suite_are_measured(bench, device):
     assert list(both.suites) == ["smoke", "asked"]
 
 
-# --- variants, copies, memory and energy ----------------------------------------------------------
+# --- variants, copies, memory and energy ---------------------------------------------------------
 
 
 def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
@@ -222,7 +222,7 @@ def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
     assert told.endswith("GFLOP/s per watt, 1.00x torch.matmul; one_kernel 12.3 us")
 
 
-# --- what is refused, and left out ----------------------------------------------------------------
+# --- what is refused, and left out ---------------------------------------------------------------
 
 
 def spoil(monkeypatch, damage):

@@ -32,7 +32,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 @dataclasses.dataclass(frozen=True)
 class Block:
     page: Path
-    line: int  # of its first line
+    line: int  # the number of its first line
     kind: str
     text: str
 
@@ -59,7 +59,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def python(*arguments: str, loads_package: bool = False) -> str:
-    """What a process prints that has to end well."""
+    """The output of a process, which must succeed."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "CUDA_VISIBLE_DEVICES": "",

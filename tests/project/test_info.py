@@ -22,9 +22,25 @@ ARCHITECTURES = ["compute_80", "sm_80", "sm_90a"]  # what setup.py compiles for
 DTYPES = ["float32", "float64", "bfloat16"]
 
 
-def run_info(*options, cwd=PACKAGE.parent) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch_tiled", *options]
+def in_a_process(cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch_tiled", "info"]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs `python -m torch_tiled` in this process: (exit status, output)."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["torch_tiled", *arguments])
+        try:
+            status = __main__.main()
+        except SystemExit as stop:
+            status = stop.code
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
 
 
 def rows(table: str) -> dict[str, str]:
@@ -72,7 +88,7 @@ def test_products_are_right(device):
 
 
 @needs_cuda
-def test_gpu_is_told_with_its_code():
+def test_a_gpu_is_listed_with_its_code():
     facts = info()
     first = facts["devices"][1]
     capability = torch.cuda.get_device_capability(0)
@@ -107,19 +123,25 @@ def test_code_without_ptx_is_for_its_own_generation():
 
 def test_what_it_was_built_with(copied):
     built = record(copied)
-    done = run_info("info", cwd=copied)
+    done = in_a_process(copied)
     assert done.returncode == 0, done.stderr
     table = rows(done.stdout)
     assert table["library"] == f"{copied}/torch_tiled/_C.so"
     assert table["built with torch"] == built["torch"]
     assert table["built with CUDA"] == "13.0"
     assert table["built for GPUs"] == "compute_80, sm_80, sm_90a"
-    assert json.loads(run_info("info", "--json", cwd=copied).stdout)["built with"] == built
+    assert module._built_with(copied / "torch_tiled" / "_C.so") == built
+
+
+def table_of(folder: Path) -> dict[str, str]:
+    """The table that the command prints for the library in that folder."""
+    built = module._built_with(folder / "torch_tiled" / "_C.so")
+    return rows(as_table(info() | {"built with": built}))
 
 
 def test_built_without_cuda(copied):
     record(copied, cuda="none", architectures=[])
-    table = rows(run_info("info", cwd=copied).stdout)
+    table = table_of(copied)
     assert (table["built with CUDA"], table["built for GPUs"]) == ("none", "none")
 
 
@@ -127,19 +149,17 @@ def test_built_without_cuda(copied):
 def test_what_it_was_built_with_is_unknown(copied, why):
     if why == "another library's record":
         record(copied, sha256="0" * 64)
-    done = run_info("info", cwd=copied)
-    assert done.returncode == 0, done.stderr
-    table = rows(done.stdout)
+    table = table_of(copied)
     for name in ("built with torch", "built with CUDA", "built for GPUs"):
         assert table[name] == "unknown"
 
 
-def test_table_and_json_tell_the_same():
-    table, text = run_info("info"), run_info("info", "--json")
-    assert (table.returncode, text.returncode) == (0, 0), table.stderr + text.stderr
-    facts = json.loads(text.stdout)
+def test_table_and_json_tell_the_same(command):
+    (status, table), (status_of_json, text) = command("info"), command("info", "--json")
+    assert (status, status_of_json) == (0, 0), table + text
+    facts = json.loads(text)
     assert facts == info()
-    assert table.stdout == as_table(facts) + "\n"
+    assert table == as_table(facts) + "\n"
 
 
 def test_table_is_aligned():
@@ -149,7 +169,7 @@ def test_table_is_aligned():
         assert line[width - 2 : width] == "  " and line[width] != " "
 
 
-def test_wrong_product_is_told_and_exits_with_1(monkeypatch, capsys):
+def test_a_wrong_product_is_printed_and_exits_with_1(monkeypatch, command):
     right = torch_tiled.matmul
 
     def wrong(a, b, **options):
@@ -160,22 +180,22 @@ def test_wrong_product_is_told_and_exits_with_1(monkeypatch, capsys):
         return product
 
     monkeypatch.setattr(torch_tiled, "matmul", wrong)
-    monkeypatch.setattr(sys, "argv", ["torch_tiled", "info"])
-    assert __main__.main() == 1
-    table = rows(capsys.readouterr().out)
+    status, output = command("info")
+    assert status == 1
+    table = rows(output)
     assert table["float32 on cpu"] == "tiled: ok"
     assert table["bfloat16 on cpu"] == "tiled: ok"
     assert table["float64 on cpu"].startswith("tiled: 2 of 1551 elements are wrong: at (3, 5) is ")
 
 
-def test_product_that_raises_is_told_and_exits_with_1(monkeypatch, capsys):
+def test_a_product_that_raises_is_printed_and_exits_with_1(monkeypatch, command):
     def refuse(a, b, **options):
         raise RuntimeError("tiled::matmul: no")
 
     monkeypatch.setattr(torch_tiled, "matmul", refuse)
-    monkeypatch.setattr(sys, "argv", ["torch_tiled", "info", "--json"])
-    assert __main__.main() == 1
-    facts = json.loads(capsys.readouterr().out)
+    status, output = command("info", "--json")
+    assert status == 1
+    facts = json.loads(output)
     assert facts["ok"] is False
     assert {each["error"] for each in facts["products"]} == {"tiled::matmul: no"}
 
@@ -188,13 +208,13 @@ def test_self_test_leaves_the_random_numbers_alone():
 
 def test_unbuilt_package_says_why_and_exits_with_1(copied):
     (copied / "torch_tiled" / "_C.so").unlink()
-    done = run_info("info", cwd=copied)
+    done = in_a_process(copied)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: torch_tiled is not built: {copied}/torch_tiled/_C.so")
 
 
-def test_no_command_is_a_usage_error():
-    done = run_info()
-    assert done.returncode == 2
-    assert "the following arguments are required: command" in done.stderr
+def test_no_command_is_a_usage_error(command):
+    status, output = command()
+    assert status == 2
+    assert "the following arguments are required: command" in output

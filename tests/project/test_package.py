@@ -1,4 +1,4 @@
-"""What is built and shipped: the object's symbols, the loader, the sdist, the wheel, the build."""
+"""The package: the symbols of its object, the loader, the sdist, the wheel, the build."""
 
 import ast
 import hashlib
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.workers import once_per_run
 
 import torch_tiled
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path(torch_tiled.__file__).resolve().parent
 LIBRARY = PACKAGE / "_C.so"
 
-# What the README promises; the static CUDA runtime asks for as much.
+# The docs promise systems with these versions; the static CUDA runtime needs them.
 NEWEST_VERSION = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 
@@ -54,7 +55,7 @@ def binutils(*command) -> str:
 
 
 def undefined_symbols() -> list[str]:
-    """What the object takes from others: name, or name@VERSION where the library has versions."""
+    """The symbols that the object imports: name, or name@VERSION if the library has versions."""
     lines = binutils("nm", "--dynamic", "--undefined-only", "--with-symbol-versions", LIBRARY)
     return [line.split()[-1] for line in lines.splitlines()]
 
@@ -145,19 +146,22 @@ import torch_tiled
     assert str(LIBRARY) in message and f"{unbuilt}/torch_tiled/_C.so" in message
 
 
-# What is shipped. The sdist is built from the checkout, the wheel from the sdist: without CUDA and
-# without optimisation, to take seconds.
+# The sdist is built from the checkout, and the wheel from the sdist: without CUDA and without
+# optimisation, to take seconds.
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
     """The sdist, unpacked."""
-    folder = tmp_path_factory.mktemp("sdist")
-    command = ("setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder)
-    output_of(sys.executable, *command)
-    (archive,) = folder.glob("*.tar.gz")
-    output_of("tar", "-xf", archive, "-C", folder)
-    return folder / archive.name.removesuffix(".tar.gz")
+
+    def make(folder: Path) -> Path:
+        command = ("setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder)
+        output_of(sys.executable, *command)
+        (archive,) = folder.glob("*.tar.gz")
+        output_of("tar", "-xf", archive, "-C", folder)
+        return folder / archive.name.removesuffix(".tar.gz")
+
+    return once_per_run(tmp_path_factory, "sdist", make)
 
 
 def without_cuda(folder: Path) -> dict[str, str]:
@@ -169,11 +173,14 @@ def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
     """The wheel, and what was printed while it was built."""
     if run(sys.executable, "-m", "pip", "--version").returncode != 0:
         pytest.skip("no pip")
-    folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps")
-    log = output_of(*pip, "--wheel-dir", folder, sdist, cwd=folder, **without_cuda(folder))
-    (wheel,) = folder.glob("*.whl")
-    return wheel, log
+
+    def make(folder: Path) -> tuple[Path, str]:
+        log = output_of(*pip, "--wheel-dir", folder, sdist, cwd=folder, **without_cuda(folder))
+        (wheel,) = folder.glob("*.whl")
+        return wheel, log
+
+    return once_per_run(tmp_path_factory, "wheel", make)
 
 
 def test_sdist_has_every_source(sdist):
@@ -209,7 +216,7 @@ BUILT_WITHOUT_CUDA = {"torch": torch.__version__, "cuda": "none", "architectures
 
 
 def without_digest(description: bytes, library: bytes) -> dict:
-    """What a library was built with, as _C.json says, which has to be of that library."""
+    """The description of a build in _C.json, which must have the digest of that library."""
     built = json.loads(description)
     assert built.pop("sha256") == hashlib.sha256(library).hexdigest()
     return built
@@ -224,7 +231,7 @@ def test_wheel_says_what_it_was_built_with(wheel):
 def test_checkout_says_what_it_was_built_with(sdist, wheel, tmp_path):
     build_in_place = (sys.executable, "setup.py", "build_ext", "--inplace")
     log = output_of(*build_in_place, cwd=sdist, **without_cuda(tmp_path))
-    assert "torch_tiled: 0 of " in log  # the wheel's objects are linked again
+    assert "torch_tiled: 0 of " in log  # the objects of the wheel are linked once more
     package = sdist / "torch_tiled"
     description = (package / "_C.json").read_bytes()
     assert without_digest(description, (package / "_C.so").read_bytes()) == BUILT_WITHOUT_CUDA

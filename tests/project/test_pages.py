@@ -66,7 +66,7 @@ def test_the_readme_is_read_in_sixty_seconds():
     assert {write_pages.ROOT / image for image in images} <= set(write_pages.PLOTS)
 
 
-# --- the committed results ------------------------------------------------------------------------
+# --- the committed results -----------------------------------------------------------------------
 
 
 def test_every_row_names_its_kernel_and_its_tile(measured):
@@ -87,7 +87,7 @@ def test_every_row_is_in_a_table_of_a_family(measured):
     )
 
 
-# --- what is written of few rows ------------------------------------------------------------------
+# --- what is written of few rows -----------------------------------------------------------------
 
 
 def row(suite="square", size=512, **other):
@@ -149,7 +149,7 @@ def test_results_of_a_run_become_pages(bench, monkeypatch):
     assert "GFLOP/s per watt | peer's |" in text["results_fp32"]
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- what is refused -----------------------------------------------------------------------------
 
 BEGIN, END = pages.markers("table")
 

@@ -11,7 +11,7 @@ import shapes
 import survey
 import torch
 from check import Verdict
-from helpers.specification import fp16x3_or_mark
+from helpers.specification import fp16x3_with_flags
 
 
 def test_the_digits_example_trains_both_networks(device):
@@ -52,7 +52,7 @@ def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
 @pytest.mark.parametrize("operands", ["normal", "scales opposed by exp(2 N)"])
 def test_the_error_study_counts_what_the_guard_flags(operands):
     a, b = error_study.OPERANDS[operands](20, 1100, 20)
-    _, flagged = fp16x3_or_mark(a, b)
+    _, flagged = fp16x3_with_flags(a, b)
     assert error_study.guarded(a, b) == flagged.double().mean().item()
 
 

@@ -24,10 +24,11 @@ def drawn(*sizes, width=100, **options) -> str:
     return console.file.getvalue()
 
 
-def run(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch_tiled", "trace", *arguments]
-    environment = os.environ | {"COLUMNS": "80"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+def run(monkeypatch, *arguments) -> int:
+    """Runs `python -m torch_tiled trace` in this process."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["torch_tiled", "trace", *arguments])
+    return __main__.main()
 
 
 @given(m=size, n=size, k=size, tile=size)
@@ -79,7 +80,7 @@ def test_draws_tiles_and_reads():
 def test_draws_the_zeros_that_pad_ragged_edges():
     text = drawn(1, 1, 3, 2)
     assert "C[0:1, 0:1]" in text and "A[0:1, 2:3]" in text
-    # Of two tiles of A 2 and 3 zeros, of B likewise, and 3 of each of two tiles of sums.
+    # Two tiles of A are padded with 2 and 3 zeros, so are those of B, and both of sums with 3.
     assert text.count("(0)") == 2 + 3 + 2 + 3 + 3 + 3
 
 
@@ -97,26 +98,29 @@ def test_fits_the_terminal(width):
     assert max(map(len, drawn(5, 40, 7, 3, width=width).splitlines())) <= width
 
 
-def test_command():
-    done = run("4", "4", "4", "--tile", "2")
+def test_command(monkeypatch, capsys):
+    command = [sys.executable, "-m", "torch_tiled", "trace", "4", "4", "4", "--tile", "2"]
+    environment = os.environ | {"COLUMNS": "80"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr
     assert done.stdout == drawn(4, 4, 4, 2, width=80)
-    assert run("10", "10", "4", "--all").stdout.count("the block of C[") == 25
+    assert run(monkeypatch, "10", "10", "4", "--all") == 0
+    assert capsys.readouterr().out.count("the block of C[") == 25
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "2.5", "x"])
-def test_command_refuses_what_is_no_size(bad):
-    done = run("4", "4", "4", f"--tile={bad}")
-    assert done.returncode == 2
-    assert f"{bad} is not a size; give a whole number from 1" in done.stderr
+def test_command_refuses_what_is_no_size(monkeypatch, capsys, bad):
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, "4", "4", "4", f"--tile={bad}")
+    assert stop.value.code == 2
+    assert f"{bad} is not a size; give a whole number from 1" in capsys.readouterr().err
 
 
 def test_command_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["torch_tiled", "trace", "2", "2", "2"])
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert __main__.main() == 1
+    assert run(monkeypatch, "2", "2", "2") == 1
     said = capsys.readouterr()
     assert "draws with rich, which is not installed: pip install rich" in said.err
     assert not said.out

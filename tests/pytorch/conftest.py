@@ -1,18 +1,21 @@
-"""What the tests of torch.distributed share."""
+"""The fixture that runs checks of torch.distributed."""
+
+from pathlib import Path
 
 import pytest
 from helpers.distributed import failed_checks, too_few_gpus
 from helpers.workers import once_per_run
 
+FILES = sorted(Path(__file__).parent.glob("test_distributed*.py"))
 GPUS = pytest.mark.skipif(too_few_gpus(), reason="fewer than two GPUs")
 
 
-@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=GPUS)])
+@pytest.fixture(scope="session", params=["gloo", pytest.param("nccl", marks=GPUS)])
 def failures(request, tmp_path_factory):
-    """The checks of the test's module that failed on a backend: (name, rank, traceback)."""
-    name = f"{request.module.__name__.rpartition('.')[2]}-{request.param}"
+    """The checks that failed on a backend: (name, rank, traceback). They all run in one set of
+    processes, since to start those takes longer than most checks."""
 
     def run(folder):
-        return failed_checks(request.module.__file__, request.param)
+        return failed_checks(FILES, request.param)
 
-    return once_per_run(tmp_path_factory, name, run)
+    return once_per_run(tmp_path_factory, f"distributed-{request.param}", run)

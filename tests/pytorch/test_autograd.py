@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from helpers.calls import Calls
 from helpers.reference import ACTIVATIONS, takes
+from helpers.thinning import pairwise
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
@@ -61,6 +62,7 @@ def test_matmul_derivatives_by_algorithm(algorithm, device):
     check_derivatives(lambda a, b: torch_tiled.matmul(a, b, algorithm=algorithm), (a, b))
 
 
+@pairwise
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("x_shape", [(3,), (4, 3), (2, 2, 3), (0, 3)], ids=str)

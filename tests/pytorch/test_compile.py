@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.compiling import BACKENDS, LAYOUTS, count_compilations, randn
+from helpers.thinning import pairwise
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
 
@@ -47,6 +48,7 @@ def test_opcheck_writing(layout, device):
     torch.library.opcheck(ops.matmul.out, (a, b), {"out": c})
 
 
+@pairwise
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 @pytest.mark.parametrize("layout", LAYOUTS)

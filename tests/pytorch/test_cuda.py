@@ -1,4 +1,4 @@
-"""What only a GPU can show: streams, threads, captured graphs, huge sizes, memory."""
+"""Streams, threads, captured graphs, huge sizes and memory of a GPU."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ WAYS = [
     *(pytest.param({"algorithm": name}, id=name) for name in ALGORITHMS),
     pytest.param({"precision": "tf32"}, id="tf32"),
 ]
-HALF_RUNGS = [name for name in RUNGS if takes(name, torch.float16, "cuda")]
+RUNGS_OF_FLOAT16 = [name for name in RUNGS if takes(name, torch.float16, "cuda")]
 
 
 def free_bytes():
@@ -45,7 +45,7 @@ def test_runs_on_the_current_stream(ways):
     assert torch.equal(result, expected)
 
 
-# Within a rung they differ in tiles, ranges of K, shared memory and workspace: (m, n, k).
+# Within a kernel these (m, n, k) differ in tiles, split-K, shared memory and workspace.
 UNLIKE = (
     *((20, 900, 200), (600, 700, 1500), (12, 500, 5000)),
     *((1000, 1024, 72), (1000, 1024, 1500), (100, 200, 1000)),
@@ -54,7 +54,7 @@ UNLIKE = (
 
 @pytest.mark.parametrize("ways", WAYS)
 def test_two_threads_on_two_streams(ways):
-    """One goes through problems in turn, the other through the same ones in reverse."""
+    """One thread goes through the problems, and the other through the same ones in reverse."""
     operands = [
         (torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT)
         for m, n, k in UNLIKE
@@ -62,16 +62,16 @@ def test_two_threads_on_two_streams(ways):
     expected = [torch_tiled.matmul(a, b, **ways) for a, b in operands]
     torch.cuda.synchronize()
 
-    def work(turns):
+    def work(order):
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(50):
-                results = [torch_tiled.matmul(*operands[i], **ways) for i in turns]
-                for i, result in zip(turns, results, strict=True):
+                results = [torch_tiled.matmul(*operands[i], **ways) for i in order]
+                for i, result in zip(order, results, strict=True):
                     assert torch.equal(result, expected[i]), UNLIKE[i]
 
-    turns = range(len(UNLIKE))
+    order = range(len(UNLIKE))
     with ThreadPoolExecutor(2) as pool:
-        for thread in [pool.submit(work, turns), pool.submit(work, turns[::-1])]:
+        for thread in [pool.submit(work, order), pool.submit(work, order[::-1])]:
             thread.result()
 
 
@@ -79,13 +79,13 @@ def test_two_threads_on_two_streams(ways):
     ("dtype", "ways"),
     [
         *(pytest.param(torch.float32, *each.values, id=each.id) for each in WAYS),
-        *(pytest.param(torch.float16, {"algorithm": name}, id=name) for name in HALF_RUNGS),
+        *(pytest.param(torch.float16, {"algorithm": name}, id=name) for name in RUNGS_OF_FLOAT16),
     ],
 )
 @pytest.mark.parametrize(("m", "n", "k"), [*UNLIKE, (600, 700, 3000), (1500, 1500, 1500)])
 def test_beside_kernels_that_gather(dtype, ways, m, n, k):
-    """Those take the way to memory from warps that share their multiprocessor, whose loads from
-    shared memory then come hundreds of clocks late."""
+    """Gathers saturate the load/store units of an SM, so that the loads from shared memory of other
+    warps there come hundreds of cycles late."""
     a = torch.randn(m, k, dtype=dtype, device="cuda")
     b = torch.randn(n, k, dtype=dtype, device="cuda").mT
     expected = torch_tiled.matmul(a, b, **ways)
@@ -172,7 +172,7 @@ def check_rows(a, b, result, rows, algorithm):
     assert_within(result[rows], product(some, b), bound(some, b, algorithm=algorithm))
 
 
-@pytest.mark.parametrize("algorithm", HALF_RUNGS)
+@pytest.mark.parametrize("algorithm", RUNGS_OF_FLOAT16)
 def test_result_beyond_2_to_31_elements(algorithm):
     m, n, k = 46349, 46349, 3  # 2^31 + 746,153 elements
     if free_bytes() < 10 * m * n:
@@ -186,7 +186,7 @@ def test_result_beyond_2_to_31_elements(algorithm):
     assert not out.isnan().any()
 
 
-@pytest.mark.parametrize("algorithm", HALF_RUNGS)
+@pytest.mark.parametrize("algorithm", RUNGS_OF_FLOAT16)
 def test_operands_beyond_2_to_31_elements(algorithm):
     m, k = 3, 2**31 // 3 + 1000
     if free_bytes() < 8 * m * k:
@@ -198,7 +198,7 @@ def test_operands_beyond_2_to_31_elements(algorithm):
     tail = slice(k - 2000, None)
     result = torch_tiled.matmul(store[:, tail], ones[tail], algorithm=algorithm)
     assert torch.equal(result, torch.full((3, 2), 15.0, device="cuda", dtype=torch.float16))
-    if algorithm == "naive":  # a plain walk along all of K, in three threads, is slow but possible
+    if algorithm == "naive":  # a plain loop over all of K, in three threads, would be slow
         return
     columns = store.mT[tail]  # the same memory, read with the long stride first
     result = torch_tiled.matmul(ones[tail].mT, columns, algorithm=algorithm)
@@ -207,7 +207,7 @@ def test_operands_beyond_2_to_31_elements(algorithm):
 
 @pytest.mark.parametrize("ways", WAYS)
 def test_side_beyond_2_to_31(ways):
-    """In float32, where B's lines are what a tensor map reads."""
+    """In float32, in which a tensor map reads the rows of B."""
     n = 2**31 + 128
     if free_bytes() < 16 * n:
         pytest.skip("not enough GPU memory")
@@ -218,7 +218,7 @@ def test_side_beyond_2_to_31(ways):
 
 
 @needs_hopper
-def test_lines_along_k_beyond_2_to_31():
+def test_k_major_rows_beyond_2_to_31():
     k = 2**31 + 1028
     if free_bytes() < 16 * k:
         pytest.skip("not enough GPU memory")
@@ -254,10 +254,10 @@ def test_k_beyond_2_to_31():
 @pytest.mark.parametrize("k", [1000, 4096])
 @pytest.mark.parametrize("room", [2 << 20, 8 << 20, 80 << 20, 160 << 20])
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_parts_of_a_product_share_what_memory_there_is(precision, room, k):
-    """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. With 2 MB fp32
-    gives the same bits, by a kernel that needs little memory; tf32 with 80 MB, and with none where
-    K is short. Runs in a process of its own, where no other test has left room."""
+def test_sub_problems_fit_the_free_memory(precision, room, k):
+    """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. fp32 has the same
+    bits with 2 MB, by a kernel that needs little memory; tf32 with 80 MB, and with none where K is
+    short. The product runs in a process of its own, where no other test has left room."""
     algorithm = {"fp32": "fp16x3_wgmma", "tf32": "tf32_tma"}[precision]
     enough = {"fp32": 2 << 20, "tf32": 80 << 20}[precision]
     program = f"""

@@ -34,7 +34,7 @@ def network():
 
 
 def steps(model, batches, after_backward=lambda: None):
-    """A few optimizer steps; the losses."""
+    """The losses of a few optimizer steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for x in batches:
@@ -66,7 +66,7 @@ def tensor_parallel():
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor()
         assert_close(full, expected.get_parameter(name))
-    # And the other way about: a plan, then the conversion.
+    # Now the plan comes first, and then the conversion.
     model = network()
     parallelize_module(model, mesh_of(), plan)
     torch_tiled.convert(model, strict=True)

@@ -77,7 +77,7 @@ def test_offered_in_backward(offered, device):
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_chosen(dynamic, device):
-    """What is chosen is called with the operands as they are, and gives torch_tiled's bits."""
+    """The chosen kernel gets the operands without copies, and has torch_tiled's bits."""
     x, w, bias = operands(device)
     compiled = torch.compile(products, mode=AUTOTUNE, fullgraph=True, dynamic=dynamic)
     with ours_alone():
@@ -94,7 +94,7 @@ def test_chosen(dynamic, device):
 
 
 def test_gradients(device):
-    """Of a model that is compiled with no other choice, against the model as it is."""
+    """Compares a model compiled with torch_tiled as the only choice with the eager model."""
     model = torch.nn.Sequential(
         torch.nn.Linear(96, 80), torch.nn.ReLU(), torch.nn.Linear(80, 64, bias=False)
     ).to(device)

@@ -19,7 +19,7 @@ from helpers.modules import (
     serving_model,
     trainable,
 )
-from helpers.reference import assert_within, bound, halves_bound, linear_bound, product
+from helpers.reference import assert_within, bound, linear_bound, product, rounded_bound
 from torch.autograd import forward_ad
 from torch.func import (
     functional_call,
@@ -93,7 +93,7 @@ def test_autocast(kind, region, device):
         if layer.weight.requires_grad:
             assert_within(layer.weight.grad, product(of_y.mT, x_in), bound(of_y.mT, x_in))
         exact, size = of_y.double().sum(0), of_y.double().abs().sum(0)
-        assert_within(layer.bias.grad, exact, halves_bound(exact, size, 9, 1, region))
+        assert_within(layer.bias.grad, exact, rounded_bound(exact, size, 9, 1, region))
         if layer is ours[0]:
             assert_within(x.grad, product(of_y, weight), bound(of_y, weight))
 
@@ -128,7 +128,7 @@ def pair(tree):
     return tree_map(lambda leaf: torch.stack([leaf, leaf.sin()]), tree)
 
 
-# Of f(parameters, x).
+# Each transforms f(parameters, x).
 TRANSFORMS = {
     "functional_call": lambda f: lambda p, x: f(other(p), x),
     "grad": lambda f: grad(scalar(f), argnums=(0, 1)),

@@ -13,11 +13,10 @@ from helpers.modules import (
     serving_model,
     trainable,
 )
+from helpers.thinning import each_value
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
-
-# --- compiled ------------------------------------------------------------------------------------
 
 
 def assert_alike(ours, others):
@@ -35,6 +34,7 @@ def counted():
     counters.clear()
 
 
+@each_value
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_for_speed(kind, mode, device, counted):
@@ -76,7 +76,7 @@ VIEWS = {
     + [("converted", view) for view in VIEWS],
 )
 def test_views_are_not_copied_when_compiled(kind, view, device, counted):
-    """Whether the caller hands over a view or a graph makes one, forward and backward."""
+    """The caller passes a view, or the graph makes one; forward and backward."""
     layer = torch.nn.Linear(70, 80, bias=False, device=device)
     model = make(kind, torch.nn.Sequential(layer))
     store, seed = torch.randn(100, 150, device=device), torch.randn(9, 80, device=device)

@@ -62,7 +62,7 @@ def test_threads_call_a_copy_of_a_frozen_model_first(device):
 
 
 def test_override_holds_for_its_own_thread_alone(device):
-    """One model in many threads: in every other one its products are rerouted, backward too."""
+    """Every other thread runs a model under override, whose backward is torch_tiled's, too."""
     model, x = plain_model(torch.nn.ReLU(), device=device), torch.randn(9, 70, device=device)
     ours = Overridden(*model)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.reference import assert_within, bound, gemm_bound, linear_bound, product
+from helpers.thinning import pairwise
 
 import torch_tiled
 
@@ -48,6 +49,7 @@ def assert_like_torch(actual, expected, exact, limit, torch_limit):
     assert_within(actual, expected.double(), limit + torch_limit)
 
 
+@pairwise
 @every_op(*PRODUCTS)
 @every_float
 @every_algorithm
@@ -62,6 +64,7 @@ def test_product(device, op, dtype, algorithm, layout):
         assert_like_torch(actual, expected, product(a, b), limit, torch_limit)
 
 
+@pairwise
 @every_op(*ADDED_PRODUCTS)
 @every_float
 @every_algorithm
@@ -77,6 +80,7 @@ def test_added_product(device, op, dtype, algorithm, layout):
         assert_like_torch(actual, expected, exact, limit, torch_limit)
 
 
+@pairwise
 @every_op(LINEAR)
 @every_float
 @every_algorithm
