@@ -202,7 +202,7 @@ def write_sizes(measured: dict) -> str:
     return table(["m = n = k", *headings], 0, rows)
 
 
-def write_halves(measured: dict) -> str:
+def write_fp16_peer(measured: dict) -> str:
     """The peer's rate of float16 products, of which fp16x3 needs three."""
     found = select(measured["rows"], variant="fp16 peer")
     if not found:
@@ -221,6 +221,6 @@ BLOCKS = {
     "loads": write_loads,
     "traffic": write_traffic,
     "tiles": write_tiles,
-    "halves": write_halves,
+    "fp16_peer": write_fp16_peer,
     "sizes": write_sizes,
 }

@@ -111,8 +111,8 @@ HOST_DEVICE int64_t batch_offset(const Batch& batch, const MatrixOf<Void>& matri
 }
 
 // --- layouts -------------------------------------------------------------------------------------
-// The functions below see B transposed (b of k x n as n rows along K), so that an operand's rows
-// are A's rows or B's columns: row_stride is the distance between rows, col_stride the one along K.
+// The functions below see B transposed, so that an operand's rows are A's rows or B's columns:
+// row_stride is the distance between rows, col_stride that between the elements of a row.
 
 // Returns whether vectors of `count` elements can be accessed at once wherever one begins: elements
 // are `inner` apart and rows of them `outer`.

@@ -188,6 +188,6 @@ def test_sizes_have_every_precision_and_each_its_peer():
 
 def test_a_third_of_the_peers_float16_rate_is_told():
     found = [product("fp16x3_wgmma", variant="fp16 peer", tflops=200.0, ratio=0.25)]
-    told = ladder.write_halves({"rows": found})
+    told = ladder.write_fp16_peer({"rows": found})
     assert told.endswith("products: 267 TFLOP/s at 4096, where fp16x3 has 200.")
-    assert ladder.write_halves({"rows": []}).endswith("was not measured.")
+    assert ladder.write_fp16_peer({"rows": []}).endswith("was not measured.")

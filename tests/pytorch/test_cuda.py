@@ -255,9 +255,9 @@ def test_k_beyond_2_to_31():
 @pytest.mark.parametrize("room", [2 << 20, 8 << 20, 80 << 20, 160 << 20])
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_sub_problems_fit_the_free_memory(precision, room, k):
-    """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. fp32 has the same
-    bits with 2 MB, by a kernel that needs little memory; tf32 with 80 MB, and with none where K is
-    short. The product runs in a process of its own, where no other test has left room."""
+    """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. fp32 has the
+    same bits with 2 MB, by a kernel that needs little memory; tf32 with 80 MB, and with none where
+    K is short. The product runs in a process of its own, where no other test has left room."""
     algorithm = {"fp32": "fp16x3_wgmma", "tf32": "tf32_tma"}[precision]
     enough = {"fp32": 2 << 20, "tf32": 80 << 20}[precision]
     program = f"""

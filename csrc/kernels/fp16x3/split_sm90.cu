@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int64_t left = row < presplit.rows ? presplit.k - k : 0;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    load_eight(x[j], data + j * (kThreadsPerRow * 8) * source.col_stride, source.col_stride,
-               left - j * (kThreadsPerRow * 8), own.vectorized);
+    load_x8(x[j], data + j * (kThreadsPerRow * 8) * source.col_stride, source.col_stride,
+            left - j * (kThreadsPerRow * 8), own.vectorized);
   }
   range.add_row<kRows>(x);
   __shared__ uint32_t largest_smem[kWarps][kRows], smallest_smem[kWarps][kRows];
