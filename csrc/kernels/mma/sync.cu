@@ -22,7 +22,7 @@
 #include "kernels/mma/instance.h"
 #include "kernels/mma/load_16bit.cuh"
 #include "kernels/mma/plan.h"
-#include "kernels/mma/store.cuh"
+#include "kernels/mma/store_strided.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
@@ -209,8 +209,8 @@ __device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, cons
     bias = widen(biases[(tile.col + col) * p.epilogue.bias_stride]);
   }
   c += (tile.row + own) * p.c.row_stride + (tile.col + col) * p.c.col_stride;
-  store_strided<false, 4>(p.epilogue, leaving + own * pitch + col, kApart * pitch, bias, c,
-                          kApart * p.c.row_stride, ceil_div(rows - own, kApart));
+  store_strided<4>(p.epilogue, leaving + own * pitch + col, kApart * pitch, bias, c,
+                   kApart * p.c.row_stride, ceil_div(rows - own, kApart));
 }
 
 template <class Tile>

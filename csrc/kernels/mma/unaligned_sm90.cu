@@ -39,7 +39,7 @@
 #include "kernels/mma/instance.h"
 #include "kernels/mma/mainloop.cuh"
 #include "kernels/mma/plan.h"
-#include "kernels/mma/store.cuh"
+#include "kernels/mma/store_strided.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
@@ -543,7 +543,7 @@ struct Epilogue {
           if (i * kApart < left) *to = narrow<Out>(x);
         }
       } else {
-        store_strided<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
+        store_strided<2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
       }
       ptx::named_barrier_sync(1, kThreads);
       UNROLL

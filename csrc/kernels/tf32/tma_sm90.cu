@@ -75,7 +75,8 @@ void run_tile(const Problem& p, const ScaledOperand& a, const ScaledOperand& b,
   params.inverse_a = tf32_tma::InverseScales(a), params.inverse_b = tf32_tma::InverseScales(b);
   params.recompute = recompute;
   params.workspace = totals;
-  params.bias_relu_at_most = p.c.col_stride == 1 && p.epilogue.is_bias_relu_at_most();
+  params.steps = EpilogueSteps::of(p.epilogue);
+  params.stores_from_registers = p.c.col_stride == 1 && !params.steps.more;
   params.vectorized_x2 = is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
   params.vectorized_x4 =
       p.n % 4 == 0 && is_vector_aligned<float4>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
