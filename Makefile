@@ -5,18 +5,20 @@ PYTHON ?= python3
 VENV := .venv
 IN := $(VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
+MKDOCS := mkdocs-material==9.8.2
 CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build test bench format lint memcheck sass profile clean
+.PHONY: help build test bench docs format lint memcheck sass profile clean
 
 help:
-	@echo 'make test  [ARGS="-k naive"]         run the tests'
+	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
+	@echo 'make docs                            build the documentation in build/site'
 	@echo 'make memcheck                        random products under compute-sanitizer'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
@@ -35,10 +37,17 @@ build: $(VENV)/made
 	$(IN) setup.py --quiet build_ext --inplace
 
 test: build
-	$(IN) -m pytest $(ARGS)
+	$(IN) -m pytest -n auto --dist worksteal $(ARGS)
 
 bench: build
 	$(IN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
+
+$(VENV)/mkdocs: $(VENV)/made Makefile
+	$(IN) -m pip install --quiet $(MKDOCS)
+	@touch $@
+
+docs: $(VENV)/mkdocs
+	NO_MKDOCS_2_WARNING=1 $(IN) -m mkdocs build --strict
 
 format: $(VENV)/formatters
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
@@ -53,7 +62,7 @@ lint: $(VENV)/formatters
 # Each tensor is an allocation of its own size, beyond which nothing may be read.
 memcheck: build
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-	  $(IN) -m pytest tests/test_fuzz.py -k end_with_their_memory $(ARGS)
+	  $(IN) -m pytest tests/bits/test_fuzz.py -k end_with_their_memory $(ARGS)
 
 sass: build
 	$(if $(KERNEL),,$(error Say which kernel: make sass KERNEL=naive))

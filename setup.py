@@ -47,7 +47,7 @@ ARCHITECTURES = {
 # order, so that none is left alone at the end.
 LONGEST = ("mma/tma_instances/", "mma/unaligned", "mma/sync", "tf32/tma")
 
-# No compiler contracts a*b+c: a fused multiply-add is written where it is meant, so that the
+# No compiler contracts a*b+c: an FMA is written where it is meant, so that the
 # same source gives the same bits on the host and on the device.
 COMMON_FLAGS = [
     "-std=c++20",

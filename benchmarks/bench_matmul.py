@@ -4,10 +4,10 @@
     python benchmarks/bench_matmul.py --suite square skinny --json results.json
     python benchmarks/bench_matmul.py --suite square --energy --kernels
     python benchmarks/bench_matmul.py --shape 4096x768x3072 --layout NT TN --dtype bfloat16
-    python benchmarks/bench_matmul.py --readme benchmarks/results/h200.json
 
-measure.py says how it times, check.py what it demands of a result before reporting its time,
-shapes.py what the suites hold and variants.py what is measured of it.
+measure.py says how it times, check.py what it demands of a result before it reports its time,
+suites.py what the suites hold and variants.py what is measured beside a plain product.
+write_pages.py writes pages and plots of the results.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +25,9 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
-import readme
 import report
-from check import Wrong, full_precision_peer, judge, reference
+from check import Wrong, full_precision_peer, judge
+from jobs import Job, plan
 from measure import (
     Call,
     clock_name,
@@ -39,18 +39,9 @@ from measure import (
     raise_clocks,
     side_by_side,
 )
-from shapes import LAYOUTS, SUITES, Shape, Suite
-from variants import VARIANTS, Contest
-
-import torch_tiled
-
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-PRECISIONS = ("fp32", "ieee", "tf32")
+from options import DTYPES, parse
+from suites import SUITES
+from variants import VARIANTS, Contest, planned
 
 Energy = Callable[[], float]  # a counter of joules
 
@@ -59,23 +50,9 @@ class Declined(Exception):
     """The op does not take a problem, or it does not fit in memory; the message says why."""
 
 
-@dataclass(frozen=True)
-class Job:
-    suite: str
-    shape: Shape
-    dtype: str
-    precision: str
-    algorithm: str
-    variant: str
-
-    def __str__(self) -> str:
-        precision = f" {self.precision}" if self.dtype == "float32" else ""
-        return f"{self.dtype}{precision} {self.shape} {report.kernel(vars(self))}"
-
-
 @dataclass
 class Run:
-    """What a run has found so far."""
+    """The rows and the sentences that a run has found so far."""
 
     results: list[dict] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
@@ -88,42 +65,6 @@ class Run:
             "refused": self.refused,
         }
         path.write_text(json.dumps({"header": header, "rows": self.results}, indent=1) + "\n")
-
-
-def plan(args: argparse.Namespace) -> list[Job]:
-    """Every measurement asked for; those on the same operands stand together."""
-    jobs = []
-    for name, suite in args.suites.items():
-        for dtype in args.dtype or suite.dtypes:
-            # The op reads `precision` for float32 alone.
-            asked = args.precision or suite.precisions
-            precisions = asked if dtype == "float32" else ["fp32"]
-            for shape in _in_layouts(suite.shapes, args.layout):
-                every_rung = name == "smoke" or (shape.ladder and args.device == "cuda")
-                for precision in precisions:
-                    rungs = [
-                        rung
-                        for rung in torch_tiled.algorithms()
-                        if reference.takes(rung, DTYPES[dtype], args.device, precision)
-                    ]
-                    algorithms = args.algorithm or [*(rungs if every_rung else []), "auto"]
-                    jobs += [
-                        Job(name, shape, dtype, precision, each, variant)
-                        for variant in suite.variants
-                        for each in algorithms
-                    ]
-    return jobs
-
-
-def _in_layouts(shapes: tuple[Shape, ...], layouts: list[str] | None) -> Iterator[Shape]:
-    """The shapes as they are, or each size once in each of the layouts asked for."""
-    if layouts is None:
-        yield from shapes
-        return
-    sizes = dict.fromkeys(replace(shape, layout="NN", what="") for shape in shapes)
-    for shape in sizes:
-        for layout in layouts:
-            yield replace(shape, layout=layout)
 
 
 @contextmanager
@@ -139,21 +80,24 @@ def _may_decline() -> Iterator[None]:
         raise Declined(str(error)) from error
 
 
-def contend(job: Job, sets: list) -> Contest:
-    """Our call and the peer's. Raises Declined where another rung would run."""
+def contend(job: Job, sets: list) -> tuple[Contest, str | None, str | None]:
+    """Both calls of a job, the kernel of ours and its tile.
+
+    Raises Declined where another kernel would run than the one that was asked for.
+    """
     ways = {"algorithm": job.algorithm, "precision": job.precision}
-    if job.algorithm != "auto":
-        runs = torch_tiled.explain(*sets[0], **ways).algorithm
-        if not runs.startswith(job.algorithm):  # it, or one of its family
-            raise Declined(f"{runs} takes its place for this K and these strides.")
-    return VARIANTS[job.variant](sets, **ways)
+    contest = VARIANTS[job.variant](sets, **ways)
+    kernel, tile = planned(contest, **ways)
+    if job.algorithm != "auto" and kernel and not kernel.startswith(job.algorithm):
+        raise Declined(f"{kernel} takes its place for this K and these strides.")
+    return contest, kernel, tile
 
 
 def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | None) -> dict:
     """The row of one job. Raises Wrong where there is none to report."""
     device, shape, itemsize = sets[0][0].device, job.shape, DTYPES[job.dtype].itemsize
     with full_precision_peer(job.precision):
-        contest = contend(job, sets)
+        contest, kernel, tile = contend(job, sets)
         calls = [contest.ours, contest.peer]
         verdict = judge(*map(_first, calls), *contest.operands[0], contest.truth)
         extra = extra_bytes(contest.ours)
@@ -172,6 +116,8 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         "dtype": job.dtype,
         "precision": job.precision,
         "algorithm": job.algorithm,
+        "kernel": kernel,
+        "tile": tile,
         "variant": job.variant,
         "layout": shape.layout,
         "batch": shape.batch,
@@ -208,7 +154,7 @@ def _first(call: Call) -> Callable[[], torch.Tensor]:
 def measure_all(
     jobs: list[Job], args: argparse.Namespace, energy: Energy | None, console, run: Run
 ) -> None:
-    """Adds to `run` job by job, so that what was found survives an interruption."""
+    """Adds to `run` job by job, so that an interruption keeps what was measured before."""
     device = torch.device(args.device)
     held, sets = None, []
     with report.Steps(console, len(jobs)) as steps:
@@ -241,7 +187,8 @@ def profile(args: argparse.Namespace, console) -> int:
         try:
             with full_precision_peer(job.precision), _may_decline():
                 device = torch.device(args.device)
-                contest = contend(job, operand_sets(job.shape, DTYPES[job.dtype], device, most=1))
+                sets = operand_sets(job.shape, DTYPES[job.dtype], device, most=1)
+                contest, *_ = contend(job, sets)
                 for call in (contest.ours, contest.peer):
                     product = _first(call)
                     product()  # a first call may load code
@@ -258,59 +205,6 @@ def profile(args: argparse.Namespace, console) -> int:
     return 0 if profiled else 1
 
 
-def _shape(text: str) -> Shape:
-    try:
-        return Shape.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text} is no shape; write MxNxK, or BATCHxMxNxK, of numbers from 1 on."
-        ) from error
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    option = parser.add_argument
-    option("--suite", nargs="+", choices=SUITES, help="default: smoke, if no shape is asked for")
-    option("--shape", nargs="+", type=_shape, metavar="MxNxK", help="products of no suite")
-    option("--dtype", nargs="+", choices=DTYPES, help="default: the suite's")
-    option("--precision", nargs="+", choices=PRECISIONS, help="of float32; default: the suite's")
-    option("--algorithm", nargs="+", help="default: in the smoke suite every rung, else auto")
-    option("--layout", nargs="+", choices=LAYOUTS, help="default: each shape in its own")
-    option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    option("--seconds", type=float, default=0.2, help="for each row, the peer's share included")
-    option("--repeats", type=int, default=5, help="the fewest passes of each, whatever they take")
-    option("--energy", action="store_true", help="GFLOP/s per watt of large squares, 5 s for each")
-    option("--kernels", action="store_true", help="each kernel's time; may slow what follows")
-    option("--profile", action="store_true", help="run each once for Nsight Compute, time nothing")
-    option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
-    option("--json", type=Path, metavar="PATH", help="write the results there")
-    option("--commit", help="the sources' commit for the results, where they have no .git")
-    option("--readme", type=Path, metavar="RESULTS", help="write the README's table, run nothing")
-    option("--list", action="store_true", help="print the suites, run nothing")
-    args = parser.parse_args(argv)
-
-    known = [*torch_tiled.algorithms(), "auto"]
-    unknown = [name for name in args.algorithm or [] if name not in known]
-    if unknown:
-        parser.error(f"no algorithm is called {unknown[0]}; there are {', '.join(known)}.")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
-    if not args.seconds > 0:
-        parser.error(f"--seconds is {args.seconds}; it must be more than 0.")
-    if args.repeats < 1:
-        parser.error(f"--repeats is {args.repeats}; it must be at least 1.")
-    if args.json and not args.json.absolute().parent.is_dir():
-        parser.error(f"--json is {args.json}; the folder {args.json.parent} does not exist.")
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if args.profile and args.device == "cpu":
-        parser.error("--profile is for kernels on a GPU; torch sees none, or --device is cpu.")
-    names = args.suite or ([] if args.overhead or args.shape else ["smoke"])
-    args.suites = {name: SUITES[name] for name in names}
-    if args.shape:
-        args.suites["asked"] = Suite("what --shape says", tuple(args.shape))
-    return args
-
-
 def print_suites(console) -> None:
     for name, suite in SUITES.items():
         console.print(f"{name}: {suite.description}", style="bold")
@@ -319,17 +213,10 @@ def print_suites(console) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    args = parse(argv, __doc__.partition("\n")[0])
     console = report.make_console()
     if args.list:
         print_suites(console)
-        return 0
-    if args.readme:
-        try:
-            readme.write_results(args.readme, machine.ROOT / "README.md")
-        except readme.ReadmeError as error:
-            console.print(str(error), markup=False)
-            return 1
         return 0
     if args.profile:
         return profile(args, console)

@@ -10,9 +10,9 @@ import torch
 
 # The reference and its bound are the tests' own: a kernel is timed by the rule it is tested by.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-import reference
+from helpers import reference
 
-# A product whose operands are given, and what says of operands what it is exactly and its bound.
+# A product of given operands; and a function of operands to the exact product and its bound.
 Product = Callable[[], torch.Tensor]
 Truth = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -22,7 +22,7 @@ MOST_MATRICES = 16
 
 @dataclass(frozen=True)
 class Verdict:
-    """Relative Frobenius errors, and what is wrong with our result, if anything is."""
+    """Relative Frobenius errors, and a sentence on what is wrong with our result, or None."""
 
     error: float
     peer_error: float
@@ -37,8 +37,8 @@ class Wrong(Exception):
 def full_precision_peer(precision: str):
     """torch.matmul in the precision asked for, while this context lasts.
 
-    TF32 for float32 only where the precision is "tf32", and no reduction in less than fp32 for
-    the halves.
+    float32 may be rounded to TF32 only where the precision is "tf32", and 16-bit floats are
+    reduced in float32.
     """
     flags = torch.backends.cuda.matmul
     wanted = {
@@ -70,10 +70,10 @@ def _poisoned():
 def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
     """Calls `ours` and `peer`, both the product of a and b, once and judges them by float64.
 
-    The result's memory is full of NaN beforehand, and must be finite after, but where an operand
-    is not. The elements are compared on whole rows: at most MOST_ROWS of at most MOST_MATRICES
-    matrices, spread evenly with the first and the last among them, since the reference costs more
-    than the product.
+    The result's memory holds NaN beforehand, and every element must be finite afterwards whose
+    operands are. Whole rows are compared: at most MOST_ROWS of at most MOST_MATRICES matrices,
+    spread evenly with the first and the last among them, since the reference costs more than the
+    product.
     """
     with _poisoned():
         out = ours()
@@ -90,7 +90,7 @@ def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
             tensor[matrices] for tensor in (a_rows, ours_rows, peer_rows, b)
         )
     exact, bound = truth(a_rows, b)
-    same = (ours_rows == exact) | (ours_rows.isnan() & exact.isnan())  # all that Inf and NaN can be
+    same = (ours_rows == exact) | (ours_rows.isnan() & exact.isnan())  # for Inf and NaN
     finite = exact.isfinite()
     excess = torch.where(finite, (ours_rows.double() - exact).abs() - bound, (~same).double())
     fault = None
@@ -111,7 +111,7 @@ def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
 
 
 def judge(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
-    """check(), of what a time is reported of: raises Wrong where it may not be."""
+    """Calls check(), and raises Wrong where our time may not be reported."""
     verdict = check(ours, peer, a, b, truth)
     if verdict.fault:
         raise Wrong(f"{verdict.fault}; its time is not reported")

@@ -1,13 +1,13 @@
-"""How far float32 products are from float64, against K.
+"""The error of float32 products against float64, by K.
 
     python benchmarks/error_study.py --k-max 4096
     python benchmarks/error_study.py --json benchmarks/results/errors_cpu.json
     python benchmarks/error_study.py --redraw benchmarks/results/errors_cpu.json --plot errors.svg
 
-Products of small M and N, the mean over seeds of their relative Frobenius error; the mean signed
-error of their elements, relative to each, in u = 2^-24; and how many elements fp16x3's guard has
-computed again. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU. The plot needs
-matplotlib.
+M and N are small. Each row has the mean over seeds of the relative Frobenius error; the mean
+signed error of the elements, relative to each, in units of u = 2^-24; and the share of elements
+that fp16x3's guard flags for recomputation. The vendor's product is cuBLAS on CUDA, torch.matmul's
+on a CPU. The plot needs matplotlib.
 """
 
 import argparse
@@ -23,13 +23,13 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import machine
 import plots
 from check import full_precision_peer, reference
-from specification import CHUNK, split
+from helpers.specification import CHUNK, split
 
 import torch_tiled
 
 U = reference.U[torch.float32]
-PROVEN = 32 * CHUNK  # of csrc/fp16x3.h: a chunk as large as this is not computed again
-RUNGS = {"naive": "a sum in sequence", "tiled": "ieee, in chunks", "fp16x3": "fp16x3"}
+PROVEN = 32 * CHUNK  # a chunk as large as this is not flagged (core/order_fp16x3.h)
+ALGORITHMS = {"naive": "a sum in sequence", "tiled": "ieee, in chunks", "fp16x3": "fp16x3"}
 
 
 def normal(m, k, n):
@@ -45,7 +45,7 @@ def lognormal(m, k, n):
 
 
 def opposed(spread):
-    """Columns of a and rows of b scaled against each other."""
+    """Columns of a and rows of b are scaled against each other."""
 
     def operands(m, k, n):
         scale = torch.exp(spread * torch.randn(k))
@@ -61,33 +61,33 @@ OPERANDS = {
     "scales opposed by exp(2 N)": opposed(2),
     "scales opposed by exp(5 N)": opposed(5),
 }
-POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # whose errors have a sign to speak of
+POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # these have a bias to study
 
 
 def guarded(a, b):
-    """The share of elements that fp16x3 computes again. (On the threshold, give or take one.)"""
-    marked = torch.zeros(len(a), b.shape[1], dtype=torch.bool)
+    """The share of elements that fp16x3 flags. (An element on the threshold may differ.)"""
+    flagged = torch.zeros(len(a), b.shape[1], dtype=torch.bool)
     for start in range(0, a.shape[1], CHUNK):
         (a_hi, a_lo, _, a_wide), (b_hi, b_lo, _, b_wide) = (
             map(torch.from_numpy, split(x.numpy()))
             for x in (a[:, start : start + CHUNK], b[start : start + CHUNK].mT)
         )
         scaled = (a_hi + a_lo * 2.0**-11) @ (b_hi + b_lo * 2.0**-11).mT
-        marked |= (a_wide[:, None] | b_wide) & (scaled.abs() < PROVEN)
-    return marked.double().mean().item()
+        flagged |= (a_wide[:, None] | b_wide) & (scaled.abs() < PROVEN)
+    return flagged.double().mean().item()
 
 
 def products(vendor, device):
     """A function of two operands for each way to multiply them."""
     ways = {vendor: torch.matmul}
-    for rung in RUNGS:
-        if reference.takes(rung, torch.float32, device):
-            ways[rung] = lambda a, b, rung=rung: torch_tiled.matmul(a, b, algorithm=rung)
+    for name in ALGORITHMS:
+        if reference.takes(name, torch.float32, device):
+            ways[name] = lambda a, b, name=name: torch_tiled.matmul(a, b, algorithm=name)
     return ways
 
 
 def study(operands, k, ways, args):
-    """The rows of one kind of operands and one K: one for each way."""
+    """The rows of one kind of operands and one K: one for each way to multiply."""
     rows = {
         way: {"operands": operands, "k": k, "product": way, "error": 0.0, "bias_u": 0.0}
         for way in ways
@@ -113,7 +113,7 @@ def study(operands, k, ways, args):
     return list(rows.values())
 
 
-STYLES = [  # ways differ in their markers, too
+STYLES = [  # the ways differ in their markers, too
     {"color": plots.BLACK, "marker": "s"},
     {"color": plots.ORANGE, "marker": "^"},
     {"color": plots.GREEN, "marker": "D"},
@@ -131,7 +131,7 @@ GUARD_STYLES = [
 def draw(results, path):
     """A panel for each kind of operands but the last, one for the bias, one for the guard.
 
-    Of the last all is computed again: what fp16x3 errs there is what ieee errs.
+    The last kind has no panel: every element of it is recomputed, so that fp16x3 errs as ieee does.
     """
     plt = plots.pyplot()
     rows, header = results["rows"], results["header"]
@@ -139,13 +139,13 @@ def draw(results, path):
     kinds = list(dict.fromkeys(row["operands"] for row in rows))
 
     def points(key, **wanted):
-        """The Ks, and what rows say of them."""
+        """The Ks of the rows, and their values of `key`."""
         found = [r for r in rows if key in r and all(r[x] == y for x, y in wanted.items())]
         return tuple(r["k"] for r in found), tuple(r[key] for r in found)
 
     def draw_ways(axes, key, kind):
         for way, style in zip(ways, STYLES, strict=False):
-            label = RUNGS.get(way, way)
+            label = ALGORITHMS.get(way, way)
             axes.plot(*points(key, operands=kind, product=way), label=label, markersize=4, **style)
 
     figure, grid = plt.subplots(2, 3, figsize=(13, 7.6), layout="constrained")
@@ -159,11 +159,11 @@ def draw(results, path):
     promised = reference.BIAS / U
     bias.axhspan(-promised, promised, color="0.92", zorder=0)
     bias.text(64, promised, "promised", va="bottom", color="0.4", fontsize="small")
-    bias.set_ylim(-2 * promised, 2 * promised)  # a long sum in sequence leaves it
+    bias.set_ylim(-2 * promised, 2 * promised)  # a long sum in sequence leaves the range
     bias.set_title("bias on uniform(0, 1)")
     bias.set_ylabel("mean relative error, units of $2^{-24}$")
 
-    shares = {}  # kinds whose shares are the same make one line
+    shares = {}  # kinds whose shares are the same have one line
     for kind in kinds:
         share = points("guarded", operands=kind)
         if any(share):  # some GPUs have no fp16x3
@@ -172,7 +172,7 @@ def draw(results, path):
         percents = [100 * value for value in values]
         guard.plot(ks, percents, label="\n".join(same), markersize=4, **style)
     guard.set_ylim(-5, 105)
-    guard.set_title("computed again by fp16x3's guard")
+    guard.set_title("recomputed by fp16x3's guard")
     guard.set_ylabel("% of the elements")
     if shares:
         guard.legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.6))

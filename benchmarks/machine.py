@@ -1,4 +1,4 @@
-"""What a benchmark ran on: the header of a results file, and the host's time of a call."""
+"""The machine that a benchmark ran on: a results file's header, and the host's time of a call."""
 
 import datetime
 import platform
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Unreadable(Exception):
-    """The machine does not tell something; the message says why."""
+    """Something about the machine cannot be read; the message says why."""
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it is missing or fails."""
+    """The output of a command, or None where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -81,7 +81,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _git_state(commit: str | None) -> tuple[str | None, bool | None]:
-    """The commit of the sources, and whether they differ from it; None where nothing tells."""
+    """The commit of the sources, and whether they differ from it; None where that is unknown."""
     top = _output("git", "-C", str(ROOT), "rev-parse", "--show-toplevel")
     if commit or top is None or Path(top) != ROOT:  # a copy may lie in a repository of its own
         return commit, None
@@ -90,7 +90,7 @@ def _git_state(commit: str | None) -> tuple[str | None, bool | None]:
 
 
 def command_line(words: list[str], *files: Path | None) -> str:
-    """As results tell it: the script by its place in the project, and files by their names."""
+    """The command line for a results file, with the script's place in the project."""
     script = Path(words[0]).resolve()
     names = {str(file): file.name for file in files if file is not None}
     place = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
@@ -114,7 +114,7 @@ def describe(device: torch.device, command_line: str, commit: str | None = None)
     }
 
 
-# Ways to call, how each is written, and the one of PyTorch's that it replaces.
+# Each way to call: its name, how it is written, and the way of PyTorch's that it replaces.
 _CALLS = (
     ("torch.mm", "torch.mm(x, weight)", "torch.mm"),
     ("torch_tiled.matmul", "torch_tiled.matmul(x, weight)", "torch.mm"),
@@ -125,14 +125,14 @@ _CALLS = (
 
 
 def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list[dict]:
-    """Wall time of calls on 8x8 tensors, launches included: alone, and forward and backward.
+    """Wall time of calls on 8x8 tensors, launches included: forward, and forward and backward.
 
-    Of float32, and of bfloat16, where names say so. The median over batches of calls; the ways to
-    call take turns, batch by batch.
+    The calls are timed on float32 and on bfloat16, whose names say so. A time is the median over
+    batches of calls; the ways to call alternate, batch by batch.
 
     Returns:
-        For each way a row with its name ("call"), whether "backward" is in it, its time ("us"),
-        PyTorch's way ("peer") and by how much it takes longer than that ("over_peer").
+        A row for each way to call: its name ("call"), whether "backward" is in it, its time
+        ("us"), PyTorch's way ("peer") and the multiple of that way's time ("over_peer").
     """
     rows = []
     for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16")):
@@ -153,7 +153,7 @@ def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list
 
 
 def _scope(device: torch.device, dtype: torch.dtype) -> dict:
-    """What _CALLS speak of."""
+    """The names that _CALLS use."""
     where = {"device": device, "dtype": dtype}
     converted = torch.nn.Linear(8, 8, **where)
     torch_tiled.convert(converted)

@@ -1,12 +1,12 @@
 """Times functions side by side on operands that are not in the cache.
 
-Every call has another one of several sets of operands. A pass is a few calls; passes of ours, of
-the peer and of a copy take turns, so that a clock that drifts drifts for all. The time of a call is
-that of its pass over the calls in it; median, p10 and p90 are over passes.
+Successive calls have different sets of operands. A pass is a few calls; passes of our call, of the
+peer's and of a copy alternate, so that a clock that drifts drifts for all. The time of a call is
+the time of its pass divided by the calls in it; median, p10 and p90 are over passes.
 
-On CUDA a pass is one replay of a captured graph, a call on each set, between two events: the
-host's time is not in it. The L2 cache is swept before each pass. On a CPU a pass is as many calls
-as the host's clock needs, and what keeps the operands cold is the number of sets alone.
+On CUDA a pass is one replay of a captured graph, which calls once on each set, between two events:
+the host's time is not in it. The L2 cache is swept before each pass. On a CPU a pass is as many
+calls as the host's clock needs, and only the number of sets keeps the operands cold.
 """
 
 import itertools
@@ -21,16 +21,16 @@ from shapes import Shape
 
 Operands = tuple[torch.Tensor, torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Call = tuple[Product, list[Operands]]  # a function, and what it is called on in turn
+Call = tuple[Product, list[Operands]]  # a function, and the operands that it is called on in turn
 
-# So many times what the cache holds: all of it is read from memory, what a pass leaves in the cache
-# unwritten is little of what it moves, and the start of its graph little of its time.
+# The sets of operands are this multiple of the cache: all of them are read from memory, the dirty
+# lines that a pass leaves are few beside what it moves, and its graph's start is short beside it.
 CACHES = 16
 MOST_SETS = 64
 MOST_PASSES = 200
-HOST_PASS_US = 1000  # long against the clock's own cost
-POWER_SECONDS = 0.5  # until a GPU draws what a product makes it draw
-ENERGY_SECONDS = 2.0  # long against the tenth of a second after which NVML counts anew
+HOST_PASS_US = 1000  # long beside the clock's own cost
+POWER_SECONDS = 0.5  # until a GPU's power has settled
+ENERGY_SECONDS = 2.0  # long beside the tenth of a second after which NVML counts anew
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def cache_bytes(device: torch.device) -> int:
 def operand_sets(
     shape: Shape, dtype: torch.dtype, device: torch.device, most: int = MOST_SETS
 ) -> list[Operands]:
-    """Random normal operands, in as many sets as fill the cache CACHES times, or in `most`."""
+    """Random normal operands: as many sets as fill the cache CACHES times, or `most`."""
     count = min(most, _sets(shape.operands * dtype.itemsize, device))
     generator = torch.Generator(device).manual_seed(0)
     batch = (shape.batch,) if shape.batch > 1 else ()
@@ -78,11 +78,11 @@ def _sets(bytes_each: int, device: torch.device) -> int:
 
 
 def copy(moved: int, device: torch.device) -> Call:
-    """A copy that reads and writes as many bytes, from and to memory.
+    """A copy that moves that many bytes, half of them read and half of them written.
 
-    It negates on its way: what a captured copy_ runs on is for the driver to choose.
+    It negates, since the driver may run a captured copy_ on a copy engine.
     """
-    size = max(1, moved // 8)  # of a float that is read and written
+    size = max(1, moved // 8)  # a float32 is read and written
     pairs = [
         (torch.randn(size, device=device), torch.empty(size, device=device))
         for _ in range(_sets(moved, device))
@@ -124,7 +124,7 @@ class _GraphPasses:
 
     def run(self) -> None:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._sweep.sum()  # reads, since lines written would still have to leave the cache
+        self._sweep.sum()  # a read: dirty lines would still have to be written back
         start.record()
         self._graph.replay()
         end.record()
@@ -137,7 +137,7 @@ class _GraphPasses:
         return [start.elapsed_time(end) * 1e3 / self._calls for start, end in events]
 
     def repeat(self, seconds: float) -> int:
-        """Replays back to back, nothing swept, and says how many calls that were."""
+        """Replays back to back without a sweep, and returns how many calls that were."""
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
             self._graph.replay()
@@ -169,7 +169,7 @@ def _spread(us: list[float]) -> Spread:
 
 
 def joules(call: Call, energy: Callable[[], float]) -> float:
-    """Of one call on a GPU, by a counter of all that it has used."""
+    """The energy of one call on a GPU, by a counter of all that the GPU has used."""
     passes = _GraphPasses(*call)
     passes.repeat(POWER_SECONDS)
     before = energy()
@@ -178,7 +178,7 @@ def joules(call: Call, energy: Callable[[], float]) -> float:
 
 
 def extra_bytes(call: Call) -> int | None:
-    """What a call holds at its peak beside its operands and its result; None on a CPU."""
+    """The peak of memory that a call takes beside operands and result; None on a CPU."""
     function, sets = call
     if not sets[0][0].is_cuda:
         return None
@@ -189,7 +189,7 @@ def extra_bytes(call: Call) -> int | None:
 
 
 def kernels_us(call: Call, calls: int = 10) -> dict[str, float]:
-    """What each kernel of a call on a GPU takes, by PyTorch's profiler; they may overlap."""
+    """The time of each CUDA kernel of a call, by PyTorch's profiler; kernels may overlap."""
     function, sets = call
     function(*sets[0])
     torch.cuda.synchronize()

@@ -1,14 +1,14 @@
-"""What plots have in common. They need matplotlib."""
+"""The style that plots share. They need matplotlib."""
 
 from pathlib import Path
 
-# Okabe and Ito's colours, which the colour-blind tell apart.
+# The colours of Okabe and Ito, which the colour-blind can tell apart.
 BLACK, ORANGE, GREEN, BLUE = "#000000", "#e69f00", "#009e73", "#0072b2"
 VERMILION, PURPLE = "#d55e00", "#cc79a7"
 
 
 def pyplot():
-    """matplotlib's, that draws the same file for the same results, and text that is text."""
+    """matplotlib.pyplot, set to draw the same file for the same results, with text as text."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -23,6 +23,15 @@ def add_grid(axes) -> None:
     axes.set_axisbelow(True)
 
 
+def set_sizes(axes, sizes: list[int], label: str) -> None:
+    """A logarithmic horizontal axis with a tick at each size."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, labels=map(str, sizes))
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
 def save(figure, path: Path) -> None:
+    """Writes the plot on white, so that it is legible on a dark page, too."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, facecolor="white")

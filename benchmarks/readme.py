@@ -1,160 +1,107 @@
-"""Writes the README's results from a results file, or other blocks of other pages."""
+"""The generated blocks of the README: how fast, how exact, and where it is slower."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+from pages import table
+from rows import mean, select
 
-import report
-
-SQUARES = ("smoke", "square")  # suites
+LONG_K = 3000  # with this K and few tiles, bfloat16 products are slower than cuBLAS's
 
 
-class ReadmeError(Exception):
-    """A page or the results file is not what the writer needs; the message says why."""
+def _auto(measured: dict, *suites: str, **wanted) -> list[dict]:
+    """Plain rows of `auto` in these suites."""
+    wanted |= {"algorithm": "auto", "variant": "plain"}
+    return [row for row in select(measured["rows"], **wanted) if row["suite"] in suites]
 
 
-def write_results(results: Path, readme: Path) -> None:
-    """Replaces what stands between the two markers of `readme` by the tables of `results`."""
-    write_blocks(results, readme, {"results": markdown})
+def _squares(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["m"] == row["n"] == row["k"]]
 
 
-def markers(block: str) -> tuple[str, str]:
-    return f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
+def _compared(measured: dict) -> dict[str, tuple[str, list[dict]]]:
+    """The operands and the rows of each line of the table."""
+    few = [row for row in _auto(measured, "skinny", precision="fp32") if row["group"][:4] == "m = "]
+    return {
+        '`"fp32"`, the default': ("float32", _squares(_auto(measured, "square"))),
+        '`"tf32"`': ("float32 as 11 bits", _squares(_auto(measured, "tf32_square"))),
+        "bfloat16": ("bfloat16", _auto(measured, "mma_square", dtype="bfloat16")),
+        '`"ieee"`': ("float32", _squares(_auto(measured, "ieee"))),
+        '`"fp32"`, skinny': ("float32", few),
+    }
 
 
-def write_blocks(results: Path, page: Path, blocks: dict[str, Callable[[dict], str]]) -> dict:
-    """Writes each block of `page`, by its name, between its markers. Returns the results."""
-    try:
-        measured = json.loads(results.read_text())
-        text = page.read_text()
-    except OSError as error:
-        raise ReadmeError(f"{error.filename} cannot be read: {error.strerror}.") from error
-    except json.JSONDecodeError as error:
-        raise ReadmeError(f"{results} is not a JSON file: {error}.") from error
-    for name, write in blocks.items():
-        begin, end = markers(name)
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-            raise ReadmeError(f"{page} must hold {begin} once, and {end} once after it.")
-        try:
-            block = write(measured)
-        except KeyError as error:
-            raise ReadmeError(
-                f"{results} lacks {error}: another version of this benchmark wrote it; "
-                "measure anew."
-            ) from error
-        before, _, rest = text.partition(begin)
-        after = rest.partition(end)[2]
-        text = f"{before}{begin}\n{block}\n{end}{after}"
-    page.write_text(text)
-    return measured
+def _sizes(rows: list[dict]) -> str:
+    """The sizes of squares, or the numbers of rows of skinny products."""
+    m, n = ([row[side] for row in rows] for side in ("m", "n"))
+    if m == n:
+        return f"squares, {min(m)} to {max(m)}"
+    return f"{min(m)} to {max(m)} rows"
 
 
-def markdown(measured: dict) -> str:
-    """The square products one by one, and the means of everything measured."""
-    header, rows = measured["header"], measured["rows"]
-    parts = [_caption(header)]
-    squares = [row for row in rows if row["suite"] in SQUARES and row["m"] == row["n"] == row["k"]]
-    if squares:
-        parts.append(_squares(squares))
-    if header["geometric_means"]:
-        parts.append(
-            "Geometric means of the ratio, by suite and by group in it, and of the rate of a copy "
-            "that moves as many bytes, where one was timed:"
+def write_table(measured: dict) -> str:
+    """The speed and the error of each kind of product, relative to cuBLAS's of that kind."""
+    lines = []
+    for name, (what, rows) in _compared(measured).items():
+        if not rows:
+            lines.append([name, what, *"----"])
+            continue
+        ratios = [row["ratio"] for row in rows]
+        lines.append(
+            [
+                name,
+                f"{what}, {_sizes(rows)}",
+                f"{max(row['tflops'] for row in rows):.0f}",
+                f"**{mean(ratios):.2f}**",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+                f"{mean(row['error'] / row['peer_error'] for row in rows):.2f}",
+            ]
         )
-        parts.append(_means(header["geometric_means"]))
-    if header.get("overheads"):
-        parts.append(_overheads(header["overheads"]))
-    return "\n\n".join(parts)
+    headings = ["precision", "operands", "best TFLOP/s", "speed / cuBLAS's", "least to most"]
+    return table([*headings, "error / cuBLAS's"], 2, lines)
 
 
-def measured_on(header: dict) -> str:
-    versions = [f"torch {header['torch']}"]
-    if header["cuda"]:
-        versions += [f"CUDA {header['cuda']}", f"driver {header['driver']}"]
-    if header["git_commit"]:
-        versions.append(f"commit {header['git_commit'][:10]}")
-    return f"Measured on {header['device']} ({', '.join(versions)}) at {header['time']}"
+def write_slower(measured: dict, odd: dict) -> str:
+    """A sentence on the products that are slower than cuBLAS's, by the results and a survey."""
+    told = [*_slower_sizes(odd), *_slower_groups(measured)]
+    if not told:
+        return "No product that was measured is slower than cuBLAS's."
+    return f"Slower than cuBLAS: {'; '.join(told)}."
 
 
-def _caption(header: dict) -> str:
-    return (
-        f"{measured_on(header)} by `{header['command_line']}`. The time is the median of a call, "
-        "the ratio that of the peer's time to ours, and the errors are relative Frobenius errors "
-        "against float64."
-    )
+def _slower_sizes(odd: dict) -> list[str]:
+    """Kinds of random products: how many are slower, and by how much at worst."""
+    slower = [row for row in odd["rows"] if row["ratio"] < 1]
+    single = [row for row in slower if min(row["m"], row["n"]) == 1]
+    long_k = [row for row in slower if row not in single and row["k"] >= LONG_K]
+    count, told = len(odd["rows"]), []
+    if single:
+        worst = min(single, key=lambda row: row["ratio"])
+        shape = f"{worst['m']} x {worst['n']} x {worst['k']}"
+        told.append(
+            f"single bfloat16 rows or columns ({len(single)} of {count} random sizes, "
+            f"{worst['ratio']:.2f} at {shape})"
+        )
+    if long_k:
+        least, worst = min(row["k"] for row in long_k), min(row["ratio"] for row in long_k)
+        told.append(
+            f"small bfloat16 products with K from {least} on ({len(long_k)}, {worst:.2f} at worst)"
+        )
+    return told
 
 
-def table(headings: list[str], left: int, rows: list[list[str]]) -> str:
-    """A Markdown table, its first `left` columns aligned to the left and the rest to the right."""
-    rule = ["---"] * left + ["---:"] * (len(headings) - left)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
-
-
-def _squares(rows: list[dict]) -> str:
-    peer = rows[0]["peer"]
-    headings = ["dtype", "precision", "layout", "kernel", "m = n = k", "us", "TFLOP/s"]
-    headings += [f"{peer}, TFLOP/s", "ratio", "error", f"{peer}'s error"]
-    powered = any(row["gflops_per_watt"] for row in rows)
-    headings += ["GFLOP/s per watt", f"{peer}'s"] if powered else []
-    return table(
-        headings,
-        4,
-        [
-            [
-                row["dtype"],
-                row["precision"],
-                row["layout"],
-                f"`{row['algorithm']}`",
-                str(row["m"]),
-                f"{row['us']:.1f}",
-                f"{row['tflops']:.3g}",
-                f"{row['tflops'] / row['ratio']:.3g}",
-                f"{row['ratio']:.2f}",
-                f"{row['error']:.1e}",
-                f"{row['peer_error']:.1e}",
-                *(_per_watt(row) if powered else []),
-            ]
-            for row in rows
-        ],
-    )
-
-
-def _per_watt(row: dict) -> list[str]:
-    each = (row["gflops_per_watt"], row["peer_gflops_per_watt"])
-    return ["" if value is None else f"{value:.0f}" for value in each]
-
-
-def _means(means: list[dict]) -> str:
-    copied = any(mean["of_copy"] for mean in means)
-    headings = ["suite", "group", "dtype", "precision", "kernel", "products", "ratio"]
-    return table(
-        [*headings, *(["of a copy"] if copied else [])],
-        5,
-        [
-            [
-                *(mean[key] for key in headings[:4]),
-                report.kernel(mean),
-                str(mean["rows"]),
-                f"{mean['ratio']:.2f}",
-                *([f"{mean['of_copy']:.2f}" if mean["of_copy"] else ""] if copied else []),
-            ]
-            for mean in means
-        ],
-    )
-
-
-def _overheads(rows: list[dict]) -> str:
-    told = table(
-        ["call on 8x8 tensors", "passes", "us", "over PyTorch's"],
-        2,
-        [
-            [
-                f"`{row['call']}`",
-                "forward, backward" if row["backward"] else "forward",
-                f"{row['us']:.1f}",
-                f"{row['over_peer']:.2f}",
-            ]
-            for row in rows
-        ],
-    )
-    return f"The host's time, launches included:\n\n{told}"
+def _slower_groups(measured: dict) -> list[str]:
+    """Groups of the suites that are slower in the mean."""
+    gradients = _auto(measured, "mma_long_k", layout="TN")
+    part_lines = [row for row in _auto(measured, "mma_unaligned_rows") if row["m"] > 64]
+    batches = _auto(measured, "batched", precision="fp32")
+    batches = [row for row in batches if row["ratio"] < 1]
+    tf32 = [row for row in _auto(measured, "tf32_square") if row["ratio"] < 1]
+    told = []
+    for what, found in (
+        ("bfloat16 gradients over {k} tokens and more", gradients),
+        ("bfloat16 rows of no whole cache lines", part_lines),
+        ("float32 batches with K from {k} on", batches),
+        ('`"tf32"` up to {m}', tf32),
+    ):
+        if found and (average := mean(row["ratio"] for row in found)) < 1:
+            said = what.format(k=min(row["k"] for row in found), m=max(row["m"] for row in found))
+            told.append(f"{said} ({average:.2f} on average)")
+    return told

@@ -1,4 +1,4 @@
-"""What a person sees: progress, tables, means."""
+"""The output of a run: progress, tables, means."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-WIDTH = 100  # of output that does not go to a terminal
+WIDTH = 100  # columns of output that does not go to a terminal
 
 
 def make_console() -> Console:
@@ -58,6 +58,8 @@ def sentence(row: dict) -> str:
         f"{_number(row['us'])} us, {_number(row['tflops'])} TFLOP/s, "
         f"{row['ratio']:.2f}x {row['peer']}"
     ]
+    if row["algorithm"] == "auto" and row["kernel"] != row["peer"]:
+        parts[0] += f", by {row['kernel']}"
     if row["gflops_per_watt"]:
         ours, peer = row["gflops_per_watt"], row["peer_gflops_per_watt"]
         parts.append(f"{_number(ours)} GFLOP/s per watt, {ours / peer:.2f}x {row['peer']}")
@@ -65,21 +67,28 @@ def sentence(row: dict) -> str:
     return "; ".join(parts)
 
 
-def kernel(row: dict) -> str:
-    """The algorithm, and what it measured if that was no plain product."""
+def asked(row: dict) -> str:
+    """The algorithm that was asked for, and the variant if that is no plain product."""
     variant = row["variant"]
     return row["algorithm"] + ("" if variant == "plain" else f", {variant}")
 
 
+def ran(row: dict) -> str:
+    """The kernel that ran, with a star where `auto` picked it."""
+    return row["kernel"] + ("*" if row["algorithm"] == "auto" else "")
+
+
 def print_tables(console: Console, rows: list[dict]) -> None:
-    """One table for each suite, dtype and precision."""
+    """One table for each suite, dtype, precision and variant."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        key = (row["suite"], row["dtype"], row["precision"], row["peer"])
+        key = (row["suite"], row["dtype"], row["precision"], row["variant"], row["peer"])
         groups.setdefault(key, []).append(row)
-    for (suite, dtype, precision, peer), rows in groups.items():
-        asked = f"{dtype}, precision {precision}" if dtype == "float32" else dtype
-        console.print(_table(f"{suite}: {asked}, against {peer}", rows))
+    for (suite, dtype, precision, variant, peer), rows in groups.items():
+        title = f"{suite}: {dtype}"
+        title += f", precision {precision}" if dtype == "float32" else ""
+        title += "" if variant == "plain" else f", {variant}"
+        console.print(_table(f"{title}, against {peer}", rows))
         console.print()
 
 
@@ -92,19 +101,20 @@ def _memory(row: dict) -> str:
     return "" if extra is None else f"{extra / row['operand_bytes']:.2f}x"
 
 
-# The part of a copy's rate, and the peak of memory beside operands and result, in operands:
-# columns of a table in which any row has them.
+# Columns of a table in which any row has them: the part of a copy's rate, and the peak of memory
+# beside operands and result, as a multiple of the operands.
 OPTIONAL = {"of a\ncopy": _of_copy, "extra\nmemory": _memory}
 
 
 def _table(title: str, rows: list[dict]) -> Table:
     batched = any(row["batch"] > 1 for row in rows)
     optional = {heading: of for heading, of in OPTIONAL.items() if any(map(of, rows))}
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    style = {"box": None, "pad_edge": False, "collapse_padding": True}
+    table = Table(title=Text(title), title_justify="left", **style)
     for heading in (*(["batch"] if batched else []), "m", "n", "k"):
         table.add_column(heading, justify="right")
     table.add_column("layout")
-    table.add_column("kernel")
+    table.add_column("kernel\n(* by auto)")
     headings = ("us", "spread", "TFLOP/s", "ratio", "error", "peer's\nerror", *optional)
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -117,7 +127,7 @@ def _table(title: str, rows: list[dict]) -> Table:
         ratio = Text(f"{row['ratio']:.2f}", style="green" if row["ratio"] >= 1 else "")
         table.add_row(
             *(str(size) for size in sizes[0 if batched else 1 :]),
-            kernel(row),
+            ran(row),
             _number(row["us"]),
             f"±{spread:.1%}",
             _number(row["tflops"]),
@@ -139,10 +149,10 @@ MEAN_OF = ("suite", "group", "dtype", "precision", "algorithm", "variant")
 
 
 def geometric_means(rows: Iterable[dict]) -> list[dict]:
-    """The mean ratio to the peer, and to a copy, of each suite and of each group in it."""
+    """For each suite and each group in it: the mean ratio to the peer, and to a copy."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        for group in dict.fromkeys(("", row["group"])):  # "" is all of a suite
+        for group in dict.fromkeys(("", row["group"])):  # "" stands for the whole suite
             key = tuple((row | {"group": group})[name] for name in MEAN_OF)
             groups.setdefault(key, []).append(row)
     return [
@@ -167,7 +177,7 @@ def print_means(console: Console, means: list[dict]) -> None:
     table = Table(
         title="geometric means of the ratio", title_justify="left", box=None, pad_edge=False
     )
-    for heading in ("suite", "group", "dtype", "precision", "kernel"):
+    for heading in ("suite", "group", "dtype", "precision", "algorithm"):
         table.add_column(heading)
     copied = any(mean["of_copy"] for mean in means)
     for heading in ("rows", "ratio", *(["of a copy"] if copied else [])):
@@ -175,7 +185,7 @@ def print_means(console: Console, means: list[dict]) -> None:
     for mean in means:
         table.add_row(
             *(mean[key] for key in ("suite", "group", "dtype", "precision")),
-            kernel(mean),
+            asked(mean),
             str(mean["rows"]),
             f"{mean['ratio']:.2f}",
             *([f"{mean['of_copy']:.2f}" if mean["of_copy"] else ""] if copied else []),

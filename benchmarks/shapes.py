@@ -1,6 +1,8 @@
-"""The problems the benchmark measures, in suites by name."""
+"""A product to measure, and a suite of them."""
 
 from dataclasses import dataclass
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
 
 
 @dataclass(frozen=True)
@@ -17,18 +19,19 @@ class Shape:
     batch: int = 1
     layout: str = "NN"
     what: str = ""
-    group: str = ""  # those of one have a mean of their own
-    ladder: bool = False  # on CUDA every rung runs here, not `auto` alone
-    energy: bool = False  # long enough a product to count what it uses
+    group: str = ""  # the shapes of a group have a mean of their own
+    every_kernel: bool = False  # on CUDA all of torch_tiled.algorithms() run here, beside `auto`
+    kernels: tuple[str, ...] = ()  # on CUDA these run here by name, beside `auto`
+    energy: bool = False  # the product is long enough to count the energy it takes
 
     @property
     def operands(self) -> int:
-        """The elements of both."""
+        """The elements of both operands."""
         return self.batch * (self.m + self.n) * self.k
 
     @property
     def elements(self) -> int:
-        """Those of the operands and of the result."""
+        """The elements of the operands and of the result."""
         return self.operands + self.batch * self.m * self.n
 
     @property
@@ -37,7 +40,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """Of "MxNxK", or of "BATCHxMxNxK". Raises ValueError for anything else."""
+        """The shape that "MxNxK" or "BATCHxMxNxK" says. Raises ValueError for anything else."""
         *batch, m, n, k = (int(size) for size in text.split("x"))
         if len(batch) > 1 or min(*batch, m, n, k) < 1:
             raise ValueError(text)
@@ -52,323 +55,7 @@ class Shape:
 class Suite:
     description: str
     shapes: tuple[Shape, ...]
-    variants: tuple[str, ...] = ("plain",)  # of variants.py
-    precisions: tuple[str, ...] = ("fp32",)  # of float32, where none is asked for
+    variants: tuple[str, ...] = ("plain",)  # names in variants.py
+    precisions: tuple[str, ...] = ("fp32",)  # of float32 products, where none is asked for
     dtypes: tuple[str, ...] = ("float32",)  # where none is asked for
-    copy: bool = False  # of as many bytes, in turns with each product
-
-
-LAYOUTS = ("NN", "NT", "TN", "TT")
-
-
-def _square() -> tuple[Shape, ...]:
-    small = tuple(Shape(size, size, size) for size in (128, 256, 512, 1024, 2048))
-    return (
-        *small,
-        Shape(4096, 4096, 4096, ladder=True, energy=True),
-        *(Shape(4096, 4096, 4096, layout=layout) for layout in LAYOUTS[1:]),
-        Shape(8192, 8192, 8192, energy=True),
-        Shape(16384, 16384, 16384, energy=True),
-    )
-
-
-def _ragged() -> tuple[Shape, ...]:
-    return (
-        Shape(127, 129, 131),
-        Shape(255, 257, 253),
-        Shape(1000, 1000, 1000),
-        Shape(1023, 1025, 1027),
-        Shape(3001, 5003, 1009),
-        *(
-            Shape(*sizes, group="all above 1500")
-            for sizes in (
-                (2047, 2049, 2053),
-                (1999, 3001, 5003),
-                (4095, 4097, 4093),
-                (4097, 4097, 4097),
-                (6007, 2503, 3989),
-            )
-        ),
-    )
-
-
-# Without a factor of 2, and primes mostly; some have one side, or K, much smaller than the others.
-ODD_SIZES = (
-    *((307, 311, 313), (401, 409, 419), (503, 509, 521), (601, 607, 613), (757, 761, 769)),
-    *((997, 1009, 1013), (1201, 1213, 1217), (1499, 1511, 1523), (1777, 1783, 1787)),
-    *((2003, 2011, 2017), (2503, 2521, 2531), (3001, 3011, 3019), (3499, 3511, 3517)),
-    *((4001, 4003, 4007), (4507, 4513, 4517), (4987, 4993, 4999)),
-    *((331, 4999, 1013), (4801, 347, 2011), (2999, 3001, 349), (509, 487, 4999)),
-    *((1021, 4093, 2039), (4093, 1021, 2039), (2039, 4093, 1021), (2579, 1291, 647)),
-    *((647, 1291, 2579), (1733, 3469, 863), (3469, 1733, 4327), (4327, 2161, 1087)),
-    *((999, 1001, 1005), (1999, 2001, 3003), (3005, 4005, 2005), (4095, 2047, 1023)),
-)
-
-
-def _odd_sizes() -> tuple[Shape, ...]:
-    return tuple(
-        Shape(*sizes, layout=LAYOUTS[i % len(LAYOUTS)], group="odd sizes")
-        for i, sizes in enumerate(ODD_SIZES)
-    )
-
-
-# Multiples of 8, not of 64: lines of halves begin at multiples of 16 bytes, but not of 128.
-EIGHTS = (
-    *((520, 520, 520), (1000, 1000, 1000), (1032, 1032, 1032), (2056, 2056, 2056)),
-    *((3000, 3000, 3000), (4104, 4104, 4104), (760, 776, 4104), (200, 3000, 3000)),
-    *((5000, 5000, 1000), (10_000, 1000, 1000), (1000, 1000, 10_000), (2056, 1032, 4104)),
-)
-# And of a long operand that begin anywhere.
-FEW_ROWS = (
-    *((1, 4097, 4099), (16, 4097, 4099), (64, 4097, 4099)),
-    *((1, 6137, 15731), (16, 11007, 4095), (64, 6133, 14887)),
-)
-
-
-def _lines() -> tuple[Shape, ...]:
-    return tuple(
-        Shape(*sizes, layout=layout, group=group)
-        for group, many, layouts in (
-            ("multiples of 8, not of 64", EIGHTS, ("NT", "TN")),
-            ("few rows, odd lines", FEW_ROWS, ("NN", "NT")),
-        )
-        for sizes in many
-        for layout in layouts
-    )
-
-
-def _ieee() -> tuple[Shape, ...]:
-    return (
-        *(Shape(size, size, size, group="squares to 1024") for size in (128, 256, 512, 1024)),
-        *(
-            Shape(size, size, size, layout=layout, group="squares from 2048")
-            for size in (2048, 4096, 8192, 16384)
-            for layout in LAYOUTS
-        ),
-        *_odd_sizes(),
-    )
-
-
-def _skinny() -> tuple[Shape, ...]:
-    few_rows = {"m = 1": (1,), "m = 2 to 16": (2, 4, 8, 16), "m = 32 to 128": (32, 64, 128)}
-    return (
-        *(
-            Shape(m, size, size, layout=layout, group=group)
-            for group, rows in few_rows.items()
-            for m in rows
-            for size in (4096, 11008)
-            for layout in ("NN", "NT")
-        ),
-        Shape(4, 768, 3072, layout="NT", group="router"),
-        Shape(16, 256, 7168, layout="NT", group="router"),
-        Shape(64, 256, 6144, layout="NT", group="router"),
-        *(
-            Shape(*sizes, group="long sums or few columns")
-            for sizes in (
-                (64, 64, 65536),
-                (128, 128, 131072),
-                (32, 32, 1_000_000),
-                (8192, 32, 8192),
-            )
-        ),
-        Shape(4096, 4096, 64, what="short sum"),
-    )
-
-
-def _layer(what: str, tokens: int, fan_in: int, fan_out: int, weight: str) -> tuple[Shape, ...]:
-    """The three products of a linear layer: forward, and both of its backward.
-
-    `weight` is "T" where the weight is stored (fan_out, fan_in), as torch.nn.Linear does, and "N"
-    where it is stored (fan_in, fan_out). The last product has the shape of the stored weight.
-    """
-    other = "N" if weight == "T" else "T"
-    rows, columns = (fan_out, fan_in) if weight == "T" else (fan_in, fan_out)
-    return (
-        Shape(tokens, fan_out, fan_in, layout="N" + weight, what=f"{what}, forward"),
-        Shape(tokens, fan_in, fan_out, layout="N" + other, what=f"{what}, input's gradient"),
-        Shape(rows, columns, tokens, layout="TN", what=f"{what}, weight's gradient"),
-    )
-
-
-def _transformer() -> tuple[Shape, ...]:
-    layers = (
-        ("Llama-3-8B query, output", 2048, 4096, 4096, "T"),
-        ("Llama-3-8B key, value", 2048, 4096, 1024, "T"),
-        ("Llama-3-8B gate, up", 2048, 4096, 14336, "T"),
-        ("Llama-3-8B down", 2048, 14336, 4096, "T"),
-        ("Llama-3-8B logits", 2048, 4096, 128256, "T"),
-        ("GPT-2 query, key, value", 1024, 768, 2304, "N"),
-        ("GPT-2 output", 1024, 768, 768, "N"),
-        ("GPT-2 up", 1024, 768, 3072, "N"),
-        ("GPT-2 down", 1024, 3072, 768, "N"),
-        ("GPT-2 logits", 1024, 768, 50257, "T"),
-        ("BERT query, key, value, output", 4096, 768, 768, "T"),
-        ("BERT up", 4096, 768, 3072, "T"),
-        ("BERT down", 4096, 3072, 768, "T"),
-    )
-    return tuple(shape for layer in layers for shape in _layer(*layer))
-
-
-def _batched() -> tuple[Shape, ...]:
-    return (
-        *(Shape(size, size, size, batch=10_000, group="cubes") for size in (8, 16, 32, 64)),
-        Shape(128, 128, 64, batch=384, layout="NT", what="BERT attention scores"),
-        Shape(128, 64, 128, batch=384, what="BERT attention values"),
-        Shape(2048, 2048, 128, batch=32, layout="NT", what="Llama-3-8B attention scores"),
-        Shape(2048, 128, 2048, batch=32, what="Llama-3-8B attention values"),
-    )
-
-
-def _mma_square() -> tuple[Shape, ...]:
-    groups = {"512 and 1024": (512, 1024), "from 2048": (2048, 4096, 8192, 16384)}
-    hot = ((8192, "NT"), (16384, "NT"))
-    return tuple(
-        Shape(size, size, size, layout=layout, group=group, energy=(size, layout) in hot)
-        for group, sizes in groups.items()
-        for size in sizes
-        for layout in LAYOUTS
-    )
-
-
-def _mma_long_k() -> tuple[Shape, ...]:
-    gradients = ((768, 768), (768, 3072), (1024, 1024), (512, 512), (256, 1024))
-    few_rows = ((1, 16384, 53248), (16, 8192, 28672), (64, 8192, 28672))
-    return (
-        *(
-            Shape(m, n, k, layout="TN", group="gradients of weights, by tokens")
-            for k in (16384, 32768, 65536)
-            for m, n in gradients
-        ),
-        *(Shape(m, n, k, layout="NT", group="few rows") for m, n, k in few_rows),
-        Shape(64, 64, 1_000_000, layout="NT", group="little but K"),
-    )
-
-
-def _tf32_square() -> tuple[Shape, ...]:
-    return (
-        *(Shape(size, size, size, group="1024 and 2048") for size in (1024, 2048)),
-        *(
-            Shape(size, size, size, layout=layout, group="from 4096")
-            for size in (4096, 8192)
-            for layout in LAYOUTS
-        ),
-        Shape(16384, 16384, 16384, group="from 4096"),
-        Shape(4095, 4097, 4093, group="odd sizes"),
-    )
-
-
-def _decode() -> tuple[Shape, ...]:
-    groups = {"m = 1 to 16": (1, 4, 16), "m = 32": (32,), "m = 64": (64,)}
-    return tuple(
-        Shape(m, n, k, layout="NT", group=group)
-        for group, rows in groups.items()
-        for m in rows
-        for n in (4096, 11008, 14336)
-        for k in (4096, 11008, 14336)
-    )
-
-
-def _prepared() -> tuple[Shape, ...]:
-    return (
-        Shape(16, 4096, 4096, layout="NT"),
-        Shape(128, 4096, 4096, layout="NT"),
-        Shape(4096, 4096, 4096, layout="NT"),
-        Shape(4096, 11008, 4096, layout="NT"),
-        Shape(8192, 8192, 65536, layout="NT"),
-    )
-
-
-def _epilogue() -> tuple[Shape, ...]:
-    return tuple(Shape(m, 4096, 4096, layout="NT") for m in (16, 128, 4096))
-
-
-def _ladder() -> tuple[Shape, ...]:
-    return tuple(Shape(size, size, size, ladder=True) for size in (256, 512, 1024, 2048))
-
-
-def _smoke() -> tuple[Shape, ...]:
-    return (
-        Shape(64, 64, 64),
-        Shape(256, 256, 256),
-        Shape(256, 256, 256, layout="NT"),
-        Shape(256, 256, 256, layout="TN"),
-        Shape(127, 129, 131, layout="TT"),
-        Shape(1, 1024, 1024, layout="NT"),
-        Shape(32, 32, 4096),
-        Shape(24, 24, 24, batch=64),
-        Shape(512, 512, 512),
-    )
-
-
-SUITES = {
-    "smoke": Suite("every rung on small problems: minutes at most on two CPU cores", _smoke()),
-    "square": Suite("m = n = k, from 128 to 16384; every rung and layout at 4096", _square()),
-    "ladder": Suite("every rung at sizes below square's; docs/ladder.md shows them", _ladder()),
-    "ieee": Suite(
-        "IEEE multiply-adds: squares, of 2048 and more in each layout, and odd sizes",
-        _ieee(),
-        precisions=("ieee",),
-    ),
-    "ragged": Suite("odd sizes, which no tile divides", _ragged()),
-    "skinny": Suite(
-        "few rows or columns, and sums long or short",
-        _skinny(),
-        precisions=("fp32", "ieee"),
-        copy=True,
-    ),
-    "transformer": Suite(
-        "the layers of Llama-3-8B, GPT-2 and BERT, forward and backward", _transformer()
-    ),
-    "batched": Suite(
-        "many small products, and attention's",
-        _batched(),
-        precisions=("fp32", "ieee"),
-        copy=True,
-    ),
-    "prepared": Suite(
-        "b split beforehand, and the plain product", _prepared(), ("plain", "prepared")
-    ),
-    "guard": Suite(
-        "data of other kinds: positive; a row infinite; what fp16x3 computes again, all of it",
-        (Shape(4096, 4096, 4096),),
-        ("plain", "uniform", "bad row", "flagged"),
-        precisions=("fp32", "ieee"),
-    ),
-    "epilogue": Suite(
-        "a linear layer's bias and activation, and its product alone",
-        _epilogue(),
-        ("plain", "bias", "relu", "gelu"),
-        precisions=("fp32", "ieee"),
-    ),
-    "mma_square": Suite(
-        "m = n = k, from 512 to 16384, in each layout",
-        _mma_square(),
-        dtypes=("bfloat16", "float16"),
-    ),
-    "mma_ragged": Suite(
-        "ragged, and ieee's odd sizes", (*_ragged(), *_odd_sizes()), dtypes=("bfloat16",)
-    ),
-    "mma_unaligned_rows": Suite(
-        "lines that begin at multiples of 16 bytes alone, or anywhere",
-        _lines(),
-        dtypes=("bfloat16",),
-    ),
-    "mma_decode": Suite(
-        "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
-    ),
-    "mma_long_k": Suite("sums of several chunks", _mma_long_k(), dtypes=("bfloat16",)),
-    "mma_transformer": Suite("transformer", _transformer(), dtypes=("bfloat16",)),
-    "mma_epilogue": Suite(
-        "epilogue", _epilogue(), ("plain", "bias", "relu", "gelu"), dtypes=("bfloat16",)
-    ),
-    "tf32_square": Suite(
-        "m = n = k, from 1024 to 16384, and odd sizes; against the vendor's TF32",
-        _tf32_square(),
-        precisions=("tf32",),
-    ),
-    "fp16_peer": Suite(
-        "against the vendor's float16, of whose products fp16x3 has three",
-        tuple(Shape(size, size, size, layout="NT") for size in (4096, 8192)),
-        ("fp16 peer",),
-    ),
-}
+    copy: bool = False  # a copy of as many bytes is timed beside each product

@@ -1,13 +1,13 @@
-"""What random sizes cost beside the next multiples of 64, which tiles fit, and beside the vendor's.
+"""Times products of random sizes against the next multiples of 64, and against the vendor's.
 
     python benchmarks/survey.py
     python benchmarks/survey.py --sides eights --count 400 --json survey.json
-    python benchmarks/survey.py --beside mma_unaligned mma_tma    # whether auto took the faster one
+    python benchmarks/survey.py --beside mma_unaligned mma_tma    # did auto pick the faster one?
 
-M, N and K are of any order of magnitude, each as likely as another, in a third of them M and N are
-exchanged, and they are in any layout. Of each such product measure.py times in turns what `auto`
-takes, the same with M, N and K rounded up to multiples of 64, and the vendor's; check.py judges the
-first beforehand. Operands are views of one piece of random normal numbers, so that a product takes
+The logarithms of M, N and K are uniform; M and N are exchanged in a third of the products, and
+every layout is as likely. For each product measure.py alternates `auto`, `auto` on M, N and K
+rounded up to multiples of 64, which tiles fit, and the vendor's; check.py judges the first
+beforehand. Operands are views of one piece of random normal numbers, so that a product takes
 little longer than its passes. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU.
 """
 
@@ -28,12 +28,12 @@ from rich.table import Table
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
-from bench_matmul import DTYPES
 from check import Wrong, full_precision_peer, judge
 from measure import Call, Operands, raise_clocks, side_by_side
+from options import DTYPES
 from report import Steps, make_console
 from shapes import LAYOUTS, Shape
-from variants import Contest, plain
+from variants import Contest, plain, planned
 
 import torch_tiled
 
@@ -42,16 +42,16 @@ SIDES = {
     "eights": lambda size: max(8, size // 8 * 8),
     "any": lambda size: size,
 }
-# Of m, n and k, before some are exchanged.
+# The ranges of m, n and k, before some are exchanged.
 RANGES = ((1, 5800), (64, 16000), (64, 11600))
 MOST_SETS = 24
-MOST_NUMBERS = 2**30  # in the piece of memory that operands are views of
-TWICE = 2.0  # what takes longer than that beside its neighbour is counted
-WORST = 20  # rows of the table
+MOST_NUMBERS = 2**30  # elements of the piece of memory that operands are views of
+TWICE = 2.0  # products are counted that take longer than this multiple of the aligned one
+WORST = 20  # rows of the printed table
 
 
 def problems(count: int, sides: str, seed: int, most: float) -> list[Shape]:
-    """The same for the same arguments; of `most` multiply-adds each."""
+    """`count` products of less than `most` FMAs each: the same ones for the same arguments."""
     choose = random.Random(seed)
     found: list[Shape] = []
     while len(found) < count:
@@ -69,13 +69,13 @@ def problems(count: int, sides: str, seed: int, most: float) -> list[Shape]:
 
 
 def aligned(shape: Shape) -> Shape:
-    """The next one whose sizes are multiples of 64."""
+    """The next larger shape whose sizes are multiples of 64."""
     m, n, k = (-(-size // 64) * 64 for size in (shape.m, shape.n, shape.k))
     return replace(shape, m=m, n=n, k=k)
 
 
 def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
-    """Operands in as many sets as the pool holds, up to MOST_SETS, each at a multiple of 128."""
+    """As many sets of operands as the pool holds, at most MOST_SETS, at multiples of 128."""
 
     def padded(numbers: int) -> int:
         return -(-numbers // 128) * 128
@@ -97,7 +97,7 @@ def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
 
 
 def beside(names: list[str], picked: str, contest: Contest, **ways) -> dict[str, Call]:
-    """Calls of those rungs that take the product, but for the one that was picked."""
+    """Calls of the kernels that take the product, except the one that was picked."""
     calls = {}
     for name in names:
         own = ways | {"algorithm": name}
@@ -113,8 +113,8 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
     neighbour = plain(views(pool, aligned(shape)), **ways)
     calls = [contest.ours, neighbour.ours, contest.peer]
     first = contest.operands[0]
-    plan = torch_tiled.explain(*first, **ways)
-    others = beside(args.beside, plan.algorithm, contest, **ways)
+    kernel, tile = planned(contest, **ways)
+    others = beside(args.beside, kernel, contest, **ways)
     peer, verdicts = partial(contest.peer[0], *first), {}
     for name, (function, _) in {"auto": contest.ours, **others}.items():
         try:
@@ -130,8 +130,8 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
         "n": shape.n,
         "k": shape.k,
         "layout": shape.layout,
-        "algorithm": plan.algorithm,
-        "tile": getattr(plan, "tile", None),  # PyTorch's product has none to tell of
+        "kernel": kernel,
+        "tile": tile,
         "us": us.median,
         "us_p10": us.p10,
         "us_p90": us.p90,
@@ -147,9 +147,9 @@ def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
 
 
 def summary(rows: list[dict]) -> dict:
-    """How many take more than TWICE the aligned product's time, of how many, and means.
+    """How many products take more than TWICE the aligned one's time, and means of ratios.
 
-    Likewise if each were computed by the fastest of `--beside`, and by how much that is faster.
+    "over_best" and "over_twice_at_best" compare with the fastest kernel of `--beside`.
     """
     over = [row for row in rows if row["over_aligned"] > TWICE]
     return {
@@ -177,7 +177,7 @@ def table(rows: list[dict]) -> Table:
         times = (f"{row['us']:.1f}", f"{row['aligned_us']:.1f}", f"{row['over_aligned']:.2f}")
         peers = (f"{row['peer_us']:.1f}", f"{row['ratio']:.2f}")
         printed.add_row(
-            *sizes, *times, *peers, row["layout"], f"{row['algorithm']} {row['tile'] or ''}"
+            *sizes, *times, *peers, row["layout"], f"{row['kernel']} {row['tile'] or ''}"
         )
     return printed
 
@@ -192,7 +192,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--sides", choices=SIDES, default="odd", help="of M, N and K")
     option("--count", type=int, default=700, help="products")
     option("--seed", type=int, default=0, help="another one has other products")
-    option("--most", type=float, default=4e10, help="multiply-adds of a product")
+    option("--most", type=float, default=4e10, help="FMAs of a product")
     option("--seconds", type=float, default=0.0, help="to time a product for, at least")
     option("--repeats", type=int, default=3, help="passes of each, at least")
     option(
@@ -200,8 +200,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=torch_tiled.algorithms(),
         default=[],
-        metavar="RUNG",
-        help="to time as well",
+        metavar="KERNEL",
+        help="time these as well",
     )
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")
@@ -210,7 +210,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
     if args.count < 1:
         parser.error(f"--count is {args.count}; it must be at least 1.")
-    smallest = 8 * 64 * 64  # that all --sides have
+    smallest = 8 * 64 * 64  # FMAs; every choice of --sides has such a product
     if args.most <= smallest:
         parser.error(f"--most is {args.most:g}; it must be more than {smallest}.")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -234,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_clocks(device)
     header["clocks_before"] = machine.clocks(device)
     shapes = problems(args.count, args.sides, args.seed, args.most)
-    # Of the largest two sets, so that no two calls that follow each other have the same operands.
+    # Two sets of the largest product fit, so that successive calls have different operands.
     least = 2 * max(aligned(shape).operands + 256 for shape in shapes)
     numbers = max(least, min(MOST_NUMBERS, least * MOST_SETS // 2))
     pool = torch.empty(numbers, dtype=DTYPES[args.dtype], device=device).normal_()
@@ -268,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         if args.beside:
             console.print(
-                f"By the fastest of auto's rung and {', '.join(args.beside)} "
+                f"By the fastest of auto's kernel and {', '.join(args.beside)} "
                 f"{found['over_twice_at_best']} would take more than twice; auto's takes "
                 f"{found['over_best']:.3f} times its time.",
                 markup=False,

@@ -1,4 +1,4 @@
-"""What is timed of a shape: its product as it is, and what else a suite asks for beside it."""
+"""The calls that are timed on a shape: its plain product, and the variants that a suite names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,20 +7,40 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from check import Truth, reference
-from measure import Call, Operands
+from measure import Call, Operands, extra_bytes
 
 import torch_tiled
+
+SPLITS_BOTH = "fp16x3_wgmma"  # the kernel that a split b makes cheaper
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Ours and the peer, and by what both are judged: `truth` of the first of `operands`."""
+    """Our call and the peer's; `truth` of the first of `operands` is what both are judged by."""
 
     ours: Call
     peer: Call
     operands: list[Operands]
     truth: Truth
     peer_suffix: str = ""
+
+
+def planned(contest: Contest, **ways) -> tuple[str, str | None]:
+    """The kernel that our call runs, and its tile, as explain() says.
+
+    explain() takes no prepared b. There `auto` runs either what explain() says of b itself, or the
+    kernel whose cost a split b lowers; the memory that the call takes tells which.
+    """
+    a, b = contest.operands[0]
+    plan = torch_tiled.explain(a, b, **ways)
+    _, called_with = contest.ours[1][0]
+    if isinstance(called_with, torch_tiled.Prepared) and plan.algorithm.startswith("fp16x3"):
+        named = ways | {"algorithm": SPLITS_BOTH}
+        by_name = partial(torch_tiled.matmul, **named), contest.ours[1]
+        taken = extra_bytes(contest.ours)  # None on a CPU
+        if taken is not None and taken == extra_bytes(by_name):
+            plan = torch_tiled.explain(a, b, **named)
+    return plan.algorithm, getattr(plan, "tile", None)  # torch.matmul has no tile to tell
 
 
 def plain(sets: list[Operands], **ways) -> Contest:
@@ -39,9 +59,9 @@ def prepared(sets: list[Operands], **ways) -> Contest:
 
 
 def against_fp16(sets: list[Operands], **ways) -> Contest:
-    """The peer multiplies as many float16 numbers: three such products are what fp16x3 does."""
-    halves = [(a.half(), b.half()) for a, b in sets]
-    return replace(plain(sets, **ways), peer=(torch.matmul, halves), peer_suffix=", float16")
+    """The peer multiplies the operands as float16: fp16x3 does three such products."""
+    rounded = [(a.half(), b.half()) for a, b in sets]
+    return replace(plain(sets, **ways), peer=(torch.matmul, rounded), peer_suffix=", float16")
 
 
 def uniform(sets: list[Operands], **ways) -> Contest:
@@ -57,7 +77,7 @@ def bad_row(sets: list[Operands], **ways) -> Contest:
 
 
 def flagged(sets: list[Operands], **ways) -> Contest:
-    """fp16x3 computes each element again: huge elements of a, which meet zeros, hide the others."""
+    """fp16x3 recomputes each element: huge elements of a, which meet zeros, hide the others."""
     sets = [(a.clone(), b.clone()) for a, b in sets]
     for a, b in sets:
         a[..., :: reference.CHUNK] = 2.0**40

@@ -95,7 +95,7 @@ def compare(task: Task, device: str, steps: int) -> Comparison:
     layers = len(torch_tiled.convert(converted).changed)
     theirs, ours = Training(model, task), Training(converted, task)
     start, at_first = theirs.weights(), theirs.score(held_out)
-    for batch in batches:  # in turns, so that both have the same clocks
+    for batch in batches:  # interleaved, so that both have the same clocks
         theirs.step(batch)
         ours.step(batch)
     moved = (theirs.weights() - start).norm()
@@ -160,7 +160,7 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False
     full = torch.device(args.device).type == "cuda"
 
-    print(f"on {args.device}, {args.steps} steps each, in turns; held out: data that neither saw;")
+    print(f"on {args.device}, {args.steps} steps each, interleaved; held out: data neither saw;")
     print("apart: the weights in the end, as a part of the way from where they began")
     print(HEADER)
     times = {}

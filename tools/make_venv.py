@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 
 OLDEST_TORCH = "torch>=2.11"
 TORCH = "torch==2.13.0"
-NEEDED = ["setuptools>=70.1", "pytest"]
+NEEDED = ["setuptools>=70.1", "pytest", "pytest-xdist"]
 WELCOME = [
     "expecttest",
     "hypothesis",

@@ -5,11 +5,11 @@
     python tools/sass_digest.py build/objects/csrc/kernels/*/*.o --against digest.json --some
 
 A kernel is known by its architecture and its demangled name without namespaces; kernels of several
-files that have one name then are a list. A digest covers the SASS without addresses, encodings, line
-information, and symbols. Beside it stand the number of instructions, the registers, the bytes of
-stack, and how many instructions access local memory, which is where spills go. The file of renames is
-a JSON object of identifiers, old to new, which are applied to the names of `--against`. Exits with 1
-where a kernel differs, is missing, or is new.
+files that have one name then are a list. A digest covers the SASS without addresses, encodings,
+line information, and symbols. Beside it stand the number of instructions, the registers, the bytes
+of stack, and how many instructions access local memory, which is where spills go. The file of
+renames is a JSON object of identifiers, old to new, which are applied to the names of `--against`.
+Exits with 1 where a kernel differs, is missing, or is new.
 
 Needs cuobjdump, of the CUDA toolkit or of PyPI's nvidia-cuda-cuobjdump, and c++filt.
 """

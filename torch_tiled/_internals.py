@@ -1,8 +1,8 @@
-"""Every private name of PyTorch that this package uses, in one place.
+"""Every private name of PyTorch that this package uses.
 
-An operator that takes part in every transform of PyTorch has no public way to say so yet. What it
-needs is gathered here, so that a new PyTorch release is checked by reading one file;
-tests/test_internals.py pins each name and what it is expected to do.
+PyTorch has no public interface yet for an operator that takes part in all of its transforms. The
+names that this takes are gathered here, so that a new release of PyTorch is checked by reading one
+file; tests/pytorch/test_internals.py checks that each name exists and does what is expected of it.
 """
 
 import functools
@@ -67,9 +67,9 @@ __all__ = [
     "argument_names",
     "autocast_active",
     "call_without_python",
-    "count_as_different_products",
     "current_interpreter",
     "dispatch_modes",
+    "distinguish_by_options",
     "forward_ad_active",
     "function_modes",
     "gradients_asked_for",
@@ -84,26 +84,32 @@ __all__ = [
 
 
 class SingleLevelFunction(_SingleLevelFunction):
-    """The function of one level of differentiation."""
+    """An autograd Function that differentiates one level of the stack of transforms.
+
+    PyTorch makes one for each level of a torch.autograd.Function. Applied directly, by a kernel at
+    the Autograd key, it needs no other level: its forward redispatches to the next one.
+    """
 
     _compiled_autograd_key = torch.autograd.Function._compiled_autograd_key
 
 
 def forward_ad_active():
-    """Whether a tensor may carry a forward-mode tangent."""
+    """Returns whether a tensor may carry a forward-mode tangent."""
     return forward_ad._current_level >= 0
 
 
 def gradients_asked_for(ctx, needed):
-    """Of those tensors of a Function whose gradients are needed at all, which this pass asks for.
+    """Returns which of a Function's gradients this backward pass asks for.
 
-    torch.autograd.grad(y, x) wants no gradients of weights, but ctx.needs_input_grad does not say.
+    torch.autograd.grad(y, x) asks for no gradients of weights, but ctx.needs_input_grad is true for
+    all tensors that require grad.
 
     Args:
-        ctx: that of a backward in the making.
-        needed: for each tensor that the Function was applied to, in order, a bool. None may follow.
+        ctx: the context of a backward that is running.
+        needed: the bools of ctx.needs_input_grad for the tensors that the Function was applied to,
+            in order. Those of the last tensors may be left out.
     """
-    if sum(needed) < 2:  # or it would not run
+    if sum(needed) < 2:  # a backward runs only if one is asked for
         return needed
     edges = ctx.next_functions
     return [need and _is_asked_for(edges[i][0]) for i, need in enumerate(needed)]
@@ -112,17 +118,17 @@ def gradients_asked_for(ctx, needed):
 def _is_asked_for(node):
     try:
         return will_run(node)
-    except RuntimeError:  # the gradient of a leaf, which is asked for and not accumulated
+    except RuntimeError:  # the node of a leaf whose gradient is returned, not accumulated
         return True
 
 
 def call_without_python(overload):
-    """The callable inside an OpOverload: the same call, less one Python frame."""
+    """The callable inside an OpOverload, which makes the same call with one Python frame less."""
     return overload._op
 
 
 def redispatch_without_python(overload):
-    """OpOverload.redispatch, less one Python frame."""
+    """OpOverload.redispatch with one Python frame less."""
     return overload._handle.redispatch_boxed
 
 
@@ -130,11 +136,11 @@ def argument_names(overload):
     return [argument.name for argument in overload._schema.arguments]
 
 
-def count_as_different_products(overload, *options):
-    """Makes DTensor ask the sharding rule anew where these keyword options differ.
+def distinguish_by_options(overload, *options):
+    """Makes DTensor's cache of sharding decisions distinguish calls by these keyword options.
 
-    torch.distributed.tensor.experimental.register_sharding has it do so for integers alone, and
-    otherwise use the rule's answer for other options.
+    torch.distributed.tensor.experimental.register_sharding distinguishes them by integers only, so
+    a call would get the decision that was made for other options.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
@@ -146,28 +152,29 @@ def count_as_different_products(overload, *options):
 
 
 def is_in_fsdp_shards(module):
-    """Whether fully_shard, of the module or one around it, keeps its parameters in shards.
+    """Returns whether fully_shard, applied to the module or one around it, shards its parameters.
 
-    While they are whole, in forward, they are plain tensors, whose memory and version are the same
-    each time, whatever was written to the shards. But fully_shard hooks into their owner.
+    The parameters cannot tell: while they are gathered, in forward, they are plain tensors, whose
+    memory and version stay the same whatever was written to the shards. But fully_shard registers
+    hooks on the module that owns them.
     """
     hooks = module._load_state_dict_post_hooks
     return any(hook.__module__.startswith("torch.distributed.fsdp.") for hook in hooks.values())
 
 
 def version_of(tensor):
-    """How often a tensor was written to, or None for one that does not count."""
+    """The number of writes to a tensor, or None for an inference tensor, which does not count."""
     return None if tensor.is_inference() else tensor._version
 
 
 class InductorCandidates:
-    """Functions for Inductor's autotuning to choose from.
+    """Functions that Inductor's autotuning may choose instead of a product of aten.
 
     Args:
-        version: what compiled code is cached by, beside itself.
-        functions: each takes the tensors that mm, bmm or addmm of aten does, and returns the
-            product, contiguous.
-        candidate: candidate(op, dtypes, strides, scalars) says which of them computes
+        version: a text in the key of Inductor's cache: other candidates need another version.
+        functions: each takes the tensors of aten's mm, bmm or addmm, and returns the product,
+            contiguous.
+        candidate: candidate(op, dtypes, strides, scalars) returns the function that computes
             aten::op of such operands, or None.
     """
 
@@ -177,7 +184,7 @@ class InductorCandidates:
         self._candidate = candidate
 
     def enable(self, factory):
-        """factory, a function of a module, calls choices()."""
+        """Makes Inductor call factory, a module's function that returns choices()."""
         from torch._inductor import config
         from torch._inductor.virtualized import V
 
@@ -185,11 +192,11 @@ class InductorCandidates:
         if other not in (None, factory):
             raise RuntimeError(
                 f"torch_tiled.inductor.enable: torch._inductor.config.inductor_choices_class is "
-                f"{other} already, and Inductor takes one; set it to None before"
+                f"{other} already, and Inductor takes only one; set it to None first"
             )
         config.inductor_choices_class = factory
-        self._register()  # now, since code from Inductor's cache calls them, too
-        V.set_choices_handler(self.choices())  # in place of what an earlier compilation left
+        self._register()  # code from Inductor's cache calls them before choices() is
+        V.set_choices_handler(self.choices())  # replaces the one of an earlier compilation
 
     def disable(self, factory):
         from torch._inductor import config
@@ -200,14 +207,14 @@ class InductorCandidates:
             config.inductor_choices_class = None
             V.set_choices_handler(InductorChoices())
 
-    @functools.cache  # noqa: B019 (of one object, for good)
+    @functools.cache  # noqa: B019 (its only object lives as long as the process)
     def _register(self):
         from torch._inductor.select_algorithm import ExternKernelChoice
 
         return {f: ExternKernelChoice(f, has_out_variant=False) for f in self._functions}
 
     def choices(self):
-        """Inductor's choices, and these."""
+        """Returns an InductorChoices that offers these functions beside Inductor's own choices."""
         from torch._inductor import config
         from torch._inductor.choices import InductorChoices
         from torch._inductor.virtualized import V
@@ -223,7 +230,7 @@ class InductorCandidates:
                     kernel_inputs, templates, op_name, *args, **options
                 )
                 tunes = config.max_autotune or config.max_autotune_gemm
-                # Asked several times for a product: once for PyTorch's own.
+                # Inductor asks once for each kind of template; aten's own product is one of them.
                 if tunes and any(x.uid == f"aten::{op_name}" for x in templates):
                     nodes = kernel_inputs.nodes()
                     strides = [node.get_stride() for node in nodes]

@@ -1,4 +1,4 @@
-"""torch.einsum of two operands or more, as matrix products."""
+"""torch.einsum of two or more operands, as a sequence of matrix products."""
 
 import math
 from collections.abc import Callable, Hashable
@@ -9,7 +9,9 @@ from torch.compiler import is_compiling
 
 __all__ = ["einsum"]
 
-_Labels = list[Hashable]  # of a tensor's dimensions
+# A label for each of a tensor's dimensions: its letter in the equation or, for the dimensions that
+# "..." covers, a negative number, counted from the last one.
+_Labels = list[Hashable]
 
 
 def einsum(
@@ -17,13 +19,13 @@ def einsum(
     *operands: torch.Tensor,
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:
-    """torch.einsum(equation, *operands), from left to right or, with opt_einsum, in its order.
+    """torch.einsum(equation, *operands), by matrix products in the order of torch.einsum.
 
     Args:
         equation: as for torch.einsum, with letters and "...".
-        operands: two tensors or more.
-        multiply: multiply(a, b) is the product of (*batch, m, k) and (*batch, k, n), where there
-            is one batch dimension or none.
+        operands: two or more tensors.
+        multiply: multiply(a, b) returns the product of (*batch, m, k) and (*batch, k, n), with one
+            batch dimension or none.
 
     Returns:
         The result, or None for an equation that torch.einsum refuses.
@@ -42,9 +44,10 @@ def einsum(
 
 
 def _path(equation, operands):
-    """Which two to multiply next, again and again; their product is put behind the others.
+    """Returns the pairs of operands to multiply. Each product is appended to the other operands.
 
-    As torch.einsum has it, but in compiled code from left to right: its sizes need not be known.
+    The order is torch.einsum's: opt_einsum's if that is enabled, else from left to right. Compiled
+    code multiplies from left to right, since its sizes may be symbolic.
     """
     if len(operands) > 2 and opt_einsum.enabled and not is_compiling():
         find = opt_einsum.get_opt_einsum().contract_path
@@ -53,8 +56,7 @@ def _path(equation, operands):
 
 
 def _parse(equation, operands) -> tuple[list[_Labels], _Labels] | None:
-    """The labels of each operand, and of the output: letters, or for what "..." stands for numbers,
-    counted from the last."""
+    """Returns the labels of each operand, and of the output."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if len(terms) != len(operands):
@@ -86,7 +88,7 @@ def _are_letters(text: str) -> bool:
 
 
 def _sizes_fit(parsed, operands) -> bool:
-    """Whether sizes agree: in an operand exactly, else but for broadcasting."""
+    """Returns whether sizes of one label are the same in an operand, and broadcast among them."""
     common = {}
     for labels, operand in zip(parsed, operands, strict=True):
         own = {}
@@ -99,7 +101,7 @@ def _sizes_fit(parsed, operands) -> bool:
 
 
 def _without_repeats(x, labels):
-    """The diagonal where a label stands for several dimensions."""
+    """Takes the diagonal of dimensions that have the same label."""
     labels = list(labels)
     for label in set(labels):
         while labels.count(label) > 1:
@@ -112,7 +114,7 @@ def _without_repeats(x, labels):
 
 
 def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
-    """The product of two tensors, summed over all labels that are not kept."""
+    """Multiplies two tensors, and sums over all labels that are not kept."""
     a, a_labels = _summed(a, a_labels, kept.union(b_labels))
     b, b_labels = _summed(b, b_labels, kept.union(a_labels))
     shared = [label for label in a_labels if label in b_labels]
@@ -126,7 +128,7 @@ def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
             sizes[label] = size
 
     def laid_out(x, labels, *groups):
-        """With the labels of groups in order; those that both have are expanded."""
+        """Permutes x to the labels of groups in order, and expands broadcast dimensions."""
         order = [label for group in groups for label in group]
         x = x.permute([labels.index(label) for label in order])
         return x.expand([sizes[label] for label in order])

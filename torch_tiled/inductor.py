@@ -1,4 +1,4 @@
-"""torch_tiled's products among those that Inductor's autotuning chooses from."""
+"""Offers torch_tiled's products to the autotuning of Inductor, torch.compile's code generator."""
 
 import torch
 
@@ -17,16 +17,16 @@ def tiled_bmm(a, b):
 
 
 def tiled_addmm(bias, a, b):
-    if bias.dim() == 2:  # torch 2.11 has it expanded
+    if bias.dim() == 2:  # torch 2.11 passes it expanded
         bias = bias[0]
     return torch.ops.tiled.linear(a, b.mT, bias)
 
 
 def _candidate(op, dtypes, strides, scalars):
-    """What computes aten::op of operands of these dtypes and strides, or None."""
+    """Returns the function that computes aten::op of such operands, or None."""
     if set(dtypes) != {torch.float32}:
         return None
-    if op == "addmm":  # a linear layer's
+    if op == "addmm":  # of a linear layer, if its first operand is a vector
         is_bias = len(strides[0]) == 1 or strides[0][0] == 0
         return tiled_addmm if is_bias and scalars["alpha"] == scalars["beta"] == 1 else None
     return {"mm": tiled_mm, "bmm": tiled_bmm}.get(op)
@@ -38,24 +38,24 @@ _candidates = InductorCandidates(
 
 
 def choices():
-    """What torch._inductor.config.inductor_choices_class calls while this is enabled."""
+    """The value of torch._inductor.config.inductor_choices_class after enable()."""
     return _candidates.choices()
 
 
 def enable() -> None:
     """Lets Inductor's autotuning choose torch_tiled's products where they are the fastest.
 
-    With mode="max-autotune" torch.compile times PyTorch's own product and Triton's, and keeps the
-    fastest. From now on torch_tiled's are timed too, in what this thread compiles, forward and
-    backward: mm, bmm, and addmm with a bias, of float32 operands, wherever PyTorch's own are
-    ("ATEN" in torch._inductor.config.max_autotune_gemm_backends).
+    With mode="max-autotune", torch.compile times PyTorch's own product and Triton's, and keeps the
+    fastest. After this call it also times torch_tiled's for models that this thread compiles,
+    forward and backward: mm, bmm, and addmm with a bias, of float32 operands, wherever it times
+    PyTorch's own ("ATEN" in torch._inductor.config.max_autotune_gemm_backends).
 
-    This is for models that are compiled as they are. Which product is the fastest may change from
-    one compilation to the next, and with it the order of sums: torch_tiled.convert(model) and
-    override() leave no such choice. AOTInductor, whose packages have no Python, is offered none.
+    This is for models that are not converted. The fastest product may change from one compilation
+    to the next, and with it the order of sums; torch_tiled.convert(model) and override() leave no
+    such choice. AOTInductor is offered no candidates, since its packages contain no Python.
 
     Raises:
-        RuntimeError: torch._inductor.config.inductor_choices_class is somebody else's.
+        RuntimeError: torch._inductor.config.inductor_choices_class is set to another class.
 
     Example::
 
@@ -66,7 +66,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undoes enable(), for what is compiled from now on. What was compiled stays as it is.
+    """Undoes enable() for later compilations. Models that are compiled already keep their products.
 
     Example::
 

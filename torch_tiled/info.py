@@ -1,4 +1,4 @@
-"""What `python -m torch_tiled info` tells: versions, the library, devices, and a self-test."""
+"""`python -m torch_tiled info`: versions, the library, devices, and a self-test."""
 
 import hashlib
 import json
@@ -10,10 +10,12 @@ import torch
 
 import torch_tiled
 
+from ._op import library
+
 __all__ = ["as_table", "info"]
 
-_SIZES = 33, 47, 256  # m, n, k: tiles of C that are cut off, and K long enough for tensor cores
-# The dtypes of the products, and what each is summed in.
+_SIZES = 33, 47, 256  # m, n, k: partial tiles of C, and K long enough for tensor cores
+# The dtypes of the products, and the dtype that each is summed in.
 _SUMMED_IN = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -22,18 +24,18 @@ _SUMMED_IN = {
 
 
 def info() -> dict:
-    """What there is to know of this installation, and whether its products are right.
+    """Describes this installation, and tests if its products are right.
 
     Returns:
         A dict that JSON can hold. Its keys:
 
         - "torch_tiled": its version; "library": the file it has loaded.
         - "built with": "torch" and "cuda" ("none" without CUDA), and "architectures", the machine
-          code (sm_*) and PTX (compute_*) in the library. None where nothing says so: the library
-          was built before it was recorded, or is not the one that was.
-        - "running": "python", "torch" and "cuda", which is torch's own ("none" without).
-        - "devices": for each its "device" and "name"; for GPUs "capability" and "code", what the
-          library has for it.
+          code (sm_*) and PTX (compute_*) in the library. It is None if no record of this very
+          library is beside it.
+        - "running": "python", "torch" and "cuda", the version of torch's CUDA or "none".
+        - "devices": for each its "device" and "name"; for GPUs also "capability" and "code", the
+          architecture in the library that the GPU runs.
         - "products": for each its "device", "dtype" and "algorithm", and "error": None, or a
           sentence.
         - "ok": whether no product has an error.
@@ -44,12 +46,11 @@ def info() -> dict:
         >>> info()["ok"]
         True
     """
-    library = torch_tiled._LIBRARY  # loaded, or the package could not have been imported
-    built = _built_with(library)
+    built = _built_with(library.PATH)
     products = _products()
     return {
         "torch_tiled": torch_tiled.__version__,
-        "library": str(library),
+        "library": str(library.PATH),
         "built with": built,
         "running": {
             "python": platform.python_version(),
@@ -63,7 +64,7 @@ def info() -> dict:
 
 
 def as_table(facts: dict) -> str:
-    """What info() returned, a line for each thing."""
+    """Formats the result of info(), a line for each thing."""
     built, running = facts["built with"], facts["running"]
     if built is None:
         built = dict.fromkeys(("torch", "cuda", "architectures"), "unknown")
@@ -91,13 +92,13 @@ def as_table(facts: dict) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def _built_with(library: Path) -> dict | None:
-    """What setup.py wrote beside the library, if it was of this library."""
-    record = library.with_suffix(".json")
+def _built_with(path: Path) -> dict | None:
+    """Returns what setup.py recorded beside the library, or None if the record is of another."""
+    record = path.with_suffix(".json")
     if not record.exists():
         return None
     built = json.loads(record.read_text())
-    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return built if built.pop("sha256") == digest else None
 
 
@@ -120,10 +121,10 @@ def _devices(built: dict | None) -> list[dict]:
 
 
 def _code_for(capability: tuple[int, int], architectures: list[str]) -> str:
-    """What a GPU's driver takes of a library: its machine code; else its PTX; else there is none.
+    """Returns the architecture that a driver takes: machine code, else PTX, else "none".
 
-    Machine code is for GPUs of its own major version and at least its minor one, with an "a" for
-    its own version alone. PTX is for every GPU from its version on, which "a" limits likewise.
+    Machine code runs on GPUs of its own major version and at least its minor version. PTX runs on
+    every GPU from its version on. Either with an "a" runs on its own version alone.
     """
     found = {"sm": [], "compute": []}
     for name in architectures:
@@ -146,7 +147,7 @@ def _code_for(capability: tuple[int, int], architectures: list[str]) -> str:
 
 
 def _products() -> list[dict]:
-    # On the CPU "auto" is torch's own product, which would be compared with itself.
+    # On the CPU "auto" is torch.matmul, which would be compared with itself.
     algorithms = {"cpu": "tiled"}
     if torch.cuda.is_available():
         algorithms[f"cuda:{torch.cuda.current_device()}"] = "auto"
@@ -163,15 +164,15 @@ def _products() -> list[dict]:
 
 
 def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
-    """What is wrong with a product, or None.
+    """Computes a product, and returns a sentence on its wrong elements, or None.
 
     A sum of K products in any order errs by at most (K + 2) u |A||B|, where u is the unit roundoff
-    of what it is summed in, and the 2 covers terms of second order; tensor cores err by less at
-    this K (docs/numerics.md). So does the float64 product that it is compared with. Then the sum is
-    rounded to its dtype.
+    of the dtype that it is summed in, and the 2 covers terms of second order; tensor cores err by
+    less at this K (docs/guide/numerics.md). The float64 product that it is compared with also has
+    such an error. The sum is then rounded to its dtype.
     """
     m, n, k = _SIZES
-    generator = torch.Generator().manual_seed(0)  # the process's own is left as it is
+    generator = torch.Generator().manual_seed(0)  # leaves the default one alone
     a = torch.randn(m, k, generator=generator, dtype=torch.float64).to(dtype)
     b = torch.randn(k, n, generator=generator, dtype=torch.float64).to(dtype)
     try:
@@ -182,7 +183,7 @@ def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
     limit = (k + 2) * (_roundoff(_SUMMED_IN[dtype]) + _roundoff(torch.float64)) * size
     limit += _roundoff(dtype) * (exact.abs() + limit)
     error = (product.double() - exact).abs()
-    wrong = ~(error <= limit)  # NaN is
+    wrong = ~(error <= limit)  # a NaN is wrong
     if not wrong.any():
         return None
     row, col = (int(index) for index in wrong.nonzero()[0])

@@ -1,55 +1,24 @@
-"""The operators as Python functions."""
+"""The operators as Python functions: matmul, linear, gemm_, prepare, algorithms and explain."""
 
 import types
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from . import autograd, errors, fake, plain, transforms, writing
-from ._internals import BelowAutograd, call_without_python
-from .autograd import differentiated, plain_linear, plain_matmul
-from .errors import raise_if_out_of_memory
-from .plain import is_plain
+from ._op.call import call, entry_points
+from ._op.checks import check_linear
+from ._op.derivatives import plain_linear, plain_matmul
+from ._op.fast_path import is_plain
 from .prepared import Prepared
-from .sharding import register_if_needed
 
 __all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul", "prepare"]
 
-_library = torch.library.Library("tiled", "FRAGMENT")
-for _module in (autograd, plain, writing, transforms, errors, fake):
-    _module.register(_library)
-
-
-def _ways_to_call(op):
-    return op, call_without_python(op)
-
-
-_matmul = _ways_to_call(torch.ops.tiled.matmul.default)
-_matmul_out = _ways_to_call(torch.ops.tiled.matmul.out)
-_gemm = _ways_to_call(torch.ops.tiled.gemm_.default)
-_linear = _ways_to_call(torch.ops.tiled.linear.default)
-_prepare = _ways_to_call(torch.ops.tiled.prepare.default)
-_prepared_matmul = _ways_to_call(torch.ops.tiled.matmul.prepared)
-_prepared_linear = _ways_to_call(torch.ops.tiled.linear.prepared)
-
-
-def _call(ways, *tensors, **options):
-    """Calls an operator, past its Autograd key where that would find nothing to do.
-
-    The kernel at that key is Python, and finding out costs less than calling it. Likewise options
-    that have their default values are better left out.
-    """
-    op, direct = ways
-    try:
-        if "out" not in options and is_plain(*tensors) and not differentiated(*tensors):
-            with BelowAutograd():
-                return direct(*tensors, **options)
-        if not is_dynamo_compiling():
-            register_if_needed()  # in inference mode nobody else does
-        return op(*tensors, **options)
-    except RuntimeError as error:
-        raise_if_out_of_memory(error)
-        raise
+_matmul = entry_points(torch.ops.tiled.matmul.default)
+_matmul_out = entry_points(torch.ops.tiled.matmul.out)
+_gemm = entry_points(torch.ops.tiled.gemm_.default)
+_linear = entry_points(torch.ops.tiled.linear.default)
+_prepare = entry_points(torch.ops.tiled.prepare.default)
+_prepared_matmul = entry_points(torch.ops.tiled.matmul.prepared)
+_prepared_linear = entry_points(torch.ops.tiled.linear.prepared)
 
 
 def matmul(
@@ -63,29 +32,32 @@ def matmul(
 ) -> torch.Tensor:
     """The matrix product of two tensors, with the semantics of torch.matmul.
 
+    The dtypes are float32, float64, float16 and bfloat16. Products of float16 and bfloat16 are
+    summed in float32.
+
     Args:
-        a: (m, k), or (k,), or a batch (..., m, k). Any strides; nothing is copied.
+        a: (m, k), or (k,), or a batch (..., m, k), of any strides.
         b: (k, n), or (k,), or a batch (..., k, n), of a's dtype and on its device. The batch
-            dimensions of a and b broadcast. Or torch_tiled.prepare(b), without out or out_dtype.
+            dimensions of a and b broadcast. Without out and out_dtype, b may be
+            torch_tiled.prepare(b).
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
         precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" is as
-            accurate as an SGEMM that adds in sequence, and uses tensor cores on GPUs of the Hopper
-            generation; "ieee" rounds every multiply-add as IEEE 754 does, in one order on every
-            GPU; "tf32" may round a and b to the 11 bits that TF32 has, as "auto" does on Hopper.
-            On the CPU, "auto" is torch.matmul in each. docs/numerics.md has the bounds.
+            accurate as an SGEMM that adds in sequence, and uses tensor cores on Hopper GPUs;
+            "ieee" rounds every FMA as IEEE 754 does, in one order on every GPU; "tf32" may round a
+            and b to TF32's 11 bits, which "auto" does on Hopper. On the CPU, "auto" is torch.matmul
+            in every precision. docs/guide/numerics.md has the error bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
-        out: a tensor of the result's shape to write to, dtype as for out_dtype. It has no
-            gradient, may not share memory with a or b, and is never resized.
+        out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
+            float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or
+            b, and is never resized.
 
     Returns:
-        The product, contiguous, or out.
+        The product, contiguous, of a's dtype or out_dtype; or out.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that don't fit, or an unknown option; the text says
-            which and what to do.
-        torch.OutOfMemoryError: there is no memory for the result; a and b are untouched.
-
-    dtypes are float32, float64, float16 and bfloat16; the last two are summed in float32.
+        RuntimeError: shapes, dtypes or devices do not fit, or an option is unknown. The text names
+            the argument and the remedy.
+        torch.OutOfMemoryError: there is no memory for the result; a and b are unchanged.
 
     Example::
 
@@ -96,38 +68,38 @@ def matmul(
     if out is not None:
         if out_dtype is not None and out_dtype != out.dtype:
             raise RuntimeError(
-                f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; leave out_dtype "
-                f"away, since out has a dtype"
+                f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; drop out_dtype, "
+                f"since out has a dtype"
             )
         _refuse_prepared(b, "out")
-        _call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
+        call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
         return out
     if algorithm == "auto" and precision == "fp32" and out_dtype is None:
         if is_plain(a, b):
             return plain_matmul(a, b)
         if isinstance(b, Prepared):
-            return _call(_prepared_matmul, a, *_right_operand(b))
-        return _call(_matmul, a, b)
+            return call(_prepared_matmul, a, *_right_operand(b))
+        return call(_matmul, a, b)
     options = {"algorithm": algorithm, "precision": precision}
     if isinstance(b, Prepared) and out_dtype is None:
-        return _call(_prepared_matmul, a, *_right_operand(b), **options)
+        return call(_prepared_matmul, a, *_right_operand(b), **options)
     _refuse_prepared(b, "out_dtype")
-    return _call(_matmul, a, b, out_dtype=out_dtype, **options)
+    return call(_matmul, a, b, out_dtype=out_dtype, **options)
 
 
 def _refuse_prepared(b, option):
     if isinstance(b, Prepared):
         raise RuntimeError(
-            f"tiled::matmul: {option} is not taken with a prepared b; leave it away, or pass "
-            f"b.tensor, which is b unprepared"
+            f"tiled::matmul: {option} is not taken with a prepared b; drop it, or pass b.tensor, "
+            f"the unprepared operand"
         )
 
 
 def _right_operand(b):
     if b.transposed:
         raise RuntimeError(
-            f"tiled::matmul: b is the transpose of what was prepared, of shape {tuple(b.shape)}, "
-            f"and is not split along its rows; pass torch_tiled.prepare(b.tensor)"
+            f"tiled::matmul: b is the transpose of a prepared operand, of shape {tuple(b.shape)}, "
+            f"and is split along the wrong dimension; pass torch_tiled.prepare(b.tensor)"
         )
     return b.tensor, b.hi_lo, b.inverse_scales
 
@@ -135,29 +107,29 @@ def _right_operand(b):
 def prepare(b: torch.Tensor) -> Prepared:
     """Splits b once, for many products `torch_tiled.matmul(a, torch_tiled.prepare(b))`.
 
-    On GPUs of the Hopper generation a float32 product begins with splitting both operands in
-    halves. That of a weight need not be done anew for each product; this is for weights in the
-    functional style, and torch_tiled.freeze(model) for those of layers. The products' bits are
-    those of the unprepared ones.
+    On Hopper GPUs a float32 product first splits both operands into hi and lo float16 parts. A
+    prepared weight spares each product that work, with the same bits in the result. This function
+    is for weights in the functional style; torch_tiled.freeze(model) is for those of layers.
 
-    b is kept, not copied, and must not be written to: what was split would go stale, unnoticed.
-    Where there is nothing to split (other dtypes, other GPUs, K below 64), only b itself is kept.
-    On the CPU the split is read by algorithm="fp16x3" alone.
+    The result refers to b and does not copy it. b must not be written to: the hi and lo parts would
+    be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
+    64), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
-    It has no derivative: a product with a b that requires grad is refused while gradients are
-    recorded. Gradients to the other operand flow as they do unprepared. Under autocast the product
-    is the unprepared one, in the region's dtype.
+    A prepared operand has no derivative: while gradients are recorded, a product with a b that
+    requires grad raises. The other operand gets the same gradient as from an unprepared product. In
+    an autocast region the product is the unprepared one, in the region's dtype.
 
     Args:
         b: (k, n), float32, float64, float16 or bfloat16, of any strides.
 
     Returns:
-        A torch_tiled.Prepared of b's shape. Its `.nbytes` says what memory it takes: about as much
-        as b. torch_tiled.linear takes a weight as `torch_tiled.prepare(weight.mT).mT`.
+        A torch_tiled.Prepared of b's shape. Its `.nbytes` is the memory that it takes beside b's
+        own, about as much as b. torch_tiled.linear takes a weight as
+        `torch_tiled.prepare(weight.mT).mT`.
 
     Raises:
-        RuntimeError: b is no matrix, or of another dtype.
-        torch.OutOfMemoryError: there is no memory for the halves.
+        RuntimeError: b is not a matrix, or has another dtype.
+        torch.OutOfMemoryError: there is no memory for the hi and lo parts.
 
     Example::
 
@@ -166,7 +138,7 @@ def prepare(b: torch.Tensor) -> Prepared:
         >>> torch.equal(torch_tiled.matmul(a, prepared), torch_tiled.matmul(a, b))
         True
     """
-    return Prepared(b, *_call(_prepare, b))
+    return Prepared(b, *call(_prepare, b))
 
 
 def linear(
@@ -180,19 +152,19 @@ def linear(
 ) -> torch.Tensor:
     """activation(x @ weight.T + bias) in one launch.
 
-    Where a gradient needs the activation's argument (all but "none" and "relu" do), product and
-    activation run one after the other instead.
+    While gradients are recorded, an activation other than "none" and "relu" is a second launch: its
+    gradient needs the product before the activation.
 
     Args:
-        x: (..., in_features), at least one dimension.
+        x: (..., in_features), with at least one dimension, of the dtypes of torch_tiled.matmul.
         weight: (out_features, in_features), of x's dtype and on its device; or
             torch_tiled.prepare(weight.mT).mT.
-        bias: (out_features,) or None.
+        bias: (out_features,), of x's dtype and on its device; or None.
         activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu".
         algorithm, precision: as for torch_tiled.matmul.
 
     Returns:
-        (..., out_features), contiguous.
+        (..., out_features), of x's dtype, contiguous.
 
     Raises:
         RuntimeError, torch.OutOfMemoryError: as torch_tiled.matmul does.
@@ -206,23 +178,23 @@ def linear(
     if isinstance(weight, Prepared):
         operands = (x, *_weight(weight)) if bias is None else (x, *_weight(weight), bias)
         if activation == "none" and algorithm == "auto" and precision == "fp32":
-            return _call(_prepared_linear, *operands)
+            return call(_prepared_linear, *operands)
         options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-        return _call(_prepared_linear, *operands, **options)
+        return call(_prepared_linear, *operands, **options)
     operands = (x, weight) if bias is None else (x, weight, bias)
     if activation == "none" and algorithm == "auto" and precision == "fp32":
         if is_plain(*operands):
             return plain_linear(x, weight, bias)
-        return _call(_linear, *operands)
+        return call(_linear, *operands)
     options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-    return _call(_linear, *operands, **options)
+    return call(_linear, *operands, **options)
 
 
 def _weight(weight):
     if not weight.transposed:
         raise RuntimeError(
             f"tiled::linear: weight was prepared as the right operand of matmul, of shape "
-            f"{tuple(weight.shape)}, and is split along its rows; pass "
+            f"{tuple(weight.shape)}, and is split along the wrong dimension; pass "
             f"torch_tiled.prepare(weight.mT).mT, made of the weight itself"
         )
     return weight.tensor, weight.hi_lo, weight.inverse_scales
@@ -238,12 +210,14 @@ def gemm_(
     algorithm: str = "auto",
     precision: str = "fp32",
 ) -> torch.Tensor:
-    """c = alpha * a @ b + beta * c in place, the verb of BLAS.
+    """c = alpha * a @ b + beta * c in place, as BLAS's GEMM.
 
     Args:
-        c: (..., m, n), written through its strides. With beta = 0 it is not read.
-        a: (..., m, k), of c's dtype and on its device.
-        b: (..., k, n), likewise. The batch dimensions of a and b broadcast to those of c.
+        c: (..., m, n), of the dtypes of torch_tiled.matmul and of any strides. With beta = 0 it is
+            not read.
+        a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
+        b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
+            those of c.
         alpha, beta: numbers.
         algorithm, precision: as for torch_tiled.matmul.
 
@@ -251,8 +225,8 @@ def gemm_(
         c.
 
     Raises:
-        RuntimeError: as torch_tiled.matmul does; also if a gradient or tangent would have to flow
-            through the write, if elements of c share memory, or if c shares memory with a or b.
+        RuntimeError: as torch_tiled.matmul does; also if a gradient or tangent would flow through
+            the write, if elements of c share memory, or if c shares memory with a or b.
         torch.OutOfMemoryError: there is no memory for a workspace.
 
     Example::
@@ -261,12 +235,12 @@ def gemm_(
         >>> torch_tiled.gemm_(c, a, b, alpha=0.5, beta=0) is c
         True
     """
-    _call(_gemm, c, a, b, alpha=alpha, beta=beta, algorithm=algorithm, precision=precision)
+    call(_gemm, c, a, b, alpha=alpha, beta=beta, algorithm=algorithm, precision=precision)
     return c
 
 
 def algorithms() -> list[str]:
-    """The names that `algorithm` takes beside "auto", slowest first.
+    """The names that `algorithm` takes, except "auto": kernels and families, slowest first.
 
     Example::
 
@@ -277,13 +251,13 @@ def algorithms() -> list[str]:
 
 
 def check_precision(precision: str) -> None:
-    """Raises what a float32 product in an unknown precision does; computes none."""
+    """Raises the RuntimeError of a product in this precision if there is no such precision."""
     matrix = torch.empty(1, 1, device="meta", dtype=torch.float32)
-    fake.check_linear(matrix, matrix, precision=precision)
+    check_linear(matrix, matrix, precision=precision)
 
 
 class Explanation(types.SimpleNamespace):
-    """How a product would be computed: a field for each thing to know, a line for each in print."""
+    """How a product would be computed. str() has a line for each field."""
 
     def __str__(self):
         width = max(map(len, vars(self)), default=0)
@@ -299,22 +273,23 @@ def explain(
     compute_capability: int = 0,
     sms: int = 0,
 ) -> Explanation:
-    """What torch_tiled.matmul(a, b) would do with these operands and options, and why.
+    """Explains which kernel torch_tiled.matmul(a, b) would run with these options, and why.
 
-    Products with a guard are computed, to tell how many elements were recomputed. With
-    `compute_capability` and `sms` nothing is computed: the plan is that for such a GPU, which need
-    not be there.
+    An fp16x3 or tf32 product is computed, to report how many of its elements were flagged and
+    recomputed. With `compute_capability` and `sms` nothing is computed: the plan is that of such a
+    GPU, and none need be there.
 
     Args:
-        a, b, algorithm, precision: as for torch_tiled.matmul, but b is not a Prepared.
-        compute_capability, sms: of a GPU, such as 90 and 132 for an H200 (compute capability 9.0,
-            132 SMs).
+        a, b, algorithm, precision: as for torch_tiled.matmul, but b may not be a Prepared.
+        compute_capability, sms: those of a GPU, for example 90 (for 9.0) and 132 of an H200. Both
+            or neither are given.
 
     Returns:
-        An Explanation, whose fields (strings; at least `algorithm`) can be printed or read.
+        An Explanation, whose fields are strings. `algorithm` is always there.
 
     Raises:
-        RuntimeError: as torch_tiled.matmul does.
+        RuntimeError: as torch_tiled.matmul does, or a GPU cannot have this compute_capability and
+            number of sms.
 
     Example::
 

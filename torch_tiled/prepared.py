@@ -1,4 +1,4 @@
-"""An operand that is split once, for many products."""
+"""A matrix that is split into hi and lo parts once, for many products."""
 
 import torch
 
@@ -8,17 +8,18 @@ _LEAVES = ("tensor", "hi_lo", "inverse_scales")
 
 
 class Prepared:
-    """What torch_tiled.prepare returns: the right operand of torch_tiled.matmul, split beforehand.
+    """The result of torch_tiled.prepare: a right operand of torch_tiled.matmul, split beforehand.
 
-    It stands for the tensor it was made of, and is made of plain tensors: a pytree, which passes
-    through torch.compile, torch.export and the transforms of torch.func, and whose leaves
-    torch.utils' tree functions can move to another device.
+    It has the shape, dtype and device of the tensor that it was made of. It is a pytree of plain
+    tensors: it passes through torch.compile, torch.export and the transforms of torch.func, and
+    torch.utils' tree functions can move it to another device.
 
     Attributes:
-        tensor: the operand itself, not a copy. Its writer must prepare it anew.
-        hi_lo, inverse_scales: what torch.ops.tiled.prepare made of it; empty where there is nothing to
-            split.
-        transposed: whether it stands for the weight of torch_tiled.linear.
+        tensor: the operand itself, (k, n), not a copy. After a write to it, prepare it again.
+        hi_lo: uint8, (bytes,): the hi and lo float16 parts of the scaled operand, in the kernels'
+            layout; empty if products do not split it.
+        inverse_scales: float32, (groups,): one for each column and chunk of K; empty if hi_lo is.
+        transposed: whether it is a weight of torch_tiled.linear, so that `tensor` is (n, k).
     """
 
     def __init__(self, tensor, hi_lo, inverse_scales, transposed=False):
@@ -29,7 +30,7 @@ class Prepared:
 
     @property
     def mT(self):
-        """The transpose: of prepare(weight.mT), what torch_tiled.linear takes as its weight."""
+        """The transpose. That of prepare(weight.mT) is a weight for torch_tiled.linear."""
         return Prepared(self.tensor.mT, self.hi_lo, self.inverse_scales, not self.transposed)
 
     @property
@@ -46,7 +47,7 @@ class Prepared:
 
     @property
     def nbytes(self):
-        """The memory that it takes beside the tensor's own."""
+        """The bytes of hi_lo and inverse_scales."""
         return self.hi_lo.nbytes + self.inverse_scales.nbytes
 
     def __repr__(self):

@@ -1,8 +1,8 @@
-"""What `python -m torch_tiled trace` draws: a small product, tile by tile, as `tiled` computes it.
+"""`python -m torch_tiled trace`: a small product, tile by tile, as the kernel `tiled` computes it.
 
-Matrices lie in global memory, which is far. A block of threads has a tile of C; phase by phase it
-copies a tile of A and one of B into shared memory, which is near, and adds their product to its
-sums. Every element that is copied is used by a whole row or column of the tile.
+The matrices are in global memory. A thread block computes a tile of C. In each phase it copies a
+tile of A and a tile of B to shared memory, and adds their product to its accumulators. Each element
+that it copies is used by a whole row or column of the tile.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ import torch
 
 __all__ = ["Phase", "Traced", "draw", "trace"]
 
-_MOST_PHASES = 16  # drawn where not all are asked for
+_MOST_PHASES = 16  # drawn without --all, unless one block has more
 
 
 class _GlobalMemory:
-    """A matrix, and how many of its elements have been read."""
+    """A matrix that counts reads of its elements."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
         self.matrix, self.reads = matrix, 0
@@ -29,14 +29,21 @@ class _GlobalMemory:
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a block."""
+    """One step along K of a block.
 
-    row: int  # where its tile of C begins
+    Attributes:
+        row, col: the first row and column of the block's tile of C.
+        k: the first column of the tile of A, and row of the tile of B.
+        a, b: (tile, tile), the tiles in shared memory, padded with zeros.
+        sums: (tile, tile), the accumulators after this phase.
+    """
+
+    row: int
     col: int
-    k: int  # where the tiles' part of K begins
-    a: torch.Tensor  # (tile, tile), zeros beyond the matrix, as in shared memory
+    k: int
+    a: torch.Tensor
     b: torch.Tensor
-    sums: torch.Tensor  # (tile, tile), after this phase
+    sums: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,11 @@ class Traced:
     """A product, computed by `naive` and by `tiled`.
 
     Attributes:
-        a, b: (m, k) and (k, n) whole numbers.
-        tile: rows and columns of a tile, and how much of K it has.
-        phases: those of all blocks, one block after another.
+        a, b: (m, k) and (k, n), int64.
+        tile: the rows and columns of a tile.
+        phases: the phases of all blocks, one block after another.
         c: (m, n), the product.
-        naive_reads, tiled_reads: elements of a and b read from global memory, in all.
+        naive_reads, tiled_reads: how many elements of a and b are read from global memory.
     """
 
     a: torch.Tensor
@@ -61,7 +68,14 @@ class Traced:
 
 
 def trace(m: int, n: int, k: int, tile: int) -> Traced:
-    """Multiplies whole numbers, (m, k) by (k, n), and counts what is read on the way.
+    """Multiplies two matrices of whole numbers, (m, k) and (k, n), and counts the reads.
+
+    Args:
+        m, n, k: the sizes of the product.
+        tile: the rows and columns of a tile.
+
+    Returns:
+        A Traced.
 
     Raises:
         ValueError: a size is not positive.
@@ -74,7 +88,7 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
     """
     for name, size in (("m", m), ("n", n), ("k", k), ("tile", tile)):
         if size < 1:
-            raise ValueError(f"{name} is {size}; a product to look at has sizes of at least 1")
+            raise ValueError(f"{name} is {size}; a product to trace has sizes of at least 1")
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(1, 10, (m, k), generator=generator)
     b = torch.randint(1, 10, (k, n), generator=generator)
@@ -88,7 +102,7 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
 
 
 def _naive(a: _GlobalMemory, b: _GlobalMemory) -> torch.Tensor:
-    """Each element reads its row of a and its column of b."""
+    """The product, for whose every element a row of a and a column of b are read."""
     c = a.matrix.new_empty(a.matrix.shape[0], b.matrix.shape[1])
     for i in range(c.shape[0]):
         for j in range(c.shape[1]):
@@ -116,15 +130,15 @@ def _tiled(a: _GlobalMemory, b: _GlobalMemory, tile: int) -> Iterator[Phase]:
 
 
 def draw(traced: Traced, console=None, every: bool = False) -> None:
-    """Draws a product's phases, and what it reads.
+    """Draws a product's phases and a table of its reads.
 
     Args:
-        traced: what trace() returns.
-        console: a rich.console.Console; None is one of standard output.
+        traced: the result of trace().
+        console: a rich.console.Console, or None for standard output.
         every: whether to draw all phases of all blocks, however many.
 
     Raises:
-        ModuleNotFoundError: rich is not installed; the text says so.
+        ModuleNotFoundError: rich is not installed.
     """
     try:
         from rich.console import Console
@@ -135,18 +149,18 @@ def draw(traced: Traced, console=None, every: bool = False) -> None:
     (m, k), n, tile = traced.a.shape, traced.b.shape[1], traced.tile
     console.print(f"C = A B, ({m}, {n}) = ({m}, {k}) ({k}, {n}), in tiles of {tile} x {tile}\n")
     _draw_matrices(console, ("A", traced.a), ("B", traced.b), ("C", traced.c))
-    of_block = -(-k // tile)
-    drawn = len(traced.phases) if every else _whole_blocks(len(traced.phases), of_block)
+    per_block = -(-k // tile)
+    drawn = len(traced.phases) if every else _whole_blocks(len(traced.phases), per_block)
     for index, phase in enumerate(traced.phases[:drawn]):
-        _draw_phase(console, traced, phase, index % of_block, of_block)
+        _draw_phase(console, traced, phase, index % per_block, per_block)
     if drawn < len(traced.phases):
         console.print(f"and {len(traced.phases) - drawn} phases more, which --all draws\n")
     console.print(_reads(traced))
 
 
-def _whole_blocks(phases: int, of_block: int) -> int:
-    """How many phases to draw: of as many blocks as are not too many, and of one at least."""
-    return min(phases, max(_MOST_PHASES // of_block, 1) * of_block)
+def _whole_blocks(phases: int, per_block: int) -> int:
+    """The number of phases to draw: those of whole blocks, at most _MOST_PHASES or one block."""
+    return min(phases, max(_MOST_PHASES // per_block, 1) * per_block)
 
 
 def _draw_phase(console, traced: Traced, phase: Phase, index: int, count: int) -> None:
@@ -173,7 +187,7 @@ def _text(part: slice) -> str:
 
 
 def _draw_matrices(console, *matrices) -> None:
-    """Side by side where there is room, or else one below another."""
+    """Draws matrices side by side if they fit the console's width, else one below another."""
     from rich.columns import Columns
     from rich.measure import Measurement
 
@@ -189,7 +203,7 @@ def _draw_matrices(console, *matrices) -> None:
 
 
 def _matrix(title: str, matrix: torch.Tensor, inside: tuple[int, int] | None = None):
-    """A matrix with its name above; what lies beyond `inside` pads it, and is in brackets."""
+    """A drawing of a matrix below its title, with brackets around elements outside of `inside`."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -213,7 +227,7 @@ def _reads(traced: Traced):
 
     (m, k), n, tile = traced.a.shape, traced.b.shape[1], traced.tile
     table = Table(title="reads of global memory", box=box.SIMPLE, title_justify="left")
-    for heading in ("kernel", "an element of C", "in all", "multiply-adds a read"):
+    for heading in ("kernel", "per element of C", "total", "FMAs per read"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
     for name, reads in (("naive", traced.naive_reads), (f"tiled, {tile}", traced.tiled_reads)):
         table.add_row(name, f"{reads / (m * n):g}", f"{reads}", f"{m * n * k / reads:g}")

@@ -184,7 +184,7 @@ Presplit presplit_operand(const char* op, Named b, const Product& product, const
   check_same_device(op, {"inverse_scales", inverse_scales}, b);
   if (b.tensor.dim() != 2) {
     fail(op,
-         std::string(b.name) + " is " + shape_of(b.tensor) + "; what was prepared is one matrix");
+         std::string(b.name) + " is " + shape_of(b.tensor) + "; a prepared operand is one matrix");
   }
   if (hi_lo.numel() == 0 && inverse_scales.numel() == 0) return {};
   Presplit presplit = presplit_columns(product.k, product.n);
@@ -196,8 +196,8 @@ Presplit presplit_operand(const char* op, Named b, const Product& product, const
       b.tensor.scalar_type() != ScalarType::Float) {
     auto describe = [](const Tensor& x) { return shape_of(x) + " " + dtype_name(x.scalar_type()); };
     fail(op, "hi_lo is " + describe(hi_lo) + " and inverse_scales is " + describe(inverse_scales) +
-                 ", which is not what torch_tiled.presplit makes of " + b.name + ", " +
-                 describe(b.tensor) + "; presplit it anew");
+                 ", which is not what torch_tiled.prepare makes of " + b.name + ", " +
+                 describe(b.tensor) + "; prepare it again");
   }
   presplit.hi_lo = static_cast<uint8_t*>(const_cast<void*>(hi_lo.const_data_ptr()));
   presplit.inverse_scales = static_cast<float*>(const_cast<void*>(inverse_scales.const_data_ptr()));

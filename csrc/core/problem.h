@@ -94,20 +94,25 @@ inline int64_t next_k_splits(int64_t chunks, int64_t splits) {
 }
 
 // The offset in elements, from Matrix::data, of matrix `index` of the batch.
-template <class Void>
-HOST_DEVICE int64_t batch_offset(const Batch& batch, const MatrixOf<Void>& matrix, int64_t index) {
+HOST_DEVICE inline int64_t batch_offset(const Batch& batch,
+                                        const int64_t (&batch_stride)[kMaxBatchRank],
+                                        int64_t index) {
   int64_t offset = 0;
   NO_UNROLL  // a 64-bit division is many instructions
       for (int d = batch.rank - 1; d >= 0; --d) {
-    offset += index % batch.size[d] * matrix.batch_stride[d];
+    offset += index % batch.size[d] * batch_stride[d];
     index /= batch.size[d];
   }
   return offset;
 }
+template <class Void>
+HOST_DEVICE int64_t batch_offset(const Batch& batch, const MatrixOf<Void>& matrix, int64_t index) {
+  return batch_offset(batch, matrix.batch_stride, index);
+}
 
 // --- layouts -------------------------------------------------------------------------------------
-// The functions below see B transposed (b of k x n as n rows along K), so that an operand's rows
-// are A's rows or B's columns: row_stride is the distance between rows, col_stride the one along K.
+// The functions below see B transposed, so that an operand's rows are A's rows or B's columns:
+// row_stride is the distance between rows, col_stride that between the elements of a row.
 
 // Returns whether vectors of `count` elements can be accessed at once wherever one begins: elements
 // are `inner` apart and rows of them `outer`.

@@ -1,5 +1,5 @@
-// fp16x3 on the CPU: the specification that runs. A tile of C is computed chunk after chunk as
-// fp16x3.h says, with a model of the tensor core where the GPU has one.
+// fp16x3 on the CPU: the specification as a program. It computes a tile chunk by chunk as
+// order_fp16x3.h says, by a model of the tensor core.
 
 #include <algorithm>
 
@@ -20,14 +20,14 @@ namespace tiled::cpu {
 namespace {
 
 constexpr int kTile = 32;   // rows and columns of C
-constexpr int kDepth = 16;  // of a sum of the tensor core
+constexpr int kDepth = 16;  // products of a tensor-core sum
 static_assert(kChunk % fp16x3::promotion(kChunk) == 0, "promotions divide a chunk");
 
-// A row of A, or a column of B, and its scale in the chunk at hand.
-struct Line {
+// A row of A or a column of B in one chunk, and its scale there.
+struct OperandRow {
   const float* data = nullptr;  // where the chunk begins
   int64_t stride = 0;           // along K
-  PresplitRow presplit = {};    // the same, where it was split beforehand
+  PresplitRow presplit = {};    // the whole row, where it was split beforehand
   int64_t begin = 0;            // of the chunk, in K
   Group group = {};
 
@@ -46,13 +46,13 @@ struct Line {
     return fp16x3::split((exists ? at(k) : 0.0f) * group.scale);
   }
 
-  // Splits kDepth numbers, zeros beyond `k_left`, to column n of `hi` and `lo`.
+  // Splits kDepth elements, zeros from `k_left` on, to column n of `hi` and `lo`.
   template <int kN>
   void split(int64_t from, int64_t k_left, Factors<kN>& hi, Factors<kN>& lo, int n) const {
     for (int k = 0; k < kDepth; ++k) {
-      const fp16x3::Split halves = split(from + k, k < k_left);
-      hi.set(k, n, halves.hi);
-      lo.set(k, n, halves.lo);
+      const fp16x3::Split parts = split(from + k, k < k_left);
+      hi.set(k, n, parts.hi);
+      lo.set(k, n, parts.lo);
     }
   }
 };
@@ -67,8 +67,8 @@ SIMD void multiply_row(const Factors<1>& a_hi, const Factors<1>& a_lo, const Fac
   add_products(low, a_hi, b_lo);
 }
 
-// A chunk's sums, before they are put together: hi times hi, promoted, and the rest.
-void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)[kTile],
+// Computes a chunk's sums: `total` of the promoted hi products, and `low` of the small ones.
+void multiply_chunk(const OperandRow (&rows)[kTile], int row_count, const OperandRow (&cols)[kTile],
                     int col_count, int64_t chunk, int promotion, Sums& total, Sums& low) {
   alignas(64) Factors<kTile> b_hi = {}, b_lo = {};
   alignas(64) Sums part;
@@ -88,7 +88,7 @@ void multiply_chunk(const Line (&rows)[kTile], int row_count, const Line (&cols)
   }
 }
 
-// Returns how many elements the guard had computed again.
+// Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
   const TilePlace<kTile> at(p, index);
   const auto [batch, row, col, row_count, col_count] = at;
@@ -101,7 +101,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
   std::fill_n(&sum[0][0], kTile * kTile, kAddIdentity<float>);
   for (int64_t k = 0; k < p.k; k += kChunk) {
     const int64_t chunk = std::min<int64_t>(p.k - k, kChunk);
-    Line rows[kTile], cols[kTile];
+    OperandRow rows[kTile], cols[kTile];
     for (int i = 0; i < row_count; ++i) {
       rows[i] = {.data = a + i * p.a.row_stride + k * p.a.col_stride, .stride = p.a.col_stride};
       rows[i].set_scale(chunk);
@@ -123,7 +123,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     }
   }
 
-  return store_tile_again(p, at, sum);
+  return store_tile_recomputed(p, at, sum);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// The scale of a group of numbers: csrc/fp16x3.h.
+// The scale of a group: a row of A or a column of B in one chunk (core/order_fp16x3.h).
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Group {
   float inverse_scale = 1;
 };
 
-// That of at(0), .. at(count - 1).
+// Finds the scale of the group at(0), .., at(count - 1).
 template <typename At>
 Group measure(int64_t count, const At& at) {
   uint32_t largest = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Split operands on the CPU: written, and read again.
+// Operands that are split beforehand (core/presplit.h), on the CPU: writing and reading them.
 
 #include <cstdint>
 
@@ -10,10 +10,10 @@
 
 namespace tiled::cpu {
 
-// Writes `presplit`, whose rows are those of `source`.
+// Writes `presplit` from `source`, whose row_stride is between rows and col_stride along K.
 void write_presplit(const Matrix& source, const Presplit& presplit, const Context& context);
 
-// A row of a split operand, which is one matrix.
+// A row of a presplit operand without a batch.
 struct PresplitRow {
   Presplit presplit;
   int64_t row = 0;

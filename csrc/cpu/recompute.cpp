@@ -8,7 +8,7 @@
 namespace tiled::cpu {
 namespace {
 
-// Of this file alone, since the compiler would export a function of two versions.
+// It is local to this file, since the compiler would export both versions of the function.
 SIMD float sum(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride) {
   float total = kAddIdentity<float>;
   for (int64_t chunk = 0; chunk < k; chunk += kChunk) {

@@ -1,5 +1,6 @@
 #pragma once
-// Elements that are computed again in the order of sum.h, because their sums are NaN.
+// Flagged elements, whose sums are NaN: they are recomputed in the chunked order
+// (core/order_chunked.h).
 
 #include <atomic>
 #include <cmath>
@@ -11,13 +12,14 @@
 
 namespace tiled::cpu {
 
-// A row times a column, in the order of sum.h.
+// A row of A times a column of B, in the chunked order.
 float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride);
 
-// Ends a tile's sums. Returns how many of them were computed again.
+// Recomputes a tile's flagged elements, applies the epilogue, and stores the tile. Returns the
+// number of recomputed elements.
 template <int kTile>
-int64_t store_tile_again(const Problem& p, const TilePlace<kTile>& at,
-                         float (&sums)[kTile][kTile]) {
+int64_t store_tile_recomputed(const Problem& p, const TilePlace<kTile>& at,
+                              float (&sums)[kTile][kTile]) {
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch) +
                    at.row * p.a.row_stride;
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch) +
@@ -35,7 +37,8 @@ int64_t store_tile_again(const Problem& p, const TilePlace<kTile>& at,
   return recomputed;
 }
 
-// Computes all tiles, each by compute_tile(p, index), which returns what store_tile_again() does.
+// Computes all tiles, each by compute_tile(p, index), which returns the number of recomputed
+// elements, and counts these where the context asks.
 template <int kTile, typename ComputeTile>
 void compute_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
   std::atomic<int64_t> recomputed = 0;

@@ -1,15 +1,16 @@
 #pragma once
-// A sum as Hopper's tensor cores compute it, to the bit: sum + a[0] b[0] + .. + a[15] b[15], the
-// factors of float16 or bfloat16, the sum a float.
+// A model of Hopper's tensor cores, to the bit. It computes sum + a[0] b[0] + .. + a[15] b[15] of
+// float16 or bfloat16 factors and a float32 sum.
 //
-// The products are exact. They and the sum are aligned to the largest exponent among them, which is
-// -133 at least: that of a product is its factors' together, a subnormal number's is the smallest
-// normal one's, and zeros take no part. Bits beyond the 25th after the point are cut off each
-// addend, and what the addends come to is cut to a float's 24 bits: always toward zero. Zeros alone
-// add up to +0.
+// The 16 products are exact. They and the sum are the addends. All addends are aligned to the
+// largest exponent among them, which is at least -133. The exponent of a product is the sum of its
+// factors' exponents; a subnormal number has the exponent of the smallest normal one; zeros have
+// none. Each addend loses its bits beyond the 25th after the binary point, and their exact sum is
+// cut to the 24 bits of a float32. Both truncate toward zero. A sum of zeros is +0.
 //
-// Where a factor or the sum is Inf or NaN the model says NaN: whoever needs Inf asks IEEE 754.
-// Sums of float16 factors began with 0, so that they stay far from the ends of a float's range.
+// Where a factor or the sum is Inf or NaN the model gives NaN. A caller that needs Inf computes it
+// by IEEE 754. For float16 factors the model expects sums that began with 0: they stay far from the
+// ends of a float32's range.
 
 #include <algorithm>
 #include <bit>
@@ -21,11 +22,11 @@
 
 namespace tiled::cpu {
 
-// Exponents that no number here comes near.
+// Exponents of zero and of NaN, far from those of all numbers.
 inline constexpr int kZeroExponent = -4096;
 inline constexpr int kNanExponent = 1 << 16;
 
-// A type of factors, and what holds their products and aligns them, exactly.
+// The properties of a type of factors. A Real holds aligned products exactly.
 template <typename T>
 struct FactorType;
 
@@ -33,7 +34,7 @@ template <>
 struct FactorType<Half> {
   using Real = float;
   static constexpr int kFraction = 10, kBias = 15, kInfinity = 0x7c00;
-  static constexpr int kSmallestTop = -100, kLargestExponent = 100;  // beyond all there are
+  static constexpr int kSmallestTop = -100, kLargestExponent = 100;  // beyond those of all sums
 };
 
 template <>
@@ -53,15 +54,15 @@ Real power_of_two(int exponent) {
   }
 }
 
-// What becomes of a sum of 24 bits that a float's range may not hold: below, it is cut once more,
-// to a multiple of 2^-149, and nothing is left of it but +0; beyond, it is Inf.
+// Brings a sum of 24 bits into the range of a float32: below the normal numbers it is truncated to
+// a multiple of 2^-149, where a zero is +0; above the range it is Inf.
 inline float cut_to_range(double sum) {
   const bool subnormal = std::abs(sum) < 0x1p-126;
   const int cut = static_cast<int>(subnormal ? sum * 0x1p149 : 0.0);
   return subnormal ? static_cast<float>(cut) * 0x1p-149f : static_cast<float>(sum);
 }
 
-// The factors of kN sums.
+// kDepth factors of each of kN sums, and their exponents.
 template <int kN, typename T = Half>
 struct Factors {
   using Type = FactorType<T>;
@@ -79,7 +80,8 @@ struct Factors {
   }
 };
 
-// kN sums at a time, with one row of A. Inlined, so that it is compiled as its caller is (simd.h).
+// Adds the products of a row of A with kN columns of B to kN sums. It is inlined, so that it is
+// compiled for the same machine as its caller (simd.h).
 template <int kN, typename T>
 [[gnu::always_inline]] inline void add_products(float (&sum)[kN], const Factors<1, T>& a,
                                                 const Factors<kN, T>& b) {
@@ -106,34 +108,35 @@ template <int kN, typename T>
   }
 
   bool nan[kN];
-  Real align[kN];  // 2^(kFraction - top), or any number where all is zero or something NaN
+  Real align[kN];  // 2^(kFraction - top); any number where all addends are zero or one is NaN
   for (int n = 0; n < kN; ++n) {
     nan[n] = top[n] > kLargestExponent;
     top[n] = std::clamp(top[n], FactorType<T>::kSmallestTop, kLargestExponent);
     align[n] = power_of_two<Real>(kFraction - top[n]);
   }
 
-  // A half of the addends is less than 2^30 + 2^26, and all of them may be more than 2^31.
-  int halves[2][kN];
+  // Addends of even and of odd k are summed apart. All of them together may exceed 2^31, but either
+  // sum is less than 2^30 + 2^26.
+  int fixed[2][kN];
   for (int n = 0; n < kN; ++n) {
-    halves[0][n] = nan[n] ? 0 : static_cast<int>(sum[n] * align[n]);
-    halves[1][n] = 0;
+    fixed[0][n] = nan[n] ? 0 : static_cast<int>(sum[n] * align[n]);
+    fixed[1][n] = 0;
   }
   for (int k = 0; k < kDepth; ++k) {
-    auto& half = halves[k % 2];
+    auto& of_parity = fixed[k % 2];
     for (int n = 0; n < kN; ++n) {
-      half[n] += static_cast<int>(a.value[k][0] * b.value[k][n] * align[n]);
+      of_parity[n] += static_cast<int>(a.value[k][0] * b.value[k][n] * align[n]);
     }
   }
 
   for (int n = 0; n < kN; ++n) {
-    const double exact = static_cast<double>(halves[0][n]) + static_cast<double>(halves[1][n]);
+    const double exact = static_cast<double>(fixed[0][n]) + static_cast<double>(fixed[1][n]);
     const auto cut = std::bit_cast<double>(std::bit_cast<int64_t>(exact) & ~int64_t{0x1fffffff});
-    const Real undo = power_of_two<Real>(top[n] - kFraction);
+    const Real descale = power_of_two<Real>(top[n] - kFraction);
     if constexpr (std::is_same_v<T, Half>) {
-      sum[n] = nan[n] ? NAN : static_cast<float>(cut) * undo;
+      sum[n] = nan[n] ? NAN : static_cast<float>(cut) * descale;
     } else {
-      sum[n] = nan[n] ? NAN : cut_to_range(cut * undo);
+      sum[n] = nan[n] ? NAN : cut_to_range(cut * descale);
     }
   }
 }

@@ -62,7 +62,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
       }
     }
   }
-  return store_tile_again(p, at, total);
+  return store_tile_recomputed(p, at, total);
 }
 
 }  // namespace

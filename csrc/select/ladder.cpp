@@ -93,8 +93,8 @@ void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm
   }
   if (kernel.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
     fail(p.op, name +
-                   "does not sum by IEEE multiply-adds, as precision ieee asks; choose auto, "
-                   "naive, tiled or simt, or precision fp32");
+                   "does not sum by IEEE FMAs, as precision ieee asks; choose auto, naive, "
+                   "tiled or simt, or precision fp32");
   }
   if (kernel.order == Order::kTf32 && p.precision != Precision::kTf32) {
     fail(p.op, name +

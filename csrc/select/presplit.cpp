@@ -20,7 +20,7 @@ void write_presplit(const Matrix& source, const Presplit& presplit, const Contex
     return;
   }
 #ifdef TORCH_TILED_WITH_CUDA
-  const cuda::Operand operand{.matrix = source, .batch = {}, .presplit = presplit};
+  const cuda::OperandToSplit operand{.matrix = source, .batch = {}, .presplit = presplit};
   cuda::launch_split({&operand, 1}, {}, context);
 #endif
 }

@@ -1,9 +1,11 @@
-// 01 naive: one thread an element.
+// 01 naive: one thread for each element of C.
 //
-// Idea:  thread (row, col) walks along K and multiplies; neighbours in a warp take neighbouring
-//        columns, so that B is read, and C written, in whole lines.
-// Limit: 2 loads for every multiply-add: the load units are busy long before the arithmetic is.
-// Next:  02 tiled shares each load among a block.
+// Idea:  Thread (row, col) walks along K: it loads an element of A and one of B, and adds their
+//        product to a sum in a register. The 32 lanes of a warp compute adjacent columns of one
+//        row. Where B and C are stored by rows, a warp's loads of B and its stores of C are
+//        coalesced; a load of A is one address for all lanes, a broadcast.
+// Limit: Every FMA takes two loads, so the load units are busy long before the FMA units are.
+// Next:  02 tiled: the threads of a block share what they load.
 
 #include "core/element.h"
 #include "core/epilogue.h"
@@ -13,15 +15,16 @@
 namespace tiled::cuda {
 namespace {
 
+// The elements of C that a block computes.
 struct Tile {
   static constexpr int kM = 32, kN = 32;
   static constexpr int kThreads = kM * kN;
 };
-constexpr int kUnroll = 16;                     // loads of K in flight together
-constexpr int kBlocks = 2048 / Tile::kThreads;  // a multiprocessor holds all the threads it can
+constexpr int kUnroll = 16;  // steps of K whose loads are in flight together
+constexpr int kBlocksPerSm = 2048 / Tile::kThreads;  // full occupancy: an SM has 2048 threads
 
 template <typename T>
-__global__ void __launch_bounds__(Tile::kThreads, kBlocks)
+__global__ void __launch_bounds__(Tile::kThreads, kBlocksPerSm)
     naive_kernel(const __grid_constant__ Problem p, int64_t first_tile) {
   const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
   const int64_t row = tile.row + threadIdx.x / Tile::kN;
@@ -33,9 +36,9 @@ __global__ void __launch_bounds__(Tile::kThreads, kBlocks)
   a += row * p.a.row_stride;
   b += col * p.b.col_stride;
 
-  accumulator_t<T> sum = 0;
+  accumulator_t<T> acc = 0;
   auto step = [&] {
-    sum = fused_multiply_add(widen(*a), widen(*b), sum);
+    acc = fused_multiply_add(widen(*a), widen(*b), acc);
     a += p.a.col_stride;
     b += p.b.row_stride;
   };
@@ -45,7 +48,7 @@ __global__ void __launch_bounds__(Tile::kThreads, kBlocks)
     for (int i = 0; i < kUnroll; ++i) step();
   }
   for (; k < p.k; ++k) step();
-  store<T>(p, batch_offset(p.batch, p.c, tile.batch), row, col, sum);
+  store<T>(p, batch_offset(p.batch, p.c, tile.batch), row, col, acc);
 }
 
 }  // namespace

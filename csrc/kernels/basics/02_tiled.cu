@@ -1,12 +1,21 @@
 // 02 tiled: a block shares its loads through shared memory.
 //
-// Idea:  to compute a tile of C, a block copies a tile of A and a tile of B into shared memory,
-//        multiplies them, and moves on along K. An element of A is then read from global memory
-//        once for every tile of columns, not once for every column: 2MNK / kTile reads in all.
-//        Edges are padded (csrc/sum.h), so that the inner loop asks no questions.
-// Limit: shared memory: one read of it for every multiply-add (kPerThread = 1), half a read with
-//        4 x 4 elements a thread; and nobody multiplies while the block loads.
-// Next:  bigger register tiles, 128-bit loads, copies that run while the block multiplies.
+// Idea:  A block computes a (kM, kN) tile of C. In each step it copies a (kM, kK) tile of A and a
+//        (kK, kN) tile of B into shared memory, multiplies them, and moves on by kK along K. An
+//        element of A is then read from global memory once for each tile of columns, not once for
+//        each column: 2MNK / kM reads in all, where naive has 2MNK. With kPerThread = 4, a thread
+//        computes 4 x 4 elements of C in registers, and uses each number that it reads from shared
+//        memory four times. Tiles that reach beyond a matrix are padded with numbers whose products
+//        change no sum (core/order_chunked.h), so that the inner loop has no branches.
+// Limit: Shared-memory bandwidth: a thread reads 2 numbers for each FMA with kPerThread = 1, and
+//        half a number with kPerThread = 4. No warp multiplies while its block loads.
+// Next:  ../simt: larger register tiles, 128-bit loads, and loads that run while the block
+//        multiplies. Read cp_async.cu, then tma_sm90.cu, small.cu and skinny_sm90.cu.
+//
+//   all threads   load A and B of a step -> shared memory
+//                 __syncthreads(): both tiles are complete
+//                 kK FMAs for each element of C, from shared memory
+//                 __syncthreads(): no thread reads them any more; next step
 
 #include "core/element.h"
 #include "core/epilogue.h"
@@ -16,65 +25,69 @@
 namespace tiled::cuda {
 namespace {
 
-template <int kTile, int kDepth, int kPerThread_, int kBlocks_>
+// kTile rows and columns of C; kDepth: of K in a step.
+template <int kTile, int kDepth, int kPerThread_, int kBlocksPerSm_>
 struct Tile {
   static constexpr int kM = kTile, kN = kTile, kK = kDepth;
-  static constexpr int kPerThread = kPerThread_;  // rows, and columns, of C a thread
+  static constexpr int kPerThread = kPerThread_;  // rows, and columns, of C that a thread computes
   static constexpr int kThreads = (kM / kPerThread) * (kN / kPerThread);
-  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor, as registers allow, in fp32
-  // Rows of the tiles in shared memory are longer than they need be, so that a column's elements
-  // lie in different banks; vectors of four stay aligned.
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;  // that fit with float32's registers
+  // Row pitches in shared memory. Rows are padded against bank conflicts, so that the elements of a
+  // column lie in different banks, by numbers that keep vectors of 4 floats aligned.
   static constexpr int kPitchA = kK + 4;
   static constexpr int kPitchB = kN + kPerThread;
 
   static_assert(kThreads % kTile == 0 && kThreads % kK == 0 && kTile * kK % kThreads == 0,
-                "every thread loads equally many elements, in a row or a column of the tile");
-  static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of tiles");
+                "all threads load equally many elements, each in one row or one column of a tile");
+  static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
 };
 
-// Copies tiles of (kOuter, kK) elements along K into shared memory, where element (outer, k) lies
-// at outer * kOuterPitch + k * kKPitch, `pad` beyond the matrix. `outer` is A's row or B's column.
-// Neighbouring threads follow whichever direction lies closer in memory.
-template <class Tile, int kOuterPitch, int kKPitch, typename T>
-class Loader {
+// Copies one operand's tiles into shared memory, step by step along K. `mn` counts rows of A, or
+// columns of B; element (mn, k) of a tile goes to smem[mn * kPitchMN + k * kPitchK]. Adjacent
+// threads read along whichever of MN and K has the smaller stride, so that loads are coalesced.
+template <class Tile, int kPitchMN, int kPitchK, typename T>
+class TileLoader {
  public:
-  // `data` points at the tile's first row (or column), of which outer_left are in the matrix.
-  __device__ Loader(const T* data, int64_t outer_stride, int64_t k_stride, int outer_left)
-      : outer_left_(outer_left), k_stride_(k_stride) {
-    const bool along_k = k_stride < outer_stride;
+  // `data` points at element (0, 0) of the first tile; mn_left of its rows or columns are in the
+  // matrix.
+  __device__ TileLoader(const T* data, int64_t mn_stride, int64_t k_stride, int mn_left)
+      : mn_left_(mn_left), k_stride_(k_stride) {
+    const bool k_major = k_stride < mn_stride;
     const int thread = threadIdx.x;
-    outer_ = along_k ? thread / Tile::kK : thread % kOuter;
-    k_ = along_k ? thread % Tile::kK : thread / kOuter;
-    outer_step_ = along_k ? Tile::kThreads / Tile::kK : 0;
-    k_step_ = along_k ? 0 : Tile::kThreads / kOuter;
-    data_ = data + outer_ * outer_stride + k_ * k_stride;
-    step_ = outer_step_ * outer_stride + k_step_ * k_stride;
+    mn_ = k_major ? thread / Tile::kK : thread % kMN;
+    k_ = k_major ? thread % Tile::kK : thread / kMN;
+    mn_step_ = k_major ? Tile::kThreads / Tile::kK : 0;
+    k_step_ = k_major ? 0 : Tile::kThreads / kMN;
+    data_ = data + mn_ * mn_stride + k_ * k_stride;
+    step_ = mn_step_ * mn_stride + k_step_ * k_stride;
   }
 
-  // Copies the next tile, of which k_left columns (or rows) are in the matrix.
+  // Copies the next tile, of which k_left elements along K are in the matrix. Elements outside the
+  // matrix become `pad`.
   __device__ void load(accumulator_t<T>* smem, int k_left, accumulator_t<T> pad) {
     UNROLL
-    for (int i = 0; i < kOuter * Tile::kK / Tile::kThreads; ++i) {
-      const int outer = outer_ + i * outer_step_;
+    for (int i = 0; i < kMN * Tile::kK / Tile::kThreads; ++i) {
+      const int mn = mn_ + i * mn_step_;
       const int k = k_ + i * k_step_;
-      const bool inside = outer < outer_left_ && k < k_left;
-      smem[outer * kOuterPitch + k * kKPitch] = inside ? widen(data_[i * step_]) : pad;
+      const bool inside = mn < mn_left_ && k < k_left;
+      smem[mn * kPitchMN + k * kPitchK] = inside ? widen(data_[i * step_]) : pad;
     }
     data_ += Tile::kK * k_stride_;
   }
 
  private:
-  static constexpr int kOuter = Tile::kM;
-  const T* data_;            // this thread's first element of the next tile
-  int outer_, k_;            // where it lies in the tile
-  int outer_step_, k_step_;  // from one of the thread's elements to the next: one of them 0
-  int64_t step_;             // the same, in memory
-  int outer_left_;
+  static constexpr int kMN = Tile::kM;
+  const T* data_;         // this thread's first element of the next tile
+  int mn_, k_;            // its place in the tile
+  int mn_step_, k_step_;  // from one of the thread's elements to the next; one of the two is 0
+  int64_t step_;          // the same in global memory
+  int mn_left_;
   int64_t k_stride_;
 };
 
-template <class Tile, typename T>  // a double takes two registers
-constexpr int kMinBlocks = Tile::kBlocks * 4 / static_cast<int>(sizeof(accumulator_t<T>));
+// A float64 accumulator takes two registers, so half as many blocks fit on an SM.
+template <class Tile, typename T>
+constexpr int kMinBlocks = Tile::kBlocksPerSm * 4 / static_cast<int>(sizeof(accumulator_t<T>));
 
 template <typename T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
@@ -92,23 +105,23 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
 
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, tile.batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch);
-  Loader<Tile, Tile::kPitchA, 1, T> load_a(a + tile.row * p.a.row_stride, p.a.row_stride,
-                                           p.a.col_stride, rows_left);
-  Loader<Tile, 1, Tile::kPitchB, T> load_b(b + tile.col * p.b.col_stride, p.b.col_stride,
-                                           p.b.row_stride, cols_left);
+  TileLoader<Tile, Tile::kPitchA, 1, T> load_a(a + tile.row * p.a.row_stride, p.a.row_stride,
+                                               p.a.col_stride, rows_left);
+  TileLoader<Tile, 1, Tile::kPitchB, T> load_b(b + tile.col * p.b.col_stride, p.b.col_stride,
+                                               p.b.row_stride, cols_left);
 
-  Acc total[kPer][kPer];  // of the finished chunks
+  Acc total[kPer][kPer];  // the sum of finished chunks
   UNROLL
   for (int i = 0; i < kPer * kPer; ++i) total[i / kPer][i % kPer] = kAddIdentity<Acc>;
 
   int64_t k_left = p.k;
-  do {  // a chunk of the sum; one, of zeros, where K is 0
+  do {  // one chunk of K at a time; K = 0 is one chunk whose sum is 0
     Acc acc[kPer][kPer] = {};
     const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
     for (int k = 0; k < chunk; k += Tile::kK) {
       load_a.load(&a_smem[0][0], chunk - k, kPadA<Acc>);
       load_b.load(&b_smem[0][0], chunk - k, kPadB<Acc>);
-      __syncthreads();  // the tiles are there
+      __syncthreads();  // both tiles are complete
 
       UNROLL
       for (int kk = 0; kk < Tile::kK; ++kk) {
@@ -125,7 +138,7 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
           }
         }
       }
-      __syncthreads();  // everybody has read them
+      __syncthreads();  // no thread reads them any more
     }
     UNROLL
     for (int i = 0; i < kPer; ++i) {

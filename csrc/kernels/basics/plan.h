@@ -1,5 +1,5 @@
 #pragma once
-// Plans of the teaching kernels: one tile, whole waves of one block an SM.
+// Plans of naive and tiled: one tile each, and whole waves of one block an SM.
 
 #include "kernels/common/cost_model.h"
 

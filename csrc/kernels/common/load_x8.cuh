@@ -1,5 +1,5 @@
 #pragma once
-// How kernels read that round float32 operands to halves.
+// Loads by kernels that convert float32 operands to fp16.
 
 #include <cstdint>
 
@@ -7,14 +7,14 @@
 
 namespace tiled::cuda {
 
-// Eight elements along K, of which `left` are in the matrix; zeros for the rest.
-inline __device__ void load_eight(float (&x)[8], const float* data, int64_t stride, int64_t left,
-                                  bool vectors) {
-  if (vectors && left >= 8) {
+// Loads eight elements of a row, of which `left` are in the matrix, and zeros for the rest.
+inline __device__ void load_x8(float (&x)[8], const float* data, int64_t stride, int64_t left,
+                               bool vectorized) {
+  if (vectorized && left >= 8) {
     UNROLL
     for (int i = 0; i < 8; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(data + i);
-      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      const float4 x4 = *reinterpret_cast<const float4*>(data + i);
+      x[i] = x4.x, x[i + 1] = x4.y, x[i + 2] = x4.z, x[i + 3] = x4.w;
     }
   } else {
     UNROLL

@@ -1,35 +1,37 @@
 #pragma once
-// A chunk's sums as a thread holds them after wgmma (device/wgmma.cuh) or mma.sync.
+// Descales the sums of a chunk that a thread accumulated by wgmma or mma.sync.
 
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 
-// Scaled back: from total and low, to total. Element i is of row i / 2 % 2 of two, and of column
-// i / 4 * 2 + i % 2; undo_col are the columns' in pairs.
+// Replaces `total` by fp16x3::chunk_sum() of total and low. Accumulator i belongs to row
+// i / 2 % 2 of the thread's two, and to column i / 4 * 2 + i % 2 of the thread's, whose inverse
+// scales come in pairs.
 template <int kElements>
-__device__ void finish_chunk(float (&total)[kElements], const float (&low)[kElements],
-                             const float (&undo_row)[2], const float2 (&undo_col)[kElements / 4]) {
-  // Rows whose scales are moderate, and nothing wide: chunk_sum() is then two multiplications, the
-  // first of them exact.
+__device__ void descale_chunk(float (&total)[kElements], const float (&low)[kElements],
+                              const float (&row_scales)[2],
+                              const float2 (&col_scales)[kElements / 4]) {
+  // Without wide groups, and where the rows' scales are moderate, chunk_sum() is two
+  // multiplications, the first of which is exact.
   bool plain = true;
   UNROLL
-  for (const float each : undo_row) plain &= each >= 0x1p-60f && each <= 0x1p60f;
+  for (const float each : row_scales) plain &= each >= 0x1p-60f && each <= 0x1p60f;
   UNROLL
-  for (const float2& two : undo_col) plain &= two.x > 0 && two.y > 0;
+  for (const float2& x2 : col_scales) plain &= x2.x > 0 && x2.y > 0;
   if (plain) {
     UNROLL
     for (int i = 0; i < kElements; ++i) {
       const float scaled = fmaf(low[i], 0x1p-11f, total[i]);
       total[i] =
-          scaled * undo_row[i / 2 % 2] * (i % 2 == 0 ? undo_col[i / 4].x : undo_col[i / 4].y);
+          scaled * row_scales[i / 2 % 2] * (i % 2 == 0 ? col_scales[i / 4].x : col_scales[i / 4].y);
     }
   } else {
     UNROLL
     for (int i = 0; i < kElements; ++i) {
-      total[i] = fp16x3::chunk_sum(total[i], low[i], undo_row[i / 2 % 2],
-                                   i % 2 == 0 ? undo_col[i / 4].x : undo_col[i / 4].y);
+      total[i] = fp16x3::chunk_sum(total[i], low[i], row_scales[i / 2 % 2],
+                                   i % 2 == 0 ? col_scales[i / 4].x : col_scales[i / 4].y);
     }
   }
 }

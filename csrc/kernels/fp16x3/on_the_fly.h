@@ -1,10 +1,13 @@
 #pragma once
-// What the rungs share that split the long operand, `w`, in flight, whichever of A and B it is. `x`
-// is the other one, a panel of whose rows they multiply at a time.
+// The problem as fp16x3_skinny and fp16x3_fused see it: they split the long operand on the fly,
+// that is, in the kernel that multiplies it.
 //
-// A unit is some columns of w by a chunk of K, for a panel of x; a stretch is all units that need
-// the same part of x. Units are numbered by columns first, then panels, chunks, matrices. The sums
-// of units go to memory, and another kernel adds those of all chunks in order.
+// The long operand is B, or A where m > n. The kernels compute the sums of C or of its transpose:
+// rows of sums are those of the short operand, and columns are those of the long one. A panel is
+// some rows of the short operand. A work tile is tile_cols columns of the long operand times a
+// panel, in one chunk of K and one matrix. Work tiles are numbered by columns first, then by
+// panels, chunks and matrices. The sums of work tiles go to a workspace, and a second kernel adds
+// those of all chunks in order (on_the_fly_sm90.cu).
 
 #include <cstdint>
 #include <functional>
@@ -16,42 +19,45 @@
 
 namespace tiled::cuda {
 
-struct InFlight {
+struct OnTheFlyParams {
   Problem p;
-  // row_stride: between w's columns, which are rows of A where w is A, or x's rows; col_stride: K.
-  Matrix w, x;
-  bool w_is_a, w_along_k;       // its neighbours in memory are neighbours along K, or else columns
-  bool w_in_fours, x_in_fours;  // that are copied at once; x's only along K
-  int64_t w_count, x_count;
-  int cols, panel_rows;  // of a unit
+  Matrix long_operand, short_operand;  // row_stride: between columns or rows of sums; col_stride: K
+  bool long_is_a, long_k_major;
+  bool long_vectorized, short_vectorized;  // allow 128-bit copies; the short operand along K only
+  int64_t long_count, short_count;         // columns and rows of the sums
+  int tile_cols, panel_rows;
   unsigned panels, chunks;
-  int64_t first_matrix, first_unit;  // of this launch: in the batch, among the units of columns
-  unsigned matrices, units;          // in this launch: units of columns
-  int64_t max_sums_bytes;            // where one unit does not take more
-  float* sums;                       // of chunks: (matrices, chunks, x_count, units * cols)
-  unsigned long long* recomputed;    // counts marked elements, or null
-  Presplit presplit_x;               // for the rungs that split x beforehand
+  int64_t first_matrix, first_col_tile;  // of this launch
+  unsigned matrices, col_tiles;          // in this launch
+  int64_t max_sums_bytes;          // of a launch's sums, unless one column of tiles takes more
+  float* chunk_sums;               // (matrices, chunks, short_count, col_tiles * tile_cols)
+  unsigned long long* recomputed;  // counts recomputed elements, or null
+  Presplit short_presplit;         // for kernels whose short operand is split beforehand
 
-  HOST_DEVICE unsigned stretches() const { return matrices * chunks * panels; }
-  HOST_DEVICE int64_t sums_stride() const { return int64_t{units} * cols; }
+  // The panels of a launch in all chunks and matrices; each meets all of its columns.
+  HOST_DEVICE unsigned panel_chunks() const { return matrices * chunks * panels; }
+  HOST_DEVICE int64_t sums_pitch() const { return int64_t{col_tiles} * tile_cols; }
 };
 
-// All sums are promoted alike from here on.
-inline constexpr int kMinKInFlight = 512;
-static_assert(fp16x3::promotion(kMinKInFlight) == fp16x3::promotion(kChunk));
+// From this K on all sums are promoted alike.
+inline constexpr int kMinKOnTheFly = 512;
+static_assert(fp16x3::promotion(kMinKOnTheFly) == fp16x3::promotion(kChunk));
 
 inline constexpr int64_t kMaxSumsBytes = int64_t{64} << 20, kLeastSumsBytes = int64_t{1} << 20;
 
-// Of units of so many columns, with panels of so many rows at most.
-InFlight in_flight(const Problem& p, int cols, int max_rows, int64_t max_sums_bytes);
+// The parameters of a problem in work tiles of `tile_cols` columns and panels of at most `max_rows`
+// rows. The caller sets chunk_sums, recomputed, and the presplit's memory.
+OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
+                                 int64_t max_sums_bytes);
 
-// For as many units at a time as there is memory for the sums of: calls launch() with how many
-// blocks are to share them, each one part after another, and has the sums added and stored. A block
-// works on `teams` units at a time.
-void run_in_flight(InFlight& work, int teams, const Context& context, void* sums,
-                   const std::function<void(unsigned blocks)>& launch);
-// The bytes of the sums: those of all units, up to max_sums_bytes or else one unit. A sub-problem
-// never takes more.
-int64_t sums_bytes(const InFlight& work);
+// The bytes of chunk_sums: those of all work tiles, up to max_sums_bytes, or of the work tiles of
+// the same columns in a matrix. A sub-problem never takes more than the problem.
+int64_t chunk_sums_bytes(const OnTheFlyParams& params);
+
+// Computes C in launches whose sums fit in chunk_sums. For each it calls launch(blocks), whose
+// blocks share the work tiles evenly and take `tiles_at_once` of them at a time; then it has the
+// sums added and stored.
+void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& context,
+                    const std::function<void(unsigned blocks)>& launch);
 
 }  // namespace tiled::cuda

@@ -1,5 +1,5 @@
 #pragma once
-// Plans of the fp16x3 kernels.
+// Plans of the fp16x3 kernels: tiles, K splits, and cycles by the cost model.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace tiled {
 
-// K splits where there are too few tiles for all SMs: chunk sums then go to a workspace, and
-// another kernel adds them in order.
+// Where there are too few tiles for all SMs, K is split: chunk sums go to a workspace, and a second
+// kernel adds them in order.
 inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
   const int64_t tiles = count_tiles(p, Cost::kWgmmaTile, Cost::kWgmmaTile);
@@ -34,10 +34,10 @@ inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
   return best;
 }
 
-// A plan with a block for each chunk of each (m, n) tile, m along C's shorter side. Threads copy
-// the longer operand, more slowly where they cannot by vectors.
-inline Plan chunk_a_block_plan(const Problem& p, int64_t sms, int m, int n, double launch,
-                               double wave, double rate) {
+// A plan with a block for each chunk of each (m, n) tile, where m is along C's shorter side.
+// Threads copy the longer operand, and take longer where it allows no 128-bit copies.
+inline Plan chunk_per_block_plan(const Problem& p, int64_t sms, int m, int n, double launch,
+                                 double wave, double rate) {
   const int64_t tiles =
       ceil_div(std::min(p.m, p.n), m) * ceil_div(std::max(p.m, p.n), n) * p.batch.count;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
@@ -57,20 +57,21 @@ inline bool fp16x3_cluster_accepts(const Problem& p) {
 }
 inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  return chunk_a_block_plan(p, sms, 16, 32, 0, Cost::kClusterWave, Cost::kClusterRate);
+  return chunk_per_block_plan(p, sms, 16, 32, 0, Cost::kClusterWave, Cost::kClusterRate);
 }
 
 inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  return chunk_a_block_plan(p, sms, 32, 32, h200::kLaunchFp16x3Skinny, Cost::kSkinnyWave,
-                            Cost::kSkinnyRate);
+  return chunk_per_block_plan(p, sms, 32, 32, h200::kLaunchFp16x3Skinny, Cost::kSkinnyWave,
+                              Cost::kSkinnyRate);
 }
 
 inline bool fp16x3_fused_accepts(const Problem& p) {
   return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
 }
 inline Plan fp16x3_fused_plan(const Problem& p, int64_t sms) {
-  return chunk_a_block_plan(p, sms, 64, 128, h200::kLaunchFp16x3Fused, 0, h200::Fp16x3::kFusedRate);
+  return chunk_per_block_plan(p, sms, 64, 128, h200::kLaunchFp16x3Fused, 0,
+                              h200::Fp16x3::kFusedRate);
 }
 
 inline Plan fp16x3_small_plan(const Problem& p, int64_t sms) {

@@ -1,5 +1,6 @@
 #pragma once
-// What the scale of a group of numbers, and whether it is wide, depend on.
+// The range of magnitudes in a group of numbers, which decides its scale and whether it is wide
+// (core/order_fp16x3.h).
 
 #include <cstdint>
 
@@ -10,7 +11,7 @@ namespace tiled::cuda {
 
 struct Range {
   uint32_t largest = 0;     // magnitude bits
-  uint32_t smallest = ~0u;  // those that are not zero, less 1, so that zero is largest
+  uint32_t smallest = ~0u;  // magnitude bits less 1, so that zero never is the smallest
 
   __device__ void add(float x) {
     const uint32_t magnitude = fp16x3::magnitude_bits(x);
@@ -21,15 +22,16 @@ struct Range {
     largest = max(largest, other.largest);
     smallest = min(smallest, other.smallest);
   }
-  // Those of the lane whose number differs in the bits of `lanes`.
+  // Adds the range of the lane whose number differs in the bits of `lanes`.
   __device__ void add_lane(int lanes) {
     add({__shfl_xor_sync(~0u, largest, lanes), __shfl_xor_sync(~0u, smallest, lanes)});
   }
-  // What a thread has of a row, in eights, and what the lanes do that are kRows apart.
-  template <int kRows, int kEights>
-  __device__ void add_row(const float (&x)[kEights][8]) {
+  // Adds a thread's vectors of a row, and those of the lanes that hold the same row: every kRows-th
+  // lane.
+  template <int kRows, int kVectors>
+  __device__ void add_row(const float (&x)[kVectors][8]) {
     UNROLL
-    for (int j = 0; j < kEights; ++j) {
+    for (int j = 0; j < kVectors; ++j) {
       UNROLL
       for (int i = 0; i < 8; ++i) add(x[j][i]);
     }

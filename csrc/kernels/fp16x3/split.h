@@ -1,5 +1,5 @@
 #pragma once
-// Splits operands beforehand (core/presplit.h).
+// Splits float32 operands into hi and lo fp16 parts beforehand, as core/presplit.h lays them out.
 
 #include <cstdint>
 #include <span>
@@ -7,17 +7,24 @@
 #include "core/context.h"
 #include "core/presplit.h"
 #include "core/problem.h"
+#include "kernels/common/workspace.h"
 
 namespace tiled::cuda {
 
-// An operand to be split; its rows are A's rows or B's columns.
-struct Operand {
+// An operand, whose rows are A's rows or B's columns, and where its split goes.
+struct OperandToSplit {
   Matrix matrix;  // row_stride: between rows; col_stride: along K
-  Batch batch;    // of stored matrices: without broadcast dimensions
+  Batch batch;    // of the stored matrices: without broadcast dimensions
   Presplit presplit;
+
+  void take_presplit(Workspace& workspace) {
+    presplit.hi_lo = workspace.take<uint8_t>(presplit.matrix_bytes() * batch.count).data();
+    presplit.inverse_scales = workspace.take<float>(presplit.matrix_groups() * batch.count).data();
+  }
 };
 
-// Writes Operand::presplit of at most two operands, and sets all of `zeroed` to 0.
-void launch_split(std::span<const Operand> operands, std::span<int> zeroed, const Context& context);
+// Writes the presplits of at most two operands, and sets `zeroed` to 0.
+void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroed,
+                  const Context& context);
 
 }  // namespace tiled::cuda

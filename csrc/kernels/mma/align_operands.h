@@ -1,5 +1,5 @@
 #pragma once
-// Operands of halves in lines that a tensor map can read.
+// Copies of 16-bit operands that TMA cannot load.
 
 #include <optional>
 
@@ -8,10 +8,10 @@
 
 namespace tiled::cuda {
 
-// The problem, of halves, with operands that are is_tma_aligned() (problem.h), or only with such a
-// b. Others are copied by a kernel, line by line, whichever way their closer elements lie; and
-// those that mma_transposes_to_k_major() (mma.h) to lines along K. Nothing where there is no memory
-// for that, or lines are too many to be numbered by 31 bits.
+// Returns the problem with operands that are is_tma_aligned(), or with such a B alone. An operand
+// that is not, is copied to a workspace in the layout that it has, or K-major where
+// mma_transposes_to_k_major() says so. Returns nothing if there is no memory for a workspace, or if
+// the copies are too many for one launch.
 std::optional<Problem> align_operands(const Problem& p, const Context& context,
                                       bool only_b = false);
 

@@ -39,24 +39,37 @@ inline bool mma_transposes_to_k_major(const Problem& p, const Matrix& matrix, in
   return is_mn_major(matrix) && rows < 64 && p.k >= 256 && !loads_well;
 }
 
-// Returns whether TMA loads the operand MN-major. tf32_tma's operands are K-major copies.
-inline bool mma_loads_mn_major(const Problem& p, const Matrix& matrix, int64_t rows) {
-  return p.dtype != DType::kFloat32 && is_mn_major(matrix) &&
-         !mma_transposes_to_k_major(p, matrix, rows);
-}
-
 // Returns whether the operand must be copied to an aligned workspace before TMA can load it.
 inline bool mma_must_align(const Problem& p, const Matrix& matrix, int64_t rows) {
   return !is_tma_aligned(p.batch, matrix, sizeof(uint16_t)) ||
          mma_transposes_to_k_major(p, matrix, rows);
 }
 
+// The strides of an operand as TMA loads it: its own, or those of its aligned copy. A copy keeps
+// the major side, unless few rows are transposed to K-major; a single row is stored as a row,
+// whatever its strides. `is_b` decides between equal strides.
+//
+// Rows of a copy begin with a cache line, so that a box requests each line once; or at 16 bytes
+// where they are shorter and K-major, since what follows the end of K must be zeros.
+inline Matrix mma_loaded_layout(const Problem& p, const Matrix& matrix, int64_t rows, bool is_b) {
+  if (!mma_must_align(p, matrix, rows)) return matrix;
+  const bool k_is_closer = is_b ? p.k != 1 && (rows == 1 || matrix.col_stride < matrix.row_stride)
+                                : rows == 1 || (p.k != 1 && matrix.col_stride <= matrix.row_stride);
+  const bool k_major = k_is_closer || mma_transposes_to_k_major(p, matrix, rows);
+  constexpr int64_t kLine = kCacheLineBytes / int64_t{sizeof(uint16_t)}, kVector = 8;
+  const int64_t length = k_major ? p.k : rows;
+  const int64_t multiple = length >= kLine || !k_major ? kLine : kVector;
+  const int64_t pitch = ceil_div(length, multiple) * multiple;
+  Matrix copy = matrix;
+  copy.row_stride = k_major ? pitch : 1;
+  copy.col_stride = k_major ? 1 : pitch;
+  return copy;
+}
+
 // Requests to L2 for each row of a box, in cache lines: a row that begins in the middle of a line
-// takes about as long as two. Operands that must be aligned are read from copies, whose rows begin
-// with a line.
-inline double mma_requests_per_row(const Matrix& matrix) {
-  const int64_t pitch = std::max(matrix.row_stride, matrix.col_stride) * int64_t{sizeof(uint16_t)};
-  if (pitch % 16 != 0) return 1;
+// takes about as long as two.
+inline double mma_requests_per_row(const Matrix& loaded) {
+  const int64_t pitch = std::max(loaded.row_stride, loaded.col_stride) * int64_t{sizeof(uint16_t)};
   const double aligned = static_cast<double>(std::gcd(pitch, kCacheLineBytes)) / kCacheLineBytes;
   return 1 + h200::Mma::kSplitLine * (1 - aligned);
 }
@@ -98,12 +111,12 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
   using Cost = h200::Mma;
   const auto all = static_cast<double>(sms), k = static_cast<double>(p.k);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, mma_order::kChunk), 1);
-  const Matrix b = transposed(p.b);
-  const bool copies = p.dtype == DType::kFloat32;  // tf32_tma's operands are aligned copies
-  const double requests_a = copies ? 1 : mma_requests_per_row(p.a);
-  const double requests_b = copies ? 1 : mma_requests_per_row(b);
-  const bool a_mn_major = mma_loads_mn_major(p, p.a, p.m);
-  const bool b_mn_major = mma_loads_mn_major(p, b, p.n);
+  const bool is_tf32 = p.dtype == DType::kFloat32;  // whose operands are aligned K-major copies
+  const Matrix a = mma_loaded_layout(p, p.a, p.m, false);
+  const Matrix b = mma_loaded_layout(p, transposed(p.b), p.n, true);
+  const double requests_a = is_tf32 ? 1 : mma_requests_per_row(a);
+  const double requests_b = is_tf32 ? 1 : mma_requests_per_row(b);
+  const bool a_mn_major = !is_tf32 && is_mn_major(a), b_mn_major = !is_tf32 && is_mn_major(b);
   // Rows of a K step that a tile loads; an MN-major operand's come in boxes of 64.
   const auto rows_loaded = [](bool mn_major, int64_t rows) {
     return static_cast<double>(mn_major ? ceil_div(rows, 64) * 64 : rows);
@@ -114,7 +127,7 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
     const double rate = choice.mn_major ? tile.rate_mn_major : tile.rate;
     if (rate == 0) continue;
     if constexpr (requires { tile.rows; }) {
-      if (copies && tile.tf32_stages == 0) continue;
+      if (is_tf32 && tile.tf32_stages == 0) continue;
       if (choice.lines_only && tile.rows == h200::Rows::kNotAlignedToLines) continue;
     }
     const int64_t count = count_tiles(p, tile.m * tile.cluster, tile.n) * tile.cluster;
@@ -166,10 +179,14 @@ inline bool mma_tma_swaps_ab(const Problem& p, int64_t sms) {
 }
 
 inline Plan tma_tiles_plan(const Problem& p, int64_t sms) {
-  const MmaChoice choice{
-      .mn_major = mma_loads_mn_major(p, transposed(p.b), p.n),
-      .lines_only = mma_requests_per_row(p.a) == 1 && mma_requests_per_row(transposed(p.b)) == 1};
-  return fastest_mma_plan(h200::kMmaTmaTiles, p, sms, choice);
+  if (p.dtype == DType::kFloat32) {
+    return fastest_mma_plan(h200::kMmaTmaTiles, p, sms, {.lines_only = true});
+  }
+  const Matrix a = mma_loaded_layout(p, p.a, p.m, false);
+  const Matrix b = mma_loaded_layout(p, transposed(p.b), p.n, true);
+  const bool lines = mma_requests_per_row(a) == 1 && mma_requests_per_row(b) == 1;
+  return fastest_mma_plan(h200::kMmaTmaTiles, p, sms,
+                          {.mn_major = is_mn_major(b), .lines_only = lines});
 }
 
 inline bool mma_tma_accepts(const Problem& p) {

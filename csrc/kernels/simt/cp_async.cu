@@ -1,18 +1,21 @@
-// 08 simt_cp_async: some warps copy, the others multiply.
+// simt_cp_async: some warps load by cp.async, the others multiply.
 //
-// Idea:  copying warps fill a ring of stages in shared memory by asynchronous copies, several
-//        ahead, so that nobody waits for memory, and those that multiply issue next to nothing
-//        else. An operand is read as it lies: by fours along C's side where it can be, or else by
-//        ones, which also turns it. A thread has up to 8 x 8 elements of C, and reads the fragments
-//        of a step of K while it multiplies those of the step before. Tiles of several sizes, and K
-//        cut at chunks (simt.h), let a small problem reach all multiprocessors: sums of chunks then
-//        go to memory, and another kernel adds them in order.
-// Limit: instructions that copy single elements; two fragments of 8 for 64 multiply-adds.
-// Next:  copies that no thread has to issue, and 8 x 16 elements a thread.
+// Idea:  Producer warps fill a ring of stages in shared memory by cp.async, several steps ahead, so
+//        that consumer warps neither wait for memory nor spend issue slots on loads. Operands are
+//        read as they lie: by 128-bit vectors where they are contiguous along M or N, or else by
+//        single elements, which also transposes K-major ones (load.cuh). A thread has up to 8 x 8
+//        elements of C in registers, and loads the fragments for the next k while it multiplies
+//        those of this one (register_tile.cuh). Tiles of several sizes, and split-K at chunk
+//        boundaries, let small problems fill all SMs; the chunks' sums then go to a workspace, and
+//        another kernel adds them in order (split_k_reduce.cuh).
+// Limit: cp.async of single elements takes an instruction for each; and a register tile of 8 x 8
+//        reads 16 numbers from shared memory for 64 FMAs.
+// Next:  tma_sm90.cu: one instruction of one thread loads a whole tile, and a thread has 8 x 16
+//        elements.
 //
-//   copiers       wait empty[s]         copy A and B of a stage -> full[s]
-//   multipliers   wait full[s]          read its first fragments while those before are multiplied
-//                 last fragments are read -> empty[s]
+//   producers   wait empty[stage]    cp.async A and B of a step -> full[stage]
+//   consumers   wait full[stage]     load its first fragments while the ones before are multiplied
+//               its last fragments are loaded -> empty[stage]
 
 #include <algorithm>
 #include <cstddef>
@@ -23,6 +26,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/simt/load.cuh"
 #include "kernels/simt/plan.h"
+#include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/split_k_reduce.cuh"
 #include "kernels/simt/store.cuh"
 #include "ptx/mbarrier.cuh"
@@ -32,116 +36,93 @@
 namespace tiled::cuda {
 namespace {
 
-template <int kIndex, int kThreadM_, int kThreadN_, int kLanesM_, int kK_, int kStages_,
-          int kCopiers_>
-struct Tile {
-  static constexpr int kM = h200::kSimtCpAsyncTiles[kIndex].m,
-                       kN = h200::kSimtCpAsyncTiles[kIndex].n, kK = kK_;
+template <int kIndex, int kThreadM, int kThreadN, int kLanesM, int kK_, int kStages_,
+          int kProducers_>
+struct Tile : RegisterTile<h200::kSimtCpAsyncTiles[kIndex].m, h200::kSimtCpAsyncTiles[kIndex].n,
+                           kThreadM, kThreadN, kLanesM> {
+  static constexpr int kK = kK_;  // of a step
   static constexpr int kStages = kStages_;
-  static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
-  static constexpr int kLanesM = kLanesM_, kLanesN = 32 / kLanesM;  // threads of a warp
-  static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
-  static constexpr int kMultipliers = kM / kThreadM * (kN / kThreadN);  // threads
-  static constexpr int kCopiers = kCopiers_;
-  static constexpr int kThreads = kMultipliers + kCopiers;
-  static constexpr int kBlocks = h200::kSimtCpAsyncTiles[kIndex].blocks;  // on a multiprocessor
-  static constexpr int kQuads = kThreadM * kThreadN / 4;                  // a thread
-  // Columns of neighbours along K lie in different banks.
-  static constexpr int kPitchA = kM + 4, kPitchB = kN + 4;
+  static constexpr int kProducers = kProducers_;  // threads
+  static constexpr int kThreads = Tile::kConsumers + kProducers;
+  static constexpr int kBlocksPerSm = h200::kSimtCpAsyncTiles[kIndex].blocks;
 
-  static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kThreadM % 4 == 0 && kThreadN % 4 == 0);
-  static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of stages");
+  static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
 };
 
 template <class Tile>
 struct Smem {
-  struct Stage {
-    alignas(16) float a[Tile::kK][Tile::kPitchA];
-    alignas(16) float b[Tile::kK][Tile::kPitchB];
-  };
   uint64_t full[Tile::kStages], empty[Tile::kStages];
-  Stage stage[Tile::kStages];
+  PaddedStage<Tile> stage[Tile::kStages];
 };
 
-struct Work {
+struct Params {
   Problem p;
-  bool a_by_fours, b_by_fours;  // copied, along C's sides
-  bool by_fours;                // stores_fours()
+  bool a_vectorized, b_vectorized, c_vectorized;
   int64_t tiles;
-  unsigned ranges;  // of chunks
-  size_t sums_at;   // in shared memory: those of finished chunks, where there is one range
-  void* sums;       // Sums[chunk][tile], where there are several
-};
-
-// The chunks of a block's range, and K that they begin at and have.
-struct Range {
-  unsigned first, end;
-  int64_t k, length;
-  __device__ explicit Range(const Work& work) {
-    const auto chunks = static_cast<unsigned>(ceil_div(work.p.k, kChunk));
-    first = blockIdx.y * chunks / work.ranges, end = (blockIdx.y + 1) * chunks / work.ranges;
-    k = int64_t{first} * kChunk;
-    length = min(work.p.k, int64_t{end} * kChunk) - k;
-  }
+  unsigned k_splits;
+  size_t totals_offset;  // in shared memory, of finished chunks' sums, where K is not split
+  void* partial_sums;    // the workspace, TileSums[chunk][tile], where K is split
 };
 
 template <class Tile>
-__device__ void copy_tiles(const Work& work, const TileIndex& tile, Smem<Tile>& smem) {
-  const Problem& p = work.p;
-  const Range range(work);
-  const int thread = static_cast<int>(threadIdx.x) - Tile::kMultipliers;
+__device__ void produce(const Params& params, const TileIndex& tile, Smem<Tile>& smem) {
+  using Stage = PaddedStage<Tile>;
+  const Problem& p = params.p;
+  const ChunkRange chunks(p.k, blockIdx.y, params.k_splits);
+  const int thread = static_cast<int>(threadIdx.x) - Tile::kConsumers;
   const auto* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, tile.batch) +
-                  tile.row * p.a.row_stride + range.k * p.a.col_stride;
+                  tile.row * p.a.row_stride + chunks.k * p.a.col_stride;
   const auto* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
-                  tile.col * p.b.col_stride + range.k * p.b.row_stride;
-  Loader<Tile::kM, Tile::kPitchA, Tile::kK, Tile::kCopiers> load_a(
-      a, p.a.row_stride, p.a.col_stride, work.a_by_fours, p.m - tile.row, thread);
-  Loader<Tile::kN, Tile::kPitchB, Tile::kK, Tile::kCopiers> load_b(
-      b, p.b.col_stride, p.b.row_stride, work.b_by_fours, p.n - tile.col, thread);
+                  tile.col * p.b.col_stride + chunks.k * p.b.row_stride;
+  CpAsyncLoader<Tile::kM, Stage::kPitchA, Tile::kK, Tile::kProducers> load_a(
+      a, p.a.row_stride, p.a.col_stride, params.a_vectorized, p.m - tile.row, thread);
+  CpAsyncLoader<Tile::kN, Stage::kPitchB, Tile::kK, Tile::kProducers> load_b(
+      b, p.b.col_stride, p.b.row_stride, params.b_vectorized, p.n - tile.col, thread);
   const bool whole = p.m - tile.row >= Tile::kM && p.n - tile.col >= Tile::kN;
-  ptx::PipelineState ring{.stages = Tile::kStages, .parity = 1};
-  for (int64_t k_left = range.length; k_left > 0; k_left -= Tile::kK, ring.advance()) {
-    ptx::mbarrier_wait(&smem.empty[ring.stage], ring.parity);
+  ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
+  for (int64_t k_left = chunks.length; k_left > 0; k_left -= Tile::kK, pipe.advance()) {
+    ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
     if (whole && k_left >= Tile::kK) {
-      load_a.load_whole(smem.stage[ring.stage].a);
-      load_b.load_whole(smem.stage[ring.stage].b);
+      load_a.load_whole(smem.stage[pipe.stage].a);
+      load_b.load_whole(smem.stage[pipe.stage].b);
     } else {
-      load_a.load(smem.stage[ring.stage].a, k_left);
-      load_b.load(smem.stage[ring.stage].b, k_left);
+      load_a.load(smem.stage[pipe.stage].a, k_left);
+      load_b.load(smem.stage[pipe.stage].b, k_left);
     }
-    ptx::cp_async_mbarrier_arrive_noinc(&smem.full[ring.stage]);
+    ptx::cp_async_mbarrier_arrive_noinc(&smem.full[pipe.stage]);
   }
 }
 
 template <class Tile>
-__device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Tile>& smem) {
-  const Range range(work);
-  const Place<Tile> place(threadIdx.x, 0);
+__device__ void consume(const Params& params, const TileIndex& tile, Smem<Tile>& smem) {
+  const ChunkRange chunks(params.p.k, blockIdx.y, params.k_splits);
+  const QuadCoord<Tile> first(threadIdx.x, 0);
   const int lane = threadIdx.x % 32;
-  ptx::PipelineState ring{.stages = Tile::kStages};
+  ptx::PipelineState pipe{.stages = Tile::kStages};
   Fragments<Tile> fragments;
-  auto read = [&](int buffer, int k) {
-    const auto& from = smem.stage[ring.stage];
-    fragments.read(buffer, &from.a[k][place.row], &from.b[k][place.col]);
+  auto load = [&](int buffer, int kk) {
+    const auto& stage = smem.stage[pipe.stage];
+    fragments.load(buffer, &stage.a[kk][first.row], &stage.b[kk][first.col]);
   };
   float acc[Tile::kThreadM][Tile::kThreadN];
   auto multiply = [&](int buffer) { fragments.multiply(buffer, acc); };
-  int64_t stages_left = ceil_div(range.length, Tile::kK);
+  int64_t stages_left = ceil_div(chunks.length, Tile::kK);
   auto next_stage = [&] {
-    __syncwarp();  // all have read the last fragments
-    if (lane == 0) ptx::mbarrier_arrive(&smem.empty[ring.stage]);
-    ring.advance();
+    __syncwarp();  // all lanes have loaded the last fragments
+    if (lane == 0) ptx::mbarrier_arrive(&smem.empty[pipe.stage]);
+    pipe.advance();
     if (--stages_left > 0) {
-      ptx::mbarrier_wait(&smem.full[ring.stage], ring.parity);
-      read(0, 0);
+      ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
+      load(0, 0);
     }
   };
 
-  auto& totals = reinterpret_cast<Sums<Tile>&>(reinterpret_cast<uint8_t*>(&smem)[work.sums_at]);
+  auto& totals =
+      reinterpret_cast<TileSums<Tile>&>(reinterpret_cast<uint8_t*>(&smem)[params.totals_offset]);
   ptx::mbarrier_wait(&smem.full[0], 0);
-  read(0, 0);
-  int64_t k_left = range.length;
-  for (unsigned chunk = range.first; chunk < range.end; ++chunk, k_left -= kChunk) {
+  load(0, 0);
+  int64_t k_left = chunks.length;
+  for (unsigned chunk = chunks.begin; chunk < chunks.end; ++chunk, k_left -= kChunk) {
     const int length = static_cast<int>(min(k_left, int64_t{kChunk}));
     UNROLL
     for (int i = 0; i < Tile::kThreadM; ++i) {
@@ -149,106 +130,109 @@ __device__ void multiply_tiles(const Work& work, const TileIndex& tile, Smem<Til
       for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = 0;
     }
     NO_UNROLL
-    for (int whole = length / Tile::kK; whole > 0; --whole) {
+    for (int steps = length / Tile::kK; steps > 0; --steps) {
       UNROLL
-      for (int step = 0; step < Tile::kK; ++step) {
-        if (step + 1 < Tile::kK) {
-          read((step + 1) % 2, step + 1);
+      for (int kk = 0; kk < Tile::kK; ++kk) {
+        if (kk + 1 < Tile::kK) {
+          load((kk + 1) % 2, kk + 1);
         } else {
           next_stage();
         }
-        multiply(step % 2);
+        multiply(kk % 2);
       }
     }
     if (length % Tile::kK != 0) {
       NO_UNROLL
-      for (int step = 0; step < length % Tile::kK; ++step) {
+      for (int kk = 0; kk < length % Tile::kK; ++kk) {
         multiply(0);
-        read(0, step + 1);
+        load(0, kk + 1);
       }
       next_stage();
     }
 
-    // Sums of the only chunk lie where stages were: all have read them.
-    if (work.sums_at < sizeof(smem)) ptx::named_barrier_sync(1, Tile::kMultipliers);
-    Quad* sums =
-        work.ranges == 1
-            ? &totals[0][threadIdx.x]
-            : &static_cast<Sums<Tile>*>(work.sums)[chunk * work.tiles + blockIdx.x][0][threadIdx.x];
+    // The totals of an only chunk overwrite the stages, once all consumers have read them.
+    if (params.totals_offset < sizeof(smem)) ptx::named_barrier_sync(1, Tile::kConsumers);
+    Quad* sums = params.k_splits == 1
+                     ? &totals[0][threadIdx.x]
+                     : &static_cast<TileSums<Tile>*>(
+                           params.partial_sums)[chunk * params.tiles + blockIdx.x][0][threadIdx.x];
     UNROLL
-    for (int u = 0; u < Tile::kQuads; ++u) {
-      const int i = u / (Tile::kThreadN / 4), j = u % (Tile::kThreadN / 4) * 4;
-      Quad total = work.ranges > 1 || chunk == 0 ? Quad::empty() : sums[u * Tile::kMultipliers];
+    for (int quad = 0; quad < Tile::kQuads; ++quad) {
+      const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4) * 4;
+      Quad total =
+          params.k_splits > 1 || chunk == 0 ? Quad::identity() : sums[quad * Tile::kConsumers];
       total.add(&acc[i][j]);
-      sums[u * Tile::kMultipliers] = total;
+      sums[quad * Tile::kConsumers] = total;
     }
   }
-  if (work.ranges > 1) return;
+  if (params.k_splits > 1) return;
 
-  const Problem& p = work.p;
+  const Problem& p = params.p;
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  store_tile<Tile>(p, work.by_fours, c_offset, tile.row, tile.col, totals);
+  store_quads<Tile>(p, params.c_vectorized, c_offset, tile.row, tile.col, totals);
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    simt_cp_async_kernel(const __grid_constant__ Work work, int64_t first_tile) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    simt_cp_async_kernel(const __grid_constant__ Params params, int64_t first_tile) {
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
-  if (work.ranges > 1) ptx::pdl_launch_dependents();
+  if (params.k_splits > 1) ptx::pdl_launch_dependents();
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init_stages(Tile::kStages, smem.full, Tile::kCopiers, smem.empty,
-                              Tile::kMultipliers / 32);
+    ptx::mbarrier_init_stages(Tile::kStages, smem.full, Tile::kProducers, smem.empty,
+                              Tile::kConsumers / 32);
   }
   __syncthreads();
-  const TileIndex tile = tile_index<Tile>(work.p, first_tile + blockIdx.x);
-  if (threadIdx.x >= Tile::kMultipliers) {
-    copy_tiles<Tile>(work, tile, smem);
+  const TileIndex tile = tile_index<Tile>(params.p, first_tile + blockIdx.x);
+  if (threadIdx.x >= Tile::kConsumers) {
+    produce<Tile>(params, tile, smem);
   } else {
-    multiply_tiles<Tile>(work, tile, smem);
+    consume<Tile>(params, tile, smem);
   }
 }
 
+// Without memory for the partial sums, K is not split.
 template <class Tile>
 void run(const Problem& p, const Plan& plan, const Context& context) {
-  Work work{
+  Params params{
       .p = p,
-      .a_by_fours = is_a_vectorized(p),
-      .b_by_fours = is_b_vectorized(p),
-      .by_fours = stores_fours(p),
+      .a_vectorized = is_a_vectorized(p),
+      .b_vectorized = is_b_vectorized(p),
+      .c_vectorized = is_c_vectorized(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
-      .ranges = static_cast<unsigned>(plan.k_splits),
-      .sums_at = offsetof(Smem<Tile>, stage),
-      .sums = nullptr,
+      .k_splits = static_cast<unsigned>(plan.k_splits),
+      .totals_offset = offsetof(Smem<Tile>, stage),
+      .partial_sums = nullptr,
   };
   const int64_t chunks = ceil_div(p.k, kChunk);
   if (plan.k_splits > 1) {
-    work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
-    if (work.sums == nullptr) {
-      Plan in_one = plan;
-      in_one.k_splits = 1;  // needs no memory
-      return run<Tile>(p, in_one, context);
+    params.partial_sums = context.allocate(chunks * params.tiles * int64_t{sizeof(TileSums<Tile>)});
+    if (params.partial_sums == nullptr) {
+      Plan not_split = plan;
+      not_split.k_splits = 1;
+      return run<Tile>(p, not_split, context);
     }
   }
-  static_assert(sizeof(Sums<Tile>) <= sizeof(Smem<Tile>::stage), "they may lie where stages were");
-  static_assert(sizeof(Smem<Tile>) + sizeof(Sums<Tile>) <= 99 << 10,
-                "what a block of Ada's may have");
-  const bool keeps_sums = chunks > 1 && plan.k_splits == 1;
-  if (keeps_sums) work.sums_at = sizeof(Smem<Tile>);
-  size_t smem_bytes = sizeof(Smem<Tile>) + (keeps_sums ? sizeof(Sums<Tile>) : 0);
+  static_assert(sizeof(TileSums<Tile>) <= sizeof(Smem<Tile>::stage),
+                "the totals of an only chunk fit in the stages");
+  static_assert(sizeof(Smem<Tile>) + sizeof(TileSums<Tile>) <= 99 << 10,
+                "a block of compute capability 8.6 or 8.9 has at most 99 KiB of shared memory");
+  const bool has_totals = chunks > 1 && plan.k_splits == 1;
+  if (has_totals) params.totals_offset = sizeof(Smem<Tile>);
+  size_t smem_bytes = sizeof(Smem<Tile>) + (has_totals ? sizeof(TileSums<Tile>) : 0);
   if (context.on_hopper()) {
     smem_bytes = shared_memory_for(smem_bytes, plan.blocks_per_sm);
     allow_shared_memory(simt_cp_async_kernel<Tile>, kMaxSharedMemory);
   } else {
-    allow_shared_memory(simt_cp_async_kernel<Tile>, sizeof(Smem<Tile>) + sizeof(Sums<Tile>));
+    allow_shared_memory(simt_cp_async_kernel<Tile>, sizeof(Smem<Tile>) + sizeof(TileSums<Tile>));
   }
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  for_grids(work.tiles, [&](int64_t first, unsigned blocks) {
-    const dim3 grid(blocks, work.ranges);
-    simt_cp_async_kernel<Tile><<<grid, Tile::kThreads, smem_bytes, stream>>>(work, first);
+  for_grids(params.tiles, [&](int64_t first, unsigned blocks) {
+    const dim3 grid(blocks, params.k_splits);
+    simt_cp_async_kernel<Tile><<<grid, Tile::kThreads, smem_bytes, stream>>>(params, first);
   });
   if (plan.k_splits == 1) return;
-  add_ranges<Tile>({p, work.by_fours, work.tiles, work.sums}, context);
+  launch_split_k_reduce<Tile>({p, params.c_vectorized, params.tiles, params.partial_sums}, context);
 }
 
 }  // namespace

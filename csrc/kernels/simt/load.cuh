@@ -1,5 +1,5 @@
 #pragma once
-// How threads of the rungs on CUDA cores copy operands that no copy engine can, as they lie.
+// Loads by cp.async into a stage of shared memory, of operands with any strides.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,34 +10,46 @@
 
 namespace tiled::cuda {
 
-// How an operand is copied: by fours along C's side, or by ones, whose neighbours lie there or
-// along K.
-enum class Way { kFours, kAlongSide, kAlongK };
+// The tiles of A and B for one step of K, both MN-major: a (kK, kM), b (kK, kN). Rows are padded
+// against bank conflicts: elements that are adjacent along K lie in different banks.
+template <class Tile>
+struct PaddedStage {
+  static constexpr int kPitchA = Tile::kM + 4, kPitchB = Tile::kN + 4;
+  alignas(16) float a[Tile::kK][kPitchA];
+  alignas(16) float b[Tile::kK][kPitchB];
+};
 
-// Copies tiles of (kK, kSide), `side` being A's rows or B's columns, to (kK, kPitch) in shared
-// memory: each thread some elements, at the same places of every tile.
-template <int kSide, int kPitch, int kK, int kThreads>
-class Loader {
+// How adjacent threads read an operand: 128-bit vectors along M or N, single elements along M or N,
+// or single elements along K, which transposes the tile.
+enum class LoadMode { kVectorized, kMnMajor, kKMajor };
+
+// Loads one operand's (kK, kMN) tiles, one after another along K, to rows of kPitch floats in
+// shared memory. `mn` counts rows of A, or columns of B. Each thread copies the same elements of
+// every tile.
+template <int kMN, int kPitch, int kK, int kThreads>
+class CpAsyncLoader {
  public:
-  // `data` is the first tile's first element, and side_left are in the matrix from there on. Fours
-  // that only begin there would be read to their end.
-  __device__ Loader(const float* data, int64_t side_stride, int64_t k_stride, bool by_fours,
-                    int64_t side_left, int thread)
-      : side_stride_(side_stride), k_stride_(k_stride) {
-    by_fours &= side_left >= kSide || side_left % 4 == 0;
-    way_ = by_fours ? Way::kFours : k_stride < side_stride ? Way::kAlongK : Way::kAlongSide;
-    const int lanes = way_ == Way::kFours ? kFours : kSideLanes;
-    side_ = way_ == Way::kAlongK  ? thread / kKLanes
-            : way_ == Way::kFours ? thread % lanes * 4
-                                  : thread % lanes;
-    k_ = way_ == Way::kAlongK ? thread % kKLanes : thread / lanes;
-    left_ = static_cast<int>(min(side_left, int64_t{kSide})) - side_;
-    data_ = data + side_ * side_stride + k_ * k_stride;
+  // `data` points at element (0, 0) of the first tile; mn_left of its rows or columns are in the
+  // matrix. A vector at the edge would be read to its end, so it has to be inside as a whole.
+  __device__ CpAsyncLoader(const float* data, int64_t mn_stride, int64_t k_stride, bool vectorized,
+                           int64_t mn_left, int thread)
+      : mn_stride_(mn_stride), k_stride_(k_stride) {
+    vectorized &= mn_left >= kMN || mn_left % 4 == 0;
+    mode_ = vectorized             ? LoadMode::kVectorized
+            : k_stride < mn_stride ? LoadMode::kKMajor
+                                   : LoadMode::kMnMajor;
+    const int lanes = mode_ == LoadMode::kVectorized ? kVectors : kMnLanes;
+    mn_ = mode_ == LoadMode::kKMajor       ? thread / kKLanes
+          : mode_ == LoadMode::kVectorized ? thread % lanes * 4
+                                           : thread % lanes;
+    k_ = mode_ == LoadMode::kKMajor ? thread % kKLanes : thread / lanes;
+    mn_left_ = static_cast<int>(min(mn_left, int64_t{kMN})) - mn_;
+    data_ = data + mn_ * mn_stride + k_ * k_stride;
   }
 
-  // Copies the next tile, as far as it is in the matrix, of which k_left are.
+  // Loads the next tile, of which k_left elements along K are in the matrix, and zeros beyond.
   __device__ void load(float (&tile)[kK][kPitch], int64_t k_left) {
-    const uint32_t to = ptx::shared_address(&tile[0][0]) + (k_ * kPitch + side_) * 4;
+    const uint32_t to = ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * 4;
     if (k_left >= kK) {
       copy<false>(to, kK);
     } else {
@@ -45,53 +57,56 @@ class Loader {
     }
     data_ += kK * k_stride_;
   }
-  // Likewise, where all of the tile is in the matrix.
+  // Loads the next tile, all of which is in the matrix.
   __device__ void load_whole(float (&tile)[kK][kPitch]) {
-    copy<false, true>(ptx::shared_address(&tile[0][0]) + (k_ * kPitch + side_) * 4, kK);
+    copy<false, true>(ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * 4, kK);
     data_ += kK * k_stride_;
   }
 
  private:
-  static constexpr int kFours = kSide / 4, kSideLanes = std::min(kSide, kThreads), kKLanes = 8;
-  static_assert(kThreads / kFours <= kK && kThreads / kSideLanes <= kK && kKLanes <= kK);
+  // Threads along M or N, and along K, in each mode.
+  static constexpr int kVectors = kMN / 4, kMnLanes = std::min(kMN, kThreads), kKLanes = 8;
+  static_assert(kThreads / kVectors <= kK && kThreads / kMnLanes <= kK && kKLanes <= kK);
 
-  template <bool kEnds, bool kWhole = false>
+  template <bool kAtEndOfK, bool kWhole = false>
   __device__ void copy(uint32_t to, int k_left) const {
-    switch (way_) {
-      case Way::kFours: return copy<kEnds, kWhole, 16, kThreads / kFours, 1, kSide>(to, k_left);
-      case Way::kAlongSide:
-        return copy<kEnds, kWhole, 4, kThreads / kSideLanes, kSide / kSideLanes, kSideLanes>(
-            to, k_left);
-      case Way::kAlongK:
-        return copy<kEnds, kWhole, 4, kKLanes, kSide / (kThreads / kKLanes), kThreads / kKLanes>(
+    switch (mode_) {
+      case LoadMode::kVectorized:
+        return copy<kAtEndOfK, kWhole, 16, kThreads / kVectors, 1, kMN>(to, k_left);
+      case LoadMode::kMnMajor:
+        return copy<kAtEndOfK, kWhole, 4, kThreads / kMnLanes, kMN / kMnLanes, kMnLanes>(to,
+                                                                                         k_left);
+      case LoadMode::kKMajor:
+        return copy<kAtEndOfK, kWhole, 4, kKLanes, kMN / (kThreads / kKLanes), kThreads / kKLanes>(
             to, k_left);
     }
   }
 
-  // Elements, or fours, that are kStepK and kStepSide apart. Nothing is skipped, but of what is
-  // outside no byte is read: ptxas has each copy after a branch wait for shared memory.
-  template <bool kEnds, bool kWhole, int kBytes, int kStepK, int kCountSide, int kStepSide>
+  // Copies this thread's elements or vectors: kCountMN of them kStepMN apart, at every kStepK-th k.
+  // Outside the matrix it copies zero bytes instead of branching around the copy: ptxas makes the
+  // first cp.async of each basic block wait for earlier accesses to shared memory.
+  template <bool kAtEndOfK, bool kWhole, int kBytes, int kStepK, int kCountMN, int kStepMN>
   __device__ void copy(uint32_t to, int k_left) const {
     const float* data = data_;
     UNROLL
-    for (int i = 0; i < kCountSide; ++i, data += kStepSide * side_stride_) {
-      const int bytes = kWhole || left_ > i * kStepSide ? kBytes : 0;
+    for (int i = 0; i < kCountMN; ++i, data += kStepMN * mn_stride_) {
+      const int bytes = kWhole || mn_left_ > i * kStepMN ? kBytes : 0;
       const float* from = data;
       UNROLL
       for (int k = 0; k < kK; k += kStepK, from += kStepK * k_stride_) {
-        const uint32_t at = to + (k * kPitch + i * kStepSide) * 4;
-        const int inside = kEnds && k >= k_left ? 0 : bytes;
+        const uint32_t at = to + (k * kPitch + i * kStepMN) * 4;
+        const int inside = kAtEndOfK && k >= k_left ? 0 : bytes;
         kBytes == 16 ? ptx::cp_async_16_zfill(at, from, inside)
                      : ptx::cp_async_4_zfill(at, from, inside);
       }
     }
   }
 
-  Way way_;
-  int side_, k_;  // of the thread's first element in the tile
-  int left_;      // of the side, in the tile, from there on
+  LoadMode mode_;
+  int mn_, k_;   // the thread's first element in a tile
+  int mn_left_;  // rows or columns of the tile in the matrix, counted from mn_
   const float* data_;
-  int64_t side_stride_, k_stride_;
+  int64_t mn_stride_, k_stride_;
 };
 
 }  // namespace tiled::cuda

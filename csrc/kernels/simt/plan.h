@@ -1,5 +1,5 @@
 #pragma once
-// Plans of the simt kernels: which tile, and how K's chunks are split among blocks.
+// Plans of the simt kernels: the tile, the K splits, and the blocks that share an SM.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tiled {
 
-// Returns whether A, or B, is copied by 128-bit vectors along C's side.
+// Returns whether A, or B, is loaded by 128-bit vectors along M, or N.
 inline bool is_a_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.a, p.a.row_stride, p.a.col_stride, 4);
 }
@@ -19,8 +19,8 @@ inline bool is_b_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
 }
 
-// Cycles in which DRAM delivers the operands and takes C. Scalar copies by threads are slower than
-// DRAM.
+// Cycles in which DRAM delivers the operands and takes C. Threads that copy single elements do not
+// reach its bandwidth.
 inline double simt_dram_cycles(const Problem& p, bool threads_copy, int64_t sms) {
   using Cost = h200::Simt;
   const auto cycles = [&](const auto& matrix, int64_t outer, int64_t inner, double bandwidth) {
@@ -36,14 +36,14 @@ inline double simt_dram_cycles(const Problem& p, bool threads_copy, int64_t sms)
 }
 
 struct SimtKind {
-  bool threads_copy;  // which takes issue slots of those that multiply
-  bool persistent;    // blocks go on to other tiles; otherwise new blocks start when they end
+  bool threads_copy;  // operands are copied by threads, which takes issue slots from FMAs
+  bool persistent;    // blocks go on to other tiles; otherwise new blocks start when old ones end
   double next_tile;   // cycles from one wave of tiles to the next
 };
 
-// The blocks of the busiest SM in the last wave, of `left` tiles. The first wave is spread evenly.
-// In the next few waves new blocks start in pairs; persistent ones go on in pairs when they are
-// more than half as many as SMs.
+// The blocks of the busiest SM in the last wave, which has `left` tiles, after `waves` full ones. A
+// first wave is spread evenly. In the next few waves new blocks start where old ones end together.
+// Persistent blocks spread over the SMs up to half as many as there are SMs; more go on in pairs.
 inline int64_t last_wave_blocks(const SimtKind& kind, int64_t waves, int64_t left, int blocks,
                                 int64_t sms) {
   constexpr int64_t kFew = 4;
@@ -53,8 +53,8 @@ inline int64_t last_wave_blocks(const SimtKind& kind, int64_t waves, int64_t lef
   return left <= sms / 2 ? 1 : std::max(even, std::min<int64_t>(blocks, 2));
 }
 
-// The fastest tile, K splits, and number of blocks that share an SM. Blocks that share an SM end
-// together, so fewer may leave less of the last wave empty.
+// The plan with the fewest cycles, over all tiles, K splits, and numbers of blocks that share an
+// SM. Blocks that share an SM end together, so fewer of them may leave less of the last wave empty.
 template <class Tile, size_t kTiles>
 Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const Problem& p,
                        int64_t sms) {
@@ -72,7 +72,7 @@ Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const 
     const double copy = whole ? Cost::kScalarCopy : Cost::kScalarCopyAtEdge;
     const double scalar_copies =
         kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? tile.n : 0)) * copy : 0;
-    const auto step = [&](int64_t blocks) {  // of K, of that many blocks on an SM
+    const auto step = [&](int64_t blocks) {  // cycles for one k of that many blocks on an SM
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
       return std::max(tile.alone, count * elements / tile.rate) + count * scalar_copies;
@@ -114,7 +114,7 @@ inline Plan simt_cp_async_plan(const Problem& p, int64_t sms) {
   return plan;
 }
 
-// simt_tma wants MN-major operands that a tensor map can describe, and transposes others first.
+// simt_tma loads MN-major operands that a tensor map can describe, and transposes others first.
 inline bool simt_tma_accepts(const Problem& p) {
   return fits_tma_coords(p) && fits_tma_rank(p.batch, p.a) && fits_tma_rank(p.batch, p.b);
 }
@@ -129,8 +129,8 @@ inline Plan simt_tma_plan(const Problem& p, int64_t sms) {
   return plan;
 }
 
-// Teams need not begin and end together. An SM is busy for as long as all its tiles take at its
-// best rate, or, with few tiles, for one after another.
+// The teams of an SM do not begin and end together. The SM is busy for as long as all its tiles
+// take at its best rate, or, with few tiles, for as long as rounds of single tiles take.
 inline Plan simt_small_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Simt;
   Plan best{.k_splits = 0};
@@ -154,7 +154,7 @@ inline Plan simt_small_plan(const Problem& p, int64_t sms) {
 inline bool simt_skinny_accepts(const Problem& p) {
   return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
 }
-// The smallest tile that holds all rows, or else the largest. Each chunk is a work tile of its own.
+// The smallest tile that holds all rows, or else the largest. A work tile is one chunk of K.
 inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Simt;
   const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
@@ -163,8 +163,9 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
   while (i + 1 < std::size(kTiles) && kTiles[i].m < rows) ++i;
   const h200::SimtSkinnyTile& tile = kTiles[i];
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
-  const int64_t work = ceil_div(rows, tile.m) * ceil_div(cols, tile.n) * chunks * p.batch.count;
-  const auto each = static_cast<double>(ceil_div(work, sms));
+  const int64_t work_tiles =
+      ceil_div(rows, tile.m) * ceil_div(cols, tile.n) * chunks * p.batch.count;
+  const auto each = static_cast<double>(ceil_div(work_tiles, sms));
   const double step = each <= 1 ? tile.alone : each * tile.m * tile.n / tile.rate;
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   const double changes = std::max(each - 1, 0.0) * Cost::kSkinnyNextTile / tile.blocks;

@@ -1,20 +1,22 @@
-// 09 simt_tma: float32 multiply-adds on CUDA cores, at the rate of their registers.
+// simt_tma: TMA loads both operands, so that threads issue almost nothing but FMAs.
 //
-// Idea:  a multiprocessor starts four warps' multiply-adds a clock, and nothing else in that clock:
-//        so everything else must be rare. A thread has 8 x 16 elements of C, for which it reads 24
-//        numbers of shared memory in each step of K, one step ahead. Copies cost no instruction:
-//        one thread asks the copy engine for tiles, (K, rows of A) and (K, columns of B), several
-//        stages ahead. An operand that lies otherwise is copied first. Smaller tiles, several a
-//        multiprocessor, are for smaller problems, and K is cut as by simt_cp_async (simt.h).
-// Limit: registers have two banks, of even and of odd numbers, and each gives one number a clock.
-//        Of a multiply-add's three one is kept from the instruction before it; the other two must
-//        come from different banks (kernels/simt_store.cuh).
-// Next:  operands along K read as they are, at no cost in registers.
+// Idea:  An SM issues four warp instructions a cycle, and an FMA takes one of these issue slots, so
+//        everything else must be rare. A thread has 8 x 16 elements of C, for which it reads 24
+//        numbers from shared memory for each k, one k ahead. One elected thread issues the TMA
+//        loads, several stages ahead and on into the next tile of its persistent block: tiles (K,
+//        rows of A) and (K, columns of B). Operands that are not MN-major with 16-byte aligned rows
+//        are copied to such first (transpose_sm90.cu). Smaller tiles, several blocks an SM, are for
+//        smaller problems, and K is split as by simt_cp_async (split_k_reduce.cuh).
+// Limit: The register file has two banks, even and odd, that give one operand a cycle each. Of an
+//        FMA's three operands one comes from the reuse cache; the other two have to lie in
+//        different banks (Quad in register_tile.cuh).
+// Next:  K-major operands read as they lie, at no cost in registers.
 //
-//   producer    wait empty[s]           copy A and B of a stage -> full[s]
-//   consumers   wait full[s]            read its first fragments while those before are multiplied
-//               last fragments are read -> empty[s]
-//   at the end of a chunk its sums are added to those of the chunks before, in shared memory.
+//   producer    wait empty[stage]    tma_load A and B of a step -> full[stage]
+//   consumers   wait full[stage]     load its first fragments while the ones before are multiplied
+//               its last fragments are loaded -> empty[stage]
+//   At the end of a chunk, consumers add its sums to the totals in shared memory, or, where K is
+//   split, write them to the workspace.
 
 #include <algorithm>
 #include <iterator>
@@ -27,6 +29,7 @@
 #include "kernels/common/tensor_map_coords.cuh"
 #include "kernels/common/tile_scheduler.cuh"
 #include "kernels/simt/plan.h"
+#include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/split_k_reduce.cuh"
 #include "kernels/simt/store.cuh"
 #include "kernels/simt/transpose.h"
@@ -39,139 +42,133 @@
 namespace tiled::cuda {
 namespace {
 
-// Registers are moved from a warpgroup that copies to those that multiply, so that each has so
-// many; or, where they are 0, one warp copies and all have alike. kPart_ of K is unrolled: no more
-// than the cache of instructions holds, and no less than the wait for the next part takes.
-template <int kIndex, int kThreadM_, int kThreadN_, int kK_, int kPart_, int kStages_,
-          int kMultiplierRegisters_, int kCopierRegisters_>
-struct Tile {
-  static constexpr int kM = h200::kSimtTmaTiles[kIndex].m, kN = h200::kSimtTmaTiles[kIndex].n,
-                       kK = kK_;
+// Consumers read a stage in slices of kUnroll along K. The unrolled slice has to fit in the
+// instruction cache, and to be long enough to cover the wait for the next slice's first fragments.
+// Where kConsumerRegisters is not 0, a whole warpgroup produces, and setmaxnreg moves registers
+// from it to the consumers; otherwise one warp produces and all threads have equally many.
+template <int kIndex, int kThreadM, int kThreadN, int kK_, int kUnroll_, int kStages_,
+          int kConsumerRegisters_, int kProducerRegisters_>
+struct Tile : RegisterTile<h200::kSimtTmaTiles[kIndex].m, h200::kSimtTmaTiles[kIndex].n, kThreadM,
+                           kThreadN, 8> {
+  static constexpr int kK = kK_;  // of a step
   static constexpr int kStages = kStages_;
-  static constexpr int kPart = kPart_;
-  static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;  // elements of C a thread
-  static constexpr int kLanesM = 8, kLanesN = 4;                    // threads of a warp
-  static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
-  static constexpr int kMultipliers = kM / kWarpM * (kN / kWarpN) * 32;  // threads
-  static constexpr int kMultiplierRegisters = kMultiplierRegisters_;
-  static constexpr int kCopierRegisters = kCopierRegisters_;
-  static constexpr int kThreads = kMultipliers + (kMultiplierRegisters > 0 ? 128 : 32);
-  static constexpr int kBlocks = h200::kSimtTmaTiles[kIndex].blocks;  // on a multiprocessor
-  static constexpr int kQuads = kThreadM * kThreadN / 4;              // a thread
-  static constexpr int kRasterRows = 8;  // tiles of rows worked off together
+  static constexpr int kUnroll = kUnroll_;
+  static constexpr int kConsumerRegisters = kConsumerRegisters_;
+  static constexpr int kProducerRegisters = kProducerRegisters_;
+  static constexpr int kThreads = Tile::kConsumers + (kConsumerRegisters > 0 ? 128 : 32);
+  static constexpr int kBlocksPerSm = h200::kSimtTmaTiles[kIndex].blocks;
+  static constexpr int kRasterRows = 8;  // rows of tiles that the scheduler rasterizes together
 
-  static_assert(kChunk % kK == 0 && kK % kPart == 0, "a chunk is a whole number of parts");
-  static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kLanesM * kLanesN == 32);
-  static_assert((kMultiplierRegisters > 0) == (kCopierRegisters > 0));
+  static_assert(kChunk % kK == 0 && kK % kUnroll == 0, "a chunk is a whole number of slices");
+  static_assert((kConsumerRegisters > 0) == (kProducerRegisters > 0));
 };
 
 template <class Tile>
 struct Smem {
   alignas(128) float a[Tile::kStages][Tile::kK][Tile::kM];
   alignas(128) float b[Tile::kStages][Tile::kK][Tile::kN];
-  Sums<Tile> total;  // of finished chunks
+  TileSums<Tile> totals;  // of finished chunks
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
-struct Work {
+struct Params {
   Problem p;
-  CUtensorMap a, b;  // neighbours along rows of A, along columns of B
-  bool by_fours;     // C is written, and read, by four neighbours of a row
+  CUtensorMap a, b;  // of MN-major operands
+  bool c_vectorized;
   int64_t tiles;
   TileScheduler scheduler;
-  unsigned ranges;  // of chunks
-  void* sums;       // Sums[chunk][tile], where there are several
+  unsigned k_splits;
+  void* partial_sums;  // the workspace, TileSums[chunk][tile], where K is split
 };
 
-// By rows, as simt_split_k_reduce_kernel() counts tiles.
+// The tile's number in row-major order, by which simt_split_k_reduce_kernel() counts tiles.
 template <class Tile>
-__device__ int64_t number(const Problem& p, const TileCoord& tile) {
+__device__ int64_t row_major_index(const Problem& p, const TileCoord& tile) {
   return (tile.batch * ceil_div(p.m, Tile::kM) + tile.row / Tile::kM) * ceil_div(p.n, Tile::kN) +
          tile.col / Tile::kN;
 }
 
-// What a block works off at once: a tile, and a range of chunks.
+// A tile of C, summed over one K split.
 template <class Tile>
-struct Unit {
+struct WorkTile {
   TileCoord tile;
-  unsigned first, end;
-  int64_t k, length;  // that the range begins at and has
+  ChunkRange chunks;
 
-  __device__ Unit(const Work& work, int64_t index)
-      : tile(locate<Tile>(work.scheduler, index % work.tiles)) {
-    const auto chunks = static_cast<unsigned>(ceil_div(work.p.k, kChunk));
-    const auto range = static_cast<unsigned>(index / work.tiles);
-    first = range * chunks / work.ranges, end = (range + 1) * chunks / work.ranges;
-    k = int64_t{first} * kChunk;
-    length = min(work.p.k, int64_t{end} * kChunk) - k;
-  }
+  __device__ WorkTile(const Params& params, int64_t index)
+      : tile(locate<Tile>(params.scheduler, index % params.tiles)),
+        chunks(params.p.k, static_cast<unsigned>(index / params.tiles), params.k_splits) {}
 };
 
 template <class Tile>
-__device__ void produce(const Work& work, Smem<Tile>& smem) {
+__device__ void produce(const Params& params, Smem<Tile>& smem) {
   constexpr int kBytes = sizeof(smem.a[0]) + sizeof(smem.b[0]);
-  ptx::PipelineState ring{.stages = Tile::kStages, .parity = 1};
-  auto wait = [&] { ptx::mbarrier_wait_sleeping(&smem.empty[ring.stage], ring.parity); };
-  for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
-    const Unit<Tile> unit(work, index);
-    const TmaCoords a(work.p.batch, work.p.a, unit.tile.batch);
-    const TmaCoords b(work.p.batch, work.p.b, unit.tile.batch);
+  ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
+  auto wait = [&] { ptx::mbarrier_wait_sleeping(&smem.empty[pipe.stage], pipe.parity); };
+  for (int64_t index = blockIdx.x; index < params.tiles * params.k_splits; index += gridDim.x) {
+    const WorkTile<Tile> work(params, index);
+    const TmaCoords a(params.p.batch, params.p.a, work.tile.batch);
+    const TmaCoords b(params.p.batch, params.p.b, work.tile.batch);
     if (index == blockIdx.x) ptx::pdl_wait();
-    for (int64_t k = 0; k < unit.length; k += Tile::kK, ring.advance()) {
-      const int k_at = static_cast<int>(unit.k + k);
-      uint64_t* full = &smem.full[ring.stage];
+    for (int64_t k = 0; k < work.chunks.length; k += Tile::kK, pipe.advance()) {
+      const int k_coord = static_cast<int>(work.chunks.k + k);
+      uint64_t* full = &smem.full[pipe.stage];
       wait();
       ptx::arrive_expect_tx(full, kBytes);
-      ptx::tma_load(smem.a[ring.stage], &work.a, {unit.tile.row, k_at, a.at[0], a.at[1], a.at[2]},
-                    full);
-      ptx::tma_load(smem.b[ring.stage], &work.b, {unit.tile.col, k_at, b.at[0], b.at[1], b.at[2]},
-                    full);
+      ptx::tma_load(smem.a[pipe.stage], &params.a,
+                    {work.tile.row, k_coord, a.at[0], a.at[1], a.at[2]}, full);
+      ptx::tma_load(smem.b[pipe.stage], &params.b,
+                    {work.tile.col, k_coord, b.at[0], b.at[1], b.at[2]}, full);
     }
   }
-  wait();  // consumers ask for one stage more than there are
-  ptx::mbarrier_arrive(&smem.full[ring.stage]);
+  wait();  // consumers wait for one stage more than there is
+  ptx::mbarrier_arrive(&smem.full[pipe.stage]);
 }
 
+// Each thread copies its sums to the workspace. The function is not inlined, which keeps its code
+// and registers out of the main loop's.
 template <class Tile>
-__device__ __noinline__ void keep_sums(const Sums<Tile>& from, Sums<Tile>* to) {
+__device__ __noinline__ void store_partial_sums(const TileSums<Tile>& from, TileSums<Tile>* to) {
   NO_UNROLL
-  for (int u = 0; u < Tile::kQuads; ++u) (*to)[u][threadIdx.x] = from[u][threadIdx.x];
+  for (int quad = 0; quad < Tile::kQuads; ++quad) {
+    (*to)[quad][threadIdx.x] = from[quad][threadIdx.x];
+  }
 }
 
 template <class Tile>
-__device__ void consume(const Work& work, Smem<Tile>& smem) {
+__device__ void consume(const Params& params, Smem<Tile>& smem) {
   ptx::pdl_wait();
-  const Place<Tile> place(threadIdx.x, 0);
+  const QuadCoord<Tile> first(threadIdx.x, 0);
 
   Fragments<Tile> fragments;
-  const float *a = &smem.a[0][0][place.row],
-              *b = &smem.b[0][0][place.col];  // at the first step of a part
-  auto load = [&](int buffer, int k) {
-    fragments.read(buffer, a + k * Tile::kM, b + k * Tile::kN);
+  const float *a = &smem.a[0][0][first.row],
+              *b = &smem.b[0][0][first.col];  // the thread's elements at the slice's first k
+  auto load = [&](int buffer, int kk) {
+    fragments.load(buffer, a + kk * Tile::kM, b + kk * Tile::kN);
   };
   float acc[Tile::kThreadM][Tile::kThreadN];
   auto multiply = [&](int buffer) { fragments.multiply(buffer, acc); };
 
-  constexpr unsigned kParts = Tile::kK / Tile::kPart, kRing = Tile::kStages * kParts;
-  unsigned part = 0;  // over all tiles
-  auto next_part = [&] {
-    if (part % kParts == kParts - 1) {  // all have read the last fragments of the stage
-      ptx::consumer_release(&smem.empty[part / kParts % Tile::kStages]);
+  constexpr unsigned kSlices = Tile::kK / Tile::kUnroll;  // of a stage
+  constexpr unsigned kPipeSlices = Tile::kStages * kSlices;
+  unsigned slice = 0;  // counted over all tiles
+  auto next_slice = [&] {
+    if (slice % kSlices == kSlices - 1) {  // all lanes have loaded the stage's last fragments
+      ptx::consumer_release(&smem.empty[slice / kSlices % Tile::kStages]);
     }
-    ++part;
-    const unsigned stage = part / kParts;
+    ++slice;
+    const unsigned stage = slice / kSlices;
     ptx::mbarrier_wait(&smem.full[stage % Tile::kStages], stage / Tile::kStages % 2);
-    a = &smem.a[0][0][place.row] + part % kRing * (Tile::kPart * Tile::kM);
-    b = &smem.b[0][0][place.col] + part % kRing * (Tile::kPart * Tile::kN);
+    a = &smem.a[0][0][first.row] + slice % kPipeSlices * (Tile::kUnroll * Tile::kM);
+    b = &smem.b[0][0][first.col] + slice % kPipeSlices * (Tile::kUnroll * Tile::kN);
     load(0, 0);
   };
 
   ptx::mbarrier_wait(&smem.full[0], 0);
   load(0, 0);
-  for (int64_t index = blockIdx.x; index < work.tiles * work.ranges; index += gridDim.x) {
-    const Unit<Tile> unit(work, index);
-    int64_t k_left = unit.length;
-    for (unsigned chunk = unit.first; chunk < unit.end; ++chunk, k_left -= kChunk) {
+  for (int64_t index = blockIdx.x; index < params.tiles * params.k_splits; index += gridDim.x) {
+    const WorkTile<Tile> work(params, index);
+    int64_t k_left = work.chunks.length;
+    for (unsigned chunk = work.chunks.begin; chunk < work.chunks.end; ++chunk, k_left -= kChunk) {
       const auto length = static_cast<int>(min(k_left, int64_t{kChunk}));
       UNROLL
       for (int i = 0; i < Tile::kThreadM; ++i) {
@@ -179,121 +176,126 @@ __device__ void consume(const Work& work, Smem<Tile>& smem) {
         for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = 0;
       }
       NO_UNROLL
-      for (int whole = length / Tile::kPart; whole > 0; --whole) {
+      for (int slices = length / Tile::kUnroll; slices > 0; --slices) {
         UNROLL
-        for (int step = 0; step < Tile::kPart; ++step) {
-          if (step + 1 < Tile::kPart) {
-            load((step + 1) % 2, step + 1);
+        for (int kk = 0; kk < Tile::kUnroll; ++kk) {
+          if (kk + 1 < Tile::kUnroll) {
+            load((kk + 1) % 2, kk + 1);
           } else {
-            next_part();
+            next_slice();
           }
-          multiply(step % 2);
+          multiply(kk % 2);
         }
       }
-      if (length % Tile::kPart != 0) {  // zeros there may not be added to a sum of -0
+      if (length % Tile::kUnroll != 0) {  // TMA's zeros beyond K would turn a sum of -0 into +0
         NO_UNROLL
-        for (int step = 0; step < length % Tile::kPart; ++step) {
+        for (int kk = 0; kk < length % Tile::kUnroll; ++kk) {
           multiply(0);
-          load(0, step + 1);
+          load(0, kk + 1);
         }
-        next_part();
+        next_slice();
       }
       UNROLL
-      for (int u = 0; u < Tile::kQuads; ++u) {
-        const int i = u / (Tile::kThreadN / 4), j = u % (Tile::kThreadN / 4) * 4;
-        const bool begins = k_left == unit.length || work.ranges > 1;
-        Quad total = begins ? Quad::empty() : smem.total[u][threadIdx.x];
+      for (int quad = 0; quad < Tile::kQuads; ++quad) {
+        const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4) * 4;
+        const bool starts_total = k_left == work.chunks.length || params.k_splits > 1;
+        Quad total = starts_total ? Quad::identity() : smem.totals[quad][threadIdx.x];
         total.add(&acc[i][j]);
-        smem.total[u][threadIdx.x] = total;
+        smem.totals[quad][threadIdx.x] = total;
       }
-      if (work.ranges > 1) {
-        auto* sums = static_cast<Sums<Tile>*>(work.sums);
-        keep_sums<Tile>(smem.total, sums + chunk * work.tiles + number<Tile>(work.p, unit.tile));
+      if (params.k_splits > 1) {
+        auto* partial_sums = static_cast<TileSums<Tile>*>(params.partial_sums);
+        store_partial_sums<Tile>(smem.totals, partial_sums + chunk * params.tiles +
+                                                  row_major_index<Tile>(params.p, work.tile));
       }
     }
 
-    if (part % kParts != 0) next_part();  // of the last stage the rest is beyond K
+    if (slice % kSlices != 0) next_slice();  // the rest of the last stage lies beyond K
 
-    if (work.ranges > 1) continue;
-    const int64_t c_offset = batch_offset(work.p.batch, work.p.c, unit.tile.batch);
-    store_tile<Tile>(work.p, work.by_fours, c_offset, unit.tile.row, unit.tile.col, smem.total);
+    if (params.k_splits > 1) continue;
+    const int64_t c_offset = batch_offset(params.p.batch, params.p.c, work.tile.batch);
+    store_quads<Tile>(params.p, params.c_vectorized, c_offset, work.tile.row, work.tile.col,
+                      smem.totals);
   }
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    simt_tma_kernel(const __grid_constant__ Work work) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    simt_tma_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init_stages(Tile::kStages, smem.full, 1, smem.empty, Tile::kMultipliers / 32);
+    ptx::mbarrier_init_stages(Tile::kStages, smem.full, 1, smem.empty, Tile::kConsumers / 32);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (work.ranges > 1) ptx::pdl_launch_dependents();
-  if (threadIdx.x >= Tile::kMultipliers) {
-    if constexpr (Tile::kMultiplierRegisters > 0) {
-      ptx::setmaxnreg_dec<Tile::kCopierRegisters>();
+  if (params.k_splits > 1) ptx::pdl_launch_dependents();
+  if (threadIdx.x >= Tile::kConsumers) {
+    if constexpr (Tile::kConsumerRegisters > 0) {
+      ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
     }
-    if (threadIdx.x / 32 == Tile::kMultipliers / 32 && ptx::elect_one()) produce<Tile>(work, smem);
+    if (threadIdx.x / 32 == Tile::kConsumers / 32 && ptx::elect_one()) produce<Tile>(params, smem);
   } else {
-    if constexpr (Tile::kMultiplierRegisters > 0) {
-      ptx::setmaxnreg_inc<Tile::kMultiplierRegisters>();
+    if constexpr (Tile::kConsumerRegisters > 0) {
+      ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     }
-    consume<Tile>(work, smem);
+    consume<Tile>(params, smem);
   }
 }
 
+// Without memory for the partial sums, K is not split.
 template <class Tile>
 void run(const Problem& p, const Plan& plan, const Context& context) {
-  static_assert(Tile::kBlocks * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
-  const auto map = [&](const Matrix& matrix, int64_t outer, int box) {
-    return tensor_map(p.batch, matrix, outer, p.k, box, Tile::kK, CU_TENSOR_MAP_SWIZZLE_NONE);
+  static_assert(Tile::kBlocksPerSm * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
+  const auto map = [&](const Matrix& matrix, int64_t mn, int box_mn) {
+    return tensor_map(p.batch, matrix, mn, p.k, box_mn, Tile::kK, CU_TENSOR_MAP_SWIZZLE_NONE);
   };
-  Work work{
+  Params params{
       .p = p,
       .a = map(p.a, p.m, Tile::kM),
       .b = map(transposed(p.b), p.n, Tile::kN),
-      .by_fours = stores_fours(p),
+      .c_vectorized = is_c_vectorized(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .scheduler = TileScheduler::of<Tile>(p),
-      .ranges = static_cast<unsigned>(plan.k_splits),
-      .sums = nullptr,
+      .k_splits = static_cast<unsigned>(plan.k_splits),
+      .partial_sums = nullptr,
   };
   if (plan.k_splits > 1) {
     const int64_t chunks = ceil_div(p.k, kChunk);
-    work.sums = context.allocate(chunks * work.tiles * int64_t{sizeof(Sums<Tile>)});
-    if (work.sums == nullptr) work.ranges = 1;  // needs no memory
+    params.partial_sums = context.allocate(chunks * params.tiles * int64_t{sizeof(TileSums<Tile>)});
+    if (params.partial_sums == nullptr) params.k_splits = 1;
   }
   const auto kernel = simt_tma_kernel<Tile>;
-  // A block goes on to other tiles, whose first stages come while it stores the last. Shared memory
-  // that none uses keeps more than so many from sharing a multiprocessor: those that start while
-  // operands are still being copied would gather where there is room first.
-  const int64_t most = int64_t{plan.blocks_per_sm} * context.sms;
-  const auto blocks = static_cast<unsigned>(std::min(work.tiles * work.ranges, most));
+  // Blocks are persistent: a block loads the first stages of its next tile while it stores the last
+  // one. It is launched with so much shared memory that only blocks_per_sm of them fit on an SM.
+  // Blocks that start while operands are still being transposed would otherwise gather on the SMs
+  // that are free first.
+  const int64_t wave = int64_t{plan.blocks_per_sm} * context.sms;
+  const auto blocks = static_cast<unsigned>(std::min(params.tiles * params.k_splits, wave));
   const size_t smem_bytes = shared_memory_for(sizeof(Smem<Tile>), plan.blocks_per_sm);
   allow_shared_memory(kernel, kMaxSharedMemory);
-  launch_pdl(kernel, blocks, Tile::kThreads, smem_bytes, context, work);
-  if (work.ranges > 1) add_ranges<Tile>({p, work.by_fours, work.tiles, work.sums}, context);
+  launch_pdl(kernel, blocks, Tile::kThreads, smem_bytes, context, params);
+  if (params.k_splits == 1) return;
+  launch_split_k_reduce<Tile>({p, params.c_vectorized, params.tiles, params.partial_sums}, context);
 }
 
 }  // namespace
 
 bool launch_simt_tma(const Problem& p, const Plan& plan, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
-  // Blocks that start while the transposition still runs gather on a few SMs, where several may
-  // share one. Persistent blocks of a last wave that is not full would leave the other SMs idle
-  // then.
+  // Blocks that start while the transposition still runs gather on the SMs that are free first,
+  // where several can share one. They may where one wave holds all tiles; in a last wave that is
+  // not full, persistent blocks that have gathered would leave the other SMs idle.
   const int64_t wave = int64_t{plan.blocks_per_sm} * context.sms;
   const bool starts_early =
       plan.blocks_per_sm == 1 || count_tiles(p, plan.m, plan.n) * plan.k_splits <= wave;
-  const std::optional<Problem> laid_out = lay_out(p, starts_early, context);
-  if (!laid_out) return false;
+  const std::optional<Problem> mn_major = make_mn_major(p, starts_early, context);
+  if (!mn_major) return false;
   using namespace h200;
   return with_tile<std::size(kSimtTmaTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr SimtTmaTile kTile = kSimtTmaTiles[kIndex];
     run<Tile<kIndex, kTile.thread_m, kTile.thread_n, kTile.k, kTile.unroll, kTile.stages,
-             kTile.consumer_registers, kTile.producer_registers>>(*laid_out, plan, context);
+             kTile.consumer_registers, kTile.producer_registers>>(*mn_major, plan, context);
     return true;
   });
 }

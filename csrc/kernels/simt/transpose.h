@@ -1,5 +1,5 @@
 #pragma once
-// Operands as the copy engine wants them for tiles of (K, rows of A) and (K, columns of B).
+// Operands as the tensor maps of simt_tma want them: MN-major, with 16-byte aligned rows.
 
 #include <optional>
 
@@ -8,10 +8,11 @@
 
 namespace tiled::cuda {
 
-// The problem, of float32, with operands that tensor maps can read (kernels/tensor_map.h) and whose
-// neighbours lie along rows of A and along columns of B. Those that lie otherwise are copied by a
-// kernel, and the next may start before that has ended, or not: nothing where there is no memory
-// for that. For K > 0.
-std::optional<Problem> lay_out(const Problem& p, bool next_starts_early, const Context& context);
+// Returns a float32 problem with K > 0 whose operands are is_tma_aligned_mn_major(): an operand
+// that is not is copied to a workspace by a kernel. Where next_starts_early, the next kernel on the
+// stream may start before the copy is complete (PDL). Returns nothing where there is no memory for
+// the workspace.
+std::optional<Problem> make_mn_major(const Problem& p, bool next_starts_early,
+                                     const Context& context);
 
 }  // namespace tiled::cuda

@@ -10,8 +10,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/load_bias.cuh"
 #include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/fp16x3/flagged.cuh"
-#include "kernels/fp16x3/parts.h"
+#include "kernels/fp16x3/recompute_list.cuh"
 #include "kernels/mma/apply_epilogue.cuh"
 #include "kernels/mma/chunk_totals.cuh"
 #include "kernels/mma/store_rows.cuh"
@@ -33,7 +32,7 @@ struct InverseScales {
 
 struct EpilogueParams : mma_tma::MainloopParams {
   InverseScales inverse_a, inverse_b;
-  Marks recompute;
+  RecomputeList recompute;
   EpilogueSteps steps;
   bool stores_from_registers;         // store_inside(), where it can
   bool vectorized_x2, vectorized_x4;  // of store_inside(), of store_rows()
@@ -169,7 +168,7 @@ struct Epilogue {
 
   // Appends the warp's elements that are NaN to the recompute list.
   __device__ void flag(const TileCoord& tile, const float (&acc)[kElements]) const {
-    constexpr int kListed = Marks::kCols / 2;  // elements of a thread in an entry of the list
+    constexpr int kListed = RecomputeList::kCols / 2;  // elements of a thread in a warp tile
     UNROLL
     for (int first = 0; first < kElements; first += kListed) {
       uint64_t flags = 0;
@@ -180,7 +179,7 @@ struct Epilogue {
         const bool exists = row < params.p.m && col < params.p.n;
         if (exists && isnan(acc[i])) flags |= uint64_t{1} << (i - first);
       }
-      list_marked(params.recompute, tile.batch, tile.row, tile.col + first * 2, flags);
+      append_flagged(params.recompute, tile.batch, tile.row, tile.col + first * 2, flags);
     }
   }
 

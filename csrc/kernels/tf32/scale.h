@@ -29,10 +29,6 @@ struct ScaledOperand {
   HOST_DEVICE int64_t matrix_groups() const {
     return ceil_div(k, mma_order::kChunk) * padded_rows();
   }
-  int64_t fp16_bytes() const { return matrix_elements() * batch.count * 2; }
-  int64_t inverse_scales_bytes() const {
-    return matrix_groups() * batch.count * int64_t{sizeof(float)};
-  }
 };
 
 // Describes an operand whose matrix `from` has strides as above; the caller sets the memory.

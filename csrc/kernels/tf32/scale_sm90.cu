@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
   const int64_t left = row < x.rows ? x.k - k : 0;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    load_eight(own[j], from + j * kNext * x.from.col_stride, x.from.col_stride, left - j * kNext,
-               operand.vectorized);
+    load_x8(own[j], from + j * kNext * x.from.col_stride, x.from.col_stride, left - j * kNext,
+            operand.vectorized);
   }
   range.add_row<kRows>(own);
   if (threadIdx.x % 32 < kRows) {

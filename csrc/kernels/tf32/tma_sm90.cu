@@ -26,7 +26,8 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/sub_problems.h"
-#include "kernels/fp16x3/parts.h"
+#include "kernels/common/workspace.h"
+#include "kernels/fp16x3/recompute_list.cuh"
 #include "kernels/mma/host_launch.h"
 #include "kernels/mma/plan.h"
 #include "kernels/tf32/epilogue.cuh"
@@ -35,30 +36,29 @@
 namespace tiled::cuda {
 namespace {
 
-// The parts of the workspace, as offsets in bytes.
-struct Layout {
+// The buffers that the launches need besides the operands and C.
+struct Buffers {
   ScaledOperand a, b;
-  int64_t count_at, a_at, b_at, a_inverse_at, b_inverse_at, pieces_at, totals_at, bytes;
+  RecomputeList recompute;
+  float4* totals;  // of finished chunks, where registers and shared memory do not suffice
 
-  Layout(const Problem& p, const Context& context)
+  Buffers(const Problem& p, const Context& context, Workspace& workspace)
       : a(scaled_operand(p.batch, p.a, p.m, p.k)),
         b(scaled_operand(p.batch, transposed(p.b), p.n, p.k)) {
-    constexpr int kLeastCols = 48;  // of C for each entry of the list: tiles of 96 have two
-    WorkspaceLayout layout;
-    count_at = layout.reserve(sizeof(int));
-    a_at = layout.reserve(a.fp16_bytes()), b_at = layout.reserve(b.fp16_bytes());
-    a_inverse_at = layout.reserve(a.inverse_scales_bytes());
-    b_inverse_at = layout.reserve(b.inverse_scales_bytes());
-    pieces_at = layout.reserve(Marks::capacity(p, kLeastCols) * int64_t{sizeof(Marks::Piece)});
-    constexpr int64_t kTotals = 128 * 256 * sizeof(float);  // of the largest tile
-    totals_at = layout.reserve(p.k > mma_order::kChunk ? context.sms * kTotals : 0);
-    bytes = layout.bytes;
+    constexpr int kLeastCols = 48;  // of a warp tile, on average: tiles of 96 have two
+    recompute = RecomputeList::take(workspace, p, kLeastCols);
+    for (ScaledOperand* x : {&a, &b}) {
+      x->fp16 = workspace.take<uint16_t>(x->matrix_elements() * x->batch.count).data();
+      x->inverse_scales = workspace.take<float>(x->matrix_groups() * x->batch.count).data();
+    }
+    constexpr int64_t kTotals = 128 * 256 / 4;  // float4s of the largest tile
+    totals = workspace.take<float4>(p.k > mma_order::kChunk ? context.sms * kTotals : 0).data();
   }
 };
 
 template <int kIndex, int kStages>
-void run_tile(const Problem& p, const ScaledOperand& a, const ScaledOperand& b,
-              const Marks& recompute, float4* totals, int64_t k_splits, const Context& context) {
+void run_tile(const Problem& p, const Buffers& buffers, int64_t k_splits, const Context& context) {
+  const auto& [a, b, recompute, totals] = buffers;
   using Tile = mma_tma::Tile<Half, kIndex, kStages, false, false>;
   const auto tma_operand = [](const ScaledOperand& x) {
     mma_tma::TmaOperand operand;
@@ -85,26 +85,19 @@ void run_tile(const Problem& p, const ScaledOperand& a, const ScaledOperand& b,
 }
 
 void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& context) {
-  const Layout layout(p, context);
-  ScaledOperand a = layout.a, b = layout.b;
-  a.fp16 = reinterpret_cast<uint16_t*>(workspace + layout.a_at);
-  b.fp16 = reinterpret_cast<uint16_t*>(workspace + layout.b_at);
-  a.inverse_scales = reinterpret_cast<float*>(workspace + layout.a_inverse_at);
-  b.inverse_scales = reinterpret_cast<float*>(workspace + layout.b_inverse_at);
-  const Marks recompute{reinterpret_cast<int*>(workspace + layout.count_at),
-                        reinterpret_cast<Marks::Piece*>(workspace + layout.pieces_at)};
-  auto* totals = reinterpret_cast<float4*>(workspace + layout.totals_at);
-  launch_scale(a, b, recompute.count, context);
+  Workspace memory(workspace);
+  const Buffers buffers(p, context, memory);
+  launch_scale(buffers.a, buffers.b, buffers.recompute.count, context);
   with_tile<std::size(h200::kMmaTmaTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr int kStages = h200::kMmaTmaTiles[kIndex].tf32_stages;
     if constexpr (kStages == 0) {
       fail_no_tile("tf32_tma", kIndex);
     } else {
-      run_tile<kIndex, kStages>(p, a, b, recompute, totals, plan.k_splits, context);
+      run_tile<kIndex, kStages>(p, buffers, plan.k_splits, context);
     }
     return true;
   });
-  launch_recompute(p, recompute, context);
+  launch_recompute(p, buffers.recompute, context);
 }
 
 }  // namespace
@@ -117,7 +110,9 @@ bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context)
     return launch_tf32_tma(parts.first, plan, context) &&
            launch_tf32_tma(parts.second, plan, context);
   }
-  const auto bytes = [&](const Problem& part) { return Layout(part, context).bytes; };
+  const auto bytes = [&](const Problem& part) {
+    return workspace_bytes([&](Workspace& workspace) { Buffers(part, context, workspace); });
+  };
   return run_sub_problems(p, context, 0, bytes, [&](const Problem& part, uint8_t* workspace) {
     run(part, plan, workspace, context);
   });

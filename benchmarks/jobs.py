@@ -1,0 +1,69 @@
+"""The measurements that a command line asks for."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import report
+from check import reference
+from options import DTYPES
+from shapes import Shape
+
+import torch_tiled
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to measure."""
+
+    suite: str
+    shape: Shape
+    dtype: str
+    precision: str
+    algorithm: str
+    variant: str
+
+    def __str__(self) -> str:
+        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        return f"{self.dtype}{precision} {self.shape} {report.asked(vars(self))}"
+
+
+def plan(args: argparse.Namespace) -> list[Job]:
+    """Every job asked for; jobs on the same operands stand together."""
+    jobs = []
+    for name, suite in args.suites.items():
+        for dtype in args.dtype or suite.dtypes:
+            # The op reads `precision` for float32 alone.
+            asked = args.precision or suite.precisions
+            precisions = asked if dtype == "float32" else ["fp32"]
+            for shape in _in_layouts(suite.shapes, args.layout):
+                for precision in precisions:
+                    named = [
+                        algorithm
+                        for algorithm in _by_name(name, shape, args.device)
+                        if reference.takes(algorithm, DTYPES[dtype], args.device, precision)
+                    ]
+                    jobs += [
+                        Job(name, shape, dtype, precision, algorithm, variant)
+                        for variant in suite.variants
+                        for algorithm in args.algorithm or [*named, "auto"]
+                    ]
+    return jobs
+
+
+def _by_name(suite: str, shape: Shape, device: str) -> list[str] | tuple[str, ...]:
+    """The algorithms that run on a shape beside `auto`."""
+    if suite == "smoke" or (shape.every_kernel and device == "cuda"):
+        return torch_tiled.algorithms()
+    return shape.kernels if device == "cuda" else ()
+
+
+def _in_layouts(shapes: tuple[Shape, ...], layouts: list[str] | None) -> Iterator[Shape]:
+    """The shapes as they are, or each size once in each of the layouts asked for."""
+    if layouts is None:
+        yield from shapes
+        return
+    sizes = dict.fromkeys(replace(shape, layout="NN", what="") for shape in shapes)
+    for shape in sizes:
+        for layout in layouts:
+            yield replace(shape, layout=layout)

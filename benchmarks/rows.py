@@ -1,0 +1,86 @@
+"""Reads results files, and finds rows in them."""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch_tiled
+
+# The kinds of products: the dtype and the precisions of their rows.
+FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
+TF32 = ("float32", ("tf32",))
+
+
+class ResultsError(Exception):
+    """A results file is missing, or lacks what is needed; the message says what."""
+
+
+def read(path: Path) -> dict:
+    """A results file: its "header" and its "rows". Raises ResultsError."""
+    try:
+        results = json.loads(path.read_text())
+    except OSError as error:
+        raise ResultsError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    except json.JSONDecodeError as error:
+        raise ResultsError(f"{path} is not a JSON file: {error}.") from error
+    if not isinstance(results, dict) or not {"header", "rows"} <= results.keys():
+        raise ResultsError(f"{path} is no results file: it has no header and rows.")
+    return results
+
+
+def select(rows: Iterable[dict], **wanted) -> list[dict]:
+    """The rows that have these values."""
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+def is_square(row: dict) -> bool:
+    """True for a plain product of one matrix with m = n = k."""
+    plain = row["batch"] == 1 and row["variant"] == "plain"
+    return plain and row["m"] == row["n"] == row["k"]
+
+
+def squares(
+    rows: Iterable[dict], algorithm: str, dtype: str = "float32", precision: str = "fp32"
+) -> dict[int, dict]:
+    """The row-major squares of an algorithm whose size is a power of 2, by size."""
+    wanted = {"algorithm": algorithm, "dtype": dtype, "precision": precision, "layout": "NN"}
+    found = [row for row in select(rows, **wanted) if is_square(row)]
+    first = {row["m"]: row for row in reversed(found) if row["m"] & (row["m"] - 1) == 0}
+    return dict(sorted(first.items()))
+
+
+def kernels() -> list[str]:
+    """The kernels in the order of the ladder: all algorithms but the names of families."""
+    names = torch_tiled.algorithms()
+    return [name for name in names if not any(x != name and x.startswith(name) for x in names)]
+
+
+def kind(kernel: str) -> tuple[str, tuple[str, ...]]:
+    """The dtype and the precisions of a kernel's rows."""
+    return BFLOAT16 if kernel.startswith("mma") else TF32 if kernel.startswith("tf32") else FLOAT32
+
+
+def of_kernel(rows: Iterable[dict], kernel: str) -> list[dict]:
+    """The rows that a kernel ran, by name or picked by `auto`, those by name first."""
+    dtype, precisions = kind(kernel)
+    found = [
+        row for row in select(rows, kernel=kernel, dtype=dtype) if row["precision"] in precisions
+    ]
+    return sorted(found, key=lambda row: row["algorithm"] != kernel)
+
+
+def kernel_squares(rows: Iterable[dict], kernel: str) -> dict[int, dict]:
+    """The row-major squares that a kernel ran, by size."""
+    found = [row for row in of_kernel(rows, kernel) if is_square(row) and row["layout"] == "NN"]
+    return {row["m"]: row for row in reversed(found)}
+
+
+def peer_tflops(row: dict) -> float:
+    return row["tflops"] / row["ratio"]
+
+
+def mean(values: Iterable[float]) -> float:
+    """The geometric mean."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs))

@@ -1,0 +1,131 @@
+"""The plots of the README and of docs/kernels/ladder.md, from results files."""
+
+from pathlib import Path
+
+import plots
+from ladder import SIZE, WAYS
+from roofline import PEAK, peak
+from rows import kernel_squares, kernels, kind, peer_tflops, select, squares
+
+# The lines by size: a way of ladder.py's, and its style.
+STYLES = {
+    '`"fp32"`': {"color": plots.BLUE, "marker": "o", "linewidth": 2},
+    '`"ieee"`': {"color": plots.ORANGE, "marker": "^"},
+    '`"tf32"`': {"color": plots.GREEN, "marker": "D"},
+    "bfloat16": {"color": plots.VERMILION, "marker": "s"},
+}
+COLORS = {  # of bars, by what a kernel computes on
+    "CUDA cores": plots.ORANGE,
+    "tensor cores, fp16x3": plots.BLUE,
+    "tensor cores, bfloat16": plots.VERMILION,
+    "tensor cores, tf32": plots.GREEN,
+}
+# The lines of the error plot: a product of errors_h200.json, its label and its style.
+PRODUCTS = {
+    "naive": ("a sum in sequence", {"color": "0.6", "marker": "v"}),
+    "cuBLAS": ("cuBLAS", {"color": plots.BLACK, "marker": "s"}),
+    "tiled": ('"ieee"', STYLES['`"ieee"`']),
+    "fp16x3": ('"fp32"', STYLES['`"fp32"`']),
+}
+
+
+def _units(kernel: str) -> str:
+    if kernel.startswith("fp16x3"):
+        return "tensor cores, fp16x3"
+    dtype, precisions = kind(kernel)
+    if precisions == ("tf32",):
+        return "tensor cores, tf32"
+    return "CUDA cores" if dtype == "float32" else "tensor cores, bfloat16"
+
+
+def draw_kernels(measured: dict, path: Path) -> None:
+    """A bar for each kernel at SIZE, and cuBLAS's speed on it."""
+    found = {
+        kernel: by_size[SIZE]
+        for kernel in kernels()
+        if SIZE in (by_size := kernel_squares(measured["rows"], kernel))
+    }
+    height = 1.8 + 0.34 * len(found)
+    figure, axes = plots.pyplot().subplots(figsize=(8, height), layout="constrained")
+    names, places = list(found), range(len(found))
+    for units, color in COLORS.items():
+        bars = {i: found[name]["tflops"] for i, name in enumerate(names) if _units(name) == units}
+        if bars:
+            axes.barh(list(bars), list(bars.values()), color=color, label=units)
+    marks = {"marker": "|", "markersize": 16, "markeredgewidth": 2, "linestyle": ""}
+    peers, peaks = map(peer_tflops, found.values()), map(peak, names)
+    axes.plot(list(peers), places, color=plots.BLACK, label="cuBLAS, same operands", **marks)
+    axes.plot(list(peaks), places, color="0.65", label="peak of the units", **marks)
+    axes.set_xscale("log")
+    axes.set_xlim(left=1)
+    labels = [f"{name}  {row['tflops']:.3g}" for name, row in found.items()]
+    axes.set_yticks(places, labels=labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("TFLOP/s")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=3)
+    plots.add_grid(axes)
+    device = measured["header"]["device"]
+    axes.set_title(f"{SIZE} x {SIZE} x {SIZE}, {device}", fontsize="medium")
+    plots.save(figure, path)
+
+
+def draw_sizes(measured: dict, path: Path) -> None:
+    """TFLOP/s of `auto` by size, and of the peer (dashed)."""
+    figure, axes = plots.pyplot().subplots(figsize=(8, 4.8), layout="constrained")
+    sizes = set()
+    for name, way in WAYS.items():
+        found, style = squares(measured["rows"], "auto", *way), STYLES[name]
+        sizes |= found.keys()
+        label = name.strip("`")
+        axes.plot(
+            list(found), [r["tflops"] for r in found.values()], label=label, markersize=5, **style
+        )
+        dashed = {"color": style["color"], "linestyle": "--", "linewidth": 1}
+        axes.plot(list(found), [peer_tflops(r) for r in found.values()], **dashed)
+    axes.plot([], [], color="0.3", linestyle="--", linewidth=1, label="cuBLAS, same operands")
+    axes.axhline(PEAK, color=plots.BLACK, linestyle=":", label="peak of CUDA cores")
+    axes.set_yscale("log")
+    plots.set_sizes(axes, sorted(sizes), "M = N = K")
+    axes.set_ylabel("TFLOP/s")
+    axes.legend(fontsize="small")
+    plots.add_grid(axes)
+    axes.set_title(f"auto, {measured['header']['device']}", fontsize="medium")
+    plots.save(figure, path)
+
+
+def draw_speed(measured: dict, path: Path) -> None:
+    """The speed of `auto` by size, relative to cuBLAS on the same operands."""
+    figure, axes = plots.pyplot().subplots(figsize=(6, 4), layout="constrained")
+    sizes = set()
+    for name, way in WAYS.items():
+        found = squares(measured["rows"], "auto", *way)
+        sizes |= found.keys()
+        ratios = [row["ratio"] for row in found.values()]
+        axes.plot(list(found), ratios, label=name.strip("`"), markersize=5, **STYLES[name])
+    axes.axhline(1, color=plots.BLACK, linestyle="--", linewidth=1, label="cuBLAS")
+    plots.set_sizes(axes, sorted(sizes), "M = N = K")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("speed, cuBLAS = 1")
+    axes.legend(fontsize="small")
+    plots.add_grid(axes)
+    axes.set_title(f"speed, {measured['header']['device']}", fontsize="medium")
+    plots.save(figure, path)
+
+
+def draw_error(errors: dict, path: Path) -> None:
+    """The error of float32 products of normal operands by K."""
+    figure, axes = plots.pyplot().subplots(figsize=(6, 4), layout="constrained")
+    for product, (label, style) in PRODUCTS.items():
+        found = select(errors["rows"], operands="normal", product=product)
+        ks, values = [row["k"] for row in found], [row["error"] for row in found]
+        axes.plot(ks, values, label=label, markersize=5, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("K")
+    axes.set_ylabel("relative error against float64")
+    axes.legend(fontsize="small")
+    plots.add_grid(axes)
+    size, device = errors["header"]["size"], errors["header"]["device"]
+    axes.set_title(f"float32, normal operands, M = N = {size}, {device}", fontsize="medium")
+    plots.save(figure, path)

@@ -1,0 +1,81 @@
+"""Writes the pages and the plots that show results: the README, docs/kernels and their SVGs.
+
+    python benchmarks/write_pages.py
+    python benchmarks/write_pages.py --results folder
+
+The folder has h200.json of bench_matmul.py, survey_odd.json and survey_eights.json of survey.py,
+and errors_h200.json of error_study.py. tests/project holds the pages to these files. The plots
+need matplotlib.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+# For a package that is built in place and not installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+import ladder
+import readme
+import result_tables
+import speed_plots
+from pages import PageError, measured_on, with_blocks, written
+from rows import ResultsError, read
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+KERNELS = ROOT / "docs" / "kernels"
+SURVEYS = ("survey_odd", "survey_eights")
+# The plots: the file, the results that it shows, and what draws it.
+PLOTS = {
+    ROOT / "docs" / "speed.svg": ("h200", speed_plots.draw_speed),
+    ROOT / "docs" / "error.svg": ("errors_h200", speed_plots.draw_error),
+    KERNELS / "ladder_rungs.svg": ("h200", speed_plots.draw_kernels),
+    KERNELS / "ladder_sizes.svg": ("h200", speed_plots.draw_sizes),
+}
+
+
+def texts(results: Path) -> dict[Path, str]:
+    """The text of every page that shows results. Raises ResultsError or PageError."""
+    file = results / "h200.json"
+    measured = read(file)
+    surveys = {name: read(results / f"{name}.json") for name in SURVEYS}
+    front = {
+        "source": lambda measured: f"{measured_on(measured['header'])}.",
+        "table": readme.write_table,
+        "slower": lambda measured: readme.write_slower(measured, surveys["survey_odd"]),
+    }
+    tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
+    pages = {
+        README: with_blocks(README, written(str(file), front, measured)),
+        ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
+    }
+    for name, text in written(str(file), tables, measured)["pages"].items():
+        pages[KERNELS / f"{name}.md"] = text
+    return pages
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: %(default)s"
+    )
+    args = parser.parse_args(argv)
+    try:
+        pages = texts(args.results)
+        measured = {name: read(args.results / f"{name}.json") for name, _ in PLOTS.values()}
+    except (ResultsError, PageError) as error:
+        print(error)
+        return 1
+    for page, text in pages.items():
+        page.write_text(text)
+    for path, (name, draw) in PLOTS.items():
+        draw(measured[name], path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

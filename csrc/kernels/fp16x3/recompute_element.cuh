@@ -1,0 +1,126 @@
+#pragma once
+// Recomputes single elements in the chunked order, in the kernel that flags them: a further launch
+// would take longer than the few elements that there are as a rule. The functions use no shared
+// memory, which lets blocks that add sums share an SM with those that still multiply.
+
+#include "core/epilogue.h"
+#include "core/order_chunked.h"
+#include "core/problem.h"
+#include "kernels/common/launch.h"
+
+namespace tiled::cuda {
+
+// An element's row of A and column of B, from some k on.
+struct RowAndColumn {
+  const float *a, *b;
+  int64_t a_stride, b_stride;
+
+  __device__ RowAndColumn(const Problem& p, int64_t batch, int64_t row, int64_t col)
+      : a(static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch) +
+          row * p.a.row_stride),
+        b(static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, batch) +
+          col * p.b.col_stride),
+        a_stride(p.a.col_stride),
+        b_stride(p.b.row_stride) {}
+
+  __device__ void advance(int64_t k) { a += k * a_stride, b += k * b_stride; }
+};
+
+// Recomputes an element by one thread, and counts it where there is a counter.
+inline __device__ __noinline__ float recompute_by_thread(const Problem& p, int64_t batch,
+                                                         int64_t row, int64_t col,
+                                                         unsigned long long* counter) {
+  if (counter != nullptr) atomicAdd(counter, 1ull);
+  RowAndColumn from(p, batch, row, col);
+  float total = kAddIdentity<float>;
+  for (int64_t left = p.k; left > 0; left -= kChunk) {
+    const int length = static_cast<int>(min(left, int64_t{kChunk}));
+    float acc = 0;
+    _Pragma("unroll 8") for (int k = 0; k < length; ++k, from.advance(1)) {
+      acc = fused_multiply_add(__ldg(from.a), __ldg(from.b), acc);
+    }
+    total += acc;
+  }
+  return total;
+}
+
+// A warp sums kChunksPerWarp chunks of an element at a time, kLanesPerChunk lanes each.
+constexpr int kLanesPerChunk = 8, kChunksPerWarp = 32 / kLanesPerChunk;
+
+// Returns the sum of the lane's own chunk, of the kChunksPerWarp chunks of an element from
+// `first_k` on. The lanes of a chunk load different k, and then each of them adds the products of
+// all, in order.
+inline __device__ __noinline__ float sum_chunks(const Problem& p, int64_t batch, int64_t row,
+                                                int64_t col, int64_t first_k) {
+  constexpr int kPerLane = 16;
+  const int lane = static_cast<int>(threadIdx.x) % kLanesPerChunk;  // of the chunk's
+  const int longest = static_cast<int>(min(p.k - first_k, int64_t{kChunk}));
+  first_k += static_cast<int>(threadIdx.x) % 32 / kLanesPerChunk * kChunk;
+  int left = static_cast<int>(min(p.k - first_k, int64_t{kChunk})) - lane * kPerLane;
+  RowAndColumn from(p, batch, row, col);
+  from.advance(first_k + lane * kPerLane);
+  float acc = 0;
+  NO_UNROLL
+  for (int k = 0; k < longest; k += kLanesPerChunk * kPerLane, left -= kLanesPerChunk * kPerLane) {
+    float a[kPerLane], b[kPerLane];
+    UNROLL
+    for (int i = 0; i < kPerLane; ++i, from.advance(1)) {
+      a[i] = i < left ? __ldg(from.a) : kPadA<float>;
+      b[i] = i < left ? __ldg(from.b) : kPadB<float>;
+    }
+    from.advance((kLanesPerChunk - 1) * kPerLane);
+    NO_UNROLL
+    for (int source = 0; source < kLanesPerChunk; ++source) {
+      UNROLL
+      for (int i = 0; i < kPerLane; ++i) {
+        const float a_i = __shfl_sync(~0u, a[i], source, kLanesPerChunk);
+        acc = fused_multiply_add(a_i, __shfl_sync(~0u, b[i], source, kLanesPerChunk), acc);
+      }
+    }
+  }
+  return acc;
+}
+
+// Recomputes an element by a warp.
+inline __device__ float recompute_by_warp(const Problem& p, int64_t batch, int64_t row,
+                                          int64_t col) {
+  float total = kAddIdentity<float>;
+  NO_UNROLL
+  for (int64_t first_k = 0; first_k < p.k; first_k += kChunksPerWarp * kChunk) {
+    const float own = sum_chunks(p, batch, row, col, first_k);
+    NO_UNROLL
+    for (int i = 0; i < kChunksPerWarp && first_k + i * kChunk < p.k; ++i) {
+      total += __shfl_sync(~0u, own, i * kLanesPerChunk);
+    }
+  }
+  return total;
+}
+
+// Returns a flagged element, recomputed and counted. All threads of a warp call it, each with an
+// element of its own, flagged or not. A single thread is latency-bound, so the warp takes one
+// flagged element after another where there are few, and where K is long enough to share.
+inline __device__ float recompute_if_flagged(const Problem& p, bool flagged, int64_t batch,
+                                             int64_t row, int64_t col,
+                                             unsigned long long* counter) {
+  unsigned left = __ballot_sync(~0u, flagged);
+  const int64_t few = min(2 * ceil_div(p.k, kChunk), int64_t{8});  // measured on an H200
+  if (__popc(left) > few) return flagged ? recompute_by_thread(p, batch, row, col, counter) : 0;
+  if (flagged && counter != nullptr) atomicAdd(counter, 1ull);
+  float own = 0;
+  for (; left != 0; left &= left - 1) {
+    const int source = __ffs(static_cast<int>(left)) - 1;
+    const float sum =
+        recompute_by_warp(p, __shfl_sync(~0u, batch, source), __shfl_sync(~0u, row, source),
+                          __shfl_sync(~0u, col, source));
+    if (static_cast<int>(threadIdx.x) % 32 == source) own = sum;
+  }
+  return own;
+}
+
+// store(), compiled once however often it is called.
+inline __device__ __noinline__ void store_noinline(const Problem& p, int64_t c_offset, int64_t row,
+                                                   int64_t col, float sum) {
+  store<float>(p, c_offset, row, col, sum);
+}
+
+}  // namespace tiled::cuda

@@ -1,0 +1,153 @@
+#pragma once
+// fp16x3_wgmma: what follows a chunk's products, and what follows the last chunk. The sums of a
+// chunk are descaled and added to those of the chunks before, or stored for the split-K reduction.
+// The totals are stored to C, and flagged where they are NaN.
+
+#include "core/epilogue.h"
+#include "kernels/common/load_bias.cuh"
+#include "kernels/fp16x3/wgmma_tile.cuh"
+
+namespace tiled::cuda::fp16x3_wgmma {
+
+// The inverse scales of a chunk, for a thread's rows and columns.
+struct InverseScales {
+  float row[2];
+  float2 col[Tile::kElements / 4];
+
+  __device__ InverseScales(const Presplit& a, int64_t a_matrix, const Presplit& b, int64_t b_matrix,
+                           int chunk, const ThreadCoord& coord) {
+    const float* of_a = a.inverse_scales + a_matrix * a.matrix_groups() + chunk * a.padded_rows();
+    const float* of_b = b.inverse_scales + b_matrix * b.matrix_groups() + chunk * b.padded_rows();
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      row[i] = coord.row + i * 8 < a.padded_rows() ? of_a[coord.row + i * 8] : 1.0f;
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kElements / 4; ++j) {
+      const int64_t first = coord.col + j * 8;
+      col[j] =
+          first < b.padded_rows() ? *reinterpret_cast<const float2*>(of_b + first) : float2{1, 1};
+    }
+  }
+};
+
+// Adds the totals of the chunks before, if there are any, and keeps the new totals for the chunks
+// that follow, if there are any.
+__device__ inline void add_to_totals(Accumulators& totals, int thread, bool has_previous,
+                                     bool has_next, float (&sum)[Tile::kElements]) {
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    float4& total = totals[i / 4][thread];
+    if (has_previous) {
+      sum[i] += total.x, sum[i + 1] += total.y;
+      sum[i + 2] += total.z, sum[i + 3] += total.w;
+    }
+    if (has_next) total = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
+}
+
+// The sums of a chunk in the workspace of the split-K reduction.
+__device__ inline Accumulators& chunk_sums(const Params& params, int64_t tile, int chunk,
+                                           int warpgroup) {
+  const int64_t index = tile * ceil_div(params.p.k, kChunk) + chunk;
+  return params.chunk_sums[index * Tile::kConsumers + warpgroup];
+}
+
+// Stores a chunk's sums for the split-K reduction.
+__device__ inline void store_chunk(Accumulators& sums, int thread,
+                                   const float (&sum)[Tile::kElements]) {
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    __stcg(&sums[i / 4][thread], float4{sum[i], sum[i + 1], sum[i + 2], sum[i + 3]});
+  }
+}
+
+// Stores the totals in pairs, after a bias and ReLU at most. Returns false, with nothing done,
+// where the epilogue is another, or the warp's elements are not all inside C, or one is flagged.
+__device__ inline bool try_store_x2(const Params& params, const ThreadCoord& coord,
+                                    float (&sum)[Tile::kElements], const float (&bias)[Tile::kN]) {
+  const Problem& p = params.p;
+  bool possible =
+      params.allows_x2_store && coord.row + 8 < p.m && coord.col + Tile::kN - 8 + 1 < p.n;
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) possible &= !isnan(sum[i]);
+  if (!__all_sync(~0u, possible)) return false;
+  if (p.epilogue.bias != nullptr) {
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 4) {
+      const float2 x2 = *reinterpret_cast<const float2*>(&bias[threadIdx.x % 4 * 2 + i * 2]);
+      sum[i] += x2.x, sum[i + 1] += x2.y, sum[i + 2] += x2.x, sum[i + 3] += x2.y;
+    }
+  }
+  if (p.epilogue.activation == Activation::kRelu) {
+    UNROLL
+    for (float& each : sum) each = activate(Activation::kRelu, each);
+  }
+  const OutMatrix& c = p.c;
+  float* data = static_cast<float*>(c.data) + batch_offset(p.batch, c, coord.batch) +
+                coord.row * c.row_stride + coord.col;
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 2) {
+    float* pair = data + i / 2 % 2 * 8 * c.row_stride + i / 4 * 8;
+    *reinterpret_cast<float2*>(pair) = {sum[i], sum[i + 1]};
+  }
+  return true;
+}
+
+// Stores the totals one by one, after any epilogue, except flagged ones, which are listed. They
+// take the way through shared memory so that the loop is not unrolled: unrolled, it would hold the
+// code of every activation 64 times.
+__device__ inline void store_each(const Params& params, const ThreadCoord& coord,
+                                  const float (&sum)[Tile::kElements],
+                                  const float (&bias)[Tile::kN], Accumulators& staging) {
+  const Problem& p = params.p;
+  const Epilogue& epilogue = p.epilogue;
+  const int thread = threadIdx.x % Tile::kWarpgroup;
+  const int64_t down = 8 * p.c.row_stride, right = p.c.col_stride;
+  const bool inside[2] = {coord.row < p.m, coord.row + 8 < p.m};
+  const int cols_left = static_cast<int>(min(p.n - coord.col, int64_t{Tile::kN}));
+  uint64_t flags = 0;
+  UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) {
+    const bool exists = inside[i / 2 % 2] && i / 4 * 8 + i % 2 < cols_left;
+    if (exists && isnan(sum[i])) flags |= uint64_t{1} << i;
+  }
+  append_flagged(params.recompute, coord.batch, coord.row, coord.col, flags);
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
+  float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, coord.batch) +
+             coord.row * p.c.row_stride + coord.col * p.c.col_stride;
+  NO_UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4, c += 8 * right) {
+    const float4 x4 = staging[i / 4][thread];
+    const float each[] = {x4.x, x4.y, x4.z, x4.w};
+    const float2 bias_x2 = *reinterpret_cast<const float2*>(&bias[thread % 4 * 2 + i * 2]);
+    bool stored[4];
+    float old[4] = {};
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      stored[j] = inside[j / 2] && i * 2 + j % 2 < cols_left && !isnan(each[j]);
+      if (epilogue.beta != 0 && stored[j]) old[j] = c[j / 2 * down + j % 2 * right];
+    }
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const float value = combine(epilogue, each[j], j % 2 == 0 ? bias_x2.x : bias_x2.y, old[j]);
+      if (stored[j]) c[j / 2 * down + j % 2 * right] = activate(epilogue.activation, value);
+    }
+  }
+}
+
+// Stores a warpgroup's totals. `barrier` is the warpgroup's own; `staging` is shared memory that
+// the totals may overwrite.
+__device__ inline void store_tile(const Params& params, const ThreadCoord& coord, int barrier,
+                                  float (&sum)[Tile::kElements], float (&bias)[Tile::kN],
+                                  Accumulators& staging) {
+  if (params.p.epilogue.bias != nullptr) {
+    load_bias<float>(params.p, coord.tile_col, barrier, bias);
+  }
+  if (!try_store_x2(params, coord, sum, bias)) store_each(params, coord, sum, bias, staging);
+}
+
+}  // namespace tiled::cuda::fp16x3_wgmma

@@ -1,0 +1,21 @@
+#pragma once
+// The launch of mma_unaligned_kernel, which several translation units instantiate: one for each
+// type and layout of A.
+
+#include "core/context.h"
+#include "core/plan.h"
+#include "kernels/mma/work_tile.cuh"
+
+namespace tiled::cuda::mma_unaligned {
+
+struct EpilogueParams : mma_tma::MainloopParams {
+  bool swap_ab;            // of the problem: a bias is then one of rows
+  bool bias_relu_at_most;  // Epilogue::is_bias_relu_at_most()
+  bool a_is_ready;         // the previous kernel only copies B, after all others have ended
+};
+
+// Launches the kernel for the plan's tile. Returns false if there is no memory for a workspace.
+template <class T, bool kAMnMajor, bool kBMnMajor>
+bool launch(const EpilogueParams& params, const Plan& plan, const Context& context);
+
+}  // namespace tiled::cuda::mma_unaligned

@@ -1,0 +1,107 @@
+#pragma once
+// The part of a tile that a thread holds in registers: fragments of A and B, and sums of C.
+
+#include <algorithm>
+
+#include "core/order_chunked.h"
+#include "kernels/common/launch.h"
+#include "kernels/simt/lane_layout.cuh"
+
+namespace tiled::cuda {
+
+// A (kM, kN) tile of C, shared by threads that compute kThreadM x kThreadN elements each. The lanes
+// of a warp are kLanesM x kLanesN; a warp has adjacent elements, kWarpM x kWarpN. A thread's rows
+// and columns come in groups of 4, the groups of rows kLanesM * 4 apart and those of columns
+// kLanesN * 4.
+template <int kM_, int kN_, int kThreadM_, int kThreadN_, int kLanesM_>
+struct RegisterTile {
+  static constexpr int kM = kM_, kN = kN_;
+  static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;
+  static constexpr int kConsumers = kM / kThreadM * (kN / kThreadN);  // threads
+  static constexpr int kLanesM = kLanesM_, kLanesN = std::min(kConsumers, 32) / kLanesM;
+  static constexpr int kWarpM = kLanesM * kThreadM, kWarpN = kLanesN * kThreadN;
+  static constexpr int kQuads = kThreadM * kThreadN / 4;  // of a thread
+
+  static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kThreadM % 4 == 0 && kThreadN % 4 == 0);
+};
+
+// Where a thread has at most 32 elements, shared-memory bandwidth bounds the main loop, and lanes
+// are paired. Larger register tiles are bound by FMA issue.
+template <class Tile>
+using TileLaneCoord =
+    LaneCoord<Tile::kLanesM, Tile::kLanesN, (Tile::kThreadM * Tile::kThreadN <= 32)>;
+
+// Four adjacent sums of a row of C, with the two of each pair exchanged. The register file has an
+// even and an odd bank, and vectors of registers begin in the even one. So the sum of a column and
+// the element of B of that column lie in different banks, and an FMA reads both in one cycle.
+struct Quad {
+  float4 swapped;
+  __device__ static Quad identity() {
+    constexpr float kIdentity = kAddIdentity<float>;
+    return {make_float4(kIdentity, kIdentity, kIdentity, kIdentity)};
+  }
+  __device__ static Quad of(const float* acc) {
+    return {make_float4(acc[1], acc[0], acc[3], acc[2])};
+  }
+  __device__ void add(const float* acc) {
+    swapped.x += acc[1], swapped.y += acc[0], swapped.z += acc[3], swapped.w += acc[2];
+  }
+  __device__ void add(const Quad& other) {
+    swapped.x += other.swapped.x, swapped.y += other.swapped.y;
+    swapped.z += other.swapped.z, swapped.w += other.swapped.w;
+  }
+};
+
+// All sums of a tile, as (quad of a thread, thread), so that threads access adjacent vectors.
+template <class Tile>
+using TileSums = Quad[Tile::kQuads][Tile::kConsumers];
+
+// The row and the first column, in its tile, of a quad of a thread.
+template <class Tile>
+struct QuadCoord {
+  int row, col;
+  __device__ QuadCoord(int thread, int quad) {
+    constexpr int kWarpsM = Tile::kM / Tile::kWarpM;
+    const int warp = thread / 32;
+    const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4);
+    const TileLaneCoord<Tile> at(thread % 32);
+    row = warp % kWarpsM * Tile::kWarpM + (i / 4 * Tile::kLanesM + at.row) * 4 + i % 4;
+    col = warp / kWarpsM * Tile::kWarpN + (j * Tile::kLanesN + at.col) * 4;
+  }
+};
+
+// A thread's elements of A and B for one k, in two buffers: one is loaded from shared memory for
+// the next k while the other is multiplied.
+template <class Tile>
+struct Fragments {
+  float a_frag[2][Tile::kThreadM], b_frag[2][Tile::kThreadN];
+
+  // a_smem and b_smem point at the thread's first row of A and first column of B for that k.
+  __device__ void load(int buffer, const float* a_smem, const float* b_smem) {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; i += 4) {
+      *reinterpret_cast<float4*>(&a_frag[buffer][i]) =
+          *reinterpret_cast<const float4*>(a_smem + i * Tile::kLanesM);
+    }
+    UNROLL
+    for (int j = 0; j < Tile::kThreadN; j += 4) {
+      *reinterpret_cast<float4*>(&b_frag[buffer][j]) =
+          *reinterpret_cast<const float4*>(b_smem + j * Tile::kLanesN);
+    }
+  }
+
+  // Odd rows are multiplied from right to left. The first FMA of a row then takes the same element
+  // of B as the last one of the row before, from the operand reuse cache.
+  __device__ void multiply(int buffer, float (&acc)[Tile::kThreadM][Tile::kThreadN]) const {
+    UNROLL
+    for (int i = 0; i < Tile::kThreadM; ++i) {
+      UNROLL
+      for (int j = 0; j < Tile::kThreadN; ++j) {
+        const int col = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
+        acc[i][col] = fused_multiply_add(a_frag[buffer][i], b_frag[buffer][col], acc[i][col]);
+      }
+    }
+  }
+};
+
+}  // namespace tiled::cuda

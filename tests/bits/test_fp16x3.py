@@ -1,0 +1,396 @@
+"""fp16x3, float32 products on tensor cores: bits, accuracy, and elements that are recomputed.
+
+The host's kernel runs here as well. It models the tensor core and has the bits of a Hopper GPU.
+"""
+
+import pytest
+import torch
+from helpers.needs import needs_hopper
+from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
+from helpers.reference import (
+    BIAS,
+    SEEDS,
+    assert_same,
+    assert_within,
+    bound,
+    product,
+    relative_error,
+)
+from helpers.scaled import FP16X3, FP16X3_KERNELS
+from helpers.specification import chunked_product, fp16x3_product, fp16x3_with_flags
+
+import torch_tiled
+
+multiply, compare = FP16X3.multiply, FP16X3.compare
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
+def device(request):
+    return request.param
+
+
+# --- bits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [64, 100, 511, 1040])
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_bits_are_as_specified(device, name, k):
+    a, b = OVERFLOWING[name](7, k, 6)
+    assert_same(multiply(a, b, device), fp16x3_product(a, b))
+
+
+@pytest.mark.parametrize("k", [512, 1023, 1024, 2049])
+def test_bits_of_chunks_are_as_specified(device, k):
+    for name in ("normal", "uniform", "opposed by 5"):
+        a, b = OPERANDS[name](5, k, 9)
+        assert_same(multiply(a, b, device), fp16x3_product(a, b))
+
+
+@pytest.mark.parametrize("k", [1, 17, 63])
+def test_short_sums_are_in_chunks(device, k):
+    a, b = torch.randn(9, k), torch.randn(k, 11)
+    assert_same(multiply(a, b, device), chunked_product(a, b))
+
+
+def test_views_and_batches(device):
+    a, b = torch.randn(3, 20, 150, device=device), torch.randn(3, 150, 30, device=device)
+    b[1, 5, 5] = 1e-12
+    each = [[multiply(x, y, device) for y in b] for x in a]
+    assert_same(multiply(a, b, device), torch.stack([each[i][i] for i in range(3)]))
+    assert_same(multiply(a, b[1], device), torch.stack([each[i][1] for i in range(3)]))
+    assert_same(multiply(a[2], b, device), torch.stack(each[2]))
+    pairs = multiply(a[:, None], b, device)
+    assert_same(pairs, torch.stack([torch.stack(row) for row in each]))
+    for view in (a[0, :1].expand(20, 150), a[0, :, :1].expand(20, 150)):
+        assert_same(multiply(view, b[1], device), multiply(view.contiguous(), b[1], device))
+    spread = torch.full((41, 460), torch.nan, device=device)[1::2, 3:453:3].copy_(a[0])
+    assert_same(multiply(spread, b[0], device), each[0][0])
+
+
+def test_gemm_and_linear_finish_the_same_sum(device):
+    a, b, c = torch.randn(33, 200), torch.randn(200, 17), torch.randn(33, 17)
+    bias = torch.randn(17)
+    sums = multiply(a, b, device)
+    rung = {"algorithm": "fp16x3"}
+    scaled = torch_tiled.gemm_(
+        c.to(device, copy=True), a.to(device), b.to(device), alpha=0.5, beta=2, **rung
+    )
+    assert_same(scaled.cpu(), 0.5 * sums + 2 * c)  # powers of two: one rounding in either
+    for activation, f in (("none", lambda x: x), ("relu", torch.relu)):
+        y = torch_tiled.linear(
+            a.to(device), b.mT.to(device), bias.to(device), activation=activation, **rung
+        )
+        assert_same(y.cpu(), f(sums + bias))
+
+
+@pytest.mark.parametrize(
+    "k, order",
+    [
+        (63, "1 chunk of at most 1024 in K, each ascending"),
+        (64, "1 chunk of at most 1024 in K, each three float16 products promoted every 16"),
+        (512, "1 chunk of at most 1024 in K, each three float16 products promoted every 32"),
+        (1025, "2 chunks of at most 1024 in K, each three float16 products promoted every 32"),
+    ],
+)
+def test_explain_says_the_order(device, k, order):
+    a, b = torch.ones(3, k, device=device), torch.ones(k, 2, device=device)
+    names = ["fp16x3", "auto"] if device == "cuda" else ["fp16x3"]
+    for name in names:
+        assert torch_tiled.explain(a, b, algorithm=name).order == f"{order}, added in order"
+
+
+# --- accuracy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [64, 65, 500, 512, 1024, 1500, 4100])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_elementwise_bound(device, name, k):
+    a, b = OPERANDS[name](24, k, 20)
+    result = multiply(a, b, device)
+    assert_within(result, product(a, b), bound(a, b, algorithm="fp16x3"))
+
+
+def test_flagged_elements_have_the_bound_of_the_chunked_order(device):
+    """They have no tighter bound, since every addition rounds the same way here. Large numbers that
+    meet zeros make the row and the column wide and the sum small beside them."""
+    k = 1024
+    a, b = torch.full((1, k), 0.99 * 2.0**-24), torch.ones(k, 1)
+    a[0, :3] = torch.tensor([2.0**20, 0, 1])
+    b[:2, 0] = torch.tensor([0, 2.0**20])
+    _, flagged = fp16x3_with_flags(a, b)
+    assert flagged.all()
+    result, exact = multiply(a, b, device), product(a, b)
+    assert_within(result, exact, bound(a, b, algorithm="tiled"))
+    assert (result - exact).abs() > bound(a, b, algorithm="fp16x3")
+
+
+def test_bound_is_below_that_of_a_plain_sum():
+    for k in (64, 128, 511, 512, 1024, 1025, 100_000):
+        a, b = torch.ones(1, k), torch.ones(k, 1)
+        assert bound(a, b, algorithm="fp16x3") < bound(a, b, algorithm="naive")
+
+
+def errors(name, k, device, multiply=multiply):
+    """Means over seeds: the relative Frobenius errors of a product and of `naive`, and the signed
+    relative error of the product's elements."""
+    ours = plain = bias = 0.0
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        a, b = OPERANDS[name](40, k, 40)
+        exact, result = product(a, b), multiply(a, b, device)
+        naive = torch_tiled.matmul(a, b, algorithm="naive")
+        ours += relative_error(result, exact) / SEEDS
+        plain += relative_error(naive, exact) / SEEDS
+        bias += ((result.double() - exact) / exact).mean().item() / SEEDS
+    return ours, plain, bias
+
+
+@pytest.mark.parametrize("k", [64, 128, 256, 511, 512, 1024, 4096])
+@pytest.mark.parametrize("name", ["normal", "uniform", "columns scaled", "lognormal"])
+def test_error_is_at_most_that_of_a_plain_sum(device, name, k):
+    if name == "lognormal" and k < 256:
+        pytest.skip("shorter lognormal sums are not promised")
+    ours, plain, bias = errors(name, k, device)
+    assert ours <= plain
+    if name == "uniform":
+        assert abs(bias) < BIAS
+
+
+@pytest.mark.parametrize("k", [512, 1024])
+def test_a_lost_promotion_would_show(k):
+    """A whole chunk summed in the tensor core would exceed both measures above."""
+
+    def never_promoted(a, b, _):
+        return fp16x3_with_flags(a, b, promotion=k)[0]
+
+    ours, plain, bias = errors("uniform", k, "cpu", never_promoted)
+    assert ours > plain
+    assert abs(bias) > BIAS
+
+
+# --- the host against a GPU ----------------------------------------------------------------------
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    "k", [64, 65, 79, 127, 128, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
+)
+def test_host_and_gpu_agree(k):
+    sizes = [1, 2, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 131, 257]
+    for i, m in enumerate(sizes):
+        n = sizes[(5 * i + k) % len(sizes)]
+        layout = LAYOUTS[(i + k) % len(LAYOUTS)]
+        compare(in_layout(torch.randn(m, k), layout[0]), in_layout(torch.randn(k, n), layout[1]))
+
+
+@needs_hopper
+def test_host_and_gpu_agree_on_many_tiles():
+    compare(torch.randn(1000, 1100), torch.randn(1100, 1030))
+    compare(torch.randn(5, 130, 200), torch.randn(5, 200, 150))
+    compare(torch.randn(5, 130, 200), torch.randn(200, 150))
+    compare(torch.randn(5, 130, 200), torch.randn(5, 150, 200).mT)
+    compare(torch.randn(2, 3, 40, 2048), torch.randn(2, 1, 50, 2048).mT)
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    "k", [64, 100, 124, 128, 132, 508, 512, 1020, 1024, 1028, 3000, 8188, 8192]
+)
+def test_host_and_cluster_agree(k):
+    for i, m in enumerate([1, 2, 15, 16, 17, 31, 32, 33, 65, 129]):
+        n = [129, 1, 33, 7, 8, 9, 257, 16, 31, 300][(3 * i + k // 4) % 10]
+        scales = torch.exp(i * torch.randn(m, 1)) if i % 2 else 1
+        a, b = torch.randn(m, k) * scales, torch.randn(n, k).mT
+        a[m // 2, k // 2] = [0.0, 1e30, torch.inf, 1e-42, 1][i % 5]
+        host = torch_tiled.matmul(a, b, algorithm="fp16x3")
+        a, b = a.cuda(), b.cuda()
+        assert torch_tiled.explain(a, b, algorithm="fp16x3_cluster").algorithm == "fp16x3_cluster"
+        for _ in range(3):  # a race may show in one call only
+            assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster").cpu(), host)
+
+
+FLAGGED = {
+    "one": ([37], [101]),
+    "32 of a tile": (range(16, 20), range(8)),
+    "96 of a tile": (range(16, 28), range(8)),
+    "99 of a tile": (range(16, 27), range(9)),
+    "spread": (range(0, 70, 9), range(0, 150, 13)),
+    "a row": ([3], range(150)),
+    "a column": (range(70), [149]),
+    "all": (range(70), range(150)),
+}
+
+
+@needs_hopper
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FLAGGED)
+def test_host_and_gpu_agree_however_many_are_flagged(name, layout):
+    rows, cols = (list(each) for each in FLAGGED[name])
+    for k in (64, 129, 700, 1024, 3000, 9001):
+        a, b = torch.randn(70, k), torch.randn(k, 150)
+        at = k - 3  # so large a number there that all others of the row are lost beside it
+        a[rows, at] = 1e15
+        b[at] = 1
+        b[at, cols] = 0
+        a, b = in_layout(a, layout[0]), in_layout(b, layout[1])
+        host = torch_tiled.matmul(a, b, algorithm="fp16x3")
+        a, b = a.cuda(), b.cuda()
+        for algorithm in FP16X3_KERNELS:
+            facts = torch_tiled.explain(a, b, algorithm=algorithm)
+            assert facts.recomputed == f"{len(rows) * len(cols)} of {70 * 150} elements"
+            for _ in range(3):  # a race may show in one call only
+                assert_same(torch_tiled.matmul(a, b, algorithm=algorithm).cpu(), host)
+
+
+@needs_hopper
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "sizes",
+    [(3, 512, 290_000), (64, 3000, 6000), (6000, 3001, 40), (17, 9000, 2050), (150, 2100, 3000)],
+)
+def test_gpu_kernels_agree_where_a_block_has_several_tiles(sizes, layout):
+    m, k, n = sizes
+    a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
+    b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
+    expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
+    for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_fused"):
+        for _ in range(3):  # a race may show in one call only
+            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), expected)
+
+
+@needs_hopper
+def test_fp16x3_wgmma_splits_k_where_tiles_are_few():
+    def blocks(*sizes, k):
+        a = torch.empty(*sizes, k, device="cuda")
+        return int(torch_tiled.explain(a, a.mT, algorithm="fp16x3_wgmma").blocks)
+
+    assert blocks(128, k=16384) == 16
+    assert blocks(2, 256, k=16384) == 8 * 16
+    assert blocks(1024, k=1024) == 64
+    assert blocks(4096, k=16384) == 1024
+
+
+def misaligned(k, n):
+    """A matrix that begins 4 bytes after a multiple of 16."""
+    return torch.randn(k * n + 1)[1:].view(k, n)
+
+
+@pytest.mark.parametrize(
+    "b, taken",
+    [
+        (lambda k, n: torch.randn(k, n), True),
+        (lambda k, n: torch.randn(n, k).mT, True),
+        (lambda k, n: torch.randn(n, k + 4).mT[:k], True),
+        (lambda k, n: torch.randn(n, k + 1).mT[:k], False),
+        (lambda k, n: torch.randn(k, 2 * n)[:, ::2], False),
+        (lambda k, n: torch.randn(1, n).expand(k, n), False),
+        (misaligned, False),
+        *((make, name != "four") for name, make in BATCHES.items()),
+    ],
+)
+def test_fp16x3_fused_takes_what_a_tensor_map_can_read(b, taken):
+    b = b(600, 200)
+    a = torch.randn(*b.shape[:-2], 40, 600)
+    explained = torch_tiled.explain(a, b, algorithm="fp16x3_fused")
+    assert (explained.algorithm == "fp16x3_fused") == taken
+
+
+@pytest.mark.parametrize(
+    "a, b, taken",
+    [
+        (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(1, k).expand(m, k), lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(3, m, k), lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(m, k + 4)[:, 4:], lambda k, n: torch.randn(n, k).mT, True),
+        (lambda m, k: torch.randn(m, k + 4)[:, 2:-2], lambda k, n: torch.randn(n, k).mT, False),
+        (lambda m, k: torch.randn(m, k + 1)[:, 1:], lambda k, n: torch.randn(n, k).mT, False),
+        (lambda m, k: torch.randn(k, m).mT, lambda k, n: torch.randn(n, k).mT, False),
+        (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(k, n), False),
+        (lambda m, k: torch.randn(m, k), lambda k, n: misaligned(n, k).mT, False),
+    ],
+)
+@pytest.mark.parametrize("k, short_enough", [(64, True), (8192, True), (8196, False), (66, False)])
+def test_fp16x3_cluster_takes_k_major_operands(a, b, taken, k, short_enough):
+    explained = torch_tiled.explain(a(20, k), b(k, 30), algorithm="fp16x3_cluster")
+    assert (explained.algorithm == "fp16x3_cluster") == (taken and short_enough)
+
+
+def scaled_by_k(profile):
+    """Rows of a and columns of b that are normal times profile(k) for k = 0, 1, ... K - 1."""
+
+    def operands(m, k, n):
+        scale = profile(torch.arange(k, dtype=torch.float64)).float()
+        return torch.randn(m, k) * scale, torch.randn(k, n) * scale[:, None]
+
+    return operands
+
+
+def float16_but_one(exponent):
+    """Float16 numbers except for a few, and one large number in a late stage of a chunk."""
+
+    def operands(m, k, n):
+        a, b = torch.randn(m, k).half().float(), torch.randn(k, n).half().float()
+        a[::2, 5] += 2.0**-21
+        b[5, ::3] += 2.0**-21
+        a[:, k - 3], b[k - 70, :] = 2.0**exponent, -(2.0**exponent)
+        return a, b
+
+    return operands
+
+
+def non_finite_at(column):
+    def operands(m, k, n):
+        a, b = torch.randn(m, k), torch.randn(k, n)
+        a[m // 2, column], b[column, n // 2] = torch.inf, torch.nan
+        return a, b
+
+    return operands
+
+
+# Scales of rows and columns that change from stage to stage of a chunk in fp16x3_skinny and
+# fp16x3_fused: until they see the largest magnitude of a chunk, they go by the largest so far.
+GROWING = {
+    "doubles each 64": scaled_by_k(lambda k: 2.0 ** (k // 64)),
+    "doubles each 20": scaled_by_k(lambda k: 2.0 ** (k / 20)),
+    "is halved each 20": scaled_by_k(lambda k: 2.0 ** (-k / 20)),
+    "zeros first": scaled_by_k(lambda k: 1.0 * (k % 1024 >= 200)),
+    "subnormal first": scaled_by_k(lambda k: torch.where(k % 1024 < 100, 2.0**-130, 2.0**-100)),
+    "tiny first": scaled_by_k(lambda k: torch.where(k % 1024 < 100, 2.0**-40, 1.0)),
+    "nothing but subnormal": scaled_by_k(lambda k: torch.full_like(k, 2.0**-140)),
+    "huge last": scaled_by_k(lambda k: torch.where(k % 1024 > 1000, 2.0**60, 1.0)),
+    **{f"float16, then 2^{e}": float16_but_one(e) for e in (2, 5, 9, 14, 20, 30)},
+    "not finite, first": non_finite_at(0),
+    "not finite, last": non_finite_at(-1),
+    "not finite, between": non_finite_at(500),
+}
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", GROWING)
+def test_host_and_gpu_agree_on_scales_that_change(name):
+    for m, k, n in ((3, 1600, 100), (40, 1025, 70), (70, 1044, 100), (130, 700, 33)):
+        a, b = GROWING[name](m, k, n)
+        compare(a, b)
+        compare(b.mT.contiguous(), a.mT)
+
+
+@needs_hopper
+@pytest.mark.parametrize("algorithm", FP16X3_KERNELS)
+@pytest.mark.parametrize("m", [1, 33, 130])
+@pytest.mark.parametrize("k", [700, 2100])
+def test_host_and_gpu_agree_on_epilogues(k, m, algorithm):
+    a, weight, bias = torch.randn(m, k), torch.randn(90, k), torch.randn(90)
+    c = torch.randn(m, 90)
+    rung = {"algorithm": algorithm}
+    for alpha, beta in ((1, 1), (0.7, 0), (3.7, -0.1), (0, 2)):
+        host = torch_tiled.gemm_(c.clone(), a, weight.mT, alpha=alpha, beta=beta, **rung)
+        cuda = torch_tiled.gemm_(
+            c.cuda(), a.cuda(), weight.mT.cuda(), alpha=alpha, beta=beta, **rung
+        )
+        assert_same(cuda.cpu(), host)
+    for activation in ("none", "relu"):
+        host = torch_tiled.linear(a, weight, bias, activation=activation, **rung)
+        cuda = torch_tiled.linear(
+            a.cuda(), weight.cuda(), bias.cuda(), activation=activation, **rung
+        )
+        assert_same(cuda.cpu(), host)

@@ -1,0 +1,50 @@
+"""The host's kernels have the same bits however many threads share the work."""
+
+import pytest
+import torch
+
+import torch_tiled
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture
+def with_threads():
+    """Calls a function with a number of threads, of which the tests have one otherwise."""
+    before = torch.get_num_threads()
+
+    def call(threads, f, *args, **options):
+        torch.set_num_threads(threads)
+        return f(*args, **options)
+
+    yield call
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
+def test_products(with_threads, algorithm, dtype):
+    """Two batches of several tiles, with a row and a column that fp16x3 and tf32 recompute."""
+    a, b = torch.randn(2, 150, 1100).to(dtype), torch.randn(2, 1100, 140).to(dtype)
+    a[0, 7, 3], b[1, 5, 9] = torch.inf, torch.nan
+    ways = {"algorithm": algorithm}
+    if algorithm.startswith("tf32"):
+        ways["precision"] = "tf32"
+    one, three = (with_threads(n, torch_tiled.matmul, a, b, **ways) for n in (1, 3))
+    assert torch.equal(one.nan_to_num(), three.nan_to_num())
+    assert torch.equal(one.isnan(), three.isnan())
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("algorithm", ["naive", "tiled", "fp16x3"])
+def test_epilogues(with_threads, algorithm, activation):
+    x, weight, bias = torch.randn(150, 200), torch.randn(140, 200), torch.randn(140)
+    ways = {"activation": activation, "algorithm": algorithm}
+    one, three = (with_threads(n, torch_tiled.linear, x, weight, bias, **ways) for n in (1, 3))
+    assert torch.equal(one, three)
+
+
+def test_presplit_operands(with_threads):
+    b = torch.randn(2085, 300)
+    one, three = (with_threads(n, torch.ops.tiled.prepare, b) for n in (1, 3))
+    assert all(torch.equal(x, y) for x, y in zip(one, three, strict=True))

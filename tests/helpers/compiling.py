@@ -1,0 +1,28 @@
+"""Views of operands, and the number of graphs that torch.compile makes."""
+
+import torch
+from torch.testing import assert_close
+
+BACKENDS = ["aot_eager", "inductor"]
+
+
+def randn(*shape, device, dtype=torch.float32, requires_grad=False):
+    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+LAYOUTS = {
+    "plain": lambda *shape, **kw: randn(*shape, **kw),
+    "transposed": lambda *shape, **kw: randn(*shape[:-2], *shape[:-3:-1], **kw).mT,
+    "strided": lambda *shape, **kw: randn(*shape[:-1], 2 * shape[-1], **kw)[..., ::2],
+    "offset": lambda *shape, **kw: randn(*shape[:-1], shape[-1] + 1, **kw)[..., 1:],
+    "expanded": lambda *shape, **kw: randn(*shape[:-2], 1, shape[-1], **kw).expand(shape),
+}
+
+
+def count_compilations(f, inputs):
+    """How many graphs serve all inputs, with dynamic shapes."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend=counter)
+    for args in inputs:
+        assert_close(compiled(*args), f(*args))
+    return counter.frame_count

@@ -1,0 +1,133 @@
+"""Operands of 16-bit floats, and what holds the mma kernels to each other."""
+
+import pytest
+import torch
+from helpers.reference import U, assert_same
+from helpers.specification import mma_product
+
+import torch_tiled
+
+RUNGS = ("mma_sync", "mma_unaligned", "mma_tma", "mma")
+
+each_16bit_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+def multiply(a, b, device, **options):
+    """The product on a device, back on the host. All mma kernels, and `auto` on a GPU, have its
+    bits."""
+    a, b = a.to(device), b.to(device)
+    result = torch_tiled.matmul(a, b, algorithm="mma", **options)
+    for algorithm in (*RUNGS, *(["auto"] if device == "cuda" else [])):
+        assert_same(torch_tiled.matmul(a, b, algorithm=algorithm, **options), result)
+    return result.cpu()
+
+
+def check(a, b, device):
+    """Holds float32 and 16-bit results to the specification, to the bit."""
+    expected = mma_product(a, b)
+    assert_same(multiply(a, b, device, out_dtype=torch.float32), expected)
+    assert_same(multiply(a, b, device), expected.to(a.dtype))
+
+
+def pair_of(f):
+    """Operands a and b whose elements are f(shape, dtype)."""
+    return lambda m, k, n, dtype: (f((m, k), dtype).to(dtype), f((k, n), dtype).to(dtype))
+
+
+def patterns(shape, dtype):
+    """Random bits: each exponent is equally likely, and NaN and Inf occur."""
+    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16).view(dtype)
+
+
+def finite_patterns(shape, dtype):
+    x = patterns(shape, dtype)
+    return torch.where(x.isfinite(), x, 1)
+
+
+def exponents_between(lowest, highest):
+    """Random numbers whose exponents are uniform between two bounds, which depend on the dtype."""
+
+    def numbers(shape, dtype):
+        exponents = torch.randint(lowest[dtype], highest[dtype] + 1, shape)
+        return torch.ldexp((2 * torch.rand(shape) - 1).double(), exponents)
+
+    return numbers
+
+
+def by_dtype(float16, bfloat16):
+    return {torch.float16: float16, torch.bfloat16: bfloat16}
+
+
+def zeros(shape, dtype):
+    return torch.zeros(shape).copysign(torch.randn(shape))
+
+
+def sparse(shape, dtype):
+    return torch.where(torch.rand(shape) < 0.1, torch.randn(shape), zeros(shape, dtype))
+
+
+def alternating(m, k, n, dtype):
+    """Sums that cancel except for what the tensor core truncates."""
+    signs = 1.0 - 2.0 * (torch.arange(k) % 2)
+    a = torch.rand(m, 1) * (1 + torch.rand(k) * 2 * U[dtype])
+    return a.to(dtype), signs[:, None].expand(k, n).to(dtype)
+
+
+def not_finite(m, k, n, dtype):
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    a[m // 2, 0] = torch.nan
+    a[-1, -1] = torch.inf
+    a[0, k // 2] = -torch.inf
+    b[k // 2, n // 3] = -torch.inf
+    b[-1, 0] = torch.inf
+    b[-1, 1] = 0
+    return a, b
+
+
+FINITE = {
+    "normal": pair_of(lambda shape, dtype: torch.randn(shape)),
+    "uniform": pair_of(lambda shape, dtype: torch.rand(shape)),
+    "lognormal": pair_of(lambda shape, dtype: torch.exp(2 * torch.randn(shape)).clamp(max=6e4)),
+    "spread": pair_of(exponents_between(by_dtype(-24, -60), by_dtype(4, 60))),
+    "subnormal": pair_of(exponents_between(by_dtype(-24, -133), by_dtype(-14, 0))),
+    "tiny": pair_of(exponents_between(by_dtype(-24, -77), by_dtype(-12, -67))),
+    "huge": pair_of(exponents_between(by_dtype(8, 30), by_dtype(15, 56))),
+    "sparse": pair_of(sparse),
+    "zeros": pair_of(zeros),
+    "alternating": alternating,
+}
+OPERANDS = FINITE | {
+    "wide": pair_of(exponents_between(by_dtype(-24, -130), by_dtype(15, 120))),
+    "finite patterns": pair_of(finite_patterns),
+    "overflow": pair_of(exponents_between(by_dtype(10, 61), by_dtype(15, 66))),
+    "patterns": pair_of(patterns),
+    "not finite": not_finite,
+}
+
+
+def compare(a, b, **options):
+    """Holds the mma kernels of a GPU to the bits of the host's."""
+    host = torch_tiled.matmul(a, b, algorithm="mma", **options)
+    for algorithm in (*RUNGS, "auto"):
+        for _ in range(3):  # a race may show in one call only
+            cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm, **options)
+            assert_same(cuda.cpu(), host)
+
+
+def with_any_pitch(batch, rows, cols, dtype, choose, multiple=1):
+    """A random operand in memory that is NaN elsewhere. Its offset, row pitch and batch stride are
+    random multiples of `multiple` elements, and half of the operands are transposed."""
+    transposed = choose.random() < 0.5
+    height, width = (cols, rows) if transposed else (rows, cols)
+
+    def padded(elements, by):
+        return -(-(elements + choose.choice(by)) // multiple) * multiple
+
+    pitch = padded(width, (0, 0, 1, 3, 5, 8, 24))
+    matrix = padded(height * pitch, (0, 0, 1, 8))
+    begin = padded(0, (0, 0, 1, 2, 3, 4, 7, 9, 64))
+    size = (batch, height, width)
+    memory = torch.full((begin + batch * matrix + 64,), torch.nan, dtype=dtype, device="cuda")
+    operand = memory.as_strided(size, (matrix, pitch, 1), begin)
+    operand.copy_(torch.randn(size, device="cuda"))
+    return operand.mT if transposed else operand

@@ -1,0 +1,10 @@
+"""Marks of tests that are skipped on machines without some GPU."""
+
+import pytest
+import torch
+from helpers.reference import takes
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+needs_hopper = pytest.mark.skipif(
+    not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU"
+)

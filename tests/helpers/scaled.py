@@ -1,0 +1,79 @@
+"""The two kinds of float32 products on tensor cores: fp16x3 and tf32."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from helpers import specification
+from helpers.reference import assert_same
+
+import torch_tiled
+
+FP16X3_KERNELS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_fused", "fp16x3_wgmma")
+TF32_KERNELS = ("tf32_tma", "tf32")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`ways` are the options that select it, and with_flags(a, b) is its specification."""
+
+    name: str  # the name of its order
+    ways: dict
+    with_flags: Callable
+    multiply: Callable  # a product on a device, returned on the host
+    compare: Callable  # holds the kernels of a GPU to the host's
+
+
+def multiply_fp16x3(a, b, device):
+    a, b = a.to(device), b.to(device)
+    result = torch_tiled.matmul(a, b, **FP16X3.ways)
+    if device == "cuda":
+        for algorithm in ("auto", *FP16X3_KERNELS):
+            assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), result)
+        k_major = a.contiguous(), b.mT.contiguous().mT
+        assert_same(torch_tiled.matmul(*k_major, algorithm="fp16x3_cluster"), result)
+    return result.cpu()
+
+
+def compare_fp16x3(a, b):
+    host = torch_tiled.matmul(a, b, **FP16X3.ways)
+    for algorithm in FP16X3_KERNELS:
+        cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm)
+        assert_same(cuda.cpu(), host)
+
+
+def multiply_tf32(a, b, device):
+    """Outputs are full of NaN before."""
+    a, b = a.to(device), b.to(device)
+    result = torch_tiled.matmul(a, b, **TF32.ways)
+    for algorithm in (*TF32_KERNELS, *(["auto"] if device == "cuda" else [])):
+        out = torch.full_like(result, torch.nan)
+        torch_tiled.matmul(a, b, algorithm=algorithm, precision="tf32", out=out)
+        assert_same(out, result)
+    return result.cpu()
+
+
+def compare_tf32(a, b):
+    host = torch_tiled.matmul(a, b, **TF32.ways)
+    a, b = a.cuda(), b.cuda()
+    for algorithm in (*TF32_KERNELS, "auto"):
+        for _ in range(3):  # a race may show in one call only
+            out = torch.full(host.shape, torch.nan, device="cuda")
+            torch_tiled.matmul(a, b, algorithm=algorithm, precision="tf32", out=out)
+            assert_same(out.cpu(), host)
+
+
+FP16X3 = Kind(
+    name="fp16x3",
+    ways={"algorithm": "fp16x3"},
+    with_flags=specification.fp16x3_with_flags,
+    multiply=multiply_fp16x3,
+    compare=compare_fp16x3,
+)
+TF32 = Kind(
+    name="tf32",
+    ways={"algorithm": "tf32", "precision": "tf32"},
+    with_flags=specification.tf32_with_flags,
+    multiply=multiply_tf32,
+    compare=compare_tf32,
+)

@@ -1,0 +1,179 @@
+"""Converted models copied, saved, reverted, moved, compiled and exported."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from helpers.converting import NAMES, classes, small_model
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+
+import torch_tiled
+from torch_tiled import converted
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_converted(copied):
+    model = torch.nn.Sequential(small_model(), torch.nn.MultiheadAttention(8, 2))
+    torch_tiled.convert(model, precision="ieee")
+    if copied == "deepcopy":
+        other = copy.deepcopy(model)
+    elif copied == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert classes(other) == classes(model)
+    x = torch.randn(2, 6)
+    assert torch.equal(other[0](x), model[0](x))
+    assert other[0][0].precision == "ieee"
+    torch_tiled.revert(other)
+    assert type(other[0][0]) is torch.nn.Linear
+    assert type(model[0][0]) is converted.Linear
+
+
+def test_state_dict_goes_both_ways():
+    model, other = small_model(), small_model()
+    torch_tiled.convert(model)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 6)
+    assert_close(other(x), model(x))
+    torch.nn.init.ones_(other[0].weight)
+    model.load_state_dict(other.state_dict())
+    assert_close(other(x), model(x))
+
+
+def test_a_layer_parametrized_since_is_not_reverted():
+    model = small_model()
+    torch_tiled.convert(model)
+    parametrizations.orthogonal(model[0])
+    with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
+        torch_tiled.revert(model)
+    assert type(model[2]) is converted.Linear
+    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert torch_tiled.revert(model).changed == NAMES
+
+
+def test_a_frozen_layer_is_reverted_unfrozen():
+    model = small_model()
+    torch_tiled.convert(model)
+    torch_tiled.freeze(model)
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        expected = model(x)
+        torch_tiled.revert(model)
+        assert_close(model(x), expected)
+    assert not list(model.named_buffers())
+
+
+def test_enabled():
+    model = small_model()
+    torch_tiled.convert(model, include="2")
+    with torch_tiled.enabled(model, precision="ieee") as report:
+        assert report.changed == NAMES
+        assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
+    assert torch_tiled.convert(model, dry_run=True).changed == NAMES
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
+    assert model[2].precision == "fp32"
+    with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
+        raise ZeroDivisionError
+    assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
+
+
+def test_moved_and_cast_models_go_on(device):
+    model = small_model()
+    torch_tiled.convert(model)
+    model.to(device).to(torch.bfloat16).double()
+    x = torch.randn(2, 6, device=device, dtype=torch.float64)
+    y = model(x)
+    torch_tiled.revert(model)
+    assert_close(y, model(x))
+
+
+# --- transforms ----------------------------------------------------------------------------------
+
+
+def test_compiled(device):
+    torch.compiler.reset()
+    model = small_model(device)
+    x = torch.randn(4, 6, device=device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = compiled(x)
+    torch_tiled.convert(model)
+    assert torch.equal(compiled(x), model(x))
+    assert_close(compiled(x), expected)
+    graphs = torch._dynamo.explain(model)(x).graphs
+    assert "tiled" in str(graphs[0].code)
+    torch_tiled.revert(model)
+    assert torch.equal(compiled(x), expected)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_compiled_by_inductor(mode, device):
+    torch.compiler.reset()
+    model = small_model(device)
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    expected = model(x)
+    gradients = torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])
+    torch_tiled.convert(model)
+    compiled = torch.compile(model, mode=mode, fullgraph=True, dynamic=True)
+    result = compiled(x)
+    assert_close(result, expected)
+    actual = torch.autograd.grad(result.square().sum(), [x, *model.parameters()])
+    assert_close(actual, gradients)
+    with torch.no_grad():
+        x = torch.randn(7, 6, device=device)
+        assert_close(compiled(x), model(x))
+
+
+def test_exported(device):
+    model = small_model(device)
+    torch_tiled.convert(model)
+    x = torch.randn(4, 6, device=device)
+    rows = torch.export.Dim("rows", min=2, max=100)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+    products = [str(node.target) for node in program.graph.nodes if "tiled" in str(node.target)]
+    assert products == ["tiled.linear.default"] * 5
+    x = torch.randn(9, 6, device=device)
+    assert_close(program.module()(x), model(x))
+
+
+# --- transformers' Conv1D ------------------------------------------------------------------------
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, attn_pdrop=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def test_gpt2(device):
+    model = gpt2().to(device, torch.float64)
+    tokens = torch.randint(50, (2, 10), device=device)
+
+    def run():
+        model.zero_grad()
+        output = model(input_ids=tokens, labels=tokens)
+        output.loss.backward()
+        return output.logits, output.loss, [p.grad.clone() for p in model.parameters()]
+
+    expected = run()
+    report = torch_tiled.convert(model, strict=True)
+    assert [row.kind for row in report.rows] == ["Conv1D"] * 8 + ["Linear"]
+    assert report.rows[0].shape == (32, 96)
+    assert type(model.transformer.h[0].mlp.c_fc) is converted.Conv1D
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert_close(run(), expected)
+    copied = pickle.loads(pickle.dumps(model))
+    assert_close(copied(input_ids=tokens).logits, expected[0])
+    torch_tiled.revert(model)
+    assert_close(run(), expected)

@@ -1,0 +1,252 @@
+"""freeze() and its layers: writes are noticed, copies, devices, gradients, captured graphs."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from helpers.needs import needs_cuda
+from helpers.presplit import (
+    assert_like_unfrozen,
+    assert_same_bits,
+    launched,
+    make_model,
+    randn,
+    same_bits,
+    takes_presplit,
+)
+
+import torch_tiled
+
+ops = torch.ops.tiled
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def test_freeze_and_unfreeze(device):
+    model, x = make_model(device), randn(9, 100, device=device)
+    expected = model(x)
+    state = model.state_dict()
+    assert torch_tiled.frozen_bytes(model) == 0
+    assert torch_tiled.freeze(model) is model
+    assert launched(model, x) == ["tiled::linear.prepared"] * 2
+    assert_same_bits(model(x), expected)
+    sizes = [ops.prepare(layer.weight.mT) for layer in model[::2]]
+    assert torch_tiled.frozen_bytes(model) == sum(t.nbytes for pair in sizes for t in pair)
+    assert list(model.state_dict()) == list(state)
+    assert "frozen" in repr(model[0]) and "frozen" not in repr(model[1])
+    assert torch_tiled.freeze(model) is model
+    assert_same_bits(model(x), expected)
+    for _ in range(2):
+        assert torch_tiled.unfreeze(model) is model
+        assert launched(model, x) == ["tiled::linear"] * 2
+        assert torch_tiled.frozen_bytes(model) == 0
+        assert not list(model.buffers()) and "frozen" not in repr(model)
+        assert_same_bits(model(x), expected)
+
+
+def test_an_unchanged_weight_is_split_once(device):
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            assert launched(model, x) == ["tiled::linear.prepared"] * 2
+
+
+WRITES = {
+    "copy_": lambda layer: layer.weight.copy_(layer.weight * 2),
+    "slice": lambda layer: layer.weight[3:5].zero_(),
+    "detached": lambda layer: layer.weight.detach().mul_(3),
+    "under inference_mode": torch.inference_mode()(lambda layer: layer.weight.mul_(2)),
+    "data": lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),
+    "another": lambda layer: setattr(
+        layer, "weight", torch.nn.Parameter(layer.weight * 2, requires_grad=False)
+    ),
+    "strides": lambda layer: setattr(
+        layer.weight, "data", (layer.weight.data * 2).mT.contiguous().mT
+    ),
+    "gemm_": lambda layer: torch_tiled.gemm_(
+        layer.weight, torch.ones_like(layer.weight[:, :5]), torch.ones_like(layer.weight[:5])
+    ),
+    "reset_parameters": lambda layer: layer.reset_parameters(),
+    "load_state_dict": lambda layer: layer.load_state_dict(
+        {name: value + 1 for name, value in layer.state_dict().items()}
+    ),
+    "load_state_dict assigned": lambda layer: layer.load_state_dict(
+        {name: value + 1 for name, value in layer.state_dict().items()}, assign=True
+    ),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_are_noticed(device, write, inference):
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    with torch.inference_mode(inference):
+        before = model(x)
+        with torch.no_grad():
+            WRITES[write](model[0])
+        model.requires_grad_(False)
+        assert not same_bits(model(x), before)
+        assert_like_unfrozen(model, x)
+        assert launched(model, x) == ["tiled::linear.prepared"] * 2
+
+
+def test_a_storage_that_follows_another_at_its_address_is_noticed(device):
+    """Addresses and versions alone would be taken in."""
+    layer = torch_tiled.freeze(make_model(device)[0])
+    x = randn(9, 100, device=device)
+    for i in range(10):
+        layer.weight.data = torch.full((70, 100), float(i), device=device)
+        assert_like_unfrozen(layer, x)
+        layer.weight.data = torch.full((70, 100), -1.0, device=device)
+
+
+def test_freezing_again_overwrites_the_split(device):
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    memory = [buffer.data_ptr() for buffer in model.buffers()]
+    model[0].weight.data.mul_(2)  # is not counted as a write
+    torch_tiled.freeze(model)
+    assert_like_unfrozen(model, x)
+    assert [buffer.data_ptr() for buffer in model.buffers()] == memory
+
+
+@pytest.mark.usefixtures("collected")
+@needs_cuda
+def test_captured_graphs_read_the_new_split():
+    model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
+    model(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+    for _ in range(2):
+        graph.replay()
+        assert_same_bits(y, torch_tiled.unfreeze(copy.deepcopy(model))(x))
+        model[0].weight.mul_(2)
+        torch_tiled.freeze(model)
+
+
+@pytest.mark.usefixtures("collected")
+@needs_cuda
+def test_capturing_after_a_write():
+    """The graph reads the weight: a split would be captured and not run, so none is made."""
+    model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 100, device="cuda")
+    model(x)
+    model[0].weight.mul_(2)
+    torch_tiled.unfreeze(copy.deepcopy(model))(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+    for _ in range(2):
+        expected = torch_tiled.unfreeze(copy.deepcopy(model))(x)
+        assert_same_bits(model(x), expected)
+        graph.replay()
+        assert_same_bits(y, expected)
+        model[0].weight.mul_(2)
+
+
+def test_inference_tensors(device):
+    """Writes to a model made under inference_mode are not counted; freezing splits it anew."""
+    with torch.inference_mode():
+        model, x = make_model(device), randn(9, 100, device=device)
+        expected = model(x)
+        torch_tiled.freeze(model)
+        assert_same_bits(model(x), expected)
+        model[0].weight.mul_(2)
+        torch_tiled.freeze(model)
+        assert_like_unfrozen(model, x)
+        expected = model(x)
+    with torch.no_grad():
+        assert_same_bits(model(x), expected)
+        assert_same_bits(torch_tiled.freeze(model)(x), expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_frozen_weight_has_no_gradient(device, training):
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    model.requires_grad_().train(training)
+    for compiled in (model, torch.compile(model, backend="eager")):
+        for autocast in (False, True):
+            with (
+                torch.autocast(device, enabled=autocast),
+                pytest.raises(RuntimeError, match="torch_tiled.unfreeze.model. to train"),
+            ):
+                compiled(x)
+    with torch.no_grad():
+        model(x)
+    torch_tiled.unfreeze(model)(x).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_other_gradients_flow(device):
+    model = make_model(device)
+    model[0].bias.requires_grad_()
+    model[1].requires_grad_()
+    x = randn(9, 100, device=device, requires_grad=True)
+    inputs = (x, model[0].bias, *model[1].parameters())
+    grads = []
+    for change in (torch_tiled.freeze, torch_tiled.unfreeze):
+        loss = change(model)(x).sin().sum()
+        grads.append(torch.autograd.grad(loss, inputs))
+    for ours, theirs in zip(*grads, strict=True):
+        assert_same_bits(ours, theirs)
+
+
+def test_autocast_of_frozen_layers(device):
+    model, x = make_model(device, algorithm="auto"), randn(9, 100, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        expected = model(x)
+        assert_same_bits(torch_tiled.freeze(model)(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_other_dtypes(device, dtype):
+    model = torch_tiled.freeze(make_model(device, algorithm="auto"))
+    x = randn(9, 100, device=device)
+    model.to(dtype)
+    assert torch_tiled.frozen_bytes(model) == 0
+    assert_like_unfrozen(model, x.to(dtype))
+    model.float()
+    assert (torch_tiled.frozen_bytes(model) > 0) == takes_presplit(device)
+    assert_like_unfrozen(model, x)
+
+
+def test_moving(device):
+    model = torch_tiled.freeze(make_model("cpu", algorithm="auto")).to(device)
+    assert {buffer.device.type for buffer in model.buffers()} == {device}
+    assert_like_unfrozen(model, randn(9, 100, device=device))
+    meta = torch_tiled.freeze(make_model("meta", algorithm="auto"))
+    assert meta(torch.empty(9, 100, device="meta")).shape == (9, 30)
+    meta.to_empty(device=device)
+    for layer, other in zip(meta, model, strict=True):  # as load_state_dict, but unannounced
+        for parameter, value in zip(layer.parameters(), other.parameters(), strict=True):
+            parameter.copy_(value)
+    x = randn(9, 100, device=device)
+    assert_same_bits(meta(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_copies(device, duplicate):
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    expected = model(x)
+    model[0].weight.data.mul_(2)  # a copy cannot know of which weight the split was
+    twin = duplicate(model)
+    if duplicate is not copy.copy:
+        assert_like_unfrozen(twin, x)
+        assert not same_bits(twin(x), expected)
+        assert twin[0].weight is not model[0].weight
+        assert launched(twin, x) == ["tiled::linear.prepared"] * 2
+    torch_tiled.freeze(model)
+    assert_like_unfrozen(model, x)
+
+
+def test_state_dicts_go_both_ways(device):
+    frozen, plain = torch_tiled.freeze(make_model(device)), make_model(device)
+    x = randn(9, 100, device=device)
+    plain.load_state_dict(frozen.state_dict())
+    assert_same_bits(plain(x), frozen(x))
+    plain[0].weight.mul_(2)
+    frozen.load_state_dict(plain.state_dict())
+    assert_same_bits(frozen(x), plain(x))

@@ -1,0 +1,144 @@
+"""torch_tiled.nn.Linear beside torch.nn.Linear."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from helpers.thinning import pairwise
+from torch.testing import assert_close
+
+import torch_tiled
+
+ACTIVATIONS = {
+    "none": torch.nn.Identity(),
+    "relu": torch.nn.ReLU(),
+    "gelu": torch.nn.GELU(),
+    "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+    "tanh": torch.nn.Tanh(),
+    "silu": torch.nn.SiLU(),
+}
+
+
+def pair(*args, device, activation="none", **kwargs):
+    """Our layer and PyTorch's, with the same parameters."""
+    torch.manual_seed(1)
+    ours = torch_tiled.nn.Linear(*args, device=device, activation=activation, **kwargs)
+    torch.manual_seed(1)
+    theirs = torch.nn.Linear(*args, device=device, **kwargs)
+    return ours, torch.nn.Sequential(theirs, ACTIVATIONS[activation])
+
+
+@pairwise
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(8,), (4, 8), (2, 4, 8), (2, 1, 4, 8), (0, 8)], ids=str)
+def test_equals_torch(shape, activation, bias, device):
+    ours, theirs = pair(8, 3, bias, device=device, activation=activation, dtype=torch.float64)
+    x = torch.randn(shape, device=device, dtype=torch.float64, requires_grad=True)
+    assert_close(ours(x), theirs(x))
+    results = []
+    for layer in (ours, theirs):
+        loss = layer(x).square().sum()
+        results.append(torch.autograd.grad(loss, [x, *layer.parameters()]))
+    assert_close(*results)
+    with torch.no_grad():
+        assert_close(ours(x), theirs(x))
+
+
+def test_same_initial_values_and_state_dict(device):
+    ours, (theirs, _) = pair(8, 3, device=device)
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["weight", "bias"]
+    assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
+    other = torch_tiled.nn.Linear(8, 3, device=device)
+    other.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(other.state_dict())
+    assert torch.equal(other.weight, ours.weight)
+    assert isinstance(ours, torch.nn.Linear)
+
+
+def test_options_reach_the_operator(device):
+    x = torch.randn(4, 8, device=device)
+    layer = torch_tiled.nn.Linear(8, 3, device=device, algorithm="no such", precision="ieee")
+    with pytest.raises(RuntimeError, match='no algorithm "no such"'):
+        layer(x)
+    layer.algorithm, layer.precision = "naive", "no such"
+    with pytest.raises(RuntimeError, match='no precision "no such"'):
+        layer(x)
+    layer.precision = "fp32"
+    layer.activation = "no such"
+    with pytest.raises(RuntimeError, match='no activation "no such"'):
+        layer(x)
+    layer.activation = "relu"
+    naive = torch.ops.tiled.linear(
+        x, layer.weight, layer.bias, activation="relu", algorithm="naive"
+    )
+    assert torch.equal(layer(x), naive)
+
+
+def test_repr():
+    layer = torch_tiled.nn.Linear(8, 3, activation="gelu", algorithm="tiled")
+    assert repr(layer) == (
+        "Linear(in_features=8, out_features=3, bias=True, activation=gelu, precision=fp32, "
+        "algorithm=tiled)"
+    )
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
+)
+def test_copies(duplicate, device):
+    layer = torch_tiled.nn.Linear(8, 3, activation="silu", algorithm="tiled16", device=device)
+    twin = duplicate(layer)
+    x = torch.randn(4, 8, device=device)
+    assert torch.equal(twin(x), layer(x))
+    assert repr(twin) == repr(layer)
+    assert twin.weight is not layer.weight
+
+
+def test_moves_with_module_methods(device):
+    layer = torch_tiled.nn.Linear(8, 3, bias=False, device="meta")
+    assert layer(torch.empty(2, 8, device="meta")).shape == (2, 3)
+    layer = layer.to_empty(device=device)
+    layer.reset_parameters()
+    assert layer.double()(torch.randn(2, 8, device=device).double()).dtype == torch.float64
+    assert layer.bfloat16()(torch.randn(2, 8, device=device).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles(dynamic, device):
+    torch.compiler.reset()  # PyTorch keeps eight compilations of a function, other tests' included
+    ours, theirs = pair(8, 3, device=device, activation="gelu")
+    compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for shape in ((4, 8), (6, 8), (2, 3, 8)):
+        x = torch.randn(shape, device=device, requires_grad=True)
+        results = []
+        for layer in (compiled, theirs):
+            loss = layer(x).square().sum()
+            results.append((loss, *torch.autograd.grad(loss, [x, *layer.parameters()])))
+        assert_close(*results)
+
+
+def test_exports(device):
+    ours, theirs = pair(8, 3, device=device, activation="relu")
+    batch = torch.export.Dim("batch")
+    x = torch.randn(4, 8, device=device)
+    program = torch.export.export(ours, (x,), dynamic_shapes=({0: batch},))
+    x = torch.randn(7, 8, device=device)
+    assert_close(program.module()(x), theirs(x))
+
+
+def test_trains(device):
+    ours, theirs = pair(8, 3, device=device, activation="tanh")
+    x, y = torch.randn(32, 8, device=device), torch.rand(32, 3, device=device)
+    for layer in (ours, theirs):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        losses = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = (layer(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
+    assert_close(list(ours.parameters()), list(theirs.parameters()))

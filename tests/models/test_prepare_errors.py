@@ -1,0 +1,204 @@
+"""Bad calls of prepare() and of products of prepared operands."""
+
+import pytest
+import torch
+from helpers.presplit import randn, takes_presplit
+from torch.autograd import forward_ad
+from torch.func import (
+    grad,
+)
+
+import torch_tiled
+
+ops = torch.ops.tiled
+
+# --- bad calls -----------------------------------------------------------------------------------
+
+NOT_MADE_OF = "which is not what torch_tiled.prepare makes of"
+
+
+def split_of(t, *shape):
+    return ops.prepare(t(*shape))
+
+
+def other_dtype(tensors):
+    return tensors[0].view(torch.int8), tensors[1]
+
+
+BAD_CALLS = {
+    "prepare vector": (lambda t: ops.prepare(t(64)), r"b is \(64,\); it must be a matrix \(k, n\)"),
+    "prepare batch": (lambda t: ops.prepare(t(2, 64, 5)), r"b is \(2, 64, 5\); it must be a mat"),
+    "prepare dtype": (lambda t: ops.prepare(t(64, 5).long()), r"b is torch.int64; supported are"),
+    "columns": (
+        lambda t: ops.matmul.prepared(t(3, 65), t(64, 5), *split_of(t, 64, 5)),
+        r"a is \(3, 65\) and b is \(64, 5\); a's columns must equal b's rows",
+    ),
+    "batch": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(2, 64, 5), *split_of(t, 64, 5)),
+        r"b is \(2, 64, 5\); a prepared operand is one matrix",
+    ),
+    "of another": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 50), *split_of(t, 64, 5)),
+        r"hi_lo is \(2048,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, "
+        rf"{NOT_MADE_OF} b, \(64, 50\) torch.float32; prepare it again",
+    ),
+    "hi_lo alone": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), ops.prepare(t(64, 5))[0], t(0)),
+        rf"inverse_scales is \(0,\) torch.float32, {NOT_MADE_OF} b",
+    ),
+    "dtype of hi_lo": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *other_dtype(ops.prepare(t(64, 5)))),
+        rf"hi_lo is \(2048,\) torch.int8 .*{NOT_MADE_OF} b",
+    ),
+    "rank of hi_lo": (
+        lambda t: ops.matmul.prepared(
+            t(3, 64), t(64, 5), *(x.unsqueeze(0) for x in split_of(t, 64, 5))
+        ),
+        rf"hi_lo is \(1, 2048\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b",
+    ),
+    "strided hi_lo": (
+        lambda t: ops.matmul.prepared(
+            t(3, 64), t(64, 5), *(x.repeat_interleave(2)[::2] for x in split_of(t, 64, 5))
+        ),
+        rf"hi_lo is \(2048,\) torch.uint8 .*{NOT_MADE_OF} b",
+    ),
+    "dtype of b": (
+        lambda t: ops.matmul.prepared(t(3, 64).double(), t(64, 5).double(), *split_of(t, 64, 5)),
+        rf"{NOT_MADE_OF} b, \(64, 5\) torch.float64",
+    ),
+    "transposed weight": (
+        lambda t: ops.linear.prepared(t(3, 64), t(500, 64), *split_of(t, 500, 64)),
+        rf"{NOT_MADE_OF} weight, \(500, 64\) torch.float32",
+    ),
+    "weight": (
+        lambda t: ops.linear.prepared(t(3, 64), t(64), *split_of(t, 64, 5)),
+        r"weight must be \(out_features, in_features\)",
+    ),
+    "bias": (
+        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *split_of(t, 64, 5), t(4)),
+        r"bias must be \(out_features,\)",
+    ),
+    "activation": (
+        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *split_of(t, 64, 5), activation="elu"),
+        'there is no activation "elu"',
+    ),
+    "algorithm": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), algorithm="fast"),
+        'there is no algorithm "fast"',
+    ),
+    "precision": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), precision="fp8"),
+        'there is no precision "fp8"',
+    ),
+    "tf32": (
+        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), algorithm="tf32"),
+        'algorithm "tf32" rounds operands to 11 bits',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls_fail_alike(device, name):
+    if not takes_presplit(device):
+        pytest.skip("this GPU reads no presplit operands")
+    call, sentence = BAD_CALLS[name]
+    texts = []
+    for where in (device, "meta"):
+        with pytest.raises(RuntimeError, match=sentence) as raised:
+            call(lambda *shape, where=where: torch.ones(shape, device=where))
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("tiled::") and "\n" not in texts[0]
+
+
+def test_a_misaligned_split(device):
+    if not takes_presplit(device):
+        pytest.skip("this GPU reads no presplit operands")
+    b = randn(64, 8, device=device)
+    hi_lo, inverse_scales = ops.prepare(b)
+    misaligned = torch.cat([hi_lo[:1], hi_lo])[1:]
+    with pytest.raises(RuntimeError, match=r"hi_lo does not begin at a multiple of 16 bytes; pa"):
+        ops.matmul.prepared(b.mT[:, :64], b, misaligned, inverse_scales)
+
+
+def test_operands_on_two_devices(device):
+    b = randn(64, 8, device=device)
+    meta = tuple(x.to("meta") for x in ops.prepare(b))
+    for call in (
+        lambda: ops.matmul.prepared(b.mT, b, *meta),
+        lambda: ops.linear.prepared(b.mT, b.mT, *meta),
+    ):
+        with pytest.raises(RuntimeError, match="hi_lo is on meta and (b|weight) is on .*; move"):
+            call()
+
+
+def test_orientations_are_not_mixed_up(device):
+    """Square operands would hide it."""
+    b = randn(64, 64, device=device)
+    prepared = torch_tiled.prepare(b)
+    with pytest.raises(RuntimeError, match=r"tiled::matmul: b is the transpose of a prepared op"):
+        torch_tiled.matmul(b, prepared.mT)
+    with pytest.raises(RuntimeError, match=r"tiled::linear: weight was prepared as the right ope"):
+        torch_tiled.linear(b, prepared)
+    for options in ({"out": torch.empty_like(b)}, {"out_dtype": torch.float32}):
+        with pytest.raises(RuntimeError, match=r"out(_dtype)? is not taken with a prepared b; "):
+            torch_tiled.matmul(b, prepared, **options)
+
+
+def test_only_dense_tensors_are_taken(device):
+    b = torch.ones(64, 64, device=device)
+    prepared = torch_tiled.prepare(b)
+    for name, call in (
+        ("matmul: a", lambda x: torch_tiled.matmul(x, prepared)),
+        ("linear: x", lambda x: torch_tiled.linear(x, prepared.mT)),
+        ("prepare: b", torch_tiled.prepare),
+    ):
+        for live in (False, True):
+            with pytest.raises(RuntimeError, match=rf"tiled::{name} is a sparse tensor .*to_dense"):
+                call(b.clone().requires_grad_(live).to_sparse())
+
+
+def test_out_of_memory(device):
+    if not takes_presplit(device):
+        pytest.skip("this GPU reads no presplit operands")
+    giant = torch.ones(1, 1, device=device).expand(2**30, 2**28)
+    for api in (torch_tiled, ops):
+        with pytest.raises(torch.OutOfMemoryError, match="the prepared operand .* needs 1152921"):
+            api.prepare(giant)
+    with pytest.raises(RuntimeError, match="more bytes than 63 bits can count"):
+        ops.prepare(giant[:, :1].expand(2**30, 2**32))
+
+
+REFUSAL = "{}, and a prepared operand has no derivative; call torch_tiled.unfreeze"
+
+
+def test_derivatives_of_what_was_prepared_are_refused(device):
+    b = randn(100, 30, device=device, requires_grad=True)
+    a = randn(9, 100, device=device)
+    prepared = torch_tiled.prepare(b)
+    assert not prepared.inverse_scales.requires_grad
+    calls = (
+        lambda p: torch_tiled.matmul(a, p),
+        lambda p: torch_tiled.matmul(a, p, algorithm="naive"),
+        lambda p: torch_tiled.linear(a, p.mT, activation="gelu"),
+        lambda p: ops.matmul.prepared(a, p.tensor, p.hi_lo, p.inverse_scales),
+    )
+    for call in calls:
+        for autocast in (False, True):
+            with (
+                torch.autocast(device, enabled=autocast),
+                pytest.raises(RuntimeError, match=REFUSAL.format("requires grad")),
+            ):
+                call(prepared)
+        with torch.no_grad():
+            call(prepared)
+        with torch.inference_mode():
+            call(prepared)
+        call(torch_tiled.prepare(b.detach()))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(b.detach(), torch.ones_like(b))
+        for call in calls:
+            with pytest.raises(RuntimeError, match=REFUSAL.format("has a forward-mode tangent")):
+                call(torch_tiled.prepare(dual))
+    with pytest.raises(RuntimeError, match=REFUSAL.format("requires grad")):
+        grad(lambda b: torch_tiled.matmul(a, torch_tiled.prepare(b)).sum())(b.detach())

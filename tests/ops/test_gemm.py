@@ -1,0 +1,89 @@
+"""gemm_: C <- alpha A B + beta C in place."""
+
+import pytest
+import torch
+from helpers.reference import assert_within, gemm_bound, product
+from helpers.thinning import pairwise
+
+import torch_tiled
+
+ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+SHAPES = [  # c, a, b
+    ((1, 1), (1, 1), (1, 1)),
+    ((33, 65), (33, 70), (70, 65)),
+    ((5, 7), (5, 0), (0, 7)),
+    ((0, 7), (0, 3), (3, 7)),
+    ((4, 20, 30), (4, 20, 40), (4, 40, 30)),
+    ((4, 20, 30), (20, 40), (4, 40, 30)),
+    ((4, 20, 30), (4, 20, 40), (40, 30)),
+    ((2, 4, 20, 30), (20, 40), (40, 30)),
+    ((2, 3, 8, 9), (2, 1, 8, 10), (3, 10, 9)),
+]
+
+
+@pairwise
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_values(device, poisoned, algorithm, dtype, shapes):
+    c, a, b = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
+    for alpha, beta in ((1, 1), (1, 0), (0.5, -2), (3.7, 0.1), (0, 1.5)):
+        exact = alpha * product(a, b) + beta * c.double()
+        limit = gemm_bound(c, a, b, alpha, beta, algorithm=algorithm)
+        result = c.clone()
+        returned = torch_tiled.gemm_(result, a, b, alpha=alpha, beta=beta, algorithm=algorithm)
+        assert returned is result
+        assert_within(result, exact, limit)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_like_addmm(device, algorithm):
+    c = torch.randn(20, 30, device=device)
+    a, b = torch.randn(20, 40, device=device), torch.randn(40, 30, device=device)
+    expected = torch.addmm(c, a, b, alpha=2, beta=3)
+    torch_tiled.gemm_(c, a, b, alpha=2, beta=3, algorithm=algorithm)
+    torch.testing.assert_close(c, expected)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_beta_zero_never_reads_c(device, algorithm):
+    a, b = torch.randn(20, 40, device=device), torch.randn(40, 30, device=device)
+    c = torch.full((20, 30), torch.nan, device=device)
+    torch_tiled.gemm_(c, a, b, beta=0, algorithm=algorithm)
+    assert torch.equal(c, torch_tiled.matmul(a, b, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_alpha_zero_never_reads_a_and_b(device, algorithm):
+    a = torch.full((20, 40), torch.nan, device=device)
+    b = torch.full((40, 30), torch.inf, device=device)
+    c = torch.randn(20, 30, device=device)
+    expected = 2 * c
+    torch_tiled.gemm_(c, a, b, alpha=0, beta=2, algorithm=algorithm)
+    assert torch.equal(c, expected)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_c_may_be_any_view(device, algorithm):
+    a, b = torch.randn(3, 20, 40, device=device), torch.randn(40, 30, device=device)
+    store = torch.randn(31, 3, 61, device=device)
+    untouched = store.clone()
+    c = store[1:, :, 1::3].permute(1, 2, 0)  # (3, 20, 30)
+    expected = torch_tiled.gemm_(c.clone(), a, b, alpha=2, beta=3, algorithm=algorithm)
+    torch_tiled.gemm_(c, a, b, alpha=2, beta=3, algorithm=algorithm)
+    assert torch.equal(c, expected)
+    c.copy_(untouched[1:, :, 1::3].permute(1, 2, 0))
+    assert torch.equal(store, untouched)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sums_over_calls(device, algorithm):
+    """A product accumulated over slices of K, as with BLAS."""
+    a = torch.randint(-9, 10, (30, 90), device=device).float()
+    b = torch.randint(-9, 10, (90, 20), device=device).float()
+    c = torch.empty(30, 20, device=device)
+    for i in range(3):
+        part = slice(30 * i, 30 * i + 30)
+        torch_tiled.gemm_(c, a[:, part], b[part], beta=min(i, 1), algorithm=algorithm)
+    assert torch.equal(c, a @ b)

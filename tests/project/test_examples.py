@@ -1,0 +1,46 @@
+"""The examples: they run, what they compare trains alike, and learns."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+from helpers.small_models import TASKS, small
+from torch.testing import assert_close
+
+COMMAND = Path(models.__file__)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_both_trainings_learn_the_same(name, device):
+    task = small(name, device)
+    done = models.compare(task, device, models.STEPS)
+    assert done.layers > 0
+    assert len(done.theirs.losses) == len(done.ours.losses) == models.STEPS
+    assert all(map(math.isfinite, done.theirs.losses))
+    assert_close(done.ours.losses, done.theirs.losses)
+    assert_close(done.ours.weights(), done.theirs.weights())
+    at_first, theirs, ours = done.scores
+    assert_close(ours, theirs)
+    assert theirs < at_first if task.accuracy is None else theirs > at_first
+
+
+def test_one_command_prints_two_rows(device):
+    command = [sys.executable, COMMAND, "pinn", "--steps", "4", "--device", device, "--profile"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compared, profiled = [
+        line.split() for line in done.stdout.splitlines() if line.startswith("pinn")
+    ]
+    assert compared.pop(7) == "loss" and len(compared) == 11
+    assert all(math.isfinite(float(number)) for number in compared[1:])
+    products, total, _, at_most = [float(number.rstrip("%")) for number in profiled[1:]]
+    assert 0 < products < total and at_most > 1
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are():
+    done = subprocess.run([sys.executable, COMMAND, "gpt3"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"there is no model gpt3; choose of {', '.join(TASKS)}" in done.stderr

@@ -1,0 +1,52 @@
+"""The layout of the sources: the length of files, and what tests import."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDERS = ("csrc", "torch_tiled", "tests", "benchmarks", "tools", "examples")
+SUFFIXES = (".py", ".cpp", ".cu", ".cuh", ".h", ".def")
+MOST_LINES = 400
+README_LINES, README_WORDS = 150, 900
+
+
+def lines_of_sources() -> dict[str, int]:
+    """The number of lines of each source file."""
+    paths = [ROOT / "setup.py"]
+    paths += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    sources = sorted(path for path in paths if path.suffix in SUFFIXES)
+    return {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in sources}
+
+
+def test_no_source_file_is_long():
+    assert {file: n for file, n in lines_of_sources().items() if n > MOST_LINES} == {}
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= README_LINES
+    assert len(text.split()) <= README_WORDS
+
+
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def test_test_files_have_names_of_their_own():
+    """A name alone says which file a failure is in."""
+    names = [path.name for path in TESTS]
+    assert len(set(names)) == len(names) > 50
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_no_test_imports_another(path):
+    """Functions that several test files need are in tests/helpers."""
+    imported = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            imported += [node.module or "", *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+    parts = {part for name in imported for part in name.split(".")}
+    assert parts.isdisjoint({"tests", "conftest", *(test.stem for test in TESTS)})

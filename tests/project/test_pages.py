@@ -1,0 +1,194 @@
+"""README.md, docs/kernels/results*.md and the plots: that they are what the results say."""
+
+import json
+import re
+
+import pages
+import pytest
+import readme
+import report
+import result_tables
+import rows
+import shapes
+import suites
+import write_pages
+
+RESULTS = write_pages.RESULTS
+AGAIN = "python benchmarks/write_pages.py"
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return rows.read(RESULTS / "h200.json")
+
+
+def test_every_page_is_what_the_results_say():
+    stale = [
+        str(page.relative_to(write_pages.ROOT))
+        for page, text in write_pages.texts(RESULTS).items()
+        if page.read_text() != text
+    ]
+    assert stale == [], f"write them anew: {AGAIN}"
+
+
+@pytest.mark.parametrize("path", write_pages.PLOTS, ids=lambda path: path.name)
+def test_plots_are_what_the_results_say(tmp_path, path):
+    """To the byte where the same matplotlib drew them; with others the text has to be the same."""
+    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    name, draw = write_pages.PLOTS[path]
+    draw(rows.read(RESULTS / f"{name}.json"), tmp_path / path.name)
+    drawn, kept = (file.read_text() for file in (tmp_path / path.name, path))
+    if f"Matplotlib v{matplotlib.__version__}," in kept:
+        assert drawn == kept, f"draw it anew: {AGAIN}"
+    words = re.compile(r"<text[^>]*>(.*?)</text>")
+    assert words.findall(drawn) == words.findall(kept) != []
+
+
+def test_plots_take_results_that_have_little(tmp_path, measured):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    ieee = rows.select(measured["rows"], precision="ieee")[:3]
+    errors = rows.read(RESULTS / "errors_h200.json")
+    few = {
+        "h200": measured | {"rows": ieee},
+        "errors_h200": errors | {"rows": errors["rows"][:1]},
+    }
+    for path, (name, draw) in write_pages.PLOTS.items():
+        draw(few[name], tmp_path / path.name)
+        assert "</svg>" in (tmp_path / path.name).read_text()
+
+
+def test_the_readme_is_read_in_sixty_seconds():
+    text = write_pages.README.read_text()
+    assert len(text.split()) <= 900
+    assert len(text.splitlines()) <= 150
+    images = re.findall(r'<img src="([^"]+)"', text)
+    assert images == ["docs/speed.svg", "docs/error.svg"]
+    assert {write_pages.ROOT / image for image in images} <= set(write_pages.PLOTS)
+
+
+# --- the committed results -----------------------------------------------------------------------
+
+
+def test_every_row_names_its_kernel_and_its_tile(measured):
+    for row in measured["rows"]:
+        assert row["kernel"] in rows.kernels()
+        assert re.fullmatch(r"\d+x\d+", row["tile"])
+        assert row["algorithm"] == "auto" or row["kernel"].startswith(row["algorithm"])
+    for name in write_pages.SURVEYS:
+        survey = rows.read(RESULTS / f"{name}.json")
+        assert {row["kernel"] for row in survey["rows"]} <= set(rows.kernels())
+
+
+def test_every_row_is_in_a_table_of_a_family(measured):
+    written = result_tables.write_pages(measured, {})
+    lines = [line for name in result_tables.FAMILIES for line in written[name].splitlines()]
+    assert len([line for line in lines if re.match(r"\| [NT]{2} \|", line)]) == len(
+        measured["rows"]
+    )
+
+
+# --- what is written of few rows -----------------------------------------------------------------
+
+
+def row(suite="square", size=512, **other):
+    found = {"suite": suite, "group": "", "dtype": "float32", "precision": "fp32"}
+    found |= {"algorithm": "auto", "kernel": "fp16x3_wgmma", "tile": "128x128", "layout": "NN"}
+    found |= {"variant": "plain", "batch": 1, "m": size, "n": size, "k": size, "us": 10.0}
+    found |= {"tflops": 20.0, "ratio": 2.0, "peer": "cuBLAS", "copy_us": None, "error": 1e-7}
+    found |= {"peer_error": 4e-7, "gflops_per_watt": None, "peer_gflops_per_watt": None}
+    return found | other
+
+
+def results(*found, **header):
+    header = {"device": "one", "torch": "2", "cuda": None, "git_commit": None} | header
+    header |= {"time": "now", "command_line": "bench", "geometric_means": []}
+    header |= {"geometric_means": report.geometric_means(found)}
+    return {"header": header, "rows": list(found)}
+
+
+def test_the_table_of_the_readme_has_speed_and_error_beside_the_peer():
+    pair = row(size=128, ratio=1.0), row(size=4096, ratio=4.0, tflops=200.0)
+    lines = readme.write_table(results(*pair)).splitlines()
+    assert len(lines) == 2 + 5
+    assert lines[2] == (
+        '| `"fp32"`, the default | float32, squares, 128 to 4096 | 200 | **2.00** | '
+        "1.00 to 4.00 | 0.25 |"
+    )
+    assert lines[3].endswith("| - | - | - | - |")
+
+
+def test_the_readme_says_where_it_is_slower():
+    odd = [row(m=1, n=9, k=5001, ratio=0.5), row(m=3, n=9, k=4001, ratio=0.7), row(ratio=2.0)]
+    tf32 = row("tf32_square", precision="tf32", ratio=0.9)
+    told = readme.write_slower(results(tf32), {"rows": odd})
+    assert told == (
+        "Slower than cuBLAS: single bfloat16 rows or columns (1 of 3 random sizes, 0.50 at "
+        "1 x 9 x 5001); small bfloat16 products with K from 4001 on (1, 0.70 at worst); "
+        '`"tf32"` up to 512 (0.90 on average).'
+    )
+    assert readme.write_slower(results(row()), {"rows": []}).startswith("No product")
+
+
+def test_means_name_the_kernels_that_ran():
+    found = [row(), row(size=256, kernel="fp16x3_small"), row(size=128, kernel="fp16x3_small")]
+    text = result_tables.write_pages(results(*found), {})["results"]
+    means = "| square |  | float32 | fp32 | auto | fp16x3_small 2, fp16x3_wgmma 1 | 3 | 2.00 |"
+    assert means in text
+    assert "Host time" not in text and "Random sizes" not in text
+
+
+def test_results_of_a_run_become_pages(bench, monkeypatch):
+    square = shapes.Suite("for tests", (shapes.Shape(8, 8, 8), shapes.Shape(8, 8, 9)))
+    monkeypatch.setitem(suites.SUITES, "square", square)
+    _, found, _ = bench("--suite", "square", "--device", "cpu", "--overhead")
+    text = result_tables.write_pages(found, {})
+    assert "| NN | `auto` | `torch.matmul` | - | 8 | 8 | 9 | " in text["results_fp32"]
+    assert "`torch_tiled.matmul`" in text["results"]
+    powered = [each | {"gflops_per_watt": 20.0} for each in found["rows"]]
+    text = result_tables.write_pages(found | {"rows": powered}, {})
+    assert "GFLOP/s per watt | peer's |" in text["results_fp32"]
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+BEGIN, END = pages.markers("table")
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}\n{BEGIN}"])
+def test_a_page_without_its_markers_is_told_in_a_sentence(tmp_path, text):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(pages.PageError, match="must hold <!-- table:begin --> once"):
+        pages.with_blocks(page, {"table": "new"})
+    assert page.read_text() == text
+
+
+def test_a_block_is_replaced_and_nothing_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert pages.with_blocks(page, {"table": "new"}) == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (None, "cannot be read"),
+        ("{", "is not a JSON file"),
+        ("[]", "is no results file: it has no header and rows."),
+        ('{"header": {}, "rows": []}', "another version of this benchmark wrote it"),
+    ],
+)
+def test_results_that_are_missing_or_old_are_told_in_a_sentence(tmp_path, capsys, text, said):
+    for name in ("h200", *write_pages.SURVEYS):
+        if text is not None:
+            (tmp_path / f"{name}.json").write_text(text)
+    before = write_pages.README.read_text()
+    assert write_pages.main(["--results", str(tmp_path)]) == 1
+    assert said in capsys.readouterr().out
+    assert write_pages.README.read_text() == before
+
+
+def test_a_results_file_keeps_its_format():
+    """One space of indentation, which keeps the differences of a new run small."""
+    for path in RESULTS.glob("*.json"):
+        assert path.read_text() == json.dumps(json.loads(path.read_text()), indent=1) + "\n"

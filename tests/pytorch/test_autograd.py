@@ -1,0 +1,344 @@
+"""Gradients, double gradients and tangents of the operators, and what autograd must not do."""
+
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.calls import Calls
+from helpers.reference import ACTIVATIONS, takes
+from helpers.thinning import pairwise
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import torch_tiled
+
+# Every pair of ranks from 1 to 4, broadcast both ways, then empty dimensions and K == 0.
+A_OF_RANK = {1: (3,), 2: (2, 3), 3: (2, 2, 3), 4: (2, 1, 2, 3)}
+B_OF_RANK = {1: (3,), 2: (3, 2), 3: (2, 3, 2), 4: (1, 2, 3, 2)}
+SHAPES = [(a, b) for a in A_OF_RANK.values() for b in B_OF_RANK.values()] + [
+    ((1, 2, 3), (2, 3, 2)),
+    ((2, 2, 3), (1, 3, 2)),
+    ((1, 1, 2, 3), (2, 3, 2)),
+    ((0, 3), (3, 2)),
+    ((2, 3), (3, 0)),
+    ((2, 0), (0, 3)),
+    ((0,), (0,)),
+    ((2, 2, 0), (0, 3)),
+    ((0, 2, 3), (3, 2)),
+]
+
+
+def randn(*shape, device="cpu", dtype=torch.float64, requires_grad=True):
+    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+def check_derivatives(f, inputs):
+    gradcheck(
+        f,
+        inputs,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+        check_undefined_grad=True,
+    )
+    gradgradcheck(f, inputs, check_fwd_over_rev=True, check_rev_over_rev=True)
+    gradgradcheck(f, inputs, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("a_shape, b_shape", SHAPES, ids=str)
+def test_matmul_derivatives(a_shape, b_shape, device):
+    a, b = randn(*a_shape, device=device), randn(*b_shape, device=device)
+    check_derivatives(torch_tiled.matmul, (a, b))
+
+
+FLOAT64_RUNGS = [name for name in torch_tiled.algorithms() if takes(name, torch.float64)]
+
+
+@pytest.mark.parametrize("algorithm", FLOAT64_RUNGS)
+def test_matmul_derivatives_by_algorithm(algorithm, device):
+    a, b = randn(2, 3, 2, device=device), randn(2, 4, device=device)
+    check_derivatives(lambda a, b: torch_tiled.matmul(a, b, algorithm=algorithm), (a, b))
+
+
+@pairwise
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("x_shape", [(3,), (4, 3), (2, 2, 3), (0, 3)], ids=str)
+def test_linear_derivatives(x_shape, activation, bias, device):
+    inputs = [randn(*x_shape, device=device), randn(2, 3, device=device)]
+    if bias:
+        inputs.append(randn(2, device=device))
+    check_derivatives(lambda *ts: torch_tiled.linear(*ts, activation=activation), inputs)
+
+
+@pytest.mark.parametrize("live", ["x", "weight", "bias"])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_linear_derivatives_of_one_argument(live, activation, device):
+    tensors = {"x": (4, 3), "weight": (2, 3), "bias": (2,)}
+    tensors = {
+        name: randn(*shape, device=device, requires_grad=name == live)
+        for name, shape in tensors.items()
+    }
+    check_derivatives(
+        lambda t: torch_tiled.linear(**(tensors | {live: t}), activation=activation),
+        (tensors[live],),
+    )
+
+
+def test_gradients_equal_those_of_torch(device):
+    a, b = randn(4, 5, 6, device=device), randn(6, 7, device=device)
+    weight = randn(4, 5, 7, device=device, requires_grad=False)
+    ours = torch.autograd.grad((torch_tiled.matmul(a, b) * weight).sum(), (a, b))
+    theirs = torch.autograd.grad((torch.matmul(a, b) * weight).sum(), (a, b))
+    assert_close(ours, theirs)
+
+
+# --- what is computed, and what is kept ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "a_shape, b_shape, folded",
+    [
+        ((8, 5, 3), (3, 2), ("b", (3, 40), (40, 2))),
+        ((2, 4, 5, 3), (3, 2), ("b", (3, 40), (40, 2))),
+        ((8, 5, 3), (1, 3, 2), ("b", (3, 40), (40, 2))),
+        ((5, 3), (8, 3, 2), ("a", (5, 16), (16, 3))),
+        ((8, 5, 3), (3,), ("b", (3, 40), (40, 1))),
+    ],
+    ids=str,
+)
+def test_gradient_of_a_broadcast_operand_is_one_product(a_shape, b_shape, folded, device):
+    name, *factors = folded
+    operands = {
+        "a": randn(*a_shape, device=device, requires_grad=name == "a"),
+        "b": randn(*b_shape, device=device, requires_grad=name == "b"),
+    }
+    out = torch_tiled.matmul(**operands)
+    with Calls() as record:
+        out.sum().backward()
+    assert record.names() == ["tiled::matmul"]
+    (args,) = (args for op, args, _ in record.calls if op == "tiled::matmul")
+    assert [tuple(arg.shape) for arg in args] == factors
+    assert operands[name].grad.shape == operands[name].shape
+    assert operands[name].grad.is_contiguous()
+
+
+def test_gradient_of_linear_is_two_products(device):
+    x, weight, bias = (randn(*s, device=device) for s in ((2, 4, 3), (5, 3), (5,)))
+    out = torch_tiled.linear(x, weight, bias)
+    with Calls() as record:
+        out.sum().backward()
+    assert record.names() == ["tiled::matmul"] * 2
+    assert weight.grad.is_contiguous()
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["leaf", "inner"])
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_gradients_that_nobody_asks_for_are_not_computed(op, inner, device):
+    """torch.autograd.grad(y, x) of a layer whose weight has one too, as in a gradient penalty."""
+    x, weight = randn(4, 3, device=device), randn(3, 3, device=device)
+    factor = x * 1 if inner else x
+    y = getattr(torch_tiled, op)(factor, weight)
+    for inputs in (x, weight), (x,), (weight,):
+        with Calls() as record:
+            gradients = torch.autograd.grad(y.sum(), inputs, retain_graph=True)
+        assert record.names() == ["tiled::matmul"] * len(inputs)
+        for gradient, tensor in zip(gradients, inputs, strict=True):
+            theirs = torch.matmul(x, weight if op == "matmul" else weight.mT)
+            assert_close(gradient, *torch.autograd.grad(theirs.sum(), tensor))
+
+
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_nobody_watching_and_somebody_give_the_same(op, device):
+    """Gradients of the short way, past the operators' Python kernels, and of the long one."""
+    x, weight = randn(4, 3, device=device), randn(3, 3, device=device)
+
+    def run():
+        y = getattr(torch_tiled, op)(x, weight)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return y, *torch.autograd.grad(first.square().sum(), (x, weight))
+
+    alone = run()
+    with Calls() as record:
+        watched = run()
+    assert set(record.names()) == {"tiled::matmul", f"tiled::{op}"}
+    assert all(torch.equal(*pair) for pair in zip(alone, watched, strict=True))
+
+
+def saved_by(f):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        f()
+    return saved
+
+
+@pytest.mark.parametrize("needs", ["a", "b", "ab"])
+def test_matmul_saves_an_operand_only_for_the_other(needs, device):
+    a = randn(2, 3, device=device, requires_grad="a" in needs)
+    b = randn(3, 4, device=device, requires_grad="b" in needs)
+    saved = {t.data_ptr() for t in saved_by(lambda: torch_tiled.matmul(a, b))}
+    expected = {"a": {b}, "b": {a}, "ab": {a, b}}[needs]
+    assert saved == {t.data_ptr() for t in expected}
+
+
+@pytest.mark.parametrize(
+    "needs, kept", [("x", {"weight"}), ("weight", {"x"}), ("bias", set())], ids=str
+)
+def test_linear_saves_an_operand_only_for_the_other(needs, kept, device):
+    tensors = {"x": (4, 3), "weight": (2, 3), "bias": (2,)}
+    tensors = {
+        name: randn(*shape, device=device, requires_grad=name == needs)
+        for name, shape in tensors.items()
+    }
+    saved = {t.data_ptr() for t in saved_by(lambda: torch_tiled.linear(**tensors))}
+    assert saved == {tensors[name].data_ptr() for name in kept}
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_an_operand_that_is_not_kept_is_freed(activation, device):
+    x, weight = randn(4, 3, device=device), randn(2, 3, device=device, requires_grad=False)
+    for f in (
+        lambda a: torch_tiled.matmul(a, weight.mT),
+        lambda a: torch_tiled.linear(a, weight, activation=activation),
+    ):
+        operand = x * 1
+        freed = weakref.ref(operand)
+        out = f(operand)
+        del operand
+        assert freed() is None
+        assert out.requires_grad
+
+
+def test_relu_keeps_its_result_and_no_argument(device):
+    x, weight = randn(4, 3, device=device), randn(2, 3, device=device)
+    with Calls() as record:
+        saved = saved_by(lambda: torch_tiled.linear(x, weight, activation="relu"))
+    assert record.names() == ["tiled::linear"]
+    assert "aten::relu" not in record.names("aten")
+    assert sorted(t.numel() for t in saved) == sorted((x.numel(), weight.numel(), 8))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_is_fused_where_no_gradient_needs_its_argument(activation, device):
+    x, weight = randn(4, 3, device=device), randn(2, 3, device=device)
+    launched = []
+    for grad_mode in (False, True):
+        with Calls() as record, torch.set_grad_enabled(grad_mode):
+            y = torch_tiled.linear(x, weight, activation=activation)
+        assert record.names() == ["tiled::linear"]
+        assert_close(y.detach(), ACTIVATIONS[activation](F.linear(x, weight)).detach())
+        (kwargs,) = (kwargs for op, _, kwargs in record.calls if op == "tiled::linear")
+        launched.append(kwargs.get("activation", "none"))
+    with_gradient = activation if activation == "relu" else "none"
+    assert launched == [activation, with_gradient]
+
+
+def test_options_reach_the_products_of_backward(device):
+    a, b, weight = (randn(*s, device=device) for s in ((2, 3), (3, 4), (5, 4)))
+    options = {"algorithm": "tiled16", "precision": "ieee"}
+    with Calls() as record:
+        out = torch_tiled.linear(torch_tiled.matmul(a, b, **options), weight, **options)
+        grads = torch.autograd.grad(out.sum(), (a, b, weight), create_graph=True)
+        sum(g.square().sum() for g in grads).backward()
+    products = [kwargs for op, _, kwargs in record.calls if op.startswith("tiled::")]
+    assert len(products) > 6
+    assert all(kwargs == options for kwargs in products)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_out_dtype(dtype, device):
+    a = randn(4, 8, device=device, dtype=dtype)
+    b = randn(8, 2, device=device, dtype=dtype)
+    out = torch_tiled.matmul(a, b, out_dtype=torch.float32)
+    assert out.dtype == torch.float32
+    assert_close(out, a.float() @ b.float())
+    seed = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (a, b), seed)
+    assert [g.dtype for g in grads] == [dtype, dtype]
+    seed = seed.to(dtype).float()
+    expected = seed @ b.float().mT, a.float().mT @ seed
+    assert_close(grads, tuple(g.to(dtype) for g in expected))
+    with forward_ad.dual_level():
+        dual = torch_tiled.matmul(
+            forward_ad.make_dual(a, torch.ones_like(a)), b, out_dtype=torch.float32
+        )
+        tangent = forward_ad.unpack_dual(dual).tangent
+    assert tangent.dtype == torch.float32
+    assert_close(tangent, torch.ones_like(a).float() @ b.float())
+
+
+def test_tangent_of_the_result_when_only_the_bias_has_one(device):
+    x, weight, bias = (
+        randn(*s, device=device, requires_grad=False) for s in ((4, 3), (2, 3), (2,))
+    )
+    with forward_ad.dual_level():
+        out = torch_tiled.linear(x, weight, forward_ad.make_dual(bias, torch.ones_like(bias)))
+        assert_close(forward_ad.unpack_dual(out).tangent, torch.ones_like(out))
+
+
+def test_nothing_is_recorded_without_need(device):
+    a, b = randn(2, 3, device=device), randn(3, 4, device=device)
+    for op in (torch_tiled.matmul, torch.ops.tiled.matmul):
+        with torch.no_grad():
+            assert not op(a, b).requires_grad
+        assert not op(a.detach(), b.detach()).requires_grad
+        assert op(a, b.detach()).requires_grad
+        with torch.inference_mode():
+            assert op(a, b).is_inference()
+
+
+def test_inference_tensors_outside_inference_mode(device):
+    with torch.inference_mode():
+        a = torch.ones(2, 3, device=device)
+    b = torch.ones(3, 4, device=device)
+    assert_close(torch_tiled.matmul(a, b), torch.full((2, 4), 3.0, device=device))
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        torch_tiled.matmul(a, b.requires_grad_())
+
+
+def test_checkpoint(device):
+    x, weight = randn(4, 3, device=device), randn(5, 3, device=device)
+
+    def f(x, weight):
+        return torch_tiled.linear(x, weight, activation="gelu").sum()
+
+    ours = torch.autograd.grad(checkpoint(f, x, weight, use_reentrant=False), (x, weight))
+    assert_close(ours, torch.autograd.grad(f(x, weight), (x, weight)))
+
+
+def test_views_that_negate(device):
+    z = torch.randn(3, 4, device=device, dtype=torch.complex128, requires_grad=True)
+    negated = z.conj().imag
+    assert negated.is_neg()
+    b = randn(4, 2, device=device)
+    ours, theirs = torch_tiled.matmul(negated, b), torch.matmul(negated, b)
+    assert_close(ours, theirs)
+    assert_close(
+        torch.autograd.grad(ours.square().sum(), (z, b)),
+        torch.autograd.grad(theirs.square().sum(), (z, b)),
+    )
+
+
+def test_zero_tensors(device):
+    zero = torch._efficientzerotensor((2, 3), device=device, dtype=torch.float64)
+    for b in (randn(3, 4, device=device), randn(3, 4, device=device, requires_grad=False)):
+        assert_close(torch_tiled.matmul(zero, b).detach(), torch.zeros_like(zero @ b).detach())
+    c = torch.ones(2, 4, device=device, dtype=torch.float64)
+    assert_close(torch_tiled.gemm_(c, zero, b), torch.ones_like(c))
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_out_of_memory(device):
+    row = torch.ones(1, 1, device=device).expand(1, 2**30)
+    column = row.mT
+    needed = rf"tiled::matmul: out of memory: .* needs {4 * 2**60} bytes"
+    for live in (False, True):
+        column = column.detach().requires_grad_(live)
+        for op in (torch_tiled.matmul, torch.ops.tiled.matmul):
+            with pytest.raises(torch.OutOfMemoryError, match=needed):
+                op(column, row)
+    assert_close(torch_tiled.matmul(row[:, :8], column[:8].detach()), row.new_full((1, 1), 8.0))

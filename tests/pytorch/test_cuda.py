@@ -1,0 +1,326 @@
+"""Streams, threads, captured graphs, huge sizes and memory of a GPU."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from helpers.needs import needs_cuda, needs_hopper
+from helpers.reference import assert_within, bound, product, takes
+
+import torch_tiled
+
+pytestmark = needs_cuda
+
+RUNGS = [name for name in torch_tiled.algorithms() if takes(name, torch.float32, "cuda")]
+ALGORITHMS = [*RUNGS, "auto"]
+WAYS = [
+    *(pytest.param({"algorithm": name}, id=name) for name in ALGORITHMS),
+    pytest.param({"precision": "tf32"}, id="tf32"),
+]
+RUNGS_OF_FLOAT16 = [name for name in RUNGS if takes(name, torch.float16, "cuda")]
+
+
+def free_bytes():
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_runs_on_the_current_stream(ways):
+    """On a stream that sleeps first, the product waits for its inputs, and others do not wait."""
+    a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
+    expected = torch_tiled.matmul(a, b, **ways)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        late = torch.zeros_like(a)
+        torch.cuda._sleep(50_000_000)
+        late.copy_(a)
+        result = torch_tiled.matmul(late, b, **ways)
+        pending = not side.query()
+    assert pending
+    side.synchronize()
+    assert torch.equal(result, expected)
+
+
+# Within a kernel these (m, n, k) differ in tiles, split-K, shared memory and workspace.
+UNLIKE = (
+    *((20, 900, 200), (600, 700, 1500), (12, 500, 5000)),
+    *((1000, 1024, 72), (1000, 1024, 1500), (100, 200, 1000)),
+)
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_two_threads_on_two_streams(ways):
+    """One thread goes through the problems, and the other through the same ones in reverse."""
+    operands = [
+        (torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda").mT)
+        for m, n, k in UNLIKE
+    ]
+    expected = [torch_tiled.matmul(a, b, **ways) for a, b in operands]
+    torch.cuda.synchronize()
+
+    def work(order):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                results = [torch_tiled.matmul(*operands[i], **ways) for i in order]
+                for i, result in zip(order, results, strict=True):
+                    assert torch.equal(result, expected[i]), UNLIKE[i]
+
+    order = range(len(UNLIKE))
+    with ThreadPoolExecutor(2) as pool:
+        for thread in [pool.submit(work, order), pool.submit(work, order[::-1])]:
+            thread.result()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ways"),
+    [
+        *(pytest.param(torch.float32, *each.values, id=each.id) for each in WAYS),
+        *(pytest.param(torch.float16, {"algorithm": name}, id=name) for name in RUNGS_OF_FLOAT16),
+    ],
+)
+@pytest.mark.parametrize(("m", "n", "k"), [*UNLIKE, (600, 700, 3000), (1500, 1500, 1500)])
+def test_beside_kernels_that_gather(dtype, ways, m, n, k):
+    """Gathers saturate the load/store units of an SM, so that the loads from shared memory of other
+    warps there come hundreds of cycles late."""
+    a = torch.randn(m, k, dtype=dtype, device="cuda")
+    b = torch.randn(n, k, dtype=dtype, device="cuda").mT
+    expected = torch_tiled.matmul(a, b, **ways)
+    everywhere = torch.randint(1 << 24, (1 << 22,), device="cuda")
+    source, gathered = torch.randn(1 << 24, device="cuda"), torch.empty(1 << 22, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(200):
+            torch.index_select(source, 0, everywhere, out=gathered)
+    results = [torch_tiled.matmul(a, b, **ways) for _ in range(50)]
+    assert not side.query(), "the gathers ended before the products were begun"
+    side.synchronize()
+    for result in results:
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_first_call_in_a_thread(ways):
+    """There the runtime has not been asked for anything, so the driver has no context yet."""
+    a, b = torch.randn(64, 16, device="cuda").mT, torch.randn(64, 512, device="cuda")
+    out = torch.empty(16, 512, device="cuda")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch_tiled.matmul, a, b, out=out, **ways).result()
+    assert torch.equal(out, torch_tiled.matmul(a, b, **ways))
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.parametrize("ways", WAYS)
+def test_capture_and_replay(ways):
+    a, b = torch.randn(100, 200, device="cuda"), torch.randn(200, 300, device="cuda")
+    c = torch.zeros(100, 300, device="cuda")
+    weight, bias = torch.randn(50, 200, device="cuda"), torch.randn(50, device="cuda")
+    torch_tiled.matmul(a, b, **ways)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = torch_tiled.matmul(a, b, **ways)
+        torch_tiled.gemm_(c, a, b, beta=1, **ways)
+        y = torch_tiled.linear(a, weight, bias, activation="relu", **ways)
+    for _ in range(3):
+        a.copy_(torch.randn_like(a))
+        b.copy_(torch.randn_like(b))
+        c.fill_(1)
+        result.fill_(torch.nan)
+        y.fill_(torch.nan)
+        graph.replay()
+        expected = torch_tiled.matmul(a, b, **ways)
+        assert torch.equal(result, expected)
+        assert torch.equal(c, expected + 1)
+        assert torch.equal(y, torch_tiled.linear(a, weight, bias, activation="relu", **ways))
+
+
+@pytest.mark.usefixtures("collected")
+def test_captured_training_step():
+    layer = torch_tiled.nn.Linear(64, 32, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x = torch.randn(16, 64, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        layer(x).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    start = {name: value.clone() for name, value in layer.state_dict().items()}
+    step()
+    eager = layer.weight.detach().clone()
+    layer.load_state_dict(start)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    layer.load_state_dict(start)
+    graph.replay()
+    assert torch.equal(layer.weight, eager)
+
+
+def check_rows(a, b, result, rows, algorithm):
+    """Holds some rows of a huge product to float64."""
+    some = a[rows]
+    assert_within(result[rows], product(some, b), bound(some, b, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", RUNGS_OF_FLOAT16)
+def test_result_beyond_2_to_31_elements(algorithm):
+    m, n, k = 46349, 46349, 3  # 2^31 + 746,153 elements
+    if free_bytes() < 10 * m * n:
+        pytest.skip("not enough GPU memory")
+    a = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    b = torch.randn(k, n, device="cuda", dtype=torch.float16)
+    out = torch.full((m, n), torch.nan, device="cuda", dtype=torch.float16)
+    torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
+    rows = torch.tensor([0, 1, m // 2, m - 2, m - 1], device="cuda")
+    check_rows(a, b, out, rows, algorithm)
+    assert not out.isnan().any()
+
+
+@pytest.mark.parametrize("algorithm", RUNGS_OF_FLOAT16)
+def test_operands_beyond_2_to_31_elements(algorithm):
+    m, k = 3, 2**31 // 3 + 1000
+    if free_bytes() < 8 * m * k:
+        pytest.skip("not enough GPU memory")
+    store = torch.zeros(m, k, device="cuda", dtype=torch.float16)
+    ones = torch.ones(k, 2, device="cuda", dtype=torch.float16)
+    store[:, -5:] = 3  # at the far end, beyond 2^31 elements in the last row
+    store[:, 0] = 1
+    tail = slice(k - 2000, None)
+    result = torch_tiled.matmul(store[:, tail], ones[tail], algorithm=algorithm)
+    assert torch.equal(result, torch.full((3, 2), 15.0, device="cuda", dtype=torch.float16))
+    if algorithm == "naive":  # a plain loop over all of K, in three threads, would be slow
+        return
+    columns = store.mT[tail]  # the same memory, read with the long stride first
+    result = torch_tiled.matmul(ones[tail].mT, columns, algorithm=algorithm)
+    assert torch.equal(result, torch.full((2, 3), 15.0, device="cuda", dtype=torch.float16))
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_side_beyond_2_to_31(ways):
+    """In float32, in which a tensor map reads the rows of B."""
+    n = 2**31 + 128
+    if free_bytes() < 16 * n:
+        pytest.skip("not enough GPU memory")
+    b = torch.randn(1, n, device="cuda")
+    out = torch.full((1, n), torch.nan, device="cuda")
+    torch_tiled.matmul(torch.full((1, 1), 2.0, device="cuda"), b, out=out, **ways)
+    assert torch.equal(out, b.mul_(2))
+
+
+@needs_hopper
+def test_k_major_rows_beyond_2_to_31():
+    k = 2**31 + 1028
+    if free_bytes() < 16 * k:
+        pytest.skip("not enough GPU memory")
+    a, b = torch.ones(1, k, device="cuda"), torch.zeros(2, k, device="cuda")
+    for column, value in ((0, 1.0), (1025, 2.0), (2**31 - 1, 4.0), (2**31, 8.0), (k - 1, 16.0)):
+        b[:, column] = value
+    result = torch_tiled.matmul(a, b.mT, algorithm="simt_skinny")
+    assert torch.equal(result, torch.full((1, 2), 31.0, device="cuda"))
+
+
+def test_batch_beyond_one_grid():
+    """More matrices than 2^31 - 1 blocks, read through a stride of 0."""
+    count = 2**30 + 2
+    if free_bytes() < 6 * count:
+        pytest.skip("not enough GPU memory")
+    a = torch.full((1, 1, 1, 1), 3.0, device="cuda", dtype=torch.float16).expand(count, 1, 1, 1)
+    b = torch.full((2, 1, 1), 2.0, device="cuda", dtype=torch.float16)
+    b[1] = 5
+    pairs = torch_tiled.matmul(a, b, algorithm="tiled16")
+    assert pairs.shape == (count, 2, 1, 1)
+    assert (pairs[:, 0] == 6).all() and (pairs[:, 1] == 15).all()
+
+
+def test_k_beyond_2_to_31():
+    """By strides of 0, in float64, which counts so far exactly."""
+    k = 2**31 + 9
+    one = torch.ones(1, 1, device="cuda", dtype=torch.float64)
+    result = torch_tiled.matmul(one.expand(1, k), one.expand(k, 1), algorithm="naive")
+    assert result.item() == k
+
+
+@needs_hopper
+@pytest.mark.parametrize("k", [1000, 4096])
+@pytest.mark.parametrize("room", [2 << 20, 8 << 20, 80 << 20, 160 << 20])
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_sub_problems_fit_the_free_memory(precision, room, k):
+    """The workspace would be 247 MB for fp32 where K is 4096, and 134 MB for tf32. fp32 has the
+    same bits with 2 MB, by a kernel that needs little memory; tf32 with 80 MB, and with none where
+    K is short. The product runs in a process of its own, where no other test has left room."""
+    algorithm = {"fp32": "fp16x3_wgmma", "tf32": "tf32_tma"}[precision]
+    enough = {"fp32": 2 << 20, "tf32": 80 << 20}[precision]
+    program = f"""
+import torch, torch_tiled
+a, b = torch.randn(3, 4000, {k}, device="cuda"), torch.randn({k}, 3000, device="cuda")
+bias = torch.randn(3000, device="cuda")
+
+def multiply():
+    return torch_tiled.linear(a, b.mT, bias, algorithm="{algorithm}", precision="{precision}")
+
+expected = multiply()
+torch.cuda.empty_cache()
+limit = torch.cuda.memory_reserved() + expected.nbytes + {room}
+total = torch.cuda.get_device_properties("cuda").total_memory
+torch.cuda.set_per_process_memory_fraction(limit / total)
+try:
+    result = multiply()
+except torch.OutOfMemoryError as error:
+    print("workspace" in str(error) and "not enough")
+else:
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    print(torch.equal(result, expected))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == ("True" if room >= enough or k <= 1024 else "not enough")
+
+
+def test_out_of_memory_leaves_all_as_it_was():
+    a = torch.randn(1, 1, device="cuda").expand(1 << 20, 1)
+    b = torch.randn(1, 1, device="cuda").expand(1, 1 << 20)
+    before = a[0, 0].item()
+    for call in (torch_tiled.matmul, torch.ops.tiled.matmul):
+        with pytest.raises(torch.OutOfMemoryError, match=str(4 << 40)):
+            call(a, b)
+    assert a[0, 0].item() == before
+    torch.cuda.synchronize()
+    small = torch.randn(5, 5, device="cuda")
+    assert_within(torch_tiled.matmul(small, small), product(small, small), bound(small, small))
+
+
+def test_other_device_stays_current():
+    """A product leaves the current device as it found it, also where there is only one."""
+    current = torch.cuda.current_device()
+    last = torch.cuda.device_count() - 1
+    a = torch.randn(30, 30, device=f"cuda:{last}")
+    result = torch_tiled.matmul(a, a)
+    assert result.device == a.device
+    assert torch.cuda.current_device() == current
+    assert_within(result, product(a, a), bound(a, a))
+
+
+def test_first_call_in_a_fresh_process_may_be_captured():
+    program = """
+import torch, torch_tiled
+a = torch.randn(70, 70, device="cuda")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = torch_tiled.matmul(a, a)
+graph.replay()
+torch.cuda.synchronize()
+assert torch.equal(result, torch_tiled.matmul(a, a))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,295 @@
+"""DTensors as operands, in several processes, against plain tensors in one.
+
+Every process runs each check, and a test reports the failures of one check.
+"""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.distributed import check, checks_in, mesh_of, random
+from helpers.thinning import thinned
+from torch.testing import assert_close
+
+import torch_tiled
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"
+)
+
+
+def placements(rank):
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    return [Replicate(), Partial("sum"), Partial("avg"), *(Shard(dim) for dim in range(rank))]
+
+
+def distribute(x, mesh, where):
+    """x on a mesh, requiring a gradient. The addends of a partial one differ."""
+    from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+
+    if not any(isinstance(placement, Partial) for placement in where):
+        return distribute_tensor(x, mesh, where).requires_grad_()
+    (placement,) = where
+    own = 1.0 + mesh.get_local_rank()
+    total = mesh.size() * (mesh.size() + 1) / 2
+    share = own / total * (mesh.size() if placement.reduce_op == "avg" else 1)
+    return DTensor.from_local(x * share, mesh, where).requires_grad_()
+
+
+def assert_equals_one_device(ours, theirs, tensors, mesh, wheres):
+    """Compares result and gradients of DTensors with PyTorch's of plain tensors."""
+    from torch.distributed.tensor import Partial
+
+    spread = [distribute(x, mesh, where) for x, where in zip(tensors, wheres, strict=True)]
+    plain = [x.clone().requires_grad_() for x in tensors]
+    result, expected = ours(*spread), theirs(*plain)
+    assert result.shape == expected.shape
+    assert_close(result.full_tensor(), expected)
+    gradients = torch.autograd.grad(result.full_tensor().square().sum(), spread)
+    wanted = torch.autograd.grad(expected.square().sum(), plain)
+    for gradient, one, where in zip(gradients, wanted, wheres, strict=True):
+        if not any(isinstance(placement, Partial) for placement in where):
+            assert_close(gradient.full_tensor(), one)
+
+
+@check
+def matmul_of_dtensors():
+    mesh = mesh_of()
+    shapes = [((8, 4), (4, 12)), ((5, 6), (6, 7)), ((4,), (4, 8)), ((8, 4), (4,)), ((4,), (4,))]
+    shapes += [((4, 3, 8), (8, 4)), ((4, 5, 8), (4, 8, 4)), ((2, 1, 4, 8), (4, 8, 4))]
+    cases = [
+        ((a, b), *wheres)
+        for a, b in shapes
+        for wheres in itertools.product(placements(len(a)), placements(len(b)))
+    ]
+    of_matrices = [case for case in cases if case[0] == shapes[0]]
+    for operands, *wheres in dict.fromkeys([*of_matrices, *thinned(cases)]):
+        assert_equals_one_device(
+            torch_tiled.matmul, torch.matmul, random(*operands), mesh, [[w] for w in wheres]
+        )
+
+
+@check
+def matmul_on_a_mesh_of_two_dimensions():
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh = mesh_of(2, dist.get_world_size() // 2)
+    every = [Replicate(), Shard(0), Shard(1)]
+    for where in thinned(itertools.product(every, repeat=4)):
+        assert_equals_one_device(
+            torch_tiled.matmul, torch.matmul, random((6, 8), (8, 4)), mesh, (where[:2], where[2:])
+        )
+
+
+@check
+def linear_of_dtensors():
+    mesh = mesh_of()
+    cases = [
+        ((x, activation), *wheres)
+        for x, activation in [((8, 8), "none"), ((4, 3, 8), "none"), ((8, 8), "relu")]
+        for wheres in itertools.product(placements(len(x)), placements(2), (None, *placements(1)))
+    ]
+    for (x, activation), *wheres in thinned(cases):
+        act = torch.relu if activation == "relu" else torch.nn.Identity()
+        count = 2 if wheres[2] is None else 3  # without a bias, or with one
+        assert_equals_one_device(
+            lambda *tensors, activation=activation: torch_tiled.linear(
+                *tensors, activation=activation, precision="ieee"
+            ),
+            lambda *tensors, act=act: act(torch.nn.functional.linear(*tensors)),
+            random(*[x, (4, 8), (4,)][:count]),
+            mesh,
+            [[where] for where in wheres[:count]],
+        )
+
+
+@check
+def nothing_is_sent_where_nothing_need_be():
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = mesh_of()
+    a, b = random((8, 4), (4, 8))
+    assert mesh.size() > 1
+    expected = {
+        (Shard(0), Replicate()): Shard(0),
+        (Replicate(), Shard(1)): Shard(1),
+        (Shard(1), Shard(0)): Partial("sum"),
+        (Partial("sum"), Replicate()): Partial("sum"),
+        (Replicate(), Partial("avg")): Partial("avg"),
+    }
+    for (where_a, where_b), where in expected.items():
+        spread = distribute(a, mesh, [where_a]), distribute(b, mesh, [where_b])
+        with CommDebugMode() as sent:
+            result = torch_tiled.matmul(*spread)
+        assert result.placements == (where,)
+        assert sent.get_total_counts() == 0
+
+
+def assert_writes_in_place(ours, theirs, tensors, mesh, wheres):
+    """The first tensor is written in place, and equals PyTorch's result for plain tensors."""
+    expected = theirs(*tensors)
+    written, *operands = (
+        distribute(x, mesh, where).detach() for x, where in zip(tensors, wheres, strict=True)
+    )
+    address = written.to_local().data_ptr()
+    ours(written, *operands)
+    assert written.placements == tuple(wheres[0])
+    assert written.to_local().data_ptr() == address
+    assert_close(written.full_tensor(), expected)
+
+
+def without_means(rank):
+    """The placements without Partial("avg"), which DTensor converts to no Partial("sum")."""
+    from torch.distributed.tensor import Partial
+
+    return [placement for placement in placements(rank) if placement != Partial("avg")]
+
+
+@check
+def gemm_of_dtensors():
+    from torch.distributed.tensor import Partial, Replicate
+
+    def ours(c, a, b):
+        assert torch_tiled.gemm_(c, a, b, alpha=0.5, beta=-2) is c
+
+    def theirs(c, a, b):
+        return 0.5 * (a @ b) - 2 * c
+
+    mesh = mesh_of()
+    shapes = [((5, 7), (5, 6), (6, 7)), ((4, 8, 4), (8, 4), (1, 4, 4))]
+    for each in shapes:
+        for wheres in thinned(itertools.product(*(without_means(len(shape)) for shape in each))):
+            assert_writes_in_place(ours, theirs, random(*each), mesh, [[w] for w in wheres])
+    wheres = [Partial("avg")], [Partial("avg")], [Replicate()]
+    assert_writes_in_place(ours, theirs, random(*shapes[0]), mesh, wheres)
+
+
+@check
+def matmul_into_dtensors():
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    def ours(out, a, b):
+        assert torch_tiled.matmul(a, b, out=out) is out
+
+    mesh = mesh_of()
+    shapes = [((8, 12), (8, 4), (4, 12)), ((5,), (5, 6), (6,)), ((4, 4, 8), (4, 4, 8), (8, 8))]
+    for out, a, b in shapes:
+        wheres_of_out = [Replicate(), *map(Shard, range(len(out)))]
+        for wheres in thinned(
+            itertools.product(wheres_of_out, placements(len(a)), placements(len(b)))
+        ):
+            assert_writes_in_place(
+                ours, lambda out, a, b: a @ b, random(out, a, b), mesh, [[w] for w in wheres]
+            )
+    wheres = [Partial("sum")], [Shard(1)], [Shard(0)]
+    assert_writes_in_place(ours, lambda out, a, b: a @ b, random(*shapes[0]), mesh, wheres)
+    a, b, out = (distribute_tensor(x, mesh) for x in random((8, 4), (4, 12), (2, 8, 12)))
+    with pytest.raises(RuntimeError, match=r"out is \(2, 8, 12\) and the product is \(8, 12\)"):
+        torch_tiled.matmul(a, b, out=out)
+
+
+@check
+def gemm_on_a_mesh_of_two_dimensions():
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh = mesh_of(2, dist.get_world_size() // 2)
+    every = list(itertools.product([Replicate(), Shard(0), Shard(1)], repeat=2))
+    for where, where_a in itertools.product(every, every):
+        wheres = where, where_a, where_a[::-1]
+        tensors = random((8, 4), (8, 6), (6, 4))
+        assert_writes_in_place(torch_tiled.gemm_, lambda c, a, b: c + a @ b, tensors, mesh, wheres)
+
+
+@check
+def nothing_is_sent_to_write_where_nothing_need_be():
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = mesh_of()
+    for wheres in (
+        (Shard(0), Shard(0), Replicate()),
+        (Shard(1), Replicate(), Shard(1)),
+        (Partial("sum"), Shard(1), Shard(0)),
+        (Partial("sum"), Partial("sum"), Replicate()),
+        (Partial("avg"), Replicate(), Partial("avg")),
+    ):
+        c, a, b = (
+            distribute(x, mesh, [where]).detach()
+            for x, where in zip(random((8, 8), (8, 4), (4, 8)), wheres, strict=True)
+        )
+        with CommDebugMode() as sent:
+            torch_tiled.gemm_(c, a, b)
+            torch_tiled.matmul(a, b, out=c)
+        assert sent.get_total_counts() == 0
+
+
+@check
+def written_in_compiled_code():
+    from torch.distributed.tensor import Replicate, Shard
+
+    def write(c, a, b):
+        torch_tiled.gemm_(torch_tiled.matmul(a, b, out=c), a, b)
+
+    compiled = torch.compile(write, backend="aot_eager", fullgraph=True)
+    wheres = [Shard(0)], [Replicate()], [Shard(1)]
+    tensors = random((8, 8), (8, 4), (4, 8))
+    assert_writes_in_place(compiled, lambda c, a, b: 2 * (a @ b), tensors, mesh_of(), wheres)
+
+
+@check
+def results_have_the_dtype_that_was_asked_for():
+    from torch.distributed.tensor import Shard
+
+    mesh = mesh_of()
+    a, b = random((8, 4), (4, 8), dtype=torch.bfloat16)
+    spread = distribute(a, mesh, [Shard(0)]), distribute(b, mesh, [Shard(1)])
+    for out_dtype in (None, torch.float32, None):
+        result = torch_tiled.matmul(*spread, out_dtype=out_dtype)
+        assert result.dtype == result.to_local().dtype == (out_dtype or torch.bfloat16)
+
+
+@check
+def prepared_operands():
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh = mesh_of()
+    a, b = random((8, 70), (70, 4))
+    with torch.no_grad():
+        prepared = torch_tiled.prepare(distribute(b, mesh, [Replicate()]).detach())
+        for where in (Replicate(), Shard(0), Shard(1)):
+            result = torch_tiled.matmul(distribute(a, mesh, [where]), prepared)
+            assert_close(result.full_tensor(), a @ b)
+
+
+@check
+def inference_mode():
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = mesh_of()
+    a, b = random((8, 4), (4, 8))
+    with torch.inference_mode():
+        spread = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(1)])
+        assert_close(torch_tiled.matmul(*spread).full_tensor(), a @ b)
+        out = distribute_tensor(torch.zeros(8, 8).to(a), mesh, [Shard(0)])
+        torch_tiled.gemm_(torch_tiled.matmul(*spread, out=out), *spread)
+        assert_close(out.full_tensor(), 2 * (a @ b))
+
+
+@check
+def override_of_dtensors():
+    from torch.distributed.tensor import Shard
+
+    mesh = mesh_of()
+    with torch_tiled.override(strict=True):
+        assert_equals_one_device(
+            torch.matmul, torch.matmul, random((8, 4), (4, 8)), mesh, [[Shard(1)], [Shard(0)]]
+        )
+
+
+@pytest.mark.parametrize("name", checks_in(globals()))
+def test_in_processes(name, failures):
+    texts = [f"In process {rank}:\n{text}" for each, rank, text in failures if each == name]
+    assert not texts, "\n".join(texts)

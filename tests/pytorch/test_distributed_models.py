@@ -1,0 +1,153 @@
+"""Tensor-parallel plans, FSDP2 and DDP of converted models, in several processes.
+
+Every process runs each check, and a test reports the failures of one check.
+"""
+
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.distributed import check, checks_in, device, mesh_of, own_part, random
+from torch.testing import assert_close
+
+import torch_tiled
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"
+)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 16)
+        self.down = torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def network():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(Block(), Block()).to(device(), torch.float64)
+
+
+def steps(model, batches, after_backward=lambda: None):
+    """The losses of a few optimizer steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for x in batches:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        after_backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@check
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    (batches,) = random((3, 4, 8))
+    expected, model = network(), network()
+    losses = steps(expected, batches)
+    torch_tiled.convert(model, strict=True)
+    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    parallelize_module(model, mesh_of(), plan)
+    assert type(model[0].up) is torch_tiled.converted.Linear
+    assert_close(steps(model, batches), losses)
+    for name, parameter in model.named_parameters():
+        full = parameter.full_tensor()
+        assert_close(full, expected.get_parameter(name))
+    # Now the plan comes first, and then the conversion.
+    model = network()
+    parallelize_module(model, mesh_of(), plan)
+    torch_tiled.convert(model, strict=True)
+    assert_close(steps(model, batches), losses)
+    torch_tiled.revert(model)
+    assert type(model[0].up) is torch.nn.Linear
+
+
+@check
+def fully_sharded():
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+    from torch.distributed.fsdp import fully_shard
+
+    (batches,) = random((3, 8, 8))
+    own = own_part(batches)
+    expected, model = network(), network()
+    steps(expected, batches)
+    torch_tiled.convert(model, strict=True)
+    mesh = mesh_of()
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    steps(model, own)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
+    state = get_model_state_dict(model, options=options)
+    other = network()
+    other.load_state_dict(state)  # a checkpoint for one device, and for PyTorch's layers
+    assert_close(dict(other.state_dict()), dict(expected.state_dict()))
+    set_model_state_dict(model, network().state_dict(), options=options)  # and one from there
+    assert_close(model(own[0]), network()(own[0]))
+
+
+@check
+def frozen_in_shards():
+    """Writes to the shards of a frozen layer's weight count, whichever came first."""
+    from torch.distributed.fsdp import fully_shard
+
+    for frozen_first in (True, False):
+        layers = [torch_tiled.nn.Linear(128, 128, algorithm="fp16x3") for _ in range(2)]
+        model = torch.nn.Sequential(*layers).to(device()).eval()
+        if frozen_first:
+            torch_tiled.freeze(model)
+        fully_shard(model, mesh=mesh_of())
+        if not frozen_first:
+            torch_tiled.freeze(model)
+        (x,) = random((4, 128), dtype=torch.float32)
+        with torch.no_grad():
+            model(x)
+            model.reshard()
+            for parameter in model.parameters():
+                parameter.mul_(2)
+            written = model(x)
+            torch_tiled.unfreeze(model)
+            assert torch.equal(written, model(x))
+
+
+@check
+def data_parallel():
+    from torch.nn.parallel import DistributedDataParallel
+
+    (batches,) = random((3, 8, 8))
+    own = own_part(batches)
+    expected, model = network(), network()
+    steps(expected, batches)
+    torch_tiled.convert(model, strict=True)
+    wrapped = DistributedDataParallel(model)
+    steps(wrapped, own)
+    assert_close(dict(model.state_dict()), dict(expected.state_dict()))
+    file = io.BytesIO()
+    torch.save(wrapped.module.state_dict(), file)
+    file.seek(0)
+    expected.load_state_dict(torch.load(file))
+    torch_tiled.revert(model)
+    assert_close(model(own[0]), expected(own[0]))
+
+
+@pytest.mark.parametrize("name", checks_in(globals()))
+def test_in_processes(name, failures):
+    texts = [f"In process {rank}:\n{text}" for each, rank, text in failures if each == name]
+    assert not texts, "\n".join(texts)

@@ -1,0 +1,98 @@
+"""PyTorch's own samples for its products, as its OpInfo database has them, through ours."""
+
+import pytest
+import torch
+from helpers.reference import assert_within, bound, gemm_bound, linear_bound, product
+from helpers.thinning import pairwise
+
+import torch_tiled
+
+op_db = pytest.importorskip(
+    "torch.testing._internal.common_methods_invocations",
+    reason="PyTorch's OpInfo database needs expecttest",
+).op_db
+
+PRODUCTS = ("matmul", "__rmatmul__", "mm", "bmm", "mv")
+ADDED_PRODUCTS = ("addmm", "baddbmm")
+LINEAR = "nn.functional.linear"
+
+every_algorithm = pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
+every_layout = pytest.mark.parametrize("layout", ["contiguous", "noncontiguous"])
+every_float = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+
+
+def every_op(*names):
+    # The variant left out has nothing new but sizes.
+    ops = [op for op in op_db if op.name in names and op.variant_test_name != "triton_optimized"]
+    assert {op.name for op in ops} == set(names)
+    return pytest.mark.parametrize("op", ops, ids=lambda op: op.formatted_name)
+
+
+def samples(op, device, dtype, layout):
+    """Pairs of a sample and what PyTorch makes of it; at least one."""
+    assert dtype in op.supported_dtypes(device)
+    found = list(op.sample_inputs(device, dtype, requires_grad=False))
+    assert found
+    for sample in found:
+        expected = op(sample.input, *sample.args, **sample.kwargs)
+        yield sample.noncontiguous() if layout == "noncontiguous" else sample, expected
+
+
+def assert_like_torch(actual, expected, exact, limit, torch_limit):
+    """`exact` is in float64; the limits say how far from it our result and torch's may be."""
+    assert actual.dtype == expected.dtype
+    assert actual.device == expected.device
+    assert actual.stride() == expected.contiguous().stride()
+    assert_within(actual, exact, limit)
+    assert_within(actual, expected.double(), limit + torch_limit)
+
+
+@pairwise
+@every_op(*PRODUCTS)
+@every_float
+@every_algorithm
+@every_layout
+def test_product(device, op, dtype, algorithm, layout):
+    for sample, expected in samples(op, device, dtype, layout):
+        a, b = sample.input, sample.args[0]
+        if op.name == "__rmatmul__":
+            a, b = b, a
+        actual = torch_tiled.matmul(a, b, algorithm=algorithm)
+        limit, torch_limit = bound(a, b, algorithm=algorithm), bound(a, b)
+        assert_like_torch(actual, expected, product(a, b), limit, torch_limit)
+
+
+@pairwise
+@every_op(*ADDED_PRODUCTS)
+@every_float
+@every_algorithm
+@every_layout
+def test_added_product(device, op, dtype, algorithm, layout):
+    for sample, expected in samples(op, device, dtype, layout):
+        c = sample.input.expand(expected.shape)
+        (a, b), scale = sample.args, (sample.kwargs["alpha"], sample.kwargs["beta"])
+        exact = scale[0] * product(a, b) + scale[1] * c.double()
+        limit, torch_limit = (gemm_bound(c, a, b, *scale, algorithm=x) for x in (algorithm, "auto"))
+        actual = c.clone(memory_format=torch.contiguous_format)
+        torch_tiled.gemm_(actual, a, b, alpha=scale[0], beta=scale[1], algorithm=algorithm)
+        assert_like_torch(actual, expected, exact, limit, torch_limit)
+
+
+@pairwise
+@every_op(LINEAR)
+@every_float
+@every_algorithm
+@every_layout
+def test_linear(device, op, dtype, algorithm, layout):
+    for sample, expected in samples(op, device, dtype, layout):
+        x, weight, bias = sample.input, sample.args[0], (*sample.args[1:], None)[0]
+        exact = product(x, weight.mT) + (0 if bias is None else bias.double())
+        actual = torch_tiled.linear(x, weight, bias, algorithm=algorithm)
+        limit = linear_bound(x, weight, bias, algorithm=algorithm)
+        # PyTorch may round the product before it adds the bias; `auto` on the CPU is PyTorch's.
+        torch_limit = linear_bound(x, weight, bias) + bound(x, weight.mT)
+        if algorithm == "auto" and device == "cpu":
+            limit = torch_limit
+        assert_like_torch(actual, expected, exact, limit, torch_limit)

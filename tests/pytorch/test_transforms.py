@@ -1,0 +1,297 @@
+"""The operators under torch.func's transforms and vmap, in every nesting, against torch.matmul."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.chaining import flat, two_of_each
+from helpers.reference import ACTIVATIONS
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.testing import assert_close
+
+import torch_tiled
+
+
+def randn(*shape, device):
+    return torch.randn(shape, device=device, dtype=torch.float64)
+
+
+def scalar(f):
+    return lambda *args: f(*args).sin().sum()
+
+
+TRANSFORMS = {
+    "grad": lambda f: grad(scalar(f), argnums=(0, 1)),
+    "vjp": lambda f: lambda a, b: vjp(f, a, b)[1](f(a, b).cos()),
+    "jvp": lambda f: lambda a, b: jvp(f, (a, b), (a.cos(), b.sin())),
+    "jacrev": lambda f: jacrev(f, argnums=(0, 1)),
+    "jacfwd": lambda f: jacfwd(f, argnums=(0, 1)),
+    "hessian": lambda f: hessian(scalar(f), argnums=(0, 1)),
+    "vmap": lambda f: lambda a, b: vmap(f)(*two_of_each(a, b)),
+    "vmap a": lambda f: lambda a, b: vmap(f, (0, None))(*two_of_each(a), b),
+    "vmap b": lambda f: lambda a, b: vmap(f, (None, 0))(a, *two_of_each(b)),
+}
+PAIRS = list(itertools.product(TRANSFORMS, repeat=2))
+TRIPLES = [
+    ("vmap", "jacrev", "jacfwd"),
+    ("vmap", "jacfwd", "jacrev"),
+    ("jacfwd", "vmap", "grad"),
+    ("jvp", "jvp", "jvp"),
+    ("jvp", "grad", "jvp"),
+    ("grad", "jvp", "grad"),
+    ("jacrev", "vmap a", "jvp"),
+    ("vmap", "vmap b", "hessian"),
+    ("grad", "grad", "grad"),
+    ("hessian", "vmap", "vjp"),
+]
+
+
+def check_chain(chain, ours, theirs, a, b):
+    for name in reversed(chain):
+        ours, theirs = flat(TRANSFORMS[name](ours)), flat(TRANSFORMS[name](theirs))
+    assert_close(ours(a, b), theirs(a, b))
+
+
+RANKS = {
+    "vector vector": ((3,), (3,)),
+    "vector matrix": ((3,), (3, 2)),
+    "matrix vector": ((2, 3), (3,)),
+    "matrix matrix": ((2, 3), (3, 2)),
+    "batch matrix": ((2, 1, 3), (3, 2)),
+    "vector batch": ((3,), (2, 3, 1)),
+    "batch batch": ((2, 1, 3), (1, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("shapes", RANKS.values(), ids=RANKS)
+def test_matmul_under_pairs(shapes, device):
+    a, b = (randn(*shape, device=device) for shape in shapes)
+    for chain in PAIRS:
+        check_chain(chain, torch_tiled.matmul, torch.matmul, a, b)
+
+
+@pytest.mark.parametrize("chain", TRIPLES, ids=" ".join)
+def test_matmul_under_triples(chain, device):
+    a, b = randn(2, 3, device=device), randn(3, 2, device=device)
+    check_chain(chain, torch_tiled.matmul, torch.matmul, a, b)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear_under_pairs(activation, device):
+    x, weight, bias = (randn(*shape, device=device) for shape in ((2, 3), (2, 3), (2,)))
+
+    def ours(x, weight):
+        return torch_tiled.linear(x, weight, bias, activation=activation)
+
+    def theirs(x, weight):
+        return ACTIVATIONS[activation](F.linear(x, weight, bias))
+
+    for chain in PAIRS:
+        check_chain(chain, ours, theirs, x, weight)
+
+
+def test_options_hold_under_transforms(device):
+    a, b = randn(2, 3, device=device), randn(3, 2, device=device)
+
+    def ours(a, b):
+        return torch_tiled.matmul(a, b, algorithm="tiled16", precision="ieee")
+
+    for chain in itertools.product(("vmap", "jacrev", "jvp"), repeat=2):
+        check_chain(chain, ours, torch.matmul, a, b)
+
+
+def test_transforms_inside_autograd(device):
+    a, b = randn(2, 3, device=device), randn(3, 2, device=device)
+    a.requires_grad_()
+    b.requires_grad_()
+    for name, transform in TRANSFORMS.items():
+        grads = []
+        for f in (torch_tiled.matmul, torch.matmul):
+            loss = flat(transform(flat(f)))(a, b).cos().sum()
+            grads.append(torch.autograd.grad(loss, (a, b), allow_unused=True))
+        assert_close(*grads, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_no_grad_inside_a_transform(device):
+    a, b = randn(2, 3, device=device), randn(3, 2, device=device)
+
+    def f(matmul, a):
+        with torch.no_grad():
+            constant = matmul(a, b)
+        return (matmul(a, b) * constant).sum()
+
+    for order in (grad, lambda f: grad(lambda a: grad(f)(a).sum())):
+        ours = order(lambda a: f(torch_tiled.matmul, a))(a)
+        assert_close(ours, order(lambda a: f(torch.matmul, a))(a))
+
+
+# --- vmap ----------------------------------------------------------------------------------------
+
+SHAPES = {1: ((3,), (3,)), 2: ((2, 3), (3, 4)), 3: ((2, 2, 3), (2, 3, 4))}
+
+
+def batched(shape, dim, size, device):
+    shape = list(shape)
+    if dim is not None:
+        shape.insert(dim, size)
+    return randn(*shape, device=device)
+
+
+def in_dims(*ranks):
+    choices = itertools.product(*([None, *range(rank + 1)] for rank in ranks))
+    return [dims for dims in choices if any(dim is not None for dim in dims)]
+
+
+@pytest.mark.parametrize("b_rank", SHAPES)
+@pytest.mark.parametrize("a_rank", SHAPES)
+def test_matmul_over_every_dimension(a_rank, b_rank, device):
+    for dims in in_dims(a_rank, b_rank):
+        a = batched(SHAPES[a_rank][0], dims[0], 5, device)
+        b = batched(SHAPES[b_rank][1], dims[1], 5, device)
+        assert_close(vmap(torch_tiled.matmul, dims)(a, b), vmap(torch.matmul, dims)(a, b))
+        ours = vmap(grad(scalar(torch_tiled.matmul), argnums=(0, 1)), dims)(a, b)
+        assert_close(ours, vmap(grad(scalar(torch.matmul), argnums=(0, 1)), dims)(a, b))
+
+
+@pytest.mark.parametrize("x_shape", [(3,), (4, 3), (2, 4, 3), (0, 3)], ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_linear_over_every_dimension(activation, x_shape, device):
+    for dims in in_dims(len(x_shape), 2, 1):
+        x, weight, bias = (
+            batched(shape, dim, 5, device)
+            for shape, dim in zip((x_shape, (2, 3), (2,)), dims, strict=True)
+        )
+        ours = vmap(lambda *ts: torch_tiled.linear(*ts, activation=activation), dims)
+        theirs = vmap(lambda *ts: ACTIVATIONS[activation](F.linear(*ts)), dims)
+        assert_close(ours(x, weight, bias), theirs(x, weight, bias))
+
+
+def test_linear_without_bias_over_weights(device):
+    x, weight = randn(4, 3, device=device), randn(5, 2, 3, device=device)
+    ours = vmap(torch_tiled.linear, (None, 0))(x, weight)
+    assert_close(ours, torch.einsum("rk,ink->irn", x, weight))
+
+
+@pytest.mark.parametrize("dims", in_dims(2, 2), ids=str)
+def test_matmul_under_nested_vmap(dims, device):
+    a, b = randn(5, 5, 5, device=device), randn(5, 5, 5, device=device)
+    for outer in in_dims(2, 2):
+        ours = vmap(vmap(torch_tiled.matmul, dims), outer)
+        theirs = vmap(vmap(torch.matmul, dims), outer)
+        a_outer = a if outer[0] is None else randn(5, 5, 5, 5, device=device)
+        b_outer = b if outer[1] is None else randn(5, 5, 5, 5, device=device)
+        assert_close(ours(a_outer, b_outer), theirs(a_outer, b_outer))
+
+
+def test_gemm_under_vmap(device):
+    c, a, b = (randn(*shape, device=device) for shape in ((2, 4, 5), (5, 2, 3), (3, 4)))
+
+    def f(c, a, b):
+        torch_tiled.gemm_(c, a, b, alpha=0.5, beta=2)
+        return c * 1
+
+    expected = 2 * c + 0.5 * torch.einsum("imk,kn->mni", a, b)
+    results = vmap(f, (2, 0, None), out_dims=2)(c, a, b)
+    assert_close(results, expected)
+    assert_close(c, expected)
+    # Matrices broadcast over the batch dimensions of one example of c.
+    c, a = randn(5, 6, 2, 4, device=device), randn(5, 2, 3, device=device)
+    expected = c + a.unsqueeze(1) @ b
+    assert_close(vmap(torch_tiled.gemm_, (0, 0, None))(c, a, b), expected)
+    assert_close(c, expected)
+
+
+@pytest.mark.parametrize("a_rank, b_rank", [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)])
+def test_out_under_vmap(a_rank, b_rank, device):
+    def f(a, b, out):
+        torch_tiled.matmul(a, b, out=out)
+        return out * 1
+
+    for dims in in_dims(a_rank, b_rank):
+        a = batched(SHAPES[a_rank][0], dims[0], 5, device)
+        b = batched(SHAPES[b_rank][1], dims[1], 5, device)
+        expected = vmap(torch.matmul, dims)(a, b)
+        out = torch.empty_like(expected)
+        assert_close(vmap(f, (*dims, 0))(a, b, out), expected)
+        assert_close(out, expected)
+    a, b = (randn(*SHAPES[rank][i], device=device) for i, rank in enumerate((a_rank, b_rank)))
+    out = torch.stack([torch.empty_like(a @ b)] * 5)
+    vmap(f, (None, None, 0))(a, b, out)
+    assert_close(out, torch.stack([a @ b] * 5))
+
+
+def test_vmap_refuses_a_shared_output(device):
+    c, a, b = (randn(*shape, device=device) for shape in ((2, 4), (5, 2, 3), (3, 4)))
+    before = c.clone()
+    with pytest.raises(RuntimeError, match=r"gemm_: under vmap .* c of shape \(2, 4\) is not"):
+        vmap(lambda a: torch_tiled.gemm_(c, a, b))(a)
+    with pytest.raises(RuntimeError, match=r"matmul: under vmap .* out of shape \(2, 4\) is not"):
+        vmap(lambda a: torch_tiled.matmul(a, b, out=c))(a)
+    assert_close(c, before)
+
+
+def test_vmap_checks_the_shapes_of_one_example(device):
+    five, matrix = randn(5, device=device), randn(5, 2, device=device)
+    for f, args, text in (
+        (
+            torch_tiled.matmul,
+            (five, five),
+            r"a is \(\) and b is \(\); both need at least one",
+        ),
+        (torch_tiled.matmul, (matrix, randn(5, 3, device=device)), r"a is \(2,\) and b is \(3,\)"),
+        (torch_tiled.linear, (matrix, matrix), r"x is \(2,\) and weight is \(2,\); weight must"),
+        (
+            torch_tiled.linear,
+            (matrix, randn(5, 3, 2, device=device), randn(5, 1, device=device)),
+            r"bias is \(1,\) and weight is \(3, 2\)",
+        ),
+        (torch_tiled.gemm_, (matrix, matrix, matrix), r"c is \(2,\), a is \(2,\) and b is \(2,\)"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            vmap(f)(*args)
+
+
+def test_writing_under_grad(device):
+    a, b = randn(2, 3, device=device), randn(3, 4, device=device)
+
+    def refused(a):
+        return torch_tiled.gemm_(a.new_zeros(2, 4), a, b).sum()
+
+    with pytest.raises(RuntimeError, match=r"has no derivative, but a of shape \(2, 3\) requires"):
+        grad(refused)(a)
+    with pytest.raises(RuntimeError, match=r"a of shape \(2, 3\) has a forward-mode tangent"):
+        jvp(refused, (a,), (a,))
+
+    def allowed(a):
+        c = torch_tiled.gemm_(torch.zeros(2, 4, dtype=a.dtype, device=device), a.detach(), b)
+        return (c * a.sum()).sum()
+
+    assert_close(grad(allowed)(a), torch.full_like(a, (a @ b).sum().item()))
+
+
+# --- uses ----------------------------------------------------------------------------------------
+
+
+def test_per_sample_gradients(device):
+    layer = torch_tiled.nn.Linear(3, 2, activation="gelu", device=device, dtype=torch.float64)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    x = randn(6, 3, device=device)
+
+    def loss(parameters, sample):
+        return functional_call(layer, parameters, (sample,)).square().sum()
+
+    grads = vmap(grad(loss), (None, 0))(parameters, x)
+    for i, sample in enumerate(x):
+        layer.zero_grad()
+        layer(sample).square().sum().backward()
+        for name, p in layer.named_parameters():
+            assert_close(grads[name][i], p.grad)
+
+
+def test_ensemble(device):
+    layers = [torch_tiled.nn.Linear(3, 2, device=device, dtype=torch.float64) for _ in range(4)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    x = randn(5, 3, device=device)
+    ours = vmap(lambda p: functional_call(layers[0], (p, buffers), (x,)))(parameters)
+    assert_close(ours, torch.stack([layer(x) for layer in layers]))

@@ -1,0 +1,41 @@
+"""How the functions of torch_tiled/ops.py call an operator."""
+
+from torch.compiler import is_dynamo_compiling
+
+from .._internals import BelowAutograd, call_without_python
+from .fast_path import is_plain
+from .gradient_flow import is_differentiated
+from .out_of_memory import raise_if_out_of_memory
+from .sharding import register_if_needed
+
+
+def entry_points(op):
+    """An OpOverload, and the same without its Python frame, for call()."""
+    return op, call_without_python(op)
+
+
+def call(entries, *tensors, **options):
+    """Calls an operator, below its Autograd key if the kernel there would do nothing.
+
+    That kernel is Python, and finding out that it is not needed costs less than calling it.
+
+    Args:
+        entries: entry_points(op).
+        tensors: the operator's tensors, without a bias that is None.
+        options: its keyword arguments. A call without those that have their default values is
+            cheaper.
+
+    Raises:
+        torch.OutOfMemoryError: where the operator itself can only raise a RuntimeError.
+    """
+    op, direct = entries
+    try:
+        if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
+            with BelowAutograd():
+                return direct(*tensors, **options)
+        if not is_dynamo_compiling():
+            register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
+        return op(*tensors, **options)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise

@@ -1,0 +1,282 @@
+"""The argument checks of the operators, and the result's shape and dtype.
+
+csrc (binding/ops.cpp, binding/tensors.cpp, core/product.cpp, select/ladder.cpp) makes the same
+checks with the same texts, so that a bad call fails alike on meta tensors, under torch.compile,
+under vmap and on a device; tests/ops/test_errors.py compares them. Sizes may be symbolic.
+"""
+
+import torch
+
+from .activations import ACTIVATIONS
+from .supported import DTYPES, SIXTEEN_BIT
+
+_PRECISIONS = ("fp32", "ieee", "tf32")
+_ACTIVATIONS = ("none", *ACTIVATIONS)
+_ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
+
+
+def _shape(tensor):
+    return tuple(tensor.shape)
+
+
+def _check_choice(op, option, value, choices):
+    if value not in choices:
+        *names, last = choices
+        raise RuntimeError(
+            f'{op}: there is no {option} "{value}"; choose {", ".join(names)} or {last}'
+        )
+
+
+def _check_algorithm(op, algorithm, precision, dtype):
+    if algorithm not in _ALGORITHMS:
+        names = ", ".join(_ALGORITHMS)
+        raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
+    if algorithm.startswith(("simt", "fp16x3", "tf32")) and dtype != torch.float32:
+        raise RuntimeError(
+            f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
+            f"for other dtypes, or mma for float16 and bfloat16"
+        )
+    if algorithm.startswith("mma") and dtype not in SIXTEEN_BIT:
+        raise RuntimeError(
+            f'{op}: algorithm "{algorithm}" takes float16 and bfloat16 operands; choose auto, '
+            f"naive or tiled for other dtypes, or simt or fp16x3 for float32"
+        )
+    if algorithm.startswith("fp16x3") and precision == "ieee":
+        raise RuntimeError(
+            f'{op}: algorithm "{algorithm}" does not sum by IEEE FMAs, as precision ieee asks; '
+            f"choose auto, naive, tiled or simt, or precision fp32"
+        )
+    if algorithm.startswith("tf32") and precision != "tf32":
+        raise RuntimeError(
+            f'{op}: algorithm "{algorithm}" rounds operands to 11 bits, which precision tf32 alone '
+            f"allows; choose auto, or precision tf32"
+        )
+
+
+def _may_be_written_as(out_dtype, operands_dtype):
+    """Returns whether a result of out_dtype may be asked for."""
+    widens = out_dtype == torch.float32 and operands_dtype in SIXTEEN_BIT
+    return out_dtype == operands_dtype or widens
+
+
+def _check_same_device(op, x_name, x, y_name, y):
+    if x.device != y.device:
+        raise RuntimeError(
+            f"{op}: {x_name} is on {x.device} and {y_name} is on {y.device}; "
+            f"move one of them so that both are on one device"
+        )
+
+
+def _check_dtype(op, name, tensor):
+    if tensor.dtype not in DTYPES:
+        raise RuntimeError(
+            f"{op}: {name} is {tensor.dtype}; supported are float32, float64, float16 and "
+            f"bfloat16: convert it, for example with .to(torch.float32)"
+        )
+
+
+def _check_same_dtype(op, x_name, x, y_name, y):
+    if x.dtype != y.dtype:
+        raise RuntimeError(
+            f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; "
+            f"convert one of them so that both have one dtype"
+        )
+
+
+def _check_operands(op, x_name, x, y_name, y):
+    _check_same_device(op, x_name, x, y_name, y)
+    _check_dtype(op, x_name, x)
+    _check_dtype(op, y_name, y)
+    _check_same_dtype(op, x_name, x, y_name, y)
+
+
+def _product_shape(op, a, b):
+    """The shape of torch.matmul(a, b)."""
+
+    def sentence(reason):
+        return f"{op}: a is {_shape(a)} and b is {_shape(b)}; {reason}"
+
+    if a.dim() == 0 or b.dim() == 0:
+        reason = "both need at least one dimension (torch.mul multiplies by a scalar)"
+        raise RuntimeError(sentence(reason))
+    rows = b.shape[-2] if b.dim() > 1 else b.shape[0]
+    torch._check(a.shape[-1] == rows, lambda: sentence("a's columns must equal b's rows"))
+    a_batch, b_batch = a.shape[:-2], b.shape[:-2]
+    try:
+        batch = torch.broadcast_shapes(a_batch, b_batch)
+    except RuntimeError:
+        reason = f"their batch dimensions {tuple(a_batch)} and {tuple(b_batch)} do not broadcast"
+        raise RuntimeError(sentence(reason)) from None
+    m = a.shape[-2:-1]
+    n = b.shape[-1:] if b.dim() > 1 else ()
+    return (*batch, *m, *n)
+
+
+def _check_written(op, name, tensor):
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if isinstance(stride, int) and stride == 0 and size > 1:
+            raise RuntimeError(
+                f"{op}: {name} has elements that share memory (shape {_shape(tensor)}, strides "
+                f"{tuple(tensor.stride())}); pass a tensor whose elements lie apart, such as its "
+                f"clone()"
+            )
+
+
+def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
+    """Returns the result's shape and dtype."""
+    op = "tiled::matmul"
+    _check_choice(op, "precision", precision, _PRECISIONS)
+    _check_operands(op, "a", a, "b", b)
+    dtype = a.dtype if out_dtype is None else out_dtype
+    if not _may_be_written_as(dtype, a.dtype):
+        raise RuntimeError(
+            f"{op}: out_dtype is {dtype} and the operands are {a.dtype}; it may be the operands' "
+            f"dtype or, for float16 and bfloat16, torch.float32"
+        )
+    shape = _product_shape(op, a, b)
+    _check_algorithm(op, algorithm, precision, a.dtype)
+    return shape, dtype
+
+
+def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
+    op = "tiled::matmul"
+    _check_choice(op, "precision", precision, _PRECISIONS)
+    _check_operands(op, "a", a, "b", b)
+    _check_same_device(op, "out", out, "a", a)
+    if not _may_be_written_as(out.dtype, a.dtype):
+        raise RuntimeError(
+            f"{op}: out is {out.dtype} and the operands are {a.dtype}; it may have the operands' "
+            f"dtype or, for float16 and bfloat16, torch.float32"
+        )
+    shape = _product_shape(op, a, b)
+    torch._check(
+        out.shape == shape,
+        lambda: (
+            f"{op}: out is {_shape(out)} and the product is {shape}; "
+            f"pass an out of that shape (it is never resized)"
+        ),
+    )
+    _check_written(op, "out", out)
+    _check_algorithm(op, algorithm, precision, a.dtype)
+
+
+def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
+    op = "tiled::gemm_"
+    _check_choice(op, "precision", precision, _PRECISIONS)
+    _check_operands(op, "a", a, "b", b)
+    _check_same_device(op, "c", c, "a", a)
+    _check_same_dtype(op, "c", c, "a", a)
+    if min(a.dim(), b.dim(), c.dim()) < 2:
+        raise RuntimeError(
+            f"{op}: c is {_shape(c)}, a is {_shape(a)} and b is {_shape(b)}; "
+            f"each must be a matrix or a batch of matrices"
+        )
+    product = _product_shape(op, a, b)
+    try:
+        fits = c.shape[-2:] == product[-2:] and torch.broadcast_shapes(c.shape, product) == c.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise RuntimeError(
+            f"{op}: c is {_shape(c)} and the product is {product}; "
+            f"c must have that shape, or more batch dimensions"
+        )
+    _check_written(op, "c", c)
+    _check_algorithm(op, algorithm, precision, a.dtype)
+
+
+def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+    """Returns the result's shape and dtype."""
+    op = "tiled::linear"
+    _check_choice(op, "precision", precision, _PRECISIONS)
+    _check_choice(op, "activation", activation, _ACTIVATIONS)
+    _check_operands(op, "x", x, "weight", weight)
+
+    def sentence(reason):
+        return f"{op}: x is {_shape(x)} and weight is {_shape(weight)}; {reason}"
+
+    if weight.dim() != 2:
+        raise RuntimeError(sentence("weight must be (out_features, in_features)"))
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise RuntimeError(sentence("x's last dimension must equal weight's"))
+    if bias is not None:
+        _check_same_device(op, "bias", bias, "x", x)
+        _check_same_dtype(op, "bias", bias, "x", x)
+        if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+            raise RuntimeError(
+                f"{op}: bias is {_shape(bias)} and weight is {_shape(weight)}; "
+                f"bias must be (out_features,)"
+            )
+    _check_algorithm(op, algorithm, precision, x.dtype)
+    return (*x.shape[:-1], weight.shape[0]), x.dtype
+
+
+# --- prepared operands (csrc/core/presplit.h) ----------------------------------------------------
+
+
+def _is_split(b):
+    """Returns whether prepare() splits b into hi and lo parts.
+
+    It does so where fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
+    and FakeTensors on a GPU that is not there, count as split.
+    """
+    if b.dtype != torch.float32 or b.shape[0] < 64:
+        return False
+    if b.device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(b.device) == (9, 0)
+
+
+def _presplit_sizes(k, n):
+    """The bytes of hi_lo and the number of inverse scales for a (k, n) operand."""
+    columns = (n + 7) // 8 * 8
+    return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
+
+
+def check_prepare(b):
+    """Returns the sizes of the results hi_lo and inverse_scales."""
+    op = "tiled::prepare"
+    _check_dtype(op, "b", b)
+    if b.dim() != 2:
+        raise RuntimeError(f"{op}: b is {_shape(b)}; it must be a matrix (k, n)")
+    return _presplit_sizes(*b.shape) if _is_split(b) else (0, 0)
+
+
+def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
+    _check_same_device(op, "hi_lo", hi_lo, name, b)
+    _check_same_device(op, "inverse_scales", inverse_scales, name, b)
+    if b.dim() != 2:
+        raise RuntimeError(f"{op}: {name} is {_shape(b)}; a prepared operand is one matrix")
+    if hi_lo.numel() == 0 and inverse_scales.numel() == 0:
+        return
+    hi_lo_bytes, scales = _presplit_sizes(k, n)
+    fits = b.dtype == torch.float32
+    for tensor, dtype, size in (
+        (hi_lo, torch.uint8, hi_lo_bytes),
+        (inverse_scales, torch.float32, scales),
+    ):
+        fits = fits and tensor.dtype == dtype and tensor.shape == (size,)
+        fits = fits and tensor.is_contiguous()
+    if not fits:
+        given, scales_given, made_of = (
+            f"{_shape(tensor)} {tensor.dtype}" for tensor in (hi_lo, inverse_scales, b)
+        )
+        raise RuntimeError(
+            f"{op}: hi_lo is {given} and inverse_scales is {scales_given}, which is not what "
+            f"torch_tiled.prepare makes of {name}, {made_of}; prepare it again"
+        )
+
+
+def check_prepared_matmul(a, b, hi_lo, inverse_scales, **options):
+    """Returns the result's shape and dtype."""
+    result = check_matmul(a, b, **options)
+    _check_prepared("tiled::matmul", "b", b, b.shape[0], b.shape[-1], hi_lo, inverse_scales)
+    return result
+
+
+def check_prepared_linear(x, weight, hi_lo, inverse_scales, bias=None, **options):
+    """Returns the result's shape and dtype."""
+    result = check_linear(x, weight, bias, **options)
+    n, k = weight.shape
+    _check_prepared("tiled::linear", "weight", weight, k, n, hi_lo, inverse_scales)
+    return result

@@ -1,0 +1,206 @@
+"""The derivatives of matmul and linear, as autograd Functions.
+
+A Function here is a SingleLevelFunction: it differentiates one level of PyTorch's transforms. Its
+forward calls the same operator one level down. Its backward and jvp call the operators at the top
+again, so that derivatives have derivatives and transforms of torch.func nest in any order.
+"""
+
+import math
+
+import torch
+
+from .._internals import (
+    SingleLevelFunction,
+    autocast_active,
+    gradients_asked_for,
+    set_forward_ad_enabled,
+)
+from . import fast_path
+from .fast_path import is_plain
+from .gradient_flow import is_differentiated
+from .out_of_memory import raise_if_out_of_memory
+from .sharding import move_shards_to_front
+
+_matmul = torch.ops.tiled.matmul.default
+_linear = torch.ops.tiled.linear.default
+_threshold_backward = torch.ops.aten.threshold_backward.default
+
+
+def without(options, name):
+    return {key: value for key, value in options.items() if key != name}
+
+
+def _sum(x, y):
+    return y if x is None else x if y is None else x + y
+
+
+def _fold_batch_into_rows(x, y):
+    """(*batch, q, p) and (*batch, q, r) as (rows, p) and (rows, r), with rows = prod(batch) * q."""
+    if x.dim() == 2:
+        return x, y
+    x, y = move_shards_to_front(x, y)
+    rows = math.prod(x.shape[:-1])
+    return x.reshape(rows, x.shape[-1]), y.reshape(rows, y.shape[-1])
+
+
+def _product(x, y, options):
+    """x @ y, by the fast path if it may be taken, as in most backward passes."""
+    if not options and is_plain(x, y):
+        return plain_matmul(x, y)
+    return _matmul(x, y, **options)
+
+
+def _product_reduced_to(shape, batch, x, y, options):
+    """(*batch, p, q) @ (*batch, q, r), summed to shape, (..., p, r), which was broadcast to batch.
+
+    If shape has no batch, one product sums over the batch as well: q of all batches is one long K.
+    """
+    (p, q), r = x.shape[-2:], y.shape[-1]
+    if len(batch) > 0 and all(isinstance(size, int) and size == 1 for size in shape[:-2]):
+        x, y = _fold_batch_into_rows(x.mT.expand(*batch, q, p), y.expand(*batch, q, r))
+        return _product(x.mT, y, options).reshape(shape)
+    return _product(x, y, options).sum_to_size(shape)
+
+
+class Matmul(SingleLevelFunction):
+    """a @ b.
+
+    Its arguments are `below`, a function that computes a @ b one level down; the operator's
+    options; a and b.
+    """
+
+    @staticmethod
+    def forward(below, options, a, b):
+        return below(a, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.options, a, b = inputs
+        _, _, needs_a, needs_b = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        ctx.save_for_forward(a, b)
+        ctx.a_shape, ctx.b_shape, ctx.dtype = a.shape, b.shape, a.dtype
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None
+        a, b = ctx.saved_tensors
+        needs_a, needs_b = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
+        options = without(ctx.options, "out_dtype")
+        grad = grad.to(ctx.dtype)
+        grad_a = grad_b = None
+        if len(ctx.a_shape) == len(ctx.b_shape) == 2:
+            if needs_a:
+                grad_a = _product(grad, b.mT, options)
+            if needs_b:
+                grad_b = _product(a.mT, grad, options)
+            return None, None, grad_a, grad_b
+        # Vectors become matrices: a is a row, b a column.
+        a_shape, b_shape = ctx.a_shape, ctx.b_shape
+        if len(b_shape) == 1:
+            b_shape, grad = (*b_shape, 1), grad.unsqueeze(-1)
+        if len(a_shape) == 1:
+            a_shape, grad = (1, *a_shape), grad.unsqueeze(-2)
+        batch = grad.shape[:-2]
+        if needs_a:
+            b = b.reshape(b_shape)
+            grad_a = _product_reduced_to(a_shape, batch, grad, b.mT, options).reshape(ctx.a_shape)
+        if needs_b:
+            a = a.reshape(a_shape)
+            grad_b = _product_reduced_to(b_shape, batch, a.mT, grad, options).reshape(ctx.b_shape)
+        return None, None, grad_a, grad_b
+
+    @staticmethod
+    def jvp(ctx, _, __, a_tangent, b_tangent):
+        a, b = ctx.saved_tensors
+        from_a = None if a_tangent is None else _matmul(a_tangent, b, **ctx.options)
+        from_b = None if b_tangent is None else _matmul(a, b_tangent, **ctx.options)
+        with set_forward_ad_enabled(True):  # a jvp runs with it off; the level below may need it
+            return _sum(from_a, from_b)
+
+
+class Linear(SingleLevelFunction):
+    """x @ weight.T + bias, with or without a relu, whose derivative needs only the result's sign.
+
+    Its arguments are `below`, a function that computes this one level down; the operator's options;
+    x, weight and bias (or None).
+    """
+
+    @staticmethod
+    def forward(below, options, x, weight, bias):
+        return below(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, options, x, weight, _ = inputs
+        _, _, needs_x, needs_weight, _ = ctx.needs_input_grad
+        relu = output if options.get("activation") == "relu" else None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, relu)
+        ctx.save_for_forward(x, weight, relu)
+        ctx.options, ctx.shape = without(options, "activation"), output.shape
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None, None
+        x, weight, relu = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        needs_x, needs_weight, needs_bias = gradients_asked_for(ctx, needed)
+        if relu is not None:
+            grad = _threshold_backward(grad, relu, 0)
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            grad_x = _product(grad, weight, ctx.options)
+        if needs_weight or needs_bias:
+            by_row, x_by_row = _fold_batch_into_rows(grad, x if needs_weight else grad)
+        if needs_weight:
+            grad_weight = _product(by_row.mT, x_by_row, ctx.options)
+        if needs_bias:
+            grad_bias = by_row.sum(0)
+        return None, None, grad_x, grad_weight, grad_bias
+
+    @staticmethod
+    def jvp(ctx, _, __, x_tangent, weight_tangent, bias_tangent):
+        x, weight, relu = ctx.saved_tensors
+        from_x = from_weight = None
+        if x_tangent is not None:
+            from_x = _linear(x_tangent, weight, bias_tangent, **ctx.options)
+        if weight_tangent is not None:
+            from_weight = _linear(x, weight_tangent, **ctx.options)
+        with set_forward_ad_enabled(True):  # a jvp runs with it off; the level below may need it
+            if x_tangent is None and bias_tangent is not None:
+                # The clone is needed: a tangent may neither alias another nor overlap itself.
+                from_x = bias_tangent.expand(ctx.shape).clone(memory_format=torch.contiguous_format)
+            tangent = _sum(from_x, from_weight)
+            return tangent if relu is None else _threshold_backward(tangent, relu, 0)
+
+
+# The fast path's products, differentiable: what matmul and linear compute without options for
+# tensors that are is_plain(). The general operators take autocast, which is one more key.
+
+
+def plain_matmul(a, b):
+    try:
+        if not ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled()):
+            return fast_path.matmul(a, b)
+        if not autocast_active():
+            return Matmul.apply(fast_path.matmul, {}, a, b)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return _matmul(a, b)
+
+
+def plain_linear(x, weight, bias):
+    try:
+        if not is_differentiated(x, weight, bias):
+            return fast_path.linear(x, weight, bias)
+        if not autocast_active():
+            return Linear.apply(fast_path.linear, {}, x, weight, bias)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return _linear(x, weight, bias)

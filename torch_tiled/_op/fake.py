@@ -1,0 +1,48 @@
+"""The operators on tensors without data: FakeTensors of torch.compile and export, meta tensors.
+
+A fake kernel checks its arguments and returns an empty tensor of the result's shape and dtype.
+Sizes may be symbolic.
+"""
+
+import torch
+
+from .checks import (
+    check_gemm_,
+    check_linear,
+    check_matmul,
+    check_matmul_out,
+    check_prepare,
+    check_prepared_linear,
+    check_prepared_matmul,
+)
+
+
+def _empty_result(check):
+    """The fake kernel of an operator whose check returns its result's shape and dtype."""
+
+    def kernel(first, *others, **options):
+        shape, dtype = check(first, *others, **options)
+        return torch.empty(shape, dtype=dtype, device=first.device)
+
+    return kernel
+
+
+def _fake_prepare(b):
+    hi_lo_bytes, scales = check_prepare(b)
+    return (
+        torch.empty(hi_lo_bytes, dtype=torch.uint8, device=b.device),
+        torch.empty(scales, dtype=torch.float32, device=b.device),
+    )
+
+
+def register(library):
+    for name, kernel in (
+        ("matmul", _empty_result(check_matmul)),
+        ("matmul.out", check_matmul_out),
+        ("matmul.prepared", _empty_result(check_prepared_matmul)),
+        ("gemm_", check_gemm_),
+        ("linear", _empty_result(check_linear)),
+        ("linear.prepared", _empty_result(check_prepared_linear)),
+        ("prepare", _fake_prepare),
+    ):
+        torch.library.register_fake(f"tiled::{name}", kernel, lib=library)

@@ -1,0 +1,66 @@
+"""The fast path: products with default options of tensors that only autograd may observe.
+
+The dispatcher's Python kernels and the parsing of options cost as much as a small product. The
+operators tiled::_plain_matmul and tiled::_plain_linear have neither, and is_plain() finds out if
+they may be called. derivatives.py wraps them for tensors that require grad.
+"""
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .._internals import (
+    call_without_python,
+    dispatch_modes,
+    forward_ad_active,
+    function_modes,
+    transforms_active,
+)
+
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
+linear = call_without_python(torch.ops.tiled._plain_linear.default)
+
+
+def is_plain(*tensors):
+    """Returns whether nothing but grad mode and autocast can observe a product of these tensors.
+
+    All are tensors and none is of a subclass; no transform, mode, forward AD or compiler is active.
+    """
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES:
+            return False
+    return not (
+        is_dynamo_compiling()
+        or function_modes()
+        or dispatch_modes()
+        or transforms_active()
+        or forward_ad_active()
+    )
+
+
+# is_plain() does not look at layout, device and autocast. Tensors with one of these keys are passed
+# to the general operators, which cast or refuse them.
+_GENERAL_KEYS = (
+    "CompositeExplicitAutograd",
+    "NestedTensorCPU",
+    "NestedTensorCUDA",
+    "AutocastCPU",
+    "AutocastCUDA",
+)
+
+
+def _general_matmul(a, b):
+    return torch.ops.tiled.matmul(a, b)
+
+
+def _general_linear(x, weight, bias):
+    return torch.ops.tiled.linear(x, weight, bias)
+
+
+def register(library):
+    kernels = {"_plain_matmul": _general_matmul, "_plain_linear": _general_linear}
+    for name, kernel in kernels.items():
+        for key in _GENERAL_KEYS:
+            library.impl(name, kernel, key)
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")

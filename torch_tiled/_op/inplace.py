@@ -1,0 +1,113 @@
+"""The kernels of the operators that write into an argument: matmul.out and gemm_.
+
+Autograd
+    raises if a derivative would flow through the write, which has none.
+ADInplaceOrView
+    counts the write in the tensor's version: autograd compares versions to notice that a saved
+    tensor was overwritten.
+Negative
+    resolves lazy negation (z.conj().imag has it) of the operands and of the written tensor.
+    PyTorch's own kernel resolves a written tensor only if the operator returns it.
+"""
+
+import torch
+from torch.autograd.graph import increment_version
+
+from .._internals import AFTER_AUTOGRAD, AFTER_INPLACE, redispatch_without_python
+from .gradient_flow import is_differentiated, why_differentiated
+from .out_of_memory import raise_if_out_of_memory
+from .sharding import register_if_needed
+
+_matmul_out = torch.ops.tiled.matmul.out
+_gemm = torch.ops.tiled.gemm_.default
+_redispatch_matmul_out = redispatch_without_python(_matmul_out)
+_redispatch_gemm = redispatch_without_python(_gemm)
+
+
+# --- Autograd ------------------------------------------------------------------------------------
+
+
+def _autograd_matmul_out(keyset, a, b, *, out, **options):
+    register_if_needed()
+    _refuse_derivatives("tiled::matmul", "out", a=a, b=b, out=out)
+    try:
+        _redispatch_matmul_out(keyset & AFTER_AUTOGRAD, a, b, out=out, **options)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def _autograd_gemm(keyset, c, a, b, **options):
+    register_if_needed()
+    _refuse_derivatives("tiled::gemm_", "c", c=c, a=a, b=b)
+    try:
+        _redispatch_gemm(keyset & AFTER_AUTOGRAD, c, a, b, **options)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def _refuse_derivatives(op, written, **tensors):
+    if not is_differentiated(*tensors.values()):
+        return
+    for name, tensor in tensors.items():
+        if why := why_differentiated(tensor):
+            raise RuntimeError(
+                f"{op}: {written} is written in place, which has no derivative, but {name} of "
+                f"shape {tuple(tensor.shape)} {why}; call torch_tiled.matmul or linear, which "
+                f"are differentiable, or detach {name} first"
+            )
+
+
+# --- ADInplaceOrView -----------------------------------------------------------------------------
+
+
+def _record_matmul_out(keyset, a, b, *, out, **options):
+    _refuse_inference_tensor("tiled::matmul", "out", out)
+    _redispatch_matmul_out(keyset & AFTER_INPLACE, a, b, out=out, **options)
+    _record_write(out)
+
+
+def _record_gemm(keyset, c, a, b, **options):
+    _refuse_inference_tensor("tiled::gemm_", "c", c)
+    _redispatch_gemm(keyset & AFTER_INPLACE, c, a, b, **options)
+    _record_write(c)
+
+
+def _refuse_inference_tensor(op, written, tensor):
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{op}: {written} of shape {tuple(tensor.shape)} was made under "
+            f"torch.inference_mode() and can't be written outside it; clone it first"
+        )
+
+
+def _record_write(tensor):
+    if not tensor.is_inference():
+        increment_version(tensor)
+
+
+# --- Negative ------------------------------------------------------------------------------------
+
+
+def _negative_matmul_out(a, b, *, out, **options):
+    resolved = out.resolve_neg()
+    _matmul_out(a.resolve_neg(), b.resolve_neg(), out=resolved, **options)
+    if out.is_neg():
+        out.copy_(resolved)
+
+
+def _negative_gemm(c, a, b, **options):
+    resolved = c.resolve_neg()
+    _gemm(resolved, a.resolve_neg(), b.resolve_neg(), **options)
+    if c.is_neg():
+        c.copy_(resolved)
+
+
+def register(library):
+    library.impl("matmul.out", _autograd_matmul_out, "Autograd", with_keyset=True)
+    library.impl("gemm_", _autograd_gemm, "Autograd", with_keyset=True)
+    library.impl("matmul.out", _record_matmul_out, "ADInplaceOrView", with_keyset=True)
+    library.impl("gemm_", _record_gemm, "ADInplaceOrView", with_keyset=True)
+    library.impl("matmul.out", _negative_matmul_out, "Negative")
+    library.impl("gemm_", _negative_gemm, "Negative")

@@ -1,0 +1,126 @@
+"""How DTensor divides the operators among devices.
+
+A rule lists, for one dimension of a device mesh, placements of the operands and the placement of
+the result that follows from them. DTensor combines the rules of all mesh dimensions and picks the
+combination that communicates least. This module imports torch.distributed.tensor, so sharding.py
+imports it late.
+"""
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+from .._internals import distinguish_by_options
+from .checks import check_matmul_out
+
+_tiled = torch.ops.tiled
+
+# A product is linear in each operand, so an operand's pending sum or mean may be taken afterwards.
+_PENDING = (Partial("sum"), Partial("avg"))
+
+
+def _with_options(rules, options):
+    """Rules in DTensor's format, with None for each positional argument that is no tensor."""
+    return [([out], [*tensors, *[None] * len(options)]) for out, *tensors in rules]
+
+
+def _rows_and_batch(a, b, batch):
+    """Rules (result, a, b) that shard the result's rows, or a dimension of its batch."""
+    if a.ndim > 1:
+        yield Shard(len(batch)), Shard(a.ndim - 2), Replicate()
+    for dim, size in enumerate(batch):
+        placements = []
+        for operand in (a, b):
+            own = dim - len(batch) + operand.ndim - 2
+            has = operand.ndim > 2 and own >= 0 and operand.shape[own] != 1
+            placements.append(Shard(own) if has else Replicate())
+        if size != 1:
+            yield Shard(dim), *placements
+
+
+def _products(a, b, batch):
+    """All rules (result, a, b) of a @ b, whose result has this batch."""
+    yield Replicate(), Replicate(), Replicate()
+    yield from _rows_and_batch(a, b, batch)
+    if b.ndim > 1:
+        yield Shard(len(batch) + (a.ndim > 1)), Replicate(), Shard(b.ndim - 1)
+    yield Partial("sum"), Shard(a.ndim - 1), Shard(max(b.ndim - 2, 0))
+    for pending in _PENDING:
+        yield pending, pending, Replicate()
+        yield pending, Replicate(), pending
+
+
+def _broadcast_batch(a, b):
+    return torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+
+
+def _matmul(a, b, *options, **_):
+    return _with_options(_products(a, b, _broadcast_batch(a, b)), options)
+
+
+def _gemm(c, a, b, **_):
+    """c stays where it is: its placement is that of the result, so that beta * c can be added."""
+    return [([], list(rule)) for rule in _products(a, b, c.shape[:-2])]
+
+
+def _linear(x, weight, bias=None, *options, activation="none", **_):
+    last = x.ndim - 1
+    rules = [(Replicate(), Replicate(), Replicate(), Replicate())]
+    rules += [(Shard(dim), Shard(dim), Replicate(), Replicate()) for dim in range(last)]
+    rules.append((Shard(last), Replicate(), Shard(0), Shard(0)))
+    if activation == "none":
+        rules.append((Partial("sum"), Shard(last), Shard(1), Partial("sum")))
+        for pending in _PENDING:
+            rules.append((pending, pending, Replicate(), pending))
+            rules.append((pending, Replicate(), pending, pending))
+    if bias is None:
+        rules = [rule[:3] for rule in rules]
+    return _with_options(rules, options)
+
+
+# A prepared operand is replicated: its hi and lo parts cannot be sharded as its elements can.
+
+
+def _prepared_matmul(a, b, hi_lo, inverse_scales, *options, **_):
+    whole = Replicate(), Replicate()
+    rules = [(Replicate(), Replicate(), Replicate(), *whole)]
+    rules += [(*rule, *whole) for rule in _rows_and_batch(a, b, _broadcast_batch(a, b))]
+    return _with_options(rules, options)
+
+
+def _prepared_linear(x, weight, hi_lo, inverse_scales, bias=None, *options, **_):
+    whole = [Replicate()] * (3 if bias is None else 4)
+    rules = [(Replicate(), Replicate(), *whole)]
+    rules += [(Shard(dim), Shard(dim), *whole) for dim in range(x.ndim - 1)]
+    return _with_options(rules, options)
+
+
+def _prepare(b):
+    return [([Replicate(), Replicate()], [Replicate()])]
+
+
+def _write_matmul_out(_, op, types, args, kwargs):
+    """matmul.out of DTensors: a product, redistributed to the placement of out.
+
+    A rule would not do: DTensor takes the placement of out from the returned tensor, and matmul.out
+    returns none.
+    """
+    options = dict(kwargs)
+    check_matmul_out(*args, **options)
+    out = options.pop("out")
+    out.copy_(_tiled.matmul(*args, **options, out_dtype=out.dtype))
+
+
+def register():
+    for op, rules in (
+        (_tiled.matmul.default, _matmul),
+        (_tiled.matmul.prepared, _prepared_matmul),
+        (_tiled.gemm_.default, _gemm),
+        (_tiled.linear.default, _linear),
+        (_tiled.linear.prepared, _prepared_linear),
+        (_tiled.prepare.default, _prepare),
+    ):
+        register_sharding(op)(rules)
+    distinguish_by_options(_tiled.matmul.default, "out_dtype")
+    distinguish_by_options(_tiled.linear.default, "activation")
+    torch.library.register_torch_dispatch(_tiled.matmul.out, DTensor, _write_matmul_out)

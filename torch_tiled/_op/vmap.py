@@ -1,0 +1,178 @@
+"""The operators under torch.vmap: the kernels at FuncTorchBatched.
+
+A rule gets whole tensors and, for each, the dimension that is mapped over, or None. It moves that
+dimension to the front, where the operators take it for one more batch dimension.
+"""
+
+import math
+
+import torch
+
+from .._internals import apply_vmap_rule, current_interpreter
+from .activations import ACTIVATIONS
+from .checks import (
+    check_gemm_,
+    check_linear,
+    check_matmul,
+    check_matmul_out,
+    check_prepared_linear,
+    check_prepared_matmul,
+)
+
+_matmul = torch.ops.tiled.matmul.default
+_matmul_out = torch.ops.tiled.matmul.out
+_gemm = torch.ops.tiled.gemm_.default
+_linear = torch.ops.tiled.linear.default
+_prepared_matmul = torch.ops.tiled.matmul.prepared
+_prepared_linear = torch.ops.tiled.linear.prepared
+
+
+def _rank(tensor, dim):
+    """The rank of one example."""
+    return tensor.dim() - (dim is not None)
+
+
+def _to_front(tensor, dim):
+    return tensor if dim is None else tensor.movedim(dim, 0)
+
+
+def _pad_rank(tensor, dim, rank):
+    """Inserts ones behind the mapped dimension, which is in front, so that examples have `rank`."""
+    if dim is None:
+        return tensor
+    ones = (1,) * (rank - _rank(tensor, dim))
+    return tensor.reshape(tensor.shape[0], *ones, *tensor.shape[1:])
+
+
+def _check_example(check, in_dims, *tensors, **options):
+    """Checks the first example: a batch dimension in front might make bad shapes look good."""
+    pairs = zip(tensors, in_dims, strict=True)
+    check(*(t if dim is None else t.select(dim, 0) for t, dim in pairs), **options)
+
+
+def _as_matrices(in_dims, a, b):
+    """a and b as matrices whose batches broadcast, and the dimensions that the product gains."""
+    a_dim, b_dim = in_dims
+    vector_a, vector_b = _rank(a, a_dim) == 1, _rank(b, b_dim) == 1
+    a, b = _to_front(a, a_dim), _to_front(b, b_dim)
+    a = a.unsqueeze(-2) if vector_a else a
+    b = b.unsqueeze(-1) if vector_b else b
+    rank = max(_rank(a, a_dim), _rank(b, b_dim))
+    added = ([-2] if vector_a else []) + ([-1] if vector_b else [])
+    return _pad_rank(a, a_dim, rank), _pad_rank(b, b_dim, rank), added
+
+
+def _vmap_matmul(info, in_dims, a, b, **options):
+    a_dim, b_dim = in_dims
+    _check_example(check_matmul, in_dims, a, b, **options)
+    if b_dim is None and b.dim() <= 2:  # the mapped dimension is one more dimension of rows
+        return _matmul(_to_front(a, a_dim), b, **options), 0
+    a, b, added = _as_matrices(in_dims, a, b)
+    return _matmul(a, b, **options).squeeze(added), 0
+
+
+def _vmap_matmul_out(info, in_dims, a, b, out, **options):
+    a_dim, b_dim, out_dim = in_dims
+    _refuse_shared_output("tiled::matmul", "out", out, out_dim)
+    _check_example(check_matmul_out, in_dims, a, b, out, **options)
+    if a_dim is None:
+        a, a_dim = a.expand(info.batch_size, *a.shape), 0
+    a, b, added = _as_matrices((a_dim, b_dim), a, b)
+    out = _to_front(out, out_dim)
+    for dim in reversed(added):
+        out = out.unsqueeze(dim)
+    _matmul_out(a, b, out=out, **options)
+    return None, None
+
+
+def _vmap_gemm(info, in_dims, c, a, b, **options):
+    c_dim, a_dim, b_dim = in_dims
+    _refuse_shared_output("tiled::gemm_", "c", c, c_dim)
+    _check_example(check_gemm_, in_dims, c, a, b, **options)
+    rank = _rank(c, c_dim)
+    a = _pad_rank(_to_front(a, a_dim), a_dim, rank)
+    b = _pad_rank(_to_front(b, b_dim), b_dim, rank)
+    _gemm(_to_front(c, c_dim), a, b, **options)
+    return None, None
+
+
+def _refuse_shared_output(op, name, tensor, dim):
+    if dim is None:
+        raise RuntimeError(
+            f"{op}: under vmap an operand is mapped over and {name} of shape "
+            f"{tuple(tensor.shape)} is not, so every example would write to the same {name}; "
+            f"map over {name} too, or call torch_tiled.matmul"
+        )
+
+
+def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **options):
+    in_dims = (*in_dims, None)[:3]  # a call without bias has two
+    x_dim, weight_dim, bias_dim = in_dims
+    _check_example(check_linear, in_dims, x, weight, bias, activation=activation, **options)
+    x, weight = _to_front(x, x_dim), _to_front(weight, weight_dim)
+    if weight_dim is None and bias_dim is None:
+        return _linear(x, weight, bias, activation=activation, **options), 0
+    # No kernel takes a bias or weight for each example: product, bias and activation are separate.
+    batch = x.shape[: x_dim is not None]
+    rows = x.shape[len(batch) : -1]
+    x = x.reshape(*batch, math.prod(rows), x.shape[-1])
+    y = _matmul(x, weight.mT, **options)
+    if bias is not None:
+        y = y + _to_front(bias, bias_dim).unsqueeze(-2)
+    y = y.reshape(info.batch_size, *rows, y.shape[-1])
+    return y if activation == "none" else ACTIVATIONS[activation](y), 0
+
+
+# A prepared operand is one matrix. If each example has its own, the products are unprepared ones,
+# with the same bits.
+
+
+def _vmap_prepared_matmul(info, in_dims, a, b, hi_lo, inverse_scales, **options):
+    a_dim, *prepared_dims = in_dims
+    _check_example(check_prepared_matmul, in_dims, a, b, hi_lo, inverse_scales, **options)
+    if any(dim is not None for dim in prepared_dims):
+        return _vmap_matmul(info, (a_dim, prepared_dims[0]), a, b, **options)
+    return _prepared_matmul(_to_front(a, a_dim), b, hi_lo, inverse_scales, **options), 0
+
+
+def _vmap_prepared_linear(info, in_dims, x, weight, hi_lo, inverse_scales, bias=None, **options):
+    in_dims = (*in_dims, None)[:5]  # a call without bias has four
+    x_dim, *prepared_dims, bias_dim = in_dims
+    prepared = weight, hi_lo, inverse_scales
+    _check_example(check_prepared_linear, in_dims, x, *prepared, bias, **options)
+    if any(dim is not None for dim in (*prepared_dims, bias_dim)):
+        dims = (x_dim, prepared_dims[0], bias_dim)
+        return _vmap_linear(info, dims, x, weight, bias, **options)
+    return _prepared_linear(_to_front(x, x_dim), *prepared, bias, **options), 0
+
+
+def _vmap_prepare(info, in_dims, b):
+    raise RuntimeError(
+        f"tiled::prepare: under vmap b of shape {tuple(b.shape)} is mapped over, and a prepared "
+        f"operand is one matrix; prepare it outside of vmap, or call torch_tiled.matmul(a, b)"
+    )
+
+
+def _batched_matmul_out(keyset, a, b, *, out, **options):
+    """The kernel that torch.library.register_vmap would register for matmul.out.
+
+    register_vmap does not look for mapped tensors among keyword arguments.
+    """
+
+    def op(a, b, out, **options):
+        _matmul_out(a, b, out=out, **options)
+
+    return apply_vmap_rule(current_interpreter(), _vmap_matmul_out, op, a, b, out, **options)
+
+
+def register(library):
+    for name, rule in (
+        ("matmul", _vmap_matmul),
+        ("matmul.prepared", _vmap_prepared_matmul),
+        ("gemm_", _vmap_gemm),
+        ("linear", _vmap_linear),
+        ("linear.prepared", _vmap_prepared_linear),
+        ("prepare", _vmap_prepare),
+    ):
+        torch.library.register_vmap(f"tiled::{name}", rule, lib=library)
+    library.impl("matmul.out", _batched_matmul_out, "FuncTorchBatched", with_keyset=True)

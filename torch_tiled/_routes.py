@@ -1,0 +1,250 @@
+"""The functions that torch_tiled.override runs in place of PyTorch's.
+
+ROUTES maps a function of PyTorch to one that takes a precision and the same arguments. It returns
+the result, or None if PyTorch has to compute it.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from . import ops
+from ._op.gradient_flow import why_differentiated
+from ._op.supported import SIXTEEN_BIT, why_unsupported
+from .einsum import einsum
+
+__all__ = ["ROUTES", "UNREACHED"]
+
+
+def _takes(*tensors: torch.Tensor) -> bool:
+    """Returns whether torch_tiled multiplies these: one dtype, or autocast makes it one."""
+    dtypes = set()
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
+            return False
+        dtypes.add(tensor.dtype)
+    return len(dtypes) == 1 or _is_autocast(tensors[0])
+
+
+def _is_autocast(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Casts tensors as autocast does, if it is on."""
+    if not _is_autocast(tensors[0]):
+        return tensors
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
+    """a @ b, if a and b have these ranks."""
+    if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
+        return None
+    if a.dim() == 0 or b.dim() == 0 or out_dtype not in (None, a.dtype, torch.float32):
+        return None
+    if out_dtype == a.dtype:
+        out_dtype = None
+    if out is None:
+        return ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
+    rows = a.shape[-2:-1] if a.dim() > 1 else ()
+    cols = b.shape[-1:] if b.dim() > 1 else ()
+    try:
+        shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *cols)
+    except RuntimeError:
+        return None
+    if out.shape != shape or out.dtype != (out_dtype or a.dtype):
+        return None
+    return ops.matmul(a, b, precision=precision, out=out)
+
+
+def _have_ranks(a, b, ranks) -> bool:
+    """Returns whether a and b have these ranks and the same batch: no function broadcasts it."""
+    return (a.dim(), b.dim()) == ranks and a.shape[:-2] == b.shape[: max(b.dim() - 2, 0)]
+
+
+def _matmul(precision, input, other, *, out=None):
+    return _multiply(precision, input, other, out=out)
+
+
+def _of_ranks(*ranks: int) -> Callable:
+    """mm, bmm or mv, which take operands of these ranks."""
+
+    def multiply(precision, input, other=None, out_dtype=None, **options):
+        for name in ("mat2", "vec"):
+            other = options.pop(name, other)
+        return _multiply(precision, input, other, ranks=ranks, out_dtype=out_dtype, **options)
+
+    return multiply
+
+
+def _rmatmul(precision, self, other):
+    return _multiply(precision, other, self)
+
+
+def _inner(precision, input, other, *, out=None):
+    if out is not None or not _takes(input, other):
+        return None
+    if min(input.dim(), other.dim()) == 0 or max(input.dim(), other.dim()) == 1:
+        return None
+    if input.shape[-1] != other.shape[-1]:
+        return None
+    rows = other.shape[:-1]
+    other = other.reshape(math.prod(rows), other.shape[-1])
+    return ops.matmul(input, other.mT, precision=precision).reshape(*input.shape[:-1], *rows)
+
+
+def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
+    """addmm, baddbmm or addmv; or addbmm, whose sum over the batch becomes a part of K."""
+
+    def add(precision, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
+        for name in ("mat1", "batch1", "mat"):
+            a = named.pop(name, a)
+        for name in ("mat2", "batch2", "vec"):
+            b = named.pop(name, b)
+        if others or named or not _takes(input, a, b):
+            return None
+        if out is not None:
+            if any(map(why_differentiated, (input, a, b, out))):
+                return None
+            return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
+        if not _have_ranks(a, b, ranks):
+            return None
+        if isinstance(beta, complex) or isinstance(alpha, complex):
+            return None
+        if beta == 0 and input.requires_grad:  # its gradient is zeros, and not None
+            return None
+        if sum_batch:
+            a, b = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
+        if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
+            return ops.linear(a, b.mT, input, precision=precision)
+        input, a, b = _autocast(input, a, b)
+        # The sum of 16-bit floats is rounded once, at the end, as in PyTorch.
+        is_16bit = a.dtype in SIXTEEN_BIT
+        out_dtype = torch.float32 if is_16bit and a.dtype == b.dtype else None
+        result = ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
+        shape, dtype = result.shape, result.dtype if out_dtype is None else a.dtype
+        if alpha != 1:
+            result = result * alpha
+        if beta != 0:
+            input = input.to(result.dtype)
+            result = result + (input if beta == 1 else beta * input)
+        return result.to(dtype) if result.shape == shape else None
+
+    return add
+
+
+def _write(tensor, add, *args, **options):
+    """Writes the sum to a tensor of its shape. PyTorch does not autocast these functions."""
+    result = None if _is_autocast(tensor) else add(*args, **options)
+    if result is None or not _takes(result, tensor):
+        return None
+    fits = (result.shape, result.device) == (tensor.shape, tensor.device)
+    return tensor.copy_(result) if fits else None
+
+
+def _in_place(add: Callable) -> Callable:
+    def add_(precision, self, *args, **options):
+        return _write(self, add, precision, self, *args, **options)
+
+    return add_
+
+
+def _linear(precision, input, weight, bias=None):
+    if not _takes(input, weight, *(() if bias is None else (bias,))):
+        return None
+    if input.dim() == 0 or weight.dim() != 2:
+        return None
+    return ops.linear(input, weight, bias, precision=precision)
+
+
+def _einsum(precision, equation, *operands):
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = operands[0]
+    if not isinstance(equation, str) or len(operands) < 2 or not _takes(*operands):
+        return None
+    operands = _autocast(*operands)
+    return einsum(equation, *operands, multiply=lambda a, b: ops.matmul(a, b, precision=precision))
+
+
+_mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _of_ranks(2, 1)
+_addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _adding(2, 1)
+_addbmm = _adding(3, 3, sum_batch=True)
+
+ROUTES = {
+    torch.matmul: _matmul,
+    torch.linalg.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.__rmatmul__: _rmatmul,
+    torch.mm: _mm,
+    torch.Tensor.mm: _mm,
+    torch.bmm: _bmm,
+    torch.Tensor.bmm: _bmm,
+    torch.mv: _mv,
+    torch.Tensor.mv: _mv,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    torch.Tensor.addmm_: _in_place(_addmm),
+    torch.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm: _baddbmm,
+    torch.Tensor.baddbmm_: _in_place(_baddbmm),
+    torch.addmv: _addmv,
+    torch.Tensor.addmv: _addmv,
+    torch.Tensor.addmv_: _in_place(_addmv),
+    torch.addbmm: _addbmm,
+    torch.Tensor.addbmm: _addbmm,
+    torch.Tensor.addbmm_: _in_place(_addbmm),
+    torch.inner: _inner,
+    torch.Tensor.inner: _inner,
+    F.linear: _linear,
+    torch.einsum: _einsum,
+}
+
+# Functions with products inside of them, which no TorchFunctionMode sees.
+UNREACHED = {
+    F.multi_head_attention_forward,
+    F.scaled_dot_product_attention,
+    F.bilinear,
+    torch.bilinear,
+    F.grouped_mm,
+    F.scaled_mm,
+    F.scaled_grouped_mm,
+    torch.linalg.multi_dot,
+    torch.chain_matmul,
+    torch.tensordot,
+    torch.matrix_power,
+    torch.Tensor.matrix_power,
+    torch.linalg.matrix_power,
+    torch.matrix_exp,
+    torch.Tensor.matrix_exp,
+    torch.linalg.matrix_exp,
+    torch.cov,
+    torch.Tensor.cov,
+    torch.corrcoef,
+    torch.Tensor.corrcoef,
+    torch.dot,
+    torch.Tensor.dot,
+    torch.vdot,
+    torch.Tensor.vdot,
+    torch.linalg.vecdot,
+    torch.cdist,
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch.lstm_cell,
+    torch.gru_cell,
+    torch.rnn_tanh_cell,
+    torch.rnn_relu_cell,
+    F.conv_tbc,
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+}

@@ -1,0 +1,323 @@
+"""Whole models: convert() makes their layers compute by torch_tiled, revert() undoes it."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+import torch
+from torch.nn.parameter import UninitializedParameter
+
+from . import nn
+from ._op.supported import why_unsupported
+from .converted import Converted, Origin, converted_class
+from .frozen import unfreeze
+from .ops import check_precision
+
+__all__ = ["Report", "Row", "convert", "enabled", "revert"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What convert() or revert() did to a module.
+
+    Attributes:
+        name: as in model.named_modules(); "" is the model itself.
+        kind: the name of its class, which is the same before and after.
+        shape: (in_features, out_features), or None if it has no such sizes.
+        action: "converted", "to be converted" in a dry run, "reverted", or "left" alone.
+        reason: why it was left alone, or "".
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, int] | None
+    action: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What convert() or revert() did. str() makes a table of it.
+
+    Attributes:
+        rows: a Row for each module that multiplies matrices, in the order of named_modules().
+        notes: sentences on products that no conversion of layers reaches.
+    """
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of the modules that were changed, or in a dry run would be."""
+        return [row.name for row in self.rows if row.action != "left"]
+
+    @property
+    def left(self) -> dict[str, str]:
+        """The reasons of the modules that were left alone, by name."""
+        return {row.name: row.reason for row in self.rows if row.action == "left"}
+
+    def __str__(self) -> str:
+        cells = [
+            (
+                row.name or "(the model)",
+                row.kind,
+                "x".join(map(str, row.shape or ())),
+                f"{row.action}: {row.reason}" if row.reason else row.action,
+            )
+            for row in self.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+        return "\n".join([*lines, *self.notes])
+
+
+def _named_base(kind: type, name: str) -> bool:
+    """Returns whether a class has a base of this name, without importing the base's module."""
+    return any(base.__name__ == name for base in kind.__mro__)
+
+
+def _why_not(module: torch.nn.Module) -> str | None:
+    """Returns why a layer is left alone, or None if it can be converted."""
+    kind = type(module)
+    if isinstance(module, nn.Linear) and not isinstance(module, Converted):
+        return "it is torch_tiled's already"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it was compiled by torch.jit"
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        return "it is parametrized; convert the model first, or call remove_parametrizations()"
+    if _named_base(kind, "FSDPModule"):
+        return "it is wrapped by fully_shard; convert the model first"
+    if isinstance(module, torch.nn.LazyLinear):
+        return "it is lazy, without a weight yet; convert the model after its first call"
+    if "quantized" in kind.__module__.split("."):
+        return "it is quantized"
+    if isinstance(module, Converted):
+        origin = module._origin
+        if kind is not converted_class(origin.kind):
+            return f"it was converted, and its class was changed to {kind.__qualname__} since"
+    elif converted_class(kind) is None:
+        return f"it is a {kind.__module__}.{kind.__qualname__}, which may compute something else"
+    if "forward" in vars(module):
+        return "it has a forward of its own, set on the instance"
+    weight = module.weight
+    if isinstance(weight, UninitializedParameter):
+        return "it has no weight yet; convert the model after its first call"
+    if type(weight) not in (torch.nn.Parameter, torch.Tensor) and not _is_dtensor(weight):
+        return f"its weight is a {type(weight).__qualname__}"
+    if weight.is_meta:
+        return "its weight is on the meta device; convert the model when it has memory"
+    return why_unsupported(weight, "weight")
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and type(tensor) is tensors.DTensor
+
+
+# Modules whose products are computed outside of a layer's forward, and where they are computed.
+_UNREACHED = {
+    torch.nn.MultiheadAttention: "multi_head_attention_forward reads its projections' weights",
+    torch.nn.TransformerEncoderLayer: (
+        "in eval(), without gradients, one operator reads its layers' weights; its layers are "
+        "converted where it does not"
+    ),
+    torch.nn.RNNBase: "its products are in one operator",
+    torch.nn.RNNCellBase: "its products are in one operator",
+    torch.nn.Bilinear: "its product is torch.nn.functional.bilinear",
+}
+_NOTE = "Products without a layer (F.linear, @, einsum in a forward) are torch's as before."
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return module.original_name in ("Linear", "NonDynamicallyQuantizableLinear", "Conv1D")
+    if isinstance(module, (torch.nn.Linear, Converted)):
+        return True
+    if any(
+        base.__name__ == "Conv1D" and "transformers" in base.__module__ for base in kind.__mro__
+    ):
+        return True
+    return "quantized" in kind.__module__.split(".") and hasattr(module, "in_features")
+
+
+def _shape(module: torch.nn.Module) -> tuple[int, int] | None:
+    names = ("nx", "nf") if hasattr(module, "nf") else ("in_features", "out_features")
+    sizes = tuple(getattr(module, name, None) for name in names)
+    return sizes if all(isinstance(size, int) for size in sizes) else None
+
+
+def _patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...]:
+    return () if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def convert(
+    model: torch.nn.Module,
+    filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    precision: str = "fp32",
+    dry_run: bool = False,
+    strict: bool = False,
+) -> Report:
+    """Makes the layers of a model compute by torch_tiled, in place.
+
+    Only a layer's class is changed, to one of torch_tiled.converted. Its parameters, names, hooks,
+    optimizer state, ties to other layers, dtype, device and training mode stay the same objects.
+    Copies and pickles of a converted model are converted, and its state_dict does not change.
+    torch_tiled.revert(model) undoes the conversion.
+
+    The layers of exactly these classes are converted: torch.nn.Linear, its
+    NonDynamicallyQuantizableLinear, and Conv1D of transformers. A subclass may compute something
+    else, and is left alone. So is a layer that is parametrized, wrapped by fully_shard, quantized,
+    on the meta device or lazy; the report says why. So convert first, then parametrize, shard and
+    compile.
+
+    If torch_tiled does not multiply the input of a converted layer (complex numbers, a nested
+    tensor, ...), the layer computes by torch as before, and warns once for each reason.
+
+    Args:
+        model: any module. If it is a layer, it is converted itself.
+        filter_fn: filter_fn(module, name) returns whether to convert a layer.
+        include, exclude: patterns for names, as in fnmatch ("encoder.*"). A layer is converted if
+            it matches one of include, or there is none, and none of exclude.
+        precision: as for torch_tiled.matmul. Converting again changes it.
+        dry_run: report only.
+        strict: raise if a layer that is not filtered out cannot be converted, before anything is
+            changed; and let a converted layer raise instead of computing by torch.
+
+    Returns:
+        A Report.
+
+    Raises:
+        RuntimeError: there is no such precision; or, with strict=True, a layer cannot be converted.
+
+    Example::
+
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Linear(8, 4))
+        >>> print(torch_tiled.convert(model, exclude="1"))
+        0  Linear  64x8  converted
+        1  Linear  8x4   left: filtered out
+        Products without a layer (F.linear, @, einsum in a forward) are torch's as before.
+    """
+    check_precision(precision)
+    included, excluded = _patterns(include), _patterns(exclude)
+
+    def is_filtered_out(module, name):
+        if _matches(name, excluded) or (included and not _matches(name, included)):
+            return True
+        return filter_fn is not None and not filter_fn(module, name)
+
+    rows, layers, refused = [], [], []
+    for name, module in model.named_modules():
+        action = "left"
+        if _is_layer(module):
+            if is_filtered_out(module, name):
+                reason = "filtered out"
+            elif reason := _why_not(module):
+                refused.append(f"{name or 'the model'}: {reason}")
+            else:
+                action = "to be converted" if dry_run else "converted"
+                layers.append((name, module))
+        else:
+            kinds = (unreached for unreached in _UNREACHED if isinstance(module, unreached))
+            reason = _UNREACHED.get(next(kinds, None))
+            if reason is None:
+                continue
+        rows.append(Row(name, type(module).__name__, _shape(module), action, reason or ""))
+    if strict and refused:
+        raise RuntimeError(
+            "torch_tiled.convert: with strict=True nothing was converted, since these layers "
+            "cannot be: " + "; ".join(refused)
+        )
+    if not dry_run:
+        for name, module in layers:
+            kind = module._origin.kind if isinstance(module, Converted) else type(module)
+            module._origin = Origin(kind, name, precision, strict)
+            module.__class__ = converted_class(kind)
+    return Report(tuple(rows), (_NOTE,))
+
+
+def revert(model: torch.nn.Module) -> Report:
+    """Undoes torch_tiled.convert(model): every converted layer gets its former class back.
+
+    Parameters, hooks and all else stay as they are. A frozen layer is unfrozen.
+
+    Args:
+        model: any module.
+
+    Returns:
+        A Report.
+
+    Raises:
+        RuntimeError: a converted layer was parametrized, or wrapped by fully_shard, since its
+            conversion. Nothing is reverted then.
+    """
+    return _revert([(name, x) for name, x in model.named_modules() if isinstance(x, Converted)])
+
+
+def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
+    refused = []
+    for name, module in converted:
+        if type(module) is converted_class(module._origin.kind):
+            continue
+        if torch.nn.utils.parametrize.is_parametrized(module):
+            why = "it was parametrized since; torch.nn.utils.parametrize.remove_parametrizations()"
+        elif _named_base(type(module), "FSDPModule"):
+            why = "it was wrapped by fully_shard since; revert the model before that"
+        else:
+            why = f"its class was changed to {type(module).__qualname__} since"
+        refused.append(f"{name or 'the model'}: {why}")
+    if refused:
+        raise RuntimeError("torch_tiled.revert: nothing was reverted. " + "; ".join(refused))
+    rows = []
+    for name, module in converted:
+        if isinstance(module, nn.Linear):
+            unfreeze(module)
+        rows.append(Row(name, type(module).__name__, _shape(module), "reverted"))
+        module.__class__ = module._origin.kind
+        del module._origin
+    return Report(tuple(rows))
+
+
+@contextlib.contextmanager
+def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
+    """A with statement in which a model is converted.
+
+    On leaving, the model is reverted, except for layers that were converted before.
+
+    Args:
+        model, and all others: as for torch_tiled.convert.
+
+    Yields:
+        The Report of torch_tiled.convert.
+
+    Raises:
+        RuntimeError: as torch_tiled.convert and torch_tiled.revert do.
+
+    Example::
+
+        >>> with torch_tiled.enabled(model):
+        ...     y = model(x)
+    """
+    before = {x: x._origin for x in model.modules() if isinstance(x, Converted)}
+    report = convert(model, *args, **options)
+    new = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Converted) and module not in before
+    ]
+    try:
+        yield report
+    finally:
+        for module, origin in before.items():
+            module._origin = origin
+        _revert(new)

@@ -1,0 +1,137 @@
+"""The classes that torch_tiled.convert gives to layers.
+
+convert() assigns one of these to a layer's __class__ and sets its _origin; revert() undoes both.
+None of them is instantiated.
+"""
+
+import dataclasses
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinear
+
+from . import nn
+from ._op.supported import why_unsupported
+from ._warning import warn
+from .ops import linear
+
+__all__ = ["Converted", "Linear", "NonDynamicallyQuantizableLinear", "Origin", "converted_class"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """A converted layer's former class and its options: its attribute _origin until it is reverted.
+
+    An Origin identifies a layer: copies have their own, replicas of a DataParallel share one.
+    """
+
+    kind: type
+    name: str
+    precision: str
+    strict: bool
+
+
+class Converted:
+    """The base of all converted classes."""
+
+    activation = "none"
+    algorithm = "auto"
+    _origin: Origin
+    _multiply: Callable[[torch.Tensor], torch.Tensor]  # forward, by torch_tiled
+
+    @property
+    def precision(self) -> str:
+        return self._origin.precision
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if is_compiling():
+            reason = self._why_torch(input)
+            if reason is None:
+                return self._multiply(input)
+        else:
+            try:
+                return self._multiply(input)
+            except RuntimeError:
+                reason = self._why_torch(input)
+                if reason is None:
+                    raise
+        self._tell(reason, self._origin.strict)
+        return self._origin.kind.forward(self, input)
+
+    def _why_torch(self, input: torch.Tensor) -> str | None:
+        """Returns why this call is left to torch, or None if it is not."""
+        return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
+
+    @torch.compiler.assume_constant_result
+    def _tell(self, reason: str, strict: bool) -> None:
+        """Warns that torch computes, once for each layer and reason; raises if strict.
+
+        In compiled code this runs while a graph is traced, and the graph guards on its arguments.
+        """
+        origin = self._origin
+        name = f"{origin.name or 'the model'} ({origin.kind.__name__})"
+        text = f"torch_tiled: {name} computes by torch, since {reason}"
+        if strict:
+            raise RuntimeError(f"{text}, which strict=True forbids")
+        with _lock:
+            told = _told.setdefault(origin, set())
+            if reason not in told:
+                warn(text)
+                told.add(reason)
+
+
+_lock = threading.RLock()
+_told: weakref.WeakKeyDictionary[Origin, set[str]] = weakref.WeakKeyDictionary()
+
+
+class Linear(Converted, nn.Linear):
+    """The class of a converted torch.nn.Linear."""
+
+    def _multiply(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.Linear.forward(self, input)
+
+
+class NonDynamicallyQuantizableLinear(Linear, _NDQLinear):
+    """The class of a converted torch.nn.modules.linear.NonDynamicallyQuantizableLinear."""
+
+
+_CONVERTED_CLASSES = {
+    torch.nn.Linear: Linear,
+    _NDQLinear: NonDynamicallyQuantizableLinear,
+}
+
+
+def converted_class(kind: type) -> type | None:
+    """Returns the converted class for layers of exactly this class, or None if there is none."""
+    if kind in _CONVERTED_CLASSES:
+        return _CONVERTED_CLASSES[kind]
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    if transformers is not None and kind is transformers.Conv1D:
+        return _conv1d()
+    return None
+
+
+@functools.cache
+def _conv1d() -> type:
+    """Makes the class Conv1D of this module, when transformers is imported already."""
+    from transformers.pytorch_utils import Conv1D as Original
+
+    class Conv1D(Converted, Original):
+        """The class of a converted transformers.pytorch_utils.Conv1D."""
+
+        def _multiply(self, input: torch.Tensor) -> torch.Tensor:
+            return linear(input, self.weight.mT, self.bias, precision=self.precision)
+
+    Conv1D.__qualname__ = "Conv1D"
+    return Conv1D
+
+
+def __getattr__(name: str) -> type:  # pickles look up Conv1D in this module
+    if name == "Conv1D":
+        return _conv1d()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

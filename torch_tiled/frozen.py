@@ -1,0 +1,195 @@
+"""Frozen layers: torch_tiled.nn.Linear with a weight that is split once, for inference."""
+
+from typing import TypeVar
+
+import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from ._internals import is_in_fsdp_shards, is_wrapped, transforms_active, version_of
+from .ops import prepare
+from .prepared import Prepared
+
+__all__ = ["Freezable", "freeze", "frozen_bytes", "unfreeze"]
+
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+
+
+def freeze(model: _Model) -> _Model:
+    """Splits the weight of every torch_tiled.nn.Linear in model, once, for inference.
+
+    On Hopper GPUs a float32 product first splits both operands into hi and lo float16 parts. A
+    frozen layer keeps the parts of its weight, and its products skip that work. They take about as
+    much memory as the weight (torch_tiled.frozen_bytes returns how much). No bit of a result
+    changes. A layer that is not frozen never keeps a split, since a split that outlives a write to
+    the weight gives wrong results. Writes to the weight of a frozen layer fall into three groups:
+
+    - Before each call outside of compiled graphs the layer compares its weight with the one that it
+      split, and splits again after a write that the version counter counts (by optimizers, copy_,
+      ...), and if the Parameter, storage, shape, strides, dtype or device is another. In compiled
+      graphs it notices `.to()` and load_state_dict.
+    - It cannot notice writes through `.data` or `.detach().numpy()`, DLPack, other libraries'
+      kernels, a replayed CUDA graph or another process, nor any write to a weight that was made
+      under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
+      notice no write at all. After such a write call freeze(model) again: it splits into the same
+      memory if shapes are the same, and those graphs read that memory.
+    - A layer splits on the stream of the call that noticed the write. If several streams use a
+      model, call freeze(model) after every write, and let the other streams wait for it.
+
+    A weight that is a DTensor, or sharded by fully_shard, is not split.
+
+    A frozen weight has no gradient: where one would be recorded (grad mode is on and the weight
+    requires grad) the layer raises, in train() and eval() alike. Its input and bias get their
+    gradients. Under autocast the layer computes the same as an unfrozen one. Its state_dict, saved
+    and loaded, is that of an unfrozen layer. Copies and pickles of a frozen layer are frozen, and
+    split again at their first call; compiled graphs that come before it read the weight itself.
+
+    Args:
+        model: a torch.nn.Module. Its other layers are left alone.
+
+    Returns:
+        model.
+
+    Raises:
+        RuntimeError: a weight has a dtype or is on a GPU that torch_tiled does not support.
+        torch.OutOfMemoryError: there is no memory for the hi and lo parts.
+
+    Example::
+
+        >>> model = torch.nn.Sequential(torch_tiled.nn.Linear(64, 16), torch.nn.ReLU())
+        >>> model = torch_tiled.freeze(model.eval())
+        >>> with torch.no_grad():
+        ...     y = model(torch.randn(8, 64))
+    """
+    for layer in _layers(model):
+        layer._freeze()
+    return model
+
+
+def unfreeze(model: _Model) -> _Model:
+    """Undoes torch_tiled.freeze(model): every layer reads its weight again, and can be trained.
+
+    Args:
+        model: a torch.nn.Module.
+
+    Returns:
+        model.
+
+    Example::
+
+        >>> model = torch_tiled.unfreeze(model).train()
+    """
+    for layer in _layers(model):
+        layer._unfreeze()
+    return model
+
+
+def frozen_bytes(model: torch.nn.Module) -> int:
+    """The bytes that torch_tiled.freeze(model) has taken, beside the weights' own.
+
+    Example::
+
+        >>> torch_tiled.frozen_bytes(torch_tiled.freeze(torch_tiled.nn.Linear(1024, 1024)))
+        4198400
+    """
+    return sum(layer._prepared_weight().nbytes for layer in _layers(model) if layer._frozen)
+
+
+def _layers(model):
+    return [layer for layer in model.modules() if isinstance(layer, Freezable)]
+
+
+class Freezable:
+    """The part of torch_tiled.nn.Linear that freezes its weight.
+
+    The hi and lo parts and the inverse scales are non-persistent buffers: no state_dict has them,
+    and PyTorch takes them for constants where it compiles, exports and captures.
+    """
+
+    _frozen = False
+    # (the Parameter that was split, an alias of it, its version at the time). The alias keeps the
+    # storage alive, so that no other tensor gets its address. None if this layer has split nothing.
+    _split_of = None
+
+    def _freeze(self):
+        if not self._frozen:
+            self._frozen = True
+            self.register_buffer("_hi_lo", torch.empty(0, dtype=torch.uint8), persistent=False)
+            self.register_buffer("_inverse_scales", torch.empty(0), persistent=False)
+        self._split()
+
+    def _unfreeze(self):
+        if self._frozen:
+            self._frozen = False
+            self._split_of = None
+            del self._hi_lo, self._inverse_scales
+
+    def _prepared_weight(self):
+        return Prepared(self.weight, self._hi_lo, self._inverse_scales, transposed=True)
+
+    def _can_be_split(self):
+        """Returns whether the weight is a plain tensor, so that writes to it can be noticed.
+
+        A tensor that a transform or subclass wraps, or that is gathered from shards, is none.
+        """
+        weight = self.weight
+        if type(weight) not in (torch.nn.Parameter, torch.Tensor) or is_in_fsdp_shards(self):
+            return False
+        return not (transforms_active() and is_wrapped(weight))
+
+    def _split(self):
+        """Splits the weight, into the same memory if it fits: captured graphs read that memory."""
+        self._split_of = None  # for the case that prepare() raises
+        if not self._can_be_split():
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            alias = self.weight.detach()
+            version = version_of(alias)  # before it is read
+            new = prepare(alias.mT)
+            for name, tensor in (("_hi_lo", new.hi_lo), ("_inverse_scales", new.inverse_scales)):
+                old = getattr(self, name)
+                if _are_alike(old, tensor) and not old.is_inference():
+                    old.copy_(tensor)
+                else:
+                    setattr(self, name, tensor)
+        self._split_of = (self.weight, alias, version)
+
+    def _is_split(self):
+        """Returns whether the split is of the current weight. Outside of graphs it splits again."""
+        weight, split_of = self.weight, self._split_of
+        if is_compiling():
+            if split_of is None:
+                return False
+            # Dynamo guards on this comparison. torch.export without Dynamo replaces the layer's
+            # tensors by its own, so that it would fail. (is_exporting() is not asked: with torch
+            # 2.11 Dynamo takes it for true.)
+            return not is_dynamo_compiling() or split_of[0] is weight
+        if not self._can_be_split():
+            return False
+        if split_of is not None:
+            owner, alias, version = split_of
+            same = owner is weight and version_of(weight) == version
+            if same and weight.data_ptr() == alias.data_ptr() and _are_alike(weight, alias):
+                return True
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # a split would be captured and not run
+        self._split()
+        return True
+
+    def _apply(self, *args, **options):  # .to(), .half(), .to_empty() and others call it
+        super()._apply(*args, **options)
+        if self._frozen:
+            self._split()
+        return self
+
+    def _load_from_state_dict(self, *args, **options):
+        super()._load_from_state_dict(*args, **options)
+        if self._frozen:
+            self._split()
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._split_of = None
+
+
+def _are_alike(x, y):
+    return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)

@@ -1,0 +1,77 @@
+"""override: a with statement in which PyTorch's own functions compute by torch_tiled."""
+
+from collections.abc import Callable
+
+import torch
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from ._routes import ROUTES, UNREACHED
+from ._warning import warn
+from .ops import check_precision
+
+__all__ = ["override"]
+
+
+class override(TorchFunctionMode):
+    """A with statement in which PyTorch's matrix products are torch_tiled's.
+
+    Python code in the statement that calls torch.matmul, mm, bmm, mv, inner, addmm, addbmm,
+    baddbmm, addmv, their methods and in-place forms, @, torch.nn.functional.linear or torch.einsum
+    gets the result from torch_tiled. So it does the gradients, even if they are computed after the
+    statement. Results are PyTorch's except for rounding; dtypes and shapes are the same, and errors
+    are RuntimeErrors, too.
+
+    PyTorch computes what torch_tiled does not multiply: integers, complex numbers, sparse, nested
+    and quantized tensors, other devices, an out= that would be resized, sums written in autocast
+    regions, and einsum of a single operand. It also computes products inside of other functions,
+    which the statement does not see: scaled_dot_product_attention, multi_head_attention_forward (of
+    torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, matrix_power,
+    tensordot, bilinear, dot, cdist and convolutions. With strict=True each of them warns.
+
+    Statements nest, and the innermost one counts. A statement holds for its own thread. Compiled
+    functions may be called in one or contain one; torch.compile recompiles a function that is
+    called both in a statement and outside. A function that torch.utils.checkpoint recomputes in the
+    backward pass is outside of the statement then: put one into the function, or pass
+    context_fn=lambda: (override(), override()).
+
+    Args:
+        precision: as for torch_tiled.matmul.
+        strict: warn of each product that is left to PyTorch; in compiled code, once it is traced.
+
+    Raises:
+        RuntimeError: there is no such precision.
+
+    Example::
+
+        >>> with torch_tiled.override(precision="ieee"):
+        ...     y = torch.randn(4, 8) @ torch.randn(8, 3)
+    """
+
+    def __init__(self, precision: str = "fp32", *, strict: bool = False) -> None:
+        super().__init__()
+        if not is_compiling():
+            check_precision(precision)
+        self.precision = precision
+        self.strict = strict
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in ROUTES:
+            result = ROUTES[func](self.precision, *args, **kwargs)
+            if result is not None:
+                return result
+        if self.strict and (func in ROUTES or func in UNREACHED):
+            _tell(func)
+        return func(*args, **kwargs)
+
+
+@torch.compiler.assume_constant_result
+def _tell(func: Callable) -> None:
+    """Warns that PyTorch computes func. In compiled code this runs while a graph is traced."""
+    reason = (
+        "torch_tiled does not take its operands or options"
+        if func in ROUTES
+        else "its products are inside of it"
+    )
+    warn(f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}")
