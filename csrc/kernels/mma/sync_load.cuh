@@ -9,7 +9,7 @@
 
 namespace tiled::cuda::mma_sync {
 
-// A stage of an operand as it is stored: kMn rows along K or, if it is MN-major, kK rows along M or
+// A stage of an operand as it is stored: kMn K-major rows or, if it is MN-major, kK rows along M or
 // N. Padding lets eight rows begin in different banks.
 template <int kMn, int kK, bool kMnMajor>
 struct OperandStage {
