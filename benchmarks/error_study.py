@@ -24,6 +24,7 @@ import machine
 import plots
 from check import full_precision_peer, reference
 from helpers.specification import CHUNK, split
+from rows import ResultsError, read
 
 import torch_tiled
 
@@ -216,7 +217,11 @@ def parse(argv):
 def main(argv=None):
     args = parse(argv)
     if args.redraw:
-        draw(json.loads(args.redraw.read_text()), args.plot)
+        try:
+            draw(read(args.redraw), args.plot)
+        except ResultsError as error:
+            print(error)
+            return 1
         return 0
     words = [__file__, *argv] if argv is not None else sys.argv
     command_line = machine.command_line(words, args.json, args.plot)

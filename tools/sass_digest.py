@@ -33,7 +33,7 @@ Digests = dict[str, dict[str, list[Row]]]  # by architecture, then by kernel
 
 
 class DigestError(Exception):
-    """What prevents a digest, in a sentence."""
+    """What prevents a digest or a comparison, in a sentence."""
 
 
 def find_tool(name: str) -> str:
@@ -171,6 +171,16 @@ def apply_renames(digests: Digests, renames: dict[str, str]) -> Digests:
     }
 
 
+def read(path: Path) -> dict:
+    """The JSON object in a file of digests or renames."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise DigestError(f"{path} cannot be read: {error.strerror}.") from error
+    except json.JSONDecodeError as error:
+        raise DigestError(f"{path} is not a JSON file: {error}.") from error
+
+
 def written(digests: Digests) -> str:
     """JSON with a line for each kernel."""
     parts = []
@@ -204,8 +214,12 @@ def main(argv: list[str] | None = None) -> int:
         args.write.write_text(written(digests))
     if not args.against:
         return 0
-    renames = json.loads(args.renames.read_text()) if args.renames else {}
-    old = apply_renames(json.loads(args.against.read_text()), renames)
+    try:
+        renames = read(args.renames) if args.renames else {}
+        old = apply_renames(read(args.against), renames)
+    except DigestError as error:
+        print(error)
+        return 1
     lines = differences(old, digests, args.some)
     print("\n".join(lines[:40]))
     print(f"{len(lines)} differences." if lines else "All are the same.")

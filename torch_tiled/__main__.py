@@ -23,9 +23,10 @@ def main() -> int:
 
     text = "walk a small product through its tiles, and count what it reads from global memory"
     added = command("trace", _trace, text, "A is (m, k) and B is (k, n)")
-    for name in "mnk":
-        added.add_argument(name, type=_size)
-    added.add_argument("--tile", type=_size, default=2, help="rows and columns (default: 2)")
+    for name, what in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A, rows of B")):
+        added.add_argument(name, type=_size, help=what)
+    text = "rows and columns of a tile (default: 2)"
+    added.add_argument("--tile", type=_size, default=2, metavar="SIZE", help=text)
     added.add_argument("--all", action="store_true", help="draw every phase of every block")
 
     options = parser.parse_args()

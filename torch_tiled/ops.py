@@ -277,7 +277,7 @@ def explain(
 
     An fp16x3 or tf32 product is computed, to report how many of its elements were flagged and
     recomputed. With `compute_capability` and `sms` nothing is computed: the plan is that of such a
-    GPU, and none need be there.
+    GPU, which need not be there, and a and b may be on the meta device.
 
     Args:
         a, b, algorithm, precision: as for torch_tiled.matmul, but b may not be a Prepared.
@@ -288,13 +288,23 @@ def explain(
         An Explanation, whose fields are strings. `algorithm` is always there.
 
     Raises:
-        RuntimeError: as torch_tiled.matmul does, or a GPU cannot have this compute_capability and
-            number of sms.
+        RuntimeError: as torch_tiled.matmul does; also if b is a Prepared, or if no GPU has this
+            compute_capability and number of sms.
 
     Example::
 
         >>> print(torch_tiled.explain(torch.randn(512, 256), torch.randn(256, 128)))
     """
+    if isinstance(b, Prepared):
+        raise RuntimeError("tiled::explain: b is prepared; pass b.tensor, the unprepared operand")
+    if any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in (a, b)):
+        if not (compute_capability or sms):
+            raise RuntimeError(
+                "tiled::explain: no kernel runs on the meta device; pass the compute_capability "
+                "and sms of a GPU, such as 90 and 132"
+            )
+        # A plan reads no data, so this memory is never touched.
+        a, b = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in (a, b))
     facts = torch.ops.tiled.explain(
         a,
         b,

@@ -16,6 +16,10 @@ const char* layout(const Strided& x) {
 }
 
 Context hypothetical_context(const char* op, int64_t compute_capability, int64_t sms) {
+  if (compute_capability == 0 || sms == 0) {
+    fail(op, compute_capability == 0 ? "sms is given without compute_capability; give both"
+                                     : "compute_capability is given without sms; give both");
+  }
   if (compute_capability < 80 || sms < 1 || sms > 1 << 16) {
     fail(op, "compute_capability is " + std::to_string(compute_capability) + " and sms is " +
                  std::to_string(sms) +

@@ -241,7 +241,7 @@ std::vector<std::pair<std::string, std::string>> explain(const std::vector<Choic
                     std::to_string(context.sms) + " SMs"},
       {"cycles", three_digits(plan.cycles) + " by the model"},
       {"why",
-       others.empty() ? "the only kernel of this name" : "fewest cycles, against " + join(others)},
+       others.empty() ? "the only candidate" : "fewest cycles, against " + join(others)},
       {"order", describe(kernel->order, p.k)},
   };
   if (is_guarded(kernel->order)) {

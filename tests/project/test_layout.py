@@ -30,6 +30,16 @@ def test_the_readme_is_short():
     assert len(text.split()) <= README_WORDS
 
 
+FAMILIES = sorted(path.parent for path in ROOT.glob("csrc/kernels/*/README.md"))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda path: path.name)
+def test_a_family_s_readme_names_its_files(family):
+    text = (family / "README.md").read_text()
+    files = {path.name for path in family.iterdir() if path.is_file()} - {"README.md"}
+    assert {name for name in files if f"]({name})" not in text} == set()
+
+
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 

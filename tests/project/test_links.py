@@ -43,6 +43,12 @@ def test_links_lead_somewhere(page):
             assert heading in anchors(target), f"{link}: {target.name} has no such heading"
 
 
+def test_tests_that_pages_name_are_there():
+    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
 def test_every_page_of_docs_is_in_the_navigation():
     """And the navigation names no page that is not there."""
     named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
