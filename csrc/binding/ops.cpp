@@ -154,8 +154,8 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
     try {
       return torch_linear(x, weight, bias, epilogue.activation);
     } catch (const std::runtime_error&) {
-      allocate(options.op, product.shape, x.scalar_type(),
-               x);  // fails with a sentence on no memory
+      // Where memory is short, this fails with a sentence.
+      allocate(options.op, product.shape, x.scalar_type(), x);
       throw;
     }
   }
@@ -223,7 +223,8 @@ STABLE_TORCH_LIBRARY(tiled, m) {
   m.def(
       "matmul.out(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
       "Tensor(a!) out) -> ()");
-  // With b as presplit(b) splits it; what is empty was not worth splitting. The bits are the same.
+  // hi_lo and inverse_scales are what prepare(b) returned: both empty where b was not worth
+  // splitting. The bits are those of matmul.
   m.def(
       "matmul.prepared(Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, *, "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
@@ -238,7 +239,7 @@ STABLE_TORCH_LIBRARY(tiled, m) {
       "bias=None, *, "
       "str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
-  // Without options, whose parsing is a good part of the host's time for a small product.
+  // These have no options, whose parsing takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("algorithms() -> str[]");

@@ -25,7 +25,7 @@ void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& bo
   torch::stable::parallel_for(0, count, 1, body);
 }
 
-// The workspaces of one call, which live until all of its kernels are launched.
+// The workspaces of one product, which live until all of its kernels are launched.
 struct Workspaces {
   const char* op;
   const Tensor& like;
@@ -129,7 +129,11 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
   if (c_matrices.empty()) return;
   for_outer_batch(
       p, outer, product.a.element_size, c_matrices.element_size, [&](const Problem& inner) {
-        if (launch(chosen, inner, context)) return;
+        // Where the outer batch is looped over, alignment and thus the choice may differ.
+        const bool launched = launch(
+            outer.empty() ? chosen : choices(options.algorithm, inner, context), inner, context);
+        workspaces.made.clear();
+        if (launched) return;
         fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, a, "workspace");
       });
 }

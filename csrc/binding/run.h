@@ -14,14 +14,14 @@
 
 namespace tiled {
 
-// What an operator's string arguments say; `algorithm` lives as long as the call.
+// An operator's string arguments, parsed; `algorithm` lives as long as the call.
 struct Options {
   const char* op;
   const std::string& algorithm;
   Precision precision;
 };
 
-// Both throw a sentence where there is no such name.
+// Both throw an error that lists the names where there is no such name.
 Options make_options(const char* op, const std::string& algorithm, const std::string& precision);
 Activation parse_activation(const char* op, const std::string& name);
 
@@ -32,8 +32,8 @@ Context make_context(const char* op, const Tensor& like);
 Problem make_problem(const Options& options, const Product& product, ScalarType operands,
                      ScalarType out, const Epilogue& epilogue);
 
-// Calls solve(problem) for each index of the outer batch dimensions: once, in all but unusual
-// cases.
+// Calls solve(problem) for each index of the outer batch dimensions, which only batches of more
+// than kMaxBatchRank dimensions have; once for other batches.
 void for_outer_batch(const Problem& p, const std::vector<OuterDim>& outer, int64_t operand_size,
                      int64_t out_size, const std::function<void(const Problem&)>& solve);
 

@@ -13,7 +13,7 @@
 namespace tiled {
 namespace {
 
-constexpr uintptr_t kAlignment = 16;  // of bulk copies
+constexpr uintptr_t kAlignment = 16;  // that bulk copies need
 
 int64_t size_of(ScalarType dtype) {
   switch (dtype) {

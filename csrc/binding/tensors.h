@@ -40,9 +40,9 @@ void check_given(const char* op, Named x);
 void check_dtype(const char* op, Named x);
 void check_same_dtype(const char* op, Named x, Named y);
 void check_same_device(const char* op, Named x, Named y);
-// All of these checks, for the operands of a product.
+// Makes all of these checks for the operands of a product.
 void check_operands(const char* op, Named x, Named y);
-// The dtype of a product whose caller may ask for `out`.
+// Returns the dtype of a product, whose caller may ask for `out`.
 ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out);
 
 // Reading a copy-on-write tensor leaves it shared; writing does not.
@@ -51,18 +51,19 @@ Strided writable(const Tensor& x);
 // Checks that c can be written while the product's operands are read.
 void check_written(const char* op, Named c, const Product& product);
 
-// A contiguous tensor on the device of `like`, which messages call `what`; nothing where there is
-// no memory for it. PyTorch's own text of a failure does not cross the ABI.
+// Returns a contiguous tensor on the device of `like`, which messages call `what`, or nothing where
+// there is no memory for it. PyTorch's own text of a failure does not cross the ABI.
 std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
                                    const Tensor& like, const char* what);
 [[noreturn]] void fail_out_of_memory(const char* op, const Shape& shape, ScalarType dtype,
                                      const Tensor& like, const char* what);
-// The tensor, or fail_out_of_memory().
+// try_allocate(), or else fail_out_of_memory().
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
                 const char* what = "result");
 
 inline Presplit presplit_columns(int64_t k, int64_t n) { return {.rows = n, .k = k}; }
-// What presplit() made of b, or nothing: its tensors are empty where there was nothing to split.
+// Returns the split that tiled::prepare made of b. Its pointers are null where the tensors are
+// empty, since b was not worth splitting.
 Presplit presplit_operand(const char* op, Named b, const Product& product, const Tensor& hi_lo,
                           const Tensor& inverse_scales);
 

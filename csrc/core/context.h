@@ -1,5 +1,5 @@
 #pragma once
-// What a kernel may use to compute. binding/, which alone knows PyTorch, fills it in.
+// The resources that a launcher may use. binding/, which alone knows PyTorch, provides them.
 
 #include <cstdint>
 #include <functional>
@@ -10,8 +10,8 @@ namespace tiled {
 using ParallelFor = void (*)(int64_t count, const std::function<void(int64_t, int64_t)>& body);
 
 // Returns scratch memory on the GPU, 512-byte aligned and not zeroed, from PyTorch's allocator;
-// null where there is not enough. It is the kernel's until everything is launched, then the
-// stream's. Throws for any other failure.
+// null where there is not enough. The memory is the launcher's until all of its kernels are
+// launched; then it may be used again by later work on the stream. Throws for any other failure.
 using Allocate = std::function<void*(int64_t bytes)>;
 
 struct Context {
@@ -20,7 +20,7 @@ struct Context {
   void* stream = nullptr;              // cudaStream_t
   Allocate allocate = nullptr;         // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
-  int64_t* recomputed = nullptr;       // where not null: += flagged elements that were recomputed
+  int64_t* recomputed = nullptr;       // counts flagged elements that were recomputed; or null
 
   bool on_host() const { return compute_capability == 0; }
   bool on_hopper() const { return compute_capability == 90; }  // wgmma, TMA, clusters

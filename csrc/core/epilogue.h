@@ -29,7 +29,7 @@ HOST_DEVICE inline float normal_cdf(float x) {
   return x > 0 ? 1 - tail : tail;
 }
 
-// Activations, as torch.nn.functional defines the functions of these names.
+// The activations are those that torch.nn.functional has under these names.
 template <typename Acc>
 HOST_DEVICE Acc activate(Activation activation, Acc x) {
   switch (activation) {

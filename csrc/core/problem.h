@@ -76,8 +76,7 @@ struct Problem {
   Batch batch;
   Matrix a, b;
   OutMatrix c;
-  Presplit
-      b_presplit;  // the split of a b without a batch; its pointers are null where there is none
+  Presplit b_presplit;  // of a B without a batch; its pointers are null where B was not split
   Epilogue epilogue;
 };
 
@@ -114,8 +113,8 @@ HOST_DEVICE int64_t batch_offset(const Batch& batch, const MatrixOf<Void>& matri
 // The functions below see B transposed, so that an operand's rows are A's rows or B's columns:
 // row_stride is the distance between rows, col_stride that between the elements of a row.
 
-// Returns whether vectors of `count` elements can be accessed at once wherever one begins: elements
-// are `inner` apart and rows of them `outer`.
+// Returns whether each vector of `count` elements that begins at a multiple of `count` in a row is
+// contiguous and aligned. Elements are `inner` apart, and rows `outer`.
 template <class Void>
 bool is_vector_aligned(const Batch& batch, const MatrixOf<Void>& matrix, int64_t inner,
                        int64_t outer, int64_t count, int64_t element_bytes = sizeof(float)) {
@@ -160,14 +159,14 @@ inline bool is_tma_aligned_mn_major(const Batch& batch, const Matrix& matrix) {
   return matrix.row_stride == 1 && is_tma_aligned(batch, matrix);
 }
 
-// C's memory as that of an operand, for descriptions that serve both.
+// Returns C as an operand, for functions that describe either.
 inline Matrix as_operand(const OutMatrix& c) {
   Matrix matrix{.data = c.data, .row_stride = c.row_stride, .col_stride = c.col_stride};
   std::copy(std::begin(c.batch_stride), std::end(c.batch_stride), matrix.batch_stride);
   return matrix;
 }
 
-// The matrix with its two strides exchanged.
+// Returns the matrix with its two strides exchanged.
 inline Matrix transposed(Matrix matrix) {
   std::swap(matrix.row_stride, matrix.col_stride);
   return matrix;

@@ -46,7 +46,7 @@ struct OperandRow {
     return fp16x3::split((exists ? at(k) : 0.0f) * group.scale);
   }
 
-  // Splits kDepth elements, zeros from `k_left` on, to column n of `hi` and `lo`.
+  // Splits kDepth elements, of which those from `k_left` on are zero, to column n of `hi` and `lo`.
   template <int kN>
   void split(int64_t from, int64_t k_left, Factors<kN>& hi, Factors<kN>& lo, int n) const {
     for (int k = 0; k < kDepth; ++k) {
@@ -67,7 +67,7 @@ SIMD void multiply_row(const Factors<1>& a_hi, const Factors<1>& a_lo, const Fac
   add_products(low, a_hi, b_lo);
 }
 
-// Computes a chunk's sums: `total` of the promoted hi products, and `low` of the small ones.
+// Computes a chunk's sums: `total`, of the promoted hi products, and `low`, of the two small ones.
 void multiply_chunk(const OperandRow (&rows)[kTile], int row_count, const OperandRow (&cols)[kTile],
                     int col_count, int64_t chunk, int promotion, Sums& total, Sums& low) {
   alignas(64) Factors<kTile> b_hi = {}, b_lo = {};
@@ -90,7 +90,7 @@ void multiply_chunk(const OperandRow (&rows)[kTile], int row_count, const Operan
 
 // Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
-  const TilePlace<kTile> at(p, index);
+  const TileCoord<kTile> at(p, index);
   const auto [batch, row, col, row_count, col_count] = at;
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, batch);

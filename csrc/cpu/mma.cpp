@@ -23,16 +23,16 @@ using Sums = float[kTile][kTile];
 
 // A row of A, or a column of B.
 template <typename T>
-struct Line {
+struct OperandRow {
   const T* data;
   int64_t stride;  // along K
 
   T at(int64_t k) const { return data[k * stride]; }
 };
 
-// The sum where it is Inf or NaN: finite terms stay finite in double.
+// Returns a sum that is Inf or NaN. It is added in double, where finite terms stay finite.
 template <typename T>
-float add_not_finite(float sum, Line<T> a, Line<T> b, int64_t from, int64_t end) {
+float add_not_finite(float sum, OperandRow<T> a, OperandRow<T> b, int64_t from, int64_t end) {
   double total = sum;
   for (int64_t k = from; k < std::min(from + kDepth, end); ++k) {
     total += static_cast<double>(widen(a.at(k))) * static_cast<double>(widen(b.at(k)));
@@ -42,15 +42,15 @@ float add_not_finite(float sum, Line<T> a, Line<T> b, int64_t from, int64_t end)
 
 template <typename T>
 void compute_tile(const Problem& p, int64_t index) {
-  const TilePlace<kTile> at(p, index);
+  const TileCoord<kTile> at(p, index);
   const auto [batch, row, col, row_count, col_count] = at;
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
   const auto row_of_a = [&](int i) {
-    return Line<T>{a + (row + i) * p.a.row_stride, p.a.col_stride};
+    return OperandRow<T>{a + (row + i) * p.a.row_stride, p.a.col_stride};
   };
   const auto column_of_b = [&](int j) {
-    return Line<T>{b + (col + j) * p.b.col_stride, p.b.row_stride};
+    return OperandRow<T>{b + (col + j) * p.b.col_stride, p.b.row_stride};
   };
 
   alignas(64) Sums total;

@@ -8,7 +8,8 @@
 namespace tiled::cpu {
 namespace {
 
-// It is local to this file, since the compiler would export both versions of the function.
+// The function is local to this file, since the compiler would export both of its versions
+// (simd.h).
 SIMD float sum(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride) {
   float total = kAddIdentity<float>;
   for (int64_t chunk = 0; chunk < k; chunk += kChunk) {

@@ -18,7 +18,7 @@ float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b,
 // Recomputes a tile's flagged elements, applies the epilogue, and stores the tile. Returns the
 // number of recomputed elements.
 template <int kTile>
-int64_t store_tile_recomputed(const Problem& p, const TilePlace<kTile>& at,
+int64_t store_tile_recomputed(const Problem& p, const TileCoord<kTile>& at,
                               float (&sums)[kTile][kTile]) {
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch) +
                    at.row * p.a.row_stride;

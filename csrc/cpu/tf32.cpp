@@ -20,13 +20,13 @@ namespace {
 constexpr int kTile = 32;  // rows and columns of C
 
 // A row of A or a column of B, in one chunk.
-struct Line {
+struct OperandRow {
   const float* data = nullptr;  // where the chunk begins
   int64_t stride = 0;           // along K
   Group group = {};
 
-  Line() = default;
-  Line(const float* data, int64_t stride, int64_t chunk) : data(data), stride(stride) {
+  OperandRow() = default;
+  OperandRow(const float* data, int64_t stride, int64_t chunk) : data(data), stride(stride) {
     group = measure(chunk, [&](int64_t k) { return data[k * stride]; });
   }
 
@@ -35,7 +35,7 @@ struct Line {
 
 // Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
-  const TilePlace<kTile> at(p, index);
+  const TileCoord<kTile> at(p, index);
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch);
   a += at.row * p.a.row_stride;
@@ -44,12 +44,12 @@ int64_t compute_tile(const Problem& p, int64_t index) {
   alignas(64) float total[kTile][kTile] = {};
   for (int64_t k = 0; k < p.k; k += mma_order::kChunk) {
     const int64_t chunk = std::min<int64_t>(p.k - k, mma_order::kChunk);
-    Line rows[kTile], cols[kTile];
+    OperandRow rows[kTile], cols[kTile];
     for (int i = 0; i < at.rows; ++i) {
-      rows[i] = Line(a + i * p.a.row_stride + k * p.a.col_stride, p.a.col_stride, chunk);
+      rows[i] = OperandRow(a + i * p.a.row_stride + k * p.a.col_stride, p.a.col_stride, chunk);
     }
     for (int j = 0; j < at.cols; ++j) {
-      cols[j] = Line(b + j * p.b.col_stride + k * p.b.row_stride, p.b.row_stride, chunk);
+      cols[j] = OperandRow(b + j * p.b.col_stride + k * p.b.row_stride, p.b.row_stride, chunk);
     }
     alignas(64) float sum[kTile][kTile] = {};
     add_chain<Half>(

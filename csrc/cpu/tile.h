@@ -11,11 +11,11 @@ namespace tiled::cpu {
 
 // Tiles of kTile rows and columns are numbered row by row, matrix by matrix.
 template <int kTile>
-struct TilePlace {
+struct TileCoord {
   int64_t batch, row, col;  // which matrix, and the first row and column
   int rows, cols;           // inside C
 
-  TilePlace(const Problem& p, int64_t index) {
+  TileCoord(const Problem& p, int64_t index) {
     const int64_t tiles_n = ceil_div(p.n, kTile);
     const int64_t tiles_m = ceil_div(p.m, kTile);
     batch = index / tiles_n / tiles_m;
@@ -28,7 +28,7 @@ struct TilePlace {
 
 // Applies the epilogue to a tile's sums, and stores those inside C.
 template <typename T, int kTile>
-void store_tile(const Problem& p, const TilePlace<kTile>& at,
+void store_tile(const Problem& p, const TileCoord<kTile>& at,
                 const accumulator_t<T> (&sums)[kTile][kTile]) {
   const int64_t c_offset = batch_offset(p.batch, p.c, at.batch);
   for (int i = 0; i < at.rows; ++i) {

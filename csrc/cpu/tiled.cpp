@@ -52,7 +52,7 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Acc total[kTile][kTile];  // of the finished chunks
   std::fill_n(&total[0][0], kTile * kTile, kAddIdentity<Acc>);
 
-  const TilePlace<kTile> at(p, index);
+  const TileCoord<kTile> at(p, index);
   const auto [batch, row, col, rows_left, cols_left] = at;
   const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
   const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);

@@ -25,7 +25,7 @@ __device__ inline void cluster_sync() {
   ::cuda::ptx::barrier_cluster_wait();
 }
 
-// The address, in the block of that rank, of what this block has at `mine`.
+// Returns the address in the block of that rank that corresponds to `mine` in this block.
 template <class T>
 __device__ T* map_shared_rank(T* mine, unsigned rank) {
   return static_cast<T*>(__cluster_map_shared_rank(mine, static_cast<int>(rank)));

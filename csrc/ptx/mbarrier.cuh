@@ -48,7 +48,7 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, int parity) {
   }
 #endif
 }
-// Waits likewise, but sleeps between polls, which leaves issue slots to the other warps.
+// mbarrier_wait(), but it sleeps between polls, which leaves issue slots to the other warps.
 __device__ inline void mbarrier_wait_sleeping(uint64_t* barrier, int parity) {
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) __nanosleep(500);
 }

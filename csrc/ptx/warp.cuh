@@ -19,7 +19,7 @@ __device__ inline bool elect_one() {
   return elected != 0;
 }
 
-// A value that is the same in all lanes, in a way that lets the compiler use uniform registers.
+// Returns x, which is the same in all lanes, such that the compiler may use a uniform register.
 __device__ inline int warp_uniform(unsigned x) {
   return static_cast<int>(__shfl_sync(0xffffffff, x, 0));
 }

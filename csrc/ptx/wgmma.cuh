@@ -46,10 +46,11 @@ __device__ inline uint64_t descriptor(const void* smem) {
   return descriptor(descriptor_low_word(smem));
 }
 
-// Descriptor of a 16-bit tile as a swizzled tensor map loads it, in lines of kLine elements (64 or
-// 32), swizzled over the bytes of a line. K-major: lines are rows of a, or columns of b, and 16
-// elements along K are 2 more in the low word. MN-major: lines are steps of K, 16 steps are 2 *
-// kLine more, and the next kLine rows begin kBlock bytes further on.
+// Descriptor of a 16-bit tile as a swizzled tensor map loads it: stored rows of kLine elements (64
+// or 32), swizzled over all of their bytes. K-major: a stored row is a row of a or a column of b,
+// and 16 elements along K add 2 to the low word. MN-major: a stored row is one k, 16 of K add 2 *
+// kLine to the low word, and the next kLine rows of a or columns of b begin kBlock bytes further
+// on.
 template <int kBlock, int kLine = 64>
 __device__ uint64_t swizzled_descriptor(const void* smem) {
   static_assert(kLine == 64 || kLine == 32);

@@ -76,7 +76,7 @@ bool falls_back_to_chunked(Order order, int64_t k) {
 }
 
 // Throws a sentence where `algorithm`, which names the kernel or its family, cannot solve the
-// problem. `runs`: one of that name runs on the device.
+// problem. `runs`: at least one kernel of that name runs on the device.
 void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm, const Problem& p,
                      const Context& context) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
@@ -110,12 +110,13 @@ void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm
   }
 }
 
-// The kernels that `algorithm` leaves to choose from, in the table's order: at least one.
+// Returns the kernels among which `algorithm` lets the cost models choose, in the table's order: at
+// least one.
 std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem& p,
                                       const Context& context) {
   std::vector<const Kernel*> kernels;
   kernels.reserve(std::size(kKernels));
-  const Kernel* named = nullptr;  // any of that name: all of a family have one order
+  const Kernel* named = nullptr;  // any kernel of that name: a family has one order
   bool runs = false;
   for (const Kernel& kernel : kKernels) {
     if (kernel.name != algorithm && kernel.family != algorithm) continue;
@@ -144,7 +145,7 @@ std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem&
   return kernels;
 }
 
-// The plans of kernels, fastest first; of equal ones, in the table's order.
+// Returns the kernels with their plans, fastest first; ties are in the table's order.
 std::vector<Choice> planned(const std::vector<const Kernel*>& kernels, const Problem& p,
                             const Context& context) {
   std::vector<Choice> choices;
@@ -160,13 +161,13 @@ std::vector<Choice> planned(const std::vector<const Kernel*>& kernels, const Pro
 
 std::string describe(Order order, int64_t k) {
   const int64_t chunks = std::max<int64_t>(1, ceil_div(k, kChunk));
-  const std::string cut = std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
-                          " of at most " + std::to_string(kChunk) + " in K, ";
+  const std::string in_chunks = std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
+                                " of at most " + std::to_string(kChunk) + " in K, ";
   switch (order) {
     case Order::kPlain: return "ascending in K";
-    case Order::kChunked: return cut + "each ascending, added in order";
+    case Order::kChunked: return in_chunks + "each ascending, added in order";
     case Order::kFp16x3:
-      return cut + "each three float16 products promoted every " +
+      return in_chunks + "each three float16 products promoted every " +
              std::to_string(fp16x3::promotion(k)) + ", added in order";
     case Order::kMma:
     case Order::kTf32: {

@@ -23,7 +23,8 @@ enum class Order {
   kTf32,     // core/order_tf32.h
 };
 
-// Returns whether the order scales rows and columns, and recomputes elements that this harmed.
+// Returns whether the order scales rows and columns, and recomputes elements that lose too much
+// precision by it.
 inline bool is_guarded(Order order) { return order == Order::kFp16x3 || order == Order::kTf32; }
 
 enum class Dtypes { kAny, kFloat32, k16Bit };
@@ -36,13 +37,13 @@ using Launch = bool (*)(const Problem&, const Plan&, const Context&);
 inline bool accepts_all(const Problem&) { return true; }
 
 struct Kernel {
-  std::string_view name, family;  // by a family's name its fastest kernel is asked for
+  std::string_view name, family;  // a family's name stands for the fastest of its kernels
   Plan (*plan)(const Problem&, int64_t sms);
   Launch cuda;  // null in a build without CUDA
   Launch cpu;
   Order order;
   Dtypes dtypes = Dtypes::kAny;
-  Gpus gpus = Gpus::kAny;  // besides the host, where every kernel has a twin
+  Gpus gpus = Gpus::kAny;  // the host runs every kernel's twin
   int64_t min_k = 0, max_k = std::numeric_limits<int64_t>::max();
   bool (*accepts)(const Problem&) = accepts_all;  // sizes and layouts
 
@@ -60,7 +61,7 @@ std::vector<std::string> algorithms();
 
 // The kernels that may solve the problem, fastest first by their cost models: the one of that name,
 // or those of that family, or, for "auto", all of the order that precision, dtype, K and the device
-// determine. At least one; throws a sentence where there is none.
+// determine. Returns at least one; throws a sentence where there is none.
 std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context);
 
 // Solves the problem by the first choice that finds memory for its workspace, or else by any other

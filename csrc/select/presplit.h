@@ -1,5 +1,5 @@
 #pragma once
-// Operands that are split once, for the products to come.
+// Operands that are split into hi and lo fp16 parts once, for later products.
 
 #include <cstdint>
 

@@ -137,7 +137,7 @@ def test_signs_that_cancel_leave_zero(device, kind):
     assert not kind.multiply(a, b, device).any()
 
 
-# The largest magnitude: factors that are rounded to 11 bits may come to more.
+# tf32 rounds factors up to 11 bits, so that its sums may be larger.
 @each_kind_and("k, largest", fp16x3=[(64, 127), (1025, 127)], tf32=[(64, 126), (8200, 126)])
 def test_finite_where_magnitudes_stay_below_2_to_127(device, kind, k, largest):
     for left, right in ((126, 0), (63, 63), (-20, 126), (-126, 127), (120, -149)):

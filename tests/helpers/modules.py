@@ -98,7 +98,7 @@ def in_threads(work, count):
 
 
 def compute(models, x, trains):
-    """The outputs of models, and where `trains` those after a step of the trained kinds."""
+    """The outputs of models. With `trains` the trained kinds make a step, and compute again."""
     torch.set_num_threads(1)
     computed = []
     for kind, model in models.items():

@@ -125,13 +125,14 @@ def rounded_by_tensor_core(x):
 
 def mma_product(a, b, chunk=MMA_CHUNK):
     """a @ b of float16 or bfloat16 matrices, in float32. A chunk is accumulated by the tensor core
-    from +0; sums of chunks are added in order. A sum that meets Inf or NaN is that of IEEE 754."""
+    from +0; sums of chunks are added in order, from +0. A sum that meets Inf or NaN is that of IEEE
+    754."""
     smallest = {torch.float16: -14, torch.bfloat16: -126}[a.dtype]
     padding = -a.shape[1] % 16
     a = np.pad(a.double().numpy(), [(0, 0), (0, padding)])
     b = np.pad(b.double().numpy(), [(0, padding), (0, 0)])
     finite_a, finite_b = (np.where(np.isfinite(x), x, 0) for x in (a, b))
-    total = np.full((len(a), b.shape[1]), -0.0, np.float32)
+    total = np.zeros((len(a), b.shape[1]), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, max(a.shape[1], 1), chunk):
             part = np.zeros(total.shape, np.float32)

@@ -160,7 +160,7 @@ def test_strict_layers_raise(compiled):
     if compiled:
         lenient = torch.compile(lenient, backend="eager", fullgraph=True)
         model = torch.compile(model, backend="eager", fullgraph=True)
-    warnings_of(lenient, x)  # whose graph is none for the other
+    warnings_of(lenient, x)  # its graph must not serve the other model
     with pytest.raises(RuntimeError, match="0 .Linear. .*complex64, which strict=True forbids"):
         model(x)
 

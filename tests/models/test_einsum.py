@@ -74,7 +74,7 @@ def test_einsum_s_errors_are_pytorch_s(equation, shapes):
 
 
 def einsum_s_products(equation, *tensors):
-    """torch.einsum by torch_tiled, checked, and the shapes of what it multiplies."""
+    """Checks torch.einsum under override, and returns the shapes of its products' operands."""
     with Calls() as calls, torch_tiled.override(strict=True):
         result = torch.einsum(equation, *tensors)
     assert_close(result, torch.einsum(equation, *tensors))
@@ -100,7 +100,7 @@ def test_einsum_in_the_order_of_opt_einsum(strategy, device):
 
 
 def test_einsum_in_any_order(monkeypatch):
-    """Whatever path opt_einsum might find; it need not be installed for this."""
+    """Paths that opt_einsum might find, which need not be installed for this."""
 
     def take(path):
         found = types.SimpleNamespace(contract_path=lambda *_, **__: (path, ""))

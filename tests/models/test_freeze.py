@@ -92,7 +92,7 @@ def test_writes_are_noticed(device, write, inference):
 
 
 def test_a_storage_that_follows_another_at_its_address_is_noticed(device):
-    """Addresses and versions alone would be taken in."""
+    """Its address and version are the same as before, and tell nothing."""
     layer = torch_tiled.freeze(make_model(device)[0])
     x = randn(9, 100, device=device)
     for i in range(10):
@@ -218,7 +218,7 @@ def test_moving(device):
     meta = torch_tiled.freeze(make_model("meta", algorithm="auto"))
     assert meta(torch.empty(9, 100, device="meta")).shape == (9, 30)
     meta.to_empty(device=device)
-    for layer, other in zip(meta, model, strict=True):  # as load_state_dict, but unannounced
+    for layer, other in zip(meta, model, strict=True):  # load_state_dict would tell the layer
         for parameter, value in zip(layer.parameters(), other.parameters(), strict=True):
             parameter.copy_(value)
     x = randn(9, 100, device=device)

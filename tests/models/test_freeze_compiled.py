@@ -83,7 +83,7 @@ def test_frozen_layers_are_exported(device, strict, tmp_path):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_other_weights_by_functional_call(device, compile):
-    """A frozen layer's split is that of its own weight."""
+    """A frozen layer uses its split for its own weight only."""
     layer = torch_tiled.freeze(make_model(device)[0])
     x, other = randn(9, 100, device=device), make_model(device)[0]
     weights = dict(other.named_parameters())
@@ -105,7 +105,7 @@ def test_compiled_graphs_notice_whose_weight_was_split(device):
     compiled = torch.compile(layer, fullgraph=True, backend=record)
     assert_same_bits(compiled(x), expected)
     assert_same_bits(functional_call(layer, dict(other.named_parameters()), (x,)), other(x))
-    assert_same_bits(compiled(x), expected)  # reads the weight, which the split is not of
+    assert_same_bits(compiled(x), expected)  # reads the weight, since the split is of another
     assert graphs == [[ops.linear.prepared], [ops.linear.default]]
     layer.weight = other.weight
     assert_same_bits(compiled(x), torch_tiled.unfreeze(copy.deepcopy(layer))(x))

@@ -107,7 +107,7 @@ def test_checkpointed(where, device):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("where", ["around", "inside"])
 def test_compiled(where, dynamic, device):
-    torch.compiler.reset()  # each function is compiled but so often
+    torch.compiler.reset()  # a function is compiled eight times at most
     tensors = operands((3, 4), (5, 4), (5,), device=device, requires_grad=True)
     expected = mixed(*tensors)
     expected_gradients = torch.autograd.grad(expected.sum(), tensors)

@@ -13,7 +13,7 @@ op_db = pytest.importorskip(
 ).op_db
 OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "inner", "addmm", "addbmm", "baddbmm", "addmv")
 OPS += ("einsum", "nn.functional.linear", "linalg.multi_dot")
-ROUNDED = (torch.float32, torch.float16, torch.bfloat16)  # so that orders of a sum differ
+ROUNDED = (torch.float32, torch.float16, torch.bfloat16)  # in these dtypes the order of a sum shows
 
 
 def doubled(sample, change=lambda x: x):
@@ -51,7 +51,7 @@ def test_pytorch_s_own_samples(op, dtype, device):
             with torch_tiled.override():
                 result = run(sample)
             assert result.shape == expected.shape and result.dtype == expected.dtype
-            if dtype not in ROUNDED or torch.equal(result, expected):  # or PyTorch's as before
+            if dtype not in ROUNDED or torch.equal(result, expected):  # PyTorch computed it
                 assert_close(result, expected)
             else:
                 exact, size = run(doubled(sample)), run(doubled(sample, torch.abs))

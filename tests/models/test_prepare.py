@@ -1,4 +1,4 @@
-"""Operands that are split once: prepare() and its products, freeze() and its layers."""
+"""prepare() and products of prepared operands."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ ops = torch.ops.tiled
 
 STEP, TILE = 32, 128  # csrc/core/presplit.h
 
-# (m, n, k): tiles of B's columns and steps and chunks of K that are full, ragged, more than one.
+# (m, n, k) with full, partial and several tiles of B's columns, steps of K and chunks of K.
 SIZES = [(1, 1, 64), (5, 7, 65), (9, 128, 1024), (3, 131, 1000), (2, 300, 2085)]
 
 
@@ -164,7 +164,7 @@ def test_batches_have_the_bits_of_the_unprepared(device):
     prepared = torch_tiled.prepare(randn(100, 30, device=device))
     for a in (
         randn(4, 3, 100, device=device),
-        randn(3, 4, 100, device=device).transpose(0, 1),  # rows that no stride unites
+        randn(3, 4, 100, device=device).transpose(0, 1),  # rows that cannot be merged
         randn(2, 1, 3, 200, device=device)[..., ::2].expand(2, 5, 3, 100),
         randn(4, 0, 100, device=device),
     ):

@@ -133,7 +133,7 @@ def test_operands_on_two_devices(device):
 
 
 def test_orientations_are_not_mixed_up(device):
-    """Square operands would hide it."""
+    """The shape of a square operand does not show that it is transposed."""
     b = randn(64, 64, device=device)
     prepared = torch_tiled.prepare(b)
     with pytest.raises(RuntimeError, match=r"tiled::matmul: b is the transpose of a prepared op"):

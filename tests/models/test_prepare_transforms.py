@@ -91,13 +91,13 @@ TRANSFORMS = {
 @pytest.mark.parametrize("activation", [None, "none", "relu", "gelu"])
 @pytest.mark.parametrize("a_shape", [(65,), (2, 65)], ids=str)
 def test_pairs_of_transforms(device, a_shape, activation):
-    """jacrev and the like of long rows are large: one row of a is enough."""
+    """Only three elements of a vary, since Jacobians of long rows are large."""
     b, bias = randn(65, 2, device=device), randn(2, device=device)
     a = randn(*a_shape, device=device)
     options = {"algorithm": presplit_algorithm(device)}
 
     def f(operand):
-        def g(part):  # of three elements, to keep Jacobians small
+        def g(part):  # part has three elements
             x = torch.cat([part, a.reshape(-1)[part.numel() :]]).reshape(a_shape)
             if activation is None:
                 return torch_tiled.matmul(x, operand, **options)

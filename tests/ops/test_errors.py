@@ -28,7 +28,7 @@ APIS = [torch_tiled, torch.ops.tiled]
 
 
 def zeros_on(device):
-    """A function that makes a tensor of zeros of a shape given dimension by dimension."""
+    """A function that makes zeros on the device, of a shape given by its arguments."""
 
     def zeros(*shape, dtype=torch.float32):
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -37,7 +37,7 @@ def zeros_on(device):
 
 
 def assert_still_multiplies(device):
-    """Compares a product with what it must be, which on CUDA also waits for every launch."""
+    """Checks a product of every algorithm, and on CUDA waits for earlier launches."""
     a = torch.arange(6.0, device=device).reshape(2, 3)
     for algorithm in (*torch_tiled.algorithms(), "auto"):
         if not takes(algorithm, a.dtype, a.device.type):
@@ -131,7 +131,7 @@ def test_none_is_no_operand(device, call, sentence):
 )
 @pytest.mark.parametrize("api", APIS, ids=["torch_tiled", "torch.ops.tiled"])
 def test_numbers_and_arrays_are_no_operands(device, api, value, kind):
-    """PyTorch's dispatcher refuses them, as it does for its own operators."""
+    """PyTorch's dispatcher refuses numbers and arrays, as for its own operators."""
     x = torch.zeros(2, 2, device=device)
     for name, call in (
         ("a", lambda: api.matmul(value, x)),
@@ -249,7 +249,7 @@ def test_written_tensor_shares_no_memory(device, algorithm):
     refused("a", a)
     refused("a", a.mT)
     refused("b", b)
-    refused("a", memory[3:7].view(2, 2))  # of both, a is named
+    refused("a", memory[3:7].view(2, 2))  # shares memory with a and b
     refused("b", memory[7:11].view(2, 2))
     refused("b", memory[1:33].view(2, 16)[:, 5:7])
     assert torch.equal(memory, before)

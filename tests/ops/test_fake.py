@@ -1,4 +1,4 @@
-"""Shapes without data: meta tensors, bad calls, flop counts, inputs that no kernel takes."""
+"""Meta tensors, bad calls, flop counts, and kinds of tensors that no kernel takes."""
 
 import pytest
 import torch

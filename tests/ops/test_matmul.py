@@ -126,6 +126,19 @@ def test_batches(device, poisoned, algorithm, shape_a, shape_b):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_outer_batch_may_be_misaligned(device, poisoned, algorithm, dtype):
+    """Eight batch dimensions, two more than kernels unravel. Matrices of the second half of the batch
+    begin one element after those of the first, where TMA cannot load them."""
+    m, n, k = 20, 2, 512
+    store = torch.randn(8 * m * k + 1, device=device).to(dtype)
+    strides = (1, 0, 4 * m * k, 0, 2 * m * k, 0, m * k, 0)
+    a = store.as_strided((2, 1, 2, 1, 2, 1, 2, 1, m, k), (*strides, k, 1))
+    b = torch.randn(2, 2, 1, 2, 1, 2, 1, 2, k, n, device=device).to(dtype)
+    check(a, b, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_stride_zero(device, poisoned, algorithm):
     row = torch.randn(40, device=device)
     col = torch.randn(40, 1, device=device)

@@ -1,9 +1,9 @@
-"""What README.md and docs/**/*.md show runs as it stands, on the CPU, and prints what they say.
+"""The examples in README.md and docs/**/*.md run on the CPU, and print what the pages say.
 
 The Python blocks of a page run in order, in one namespace and an empty folder. A block whose first
-line is a comment with a file's name is written to that file instead. Of shell blocks, lines run
+line is a comment with a file's name is written to that file instead. In shell blocks, the lines run
 that start such a file or `python -m torch_tiled`; others are about a checkout. A block of text is
-what the block before it prints, where "..." stands for anything.
+the output of the block before it, where "..." stands for anything.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Block:
 
     @property
     def code(self) -> str:
-        """After as many empty lines as the page has lines above it, for a traceback's sake."""
+        """The text after as many empty lines as the page has lines above it, for tracebacks."""
         return "\n" * (self.line - 1) + self.text.replace('device="cuda"', 'device="cpu"')
 
 
@@ -89,7 +89,7 @@ def run_command(command: str, scripts: dict[str, Block]) -> str:
         return python(*arguments, loads_package=loads_package)
     except AssertionError as error:
         text = str(error)
-        for name, block in scripts.items():  # whose lines are the page's
+        for name, block in scripts.items():  # whose line numbers are the page's
             text = text.replace(str(Path.cwd() / name), str(block.page))
         raise AssertionError(text) from None
 
@@ -126,7 +126,7 @@ def test_what_it_shows_runs(page, tmp_path, monkeypatch):
 
 @each_page
 def test_every_block_is_found(page):
-    """None has another way of being one, and every script is started."""
+    """No block is written in another way, and every script is started."""
     fences = re.findall(r"^[ >]*(?:```|~~~)(.*)$", page.read_text(), re.MULTILINE)
     assert fences[::2] == [block.kind for block in blocks(page)]
     assert set(fences[::2]) <= {"python", "sh", "text"} and set(fences[1::2]) <= {""}

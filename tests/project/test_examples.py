@@ -1,4 +1,4 @@
-"""The examples: they run, what they compare trains alike, and learns."""
+"""The examples run, and both of their trainings learn the same."""
 
 import math
 import subprocess

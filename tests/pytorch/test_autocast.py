@@ -1,4 +1,4 @@
-"""The operators inside autocast regions, against what PyTorch's own do there."""
+"""The operators inside autocast regions, against PyTorch's own."""
 
 import pytest
 import torch

@@ -137,7 +137,7 @@ def test_gradient_of_linear_is_two_products(device):
 @pytest.mark.parametrize("inner", [False, True], ids=["leaf", "inner"])
 @pytest.mark.parametrize("op", ["matmul", "linear"])
 def test_gradients_that_nobody_asks_for_are_not_computed(op, inner, device):
-    """torch.autograd.grad(y, x) of a layer whose weight has one too, as in a gradient penalty."""
+    """A gradient penalty calls torch.autograd.grad(y, x) of a weight that requires a gradient."""
     x, weight = randn(4, 3, device=device), randn(3, 3, device=device)
     factor = x * 1 if inner else x
     y = getattr(torch_tiled, op)(factor, weight)
@@ -152,7 +152,7 @@ def test_gradients_that_nobody_asks_for_are_not_computed(op, inner, device):
 
 @pytest.mark.parametrize("op", ["matmul", "linear"])
 def test_nobody_watching_and_somebody_give_the_same(op, device):
-    """Gradients of the short way, past the operators' Python kernels, and of the long one."""
+    """The fast path bypasses the operators' Python kernels; a dispatch mode turns it off."""
     x, weight = randn(4, 3, device=device), randn(3, 3, device=device)
 
     def run():

@@ -110,7 +110,7 @@ def test_dynamic_shapes_need_no_guards_of_ours(device):
 
 
 def test_sizes_that_depend_on_data(device):
-    """A number of rows that no one knows until the graph runs."""
+    """The number of rows is unknown until the graph runs."""
 
     def f(x, weight):
         rows = x[(x[:, 0] > 0).nonzero()[:, 0]]

@@ -105,7 +105,7 @@ def test_beside_kernels_that_gather(dtype, ways, m, n, k):
 
 @pytest.mark.parametrize("ways", WAYS)
 def test_first_call_in_a_thread(ways):
-    """There the runtime has not been asked for anything, so the driver has no context yet."""
+    """A new thread has called no runtime function yet, so that it has no current context."""
     a, b = torch.randn(64, 16, device="cuda").mT, torch.randn(64, 512, device="cuda")
     out = torch.empty(16, 512, device="cuda")
     with ThreadPoolExecutor(1) as pool:
@@ -243,7 +243,7 @@ def test_batch_beyond_one_grid():
 
 
 def test_k_beyond_2_to_31():
-    """By strides of 0, in float64, which counts so far exactly."""
+    """The operands have strides of 0, and float64 counts that far exactly."""
     k = 2**31 + 9
     one = torch.ones(1, 1, device="cuda", dtype=torch.float64)
     result = torch_tiled.matmul(one.expand(1, k), one.expand(k, 1), algorithm="naive")

@@ -1,4 +1,4 @@
-"""The private names of PyTorch that torch_tiled uses, and what each is expected to do."""
+"""The private names of PyTorch that torch_tiled uses, and the behaviour it expects of them."""
 
 import ast
 import re

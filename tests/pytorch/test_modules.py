@@ -52,7 +52,7 @@ def test_every_product_of_these_is_torch_tiled_s(kind, device):
 
 
 def watched(model):
-    """Fills a list with each module's dtypes, and another with what its products took and gave."""
+    """Two lists that calls fill: the dtypes of modules, and inputs and outputs of products."""
     flow, products = [], []
 
     def note(module, inputs, output):
@@ -169,7 +169,7 @@ def test_transforms(kind, name, device):
 
 @pytest.mark.parametrize("kind", TRAINED)
 def test_ensemble(kind, device):
-    """As PyTorch's tutorial has it: stacked parameters, and a model without numbers."""
+    """The ensemble of PyTorch's tutorial: stacked parameters, and a model on the meta device."""
     models = [for_derivatives(kind, device)[0] for _ in range(3)]
     _, _, x = for_derivatives(kind, device)
     state = stack_module_state(models)
@@ -188,7 +188,7 @@ def test_ensemble(kind, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_ad(kind, device):
-    """Tangents of a model's input and parameters, and of its gradients."""
+    """Input and parameters have tangents, and so have the output and the gradients."""
     ours, theirs, x = for_derivatives(kind, device)
     x.requires_grad_()
     tangents = []

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 
 def assert_alike(ours, others):
-    """In bits, but for gradients of a bias, which Inductor sums in an order of its own."""
+    """Equal bits, except for gradients of a bias, which Inductor sums in its own order."""
     for mine, other in zip(ours, others, strict=True):
         if mine.dim() == 1:
             assert_close(mine, other)

@@ -18,7 +18,7 @@ import torch_tiled
 
 # --- streams and captured graphs -----------------------------------------------------------------
 
-# 300 x 1030 x 1030 and more: products that take a workspace where there is Hopper's tensor core.
+# Products of 300 x 1030 x 1030 and more need a workspace on a Hopper GPU.
 LARGE = (1030, 1100, 1050)
 
 
@@ -114,7 +114,8 @@ def sizes(request):
 
 
 def scaled(model, kind):
-    """Writes to its parameters, as an optimizer does. Graphs do not see what a frozen one sees."""
+    """Writes to the parameters, as an optimizer does. A captured graph cannot notice that a frozen
+    weight changed."""
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.5)

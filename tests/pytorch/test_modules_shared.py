@@ -45,7 +45,7 @@ def test_threads_share_a_model(kind, device):
 
 
 def test_threads_call_a_copy_of_a_frozen_model_first(device):
-    """Each finds that it is not split yet, and does it."""
+    """Each thread finds that the weight is not split yet, and splits it."""
     sizes = (500, 400, 65)
     theirs = plain_model(torch.nn.ReLU(), sizes=sizes, device=device)
     model, x = (
@@ -93,7 +93,7 @@ def test_another_thread_runs_backward(kind, device):
 
 @pytest.fixture
 def one_thread():
-    """As forked processes have it, since OpenMP's threads are not forked."""
+    """A forked process has one thread, since OpenMP's threads are not forked."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -105,7 +105,8 @@ def one_thread():
     [("fork", "cpu"), ("spawn", "cpu"), pytest.param("spawn", "cuda", marks=needs_cuda)],
 )
 def test_another_process_has_a_shared_model(method, device, one_thread):
-    """It computes the same, and trains it; but autograd's threads are not forked."""
+    """The other process computes the same and trains the model. A forked one does not train, since
+    autograd's threads are not forked."""
     trains = method != "fork"
     models = {kind: serving_model(kind, device) for kind in KINDS}
     x = torch.randn(9, 70, device=device)
@@ -141,7 +142,7 @@ class Computed(Dataset):
 
 
 def test_data_loader(one_thread):
-    """Its workers are forked, and call the models."""
+    """The workers of a DataLoader are forked and call the models."""
     dataset = Computed([serving_model(kind, "cpu") for kind in KINDS], torch.randn(12, 70))
     loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context="fork")
     expected = [torch.stack(columns) for columns in zip(*dataset, strict=True)]

@@ -1,4 +1,4 @@
-"""PyTorch's own samples for its products, as its OpInfo database has them, through ours."""
+"""The samples of PyTorch's OpInfo database for products, by torch_tiled's operators."""
 
 import pytest
 import torch
@@ -24,14 +24,14 @@ every_float = pytest.mark.parametrize(
 
 
 def every_op(*names):
-    # The variant left out has nothing new but sizes.
+    # The variant that is left out has other sizes only.
     ops = [op for op in op_db if op.name in names and op.variant_test_name != "triton_optimized"]
     assert {op.name for op in ops} == set(names)
     return pytest.mark.parametrize("op", ops, ids=lambda op: op.formatted_name)
 
 
 def samples(op, device, dtype, layout):
-    """Pairs of a sample and what PyTorch makes of it; at least one."""
+    """Yields at least one pair of a sample and PyTorch's result."""
     assert dtype in op.supported_dtypes(device)
     found = list(op.sample_inputs(device, dtype, requires_grad=False))
     assert found

@@ -9,7 +9,7 @@
 
 namespace tiled {
 
-// Throws CUDA's text of an error, with the line of the kernel's launcher.
+// Throws CUDA's text of an error, with the file and line of the call.
 inline void check(cudaError_t status,
                   std::source_location where = std::source_location::current()) {
   if (status == cudaSuccess) return;

@@ -19,8 +19,8 @@ inline double rewrite_cycles(const Problem& p, int64_t sms, int64_t rows, int64_
   return each * std::max(static_cast<double>(p.k) * cost.element, cost.row);
 }
 
-// Cycles of whole waves of blocks, one an SM at a time, each of which takes `wave` and multiplies
-// (m, n) by `k` at `rate`.
+// Cycles of whole waves, in which each SM runs one block. A block takes `wave` cycles and those of
+// m x n x k FMAs at `rate`.
 inline double wave_cycles(int64_t blocks, int64_t sms, int m, int n, int64_t k, double wave,
                           double rate) {
   const double fmas = static_cast<double>(m) * n * static_cast<double>(k);

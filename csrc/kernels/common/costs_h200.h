@@ -1,6 +1,7 @@
 #pragma once
-// What an H200 was measured to take, and the tiles that the kernels are instantiated for: a row of
-// a table is all that is said of a tile. benchmarks/fit_costs.py compares the model with results.
+// The costs that were measured on an H200, and the tiles that the kernels are instantiated for. All
+// parameters of a tile are in its row of a table. benchmarks/fit_costs.py compares the model with
+// results.
 //
 // Units: cycles of one SM; rates in FMA per cycle and SM; bandwidths in bytes per cycle and SM.
 
@@ -8,7 +9,7 @@ namespace tiled::h200 {
 
 // --- launches ------------------------------------------------------------------------------------
 
-// From the launch until the first block multiplies, and from the last block's end.
+// From the launch until the first block multiplies, and from the last block's end to the kernel's.
 inline constexpr double kLaunchTeaching = 6000;  // naive and tiled
 inline constexpr double kLaunchSimt = 6000, kLaunchSimtTma = 8000, kLaunchSimtSkinny = 7000;
 inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 6000;
@@ -33,8 +34,8 @@ inline constexpr double kWaveTiled = 4000;  // to begin and end a block
 
 // --- simt ----------------------------------------------------------------------------------------
 
-// (m, n) of C a block, or a team of simt_small; (thread_m, thread_n) of those a thread; lanes_m
-// threads of a warp along M; k of a stage.
+// A block, or a team of simt_small, computes m x n elements of C, and a thread thread_m x thread_n
+// of them. A warp has lanes_m lanes along M. A stage has k of K.
 struct SimtCpAsyncTile {
   int m, n, thread_m, thread_n, lanes_m, k, stages, producer_threads;
   int blocks;    // that share an SM, at most
@@ -47,8 +48,8 @@ inline constexpr SimtCpAsyncTile kSimtCpAsyncTiles[] = {
     {16, 128, 4, 4, 4, 32, 4, 64, 2, 39, 69},  {32, 128, 4, 8, 8, 32, 3, 64, 2, 61, 84},
 };
 
-// A stage is unrolled by `unroll` steps of K. Registers: of a consumer and a producer thread, where
-// setmaxnreg moves them, or 0.
+// A stage is unrolled by `unroll` of K. Registers are those of a consumer and of a producer thread
+// where setmaxnreg moves them, or else 0.
 struct SimtTmaTile {
   int m, n, thread_m, thread_n, k, unroll, stages, consumer_registers, producer_registers;
   int blocks;
@@ -114,14 +115,14 @@ struct Fp16x3 {
 
 // --- mma -----------------------------------------------------------------------------------------
 
-// (m, n) of C a block; blocks of a cluster, one above the other, share B. overhead: cycles to begin
-// and end a tile. rate, and rate_mn_major where B is loaded MN-major, are of the 2048 FMA per cycle
-// that the tensor cores have; 0 where there is no such kernel, since a box has at least 32 elements
-// along its contiguous side.
+// A block computes m x n elements of C. The blocks of a cluster, one above the other, share B.
+// overhead: cycles to begin and end a tile. rate, or rate_mn_major where B is loaded MN-major: of
+// the 2048 FMA per cycle that the tensor cores have. It is 0 where there is no such kernel, since a
+// box has at least 32 elements along its contiguous side.
 //
 // Narrow tiles are for a small C: more blocks, each with fewer bytes to load. Clusters of smaller
 // tiles are for rows not aligned to cache lines, whose boxes take more than one request a row: two
-// blocks share them. Requests for whole lines L2 merges by itself.
+// blocks share them. L2 merges requests for whole cache lines without a cluster.
 enum class Rows { kAny, kNotAlignedToLines };
 struct MmaTmaTile {
   int m, n, cluster, stages;
@@ -147,8 +148,9 @@ inline constexpr MmaTmaTile kMmaTmaTiles[] = {
     {64, 64, 2, 13, 0, Rows::kNotAlignedToLines, 890, 910, 1230},
 };
 
-// m rows of the longer operand, which threads copy, by n columns of the other one. stages_mn_major:
-// where the longer operand is MN-major, as rate_mn_major. warpgroup_rows: rows of C a warpgroup.
+// m rows of the longer operand, which threads copy, by n columns of the other one. stages_mn_major
+// and rate_mn_major hold where the longer operand is MN-major. A warpgroup multiplies
+// warpgroup_rows rows.
 struct MmaUnalignedTile {
   int m, n, cluster, stages, stages_mn_major, warpgroup_rows;
   double overhead, rate, rate_mn_major;
@@ -173,15 +175,15 @@ inline constexpr MmaSyncTile kMmaSyncTiles[] = {
 
 struct Mma {
   static constexpr double kDram = 15.6;       // bandwidth, shared by all SMs
-  static constexpr double kDramBlock = 47.6;  // that one block can use of it
+  static constexpr double kDramBlock = 47.6;  // the part of it that one block can use
   static constexpr double kL2 = 60, kL2Block = 70;
-  static constexpr double kL2Narrow = 34;        // of tiles under 64 columns, merged less by L2
+  static constexpr double kL2Narrow = 34;        // for tiles under 64 columns, merged less by L2
   static constexpr double kReduceLaunch = 5700;  // the split-K reduction
   static constexpr double kSumsWritten = 200, kSumsRead = 37;  // bandwidths of partial sums
   // Slowdowns: boxes that overlap the next tile's; blocks that leave some pairs of SMs idle, or
   // begin a wave that is nearly empty (wave quantization).
   static constexpr double kPartialBox = 1.3, kUneven = 1.15;
-  static constexpr double kSplitLine = 1.1;  // requests more, where a row's box is in two lines
+  static constexpr double kSplitLine = 1.1;  // extra requests where a box's row spans two lines
   static constexpr double kSyncScalar = 2;   // mma_sync: slowdown of operands that are not aligned
   // mma_unaligned: slowdowns of a single row or column, and of an MN-major operand beside mma_tma;
   // cycles to wait for the other operand's copy.

@@ -1,5 +1,5 @@
 #pragma once
-// From the index of a tile, which a plan has, to the kernel that is instantiated for it.
+// From a plan's tile, an index, to the kernel that is instantiated for it.
 
 #include <cstddef>
 #include <stdexcept>
@@ -8,7 +8,7 @@
 
 namespace tiled::cuda {
 
-// Returns f.template operator()<tile>(), with the index as a constant; it returns a bool.
+// Returns f.template operator()<tile>(), a bool. The index is a constant there.
 template <size_t kTiles, class F>
 bool with_tile(int tile, F&& f) {
   bool result = false;
@@ -24,7 +24,7 @@ bool with_tile(int tile, F&& f) {
   return result;
 }
 
-// Fails where a plan names a tile that a kernel is not instantiated for, and would compute nothing.
+// Throws where the kernel is not instantiated for the tile that a plan names.
 [[noreturn]] inline void fail_no_tile(const char* kernel, int tile) {
   throw std::logic_error("torch_tiled: " + std::string(kernel) + " is not compiled for tile " +
                          std::to_string(tile));

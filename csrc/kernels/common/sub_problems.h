@@ -1,6 +1,7 @@
 #pragma once
 // Sub-problems, solved one after another where there is no memory for the whole problem at once.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -31,20 +32,22 @@ void run_split(int times, const Problem& p, const Run& run) {
   run_split(times - 1, parts->second, run);
 }
 
-// Calls run(part, workspace) for the whole problem, or for parts that share one workspace:
-// bytes(part) of the largest. Splits the problem until that fits in free memory; if the allocation
-// still fails, keeps splitting while bytes(part) exceeds `least`. Returns false, and runs nothing,
-// if that fails too.
+// Calls run(part, workspace) for the whole problem, or for parts that share one workspace: the most
+// that bytes(part) is for any of them. Splits the problem until that fits in free memory; if the
+// allocation still fails, keeps splitting while it exceeds `least`. Returns false, and runs
+// nothing, if that fails too.
 template <class Bytes, class Run>
 bool run_sub_problems(const Problem& p, const Context& context, int64_t least, const Bytes& bytes,
                       const Run& run) {
-  Problem largest = p;
+  Problem first = p;
   int64_t needed = bytes(p);
   int times = 0;
   const auto shrink = [&] {
-    const auto parts = needed > least ? split_in_two(largest) : std::nullopt;
+    const auto parts = needed > least ? split_in_two(first) : std::nullopt;
     if (!parts) return false;
-    largest = parts->first, needed = bytes(largest), ++times;
+    first = parts->first, needed = 0, ++times;
+    // The first part need not need the most: parts that follow may be split along another side.
+    run_split(times, p, [&](const Problem& part) { needed = std::max(needed, bytes(part)); });
     return true;
   };
   while (!fits_in_free_memory(needed) && shrink()) {

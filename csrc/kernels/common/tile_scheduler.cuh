@@ -18,7 +18,7 @@ struct TileCoord {
 // a group down its columns. Blocks that run together then share rows of A and columns of B in L2.
 // A matrix has less than 2^31 tiles, since C is in memory.
 struct TileScheduler {
-  FastDivmod matrix, group;   // divide by the tiles of a matrix, and of a group
+  FastDivmod matrix, group;   // divide by the number of tiles of a matrix, and of a group
   FastDivmod last_group_col;  // divides by the tiles in a column of the last group
 
   template <class Tile>

@@ -24,7 +24,7 @@ inline constexpr int kMaxWarpTiles = 4, kWarpTileElements = 128;
 
 // A chunk of an operand row. It holds float32 until it is split in place: then each 16 bytes hold
 // the hi parts of four elements and after them their lo parts. The padding puts rows into different
-// banks, of which multiply() reads two at a time.
+// banks, since multiply() reads two rows at a time.
 struct OperandRow {
   static constexpr int kStep = 128;  // elements that a warp splits at a time
   alignas(16) float x[kChunk + 16];
@@ -89,8 +89,8 @@ struct Accumulators {
   float total[4], low[4];
 };
 
-// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on. Of each 16 along K a lane
-// takes four adjacent elements, where mma.sync takes two and two: a tensor-core sum of 16 products
+// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on. A lane takes four adjacent
+// elements of each 16 along K, where mma.sync takes two and two: a tensor-core sum of 16 products
 // does not depend on their order. `length` is rounded up to a multiple of 64 by zeros.
 __device__ inline Accumulators multiply(const OperandRow* a, const OperandRow* b, int length,
                                         int promotion) {

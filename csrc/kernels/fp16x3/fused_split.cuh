@@ -11,8 +11,8 @@
 
 namespace tiled::cuda::fp16x3_fused {
 
-// Where a splitter's elements of a stage lie: two adjacent lanes have a column, and of each eight
-// of K one lane has the first four, the other one the last four. No two lanes that access shared
+// The addresses of a splitter's elements in a stage. Two adjacent lanes have a column: one has the
+// first four of each eight of K, the other one the last four. No two lanes that access shared
 // memory together share a bank. Swizzled offsets differ from each other in a few bits only, so each
 // is computed from one register by an exclusive or.
 template <bool kKMajor>

@@ -22,7 +22,7 @@
 namespace tiled::cuda {
 namespace recompute {
 
-// The flagged elements of a warp tile that has few, and what each warp has summed of one.
+// The flagged elements of a warp tile that has few, and the sums of chunks of one from each warp.
 struct FewFlagged {
   static constexpr int kMost = 96;  // of 2048, found by measurement
   int count;

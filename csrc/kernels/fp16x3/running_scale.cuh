@@ -136,7 +136,7 @@ class RunningScale {
   }
 
   static constexpr float kLargestScale = 0x1p127f;
-  float scale_ = kLargestScale;  // which a column has until its first number that is not tiny
+  float scale_ = kLargestScale;  // a column keeps it until its first number that is not tiny
   // Twice the least magnitude's bits, less 1, so that zero is the largest: of elements added one by
   // one.
   uint32_t least_ = ~0u;

@@ -94,7 +94,7 @@ class LongLoader {
       constexpr int kVectors = Stage::kBytes / 16 / kThreads;
       constexpr int kBytesApart = Stage::kBytes / kVectors;
       constexpr int kOuterApart = (kKMajor ? kCols : kStageK) / kVectors;
-      // Says that the permutation leaves a thread's vectors at equal distances.
+      // True if the permutation leaves a thread's vectors at equal distances.
       constexpr bool kEven =
           kBytesApart == Stage::offset(kKMajor ? kOuterApart : 0, kKMajor ? 0 : kOuterApart);
       auto to_vector = [&](int i) {

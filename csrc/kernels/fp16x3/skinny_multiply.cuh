@@ -87,8 +87,8 @@ struct Accumulators {
   }
 };
 
-// Loads a lane's elements of a column in a stage. Of each 16 along K a lane takes four adjacent
-// ones, where mma.sync takes two and two: a tensor-core sum of 16 products does not depend on their
+// Loads a lane's elements of a column in a stage. A lane takes four adjacent ones of each 16 along
+// K, where mma.sync takes two and two: a tensor-core sum of 16 products does not depend on their
 // order, and the fragments of the short operand have the same one.
 template <bool kKMajor>
 __device__ void load_fragment(const uint8_t* stage, int col, Float32X4<kK16s>& x) {

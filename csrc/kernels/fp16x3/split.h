@@ -14,7 +14,7 @@ namespace tiled::cuda {
 // An operand, whose rows are A's rows or B's columns, and where its split goes.
 struct OperandToSplit {
   Matrix matrix;  // row_stride: between rows; col_stride: along K
-  Batch batch;    // of the stored matrices: without broadcast dimensions
+  Batch batch;    // the matrices to split; those that a broadcast repeats may be left out
   Presplit presplit;
 
   void take_presplit(Workspace& workspace) {

@@ -1,7 +1,7 @@
 #pragma once
-// fp16x3_wgmma: what follows a chunk's products, and what follows the last chunk. The sums of a
-// chunk are descaled and added to those of the chunks before, or stored for the split-K reduction.
-// The totals are stored to C, and flagged where they are NaN.
+// fp16x3_wgmma: the epilogues of a chunk and of a tile. The sums of a chunk are descaled and added
+// to those of the chunks before, or stored for the split-K reduction. The totals are stored to C,
+// and flagged where they are NaN.
 
 #include "core/epilogue.h"
 #include "kernels/common/load_bias.cuh"
@@ -94,9 +94,9 @@ __device__ inline bool try_store_x2(const Params& params, const ThreadCoord& coo
   return true;
 }
 
-// Stores the totals one by one, after any epilogue, except flagged ones, which are listed. They
-// take the way through shared memory so that the loop is not unrolled: unrolled, it would hold the
-// code of every activation 64 times.
+// Stores the totals one by one, after any epilogue, except flagged ones, which are listed. Totals
+// go through shared memory so that the loop need not be unrolled: it would hold the code of every
+// activation 64 times.
 __device__ inline void store_each(const Params& params, const ThreadCoord& coord,
                                   const float (&sum)[Tile::kElements],
                                   const float (&bias)[Tile::kN], Accumulators& staging) {

@@ -8,8 +8,8 @@
 
 namespace tiled::cuda {
 
-// Returns the problem with operands that are is_tma_aligned(), or with such a B alone. An operand
-// that is not, is copied to a workspace in the layout that it has, or K-major where
+// Returns the problem with operands that are is_tma_aligned(), or with such a B if only_b. Other
+// operands are copied to a workspace in the layout that they have, or K-major where
 // mma_transposes_to_k_major() says so. Returns nothing if there is no memory for a workspace, or if
 // the copies are too many for one launch.
 std::optional<Problem> align_operands(const Problem& p, const Context& context,

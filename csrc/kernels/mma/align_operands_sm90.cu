@@ -25,9 +25,9 @@ namespace tiled::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kLanes = 8, kLaneGroups = 32 / kLanes;  // lanes that copy a segment of one row
-constexpr int kSegment = kLanes * kX8;                // elements
-constexpr int64_t kMaxIndex = (int64_t{1} << 31) - 1;  // of a segment: FastDivmod divides no larger
+constexpr int kLanes = 8, kLaneGroups = 32 / kLanes;   // lanes that copy a segment of one row
+constexpr int kSegment = kLanes * kX8;                 // elements
+constexpr int64_t kMaxIndex = (int64_t{1} << 31) - 1;  // of a segment, which FastDivmod divides
 
 // How an operand is copied. `rows` are those of the copy, which the source may have as columns.
 struct OperandCopy {

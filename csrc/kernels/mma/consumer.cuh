@@ -27,7 +27,7 @@ inline constexpr int kPingPongBarrier = 1 + Tile::kConsumers;
 template <bool kIsKTail, class Tile, class Epilogue>
 __device__ void multiply_stage(const Smem<Tile, Epilogue>& smem, int stage, int depth,
                                int warpgroup, float (&acc)[Tile::kElements]) {
-  // Descriptors count 16 bytes: what 16 of K are apart.
+  // The distance of 16 of K in a descriptor, in units of 16 bytes.
   constexpr int kA16 = Tile::kAMnMajor ? 128 : 2;
   constexpr int kB16 = Tile::kBMnMajor ? 128 : 2, kWide = (Tile::kN - Tile::kNarrowBox) / 2;
   constexpr bool kBFloat16 = std::is_same_v<typename Tile::T, BFloat16>;
@@ -95,7 +95,7 @@ __device__ int multiply_chunk(Smem<Tile, Epilogue>& smem, ptx::PipelineState& pi
 }
 
 // The loop of the consumer warpgroups. multiply(work_tile, is_last, pipe, length, warpgroup, lane,
-// acc) is multiply_chunk() or the like; is_last: the chunk is the work tile's last.
+// acc) does what multiply_chunk() does; is_last: the chunk is the work tile's last.
 template <class Tile, class Epilogue, class Multiply>
 __device__ void consume(const typename Epilogue::Params& params, Smem<Tile, Epilogue>& smem,
                         const Multiply& multiply) {

@@ -22,7 +22,7 @@ struct Smem {
 template <class Tile>
 inline constexpr bool kHasKTail = Tile::kAMnMajor || Tile::kBMnMajor;
 
-// A consumer warp has read a stage: tells the producers of every block that loads into it.
+// Tells the producers of every block that loads into a stage that this consumer warp has read it.
 template <class Tile, class Epilogue>
 __device__ void release(Smem<Tile, Epilogue>& smem, int stage, int lane) {
   if constexpr (Tile::kCluster == 1) {  // a block may be in a cluster with which it shares nothing

@@ -16,14 +16,14 @@ namespace tiled {
 
 // --- layouts -------------------------------------------------------------------------------------
 
-// Columns of a tile that a narrower box brings where B is MN-major, whose boxes have 64 elements. A
-// tile of 160 loads half of its last box in vain, which costs less.
+// The columns of a tile's narrow box where B is MN-major and n is not a multiple of 64, the width
+// of other boxes. A tile of 160 has none: it loads half of its last box in vain, which costs less.
 constexpr int mma_narrow_box(int n) { return n == 96 || n == 32 ? 32 : 0; }
 
-// Returns whether boxes of 64 rows of an MN-major operand may read on into what follows each K step
-// in memory, at all steps of 64 but the last, behind which there may be nothing. TMA takes longer
-// to fill a box that is partly outside the matrix with zeros than to load it; but not where K steps
-// are so short that all blocks ask for the same few cache lines.
+// Returns whether boxes of 64 rows of an MN-major operand may read beyond the end of its rows, into
+// the memory that follows; not in the last stage of K, which nothing may follow. TMA takes longer
+// to fill a box that is partly outside the matrix with zeros than to load it, unless rows are so
+// short that all blocks request the same few cache lines.
 inline bool mma_reads_past_end(const Matrix& matrix, int64_t rows, int64_t k) {
   const int64_t last = (k - 1) % 64 + 1;
   return matrix.col_stride >= 16 && ceil_div(rows, 64) * 64 - rows <= last * matrix.col_stride;
@@ -95,12 +95,12 @@ inline double mma_dram_cycles(const Problem& p, double sms, double bandwidth) {
   return 2 * elements / sms / bandwidth;
 }
 
-// What a plan may choose from.
+// The choices that a plan has.
 struct MmaChoice {
   double slowdown = 1;      // of every tile's compute time
   bool splits_k = true;     // K splits, whose partial sums a second kernel reduces
-  bool mn_major = false;    // which of a tile's rates
-  bool lines_only = false;  // tiles for rows aligned to cache lines alone
+  bool mn_major = false;    // takes a tile's rate_mn_major
+  bool lines_only = false;  // rows are aligned to cache lines, so tiles for others do not count
 };
 
 // The fastest tile and K splits. A tile takes the longest of compute, DRAM, and L2 time; a few

@@ -10,8 +10,9 @@
 
 namespace tiled::cuda::mma_tma {
 
-// Warps of which one thread issues loads, alternating by stages. One thread needs about as long for
-// a stage as a small tile is multiplied, two as long as the smallest.
+// Warps of which one thread issues loads; they alternate by stages. One thread takes about as long
+// to issue a stage's loads as consumers take to multiply a stage of a small tile, and two threads
+// as long as the smallest tiles take.
 template <class Tile>
 inline constexpr int kProducers = Tile::kN < 64 ? 4 : 2;
 

@@ -1,12 +1,11 @@
 #pragma once
-// The fast path of mma_tma's epilogue, for 16-bit results in rows of unit stride: the epilogue is
-// applied in registers, and stmatrix brings the results to shared memory.
+// Stores of a warp's accumulators as 16-bit floats, to rows of unit stride. stmatrix brings them to
+// shared memory.
 
 #include <cstdint>
 #include <type_traits>
 
 #include "core/element.h"
-#include "core/epilogue.h"
 #include "kernels/common/launch.h"
 #include "kernels/mma/tile.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -18,60 +17,22 @@ namespace tiled::cuda::mma_tma {
 constexpr int kStagedCols16Bit = 64;
 using RowStaging16Bit = uint16_t[16][kStagedCols16Bit + 8];
 
-// Applies an epilogue that is more than bias and ReLU, and does not read C, to accumulators in
-// place. The loop is not unrolled: it takes the first accumulators and moves the others down, so
-// that each activation is compiled once.
-template <class Tile>
-__device__ void apply_in_registers(const tiled::Epilogue& epilogue, int64_t col,
-                                   const float (&biases)[Tile::kN], float (&acc)[Tile::kElements]) {
-  constexpr int kAtOnce = Tile::kElements < 16 ? Tile::kElements : 16;
-  static_assert(Tile::kElements % kAtOnce == 0);
-  NO_UNROLL
-  for (int first = 0; first < Tile::kN; first += 2 * kAtOnce) {
-    const float* bias = &biases[column_in_tile<Tile::kN, Tile::kNarrowBox>(first, col)];
-    float x[kAtOnce];
-    UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float own =
-          epilogue.bias == nullptr ? 0 : bias[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
-      x[i] = combine(epilogue, acc[i], own, 0.0f);
-    }
-    activate_each(epilogue.activation, x);
-    UNROLL
-    for (int i = 0; i + kAtOnce < Tile::kElements; ++i) acc[i] = acc[i + kAtOnce];
-    UNROLL
-    for (int i = 0; i < kAtOnce; ++i) acc[Tile::kElements - kAtOnce + i] = x[i];
-  }
-}
-
 // Packs a thread's elements of 16 columns, from accumulator column `col` on, for stmatrix_x4():
-// matrices of eight rows by eight columns, the lower rows second. kBiasRelu: applies the bias,
-// where there is one, and ReLU, where it is the activation; `biases` are those of the 16 columns.
-template <class Tile, bool kBiasRelu>
-__device__ void pack_16bit(const Problem& p, int col, const float (&acc)[Tile::kElements],
-                           const float* biases, uint32_t (&packed)[4]) {
-  const bool relu = p.epilogue.activation == Activation::kRelu;
+// matrices of eight rows by eight columns, the lower rows second.
+template <class Tile>
+__device__ void pack_16bit(int col, const float (&acc)[Tile::kElements], uint32_t (&packed)[4]) {
   UNROLL
-  for (int i = 0; i < 2; ++i, col += 8) {
-    float2 bias{};
-    if (kBiasRelu && p.epilogue.bias != nullptr) {
-      bias = *reinterpret_cast<const float2*>(&biases[i * 8 + threadIdx.x % 4 * 2]);
-    }
-    UNROLL
-    for (int j = 0; j < 2; ++j) {
-      float x = acc[col / 2 + j * 2], y = acc[col / 2 + j * 2 + 1];
-      if (kBiasRelu && p.epilogue.bias != nullptr) x += bias.x, y += bias.y;
-      if (kBiasRelu && relu) x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
-      packed[i * 2 + j] = ptx::pack_x2<std::is_same_v<typename Tile::T, BFloat16>>(x, y);
-    }
+  for (int i = 0; i < 4; ++i) {
+    packed[i] = ptx::pack_x2<std::is_same_v<typename Tile::T, BFloat16>>(acc[col / 2 + i * 2],
+                                                                         acc[col / 2 + i * 2 + 1]);
   }
 }
 
-// Stores a warp's 16 rows of a tile, from (row, col) on: eight elements of a row at a time, or one.
-template <class Tile, bool kBiasRelu, bool kVectorizedX8>
+// Stores a warp's 16 rows of a tile, from (row, col) on: eight elements of a row at a time where
+// vectorized_x8, or one.
+template <class Tile, bool kVectorizedX8>
 __device__ void store_16bit(const Problem& p, typename Tile::T* c, int64_t row, int64_t col,
-                            const float (&acc)[Tile::kElements], RowStaging16Bit& staging,
-                            const float (&biases)[Tile::kN]) {
+                            RowStaging16Bit& staging, const float (&acc)[Tile::kElements]) {
   const int lane = threadIdx.x % 32;
   const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
   const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
@@ -83,7 +44,7 @@ __device__ void store_16bit(const Problem& p, typename Tile::T* c, int64_t row, 
     UNROLL
     for (int right = 0; right < width; right += 16) {
       uint32_t packed[4];
-      pack_16bit<Tile, kBiasRelu>(p, first + right, acc, &biases[begin + right], packed);
+      pack_16bit<Tile>(first + right, acc, packed);
       ptx::stmatrix_x4(&staging[lane % 16][right + lane / 16 * 8], packed);
     }
     __syncwarp();

@@ -21,10 +21,10 @@ constexpr bool kStoresByTma = Tile::kN == 256;
 using StoreBox = uint8_t[16 * kStagedCols16Bit * 2];
 
 // Stores the rows of warp `warp` of the consumers. One box is filled while TMA reads the other.
-template <class Tile, bool kBiasRelu>
+template <class Tile>
 __device__ void store_by_tma(const Problem& p, const CUtensorMap& map, const TileCoord& tile,
-                             int warp, const float (&acc)[Tile::kElements], StoreBox (&staging)[2],
-                             const float (&biases)[Tile::kN]) {
+                             int warp, StoreBox (&staging)[2],
+                             const float (&acc)[Tile::kElements]) {
   const int lane = threadIdx.x % 32, row = tile.row + warp * 16;
   const TmaCoords matrix(p.batch, p.c, tile.batch);
   UNROLL
@@ -35,7 +35,7 @@ __device__ void store_by_tma(const Problem& p, const CUtensorMap& map, const Til
     UNROLL
     for (int right = 0; right < kStagedCols16Bit; right += 16) {
       uint32_t packed[4];
-      pack_16bit<Tile, kBiasRelu>(p, first + right, acc, &biases[first + right], packed);
+      pack_16bit<Tile>(first + right, acc, packed);
       const int row_byte = (lane % 16) * kStagedCols16Bit * 2;
       const int byte_in_row = (right + lane / 16 * 8) * 2;
       ptx::stmatrix_x4(&box[row_byte + (byte_in_row ^ lane % 8 * 16)], packed);

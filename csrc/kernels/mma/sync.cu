@@ -32,7 +32,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/mma/instance.h"
 #include "kernels/mma/plan.h"
-#include "kernels/mma/store.cuh"
+#include "kernels/mma/store_strided.cuh"
 #include "kernels/mma/sync_load.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
@@ -122,8 +122,8 @@ __device__ void store_tile(const Problem& p, Out* c, const TileIndex& tile, cons
     bias = widen(biases[(tile.col + col) * p.epilogue.bias_stride]);
   }
   c += (tile.row + row) * p.c.row_stride + (tile.col + col) * p.c.col_stride;
-  store_strided<false, 4>(p.epilogue, staging + row * pitch + col, kApart * pitch, bias, c,
-                          kApart * p.c.row_stride, ceil_div(rows - row, kApart));
+  store_strided<4>(p.epilogue, staging + row * pitch + col, kApart * pitch, bias, c,
+                   kApart * p.c.row_stride, ceil_div(rows - row, kApart));
 }
 
 template <class Tile>

@@ -61,7 +61,7 @@ class OperandLoader {
                                inside && i * kRowsAtOnce < rows ? 16 : 0);
       }
     } else if (shifts(k_left)) {
-      // In place of what is beyond the matrix, something inside is read.
+      // A load that would begin beyond the matrix reads elements inside it, which are not used.
       const uint16_t* first = kMnMajor && element() >= mn_left_ ? data_ - element() : data_;
       const int last = kMnMajor ? kK : mn_left_ - 1 - row();
       UNROLL

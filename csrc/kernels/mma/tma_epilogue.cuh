@@ -8,22 +8,22 @@
 #include "kernels/common/load_bias.cuh"
 #include "kernels/common/tensor_map.h"
 #include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/mma/apply_epilogue.cuh"
 #include "kernels/mma/chunk_totals.cuh"
-#include "kernels/mma/store.cuh"
 #include "kernels/mma/store_16bit.cuh"
 #include "kernels/mma/store_by_tma.cuh"
+#include "kernels/mma/store_rows.cuh"
 #include "kernels/mma/work_tile.cuh"
 #include "ptx/tma.cuh"
 
 namespace tiled::cuda::mma_tma {
 
 struct EpilogueParams : MainloopParams {
-  bool vectorized_x4, vectorized_x8;  // rows of C are whole vectors of so many elements
-  bool bias_relu_at_most;             // Epilogue::is_bias_relu_at_most()
-  bool applies_in_registers;          // apply_in_registers(), after which nothing is left to apply
-  bool is_16bit, has_bias_relu;       // store_16bit(), and its kBiasRelu
-  bool by_tma;                        // store_by_tma()
-  CUtensorMap c;                      // its map
+  EpilogueSteps steps;
+  bool is_16bit, vectorized_x8;  // store_16bit(), or else store_rows()
+  bool vectorized_x4;            // of store_rows()
+  bool by_tma;                   // store_by_tma(), instead of store_16bit()
+  CUtensorMap c;                 // its map
 };
 
 template <class Tile>
@@ -63,37 +63,26 @@ struct Epilogue {
     const int64_t row = tile.row + warp * 16;
     Staging& staging = smem.staging[warp];
     const auto& bias = smem.bias[warp / 4];
-    if (params.applies_in_registers) apply_in_registers<Tile>(p.epilogue, tile.col, bias, acc);
-    auto store = [&]<class Out>(Out* c) {
-      store_rows<false>(p, params.vectorized_x4, params.bias_relu_at_most, c + c_offset, row,
-                        tile.col, acc, staging.rows, bias, [&](int i) {
-                          return column_in_tile<Tile::kN, Tile::kNarrowBox>(i, tile.col);
-                        });
+    const auto column = [&](int i) {
+      return column_in_tile<Tile::kN, Tile::kNarrowBox>(i, tile.col);
     };
-    auto store_as = [&]<bool kBiasRelu, bool kVectorizedX8>() {
-      store_16bit<Tile, kBiasRelu, kVectorizedX8>(p, static_cast<T*>(p.c.data) + c_offset, row,
-                                                  tile.col, acc, staging.rows_16bit, bias);
-    };
+    if (params.steps.bias_relu) apply_bias_relu(p.epilogue, bias, column, acc);
+    if (params.steps.more) {
+      apply_epilogue<false, T>(p, params.steps.combines, c_offset, row, tile.col, bias,
+                               staging.rows, column, acc);
+    }
     if constexpr (kStoresByTma<Tile>) {
-      if (params.by_tma && params.has_bias_relu) {
-        return store_by_tma<Tile, true>(p, params.c, tile, warp, acc, staging.boxes, bias);
-      }
       if (params.by_tma) {
-        return store_by_tma<Tile, false>(p, params.c, tile, warp, acc, staging.boxes, bias);
+        return store_by_tma<Tile>(p, params.c, tile, warp, staging.boxes, acc);
       }
     }
-    if (params.is_16bit && params.vectorized_x8 && !params.has_bias_relu) {
-      store_as.template operator()<false, true>();
-    } else if (params.is_16bit && params.vectorized_x8) {
-      store_as.template operator()<true, true>();
-    } else if (params.is_16bit && !params.has_bias_relu) {
-      store_as.template operator()<false, false>();
+    T* c = static_cast<T*>(p.c.data) + c_offset;
+    if (params.is_16bit && params.vectorized_x8) {
+      store_16bit<Tile, true>(p, c, row, tile.col, staging.rows_16bit, acc);
     } else if (params.is_16bit) {
-      store_as.template operator()<true, false>();
-    } else if (p.out_dtype == DType::kFloat32) {
-      store(static_cast<float*>(p.c.data));
+      store_16bit<Tile, false>(p, c, row, tile.col, staging.rows_16bit, acc);
     } else {
-      store(static_cast<T*>(p.c.data));
+      store_rows<T>(p, params.vectorized_x4, c_offset, row, tile.col, staging.rows, column, acc);
     }
   }
   __device__ float4* shared_total() const {
@@ -120,15 +109,14 @@ EpilogueParams epilogue_params(const Problem& p, int64_t sms) {
   };
   EpilogueParams params{};
   params.p = p;
-  params.vectorized_x4 = vectorized(4), params.vectorized_x8 = vectorized(8);
-  params.bias_relu_at_most = p.epilogue.is_bias_relu_at_most();
-  params.is_16bit = p.epilogue.beta == 0 && p.out_dtype == p.dtype && p.c.col_stride == 1;
-  params.applies_in_registers = params.is_16bit && !params.bias_relu_at_most;
-  params.has_bias_relu = !params.applies_in_registers && !p.epilogue.is_identity();
+  params.steps = EpilogueSteps::of(p.epilogue);
+  params.is_16bit = p.out_dtype == p.dtype && p.c.col_stride == 1;
+  params.vectorized_x8 = vectorized(8), params.vectorized_x4 = vectorized(4);
   const bool has_next_tile = count_tiles(p, Tile::kM, Tile::kN) > sms;
   // TMA stores whole 16 bytes: where a row ended within them, it would write what follows, too.
   params.by_tma = kStoresByTma<Tile> && has_next_tile && params.is_16bit && params.vectorized_x8 &&
-                  p.c.row_stride > p.c.col_stride && fits_tma_rank(p.batch, p.c);
+                  p.epilogue.beta == 0 && p.c.row_stride > p.c.col_stride &&
+                  fits_tma_rank(p.batch, p.c);
   if (params.by_tma) {
     params.c = tensor_map(p.batch, as_operand(p.c), p.m, p.n, 16, kStagedCols16Bit,
                           CU_TENSOR_MAP_SWIZZLE_128B, DType::kFloat16);

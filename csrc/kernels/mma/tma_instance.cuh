@@ -1,5 +1,5 @@
 #pragma once
-// The definition of run_mma_tma_tile(), for the units of tma_instances/.
+// The definition of run_mma_tma_tile(), for the translation units in tma_instances/.
 
 #include "kernels/common/dispatch.h"
 #include "kernels/mma/host_launch.h"

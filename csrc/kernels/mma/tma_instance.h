@@ -1,6 +1,6 @@
 #pragma once
-// The kernels of mma_tma, by dtype and tile. tma_instances/ instantiates them in units that are
-// compiled side by side.
+// The kernels of mma_tma, by dtype and tile. tma_instances/ instantiates them in translation units
+// that are compiled in parallel.
 
 #include <cstdint>
 

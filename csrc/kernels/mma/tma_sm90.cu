@@ -12,11 +12,12 @@
 //        scheduler's order lets L2 merge the loads of blocks that run together, which it does only
 //        for loads without a cache policy.
 //
-//        Results go through shared memory, so that C is written in whole sectors; the largest tiles
-//        are stored by TMA, while the next tile is multiplied. A small C has narrow tiles, and K
-//        splits at chunks, whose partial sums a second kernel adds in order. Operands whose rows
-//        are not 16-byte aligned are copied first. A and B are swapped for few columns of very many
-//        rows.
+//        Epilogues are applied in registers. Results go through shared memory, so that C is written
+//        in whole sectors; the largest tiles are stored by TMA, while the next tile is multiplied.
+//
+//        A small C has narrow tiles, and K splits at chunks, whose partial sums a second kernel
+//        adds in order. Operands whose rows are not 16-byte aligned are copied first. A and B are
+//        swapped for few columns of very many rows.
 //
 // Limit: power, for large products. For few tiles, the latency of a step's four wgmmas, each of
 //        which waits for the one before, however narrow it is; and K splits at chunks alone.

@@ -1,4 +1,4 @@
-// mma_unaligned for bfloat16 and a MN-major A.
+// mma_unaligned for bfloat16 and an MN-major A.
 
 #include "core/element.h"
 #include "kernels/mma/unaligned_launch.cuh"

@@ -9,7 +9,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map_coords.cuh"
 #include "kernels/mma/mainloop.cuh"
-#include "kernels/mma/store.cuh"
+#include "kernels/mma/store_strided.cuh"
 #include "kernels/mma/unaligned_fragment.cuh"
 #include "kernels/mma/unaligned_launch.h"
 #include "kernels/mma/unaligned_layout.cuh"
@@ -109,7 +109,7 @@ struct Epilogue {
           if (i * kApart < left) *to = narrow<Out>(x);
         }
       } else {
-        store_strided<false, 2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
+        store_strided<2>(p.epilogue, from, kNext, bias, to, stride, ceil_div(left, kApart));
       }
       ptx::named_barrier_sync(1, kThreads);
       UNROLL

@@ -36,9 +36,9 @@ struct MainloopParams {
   float4* workspace = nullptr;
 };
 
-// Blocks of a cluster compute tiles that lie one above the other, and share B. A group of the
-// scheduler has eight clusters' rows of tiles of 128 rows, or four of 64-row tiles, of which more
-// run at a time.
+// Blocks of a cluster compute tiles that lie one above the other, and share B. The scheduler
+// rasterizes eight rows of clusters together where tiles have 128 rows, and four where they have
+// 64, of which more run at a time.
 template <class Tile>
 struct ClusterTile {
   static constexpr int kM = Tile::kCluster * Tile::kM, kN = Tile::kN;

@@ -41,9 +41,10 @@ struct SimtKind {
   double next_tile;   // cycles from one wave of tiles to the next
 };
 
-// The blocks of the busiest SM in the last wave, which has `left` tiles, after `waves` full ones. A
-// first wave is spread evenly. In the next few waves new blocks start where old ones end together.
-// Persistent blocks spread over the SMs up to half as many as there are SMs; more go on in pairs.
+// Returns how many blocks the busiest SM has in the last wave, of `left` tiles, after `waves` full
+// ones. A first wave is spread evenly. In the next few waves, all blocks of an SM end together, and
+// new ones start there. Persistent blocks are spread over the SMs where `left` is at most half the
+// number of SMs; otherwise at least two on one SM go on to another tile.
 inline int64_t last_wave_blocks(const SimtKind& kind, int64_t waves, int64_t left, int blocks,
                                 int64_t sms) {
   constexpr int64_t kFew = 4;
@@ -72,7 +73,8 @@ Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const 
     const double copy = whole ? Cost::kScalarCopy : Cost::kScalarCopyAtEdge;
     const double scalar_copies =
         kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? tile.n : 0)) * copy : 0;
-    const auto step = [&](int64_t blocks) {  // cycles for one k of that many blocks on an SM
+    // Cycles in which so many blocks of an SM multiply one k.
+    const auto step = [&](int64_t blocks) {
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
       return std::max(tile.alone, count * elements / tile.rate) + count * scalar_copies;

@@ -48,7 +48,8 @@ __device__ void load_short(const Params& params, float (&to)[Tile::kRows][Tile::
   }
 }
 
-// The long operand is read once where there is one row tile; L2 then evicts it first.
+// Fills stages, as the producer warp. Where there is one row tile, the long operand is read once,
+// and L2 evicts it first.
 template <class Tile>
 __device__ void produce(const Params& params, Smem<Tile>& smem) {
   const bool is_read_once = params.row_tiles.by == 1;

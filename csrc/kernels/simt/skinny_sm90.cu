@@ -1,7 +1,7 @@
 // simt_skinny: the long operand is read once, at DRAM's rate.
 //
-// Idea:  Where C has few rows, nearly all bytes are B's, and there are few FMAs for each: all that
-//        counts is that DRAM is never idle. (Where C has few columns, A is the long operand.) The
+// Idea:  Where C has few rows, nearly all bytes are B's, and there are few FMAs for each, so DRAM
+//        must never be idle. (Where C has few columns, A is the long operand.) The
 //        producer warp loads kCols rows of the long operand by TMA, as they lie, K-major or
 //        MN-major, several stages ahead and on into the next work tile. By cp.async it loads the
 //        rows of the short operand that they are multiplied by. A work tile is one chunk of K, so

@@ -7,9 +7,9 @@
 //        rows of A) and (K, columns of B). Operands that are not MN-major with 16-byte aligned rows
 //        are copied to such first (transpose_sm90.cu). Smaller tiles, several blocks an SM, are for
 //        smaller problems, and K is split as by simt_cp_async (split_k_reduce.cuh).
-// Limit: The register file has two banks, even and odd, that give one operand a cycle each. Of an
-//        FMA's three operands one comes from the reuse cache; the other two have to lie in
-//        different banks (Quad in register_tile.cuh).
+// Limit: The register file has two banks, even and odd, that give one operand a cycle each. One of
+//        an FMA's three operands comes from the reuse cache; the other two have to lie in different
+//        banks (Quad in register_tile.cuh).
 // Next:  K-major operands read as they lie, at no cost in registers.
 //
 //   producer    wait empty[stage]    tma_load A and B of a step -> full[stage]

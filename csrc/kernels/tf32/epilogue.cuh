@@ -11,8 +11,9 @@
 #include "kernels/common/load_bias.cuh"
 #include "kernels/common/tensor_map_coords.cuh"
 #include "kernels/fp16x3/recompute_list.cuh"
+#include "kernels/mma/apply_epilogue.cuh"
 #include "kernels/mma/chunk_totals.cuh"
-#include "kernels/mma/store.cuh"
+#include "kernels/mma/store_rows.cuh"
 #include "kernels/mma/work_tile.cuh"
 #include "kernels/tf32/scale.h"
 #include "ptx/named_barrier.cuh"
@@ -32,9 +33,9 @@ struct InverseScales {
 struct EpilogueParams : mma_tma::MainloopParams {
   InverseScales inverse_a, inverse_b;
   RecomputeList recompute;
-  bool bias_relu_at_most,
-      vectorized_x2;   // store_inside() serves the problem, and its kVectorizedX2
-  bool vectorized_x4;  // rows of C are whole vectors of four elements
+  EpilogueSteps steps;
+  bool stores_from_registers;         // store_inside(), where it can
+  bool vectorized_x2, vectorized_x4;  // of store_inside(), of store_rows()
 };
 
 template <class Tile>
@@ -147,28 +148,20 @@ struct Epilogue {
     }
   }
 
-  // Stores a warp's rows from registers, where all elements are inside the matrix and none is NaN.
+  // Stores a warp's rows from registers, where all elements are inside the matrix.
   template <bool kVectorizedX2>
-  __device__ void store_inside(const TileCoord& tile, float (&acc)[kElements]) const {
+  __device__ void store_inside(const TileCoord& tile, const float (&acc)[kElements]) const {
     const Problem& p = params.p;
     const int64_t row = tile.row + lane / 4, col = tile.col + lane % 4 * 2;
     float* data = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch) +
                   row * p.c.row_stride + col;
     UNROLL
     for (int i = 0; i < kElements; i += 2) {
-      float x = acc[i], y = acc[i + 1];
-      if (p.epilogue.bias != nullptr) {
-        const float* bias = &smem.bias[warpgroup][lane % 4 * 2 + i / 4 * 8];
-        x += bias[0], y += bias[1];
-      }
-      if (p.epilogue.activation == Activation::kRelu) {
-        x = activate(Activation::kRelu, x), y = activate(Activation::kRelu, y);
-      }
       float* to = data + i / 2 % 2 * 8 * p.c.row_stride + i / 4 * 8;
       if constexpr (kVectorizedX2) {
-        *reinterpret_cast<float2*>(to) = {x, y};
+        *reinterpret_cast<float2*>(to) = {acc[i], acc[i + 1]};
       } else {
-        to[0] = x, to[1] = y;
+        to[0] = acc[i], to[1] = acc[i + 1];
       }
     }
   }
@@ -193,18 +186,28 @@ struct Epilogue {
   __device__ void end_tile(const TileCoord& of_block, float (&acc)[kElements]) const {
     const Problem& p = params.p;
     const TileCoord tile = of_warp(of_block);
-    bool inside = params.bias_relu_at_most && tile.row + 16 <= p.m && tile.col + Tile::kN <= p.n;
+    bool inside =
+        params.stores_from_registers && tile.row + 16 <= p.m && tile.col + Tile::kN <= p.n;
     UNROLL
     for (const float each : acc) inside &= !isnan(each);
-    if (__all_sync(~0u, inside)) {
+    inside = __all_sync(~0u, inside);
+    if (!inside) flag(tile, acc);
+    const auto column_in_tile = [](int i) { return i; };
+    const auto& bias = smem.bias[warpgroup];
+    if (params.steps.bias_relu) apply_bias_relu(p.epilogue, bias, column_in_tile, acc);
+    if (inside) {
       params.vectorized_x2 ? store_inside<true>(tile, acc) : store_inside<false>(tile, acc);
       return;
     }
-    flag(tile, acc);
-    float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, tile.batch);
-    store_rows<true>(p, params.vectorized_x4, params.bias_relu_at_most, c, tile.row, tile.col, acc,
-                     smem.staging[threadIdx.x / 32 - Tile::kWarpgroup / 32], smem.bias[warpgroup],
-                     [](int i) { return i; });
+    // Flagged elements of C keep their old values, if the recompute kernel will read them.
+    RowStaging& staging = smem.staging[threadIdx.x / 32 - Tile::kWarpgroup / 32];
+    const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+    if (params.steps.more) {
+      apply_epilogue<true, float>(p, params.steps.combines, c_offset, tile.row, tile.col, bias,
+                                  staging, column_in_tile, acc);
+    }
+    store_rows<float>(p, params.vectorized_x4, c_offset, tile.row, tile.col, staging,
+                      column_in_tile, acc);
   }
   __device__ void finish() const {}
 };

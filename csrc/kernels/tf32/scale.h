@@ -10,9 +10,9 @@
 
 namespace tiled::cuda {
 
-// A "row" is a row of A or a column of B. Rows of fp16 are padded with zeros to whole steps of K,
-// and the matrices that are stored follow one another. inverse_scales is (matrices, chunks, padded
-// rows): fp16x3::inverse_scale() of each group, a row in a chunk.
+// A "row" is a row of A or a column of B. Rows of fp16 are padded with zeros to whole steps of K.
+// Matrices without broadcast dimensions follow one another. inverse_scales is (matrices, chunks,
+// padded rows): fp16x3::inverse_scale() of each group, a row in a chunk.
 struct ScaledOperand {
   static constexpr int kStep = 64, kRows = 8;
 

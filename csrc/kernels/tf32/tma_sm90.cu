@@ -20,6 +20,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <optional>
+#include <utility>
 
 #include "core/order_mma.h"
 #include "core/order_tf32.h"
@@ -45,7 +47,8 @@ struct Buffers {
   Buffers(const Problem& p, const Context& context, Workspace& workspace)
       : a(scaled_operand(p.batch, p.a, p.m, p.k)),
         b(scaled_operand(p.batch, transposed(p.b), p.n, p.k)) {
-    constexpr int kLeastCols = 48;  // of a warp tile, on average: tiles of 96 have two
+    // No warp tile has fewer columns on average: a tile of 64 columns has one, and one of 160 two.
+    constexpr int kLeastCols = 48;
     recompute = RecomputeList::take(workspace, p, kLeastCols);
     for (ScaledOperand* x : {&a, &b}) {
       x->fp16 = workspace.take<uint16_t>(x->matrix_elements() * x->batch.count).data();
@@ -75,7 +78,8 @@ void run_tile(const Problem& p, const Buffers& buffers, int64_t k_splits, const 
   params.inverse_a = tf32_tma::InverseScales(a), params.inverse_b = tf32_tma::InverseScales(b);
   params.recompute = recompute;
   params.workspace = totals;
-  params.bias_relu_at_most = p.c.col_stride == 1 && p.epilogue.is_bias_relu_at_most();
+  params.steps = EpilogueSteps::of(p.epilogue);
+  params.stores_from_registers = p.c.col_stride == 1 && !params.steps.more;
   params.vectorized_x2 = is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
   params.vectorized_x4 =
       p.n % 4 == 0 && is_vector_aligned<float4>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
@@ -83,7 +87,23 @@ void run_tile(const Problem& p, const Buffers& buffers, int64_t k_splits, const 
                                             context);
 }
 
+// The parts of a problem with more rows than TMA's coordinates reach; nothing for others.
+std::optional<std::pair<Problem, Problem>> split_for_tma(const Problem& p) {
+  return std::max(p.m, p.n) > tf32::kMaxK ? split_in_two(p) : std::nullopt;
+}
+
+int64_t buffer_bytes(const Problem& p, const Context& context) {
+  if (const auto parts = split_for_tma(p)) {
+    return std::max(buffer_bytes(parts->first, context), buffer_bytes(parts->second, context));
+  }
+  return workspace_bytes([&](Workspace& workspace) { Buffers(p, context, workspace); });
+}
+
 void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& context) {
+  if (const auto parts = split_for_tma(p)) {  // they share the workspace, one after another
+    run(parts->first, plan, workspace, context);
+    return run(parts->second, plan, workspace, context);
+  }
   Workspace memory(workspace);
   const Buffers buffers(p, context, memory);
   launch_scale(buffers.a, buffers.b, buffers.recompute.count, context);
@@ -101,20 +121,16 @@ void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& 
 
 }  // namespace
 
-// Runs sub-problems that share a smaller workspace where memory is short.
+// Where memory is short, sub-problems share a smaller workspace. All of it is allocated before
+// anything is launched.
 bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
-  if (std::max(p.m, p.n) > tf32::kMaxK) {  // more rows than TMA's coordinates reach
-    const auto parts = *split_in_two(p);
-    return launch_tf32_tma(parts.first, plan, context) &&
-           launch_tf32_tma(parts.second, plan, context);
-  }
-  const auto bytes = [&](const Problem& part) {
-    return workspace_bytes([&](Workspace& workspace) { Buffers(part, context, workspace); });
-  };
-  return run_sub_problems(p, context, 0, bytes, [&](const Problem& part, uint8_t* workspace) {
-    run(part, plan, workspace, context);
-  });
+  Problem unprepared = p;
+  unprepared.b_presplit = {};  // which this kernel does not read: n may then be split, too
+  const auto bytes = [&](const Problem& part) { return buffer_bytes(part, context); };
+  return run_sub_problems(
+      unprepared, context, 0, bytes,
+      [&](const Problem& part, uint8_t* workspace) { run(part, plan, workspace, context); });
 }
 
 }  // namespace tiled::cuda
