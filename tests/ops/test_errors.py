@@ -102,6 +102,43 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         assert_raises(f"tiled::explain: {sentence}", api.explain, a, b, **options)
 
 
+H200 = {"compute_capability": 90, "sms": 132}
+
+
+@pytest.mark.parametrize(
+    "gpu, sentence",
+    [
+        ({"compute_capability": 90}, "compute_capability is given without sms; give both"),
+        ({"sms": 132}, "sms is given without compute_capability; give both"),
+        (
+            H200 | {"compute_capability": 75},
+            "compute_capability is 75 and sms is 132; a GPU has at least 80 (for 8.0) and from 1 "
+            "to 65536 SMs, such as 90 and 132",
+        ),
+    ],
+)
+def test_explain_refuses_a_gpu_that_cannot_be(gpu, sentence):
+    x = torch.ones(64, 64)
+    assert_raises(f"tiled::explain: {sentence}", torch_tiled.explain, x, x, **gpu)
+
+
+def test_explain_plans_for_meta_tensors_where_a_gpu_is_named():
+    a, b = torch.ones(300, 700), torch.ones(500, 700).mT
+    plan = torch_tiled.explain(a.to("meta"), b.to("meta"), **H200)
+    assert plan == torch_tiled.explain(a, b, **H200)
+    sentence = (
+        "tiled::explain: no kernel runs on the meta device; pass the compute_capability and sms of "
+        "a GPU, such as 90 and 132"
+    )
+    assert_raises(sentence, torch_tiled.explain, a.to("meta"), b.to("meta"))
+
+
+def test_explain_refuses_a_prepared_operand():
+    a, b = torch.ones(3, 64), torch_tiled.prepare(torch.ones(64, 5))
+    sentence = "tiled::explain: b is prepared; pass b.tensor, the unprepared operand"
+    assert_raises(sentence, torch_tiled.explain, a, b)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_precision_is_ignored_but_for_float32(device, dtype):
     a = torch.eye(3, dtype=dtype, device=device)

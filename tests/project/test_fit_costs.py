@@ -124,3 +124,10 @@ def test_files_without_a_row_to_fit_are_told_in_a_sentence(tmp_path, capsys):
     assert "No row has a kernel and a tile that explain() would plan" in capsys.readouterr().out
     assert fit_costs.main(["/nowhere/r.json"]) == 1
     assert "/nowhere/r.json cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--mhz -5", "--sms 0", "--compute-capability 75"])
+def test_a_gpu_that_cannot_be_is_refused(capsys, option):
+    with pytest.raises(SystemExit):
+        fit_costs.main(["r.json", *option.split()])
+    assert f"{option.split()[0]} is {option.split()[1]}; " in capsys.readouterr().err

@@ -49,6 +49,12 @@ def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
     assert "</svg>" in plot.read_text()
 
 
+def test_the_error_study_redraws_a_file_that_is_there(tmp_path, capsys):
+    redraw = ["--redraw", str(tmp_path / "no.json"), "--plot", str(tmp_path / "no.svg")]
+    assert error_study.main(redraw) == 1
+    assert "no.json cannot be read" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("operands", ["normal", "scales opposed by exp(2 N)"])
 def test_the_error_study_counts_what_the_guard_flags(operands):
     a, b = error_study.OPERANDS[operands](20, 1100, 20)
