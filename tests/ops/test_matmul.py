@@ -128,7 +128,7 @@ def test_batches(device, poisoned, algorithm, shape_a, shape_b):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_outer_batch_may_be_misaligned(device, poisoned, algorithm, dtype):
-    """Eight batch dimensions, two more than kernels unravel. Matrices of the second half of the batch
+    """Eight batch dimensions, two more than kernels unravel. Matrices of the batch's second half
     begin one element after those of the first, where TMA cannot load them."""
     m, n, k = 20, 2, 512
     store = torch.randn(8 * m * k + 1, device=device).to(dtype)
