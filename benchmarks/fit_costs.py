@@ -226,7 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.mhz is not None and args.mhz <= 0:
         parser.error(f"--mhz is {args.mhz:g}; it must be more than 0.")
     if args.compute_capability < 80:
-        parser.error(f"--compute-capability is {args.compute_capability}; 80 is the least, for 8.0.")
+        parser.error(
+            f"--compute-capability is {args.compute_capability}; 80 is the least, for 8.0."
+        )
     if not 1 <= args.sms <= 1 << 16:
         parser.error(f"--sms is {args.sms}; a GPU has from 1 to 65536.")
     console, gpu = make_console(), Gpu(args.compute_capability, args.sms)

@@ -21,7 +21,7 @@ def _compared(measured: dict) -> dict[str, tuple[str, list[dict]]]:
     few = [row for row in _auto(measured, "skinny", precision="fp32") if row["group"][:4] == "m = "]
     return {
         '`"fp32"`, the default': ("float32", _squares(_auto(measured, "square"))),
-        '`"tf32"`': ("float32 as 11 bits", _squares(_auto(measured, "tf32_square"))),
+        '`"tf32"`': ("float32 rounded to 11 bits", _squares(_auto(measured, "tf32_square"))),
         "bfloat16": ("bfloat16", _auto(measured, "mma_square", dtype="bfloat16")),
         '`"ieee"`': ("float32", _squares(_auto(measured, "ieee"))),
         '`"fp32"`, skinny': ("float32", few),
@@ -54,16 +54,16 @@ def write_table(measured: dict) -> str:
                 f"{mean(row['error'] / row['peer_error'] for row in rows):.2f}",
             ]
         )
-    headings = ["precision", "operands", "best TFLOP/s", "speed / cuBLAS's", "least to most"]
+    headings = ["precision", "operands", "best TFLOP/s", "speed / cuBLAS's", "range"]
     return table([*headings, "error / cuBLAS's"], 2, lines)
 
 
 def write_slower(measured: dict, odd: dict) -> str:
-    """A sentence on the products that are slower than cuBLAS's, by the results and a survey."""
+    """A list of the products that are slower than cuBLAS's, by the results and a survey."""
     told = [*_slower_sizes(odd), *_slower_groups(measured)]
     if not told:
         return "No product that was measured is slower than cuBLAS's."
-    return f"Slower than cuBLAS: {'; '.join(told)}."
+    return "\n".join(["Slower than cuBLAS:", "", *(f"- {each}" for each in told)])
 
 
 def _slower_sizes(odd: dict) -> list[str]:
@@ -76,13 +76,14 @@ def _slower_sizes(odd: dict) -> list[str]:
         worst = min(single, key=lambda row: row["ratio"])
         shape = f"{worst['m']} x {worst['n']} x {worst['k']}"
         told.append(
-            f"single bfloat16 rows or columns ({len(single)} of {count} random sizes, "
-            f"{worst['ratio']:.2f} at {shape})"
+            f"single bfloat16 rows or columns: {len(single)} of {count} random sizes, "
+            f"{worst['ratio']:.2f} at worst, {shape}"
         )
     if long_k:
         least, worst = min(row["k"] for row in long_k), min(row["ratio"] for row in long_k)
         told.append(
-            f"small bfloat16 products with K from {least} on ({len(long_k)}, {worst:.2f} at worst)"
+            f"small bfloat16 products with K from {least} on: {len(long_k)} of them, "
+            f"{worst:.2f} at worst"
         )
     return told
 
@@ -96,12 +97,12 @@ def _slower_groups(measured: dict) -> list[str]:
     tf32 = [row for row in _auto(measured, "tf32_square") if row["ratio"] < 1]
     told = []
     for what, found in (
-        ("bfloat16 gradients over {k} tokens and more", gradients),
-        ("bfloat16 rows of no whole cache lines", part_lines),
+        ("bfloat16 weight gradients over {k} tokens and more", gradients),
+        ("bfloat16 operands whose rows are not whole cache lines", part_lines),
         ("float32 batches with K from {k} on", batches),
         ('`"tf32"` up to {m}', tf32),
     ):
         if found and (average := mean(row["ratio"] for row in found)) < 1:
             said = what.format(k=min(row["k"] for row in found), m=max(row["m"] for row in found))
-            told.append(f"{said} ({average:.2f} on average)")
+            told.append(f"{said}: {average:.2f} on average")
     return told

@@ -61,7 +61,11 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: benchmarks/results"
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="default: benchmarks/results",
     )
     args = parser.parse_args(argv)
     try:

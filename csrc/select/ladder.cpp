@@ -240,8 +240,7 @@ std::vector<std::pair<std::string, std::string>> explain(const std::vector<Choic
       {"waves", std::to_string(ceil_div(plan.blocks, context.sms)) + " of " +
                     std::to_string(context.sms) + " SMs"},
       {"cycles", three_digits(plan.cycles) + " by the model"},
-      {"why",
-       others.empty() ? "the only candidate" : "fewest cycles, against " + join(others)},
+      {"why", others.empty() ? "the only candidate" : "fewest cycles, against " + join(others)},
       {"order", describe(kernel->order, p.k)},
   };
   if (is_guarded(kernel->order)) {

@@ -122,9 +122,10 @@ def test_the_readme_says_where_it_is_slower():
     tf32 = row("tf32_square", precision="tf32", ratio=0.9)
     told = readme.write_slower(results(tf32), {"rows": odd})
     assert told == (
-        "Slower than cuBLAS: single bfloat16 rows or columns (1 of 3 random sizes, 0.50 at "
-        "1 x 9 x 5001); small bfloat16 products with K from 4001 on (1, 0.70 at worst); "
-        '`"tf32"` up to 512 (0.90 on average).'
+        "Slower than cuBLAS:\n\n"
+        "- single bfloat16 rows or columns: 1 of 3 random sizes, 0.50 at worst, 1 x 9 x 5001\n"
+        "- small bfloat16 products with K from 4001 on: 1 of them, 0.70 at worst\n"
+        '- `"tf32"` up to 512: 0.90 on average'
     )
     assert readme.write_slower(results(row()), {"rows": []}).startswith("No product")
 
