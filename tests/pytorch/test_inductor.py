@@ -147,7 +147,7 @@ def test_enabling_again(offered, device):
 
 
 def test_threads_that_compiled_before(offered, device):
-    """A thread keeps its InductorChoices, and one of autograd's compiles backward passes on a GPU."""
+    """A thread keeps its InductorChoices; one of autograd's compiles backward passes on a GPU."""
 
     def compile_mm():
         torch.compiler.reset()
