@@ -6,6 +6,7 @@ file; tests/pytorch/test_internals.py checks that each name exists and does what
 """
 
 import functools
+import itertools
 
 import torch
 from torch._C import (
@@ -182,11 +183,11 @@ class InductorCandidates:
         self._version = version
         self._functions = functions
         self._candidate = candidate
+        self._keys = itertools.count()  # one for each time that the choices change
 
     def enable(self, factory):
         """Makes Inductor call factory, a module's function that returns choices()."""
         from torch._inductor import config
-        from torch._inductor.virtualized import V
 
         other = config.inductor_choices_class
         if other not in (None, factory):
@@ -196,16 +197,23 @@ class InductorCandidates:
             )
         config.inductor_choices_class = factory
         self._register()  # code from Inductor's cache calls them before choices() is
-        V.set_choices_handler(self.choices())  # replaces the one of an earlier compilation
+        self._make_choices_anew()
 
     def disable(self, factory):
         from torch._inductor import config
-        from torch._inductor.choices import InductorChoices
-        from torch._inductor.virtualized import V
 
         if config.inductor_choices_class is factory:
             config.inductor_choices_class = None
-            V.set_choices_handler(InductorChoices())
+            self._make_choices_anew()
+
+    def _make_choices_anew(self):
+        """Makes every thread construct its InductorChoices again, which it otherwise keeps.
+
+        The backward pass of a model on a GPU is compiled by a thread of autograd.
+        """
+        from torch._inductor.virtualized import _choices
+
+        _choices._key = f"__torchinductor_choices_{next(self._keys)}"
 
     @functools.cache  # noqa: B019 (its only object lives as long as the process)
     def _register(self):

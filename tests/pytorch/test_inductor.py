@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from unittest import mock
 
 import pytest
@@ -142,6 +144,20 @@ def test_enabling_again(offered, device):
     torch_tiled.inductor.enable()
     torch.compile(torch.mm, mode=AUTOTUNE)(*operands(device)[:2])
     assert ours(offered) == [("mm", True)]
+
+
+def test_threads_that_compiled_before(offered, device):
+    """A thread keeps its InductorChoices; one of autograd's compiles backward passes on a GPU."""
+
+    def compile_mm():
+        torch.compiler.reset()
+        torch.compile(torch.mm, mode=AUTOTUNE)(*operands(device)[:2])
+
+    with ThreadPoolExecutor(1) as thread:
+        for switch in (torch_tiled.inductor.disable, torch_tiled.inductor.enable):
+            switch()
+            thread.submit(copy_context().run, compile_mm).result()
+    assert ours(offered) == [("mm", True)]  # a single choice, as before enable(), is not timed
 
 
 def test_a_factory_of_others_is_refused():
