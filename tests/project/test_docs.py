@@ -66,7 +66,12 @@ def python(*arguments: str, loads_package: bool = False) -> str:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    for _ in range(3):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        # At its end, a process of gloo's aborts once in a while on a busy machine, with PyTorch's
+        # own layers as well.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     if loads_package and done.returncode < 0 and torch.__version__.startswith("2.11."):
         pytest.skip("AOTInductor packages of PyTorch's own products crash with torch 2.11, too")
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
