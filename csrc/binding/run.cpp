@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "select/ladder.h"
@@ -42,20 +42,6 @@ struct Workspaces {
     return made.back().mutable_data_ptr();
   }
 };
-
-void solve_outer(const Problem& p, std::span<const OuterDim> outer, int64_t operand_size,
-                 int64_t out_size, const std::function<void(const Problem&)>& solve) {
-  if (outer.empty()) return solve(p);
-  const OuterDim& dim = outer.front();
-  for (int64_t i = 0; i < dim.size; ++i) {
-    Problem inner = p;
-    const auto bytes = [&](int64_t stride, int64_t size) { return i * stride * size; };
-    inner.a.data = static_cast<const char*>(p.a.data) + bytes(dim.a_stride, operand_size);
-    inner.b.data = static_cast<const char*>(p.b.data) + bytes(dim.b_stride, operand_size);
-    inner.c.data = static_cast<char*>(p.c.data) + bytes(dim.c_stride, out_size);
-    solve_outer(inner, outer.subspan(1), operand_size, out_size, solve);
-  }
-}
 
 }  // namespace
 
@@ -108,9 +94,18 @@ Problem make_problem(const Options& options, const Product& product, ScalarType 
   return p;
 }
 
-void for_outer_batch(const Problem& p, const std::vector<OuterDim>& outer, int64_t operand_size,
+void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t operand_size,
                      int64_t out_size, const std::function<void(const Problem&)>& solve) {
-  solve_outer(p, outer, operand_size, out_size, solve);
+  if (outer.empty()) return solve(p);
+  const OuterDim& dim = outer.front();
+  for (int64_t i = 0; i < dim.size; ++i) {
+    Problem inner = p;
+    const auto bytes = [&](int64_t stride, int64_t size) { return i * stride * size; };
+    inner.a.data = static_cast<const char*>(p.a.data) + bytes(dim.a_stride, operand_size);
+    inner.b.data = static_cast<const char*>(p.b.data) + bytes(dim.b_stride, operand_size);
+    inner.c.data = static_cast<char*>(p.c.data) + bytes(dim.c_stride, out_size);
+    for_outer_batch(inner, outer.subspan(1), operand_size, out_size, solve);
+  }
 }
 
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
@@ -127,15 +122,18 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
   const std::vector<Choice> chosen = choices(options.algorithm, p, context);
   if (c_matrices.empty()) return;
-  for_outer_batch(
-      p, outer, product.a.element_size, c_matrices.element_size, [&](const Problem& inner) {
-        // Where the outer batch is looped over, alignment and thus the choice may differ.
-        const bool launched = launch(
-            outer.empty() ? chosen : choices(options.algorithm, inner, context), inner, context);
-        workspaces.made.clear();
-        if (launched) return;
-        fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, a, "workspace");
-      });
+  const auto solve = [&](const Problem& inner, const std::vector<Choice>& best) {
+    const bool launched = launch(best, inner, context);
+    workspaces.made.clear();
+    if (launched) return;
+    fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, a, "workspace");
+  };
+  if (outer.empty()) return solve(p, chosen);
+  for_outer_batch(p, outer, product.a.element_size, c_matrices.element_size,
+                  [&](const Problem& inner) {
+                    // Matrices of the outer batch may be aligned differently, so each is planned.
+                    solve(inner, choices(options.algorithm, inner, context));
+                  });
 }
 
 }  // namespace tiled

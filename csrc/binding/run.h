@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "binding/tensors.h"
 #include "core/context.h"
@@ -34,7 +34,7 @@ Problem make_problem(const Options& options, const Product& product, ScalarType 
 
 // Calls solve(problem) for each index of the outer batch dimensions, which only batches of more
 // than kMaxBatchRank dimensions have; once for other batches.
-void for_outer_batch(const Problem& p, const std::vector<OuterDim>& outer, int64_t operand_size,
+void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t operand_size,
                      int64_t out_size, const std::function<void(const Problem&)>& solve);
 
 // Computes the product into c.
