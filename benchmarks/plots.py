@@ -31,6 +31,13 @@ def set_sizes(axes, sizes: list[int], label: str) -> None:
     axes.set_xlabel(label)
 
 
+def finish(figure, axes, title: str, path: Path) -> None:
+    """Adds grid and title to a plot of one panel, and saves it."""
+    add_grid(axes)
+    axes.set_title(title, fontsize="medium")
+    save(figure, path)
+
+
 def save(figure, path: Path) -> None:
     """Writes the plot on white, so that it is legible on a dark page, too."""
     metadata = {"Date": None} if path.suffix == ".svg" else None

@@ -64,10 +64,8 @@ def draw_kernels(measured: dict, path: Path) -> None:
     axes.margins(x=0.12)
     axes.set_xlabel("TFLOP/s")
     figure.legend(fontsize="small", loc="outside lower center", ncols=3)
-    plots.add_grid(axes)
     device = measured["header"]["device"]
-    axes.set_title(f"{SIZE} x {SIZE} x {SIZE}, {device}", fontsize="medium")
-    plots.save(figure, path)
+    plots.finish(figure, axes, f"{SIZE} x {SIZE} x {SIZE}, {device}", path)
 
 
 def draw_sizes(measured: dict, path: Path) -> None:
@@ -89,9 +87,7 @@ def draw_sizes(measured: dict, path: Path) -> None:
     plots.set_sizes(axes, sorted(sizes), "M = N = K")
     axes.set_ylabel("TFLOP/s")
     axes.legend(fontsize="small")
-    plots.add_grid(axes)
-    axes.set_title(f"auto, {measured['header']['device']}", fontsize="medium")
-    plots.save(figure, path)
+    plots.finish(figure, axes, f"auto, {measured['header']['device']}", path)
 
 
 def draw_speed(measured: dict, path: Path) -> None:
@@ -108,9 +104,7 @@ def draw_speed(measured: dict, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("speed, cuBLAS = 1")
     axes.legend(fontsize="small")
-    plots.add_grid(axes)
-    axes.set_title(f"speed, {measured['header']['device']}", fontsize="medium")
-    plots.save(figure, path)
+    plots.finish(figure, axes, f"speed, {measured['header']['device']}", path)
 
 
 def draw_error(errors: dict, path: Path) -> None:
@@ -125,7 +119,5 @@ def draw_error(errors: dict, path: Path) -> None:
     axes.set_xlabel("K")
     axes.set_ylabel("relative error against float64")
     axes.legend(fontsize="small")
-    plots.add_grid(axes)
     size, device = errors["header"]["size"], errors["header"]["device"]
-    axes.set_title(f"float32, normal operands, M = N = {size}, {device}", fontsize="medium")
-    plots.save(figure, path)
+    plots.finish(figure, axes, f"float32, normal operands, M = N = {size}, {device}", path)

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from helpers.calls import Calls
 from helpers.reference import takes
@@ -12,6 +13,11 @@ import torch_tiled
 def takes_presplit(device):
     """True if the device has kernels that read operands split into hi and lo beforehand."""
     return takes("fp16x3", torch.float32, device)
+
+
+def skip_without_presplit(device):
+    if not takes_presplit(device):
+        pytest.skip("this GPU reads no presplit operands")
 
 
 def presplit_algorithm(device):

@@ -12,6 +12,7 @@ from helpers.presplit import (
     hard_columns,
     presplit_algorithm,
     randn,
+    skip_without_presplit,
     takes_presplit,
 )
 from helpers.reference import ACTIVATIONS, CHUNK
@@ -52,8 +53,7 @@ def unpack(hi_lo, inverse_scales, k, n):
 
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_hi_and_lo_hold_the_operand(device, poisoned, m, n, k):
-    if not takes_presplit(device):
-        pytest.skip("this GPU reads no presplit operands")
+    skip_without_presplit(device)
     b = randn(k, n, device=device) * randn(n, device=device).mul(20).exp()
     hi, lo, inverse_scales = unpack(*ops.prepare(b), k, n)
     b = F.pad(b.mT.cpu(), (0, hi.shape[1] - k, 0, hi.shape[0] - n))
@@ -71,8 +71,7 @@ def test_hi_and_lo_hold_the_operand(device, poisoned, m, n, k):
 @needs_cuda
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_cpu_and_cuda_make_the_same(m, n, k):
-    if not takes_presplit("cuda"):
-        pytest.skip("this GPU reads no presplit operands")
+    skip_without_presplit("cuda")
     b = hard_columns(k, n, "cpu")
     for layout in (b, b.mT.contiguous().mT):
         for host, cuda in zip(ops.prepare(layout), ops.prepare(layout.cuda()), strict=True):
@@ -188,8 +187,7 @@ def test_linear_has_the_bits_of_the_unprepared(device, activation, bias):
 
 def test_the_split_is_read_and_not_the_operand(device):
     """b itself is zeros here, which would show if it were read."""
-    if not takes_presplit(device):
-        pytest.skip("this GPU reads no presplit operands")
+    skip_without_presplit(device)
     # On a GPU a small product may read b itself, which fp16x3_fused splits.
     m, n, k = (5, 30, 100) if device == "cpu" else (1024, 1024, 128)
     a, b, bias = (randn(*s, device=device) for s in ((m, k), (k, n), (n,)))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.presplit import randn, takes_presplit
+from helpers.presplit import randn, skip_without_presplit
 from torch.autograd import forward_ad
 from torch.func import (
     grad,
@@ -99,8 +99,7 @@ BAD_CALLS = {
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_bad_calls_fail_alike(device, name):
-    if not takes_presplit(device):
-        pytest.skip("this GPU reads no presplit operands")
+    skip_without_presplit(device)
     call, sentence = BAD_CALLS[name]
     texts = []
     for where in (device, "meta"):
@@ -112,8 +111,7 @@ def test_bad_calls_fail_alike(device, name):
 
 
 def test_a_misaligned_split(device):
-    if not takes_presplit(device):
-        pytest.skip("this GPU reads no presplit operands")
+    skip_without_presplit(device)
     b = randn(64, 8, device=device)
     hi_lo, inverse_scales = ops.prepare(b)
     misaligned = torch.cat([hi_lo[:1], hi_lo])[1:]
@@ -159,8 +157,7 @@ def test_only_dense_tensors_are_taken(device):
 
 
 def test_out_of_memory(device):
-    if not takes_presplit(device):
-        pytest.skip("this GPU reads no presplit operands")
+    skip_without_presplit(device)
     giant = torch.ones(1, 1, device=device).expand(2**30, 2**28)
     for api in (torch_tiled, ops):
         with pytest.raises(torch.OutOfMemoryError, match="the prepared operand .* needs 1152921"):
