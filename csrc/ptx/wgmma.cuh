@@ -46,18 +46,18 @@ __device__ inline uint64_t descriptor(const void* smem) {
   return descriptor(descriptor_low_word(smem));
 }
 
-// Descriptor of a 16-bit tile as a swizzled tensor map loads it: stored rows of kLine elements (64
+// Descriptor of a 16-bit tile as a swizzled tensor map loads it: stored rows of kRow elements (64
 // or 32), swizzled over all of their bytes. K-major: a stored row is a row of a or a column of b,
 // and 16 elements along K add 2 to the low word. MN-major: a stored row is one k, 16 of K add 2 *
-// kLine to the low word, and the next kLine rows of a or columns of b begin kBlock bytes further
+// kRow to the low word, and the next kRow rows of a or columns of b begin kBlock bytes further
 // on.
-template <int kBlock, int kLine = 64>
+template <int kBlock, int kRow = 64>
 __device__ uint64_t swizzled_descriptor(const void* smem) {
-  static_assert(kLine == 64 || kLine == 32);
-  constexpr uint64_t kSwizzle = uint64_t{kLine == 64 ? 1 : 2} << 62;
-  constexpr uint64_t kEightLineStride = uint64_t{8 * kLine * 2 / 16} << 32;
+  static_assert(kRow == 64 || kRow == 32);
+  constexpr uint64_t kSwizzle = uint64_t{kRow == 64 ? 1 : 2} << 62;
+  constexpr uint64_t kEightRowStride = uint64_t{8 * kRow * 2 / 16} << 32;
   constexpr uint64_t kNextBlock = uint64_t{kBlock / 16} << 16;
-  return kSwizzle | kEightLineStride | kNextBlock | (shared_address(smem) & 0x3ffff) >> 4;
+  return kSwizzle | kEightRowStride | kNextBlock | (shared_address(smem) & 0x3ffff) >> 4;
 }
 
 // d (64, n) = a (64, 16) b (n, 16)^T, plus d where `accumulate`, for float16 or bfloat16 operands

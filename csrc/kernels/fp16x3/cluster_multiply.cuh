@@ -34,7 +34,7 @@ struct Smem {
   uint64_t row_full[kMaxRows], sums_full;
   float inverse_scale[kMaxRows];
   // In the first block: the sums that the blocks of all chunks send.
-  alignas(16) float chunk_sums[kMaxChunks][kMaxWarpTiles * kWarpTileElements];
+  alignas(16) float partial_sums[kMaxChunks][kMaxWarpTiles * kWarpTileElements];
   // A's rows, then B's columns. It is the last member, since smaller tiles need less of it.
   alignas(128) OperandRow rows[kMaxRows];
 

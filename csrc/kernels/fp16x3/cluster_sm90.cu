@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const float* col_scales = &smem.inverse_scale[col + lane % 4 * 2];
     descale_chunk<4>(acc.total, acc.low, {row_scales[0], row_scales[8]},
                      {float2{col_scales[0], col_scales[1]}});
-    float* to = &smem.chunk_sums[chunk][threadIdx.x * 4];
+    float* to = &smem.partial_sums[chunk][threadIdx.x * 4];
     const auto& [x, y, z, w] = acc.total;
     if (params.chunks > 1) {
       ptx::st_async(to, acc.total, &smem.sums_full, 0);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool exists = row < a.count && col < b.count;
   float sum = kAddIdentity<float>;
   NO_UNROLL
-  for (unsigned i = 0; exists && i < params.chunks; ++i) sum += smem.chunk_sums[i][threadIdx.x];
+  for (unsigned i = 0; exists && i < params.chunks; ++i) sum += smem.partial_sums[i][threadIdx.x];
   const Problem& p = params.p;
   const bool flagged = exists && isnan(sum);
   if (__any_sync(~0u, flagged)) {

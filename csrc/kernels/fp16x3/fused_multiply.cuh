@@ -107,7 +107,7 @@ __device__ void store_sums(const OnTheFlyParams& params, unsigned tile,
     col_scales[i] = *reinterpret_cast<const float2*>(&long_inverse_scale[col + i * 8]);
   }
   descale_chunk(acc.total, acc.low, row_scales, col_scales);
-  float* to = chunk_sums(params, panel_chunk) + row * params.sums_pitch() +
+  float* to = partial_sums(params, panel_chunk) + row * params.sums_pitch() +
               int64_t{tile % params.col_tiles} * Tile::kCols + col;
   UNROLL
   for (int down = 0; down < 2; ++down, to += 8 * params.sums_pitch()) {

@@ -92,8 +92,8 @@ bool launch_fp16x3_fused(const Problem& p, const Plan&, const Context& context) 
   params.recomputed = counter.on_gpu();
   OperandToSplit short_operand{params.short_operand, p.batch, params.short_presplit};
   const auto take_buffers = [&](Workspace& workspace) {
-    params.chunk_sums =
-        workspace.take<float>(chunk_sums_bytes(params) / int64_t{sizeof(float)}).data();
+    params.partial_sums =
+        workspace.take<float>(partial_sums_bytes(params) / int64_t{sizeof(float)}).data();
     short_operand.take_presplit(workspace);
   };
   void* memory = context.allocate(workspace_bytes(take_buffers));

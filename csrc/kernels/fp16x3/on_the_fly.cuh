@@ -38,9 +38,9 @@ struct BlockTiles {
 };
 
 // The sums of a panel chunk, which begin with those of its first row and the launch's first column.
-__device__ inline float* chunk_sums(const OnTheFlyParams& params, const PanelChunk& panel_chunk) {
+__device__ inline float* partial_sums(const OnTheFlyParams& params, const PanelChunk& panel_chunk) {
   const int64_t group = int64_t{panel_chunk.matrix} * params.chunks + panel_chunk.chunk;
-  return params.chunk_sums +
+  return params.partial_sums +
          (group * params.short_count + panel_chunk.first_row) * params.sums_pitch();
 }
 

@@ -30,7 +30,7 @@ struct OnTheFlyParams {
   int64_t first_matrix, first_col_tile;  // of this launch
   unsigned matrices, col_tiles;          // in this launch
   int64_t max_sums_bytes;          // of a launch's sums, unless one column of tiles takes more
-  float* chunk_sums;               // (matrices, chunks, short_count, col_tiles * tile_cols)
+  float* partial_sums;             // (matrices, chunks, short_count, col_tiles * tile_cols)
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
 
@@ -46,15 +46,15 @@ static_assert(fp16x3::promotion(kMinKOnTheFly) == fp16x3::promotion(kChunk));
 inline constexpr int64_t kMaxSumsBytes = int64_t{64} << 20, kLeastSumsBytes = int64_t{1} << 20;
 
 // The parameters of a problem in work tiles of `tile_cols` columns and panels of at most `max_rows`
-// rows. The caller sets chunk_sums, recomputed, and the presplit's memory.
+// rows. The caller sets partial_sums, recomputed, and the presplit's memory.
 OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
                                  int64_t max_sums_bytes);
 
-// The bytes of chunk_sums: those of all work tiles, up to max_sums_bytes, or of the work tiles of
+// The bytes of partial_sums: those of all work tiles, up to max_sums_bytes, or of the work tiles of
 // the same columns in a matrix. A sub-problem never takes more than the problem.
-int64_t chunk_sums_bytes(const OnTheFlyParams& params);
+int64_t partial_sums_bytes(const OnTheFlyParams& params);
 
-// Computes C in launches whose sums fit in chunk_sums. For each it calls launch(blocks), whose
+// Computes C in launches whose sums fit in partial_sums. For each it calls launch(blocks), whose
 // blocks share the work tiles evenly and take `tiles_at_once` of them at a time; then it has the
 // sums added and stored.
 void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& context,

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int64_t chunk_stride = params.short_count * params.sums_pitch();
   const int64_t offset =
       launch_matrix * params.chunks * chunk_stride + short_row * params.sums_pitch() + launch_col;
-  const float* first = params.chunk_sums + (exists ? offset : 0);
+  const float* first = params.partial_sums + (exists ? offset : 0);
   const int64_t matrix = params.first_matrix + (exists ? launch_matrix : 0);
   const int64_t c_offset = batch_offset(params.p.batch, params.p.c, matrix);
   ptx::pdl_wait();
@@ -153,7 +153,7 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
   return params;
 }
 
-int64_t chunk_sums_bytes(const OnTheFlyParams& params) {
+int64_t partial_sums_bytes(const OnTheFlyParams& params) {
   const int64_t all = params.p.batch.count * ceil_div(params.long_count, params.tile_cols);
   const int64_t col_tile_bytes = LaunchSize(params).col_tile_bytes;
   return std::max(std::min(all * col_tile_bytes, params.max_sums_bytes), col_tile_bytes);

@@ -175,7 +175,7 @@ __device__ void store_sums(const OnTheFlyParams& params, const Smem<kRowTiles>& 
   const int lane = threadIdx.x % 32, q = lane % 4;
   const float inverse = column.inverse_scale();
   const float2 col_scales{__shfl_sync(~0u, inverse, q * 8), __shfl_sync(~0u, inverse, q * 8 + 4)};
-  float* to = chunk_sums(params, panel_chunk) + first_col + q * 2;
+  float* to = partial_sums(params, panel_chunk) + first_col + q * 2;
   UNROLL
   for (int t = 0; t < kRowTiles; ++t) {
     const int row = t * 16 + lane / 4;  // and row + 8

@@ -136,10 +136,10 @@ bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context)
   const auto params_of = [](const Problem& part) {
     return on_the_fly_params(part, Tile::kCols, Tile::kMaxRows, kMaxSumsBytes);
   };
-  const auto bytes = [&](const Problem& part) { return chunk_sums_bytes(params_of(part)); };
+  const auto bytes = [&](const Problem& part) { return partial_sums_bytes(params_of(part)); };
   const auto run = [&](const Problem& part, void* workspace) {
     OnTheFlyParams params = params_of(part);
-    params.chunk_sums = static_cast<float*>(workspace);
+    params.partial_sums = static_cast<float*>(workspace);
     params.recomputed = counter.on_gpu();
     fp16x3_skinny::run(params, context);
   };

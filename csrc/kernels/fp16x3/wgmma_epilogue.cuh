@@ -47,10 +47,10 @@ __device__ inline void add_to_totals(Accumulators& totals, int thread, bool has_
 }
 
 // The sums of a chunk in the workspace of the split-K reduction.
-__device__ inline Accumulators& chunk_sums(const Params& params, int64_t tile, int chunk,
-                                           int warpgroup) {
+__device__ inline Accumulators& partial_sums(const Params& params, int64_t tile, int chunk,
+                                             int warpgroup) {
   const int64_t index = tile * ceil_div(params.p.k, kChunk) + chunk;
-  return params.chunk_sums[index * Tile::kConsumers + warpgroup];
+  return params.partial_sums[index * Tile::kConsumers + warpgroup];
 }
 
 // Stores a chunk's sums for the split-K reduction.

@@ -67,7 +67,7 @@ __device__ void consume(const Params& params, Smem& smem) {
       me.release(smem, last);
       descale_chunk(total, low, inverse_scales.row, inverse_scales.col);
       if (gridDim.y > 1) {
-        store_chunk(chunk_sums(params, index, chunk, me.warpgroup), me.thread, total);
+        store_chunk(partial_sums(params, index, chunk, me.warpgroup), me.thread, total);
       } else {
         add_to_totals(smem.totals[me.warpgroup], me.thread, chunk > 0, chunk < split.end - 1,
                       total);
@@ -108,7 +108,7 @@ struct Buffers {
   Matrix a_index, b_index;  // batch_stride counts stored matrices
   OperandToSplit a, b;
   RecomputeList recompute;
-  Accumulators* chunk_sums;
+  Accumulators* partial_sums;
 
   Buffers(const Problem& p, int64_t k_splits, Workspace& workspace)
       : a(operand(p, p.a, p.m, a_index)),
@@ -117,7 +117,8 @@ struct Buffers {
     a.take_presplit(workspace);
     if (p.b_presplit.hi_lo == nullptr) b.take_presplit(workspace);
     const int64_t chunks = count_tiles(p, Tile::kM, Tile::kN) * ceil_div(p.k, kChunk);
-    chunk_sums = workspace.take<Accumulators>(k_splits > 1 ? chunks * Tile::kConsumers : 0).data();
+    partial_sums =
+        workspace.take<Accumulators>(k_splits > 1 ? chunks * Tile::kConsumers : 0).data();
   }
 
   // Also gives the operand's `index`: which of its stored matrices each one of the batch is.
@@ -148,7 +149,7 @@ void run(const Problem& p, int64_t k_splits, void* memory, const Context& contex
       .recompute = buffers.recompute,
       .allows_x2_store = p.epilogue.is_bias_relu_at_most() &&
                          is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride),
-      .chunk_sums = buffers.chunk_sums,
+      .partial_sums = buffers.partial_sums,
   };
   const auto kernel =
       fp16x3::promotion(p.k) == 16 ? fp16x3_wgmma_kernel<16> : fp16x3_wgmma_kernel<32>;

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   UNROLL
   for (float4& each : sum) each = {kEmpty, kEmpty, kEmpty, kEmpty};
   _Pragma("unroll 4") for (int chunk = 0; chunk < chunks; ++chunk) {
-    const Accumulators& from = chunk_sums(params, tile, chunk, consumer);
+    const Accumulators& from = partial_sums(params, tile, chunk, consumer);
     UNROLL
     for (int i = 0; i < kVectors; ++i) {
       const float4 x4 = __ldcg(&from[warpgroup * kVectors + i][thread]);

@@ -55,7 +55,7 @@ struct Params {
   RecomputeList recompute;
   bool allows_x2_store;  // C takes pairs of a row at once, after a bias and ReLU at most
   // With split-K, the sums of chunks: (tiles, chunks, consumers).
-  Accumulators* chunk_sums;
+  Accumulators* partial_sums;
 };
 
 // The chunks that a block accumulates: all of them, or those of its K split, the grid's y.

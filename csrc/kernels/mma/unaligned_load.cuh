@@ -128,9 +128,9 @@ __device__ void produce(const typename Epilogue::Params& params,
   bool waited = !params.a_is_ready;
   if (waited) ptx::pdl_wait();
   constexpr unsigned kCluster = Tile::kCluster;
-  const int64_t units = params.tiles * params.k_splits;
+  const int64_t work_tiles = params.tiles * params.k_splits;
   int stage = warpgroup;  // of the work tile
-  for (int64_t index = blockIdx.x / kCluster; index < units; index += gridDim.x / kCluster) {
+  for (int64_t index = blockIdx.x / kCluster; index < work_tiles; index += gridDim.x / kCluster) {
     const mma_tma::WorkTile work_tile = mma_tma::locate_work_tile<Tile>(params, index);
     const auto left = [](int64_t all, int first) {
       return static_cast<int>(min(all - first, int64_t{1} << 16));
