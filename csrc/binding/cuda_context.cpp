@@ -1,15 +1,19 @@
-// PyTorch's current stream, and the properties of a device. The one symbol needed of libtorch_cuda
-// is looked up in the process, so that the library loads where libtorch_cuda is missing, too.
+// PyTorch's current stream, and the properties of a device and of the current CUDA context. The one
+// symbol needed of libtorch_cuda is looked up in the process, so that the library loads where
+// libtorch_cuda is missing, too.
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <stdexcept>
 #include <string>
 
 #include "core/context.h"
+#include "core/driver.h"
 
 namespace tiled {
 namespace {
@@ -28,13 +32,15 @@ CurrentStream find_current_stream() {
   return reinterpret_cast<CurrentStream>(symbol);
 }
 
+void check(cudaError_t status, int device) {
+  if (status == cudaSuccess) return;
+  throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
+                           "\" about device " + std::to_string(device));
+}
+
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
-  const cudaError_t status = cudaDeviceGetAttribute(&value, which, device);
-  if (status != cudaSuccess) {
-    throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
-                             "\" about device " + std::to_string(device));
-  }
+  check(cudaDeviceGetAttribute(&value, which, device), device);
   return value;
 }
 
@@ -54,6 +60,30 @@ const Device& properties(int device) {
   return *slot.load();
 }
 
+// Returns the SMs that kernels of the current context run on: all of the device's, or the part that
+// a green context has. Makes the device's primary context current in a thread without a context, as
+// a launch by the runtime would: cuTensorMapEncodeTiled needs one. A context that is current is the
+// caller's, and stays.
+int sms_of_current_context(int device) {
+  static const auto get_current =
+      driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent", 4000);
+  CUcontext current = nullptr;
+  if (get_current == nullptr || get_current(&current) != CUDA_SUCCESS || current == nullptr) {
+    check(cudaSetDevice(device), device);
+    return properties(device).sms;
+  }
+#if CUDA_VERSION >= 12040
+  static const auto get_resource =
+      driver_function<decltype(&cuCtxGetDevResource)>("cuCtxGetDevResource", 12040);
+  CUdevResource resource{};
+  if (get_resource != nullptr &&
+      get_resource(current, &resource, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS) {
+    return std::clamp(static_cast<int>(resource.sm.smCount), 1, properties(device).sms);
+  }
+#endif
+  return properties(device).sms;
+}
+
 }  // namespace
 
 Context cuda_context(int device) {
@@ -63,7 +93,9 @@ Context cuda_context(int device) {
     throw std::runtime_error("torch_tiled: PyTorch has no current stream for device " +
                              std::to_string(device));
   }
-  context.sms = properties(device).sms;
+  int current_device = -1;
+  check(cudaGetDevice(&current_device), device);
+  context.sms = current_device == device ? sms_of_current_context(device) : properties(device).sms;
   context.compute_capability = properties(device).compute_capability;
   return context;
 }

@@ -15,7 +15,7 @@ using ParallelFor = void (*)(int64_t count, const std::function<void(int64_t, in
 using Allocate = std::function<void*(int64_t bytes)>;
 
 struct Context {
-  int sms = 1;                         // the GPU's SMs, or the CPU's threads
+  int sms = 1;                         // of the current CUDA context; or the CPU's threads
   int compute_capability = 0;          // 90 for sm_90; 0 on the CPU
   void* stream = nullptr;              // cudaStream_t
   Allocate allocate = nullptr;         // on the GPU

@@ -1,9 +1,11 @@
 """Which kernel and which tile `auto` picks on an H200, for every shape of the committed results.
 
 The plans need no GPU: explain() is asked for compute capability 9.0 and 132 SMs. picks.json holds
-what was picked; a change to the cost model shows here as the products that it moves. To write it:
+what was picked; a change to the cost model shows here as the products that it moves. To write the
+picks anew, and to add the shapes of results:
 
-    python tests/select/test_picks.py benchmarks/results/*.json
+    python tests/select/test_picks.py
+    python tests/select/test_picks.py benchmarks/results/h200.json
 """
 
 import json
@@ -52,7 +54,8 @@ def test_picks_are_those_on_record(dtype):
 
 
 def main(results: list[str]) -> None:
-    every = [shape for path in results for shape in shapes(json.loads(Path(path).read_text()))]
+    every = [tuple(row[: len(SHAPE)]) for row in json.loads(PICKS.read_text())]
+    every += [shape for path in results for shape in shapes(json.loads(Path(path).read_text()))]
     rows = [json.dumps([*shape, pick(*shape)]) for shape in dict.fromkeys(every)]
     PICKS.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 

@@ -1,33 +1,23 @@
 #include "kernels/common/tensor_map.h"
 
-#include <cuda_runtime_api.h>
-
 #include <stdexcept>
 #include <string>
 
-#include "kernels/common/check.h"
+#include "core/driver.h"
 
 namespace tiled::cuda {
 namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Looks the driver's function up at run time: the library is not linked against the driver.
 Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &found));
-#else
-  check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
-#endif
-  if (found != cudaDriverEntryPointSuccess) {
+  const auto encode = driver_function<Encode>("cuTensorMapEncodeTiled", 12000);
+  if (encode == nullptr) {
     throw std::runtime_error(
         "torch_tiled: this CUDA driver has no tensor maps; install a driver for CUDA 12.0 or "
         "later");
   }
-  return reinterpret_cast<Encode>(function);
+  return encode;
 }
 
 }  // namespace
@@ -53,11 +43,6 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
     stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * element_bytes;
     ++used;
   }
-  // The driver needs a current context, which the runtime makes current in a new thread only when
-  // the thread sets its device.
-  int device;
-  check(cudaGetDevice(&device));
-  check(cudaSetDevice(device));
   // Promoting L2 fetches to two cache lines pays for 16-bit rows only where they begin with a line.
   const bool two_lines = dtype == DType::kFloat32 || stride[0] % kCacheLineBytes == 0;
   void* address = const_cast<void*>(matrix.data);  // the driver does not write there

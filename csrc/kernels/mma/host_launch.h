@@ -2,6 +2,7 @@
 // Launches of kernels that consume() work tiles: tensor maps, the grid, and the workspace.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "core/order_mma.h"
@@ -19,8 +20,17 @@ template <class Tile, class Kernel>
 unsigned launch_cluster(Kernel kernel, size_t smem_bytes, int64_t blocks, int64_t sms) {
   if (Tile::kCluster > 1) return Tile::kCluster;
   if (blocks > sms || 2 * blocks <= sms) return 1;
-  static const int64_t active_x4 = max_active_clusters(kernel, 4, Tile::kThreads, smem_bytes);
-  return ceil_div(blocks, 4) <= active_x4 ? 4 : 2;
+  // Asking takes longer than a launch, so each kernel keeps the answer for the last number of SMs.
+  struct Known {
+    int32_t sms, active_x4;
+  };
+  static std::atomic<Known> known{};
+  Known now = known.load();
+  if (now.sms != sms) {
+    const int active_x4 = max_active_clusters(kernel, 4, Tile::kThreads, smem_bytes);
+    known = now = {static_cast<int32_t>(sms), active_x4};
+  }
+  return ceil_div(blocks, 4) <= now.active_x4 ? 4 : 2;
 }
 
 // Launches a kernel that consumes work tiles of params.p with the epilogue EpilogueOf<Tile>, whose
