@@ -11,7 +11,7 @@ CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build test bench docs format lint memcheck sass profile clean
+.PHONY: help build test bench docs format lint memcheck soak sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
@@ -20,6 +20,7 @@ help:
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make docs                            build the documentation in build/site'
 	@echo 'make memcheck                        random products under compute-sanitizer'
+	@echo 'make soak [ARGS="--minutes 5"]       random actions in one process on a GPU, for minutes'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
 	@echo '     KERNEL=mma_tma SHAPE=768x768x4096 ARGS="--dtype bfloat16 --layout TN"'
@@ -63,6 +64,9 @@ lint: $(VENV)/formatters
 memcheck: build
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
 	  $(IN) -m pytest tests/bits/test_fuzz.py -k end_with_their_memory $(ARGS)
+
+soak: build
+	$(IN) tools/soak.py $(ARGS)
 
 sass: build
 	$(if $(KERNEL),,$(error Say which kernel: make sass KERNEL=naive))
