@@ -10,8 +10,8 @@ from helpers.bad_calls import (
     FP16X3,
     IEEE_FP16X3,
     MMA,
+    NO_ALGORITHM,
     NO_PRECISION,
-    NO_RUNG,
     NO_SCALARS,
     NOT_IEEE,
     PASS_A_CLONE,
@@ -92,7 +92,7 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (f"a is () and b is (3,); {NO_SCALARS}", t(), t(3), {}),
         ("a is (3, 4) and b is (5, 6); a's columns must equal b's rows", t(3, 4), t(5, 6), {}),
         (f"a is torch.int64; {SUPPORTED_ARE}", t(3, dtype=torch.int64), t(3), {}),
-        (NO_RUNG, t(3), t(3), {"algorithm": "magic"}),
+        (NO_ALGORITHM, t(3), t(3), {"algorithm": "magic"}),
         (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
         (TF32_ALONE, t(3), t(3), TF32),
         (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
@@ -372,7 +372,7 @@ def test_out_of_memory_where_gradients_are_wanted_or_ruled_out(device):
 @pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
 def test_out_of_the_memory_that_a_gpu_has(algorithm):
     if not takes(algorithm, torch.float32, "cuda"):
-        pytest.skip("the rung needs another GPU")
+        pytest.skip("the algorithm needs another GPU")
     rows = torch.cuda.get_device_properties("cuda").total_memory // 2**20 + 1
     a, b = expanded("cuda", rows, 2**18)  # rows of a mebibyte
     assert_raises(
