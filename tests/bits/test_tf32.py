@@ -239,8 +239,8 @@ def test_explain_says_the_order(device, k, order):
         if k >= 64:
             assert facts.algorithm.startswith("tf32")
             groups = k // 8192 + 1
-            told = f"{3 * groups} of a's rows and {2 * groups} of b's columns in a matrix"
-            assert facts.scale_groups == f"{told}, one a chunk"
+            counts = f"{3 * groups} of a's rows and {2 * groups} of b's columns in a matrix"
+            assert facts.scale_groups == f"{counts}, one a chunk"
 
 
 # --- accuracy ------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_is_torch_tiled_s_and_so_are_its_gradients(name, device):
+def test_product_and_gradients_are_computed_by_torch_tiled(name, device):
     function, *shapes = CALLS[name]
     tensors = operands(*shapes, device=device, requires_grad=True)
     expected = function(*tensors)
