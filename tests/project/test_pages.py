@@ -85,7 +85,7 @@ def test_every_row_is_in_a_table_of_a_family(measured):
     )
 
 
-# --- what is written of few rows -----------------------------------------------------------------
+# --- pages made of a few rows --------------------------------------------------------------------
 
 
 def row(suite="square", size=512, **other):
@@ -121,8 +121,8 @@ def test_the_readme_says_where_it_is_slower():
     text = readme.write_slower(results(tf32), {"rows": odd})
     assert text == (
         "Slower than cuBLAS:\n\n"
-        "- single bfloat16 rows or columns: 1 of 3 random sizes, 0.50 at worst, 1 x 9 x 5001\n"
-        "- small bfloat16 products with K from 4001 on: 1 of them, 0.70 at worst\n"
+        "- bfloat16, single rows or columns: 1 of 3 random sizes, 0.50 at worst (1 x 9 x 5001)\n"
+        "- bfloat16, small products with K from 4001 on: 1 of 3, 0.70 at worst\n"
         '- `"tf32"` up to 512: 0.90 on average'
     )
     assert readme.write_slower(results(row()), {"rows": []}).startswith("No product")
@@ -148,7 +148,7 @@ def test_results_of_a_run_become_pages(bench, monkeypatch):
     assert "GFLOP/s per watt | peer's |" in text["results_fp32"]
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- pages and results that are refused ----------------------------------------------------------
 
 BEGIN, END = pages.markers("table")
 
