@@ -99,7 +99,7 @@ def _slower_groups(measured: dict) -> list[str]:
     for what, found in (
         ("bfloat16, weight gradients over {least_k} tokens and more", gradients),
         ("bfloat16, rows aligned to 16 bytes, not to cache lines", unaligned),
-        ("float32, batches with {least_m} to {most_m} rows each", batches),
+        ("float32, batched, {least_m} to {most_m} rows", batches),
         ('`"tf32"` up to {most_m}', tf32),
     ):
         if found and (average := mean(row["ratio"] for row in found)) < 1:

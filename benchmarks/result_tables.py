@@ -91,7 +91,7 @@ def _suites(rows: list[dict]) -> list[str]:
     for (suite, dtype, variant), found in groups.items():
         title = f"## {suite}"
         title += f", {dtype}" if len(dtypes) > 1 else ""
-        title += "" if variant == "plain" else f", {variant}"
+        title += "" if variant == "plain" else f", variant {variant}"
         about = f"The peer is {found[0]['peer']}."
         if suite in SUITES:
             description = SUITES[suite].description
