@@ -34,6 +34,7 @@ def names(device, dtype=torch.float32, precision="fp32"):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_rows_and_columns_stand_alone(device, dtype, m, n, k):
+    """Another tile, split-K or path for vectors must not change the order of a sum."""
     a = torch.randn(m, k, device=device).to(dtype)
     b = torch.randn(k, n, device=device).to(dtype)
     for algorithm in names(device, dtype):
@@ -66,6 +67,7 @@ def test_batches_stand_alone(device, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_do_not_matter(device, dtype):
+    """Operands are K-major, MN-major, strided or misaligned, which other loads and copies serve."""
     a = torch.randn(45, 1100, device=device).to(dtype)
     b = torch.randn(1100, 67, device=device).to(dtype)
     store = torch.empty(91, 3301, dtype=dtype, device=device)
@@ -92,6 +94,7 @@ def test_chunked_kernels_agree(device, m, n, k):
 
 @pytest.mark.parametrize("algorithm", NAMED)
 def test_repeats_have_the_same_bits(device, algorithm):
+    """A race or an atomic sum would show as bits that change from call to call."""
     a, b = torch.randn(50, 1500, device=device), torch.randn(1500, 70, device=device)
     first = torch_tiled.matmul(a, b, algorithm=algorithm)
     for _ in range(100 if device == "cuda" else fewer(100, 10)):
@@ -122,7 +125,7 @@ def test_order_is_as_specified(device, algorithm):
 @pytest.mark.parametrize("algorithm", NAMED)
 @pytest.mark.parametrize("k", [1, 2, 16, 33, 64, 100])
 def test_sign_of_an_underflowed_zero(device, algorithm, k):
-    """The padding of a tile adds nothing, or -0 would become +0. The last addend gives the sign."""
+    """The last addend gives the sign. If zeros that pad a tile were added, -0 would become +0."""
     tiny = torch.full((5, k), 1e-30, device=device)
     b = torch.full((k, 3), -1e-30, device=device)
     result = torch_tiled.matmul(tiny, b, algorithm=algorithm)

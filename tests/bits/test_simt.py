@@ -96,6 +96,7 @@ def test_every_tile(algorithm, tile, problem, layout):
 @needs_cuda
 @pytest.mark.parametrize("algorithm, shape, k", REMAINDERS)
 def test_every_remainder_of_k(algorithm, shape, k):
+    """A wrong end of K would lose an element, or multiply the NaN that pads aligned rows."""
     for layout, aligned in product(LAYOUTS, (False, True)):
         check(*operands((*shape, k), layout, aligned=aligned), algorithm)
 
@@ -104,6 +105,7 @@ def test_every_remainder_of_k(algorithm, shape, k):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [(), (3,), (1000,)])
 def test_every_side_of_a_small_tile(batch, layout):
+    """Sides around multiples of 16, the smallest tile, alone and in batches."""
     sides = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65)
     for m, n, aligned in product(sides, sides, (False, True)):
         check(*operands((*batch, m, n, 42), layout, aligned=aligned), "simt_small")

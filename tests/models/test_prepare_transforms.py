@@ -258,10 +258,10 @@ def test_dynamic_shapes_need_no_guards_of_ours(device):
 def test_prepare_when_compiled(device):
     compiled = torch.compile(torch_tiled.prepare, fullgraph=True, backend="aot_eager")
     b = randn(100, 30, device=device)
-    for ours, theirs in zip(*map(tree_flatten, (compiled(b), torch_tiled.prepare(b))), strict=True):
-        if isinstance(ours, list):
-            for x, y in zip(ours, theirs, strict=True):
-                assert_same_bits(x, y)
+    (ours, our_spec), (theirs, spec) = map(tree_flatten, (compiled(b), torch_tiled.prepare(b)))
+    assert our_spec == spec
+    for x, y in zip(ours, theirs, strict=True):
+        assert_same_bits(x, y)
 
 
 class Product(torch.nn.Module):

@@ -139,7 +139,7 @@ def test_outer_batch_may_be_misaligned(device, poisoned, algorithm, dtype):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stride_zero(device, poisoned, algorithm):
+def test_operands_with_a_stride_of_zero(device, poisoned, algorithm):
     row = torch.randn(40, device=device)
     col = torch.randn(40, 1, device=device)
     matrix = torch.randn(40, 33, device=device)
