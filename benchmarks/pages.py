@@ -1,4 +1,4 @@
-"""Markdown that is written from results: tables, and blocks between markers of a page."""
+"""Writes Markdown: tables, and the blocks between the markers of a page."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from rows import ResultsError
 
 
 class PageError(Exception):
-    """A page lacks a block that is to be written; the message says which."""
+    """A page lacks the markers of a block; the message says which."""
 
 
 def markers(block: str) -> tuple[str, str]:
@@ -15,7 +15,7 @@ def markers(block: str) -> tuple[str, str]:
 
 
 def with_blocks(page: Path, blocks: dict[str, str]) -> str:
-    """The text of `page` with each block, by its name, between its markers."""
+    """Returns the text of `page` with each block between the markers of its name."""
     try:
         text = page.read_text()
     except OSError as error:
@@ -30,7 +30,7 @@ def with_blocks(page: Path, blocks: dict[str, str]) -> str:
 
 
 def written(source: str, writers: dict[str, Callable[[dict], str]], measured: dict) -> dict:
-    """The text of each block. Raises ResultsError where the results lack a field."""
+    """Returns what each writer makes of the results; a missing field raises ResultsError."""
     try:
         return {name: write(measured) for name, write in writers.items()}
     except KeyError as error:
@@ -46,7 +46,7 @@ def table(headings: list[str], left: int, rows: list[list[str]]) -> str:
 
 
 def figure(value: float | None, form: str = ".3g") -> str:
-    """A number in a cell, or the dash that stands for what was not measured."""
+    """Formats a number for a cell; a dash stands for None, which was not measured."""
     return "-" if value is None else f"{value:{form}}"
 
 

@@ -1,9 +1,9 @@
-"""The generated blocks of the README: how fast, how exact, and where it is slower."""
+"""Writes the generated blocks of the README: speed and error, and what is slower than cuBLAS."""
 
 from pages import table
 from rows import mean, select
 
-LONG_K = 3000  # with this K and few tiles, bfloat16 products are slower than cuBLAS's
+LONG_K = 3000  # from this K on, small bfloat16 products may be slower than cuBLAS's
 
 
 def _auto(measured: dict, *suites: str, **wanted) -> list[dict]:
@@ -17,7 +17,7 @@ def _squares(rows: list[dict]) -> list[dict]:
 
 
 def _compared(measured: dict) -> dict[str, tuple[str, list[dict]]]:
-    """The operands and the rows of each line of the table."""
+    """For each line of the table, by its title: the operands, and the rows of the results."""
     few = [row for row in _auto(measured, "skinny", precision="fp32") if row["group"][:4] == "m = "]
     return {
         '`"fp32"`, the default': ("float32", _squares(_auto(measured, "square"))),
@@ -39,15 +39,15 @@ def _sizes(rows: list[dict]) -> str:
 def write_table(measured: dict) -> str:
     """The speed and the error of each kind of product, relative to cuBLAS's of that kind."""
     lines = []
-    for name, (what, rows) in _compared(measured).items():
+    for name, (operands, rows) in _compared(measured).items():
         if not rows:
-            lines.append([name, what, *"----"])
+            lines.append([name, operands, *"----"])
             continue
         ratios = [row["ratio"] for row in rows]
         lines.append(
             [
                 name,
-                f"{what}, {_sizes(rows)}",
+                f"{operands}, {_sizes(rows)}",
                 f"{max(row['tflops'] for row in rows):.0f}",
                 f"**{mean(ratios):.2f}**",
                 f"{min(ratios):.2f} to {max(ratios):.2f}",
@@ -59,50 +59,51 @@ def write_table(measured: dict) -> str:
 
 
 def write_slower(measured: dict, odd: dict) -> str:
-    """A list of the products that are slower than cuBLAS's, by the results and a survey."""
-    told = [*_slower_sizes(odd), *_slower_groups(measured)]
-    if not told:
+    """A list of the kinds of products that are slower than cuBLAS's."""
+    items = [*_slower_sizes(odd), *_slower_groups(measured)]
+    if not items:
         return "No product that was measured is slower than cuBLAS's."
-    return "\n".join(["Slower than cuBLAS:", "", *(f"- {each}" for each in told)])
+    return "\n".join(["Slower than cuBLAS:", "", *(f"- {item}" for item in items)])
 
 
 def _slower_sizes(odd: dict) -> list[str]:
-    """Kinds of random products: how many are slower, and by how much at worst."""
+    """Kinds of random sizes: how many products are slower, and the least ratio."""
     slower = [row for row in odd["rows"] if row["ratio"] < 1]
     single = [row for row in slower if min(row["m"], row["n"]) == 1]
     long_k = [row for row in slower if row not in single and row["k"] >= LONG_K]
-    count, told = len(odd["rows"]), []
+    count, items = len(odd["rows"]), []
     if single:
         worst = min(single, key=lambda row: row["ratio"])
         shape = f"{worst['m']} x {worst['n']} x {worst['k']}"
-        told.append(
-            f"single bfloat16 rows or columns: {len(single)} of {count} random sizes, "
-            f"{worst['ratio']:.2f} at worst, {shape}"
+        items.append(
+            f"bfloat16, single rows or columns: {len(single)} of {count} random sizes, "
+            f"{worst['ratio']:.2f} at worst ({shape})"
         )
     if long_k:
         least, worst = min(row["k"] for row in long_k), min(row["ratio"] for row in long_k)
-        told.append(
-            f"small bfloat16 products with K from {least} on: {len(long_k)} of them, "
+        items.append(
+            f"bfloat16, small products with K from {least} on: {len(long_k)} of {count}, "
             f"{worst:.2f} at worst"
         )
-    return told
+    return items
 
 
 def _slower_groups(measured: dict) -> list[str]:
-    """Groups of the suites that are slower in the mean."""
+    """Groups of products of the suites whose mean ratio is below 1."""
     gradients = _auto(measured, "mma_long_k", layout="TN")
-    part_lines = [row for row in _auto(measured, "mma_unaligned_rows") if row["m"] > 64]
+    unaligned = [row for row in _auto(measured, "mma_unaligned_rows") if row["m"] > 64]
     batches = _auto(measured, "batched", precision="fp32")
     batches = [row for row in batches if row["ratio"] < 1]
     tf32 = [row for row in _auto(measured, "tf32_square") if row["ratio"] < 1]
-    told = []
+    items = []
     for what, found in (
-        ("bfloat16 weight gradients over {k} tokens and more", gradients),
-        ("bfloat16 operands whose rows are not whole cache lines", part_lines),
-        ("float32 batches with K from {k} on", batches),
-        ('`"tf32"` up to {m}', tf32),
+        ("bfloat16, weight gradients over {least_k} tokens and more", gradients),
+        ("bfloat16, rows aligned to 16 bytes, not to cache lines", unaligned),
+        ("float32, batched, {least_m} to {most_m} rows", batches),
+        ('`"tf32"` up to {most_m}', tf32),
     ):
         if found and (average := mean(row["ratio"] for row in found)) < 1:
-            said = what.format(k=min(row["k"] for row in found), m=max(row["m"] for row in found))
-            told.append(f"{said}: {average:.2f} on average")
-    return told
+            rows, k = [row["m"] for row in found], min(row["k"] for row in found)
+            title = what.format(least_k=k, least_m=min(rows), most_m=max(rows))
+            items.append(f"{title}: {average:.2f} on average")
+    return items

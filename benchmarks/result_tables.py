@@ -1,4 +1,4 @@
-"""The pages docs/kernels/results*.md: every row of the results, and means of them."""
+"""Writes docs/kernels/results*.md: a table with every row of the results, and their means."""
 
 import report
 from pages import figure, measured_on, table
@@ -20,17 +20,28 @@ INTRO = f"""# Results
 
 {WRITTEN}
 
-Both sides multiply the same random normal data. Successive calls have different operands, so that
-none is in L2, and our passes alternate with those of the peer. The time is the median of a call
-and has all of it: splitting, product, guard, epilogue. The ratio is the peer's time divided by
-ours: above 1 we are faster. Errors are relative Frobenius errors against float64. A result is
-judged against float64 before its time is reported ([check.py](../../benchmarks/check.py)). The
-products are in [suites.py](../../benchmarks/suites.py)."""
+Each product is timed alternately with its peer, PyTorch's product of the same operands. Where a
+heading does not say otherwise, operands are random normal numbers. They are not in L2. A result is
+compared with float64 before its time is reported ([check.py](../../benchmarks/check.py)).
+[suites.py](../../benchmarks/suites.py) lists the products.
+
+| column | meaning |
+| --- | --- |
+| algorithm | what the call named: `auto`, a family or a kernel; then a variant, if any |
+| kernel, tile | what ran |
+| us | median time of a call: copies or splits of operands, product, recompute, epilogue |
+| ratio | the peer's time divided by ours; above 1, torch_tiled is faster |
+| of a copy | the time of a copy that moves as many bytes, divided by ours |
+| error | relative Frobenius error against float64 |"""
+MEANS = (
+    "Means of the ratio and of the column *of a copy*, for each suite and for each group of "
+    "products in it."
+)
 SURVEYS = """\
 ## Random sizes
 
-[survey.py](../../benchmarks/survey.py) times products of random sizes against the next multiples of
-64, which tiles fit, and against cuBLAS:"""
+[survey.py](../../benchmarks/survey.py) times products of random sizes, cuBLAS's products of the
+same sizes, and the *aligned* products, whose sizes are the next multiples of 64:"""
 
 
 def write_pages(measured: dict, surveys: dict[str, dict]) -> dict[str, str]:
@@ -42,7 +53,8 @@ def write_pages(measured: dict, surveys: dict[str, dict]) -> dict[str, str]:
             for dtype in dtypes
             for row in select(measured["rows"], dtype=dtype, precision=precision)
         ]
-        parts = [f"# {title}", WRITTEN, f"{measured_on(measured['header'])}.", *_suites(rows)]
+        parts = [f"# {title}", f"{WRITTEN} [Results](results.md) explains the columns."]
+        parts += [f"{measured_on(measured['header'])}.", *_suites(rows)]
         pages[name] = "\n\n".join(parts) + "\n"
     return pages
 
@@ -51,16 +63,15 @@ def _summary(measured: dict, surveys: dict[str, dict]) -> str:
     header = measured["header"]
     parts = [
         INTRO,
-        f"{measured_on(header)} by:",
+        f"{measured_on(header)} with:",
         f"```sh\npython {header['command_line']}\n```",
-        "Every row, with the kernel that ran and its tile:",
+        "The rows, by kind of product:",
         "\n".join(
             f"- [{title.removeprefix('Results: ')}]({name}.md)"
             for name, (title, *_) in FAMILIES.items()
         ),
         "## Geometric means",
-        "The means are of the ratio, by suite and by group in it, and of the rate of a copy that "
-        "moves as many bytes, where one was timed.",
+        MEANS,
         _means(measured),
     ]
     if header.get("overheads"):
@@ -80,9 +91,12 @@ def _suites(rows: list[dict]) -> list[str]:
     for (suite, dtype, variant), found in groups.items():
         title = f"## {suite}"
         title += f", {dtype}" if len(dtypes) > 1 else ""
-        title += "" if variant == "plain" else f", {variant}"
-        said = SUITES[suite].description if suite in SUITES else ""
-        parts += [title, f"{said[:1].upper()}{said[1:]}, against {found[0]['peer']}.", _rows(found)]
+        title += "" if variant == "plain" else f", variant {variant}"
+        about = f"The peer is {found[0]['peer']}."
+        if suite in SUITES:
+            description = SUITES[suite].description
+            about = f"{description[0].upper()}{description[1:]}. {about}"
+        parts += [title, about, _rows(found)]
     return parts
 
 
@@ -90,7 +104,7 @@ def _rows(rows: list[dict]) -> str:
     batched = any(row["batch"] > 1 for row in rows)
     copied = any(row["copy_us"] for row in rows)
     powered = any(row["gflops_per_watt"] for row in rows)
-    headings = ["layout", "asked for", "kernel", "tile", *(["batch"] if batched else [])]
+    headings = ["layout", "algorithm", "kernel", "tile", *(["batch"] if batched else [])]
     headings += ["m", "n", "k", "us", "TFLOP/s", "ratio", *(["of a copy"] if copied else [])]
     headings += ["error", "peer's error"]
     headings += ["GFLOP/s per watt", "peer's"] if powered else []
@@ -112,7 +126,7 @@ def _rows(rows: list[dict]) -> str:
 def _means(measured: dict) -> str:
     means = measured["header"]["geometric_means"]
     copied = any(mean["of_copy"] for mean in means)
-    headings = ["suite", "group", "dtype", "precision", "asked for", "kernels that ran"]
+    headings = ["suite", "group", "dtype", "precision", "algorithm", "kernels that ran"]
     headings += ["products", "ratio", *(["of a copy"] if copied else [])]
     lines = []
     for mean in means:
@@ -133,7 +147,7 @@ def _kernels(rows: list[dict], mean: dict) -> str:
 
 
 def _overheads(rows: list[dict]) -> str:
-    told = table(
+    rows_of_calls = table(
         ["call on 8x8 tensors", "passes", "us", "over PyTorch's"],
         2,
         [
@@ -146,7 +160,7 @@ def _overheads(rows: list[dict]) -> str:
             for row in rows
         ],
     )
-    return f"The host's time of a call, launches included:\n\n{told}"
+    return f"Host time of a call, launches included:\n\n{rows_of_calls}"
 
 
 def _surveys(surveys: dict[str, dict]) -> str:
@@ -166,5 +180,5 @@ def _surveys(surveys: dict[str, dict]) -> str:
                 str(slower),
             ]
         )
-    headings = ["sizes", "products", "time / aligned time, mean", "largest", "above 2"]
-    return table([*headings, "ratio, mean", "least", "below 1"], 1, rows)
+    headings = ["sizes", "products", "mean of time / aligned time", "largest", "count above 2"]
+    return table([*headings, "mean of ratio", "least", "count below 1"], 1, rows)

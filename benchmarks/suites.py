@@ -273,10 +273,10 @@ def _smoke() -> tuple[Shape, ...]:
 
 SUITES = {
     "smoke": Suite("every kernel on small problems: minutes at most on two CPU cores", _smoke()),
-    "square": Suite("m = n = k, from 128 to 16384; every kernel and layout at 4096", _square()),
-    "ladder": Suite("every kernel of float32 at squares below 4096", _ladder()),
+    "square": Suite("squares from 128 to 16384; at 4096 every kernel and every layout", _square()),
+    "ladder": Suite("every float32 kernel, on squares below 4096", _ladder()),
     "ieee": Suite(
-        "precision ieee: squares, from 2048 on in each layout, and odd sizes",
+        "squares and odd sizes in precision ieee; from 2048 on, squares in every layout",
         _ieee(),
         precisions=("ieee",),
     ),
@@ -291,72 +291,70 @@ SUITES = {
         "the layers of Llama-3-8B, GPT-2 and BERT, forward and backward", _transformer()
     ),
     "batched": Suite(
-        "many small products, and those of attention",
+        "batches of small cubes, and the products of attention",
         _batched(),
         precisions=("fp32", "ieee"),
         copy=True,
     ),
-    "prepared": Suite(
-        "b split beforehand, and the plain product", _prepared(), ("plain", "prepared")
-    ),
+    "prepared": Suite("a prepared b, beside the plain product", _prepared(), ("plain", "prepared")),
     "guard": Suite(
-        "other data: positive; with an infinite row; such that fp16x3 recomputes every element",
+        "other data at 4096: uniform; with an infinite row; such that fp16x3 flags every element",
         (Shape(4096, 4096, 4096),),
         ("plain", "uniform", "bad row", "flagged"),
         precisions=("fp32", "ieee"),
     ),
     "epilogue": Suite(
-        "a linear layer's bias and activation, and its product alone",
+        "a linear layer with bias and activation, beside its plain product",
         _epilogue(),
         ("plain", "bias", "relu", "gelu"),
         precisions=("fp32", "ieee"),
     ),
     "mma_square": Suite(
-        "m = n = k, from 512 to 16384, in each layout",
+        "squares from 512 to 16384 in every layout",
         _mma_square(),
         dtypes=("bfloat16", "float16"),
     ),
     "mma_ragged": Suite(
-        "the sizes of ragged, and ieee's odd sizes",
+        "the odd sizes of the suites ragged and ieee",
         (*_ragged(), *_odd_sizes()),
         dtypes=("bfloat16",),
     ),
     "mma_unaligned_rows": Suite(
-        "16-bit rows that are 16-byte aligned, but no whole cache lines, or not aligned at all",
+        "rows aligned to 16 bytes but not to cache lines, and few rows of odd row pitch",
         _unaligned_rows(),
         dtypes=("bfloat16",),
     ),
     "mma_decode": Suite(
-        "few rows and the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
+        "few rows times the weights of large layers", _decode(), dtypes=("bfloat16",), copy=True
     ),
     "mma_long_k": Suite(
-        "K of several chunks of the mma order", _mma_long_k(), dtypes=("bfloat16",)
+        "K of several chunks in the mma order", _mma_long_k(), dtypes=("bfloat16",)
     ),
     "mma_transformer": Suite(
-        "the layers of transformer in 16 bits", _transformer(), dtypes=("bfloat16",)
+        "the layers of the suite transformer", _transformer(), dtypes=("bfloat16",)
     ),
     "mma_epilogue": Suite(
-        "a linear layer's bias and activation in 16 bits",
+        "a linear layer with bias and activation, beside its plain product",
         _epilogue(),
         ("plain", "bias", "relu", "gelu"),
         dtypes=("bfloat16",),
     ),
     "tf32_square": Suite(
-        "precision tf32, against the vendor's: m = n = k, from 1024 to 16384, and odd sizes",
+        "squares from 1024 to 16384 and one odd size, in precision tf32 on both sides",
         _tf32_square(),
         precisions=("tf32",),
     ),
-    "kernels": Suite("each kernel of float32 by name, on shapes that it is for", _kernels()),
+    "kernels": Suite("every float32 kernel by name, on shapes that it is made for", _kernels()),
     "mma_kernels": Suite(
-        "each kernel of 16-bit floats by name, on squares and on shapes that it is for",
+        "every kernel for 16-bit floats by name, on squares and on shapes that it is made for",
         _mma_kernels(),
         dtypes=("bfloat16",),
     ),
     "tf32_kernels": Suite(
-        "each kernel of precision tf32 by name, on squares", _tf32_kernels(), precisions=("tf32",)
+        "every kernel of precision tf32 by name, on squares", _tf32_kernels(), precisions=("tf32",)
     ),
     "fp16_peer": Suite(
-        "fp16x3, which is three float16 products, against one of the vendor's",
+        "three float16 products by fp16x3, beside one by cuBLAS",
         tuple(Shape(size, size, size, layout="NT") for size in (4096, 8192)),
         ("fp16 peer",),
     ),

@@ -4,8 +4,8 @@
     python benchmarks/write_pages.py --results folder
 
 The folder has h200.json of bench_matmul.py, survey_odd.json and survey_eights.json of survey.py,
-and errors_h200.json of error_study.py. tests/project holds the pages to these files. The plots
-need matplotlib.
+and errors_h200.json of error_study.py. tests/project/test_pages.py fails where a page does not show
+these files. The plots need matplotlib.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PLOTS = {
 
 
 def texts(results: Path) -> dict[Path, str]:
-    """The text of every page that shows results. Raises ResultsError or PageError."""
+    """Returns the text of every page that shows results. Raises ResultsError or PageError."""
     file = results / "h200.json"
     measured = read(file)
     surveys = {name: read(results / f"{name}.json") for name in SURVEYS}

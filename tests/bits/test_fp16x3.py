@@ -5,7 +5,7 @@ The host's kernel runs here as well. It models the tensor core and has the bits 
 
 import pytest
 import torch
-from helpers.needs import needs_hopper
+from helpers.needs import CPU_AND_HOPPER, needs_hopper
 from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
 from helpers.reference import (
     BIAS,
@@ -24,7 +24,7 @@ import torch_tiled
 multiply, compare = FP16X3.multiply, FP16X3.compare
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
+@pytest.fixture(params=CPU_AND_HOPPER)
 def device(request):
     return request.param
 
@@ -71,14 +71,14 @@ def test_gemm_and_linear_finish_the_same_sum(device):
     a, b, c = torch.randn(33, 200), torch.randn(200, 17), torch.randn(33, 17)
     bias = torch.randn(17)
     sums = multiply(a, b, device)
-    rung = {"algorithm": "fp16x3"}
+    ways = {"algorithm": "fp16x3"}
     scaled = torch_tiled.gemm_(
-        c.to(device, copy=True), a.to(device), b.to(device), alpha=0.5, beta=2, **rung
+        c.to(device, copy=True), a.to(device), b.to(device), alpha=0.5, beta=2, **ways
     )
     assert_same(scaled.cpu(), 0.5 * sums + 2 * c)  # powers of two: one rounding in either
     for activation, f in (("none", lambda x: x), ("relu", torch.relu)):
         y = torch_tiled.linear(
-            a.to(device), b.mT.to(device), bias.to(device), activation=activation, **rung
+            a.to(device), b.mT.to(device), bias.to(device), activation=activation, **ways
         )
         assert_same(y.cpu(), f(sums + bias))
 
@@ -381,16 +381,16 @@ def test_host_and_gpu_agree_on_scales_that_change(name):
 def test_host_and_gpu_agree_on_epilogues(k, m, algorithm):
     a, weight, bias = torch.randn(m, k), torch.randn(90, k), torch.randn(90)
     c = torch.randn(m, 90)
-    rung = {"algorithm": algorithm}
+    ways = {"algorithm": algorithm}
     for alpha, beta in ((1, 1), (0.7, 0), (3.7, -0.1), (0, 2)):
-        host = torch_tiled.gemm_(c.clone(), a, weight.mT, alpha=alpha, beta=beta, **rung)
+        host = torch_tiled.gemm_(c.clone(), a, weight.mT, alpha=alpha, beta=beta, **ways)
         cuda = torch_tiled.gemm_(
-            c.cuda(), a.cuda(), weight.mT.cuda(), alpha=alpha, beta=beta, **rung
+            c.cuda(), a.cuda(), weight.mT.cuda(), alpha=alpha, beta=beta, **ways
         )
         assert_same(cuda.cpu(), host)
     for activation in ("none", "relu"):
-        host = torch_tiled.linear(a, weight, bias, activation=activation, **rung)
+        host = torch_tiled.linear(a, weight, bias, activation=activation, **ways)
         cuda = torch_tiled.linear(
-            a.cuda(), weight.cuda(), bias.cuda(), activation=activation, **rung
+            a.cuda(), weight.cuda(), bias.cuda(), activation=activation, **ways
         )
         assert_same(cuda.cpu(), host)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from helpers.mma import (
     FINITE,
+    MMA_ALGORITHMS,
     OPERANDS,
-    RUNGS,
     check,
     each_16bit_dtype,
     multiply,
     not_finite,
 )
-from helpers.needs import needs_hopper
+from helpers.needs import CPU_AND_HOPPER
 from helpers.operands import LAYOUTS, in_layout
 from helpers.reference import ACTIVATIONS, assert_same, assert_within, bound, product
 from helpers.specification import chunked_product, fma, mma_product
@@ -23,7 +23,7 @@ from helpers.thinning import pairwise
 import torch_tiled
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
+@pytest.fixture(params=CPU_AND_HOPPER)
 def device(request):
     return request.param
 
@@ -130,7 +130,7 @@ def test_views_and_batches(device, dtype):
 
 @pairwise
 @each_16bit_dtype
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", MMA_ALGORITHMS)
 @pytest.mark.parametrize("alpha, beta", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
 def test_gemm_finishes_the_same_sum(device, dtype, algorithm, alpha, beta):
     a, b, c = (torch.randn(*shape).to(dtype) for shape in ((33, 200), (200, 24), (33, 24)))
@@ -144,7 +144,7 @@ def test_gemm_finishes_the_same_sum(device, dtype, algorithm, alpha, beta):
 
 @pairwise
 @each_16bit_dtype
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", MMA_ALGORITHMS)
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_linear_finishes_the_same_sum(device, dtype, algorithm, activation):
     x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((33, 200), (24, 200), (24,)))

@@ -113,6 +113,7 @@ def test_tiles_of_two_boxes(missing, layout, dtype):
     [(1, 64, 72, 40000), (1, 300, 520, 24600), (3, 130, 201, 16400), (2, 3, 40, 100000)],
 )
 def test_split_k(batch, m, n, k, layout, dtype):
+    """Several blocks share K. Their partial sums, added in order, have the bits of one block."""
     a = in_layout(torch.randn(batch, m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(batch, k, n, device="cuda").to(dtype), layout[1])
     plan = torch_tiled.explain(a, b, algorithm="mma_tma")

@@ -1,8 +1,7 @@
 """One sum, one order: an element's bits depend on its row, its column and K alone.
 
-Every kernel keeps this by itself. Kernels of one order have the same bits, on every device and
-whatever `auto` picks on CUDA. The orders are the chunked one, that of fp16x3, that of mma and that
-of tf32 (csrc/core/order_*.h); naive is the plain sum.
+Kernels of one order have the same bits on every device, so what `auto` picks on CUDA changes none.
+The orders are chunked, fp16x3, mma and tf32 (csrc/core/order_*.h); naive is the plain sum.
 """
 
 from itertools import product
@@ -16,25 +15,26 @@ from helpers.thinning import fewer
 
 import torch_tiled
 
-RUNGS = torch_tiled.algorithms()
+NAMED = torch_tiled.algorithms()  # all but "auto"
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [(1, 1, 7), (33, 65, 1000), (64, 130, 1024), (70, 17, 1025), (129, 63, 4099)]
 
 # The sizes of test_ieee_at_every_size.
 ROWS = (1, 2, 3, 8, 16, 17, 31, 32, 33, 64, 127, 128, 129, 257, 1024)
-FEW_ROWS, SLOW_RUNGS = (1, 17, 33, 129), ("tiled16", "tiled32")
+FEW_ROWS, SLOW = (1, 17, 33, 129), ("tiled16", "tiled32")
 SIDES = (1, 7, 64, 129, 1000, 4096, 11008)  # columns and K
 
 
 def names(device, dtype=torch.float32, precision="fp32"):
     """The algorithms that take such operands. On the CPU `auto` is torch.matmul and left out."""
-    rungs = [name for name in RUNGS if takes(name, dtype, device, precision)]
-    return [*rungs, "auto"] if device == "cuda" else rungs
+    taken = [name for name in NAMED if takes(name, dtype, device, precision)]
+    return [*taken, "auto"] if device == "cuda" else taken
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_rows_and_columns_stand_alone(device, dtype, m, n, k):
+    """Another tile, split-K or path for vectors must not change the order of a sum."""
     a = torch.randn(m, k, device=device).to(dtype)
     b = torch.randn(k, n, device=device).to(dtype)
     for algorithm in names(device, dtype):
@@ -67,6 +67,7 @@ def test_batches_stand_alone(device, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_do_not_matter(device, dtype):
+    """Operands are K-major, MN-major, strided or misaligned, which other loads and copies serve."""
     a = torch.randn(45, 1100, device=device).to(dtype)
     b = torch.randn(1100, 67, device=device).to(dtype)
     store = torch.empty(91, 3301, dtype=dtype, device=device)
@@ -91,8 +92,9 @@ def test_chunked_kernels_agree(device, m, n, k):
             assert torch.equal(torch_tiled.matmul(a, b, algorithm=algorithm), expected), algorithm
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_repeats_have_the_same_bits(device, algorithm):
+    """A race or an atomic sum would show as bits that change from call to call."""
     a, b = torch.randn(50, 1500, device=device), torch.randn(1500, 70, device=device)
     first = torch_tiled.matmul(a, b, algorithm=algorithm)
     for _ in range(100 if device == "cuda" else fewer(100, 10)):
@@ -103,11 +105,11 @@ def test_ieee_is_the_chunked_order(device):
     a, b = torch.randn(50, 1500, device=device), torch.randn(1500, 70, device=device)
     for algorithm in names(device, precision="ieee"):
         ieee = torch_tiled.matmul(a, b, algorithm=algorithm, precision="ieee")
-        rung = "tiled" if algorithm == "auto" else algorithm
-        assert torch.equal(ieee, torch_tiled.matmul(a, b, algorithm=rung))
+        named = "tiled" if algorithm == "auto" else algorithm
+        assert torch.equal(ieee, torch_tiled.matmul(a, b, algorithm=named))
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_order_is_as_specified(device, algorithm):
     """The chunked order and that of fp16x3, to the bit."""
     k = 2100
@@ -120,10 +122,10 @@ def test_order_is_as_specified(device, algorithm):
     assert torch.equal(result.cpu(), expected)
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", NAMED)
 @pytest.mark.parametrize("k", [1, 2, 16, 33, 64, 100])
 def test_sign_of_an_underflowed_zero(device, algorithm, k):
-    """The padding of a tile adds nothing, or -0 would become +0. The last addend gives the sign."""
+    """The last addend gives the sign. If zeros that pad a tile were added, -0 would become +0."""
     tiny = torch.full((5, k), 1e-30, device=device)
     b = torch.full((k, 3), -1e-30, device=device)
     result = torch_tiled.matmul(tiny, b, algorithm=algorithm)
@@ -132,7 +134,7 @@ def test_sign_of_an_underflowed_zero(device, algorithm, k):
 
 @needs_cuda
 @pytest.mark.parametrize("m, n, k", SIZES)
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_cpu_and_cuda_agree(algorithm, m, n, k):
     """The host's kernel of a name is its executable specification, and has the same bits."""
     for dtype in DTYPES:
@@ -144,6 +146,9 @@ def test_cpu_and_cuda_agree(algorithm, m, n, k):
         assert torch.equal(cuda.cpu(), host), dtype
 
 
+# --- precision ieee in every size and layout -----------------------------------------------------
+
+
 def layouts(matrix):
     """The matrix row-major, column-major, and misaligned by one element."""
     store = matrix.new_empty(*matrix.shape[:-1], matrix.shape[-1] + 1)
@@ -151,10 +156,10 @@ def layouts(matrix):
     return {"N": matrix, "T": matrix.mT.contiguous().mT, "misaligned": misaligned}
 
 
-def check_ieee(rungs, a_layouts, b_layouts, expected):
+def check_ieee(algorithms, a_layouts, b_layouts, expected):
     """Holds each algorithm to these bits in every layout of both operands, over memory of NaN."""
     pairs = list(product(a_layouts, b_layouts))
-    for algorithm in rungs:
+    for algorithm in algorithms:
         outs = expected.new_full((len(pairs), *expected.shape), torch.nan)
         for out, (x, y) in zip(outs, pairs, strict=True):
             a, b = a_layouts[x], b_layouts[y]
@@ -167,8 +172,8 @@ def check_ieee(rungs, a_layouts, b_layouts, expected):
 
 def chunked(a):
     """The algorithms in the chunked order, which alone `auto` can pick for precision ieee."""
-    rungs = names(a.device.type, precision="ieee")
-    return [name for name in rungs if order(name, a, "ieee") == "chunked"]
+    taken = names(a.device.type, precision="ieee")
+    return [name for name in taken if order(name, a, "ieee") == "chunked"]
 
 
 @needs_cuda
@@ -179,8 +184,8 @@ def test_ieee_at_every_size(n, k):
     whole = torch_tiled.matmul(a, b, algorithm="tiled64")
     b_layouts = layouts(b)
     for m in ROWS:
-        rungs = [name for name in chunked(a) if m in FEW_ROWS or name not in SLOW_RUNGS]
-        check_ieee(rungs, layouts(a[:m]), b_layouts, whole[:m])
+        algorithms = [name for name in chunked(a) if m in FEW_ROWS or name not in SLOW]
+        check_ieee(algorithms, layouts(a[:m]), b_layouts, whole[:m])
 
 
 @needs_cuda

@@ -5,7 +5,7 @@ test_fp16x3.py and test_tf32.py hold the promises of one of them.
 
 import pytest
 import torch
-from helpers.needs import needs_hopper
+from helpers.needs import CPU_AND_HOPPER, needs_hopper
 from helpers.operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finite
 from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
 from helpers.scaled import FP16X3, TF32
@@ -28,7 +28,7 @@ def each_kind_and(names, *, fp16x3, tf32):
     return pytest.mark.parametrize(f"kind, {names}", values, ids=ids)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
+@pytest.fixture(params=CPU_AND_HOPPER)
 def device(request):
     return request.param
 

@@ -1,7 +1,7 @@
 """The kernels on CUDA cores: every tile, every layout, split-K and epilogues.
 
-They sum in the chunked order, so that tiled64 is the reference to the bit; other tests hold it to
-float64. A problem is (*batch, m, n, k).
+They sum in the chunked order, so tiled64 is the reference to the bit; other tests compare tiled64
+with float64. A problem is (*batch, m, n, k).
 """
 
 from itertools import product
@@ -9,21 +9,21 @@ from itertools import product
 import pytest
 import torch
 from helpers.memory import no_more_memory
-from helpers.needs import needs_cuda, needs_hopper
+from helpers.needs import CPU_AND_HOPPER, needs_cuda, needs_hopper
+from helpers.operands import LAYOUTS
 
 import torch_tiled
 
-RUNGS = [
+KERNELS = [
     pytest.param("simt_small", marks=needs_cuda),
     pytest.param("simt_cp_async", marks=needs_cuda),
     pytest.param("simt_tma", marks=needs_hopper),
     pytest.param("simt_skinny", marks=needs_hopper),
 ]
 SIMT = pytest.param("simt", marks=needs_cuda)
-LAYOUTS = ("NN", "NT", "TN", "TT")
 
-# Problems for which an H200 or H100 picks each tile. simt_small gets many matrices, of which the
-# last block has fewer, or one matrix of many tiles.
+# Problems for which the plan for 132 SMs (H100, H200) picks each tile. simt_small gets a batch
+# whose last block has fewer matrices than the others, or one matrix of many tiles.
 TILES = [
     ("simt_small", "16x16", (1003, 16, 12, 40)),
     ("simt_small", "32x32", (1003, 32, 28, 40)),
@@ -96,6 +96,7 @@ def test_every_tile(algorithm, tile, problem, layout):
 @needs_cuda
 @pytest.mark.parametrize("algorithm, shape, k", REMAINDERS)
 def test_every_remainder_of_k(algorithm, shape, k):
+    """A wrong end of K would lose an element, or multiply the NaN that pads aligned rows."""
     for layout, aligned in product(LAYOUTS, (False, True)):
         check(*operands((*shape, k), layout, aligned=aligned), algorithm)
 
@@ -104,6 +105,7 @@ def test_every_remainder_of_k(algorithm, shape, k):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [(), (3,), (1000,)])
 def test_every_side_of_a_small_tile(batch, layout):
+    """Sides around multiples of 16, the smallest tile, alone and in batches."""
     sides = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65)
     for m, n, aligned in product(sides, sides, (False, True)):
         check(*operands((*batch, m, n, 42), layout, aligned=aligned), "simt_small")
@@ -149,7 +151,7 @@ def test_every_short_operand(short, layout, few):
         check(a, b, "simt_skinny")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_hopper)])
+@pytest.mark.parametrize("device", CPU_AND_HOPPER)
 def test_another_kernel_takes_what_no_tensor_map_reads(device):
     """The long operand is not aligned to 16 bytes, or strided, or has a stride of 0."""
     x, store = torch.randn(9, 600, device=device), torch.randn(1300, 1300, device=device)
@@ -195,7 +197,7 @@ def test_split_k(algorithm, problem, layout):
     check(a, b, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", KERNELS)
 def test_views(algorithm):
     store = torch.randn(3, 5, 703, 1105, device="cuda")
     a = store[:, :1, 1:401, 3:603]  # misaligned, broadcast over 5
@@ -210,7 +212,7 @@ def test_views(algorithm):
         check(b.mT, a.mT, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
+@pytest.mark.parametrize("algorithm", [*KERNELS, SIMT])
 @pytest.mark.parametrize("m, n", [(5, 300), (300, 5), (40, 60)])
 @pytest.mark.parametrize("k", [100, 2100])
 def test_batches(algorithm, m, n, k):
@@ -224,7 +226,7 @@ def test_batches(algorithm, m, n, k):
             check(a.movedim(0, -3), b.movedim(0, -3), algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
+@pytest.mark.parametrize("algorithm", [*KERNELS, SIMT])
 def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
     """No view can merge them, so that a kernel without tensor maps takes the product."""
     store = torch.randn(6, 6, 6, 6, 90, 100, device="cuda")
@@ -232,7 +234,7 @@ def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
     check(a, a.mT, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", KERNELS)
 @pytest.mark.parametrize("m, n", [(90, 128), (90, 131), (90, 13), (20001, 30), (20001, 64)])
 @pytest.mark.parametrize("k", [100, 5000])
 def test_epilogues(algorithm, m, n, k):
@@ -243,18 +245,18 @@ def test_epilogues(algorithm, m, n, k):
         for each in (None, bias[:n], bias[::2]):
             calls = (
                 torch_tiled.linear(
-                    x, weight, each, activation=activation, algorithm=rung, precision="ieee"
+                    x, weight, each, activation=activation, algorithm=name, precision="ieee"
                 )
-                for rung in ("tiled64", algorithm)
+                for name in ("tiled64", algorithm)
             )
             assert torch.equal(*calls)
     c = torch.randn(m, n, device="cuda")
     for out in (c, c.mT.contiguous().mT, torch.randn(m, n + 1, device="cuda")[:, 1:]):
         for alpha, beta in ((1, 1), (0.5, -2), (2, 0)):
             results = []
-            for rung in ("tiled64", algorithm):
+            for name in ("tiled64", algorithm):
                 results.append(out.clone(memory_format=torch.preserve_format))
-                torch_tiled.gemm_(results[-1], x, weight.mT, alpha=alpha, beta=beta, algorithm=rung)
+                torch_tiled.gemm_(results[-1], x, weight.mT, alpha=alpha, beta=beta, algorithm=name)
             assert torch.equal(*results)
 
 
@@ -282,7 +284,7 @@ def test_another_kernel_computes_if_partial_sums_do_not_fit():
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("algorithm", [*RUNGS, SIMT])
+@pytest.mark.parametrize("algorithm", [*KERNELS, SIMT])
 @pytest.mark.parametrize("problem", [(130, 500, 3000), (12, 500, 3000), (300, 40, 50, 60)])
 def test_capture(algorithm, problem, collected):
     a, b = operands(problem, "NT")

@@ -5,7 +5,7 @@ The host's kernel models the tensor core and has the bits of a Hopper GPU.
 
 import pytest
 import torch
-from helpers.needs import needs_hopper
+from helpers.needs import CPU_AND_HOPPER, needs_hopper
 from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
 from helpers.reference import (
     ACTIVATIONS,
@@ -28,7 +28,7 @@ multiply, compare = TF32.multiply, TF32.compare
 WAYS = TF32.ways
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
+@pytest.fixture(params=CPU_AND_HOPPER)
 def device(request):
     return request.param
 
@@ -239,8 +239,8 @@ def test_explain_says_the_order(device, k, order):
         if k >= 64:
             assert facts.algorithm.startswith("tf32")
             groups = k // 8192 + 1
-            told = f"{3 * groups} of a's rows and {2 * groups} of b's columns in a matrix"
-            assert facts.scale_groups == f"{told}, one a chunk"
+            counts = f"{3 * groups} of a's rows and {2 * groups} of b's columns in a matrix"
+            assert facts.scale_groups == f"{counts}, one a chunk"
 
 
 # --- accuracy ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from helpers.thinning import pairwise
 
 import torch_tiled
 
-RUNGS = torch_tiled.algorithms()
+NAMED = torch_tiled.algorithms()  # all but "auto"
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FLOATS_16BIT = [torch.float16, torch.bfloat16]
 BITS = {
@@ -22,7 +22,7 @@ BITS = {
     torch.bfloat16: torch.int16,
 }
 
-every_algorithm = pytest.mark.parametrize("algorithm", RUNGS)
+every_algorithm = pytest.mark.parametrize("algorithm", NAMED)
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 every_16bit_float = pytest.mark.parametrize("dtype", FLOATS_16BIT, ids=str)
 
@@ -38,8 +38,8 @@ def random_patterns(dtype, count):
     return torch.randint(0, 256, (count * size,), dtype=torch.uint8).view(dtype)
 
 
-def assert_same_bits(actual, expected):
-    """Asserts equal bits. Any NaN equals any other, and -0 equals +0: sums start at +0."""
+def assert_same_values(actual, expected):
+    """Asserts equal values: any NaN equals any other, and -0 equals +0, since sums start at +0."""
     assert actual.dtype == expected.dtype
     actual, expected = actual.cpu(), expected.cpu()
     differ = actual.view(BITS[actual.dtype]) != expected.view(BITS[actual.dtype])
@@ -59,8 +59,8 @@ def test_every_16bit_float_times_one_is_itself(device, dtype, algorithm):
     x = all_16bit_floats(dtype).to(device)
     one = torch.ones(1, 1, dtype=dtype, device=device)
     column, row = x[:, None], x[None, :]
-    assert_same_bits(torch_tiled.matmul(column, one, algorithm=algorithm), column)
-    assert_same_bits(torch_tiled.matmul(one, row, algorithm=algorithm), row)
+    assert_same_values(torch_tiled.matmul(column, one, algorithm=algorithm), column)
+    assert_same_values(torch_tiled.matmul(one, row, algorithm=algorithm), row)
 
 
 @every_algorithm
@@ -69,7 +69,7 @@ def test_every_16bit_float_widens_exactly(device, dtype, algorithm):
     x = all_16bit_floats(dtype).to(device)[:, None]
     one = torch.ones(1, 1, dtype=dtype, device=device)
     wide = torch_tiled.matmul(x, one, algorithm=algorithm, out_dtype=torch.float32)
-    assert_same_bits(wide, x.cpu().float())
+    assert_same_values(wide, x.cpu().float())
 
 
 @every_algorithm
@@ -79,7 +79,7 @@ def test_product_of_two_is_rounded_once(device, dtype, algorithm):
     a = random_patterns(dtype, 600)[:, None]
     b = random_patterns(dtype, 400)[None, :]
     actual = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
-    assert_same_bits(actual, a * b)
+    assert_same_values(actual, a * b)
 
 
 @every_algorithm
@@ -89,7 +89,7 @@ def test_products_of_special_values(device, dtype, algorithm):
     x = [0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, top, -top, smallest, -smallest]
     a, b = torch.tensor(x, dtype=dtype)[:, None], torch.tensor(x, dtype=dtype)[None, :]
     actual = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
-    assert_same_bits(actual, a * b)
+    assert_same_values(actual, a * b)
 
 
 @every_algorithm
@@ -98,7 +98,7 @@ def test_every_16bit_float_times_few_is_rounded_to_nearest_even(device, dtype, a
     x = all_16bit_floats(dtype)[:, None]
     few = torch.tensor([[1.5, 0.75, 1.25, 3.0, 2.0**-7, 3 * 2.0**-12, 5 * 2.0**6]], dtype=dtype)
     actual = torch_tiled.matmul(x.to(device), few.to(device), algorithm=algorithm)
-    assert_same_bits(actual, x * few)
+    assert_same_values(actual, x * few)
 
 
 # --- rounding of the sum -------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_sum_is_rounded_to_16_bits_as_by_torch(device, dtype, algorithm):
     a, b = a.to(device), b[:, None].to(device)
     wide = torch_tiled.matmul(a, b, algorithm=algorithm, out_dtype=torch.float32)
     assert torch.equal(wide.cpu()[:, 0], x)
-    assert_same_bits(torch_tiled.matmul(a, b, algorithm=algorithm)[:, 0], x.to(dtype))
+    assert_same_values(torch_tiled.matmul(a, b, algorithm=algorithm)[:, 0], x.to(dtype))
 
 
 @every_algorithm
@@ -239,14 +239,14 @@ def test_one_hot_rows_pick_elements(device, algorithm, dtype):
         if order(algorithm, one_hot) == "fp16x3":
             assert_within(actual, expected.double(), one_hot_bound(expected))
         else:
-            assert_same_bits(actual, expected)
+            assert_same_values(actual, expected)
 
 
 # --- NaN and Inf ---------------------------------------------------------------------------------
 
 
 @pairwise
-@pytest.mark.parametrize("algorithm", [*RUNGS, "auto"])
+@pytest.mark.parametrize("algorithm", [*NAMED, "auto"])
 @every_float
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (17, 33, 65), (65, 129, 33)], ids=str)
 def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):

@@ -29,7 +29,7 @@ SUPPORTED_ARE = (
     "supported are float32, float64, float16 and bfloat16: convert it, for example with "
     ".to(torch.float32)"
 )
-NO_RUNG = f'there is no algorithm "magic"; choose {ALGORITHMS}'
+NO_ALGORITHM = f'there is no algorithm "magic"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
 FLOAT32_ONLY = (
     'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes, or '
@@ -141,8 +141,11 @@ MATMUL = {
         ]
     },
     # options
-    "algorithm": (lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="magic"), NO_RUNG),
-    "algorithm_empty_result": (lambda m, t: m.matmul(t(0, 2), t(2, 0), algorithm="magic"), NO_RUNG),
+    "algorithm": (lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="magic"), NO_ALGORITHM),
+    "algorithm_empty_result": (
+        lambda m, t: m.matmul(t(0, 2), t(2, 0), algorithm="magic"),
+        NO_ALGORITHM,
+    ),
     "precision": (lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
     "precision_float64": (
         lambda m, t: m.matmul(
@@ -214,7 +217,7 @@ MATMUL = {
     ),
     "out_algorithm": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), out=t(2, 2), algorithm="magic"),
-        NO_RUNG,
+        NO_ALGORITHM,
     ),
     "out_expanded": (
         lambda m, t: m.matmul(t(2, 3), t(3, 4), out=t(2, 1).expand(2, 4)),
@@ -278,7 +281,7 @@ GEMM = {
         lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2, dtype=torch.float64)),
         f"a is torch.float32 and b is torch.float64; {ONE_DTYPE}",
     ),
-    "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="magic"), NO_RUNG),
+    "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="magic"), NO_ALGORITHM),
     "precision": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **TF32), TF32_ALONE),
     "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
@@ -347,7 +350,7 @@ LINEAR = {
         lambda m, t: m.linear(t(2, 3), t(4, 3), activation="swish"),
         'there is no activation "swish"; choose none, relu, gelu, gelu_tanh, tanh or silu',
     ),
-    "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="magic"), NO_RUNG),
+    "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="magic"), NO_ALGORITHM),
     "precision": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="fp8"), NO_PRECISION),
     "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **TF32), TF32_ALONE),
     "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),

@@ -1,4 +1,4 @@
-"""Views of operands, and the number of graphs that torch.compile makes."""
+"""Strided views of operands, and the number of graphs that torch.compile makes."""
 
 import torch
 from torch.testing import assert_close
@@ -10,7 +10,7 @@ def randn(*shape, device, dtype=torch.float32, requires_grad=False):
     return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
 
 
-LAYOUTS = {
+VIEWS = {
     "plain": lambda *shape, **kw: randn(*shape, **kw),
     "transposed": lambda *shape, **kw: randn(*shape[:-2], *shape[:-3:-1], **kw).mT,
     "strided": lambda *shape, **kw: randn(*shape[:-1], 2 * shape[-1], **kw)[..., ::2],
@@ -20,7 +20,7 @@ LAYOUTS = {
 
 
 def count_compilations(f, inputs):
-    """How many graphs serve all inputs, with dynamic shapes."""
+    """Returns how many graphs are compiled for these inputs with dynamic shapes."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend=counter)
     for args in inputs:

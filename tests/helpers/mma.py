@@ -1,4 +1,4 @@
-"""Operands of 16-bit floats, and what holds the mma kernels to each other."""
+"""Operands of 16-bit floats, and comparisons of the mma kernels with each other."""
 
 import pytest
 import torch
@@ -7,23 +7,23 @@ from helpers.specification import mma_product
 
 import torch_tiled
 
-RUNGS = ("mma_sync", "mma_unaligned", "mma_tma", "mma")
+MMA_ALGORITHMS = ("mma_sync", "mma_unaligned", "mma_tma", "mma")
 
 each_16bit_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 def multiply(a, b, device, **options):
-    """The product on a device, back on the host. All mma kernels, and `auto` on a GPU, have its
-    bits."""
+    """Multiplies on a device and returns the product on the host. Asserts that all mma kernels, and
+    `auto` on a GPU, have the same bits."""
     a, b = a.to(device), b.to(device)
     result = torch_tiled.matmul(a, b, algorithm="mma", **options)
-    for algorithm in (*RUNGS, *(["auto"] if device == "cuda" else [])):
+    for algorithm in (*MMA_ALGORITHMS, *(["auto"] if device == "cuda" else [])):
         assert_same(torch_tiled.matmul(a, b, algorithm=algorithm, **options), result)
     return result.cpu()
 
 
 def check(a, b, device):
-    """Holds float32 and 16-bit results to the specification, to the bit."""
+    """Asserts that float32 and 16-bit results have the bits of the specification."""
     expected = mma_product(a, b)
     assert_same(multiply(a, b, device, out_dtype=torch.float32), expected)
     assert_same(multiply(a, b, device), expected.to(a.dtype))
@@ -106,9 +106,9 @@ OPERANDS = FINITE | {
 
 
 def compare(a, b, **options):
-    """Holds the mma kernels of a GPU to the bits of the host's."""
+    """Asserts that the mma kernels of a GPU have the bits of the host's."""
     host = torch_tiled.matmul(a, b, algorithm="mma", **options)
-    for algorithm in (*RUNGS, "auto"):
+    for algorithm in (*MMA_ALGORITHMS, "auto"):
         for _ in range(3):  # a race may show in one call only
             cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm, **options)
             assert_same(cuda.cpu(), host)

@@ -1,4 +1,4 @@
-"""Marks of tests that are skipped on machines without some GPU."""
+"""Marks and devices of tests that are skipped on machines without some GPU."""
 
 import pytest
 import torch
@@ -8,3 +8,6 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 needs_hopper = pytest.mark.skipif(
     not takes("fp16x3", torch.float32, "cuda"), reason="no Hopper GPU"
 )
+
+# Devices whose tensor-core kernels have the specified bits: the host models those of Hopper.
+CPU_AND_HOPPER = ["cpu", pytest.param("cuda", marks=needs_hopper)]

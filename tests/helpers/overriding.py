@@ -1,35 +1,23 @@
-"""Functions and counts for tests of torch_tiled.override."""
+"""Operands, functions and a count of products, for tests of torch_tiled.override."""
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from helpers.calls import Calls
+
+# PyTorch's operators that compute products.
+THEIRS = (
+    *("mm", "bmm", "mv", "dot", "matmul", "linear"),
+    *("addmm", "addmm_", "addmv", "addmv_", "addbmm", "addbmm_", "baddbmm", "baddbmm_"),
+)
 
 
-class Products(TorchDispatchMode):
-    """Records the names of the operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
+class Products(Calls):
+    """A record of operators that counts products."""
 
     def products(self):
-        """How many products PyTorch computed, and how many torch_tiled."""
-        theirs = (
-            "aten::mm",
-            "aten::bmm",
-            "aten::addmm",
-            "aten::baddbmm",
-            "aten::mv",
-            "aten::addmv",
-        )
-        theirs += ("aten::linear", "aten::matmul", "aten::dot", "aten::addmm_", "aten::addmv_")
-        theirs += ("aten::baddbmm_", "aten::addbmm", "aten::addbmm_")
-        names = [name.partition(".")[0] for name in self.names]
-        return sum(name in theirs for name in names), sum("tiled::" in name for name in names)
+        """Returns how many products PyTorch computed, and how many torch_tiled."""
+        theirs = [name for name in self.names("aten") if name[6:].partition(".")[0] in THEIRS]
+        return len(theirs), len(self.names())
 
 
 def operands(*shapes, device="cpu", dtype=torch.float64, **options):

@@ -1,4 +1,4 @@
-"""Presplit operands, frozen layers, and what holds both to their unsplit twins."""
+"""Presplit operands, frozen layers, and comparisons of both with their unsplit twins."""
 
 import copy
 
@@ -39,7 +39,7 @@ def assert_same_bits(x, y):
 
 
 def hard_columns(k, n, device):
-    """A random matrix whose first columns are hard to split, each for another reason."""
+    """A random matrix whose first and last six columns are hard to split, each in another way."""
     b = randn(k, n, device=device)
     columns = [
         lambda x: x * 0,

@@ -20,8 +20,8 @@ class Kind:
     name: str  # the name of its order
     ways: dict
     with_flags: Callable
-    multiply: Callable  # a product on a device, returned on the host
-    compare: Callable  # holds the kernels of a GPU to the host's
+    multiply: Callable  # multiplies on a device, returns the product on the host
+    compare: Callable  # asserts that the kernels of a GPU have the bits of the host's
 
 
 def multiply_fp16x3(a, b, device):
@@ -43,7 +43,7 @@ def compare_fp16x3(a, b):
 
 
 def multiply_tf32(a, b, device):
-    """Outputs are full of NaN before."""
+    """Writes into outputs full of NaN, so that an element that is not written shows."""
     a, b = a.to(device), b.to(device)
     result = torch_tiled.matmul(a, b, **TF32.ways)
     for algorithm in (*TF32_KERNELS, *(["auto"] if device == "cuda" else [])):

@@ -68,12 +68,12 @@ def test_strict_names_each_product_where_it_is(where):
     names = ["torch.Tensor.matmul", "torch.functional.tensordot"]
     names += ["torch.nn.functional.linear", "torch.dot"]
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    for run, told in ((function, names), (compiled, names), (compiled, [])):
+    for run, expected in ((function, names), (compiled, names), (compiled, [])):
         with warnings.catch_warnings(record=True) as record, statement:
             warnings.simplefilter("always")
             run(x)
         texts = [str(warning.message) for warning in record]
-        assert [text.split("PyTorch computes ")[1].split(",")[0] for text in texts] == told
+        assert [text.split("PyTorch computes ")[1].split(",")[0] for text in texts] == expected
         assert {warning.filename for warning in record} <= {__file__}
         if run is function:
             line = leaves_to_pytorch.__code__.co_firstlineno + 1

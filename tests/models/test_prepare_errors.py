@@ -98,7 +98,7 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls_fail_alike(device, name):
+def test_bad_calls_raise_the_same_sentence_on_meta_tensors(device, name):
     skip_without_presplit(device)
     call, sentence = BAD_CALLS[name]
     texts = []

@@ -10,8 +10,8 @@ from helpers.bad_calls import (
     FP16X3,
     IEEE_FP16X3,
     MMA,
+    NO_ALGORITHM,
     NO_PRECISION,
-    NO_RUNG,
     NO_SCALARS,
     NOT_IEEE,
     PASS_A_CLONE,
@@ -62,7 +62,7 @@ def test_bad_call(device, api, call, sentence):
 
 
 @pytest.mark.parametrize("call, sentence", BAD_CALLS)
-def test_bad_call_fails_alike_on_meta_tensors(call, sentence):
+def test_bad_call_raises_the_same_sentence_on_meta_tensors(call, sentence):
     assert_raises(sentence, call, torch.ops.tiled, zeros_on("meta"))
 
 
@@ -92,7 +92,7 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (f"a is () and b is (3,); {NO_SCALARS}", t(), t(3), {}),
         ("a is (3, 4) and b is (5, 6); a's columns must equal b's rows", t(3, 4), t(5, 6), {}),
         (f"a is torch.int64; {SUPPORTED_ARE}", t(3, dtype=torch.int64), t(3), {}),
-        (NO_RUNG, t(3), t(3), {"algorithm": "magic"}),
+        (NO_ALGORITHM, t(3), t(3), {"algorithm": "magic"}),
         (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
         (TF32_ALONE, t(3), t(3), TF32),
         (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
@@ -158,7 +158,7 @@ def test_precision_is_ignored_but_for_float32(device, dtype):
         (lambda t: torch_tiled.linear(None, t), "tiled::linear: x is None; it must be a tensor"),
     ],
 )
-def test_none_is_no_operand(device, call, sentence):
+def test_none_is_refused(device, call, sentence):
     assert_raises(sentence, call, torch.zeros(2, 2, device=device))
     assert_still_multiplies(device)
 
@@ -167,7 +167,7 @@ def test_none_is_no_operand(device, call, sentence):
     "value, kind", [(3, "int"), (2.5, "float"), (np.ones((2, 2), np.float32), "ndarray")], ids=str
 )
 @pytest.mark.parametrize("api", APIS, ids=["torch_tiled", "torch.ops.tiled"])
-def test_numbers_and_arrays_are_no_operands(device, api, value, kind):
+def test_numbers_and_arrays_are_refused(device, api, value, kind):
     """PyTorch's dispatcher refuses numbers and arrays, as for its own operators."""
     x = torch.zeros(2, 2, device=device)
     for name, call in (
@@ -272,7 +272,7 @@ def test_operands_are_on_one_device(api, other):
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "auto"])
-def test_written_tensor_shares_no_memory(device, algorithm):
+def test_output_that_shares_memory_is_refused(device, algorithm):
     memory = torch.arange(64.0, device=device)
     before = memory.clone()
     a, b = memory[0:4].view(2, 2), memory[4:8].view(2, 2)
@@ -372,7 +372,7 @@ def test_out_of_memory_where_gradients_are_wanted_or_ruled_out(device):
 @pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
 def test_out_of_the_memory_that_a_gpu_has(algorithm):
     if not takes(algorithm, torch.float32, "cuda"):
-        pytest.skip("the rung needs another GPU")
+        pytest.skip("the algorithm needs another GPU")
     rows = torch.cuda.get_device_properties("cuda").total_memory // 2**20 + 1
     a, b = expanded("cuda", rows, 2**18)  # rows of a mebibyte
     assert_raises(

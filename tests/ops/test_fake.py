@@ -152,21 +152,21 @@ def error_of(device, name):
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls_fail_alike(name, device):
+def test_bad_calls_raise_the_same_sentence_on_meta_tensors(name, device):
     text = error_of(device, name)
     assert text.startswith("tiled::")
     assert "\n" not in text
     assert error_of("meta", name) == text
 
 
-def test_bad_calls_fail_alike_when_compiled():
+def test_bad_calls_raise_the_same_sentence_when_compiled():
     a, b = f32(3, 4), f32(5, 6)
     compiled = torch.compile(torch_tiled.matmul, fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"a is \(3, 4\) and b is \(5, 6\); a's columns must"):
         compiled(a, b)
 
 
-def test_meta_beside_a_device(device):
+def test_meta_tensors_are_not_mixed_with_others(device):
     real, meta = f32(2, 2).to(device), f32(2, 2).to("meta")
     for a, b in ((real, meta), (meta, real)):
         text = rf"a is on {a.device} and b is on {b.device}; move one of them"

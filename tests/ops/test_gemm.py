@@ -79,7 +79,7 @@ def test_c_may_be_any_view(device, algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sums_over_calls(device, algorithm):
-    """A product accumulated over slices of K, as with BLAS."""
+    """A product accumulated over slices of K, as with BLAS; the first call overwrites c."""
     a = torch.randint(-9, 10, (30, 90), device=device).float()
     b = torch.randint(-9, 10, (90, 20), device=device).float()
     c = torch.empty(30, 20, device=device)

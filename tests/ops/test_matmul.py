@@ -14,8 +14,8 @@ from helpers.thinning import pairwise
 
 import torch_tiled
 
-RUNGS = torch_tiled.algorithms()
-ALGORITHMS = [*RUNGS, "auto"]
+NAMED = torch_tiled.algorithms()  # all but "auto"
+ALGORITHMS = [*NAMED, "auto"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 # m, n, k: empty, single, primes, one off a tile, skinny, one off a chunk of the sum.
@@ -139,7 +139,7 @@ def test_outer_batch_may_be_misaligned(device, poisoned, algorithm, dtype):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stride_zero(device, poisoned, algorithm):
+def test_operands_with_a_stride_of_zero(device, poisoned, algorithm):
     row = torch.randn(40, device=device)
     col = torch.randn(40, 1, device=device)
     matrix = torch.randn(40, 33, device=device)
@@ -170,7 +170,7 @@ def test_exact_integers(device, algorithm, dtype):
     assert torch.equal(result.double(), product(a, b))
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_no_drift(device, algorithm):
     """Elementwise bounds would not notice a sum that always rounds down: the mean error does."""
     k = 4096
@@ -185,7 +185,7 @@ def test_no_drift(device, algorithm):
     assert relative_error(result, exact) < k**0.5 * u
 
 
-@pytest.mark.parametrize("algorithm", RUNGS)
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_chunks_lower_the_error(device, algorithm):
     """Long sums in chunks err less than a plain sum."""
     if algorithm == "naive":
@@ -239,7 +239,7 @@ def test_views_are_not_copied(device):
 
 
 def test_algorithms_are_named_slowest_first():
-    assert RUNGS == [
+    assert NAMED == [
         *("naive", "tiled16", "tiled32", "tiled64", "tiled"),
         *("simt_small", "simt_cp_async", "simt_tma", "simt_skinny", "simt"),
         *("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_fused"),

@@ -119,14 +119,14 @@ def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
         ("--shape large", "large is no shape; "),
     ],
 )
-def test_bad_arguments_are_told_in_a_sentence(capsys, arguments, sentence):
+def test_bad_arguments_are_refused_in_a_sentence(capsys, arguments, sentence):
     with pytest.raises(SystemExit) as stop:
         bench_matmul.main(arguments.split())
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_asking_for_a_missing_gpu_is_told_in_a_sentence(capsys, monkeypatch):
+def test_a_missing_gpu_is_refused_in_a_sentence(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         bench_matmul.main(["--device", "cuda"])
@@ -148,8 +148,8 @@ def test_geometric_means_are_per_suite_group_algorithm_and_variant():
     one = [row("one", "auto", 2.0), row("one", "auto", 8.0, "large")]
     two = [row("two", "naive", 0.5), row("two", "naive", 3.0, variant="prepared")]
     means = report.geometric_means(one + two)
-    told = [(mean["suite"], mean["group"], mean["variant"], mean["rows"]) for mean in means]
-    assert told[:2] == [("one", "", "plain", 2), ("one", "large", "plain", 1)]
-    assert told[2:] == [("two", "", "plain", 1), ("two", "", "prepared", 1)]
+    summary = [(mean["suite"], mean["group"], mean["variant"], mean["rows"]) for mean in means]
+    assert summary[:2] == [("one", "", "plain", 2), ("one", "large", "plain", 1)]
+    assert summary[2:] == [("two", "", "plain", 1), ("two", "", "prepared", 1)]
     assert math.isclose(means[0]["ratio"], 4.0)
     assert all(mean["of_copy"] is None for mean in means)

@@ -122,8 +122,8 @@ def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
 def test_flagged_operands_are_recomputed():
     operands = [(torch.randn(5, 1100), torch.randn(1100, 7))]
     contest = variants.flagged(operands, algorithm="fp16x3", precision="fp32")
-    told = torch_tiled.explain(*contest.operands[0], algorithm="fp16x3")
-    assert told.recomputed == "35 of 35 elements"
+    explained = torch_tiled.explain(*contest.operands[0], algorithm="fp16x3")
+    assert explained.recomputed == "35 of 35 elements"
     untouched = torch_tiled.explain(*operands[0], algorithm="fp16x3")
     assert untouched.recomputed == "0 of 35 elements"
 
@@ -192,7 +192,7 @@ def test_a_copy_moves_the_bytes_asked_for(device):
     assert source.nbytes + out.nbytes == 4096
 
 
-def test_memory_and_energy_are_told_on_a_gpu(bench, monkeypatch, device):
+def test_memory_and_energy_are_reported_on_a_gpu(bench, monkeypatch, device):
     member = shapes.Shape(70, 80, 90, energy=True)
     as_suite(monkeypatch, member)
     monkeypatch.setattr(measure, "POWER_SECONDS", 1e-3)
@@ -210,7 +210,7 @@ def test_memory_and_energy_are_told_on_a_gpu(bench, monkeypatch, device):
     assert "energy" in results["header"] or row["gflops_per_watt"] > 0
 
 
-def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
+def test_energy_is_measured_for_the_kernel_that_auto_picks(monkeypatch):
     """With a counter in place of NVML's, and of a GPU's."""
     sets = [(torch.randn(4, 4), torch.randn(4, 4))]
     monkeypatch.setattr(bench_matmul, "joules", lambda call, energy: energy())
@@ -218,8 +218,8 @@ def test_energy_is_counted_of_what_auto_picks_for_large_squares(monkeypatch):
     job = Job("smoke", shapes.Shape(4, 4, 4), "float32", "fp32", "auto", "plain")
     row = bench_matmul.measure(job, sets, args, lambda: 2.0)
     assert row["gflops_per_watt"] == row["peer_gflops_per_watt"] == 2 * 4**3 / 1e9 / 2.0
-    told = report.sentence(row | {"kernels_us": {"one_kernel": 12.34}})
-    assert told.endswith("GFLOP/s per watt, 1.00x torch.matmul; one_kernel 12.3 us")
+    line = report.sentence(row | {"kernels_us": {"one_kernel": 12.34}})
+    assert line.endswith("GFLOP/s per watt, 1.00x torch.matmul; one_kernel 12.3 us")
 
 
 # --- what is refused, and left out ---------------------------------------------------------------

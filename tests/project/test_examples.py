@@ -40,7 +40,7 @@ def test_one_command_prints_two_rows(device):
     assert 0 < products < total and at_most > 1
 
 
-def test_a_model_that_is_not_there_is_told_with_those_that_are():
+def test_an_unknown_model_is_refused_with_a_list_of_models():
     done = subprocess.run([sys.executable, COMMAND, "gpt3"], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"there is no model gpt3; choose of {', '.join(TASKS)}" in done.stderr

@@ -34,29 +34,29 @@ def test_factors_are_found_that_rows_were_made_with():
         Sample("mma_tma", "64x64", 1.5 * fixed + grows / 0.8, fixed + grows, (fixed, grows))
         for fixed, grows in terms
     ]
-    told = fit_costs.fit(rows)
-    assert told.overhead == pytest.approx(1.5, rel=0.02)
-    assert told.rate == pytest.approx(0.8, rel=0.02)
-    assert told.error > 1.2 and told.error_after == pytest.approx(1, abs=0.01)
+    fitted = fit_costs.fit(rows)
+    assert fitted.overhead == pytest.approx(1.5, rel=0.02)
+    assert fitted.rate == pytest.approx(0.8, rel=0.02)
+    assert fitted.error > 1.2 and fitted.error_after == pytest.approx(1, abs=0.01)
 
 
 def test_a_model_that_is_right_stays_as_it_is():
     rows = [Sample("simt_tma", "64x64", 100 + k, 100 + k, (100, k)) for k in (50, 100, 400)]
-    told = fit_costs.fit(rows)
-    assert (told.ratio, told.error) == pytest.approx((1, 1))
-    assert (told.overhead, told.rate) == pytest.approx((1, 1))
+    fitted = fit_costs.fit(rows)
+    assert (fitted.ratio, fitted.error) == pytest.approx((1, 1))
+    assert (fitted.overhead, fitted.rate) == pytest.approx((1, 1))
 
 
 def test_factors_stay_near_1_where_rows_do_not_tell_them_apart():
     """Every row has the same two parts, so one number decides two factors."""
-    told = fit_costs.fit([Sample("simt_tma", "64x64", 200, 100, (50, 50))] * 9)
-    assert told.overhead == pytest.approx(1 / told.rate) == pytest.approx(2, rel=0.02)
-    assert told.error_after == pytest.approx(1, abs=0.02)
+    fitted = fit_costs.fit([Sample("simt_tma", "64x64", 200, 100, (50, 50))] * 9)
+    assert fitted.overhead == pytest.approx(1 / fitted.rate) == pytest.approx(2, rel=0.02)
+    assert fitted.error_after == pytest.approx(1, abs=0.02)
 
 
 def test_a_single_row_has_an_error_and_no_factors():
-    told = fit_costs.fit([Sample("naive", "32x32", 200, 100, (50, 50))])
-    assert told == fit_costs.Fit(rows=1, ratio=pytest.approx(2), error=pytest.approx(2))
+    fitted = fit_costs.fit([Sample("naive", "32x32", 200, 100, (50, 50))])
+    assert fitted == fit_costs.Fit(rows=1, ratio=pytest.approx(2), error=pytest.approx(2))
 
 
 def test_parts_are_of_a_plan_that_k_alone_changes():
@@ -103,9 +103,9 @@ def test_a_survey_has_its_dtype_in_its_header(tmp_path, capsys):
 def test_rows_without_a_kernel_or_a_tile_are_refused(tmp_path, capsys, missing):
     rows = [row("mma_tma", 512, 512, 512), row("mma_tma", 512, 512, 512) | missing]
     assert fit_costs.main([measured(tmp_path / "r.json", rows)]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("Row 1 of ")
-    assert "does not say which kernel ran, and with which tile; measure on a GPU" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("Row 1 of ")
+    assert "does not say which kernel ran, and with which tile; measure on a GPU" in printed
 
 
 def test_a_file_without_a_clock_needs_one_named(tmp_path, capsys):
@@ -118,7 +118,7 @@ def test_a_file_without_a_clock_needs_one_named(tmp_path, capsys):
     assert fit_costs.main([file, "--mhz", str(MHZ)]) == 0
 
 
-def test_files_without_a_row_to_fit_are_told_in_a_sentence(tmp_path, capsys):
+def test_files_without_a_row_to_fit_are_refused_in_a_sentence(tmp_path, capsys):
     rows = [row("mma_tma", 512, 512, 512) | {"tile": "1x1"}]
     assert fit_costs.main([measured(tmp_path / "r.json", rows)]) == 1
     assert "No row has a kernel and a tile that explain() would plan" in capsys.readouterr().out

@@ -121,7 +121,7 @@ def test_code_without_ptx_is_for_its_own_generation():
     assert module._code_for((8, 6), []) == "none"
 
 
-def test_what_it_was_built_with(copied):
+def test_build_record_is_in_the_table(copied):
     built = record(copied)
     done = in_a_process(copied)
     assert done.returncode == 0, done.stderr
@@ -146,7 +146,7 @@ def test_built_without_cuda(copied):
 
 
 @pytest.mark.parametrize("why", ["no record", "another library's record"])
-def test_what_it_was_built_with_is_unknown(copied, why):
+def test_build_without_a_record_is_unknown(copied, why):
     if why == "another library's record":
         record(copied, sha256="0" * 64)
     table = table_of(copied)
@@ -154,7 +154,7 @@ def test_what_it_was_built_with_is_unknown(copied, why):
         assert table[name] == "unknown"
 
 
-def test_table_and_json_tell_the_same(command):
+def test_table_and_json_have_the_same_facts(command):
     (status, table), (status_of_json, text) = command("info"), command("info", "--json")
     assert (status, status_of_json) == (0, 0), table + text
     facts = json.loads(text)

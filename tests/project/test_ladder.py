@@ -36,8 +36,8 @@ def test_tiles_are_those_of_the_kernels():
     assert all(x.m == x.n and x.thread_m == x.thread_n for x in roofline.TILED.values())
     source = TILED.read_text()
     arrays = ("a_smem[Tile::kM][Tile::kPitchA]", "b_smem[Tile::kK][Tile::kPitchB]")
-    for said in ("kPitchA = kK + 4;", "kPitchB = kN + kPerThread;", *arrays):
-        assert source.count(said) == 1, said
+    for text in ("kPitchA = kK + 4;", "kPitchB = kN + kPerThread;", *arrays):
+        assert source.count(text) == 1, text
     assert source.count("__shared__") == 2
 
 
@@ -58,8 +58,8 @@ def test_the_compiler_says_the_same_of_a_tile(kernel):
     if cuobjdump is None:
         pytest.skip("no cuobjdump")
     command = [cuobjdump, "-res-usage", str(ladder.ROOT / "torch_tiled/_C.so")]
-    told = subprocess.run(command, capture_output=True, text=True).stdout
-    on_hopper = [part for part in told.split("\narch = ") if part.startswith("sm_90")]
+    usage = subprocess.run(command, capture_output=True, text=True).stdout
+    on_hopper = [part for part in usage.split("\narch = ") if part.startswith("sm_90")]
     numbers = "".join(f"ELi{number}" for number in launched()[kernel])[1:]
     function = rf"tiled_kernelIf\w*TileI{numbers}E\w*:\n.*REG:(\d+) .*SHARED:(\d+) "
     found = [each for part in on_hopper for each in re.findall(function, part)]
@@ -140,17 +140,17 @@ def test_the_table_has_every_kernel_and_no_family():
         *("256", "512", "1024", "2048", "4096", "of the peak", "of cuBLAS"),
         *("picked by `auto`", "then of cuBLAS"),
     ]
-    told = {cells(line)[0].strip("`"): cells(line)[1:] for line in lines}
-    assert list(told) == rows.kernels()
-    assert not {"tiled", "simt", "fp16x3", "mma", "tf32"} & told.keys()
-    assert told["naive"][1:] == ["-", "-", "-", "-", "6.5", "0.10", "0.50", "0", "-"]
-    assert told["tiled16"][1:] == [*"-----", "-", "-", "0", "-"]
-    assert told["tiled64"][1:] == ["1.5", *"----", "-", "-", "0", "-"]
-    assert told["simt_tma"][5:] == ["51.5", "0.77", "0.50", "0", "-"]
-    assert told["fp16x3_wgmma"][5:] == ["200", "0.56", "4.00", "2", "2.00"]
-    assert told["mma_tma"][1:] == ["-", "-", "400", "-", "-", "-", "-", "1", "0.50"]
-    assert told["tf32_tma"][5:] == ["500", "0.47", "0.50", "0", "-"]
-    assert "kernels/simt/tma_sm90.cu)" in told["simt_tma"][0]
+    table = {cells(line)[0].strip("`"): cells(line)[1:] for line in lines}
+    assert list(table) == rows.kernels()
+    assert not {"tiled", "simt", "fp16x3", "mma", "tf32"} & table.keys()
+    assert table["naive"][1:] == ["-", "-", "-", "-", "6.5", "0.10", "0.50", "0", "-"]
+    assert table["tiled16"][1:] == [*"-----", "-", "-", "0", "-"]
+    assert table["tiled64"][1:] == ["1.5", *"----", "-", "-", "0", "-"]
+    assert table["simt_tma"][5:] == ["51.5", "0.77", "0.50", "0", "-"]
+    assert table["fp16x3_wgmma"][5:] == ["200", "0.56", "4.00", "2", "2.00"]
+    assert table["mma_tma"][1:] == ["-", "-", "400", "-", "-", "-", "-", "1", "0.50"]
+    assert table["tf32_tma"][5:] == ["500", "0.47", "0.50", "0", "-"]
+    assert "kernels/simt/tma_sm90.cu)" in table["simt_tma"][0]
 
 
 def test_every_kernel_has_a_file_whose_title_begins_with_its_name():
@@ -186,8 +186,8 @@ def test_sizes_have_every_precision_and_each_its_peer():
     ]
 
 
-def test_a_third_of_the_peers_float16_rate_is_told():
+def test_a_third_of_the_peers_float16_rate_is_written():
     found = [product("fp16x3_wgmma", variant="fp16 peer", tflops=200.0, ratio=0.25)]
-    told = ladder.write_fp16_peer({"rows": found})
-    assert told.endswith("products: 267 TFLOP/s at 4096, where fp16x3 has 200.")
+    sentence = ladder.write_fp16_peer({"rows": found})
+    assert sentence.endswith("products: 267 TFLOP/s at 4096, where fp16x3 has 200.")
     assert ladder.write_fp16_peer({"rows": []}).endswith("was not measured.")

@@ -45,7 +45,7 @@ def output_of(*command, **options) -> str:
     return done.stdout
 
 
-# The object.
+# --- the object ----------------------------------------------------------------------------------
 
 
 def binutils(*command) -> str:
@@ -93,7 +93,7 @@ def test_object_loads_on_the_oldest_systems():
     assert not too_new
 
 
-# The loader. Each case is a process of its own: a library is loaded once.
+# --- the loader, each case in a process of its own, since a library is loaded once ---------------
 
 
 def import_error(code: str, package_folder: Path, cwd: Path) -> str:
@@ -146,8 +146,9 @@ import torch_tiled
     assert str(LIBRARY) in message and f"{unbuilt}/torch_tiled/_C.so" in message
 
 
-# The sdist is built from the checkout, and the wheel from the sdist: without CUDA and without
-# optimisation, to take seconds.
+# --- the sdist, built from the checkout, and the wheel, built from the sdist ---------------------
+#
+# Both are built without CUDA and without optimization, which takes seconds.
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +194,9 @@ def test_sdist_has_every_source(sdist):
 
 
 def test_build_without_nvcc_says_so_in_one_line(wheel):
-    said = re.findall(r"torch_tiled: building for .*", wheel[1])
-    assert len(said) == 1
-    assert said[0].startswith("torch_tiled: building for CPU only, because no nvcc was found")
+    lines = re.findall(r"torch_tiled: building for .*", wheel[1])
+    assert len(lines) == 1
+    assert lines[0].startswith("torch_tiled: building for CPU only, because no nvcc was found")
 
 
 def test_wheel_is_for_every_python_and_has_all_it_needs(wheel):
@@ -280,14 +281,14 @@ def test_public_functions_have_type_hints(function):
     assert set(typing.get_type_hints(function)) == parameters | {"return"}
 
 
-# The build.
+# --- the build -----------------------------------------------------------------------------------
 
 
 def build(target: Path, **environment) -> subprocess.CompletedProcess:
     return run(sys.executable, "setup.py", "build_ext", "--build-lib", target, **environment)
 
 
-def test_cuda_without_nvcc_names_the_fix(tmp_path):
+def test_cuda_without_nvcc_says_how_to_fix_it(tmp_path):
     done = build(tmp_path, TORCH_TILED_CUDA="1", CUDA_HOME=str(tmp_path))
     assert done.returncode != 0
     assert (
@@ -296,13 +297,13 @@ def test_cuda_without_nvcc_names_the_fix(tmp_path):
     ) in done.stdout
 
 
-def test_unknown_cuda_wish_is_an_error(tmp_path):
+def test_unknown_value_of_torch_tiled_cuda_is_an_error(tmp_path):
     done = build(tmp_path, TORCH_TILED_CUDA="yes")
     assert done.returncode != 0
     assert "error: TORCH_TILED_CUDA is 'yes'; it must be 0, 1 or auto." in done.stdout
 
 
-def test_spills_and_serialised_wgmmas_are_faults():
+def test_spills_and_serialized_wgmma_are_errors():
     output = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'naive_kernel' for 'sm_80'

@@ -121,19 +121,19 @@ def test_the_survey_reports_no_time_of_what_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr("check.check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
     options = "--device cpu --dtype float32 --count 2 --most 4e5 --repeats 1".split()
     assert survey.main(options) == 1
-    said = capsys.readouterr().out
-    assert "its time is not reported" in said and "the aligned one's time" not in said
+    printed = capsys.readouterr().out
+    assert "its time is not reported" in printed and "the aligned one's time" not in printed
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         ("--count 0", "--count is 0"),
         ("--most 100", "--most is 100"),
         ("--dtype float32 --beside mma_sync", 'algorithm "mma_sync" takes float16 and bfloat16'),
     ],
 )
-def test_the_survey_says_what_it_cannot_do(options, said, capsys):
+def test_the_survey_says_what_it_cannot_do(options, sentence, capsys):
     with pytest.raises(SystemExit):
         survey.parse(options.split())
-    assert said in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err

@@ -18,28 +18,30 @@ import torch_tiled
 
 
 def test_a_suite_has_its_precisions_where_none_is_asked_for():
-    def told(arguments):
+    def precisions_of(arguments):
         jobs = plan(parse(f"--suite {arguments} --device cpu".split()))
         return [(job.precision, job.variant) for job in jobs]
 
     for suite in ("guard", "epilogue"):
         names, sizes = suites.SUITES[suite].variants, len(suites.SUITES[suite].shapes)
         both = [(each, name) for each in ("fp32", "ieee") for name in names]
-        assert told(suite) == both * sizes
-        assert told(f"{suite} --precision ieee") == [("ieee", name) for name in names] * sizes
-    assert set(told("ieee")) == {("ieee", "plain")}
-    assert set(told("square")) == {("fp32", "plain")}
-    assert set(told("tf32_square")) == {("tf32", "plain")}
+        assert precisions_of(suite) == both * sizes
+        assert (
+            precisions_of(f"{suite} --precision ieee") == [("ieee", name) for name in names] * sizes
+        )
+    assert set(precisions_of("ieee")) == {("ieee", "plain")}
+    assert set(precisions_of("square")) == {("fp32", "plain")}
+    assert set(precisions_of("tf32_square")) == {("tf32", "plain")}
 
 
 def test_a_suite_has_its_dtypes_where_none_is_asked_for():
-    def told(arguments):
+    def dtypes_of(arguments):
         jobs = plan(parse(f"--suite {arguments} --device cpu".split()))
         return {job.dtype for job in jobs}
 
-    assert told("square") == {"float32"}
-    assert told("mma_square") == {"bfloat16", "float16"}
-    assert told("mma_decode --dtype float16") == {"float16"}
+    assert dtypes_of("square") == {"float32"}
+    assert dtypes_of("mma_square") == {"bfloat16", "float16"}
+    assert dtypes_of("mma_decode --dtype float16") == {"float16"}
 
 
 def test_every_kind_of_product_is_measured_in_precision_ieee():
@@ -52,14 +54,14 @@ def test_every_kind_of_product_is_measured_in_precision_ieee():
             assert (job.dtype, job.algorithm, job.variant) == ("float32", "auto", "plain")
             groups.setdefault(job.shape.group, []).append(job.shape)
 
-    def told(group):
+    def shapes_of(group):
         return {(s.batch, s.m, s.n, s.k, s.layout) for s in groups.pop(group)}
 
     small = {(1, size, size, size, "NN") for size in (128, 256, 512, 1024)}
-    assert told("squares to 1024") == small
+    assert shapes_of("squares to 1024") == small
     large = {(1, x, x, x, way) for x in (2048, 4096, 8192, 16384) for way in LAYOUTS}
-    assert told("squares from 2048") == large
-    ragged = told("odd sizes")
+    assert shapes_of("squares from 2048") == large
+    ragged = shapes_of("odd sizes")
     sizes = [size for _, *sizes, _ in ragged for size in sizes]
     assert len(ragged) >= 30 and {way for *_, way in ragged} == set(LAYOUTS)
     assert all(size % 2 == 1 and 300 <= size <= 5000 for size in sizes)
@@ -68,10 +70,10 @@ def test_every_kind_of_product_is_measured_in_precision_ieee():
     few = {"m = 1": (1,), "m = 2 to 16": (2, 4, 8, 16), "m = 32 to 128": (32, 64, 128)}
     for group, rows in few.items():
         wide = {(1, m, x, x, way) for m in rows for x in (4096, 11008) for way in ("NN", "NT")}
-        assert told(group) == wide
+        assert shapes_of(group) == wide
     long = [(64, 64, 65536), (128, 128, 131072), (32, 32, 1_000_000), (8192, 32, 8192)]
-    assert told("long K or few columns") == {(1, *sizes, "NN") for sizes in long}
-    assert told("cubes") == {(10_000, size, size, size, "NN") for size in (8, 16, 32, 64)}
+    assert shapes_of("long K or few columns") == {(1, *sizes, "NN") for sizes in long}
+    assert shapes_of("cubes") == {(10_000, size, size, size, "NN") for size in (8, 16, 32, 64)}
     assert set(groups) == {"router"}
     assert suites.SUITES["skinny"].copy and suites.SUITES["batched"].copy
 

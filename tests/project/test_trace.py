@@ -121,6 +121,6 @@ def test_command_says_what_is_missing(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert run(monkeypatch, "2", "2", "2") == 1
-    said = capsys.readouterr()
-    assert "draws with rich, which is not installed: pip install rich" in said.err
-    assert not said.out
+    captured = capsys.readouterr()
+    assert "draws with rich, which is not installed: pip install rich" in captured.err
+    assert not captured.out

@@ -49,7 +49,7 @@ def files(place: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("place", CHECKED)
-def test_words_are_the_field_s(place):
+def test_replaced_words_are_not_used(place):
     wrong = []
     for path in files(place):
         file = str(path.relative_to(ROOT))

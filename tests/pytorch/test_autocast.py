@@ -1,4 +1,4 @@
-"""The operators inside autocast regions, against PyTorch's own."""
+"""The operators inside autocast regions: dtypes and values are those of PyTorch's own."""
 
 import pytest
 import torch

@@ -53,10 +53,10 @@ def test_matmul_derivatives(a_shape, b_shape, device):
     check_derivatives(torch_tiled.matmul, (a, b))
 
 
-FLOAT64_RUNGS = [name for name in torch_tiled.algorithms() if takes(name, torch.float64)]
+FLOAT64_ALGORITHMS = [name for name in torch_tiled.algorithms() if takes(name, torch.float64)]
 
 
-@pytest.mark.parametrize("algorithm", FLOAT64_RUNGS)
+@pytest.mark.parametrize("algorithm", FLOAT64_ALGORITHMS)
 def test_matmul_derivatives_by_algorithm(algorithm, device):
     a, b = randn(2, 3, 2, device=device), randn(2, 4, device=device)
     check_derivatives(lambda a, b: torch_tiled.matmul(a, b, algorithm=algorithm), (a, b))

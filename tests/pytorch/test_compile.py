@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.compiling import BACKENDS, LAYOUTS, count_compilations, randn
+from helpers.compiling import BACKENDS, VIEWS, count_compilations, randn
 from helpers.thinning import pairwise
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
@@ -23,9 +23,9 @@ def fresh():
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_opcheck_matmul(layout, requires_grad, device):
-    make = LAYOUTS[layout]
+@pytest.mark.parametrize("view", VIEWS)
+def test_opcheck_matmul(view, requires_grad, device):
+    make = VIEWS[view]
     for a, b in (
         (make(3, 4, device=device), make(4, 5, device=device)),
         (make(2, 3, 4, device=device), make(4, 5, device=device)),
@@ -39,9 +39,9 @@ def test_opcheck_matmul(layout, requires_grad, device):
         )
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "expanded"])
-def test_opcheck_writing(layout, device):
-    make = LAYOUTS[layout]
+@pytest.mark.parametrize("view", [name for name in VIEWS if name != "expanded"])
+def test_opcheck_writing(view, device):
+    make = VIEWS[view]
     a, b = make(2, 3, 4, device=device), make(4, 5, device=device)
     c = make(2, 3, 5, device=device)
     torch.library.opcheck(ops.gemm_.default, (c, a, b), {"alpha": 0.5, "beta": 2.0})
@@ -51,9 +51,9 @@ def test_opcheck_writing(layout, device):
 @pairwise
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_opcheck_linear(layout, activation, requires_grad, device):
-    make = LAYOUTS[layout]
+@pytest.mark.parametrize("view", VIEWS)
+def test_opcheck_linear(view, activation, requires_grad, device):
+    make = VIEWS[view]
     x, weight = make(2, 3, 4, device=device), make(5, 4, device=device)
     bias = randn(5, device=device, requires_grad=requires_grad)
     weight.requires_grad_(requires_grad)

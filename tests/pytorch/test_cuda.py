@@ -13,13 +13,13 @@ import torch_tiled
 
 pytestmark = needs_cuda
 
-RUNGS = [name for name in torch_tiled.algorithms() if takes(name, torch.float32, "cuda")]
-ALGORITHMS = [*RUNGS, "auto"]
+NAMED = [name for name in torch_tiled.algorithms() if takes(name, torch.float32, "cuda")]
+ALGORITHMS = [*NAMED, "auto"]
 WAYS = [
     *(pytest.param({"algorithm": name}, id=name) for name in ALGORITHMS),
     pytest.param({"precision": "tf32"}, id="tf32"),
 ]
-RUNGS_OF_FLOAT16 = [name for name in RUNGS if takes(name, torch.float16, "cuda")]
+FLOAT16_ALGORITHMS = [name for name in NAMED if takes(name, torch.float16, "cuda")]
 
 
 def free_bytes():
@@ -79,7 +79,7 @@ def test_two_threads_on_two_streams(ways):
     ("dtype", "ways"),
     [
         *(pytest.param(torch.float32, *each.values, id=each.id) for each in WAYS),
-        *(pytest.param(torch.float16, {"algorithm": name}, id=name) for name in RUNGS_OF_FLOAT16),
+        *(pytest.param(torch.float16, {"algorithm": name}, id=name) for name in FLOAT16_ALGORITHMS),
     ],
 )
 @pytest.mark.parametrize(("m", "n", "k"), [*UNLIKE, (600, 700, 3000), (1500, 1500, 1500)])
@@ -172,7 +172,7 @@ def check_rows(a, b, result, rows, algorithm):
     assert_within(result[rows], product(some, b), bound(some, b, algorithm=algorithm))
 
 
-@pytest.mark.parametrize("algorithm", RUNGS_OF_FLOAT16)
+@pytest.mark.parametrize("algorithm", FLOAT16_ALGORITHMS)
 def test_result_beyond_2_to_31_elements(algorithm):
     m, n, k = 46349, 46349, 3  # 2^31 + 746,153 elements
     if free_bytes() < 10 * m * n:
@@ -186,7 +186,7 @@ def test_result_beyond_2_to_31_elements(algorithm):
     assert not out.isnan().any()
 
 
-@pytest.mark.parametrize("algorithm", RUNGS_OF_FLOAT16)
+@pytest.mark.parametrize("algorithm", FLOAT16_ALGORITHMS)
 def test_operands_beyond_2_to_31_elements(algorithm):
     m, k = 3, 2**31 // 3 + 1000
     if free_bytes() < 8 * m * k:

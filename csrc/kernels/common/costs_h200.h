@@ -30,7 +30,7 @@ inline constexpr RewriteCost kAlign16Bit{0.2, 64 * 0.2};  // its launch is in kL
 // --- basics --------------------------------------------------------------------------------------
 
 inline constexpr double kRateNaive = 13, kRateTiled16 = 14, kRateTiled32 = 16, kRateTiled64 = 47;
-inline constexpr double kWaveTiled = 4000;  // to begin and end a block
+inline constexpr double kWaveTiled = 4000;  // cycles to begin and end a block
 
 // --- simt ----------------------------------------------------------------------------------------
 
@@ -90,9 +90,10 @@ inline constexpr SimtSkinnyTile kSimtSkinnyTiles[] = {
 
 struct Simt {
   static constexpr double kDram = 16.5, kDramScalar = 9.5;  // bandwidth; of scalar copies
+  // Cycles of a scalar copy of an element, in whole tiles and in those at the edge of C.
   static constexpr double kScalarCopy = 1.0 / 32, kScalarCopyAtEdge = 1.0 / 12;
   static constexpr double kReduceLaunch = 3000;  // the split-K reduction
-  static constexpr double kReduceElement = 0.2;  // an element's sum of a chunk, stored and read
+  static constexpr double kReduceElement = 0.2;  // to store and read an element's sum of a chunk
   static constexpr double kNextTile = 12000;     // cp_async: from one wave of blocks to the next
   static constexpr double kNextTilePersistent = 4000, kNextTileSplitK = 3000;
   static constexpr double kSmallTile = 100;        // simt_small: a tile's overhead beside others
@@ -105,7 +106,8 @@ struct Simt {
 struct Fp16x3 {
   static constexpr int kWgmmaTile = 128;  // rows and columns of C
   static constexpr double kWgmmaWave = 7000, kWgmmaRate = 500;
-  static constexpr double kReduceLaunch = 10000, kReduceChunk = 65;  // of a tile, over all SMs
+  static constexpr double kReduceLaunch = 10000;  // the split-K reduction
+  static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
   static constexpr double kClusterWave = 4000, kClusterRate = 48;
   static constexpr double kSmallRate = 40;
   static constexpr double kSkinnyWave = 7000, kSkinnyRate = 330;
@@ -184,8 +186,8 @@ struct Mma {
   static constexpr double kPartialBox = 1.3, kUneven = 1.15;
   static constexpr double kSplitLine = 1.1;  // extra requests where a box's row spans two lines
   static constexpr double kSyncScalar = 2;   // mma_sync: slowdown of operands that are not aligned
-  // mma_unaligned: slowdowns of a single row or column, and of an MN-major operand beside mma_tma;
-  // cycles to wait for the other operand's copy.
+  // mma_unaligned: factors of the model's cycles for a single row or column, and for an MN-major
+  // operand; cycles to wait for the other operand's copy.
   static constexpr double kUnalignedSingle = 0.7, kUnalignedMnMajor = 1.04, kUnalignedWait = 200;
 };
 

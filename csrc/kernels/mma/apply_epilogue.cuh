@@ -1,7 +1,7 @@
 #pragma once
 // Epilogues applied to a warp's accumulators in registers, as wgmma leaves them (ptx/wgmma.cuh): 16
-// rows of a tile, of which a thread has kElements. Results take the accumulators' places, so that
-// stores know no epilogue.
+// rows of a tile, of which a thread has kElements elements. Results replace the accumulators, so
+// stores do not depend on the epilogue.
 
 #include <cstdint>
 
@@ -16,11 +16,11 @@ namespace tiled::cuda {
 constexpr int kStagedCols = 32;
 using RowStaging = float[16][kStagedCols + 8];
 
-// The steps that an epilogue takes.
+// The functions below that an epilogue calls.
 struct EpilogueSteps {
   bool bias_relu = false;  // apply_bias_relu()
   bool more = false;       // apply_epilogue()
-  bool combines = false;   // combine() in apply_epilogue(), which adds the bias, too
+  bool combines = false;   // combine(), within apply_epilogue(): alpha, bias and beta
 
   static EpilogueSteps of(const Epilogue& epilogue) {
     const bool combines = epilogue.alpha != 1 || epilogue.beta != 0;
@@ -73,9 +73,9 @@ __device__ void stage_c(const Problem& p, const Out* c, int64_t row, int64_t col
 }
 
 // Applies any epilogue, after apply_bias_relu() where that is one of its steps. The loop is not
-// unrolled, so that each activation is compiled once: it takes the first accumulators and moves the
-// others down. kAtOnce hide the latency of activations. kKeepsNan: where the epilogue reads C, the
-// result of an accumulator that is NaN is C's old value.
+// unrolled, so that each activation is compiled once: an iteration takes the first kAtOnce
+// accumulators, enough to hide the latency of an activation, and moves the others down. If
+// kKeepsNan and the epilogue reads C, an accumulator that is NaN becomes C's old value.
 template <bool kKeepsNan, class T, int kElements, class ColumnInTile>
 __device__ void apply_epilogue(const Problem& p, bool combines, int64_t c_offset, int64_t row,
                                int64_t col, const float (&biases)[kElements * 2],

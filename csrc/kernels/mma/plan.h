@@ -1,6 +1,6 @@
 #pragma once
-// Plans of the mma kernels, and of tf32_tma, which multiplies by the same main loop. `rows` of an
-// operand are A's rows or B's columns; a b is passed transposed (core/problem.h).
+// Plans of the mma kernels, and of tf32_tma, which has the same main loop. Functions of one operand
+// take A or the transpose of B, whose `rows` are then B's columns (core/problem.h).
 
 #include <algorithm>
 #include <cmath>
@@ -16,21 +16,24 @@ namespace tiled {
 
 // --- layouts -------------------------------------------------------------------------------------
 
-// The columns of a tile's narrow box where B is MN-major and n is not a multiple of 64, the width
-// of other boxes. A tile of 160 has none: it loads half of its last box in vain, which costs less.
+// The width of a tile's narrow box, or 0. Boxes of an MN-major B have 64 columns; in tiles of 32
+// and 96 columns one has 32. A tile of 160 columns loads three whole boxes and leaves half of the
+// last one unused, which costs less than a narrow box.
 constexpr int mma_narrow_box(int n) { return n == 96 || n == 32 ? 32 : 0; }
 
-// Returns whether boxes of 64 rows of an MN-major operand may read beyond the end of its rows, into
-// the memory that follows; not in the last stage of K, which nothing may follow. TMA takes longer
-// to fill a box that is partly outside the matrix with zeros than to load it, unless rows are so
-// short that all blocks request the same few cache lines.
+// Returns whether boxes of 64 rows of an MN-major operand may read past the end of a stored row,
+// into the next one. TMA takes longer to zero-fill the part of a box outside the matrix than to
+// load it, unless stored rows are so short that all blocks request the same few cache lines. Boxes
+// of the last stage of K never read on, since the matrix may end there; those of the stage before
+// it end within the last stage's rows.
 inline bool mma_reads_past_end(const Matrix& matrix, int64_t rows, int64_t k) {
   const int64_t last = (k - 1) % 64 + 1;
   return matrix.col_stride >= 16 && ceil_div(rows, 64) * 64 - rows <= last * matrix.col_stride;
 }
 
 // Returns whether an MN-major operand of few rows is transposed to K-major first: where it must be
-// copied anyway, would be filled with zeros, or would be loaded too often.
+// copied anyway, where its boxes would be zero-filled, or where boxes that read on would load its
+// elements too often.
 inline bool mma_transposes_to_k_major(const Problem& p, const Matrix& matrix, int64_t rows) {
   constexpr int64_t kOften = 32;
   const bool loads_well = is_tma_aligned(p.batch, matrix, sizeof(uint16_t)) &&
@@ -45,12 +48,12 @@ inline bool mma_must_align(const Problem& p, const Matrix& matrix, int64_t rows)
          mma_transposes_to_k_major(p, matrix, rows);
 }
 
-// The strides of an operand as TMA loads it: its own, or those of its aligned copy. A copy keeps
-// the major side, unless few rows are transposed to K-major; a single row is stored as a row,
+// The strides of an operand as TMA loads it: its own, or those of its aligned copy. A copy stays
+// K-major or MN-major, unless few rows are transposed to K-major. A single row becomes K-major,
 // whatever its strides. `is_b` decides between equal strides.
 //
-// Rows of a copy begin with a cache line, so that a box requests each line once; or at 16 bytes
-// where they are shorter and K-major, since what follows the end of K must be zeros.
+// Rows of a copy are aligned to cache lines, so that a box requests each line once. K-major rows
+// shorter than a line are aligned to 16 bytes, since the copy zero-fills the rest of a row.
 inline Matrix mma_loaded_layout(const Problem& p, const Matrix& matrix, int64_t rows, bool is_b) {
   if (!mma_must_align(p, matrix, rows)) return matrix;
   const bool k_is_closer = is_b ? p.k != 1 && (rows == 1 || matrix.col_stride < matrix.row_stride)
@@ -66,15 +69,15 @@ inline Matrix mma_loaded_layout(const Problem& p, const Matrix& matrix, int64_t 
   return copy;
 }
 
-// Requests to L2 for each row of a box, in cache lines: a row that begins in the middle of a line
-// takes about as long as two.
+// Requests to L2 for each row of a box. A row that is not aligned to cache lines spans two of them,
+// and takes up to about twice as long.
 inline double mma_requests_per_row(const Matrix& loaded) {
   const int64_t pitch = std::max(loaded.row_stride, loaded.col_stride) * int64_t{sizeof(uint16_t)};
   const double aligned = static_cast<double>(std::gcd(pitch, kCacheLineBytes)) / kCacheLineBytes;
   return 1 + h200::Mma::kSplitLine * (1 - aligned);
 }
 
-// The problem with A and B swapped: it computes C transposed. A bias is then one of rows.
+// The problem with A and B swapped, which computes C transposed. Its bias belongs to rows.
 inline Problem swap_ab(Problem p) {
   std::swap(p.m, p.n);
   p.a = transposed(std::exchange(p.b, transposed(p.a)));
@@ -89,18 +92,18 @@ inline Plan swap_tile_back(Plan plan) {
 
 // --- the model -----------------------------------------------------------------------------------
 
-// Cycles until DRAM has delivered both operands once to that many SMs.
+// Cycles to load both operands once from DRAM, by `sms` SMs of that bandwidth each.
 inline double mma_dram_cycles(const Problem& p, double sms, double bandwidth) {
   const auto elements = static_cast<double>((p.m + p.n) * p.batch.count) * static_cast<double>(p.k);
   return 2 * elements / sms / bandwidth;
 }
 
-// The choices that a plan has.
+// What fastest_mma_plan() chooses from.
 struct MmaChoice {
-  double slowdown = 1;      // of every tile's compute time
-  bool splits_k = true;     // K splits, whose partial sums a second kernel reduces
-  bool mn_major = false;    // takes a tile's rate_mn_major
-  bool lines_only = false;  // rows are aligned to cache lines, so tiles for others do not count
+  double slowdown = 1;      // scales every tile's compute time
+  bool splits_k = true;     // the kernel has split-K
+  bool mn_major = false;    // a tile has its rate_mn_major
+  bool lines_only = false;  // leaves out tiles for rows that are not aligned to cache lines
 };
 
 // The fastest tile and K splits. A tile takes the longest of compute, DRAM, and L2 time; a few
@@ -111,7 +114,7 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
   using Cost = h200::Mma;
   const auto all = static_cast<double>(sms), k = static_cast<double>(p.k);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, mma_order::kChunk), 1);
-  const bool is_tf32 = p.dtype == DType::kFloat32;  // whose operands are aligned K-major copies
+  const bool is_tf32 = p.dtype == DType::kFloat32;  // its operands are aligned K-major copies
   const Matrix a = mma_loaded_layout(p, p.a, p.m, false);
   const Matrix b = mma_loaded_layout(p, transposed(p.b), p.n, true);
   const double requests_a = is_tf32 ? 1 : mma_requests_per_row(a);
@@ -172,8 +175,9 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
 
 // --- mma_tma and tf32_tma ------------------------------------------------------------------------
 
-// mma_tma swaps A and B for few columns of more rows than all SMs hold in one wave of 64-row tiles:
-// few rows are then covered by wide tiles in one wave. Not with a bias, which is one of columns.
+// mma_tma swaps A and B where C has few columns, and more rows than one wave of 64-row tiles
+// covers: wide tiles then cover the transposed C in one wave. Its epilogue adds a bias to columns
+// only, so a product with a bias is not swapped.
 inline bool mma_tma_swaps_ab(const Problem& p, int64_t sms) {
   return p.n <= 16 && p.m > 64 * sms && p.k >= 1024 && p.epilogue.bias == nullptr;
 }

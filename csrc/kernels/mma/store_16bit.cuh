@@ -1,6 +1,6 @@
 #pragma once
-// Stores of a warp's accumulators as 16-bit floats, to rows of unit stride. stmatrix brings them to
-// shared memory.
+// Stores a warp's accumulators as 16-bit floats to rows of unit stride, through shared memory
+// (stmatrix).
 
 #include <cstdint>
 #include <type_traits>
@@ -18,7 +18,7 @@ constexpr int kStagedCols16Bit = 64;
 using RowStaging16Bit = uint16_t[16][kStagedCols16Bit + 8];
 
 // Packs a thread's elements of 16 columns, from accumulator column `col` on, for stmatrix_x4():
-// matrices of eight rows by eight columns, the lower rows second.
+// for each eight columns an 8 x 8 matrix of rows 0 to 7, then one of rows 8 to 15.
 template <class Tile>
 __device__ void pack_16bit(int col, const float (&acc)[Tile::kElements], uint32_t (&packed)[4]) {
   UNROLL
@@ -28,8 +28,8 @@ __device__ void pack_16bit(int col, const float (&acc)[Tile::kElements], uint32_
   }
 }
 
-// Stores a warp's 16 rows of a tile, from (row, col) on: eight elements of a row at a time where
-// vectorized_x8, or one.
+// Stores a warp's 16 rows of a tile, from (row, col) on, by eight elements of a row at a time if
+// kVectorizedX8, or else one by one.
 template <class Tile, bool kVectorizedX8>
 __device__ void store_16bit(const Problem& p, typename Tile::T* c, int64_t row, int64_t col,
                             RowStaging16Bit& staging, const float (&acc)[Tile::kElements]) {
@@ -58,8 +58,8 @@ __device__ void store_16bit(const Problem& p, typename Tile::T* c, int64_t row, 
         }
       }
     } else {
-      // Several rows are read before any is stored, which hides the latency of the reads. They are
-      // volatile, or ptxas would move each read down to its store.
+      // Several rows are read before any is stored, which hides the latency of the reads. The reads
+      // are volatile, or ptxas would move each one down to its store.
       constexpr int kAtOnce = 8;
       auto* to = reinterpret_cast<uint16_t*>(c + begin + lane);
       const bool first_inside = lane < inside, second_inside = 32 + lane < inside;

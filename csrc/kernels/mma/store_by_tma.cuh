@@ -1,5 +1,5 @@
 #pragma once
-// 16-bit results stored by TMA, while the warp goes on to the next tile.
+// Stores 16-bit results by TMA, while the warp goes on to the next tile.
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The epilogue of mma_tma, and which path of it a problem takes.
+// The epilogue of mma_tma, and the choice among its stores.
 
 #include <cstdint>
 
@@ -23,7 +23,7 @@ struct EpilogueParams : MainloopParams {
   bool is_16bit, vectorized_x8;  // store_16bit(), or else store_rows()
   bool vectorized_x4;            // of store_rows()
   bool by_tma;                   // store_by_tma(), instead of store_16bit()
-  CUtensorMap c;                 // its map
+  CUtensorMap c;                 // the tensor map of C, if by_tma
 };
 
 template <class Tile>
@@ -100,7 +100,7 @@ struct Epilogue {
   }
 };
 
-// Parameters for a problem and this tile, but for those of the main loop.
+// The epilogue's parameters for a problem and this tile. The caller sets those of the main loop.
 template <class Tile>
 EpilogueParams epilogue_params(const Problem& p, int64_t sms) {
   const auto vectorized = [&](int64_t count) {
@@ -113,7 +113,8 @@ EpilogueParams epilogue_params(const Problem& p, int64_t sms) {
   params.is_16bit = p.out_dtype == p.dtype && p.c.col_stride == 1;
   params.vectorized_x8 = vectorized(8), params.vectorized_x4 = vectorized(4);
   const bool has_next_tile = count_tiles(p, Tile::kM, Tile::kN) > sms;
-  // TMA stores whole 16 bytes: where a row ended within them, it would write what follows, too.
+  // TMA stores multiples of 16 bytes. If a row ended within one, the store would overwrite what
+  // follows the row.
   params.by_tma = kStoresByTma<Tile> && has_next_tile && params.is_16bit && params.vectorized_x8 &&
                   p.epilogue.beta == 0 && p.c.row_stride > p.c.col_stride &&
                   fits_tma_rank(p.batch, p.c);

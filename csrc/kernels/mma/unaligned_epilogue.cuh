@@ -1,6 +1,6 @@
 #pragma once
-// mma_unaligned's epilogue: 32 columns of a tile at a time go through shared memory to C, where
-// adjacent threads store what is adjacent there.
+// mma_unaligned's epilogue: 32 columns of a tile at a time go through shared memory, so that
+// adjacent threads store adjacent elements of C.
 
 #include <cstdint>
 
@@ -19,8 +19,8 @@ namespace tiled::cuda::mma_unaligned {
 
 template <class Tile>
 struct Epilogue {
-  // Fragments of A take some of the registers that mma_tma has for totals of earlier chunks. These
-  // are an enum, because nvcc warns of constants that the split-K reduction does not use.
+  // Fragments of A take some of the registers that mma_tma has for totals of earlier chunks. The
+  // constants are an enum, since nvcc warns of static ones that the split-K reduction does not use.
   enum {
     kAccRegisters = Tile::kN == 256                    ? 128
                     : Tile::kM * Tile::kN == 128 * 128 ? 80
@@ -57,15 +57,15 @@ struct Epilogue {
   __device__ void finish() const {}
 
  private:
-  // Adjacent threads have adjacent columns or, where A and B are swapped, adjacent rows; a bias is
-  // then one of rows. The loop need not be unrolled, since accumulators move up to the registers
-  // that are stored.
+  // Adjacent threads have adjacent columns or, where A and B are swapped, adjacent rows; the bias
+  // then belongs to rows. The loop is not unrolled: it stores the first accumulators and moves the
+  // others down.
   template <bool kSwapAb, class Out>
   __device__ void store(Out* c, const TileCoord& tile, float (&acc)[Tile::kElements]) const {
     using T = typename Tile::T;
     constexpr int kEach = kColsAtOnce / 2, kRows = Tile::kRows;  // accumulators of a thread
     constexpr int kThreads = Tile::kConsumerThreads;
-    // How many elements a thread stores of those at once, and how far apart.
+    // The elements that a thread stores of those 32 columns, and the distance between them.
     constexpr int kStored = Tile::kM * kColsAtOnce / kThreads,
                   kApart = kThreads / (kSwapAb ? Tile::kM : kColsAtOnce);
     const Problem& p = params.p;

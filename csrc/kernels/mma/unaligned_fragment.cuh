@@ -16,14 +16,14 @@
 
 namespace tiled::cuda::mma_unaligned {
 
-// The first of a thread's two rows of those that its warpgroup multiplies. The second is the eighth
-// row after it, if the warpgroup has 64 rows.
+// The first of a thread's two rows, among those that its warpgroup multiplies. The second is eight
+// rows below, if the warpgroup has 64 rows.
 template <int kRows>
 __device__ int fragment_row(int warp, int lane) {
   return warp * (kRows / 4) + lane / 4;
 }
 
-// Where a consumer thread finds its elements of A in a stage.
+// Reads a consumer thread's elements of A from a stage.
 template <class Tile>
 class FragmentReader {
   static constexpr bool kMnMajor = Tile::kAMnMajor;
@@ -31,7 +31,7 @@ class FragmentReader {
   using Stage = typename Tile::MnMajorStage;
 
  public:
-  // `first` is the row of the products that is the thread's first.
+  // `first` is the thread's first row among the tile's products; layout.row() maps it to the tile.
   __device__ FragmentReader(const StoredRows<kMnMajor>& a, const BankLayout<Tile>& layout,
                             int first, int lane) {
     UNROLL
@@ -52,7 +52,7 @@ class FragmentReader {
     }
   }
 
-  // Reads a step's four fragments of 16 k. Those of a K-major A are in `stage` and the next one.
+  // Reads a step's four fragments of 16 k. A step with a K-major A spans `stage` and the next one.
   __device__ void read(const uint8_t (*stages)[Tile::kABytes], int stage,
                        uint32_t (&a_frag)[4][4]) const {
     if constexpr (kMnMajor) {
@@ -76,7 +76,7 @@ class FragmentReader {
   template <bool kWraps>
   __device__ void read_words(const uint8_t* stage, uint32_t (&a_frag)[4][4]) const {
     int first[2] = {word_[0], word_[1]};
-    // Keeps nvcc from computing ahead of the main loop which words wrap: registers would hold that.
+    // Keeps nvcc from computing before the main loop which words wrap, which would cost registers.
     if (kWraps) asm volatile("" : "+r"(first[0]), "+r"(first[1]));
     read_each(a_frag, [&](int second, int k) {
       const auto word = [&](int next) {

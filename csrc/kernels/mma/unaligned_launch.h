@@ -9,9 +9,9 @@
 namespace tiled::cuda::mma_unaligned {
 
 struct EpilogueParams : mma_tma::MainloopParams {
-  bool swap_ab;            // of the problem: a bias is then one of rows
+  bool swap_ab;            // A and B are swapped, so the bias belongs to rows
   bool bias_relu_at_most;  // Epilogue::is_bias_relu_at_most()
-  bool a_is_ready;         // the previous kernel only copies B, after all others have ended
+  bool a_is_ready;         // the previous kernel copies B, and all before it have ended
 };
 
 // Launches the kernel for the plan's tile. Returns false if there is no memory for a workspace.

@@ -28,8 +28,9 @@ constexpr int kCopyBytes = 16;  // one cp.async, aligned on both sides
 constexpr int kWarpgroup = 128;
 constexpr int kCacheLine = static_cast<int>(kCacheLineBytes);
 
-// A stage of an MN-major A. If kAlignment_ is a cache line, copies from one line of L2 go to 128
-// aligned bytes of shared memory, and are one request; else they mostly go to two such pieces.
+// A stage of an MN-major A. If kAlignment_ is a cache line, copies of one cache line go to 128
+// aligned bytes of shared memory and are one request to L2. Else they mostly span two such pieces
+// and are two requests.
 template <int kRows, int kAlignment_>
 struct MnMajorStage {
   static constexpr int kAlignment = kAlignment_;
@@ -41,8 +42,8 @@ struct MnMajorStage {
   static constexpr int kCopies = kSegment * 2 / kCopyBytes + 1;
 };
 
-// True if MN-major stages keep the alignment to cache lines. The largest tile has no shared memory
-// for it, since only three stages would fit; tiles of 32 rows gain nothing by it.
+// True if MN-major stages keep the alignment to cache lines. In the largest tiles only three such
+// stages would fit into shared memory, and tiles of 32 rows gain nothing by it.
 template <class Tile>
 constexpr bool kKeepsCacheLines = Tile::kM * Tile::kN <= 128 * 128 && Tile::kM > 32;
 
@@ -79,7 +80,7 @@ __device__ const uint8_t* align_down(const uint8_t* address) {
                                           ~uintptr_t{kAlignment - 1});
 }
 
-// The stored rows of A in global memory, from a tile's first element and the K range's `begin` on.
+// The stored rows of A in global memory, from the tile's first row and k = `begin` on.
 template <bool kAMnMajor>
 struct StoredRows {
   const uint8_t* data;
@@ -94,10 +95,10 @@ struct StoredRows {
   }
 };
 
-// Which rows of the tile are multiplied together, and how far stored rows are moved apart in shared
-// memory, so that the consumers' loads have no bank conflicts. Where A is K-major, a warp loads
-// four adjacent words of eight rows. Where it is MN-major, a warp loads one element of eight rows
-// and of four stored rows, which are two apart.
+// Avoids bank conflicts of the consumers' loads. It permutes the rows of the tile, so that other
+// rows are multiplied together, and moves stored rows apart in shared memory. Where A is K-major, a
+// warp loads four adjacent words of eight rows. Where it is MN-major, a warp loads one element of
+// eight rows from each of four stored rows, which are two apart.
 //
 //   K-major               The eight rows are 2^log_stride apart. They are equally misaligned to 16
 //                         bytes, but begin in eight different 16 bytes of a cache line.
@@ -122,7 +123,7 @@ struct BankLayout {
       if (bytes == 0) padding = kCopyBytes;
     }
   }
-  // How far an MN-major stored row, which is at `from` in global memory, is moved in shared memory.
+  // The offset in its pitch of an MN-major stored row, which is at `from` in global memory.
   __device__ int offset(const uint8_t* from, int stored_row) const {
     return staggered ? misalignment<kCopyBytes>(from) + stored_row / 2 % 4 * 32
                      : misalignment<Tile::MnMajorStage::kAlignment>(from);

@@ -1,6 +1,6 @@
 #pragma once
-// mma_unaligned's producers: threads copy A by cp.async, 16 bytes at multiples of 16, whichever
-// elements those hold; TMA loads B.
+// mma_unaligned's producers. Threads copy A by cp.async in aligned pieces of 16 bytes, which may
+// begin and end outside of the tile's elements; TMA loads B.
 
 #include <cstdint>
 
@@ -33,14 +33,14 @@ class UnalignedLoader {
     first_ = warp * kRowsByWarp + lane / kCopies, byte_ = lane % kCopies * kCopyBytes;
     from_ = from.data + first_ * pitch_;
   }
-  // Stages of a work tile. A K-major one has one more, in which its last step ends.
+  // Stages of a work tile. Where A is K-major there is one more, in which the last step ends.
   __device__ static int count_stages(int k) { return ceil_div(k, 64) + (kMnMajor ? 0 : 1); }
-  // Copies the work tile's stage `i`. Zeros stand for elements beyond the end of K; rows beyond the
-  // matrix hold anything, since they are never stored.
+  // Copies the work tile's stage `i`. Elements beyond the end of K become zeros. Rows beyond the
+  // matrix are undefined, since their products are never stored.
   __device__ void copy(uint8_t (*stages)[Tile::kABytes], int stage, int i) const {
     const int left = k_ - i * 64;
-    // No test is needed inside the matrix. A whole K-major stage ends within its rows. Copies of an
-    // MN-major stage reach up to 32 bytes beyond its last stored row, where others have to follow.
+    // Copies inside the matrix need no test. A whole K-major stage ends within its rows. Copies of
+    // an MN-major stage read up to 32 bytes beyond its last stored row, so others must follow it.
     if (kMnMajor ? (left - 64) * pitch_ >= 2 * kCopyBytes : left >= 64) {
       copy_each<true>(stages, stage, i, left);
     } else {
@@ -109,10 +109,10 @@ class UnalignedLoader {
   BankLayout<Tile> layout_;
   int rows_, k_;
   int first_, byte_;  // the thread's first stored row, and where its 16 bytes are in each
-  bool copies_any_;   // a warp's last lanes have no row where three take 27
+  bool copies_any_;   // false for the last lanes of a warp whose rows take 27 lanes
 };
 
-// Fills stages, as one of one or two producer warpgroups that alternate.
+// Fills stages. If there are two producer warpgroups, they alternate.
 template <class Tile, class Epilogue>
 __device__ void produce(const typename Epilogue::Params& params,
                         mma_tma::Smem<Tile, Epilogue>& smem) {
@@ -146,9 +146,9 @@ __device__ void produce(const typename Epilogue::Params& params,
       uint64_t* full = &smem.full[pipe.stage];
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
       __syncwarp();
-      // The warps take turns in loading B, so that none has more to do than the others.
+      // The warps alternate in loading B, so that none has more to do than the others.
       if (warp % kWarps == pipe.stage / Tile::kProducerWarpgroups % kWarps && ptx::elect_one()) {
-        // A K-major step is complete with its second stage, which brings its B.
+        // A step with a K-major A ends in its second stage, with which its B is loaded.
         const int step = Tile::kAMnMajor ? stage : stage - 1;
         if (step < 0) {
           ptx::mbarrier_arrive(full);

@@ -21,8 +21,8 @@ namespace tiled::cuda::mma_unaligned {
 
 namespace wgmma = ptx::wgmma;
 
-// Sums a chunk, as mma_tma::multiply_chunk() does. `ends`: it is the work tile's last chunk, after
-// which a K-major A's last stage is released, too.
+// Sums a chunk, as mma_tma::multiply_chunk() does. `ends` is true for the work tile's last chunk,
+// after which the last stage of a K-major A is released, too.
 template <class Tile, class Epilogue>
 __device__ int multiply_chunk(mma_tma::Smem<Tile, Epilogue>& smem,
                               const FragmentReader<Tile>& reader, bool ends,
@@ -88,7 +88,7 @@ constexpr int kProducerRegisters =
     Tile::kConsumers == 1            ? 88
     : Tile::kProducerWarpgroups == 1 ? 56
                                      : 256 - kConsumerRegisters<Tile>;
-// True if they are no more than the block starts with: else setmaxnreg.inc would wait forever.
+// True if the block starts with as many registers. Otherwise setmaxnreg.inc would wait forever.
 template <class Tile>
 constexpr bool kFitsRegisters = Tile::kConsumers * kConsumerRegisters<Tile> +
                                     Tile::kProducerWarpgroups * kProducerRegisters<Tile> <=

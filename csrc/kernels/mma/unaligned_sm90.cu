@@ -1,16 +1,15 @@
 // mma_unaligned: threads copy the longer operand as it is stored; wgmma reads it from registers.
 //
-// Idea:  TMA cannot read rows that are not 16-byte aligned. To copy such an operand first takes
-//        longer than the product where the other operand is short. But wgmma takes A from
-//        registers, too. So producer threads copy A by cp.async, 16 bytes at multiples of 16,
-//        whichever elements those hold, and consumers read their fragments of A from there,
-//        shifted by an element where necessary. TMA loads B, which is copied first if it must be;
-//        where tiles are wide, blocks share B in pairs. If the longer operand is B, the kernel
-//        computes C transposed (swap_ab).
+// Idea:  TMA cannot read rows that are not 16-byte aligned. If the other operand is short, copying
+//        such an operand first takes longer than the product. But wgmma takes A from registers,
+//        too. So producer threads copy A by cp.async in aligned pieces of 16 bytes, and consumers
+//        read their fragments of A from there, shifted by an element where necessary. TMA loads B,
+//        from an aligned copy if B is unaligned, too; where tiles are wide, pairs of blocks share
+//        it. If B is the longer operand, the kernel computes C transposed (swap_ab).
 // Limit: an MN-major A takes two requests to L2 for each stored row of a step. A step with a
 //        K-major A takes longer than each of its parts would alone. A is loaded once for each
-//        column of tiles, so that mma_tma, which copies it, is faster for large products.
-// Next:  the copy of an unaligned B, which this kernel waits for.
+//        column of tiles, so mma_tma, which copies A first, is faster for large products.
+// Next:  reading an unaligned B without a copy, for which this kernel waits.
 //
 //   two producer warpgroups, alternating     consumer warpgroups
 //   ------------------------------------     -----------------------------------------------

@@ -1,5 +1,5 @@
 #pragma once
-// The epilogue of tf32_tma: descales each chunk, flags elements that are NaN, and stores the
+// The epilogue of tf32_tma: it descales each chunk, flags elements that are NaN, and stores the
 // others.
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct EpilogueParams : mma_tma::MainloopParams {
   InverseScales inverse_a, inverse_b;
   RecomputeList recompute;
   EpilogueSteps steps;
-  bool stores_from_registers;         // store_inside(), where it can
+  bool stores_from_registers;         // store_inside() for warp tiles that are inside C
   bool vectorized_x2, vectorized_x4;  // of store_inside(), of store_rows()
 };
 
@@ -65,6 +65,7 @@ struct Epilogue {
     return TmaCoords(static_cast<int>(batch_offset(p.batch, matrix, index)));
   }
 
+  // The coordinates of the warp's 16 rows of a block's tile.
   __device__ static TileCoord of_warp(TileCoord tile) {
     tile.row += static_cast<int>(threadIdx.x) / 32 * 16 - Tile::kWarpgroup / 32 * 16;
     return tile;
@@ -79,7 +80,8 @@ struct Epilogue {
     load_bias<float>(params.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
   }
 
-  // Descales the chunk.
+  // Multiplies a chunk's sums by the inverse scales of their rows and columns. `chunk` is the k at
+  // which it begins.
   __device__ void end_chunk(const TileCoord& of_block, int64_t chunk,
                             float (&acc)[kElements]) const {
     const Problem& p = params.p;
@@ -90,7 +92,7 @@ struct Epilogue {
     };
     const float* of_a = groups(params.inverse_a, p.a);
     const float* of_b = groups(params.inverse_b, p.b);
-    float inverse_a[2], inverse_b[kOwnCols];  // of the thread's rows, and of columns to share
+    float inverse_a[2], inverse_b[kOwnCols];  // of the thread's rows; of columns that it shares
     UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = tile.row + lane / 4 + i * 8;
@@ -101,15 +103,15 @@ struct Epilogue {
       const int in_tile = thread + i * Tile::kWarpgroup, col = tile.col + in_tile;
       inverse_b[i] = in_tile < Tile::kN && col < p.n ? __ldg(of_b + col) : 1.0f;
     }
-    // Where no scale is extreme and no group wide, tf32::chunk_sum() is two multiplications, the
-    // first of them exact.
+    // If no scale is extreme and no group is wide, tf32::chunk_sum() is two multiplications, of
+    // which the first is exact.
     bool plain = true;
     UNROLL
     for (const float each : inverse_a) plain &= each >= 0x1p-60f && each <= 0x1p60f;
     UNROLL
     for (const float each : inverse_b) plain &= each > 0;
     float(&shared)[Tile::kN] = smem.inverse_scale[warpgroup];
-    ptx::named_barrier_sync(1 + warpgroup, Tile::kWarpgroup);  // all have read the chunk's before
+    ptx::named_barrier_sync(1 + warpgroup, Tile::kWarpgroup);  // all have read the last chunk's
     UNROLL
     for (int i = 0; i < kOwnCols; ++i) {
       const int in_tile = thread + i * Tile::kWarpgroup;
@@ -148,7 +150,7 @@ struct Epilogue {
     }
   }
 
-  // Stores a warp's rows from registers, where all elements are inside the matrix.
+  // Stores a warp's rows from registers. All elements must be inside the matrix.
   template <bool kVectorizedX2>
   __device__ void store_inside(const TileCoord& tile, const float (&acc)[kElements]) const {
     const Problem& p = params.p;
@@ -199,7 +201,7 @@ struct Epilogue {
       params.vectorized_x2 ? store_inside<true>(tile, acc) : store_inside<false>(tile, acc);
       return;
     }
-    // Flagged elements of C keep their old values, if the recompute kernel will read them.
+    // Where the epilogue reads C, flagged elements keep their old values for the recompute kernel.
     RowStaging& staging = smem.staging[threadIdx.x / 32 - Tile::kWarpgroup / 32];
     const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
     if (params.steps.more) {

@@ -1,5 +1,5 @@
 #pragma once
-// The plan of tf32_tma: a tile of mma_tma, after a kernel that scales both operands.
+// The plan of tf32_tma: mma_tma's tiles, and the cycles of the kernel that scales both operands.
 
 #include "kernels/mma/plan.h"
 

@@ -11,8 +11,8 @@
 namespace tiled::cuda {
 
 // A "row" is a row of A or a column of B. Rows of fp16 are padded with zeros to whole steps of K.
-// Matrices without broadcast dimensions follow one another. inverse_scales is (matrices, chunks,
-// padded rows): fp16x3::inverse_scale() of each group, a row in a chunk.
+// Each stored matrix is scaled once, however often it is broadcast. inverse_scales is (matrices,
+// chunks, padded rows): fp16x3::inverse_scale() of each group, which is a row in a chunk.
 struct ScaledOperand {
   static constexpr int kStep = 64, kRows = 8;
 

@@ -4,9 +4,9 @@
 //        rows, in registers, and the blocks of a cluster exchange the ranges of their rows through
 //        distributed shared memory. So each element is read once.
 //
-// Limit: the latency of DRAM: a block issues all its loads at once, and none until it ends.
+// Limit: DRAM latency. A block issues all its loads at once, and then none until it ends.
 //
-// Next:  persistent blocks that load ahead; operands of few rows, scaled where they are multiplied.
+// Next:  persistent blocks that load ahead; for few rows, scaling in the kernel that multiplies.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kNext = kThreads / kRows * 8;  // along K, from a thread's vector to its next
 constexpr int kVectors = 4, kBlockK = kNext * kVectors;
 constexpr int kMaxCluster = mma_order::kChunk / kBlockK;
-static_assert(kMaxCluster == 8, "the largest cluster that every GPU has");
+static_assert(kMaxCluster == 8, "the largest portable cluster");
 static_assert(kBlockK % ScaledOperand::kStep == 0, "a row's padding is in its last cluster");
 
 struct OperandParams {

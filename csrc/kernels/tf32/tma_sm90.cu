@@ -1,15 +1,15 @@
 // tf32_tma: float32 products with 11-bit significands, as one fp16 product.
 //
-// Idea:  A TF32 number has 11 bits of a float32, and so has an fp16 number, which the tensor cores
-//        multiply at twice the rate, K-major or MN-major, but it lacks range. So a first
-//        kernel scales rows of A and columns of B by powers of two and rounds them to fp16, K-major
-//        whatever they were (scale_sm90.cu). The main loop of mma_tma multiplies those, and the
-//        epilogue descales each chunk. Elements for which rounding may have lost too much become
-//        NaN; they are flagged, and fp16x3's kernel recomputes them.
+// Idea:  TF32 and fp16 numbers both have significands of 11 bits. Tensor cores multiply fp16 at
+//        twice the rate, but it has less range. So a first kernel scales rows of A and columns of B
+//        by powers of two and rounds them to fp16, K-major (scale_sm90.cu). The main loop of
+//        mma_tma multiplies those, and the epilogue descales each chunk. Elements for which
+//        rounding may have lost too much become NaN; they are flagged, and fp16x3's kernel
+//        recomputes them.
 //
-// Limit: that of mma_tma; and operands are read and rewritten first.
+// Limit: that of mma_tma, after the scale kernel, which reads and rewrites both operands.
 //
-// Next:  operands of few rows, scaled where they are multiplied.
+// Next:  a kernel for few rows that scales operands while it multiplies them.
 //
 //   scale kernel:      A, B  -> fp16 rows, inverse scales
 //   mma_tma_kernel:    fp16 rows -> TMA -> wgmma -> acc (barriers: mma/tma_sm90.cu)
@@ -47,7 +47,8 @@ struct Buffers {
   Buffers(const Problem& p, const Context& context, Workspace& workspace)
       : a(scaled_operand(p.batch, p.a, p.m, p.k)),
         b(scaled_operand(p.batch, transposed(p.b), p.n, p.k)) {
-    // No warp tile has fewer columns on average: a tile of 64 columns has one, and one of 160 two.
+    // Warp tiles have more columns on average: a tile of 64 columns has one warp tile for each 16
+    // rows, and a tile of 160 has two, of 128 and 32 columns.
     constexpr int kLeastCols = 48;
     recompute = RecomputeList::take(workspace, p, kLeastCols);
     for (ScaledOperand* x : {&a, &b}) {
@@ -87,7 +88,7 @@ void run_tile(const Problem& p, const Buffers& buffers, int64_t k_splits, const 
                                             context);
 }
 
-// The parts of a problem with more rows than TMA's coordinates reach; nothing for others.
+// The two parts of a problem with more rows or columns than TMA's coordinates reach, or nullopt.
 std::optional<std::pair<Problem, Problem>> split_for_tma(const Problem& p) {
   return std::max(p.m, p.n) > tf32::kMaxK ? split_in_two(p) : std::nullopt;
 }
@@ -126,7 +127,7 @@ void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& 
 bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   Problem unprepared = p;
-  unprepared.b_presplit = {};  // which this kernel does not read: n may then be split, too
+  unprepared.b_presplit = {};  // this kernel does not read it; without it n may be split, too
   const auto bytes = [&](const Problem& part) { return buffer_bytes(part, context); };
   return run_sub_problems(
       unprepared, context, 0, bytes,
