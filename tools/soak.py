@@ -203,13 +203,13 @@ def refused(choose: random.Random) -> None:
     torch.cuda.synchronize()
 
 
-ACTIONS: dict[str, tuple[Callable[[random.Random], None], int]] = {  # and how often, relatively
+ACTIONS: dict[str, tuple[Callable[[random.Random], None], float]] = {  # and how often, relatively
     "product": (product, 60),
     "captured": (captured, 8),
     "trained": (trained, 12),
     "in_threads": (in_threads, 8),
     "in_green_context": (in_green_context, 6),
-    "out_of_memory": (out_of_memory, 1),
+    "out_of_memory": (out_of_memory, 0.05),  # takes half a second
     "refused": (refused, 5),
 }
 
