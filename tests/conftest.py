@@ -16,6 +16,8 @@ from helpers.needs import needs_cuda
 from helpers.reference import takes
 from helpers.thinning import thin_out, use_whole_products
 
+from torch_tiled import frozen
+
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
 
@@ -33,6 +35,12 @@ def seeded():
 def fresh_compiler():
     """Forgets compiled code: PyTorch compiles a function eight times, other tests included."""
     torch.compiler.reset()
+
+
+@pytest.fixture
+def splits_on_cpu(monkeypatch):
+    """Frozen layers split weights on the CPU as on a GPU: what they notice needs no GPU to test."""
+    monkeypatch.setattr(frozen, "_splits", lambda weight: True)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def freeze(model: _Model) -> _Model:
       it split. It splits again after every write that the version counter counts (by copy_,
       torch.nn.init, ...), if the Parameter, storage, shape, strides, dtype or device is another,
       and after a step() of any torch.optim.Optimizer that has the weight and may have written it.
-      Compiled graphs notice `.to()`, load_state_dict and step().
+      Compiled graphs notice `.to()`, load_state_dict and a step() that is not compiled.
     - It cannot notice writes that leave no version: by collectives of torch.distributed
       (broadcast, all_reduce, recv, ...); through `.data`, `untyped_storage()` or DLPack; by other
       libraries' kernels, a replayed CUDA graph or another process; nor any in-place write to a
@@ -46,7 +46,7 @@ def freeze(model: _Model) -> _Model:
       model, call torch_tiled.refreeze(model) after every write, and let the other streams wait for
       it.
 
-    A weight that is a DTensor, or sharded by FSDP, is not split.
+    A weight that is a DTensor, or sharded by fully_shard, is not split.
 
     A frozen weight has no gradient: where one would be recorded (grad mode is on and the weight
     requires grad) the layer raises, in train() and eval() alike. Its input and bias get their
@@ -178,7 +178,7 @@ class Freezable:
     def _split(self):
         """Splits the weight, into the same memory if it fits: captured graphs read that memory."""
         self._split_of = None  # for the case that prepare() raises
-        if not self._can_be_split():
+        if not self._can_be_split() or self.weight.dim() != 2:  # FSDP's shards may be vectors
             return
         with torch.inference_mode(False), torch.no_grad():
             alias = self.weight.detach()
@@ -283,7 +283,7 @@ def _register_hook():
 
 def _after_step(optimizer, args, kwargs):
     """Forgets the splits of the weights that an optimizer may have written."""
-    if is_compiling():  # Dynamo traces this hook into the user's graph, and could not trace the rest
+    if is_compiling():  # Dynamo traces this hook into the step, and could not trace the rest
         _compiled_steps.unseen = True
         return
     if not _split_layers:
