@@ -13,10 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from helpers.needs import needs_cuda
+from helpers.presplit import splits_on_cpu
 from helpers.reference import takes
 from helpers.thinning import thin_out, use_whole_products
-
-from torch_tiled import frozen
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
@@ -37,10 +36,10 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.fixture
-def splits_on_cpu(monkeypatch):
-    """Frozen layers split weights on the CPU as on a GPU: what they notice needs no GPU to test."""
-    monkeypatch.setattr(frozen, "_splits", lambda weight: True)
+@pytest.fixture(name="splits_on_cpu")
+def splitting_on_cpu():
+    with splits_on_cpu():
+        yield
 
 
 @pytest.fixture

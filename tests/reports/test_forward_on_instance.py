@@ -14,7 +14,7 @@ from torch_tiled import converted
 
 
 def add_hook(module):
-    """Sets a forward as accelerate's add_hook_to_module does, for cpu_offload and dispatch_model."""
+    """Sets a forward as accelerate's add_hook_to_module does."""
     module._old_forward = module.forward
 
     def new_forward(module, *args, **kwargs):
