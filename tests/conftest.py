@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from helpers.needs import needs_cuda
+from helpers.presplit import splits_on_cpu
 from helpers.reference import takes
 from helpers.thinning import thin_out, use_whole_products
 
@@ -33,6 +34,12 @@ def seeded():
 def fresh_compiler():
     """Forgets compiled code: PyTorch compiles a function eight times, other tests included."""
     torch.compiler.reset()
+
+
+@pytest.fixture(name="splits_on_cpu")
+def splitting_on_cpu():
+    with splits_on_cpu():
+        yield
 
 
 @pytest.fixture

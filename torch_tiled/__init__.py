@@ -10,7 +10,7 @@ from torch_tiled import _op  # noqa: F401
 # isort: split
 from torch_tiled import inductor, nn
 from torch_tiled.convert import convert, enabled, revert
-from torch_tiled.frozen import freeze, frozen_bytes, unfreeze
+from torch_tiled.frozen import freeze, frozen_bytes, refreeze, unfreeze
 from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul, prepare
 from torch_tiled.override import override
 from torch_tiled.prepared import Prepared
@@ -32,6 +32,7 @@ __all__ = [
     "nn",
     "override",
     "prepare",
+    "refreeze",
     "revert",
     "unfreeze",
 ]

@@ -100,7 +100,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
             return f"it was converted, and its class was changed to {kind.__qualname__} since"
     elif converted_class(kind) is None:
         return f"it is a {kind.__module__}.{kind.__qualname__}, which may compute something else"
-    if "forward" in vars(module):
+    if "forward" in vars(module) and not _has_its_class_forward(module):
         return "it has a forward of its own, set on the instance"
     weight = module.weight
     if isinstance(weight, UninitializedParameter):
@@ -110,6 +110,22 @@ def _why_not(module: torch.nn.Module) -> str | None:
     if weight.is_meta:
         return "its weight is on the meta device; convert the model when it has memory"
     return why_unsupported(weight, "weight")
+
+
+def _has_its_class_forward(module: torch.nn.Module) -> bool:
+    """Returns whether the forward set on the instance is that of its class, bound to it.
+
+    Accelerate sets it when its hooks are removed. Converted.forward computes by the class, too.
+    """
+    forward = vars(module).get("forward")
+    function = getattr(forward, "__func__", None)
+    return function in (type(module).forward, Converted.forward) and forward.__self__ is module
+
+
+def _set_class(module: torch.nn.Module, kind: type) -> None:
+    if _has_its_class_forward(module):
+        del module.forward  # it would outlive the class
+    module.__class__ = kind
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
@@ -242,14 +258,16 @@ def convert(
         for name, module in layers:
             kind = module._origin.kind if isinstance(module, Converted) else type(module)
             module._origin = Origin(kind, name, precision, strict)
-            module.__class__ = converted_class(kind)
+            _set_class(module, converted_class(kind))
     return Report(tuple(rows), (_NOTE,))
 
 
 def revert(model: torch.nn.Module) -> Report:
     """Undoes torch_tiled.convert(model): every converted layer gets its former class back.
 
-    Parameters, hooks and all else stay as they are. A frozen layer is unfrozen.
+    Parameters, hooks and all else stay as they are. A frozen layer is unfrozen. A forward that was
+    set on a converted layer since (by accelerate's hooks, layer.forward = wrap(layer.forward))
+    stays, and what it wraps computes by the former class.
 
     Args:
         model: any module.
@@ -283,7 +301,7 @@ def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
         if isinstance(module, nn.Linear):
             unfreeze(module)
         rows.append(Row(name, type(module).__name__, _shape(module), "reverted"))
-        module.__class__ = module._origin.kind
+        _set_class(module, module._origin.kind)
         del module._origin
     return Report(tuple(rows))
 

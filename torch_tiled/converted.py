@@ -49,6 +49,10 @@ class Converted:
         return self._origin.precision
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self, Converted):
+            # The layer was reverted, but a wrapper that was set as its forward in the meantime, by
+            # accelerate for example, has kept this method.
+            return type(self).forward(self, input)
         if is_compiling():
             reason = self._why_torch(input)
             if reason is None:

@@ -1,15 +1,20 @@
 """Frozen layers: torch_tiled.nn.Linear with a weight that is split once, for inference."""
 
+import functools
+import threading
+import weakref
 from typing import TypeVar
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ._internals import is_in_fsdp_shards, is_wrapped, transforms_active, version_of
+from ._op.checks import check_prepare
 from .ops import prepare
 from .prepared import Prepared
 
-__all__ = ["Freezable", "freeze", "frozen_bytes", "unfreeze"]
+__all__ = ["Freezable", "freeze", "frozen_bytes", "refreeze", "unfreeze"]
 
 _Model = TypeVar("_Model", bound=torch.nn.Module)
 
@@ -21,19 +26,25 @@ def freeze(model: _Model) -> _Model:
     frozen layer keeps the parts of its weight, and its products skip that work. They take about as
     much memory as the weight (torch_tiled.frozen_bytes returns how much). No bit of a result
     changes. A layer that is not frozen never keeps a split, since a split that outlives a write to
-    the weight gives wrong results. Writes to the weight of a frozen layer fall into three groups:
+    the weight gives wrong results.
 
-    - Before each call outside of compiled graphs the layer compares its weight with the one that it
-      split, and splits again after a write that the version counter counts (by optimizers, copy_,
-      ...), and if the Parameter, storage, shape, strides, dtype or device is another. In compiled
-      graphs it notices `.to()` and load_state_dict.
-    - It cannot notice writes through `.data` or `.detach().numpy()`, DLPack, other libraries'
-      kernels, a replayed CUDA graph or another process, nor any write to a weight that was made
-      under torch.inference_mode(). Compiled graphs, exported programs and captured CUDA graphs
-      notice no write at all. After such a write call freeze(model) again: it splits into the same
-      memory if shapes are the same, and those graphs read that memory.
+    On the CPU nothing is split, and a frozen layer reads its weight: every write counts. On GPUs
+
+    - the layer compares its weight, before each call outside of compiled graphs, with the one that
+      it split. It splits again after every write that the version counter counts (by copy_,
+      torch.nn.init, ...), if the Parameter, storage, shape, strides, dtype or device is another,
+      and after a step() of any torch.optim.Optimizer that has the weight and may have written it.
+      Compiled graphs notice `.to()`, load_state_dict and a step() that is not compiled.
+    - It cannot notice writes that leave no version: by collectives of torch.distributed
+      (broadcast, all_reduce, recv, ...); through `.data`, `untyped_storage()` or DLPack; by other
+      libraries' kernels, a replayed CUDA graph or another process; nor any in-place write to a
+      weight that was made under torch.inference_mode(). Compiled graphs, exported programs and
+      captured CUDA graphs notice no other write either. After such a write call
+      torch_tiled.refreeze(model): it splits into the same memory if shapes are the same, and those
+      graphs read that memory.
     - A layer splits on the stream of the call that noticed the write. If several streams use a
-      model, call freeze(model) after every write, and let the other streams wait for it.
+      model, call torch_tiled.refreeze(model) after every write, and let the other streams wait for
+      it.
 
     A weight that is a DTensor, or sharded by fully_shard, is not split.
 
@@ -65,6 +76,33 @@ def freeze(model: _Model) -> _Model:
     return model
 
 
+def refreeze(model: _Model) -> _Model:
+    """Splits the weight of every frozen layer in model again, after writes that it cannot notice.
+
+    torch_tiled.freeze says which writes those are. The hi and lo parts are written into the memory
+    that they have, if shapes are the same, so that compiled graphs and captured CUDA graphs read
+    them. Layers that are not frozen are left alone.
+
+    Args:
+        model: a torch.nn.Module.
+
+    Returns:
+        model.
+
+    Raises:
+        RuntimeError, torch.OutOfMemoryError: as torch_tiled.freeze does.
+
+    Example::
+
+        >>> torch.distributed.broadcast(model[0].weight, src=0)
+        >>> model = torch_tiled.refreeze(model)
+    """
+    for layer in _layers(model):
+        if layer._frozen:
+            layer._split()
+    return model
+
+
 def unfreeze(model: _Model) -> _Model:
     """Undoes torch_tiled.freeze(model): every layer reads its weight again, and can be trained.
 
@@ -88,7 +126,8 @@ def frozen_bytes(model: torch.nn.Module) -> int:
 
     Example::
 
-        >>> torch_tiled.frozen_bytes(torch_tiled.freeze(torch_tiled.nn.Linear(1024, 1024)))
+        >>> layer = torch_tiled.nn.Linear(1024, 1024, device="cuda")
+        >>> torch_tiled.frozen_bytes(torch_tiled.freeze(layer))
         4198400
     """
     return sum(layer._prepared_weight().nbytes for layer in _layers(model) if layer._frozen)
@@ -139,19 +178,21 @@ class Freezable:
     def _split(self):
         """Splits the weight, into the same memory if it fits: captured graphs read that memory."""
         self._split_of = None  # for the case that prepare() raises
-        if not self._can_be_split():
+        if not self._can_be_split() or self.weight.dim() != 2:  # FSDP's shards may be vectors
             return
         with torch.inference_mode(False), torch.no_grad():
             alias = self.weight.detach()
             version = version_of(alias)  # before it is read
-            new = prepare(alias.mT)
-            for name, tensor in (("_hi_lo", new.hi_lo), ("_inverse_scales", new.inverse_scales)):
+            new = _hi_lo_and_scales(alias)
+            for name, tensor in zip(("_hi_lo", "_inverse_scales"), new, strict=True):
                 old = getattr(self, name)
                 if _are_alike(old, tensor) and not old.is_inference():
                     old.copy_(tensor)
                 else:
                     setattr(self, name, tensor)
         self._split_of = (self.weight, alias, version)
+        if self._hi_lo.numel() > 0:
+            _watch(self)
 
     def _is_split(self):
         """Returns whether the split is of the current weight. Outside of graphs it splits again."""
@@ -165,6 +206,9 @@ class Freezable:
             return not is_dynamo_compiling() or split_of[0] is weight
         if not self._can_be_split():
             return False
+        if _compiled_steps.unseen:
+            _forget_splits_after_compiled_steps()
+            split_of = self._split_of
         if split_of is not None:
             owner, alias, version = split_of
             same = owner is weight and version_of(weight) == version
@@ -193,3 +237,86 @@ class Freezable:
 
 def _are_alike(x, y):
     return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
+
+
+def _splits(weight):
+    """Returns whether the weight is split. The CPU would only model what a GPU gains by it."""
+    return not weight.is_cpu
+
+
+def _hi_lo_and_scales(weight):
+    if _splits(weight):
+        new = prepare(weight.mT)
+        return new.hi_lo, new.inverse_scales
+    check_prepare(weight.mT)
+    return weight.new_empty(0, dtype=torch.uint8), weight.new_empty(0, dtype=torch.float32)
+
+
+# --- steps of optimizers -------------------------------------------------------------------------
+#
+# PyTorch's fused optimizers write to a weight and leave its version as it was, and an optimizer of
+# another library may do the same. So a hook runs after each step of any optimizer, from the first
+# split on.
+
+_split_layers = weakref.WeakSet()
+_lock = threading.Lock()  # for changing and iterating over _split_layers
+
+
+class _CompiledSteps:
+    unseen = False  # whether a compiled step has run that no frozen layer knows of
+
+
+_compiled_steps = _CompiledSteps()
+
+
+def _watch(layer):
+    """Makes the layer split its weight again after an optimizer's step that may have written it."""
+    with _lock:
+        _split_layers.add(layer)
+        _register_hook()
+
+
+@functools.cache
+def _register_hook():
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer, args, kwargs):
+    """Forgets the splits of the weights that an optimizer may have written."""
+    if is_compiling():  # Dynamo traces this hook into the step, and could not trace the rest
+        _compiled_steps.unseen = True
+        return
+    if not _split_layers:
+        return
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    written = {_storage(p) for p in parameters if _has_storage(p) and _may_be_stepped(p)}
+    _forget_splits(lambda weight, alias: _storage(alias) in written)
+
+
+def _forget_splits_after_compiled_steps():
+    _compiled_steps.unseen = False  # first, so that a step that runs meanwhile is seen
+    _forget_splits(lambda weight, alias: _may_be_stepped(weight))
+
+
+def _forget_splits(is_written):
+    with _lock:
+        layers = list(_split_layers)
+    for layer in layers:
+        split_of = layer._split_of
+        if split_of is not None and is_written(*split_of[:2]):
+            layer._split_of = None
+
+
+def _may_be_stepped(parameter):
+    """Returns whether optimizers write to the parameter: they pass over those without gradients."""
+    return parameter.requires_grad or parameter.grad is not None
+
+
+def _has_storage(tensor):
+    if type(tensor) not in (torch.nn.Parameter, torch.Tensor) or tensor.layout != torch.strided:
+        return False
+    return not (transforms_active() and is_wrapped(tensor))
+
+
+def _storage(tensor):
+    return tensor.untyped_storage().data_ptr()

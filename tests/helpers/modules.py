@@ -50,8 +50,10 @@ def make(kind, theirs, algorithm="auto"):
 
 
 def serving_model(kind, device):
-    """A model of that kind, whose ReLU rounds nothing. A frozen one reads presplit weights on a CPU
-    as well."""
+    """A model of that kind, whose ReLU rounds nothing.
+
+    A frozen one reads presplit weights on the CPU as well, in tests with the fixture splits_on_cpu.
+    """
     algorithm = presplit_algorithm(device) if kind == "frozen" else "auto"
     return make(kind, plain_model(torch.nn.ReLU(), device=device), algorithm)
 

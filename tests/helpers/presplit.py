@@ -1,6 +1,7 @@
 """Presplit operands, frozen layers, and comparisons of both with their unsplit twins."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from helpers.calls import Calls
 from helpers.reference import takes
 
 import torch_tiled
+from torch_tiled import frozen
 
 
 def takes_presplit(device):
@@ -23,6 +25,17 @@ def skip_without_presplit(device):
 def presplit_algorithm(device):
     """The algorithm whose kernels read presplit operands; auto where the device has none."""
     return "fp16x3" if takes_presplit(device) else "auto"
+
+
+@contextmanager
+def splits_on_cpu():
+    """Frozen layers split weights on the CPU as on a GPU: what they notice needs no GPU to test."""
+    original = frozen._splits
+    frozen._splits = lambda weight: True
+    try:
+        yield
+    finally:
+        frozen._splits = original
 
 
 def randn(*shape, device, **options):

@@ -20,7 +20,7 @@ import torch_tiled
 
 ops = torch.ops.tiled
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "splits_on_cpu")
 
 
 def test_freeze_and_unfreeze(device):

@@ -24,7 +24,7 @@ import torch_tiled
 
 ops = torch.ops.tiled
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "splits_on_cpu")
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -271,7 +271,8 @@ assert torch.equal(torch_tiled.matmul(a, b, algorithm="naive"), a @ b)
     [
         *(torch_tiled.matmul, torch_tiled.linear, torch_tiled.gemm_, torch_tiled.prepare),
         *(torch_tiled.algorithms, torch_tiled.explain, torch_tiled.convert, torch_tiled.revert),
-        *(torch_tiled.freeze, torch_tiled.unfreeze, torch_tiled.frozen_bytes),
+        *(torch_tiled.freeze, torch_tiled.refreeze, torch_tiled.unfreeze),
+        torch_tiled.frozen_bytes,
         *(torch_tiled.nn.Linear.__init__, torch_tiled.nn.Linear.forward),
     ],
     ids=lambda function: function.__qualname__,

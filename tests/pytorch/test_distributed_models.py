@@ -3,12 +3,14 @@
 Every process runs each check, and a test reports the failures of one check.
 """
 
+import contextlib
 import io
 
 import pytest
 import torch
 import torch.distributed as dist
 from helpers.distributed import check, checks_in, device, mesh_of, own_part, random
+from helpers.presplit import splits_on_cpu
 from torch.testing import assert_close
 
 import torch_tiled
@@ -104,6 +106,7 @@ def fully_sharded():
 
 
 @check
+@splits_on_cpu()
 def frozen_in_shards():
     """Writes to the shards of a frozen layer's weight count, whichever came first."""
     from torch.distributed.fsdp import fully_shard
@@ -125,6 +128,95 @@ def frozen_in_shards():
             written = model(x)
             torch_tiled.unfreeze(model)
             assert torch.equal(written, model(x))
+
+
+@check
+@splits_on_cpu()
+def frozen_in_flat_shards():
+    """FullyShardedDataParallel keeps weights as vectors, and freeze() splits them when gathered."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for frozen_first in (True, False):
+        layers = [torch_tiled.nn.Linear(128, 128, algorithm="fp16x3") for _ in range(2)]
+        model = torch.nn.Sequential(*layers).to(device()).eval()
+        if frozen_first:
+            torch_tiled.freeze(model)
+        wrapped = FullyShardedDataParallel(
+            model, use_orig_params=True, device_id=torch.device(device())
+        )
+        if not frozen_first:
+            torch_tiled.freeze(model)
+        (x,) = random((4, 128), dtype=torch.float32)
+        with torch.no_grad():
+            wrapped(x)
+            with FullyShardedDataParallel.summon_full_params(wrapped):
+                for parameter in model.parameters():
+                    parameter.mul_(2)
+            written = wrapped(x)
+            torch_tiled.unfreeze(model)
+            assert torch.equal(written, wrapped(x))
+
+
+def collectives(weight):
+    """Every collective that writes to the weight, by name: some leave no version."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    full = torch.full_like(weight, rank + 2)
+    return {
+        "broadcast": lambda: dist.broadcast(weight, 0),
+        "all_reduce": lambda: dist.all_reduce(weight),
+        "recv": lambda: dist.recv(weight, 0) if rank == 1 else rank or dist.send(weight, 1),
+        "irecv": lambda: (
+            dist.irecv(weight, 0).wait() if rank == 1 else rank or dist.send(weight, 1)
+        ),
+        "reduce": lambda: dist.reduce(weight, 0),
+        "scatter": lambda: dist.scatter(weight, [full] * world if rank == 0 else None, 0),
+        "all_gather": lambda: dist.all_gather(
+            [weight, *(torch.empty_like(weight) for _ in range(world - 1))], full
+        ),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(
+            weight, full.chunk(world)[rank].contiguous()
+        ),
+        "reduce_scatter": lambda: dist.reduce_scatter(weight, [full] * world),
+        "all_to_all": lambda: dist.all_to_all_single(weight, full),
+    }
+
+
+def serve(layer, x):
+    return torch_tiled.linear(x, layer.weight, layer.bias, algorithm=layer.algorithm)
+
+
+@check
+def collectives_into_a_frozen_weight():
+    """refreeze() is the remedy for collectives; on the CPU every one of them counts at once."""
+    (x,) = random((4, 128), dtype=torch.float32)
+    for name in collectives(x):
+        for splits in (False, True):
+            torch.manual_seed(dist.get_rank())
+            layer = torch_tiled.nn.Linear(128, 128, algorithm="fp16x3", device=device())
+            torch_tiled.freeze(layer.requires_grad_(False))
+            with splits_on_cpu() if splits else contextlib.nullcontext():
+                torch_tiled.refreeze(layer)
+                layer(x)
+                collectives(layer.weight)[name]()
+                if splits or device() == "cuda":
+                    torch_tiled.refreeze(layer)
+                assert torch.equal(layer(x), serve(layer, x)), name
+
+
+@check
+@splits_on_cpu()
+def a_frozen_layer_in_data_parallel():
+    """DistributedDataParallel writes the first process's weights to all others."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(dist.get_rank())
+    (x,) = random((4, 128), dtype=torch.float32)
+    layer = torch_tiled.freeze(torch_tiled.nn.Linear(128, 128, algorithm="fp16x3").to(device()))
+    with torch.no_grad():
+        layer(x)
+        wrapped = DistributedDataParallel(layer)
+        assert torch.equal(layer(x), serve(layer, x))
+        assert torch.equal(wrapped(x), serve(layer, x))
 
 
 @check

@@ -36,6 +36,8 @@ from torch.func import (
 from torch.testing import assert_close
 from torch.utils._pytree import tree_map
 
+pytestmark = pytest.mark.usefixtures("splits_on_cpu")
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_product_of_these_is_torch_tiled_s(kind, device):

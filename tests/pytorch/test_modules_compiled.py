@@ -18,6 +18,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.usefixtures("splits_on_cpu")
+
 
 def assert_alike(ours, others):
     """Equal bits, except for gradients of a bias, which Inductor sums in its own order."""

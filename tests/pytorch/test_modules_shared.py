@@ -30,6 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import torch_tiled
 
+pytestmark = pytest.mark.usefixtures("splits_on_cpu")
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_share_a_model(kind, device):
