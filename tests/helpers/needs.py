@@ -11,3 +11,8 @@ needs_hopper = pytest.mark.skipif(
 
 # Devices whose tensor-core kernels have the specified bits: the host models those of Hopper.
 CPU_AND_HOPPER = ["cpu", pytest.param("cuda", marks=needs_hopper)]
+
+
+def has_132_sms():
+    """Whether the GPU is one that tests of plans name tiles for: an H100 SXM or an H200."""
+    return torch.cuda.get_device_properties().multi_processor_count == 132

@@ -66,7 +66,7 @@ struct Epilogue {
   }
 
   // The coordinates of the warp's 16 rows of a block's tile.
-  __device__ static TileCoord of_warp(TileCoord tile) {
+  __device__ static TileCoord warp_tile(TileCoord tile) {
     tile.row += static_cast<int>(threadIdx.x) / 32 * 16 - Tile::kWarpgroup / 32 * 16;
     return tile;
   }
@@ -82,26 +82,26 @@ struct Epilogue {
 
   // Multiplies a chunk's sums by the inverse scales of their rows and columns. `chunk` is the k at
   // which it begins.
-  __device__ void end_chunk(const TileCoord& of_block, int64_t chunk,
+  __device__ void end_chunk(const TileCoord& block_tile, int64_t chunk,
                             float (&acc)[kElements]) const {
     const Problem& p = params.p;
-    const TileCoord tile = of_warp(of_block);
-    const auto groups = [&](const InverseScales& inverse, const Matrix& matrix) {
+    const TileCoord tile = warp_tile(block_tile);
+    const auto chunk_scales = [&](const InverseScales& inverse, const Matrix& matrix) {
       return inverse.data + batch_offset(p.batch, matrix, tile.batch) * inverse.matrix_stride +
              chunk / mma_order::kChunk * inverse.chunk_stride;
     };
-    const float* of_a = groups(params.inverse_a, p.a);
-    const float* of_b = groups(params.inverse_b, p.b);
+    const float* scales_a = chunk_scales(params.inverse_a, p.a);
+    const float* scales_b = chunk_scales(params.inverse_b, p.b);
     float inverse_a[2], inverse_b[kOwnCols];  // of the thread's rows; of columns that it shares
     UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = tile.row + lane / 4 + i * 8;
-      inverse_a[i] = row < p.m ? __ldg(of_a + row) : 1.0f;
+      inverse_a[i] = row < p.m ? __ldg(scales_a + row) : 1.0f;
     }
     UNROLL
     for (int i = 0; i < kOwnCols; ++i) {
       const int in_tile = thread + i * Tile::kWarpgroup, col = tile.col + in_tile;
-      inverse_b[i] = in_tile < Tile::kN && col < p.n ? __ldg(of_b + col) : 1.0f;
+      inverse_b[i] = in_tile < Tile::kN && col < p.n ? __ldg(scales_b + col) : 1.0f;
     }
     // If no scale is extreme and no group is wide, tf32::chunk_sum() is two multiplications, of
     // which the first is exact.
@@ -185,9 +185,9 @@ struct Epilogue {
     }
   }
 
-  __device__ void end_tile(const TileCoord& of_block, float (&acc)[kElements]) const {
+  __device__ void end_tile(const TileCoord& block_tile, float (&acc)[kElements]) const {
     const Problem& p = params.p;
-    const TileCoord tile = of_warp(of_block);
+    const TileCoord tile = warp_tile(block_tile);
     bool inside =
         params.stores_from_registers && tile.row + 16 <= p.m && tile.col + Tile::kN <= p.n;
     UNROLL
