@@ -1,4 +1,4 @@
-"""Writes the pages and the plots that show results: the README, docs/kernels and their SVGs.
+"""Writes the pages and the plots that show results: README, docs/kernels, docs/guide/limits.md.
 
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import ladder
+import limits
 import readme
 import result_tables
 import speed_plots
@@ -44,12 +45,14 @@ def texts(results: Path) -> dict[Path, str]:
     front = {
         "source": lambda measured: f"{measured_on(measured['header'])}.",
         "table": readme.write_table,
-        "slower": lambda measured: readme.write_slower(measured, surveys["survey_odd"]),
+        "slower": lambda measured: readme.write_slower(measured, surveys),
     }
+    ratios = {**limits.BLOCKS, "surveys": lambda measured: limits.write_surveys(surveys)}
     tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
     pages = {
         README: with_blocks(README, written(str(file), front, measured)),
         ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
+        limits.PAGE: with_blocks(limits.PAGE, written(str(file), ratios, measured)),
     }
     for name, text in written(str(file), tables, measured)["pages"].items():
         pages[KERNELS / f"{name}.md"] = text

@@ -1,8 +1,9 @@
-"""README.md, docs/kernels/results*.md and the plots show the committed results."""
+"""README.md, limits.md, docs/kernels/results*.md and the plots show the committed results."""
 
 import json
 import re
 
+import limits
 import pages
 import pytest
 import readme
@@ -115,17 +116,45 @@ def test_the_table_of_the_readme_has_speed_and_error_beside_the_peer():
     assert lines[3].endswith("| - | - | - | - |")
 
 
+def survey(sides, *found):
+    return {"header": {"sides": sides}, "rows": [each | {"over_aligned": 1.5} for each in found]}
+
+
 def test_the_readme_says_where_it_is_slower():
-    odd = [row(m=1, n=9, k=5001, ratio=0.5), row(m=3, n=9, k=4001, ratio=0.7), row(ratio=2.0)]
+    single, long_k = row(m=1, n=9, k=5001, ratio=0.5), row(m=3, n=9, k=4001, ratio=0.7)
+    surveys = {"odd": survey("odd", single, long_k, row()), "eights": survey("eights", long_k)}
     tf32 = row("tf32_square", precision="tf32", ratio=0.9)
-    text = readme.write_slower(results(tf32), {"rows": odd})
-    assert text == (
-        "Slower than cuBLAS:\n\n"
-        "- bfloat16, single rows or columns: 1 of 3 random sizes, 0.50 at worst (1 x 9 x 5001)\n"
-        "- bfloat16, small products with K from 4001 on: 1 of 3, 0.70 at worst\n"
-        '- `"tf32"` up to 512: 0.90 on average'
+    told = readme.write_slower(results(tf32), surveys)
+    assert told == (
+        "Slower than cuBLAS (mean of speed / cuBLAS's):\n\n"
+        "- bfloat16, random sizes: 3 of 4; at worst 0.50 with one row or column, "
+        "0.70 with K from 3000 on\n"
+        '- `"tf32"`, 512 to 512: 0.90'
     )
-    assert readme.write_slower(results(row()), {"rows": []}).startswith("No product")
+    assert readme.write_slower(results(row()), {}).startswith("No product")
+
+
+def test_a_batch_that_is_faster_is_not_told_among_slower_ones():
+    """Batches of large products were hidden behind "batches with K from 64 on"."""
+    large = row("batched", batch=32, m=2048, n=2048, k=128, ratio=1.8)
+    small = row("batched", batch=384, m=128, n=128, k=64, ratio=0.6)
+    measured = results(large, small)
+    assert readme.write_slower(measured, {}).endswith("batches, sides of 64 to 128: 0.60")
+    lines = limits.write_fp32(measured).splitlines()[2:]
+    assert lines == [
+        "| batches of 64 x 64 to 128 x 128, K from 64 | 1 | 0.60 | 0.60 |",
+        "| batches of 2048 x 2048 and 2048 x 128 | 1 | 1.80 | 1.80 |",
+    ]
+
+
+def test_limits_have_means_and_ranges():
+    lines = limits.write_ieee(
+        results(row("ieee", precision="ieee"), row("ieee", precision="ieee", ratio=0.5))
+    )
+    assert lines.splitlines()[-1] == "| squares, 128 to 16384 | 2 | 1.00 | 0.50 to 2.00 |"
+    told = limits.write_surveys({"odd": survey("odd", row(m=1, k=5001, ratio=0.5), row())})
+    assert told.splitlines()[-1] == "| slower, with other sizes | 0 of 1 |"
+    assert "| slower, with one row or column | 1 of 1, 0.50 at worst (1 x 512 x 5001) |" in told
 
 
 def test_means_name_the_kernels_that_ran():
