@@ -4,6 +4,11 @@
 PYTHON ?= python3
 VENV := .venv
 IN := $(VENV)/bin/python
+# Tests and benchmarks run with another torch where one is named: make test TORCH=2.14.1. The
+# library is built in .venv all the same, since one file serves every torch.
+TORCH :=
+RUN_VENV := $(VENV)$(addprefix -,$(TORCH))
+RUN := $(RUN_VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
 MKDOCS := mkdocs-material==9.8.2
 CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
@@ -15,6 +20,7 @@ export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
+	@echo 'make test TORCH=2.14.1               the same with that torch, in .venv-2.14.1'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
@@ -24,10 +30,14 @@ help:
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
 	@echo '     KERNEL=mma_tma SHAPE=768x768x4096 ARGS="--dtype bfloat16 --layout TN"'
-	@echo 'make clean                           delete what was built (.venv stays)'
+	@echo 'make clean                           delete what was built (.venv* stay)'
 
 $(VENV)/made: tools/make_venv.py
-	$(PYTHON) tools/make_venv.py
+	$(PYTHON) tools/make_venv.py $(VENV)
+	@touch $@
+
+$(VENV)-%/made: tools/make_venv.py
+	$(PYTHON) tools/make_venv.py $(@D) $*
 	@touch $@
 
 $(VENV)/formatters: $(VENV)/made Makefile
@@ -37,11 +47,11 @@ $(VENV)/formatters: $(VENV)/made Makefile
 build: $(VENV)/made
 	$(IN) setup.py --quiet build_ext --inplace
 
-test: build
-	$(IN) -m pytest -n auto --dist worksteal $(ARGS)
+test: build $(RUN_VENV)/made
+	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
-bench: build
-	$(IN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
+bench: build $(RUN_VENV)/made
+	$(RUN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
 
 $(VENV)/mkdocs: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(MKDOCS)

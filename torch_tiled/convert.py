@@ -199,8 +199,7 @@ def convert(
 
     float64 layers are converted, too, though a GPU multiplies float64 much slower by torch_tiled:
     on an H100 at 0.135 of cuBLAS's speed for squares, 0.19 for odd sizes and 0.014 for
-    64 x 64 x 65536. filter_fn can leave them: lambda module, name: module.weight.dtype !=
-    torch.float64.
+    64 x 64 x 65536.
 
     If torch_tiled does not multiply the input of a converted layer (complex numbers, a nested
     tensor, ...), the layer computes by torch as before, and warns once for each reason.

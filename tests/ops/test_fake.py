@@ -160,9 +160,10 @@ def test_bad_calls_raise_the_same_sentence_on_meta_tensors(name, device):
 
 
 def test_bad_calls_raise_the_same_sentence_when_compiled():
+    """Dynamo of torch 2.14 shows the repr of the sentence, with a backslash at its apostrophe."""
     a, b = f32(3, 4), f32(5, 6)
     compiled = torch.compile(torch_tiled.matmul, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"a is \(3, 4\) and b is \(5, 6\); a's columns must"):
+    with pytest.raises(Exception, match=r"a is \(3, 4\) and b is \(5, 6\); a\\?'s columns must"):
         compiled(a, b)
 
 

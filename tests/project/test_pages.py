@@ -58,6 +58,14 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
         assert "</svg>" in (tmp_path / path.name).read_text()
 
 
+def test_no_ratio_of_the_limits_is_written_by_hand():
+    """Ratios that were typed in stayed as they were when products were measured anew."""
+    text = limits.PAGE.read_text().partition("### Anything else")[0]
+    by_hand = re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.DOTALL)
+    assert len(by_hand) < len(text) / 2
+    assert re.findall(r"\d\.\d", by_hand) == []
+
+
 def test_the_readme_shows_plots_that_are_drawn_from_results():
     text = write_pages.README.read_text()
     images = re.findall(r'<img src="([^"]+)"', text)
