@@ -22,8 +22,9 @@ class override(TorchFunctionMode):
     statement. Results are PyTorch's except for rounding; dtypes and shapes are the same, and errors
     are RuntimeErrors, too.
 
-    float64 products are torch_tiled's, too, and much slower on a GPU: on an H100 at 0.135 of
-    cuBLAS's speed for squares, 0.19 for odd sizes and 0.014 for 64 x 64 x 65536.
+    float64 products are torch_tiled's, too, and much slower than cuBLAS's: on an H100, at an
+    earlier commit, at 0.135 of their speed for squares, 0.19 for odd sizes and 0.014 for
+    64 x 64 x 65536.
 
     PyTorch computes what torch_tiled does not multiply: integers, complex numbers, sparse, nested
     and quantized tensors, other devices, an out= that would be resized, sums written in autocast

@@ -25,7 +25,7 @@ def compiled_anew():
 
 @pytest.mark.parametrize("name", CLONED)
 def test_a_clone_that_is_dropped_is_refused_and_never_wrong(name):
-    """Inductor drops the clone of `gemm_(c, c.clone(), b)`: compiled, a call raised that ran before."""
+    """Inductor drops the clone of `gemm_(c, c.clone(), b)`, which ran before it was compiled."""
     write = CLONED[name]
     c, b = operands()
     expected = write(c.clone(), b)
