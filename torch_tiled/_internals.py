@@ -66,6 +66,7 @@ __all__ = [
     "allow_single_level_function",
     "apply_vmap_rule",
     "argument_names",
+    "assume_constant_result",
     "autocast_active",
     "call_without_python",
     "current_interpreter",
@@ -131,6 +132,12 @@ def call_without_python(overload):
 def redispatch_without_python(overload):
     """OpOverload.redispatch with one Python frame less."""
     return overload._handle.redispatch_boxed
+
+
+def assume_constant_result(function):
+    """torch.compiler.assume_constant_result, which would import torch._dynamo."""
+    function._dynamo_marked_constant = True
+    return function
 
 
 def argument_names(overload):

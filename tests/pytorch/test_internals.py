@@ -205,6 +205,24 @@ def test_version_of():
         assert _internals.version_of(torch.ones(2)) is None
 
 
+def test_assume_constant_result():
+    """Dynamo runs the function while it traces, and does not look into it."""
+    ran = []
+
+    def constant(x):
+        ran.append(x)
+        print(x)  # what Dynamo would not put in a graph
+        return 3
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def f(x):
+        return x * constant("three")
+
+    assert _internals.assume_constant_result(constant) is constant
+    assert [f(torch.ones(1)).item(), f(torch.ones(1)).item()] == [3, 3]
+    assert ran == ["three"]
+
+
 def test_is_wrapped():
     x = torch.ones(2)
     for transform in (torch.func.vmap, torch.func.grad):
