@@ -32,6 +32,9 @@ from torch._C import (
     _is_any_autocast_enabled as autocast_active,
 )
 from torch._C import (
+    _is_tracing as is_jit_tracing,
+)
+from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,
 )
 from torch._C import (
@@ -76,6 +79,7 @@ __all__ = [
     "function_modes",
     "gradients_asked_for",
     "is_in_fsdp_shards",
+    "is_jit_tracing",
     "is_wrapped",
     "redispatch_without_python",
     "register_pytree_node",

@@ -81,6 +81,12 @@ def test_autocast_active():
             assert not _internals.autocast_active()
 
 
+def test_is_jit_tracing():
+    seen = []
+    torch.jit.trace(lambda x: seen.append(_internals.is_jit_tracing()) or x, torch.ones(2))
+    assert seen[0] and not _internals.is_jit_tracing()
+
+
 def test_modes():
     assert (_internals.dispatch_modes(), _internals.function_modes()) == (0, 0)
     with TorchDispatchMode():

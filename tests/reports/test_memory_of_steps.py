@@ -1,4 +1,4 @@
-"""Situation: linear with a relu at the end of a checkpointed region kept one output a step until the
+"""Situation: linear with a relu at the end of a checkpointed region kept an output a step until the
 garbage collector ran: an autograd Function referred to its own output, and the output to it.
 
 Here the collector is off, and no step may keep memory."""
