@@ -28,7 +28,7 @@ def no_more_memory():
 
 
 def bytes_kept(step, device, steps=4, warmup=2):
-    """How many bytes of tensors more there are after `steps` steps, without garbage collection.
+    """The bytes by which the memory of tensors grows in `steps` steps without garbage collection.
 
     On the CPU the profiler sums what is allocated and freed, since PyTorch keeps no count there.
     """

@@ -47,7 +47,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def execute_and_register(module):
                 execute(module)
-                sys.meta_path.remove(self)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 _register_formulas(module.register_flop_formula)
 
             spec.loader.exec_module = execute_and_register
