@@ -32,6 +32,9 @@ from torch._C import (
     _is_any_autocast_enabled as autocast_active,
 )
 from torch._C import (
+    _is_tracing as is_jit_tracing,
+)
+from torch._C import (
     _len_torch_dispatch_stack as dispatch_modes,
 )
 from torch._C import (
@@ -66,6 +69,7 @@ __all__ = [
     "allow_single_level_function",
     "apply_vmap_rule",
     "argument_names",
+    "assume_constant_result",
     "autocast_active",
     "call_without_python",
     "current_interpreter",
@@ -75,6 +79,7 @@ __all__ = [
     "function_modes",
     "gradients_asked_for",
     "is_in_fsdp_shards",
+    "is_jit_tracing",
     "is_wrapped",
     "redispatch_without_python",
     "register_pytree_node",
@@ -131,6 +136,12 @@ def call_without_python(overload):
 def redispatch_without_python(overload):
     """OpOverload.redispatch with one Python frame less."""
     return overload._handle.redispatch_boxed
+
+
+def assume_constant_result(function):
+    """torch.compiler.assume_constant_result, which would import torch._dynamo."""
+    function._dynamo_marked_constant = True
+    return function
 
 
 def argument_names(overload):

@@ -16,6 +16,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinear
 
 from . import nn
+from ._internals import assume_constant_result
 from ._op.supported import why_unsupported
 from ._warning import warn
 from .ops import linear
@@ -71,7 +72,7 @@ class Converted:
         """Returns why this call is left to torch, or None if it is not."""
         return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
 
-    @torch.compiler.assume_constant_result
+    @assume_constant_result
     def _tell(self, reason: str, strict: bool) -> None:
         """Warns that torch computes, once for each layer and reason; raises if strict.
 

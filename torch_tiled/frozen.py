@@ -9,7 +9,13 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ._internals import is_in_fsdp_shards, is_wrapped, transforms_active, version_of
+from ._internals import (
+    is_in_fsdp_shards,
+    is_jit_tracing,
+    is_wrapped,
+    transforms_active,
+    version_of,
+)
 from ._op.checks import check_prepare
 from .ops import prepare
 from .prepared import Prepared
@@ -204,7 +210,7 @@ class Freezable:
             # tensors by its own, so that it would fail. (is_exporting() is not asked: with torch
             # 2.11 Dynamo takes it for true.)
             return not is_dynamo_compiling() or split_of[0] is weight
-        if not self._can_be_split():
+        if is_jit_tracing() or not self._can_be_split():
             return False
         if _compiled_steps.unseen:
             _forget_splits_after_compiled_steps()

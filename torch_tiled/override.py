@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from ._internals import assume_constant_result
 from ._routes import ROUTES, UNREACHED
 from ._warning import warn
 from .ops import check_precision
@@ -70,7 +70,7 @@ class override(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _tell(func: Callable) -> None:
     """Warns that PyTorch computes func. In compiled code this runs while a graph is traced."""
     reason = (

@@ -1,9 +1,11 @@
-"""A GPU without free memory."""
+"""A GPU without free memory, and the memory that steps keep."""
 
+import gc
 from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 
 @contextmanager
@@ -23,3 +25,27 @@ def no_more_memory():
         assert torch.cuda.memory_stats()["num_ooms"] > refused
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def bytes_kept(step, device, steps=4, warmup=2):
+    """The bytes by which the memory of tensors grows in `steps` steps without garbage collection.
+
+    On the CPU the profiler sums what is allocated and freed, since PyTorch keeps no count there.
+    """
+    for _ in range(warmup):
+        step()
+    gc.collect()
+    gc.disable()
+    try:
+        if device == "cuda":
+            before = torch.cuda.memory_allocated()
+            for _ in range(steps):
+                step()
+            return torch.cuda.memory_allocated() - before
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            for _ in range(steps):
+                step()
+        return sum(event.self_cpu_memory_usage for event in profiled.events())
+    finally:
+        gc.enable()
+        gc.collect()

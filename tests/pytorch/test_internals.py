@@ -81,6 +81,12 @@ def test_autocast_active():
             assert not _internals.autocast_active()
 
 
+def test_is_jit_tracing():
+    seen = []
+    torch.jit.trace(lambda x: seen.append(_internals.is_jit_tracing()) or x, torch.ones(2))
+    assert seen[0] and not _internals.is_jit_tracing()
+
+
 def test_modes():
     assert (_internals.dispatch_modes(), _internals.function_modes()) == (0, 0)
     with TorchDispatchMode():
@@ -203,6 +209,24 @@ def test_version_of():
         x.add_(1)
         assert _internals.version_of(x) == before + 2
         assert _internals.version_of(torch.ones(2)) is None
+
+
+def test_assume_constant_result():
+    """Dynamo runs the function while it traces, and does not look into it."""
+    ran = []
+
+    def constant(x):
+        ran.append(x)
+        print(x)  # what Dynamo would not put in a graph
+        return 3
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def f(x):
+        return x * constant("three")
+
+    assert _internals.assume_constant_result(constant) is constant
+    assert [f(torch.ones(1)).item(), f(torch.ones(1)).item()] == [3, 3]
+    assert ran == ["three"]
 
 
 def test_is_wrapped():

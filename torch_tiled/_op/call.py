@@ -2,7 +2,12 @@
 
 from torch.compiler import is_dynamo_compiling
 
-from .._internals import BelowAutograd, call_without_python
+from .._internals import (
+    BelowAutograd,
+    call_without_python,
+    is_jit_tracing,
+    transforms_active,
+)
 from .fast_path import is_plain
 from .gradient_flow import is_differentiated
 from .out_of_memory import raise_if_out_of_memory
@@ -35,7 +40,18 @@ def call(entries, *tensors, **options):
                 return direct(*tensors, **options)
         if not is_dynamo_compiling():
             register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
+            if is_jit_tracing() and transforms_active():
+                _refuse_trace_of_transform(op)
         return op(*tensors, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
+
+
+def _refuse_trace_of_transform(op):
+    op_name, _, _ = op.name().partition(".")
+    raise RuntimeError(
+        f"{op_name}: torch.jit.trace does not record what is computed inside of torch.vmap or a "
+        f"transform of torch.func; trace a function without them, or use torch.export or "
+        f"torch.compile"
+    )

@@ -136,7 +136,10 @@ class Linear(SingleLevelFunction):
     def setup_context(ctx, inputs, output):
         _, options, x, weight, _ = inputs
         _, _, needs_x, needs_weight, _ = ctx.needs_input_grad
-        relu = output if options.get("activation") == "relu" else None
+        # An alias of the output is saved, not the output itself, which refers to this Function:
+        # torch.utils.checkpoint ends a recomputation by an exception amid the saving, which would
+        # leave the two referring to each other. The derivative needs no gradient of the alias.
+        relu = output.detach() if options.get("activation") == "relu" else None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, relu)
         ctx.save_for_forward(x, weight, relu)

@@ -13,6 +13,7 @@ from .._internals import (
     dispatch_modes,
     forward_ad_active,
     function_modes,
+    is_jit_tracing,
     transforms_active,
 )
 
@@ -25,13 +26,15 @@ linear = call_without_python(torch.ops.tiled._plain_linear.default)
 def is_plain(*tensors):
     """Returns whether nothing but grad mode and autocast can observe a product of these tensors.
 
-    All are tensors and none is of a subclass; no transform, mode, forward AD or compiler is active.
+    All are tensors and none is of a subclass; no transform, mode, forward AD, compiler or
+    torch.jit.trace is active.
     """
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TYPES:
             return False
     return not (
         is_dynamo_compiling()
+        or is_jit_tracing()  # it would record an operator that has no gradient
         or function_modes()
         or dispatch_modes()
         or transforms_active()

@@ -1,9 +1,17 @@
-"""How torch.utils.flop_counter counts the operators: two operations for each FMA."""
+"""How torch.utils.flop_counter counts the operators: two operations for each FMA.
 
+That module imports triton, if that is installed, which takes long. So the formulas are registered
+when somebody else imports it.
+"""
+
+import importlib.abc
+import importlib.machinery
 import math
+import sys
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+
+_COUNTER = "torch.utils.flop_counter"
 
 
 def _matmul_flops(a_shape, b_shape, *_, **__):
@@ -21,7 +29,34 @@ def _linear_flops(x_shape, weight_shape, *_, **__):
     return 2 * math.prod(x_shape) * weight_shape[0]
 
 
-def register():
+def _register_formulas(register_flop_formula):
     register_flop_formula(torch.ops.tiled.matmul)(_matmul_flops)
     register_flop_formula(torch.ops.tiled.gemm_)(_gemm_flops)
     register_flop_formula(torch.ops.tiled.linear)(_linear_flops)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds torch.utils.flop_counter as Python does, and has the formulas registered in it."""
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != _COUNTER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module):
+                execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                _register_formulas(module.register_flop_formula)
+
+            spec.loader.exec_module = execute_and_register
+        return spec
+
+
+def register():
+    if _COUNTER in sys.modules:
+        _register_formulas(sys.modules[_COUNTER].register_flop_formula)
+    else:
+        sys.meta_path.insert(0, _Finder())

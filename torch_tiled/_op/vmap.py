@@ -44,10 +44,24 @@ def _pad_rank(tensor, dim, rank):
     return tensor.reshape(tensor.shape[0], *ones, *tensor.shape[1:])
 
 
-def _check_example(check, in_dims, *tensors, **options):
-    """Checks the first example: a batch dimension in front might make bad shapes look good."""
-    pairs = zip(tensors, in_dims, strict=True)
-    check(*(t if dim is None else t.select(dim, 0) for t, dim in pairs), **options)
+def _check_example(check, info, in_dims, *tensors, **options):
+    """Checks one example: a batch dimension in front might make bad shapes look good."""
+    pairs = list(zip(tensors, in_dims, strict=True))
+    if isinstance(info.batch_size, int) and info.batch_size == 0:
+        examples = [_meta_example(tensor, dim) for tensor, dim in pairs]
+    else:
+        examples = [t if dim is None else t.select(dim, 0) for t, dim in pairs]
+    check(*examples, **options)
+
+
+def _meta_example(tensor, dim):
+    """A meta tensor in place of an example, where the mapped dimension has none."""
+    if tensor is None:
+        return None
+    shape = list(tensor.shape)
+    if dim is not None:
+        del shape[dim]
+    return tensor.new_empty(shape, device="meta")
 
 
 def _as_matrices(in_dims, a, b):
@@ -64,7 +78,7 @@ def _as_matrices(in_dims, a, b):
 
 def _vmap_matmul(info, in_dims, a, b, **options):
     a_dim, b_dim = in_dims
-    _check_example(check_matmul, in_dims, a, b, **options)
+    _check_example(check_matmul, info, in_dims, a, b, **options)
     if b_dim is None and b.dim() <= 2:  # the mapped dimension is one more dimension of rows
         return _matmul(_to_front(a, a_dim), b, **options), 0
     a, b, added = _as_matrices(in_dims, a, b)
@@ -74,7 +88,7 @@ def _vmap_matmul(info, in_dims, a, b, **options):
 def _vmap_matmul_out(info, in_dims, a, b, out, **options):
     a_dim, b_dim, out_dim = in_dims
     _refuse_shared_output("tiled::matmul", "out", out, out_dim)
-    _check_example(check_matmul_out, in_dims, a, b, out, **options)
+    _check_example(check_matmul_out, info, in_dims, a, b, out, **options)
     if a_dim is None:
         a, a_dim = a.expand(info.batch_size, *a.shape), 0
     a, b, added = _as_matrices((a_dim, b_dim), a, b)
@@ -88,7 +102,7 @@ def _vmap_matmul_out(info, in_dims, a, b, out, **options):
 def _vmap_gemm(info, in_dims, c, a, b, **options):
     c_dim, a_dim, b_dim = in_dims
     _refuse_shared_output("tiled::gemm_", "c", c, c_dim)
-    _check_example(check_gemm_, in_dims, c, a, b, **options)
+    _check_example(check_gemm_, info, in_dims, c, a, b, **options)
     rank = _rank(c, c_dim)
     a = _pad_rank(_to_front(a, a_dim), a_dim, rank)
     b = _pad_rank(_to_front(b, b_dim), b_dim, rank)
@@ -108,7 +122,7 @@ def _refuse_shared_output(op, name, tensor, dim):
 def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **options):
     in_dims = (*in_dims, None)[:3]  # a call without bias has two
     x_dim, weight_dim, bias_dim = in_dims
-    _check_example(check_linear, in_dims, x, weight, bias, activation=activation, **options)
+    _check_example(check_linear, info, in_dims, x, weight, bias, activation=activation, **options)
     x, weight = _to_front(x, x_dim), _to_front(weight, weight_dim)
     if weight_dim is None and bias_dim is None:
         return _linear(x, weight, bias, activation=activation, **options), 0
@@ -129,7 +143,7 @@ def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **op
 
 def _vmap_prepared_matmul(info, in_dims, a, b, hi_lo, inverse_scales, **options):
     a_dim, *prepared_dims = in_dims
-    _check_example(check_prepared_matmul, in_dims, a, b, hi_lo, inverse_scales, **options)
+    _check_example(check_prepared_matmul, info, in_dims, a, b, hi_lo, inverse_scales, **options)
     if any(dim is not None for dim in prepared_dims):
         return _vmap_matmul(info, (a_dim, prepared_dims[0]), a, b, **options)
     return _prepared_matmul(_to_front(a, a_dim), b, hi_lo, inverse_scales, **options), 0
@@ -139,7 +153,7 @@ def _vmap_prepared_linear(info, in_dims, x, weight, hi_lo, inverse_scales, bias=
     in_dims = (*in_dims, None)[:5]  # a call without bias has four
     x_dim, *prepared_dims, bias_dim = in_dims
     prepared = weight, hi_lo, inverse_scales
-    _check_example(check_prepared_linear, in_dims, x, *prepared, bias, **options)
+    _check_example(check_prepared_linear, info, in_dims, x, *prepared, bias, **options)
     if any(dim is not None for dim in (*prepared_dims, bias_dim)):
         dims = (x_dim, prepared_dims[0], bias_dim)
         return _vmap_linear(info, dims, x, weight, bias, **options)
