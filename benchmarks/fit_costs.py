@@ -10,7 +10,8 @@ on the logarithm of measured over model time. The table says what to multiply th
 by, and the model's error before and after, as a factor from 1 on. A row is left out if its plan has
 another tile now; it counts for the error alone if its plan changes with K. Where rows do not tell
 the parts apart, the factors stay near 1. Memory bounds are in both parts, so rows that a memory
-bound decides say little about a rate.
+bound decides say little about a rate. A survey's row counts for every kernel that was timed beside
+the one that ran (survey.py --beside all).
 """
 
 import argparse
@@ -109,7 +110,8 @@ def parts(kernel: str, shape: dict, gpu: Gpu) -> tuple[float, float] | None:
 def shapes_of(path: Path, results: dict) -> list[dict]:
     """The plain rows of a results file, with all fields of a shape. Raises ResultsError."""
     header, found = results["header"], []
-    common = {"dtype": header.get("dtype"), "precision": "fp32", "batch": 1, "variant": "plain"}
+    common = {"dtype": header.get("dtype"), "precision": header.get("precision", "fp32")}
+    common |= {"batch": 1, "variant": "plain"}
     for number, row in enumerate(results["rows"]):
         if not row.get("kernel") or not row.get("tile"):
             raise ResultsError(
@@ -118,8 +120,24 @@ def shapes_of(path: Path, results: dict) -> list[dict]:
             )
         row = common | row
         if row["variant"] == "plain":
-            found.append(row)
+            found += kernels_of(row, header.get("empty_us"))
     return found
+
+
+def kernels_of(row: dict, empty_us: dict | None) -> list[dict]:
+    """The row, and one for each kernel that a survey timed beside it.
+
+    A survey replays graphs of one call. Their start is taken off, since the model is of a call
+    among others.
+    """
+    if not empty_us:
+        return [row]
+    timed = [(row["kernel"], row["tile"], row["us"]), *row.get("beside", [])]
+    alone, among = empty_us["alone"], empty_us["among_many"]
+    return [
+        row | {"kernel": kernel, "tile": tile, "us": max(among, us - alone + among)}
+        for kernel, tile, us in timed
+    ]
 
 
 def clock_mhz(path: Path, results: dict) -> float:

@@ -5,8 +5,9 @@ peer's and of a copy alternate, so that a clock that drifts drifts for all. The 
 the time of its pass divided by the calls in it; median, p10 and p90 are over passes.
 
 On CUDA a pass is one replay of a captured graph, which calls once on each set, between two events:
-the host's time is not in it. The L2 cache is swept before each pass. On a CPU a pass is as many
-calls as the host's clock needs, and only the number of sets keeps the operands cold.
+the host's time is not in it. The L2 cache is swept before each pass: read, or where `dirty` says so
+overwritten. On a CPU a pass is as many calls as the host's clock needs, and only the number of sets
+keeps the operands cold.
 """
 
 import itertools
@@ -112,7 +113,8 @@ class _HostPasses:
 
 
 class _GraphPasses:
-    def __init__(self, function: Product, sets: list[Operands]):
+    def __init__(self, function: Product, sets: list[Operands], dirty: bool = False):
+        self._dirty = dirty
         function(*sets[0])  # a first call may load code, which a capture cannot hold
         self._calls = len(sets)
         self._graph = torch.cuda.CUDAGraph()
@@ -124,7 +126,10 @@ class _GraphPasses:
 
     def run(self) -> None:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._sweep.sum()  # a read: dirty lines would still have to be written back
+        if self._dirty:
+            self._sweep.zero_()
+        else:
+            self._sweep.sum()  # dirty lines would still have to be written back
         start.record()
         self._graph.replay()
         end.record()
@@ -146,10 +151,16 @@ class _GraphPasses:
         return calls
 
 
-def side_by_side(calls: list[Call], *, seconds: float, repeats: int) -> list[Spread]:
-    """Times them for about `seconds` together, in at least `repeats` passes of each."""
+def side_by_side(
+    calls: list[Call], *, seconds: float, repeats: int, dirty: bool = False
+) -> list[Spread]:
+    """Times them for about `seconds` together, in at least `repeats` passes of each.
+
+    With `dirty`, L2 is full of lines before each pass that were written and are not in memory yet,
+    as after a kernel that wrote a large result.
+    """
     every = [
-        (_GraphPasses if sets[0][0].is_cuda else _HostPasses)(function, sets)
+        _GraphPasses(function, sets, dirty) if sets[0][0].is_cuda else _HostPasses(function, sets)
         for function, sets in calls
     ]
     start = time.perf_counter()

@@ -23,6 +23,30 @@ def add_grid(axes) -> None:
     axes.set_axisbelow(True)
 
 
+def add_dots(axes, xs: list[float], ys: list[float]) -> None:
+    """Draws a dot for each point on logarithmic axes, all in one path, which keeps an SVG small."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    # Each dot is a line of next to no length whose ends are round.
+    ends = [(x * factor, y) for x, y in zip(xs, ys, strict=True) for factor in (1, 1.001)]
+    path = Path(ends, [Path.MOVETO, Path.LINETO] * len(xs))
+    path.should_simplify = False
+    axes.add_patch(PathPatch(path, fill=False, edgecolor=BLUE, linewidth=1.5, capstyle="round"))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.autoscale_view()
+
+
+def set_numbers(axis, *digits: int) -> None:
+    """Ticks of a logarithmic axis at these digits of each decade, written without exponents."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
 def set_sizes(axes, sizes: list[int], label: str) -> None:
     """A logarithmic horizontal axis with a tick at each size."""
     axes.set_xscale("log", base=2)

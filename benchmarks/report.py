@@ -19,7 +19,7 @@ def make_console() -> Console:
 class Steps:
     """A progress bar on a terminal, and a plain line for each step elsewhere."""
 
-    def __init__(self, console: Console, total: int):
+    def __init__(self, console: Console, total: int | None):
         self._console = console
         self._total = total
         self._done = 0
@@ -49,7 +49,7 @@ class Steps:
         self._done += 1
         self._bar.advance(self._task)
         if not self._console.is_terminal:
-            line = f"[{self._done}/{self._total}] {what}"
+            line = f"[{self._done}/{self._total or '?'}] {what}"
             self._console.print(line, markup=False, soft_wrap=True)
 
 

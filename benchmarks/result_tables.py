@@ -40,8 +40,9 @@ MEANS = (
 SURVEYS = """\
 ## Random sizes
 
-[survey.py](../../benchmarks/survey.py) times products of random sizes, cuBLAS's products of the
-same sizes, and the *aligned* products, whose sizes are the next multiples of 64:"""
+[Random products](random.md) have sizes, layouts and batches of every kind. Here are products of odd
+sizes and of multiples of 8, cuBLAS's products of the same sizes, and the *aligned* products, whose
+sizes are the next multiples of 64 ([survey.py](../../benchmarks/survey.py), `--aligned`):"""
 
 
 def write_pages(measured: dict, surveys: dict[str, dict]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads results files, and finds rows in them."""
+"""Reads and writes results files, and finds rows in them."""
 
 import json
 import math
@@ -27,6 +27,13 @@ def read(path: Path) -> dict:
     if not isinstance(results, dict) or not {"header", "rows"} <= results.keys():
         raise ResultsError(f"{path} is no results file: it has no header and rows.")
     return results
+
+
+def in_lines(results: dict) -> str:
+    """The text of a results file of many rows: a line for each of them."""
+    header = json.dumps(results["header"], indent=1)
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in results["rows"])
+    return f'{{\n"header": {header},\n"rows": [\n{rows}\n]\n}}\n'
 
 
 def select(rows: Iterable[dict], **wanted) -> list[dict]:

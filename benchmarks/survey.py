@@ -1,185 +1,124 @@
-"""Times products of random sizes against the next multiples of 64, and against the vendor's.
+"""Times random products against torch.matmul in the same precision: where are we slower?
 
-    python benchmarks/survey.py
-    python benchmarks/survey.py --sides eights --count 400 --json survey.json
-    python benchmarks/survey.py --beside mma_unaligned mma_tma    # did auto pick the faster one?
+    python benchmarks/survey.py --precision ieee --seed 2 --json survey_ieee_2.json
+    python benchmarks/survey.py --dtype bfloat16 --model --seconds 60
+    python benchmarks/survey.py --beside all    # did auto pick the fastest kernel of the order?
 
-The logarithms of M, N and K are uniform; M and N are exchanged in a third of the products, and
-every layout is as likely. For each product measure.py alternates `auto`, `auto` on M, N and K
-rounded up to multiples of 64, which tiles fit, and the vendor's; check.py judges the first
-beforehand. Operands are views of one piece of random normal numbers, so that a product takes
-little longer than its passes. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU.
+random_products.py says what the products of a seed are. check.py judges a product before it is
+timed. Then one replay of a CUDA graph of `auto` alternates with one of torch.matmul, each after L2
+was overwritten (measure.py), and medians are reported. Operands are views of one piece of random
+normal numbers, so that a product takes little longer than its passes. write_pages.py shows the
+files survey_<precision or dtype>_<seed>.json in docs/kernels/random.md.
 """
 
 import argparse
-import json
-import math
-import random
-import statistics
+import itertools
 import sys
-from dataclasses import replace
+import time
 from functools import partial
 from pathlib import Path
 
 import torch
-from rich.table import Table
 
 # For a package that is built in place and not installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import machine
+import survey_report
 from check import Wrong, full_precision_peer, judge
-from measure import Call, Operands, raise_clocks, side_by_side
-from options import DTYPES
+from measure import Call, clock_name, raise_clocks, side_by_side
+from options import DTYPES, PRECISIONS
+from random_products import LEAST_FMAS, MOST_FMAS, aligned, fits, pool, products, views
 from report import Steps, make_console
-from shapes import LAYOUTS, Shape
-from variants import Contest, plain, planned
+from rows import in_lines, kernels
+from shapes import Shape
+from variants import Contest, plain
 
 import torch_tiled
 
-SIDES = {
-    "odd": lambda size: size | 1,
-    "eights": lambda size: max(8, size // 8 * 8),
-    "any": lambda size: size,
-}
-# The ranges of m, n and k, before some are exchanged.
-RANGES = ((1, 5800), (64, 16000), (64, 11600))
-MOST_SETS = 24
-MOST_NUMBERS = 2**30  # elements of the piece of memory that operands are views of
-TWICE = 2.0  # products are counted that take longer than this multiple of the aligned one
-WORST = 20  # rows of the printed table
+COUNT = 1500  # products, where neither --count nor --seconds says how many
+EMPTY_CALLS = 64  # in a graph
 
 
-def problems(count: int, sides: str, seed: int, most: float) -> list[Shape]:
-    """`count` products of less than `most` FMAs each: the same ones for the same arguments."""
-    choose = random.Random(seed)
-    found: list[Shape] = []
-    while len(found) < count:
-        m, n, k = (
-            int(math.exp(choose.uniform(math.log(least), math.log(largest))))
-            for least, largest in RANGES
-        )
-        if choose.random() < 1 / 3:
-            m, n = n, m
-        m, n, k = map(SIDES[sides], (m, n, k))
-        layout = choose.choice(LAYOUTS)
-        if m * n * k < most:
-            found.append(Shape(m, n, k, layout=layout))
-    return found
+def empty_us(device: torch.device) -> dict[str, float]:
+    """The time of a kernel that writes one number: alone in a graph, and among many."""
+    one = torch.zeros(1, device=device)
+    calls = [(lambda x, _: x.fill_(1), [(one, one)] * count) for count in (1, EMPTY_CALLS)]
+    alone, among = side_by_side(calls, seconds=0, repeats=51, dirty=True)
+    return {"alone": short(alone.median), "among_many": short(among.median)}
 
 
-def aligned(shape: Shape) -> Shape:
-    """The next larger shape whose sizes are multiples of 64."""
-    m, n, k = (-(-size // 64) * 64 for size in (shape.m, shape.n, shape.k))
-    return replace(shape, m=m, n=n, k=k)
+def short(value: float, digits: int = 4) -> float:
+    """The number in few digits, which keeps the results small."""
+    return float(f"{value:.{digits}g}")
 
 
-def views(pool: torch.Tensor, shape: Shape) -> list[Operands]:
-    """As many sets of operands as the pool holds, at most MOST_SETS, at multiples of 128."""
+def beside(names: list[str], picked, contest: Contest, precision: str) -> dict[str, str]:
+    """The tiles of the kernels that sum the product in the same order as the picked one.
 
-    def padded(numbers: int) -> int:
-        return -(-numbers // 128) * 128
-
-    def take(at: int, rows: int, columns: int, letter: str) -> torch.Tensor:
-        piece = pool[at : at + rows * columns]
-        return piece.view(rows, columns) if letter == "N" else piece.view(columns, rows).mT
-
-    a_numbers, b_numbers = padded(shape.m * shape.k), padded(shape.k * shape.n)
-    of_set = a_numbers + b_numbers
-    starts = [i * of_set for i in range(min(MOST_SETS, len(pool) // of_set))]
-    return [
-        (
-            take(at, shape.m, shape.k, shape.layout[0]),
-            take(at + a_numbers, shape.k, shape.n, shape.layout[1]),
-        )
-        for at in starts
-    ]
-
-
-def beside(names: list[str], picked: str, contest: Contest, **ways) -> dict[str, Call]:
-    """Calls of the kernels that take the product, except the one that was picked."""
-    calls = {}
+    On a CPU `auto` is torch.matmul, which has no order, and every kernel counts.
+    """
+    tiles = {}
     for name in names:
-        own = ways | {"algorithm": name}
-        if name != picked and torch_tiled.explain(*contest.operands[0], **own).algorithm == name:
-            calls[name] = (partial(torch_tiled.matmul, **own), contest.operands)
-    return calls
+        told = torch_tiled.explain(*contest.operands[0], algorithm=name, precision=precision)
+        takes = told.algorithm == name != picked.algorithm
+        if takes and told.order == getattr(picked, "order", told.order):
+            tiles[name] = told.tile
+    return tiles
 
 
-def measure(pool: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
+def measure(numbers: torch.Tensor, shape: Shape, args: argparse.Namespace) -> dict:
     """The row of one product. Raises Wrong where there is none to report."""
-    ways = {"algorithm": "auto", "precision": "fp32"}
-    contest = plain(views(pool, shape), **ways)
-    neighbour = plain(views(pool, aligned(shape)), **ways)
-    calls = [contest.ours, neighbour.ours, contest.peer]
+    ways = {"algorithm": "auto", "precision": args.precision}
+    contest = plain([views(numbers, shape)], **ways)
     first = contest.operands[0]
-    kernel, tile = planned(contest, **ways)
-    others = beside(args.beside, kernel, contest, **ways)
+    picked = torch_tiled.explain(*first, **ways)
+    tiles = beside(args.beside, picked, contest, args.precision)
+    named = {name: partial(torch_tiled.matmul, **ways | {"algorithm": name}) for name in tiles}
     peer, verdicts = partial(contest.peer[0], *first), {}
-    for name, (function, _) in {"auto": contest.ours, **others}.items():
+    for name, function in {"auto": contest.ours[0], **named}.items():
         try:
             verdicts[name] = judge(partial(function, *first), peer, *first, contest.truth)
         except Wrong as wrong:
-            raise Wrong(f"{shape}, {name}: {wrong}") from None
-    us, aligned_us, peer_us, *others_us = side_by_side(
-        [*calls, *others.values()], seconds=args.seconds, repeats=args.repeats
-    )
-    beside_us = {name: spread.median for name, spread in zip(others, others_us, strict=True)}
-    return {
-        "m": shape.m,
-        "n": shape.n,
-        "k": shape.k,
-        "layout": shape.layout,
-        "kernel": kernel,
-        "tile": tile,
-        "us": us.median,
-        "us_p10": us.p10,
-        "us_p90": us.p90,
-        "aligned_us": aligned_us.median,
-        "peer_us": peer_us.median,
-        "beside_us": beside_us,
-        "best_us": min([us.median, *beside_us.values()]),
-        "over_aligned": us.median / aligned_us.median,
-        "ratio": peer_us.median / us.median,
-        "error": verdicts["auto"].error,
-        "peer_error": verdicts["auto"].peer_error,
-    }
+            raise Wrong(f"{name}: {wrong}") from None
+    calls: list[Call] = [contest.ours, contest.peer]
+    calls += [(function, contest.operands) for function in named.values()]
+    near = aligned(shape)
+    neighbour = args.aligned and fits(numbers, near)
+    if neighbour:
+        calls.append((contest.ours[0], [views(numbers, near)]))
+    timed = side_by_side(calls, seconds=0, repeats=args.repeats, dirty=True)
+    us, peer_us, *others = (short(spread.median) for spread in timed)
+    row = {name: getattr(shape, name) for name in ("batch", "m", "n", "k", "layout")}
+    row |= {"kernel": picked.algorithm, "tile": getattr(picked, "tile", None)}
+    row |= {"us": us, "peer_us": peer_us, "ratio": short(peer_us / us)}
+    row["error"] = short(verdicts["auto"].error, 2)
+    row["peer_error"] = short(verdicts["auto"].peer_error, 2)
+    if neighbour:
+        row["aligned_us"] = others.pop()
+    if args.beside:
+        row["beside"] = [[*told, time] for told, time in zip(tiles.items(), others, strict=True)]
+    return row
 
 
-def summary(rows: list[dict]) -> dict:
-    """How many products take more than TWICE the aligned one's time, and means of ratios.
-
-    "over_best" and "over_twice_at_best" compare with the fastest kernel of `--beside`.
-    """
-    over = [row for row in rows if row["over_aligned"] > TWICE]
-    return {
-        "products": len(rows),
-        "over_twice": len(over),
-        "over_twice_and_10_us": sum(row["us"] > 10 for row in over),
-        "largest": max(row["over_aligned"] for row in rows),
-        "over_aligned": statistics.geometric_mean(row["over_aligned"] for row in rows),
-        "ratio": statistics.geometric_mean(row["ratio"] for row in rows),
-        "over_best": statistics.geometric_mean(row["us"] / row["best_us"] for row in rows),
-        "over_twice_at_best": sum(row["best_us"] > TWICE * row["aligned_us"] for row in rows),
-    }
-
-
-def table(rows: list[dict]) -> Table:
-    worst = sorted(rows, key=lambda row: -row["over_aligned"])[:WORST]
-    printed = Table(title=f"the {len(worst)} worst", title_justify="left", box=None, pad_edge=False)
-    headings = ("m", "n", "k", "us", "aligned", "over it", "vendor's", "ratio")
-    for heading in headings:
-        printed.add_column(heading, justify="right")
-    for heading in ("layout", "kernel"):
-        printed.add_column(heading)
-    for row in worst:
-        sizes = (str(row[size]) for size in ("m", "n", "k"))
-        times = (f"{row['us']:.1f}", f"{row['aligned_us']:.1f}", f"{row['over_aligned']:.2f}")
-        peers = (f"{row['peer_us']:.1f}", f"{row['ratio']:.2f}")
-        printed.add_row(
-            *sizes, *times, *peers, row["layout"], f"{row['kernel']} {row['tile'] or ''}"
-        )
-    return printed
+def measure_all(args: argparse.Namespace, console, rows: list[dict], refused: list[str]) -> None:
+    """Adds to rows and refused product by product, so that an interruption keeps them."""
+    numbers = pool(args.seed, args.most, args.model, DTYPES[args.dtype], torch.device(args.device))
+    shapes = itertools.islice(products(args.seed, args.most, model=args.model), args.count)
+    end = time.monotonic() + (args.seconds or float("inf"))
+    with full_precision_peer(args.precision), Steps(console, args.count) as steps:
+        for shape in shapes:
+            if time.monotonic() > end:
+                break
+            steps.begin(str(shape))
+            try:
+                row = measure(numbers, shape, args)
+            except (Wrong, RuntimeError) as error:
+                refused.append(f"{shape}: {error}")
+                steps.finish(refused[-1])
+                continue
+            rows.append(row)
+            steps.finish(f"{shape}: {row['kernel']} {row['us']} us, ratio {row['ratio']:.2f}")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -188,96 +127,98 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     option = parser.add_argument
     option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
-    option("--dtype", choices=DTYPES, default="bfloat16")
-    option("--sides", choices=SIDES, default="odd", help="of M, N and K")
-    option("--count", type=int, default=700, help="products")
-    option("--seed", type=int, default=0, help="another one has other products")
-    option("--most", type=float, default=4e10, help="FMAs of a product")
-    option("--seconds", type=float, default=0.0, help="to time a product for, at least")
-    option("--repeats", type=int, default=3, help="passes of each, at least")
+    option("--dtype", choices=DTYPES, default="float32")
+    option("--precision", choices=PRECISIONS, default="fp32", help="of float32")
+    option("--seed", type=int, default=1, help="another one has other products")
+    option("--model", action="store_true", help="the products of layers")
+    option("--count", type=int, help=f"products; by default {COUNT}, or what --seconds hold")
+    option("--seconds", type=float, help="the survey ends with the product after these")
+    option("--most", type=float, default=MOST_FMAS, help="FMAs of a product")
+    option("--repeats", type=int, default=7, help="passes of each")
     option(
         "--beside",
         nargs="+",
-        choices=torch_tiled.algorithms(),
+        choices=[*kernels(), "all"],
         default=[],
         metavar="KERNEL",
-        help="time these as well",
+        help="time these as well, or all, where they sum in auto's order",
     )
+    option("--aligned", action="store_true", help="time the next multiples of 64 as well")
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")
     args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
-    if args.count < 1:
-        parser.error(f"--count is {args.count}; it must be at least 1.")
-    smallest = 8 * 64 * 64  # FMAs; every choice of --sides has such a product
-    if args.most <= smallest:
-        parser.error(f"--most is {args.most:g}; it must be more than {smallest}.")
+    _check(args, parser.error)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    any_operand = torch.empty(64, 64, dtype=DTYPES[args.dtype], device=args.device)
-    for name in args.beside:
-        try:
-            torch_tiled.explain(any_operand, any_operand, algorithm=name)
-        except RuntimeError as error:
-            parser.error(str(error))
+    if not args.seconds:
+        args.count = args.count or COUNT
+    args.beside = _taken(args, parser.error)
     return args
+
+
+def _check(args: argparse.Namespace, refuse) -> None:
+    if args.device == "cuda" and not torch.cuda.is_available():
+        refuse("torch sees no CUDA device; leave --device out or say --device cpu.")
+    if args.precision != "fp32" and args.dtype != "float32":
+        refuse(f"--precision is {args.precision}, which is for float32 alone.")
+    for name in ("count", "repeats"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            refuse(f"--{name} is {value}; it must be at least 1.")
+    if args.seconds is not None and not args.seconds > 0:
+        refuse(f"--seconds is {args.seconds}; it must be more than 0.")
+    if not args.most >= LEAST_FMAS:
+        refuse(f"--most is {args.most:g}; it must be at least {LEAST_FMAS:g}.")
+    if args.json and not args.json.absolute().parent.is_dir():
+        refuse(f"--json is {args.json}; the folder {args.json.parent} does not exist.")
+
+
+def _taken(args: argparse.Namespace, refuse) -> list[str]:
+    """The kernels of --beside; all of those that take the dtype and the precision, for "all"."""
+    asked = kernels() if "all" in args.beside else args.beside
+    operand = torch.empty(64, 64, dtype=DTYPES[args.dtype], device=args.device)
+    taken = []
+    for name in asked:
+        try:
+            torch_tiled.explain(operand, operand, algorithm=name, precision=args.precision)
+        except RuntimeError as error:
+            if "all" not in args.beside:
+                refuse(str(error))
+        else:
+            taken.append(name)
+    return taken
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console = make_console()
+    console, device = make_console(), torch.device(args.device)
     words = [__file__, *argv] if argv is not None else sys.argv
-    device = torch.device(args.device)
     header = machine.describe(device, machine.command_line(words, args.json), args.commit)
-    asked = ("dtype", "sides", "count", "seed", "most", "beside")
+    asked = ("dtype", "precision", "seed", "model", "count", "seconds", "most", "beside")
     header |= {name: getattr(args, name) for name in asked}
+    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
     raise_clocks(device)
     header["clocks_before"] = machine.clocks(device)
-    shapes = problems(args.count, args.sides, args.seed, args.most)
-    # Two sets of the largest product fit, so that successive calls have different operands.
-    least = 2 * max(aligned(shape).operands + 256 for shape in shapes)
-    numbers = max(least, min(MOST_NUMBERS, least * MOST_SETS // 2))
-    pool = torch.empty(numbers, dtype=DTYPES[args.dtype], device=device).normal_()
+    header["timing"] = {"clock": clock_name(device), "repeats": args.repeats, "l2": "overwritten"}
+    header["empty_us"] = empty_us(device)
     rows: list[dict] = []
-    refused: list[str] = []
-    with full_precision_peer("fp32"), Steps(console, len(shapes)) as steps:
-        for shape in shapes:
-            steps.begin(str(shape))
-            try:
-                row = measure(pool, shape, args)
-            except Wrong as wrong:
-                refused.append(str(wrong))
-                steps.finish(refused[-1])
-                continue
-            rows.append(row)
-            steps.finish(
-                f"{shape}: {row['us']:.1f} us, {row['over_aligned']:.2f} of the aligned one's time"
-            )
+    header["refused"] = refused = []
+    interrupted = False
+    try:
+        measure_all(args, console, rows, refused)
+    except KeyboardInterrupt:
+        interrupted = True
     header["clocks_after"] = machine.clocks(device)
-    header["refused"] = refused
-    if rows:
-        header["summary"] = found = summary(rows)
-        console.print(table(rows))
-        console.print(
-            f"Of {found['products']} products ({args.dtype}, sides: {args.sides}) "
-            f"{found['over_twice']} take more than twice the aligned one's time, "
-            f"{found['over_twice_and_10_us']} of those more than 10 us; in the mean "
-            f"{found['over_aligned']:.2f} times it, {found['largest']:.2f} at most, at "
-            f"{found['ratio']:.2f} of the vendor's speed.",
-            markup=False,
-        )
-        if args.beside:
-            console.print(
-                f"By the fastest of auto's kernel and {', '.join(args.beside)} "
-                f"{found['over_twice_at_best']} would take more than twice; auto's takes "
-                f"{found['over_best']:.3f} times its time.",
-                markup=False,
-            )
+    results = {"header": header, "rows": rows}
     if args.json:
-        args.json.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n")
+        args.json.write_text(in_lines(results))
+    if rows:
+        survey_report.print_results(console, results)
     for said in refused:
         console.print(said, markup=False)
-    return 1 if refused else 0
+    if interrupted:
+        console.print("Interrupted: this is what was measured before.")
+        return 130
+    return 1 if refused or not rows else 0
 
 
 if __name__ == "__main__":

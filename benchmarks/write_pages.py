@@ -3,13 +3,16 @@
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
 
-The folder has h200.json of bench_matmul.py, survey_odd.json and survey_eights.json of survey.py,
-and errors_h200.json of error_study.py. tests/project/test_pages.py fails where a page does not show
-these files. The plots need matplotlib.
+The folder has h200.json of bench_matmul.py, errors_h200.json of error_study.py, survey_odd.json and
+survey_eights.json of an older survey.py, and any number of survey_<precision or dtype>_<seed>.json
+of survey.py. tests/project/test_pages.py fails where a page does not show these files. The plots
+need matplotlib.
 """
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 # For a package that is built in place and not installed.
@@ -17,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import ladder
 import limits
+import random_page
 import readme
 import result_tables
 import speed_plots
@@ -56,7 +60,18 @@ def texts(results: Path) -> dict[Path, str]:
     }
     for name, text in written(str(file), tables, measured)["pages"].items():
         pages[KERNELS / f"{name}.md"] = text
-    return pages
+    random = written(str(results), {"random": random_page.write}, random_page.surveys(results))
+    return pages | {KERNELS / "random.md": random["random"]}
+
+
+def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
+    """Returns what draws each plot to a path. Raises ResultsError."""
+    drawn = {
+        path: partial(draw, read(results / f"{name}.json")) for path, (name, draw) in PLOTS.items()
+    }
+    if surveys := random_page.surveys(results):
+        drawn[KERNELS / random_page.PLOT] = partial(random_page.draw, surveys)
+    return drawn
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,14 +88,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         pages = texts(args.results)
-        measured = {name: read(args.results / f"{name}.json") for name, _ in PLOTS.values()}
+        plots = drawings(args.results)
     except (ResultsError, PageError) as error:
         print(error)
         return 1
     for page, text in pages.items():
         page.write_text(text)
-    for path, (name, draw) in PLOTS.items():
-        draw(measured[name], path)
+    for path, draw in plots.items():
+        draw(path)
     return 0
 
 

@@ -99,6 +99,29 @@ def test_a_survey_has_its_dtype_in_its_header(tmp_path, capsys):
     assert "128x256" in capsys.readouterr().out
 
 
+def test_a_survey_has_kernels_beside_the_one_that_ran_and_the_start_of_a_graph(tmp_path, capsys):
+    """The model is of a call among others, and a survey replays graphs of one call."""
+    empty = {"alone": 3.4, "among_many": 1.2}
+    rows = [row("mma_unaligned", 700, 700, k) for k in (1001, 2001, 4001)]
+    beside = [row("mma_tma", 700, 700, each["k"], rate=0.5) for each in rows]
+    for each, other in zip(rows, beside, strict=True):
+        each["beside"] = [[other["kernel"], other["tile"], other["us"] + 2.2]]
+        each["us"] += 2.2
+        for key in ("dtype", "precision", "variant"):
+            del each[key]
+    header = {"dtype": "bfloat16", "precision": "fp32", "empty_us": empty}
+    file = measured(tmp_path / "s.json", rows, **header)
+    assert fit_costs.main([file, "--kernel", "mma_unaligned"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mma_unaligned", "all", "3", "1.00", "1.00", "-", "-", "-"] in lines
+    (ran, other) = fit_costs.kernels_of(rows[0], empty)
+    assert (ran["kernel"], other["kernel"]) == ("mma_unaligned", "mma_tma")
+    assert other["us"] == pytest.approx(beside[0]["us"])
+    (fast,) = fit_costs.kernels_of({"kernel": "naive", "tile": "32x32", "us": 3.3}, empty)
+    assert fast["us"] == 1.2  # no kernel takes less than an empty one
+    assert fit_costs.kernels_of(beside[0], None) == [beside[0]]
+
+
 @pytest.mark.parametrize("missing", [{"kernel": None}, {"tile": None}])
 def test_rows_without_a_kernel_or_a_tile_are_refused(tmp_path, capsys, missing):
     rows = [row("mma_tma", 512, 512, 512), row("mma_tma", 512, 512, 512) | missing]

@@ -6,6 +6,7 @@ import re
 import limits
 import pages
 import pytest
+import random_page
 import readme
 import report
 import result_tables
@@ -32,12 +33,14 @@ def test_every_page_is_what_the_results_say():
     assert stale == [], f"write them anew: {AGAIN}"
 
 
-@pytest.mark.parametrize("path", write_pages.PLOTS, ids=lambda path: path.name)
+DRAWINGS = write_pages.drawings(RESULTS)
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
 def test_plots_are_what_the_results_say(tmp_path, path):
     """To the byte where the same matplotlib drew them; with others the text has to be the same."""
     matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    name, draw = write_pages.PLOTS[path]
-    draw(rows.read(RESULTS / f"{name}.json"), tmp_path / path.name)
+    DRAWINGS[path](tmp_path / path.name)
     drawn, kept = (file.read_text() for file in (tmp_path / path.name, path))
     if f"Matplotlib v{matplotlib.__version__}," in kept:
         assert drawn == kept, f"draw it anew: {AGAIN}"
@@ -81,7 +84,7 @@ def test_every_row_names_its_kernel_and_its_tile(measured):
         assert row["kernel"] in rows.kernels()
         assert re.fullmatch(r"\d+x\d+", row["tile"])
         assert row["algorithm"] == "auto" or row["kernel"].startswith(row["algorithm"])
-    for name in write_pages.SURVEYS:
+    for name in (*write_pages.SURVEYS, *random_page.surveys(RESULTS)):
         survey = rows.read(RESULTS / f"{name}.json")
         assert {row["kernel"] for row in survey["rows"]} <= set(rows.kernels())
 
@@ -225,6 +228,12 @@ def test_missing_or_old_results_are_refused_in_a_sentence(tmp_path, capsys, cont
 
 
 def test_a_results_file_keeps_its_format():
-    """One space of indentation, which keeps the differences of a new run small."""
+    """One space of indentation, which keeps the differences of a new run small.
+
+    Surveys of random products have many rows, and a line for each.
+    """
+    surveys = random_page.surveys(RESULTS)
     for path in RESULTS.glob("*.json"):
-        assert path.read_text() == json.dumps(json.loads(path.read_text()), indent=1) + "\n"
+        results = json.loads(path.read_text())
+        one_space = json.dumps(results, indent=1) + "\n"
+        assert path.read_text() == (rows.in_lines(results) if path.stem in surveys else one_space)
