@@ -17,6 +17,7 @@ _matmul_out = entry_points(torch.ops.tiled.matmul.out)
 _gemm = entry_points(torch.ops.tiled.gemm_.default)
 _linear = entry_points(torch.ops.tiled.linear.default)
 _prepare = entry_points(torch.ops.tiled.prepare.default)
+_explain = entry_points(torch.ops.tiled.explain.default)
 _prepared_matmul = entry_points(torch.ops.tiled.matmul.prepared)
 _prepared_linear = entry_points(torch.ops.tiled.linear.prepared)
 
@@ -305,7 +306,8 @@ def explain(
             )
         # A plan reads no data, so this memory is never touched.
         a, b = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in (a, b))
-    facts = torch.ops.tiled.explain(
+    facts = call(
+        _explain,
         a,
         b,
         algorithm=algorithm,

@@ -4,10 +4,12 @@ from torch.compiler import is_dynamo_compiling
 
 from .._internals import (
     BelowAutograd,
+    argument_names,
     call_without_python,
     is_jit_tracing,
     transforms_active,
 )
+from .argument_types import check_are_tensors, raise_if_of_wrong_type
 from .fast_path import is_plain
 from .gradient_flow import is_differentiated
 from .out_of_memory import raise_if_out_of_memory
@@ -15,8 +17,9 @@ from .sharding import register_if_needed
 
 
 def entry_points(op):
-    """An OpOverload, and the same without its Python frame, for call()."""
-    return op, call_without_python(op)
+    """An OpOverload, the same without its Python frame, and names for errors; for call()."""
+    name, _, _ = op.name().partition(".")
+    return op, call_without_python(op), name, argument_names(op)
 
 
 def call(entries, *tensors, **options):
@@ -32,24 +35,28 @@ def call(entries, *tensors, **options):
 
     Raises:
         torch.OutOfMemoryError: where the operator itself can only raise a RuntimeError.
+        RuntimeError: as the operator does; also if an argument is of a wrong type.
     """
-    op, direct = entries
+    op, direct, name, arguments = entries
     try:
         if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
-        if not is_dynamo_compiling():
+        if is_dynamo_compiling():
+            check_are_tensors(name, arguments, tensors, options)
+        else:
             register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
             if is_jit_tracing() and transforms_active():
-                _refuse_trace_of_transform(op)
+                _refuse_trace_of_transform(name)
         return op(*tensors, **options)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:
+        check_are_tensors(name, arguments, tensors, options)
         raise_if_out_of_memory(error)
+        raise_if_of_wrong_type(error)
         raise
 
 
-def _refuse_trace_of_transform(op):
-    op_name, _, _ = op.name().partition(".")
+def _refuse_trace_of_transform(op_name):
     raise RuntimeError(
         f"{op_name}: torch.jit.trace does not record what is computed inside of torch.vmap or a "
         f"transform of torch.func; trace a function without them, or use torch.export or "

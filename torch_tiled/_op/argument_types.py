@@ -1,0 +1,55 @@
+"""Refuses arguments of a wrong type in a sentence, where PyTorch would print the schema."""
+
+import re
+
+import torch
+
+_EXPECTED = {
+    "str": "a string",
+    "float": "a number",
+    "int": "an integer",
+    "Optional[int]": "a torch.dtype",  # of out_dtype, the only one
+}
+_OF_SCHEMA = re.compile(
+    r"(tiled::\w+)\(\) Expected a value of type '(.+)' for argument '(\w+)' "
+    r"but instead found type '(.+)'"
+)
+
+
+def check_are_tensors(op, names, tensors, options):
+    """Raises a RuntimeError if a value is no tensor, nor stands for one as torch.fx.Proxy does.
+
+    Args:
+        op: the operator's name, such as "tiled::matmul".
+        names: the names of its arguments, in order.
+        tensors: the values of the first of them.
+        options: the values of others, of which out is a tensor.
+    """
+    pairs = [*zip(names, tensors, strict=False)]
+    if "out" in options:
+        pairs.append(("out", options["out"]))
+    for name, value in pairs:
+        if not isinstance(value, torch.Tensor) and not hasattr(value, "__torch_function__"):
+            raise RuntimeError(f"{op}: {name} is {_described(name, value)}") from None
+
+
+def _described(name, value):
+    if value is None:
+        return "None; it must be a tensor"
+    kind = type(value)
+    if isinstance(value, (list, tuple, int, float)):
+        remedy = f"pass a tensor, such as torch.tensor({name}, dtype=torch.float64)"
+    elif kind.__module__ == "numpy":
+        remedy = f"pass a tensor, such as torch.from_numpy({name})"
+    elif kind.__name__ == "Prepared":
+        remedy = f"pass {name}.tensor, the unprepared operand"
+    else:
+        remedy = "pass a tensor"
+    return f"of type {kind.__name__}; {remedy}"
+
+
+def raise_if_of_wrong_type(error):
+    """Raises a RuntimeError of one sentence if PyTorch refused the type of an option."""
+    if (found := _OF_SCHEMA.match(str(error))) and found[2] in _EXPECTED:
+        op, expected, name, kind = found.groups()
+        raise RuntimeError(f"{op}: {name} is of type {kind}; pass {_EXPECTED[expected]}") from None
