@@ -204,7 +204,8 @@ class InductorCandidates:
         if other not in (None, factory):
             raise RuntimeError(
                 f"torch_tiled.inductor.enable: torch._inductor.config.inductor_choices_class is "
-                f"{other} already, and Inductor takes only one; set it to None first"
+                f"{other} already, and Inductor takes only one; set it to None first if you can do "
+                f"without those choices"
             )
         config.inductor_choices_class = factory
         self._register()  # code from Inductor's cache calls them before choices() is

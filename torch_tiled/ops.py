@@ -69,8 +69,8 @@ def matmul(
     if out is not None:
         if out_dtype is not None and out_dtype != out.dtype:
             raise RuntimeError(
-                f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; drop out_dtype, "
-                f"since out has a dtype"
+                f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; pass an out of "
+                f"{out_dtype}, or drop out_dtype, so that the result is rounded to {out.dtype}"
             )
         _refuse_prepared(b, "out")
         call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
@@ -91,8 +91,8 @@ def matmul(
 def _refuse_prepared(b, option):
     if isinstance(b, Prepared):
         raise RuntimeError(
-            f"tiled::matmul: {option} is not taken with a prepared b; drop it, or pass b.tensor, "
-            f"the unprepared operand"
+            f"tiled::matmul: {option} is not taken with a prepared b; pass b.tensor, the "
+            f"unprepared operand"
         )
 
 

@@ -23,6 +23,22 @@ int64_t size_of(ScalarType dtype) {
   }
 }
 
+// Returns what to do with an operand of a dtype that is not supported.
+const char* conversion_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::ComplexHalf:
+    case ScalarType::ComplexFloat:
+    case ScalarType::ComplexDouble:
+      return "multiply by torch.matmul, since .to(torch.float32) drops the imaginary part";
+    case ScalarType::Int:
+    case ScalarType::Long:
+    case ScalarType::UInt32:
+    case ScalarType::UInt64:
+      return "convert it, for example with .to(torch.float64), exact for integers up to 2**53";
+    default: return "convert it, for example with .to(torch.float32)";
+  }
+}
+
 Strided describe(const Tensor& x, const void* data) {
   return {.data = data,
           .element_size = static_cast<int64_t>(x.element_size()),
@@ -78,15 +94,19 @@ void check_dtype(const char* op, Named x) {
   const ScalarType type = x.tensor.scalar_type();
   if (supported(type)) return;
   fail(op, std::string(x.name) + " is " + dtype_name(type) +
-               "; supported are float32, float64, float16 and bfloat16: convert it, for example "
-               "with .to(torch.float32)");
+               "; supported are float32, float64, float16 and bfloat16: " + conversion_of(type));
 }
 
 void check_same_dtype(const char* op, Named x, Named y) {
-  if (x.tensor.scalar_type() == y.tensor.scalar_type()) return;
-  fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) + " and " + y.name +
-               " is " + dtype_name(y.tensor.scalar_type()) +
-               "; convert one of them so that both have one dtype");
+  const ScalarType x_type = x.tensor.scalar_type(), y_type = y.tensor.scalar_type();
+  if (x_type == y_type) return;
+  check_dtype(op, x);
+  check_dtype(op, y);
+  const bool is_wide = x_type == ScalarType::Double || y_type == ScalarType::Double;
+  fail(op, std::string(x.name) + " is " + dtype_name(x_type) + " and " + y.name + " is " +
+               dtype_name(y_type) + "; pass both in one dtype, such as " +
+               dtype_name(is_wide ? ScalarType::Double : ScalarType::Float) +
+               ", which has all values of both");
 }
 
 void check_given(const char* op, Named x) {
@@ -130,12 +150,12 @@ void check_written(const char* op, Named c, const Product& product) {
   if (overlaps_itself(written)) {
     fail(op, std::string(c.name) + " has elements that share memory (shape " + shape_of(c.tensor) +
                  ", strides " + to_string(written.strides) +
-                 "); pass a tensor whose elements lie apart, such as its clone()");
+                 "); pass a tensor whose elements lie apart, such as its clone(), which then has "
+                 "the result");
   }
   for (const auto& [name, operand] : {std::pair("a", &product.a), std::pair("b", &product.b)}) {
     if (overlap(written, *operand)) {
-      fail(op,
-           std::string(c.name) + " shares memory with " + name + "; pass a clone() of one of them");
+      fail(op, std::string(c.name) + " shares memory with " + name + "; pass " + name + ".clone()");
     }
   }
 }

@@ -25,10 +25,24 @@ UNSUPPORTED = [
     torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu,
 ]
-SUPPORTED_ARE = (
-    "supported are float32, float64, float16 and bfloat16: convert it, for example with "
-    ".to(torch.float32)"
-)
+SUPPORTED_ARE = "supported are float32, float64, float16 and bfloat16: "
+
+
+def unsupported(dtype):
+    """The sentence on an operand of this dtype, whose remedy loses nothing or says what."""
+    if dtype.is_complex:
+        remedy = "multiply by torch.matmul, since .to(torch.float32) drops the imaginary part"
+    elif dtype in (torch.int32, torch.int64, torch.uint32, torch.uint64):
+        remedy = "convert it, for example with .to(torch.float64), exact for integers up to 2**53"
+    else:
+        remedy = "convert it, for example with .to(torch.float32)"
+    return f"{dtype}; {SUPPORTED_ARE}{remedy}"
+
+
+def one_dtype(dtype):
+    return f"pass both in one dtype, such as {dtype}, which has all values of both"
+
+
 NO_ALGORITHM = f'there is no algorithm "magic"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
 FLOAT32_ONLY = (
@@ -54,8 +68,6 @@ IEEE_FP16X3 = FP16X3 | {"precision": "ieee"}
 TF32 = {"algorithm": "tf32"}
 IEEE_TF32 = TF32 | {"precision": "ieee"}
 NO_SCALARS = "both need at least one dimension (torch.mul multiplies by a scalar)"
-ONE_DTYPE = "convert one of them so that both have one dtype"
-PASS_A_CLONE = "pass a clone() of one of them"
 
 
 # --- calls that are wrong by shapes, dtypes and options alone ------------------------------------
@@ -109,21 +121,21 @@ MATMUL = {
     **{
         f"a_{dtype}": (
             lambda m, t, dtype=dtype: m.matmul(t(2, 2, dtype=dtype), t(2, 2)),
-            f"a is {dtype}; {SUPPORTED_ARE}",
+            f"a is {unsupported(dtype)}",
         )
         for dtype in UNSUPPORTED
     },
     "b_int64": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2, dtype=torch.int64)),
-        f"b is torch.int64; {SUPPORTED_ARE}",
+        f"b is {unsupported(torch.int64)}",
     ),
     "mixed_floats": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2, dtype=torch.float64)),
-        f"a is torch.float32 and b is torch.float64; {ONE_DTYPE}",
+        f"a is torch.float32 and b is torch.float64; {one_dtype(torch.float64)}",
     ),
     "mixed_16bit_floats": (
         lambda m, t: m.matmul(t(2, dtype=torch.bfloat16), t(2, 2, dtype=torch.float16)),
-        f"a is torch.bfloat16 and b is torch.float16; {ONE_DTYPE}",
+        f"a is torch.bfloat16 and b is torch.float16; {one_dtype(torch.float32)}",
     ),
     **{
         f"out_dtype_{of}_{to}": (
@@ -222,7 +234,7 @@ MATMUL = {
     "out_expanded": (
         lambda m, t: m.matmul(t(2, 3), t(3, 4), out=t(2, 1).expand(2, 4)),
         "out has elements that share memory (shape (2, 4), strides (1, 0)); pass a tensor whose "
-        "elements lie apart, such as its clone()",
+        "elements lie apart, such as its clone(), which then has the result",
     ),
 }
 
@@ -271,15 +283,15 @@ GEMM = {
     ),
     "a_int": (
         lambda m, t: m.gemm_(t(2, 2), t(2, 2, dtype=torch.int32), t(2, 2)),
-        f"a is torch.int32; {SUPPORTED_ARE}",
+        f"a is {unsupported(torch.int32)}",
     ),
     "c_dtype": (
         lambda m, t: m.gemm_(t(2, 2), t(2, 2, dtype=torch.half), t(2, 2, dtype=torch.half)),
-        f"c is torch.float32 and a is torch.float16; {ONE_DTYPE}",
+        f"c is torch.float32 and a is torch.float16; {one_dtype(torch.float32)}",
     ),
     "b_dtype": (
         lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2, dtype=torch.float64)),
-        f"a is torch.float32 and b is torch.float64; {ONE_DTYPE}",
+        f"a is torch.float32 and b is torch.float64; {one_dtype(torch.float64)}",
     ),
     "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="magic"), NO_ALGORITHM),
     "precision": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
@@ -293,7 +305,7 @@ GEMM = {
     "c_expanded": (
         lambda m, t: m.gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4)),
         "c has elements that share memory (shape (2, 4), strides (0, 1)); pass a tensor whose "
-        "elements lie apart, such as its clone()",
+        "elements lie apart, such as its clone(), which then has the result",
     ),
 }
 
@@ -332,19 +344,19 @@ LINEAR = {
     ),
     "bias_dtype": (
         lambda m, t: m.linear(t(2, 3), t(4, 3), t(4, dtype=torch.float64)),
-        f"bias is torch.float64 and x is torch.float32; {ONE_DTYPE}",
+        f"bias is torch.float64 and x is torch.float32; {one_dtype(torch.float64)}",
     ),
     "x_int": (
         lambda m, t: m.linear(t(2, 3, dtype=torch.int64), t(4, 3)),
-        f"x is torch.int64; {SUPPORTED_ARE}",
+        f"x is {unsupported(torch.int64)}",
     ),
     "weight_float8": (
         lambda m, t: m.linear(t(2, 3), t(4, 3, dtype=torch.float8_e4m3fn)),
-        f"weight is torch.float8_e4m3fn; {SUPPORTED_ARE}",
+        f"weight is {unsupported(torch.float8_e4m3fn)}",
     ),
     "mixed": (
         lambda m, t: m.linear(t(2, 3, dtype=torch.bfloat16), t(4, 3)),
-        f"x is torch.bfloat16 and weight is torch.float32; {ONE_DTYPE}",
+        f"x is torch.bfloat16 and weight is torch.float32; {one_dtype(torch.float32)}",
     ),
     "activation": (
         lambda m, t: m.linear(t(2, 3), t(4, 3), activation="swish"),

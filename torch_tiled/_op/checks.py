@@ -68,19 +68,29 @@ def _check_same_device(op, x_name, x, y_name, y):
 
 
 def _check_dtype(op, name, tensor):
-    if tensor.dtype not in DTYPES:
-        raise RuntimeError(
-            f"{op}: {name} is {tensor.dtype}; supported are float32, float64, float16 and "
-            f"bfloat16: convert it, for example with .to(torch.float32)"
-        )
+    dtype = tensor.dtype
+    if dtype in DTYPES:
+        return
+    if dtype.is_complex:
+        remedy = "multiply by torch.matmul, since .to(torch.float32) drops the imaginary part"
+    elif not dtype.is_floating_point and dtype.itemsize > 2:
+        remedy = "convert it, for example with .to(torch.float64), exact for integers up to 2**53"
+    else:
+        remedy = "convert it, for example with .to(torch.float32)"
+    raise RuntimeError(
+        f"{op}: {name} is {dtype}; supported are float32, float64, float16 and bfloat16: {remedy}"
+    )
 
 
 def _check_same_dtype(op, x_name, x, y_name, y):
-    if x.dtype != y.dtype:
-        raise RuntimeError(
-            f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; "
-            f"convert one of them so that both have one dtype"
-        )
+    if x.dtype == y.dtype:
+        return
+    _check_dtype(op, x_name, x)
+    _check_dtype(op, y_name, y)
+    raise RuntimeError(
+        f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; pass both in one dtype, such as "
+        f"{torch.promote_types(x.dtype, y.dtype)}, which has all values of both"
+    )
 
 
 def _check_operands(op, x_name, x, y_name, y):
@@ -118,7 +128,7 @@ def _check_written(op, name, tensor):
             raise RuntimeError(
                 f"{op}: {name} has elements that share memory (shape {_shape(tensor)}, strides "
                 f"{tuple(tensor.stride())}); pass a tensor whose elements lie apart, such as its "
-                f"clone()"
+                f"clone(), which then has the result"
             )
 
 

@@ -31,6 +31,6 @@ def refuse_derivative_of_prepared(op, name, tensor):
     if why := why_differentiated(tensor):
         raise RuntimeError(
             f"{op}: {name} of shape {tuple(tensor.shape)} {why}, and a prepared operand has no "
-            f"derivative; call torch_tiled.unfreeze(model) to train a frozen layer, or work under "
-            f"torch.no_grad(), or prepare {name}.detach()"
+            f"derivative; call torch_tiled.unfreeze(model) to train a frozen layer or, if no "
+            f"derivative is needed, work under torch.no_grad(), or prepare {name}.detach()"
         )

@@ -55,7 +55,7 @@ def _refuse_derivatives(op, written, **tensors):
             raise RuntimeError(
                 f"{op}: {written} is written in place, which has no derivative, but {name} of "
                 f"shape {tuple(tensor.shape)} {why}; call torch_tiled.matmul or linear, which "
-                f"are differentiable, or detach {name} first"
+                f"are differentiable, or, if no derivative is needed, detach {name} first"
             )
 
 
@@ -78,7 +78,8 @@ def _refuse_inference_tensor(op, written, tensor):
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{op}: {written} of shape {tuple(tensor.shape)} was made under "
-            f"torch.inference_mode() and can't be written outside it; clone it first"
+            f"torch.inference_mode() and can't be written outside it; pass its clone(), which "
+            f"then has the result"
         )
 
 
