@@ -4,6 +4,7 @@ ROUTES maps a function of PyTorch to one that takes a precision and the same arg
 the result, or None if PyTorch has to compute it.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from ._op.gradient_flow import why_differentiated
 from ._op.supported import SIXTEEN_BIT, why_unsupported
 from .einsum import einsum
 
-__all__ = ["ROUTES", "UNREACHED"]
+__all__ = ["ROUTES", "UNREACHED", "broadcasts", "linear"]
 
 
 def _takes(*tensors: torch.Tensor) -> bool:
@@ -25,7 +26,8 @@ def _takes(*tensors: torch.Tensor) -> bool:
         if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
             return False
         dtypes.add(tensor.dtype)
-    return len(dtypes) == 1 or _is_autocast(tensors[0])
+    # Autocast leaves float64 as it is.
+    return len(dtypes) == 1 or (torch.float64 not in dtypes and _is_autocast(tensors[0]))
 
 
 def _is_autocast(tensor: torch.Tensor) -> bool:
@@ -40,11 +42,36 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
+def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Returns whether a tensor can be expanded to this shape."""
+    if tensor.dim() > len(shape):
+        return False
+    sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return all(size == 1 or size == wanted for size, wanted in sizes)
+
+
+def _uncast_on(device_type: str, route: Callable) -> Callable:
+    """A route that is not taken in autocast regions of a device, since PyTorch casts nothing there.
+
+    tests/reports/test_autocast_dtypes.py compares all routes with PyTorch's lists.
+    """
+
+    def uncast(precision, input, *args, **options):
+        if isinstance(input, torch.Tensor) and input.device.type == device_type:
+            if _is_autocast(input):
+                return None
+        return route(precision, input, *args, **options)
+
+    return uncast
+
+
 def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
     """a @ b, if a and b have these ranks."""
     if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
         return None
     if a.dim() == 0 or b.dim() == 0 or out_dtype not in (None, a.dtype, torch.float32):
+        return None
+    if out_dtype is not None and _is_autocast(a):  # PyTorch does not cast then
         return None
     if out_dtype == a.dtype:
         out_dtype = None
@@ -56,7 +83,7 @@ def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
         shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *cols)
     except RuntimeError:
         return None
-    if out.shape != shape or out.dtype != (out_dtype or a.dtype):
+    if not _takes(out) or out.shape != shape or out.dtype != (out_dtype or a.dtype):
         return None
     return ops.matmul(a, b, precision=precision, out=out)
 
@@ -85,8 +112,9 @@ def _rmatmul(precision, self, other):
     return _multiply(precision, other, self)
 
 
+@functools.partial(_uncast_on, "cuda")
 def _inner(precision, input, other, *, out=None):
-    if out is not None or not _takes(input, other):
+    if out is not None or not _takes(input, other) or input.dtype != other.dtype:
         return None
     if min(input.dim(), other.dim()) == 0 or max(input.dim(), other.dim()) == 1:
         return None
@@ -107,6 +135,8 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
             b = named.pop(name, b)
         if others or named or not _takes(input, a, b):
             return None
+        if alpha == 0:  # no product counts; PyTorch's backends differ in what NaN and Inf do then
+            return None
         if out is not None:
             if any(map(why_differentiated, (input, a, b, out))):
                 return None
@@ -121,18 +151,20 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
             a, b = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
         if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
             return ops.linear(a, b.mT, input, precision=precision)
+        shape = (*a.shape[:-1], *b.shape[max(b.dim() - 1, 1) :])
+        if input.device != a.device or not (input.shape == shape or broadcasts(input, shape)):
+            return None
         input, a, b = _autocast(input, a, b)
         # The sum of 16-bit floats is rounded once, at the end, as in PyTorch.
         is_16bit = a.dtype in SIXTEEN_BIT
         out_dtype = torch.float32 if is_16bit and a.dtype == b.dtype else None
         result = ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
-        shape, dtype = result.shape, result.dtype if out_dtype is None else a.dtype
         if alpha != 1:
             result = result * alpha
         if beta != 0:
             input = input.to(result.dtype)
             result = result + (input if beta == 1 else beta * input)
-        return result.to(dtype) if result.shape == shape else None
+        return result.to(a.dtype)
 
     return add
 
@@ -153,11 +185,21 @@ def _in_place(add: Callable) -> Callable:
     return add_
 
 
-def _linear(precision, input, weight, bias=None):
+def linear(precision, input, weight, bias=None):
+    """torch.nn.functional.linear: its bias may broadcast. None if PyTorch has to compute it."""
     if not _takes(input, weight, *(() if bias is None else (bias,))):
         return None
     if input.dim() == 0 or weight.dim() != 2:
         return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        is_row = bias.dim() == 2 and bias.shape[0] == 1 and input.dim() > 1
+        row = bias.squeeze(0) if is_row else bias
+        if broadcasts(row, weight.shape[:1]):
+            bias = row.expand(weight.shape[:1])
+        elif input.dim() == 2:
+            return _addmm(precision, bias, input, weight.mT)
+        else:  # PyTorch takes some of these, by the strides of input
+            return None
     return ops.linear(input, weight, bias, precision=precision)
 
 
@@ -166,12 +208,19 @@ def _einsum(precision, equation, *operands):
         operands = operands[0]
     if not isinstance(equation, str) or len(operands) < 2 or not _takes(*operands):
         return None
-    operands = _autocast(*operands)
-    return einsum(equation, *operands, multiply=lambda a, b: ops.matmul(a, b, precision=precision))
+
+    def multiply(a, b):
+        return ops.matmul(a, b, precision=precision)
+
+    if operands[0].is_cuda and _is_autocast(operands[0]):  # PyTorch casts once, before all of it
+        operands = _autocast(*operands)
+        with torch.autocast("cuda", enabled=False):
+            return einsum(equation, *operands, multiply=multiply)
+    return einsum(equation, *operands, multiply=multiply)  # on the CPU each product casts
 
 
-_mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _of_ranks(2, 1)
-_addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _adding(2, 1)
+_mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _uncast_on("cpu", _of_ranks(2, 1))
+_addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _uncast_on("cpu", _adding(2, 1))
 _addbmm = _adding(3, 3, sum_batch=True)
 
 ROUTES = {
@@ -200,7 +249,7 @@ ROUTES = {
     torch.Tensor.addbmm_: _in_place(_addbmm),
     torch.inner: _inner,
     torch.Tensor.inner: _inner,
-    F.linear: _linear,
+    F.linear: linear,
     torch.einsum: _einsum,
 }
 

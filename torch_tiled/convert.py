@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
@@ -87,7 +86,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "it was compiled by torch.jit"
     if torch.nn.utils.parametrize.is_parametrized(module):
-        return "it is parametrized; convert the model first, or call remove_parametrizations()"
+        return "it is parametrized; convert the model first, then parametrize it"
     if _named_base(kind, "FSDPModule"):
         return "it is wrapped by fully_shard; convert the model first"
     if isinstance(module, torch.nn.LazyLinear):
@@ -105,8 +104,6 @@ def _why_not(module: torch.nn.Module) -> str | None:
     weight = module.weight
     if isinstance(weight, UninitializedParameter):
         return "it has no weight yet; convert the model after its first call"
-    if type(weight) not in (torch.nn.Parameter, torch.Tensor) and not _is_dtensor(weight):
-        return f"its weight is a {type(weight).__qualname__}"
     if weight.is_meta:
         return "its weight is on the meta device; convert the model when it has memory"
     return why_unsupported(weight, "weight")
@@ -126,11 +123,6 @@ def _set_class(module: torch.nn.Module, kind: type) -> None:
     if _has_its_class_forward(module):
         del module.forward  # it would outlive the class
     module.__class__ = kind
-
-
-def _is_dtensor(tensor: torch.Tensor) -> bool:
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and type(tensor) is tensors.DTensor
 
 
 # Modules whose products are computed outside of a layer's forward, and where they are computed.
@@ -202,7 +194,8 @@ def convert(
     and 0.014 for 64 x 64 x 65536.
 
     If torch_tiled does not multiply the input of a converted layer (complex numbers, a nested
-    tensor, ...), the layer computes by torch as before, and warns once for each reason.
+    tensor, a tensor subclass, ...), the layer computes by torch as before, and warns once for each
+    reason.
 
     Args:
         model: any module. If it is a layer, it is converted itself.
@@ -292,7 +285,7 @@ def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
         if type(module) is converted_class(module._origin.kind):
             continue
         if torch.nn.utils.parametrize.is_parametrized(module):
-            why = "it was parametrized since; torch.nn.utils.parametrize.remove_parametrizations()"
+            why = "it was parametrized since; revert the model before that"
         elif _named_base(type(module), "FSDPModule"):
             why = "it was wrapped by fully_shard since; revert the model before that"
         else:

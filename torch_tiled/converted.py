@@ -17,7 +17,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinea
 
 from . import nn
 from ._internals import assume_constant_result
-from ._op.supported import why_unsupported
+from ._op.supported import PLAIN_TYPES, why_unsupported
+from ._routes import broadcasts
+from ._routes import linear as linear_of_pytorch
 from ._warning import warn
 from .ops import linear
 
@@ -43,7 +45,8 @@ class Converted:
     activation = "none"
     algorithm = "auto"
     _origin: Origin
-    _multiply: Callable[[torch.Tensor], torch.Tensor]  # forward, by torch_tiled
+    # _multiply(input, weight, bias) is forward, by torch_tiled, for a bias that does not broadcast.
+    _multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     @property
     def precision(self) -> str:
@@ -54,23 +57,45 @@ class Converted:
             # The layer was reverted, but a wrapper that was set as its forward in the meantime, by
             # accelerate for example, has kept this method.
             return type(self).forward(self, input)
-        if is_compiling():
-            reason = self._why_torch(input)
+        weight, bias = self.weight, self.bias
+        if (
+            is_compiling()
+            or type(input) not in PLAIN_TYPES
+            or type(weight) not in PLAIN_TYPES
+            or not (bias is None or type(bias) in PLAIN_TYPES)
+        ):
+            reason = self._why_torch(input, weight, bias)
             if reason is None:
-                return self._multiply(input)
+                return self._multiply(input, weight, bias)
         else:
             try:
-                return self._multiply(input)
+                return self._multiply(input, weight, bias)
             except RuntimeError:
-                reason = self._why_torch(input)
+                reason = self._why_torch(input, weight, bias)
                 if reason is None:
                     raise
+        result = linear_of_pytorch(self.precision, input, self._matrix(weight), bias)
+        if result is not None:
+            return result
         self._tell(reason, self._origin.strict)
         return self._origin.kind.forward(self, input)
 
-    def _why_torch(self, input: torch.Tensor) -> str | None:
-        """Returns why this call is left to torch, or None if it is not."""
-        return why_unsupported(self.weight, "weight") or why_unsupported(input, "input")
+    def _matrix(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight as (out_features, in_features)."""
+        return weight
+
+    def _why_torch(self, input, weight, bias) -> str | None:
+        """Returns why _multiply does not compute this call, or None if it does or should raise."""
+        tensors = {"weight": weight, "input": input, "bias": bias}
+        for name, tensor in tensors.items():
+            if reason := why_unsupported(tensor, name):
+                return reason
+        if bias is not None and isinstance(input, torch.Tensor):
+            cols = self._matrix(weight).shape[:1]
+            rows = input.shape[:-1] or (1,)  # PyTorch takes a vector for a row
+            if bias.shape != cols and broadcasts(bias, (*rows, *cols)):
+                return f"its bias is {tuple(bias.shape)}"
+        return None
 
     @assume_constant_result
     def _tell(self, reason: str, strict: bool) -> None:
@@ -96,9 +121,6 @@ _told: weakref.WeakKeyDictionary[Origin, set[str]] = weakref.WeakKeyDictionary()
 
 class Linear(Converted, nn.Linear):
     """The class of a converted torch.nn.Linear."""
-
-    def _multiply(self, input: torch.Tensor) -> torch.Tensor:
-        return nn.Linear.forward(self, input)
 
 
 class NonDynamicallyQuantizableLinear(Linear, _NDQLinear):
@@ -129,8 +151,11 @@ def _conv1d() -> type:
     class Conv1D(Converted, Original):
         """The class of a converted transformers.pytorch_utils.Conv1D."""
 
-        def _multiply(self, input: torch.Tensor) -> torch.Tensor:
-            return linear(input, self.weight.mT, self.bias, precision=self.precision)
+        def _multiply(self, input, weight, bias):
+            return linear(input, weight.mT, bias, precision=self.precision)
+
+        def _matrix(self, weight):
+            return weight.mT
 
     Conv1D.__qualname__ = "Conv1D"
     return Conv1D

@@ -115,8 +115,11 @@ def _without_repeats(x, labels):
 
 def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
     """Multiplies two tensors, and sums over all labels that are not kept."""
-    a, a_labels = _summed(a, a_labels, kept.union(b_labels))
-    b, b_labels = _summed(b, b_labels, kept.union(a_labels))
+    # A product sums over a label only if neither of its sizes is 1, as in torch.einsum: autocast
+    # regions cast the operands of products alone.
+    a_long, b_long = _long(a, a_labels), _long(b, b_labels)
+    a, a_labels = _summed(a, a_labels, kept.union(a_long & b_long))
+    b, b_labels = _summed(b, b_labels, kept.union(a_long & b_long))
     shared = [label for label in a_labels if label in b_labels]
     batch = [label for label in shared if label in kept]
     inner = [label for label in shared if label not in kept]
@@ -150,6 +153,11 @@ def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
     a = laid_out(a, a_labels, batch, rows, inner).reshape(*leading, size(rows), size(inner))
     b = laid_out(b, b_labels, batch, inner, cols).reshape(*leading, size(inner), size(cols))
     return multiply(a, b).reshape([sizes[label] for label in labels]), labels
+
+
+def _long(x, labels):
+    """Returns the labels whose sizes are not 1."""
+    return {label for label, size in zip(labels, x.shape, strict=True) if size != 1}
 
 
 def _summed(x, labels, kept):

@@ -50,10 +50,13 @@ class Linear(Freezable, torch.nn.Linear):
         self.algorithm = algorithm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self._multiply(input, self.weight, self.bias)
+
+    def _multiply(self, input, weight, bias):
         return linear(
             input,
-            self._prepared_weight() if self._frozen and self._is_split() else self.weight,
-            self.bias,
+            self._prepared_weight() if self._frozen and self._is_split() else weight,
+            bias,
             activation=self.activation,
             algorithm=self.algorithm,
             precision=self.precision,

@@ -27,8 +27,10 @@ class override(TorchFunctionMode):
     64 x 64 x 65536.
 
     PyTorch computes what torch_tiled does not multiply: integers, complex numbers, sparse, nested
-    and quantized tensors, other devices, an out= that would be resized, sums written in autocast
-    regions, and einsum of a single operand. It also computes products inside of other functions,
+    and quantized tensors, tensor subclasses that are not PyTorch's own, other devices, an out= that
+    would be resized, sums with alpha=0, and einsum of a single operand; in autocast regions also
+    sums that are written, products with out_dtype, and functions that PyTorch does not cast there
+    (mv and addmv on the CPU, inner on CUDA). It also computes products inside of other functions,
     which the statement does not see: scaled_dot_product_attention, multi_head_attention_forward (of
     torch.nn.MultiheadAttention and the Transformer layers), RNNs, multi_dot, matrix_power,
     tensordot, bilinear, dot, cdist and convolutions. With strict=True each of them warns.

@@ -16,8 +16,7 @@ from .._internals import (
     is_jit_tracing,
     transforms_active,
 )
-
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+from .supported import PLAIN_TYPES
 
 matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
 linear = call_without_python(torch.ops.tiled._plain_linear.default)
@@ -30,7 +29,7 @@ def is_plain(*tensors):
     torch.jit.trace is active.
     """
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES:
+        if type(tensor) not in PLAIN_TYPES:
             return False
     return not (
         is_dynamo_compiling()

@@ -2,19 +2,41 @@
 
 import torch
 
-__all__ = ["DTYPES", "SIXTEEN_BIT", "why_unsupported"]
+__all__ = ["DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT", "why_unsupported"]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda", "meta")
+
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+# PyTorch's own wrappers, whose product is that of the tensors in them: DTensor; the result of a
+# collective that may still run, which DTensor.to_local() returns; the tensors that torch.compile
+# and torch.export trace with. (Those of torch.func are torch.Tensors in Python.) They are named,
+# since importing some takes long. Any other subclass may give a product a meaning of its own.
+_WRAPPERS = frozenset(
+    (
+        "torch.distributed.tensor.DTensor",
+        "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "torch._subclasses.functional_tensor.FunctionalTensor",
+    )
+)
 
 
 def why_unsupported(tensor: torch.Tensor, name: str = "operand") -> str | None:
     """Returns why torch_tiled does not multiply by this tensor, or None if it does.
 
     The text continues a sentence after "since". A meta tensor is supported: its product is a meta
-    tensor.
+    tensor. Anything but a tensor is left to the operators, which refuse it.
     """
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    kind = type(tensor)
+    if kind not in PLAIN_TYPES and f"{kind.__module__}.{kind.__qualname__}" not in _WRAPPERS:
+        if kind.__qualname__ == "NestedTensor":  # of layout torch.jagged
+            return f"its {name} is a nested tensor"
+        return f"its {name} is a {kind.__qualname__}, which may multiply in a way of its own"
     if tensor.is_nested:
         return f"its {name} is a nested tensor"
     if tensor.is_quantized:
