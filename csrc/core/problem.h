@@ -176,12 +176,6 @@ inline OutMatrix transposed(OutMatrix matrix) {
   return matrix;
 }
 
-// Returns whether both operands are K-major float32 with 16-byte aligned rows of whole vectors.
-inline bool is_k_major_aligned(const Problem& p) {
-  return p.k % 4 == 0 && is_vector_aligned(p.batch, p.a, p.a.col_stride, p.a.row_stride, 4) &&
-         is_vector_aligned(p.batch, p.b, p.b.row_stride, p.b.col_stride, 4);
-}
-
 // Returns the operand with C's longer side: B, or A where m > n.
 inline const Matrix& longer_operand(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 

@@ -12,6 +12,7 @@ namespace tiled::h200 {
 // From the launch until the first block multiplies, and from the last block's end to the kernel's.
 inline constexpr double kLaunchTeaching = 6000;  // naive and tiled
 inline constexpr double kLaunchSimt = 6000, kLaunchSimtTma = 8000, kLaunchSimtSkinny = 7000;
+inline constexpr double kLaunchSimtThin = 3000;
 inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 6000;
 inline constexpr double kLaunchFp16x3Skinny = 16000, kLaunchFp16x3Fused = 17000;
 inline constexpr double kLaunchMmaSync = 6000, kLaunchMmaUnaligned = 2360, kLaunchMmaTma = 3500;
@@ -88,6 +89,14 @@ inline constexpr SimtSkinnyTile kSimtSkinnyTiles[] = {
     {16, kSimtSkinnyCols, 4, 4, 2, 58, 54},
 };
 
+// rows of the short operand by 32 columns of the long one: a group, whose chunks warps share.
+struct SimtThinTile {
+  int rows;
+  double alone;   // cycles for one k while a warp waits for itself alone
+  double shared;  // and for each warp of an SM while all are busy, without copies
+};
+inline constexpr SimtThinTile kSimtThinTiles[] = {{1, 6, 3}, {2, 6, 3.5}, {4, 8, 4.5}, {8, 12, 7}};
+
 struct Simt {
   static constexpr double kDram = 16.5, kDramScalar = 9.5;  // bandwidth; of scalar copies
   // Cycles of a scalar copy of an element, in whole tiles and in those at the edge of C.
@@ -99,6 +108,9 @@ struct Simt {
   static constexpr double kSmallTile = 100;        // simt_small: a tile's overhead beside others
   static constexpr double kSmallTileAlone = 2000;  // and while no other team multiplies
   static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 2300;
+  // simt_thin: to begin and end a block, and a chunk of K; a warp's copies for one k.
+  static constexpr double kThinBlock = 3000, kThinChunk = 1500;
+  static constexpr double kThinVectors = 3, kThinScalars = 10;
 };
 
 // --- fp16x3 --------------------------------------------------------------------------------------

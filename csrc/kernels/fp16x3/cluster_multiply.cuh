@@ -31,7 +31,7 @@ struct OperandRow {
 };
 
 struct Smem {
-  uint64_t row_full[kMaxRows], sums_full;
+  uint64_t row_full[kMaxRows], sums_full;  // row_full: of rows that come by bulk copies
   float inverse_scale[kMaxRows];
   // In the first block: the sums that the blocks of all chunks send.
   alignas(16) float partial_sums[kMaxChunks][kMaxWarpTiles * kWarpTileElements];
@@ -45,15 +45,18 @@ struct Smem {
 static_assert(sizeof(Smem) <= kMaxSharedMemory);
 
 // Splits a row in place, and returns its inverse scale. The whole warp calls it. The row has zeros
-// from its end to a multiple of OperandRow::kStep.
-__device__ inline float split_row(OperandRow& row, int length) {
+// from its end to a multiple of OperandRow::kStep. Vector i of four elements comes from place i ^
+// swizzle, and its parts are left at place i.
+__device__ inline float split_row(OperandRow& row, int length, int swizzle) {
   constexpr int kVectors = kChunk / OperandRow::kStep;  // a lane
-  float4* const vectors = reinterpret_cast<float4*>(row.x) + threadIdx.x % 32;
+  const int lane = threadIdx.x % 32;
+  const float4* const swizzled = reinterpret_cast<const float4*>(row.x) + (lane ^ swizzle);
+  uint4* const vectors = reinterpret_cast<uint4*>(row.x) + lane;
   float x[kVectors][4] = {};
   UNROLL
   for (int i = 0; i < kVectors; ++i) {
     if (i * OperandRow::kStep >= length) break;
-    const float4 x4 = vectors[i * 32];
+    const float4 x4 = swizzled[i * 32];
     x[i][0] = x4.x, x[i][1] = x4.y, x[i][2] = x4.z, x[i][3] = x4.w;
   }
   uint32_t largest = 0;
@@ -72,7 +75,7 @@ __device__ inline float split_row(OperandRow& row, int length) {
     ptx::split_x2(x[i][2] * scale, x[i][3] * scale, parts.y, parts.w);
     least = __hmin2(least, __habs2(reinterpret_cast<const __half2&>(parts.x)));
     least = __hmin2(least, __habs2(reinterpret_cast<const __half2&>(parts.y)));
-    reinterpret_cast<uint4*>(vectors)[i * 32] = parts;
+    vectors[i * 32] = parts;
   }
   // Only a row with a hi part below 2^-12, zeros included, can be wide.
   const bool has_small = __hlt2_mask(least, __float2half2_rn(0x1p-12f)) != 0;

@@ -21,14 +21,18 @@
 //   multiplying warps   multiply, descale, st.async to the first block      -> sums_full
 //   the first block     wait sums_full     add the chunks' sums, store
 
+#include <cuda_pipeline_primitives.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "core/epilogue.h"
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/cluster_load.cuh"
 #include "kernels/fp16x3/cluster_multiply.cuh"
 #include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
 #include "ptx/cluster.cuh"
@@ -40,16 +44,8 @@
 namespace tiled::cuda {
 namespace fp16x3_cluster {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32;
-
 struct Params {
-  // The members that every block reads first lie together.
-  struct Operand {
-    const float* data;
-    int64_t row_stride, count;  // of operand rows
-    int64_t first;              // of this launch
-    int tile;                   // operand rows of a tile
-  } operands[2];
+  OperandParams operands[2];  // A, B
   int k, promotion;
   unsigned chunks;
   int64_t batch;                   // the first matrix of this launch
@@ -81,6 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int length = min(params.k - static_cast<int>(chunk) * kChunk, kChunk);
   const int padded = (length + OperandRow::kStep - 1) / OperandRow::kStep * OperandRow::kStep;
   const int warp_tiles = a.tile / 16 * (b.tile / 8);
+  const bool elements = a.copy != Copy::kBulk || b.copy != Copy::kBulk;  // not all rows by bulk
   const int64_t matrix = params.batch + blockIdx.z;
   const int64_t first_row = a.first + int64_t{blockIdx.y} * a.tile;
   const int64_t first_col = b.first + int64_t{ptx::cluster_index()} * b.tile;
@@ -102,16 +99,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::fence_mbarrier_init();
   }
   ptx::pdl_wait();
+  // The first element of an operand row in this chunk.
+  const auto first_element = [&](bool is_b, int64_t row) {
+    const OperandParams& operand = params.operands[is_b];
+    const float* from =
+        operand.data + row * operand.row_stride + int64_t{chunk * kChunk} * operand.k_stride;
+    if (params.p.batch.rank != 0) {
+      from += offset(params.p, (is_b ? params.p.b : params.p.a).batch_stride, matrix);
+    }
+    return from;
+  };
   if (lane == 0) {
     for_rows([&](int i, bool is_b, int64_t row) {
-      if (row < 0) return;
-      const auto& operand = params.operands[is_b];
-      const float* from = operand.data + row * operand.row_stride + chunk * kChunk;
-      if (params.p.batch.rank != 0) {
-        from += offset(params.p, (is_b ? params.p.b : params.p.a).batch_stride, matrix);
-      }
+      if (row < 0 || params.operands[is_b].copy != Copy::kBulk) return;
       ptx::arrive_expect_tx(&smem.row_full[i], length * 4);
-      ptx::bulk_load(smem.rows[i].x, from, length * 4, &smem.row_full[i]);
+      ptx::bulk_load(smem.rows[i].x, first_element(is_b, row), length * 4, &smem.row_full[i]);
     });
     if (warp == 0) {
       const int bytes =
@@ -121,14 +123,29 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncwarp();
   ptx::cluster_arrive();
-  for_rows([&](int i, bool, int64_t row) {
+  NO_UNROLL
+  for (int is_b = 0; elements && is_b < 2; ++is_b) {
+    const OperandParams& operand = params.operands[is_b];
+    if (operand.copy == Copy::kBulk) continue;
+    const int64_t first = is_b ? first_col : first_row;
+    const int rows = static_cast<int>(min(operand.count - first, int64_t{operand.tile}));
+    copy_elements(operand, first_element(is_b, first), rows, length, &smem.rows[is_b ? a.tile : 0]);
+  }
+  if (elements) {
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __syncthreads();
+  }
+  for_rows([&](int i, bool is_b, int64_t row) {
     float inverse_scale = 1;
     if (row >= 0) {
+      const Copy copy = params.operands[is_b].copy;
+      const int swizzled = swizzle(copy, i);
       NO_UNROLL
-      for (int k = length + lane; k < padded; k += 32) smem.rows[i].x[k] = 0;
-      ptx::mbarrier_wait(&smem.row_full[i], 0);
+      for (int k = length + lane; k < padded; k += 32) smem.rows[i].x[k ^ swizzled] = 0;
+      if (copy == Copy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], 0);
       __syncwarp();  // the zeros are there, too
-      inverse_scale = split_row(smem.rows[i], length);
+      inverse_scale = split_row(smem.rows[i], length, swizzled / 4);
     }
     // Rows beyond the end hold anything, which reaches only elements that are not stored.
     smem.inverse_scale[i] = inverse_scale;
@@ -198,6 +215,19 @@ Tile choose_tile(const Problem& p, const Context& context) {
   });
 }
 
+OperandParams operand_params(const Problem& p, const Matrix& matrix, int64_t count, int tile) {
+  const Copy copy = fp16x3_cluster_bulk_copies(p, matrix)    ? Copy::kBulk
+                    : matrix.col_stride <= matrix.row_stride ? Copy::kAlongK
+                                                             : Copy::kAlongRows;
+  return {.data = static_cast<const float*>(matrix.data),
+          .row_stride = matrix.row_stride,
+          .k_stride = matrix.col_stride,
+          .count = count,
+          .first = 0,
+          .tile = tile,
+          .copy = copy};
+}
+
 }  // namespace
 }  // namespace fp16x3_cluster
 
@@ -207,8 +237,8 @@ bool launch_fp16x3_cluster(const Problem& p, const Plan&, const Context& context
   if (counter.lacks_memory()) return false;
   const Tile tile = choose_tile(p, context);
   Params params{};
-  params.operands[0] = {static_cast<const float*>(p.a.data), p.a.row_stride, p.m, 0, tile.rows};
-  params.operands[1] = {static_cast<const float*>(p.b.data), p.b.col_stride, p.n, 0, tile.cols};
+  params.operands[0] = operand_params(p, p.a, p.m, tile.rows);
+  params.operands[1] = operand_params(p, transposed(p.b), p.n, tile.cols);
   params.k = static_cast<int>(p.k);
   params.promotion = fp16x3::promotion(p.k);
   params.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));

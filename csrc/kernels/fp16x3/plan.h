@@ -52,8 +52,10 @@ inline Plan chunk_per_block_plan(const Problem& p, int64_t sms, int m, int n, do
           .cycles = launch + wave_cycles(blocks, sms, m, n, k, wave, rate) * slowdown};
 }
 
-inline bool fp16x3_cluster_accepts(const Problem& p) {
-  return fits_tma_coords(p) && is_k_major_aligned(p);
+// Returns whether rows of the operand are K-major and 16-byte aligned, as bulk copies need them.
+inline bool fp16x3_cluster_bulk_copies(const Problem& p, const Matrix& matrix) {
+  return p.k % 4 == 0 &&
+         is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
 }
 inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;

@@ -183,4 +183,48 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
   return plan;
 }
 
+inline bool simt_thin_accepts(const Problem& p) { return fits_tma_coords(p); }
+// The warps of simt_thin that share the chunks of a group of columns: a power of two up to 8.
+inline int simt_thin_chunk_warps(int64_t k) {
+  return k > 4 * kChunk ? 8 : k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1;
+}
+inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::Simt;
+  constexpr int64_t kGroupCols = 32, kWarps = 8;
+  const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
+  const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  const int64_t chunk_warps = simt_thin_chunk_warps(p.k);
+  const Matrix& longer = p.m > p.n ? p.a : transposed(p.b);
+  const bool vectors = is_vector_aligned(p.batch, longer, longer.col_stride, longer.row_stride, 4);
+  // Along K, a warp copies a column of its group at a time.
+  const double full_group = longer.col_stride <= longer.row_stride
+                                ? static_cast<double>(std::min(cols, kGroupCols)) / kGroupCols
+                                : 1;
+  const double copy = (vectors ? Cost::kThinVectors : Cost::kThinScalars) * full_group;
+  Plan best;
+  for (size_t i = 0; i < std::size(h200::kSimtThinTiles); ++i) {
+    const h200::SimtThinTile& tile = h200::kSimtThinTiles[i];
+    const int64_t groups = ceil_div(rows, tile.rows) * ceil_div(cols, kGroupCols) * p.batch.count;
+    const int64_t blocks = ceil_div(groups * chunk_warps, kWarps);
+    const auto warps =
+        static_cast<double>(std::min({groups * chunk_warps, kWarps, groups * chunks}));
+    const double step = std::max(tile.alone, warps * (copy + tile.shared));
+    const double chunk =
+        Cost::kThinChunk + static_cast<double>(std::min<int64_t>(p.k, kChunk)) * step;
+    const double block =
+        Cost::kThinBlock + static_cast<double>(ceil_div(chunks, chunk_warps)) * chunk;
+    const double cycles = static_cast<double>(ceil_div(blocks, sms)) * block;
+    if (i == 0 || cycles < best.cycles) {
+      const bool long_is_a = p.m > p.n;
+      best = {.tile = static_cast<int>(i),
+              .m = long_is_a ? int{kGroupCols} : tile.rows,
+              .n = long_is_a ? tile.rows : int{kGroupCols},
+              .blocks = blocks,
+              .cycles = cycles};
+    }
+  }
+  best.cycles = h200::kLaunchSimtThin + std::max(best.cycles, simt_dram_cycles(p, !vectors, sms));
+  return best;
+}
+
 }  // namespace tiled
