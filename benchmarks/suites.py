@@ -240,6 +240,8 @@ def _kernels() -> tuple[Shape, ...]:
         Shape(128, 4096, 4096, layout="NT", kernels=("fp16x3_fused",)),
         Shape(4, 768, 3072, layout="NT", kernels=("fp16x3_cluster",)),
         Shape(16, 256, 7168, layout="NT", kernels=("fp16x3_cluster",)),
+        Shape(24, 801, 1063, layout="TN", kernels=("fp16x3_cluster", "fp16x3_skinny")),
+        Shape(5, 20001, 40, layout="NT", kernels=("simt_thin", "simt_cp_async")),
     )
 
 

@@ -192,21 +192,35 @@ def test_host_and_gpu_agree_on_many_tiles():
     compare(torch.randn(2, 3, 40, 2048), torch.randn(2, 1, 50, 2048).mT)
 
 
+# Operands as fp16x3_cluster copies them: rows in bulk, elements along K, elements along rows, and
+# rows of which only some begin at a multiple of 16 bytes.
+COPIES = {
+    "bulk": lambda x: x,
+    "along K": lambda x: torch.cat([x[:, :1], x], 1)[:, 1:],
+    "along rows": lambda x: x.mT.contiguous().mT,
+    "along shifted rows": lambda x: torch.cat([x[:1], x]).mT.contiguous().mT[1:],
+    "strided": lambda x: x.repeat_interleave(2, 0).repeat_interleave(3, 1)[::2, ::3],
+}
+
+
 @needs_hopper
-@pytest.mark.parametrize(
-    "k", [64, 100, 124, 128, 132, 508, 512, 1020, 1024, 1028, 3000, 8188, 8192]
-)
-def test_host_and_cluster_agree(k):
+@pytest.mark.parametrize("copy_of_b", COPIES)
+@pytest.mark.parametrize("copy_of_a", COPIES)
+@pytest.mark.parametrize("k", [64, 65, 127, 128, 132, 511, 1020, 1024, 1025, 3000, 8189, 8192])
+def test_host_and_cluster_agree(k, copy_of_a, copy_of_b):
+    """A wrong place of an element in shared memory, or a row that is split before it is there."""
     for i, m in enumerate([1, 2, 15, 16, 17, 31, 32, 33, 65, 129]):
         n = [129, 1, 33, 7, 8, 9, 257, 16, 31, 300][(3 * i + k // 4) % 10]
         scales = torch.exp(i * torch.randn(m, 1)) if i % 2 else 1
-        a, b = torch.randn(m, k) * scales, torch.randn(n, k).mT
+        a, b = torch.randn(m, k) * scales, torch.randn(n, k)
         a[m // 2, k // 2] = [0.0, 1e30, torch.inf, 1e-42, 1][i % 5]
-        host = torch_tiled.matmul(a, b, algorithm="fp16x3")
-        a, b = a.cuda(), b.cuda()
-        assert torch_tiled.explain(a, b, algorithm="fp16x3_cluster").algorithm == "fp16x3_cluster"
+        a, b = COPIES[copy_of_a](a.cuda()), COPIES[copy_of_b](b.cuda()).mT
+        expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
+        if (copy_of_a, copy_of_b) == ("bulk", "bulk"):
+            host = torch_tiled.matmul(a.cpu(), b.cpu(), algorithm="fp16x3")
+            assert_same(expected.cpu(), host)
         for _ in range(3):  # a race may show in one call only
-            assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster").cpu(), host)
+            assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_cluster"), expected)
 
 
 FLAGGED = {
@@ -295,24 +309,12 @@ def test_fp16x3_fused_takes_what_a_tensor_map_can_read(b, taken):
     assert (explained.algorithm == "fp16x3_fused") == taken
 
 
-@pytest.mark.parametrize(
-    "a, b, taken",
-    [
-        (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(n, k).mT, True),
-        (lambda m, k: torch.randn(1, k).expand(m, k), lambda k, n: torch.randn(n, k).mT, True),
-        (lambda m, k: torch.randn(3, m, k), lambda k, n: torch.randn(n, k).mT, True),
-        (lambda m, k: torch.randn(m, k + 4)[:, 4:], lambda k, n: torch.randn(n, k).mT, True),
-        (lambda m, k: torch.randn(m, k + 4)[:, 2:-2], lambda k, n: torch.randn(n, k).mT, False),
-        (lambda m, k: torch.randn(m, k + 1)[:, 1:], lambda k, n: torch.randn(n, k).mT, False),
-        (lambda m, k: torch.randn(k, m).mT, lambda k, n: torch.randn(n, k).mT, False),
-        (lambda m, k: torch.randn(m, k), lambda k, n: torch.randn(k, n), False),
-        (lambda m, k: torch.randn(m, k), lambda k, n: misaligned(n, k).mT, False),
-    ],
-)
-@pytest.mark.parametrize("k, short_enough", [(64, True), (8192, True), (8196, False), (66, False)])
-def test_fp16x3_cluster_takes_k_major_operands(a, b, taken, k, short_enough):
-    explained = torch_tiled.explain(a(20, k), b(k, 30), algorithm="fp16x3_cluster")
-    assert (explained.algorithm == "fp16x3_cluster") == (taken and short_enough)
+@pytest.mark.parametrize("k, taken", [(63, False), (64, True), (8192, True), (8193, False)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp16x3_cluster_takes_up_to_eight_chunks(layout, k, taken):
+    a, b = in_layout(torch.randn(20, k), layout[0]), in_layout(torch.randn(k, 30), layout[1])
+    explained = torch_tiled.explain(a, b, algorithm="fp16x3_cluster")
+    assert (explained.algorithm == "fp16x3_cluster") == taken
 
 
 def scaled_by_k(profile):

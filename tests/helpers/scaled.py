@@ -30,8 +30,11 @@ def multiply_fp16x3(a, b, device):
     if device == "cuda":
         for algorithm in ("auto", *FP16X3_KERNELS):
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), result)
+        # fp16x3_cluster copies K-major rows in bulk, and others by elements.
         k_major = a.contiguous(), b.mT.contiguous().mT
-        assert_same(torch_tiled.matmul(*k_major, algorithm="fp16x3_cluster"), result)
+        mn_major = a.mT.contiguous().mT, b.contiguous()
+        for operands in (k_major, mn_major):
+            assert_same(torch_tiled.matmul(*operands, algorithm="fp16x3_cluster"), result)
     return result.cpu()
 
 

@@ -161,6 +161,8 @@ def written(layer, write, x, before):
 @pytest.mark.usefixtures("splits_on_cpu")
 def test_ways_to_write_that_are_noticed(device, way):
     """Fused optimizers leave no version, and a frozen layer served the old weight."""
+    if (device, way) == ("cuda", "Adagrad fused"):
+        pytest.skip("Adagrad is not fused on CUDA")
     layer, x, before = served(device)
     assert torch_tiled.frozen_bytes(layer) > 0 or presplit_algorithm(device) == "auto"
     for _ in range(2):

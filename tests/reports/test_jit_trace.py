@@ -44,6 +44,12 @@ def results(f, inputs):
     return [y.detach(), *torch.autograd.grad(y.square().sum(), inputs)]
 
 
+def assert_alike(results, expected):
+    """On a GPU TorchScript fuses, so that the roundings of the largest terms differ."""
+    for x, y in zip(results, expected, strict=True):
+        assert_close(x, y, rtol=0, atol=64 * 2**-23 * y.abs().max().item())
+
+
 def written(write):
     """A function that multiplies into a new tensor, and has gradients of something else."""
 
@@ -99,7 +105,7 @@ def test_functions_keep_their_gradients(name, mode, device):
     expected = results(f, inputs)
     for served in (traced, loaded(traced)):
         for _ in range(3):  # TorchScript optimizes what it has run
-            assert_close(results(served, inputs), expected)  # on a GPU it also fuses
+            assert_alike(results(served, inputs), expected)
 
 
 @pytest.mark.parametrize("mode", MODES)

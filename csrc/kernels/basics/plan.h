@@ -1,31 +1,37 @@
 #pragma once
-// Plans of naive and tiled: one tile each, and whole waves of one block an SM.
+// Plans of naive and tiled: one tile each.
+
+#include <algorithm>
 
 #include "kernels/common/cost_model.h"
 
 namespace tiled {
 
-template <int kTile>
-Plan square_tile_plan(const Problem& p, int64_t sms, double wave, double rate) {
+inline Plan naive_plan(const Problem& p, int64_t sms) {
+  constexpr int kTile = 32;
   const int64_t blocks = count_tiles(p, kTile, kTile);
-  return {
-      .m = kTile,
-      .n = kTile,
-      .blocks = blocks,
-      .cycles = h200::kLaunchTeaching + wave_cycles(blocks, sms, kTile, kTile, p.k, wave, rate)};
+  return {.m = kTile,
+          .n = kTile,
+          .blocks = blocks,
+          .cycles = h200::kLaunchNaive +
+                    wave_cycles(blocks, sms, kTile, kTile, p.k, 0, h200::kRateNaive)};
 }
 
-inline Plan naive_plan(const Problem& p, int64_t sms) {
-  return square_tile_plan<32>(p, sms, 0, h200::kRateNaive);
+// A block alone on its SM waits for each stage of K; blocks that share an SM hide that.
+inline Plan tiled_plan(const Problem& p, int64_t sms, int tile, const h200::TiledCost& cost) {
+  const int64_t blocks = count_tiles(p, tile, tile);
+  const double alone = cost.alone * static_cast<double>(p.k);
+  const double shared = wave_cycles(blocks, sms, tile, tile, p.k, cost.block, cost.rate);
+  return {.m = tile, .n = tile, .blocks = blocks, .cycles = cost.launch + std::max(alone, shared)};
 }
 inline Plan tiled16_plan(const Problem& p, int64_t sms) {
-  return square_tile_plan<16>(p, sms, h200::kWaveTiled, h200::kRateTiled16);
+  return tiled_plan(p, sms, 16, h200::kTiled16);
 }
 inline Plan tiled32_plan(const Problem& p, int64_t sms) {
-  return square_tile_plan<32>(p, sms, h200::kWaveTiled, h200::kRateTiled32);
+  return tiled_plan(p, sms, 32, h200::kTiled32);
 }
 inline Plan tiled64_plan(const Problem& p, int64_t sms) {
-  return square_tile_plan<64>(p, sms, h200::kWaveTiled, h200::kRateTiled64);
+  return tiled_plan(p, sms, 64, h200::kTiled64);
 }
 
 }  // namespace tiled

@@ -10,10 +10,10 @@ namespace tiled::h200 {
 // --- launches ------------------------------------------------------------------------------------
 
 // From the launch until the first block multiplies, and from the last block's end to the kernel's.
-inline constexpr double kLaunchTeaching = 6000;  // naive and tiled
-inline constexpr double kLaunchSimt = 6000, kLaunchSimtTma = 8000, kLaunchSimtSkinny = 7000;
-inline constexpr double kLaunchSimtThin = 3000;
-inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 6000;
+inline constexpr double kLaunchNaive = 6000;
+inline constexpr double kLaunchSimtCpAsync = 6800, kLaunchSimtSmall = 5000;
+inline constexpr double kLaunchSimtTma = 8000, kLaunchSimtSkinny = 8500;
+inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 650;
 inline constexpr double kLaunchFp16x3Skinny = 16000, kLaunchFp16x3Fused = 17000;
 inline constexpr double kLaunchMmaSync = 6000, kLaunchMmaUnaligned = 2360, kLaunchMmaTma = 3500;
 inline constexpr double kLaunchTf32 = 10000;
@@ -30,8 +30,15 @@ inline constexpr RewriteCost kAlign16Bit{0.2, 64 * 0.2};  // its launch is in kL
 
 // --- basics --------------------------------------------------------------------------------------
 
-inline constexpr double kRateNaive = 13, kRateTiled16 = 14, kRateTiled32 = 16, kRateTiled64 = 47;
-inline constexpr double kWaveTiled = 4000;  // cycles to begin and end a block
+inline constexpr double kRateNaive = 13;
+
+// launch: of the kernel, and to begin and end a block. alone: cycles for one k while an SM has one
+// block. With more blocks each takes `block` and its FMAs at `rate`.
+struct TiledCost {
+  double launch, alone, block, rate;
+};
+inline constexpr TiledCost kTiled16{3900, 74, 640, 15.8}, kTiled32{3640, 83, 3130, 18.1};
+inline constexpr TiledCost kTiled64{6360, 143, 2930, 50.5};
 
 // --- simt ----------------------------------------------------------------------------------------
 
@@ -93,9 +100,10 @@ inline constexpr SimtSkinnyTile kSimtSkinnyTiles[] = {
 struct SimtThinTile {
   int rows;
   double alone;   // cycles for one k while a warp waits for itself alone
-  double shared;  // and for each warp of an SM while all are busy, without copies
+  double shared;  // and for each warp of an SM while all are busy, beside its copies
 };
-inline constexpr SimtThinTile kSimtThinTiles[] = {{1, 6, 3}, {2, 6, 3.5}, {4, 8, 4.5}, {8, 12, 7}};
+inline constexpr SimtThinTile kSimtThinTiles[] = {
+    {1, 16, 2.3}, {2, 40, 3.8}, {4, 50, 5.7}, {8, 50, 7.3}};
 
 struct Simt {
   static constexpr double kDram = 16.5, kDramScalar = 9.5;  // bandwidth; of scalar copies
@@ -105,23 +113,44 @@ struct Simt {
   static constexpr double kReduceElement = 0.2;  // to store and read an element's sum of a chunk
   static constexpr double kNextTile = 12000;     // cp_async: from one wave of blocks to the next
   static constexpr double kNextTilePersistent = 4000, kNextTileSplitK = 3000;
-  static constexpr double kSmallTile = 100;        // simt_small: a tile's overhead beside others
-  static constexpr double kSmallTileAlone = 2000;  // and while no other team multiplies
-  static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 2300;
-  // simt_thin: to begin and end a block, and a chunk of K; a warp's copies for one k.
-  static constexpr double kThinBlock = 3000, kThinChunk = 1500;
-  static constexpr double kThinVectors = 3, kThinScalars = 10;
+  static constexpr double kSmallTile = 330;       // simt_small: a tile's overhead beside others
+  static constexpr double kSmallTileAlone = 500;  // and while no other team multiplies
+  static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 6000;
+  // simt_thin: a block, its launch included; a warp's copies for one k, by vectors along K, by
+  // elements along K, by elements along columns.
+  static constexpr double kThinBlock = 6000;
+  static constexpr double kThinVectors = 2.4, kThinAlongK = 2.8, kThinAlongCols = 3.7;
 };
 
 // --- fp16x3 --------------------------------------------------------------------------------------
+
+// fp16x3_cluster: rows of A (16 or 32) and columns of B.
+struct Fp16x3ClusterTile {
+  int m, n;
+};
+inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {{16, 8},  {16, 16}, {16, 24},
+                                                            {16, 32}, {32, 8},  {32, 16}};
+
+// fp16x3_small: the largest tile has few warps; it serves many tiles, which hide each other's
+// latency. A warp multiplies 16 rows by warp_cols columns.
+struct Fp16x3SmallTile {
+  int m, n, warp_cols, warps;
+};
+inline constexpr Fp16x3SmallTile kFp16x3SmallTiles[] = {
+    {64, 64, 16, 8}, {64, 32, 16, 12}, {32, 32, 8, 12}, {32, 16, 8, 12}};
 
 struct Fp16x3 {
   static constexpr int kWgmmaTile = 128;  // rows and columns of C
   static constexpr double kWgmmaWave = 7000, kWgmmaRate = 500;
   static constexpr double kReduceLaunch = 10000;  // the split-K reduction
   static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
-  static constexpr double kClusterWave = 4000, kClusterRate = 48;
-  static constexpr double kSmallRate = 40;
+  // fp16x3_cluster: a wave, the first one's launch included, and for one k: the chain, and each
+  // operand row by how it is copied.
+  static constexpr double kClusterWave = 10700, kClusterK = 2.2;
+  static constexpr double kClusterBulk = 0.055, kClusterAlongK = 0.19, kClusterAlongRows = 0.31;
+  // fp16x3_small: the chain, for one k; a tile of an SM, and each of its operand rows for one k.
+  static constexpr double kSmallK = 7.1, kSmallTile = 4750;
+  static constexpr double kSmallVectors = 0.42, kSmallElements = 0.47;
   static constexpr double kSkinnyWave = 7000, kSkinnyRate = 330;
   static constexpr double kFusedRate = 160;
   static constexpr double kScalarCopySlowdown = 2.5;  // where the long operand is not vectorized

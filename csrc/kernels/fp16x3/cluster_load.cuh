@@ -5,17 +5,12 @@
 #include <cstdint>
 
 #include "kernels/fp16x3/cluster_multiply.cuh"
+#include "kernels/fp16x3/plan.h"
 #include "ptx/cp_async.cuh"
 
 namespace tiled::cuda::fp16x3_cluster {
 
 inline constexpr int kThreads = 512, kWarps = kThreads / 32;
-
-enum class Copy {
-  kBulk,       // 16-byte aligned rows, one bulk copy each
-  kAlongK,     // elements; adjacent threads copy adjacent k
-  kAlongRows,  // elements; eight adjacent threads copy adjacent rows
-};
 
 struct OperandParams {
   // The members that every block reads first lie together.
@@ -23,13 +18,13 @@ struct OperandParams {
   int64_t row_stride, k_stride, count;  // count: of operand rows
   int64_t first;                        // of this launch
   int tile;                             // operand rows of a tile
-  Copy copy;
+  RowCopy copy;
 };
 
 // Where element k of a row of a tile is stored before it is split: at k ^ swizzle(row). Threads
 // that copy along rows would otherwise store four times to each bank.
-__device__ inline int swizzle(Copy copy, int row) {
-  return copy == Copy::kAlongRows ? row / 2 % 4 * 4 : 0;
+__device__ inline int swizzle(RowCopy copy, int row) {
+  return copy == RowCopy::kAlongRows ? row / 2 % 4 * 4 : 0;
 }
 
 // Begins to copy a tile's operand rows by elements, this thread's part. `from` is the first element
@@ -37,7 +32,7 @@ __device__ inline int swizzle(Copy copy, int row) {
 __device__ inline void copy_elements(const OperandParams& operand, const float* from, int rows,
                                      int length, OperandRow* to) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (operand.copy == Copy::kAlongRows) {
+  if (operand.copy == RowCopy::kAlongRows) {
     const int row = lane % 8, units = (rows - row + 7) / 8;  // units of eight rows
     const int64_t unit_stride = 8 * operand.row_stride;
     const int first_k = warp * 4 + lane / 8, swizzled = swizzle(operand.copy, row);

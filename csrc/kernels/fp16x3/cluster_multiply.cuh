@@ -15,10 +15,6 @@ namespace tiled::cuda::fp16x3_cluster {
 inline constexpr int kMaxChunks = 8;  // the largest cluster that every Hopper GPU has
 
 // A warp multiplies a warp tile, 16 rows by 8 columns.
-struct Tile {
-  int rows, cols;  // rows: 16 or 32
-};
-inline constexpr Tile kTiles[] = {{16, 8}, {16, 16}, {16, 24}, {16, 32}, {32, 8}, {32, 16}};
 inline constexpr int kMaxRows = 48;  // operand rows of a tile
 inline constexpr int kMaxWarpTiles = 4, kWarpTileElements = 128;
 
@@ -38,9 +34,7 @@ struct Smem {
   // A's rows, then B's columns. It is the last member, since smaller tiles need less of it.
   alignas(128) OperandRow rows[kMaxRows];
 
-  static size_t bytes(const Tile& tile) {
-    return sizeof(Smem) - (kMaxRows - tile.rows - tile.cols) * sizeof(OperandRow);
-  }
+  static size_t bytes(int rows) { return sizeof(Smem) - (kMaxRows - rows) * sizeof(OperandRow); }
 };
 static_assert(sizeof(Smem) <= kMaxSharedMemory);
 

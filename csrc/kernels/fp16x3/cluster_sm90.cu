@@ -3,19 +3,21 @@
 // Idea: a product whose operands fit in the shared memory of all blocks together is latency-bound:
 // it waits for memory, and for the chain of low products along a chunk. Here it waits for each of
 // them once, everywhere at the same time. A block holds a tile's operand rows for one chunk: rows
-// of A, and columns of B. A row comes by one bulk copy; a warp finds its largest magnitude, splits
-// it from registers, and leaves the parts in place. Some warps multiply by mma.sync and send their
-// sums to the first block of the cluster, which adds those of all chunks in order.
+// of A, and columns of B. A row comes by one bulk copy, or by elements where it is not K-major or
+// not aligned; a warp finds its largest magnitude, splits it from registers, and leaves the parts
+// in place. Some warps multiply by mma.sync and send their sums to the first block of the cluster,
+// which adds those of all chunks in order.
 //
 // Limit: the chain of 128 dependent mma.sync, while nothing is read. Every block that needs a row
-// reads and splits it. Operands must be K-major, with 16-byte aligned rows.
+// reads and splits it.
 //
-// Next: MN-major operands; blocks that share what one of them has split.
+// Next: blocks that share what one of them has split; more than eight chunks.
 //
 // The instructions come from memory, too, so there are few: the kernel is no template, and a loop
 // is unrolled only where that gains more.
 //
 //   lane 0 of a warp    bulk copies of the warp's rows                      -> row_full[i]
+//   or all warps        cp.async of elements, __syncthreads
 //   a warp              wait row_full[i]   split row i in place
 //   all warps           __syncthreads: all rows are split;  cluster_wait: all blocks have started
 //   multiplying warps   multiply, descale, st.async to the first block      -> sums_full
@@ -77,7 +79,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int length = min(params.k - static_cast<int>(chunk) * kChunk, kChunk);
   const int padded = (length + OperandRow::kStep - 1) / OperandRow::kStep * OperandRow::kStep;
   const int warp_tiles = a.tile / 16 * (b.tile / 8);
-  const bool elements = a.copy != Copy::kBulk || b.copy != Copy::kBulk;  // not all rows by bulk
+  const bool elements =
+      a.copy != RowCopy::kBulk || b.copy != RowCopy::kBulk;  // not all rows by bulk
   const int64_t matrix = params.batch + blockIdx.z;
   const int64_t first_row = a.first + int64_t{blockIdx.y} * a.tile;
   const int64_t first_col = b.first + int64_t{ptx::cluster_index()} * b.tile;
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   if (lane == 0) {
     for_rows([&](int i, bool is_b, int64_t row) {
-      if (row < 0 || params.operands[is_b].copy != Copy::kBulk) return;
+      if (row < 0 || params.operands[is_b].copy != RowCopy::kBulk) return;
       ptx::arrive_expect_tx(&smem.row_full[i], length * 4);
       ptx::bulk_load(smem.rows[i].x, first_element(is_b, row), length * 4, &smem.row_full[i]);
     });
@@ -126,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   NO_UNROLL
   for (int is_b = 0; elements && is_b < 2; ++is_b) {
     const OperandParams& operand = params.operands[is_b];
-    if (operand.copy == Copy::kBulk) continue;
+    if (operand.copy == RowCopy::kBulk) continue;
     const int64_t first = is_b ? first_col : first_row;
     const int rows = static_cast<int>(min(operand.count - first, int64_t{operand.tile}));
     copy_elements(operand, first_element(is_b, first), rows, length, &smem.rows[is_b ? a.tile : 0]);
@@ -139,11 +142,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   for_rows([&](int i, bool is_b, int64_t row) {
     float inverse_scale = 1;
     if (row >= 0) {
-      const Copy copy = params.operands[is_b].copy;
+      const RowCopy copy = params.operands[is_b].copy;
       const int swizzled = swizzle(copy, i);
       NO_UNROLL
       for (int k = length + lane; k < padded; k += 32) smem.rows[i].x[k ^ swizzled] = 0;
-      if (copy == Copy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], 0);
+      if (copy == RowCopy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], 0);
       __syncwarp();  // the zeros are there, too
       inverse_scale = split_row(smem.rows[i], length, swizzled / 4);
     }
@@ -200,45 +203,26 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 namespace {
 
-// The tile that takes the fewest waves, and of those the one with the fewest operand rows.
-Tile choose_tile(const Problem& p, const Context& context) {
-  const int64_t chunks = ceil_div(p.k, kChunk);
-  // All blocks of a cluster lie in one GPC, where some SMs are left over for clusters of three
-  // blocks or more.
-  const int64_t usable_sms = chunks <= 2 ? context.sms : context.sms * 3 / 4;
-  const int64_t at_once = std::max<int64_t>(usable_sms / chunks, 1);
-  return *std::ranges::min_element(kTiles, {}, [&](const Tile& tile) {
-    constexpr int64_t kWave = 150;  // the fixed cost of a wave, in operand rows
-    const int64_t tiles = count_tiles(p, tile.rows, tile.cols);
-    const int64_t rows = std::min<int64_t>(p.m, tile.rows) + std::min<int64_t>(p.n, tile.cols);
-    return ceil_div(tiles, at_once) * (kWave + rows);
-  });
-}
-
 OperandParams operand_params(const Problem& p, const Matrix& matrix, int64_t count, int tile) {
-  const Copy copy = fp16x3_cluster_bulk_copies(p, matrix)    ? Copy::kBulk
-                    : matrix.col_stride <= matrix.row_stride ? Copy::kAlongK
-                                                             : Copy::kAlongRows;
   return {.data = static_cast<const float*>(matrix.data),
           .row_stride = matrix.row_stride,
           .k_stride = matrix.col_stride,
           .count = count,
           .first = 0,
           .tile = tile,
-          .copy = copy};
+          .copy = fp16x3_cluster_copy(p, matrix)};
 }
 
 }  // namespace
 }  // namespace fp16x3_cluster
 
-bool launch_fp16x3_cluster(const Problem& p, const Plan&, const Context& context) {
+bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& context) {
   using namespace fp16x3_cluster;
   const RecomputedCounter counter(context);
   if (counter.lacks_memory()) return false;
-  const Tile tile = choose_tile(p, context);
   Params params{};
-  params.operands[0] = operand_params(p, p.a, p.m, tile.rows);
-  params.operands[1] = operand_params(p, transposed(p.b), p.n, tile.cols);
+  params.operands[0] = operand_params(p, p.a, p.m, plan.m);
+  params.operands[1] = operand_params(p, transposed(p.b), p.n, plan.n);
   params.k = static_cast<int>(p.k);
   params.promotion = fp16x3::promotion(p.k);
   params.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
@@ -247,11 +231,11 @@ bool launch_fp16x3_cluster(const Problem& p, const Plan&, const Context& context
   params.p = p;
   allow_shared_memory(fp16x3_cluster_kernel, sizeof(Smem));
 
-  for_tile_grids(p, tile.rows, tile.cols, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
+  for_tile_grids(p, plan.m, plan.n, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
     params.batch = batch, params.operands[0].first = row, params.operands[1].first = col;
     grid.x *= params.chunks;
-    launch_clusters_pdl(fp16x3_cluster_kernel, params.chunks, grid, kThreads, Smem::bytes(tile),
-                        context, params);
+    launch_clusters_pdl(fp16x3_cluster_kernel, params.chunks, grid, kThreads,
+                        Smem::bytes(plan.m + plan.n), context, params);
   });
   counter.read();
   return true;

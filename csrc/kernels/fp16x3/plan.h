@@ -2,7 +2,9 @@
 // Plans of the fp16x3 kernels: tiles, K splits, and cycles by the cost model.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
@@ -52,14 +54,53 @@ inline Plan chunk_per_block_plan(const Problem& p, int64_t sms, int m, int n, do
           .cycles = launch + wave_cycles(blocks, sms, m, n, k, wave, rate) * slowdown};
 }
 
-// Returns whether rows of the operand are K-major and 16-byte aligned, as bulk copies need them.
-inline bool fp16x3_cluster_bulk_copies(const Problem& p, const Matrix& matrix) {
-  return p.k % 4 == 0 &&
-         is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
+// How fp16x3_cluster copies the rows of an operand: A's rows, or B's columns.
+enum class RowCopy {
+  kBulk,       // 16-byte aligned rows, one bulk copy each
+  kAlongK,     // elements; adjacent threads copy adjacent k
+  kAlongRows,  // elements; eight adjacent threads copy adjacent rows
+};
+inline RowCopy fp16x3_cluster_copy(const Problem& p, const Matrix& matrix) {
+  const bool bulk =
+      p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
+  return bulk                                     ? RowCopy::kBulk
+         : matrix.col_stride <= matrix.row_stride ? RowCopy::kAlongK
+                                                  : RowCopy::kAlongRows;
+}
+inline double fp16x3_cluster_row_cycles(RowCopy copy) {  // for one k
+  using Cost = h200::Fp16x3;
+  return copy == RowCopy::kBulk     ? Cost::kClusterBulk
+         : copy == RowCopy::kAlongK ? Cost::kClusterAlongK
+                                    : Cost::kClusterAlongRows;
 }
 inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  return chunk_per_block_plan(p, sms, 16, 32, 0, Cost::kClusterWave, Cost::kClusterRate);
+  const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
+  // All blocks of a cluster lie in one GPC, where some SMs are left over for clusters of three
+  // blocks or more.
+  const int64_t usable_sms = chunks <= 2 ? sms : sms * 3 / 4;
+  const int64_t at_once = std::max<int64_t>(usable_sms / chunks, 1);
+  const double a = fp16x3_cluster_row_cycles(fp16x3_cluster_copy(p, p.a));
+  const double b = fp16x3_cluster_row_cycles(fp16x3_cluster_copy(p, transposed(p.b)));
+  Plan best;
+  for (size_t i = 0; i < std::size(h200::kFp16x3ClusterTiles); ++i) {
+    const auto& [m, n] = h200::kFp16x3ClusterTiles[i];
+    const int64_t tiles = count_tiles(p, m, n);
+    const double each = Cost::kClusterK + static_cast<double>(std::min<int64_t>(p.m, m)) * a +
+                        static_cast<double>(std::min<int64_t>(p.n, n)) * b;
+    const double cycles =
+        static_cast<double>(ceil_div(tiles, at_once)) *
+        (Cost::kClusterWave + static_cast<double>(std::min<int64_t>(p.k, kChunk)) * each);
+    if (i == 0 || cycles < best.cycles) {
+      best = {.tile = static_cast<int>(i),
+              .m = m,
+              .n = n,
+              .k_splits = chunks,
+              .blocks = tiles * chunks,
+              .cycles = cycles};
+    }
+  }
+  return best;
 }
 
 inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
@@ -76,14 +117,41 @@ inline Plan fp16x3_fused_plan(const Problem& p, int64_t sms) {
                               h200::Fp16x3::kFusedRate);
 }
 
+// The most shared memory that fp16x3_small takes for a tile: fragments of 1 KB for 16 operand rows
+// and 16 of K, the sums, and ranges and scales of rows.
+inline int64_t fp16x3_small_smem(const h200::Fp16x3SmallTile& tile, int64_t k) {
+  return ceil_div(k, 16) * ((tile.m + tile.n) / 16) * 1024 + tile.m * tile.n * 8 + 4096;
+}
+// The tile by which the busiest SM reads the fewest operand rows.
 inline Plan fp16x3_small_plan(const Problem& p, int64_t sms) {
-  constexpr int kM = 32, kN = 16;
-  const int64_t blocks = count_tiles(p, kM, kN);
-  return {.m = kM,
-          .n = kN,
-          .blocks = blocks,
-          .cycles = h200::kLaunchFp16x3Small +
-                    wave_cycles(blocks, sms, kM, kN, p.k, 0, h200::Fp16x3::kSmallRate)};
+  using Cost = h200::Fp16x3;
+  constexpr int64_t kSharedMemory = int64_t{227} << 10;
+  const auto row_cycles = [&](const Matrix& matrix) {
+    return is_16_byte_aligned(p.batch, matrix, sizeof(float)) ? Cost::kSmallVectors
+                                                              : Cost::kSmallElements;
+  };
+  const double a = row_cycles(p.a), b = row_cycles(transposed(p.b));
+  const auto k = static_cast<double>(p.k);
+  Plan best;
+  int64_t fewest = -1;
+  for (size_t i = 0; i < std::size(h200::kFp16x3SmallTiles); ++i) {
+    const h200::Fp16x3SmallTile& tile = h200::kFp16x3SmallTiles[i];
+    if (fp16x3_small_smem(tile, p.k) > kSharedMemory) continue;
+    const int64_t blocks = count_tiles(p, tile.m, tile.n);
+    const int64_t rows = ceil_div(blocks, sms) * (tile.m + tile.n);
+    if (fewest >= 0 && rows >= fewest) continue;
+    fewest = rows;
+    const double each =
+        Cost::kSmallTile + k * (static_cast<double>(std::min<int64_t>(p.m, tile.m)) * a +
+                                static_cast<double>(std::min<int64_t>(p.n, tile.n)) * b);
+    best = {.tile = static_cast<int>(i),
+            .m = tile.m,
+            .n = tile.n,
+            .blocks = blocks,
+            .cycles = h200::kLaunchFp16x3Small + Cost::kSmallK * k +
+                      static_cast<double>(ceil_div(blocks, sms)) * each};
+  }
+  return best;
 }
 
 }  // namespace tiled

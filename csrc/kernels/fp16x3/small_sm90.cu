@@ -17,11 +17,12 @@
 //               __syncthreads: all sums are there       a thread descales and stores elements
 
 #include <algorithm>
-#include <limits>
-#include <utility>
+#include <iterator>
 
 #include "core/order_fp16x3.h"
+#include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
 #include "kernels/fp16x3/small_load.cuh"
@@ -30,16 +31,6 @@
 
 namespace tiled::cuda {
 namespace fp16x3_small {
-
-// The launcher takes the tile by which the busiest SM reads least. The largest has few warps: it
-// serves many tiles, which hide each other's latency.
-using Largest = Tile<64, 64, 16, 8>;
-using Large = Tile<64, 32, 16, 12>;
-using Medium = Tile<32, 32, 8, 12>;
-using Small = Tile<32, 16, 8, 12>;
-static_assert(sizeof(Smem<Small>) + kChunk / 16 * Small::kPanels * sizeof(Fragment) <=
-                  kMaxSharedMemory,
-              "a whole chunk fits");
 
 struct Params {
   OperandParams operands[2];       // A, B
@@ -181,6 +172,7 @@ template <class Tile>
 void launch(Params& params, const Context& context) {
   const Problem& p = params.p;
   const auto kernel = fp16x3_small_kernel<Tile>;
+  static_assert(sizeof(Smem<Tile>) <= Tile::kM * Tile::kN * 8 + 4096, "as fp16x3_small_smem()");
   const size_t bytes = Smem<Tile>::bytes(p.k);
   allow_shared_memory(kernel, kMaxSharedMemory);
   for_tile_grids(p, Tile::kM, Tile::kN, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
@@ -188,14 +180,6 @@ void launch(Params& params, const Context& context) {
     kernel<<<grid, Tile::kThreads, bytes, static_cast<cudaStream_t>(context.stream)>>>(params);
     check(cudaGetLastError());
   });
-}
-
-// The operand rows that the busiest SM reads.
-template <class Tile>
-int64_t rows_per_sm(const Problem& p, const Context& context) {
-  if (Smem<Tile>::bytes(p.k) > kMaxSharedMemory) return std::numeric_limits<int64_t>::max();
-  const int64_t tiles = count_tiles(p, Tile::kM, Tile::kN);
-  return ceil_div(tiles, context.sms) * Tile::kOperandRows;
 }
 
 OperandParams operand_params(const Batch& batch, const Matrix& matrix, int64_t count) {
@@ -207,7 +191,7 @@ OperandParams operand_params(const Batch& batch, const Matrix& matrix, int64_t c
 }  // namespace
 }  // namespace fp16x3_small
 
-bool launch_fp16x3_small(const Problem& p, const Plan&, const Context& context) {
+bool launch_fp16x3_small(const Problem& p, const Plan& plan, const Context& context) {
   using namespace fp16x3_small;
   const RecomputedCounter counter(context);
   if (counter.lacks_memory()) return false;
@@ -218,16 +202,11 @@ bool launch_fp16x3_small(const Problem& p, const Plan&, const Context& context) 
   params.recomputed = counter.on_gpu();
   params.p = p;
 
-  const struct {
-    int64_t rows_per_sm;
-    void (*launch)(Params&, const Context&);
-  } choices[] = {{rows_per_sm<Largest>(p, context), launch<Largest>},
-                 {rows_per_sm<Large>(p, context), launch<Large>},
-                 {rows_per_sm<Medium>(p, context), launch<Medium>},
-                 {rows_per_sm<Small>(p, context), launch<Small>}};
-  const auto& choice =
-      *std::ranges::min_element(choices, {}, [](const auto& each) { return each.rows_per_sm; });
-  choice.launch(params, context);
+  with_tile<std::size(h200::kFp16x3SmallTiles)>(plan.tile, [&]<int kIndex>() {
+    constexpr h200::Fp16x3SmallTile kTile = h200::kFp16x3SmallTiles[kIndex];
+    launch<Tile<kTile.m, kTile.n, kTile.warp_cols, kTile.warps>>(params, context);
+    return true;
+  });
   counter.read();
   return true;
 }

@@ -112,7 +112,7 @@ inline Plan simt_cp_async_plan(const Problem& p, int64_t sms) {
   constexpr SimtKind kKind{
       .threads_copy = true, .persistent = false, .next_tile = h200::Simt::kNextTile};
   Plan plan = fastest_simt_plan(h200::kSimtCpAsyncTiles, kKind, p, sms);
-  plan.cycles = h200::kLaunchSimt + std::max(plan.cycles, simt_dram_cycles(p, true, sms));
+  plan.cycles = h200::kLaunchSimtCpAsync + std::max(plan.cycles, simt_dram_cycles(p, true, sms));
   return plan;
 }
 
@@ -149,7 +149,7 @@ inline Plan simt_small_plan(const Problem& p, int64_t sms) {
     }
   }
   best.blocks = count_tiles(p, best.m, best.n);
-  best.cycles = h200::kLaunchSimt + std::max(best.cycles, simt_dram_cycles(p, true, sms));
+  best.cycles = h200::kLaunchSimtSmall + std::max(best.cycles, simt_dram_cycles(p, true, sms));
   return best;
 }
 
@@ -194,36 +194,37 @@ inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
   const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const int64_t chunk_warps = simt_thin_chunk_warps(p.k);
-  const Matrix& longer = p.m > p.n ? p.a : transposed(p.b);
+  const bool long_is_a = p.m > p.n;
+  const Matrix longer = long_is_a ? p.a : transposed(p.b);
+  const bool along_k = longer.col_stride <= longer.row_stride;
   const bool vectors = is_vector_aligned(p.batch, longer, longer.col_stride, longer.row_stride, 4);
   // Along K, a warp copies a column of its group at a time.
-  const double full_group = longer.col_stride <= longer.row_stride
-                                ? static_cast<double>(std::min(cols, kGroupCols)) / kGroupCols
-                                : 1;
-  const double copy = (vectors ? Cost::kThinVectors : Cost::kThinScalars) * full_group;
+  const double full_group =
+      along_k ? static_cast<double>(std::min(cols, kGroupCols)) / kGroupCols : 1;
+  const double copy = full_group * (vectors   ? Cost::kThinVectors
+                                    : along_k ? Cost::kThinAlongK
+                                              : Cost::kThinAlongCols);
+  const auto rounds = static_cast<double>(ceil_div(chunks, chunk_warps));
+  const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   Plan best;
   for (size_t i = 0; i < std::size(h200::kSimtThinTiles); ++i) {
     const h200::SimtThinTile& tile = h200::kSimtThinTiles[i];
     const int64_t groups = ceil_div(rows, tile.rows) * ceil_div(cols, kGroupCols) * p.batch.count;
     const int64_t blocks = ceil_div(groups * chunk_warps, kWarps);
-    const auto warps =
-        static_cast<double>(std::min({groups * chunk_warps, kWarps, groups * chunks}));
-    const double step = std::max(tile.alone, warps * (copy + tile.shared));
-    const double chunk =
-        Cost::kThinChunk + static_cast<double>(std::min<int64_t>(p.k, kChunk)) * step;
-    const double block =
-        Cost::kThinBlock + static_cast<double>(ceil_div(chunks, chunk_warps)) * chunk;
-    const double cycles = static_cast<double>(ceil_div(blocks, sms)) * block;
+    const auto busy =
+        static_cast<double>(std::min({groups * chunk_warps, groups * chunks, kWarps}));
+    const double step = std::max(tile.alone, busy * (copy + tile.shared));
+    const double cycles =
+        static_cast<double>(ceil_div(blocks, sms)) * (Cost::kThinBlock + rounds * k * step);
     if (i == 0 || cycles < best.cycles) {
-      const bool long_is_a = p.m > p.n;
       best = {.tile = static_cast<int>(i),
-              .m = long_is_a ? int{kGroupCols} : tile.rows,
-              .n = long_is_a ? tile.rows : int{kGroupCols},
+              .m = long_is_a ? static_cast<int>(kGroupCols) : tile.rows,
+              .n = long_is_a ? tile.rows : static_cast<int>(kGroupCols),
               .blocks = blocks,
               .cycles = cycles};
     }
   }
-  best.cycles = h200::kLaunchSimtThin + std::max(best.cycles, simt_dram_cycles(p, !vectors, sms));
+  best.cycles = std::max(best.cycles, simt_dram_cycles(p, !vectors, sms));
   return best;
 }
 
