@@ -119,7 +119,7 @@ struct Simt {
   // simt_thin: a block, its launch included; a warp's copies for one k, by vectors along K, by
   // elements along K, by elements along columns.
   static constexpr double kThinBlock = 6000;
-  static constexpr double kThinVectors = 2.4, kThinAlongK = 2.8, kThinAlongCols = 3.7;
+  static constexpr double kThinVectors = 2.4, kThinKMajor = 2.8, kThinMnMajor = 3.7;
 };
 
 // --- fp16x3 --------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ struct Fp16x3 {
   // fp16x3_cluster: a wave, the first one's launch included, and for one k: the chain, and each
   // operand row by how it is copied.
   static constexpr double kClusterWave = 10700, kClusterK = 2.2;
-  static constexpr double kClusterBulk = 0.055, kClusterAlongK = 0.19, kClusterAlongRows = 0.31;
+  static constexpr double kClusterBulk = 0.055, kClusterKMajor = 0.19, kClusterMnMajor = 0.31;
   // fp16x3_small: the chain, for one k; a tile of an SM, and each of its operand rows for one k.
   static constexpr double kSmallK = 7.1, kSmallTile = 4750;
   static constexpr double kSmallVectors = 0.42, kSmallElements = 0.47;

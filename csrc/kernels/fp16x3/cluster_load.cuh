@@ -24,7 +24,7 @@ struct OperandParams {
 // Where element k of a row of a tile is stored before it is split: at k ^ swizzle(row). Threads
 // that copy along rows would otherwise store four times to each bank.
 __device__ inline int swizzle(RowCopy copy, int row) {
-  return copy == RowCopy::kAlongRows ? row / 2 % 4 * 4 : 0;
+  return copy == RowCopy::kMnMajor ? row / 2 % 4 * 4 : 0;
 }
 
 // Begins to copy a tile's operand rows by elements, this thread's part. `from` is the first element
@@ -32,7 +32,7 @@ __device__ inline int swizzle(RowCopy copy, int row) {
 __device__ inline void copy_elements(const OperandParams& operand, const float* from, int rows,
                                      int length, OperandRow* to) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (operand.copy == RowCopy::kAlongRows) {
+  if (operand.copy == RowCopy::kMnMajor) {
     const int row = lane % 8, units = (rows - row + 7) / 8;  // units of eight rows
     const int64_t unit_stride = 8 * operand.row_stride;
     const int first_k = warp * 4 + lane / 8, swizzled = swizzle(operand.copy, row);

@@ -56,22 +56,22 @@ inline Plan chunk_per_block_plan(const Problem& p, int64_t sms, int m, int n, do
 
 // How fp16x3_cluster copies the rows of an operand: A's rows, or B's columns.
 enum class RowCopy {
-  kBulk,       // 16-byte aligned rows, one bulk copy each
-  kAlongK,     // elements; adjacent threads copy adjacent k
-  kAlongRows,  // elements; eight adjacent threads copy adjacent rows
+  kBulk,     // 16-byte aligned rows, one bulk copy each
+  kKMajor,   // elements; adjacent threads copy adjacent k
+  kMnMajor,  // elements; eight adjacent threads copy adjacent rows
 };
 inline RowCopy fp16x3_cluster_copy(const Problem& p, const Matrix& matrix) {
   const bool bulk =
       p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
   return bulk                                     ? RowCopy::kBulk
-         : matrix.col_stride <= matrix.row_stride ? RowCopy::kAlongK
-                                                  : RowCopy::kAlongRows;
+         : matrix.col_stride <= matrix.row_stride ? RowCopy::kKMajor
+                                                  : RowCopy::kMnMajor;
 }
 inline double fp16x3_cluster_row_cycles(RowCopy copy) {  // for one k
   using Cost = h200::Fp16x3;
   return copy == RowCopy::kBulk     ? Cost::kClusterBulk
-         : copy == RowCopy::kAlongK ? Cost::kClusterAlongK
-                                    : Cost::kClusterAlongRows;
+         : copy == RowCopy::kKMajor ? Cost::kClusterKMajor
+                                    : Cost::kClusterMnMajor;
 }
 inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;

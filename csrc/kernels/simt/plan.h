@@ -202,8 +202,8 @@ inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
   const double full_group =
       along_k ? static_cast<double>(std::min(cols, kGroupCols)) / kGroupCols : 1;
   const double copy = full_group * (vectors   ? Cost::kThinVectors
-                                    : along_k ? Cost::kThinAlongK
-                                              : Cost::kThinAlongCols);
+                                    : along_k ? Cost::kThinKMajor
+                                              : Cost::kThinMnMajor);
   const auto rounds = static_cast<double>(ceil_div(chunks, chunk_warps));
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   Plan best;

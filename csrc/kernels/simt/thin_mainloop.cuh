@@ -22,9 +22,9 @@ inline constexpr int kStages = 4;
 
 // How a warp copies the long operand.
 enum class Copy {
-  kVectorsAlongK,  // 128-bit vectors of K-major columns
-  kAlongK,         // elements; adjacent lanes copy adjacent k
-  kAlongCols,      // elements; adjacent lanes copy adjacent columns
+  kVectors,  // 128-bit vectors of K-major columns
+  kKMajor,   // elements; adjacent lanes copy adjacent k
+  kMnMajor,  // elements; adjacent lanes copy adjacent columns
 };
 
 // A warp's stage. The four k of unit u of a column are stored at unit u ^ column % 8, so that lanes
@@ -47,7 +47,7 @@ template <int kRows>
 __device__ void load_stage(Stage<kRows>& stage, Copy copy, const Part& columns, const Part& rows,
                            int length) {
   const int lane = threadIdx.x % 32;
-  if (copy == Copy::kVectorsAlongK) {
+  if (copy == Copy::kVectors) {
     const int k = lane % 8 * 4;
     NO_UNROLL
     for (int col = lane / 8; col < columns.count && k < length; col += 4) {
@@ -56,7 +56,7 @@ __device__ void load_stage(Stage<kRows>& stage, Copy copy, const Part& columns, 
     }
   } else {
     // Along K, a lane copies its k of all columns; along columns, its column of all k.
-    const bool along_k = copy == Copy::kAlongK;
+    const bool along_k = copy == Copy::kKMajor;
     const int count = along_k ? columns.count : min(length, kK);
     const int64_t stride = along_k ? columns.row_stride : columns.k_stride;
     const float* at = columns.at + lane * (along_k ? columns.k_stride : columns.row_stride);

@@ -147,9 +147,9 @@ bool launch_simt_thin(const Problem& p, const Plan& plan, const Context& context
   params.cols = std::max(p.m, p.n), params.rows = std::min(p.m, p.n);
   const Matrix& columns = params.long_operand;
   params.copy = is_vector_aligned(p.batch, columns, columns.col_stride, columns.row_stride, 4)
-                    ? Copy::kVectorsAlongK
-                : columns.col_stride <= columns.row_stride ? Copy::kAlongK
-                                                           : Copy::kAlongCols;
+                    ? Copy::kVectors
+                : columns.col_stride <= columns.row_stride ? Copy::kKMajor
+                                                           : Copy::kMnMajor;
   params.chunk_warps = simt_thin_chunk_warps(p.k);
   return with_tile<std::size(h200::kSimtThinTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr int kRows = h200::kSimtThinTiles[kIndex].rows;
