@@ -1,6 +1,9 @@
 """Writes the generated blocks of the README: speed and error, and what is slower than cuBLAS."""
 
-from limits import FEW_ROWS, auto, by_kind, few_rows, slower, small_batches, squares
+import itertools
+
+import survey_report
+from limits import FEW_ROWS, auto, few_rows, small_batches, squares
 from pages import table
 from rows import mean
 
@@ -48,24 +51,34 @@ def write_table(measured: dict) -> str:
 
 
 def write_slower(measured: dict, surveys: dict[str, dict]) -> str:
-    """A list of the kinds of products that are slower than cuBLAS's."""
-    items = [*_slower_sizes(surveys), *_slower_groups(measured)]
+    """A list of the kinds of products that are slower than cuBLAS's; of random ones how many."""
+    items = [*_random_products(surveys), *_slower_groups(measured)]
     if not items:
         return "No product that was measured is slower than cuBLAS's."
     heading = "Slower than cuBLAS (mean of speed / cuBLAS's):"
     return "\n".join([heading, "", *(f"- {item}" for item in items)])
 
 
-def _slower_sizes(surveys: dict[str, dict]) -> list[str]:
-    """How many products of random sizes are slower, and the least ratio of each kind."""
-    rows = [row for survey in surveys.values() for row in survey["rows"]]
-    worst = [
-        f"{found[0]['ratio']:.2f} with {kind}"
-        for kind, of_kind in by_kind(rows).items()
-        if (found := slower(of_kind))
+def _random_products(surveys: dict[str, dict]) -> list[str]:
+    """The share of random products that are slower, and the mean of those with a side of 1."""
+    shares, gpu = [], ""
+    for kind, found in itertools.groupby(
+        surveys.values(), lambda survey: survey_report.kind(survey["header"])
+    ):
+        rows = []
+        for survey in found:
+            rows += survey["rows"]
+            gpu = survey["header"]["device"].removeprefix("NVIDIA ").split()[0]
+        share = sum(row["ratio"] < 1 for row in rows) / len(rows)
+        thin = [row["ratio"] for row in rows if min(row["m"], row["n"]) == 1]
+        shares.append(f"{kind.removeprefix('float32, ')} {share:.0%}")
+        shares[-1] += f" ({mean(thin):.2f})" if thin else ""
+    if not shares:
+        return []
+    return [
+        f"[random sizes](docs/kernels/random.md) on an {gpu}, slower (mean with a side of 1): "
+        + ", ".join(shares)
     ]
-    count = f"bfloat16, random sizes: {len(slower(rows))} of {len(rows)}"
-    return [f"{count}; at worst {', '.join(worst)}"] if worst else []
 
 
 def _slower_groups(measured: dict) -> list[str]:

@@ -49,7 +49,7 @@ def texts(results: Path) -> dict[Path, str]:
     front = {
         "source": lambda measured: f"{measured_on(measured['header'])}.",
         "table": readme.write_table,
-        "slower": lambda measured: readme.write_slower(measured, surveys),
+        "slower": lambda measured: readme.write_slower(measured, random_page.surveys(results)),
     }
     ratios = {**limits.BLOCKS, "surveys": lambda measured: limits.write_surveys(surveys)}
     tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
