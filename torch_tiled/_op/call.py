@@ -38,16 +38,17 @@ def call(entries, *tensors, **options):
         RuntimeError: as the operator does; also if an argument is of a wrong type.
     """
     op, direct, name, arguments = entries
+    # No handler where Dynamo traces: torch 2.14 shows what one raises again as a repr.
+    if is_dynamo_compiling():
+        check_are_tensors(name, arguments, tensors, options)
+        return op(*tensors, **options)
     try:
         if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
-        if is_dynamo_compiling():
-            check_are_tensors(name, arguments, tensors, options)
-        else:
-            register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
-            if is_jit_tracing() and transforms_active():
-                _refuse_trace_of_transform(name)
+        register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
+        if is_jit_tracing() and transforms_active():
+            _refuse_trace_of_transform(name)
         return op(*tensors, **options)
     except (RuntimeError, AttributeError) as error:
         check_are_tensors(name, arguments, tensors, options)
