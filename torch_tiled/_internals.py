@@ -7,6 +7,7 @@ file; tests/pytorch/test_internals.py checks that each name exists and does what
 
 import functools
 import itertools
+import sys
 
 import torch
 from torch._C import (
@@ -78,9 +79,11 @@ __all__ = [
     "forward_ad_active",
     "function_modes",
     "gradients_asked_for",
+    "has_tangent",
     "is_in_fsdp_shards",
     "is_jit_tracing",
     "is_wrapped",
+    "may_be_in_a_graph",
     "redispatch_without_python",
     "register_pytree_node",
     "set_forward_ad_enabled",
@@ -100,8 +103,23 @@ class SingleLevelFunction(_SingleLevelFunction):
 
 
 def forward_ad_active():
-    """Returns whether a tensor may carry a forward-mode tangent."""
+    """Returns whether Python has entered a level of forward AD.
+
+    A graph of Dynamo or torch.export enters a level without telling Python: see has_tangent().
+    """
     return forward_ad._current_level >= 0
+
+
+def has_tangent(tensor):
+    """Returns whether a dense tensor carries a forward-mode tangent, whoever entered the level."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return forward_ad.unpack_dual(tensor, level=0).tangent is not None
+
+
+def may_be_in_a_graph():
+    """Returns whether a graph of Dynamo or torch.export may be running."""
+    return "torch._dynamo" in sys.modules
 
 
 def gradients_asked_for(ctx, needed):

@@ -1,14 +1,17 @@
 """Asks if a derivative flows through a tensor: a gradient, or a tangent of forward-mode AD."""
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
 
-from .._internals import forward_ad_active
+from .._internals import forward_ad_active, has_tangent, may_be_in_a_graph, transforms_active
 
 
 def is_differentiated(*tensors):
-    """Returns whether a gradient or a tangent may flow through any of these tensors (or None)."""
-    if forward_ad_active():
+    """Returns whether a gradient or a tangent may flow through any of these tensors (or None).
+
+    In a compiled or exported graph torch.func.jvp shows by its transform, and not by its level of
+    forward AD. A level without a transform shows by the tensors alone: may_have_tangents().
+    """
+    if forward_ad_active() or transforms_active():
         return True
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -17,11 +20,21 @@ def is_differentiated(*tensors):
     return False
 
 
+def may_have_tangents(*tensors):
+    """Returns whether any of these tensors (or None) has a tangent in a graph that is running.
+
+    Looking costs about a microsecond for each tensor. Only kernels that a graph calls look.
+    """
+    if not (may_be_in_a_graph() and torch.is_grad_enabled()):
+        return False
+    return any(tensor is not None and has_tangent(tensor) for tensor in tensors)
+
+
 def why_differentiated(tensor):
     """Returns why a derivative flows through this tensor, as a predicate of it, or None."""
     if torch.is_grad_enabled() and tensor.requires_grad:
         return "requires grad"
-    if forward_ad_active() and unpack_dual(tensor).tangent is not None:
+    if (forward_ad_active() or may_be_in_a_graph()) and has_tangent(tensor):
         return "has a forward-mode tangent"
     return None
 

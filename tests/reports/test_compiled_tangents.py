@@ -1,0 +1,76 @@
+"""Situation: a compiled or exported graph with forward-mode derivatives lost their product term,
+without a word, because a graph enters a level of forward AD without telling Python."""
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwad
+from torch.func import grad, hessian, jacfwd, jvp, vmap
+
+import torch_tiled
+
+X, B, W = torch.randn(3, 3), torch.randn(3, 3), torch.randn(4, 3)
+
+
+def product(multiply):
+    """A product and a second term, so that a lost tangent shows as a wrong value."""
+    return lambda x: multiply(x) + x.sum()
+
+
+MULTIPLY = {
+    "matmul": (lambda x: torch_tiled.matmul(x, B), lambda x: torch.matmul(x, B)),
+    "linear": (
+        lambda x: torch_tiled.linear(x, W, activation="tanh"),
+        lambda x: torch.tanh(torch.nn.functional.linear(x, W)),
+    ),
+}
+
+
+def dual(f):
+    def tangent(x):
+        with fwad.dual_level():
+            return fwad.unpack_dual(f(fwad.make_dual(x, x * 2))).tangent
+
+    return tangent
+
+
+DERIVATIVES = {
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x * 2,))[1],
+    "jacfwd": jacfwd,
+    "hessian": lambda f: hessian(lambda x: f(x).square().sum()),
+    "vmap of jvp": lambda f: (
+        lambda x: vmap(lambda t: jvp(f, (x,), (t,))[1])(torch.stack([x, x * 2]))
+    ),
+    "grad of jvp": lambda f: grad(lambda x: jvp(f, (x,), (x * 2,))[1].square().sum()),
+    "jvp of grad": lambda f: lambda x: jvp(grad(lambda x: f(x).square().sum()), (x,), (x * 2,))[1],
+    "dual_level": dual,
+}
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("multiply", MULTIPLY)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_compiled(derivative, multiply, backend):
+    ours, torchs = (DERIVATIVES[derivative](product(f)) for f in MULTIPLY[multiply])
+    expected = torchs(X)
+    torch.testing.assert_close(ours(X), expected)
+    torch.testing.assert_close(torch.compile(ours, backend=backend)(X), expected)
+
+
+def test_exported():
+    ours, torchs = (DERIVATIVES["jvp"](product(f)) for f in MULTIPLY["matmul"])
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return ours(x)
+
+    exported = torch.export.export(Module(), (X,), strict=False).module()
+    torch.testing.assert_close(exported(X), torchs(X))
+
+
+def test_converted_layers():
+    layer = torch.nn.Linear(3, 4)
+    f = lambda x: jvp(lambda x: layer(x) + x.sum(), (x,), (x * 2,))[1]  # noqa: E731
+    expected = f(X)
+    torch_tiled.convert(layer)
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(X), expected)
