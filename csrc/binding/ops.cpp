@@ -31,7 +31,7 @@ Tensor multiply(const Options& options, const Product& product, const Tensor& a,
                 ScalarType out, const Presplit& b_presplit) {
   const Tensor c = allocate(options.op, product.shape, out, a);
   if (is_torch_product(a, options)) {
-    torch_product(a, b, c);
+    torch_product(options.op, a, b, c);
   } else {
     run(options, product, a, c, {}, b_presplit);
   }
@@ -80,10 +80,10 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   if (!is_torch_product(a, options)) {
     run(options, product, a, out);
   } else if (out.is_contiguous()) {
-    torch_product(a, b, out);
+    torch_product(options.op, a, b, out);
   } else {  // torch.matmul folds a batch into rows, and not every out can be viewed so
     const Tensor c = allocate(options.op, product.shape, type, a);
-    torch_product(a, b, c);
+    torch_product(options.op, a, b, c);
     Tensor written = out;
     torch::stable::copy_(written, c);
   }
@@ -113,7 +113,7 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, doub
   if (is_torch_product(a, options) && product.k > 0) {
     const ScalarType type = is_16bit(a.scalar_type()) ? ScalarType::Float : a.scalar_type();
     const Tensor sums = allocate(options.op, product.shape, type, a);
-    torch_product(a, b, sums);
+    torch_product(options.op, a, b, sums);
     apply_epilogue_to(options, product, sums, c, epilogue);
   } else {
     run(options, product, a, c, epilogue);
@@ -152,7 +152,7 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
   const auto& [options, product, epilogue] = layer;
   if (is_torch_product(x, options)) {  // linear.out would round twice
     try {
-      return torch_linear(x, weight, bias, epilogue.activation);
+      return torch_linear(options.op, x, weight, bias, epilogue.activation);
     } catch (const std::runtime_error&) {
       // Where memory is short, this fails with a sentence.
       allocate(options.op, product.shape, x.scalar_type(), x);

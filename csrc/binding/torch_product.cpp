@@ -5,29 +5,51 @@
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <array>
+#include <exception>
 #include <string>
 
+#include "core/error.h"
 #include "cpu/apply_epilogue.h"
+
+// The text of the last exception that a call of the stable ABI has caught. From torch 2.13 on.
+extern "C" [[gnu::weak]] const char* torch_exception_get_what_without_backtrace();
 
 namespace tiled {
 namespace {
 
+[[noreturn]] void fail_as_torch(const char* op, const std::string& name) {
+  const std::string text = torch_exception_get_what_without_backtrace != nullptr
+                               ? torch_exception_get_what_without_backtrace()
+                               : "";
+  if (text.find("allocate memory") != std::string::npos) fail(op, "out of memory: " + text);
+  fail(op,
+       "PyTorch's " + name + ", by which algorithm auto multiplies on a CPU, failed" +
+           (text.empty() ? "; algorithm tiled needs no memory beside the result" : ": " + text));
+}
+
 // Calls an aten operator of one result.
 template <typename... Args>
-Tensor call(const char* name, const char* overload, const Args&... args) {
+Tensor call(const char* op, const char* name, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  const auto status = torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION);
+  if (status != TORCH_SUCCESS) fail_as_torch(op, name);
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor activate(Activation activation, const Tensor& x) {
+Tensor cast(const char* op, const Tensor& x, ScalarType type) try {
+  return torch::stable::to(x, type);
+} catch (const std::exception&) {
+  fail_as_torch(op, "aten::to");
+}
+
+Tensor activate(const char* op, Activation activation, const Tensor& x) {
   switch (activation) {
     case Activation::kNone: return x;
-    case Activation::kRelu: return call("aten::relu", "", x);
-    case Activation::kGelu: return call("aten::gelu", "", x, std::string("none"));
-    case Activation::kGeluTanh: return call("aten::gelu", "", x, std::string("tanh"));
-    case Activation::kTanh: return call("aten::tanh", "", x);
-    case Activation::kSilu: return call("aten::silu", "", x);
+    case Activation::kRelu: return call(op, "aten::relu", "", x);
+    case Activation::kGelu: return call(op, "aten::gelu", "", x, std::string("none"));
+    case Activation::kGeluTanh: return call(op, "aten::gelu", "", x, std::string("tanh"));
+    case Activation::kTanh: return call(op, "aten::tanh", "", x);
+    case Activation::kSilu: return call(op, "aten::silu", "", x);
   }
   return x;
 }
@@ -38,21 +60,21 @@ bool is_torch_product(const Tensor& a, const Options& options) {
   return !a.is_cuda() && options.algorithm == "auto";
 }
 
-void torch_product(const Tensor& a, const Tensor& b, const Tensor& out) {
+void torch_product(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
   using torch::stable::unsqueeze;
   const ScalarType type = out.scalar_type();
   if (a.dim() == 1 && b.dim() > 1) {  // as a row, since torch.matmul resizes the out of a vector
-    torch_product(unsqueeze(a, 0), b, unsqueeze(out, -2));
+    torch_product(op, unsqueeze(a, 0), b, unsqueeze(out, -2));
   } else if (a.scalar_type() == type) {
-    call("aten::matmul", "out", a, b, out);
+    call(op, "aten::matmul", "out", a, b, out);
   } else {  // float16 or bfloat16 to float32, whose products are exact
-    call("aten::matmul", "out", torch::stable::to(a, type), torch::stable::to(b, type), out);
+    call(op, "aten::matmul", "out", cast(op, a, type), cast(op, b, type), out);
   }
 }
 
-Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                    Activation activation) {
-  return activate(activation, call("aten::linear", "", x, weight, bias));
+Tensor torch_linear(const char* op, const Tensor& x, const Tensor& weight,
+                    const std::optional<Tensor>& bias, Activation activation) {
+  return activate(op, activation, call(op, "aten::linear", "", x, weight, bias));
 }
 
 void apply_epilogue_to(const Options& options, Product product, const Tensor& sums, const Tensor& c,
