@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 from . import nn
+from ._op.argument_types import check_is_module
 from ._op.supported import why_unsupported
 from .converted import Converted, Origin, converted_class
 from .frozen import unfreeze
@@ -158,12 +159,21 @@ def _shape(module: torch.nn.Module) -> tuple[int, int] | None:
     return sizes if all(isinstance(size, int) for size in sizes) else None
 
 
-def _patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...]:
-    return () if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
+def _patterns(option: str, patterns: str | Iterable[str] | None) -> tuple[str, ...]:
+    if patterns is None or isinstance(patterns, str):
+        return () if patterns is None else (patterns,)
+    several = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+    for pattern in several:
+        if not isinstance(pattern, str):
+            raise RuntimeError(
+                f"torch_tiled.convert: {option} has a pattern of type {type(pattern).__name__}; "
+                f"pass a string, or several"
+            )
+    return several
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _matches(names: list[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def convert(
@@ -201,7 +211,8 @@ def convert(
         model: any module. If it is a layer, it is converted itself.
         filter_fn: filter_fn(module, name) returns whether to convert a layer.
         include, exclude: patterns for names, as in fnmatch ("encoder.*"). A layer is converted if
-            it matches one of include, or there is none, and none of exclude.
+            it matches one of include, or there is none, and none of exclude. A layer that has
+            several names matches by any of them; filter_fn and the Report have the first.
         precision: as for torch_tiled.matmul. Converting again changes it.
         dry_run: report only.
         strict: raise if a layer that is not filtered out cannot be converted, before anything is
@@ -211,7 +222,8 @@ def convert(
         A Report.
 
     Raises:
-        RuntimeError: there is no such precision; or, with strict=True, a layer cannot be converted.
+        RuntimeError: there is no such precision; an argument has a wrong type; or, with
+            strict=True, a layer cannot be converted.
 
     Example::
 
@@ -221,19 +233,23 @@ def convert(
         1  Linear  8x4   left: filtered out
         Products without a layer (F.linear, @, einsum in a forward) are torch's as before.
     """
+    check_is_module("torch_tiled.convert", model)
     check_precision(precision)
-    included, excluded = _patterns(include), _patterns(exclude)
+    included, excluded = _patterns("include", include), _patterns("exclude", exclude)
+    names_of = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names_of.setdefault(module, []).append(name)
 
-    def is_filtered_out(module, name):
-        if _matches(name, excluded) or (included and not _matches(name, included)):
+    def is_filtered_out(module, names):
+        if _matches(names, excluded) or (included and not _matches(names, included)):
             return True
-        return filter_fn is not None and not filter_fn(module, name)
+        return filter_fn is not None and not filter_fn(module, names[0])
 
     rows, layers, refused = [], [], []
-    for name, module in model.named_modules():
-        action = "left"
+    for module, names in names_of.items():
+        name, action = names[0], "left"
         if _is_layer(module):
-            if is_filtered_out(module, name):
+            if is_filtered_out(module, names):
                 reason = "filtered out"
             elif reason := _why_not(module):
                 refused.append(f"{name or 'the model'}: {reason}")
@@ -274,27 +290,41 @@ def revert(model: torch.nn.Module) -> Report:
 
     Raises:
         RuntimeError: a converted layer was parametrized, or wrapped by fully_shard, since its
-            conversion. Nothing is reverted then.
+            conversion, and nothing is reverted then; or model is no torch.nn.Module.
     """
-    return _revert([(name, x) for name, x in model.named_modules() if isinstance(x, Converted)])
+    check_is_module("torch_tiled.revert", model)
+    layers = [(name, x) for name, x in model.named_modules() if isinstance(x, Converted)]
+    if refused := _refused(layers):
+        raise RuntimeError(
+            "torch_tiled.revert: nothing was reverted. " + "; ".join(refused.values())
+        )
+    return _revert(layers)
 
 
-def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
-    refused = []
-    for name, module in converted:
+def _refused(layers: list[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
+    """Returns a sentence for each of these converted layers that cannot be reverted."""
+    refused = {}
+    for name, module in layers:
         if type(module) is converted_class(module._origin.kind):
             continue
         if torch.nn.utils.parametrize.is_parametrized(module):
-            why = "it was parametrized since; revert the model before that"
+            parametrized = next(iter(module.parametrizations))
+            why = (
+                "it was parametrized since; call torch.nn.utils.parametrize."
+                f'remove_parametrizations(layer, "{parametrized}"), which keeps the present value '
+                "and ends the parametrization for good, then revert"
+            )
         elif _named_base(type(module), "FSDPModule"):
             why = "it was wrapped by fully_shard since; revert the model before that"
         else:
             why = f"its class was changed to {type(module).__qualname__} since"
-        refused.append(f"{name or 'the model'}: {why}")
-    if refused:
-        raise RuntimeError("torch_tiled.revert: nothing was reverted. " + "; ".join(refused))
+        refused[module] = f"{name or 'the model'}: {why}"
+    return refused
+
+
+def _revert(layers: list[tuple[str, torch.nn.Module]]) -> Report:
     rows = []
-    for name, module in converted:
+    for name, module in layers:
         if isinstance(module, nn.Linear):
             unfreeze(module)
         rows.append(Row(name, type(module).__name__, _shape(module), "reverted"))
@@ -307,7 +337,8 @@ def _revert(converted: list[tuple[str, torch.nn.Module]]) -> Report:
 def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
     """A with statement in which a model is converted.
 
-    On leaving, the model is reverted, except for layers that were converted before.
+    On leaving, the model is reverted, except for layers that were converted before, and for those
+    that cannot be: they were parametrized, or wrapped by fully_shard, in the statement.
 
     Args:
         model, and all others: as for torch_tiled.convert.
@@ -316,13 +347,15 @@ def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
         The Report of torch_tiled.convert.
 
     Raises:
-        RuntimeError: as torch_tiled.convert and torch_tiled.revert do.
+        RuntimeError: as torch_tiled.convert does; also on leaving, if a layer cannot be reverted,
+            unless the statement raises an exception of its own.
 
     Example::
 
         >>> with torch_tiled.enabled(model):
         ...     y = model(x)
     """
+    check_is_module("torch_tiled.enabled", model)
     before = {x: x._origin for x in model.modules() if isinstance(x, Converted)}
     report = convert(model, *args, **options)
     new = [
@@ -332,7 +365,14 @@ def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
     ]
     try:
         yield report
-    finally:
+    finally:  # layers that were reverted in the statement are Converted no more
         for module, origin in before.items():
-            module._origin = origin
-        _revert(new)
+            if isinstance(module, Converted):
+                module._origin = origin
+        new = [(name, module) for name, module in new if isinstance(module, Converted)]
+        refused = _refused(new)
+        _revert([(name, module) for name, module in new if module not in refused])
+    if refused:
+        raise RuntimeError(
+            "torch_tiled.enabled: these layers stay converted. " + "; ".join(refused.values())
+        )

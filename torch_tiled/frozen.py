@@ -16,6 +16,7 @@ from ._internals import (
     transforms_active,
     version_of,
 )
+from ._op.argument_types import check_is_module
 from ._op.checks import check_prepare
 from .ops import prepare
 from .prepared import Prepared
@@ -77,7 +78,7 @@ def freeze(model: _Model) -> _Model:
         >>> with torch.no_grad():
         ...     y = model(torch.randn(8, 64))
     """
-    for layer in _layers(model):
+    for layer in _layers("freeze", model):
         layer._freeze()
     return model
 
@@ -103,7 +104,7 @@ def refreeze(model: _Model) -> _Model:
         >>> torch.distributed.broadcast(model[0].weight, src=0)
         >>> model = torch_tiled.refreeze(model)
     """
-    for layer in _layers(model):
+    for layer in _layers("refreeze", model):
         if layer._frozen:
             layer._split()
     return model
@@ -122,7 +123,7 @@ def unfreeze(model: _Model) -> _Model:
 
         >>> model = torch_tiled.unfreeze(model).train()
     """
-    for layer in _layers(model):
+    for layer in _layers("unfreeze", model):
         layer._unfreeze()
     return model
 
@@ -136,10 +137,12 @@ def frozen_bytes(model: torch.nn.Module) -> int:
         >>> torch_tiled.frozen_bytes(torch_tiled.freeze(layer))
         4198400
     """
-    return sum(layer._prepared_weight().nbytes for layer in _layers(model) if layer._frozen)
+    layers = _layers("frozen_bytes", model)
+    return sum(layer._prepared_weight().nbytes for layer in layers if layer._frozen)
 
 
-def _layers(model):
+def _layers(function, model):
+    check_is_module(f"torch_tiled.{function}", model)
     return [layer for layer in model.modules() if isinstance(layer, Freezable)]
 
 
@@ -158,8 +161,10 @@ class Freezable:
     def _freeze(self):
         if not self._frozen:
             self._frozen = True
-            self.register_buffer("_hi_lo", torch.empty(0, dtype=torch.uint8), persistent=False)
-            self.register_buffer("_inverse_scales", torch.empty(0), persistent=False)
+            device = self.weight.device
+            for name, dtype in (("_hi_lo", torch.uint8), ("_inverse_scales", torch.float32)):
+                empty = torch.empty(0, dtype=dtype, device=device)
+                self.register_buffer(name, empty, persistent=False)
         self._split()
 
     def _unfreeze(self):

@@ -173,8 +173,8 @@ def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
     """
     m, n, k = _SIZES
     generator = torch.Generator().manual_seed(0)  # leaves the default one alone
-    a = torch.randn(m, k, generator=generator, dtype=torch.float64).to(dtype)
-    b = torch.randn(k, n, generator=generator, dtype=torch.float64).to(dtype)
+    a = torch.randn(m, k, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+    b = torch.randn(k, n, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
     try:
         product = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm).cpu()
     except RuntimeError as error:

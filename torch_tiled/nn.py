@@ -2,6 +2,7 @@
 
 import torch
 
+from ._op.checks import check_names_of_linear
 from .frozen import Freezable
 from .ops import linear
 
@@ -23,7 +24,8 @@ class Linear(Freezable, torch.nn.Linear):
         (..., in_features) to (..., out_features); the input needs at least one dimension.
 
     Raises:
-        RuntimeError: in forward, as torch_tiled.linear does.
+        RuntimeError: there is no such activation, precision or algorithm; in forward, as
+            torch_tiled.linear does.
 
     Example::
 
@@ -44,6 +46,7 @@ class Linear(Freezable, torch.nn.Linear):
         precision: str = "fp32",
         algorithm: str = "auto",
     ) -> None:
+        check_names_of_linear(activation, algorithm, precision)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
         self.precision = precision

@@ -271,8 +271,8 @@ def explain(
     *,
     algorithm: str = "auto",
     precision: str = "fp32",
-    compute_capability: int = 0,
-    sms: int = 0,
+    compute_capability: int | None = None,
+    sms: int | None = None,
 ) -> Explanation:
     """Explains which kernel torch_tiled.matmul(a, b) would run with these options, and why.
 
@@ -298,6 +298,12 @@ def explain(
     """
     if isinstance(b, Prepared):
         raise RuntimeError("tiled::explain: b is prepared; pass b.tensor, the unprepared operand")
+    if compute_capability and sms == 0:  # the operator takes 0 for one that is not given
+        raise RuntimeError("tiled::explain: sms is 0; it must be at least 1")
+    if sms and compute_capability == 0:
+        raise RuntimeError(
+            "tiled::explain: compute_capability is 0; it must be at least 80 (for 8.0)"
+        )
     if any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in (a, b)):
         if not (compute_capability or sms):
             raise RuntimeError(
@@ -305,14 +311,16 @@ def explain(
                 "and sms of a GPU, such as 90 and 132"
             )
         # A plan reads no data, so this memory is never touched.
-        a, b = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in (a, b))
+        a, b = (
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu") for x in (a, b)
+        )
     facts = call(
         _explain,
         a,
         b,
         algorithm=algorithm,
         precision=precision,
-        compute_capability=compute_capability,
-        sms=sms,
+        compute_capability=0 if compute_capability is None else compute_capability,
+        sms=0 if sms is None else sms,
     )
     return Explanation(**dict(zip(facts[::2], facts[1::2], strict=True)))

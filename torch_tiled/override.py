@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -80,4 +81,7 @@ def _tell(func: Callable) -> None:
         if func in ROUTES
         else "its products are inside of it"
     )
-    warn(f"torch_tiled.override: PyTorch computes {resolve_name(func)}, since {reason}")
+    name = f"torch.{func.__name__}"  # torch.mm has other names, such as torch.spmm
+    if func not in ROUTES or getattr(torch, func.__name__, None) != func:
+        name = resolve_name(func)
+    warn(f"torch_tiled.override: PyTorch computes {name}, since {reason}")

@@ -131,6 +131,21 @@ def test_filters(options, names):
     assert report.left == {name: "filtered out" for name in NAMES if name not in names}
 
 
+@pytest.mark.parametrize(
+    "options, changed",
+    [
+        ({"include": "dec"}, ["enc"]),
+        ({"include": "enc"}, ["enc"]),
+        ({"exclude": "dec"}, ["other"]),
+        ({"exclude": "enc"}, ["other"]),
+    ],
+)
+def test_a_layer_matches_by_any_of_its_names(options, changed):
+    layer = torch.nn.Linear(4, 4)
+    model = torch.nn.ModuleDict({"enc": layer, "dec": layer, "other": torch.nn.Linear(4, 4)})
+    assert torch_tiled.convert(model, **options).changed == changed
+
+
 def test_report():
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LSTM(8, 4))
     report = torch_tiled.convert(model)

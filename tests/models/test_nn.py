@@ -59,7 +59,8 @@ def test_same_initial_values_and_state_dict(device):
 
 def test_options_reach_the_operator(device):
     x = torch.randn(4, 8, device=device)
-    layer = torch_tiled.nn.Linear(8, 3, device=device, algorithm="no such", precision="ieee")
+    layer = torch_tiled.nn.Linear(8, 3, device=device, precision="ieee")
+    layer.algorithm = "no such"
     with pytest.raises(RuntimeError, match='no algorithm "no such"'):
         layer(x)
     layer.algorithm, layer.precision = "naive", "no such"

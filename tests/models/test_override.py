@@ -190,6 +190,21 @@ def test_out(name, device):
     assert_close(empty, a @ b)
 
 
+def test_functions_are_named_as_they_are_called():
+    """PyTorch's resolve_name takes the last of a function's names: torch.spmm for torch.mm."""
+    a = torch.ones(2, 2, dtype=torch.int64)
+    calls = {
+        "torch.mm": lambda: torch.mm(a, a),
+        "torch.Tensor.mm": lambda: a.mm(a),
+        "torch.einsum": lambda: torch.einsum("ij,jk->ik", a, a),
+        "torch.nn.functional.linear": lambda: torch.nn.functional.linear(a, a),
+    }
+    for name, call in calls.items():
+        with torch_tiled.override(strict=True), pytest.warns(UserWarning) as caught:
+            call()
+        assert f"PyTorch computes {name}, since" in str(caught[0].message)
+
+
 def test_out_dtype():
     a, b = operands((3, 4), (4, 5), dtype=torch.bfloat16)
     with torch_tiled.override(strict=True):

@@ -17,12 +17,19 @@ NUMBERS = {
 }
 
 
-def remedies(name):
+def remedies(name, dtype=torch.float32):
     """A value of each type that is no tensor, and what is said of it as argument `name`."""
-    made = f"torch.tensor({name}, dtype=torch.float64)"
     yield None, f"{name} is None; it must be a tensor"
-    for kind, value in NUMBERS.items():
-        yield value, f"{name} is of type {kind}; pass a tensor, such as {made}"
+    values = [
+        (kind, value, f"torch.tensor({name}, dtype={dtype})") for kind, value in NUMBERS.items()
+    ]
+    values += [("list", [torch.zeros(2), torch.ones(2)], f"torch.stack({name})")]
+    for kind, value, made in values:
+        if name in ("c", "out"):
+            remedy = f"make a tensor first, {name} = {made}, and pass that: it has the result"
+        else:
+            remedy = f"pass a tensor, such as {made}"
+        yield value, f"{name} is of type {kind}; {remedy}"
     array = f"{name} is of type ndarray; pass a tensor, such as torch.from_numpy({name})"
     yield np.ones((2, 2), np.float32), array
     yield "x", f"{name} is of type str; pass a tensor"
@@ -63,7 +70,8 @@ def test_what_is_no_tensor(name, of):
     first = name.split()[0]
     op = OPS.get(first, first)
     t = torch.zeros(2, 2, device=of)
-    for value, sentence in remedies(argument):
+    alone = first == "prepare"  # no other operand has a dtype
+    for value, sentence in remedies(argument, torch.float64 if alone else torch.float32):
         if of == "meta" and first == "explain":
             continue
         assert message(call, t, value) == f"tiled::{op}: {sentence}"
@@ -103,11 +111,53 @@ def test_what_may_be_left_out(argument, device):
             "activation is of type list; pass a string",
         ),
         (lambda t: torch_tiled.explain(t, t, sms="1"), "sms is of type str; pass an integer"),
+        (
+            lambda t: torch_tiled.explain(t, t, compute_capability=90, sms=0),
+            "sms is 0; it must be at least 1",
+        ),
+        (
+            lambda t: torch_tiled.explain(t, t, compute_capability=0, sms=132),
+            "compute_capability is 0; it must be at least 80 (for 8.0)",
+        ),
     ],
 )
 def test_options(call, sentence, device):
     text = message(call, torch.zeros(2, 2, device=device))
     assert text.partition(": ")[2] == sentence
+
+
+def test_what_is_no_module():
+    for function in (
+        torch_tiled.convert,
+        torch_tiled.revert,
+        torch_tiled.freeze,
+        torch_tiled.refreeze,
+        torch_tiled.unfreeze,
+        torch_tiled.frozen_bytes,
+        lambda model: torch_tiled.enabled(model).__enter__(),
+    ):
+        name = getattr(function, "__name__", "").replace("<lambda>", "enabled")
+        for value in (3, None, torch.zeros(2, 2), torch.nn.Linear):
+            sentence = f"model is of type {type(value).__name__}; pass a torch.nn.Module"
+            assert message(function, value) == f"torch_tiled.{name}: {sentence}"
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_patterns_that_are_no_strings(option):
+    for value in (3, ["0", 3]):
+        text = message(converted, **{option: value})
+        expected = (
+            f"torch_tiled.convert: {option} has a pattern of type int; pass a string, or several"
+        )
+        assert text == expected
+
+
+@pytest.mark.parametrize("option", ["activation", "precision", "algorithm"])
+def test_names_that_a_layer_is_made_with(option):
+    """The sentence came from the first call of the layer, far from the mistake."""
+    t = torch.zeros(3, 3)
+    sentence = message(torch_tiled.linear, t, t, **{option: "selu"})
+    assert message(torch_tiled.nn.Linear, 3, 3, **{option: "selu"}) == sentence
 
 
 def test_a_prepared_operand_in_the_wrong_place(device):
@@ -121,7 +171,8 @@ def test_a_prepared_operand_in_the_wrong_place(device):
 def test_compiled_code(convert, fresh_compiler):
     """Dynamo may put words of its own around the sentence, and no schema."""
     function = converted() if convert else lambda x: torch_tiled.linear(x, torch.zeros(2, 2))
-    with pytest.raises(Exception, match="x is of type list; pass a tensor") as error:
+    sentence = r"x is of type list; pass a tensor, such as torch.tensor\(x, dtype=torch.float32\)"
+    with pytest.raises(Exception, match=sentence) as error:
         torch.compile(function, backend="eager", fullgraph=True)([1.0])
     assert "Declaration" not in str(error.value)
 

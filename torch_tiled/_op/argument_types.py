@@ -4,6 +4,8 @@ import re
 
 import torch
 
+from .supported import DTYPES
+
 _EXPECTED = {
     "str": "a string",
     "float": "a number",
@@ -30,15 +32,25 @@ def check_are_tensors(op, names, tensors, options):
         pairs.append(("out", options["out"]))
     for name, value in pairs:
         if not isinstance(value, torch.Tensor) and not hasattr(value, "__torch_function__"):
-            raise RuntimeError(f"{op}: {name} is {_described(name, value)}") from None
+            given = [other for _, other in pairs if isinstance(other, torch.Tensor)]
+            raise RuntimeError(f"{op}: {name} is {_described(name, value, given)}") from None
 
 
-def _described(name, value):
+def _described(name, value, given):
+    """Returns what a value is, and a remedy by which it fits to the tensors that are given."""
     if value is None:
         return "None; it must be a tensor"
     kind = type(value)
     if isinstance(value, (list, tuple, int, float)):
-        remedy = f"pass a tensor, such as torch.tensor({name}, dtype=torch.float64)"
+        if isinstance(value, (list, tuple)) and any(isinstance(x, torch.Tensor) for x in value):
+            tensor = f"torch.stack({name})"
+        else:
+            dtype = next((x.dtype for x in given if x.dtype in DTYPES), torch.float64)
+            tensor = f"torch.tensor({name}, dtype={dtype})"
+        if name in ("c", "out"):  # they are written to
+            remedy = f"make a tensor first, {name} = {tensor}, and pass that: it has the result"
+        else:
+            remedy = f"pass a tensor, such as {tensor}"
     elif kind.__module__ == "numpy":
         remedy = f"pass a tensor, such as torch.from_numpy({name})"
     elif kind.__name__ == "Prepared":
@@ -46,6 +58,14 @@ def _described(name, value):
     else:
         remedy = "pass a tensor"
     return f"of type {kind.__name__}; {remedy}"
+
+
+def check_is_module(function, model):
+    """Raises a RuntimeError if a function such as "torch_tiled.convert" was given no module."""
+    if not isinstance(model, torch.nn.Module):
+        raise RuntimeError(
+            f"{function}: model is of type {type(model).__name__}; pass a torch.nn.Module"
+        )
 
 
 def raise_if_of_wrong_type(error):

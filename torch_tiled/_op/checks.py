@@ -27,10 +27,14 @@ def _check_choice(op, option, value, choices):
         )
 
 
-def _check_algorithm(op, algorithm, precision, dtype):
+def _check_algorithm_name(op, algorithm):
     if algorithm not in _ALGORITHMS:
         names = ", ".join(_ALGORITHMS)
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
+
+
+def _check_algorithm(op, algorithm, precision, dtype):
+    _check_algorithm_name(op, algorithm)
     if algorithm.startswith(("simt", "fp16x3", "tf32")) and dtype != torch.float32:
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
@@ -219,6 +223,14 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
             )
     _check_algorithm(op, algorithm, precision, x.dtype)
     return (*x.shape[:-1], weight.shape[0]), x.dtype
+
+
+def check_names_of_linear(activation, algorithm, precision):
+    """Raises the RuntimeError of linear for a name that it takes with no operands."""
+    op = "tiled::linear"
+    _check_choice(op, "precision", precision, _PRECISIONS)
+    _check_choice(op, "activation", activation, _ACTIVATIONS)
+    _check_algorithm_name(op, algorithm)
 
 
 # --- prepared operands (csrc/core/presplit.h) ----------------------------------------------------
