@@ -25,7 +25,7 @@ help:
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make docs                            build the documentation in build/site'
-	@echo 'make memcheck                        random products under compute-sanitizer'
+	@echo 'make memcheck                        random products and the soak under compute-sanitizer'
 	@echo 'make soak [ARGS="--minutes 5"]       random actions in one process on a GPU, for minutes'
 	@echo 'make sass KERNEL=naive               the machine code of the kernels so named'
 	@echo 'make profile KERNEL=tiled            what Nsight Compute says of a rung, and of cuBLAS'
@@ -74,6 +74,8 @@ lint: $(VENV)/formatters
 memcheck: build
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
 	  $(IN) -m pytest tests/bits/test_fuzz.py -k end_with_their_memory $(ARGS)
+	compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \
+	  $(IN) tools/soak.py --minutes 1 --any-memory
 
 soak: build
 	$(IN) tools/soak.py $(ARGS)
