@@ -11,10 +11,12 @@ by, and the model's error before and after, as a factor from 1 on. A row is left
 another tile now; it counts for the error alone if its plan changes with K. Where rows do not tell
 the parts apart, the factors stay near 1. Memory bounds are in both parts, so rows that a memory
 bound decides say little about a rate. A survey's row counts for every kernel that was timed beside
-the one that ran (survey.py --beside all).
+the one that ran (survey.py --beside all). For such rows the last line says how far the kernel that
+`auto` picks by today's costs is from the fastest one, so that costs can be tried without a GPU.
 """
 
 import argparse
+import statistics
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,6 +142,29 @@ def kernels_of(row: dict, empty_us: dict | None) -> list[dict]:
     ]
 
 
+def over_best(row: dict, gpu: Gpu) -> float | None:
+    """The time of the kernel that auto picks now, over that of the fastest one timed in a survey.
+
+    None where fewer than two kernels were timed, or the pick was not.
+    """
+    timed = {kernel: us for kernel, _, us in row.get("beside", [])} | {row["kernel"]: row["us"]}
+    picked = plan("auto", {key: row[key] for key in SHAPE}, gpu).algorithm
+    if len(timed) < 2 or picked not in timed:
+        return None
+    return timed[picked] / min(timed.values())
+
+
+def print_picks(console, rows: list[dict], gpu: Gpu) -> None:
+    """Says how far auto is from the fastest kernels; nothing where no kernels were timed beside."""
+    found = [ratio for row in rows if (ratio := over_best(row, gpu)) is not None]
+    if found:
+        mean = statistics.geometric_mean(found)
+        console.print(
+            f"By these costs auto takes {mean:.3f} times the time of the fastest kernel, in the "
+            f"mean of {len(found)} products, and at worst {max(found):.2f}."
+        )
+
+
 def clock_mhz(path: Path, results: dict) -> float:
     """The clock of the SMs that the header tells. Raises ResultsError."""
     clocks = results["header"].get("clocks_before")
@@ -250,10 +275,13 @@ def main(argv: list[str] | None = None) -> int:
     if not 1 <= args.sms <= 1 << 16:
         parser.error(f"--sms is {args.sms}; a GPU has from 1 to 65536.")
     console, gpu = make_console(), Gpu(args.compute_capability, args.sms)
-    found, count = [], 0
+    found, surveyed, count = [], [], 0
     try:
         for path in args.results:
             results = read(path)
+            header = results["header"]
+            common = {"dtype": header.get("dtype"), "precision": header.get("precision")}
+            surveyed += [common | row for row in results["rows"] if row.get("beside")]
             rows = [
                 row
                 for row in shapes_of(path, results)
@@ -269,6 +297,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     print_fits(console, fits(found))
     console.print(f"{count - len(found)} of {count} rows have another plan now.")
+    print_picks(console, surveyed, gpu)
     return 0
 
 

@@ -154,3 +154,17 @@ def test_a_gpu_that_cannot_be_is_refused(capsys, option):
     with pytest.raises(SystemExit):
         fit_costs.main(["r.json", *option.split()])
     assert f"{option.split()[0]} is {option.split()[1]}; " in capsys.readouterr().err
+
+
+def test_picks_by_todays_costs_are_compared_with_the_fastest_kernel():
+    shape = {"dtype": "float32", "precision": "ieee", "layout": "NN", "batch": 1}
+    shape |= {"m": 512, "n": 512, "k": 512}
+    picked = fit_costs.plan("auto", shape, H200).algorithm
+    timed = {
+        "kernel": "naive",
+        "us": 30.0,
+        "beside": [[picked, "any", 12.0], ["tiled16", "any", 10.0]],
+    }
+    assert fit_costs.over_best(shape | timed, H200) == 1.2
+    assert fit_costs.over_best(shape | {"kernel": "naive", "us": 30.0}, H200) is None
+    assert fit_costs.over_best(shape | timed | {"beside": [["tiled16", "any", 1.0]]}, H200) is None
