@@ -176,6 +176,19 @@ inline OutMatrix transposed(OutMatrix matrix) {
   return matrix;
 }
 
+// A problem from the side of its long operand: that with C's longer side, which is B, or A where m
+// > n. row_stride of both is along their side of C, and col_stride along K.
+struct LongAndShort {
+  bool long_is_a;
+  Matrix long_operand, short_operand;
+  int64_t long_count, short_count;  // C's sides
+};
+inline LongAndShort long_and_short(const Problem& p) {
+  const Matrix b = transposed(p.b);
+  if (p.m > p.n) return {true, p.a, b, p.m, p.n};
+  return {false, b, p.a, p.n, p.m};
+}
+
 // Returns the operand with C's longer side: B, or A where m > n.
 inline const Matrix& longer_operand(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 

@@ -25,8 +25,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include <algorithm>
-#include <utility>
+#include <cstdint>
 
 #include "core/epilogue.h"
 #include "core/order_fp16x3.h"

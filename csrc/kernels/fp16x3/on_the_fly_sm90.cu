@@ -130,11 +130,10 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
                                  int64_t max_sums_bytes) {
   OnTheFlyParams params{};
   params.p = p;
-  params.long_is_a = p.m > p.n;
-  params.long_operand = params.long_is_a ? p.a : p.b;
-  params.short_operand = params.long_is_a ? p.b : p.a;
-  Matrix& b = params.long_is_a ? params.short_operand : params.long_operand;
-  b = transposed(b);
+  const LongAndShort sides = long_and_short(p);
+  params.long_is_a = sides.long_is_a;
+  params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
+  params.long_count = sides.long_count, params.short_count = sides.short_count;
   const Matrix &long_operand = params.long_operand, &short_operand = params.short_operand;
   params.long_k_major = long_operand.col_stride < long_operand.row_stride;
   const auto [inner, outer] = std::minmax(long_operand.row_stride, long_operand.col_stride);
@@ -142,8 +141,6 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
   params.short_vectorized =
       p.k % 4 == 0 && is_vector_aligned<float4>(p.batch, short_operand, short_operand.col_stride,
                                                 short_operand.row_stride);
-  params.long_count = std::max(p.m, p.n);
-  params.short_count = std::min(p.m, p.n);
   params.tile_cols = tile_cols;
   params.panel_rows = max_rows;
   params.panels = static_cast<unsigned>(ceil_div(params.short_count, max_rows));

@@ -191,11 +191,9 @@ inline int simt_thin_chunk_warps(int64_t k) {
 inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Simt;
   constexpr int64_t kGroupCols = 32, kWarps = 8;
-  const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
+  const auto [long_is_a, longer, shorter, cols, rows] = long_and_short(p);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const int64_t chunk_warps = simt_thin_chunk_warps(p.k);
-  const bool long_is_a = p.m > p.n;
-  const Matrix longer = long_is_a ? p.a : transposed(p.b);
   const bool along_k = longer.col_stride <= longer.row_stride;
   const bool vectors = is_vector_aligned(p.batch, longer, longer.col_stride, longer.row_stride, 4);
   // Along K, a warp copies a column of its group at a time.

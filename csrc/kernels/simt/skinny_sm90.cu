@@ -116,10 +116,10 @@ bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& conte
   if (count_tiles(p, 1, 1) == 0) return true;
   Params params{};
   params.p = p;
-  params.long_is_a = p.m > p.n;
-  params.long_operand = params.long_is_a ? p.a : transposed(p.b);
-  params.short_operand = params.long_is_a ? transposed(p.b) : p.a;
-  params.cols = std::max(p.m, p.n), params.rows = std::min(p.m, p.n);
+  const LongAndShort sides = long_and_short(p);
+  params.long_is_a = sides.long_is_a;
+  params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
+  params.cols = sides.long_count, params.rows = sides.short_count;
   const Matrix& short_operand = params.short_operand;
   params.short_vectorized =
       p.k % 4 == 0 && is_vector_aligned(p.batch, short_operand, short_operand.col_stride,

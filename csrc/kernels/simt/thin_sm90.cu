@@ -12,8 +12,6 @@
 //               wait for stage i, multiply it                (no barrier but __syncwarp)
 //   the block   __syncthreads: chunk sums are in shared memory; the first warp of a group adds them
 
-#include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <iterator>
 
@@ -141,10 +139,10 @@ bool launch_simt_thin(const Problem& p, const Plan& plan, const Context& context
   if (count_tiles(p, 1, 1) == 0) return true;
   Params params{};
   params.p = p;
-  params.long_is_a = p.m > p.n;
-  params.long_operand = params.long_is_a ? p.a : transposed(p.b);
-  params.short_operand = params.long_is_a ? transposed(p.b) : p.a;
-  params.cols = std::max(p.m, p.n), params.rows = std::min(p.m, p.n);
+  const LongAndShort sides = long_and_short(p);
+  params.long_is_a = sides.long_is_a;
+  params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
+  params.cols = sides.long_count, params.rows = sides.short_count;
   const Matrix& columns = params.long_operand;
   params.copy = is_vector_aligned(p.batch, columns, columns.col_stride, columns.row_stride, 4)
                     ? Copy::kVectors
