@@ -18,6 +18,7 @@ from ._internals import (
 )
 from ._op.argument_types import check_is_module
 from ._op.checks import check_prepare
+from ._op.supported import PLAIN_TYPES
 from .ops import prepare
 from .prepared import Prepared
 
@@ -181,10 +182,7 @@ class Freezable:
 
         A tensor that a transform or subclass wraps, or that is gathered from shards, is none.
         """
-        weight = self.weight
-        if type(weight) not in (torch.nn.Parameter, torch.Tensor) or is_in_fsdp_shards(self):
-            return False
-        return not (transforms_active() and is_wrapped(weight))
+        return _is_plain(self.weight) and not is_in_fsdp_shards(self)
 
     def _split(self):
         """Splits the weight, into the same memory if it fits: captured graphs read that memory."""
@@ -244,6 +242,11 @@ class Freezable:
     def __setstate__(self, state):
         super().__setstate__(state)
         self._split_of = None
+
+
+def _is_plain(tensor):
+    """Returns whether no subclass and no transform wraps the tensor."""
+    return type(tensor) in PLAIN_TYPES and not (transforms_active() and is_wrapped(tensor))
 
 
 def _are_alike(x, y):
@@ -324,9 +327,7 @@ def _may_be_stepped(parameter):
 
 
 def _has_storage(tensor):
-    if type(tensor) not in (torch.nn.Parameter, torch.Tensor) or tensor.layout != torch.strided:
-        return False
-    return not (transforms_active() and is_wrapped(tensor))
+    return _is_plain(tensor) and tensor.layout == torch.strided
 
 
 def _storage(tensor):

@@ -18,11 +18,7 @@ from .._internals import (
 )
 from .activations import ACTIVATIONS
 from .derivatives import Linear, Matmul, without
-from .gradient_flow import (
-    is_differentiated,
-    may_have_tangents,
-    refuse_derivative_of_prepared,
-)
+from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
 
@@ -56,7 +52,7 @@ def _apply(function, redispatch, keyset, options, *tensors):
 def _matmul(keyset, a, b, **options):
     register_if_needed()
     try:
-        if is_differentiated(a, b) or may_have_tangents(a, b):
+        if is_differentiated_in_graph(a, b):
             return _apply(Matmul, _redispatch_matmul, keyset, options, a, b)
         return _redispatch_matmul(keyset & AFTER_AUTOGRAD, a, b, **options)
     except RuntimeError as error:
@@ -67,8 +63,7 @@ def _matmul(keyset, a, b, **options):
 def _linear(keyset, x, weight, bias=None, **options):
     register_if_needed()
     try:
-        tensors = x, weight, bias
-        if not (is_differentiated(*tensors) or may_have_tangents(*tensors)):
+        if not is_differentiated_in_graph(x, weight, bias):
             return _redispatch_linear(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
         return _differentiated_linear(_redispatch_linear, keyset, options, x, weight, bias)
     except RuntimeError as error:
@@ -108,7 +103,7 @@ def _prepared_matmul(keyset, a, b, hi_lo, inverse_scales, **options):
 
     register_if_needed()
     try:
-        if not (is_differentiated(a, b) or may_have_tangents(a, b)):
+        if not is_differentiated_in_graph(a, b):
             return redispatch(keyset & AFTER_AUTOGRAD, a, b, **options)
         refuse_derivative_of_prepared("tiled::matmul", "b", b)
         return _apply(Matmul, redispatch, keyset, options, a, b)
@@ -125,8 +120,7 @@ def _prepared_linear(keyset, x, weight, hi_lo, inverse_scales, bias=None, **opti
 
     register_if_needed()
     try:
-        tensors = x, weight, bias
-        if not (is_differentiated(*tensors) or may_have_tangents(*tensors)):
+        if not is_differentiated_in_graph(x, weight, bias):
             return redispatch(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
         refuse_derivative_of_prepared("tiled::linear", "weight", weight)
         return _differentiated_linear(redispatch, keyset, options, x, weight, bias)

@@ -9,7 +9,8 @@ def is_differentiated(*tensors):
     """Returns whether a gradient or a tangent may flow through any of these tensors (or None).
 
     In a compiled or exported graph torch.func.jvp shows by its transform, and not by its level of
-    forward AD. A level without a transform shows by the tensors alone: may_have_tangents().
+    forward AD. A level without a transform shows by the tensors alone, which
+    is_differentiated_in_graph() looks at.
     """
     if forward_ad_active() or transforms_active():
         return True
@@ -20,11 +21,13 @@ def is_differentiated(*tensors):
     return False
 
 
-def may_have_tangents(*tensors):
-    """Returns whether any of these tensors (or None) has a tangent in a graph that is running.
+def is_differentiated_in_graph(*tensors):
+    """is_differentiated() for kernels, which a compiled or exported graph may call.
 
-    Looking costs about a microsecond for each tensor. Only kernels that a graph calls look.
+    Looking for a tangent costs about a microsecond for each tensor.
     """
+    if is_differentiated(*tensors):
+        return True
     if not (may_be_in_a_graph() and torch.is_grad_enabled()):
         return False
     return any(tensor is not None and has_tangent(tensor) for tensor in tensors)

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from .._internals import AFTER_AUTOGRAD, AFTER_INPLACE, redispatch_without_python
-from .gradient_flow import is_differentiated, may_have_tangents, why_differentiated
+from .gradient_flow import is_differentiated_in_graph, why_differentiated
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
 
@@ -48,8 +48,7 @@ def _autograd_gemm(keyset, c, a, b, **options):
 
 
 def _refuse_derivatives(op, written, **tensors):
-    found = tensors.values()
-    if not (is_differentiated(*found) or may_have_tangents(*found)):
+    if not is_differentiated_in_graph(*tensors.values()):
         return
     for name, tensor in tensors.items():
         if why := why_differentiated(tensor):
