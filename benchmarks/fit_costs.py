@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from report import make_console
 from rows import ResultsError, read
+from survey_report import timed
 
 import torch_tiled
 from torch_tiled.ops import Explanation
@@ -122,7 +123,7 @@ def shapes_of(path: Path, results: dict) -> list[dict]:
             )
         row = common | row
         if row["variant"] == "plain":
-            found += kernels_of(row, header.get("empty_us"))
+            found.append(row)
     return found
 
 
@@ -134,11 +135,11 @@ def kernels_of(row: dict, empty_us: dict | None) -> list[dict]:
     """
     if not empty_us:
         return [row]
-    timed = [(row["kernel"], row["tile"], row["us"]), *row.get("beside", [])]
+    every = [(row["kernel"], row["tile"], row["us"]), *row.get("beside", [])]
     alone, among = empty_us["alone"], empty_us["among_many"]
     return [
         row | {"kernel": kernel, "tile": tile, "us": max(among, us - alone + among)}
-        for kernel, tile, us in timed
+        for kernel, tile, us in every
     ]
 
 
@@ -147,11 +148,11 @@ def over_best(row: dict, gpu: Gpu) -> float | None:
 
     None where fewer than two kernels were timed, or the pick was not.
     """
-    timed = {kernel: us for kernel, _, us in row.get("beside", [])} | {row["kernel"]: row["us"]}
-    picked = plan("auto", {key: row[key] for key in SHAPE}, gpu).algorithm
-    if len(timed) < 2 or picked not in timed:
+    times = timed(row)
+    if len(times) < 2:
         return None
-    return timed[picked] / min(timed.values())
+    picked = plan("auto", {key: row[key] for key in SHAPE}, gpu).algorithm
+    return times[picked] / min(times.values()) if picked in times else None
 
 
 def print_picks(console, rows: list[dict], gpu: Gpu) -> None:
@@ -279,12 +280,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for path in args.results:
             results = read(path)
-            header = results["header"]
-            common = {"dtype": header.get("dtype"), "precision": header.get("precision")}
-            surveyed += [common | row for row in results["rows"] if row.get("beside")]
+            products = shapes_of(path, results)
+            surveyed += products
             rows = [
                 row
-                for row in shapes_of(path, results)
+                for product in products
+                for row in kernels_of(product, results["header"].get("empty_us"))
                 if not args.kernel or row["kernel"] in args.kernel
             ]
             count += len(rows)

@@ -84,6 +84,11 @@ def worst(rows: Rows) -> list[list[str]]:
     ]
 
 
+def timed(row: dict) -> dict[str, float]:
+    """The time of the kernel that ran, and of those that were timed beside it."""
+    return {kernel: us for kernel, _, us in row.get("beside", [])} | {row["kernel"]: row["us"]}
+
+
 def fastest(row: dict) -> tuple[str, float]:
     """The fastest kernel that was timed and its time; the one that ran, where it is as fast."""
     name, us = min(((name, us) for name, _, us in row["beside"]), key=lambda x: x[1])
@@ -92,9 +97,7 @@ def fastest(row: dict) -> tuple[str, float]:
 
 def over_best(rows: Rows) -> float:
     """The mean factor from the time of the fastest kernel to that of the one that ran."""
-    return statistics.geometric_mean(
-        row["us"] / min([row["us"], *(us for *_, us in row["beside"])]) for row in rows
-    )
+    return statistics.geometric_mean(row["us"] / min(timed(row).values()) for row in rows)
 
 
 def picks(rows: Rows) -> tuple[list[str], list[list[str]]]:
