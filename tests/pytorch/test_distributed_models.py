@@ -105,56 +105,66 @@ def fully_sharded():
     assert_close(model(own[0]), network()(own[0]))
 
 
-@check
 @splits_on_cpu()
-def frozen_in_shards():
-    """Writes to the shards of a frozen layer's weight count, whichever came first."""
-    from torch.distributed.fsdp import fully_shard
+def check_frozen_layers(shard, write):
+    """Writes to the shards of a frozen layer's weight count, whichever came first.
 
+    Args:
+        shard: shards a model and returns what serves it.
+        write: write(served, model) doubles the model's parameters.
+    """
     for frozen_first in (True, False):
         layers = [torch_tiled.nn.Linear(128, 128, algorithm="fp16x3") for _ in range(2)]
         model = torch.nn.Sequential(*layers).to(device()).eval()
         if frozen_first:
             torch_tiled.freeze(model)
-        fully_shard(model, mesh=mesh_of())
+        served = shard(model)
         if not frozen_first:
             torch_tiled.freeze(model)
         (x,) = random((4, 128), dtype=torch.float32)
         with torch.no_grad():
-            model(x)
-            model.reshard()
-            for parameter in model.parameters():
-                parameter.mul_(2)
-            written = model(x)
+            served(x)
+            write(served, model)
+            written = served(x)
             torch_tiled.unfreeze(model)
-            assert torch.equal(written, model(x))
+            assert torch.equal(written, served(x))
+
+
+def double(model):
+    for parameter in model.parameters():
+        parameter.mul_(2)
 
 
 @check
-@splits_on_cpu()
+def frozen_in_shards():
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model):
+        fully_shard(model, mesh=mesh_of())
+        return model
+
+    def write(served, model):
+        model.reshard()
+        double(model)
+
+    check_frozen_layers(shard, write)
+
+
+@check
 def frozen_in_flat_shards():
     """FullyShardedDataParallel keeps weights as vectors, and freeze() splits them when gathered."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    for frozen_first in (True, False):
-        layers = [torch_tiled.nn.Linear(128, 128, algorithm="fp16x3") for _ in range(2)]
-        model = torch.nn.Sequential(*layers).to(device()).eval()
-        if frozen_first:
-            torch_tiled.freeze(model)
-        wrapped = FullyShardedDataParallel(
+    def shard(model):
+        return FullyShardedDataParallel(
             model, use_orig_params=True, device_id=torch.device(device())
         )
-        if not frozen_first:
-            torch_tiled.freeze(model)
-        (x,) = random((4, 128), dtype=torch.float32)
-        with torch.no_grad():
-            wrapped(x)
-            with FullyShardedDataParallel.summon_full_params(wrapped):
-                for parameter in model.parameters():
-                    parameter.mul_(2)
-            written = wrapped(x)
-            torch_tiled.unfreeze(model)
-            assert torch.equal(written, wrapped(x))
+
+    def write(served, model):
+        with FullyShardedDataParallel.summon_full_params(served):
+            double(model)
+
+    check_frozen_layers(shard, write)
 
 
 def collectives(weight):
