@@ -20,7 +20,7 @@ DOUBLINGS = 13.5  # a side is 1 to 2 to this power
 BATCHES = (1, 1, 1, 2, 8, 32, 96, 384)
 ALIGNED = 128  # elements, at multiples of which operands begin
 
-# What the sides of layers are made of.
+# The sides of layers are drawn from these.
 MOST_ROWS = 16384
 TOKENS = (16, 64, 77, 128, 197, 256, 512, 577, 1024, 2048, 4096)  # of a sequence
 VOCABULARIES = (30522, 32000, 50257, 128256, 151936)

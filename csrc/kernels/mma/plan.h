@@ -98,7 +98,7 @@ inline double mma_dram_cycles(const Problem& p, double sms, double bandwidth) {
   return 2 * elements / sms / bandwidth;
 }
 
-// What fastest_mma_plan() chooses from.
+// The options by which fastest_mma_plan() chooses a tile.
 struct MmaChoice {
   double slowdown = 1;      // scales every tile's compute time
   bool splits_k = true;     // the kernel has split-K
