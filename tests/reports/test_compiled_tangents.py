@@ -57,15 +57,26 @@ def test_compiled(derivative, multiply, backend):
     torch.testing.assert_close(torch.compile(ours, backend=backend)(X), expected)
 
 
+class Tangent(torch.nn.Module):
+    def __init__(self, multiply):
+        super().__init__()
+        self.tangent = DERIVATIVES["jvp"](product(multiply))
+
+    def forward(self, x):
+        return self.tangent(x)
+
+
+def exported(multiply):
+    return torch.export.export(Tangent(multiply), (X,), strict=False).module()(X)
+
+
 def test_exported():
-    ours, torchs = (DERIVATIVES["jvp"](product(f)) for f in MULTIPLY["matmul"])
-
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return ours(x)
-
-    exported = torch.export.export(Module(), (X,), strict=False).module()
-    torch.testing.assert_close(exported(X), torchs(X))
+    ours, torchs = MULTIPLY["matmul"]
+    try:
+        expected = exported(torchs)
+    except AssertionError as error:
+        pytest.skip(f"torch {torch.__version__} exports no jvp of torch.matmul: {error}")
+    torch.testing.assert_close(exported(ours), expected)
 
 
 def test_converted_layers():
