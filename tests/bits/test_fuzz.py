@@ -1,5 +1,6 @@
-"""Two thousand random products on a GPU, of random sizes, strides, batches, dtypes and kernels.
+"""Random products on a GPU, of random sizes, strides, batches, dtypes and kernels.
 
+There are two thousand of all sides, and two thousand with a short side, a short K or a batch.
 test_properties.py draws small problems from hypothesis, which shrinks failures. These problems are
 larger, need several tiles and chunks, and are the same each time: a failure names its seed and
 case. In the last test operands and results end where their memory does; `make memcheck` runs it.
@@ -16,6 +17,7 @@ from helpers.reference import assert_within, bound, order, product, takes
 import torch_tiled
 
 SEEDS, CASES, EXACT_CASES = 20, 100, 10
+MOST_ELEMENTS = 10**7  # of a thin or batched product
 ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
 
 
@@ -49,18 +51,36 @@ def operand(rng, shape, dtype):
     return tensor
 
 
+def any_sizes(rng):
+    """(batch, m, n, k), of which all sides may be long."""
+    m, n, k = size(rng, 700), size(rng, 700), size(rng, 3000)
+    if rng.random() < 0.1:
+        m, k = size(rng, 40), 7000 + size(rng, 12000)
+    return rng.choice([[], [], [], [3], [2, 2]]), m, n, k
+
+
+def thin_or_batched_sizes(rng):
+    """(batch, m, n, k), with a short side, a short K, or many matrices."""
+    while True:
+        m, n = rng.choice([1, size(rng, 8), size(rng, 64), size(rng, 300)]), size(rng, 6000)
+        if rng.random() < 0.5:
+            m, n = n, m
+        k = size(rng, rng.choice([63, 1100, 20000]))
+        batch = rng.choice([[], [size(rng, 9)], [size(rng, 400)], [2, 1, size(rng, 40)]])
+        if math.prod(batch) * (m * k + k * n + m * n) < MOST_ELEMENTS:
+            return batch, m, n, k
+
+
 @needs_hopper
+@pytest.mark.parametrize("sizes", [any_sizes, thin_or_batched_sizes])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_random_products(seed):
+def test_random_products(sizes, seed):
     rng = random.Random(seed)
     torch.manual_seed(seed)
     for case in range(CASES):
         dtype = rng.choice([torch.float16, torch.bfloat16, torch.bfloat16, torch.float32])
         precision = rng.choice(["fp32", "ieee", "tf32"])
-        m, n, k = size(rng, 700), size(rng, 700), size(rng, 3000)
-        if rng.random() < 0.1:
-            m, k = size(rng, 40), 7000 + size(rng, 12000)
-        batch = rng.choice([[], [], [], [3], [2, 2]])
+        batch, m, n, k = sizes(rng)
         a = operand(rng, (*batch, m, k), dtype)
         b = operand(rng, (*rng.choice([batch, batch[1:], []]), k, n), dtype)
         algorithm = rng.choice([x for x in ALGORITHMS if takes(x, dtype, "cuda", precision)])
@@ -99,13 +119,15 @@ def compare_kernels(rng, device):
     dtype = rng.choice([torch.float16, torch.bfloat16, torch.bfloat16, torch.float32])
     precision = rng.choice(["fp32", "ieee", "tf32"])
     m, n, k = (size(rng, most) for most in rng.choice([(700, 2500, 1500), (2500, 700, 1500)]))
+    batch = rng.choice([[], [], [], [3]])
     if rng.random() < 0.1:
         m, k = size(rng, 40), 8192 + size(rng, 2000)
+    if rng.random() < 0.3:
+        batch, m, n, k = thin_or_batched_sizes(rng)
     if rng.random() < 0.8:
         m, n, k = m | 1, n | 1, k | 1
     if rng.random() < 0.1:  # rows shorter than a copy, and K one more than a multiple of a stage
         m, n, k = size(rng, 8), size(rng, 8), 64 * rng.randint(1, 20) + 1
-    batch = rng.choice([[], [], [], [3]])
     a = exact(rng, (*batch, m, k), dtype, device)
     b = exact(rng, (*rng.choice([batch, []]), k, n), dtype, device)
     first = {}
