@@ -20,6 +20,7 @@ KERNELS = [
     pytest.param("simt_tma", marks=needs_hopper),
     pytest.param("simt_skinny", marks=needs_hopper),
     pytest.param("simt_thin", marks=needs_hopper),
+    pytest.param("simt_cluster", marks=needs_hopper),
 ]
 SIMT = pytest.param("simt", marks=needs_cuda)
 
@@ -68,6 +69,12 @@ REMAINDERS = [
     *(
         pytest.param(*problem, marks=needs_hopper)
         for problem in product(["simt_thin"], [(1, 70), (70, 2), (5, 3), (33, 9)], LONG_K)
+    ),
+    *(
+        pytest.param(*problem, marks=needs_hopper)
+        for problem in product(
+            ["simt_cluster"], [(1, 1), (1, 70), (70, 2), (5, 3), (33, 9)], (*LONG_K, 17000)
+        )
     ),
 ]
 

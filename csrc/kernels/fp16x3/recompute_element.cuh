@@ -7,6 +7,7 @@
 #include "core/order_chunked.h"
 #include "core/problem.h"
 #include "kernels/common/launch.h"
+#include "kernels/common/store_noinline.cuh"
 
 namespace tiled::cuda {
 
@@ -115,12 +116,6 @@ inline __device__ float recompute_if_flagged(const Problem& p, bool flagged, int
     if (static_cast<int>(threadIdx.x) % 32 == source) own = sum;
   }
   return own;
-}
-
-// store(), compiled once however often it is called.
-inline __device__ __noinline__ void store_noinline(const Problem& p, int64_t c_offset, int64_t row,
-                                                   int64_t col, float sum) {
-  store<float>(p, c_offset, row, col, sum);
 }
 
 }  // namespace tiled::cuda

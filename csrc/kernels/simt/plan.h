@@ -2,12 +2,14 @@
 // Plans of the simt kernels: the tile, the K splits, and the blocks that share an SM.
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/simt/costs_cluster.h"
 
 namespace tiled {
 
@@ -223,6 +225,99 @@ inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
     }
   }
   best.cycles = std::max(best.cycles, simt_dram_cycles(p, !vectors, sms));
+  return best;
+}
+
+// --- simt_cluster --------------------------------------------------------------------------------
+
+inline constexpr int kSimtMaxCluster = 8;  // blocks, which every Hopper GPU can run
+inline constexpr int kSimtClusterThreads = 256;
+
+// The pitch of operand rows in shared memory, in floats.
+inline int64_t simt_cluster_pitch(int64_t k) {
+  return ceil_div(std::min<int64_t>(k, kChunk), 32) * 32 + 4;
+}
+// The shared memory of a block, in bytes: operand rows, and the chunk sums of a cluster's blocks in
+// one or two rounds.
+inline int64_t simt_cluster_smem(const Problem& p, const h200::SimtClusterTile& tile,
+                                 int64_t cluster) {
+  const int64_t rows = std::min<int64_t>(std::min(p.m, p.n), tile.rows);
+  const int64_t cols = std::min<int64_t>(std::max(p.m, p.n), tile.cols);
+  const int64_t rounds = std::min<int64_t>(ceil_div(ceil_div(p.k, kChunk), cluster), 2);
+  const int64_t sums = cluster == 1 ? 0 : rounds * kSimtMaxCluster * kSimtClusterThreads;
+  return int64_t{sizeof(float)} * ((rows + cols) * simt_cluster_pitch(p.k) + sums);
+}
+
+// How a block copies `count` rows of an operand: as many at a time as row_lanes, a power of two.
+struct SimtClusterCopy {
+  int row_lanes;
+  bool rows_adjacent;  // to adjacent threads
+  int width;           // elements of a row that a thread copies at once
+
+  // How often each thread copies, to have k of all rows.
+  double copies(int64_t count, int64_t k) const {
+    const int64_t at_once = int64_t{kSimtClusterThreads} / row_lanes * width;
+    return static_cast<double>(ceil_div(count, row_lanes) * ceil_div(k, at_once));
+  }
+};
+inline SimtClusterCopy simt_cluster_copy(const Problem& p, const Matrix& matrix, int64_t count) {
+  constexpr int64_t kRows = 8;
+  const bool k_major = count == 1 || matrix.col_stride <= matrix.row_stride;
+  const bool vectors =
+      p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
+  const int64_t width = vectors ? 4 : 1, all = kSimtClusterThreads;
+  const auto up = [](int64_t x) { return static_cast<int64_t>(std::bit_ceil(uint64_t(x))); };
+  const int64_t places = std::min(up(ceil_div(std::min<int64_t>(p.k, kChunk), width)), all);
+  const int64_t most = k_major ? std::max(kRows, all / places) : kRows;
+  return {.row_lanes = static_cast<int>(std::min(up(count), most)),
+          .rows_adjacent = !k_major,
+          .width = static_cast<int>(width)};
+}
+
+inline bool simt_cluster_accepts(const Problem& p) { return fits_tma_coords(p); }
+// A block alone on an SM waits for its copies and its chain of FMAs. Blocks that share an SM take
+// its issue slots and reads of shared memory.
+inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::SimtCluster;
+  const auto [long_is_a, longer, shorter, all_cols, all_rows] = long_and_short(p);
+  const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  Plan best;
+  for (size_t i = 0; i < std::size(h200::kSimtClusterTiles); ++i) {
+    const h200::SimtClusterTile& tile = h200::kSimtClusterTiles[i];
+    const int64_t rows = std::min<int64_t>(all_rows, tile.rows);
+    const int64_t cols = std::min<int64_t>(all_cols, tile.cols);
+    const int m = long_is_a ? tile.cols : tile.rows, n = long_is_a ? tile.rows : tile.cols;
+    const int64_t tiles = count_tiles(p, m, n);
+    const double copies =
+        simt_cluster_copy(p, shorter, rows).copies(rows, std::min<int64_t>(p.k, kChunk)) +
+        simt_cluster_copy(p, longer, cols).copies(cols, std::min<int64_t>(p.k, kChunk));
+    for (const int64_t cluster : {std::min<int64_t>(chunks, kSimtMaxCluster), int64_t{1}}) {
+      const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
+      const int64_t blocks = tiles * cluster;
+      const int64_t resident = std::clamp<int64_t>(
+          (int64_t{228} << 10) / (simt_cluster_smem(p, tile, cluster) + 1024), 1, 3);
+      const auto k = cluster == 1 ? static_cast<double>(p.k)
+                                  : rounds * static_cast<double>(std::min<int64_t>(p.k, kChunk));
+      const double all_copies =
+          copies * k / static_cast<double>(std::clamp<int64_t>(p.k, 1, kChunk));
+      const double alone = rounds * Cost::kAlone + k * Cost::kChain + all_copies * Cost::kCopyAlone;
+      const double shared = rounds * Cost::kShared + all_copies * Cost::kCopyShared +
+                            k * static_cast<double>(rows * cols) / 32 * Cost::kRead;
+      const double cycles =
+          Cost::kLaunch + (cluster > 1 ? Cost::kCluster : 0) +
+          std::max(static_cast<double>(ceil_div(blocks, sms * resident)) * alone,
+                   static_cast<double>(blocks) / static_cast<double>(sms) * shared);
+      if (best.cycles == 0 || cycles < best.cycles) {
+        best = {.tile = static_cast<int>(i),
+                .m = m,
+                .n = n,
+                .k_splits = cluster,
+                .blocks = blocks,
+                .cycles = cycles};
+      }
+    }
+  }
+  best.cycles = std::max(best.cycles, Cost::kLaunch + simt_dram_cycles(p, true, sms));
   return best;
 }
 

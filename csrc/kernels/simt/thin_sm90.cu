@@ -6,7 +6,7 @@
 //        several stages ahead. The warps of a block share a column group's chunks; the first of
 //        them adds their sums in order. Columns of several matrices share a block.
 // Limit: the chain of 1024 dependent FMAs; cp.async of elements, for a long operand that is large.
-// Next:  K splits over several blocks, for few columns and very long K.
+// Next:  simt_cluster, where all of a chunk is in flight.
 //
 //   a warp      cp.async stage i + 3, commit
 //               wait for stage i, multiply it                (no barrier but __syncwarp)
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   const Part columns = part(params.long_operand, col, params.cols, kCols);
   const Part rows = part(params.short_operand, row, params.rows, kRows);
-  const int64_t chunks = p.k <= kChunk ? 1 : (p.k + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(p.k, kChunk);
   float total[kRows];
   UNROLL
   for (float& each : total) each = kAddIdentity<float>;
