@@ -20,7 +20,8 @@ inline constexpr int kPart = kChunk / 2;  // of K: what is waited for at a time
 inline constexpr int kStep = 8;           // of K: what a thread reads ahead
 
 // How threads copy an operand: row_lanes rows at a time, and kThreads / row_lanes places along K,
-// each of `width` elements. Adjacent threads copy adjacent rows, or adjacent places.
+// each of `width` elements. Adjacent threads copy adjacent rows, or adjacent places. Warps request
+// all rows of a place at about the same time, since they share cache lines.
 struct CopyMode {
   int row_lanes_log2;
   bool rows_adjacent;
@@ -42,9 +43,16 @@ __device__ inline void copy_rows(const float* from, int64_t row_stride, int64_t 
   constexpr int kAtOnce = 4;
   const int row_lanes = 1 << mode.row_lanes_log2, k_lanes = kThreads >> mode.row_lanes_log2;
   const int thread = threadIdx.x;
-  int row = mode.rows_adjacent ? thread & (row_lanes - 1)
-                               : thread >> (kThreadsLog2 - mode.row_lanes_log2);
-  const int place = mode.rows_adjacent ? thread >> mode.row_lanes_log2 : thread & (k_lanes - 1);
+  int row, place;
+  if (!mode.rows_adjacent) {
+    row = thread >> (kThreadsLog2 - mode.row_lanes_log2), place = thread & (k_lanes - 1);
+  } else if (row_lanes <= 8) {
+    row = thread & (row_lanes - 1), place = thread >> mode.row_lanes_log2;
+  } else {  // a warp has eight rows at four places, which lie in different banks
+    const int warp = thread / 32;
+    row = thread % 8 + warp % (row_lanes / 8) * 8;
+    place = thread / 8 % 4 + (warp >> (mode.row_lanes_log2 - 3)) * 4;
+  }
   const int first_k = first + place * mode.width, step = k_lanes * mode.width;
   const int64_t from_step = step * k_stride;
   const auto copy = [&](uint32_t target, const float* source) {

@@ -261,14 +261,14 @@ struct SimtClusterCopy {
   }
 };
 inline SimtClusterCopy simt_cluster_copy(const Problem& p, const Matrix& matrix, int64_t count) {
-  constexpr int64_t kRows = 8;
+  constexpr int64_t kWarpRows = 8, kMostRows = 32;
   const bool k_major = count == 1 || matrix.col_stride <= matrix.row_stride;
   const bool vectors =
       p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
   const int64_t width = vectors ? 4 : 1, all = kSimtClusterThreads;
   const auto up = [](int64_t x) { return static_cast<int64_t>(std::bit_ceil(uint64_t(x))); };
   const int64_t places = std::min(up(ceil_div(std::min<int64_t>(p.k, kChunk), width)), all);
-  const int64_t most = k_major ? std::max(kRows, all / places) : kRows;
+  const int64_t most = k_major ? std::max(kWarpRows, all / places) : kMostRows;
   return {.row_lanes = static_cast<int>(std::min(up(count), most)),
           .rows_adjacent = !k_major,
           .width = static_cast<int>(width)};
