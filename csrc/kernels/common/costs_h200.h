@@ -105,6 +105,19 @@ struct SimtThinTile {
 inline constexpr SimtThinTile kSimtThinTiles[] = {
     {1, 16, 2.3}, {2, 40, 3.8}, {4, 50, 5.7}, {8, 50, 7.3}};
 
+// simt_cluster: rows of the short operand, and of the long one.
+struct SimtClusterTile {
+  int rows, cols;
+};
+inline constexpr SimtClusterTile kSimtClusterTiles[] = {{4, 16}, {8, 8}, {8, 32}};
+struct SimtCluster {
+  static constexpr double kLaunch = 3600;
+  // A block that is alone on an SM: for each chunk, each k, and each copy of a thread.
+  static constexpr double kAlone = 750, kChain = 6.5, kCopyAlone = 60;
+  // What a block takes of an SM that several share: for each chunk, and each copy of a thread.
+  static constexpr double kShared = 1200, kCopyShared = 116;
+};
+
 struct Simt {
   static constexpr double kDram = 16.5, kDramScalar = 9.5;  // bandwidth; of scalar copies
   // Cycles of a scalar copy of an element, in whole tiles and in those at the edge of C.

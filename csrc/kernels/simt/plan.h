@@ -9,7 +9,6 @@
 
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
-#include "kernels/simt/costs_cluster.h"
 
 namespace tiled {
 
@@ -275,38 +274,36 @@ inline SimtClusterCopy simt_cluster_copy(const Problem& p, const Matrix& matrix,
 }
 
 inline bool simt_cluster_accepts(const Problem& p) { return fits_tma_coords(p); }
-// A block alone on an SM waits for its copies and its chain of FMAs. Blocks that share an SM take
-// its issue slots and reads of shared memory.
+// A block that is alone on an SM waits for its copies and its chain of FMAs; blocks that share an
+// SM take its issue slots.
 inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::SimtCluster;
   const auto [long_is_a, longer, shorter, all_cols, all_rows] = long_and_short(p);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  const int64_t longest = std::min<int64_t>(p.k, kChunk);
   Plan best;
   for (size_t i = 0; i < std::size(h200::kSimtClusterTiles); ++i) {
     const h200::SimtClusterTile& tile = h200::kSimtClusterTiles[i];
     const int64_t rows = std::min<int64_t>(all_rows, tile.rows);
     const int64_t cols = std::min<int64_t>(all_cols, tile.cols);
     const int m = long_is_a ? tile.cols : tile.rows, n = long_is_a ? tile.rows : tile.cols;
-    const int64_t tiles = count_tiles(p, m, n);
-    const double copies =
-        simt_cluster_copy(p, shorter, rows).copies(rows, std::min<int64_t>(p.k, kChunk)) +
-        simt_cluster_copy(p, longer, cols).copies(cols, std::min<int64_t>(p.k, kChunk));
+    const double copies_of_chunk = simt_cluster_copy(p, shorter, rows).copies(rows, longest) +
+                                   simt_cluster_copy(p, longer, cols).copies(cols, longest);
     for (const int64_t cluster : {std::min<int64_t>(chunks, kSimtMaxCluster), int64_t{1}}) {
+      // All blocks of a cluster lie in one GPC, where some SMs are left over.
+      const int64_t usable_sms = cluster <= 2 ? sms : sms * 3 / 4;
+      const int64_t blocks = count_tiles(p, m, n) * cluster;
+      const int64_t smem = simt_cluster_smem(p, tile, cluster);
+      const int64_t resident = std::clamp<int64_t>((int64_t{228} << 10) / (smem + 1024), 1, 3);
       const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
-      const int64_t blocks = tiles * cluster;
-      const int64_t resident = std::clamp<int64_t>(
-          (int64_t{228} << 10) / (simt_cluster_smem(p, tile, cluster) + 1024), 1, 3);
-      const auto k = cluster == 1 ? static_cast<double>(p.k)
-                                  : rounds * static_cast<double>(std::min<int64_t>(p.k, kChunk));
-      const double all_copies =
-          copies * k / static_cast<double>(std::clamp<int64_t>(p.k, 1, kChunk));
-      const double alone = rounds * Cost::kAlone + k * Cost::kChain + all_copies * Cost::kCopyAlone;
-      const double shared = rounds * Cost::kShared + all_copies * Cost::kCopyShared +
-                            k * static_cast<double>(rows * cols) / 32 * Cost::kRead;
-      const double cycles =
-          Cost::kLaunch + (cluster > 1 ? Cost::kCluster : 0) +
-          std::max(static_cast<double>(ceil_div(blocks, sms * resident)) * alone,
-                   static_cast<double>(blocks) / static_cast<double>(sms) * shared);
+      const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
+      const double copies =
+          copies_of_chunk * k / static_cast<double>(std::max<int64_t>(longest, 1));
+      const double alone = rounds * Cost::kAlone + k * Cost::kChain + copies * Cost::kCopyAlone;
+      const double shared = rounds * Cost::kShared + copies * Cost::kCopyShared;
+      const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
+      const double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
+      const double cycles = std::max(waves * alone, share * shared);
       if (best.cycles == 0 || cycles < best.cycles) {
         best = {.tile = static_cast<int>(i),
                 .m = m,
@@ -317,7 +314,7 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
       }
     }
   }
-  best.cycles = std::max(best.cycles, Cost::kLaunch + simt_dram_cycles(p, true, sms));
+  best.cycles = Cost::kLaunch + std::max(best.cycles, simt_dram_cycles(p, true, sms));
   return best;
 }
 
