@@ -111,7 +111,7 @@ struct SimtClusterTile {
 };
 inline constexpr SimtClusterTile kSimtClusterTiles[] = {{4, 16}, {8, 8}, {8, 32}};
 struct SimtCluster {
-  static constexpr double kLaunch = 3600;
+  static constexpr double kLaunch = 4400;
   // A block that is alone on an SM: for each chunk, each k, and each copy of a thread.
   static constexpr double kAlone = 750, kChain = 6.5, kCopyAlone = 60;
   // What a block takes of an SM that several share: for each chunk, and each copy of a thread.
