@@ -7,7 +7,7 @@ from helpers.specification import mma_product
 
 import torch_tiled
 
-MMA_ALGORITHMS = ("mma_sync", "mma_unaligned", "mma_tma", "mma")
+MMA_ALGORITHMS = ("mma_sync", "mma_direct", "mma_unaligned", "mma_tma", "mma")
 
 each_16bit_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 

@@ -113,9 +113,9 @@ inline constexpr SimtClusterTile kSimtClusterTiles[] = {{4, 16}, {8, 8}, {8, 32}
 struct SimtCluster {
   static constexpr double kLaunch = 4400;
   // A block that is alone on an SM: for each chunk, each k, and each copy of a thread.
-  static constexpr double kAlone = 750, kChain = 6.5, kCopyAlone = 60;
+  static constexpr double kAlone = 680, kChain = 6, kCopyAlone = 54;
   // What a block takes of an SM that several share: for each chunk, and each copy of a thread.
-  static constexpr double kShared = 1200, kCopyShared = 116;
+  static constexpr double kShared = 1080, kCopyShared = 104;
 };
 
 struct Simt {
@@ -141,8 +141,8 @@ struct Simt {
 struct Fp16x3ClusterTile {
   int m, n;
 };
-inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {{16, 8},  {16, 16}, {16, 24},
-                                                            {16, 32}, {32, 8},  {32, 16}};
+inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {{16, 8}, {16, 16}, {16, 32},
+                                                            {32, 8}, {32, 16}, {32, 32}};
 
 // fp16x3_small: the largest tile has few warps; it serves many tiles, which hide each other's
 // latency. A warp multiplies 16 rows by warp_cols columns.
@@ -159,11 +159,15 @@ struct Fp16x3 {
   static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
   // fp16x3_cluster: a wave, the first one's launch included, and for one k: the chain, and each
   // operand row by how it is copied.
-  static constexpr double kClusterWave = 10700, kClusterK = 2.2;
-  static constexpr double kClusterBulk = 0.055, kClusterKMajor = 0.19, kClusterMnMajor = 0.31;
+  // fp16x3_cluster: a row of one k in a block that is alone on an SM, by the way of copying; and
+  // what a block takes of an SM that several share: for each chunk, a part of its rows, each warp
+  // tile.
+  static constexpr double kClusterLaunch = 10000;
+  static constexpr double kClusterBulk = 0.264, kClusterKMajor = 0.55, kClusterMnMajor = 0.506;
+  static constexpr double kClusterShared = 4260, kClusterCopy = 0.45, kClusterTile = 4;
   // fp16x3_small: the chain, for one k; a tile of an SM, and each of its operand rows for one k.
-  static constexpr double kSmallK = 7.1, kSmallTile = 4750;
-  static constexpr double kSmallVectors = 0.42, kSmallElements = 0.47;
+  static constexpr double kSmallK = 5.54, kSmallTile = 3700;
+  static constexpr double kSmallVectors = 0.328, kSmallElements = 0.367;
   static constexpr double kSkinnyWave = 7000, kSkinnyRate = 330;
   static constexpr double kFusedRate = 160;
   static constexpr double kScalarCopySlowdown = 2.5;  // where the long operand is not vectorized
@@ -226,6 +230,24 @@ struct MmaSyncTile {
 inline constexpr MmaSyncTile kMmaSyncTiles[] = {
     {128, 128, 64, 32, 2, 4300, 484, 484},
     {64, 64, 32, 32, 4, 2600, 300, 300},
+};
+
+// mma_direct: fragments of 16 rows and of 16 columns, steps of K in flight, and blocks that share
+// an SM: as many as there are registers for.
+struct MmaDirectTile {
+  int rows, cols, ahead, blocks;
+};
+inline constexpr MmaDirectTile kMmaDirectTiles[] = {
+    {1, 1, 4, 4}, {1, 1, 8, 3}, {2, 2, 2, 3}, {4, 1, 2, 3}};
+struct MmaDirect {
+  static constexpr double kLaunch = 600;
+  // A warp: for `ahead` steps of K that it waits for, and for each of its dependent products.
+  static constexpr double kTrip = 1555, kProduct = 35;
+  // What a tile takes of its SM: at least, to load 16 operand rows of a step, and to store 256
+  // elements.
+  static constexpr double kTile = 70, kLoadElements = 58, kLoadPairs = 24;
+  static constexpr double kStoreX4 = 19, kStore = 200;
+  static constexpr double kDram = 12;  // bandwidth
 };
 
 struct Mma {

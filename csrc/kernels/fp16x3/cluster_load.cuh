@@ -10,7 +10,7 @@
 
 namespace tiled::cuda::fp16x3_cluster {
 
-inline constexpr int kThreads = 512, kWarps = kThreads / 32;
+inline constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 struct OperandParams {
   // The members that every block reads first lie together.
@@ -30,7 +30,7 @@ __device__ inline int swizzle(RowCopy copy, int row) {
 // Begins to copy a tile's operand rows by elements, this thread's part. `from` is the first element
 // of the first row. Along rows, all of a cache line is requested before the next k.
 __device__ inline void copy_elements(const OperandParams& operand, const float* from, int rows,
-                                     int length, OperandRow* to) {
+                                     int length, float* to, int pitch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (operand.copy == RowCopy::kMnMajor) {
     const int row = lane % 8, units = (rows - row + 7) / 8;  // units of eight rows
@@ -42,7 +42,8 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
         UNROLL
         for (int i = 0; i < kUnits; ++i) {
           if (i < units) {
-            ptx::cp_async_4_zfill(&to[row + i * 8].x[k ^ swizzled], at + i * unit_stride, 4);
+            ptx::cp_async_4_zfill(&to[(row + i * 8) * pitch + (k ^ swizzled)], at + i * unit_stride,
+                                  4);
           }
         }
         at += kWarps * 4 * operand.k_stride;
@@ -58,7 +59,7 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
     for (int row = warp; row < rows; row += kWarps) {
       const float* at = from + row * operand.row_stride + lane * operand.k_stride;
       _Pragma("unroll 4") for (int k = lane; k < length; k += 32) {
-        ptx::cp_async_4_zfill(&to[row].x[k], at, 4);
+        ptx::cp_async_4_zfill(&to[row * pitch + k], at, 4);
         at += 32 * operand.k_stride;
       }
     }

@@ -6,132 +6,105 @@
 
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp16x3/range.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pack.cuh"
 
 namespace tiled::cuda::fp16x3_cluster {
 
-inline constexpr int kMaxChunks = 8;  // the largest cluster that every Hopper GPU has
-
 // A warp multiplies a warp tile, 16 rows by 8 columns.
-inline constexpr int kMaxRows = 48;  // operand rows of a tile
-inline constexpr int kMaxWarpTiles = 4, kWarpTileElements = 128;
+inline constexpr int kWarpTileElements = 128;
 
-// A chunk of an operand row. It holds float32 until it is split in place: then each 16 bytes hold
-// the hi parts of four elements and after them their lo parts. The padding puts rows into different
-// banks, since multiply() reads two rows at a time.
-struct OperandRow {
-  static constexpr int kStep = 128;  // elements that a warp splits at a time
-  alignas(16) float x[kChunk + 16];
-};
-
-struct Smem {
-  uint64_t row_full[kMaxRows], sums_full;  // row_full: of rows that come by bulk copies
-  float inverse_scale[kMaxRows];
-  // In the first block: the sums that the blocks of all chunks send.
-  alignas(16) float partial_sums[kMaxChunks][kMaxWarpTiles * kWarpTileElements];
-  // A's rows, then B's columns. It is the last member, since smaller tiles need less of it.
-  alignas(128) OperandRow rows[kMaxRows];
-
-  static size_t bytes(int rows) { return sizeof(Smem) - (kMaxRows - rows) * sizeof(OperandRow); }
-};
-static_assert(sizeof(Smem) <= kMaxSharedMemory);
+// A chunk of an operand row holds float32 until it is split in place: then each 16 bytes hold the
+// hi parts of four elements and after them their lo parts. A warp splits kSplitStep elements at a
+// time. The pitch of rows is half the banks more than a multiple of it, since multiply() reads two
+// rows at a time.
+inline constexpr int kSplitStep = 128;
 
 // Splits a row in place, and returns its inverse scale. The whole warp calls it. The row has zeros
-// from its end to a multiple of OperandRow::kStep. Vector i of four elements comes from place i ^
+// from its end to a multiple of kSplitStep. Vector i of four elements comes from place i ^
 // swizzle, and its parts are left at place i.
-__device__ inline float split_row(OperandRow& row, int length, int swizzle) {
-  constexpr int kVectors = kChunk / OperandRow::kStep;  // a lane
+__device__ inline float split_row(float* row, int length, int swizzle) {
   const int lane = threadIdx.x % 32;
-  const float4* const swizzled = reinterpret_cast<const float4*>(row.x) + (lane ^ swizzle);
-  uint4* const vectors = reinterpret_cast<uint4*>(row.x) + lane;
-  float x[kVectors][4] = {};
-  UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    if (i * OperandRow::kStep >= length) break;
-    const float4 x4 = swizzled[i * 32];
-    x[i][0] = x4.x, x[i][1] = x4.y, x[i][2] = x4.z, x[i][3] = x4.w;
-  }
+  const auto* from = reinterpret_cast<const float4*>(row) + (lane ^ swizzle);
+  auto* to = reinterpret_cast<uint4*>(row) + lane;
+  const int vectors = (length + kSplitStep - 1) / kSplitStep;  // a lane
   uint32_t largest = 0;
-  UNROLL
-  for (int i = 0; i < kVectors * 4; ++i) {
-    largest = max(largest, fp16x3::magnitude_bits(x[i / 4][i % 4]));
+  _Pragma("unroll 4") for (int i = 0; i < vectors; ++i) {
+    const float4 x = from[i * 32];
+    for (const float each : {x.x, x.y, x.z, x.w}) {
+      largest = max(largest, fp16x3::magnitude_bits(each));
+    }
   }
   largest = __reduce_max_sync(~0u, largest);
   const float scale = fp16x3::scale(largest);
-  __half2 least = __float2half2_rn(1);
-  UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    if (i * OperandRow::kStep >= length) break;
+  bool wide = false;
+  _Pragma("unroll 2") for (int i = 0; i < vectors; ++i) {
+    const float4 x = from[i * 32];
+    const float scaled[] = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
     uint4 parts;  // hi, hi, lo, lo
-    ptx::split_x2(x[i][0] * scale, x[i][1] * scale, parts.x, parts.z);
-    ptx::split_x2(x[i][2] * scale, x[i][3] * scale, parts.y, parts.w);
-    least = __hmin2(least, __habs2(reinterpret_cast<const __half2&>(parts.x)));
-    least = __hmin2(least, __habs2(reinterpret_cast<const __half2&>(parts.y)));
-    vectors[i * 32] = parts;
+    ptx::split_x2(scaled[0], scaled[1], parts.x, parts.z);
+    ptx::split_x2(scaled[2], scaled[3], parts.y, parts.w);
+    __syncwarp();  // all lanes have read
+    to[i * 32] = parts;
+    // Only numbers with a hi part below 2^-12, zeros included, can make the row wide.
+    const __half2 least = __hmin2(__habs2(reinterpret_cast<const __half2&>(parts.x)),
+                                  __habs2(reinterpret_cast<const __half2&>(parts.y)));
+    if (__hlt2_mask(least, __float2half2_rn(0x1p-12f)) != 0) {
+      wide |= fp16x3::is_wide(x.x, scaled[0]) || fp16x3::is_wide(x.y, scaled[1]) ||
+              fp16x3::is_wide(x.z, scaled[2]) || fp16x3::is_wide(x.w, scaled[3]);
+    }
   }
-  // Only a row with a hi part below 2^-12, zeros included, can be wide.
-  const bool has_small = __hlt2_mask(least, __float2half2_rn(0x1p-12f)) != 0;
-  Range range{largest, ~0u};
-  if (__any_sync(~0u, has_small)) {
-    UNROLL
-    for (int i = 0; i < kVectors * 4; ++i) range.add(x[i / 4][i % 4]);
-    range.smallest = __reduce_min_sync(~0u, range.smallest);
-  }
-  return range.inverse_scale(scale);
+  return fp16x3::inverse_scale(largest, __any_sync(~0u, wide));
 }
 
 struct Accumulators {
   float total[4], low[4];
 };
 
-// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on. A lane takes four adjacent
-// elements of each 16 along K, where mma.sync takes two and two: a tensor-core sum of 16 products
-// does not depend on their order. `length` is rounded up to a multiple of 64 by zeros.
-__device__ inline Accumulators multiply(const OperandRow* a, const OperandRow* b, int length,
-                                        int promotion) {
+// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on, of which a_rows and b_rows
+// exist. A lane takes four adjacent elements of each 16 along K, where mma.sync takes two and two:
+// a tensor-core sum of 16 products does not depend on their order. `length` is rounded up to a
+// multiple of 32 by zeros.
+__device__ inline Accumulators multiply(const float* a, int a_rows, const float* b, int b_rows,
+                                        int pitch, int length, int promotion) {
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-  const uint4* from[] = {reinterpret_cast<const uint4*>(a[g].x) + q,
-                         reinterpret_cast<const uint4*>(a[g + 8].x) + q,
-                         reinterpret_cast<const uint4*>(b[g].x) + q};
+  // Rows that do not exist are replaced, since nothing they reach is stored.
+  const auto row = [&](const float* first, int index, int rows) {
+    return reinterpret_cast<const uint4*>(first + min(index, rows - 1) * pitch) + q;
+  };
+  const uint4* from[] = {row(a, g, a_rows), row(a, g + 8, a_rows), row(b, g, b_rows)};
   struct Fragments {
-    uint4 x[2][3];  // of two times 16 of K: rows g and g + 8 of A, column g of B
+    uint4 x[3];  // of 16 of K: rows g and g + 8 of A, column g of B
   };
   auto read = [&](int k) {
     Fragments fragments;
     UNROLL
-    for (int i = 0; i < 6; ++i) fragments.x[i / 3][i % 3] = from[i % 3][k / 4 + i / 3 * 4];
+    for (int i = 0; i < 3; ++i) fragments.x[i] = from[i][k / 4];
     return fragments;
   };
   Accumulators acc{};
-  auto add = [&](const Fragments& fragments) {
-    float part[4] = {};
+  float part[4] = {};
+  auto add = [&](const Fragments& fragments, bool promotes) {
+    const auto& [upper, lower, cols] = fragments.x;
+    const uint32_t a_hi[] = {upper.x, lower.x, upper.y, lower.y};
+    const uint32_t a_lo[] = {upper.z, lower.z, upper.w, lower.w};
+    const uint32_t b_hi[] = {cols.x, cols.y}, b_lo[] = {cols.z, cols.w};
+    ptx::mma_m16n8k16(acc.low, a_lo, b_hi);
+    ptx::mma_m16n8k16(part, a_hi, b_hi);
+    ptx::mma_m16n8k16(acc.low, a_hi, b_lo);
+    if (!promotes) return;
     UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const auto& [upper, lower, cols] = fragments.x[i];
-      const uint32_t a_hi[] = {upper.x, lower.x, upper.y, lower.y};
-      const uint32_t a_lo[] = {upper.z, lower.z, upper.w, lower.w};
-      const uint32_t b_hi[] = {cols.x, cols.y}, b_lo[] = {cols.z, cols.w};
-      ptx::mma_m16n8k16(acc.low, a_lo, b_hi);
-      ptx::mma_m16n8k16(part, a_hi, b_hi);
-      ptx::mma_m16n8k16(acc.low, a_hi, b_lo);
-      if (i == 1 || promotion == 16) {
-        UNROLL
-        for (int j = 0; j < 4; ++j) acc.total[j] += part[j], part[j] = 0;
-      }
-    }
+    for (int i = 0; i < 4; ++i) acc.total[i] += part[i], part[i] = 0;
   };
-  // Fragments of the next 32 of K are read before the products of these.
+  // Fragments of the next 16 of K are read before the products of these.
   Fragments even = read(0);
-  NO_UNROLL
-  for (int left = length; left > 0; left -= 64) {
-    const Fragments odd = read(32);
-    add(even);
+  _Pragma("unroll 2") for (int left = length; left > 0; left -= 32) {
+    const Fragments odd = read(16);
+    add(even, promotion == 16);
     UNROLL
-    for (int i = 0; i < 3; ++i) from[i] += left > 64 ? 16 : 0;  // at the end, the same once more
+    for (int i = 0; i < 3; ++i) from[i] += left > 32 ? 8 : 0;  // at the end, the same once more
     even = read(0);
-    add(odd);
+    add(odd, true);
   }
   return acc;
 }

@@ -47,12 +47,20 @@ namespace fp16x3_cluster {
 
 struct Params {
   OperandParams operands[2];  // A, B
-  int k, promotion;
-  unsigned chunks;
+  int64_t k;
+  int promotion, pitch;
+  int cluster, chunks;
   int64_t batch;                   // the first matrix of this launch
   bool identity_epilogue;          // C is the sums unchanged
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Problem p;
+};
+
+// A block's shared memory before its operand rows, and after them the sums of warp tiles that the
+// blocks of the cluster send to the first one.
+struct alignas(128) Smem {
+  uint64_t row_full[kFp16x3ClusterRows], sums_full;  // row_full: of rows that come by bulk copies
+  float inverse_scale[kFp16x3ClusterRows];
 };
 
 namespace {
@@ -64,140 +72,176 @@ __device__ __noinline__ int64_t offset(const Problem& p,
   return batch_offset(p.batch, batch_stride, index);
 }
 
+// The first row and column of the block's tile. They are computed where they are needed, which
+// saves registers.
+__device__ int64_t first_row(const Params& params) {
+  return params.operands[0].first + int64_t{blockIdx.y} * params.operands[0].tile;
+}
+__device__ int64_t first_col(const Params& params) {
+  return params.operands[1].first + int64_t{ptx::cluster_index()} * params.operands[1].tile;
+}
+
+// Stores a tile of rows x cols, whose sums are `totals` in the order in which warps have them. It
+// is not inlined, since the calls in it would cost the main loop registers.
+__device__ void store_tile(const Params& params, int rows, int cols, const float* totals) {
+  const Problem& p = params.p;
+  const int64_t matrix = params.batch + blockIdx.z;
+  const int tiles_down = (rows + 15) / 16;
+  const int sums_count = tiles_down * ((cols + 7) / 8) * kWarpTileElements;
+  const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c.batch_stride, matrix) : 0;
+  NO_UNROLL
+  for (int first = 0; first < sums_count; first += kThreads) {
+    // Where an element lies in its warp tile follows from how mma.sync spreads accumulators over
+    // lanes.
+    const int element = first + static_cast<int>(threadIdx.x);
+    const int warp_tile = element / kWarpTileElements, index = element % kWarpTileElements;
+    const int row = warp_tile % tiles_down * 16 + index / 16 + index % 4 / 2 * 8;
+    const int col = warp_tile / tiles_down * 8 + index % 16 / 4 * 2 + index % 2;
+    const bool exists = row < rows && col < cols;
+    float sum = exists ? totals[element] : 0;
+    const int64_t c_row = first_row(params) + row, c_col = first_col(params) + col;
+    const bool flagged = exists && isnan(sum);
+    if (__any_sync(~0u, flagged)) {
+      const float recomputed =
+          recompute_if_flagged(p, flagged, matrix, c_row, c_col, params.recomputed);
+      if (flagged) sum = recomputed;
+    }
+    if (!exists) continue;
+    if (params.identity_epilogue) {
+      static_cast<float*>(p.c.data)[c_offset + c_row * p.c.row_stride + c_col * p.c.col_stride] =
+          sum;
+    } else {
+      store_noinline(p, c_offset, c_row, c_col, sum);
+    }
+  }
+}
+
 }  // namespace
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
     fp16x3_cluster_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   ptx::pdl_launch_dependents();
   const auto& [a, b] = params.operands;
+  const int pitch = params.pitch, cluster = params.cluster, chunks = params.chunks;
   const int lane = threadIdx.x % 32;
   const int warp = ptx::warp_uniform(threadIdx.x / 32);
-  const unsigned chunk = ptx::cluster_rank();
-  const int length = min(params.k - static_cast<int>(chunk) * kChunk, kChunk);
-  const int padded = (length + OperandRow::kStep - 1) / OperandRow::kStep * OperandRow::kStep;
-  const int warp_tiles = a.tile / 16 * (b.tile / 8);
+  const auto rank = static_cast<int>(ptx::cluster_rank());
   const bool elements =
       a.copy != RowCopy::kBulk || b.copy != RowCopy::kBulk;  // not all rows by bulk
   const int64_t matrix = params.batch + blockIdx.z;
-  const int64_t first_row = a.first + int64_t{blockIdx.y} * a.tile;
-  const int64_t first_col = b.first + int64_t{ptx::cluster_index()} * b.tile;
+  const int rows = static_cast<int>(min(a.count - first_row(params), int64_t{a.tile}));
+  const int cols = static_cast<int>(min(b.count - first_col(params), int64_t{b.tile}));
+  float* const rows_smem = reinterpret_cast<float*>(smem_bytes + sizeof(Smem));
+  float* const cols_smem = rows_smem + rows * pitch;
+  const int tiles_down = (rows + 15) / 16, warp_tiles = tiles_down * ((cols + 7) / 8);
+  const int sums_count = warp_tiles * kWarpTileElements;
+  float* const totals = cols_smem + cols * pitch;  // then the sums of the cluster's chunks
 
-  // Calls f for each of this warp's operand rows, with its index in its operand, or -1 beyond the
-  // operand's end.
-  auto for_rows = [&](auto&& f) {
-    NO_UNROLL
-    for (int i = warp; i < a.tile + b.tile; i += kWarps) {
-      const bool is_b = i >= a.tile;
-      const int64_t row = is_b ? first_col + i - a.tile : first_row + i;
-      f(i, is_b, row < params.operands[is_b].count ? row : -1);
-    }
-  };
   if (lane == 0) {
-    UNROLL
-    for (int i = 0; i < kMaxRows; i += kWarps) ptx::mbarrier_init(&smem.row_full[warp + i], 1);
+    for (int i = warp; i < rows + cols; i += kWarps) ptx::mbarrier_init(&smem.row_full[i], 1);
     if (warp == 0) ptx::mbarrier_init(&smem.sums_full, 1);
     ptx::fence_mbarrier_init();
   }
-  ptx::pdl_wait();
-  // The first element of an operand row in this chunk.
-  const auto first_element = [&](bool is_b, int64_t row) {
+  // The first element of an operand's first row.
+  const auto first_element = [&](bool is_b) {
     const OperandParams& operand = params.operands[is_b];
     const float* from =
-        operand.data + row * operand.row_stride + int64_t{chunk * kChunk} * operand.k_stride;
+        operand.data + (is_b ? first_col(params) : first_row(params)) * operand.row_stride;
     if (params.p.batch.rank != 0) {
       from += offset(params.p, (is_b ? params.p.b : params.p.a).batch_stride, matrix);
     }
     return from;
   };
-  if (lane == 0) {
-    for_rows([&](int i, bool is_b, int64_t row) {
-      if (row < 0 || params.operands[is_b].copy != RowCopy::kBulk) return;
-      ptx::arrive_expect_tx(&smem.row_full[i], length * 4);
-      ptx::bulk_load(smem.rows[i].x, first_element(is_b, row), length * 4, &smem.row_full[i]);
-    });
-    if (warp == 0) {
-      const int bytes =
-          static_cast<int>(params.chunks * warp_tiles * kWarpTileElements * sizeof(float));
-      ptx::arrive_expect_tx(&smem.sums_full, bytes);
-    }
-  }
-  __syncwarp();
-  ptx::cluster_arrive();
+  const float *const from_a = first_element(false), *const from_b = first_element(true);
+  ptx::pdl_wait();
   NO_UNROLL
-  for (int is_b = 0; elements && is_b < 2; ++is_b) {
-    const OperandParams& operand = params.operands[is_b];
-    if (operand.copy == RowCopy::kBulk) continue;
-    const int64_t first = is_b ? first_col : first_row;
-    const int rows = static_cast<int>(min(operand.count - first, int64_t{operand.tile}));
-    copy_elements(operand, first_element(is_b, first), rows, length, &smem.rows[is_b ? a.tile : 0]);
-  }
-  if (elements) {
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
-    __syncthreads();
-  }
-  for_rows([&](int i, bool is_b, int64_t row) {
-    float inverse_scale = 1;
-    if (row >= 0) {
-      const RowCopy copy = params.operands[is_b].copy;
-      const int swizzled = swizzle(copy, i);
+  for (int first = 0, parity = 0; first < chunks; first += cluster, parity ^= 1) {
+    const int64_t k = int64_t{first + rank} * kChunk;
+    const int length = static_cast<int>(max(min(params.k - k, int64_t{kChunk}), int64_t{0}));
+    const int padded = (length + kSplitStep - 1) / kSplitStep * kSplitStep;
+    const int in_round = min(chunks - first, cluster);
+    if (lane == 0) {
       NO_UNROLL
-      for (int k = length + lane; k < padded; k += 32) smem.rows[i].x[k ^ swizzled] = 0;
-      if (copy == RowCopy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], 0);
+      for (int i = warp; i < rows + cols && length > 0; i += kWarps) {
+        const bool is_b = i >= rows;
+        const OperandParams& operand = params.operands[is_b];
+        if (operand.copy != RowCopy::kBulk) continue;
+        const int row = is_b ? i - rows : i;
+        ptx::arrive_expect_tx(&smem.row_full[i], length * 4);
+        ptx::bulk_load(rows_smem + i * pitch,
+                       (is_b ? from_b : from_a) + k + row * operand.row_stride, length * 4,
+                       &smem.row_full[i]);
+      }
+      if (warp == 0 && rank == 0 && cluster > 1) {
+        ptx::arrive_expect_tx(&smem.sums_full, in_round * sums_count * 4);
+      }
+    }
+    __syncwarp();
+    if (first == 0) ptx::cluster_arrive();
+    NO_UNROLL
+    for (int is_b = 0; elements && is_b < 2; ++is_b) {
+      const OperandParams& operand = params.operands[is_b];
+      if (operand.copy == RowCopy::kBulk) continue;
+      copy_elements(operand, (is_b ? from_b : from_a) + k * operand.k_stride, is_b ? cols : rows,
+                    length, is_b ? cols_smem : rows_smem, pitch);
+    }
+    if (elements) {
+      __pipeline_commit();
+      __pipeline_wait_prior(0);
+      __syncthreads();
+    }
+    NO_UNROLL
+    for (int i = warp; i < rows + cols && length > 0; i += kWarps) {
+      const bool is_b = i >= rows;
+      const RowCopy copy = params.operands[is_b].copy;
+      const int swizzled = swizzle(copy, is_b ? i - rows : i);
+      float* row = rows_smem + i * pitch;
+      NO_UNROLL
+      for (int at = length + lane; at < padded; at += 32) row[at ^ swizzled] = 0;
+      if (copy == RowCopy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], parity);
       __syncwarp();  // the zeros are there, too
-      inverse_scale = split_row(smem.rows[i], length, swizzled / 4);
+      smem.inverse_scale[i] = split_row(row, length, swizzled / 4);
     }
-    // Rows beyond the end hold anything, which reaches only elements that are not stored.
-    smem.inverse_scale[i] = inverse_scale;
-  });
-  __syncthreads();
-  ptx::cluster_wait();
+    __syncthreads();
+    if (first == 0) ptx::cluster_wait();
 
-  auto row_of = [&](int warp_tile) { return a.tile == 32 ? warp_tile % 2 * 16 : 0; };
-  auto col_of = [&](int warp_tile) { return (a.tile == 32 ? warp_tile / 2 : warp_tile) * 8; };
-  if (warp < warp_tiles) {
-    const int row = row_of(warp), col = a.tile + col_of(warp);
-    Accumulators acc = multiply(&smem.rows[row], &smem.rows[col], length, params.promotion);
-    const float* row_scales = &smem.inverse_scale[row + lane / 4];
-    const float* col_scales = &smem.inverse_scale[col + lane % 4 * 2];
-    descale_chunk<4>(acc.total, acc.low, {row_scales[0], row_scales[8]},
-                     {float2{col_scales[0], col_scales[1]}});
-    float* to = &smem.partial_sums[chunk][threadIdx.x * 4];
-    const auto& [x, y, z, w] = acc.total;
-    if (params.chunks > 1) {
-      ptx::st_async(to, acc.total, &smem.sums_full, 0);
-    } else {
-      *reinterpret_cast<float4*>(to) = {x, y, z, w};
+    if (warp < warp_tiles && length > 0) {
+      const int row = warp % tiles_down * 16, col = warp / tiles_down * 8;
+      const int rows_left = rows - row, cols_left = cols - col;
+      Accumulators acc = multiply(rows_smem + row * pitch, rows_left, cols_smem + col * pitch,
+                                  cols_left, pitch, length, params.promotion);
+      const float* row_scales = &smem.inverse_scale[row];
+      const float* col_scales = &smem.inverse_scale[rows + col];
+      const int g = lane / 4, q = lane % 4 * 2;
+      descale_chunk<4>(
+          acc.total, acc.low,
+          {row_scales[min(g, rows_left - 1)], row_scales[min(g + 8, rows_left - 1)]},
+          {float2{col_scales[min(q, cols_left - 1)], col_scales[min(q + 1, cols_left - 1)]}});
+      float* to = totals + (1 + rank) * sums_count + threadIdx.x * 4;
+      const auto& [x, y, z, w] = acc.total;
+      if (cluster > 1) {
+        ptx::st_async(to, acc.total, &smem.sums_full, 0);
+      } else {
+        *reinterpret_cast<float4*>(to) = {x, y, z, w};
+      }
     }
+    if (cluster == 1) __syncthreads();
+    if (rank == 0) {
+      if (cluster > 1) ptx::mbarrier_wait_cluster(&smem.sums_full, parity);
+      NO_UNROLL
+      for (int e = threadIdx.x; e < sums_count; e += kThreads) {
+        float total = first == 0 ? kAddIdentity<float> : totals[e];
+        NO_UNROLL
+        for (int i = 1; i <= in_round; ++i) total += totals[i * sums_count + e];
+        totals[e] = total;
+      }
+    }
+    // The next round overwrites the operand rows, and the sums in the first block.
+    if (first + cluster < chunks) ptx::cluster_sync();
   }
-  if (params.chunks == 1) __syncthreads();
-  if (chunk != 0 || warp >= warp_tiles * (kWarpTileElements / 32)) return;
-
-  if (params.chunks > 1) ptx::mbarrier_wait_cluster(&smem.sums_full, 0);
-  // A thread adds the chunks' sums of one element. Where it lies in the warp tile follows from how
-  // mma.sync spreads accumulators over lanes.
-  const int warp_tile = warp / (kWarpTileElements / 32), index = threadIdx.x % kWarpTileElements;
-  const int64_t row = first_row + row_of(warp_tile) + index / 16 + index % 4 / 2 * 8;
-  const int64_t col = first_col + col_of(warp_tile) + index % 16 / 4 * 2 + index % 2;
-  const bool exists = row < a.count && col < b.count;
-  float sum = kAddIdentity<float>;
-  NO_UNROLL
-  for (unsigned i = 0; exists && i < params.chunks; ++i) sum += smem.partial_sums[i][threadIdx.x];
-  const Problem& p = params.p;
-  const bool flagged = exists && isnan(sum);
-  if (__any_sync(~0u, flagged)) {
-    const float recomputed = recompute_if_flagged(p, flagged, matrix, row, col, params.recomputed);
-    if (flagged) sum = recomputed;
-  }
-  if (!exists) return;
-  const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c.batch_stride, matrix) : 0;
-  if (params.identity_epilogue) {
-    static_cast<float*>(p.c.data)[c_offset + row * p.c.row_stride + col * p.c.col_stride] = sum;
-  } else {
-    store_noinline(p, c_offset, row, col, sum);
-  }
+  if (rank == 0) store_tile(params, rows, cols, totals);
 }
 
 namespace {
@@ -209,7 +253,7 @@ OperandParams operand_params(const Problem& p, const Matrix& matrix, int64_t cou
           .count = count,
           .first = 0,
           .tile = tile,
-          .copy = fp16x3_cluster_copy(p, matrix)};
+          .copy = fp16x3_cluster_copy(p, matrix, std::min<int64_t>(count, tile))};
 }
 
 }  // namespace
@@ -222,19 +266,22 @@ bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& co
   Params params{};
   params.operands[0] = operand_params(p, p.a, p.m, plan.m);
   params.operands[1] = operand_params(p, transposed(p.b), p.n, plan.n);
-  params.k = static_cast<int>(p.k);
+  params.k = p.k;
   params.promotion = fp16x3::promotion(p.k);
-  params.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
+  params.pitch = static_cast<int>(fp16x3_cluster_pitch(p.k));
+  params.cluster = static_cast<int>(plan.k_splits);
+  params.chunks = static_cast<int>(ceil_div(p.k, kChunk));
   params.identity_epilogue = p.epilogue.is_identity();
   params.recomputed = counter.on_gpu();
   params.p = p;
-  allow_shared_memory(fp16x3_cluster_kernel, sizeof(Smem));
+  allow_shared_memory(fp16x3_cluster_kernel, kMaxSharedMemory);
+  const int64_t bytes = sizeof(Smem) + fp16x3_cluster_smem(p, plan.m, plan.n, plan.k_splits);
 
   for_tile_grids(p, plan.m, plan.n, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
     params.batch = batch, params.operands[0].first = row, params.operands[1].first = col;
-    grid.x *= params.chunks;
-    launch_clusters_pdl(fp16x3_cluster_kernel, params.chunks, grid, kThreads,
-                        Smem::bytes(plan.m + plan.n), context, params);
+    grid.x *= static_cast<unsigned>(params.cluster);
+    launch_clusters_pdl(fp16x3_cluster_kernel, static_cast<unsigned>(params.cluster), grid,
+                        kThreads, static_cast<size_t>(bytes), context, params);
   });
   counter.read();
   return true;

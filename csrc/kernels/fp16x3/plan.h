@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <iterator>
 
 #include "core/order_chunked.h"
@@ -60,44 +61,74 @@ enum class RowCopy {
   kKMajor,   // elements; adjacent threads copy adjacent k
   kMnMajor,  // elements; eight adjacent threads copy adjacent rows
 };
-inline RowCopy fp16x3_cluster_copy(const Problem& p, const Matrix& matrix) {
+inline RowCopy fp16x3_cluster_copy(const Problem& p, const Matrix& matrix, int64_t rows) {
   const bool bulk =
       p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
-  return bulk                                     ? RowCopy::kBulk
-         : matrix.col_stride <= matrix.row_stride ? RowCopy::kKMajor
-                                                  : RowCopy::kMnMajor;
+  const bool k_major = rows == 1 || matrix.col_stride <= matrix.row_stride;
+  return bulk ? RowCopy::kBulk : k_major ? RowCopy::kKMajor : RowCopy::kMnMajor;
 }
-inline double fp16x3_cluster_row_cycles(RowCopy copy) {  // for one k
+// Cycles in which a block that is alone on an SM copies, splits and multiplies one k of the rows.
+inline double fp16x3_cluster_row_cycles(const Problem& p, const Matrix& matrix, int64_t rows) {
   using Cost = h200::Fp16x3;
-  return copy == RowCopy::kBulk     ? Cost::kClusterBulk
-         : copy == RowCopy::kKMajor ? Cost::kClusterKMajor
-                                    : Cost::kClusterMnMajor;
+  const RowCopy copy = fp16x3_cluster_copy(p, matrix, rows);
+  const double each = copy == RowCopy::kBulk     ? Cost::kClusterBulk
+                      : copy == RowCopy::kKMajor ? Cost::kClusterKMajor
+                                                 : Cost::kClusterMnMajor;
+  return each * static_cast<double>(copy == RowCopy::kMnMajor ? ceil_div(rows, 8) * 8 : rows);
 }
+
+inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
+inline constexpr int kFp16x3ClusterBlocksPerSm = 2;     // for which there are registers
+inline constexpr int kFp16x3ClusterRows = 64;           // its operand rows, at most
+
+// The pitch of operand rows in shared memory, in floats.
+inline int64_t fp16x3_cluster_pitch(int64_t k) {
+  return ceil_div(std::min<int64_t>(k, kChunk), 128) * 128 + 16;
+}
+// The shared memory for a block's operand rows and the sums of a cluster, in bytes.
+inline int64_t fp16x3_cluster_smem(const Problem& p, int64_t m, int64_t n, int64_t cluster) {
+  m = std::min(m, p.m), n = std::min(n, p.n);
+  const int64_t sums = (1 + cluster) * ceil_div(m, 16) * ceil_div(n, 8) * 128;
+  return int64_t{sizeof(float)} * ((m + n) * fp16x3_cluster_pitch(p.k) + sums);
+}
+
+// A block that is alone on an SM waits for its copies, for the split, and for its chain of
+// products; blocks that share an SM take its issue slots.
 inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
+  constexpr int64_t kSharedMemory = (int64_t{227} << 10) - 1024;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
-  // All blocks of a cluster lie in one GPC, where some SMs are left over for clusters of three
-  // blocks or more.
-  const int64_t usable_sms = chunks <= 2 ? sms : sms * 3 / 4;
-  const int64_t at_once = std::max<int64_t>(usable_sms / chunks, 1);
-  const double a = fp16x3_cluster_row_cycles(fp16x3_cluster_copy(p, p.a));
-  const double b = fp16x3_cluster_row_cycles(fp16x3_cluster_copy(p, transposed(p.b)));
   Plan best;
   for (size_t i = 0; i < std::size(h200::kFp16x3ClusterTiles); ++i) {
     const auto& [m, n] = h200::kFp16x3ClusterTiles[i];
-    const int64_t tiles = count_tiles(p, m, n);
-    const double each = Cost::kClusterK + static_cast<double>(std::min<int64_t>(p.m, m)) * a +
-                        static_cast<double>(std::min<int64_t>(p.n, n)) * b;
-    const double cycles =
-        static_cast<double>(ceil_div(tiles, at_once)) *
-        (Cost::kClusterWave + static_cast<double>(std::min<int64_t>(p.k, kChunk)) * each);
-    if (i == 0 || cycles < best.cycles) {
-      best = {.tile = static_cast<int>(i),
-              .m = m,
-              .n = n,
-              .k_splits = chunks,
-              .blocks = tiles * chunks,
-              .cycles = cycles};
+    const int64_t rows = std::min<int64_t>(p.m, m), cols = std::min<int64_t>(p.n, n);
+    const double copies = fp16x3_cluster_row_cycles(p, p.a, rows) +
+                          fp16x3_cluster_row_cycles(p, transposed(p.b), cols);
+    const auto warp_tiles = static_cast<double>(ceil_div(rows, 16) * ceil_div(cols, 8));
+    for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
+      const int64_t smem = fp16x3_cluster_smem(p, m, n, cluster);
+      if (smem > kSharedMemory) continue;
+      // All blocks of a cluster lie in one GPC, where some SMs are left over.
+      const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
+      const int64_t blocks = count_tiles(p, m, n) * cluster;
+      const int64_t resident =
+          std::clamp<int64_t>((int64_t{228} << 10) / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
+      const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
+      const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
+      const double alone = k * copies;
+      const double shared = rounds * Cost::kClusterShared +
+                            k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
+      const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
+      const double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
+      const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
+      if (best.cycles == 0 || cycles < best.cycles) {
+        best = {.tile = static_cast<int>(i),
+                .m = m,
+                .n = n,
+                .k_splits = cluster,
+                .blocks = blocks,
+                .cycles = cycles};
+      }
     }
   }
   return best;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
@@ -235,6 +236,66 @@ inline Plan mma_unaligned_plan(const Problem& p, int64_t sms) {
   plan.cycles = h200::kLaunchMmaUnaligned +
                 rewrite_cycles(p, sms, 0, copies_b ? own.n : 0, h200::kAlign16Bit) + plan.cycles;
   return plan;
+}
+
+// --- mma_direct ----------------------------------------------------------------------------------
+
+// mma_direct swaps A and B where its tile has more rows than columns and C has fewer.
+inline bool mma_direct_swaps_ab(const Problem& p, const h200::MmaDirectTile& tile) {
+  return tile.rows > tile.cols && p.n > p.m;
+}
+// How a lane of mma_direct loads its elements of a fragment.
+enum class MmaDirectLoads {
+  kKMajorPairs,   // two adjacent k at a time: rows are K-major and 4-byte aligned, and K is even
+  kMnMajorPairs,  // two adjacent rows at a time: k are 4-byte aligned, and rows even in number
+  kElements,
+};
+inline MmaDirectLoads mma_direct_loads(const Problem& p, const Matrix& matrix, int64_t rows) {
+  const auto pairs = [&](int64_t inner, int64_t outer) {
+    return is_vector_aligned(p.batch, matrix, inner, outer, 2, sizeof(uint16_t));
+  };
+  using enum MmaDirectLoads;
+  if (p.k % 2 == 0 && pairs(matrix.col_stride, matrix.row_stride)) return kKMajorPairs;
+  if (rows % 2 == 0 && pairs(matrix.row_stride, matrix.col_stride)) return kMnMajorPairs;
+  return kElements;
+}
+// Returns whether four adjacent columns of C, as the tile sees it, are stored at once.
+inline bool mma_direct_stores_x4(const Problem& p, const h200::MmaDirectTile& tile) {
+  const OutMatrix c = mma_direct_swaps_ab(p, tile) ? transposed(p.c) : p.c;
+  return is_vector_aligned(p.batch, c, c.col_stride, c.row_stride, 4, sizeof(uint16_t));
+}
+
+// A warp waits for its loads, `ahead` steps of K at a time, or the SM is busy with those of all its
+// warps.
+inline Plan mma_direct_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::MmaDirect;
+  using enum MmaDirectLoads;
+  const bool elements = mma_direct_loads(p, p.a, p.m) == kElements ||
+                        mma_direct_loads(p, transposed(p.b), p.n) == kElements;
+  const auto steps = static_cast<double>(ceil_div(p.k, mma_order::kDepth));
+  Plan best;
+  for (size_t i = 0; i < std::size(h200::kMmaDirectTiles); ++i) {
+    const h200::MmaDirectTile& tile = h200::kMmaDirectTiles[i];
+    int m = tile.rows * 16, n = tile.cols * 16;
+    if (mma_direct_swaps_ab(p, tile)) std::swap(m, n);
+    const int64_t tiles = count_tiles(p, m, n);
+    const auto rows = static_cast<double>(std::min<int64_t>(p.m, m));
+    const auto cols = static_cast<double>(std::min<int64_t>(p.n, n));
+    const double trips = std::ceil(steps / tile.ahead);
+    const double alone = trips * Cost::kTrip + steps * Cost::kProduct;
+    const double load = elements ? Cost::kLoadElements : Cost::kLoadPairs;
+    const double store = mma_direct_stores_x4(p, tile) ? Cost::kStoreX4 : Cost::kStore;
+    const double busy = Cost::kTile + steps * (rows + cols) / 16 * load + rows * cols / 256 * store;
+    const auto warps = static_cast<double>(sms * tile.blocks * 4);
+    const double cycles = std::max({std::ceil(static_cast<double>(tiles) / warps) * alone,
+                                    static_cast<double>(tiles) / static_cast<double>(sms) * busy,
+                                    mma_dram_cycles(p, static_cast<double>(sms), Cost::kDram)});
+    if (best.cycles == 0 || cycles < best.cycles) {
+      best = {.tile = static_cast<int>(i), .m = m, .n = n, .blocks = tiles, .cycles = cycles};
+    }
+  }
+  best.cycles += Cost::kLaunch;
+  return best;
 }
 
 // --- mma_sync ------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
                                    simt_cluster_copy(p, longer, cols).copies(cols, longest);
     for (const int64_t cluster : {std::min<int64_t>(chunks, kSimtMaxCluster), int64_t{1}}) {
       // All blocks of a cluster lie in one GPC, where some SMs are left over.
-      const int64_t usable_sms = cluster <= 2 ? sms : sms * 3 / 4;
+      const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t smem = simt_cluster_smem(p, tile, cluster);
       const int64_t resident = std::clamp<int64_t>((int64_t{228} << 10) / (smem + 1024), 1, 3);
