@@ -242,6 +242,7 @@ def _kernels() -> tuple[Shape, ...]:
         Shape(16, 256, 7168, layout="NT", kernels=("fp16x3_cluster",)),
         Shape(24, 801, 1063, layout="TN", kernels=("fp16x3_cluster", "fp16x3_skinny")),
         Shape(5, 20001, 40, layout="NT", kernels=("simt_thin", "simt_cp_async")),
+        Shape(8, 12, 3008, layout="TT", kernels=("simt_cluster", "simt_skinny")),
     )
 
 
@@ -250,6 +251,8 @@ def _mma_kernels() -> tuple[Shape, ...]:
     unaligned = ("mma_sync", "mma_unaligned", "mma_tma")
     return (
         *(Shape(size, size, size, kernels=squares) for size in LADDER_SIZES),
+        Shape(30, 50, 40, kernels=("mma_direct", "mma_tma")),
+        Shape(48784, 6, 11, batch=96, layout="TT", kernels=("mma_direct", "mma_tma")),
         Shape(64, 4097, 4099, kernels=unaligned),
         Shape(175, 2593, 11453, layout="NT", kernels=unaligned),
     )
