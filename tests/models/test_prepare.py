@@ -189,7 +189,7 @@ def test_the_split_is_read_and_not_the_operand(device):
     """b itself is zeros here, which would show if it were read."""
     skip_without_presplit(device)
     # On a GPU a small product may read b itself, which fp16x3_fused splits.
-    m, n, k = (5, 30, 100) if device == "cpu" else (1024, 1024, 128)
+    m, n, k = (5, 30, 100) if device == "cpu" else (2048, 2048, 128)
     a, b, bias = (randn(*s, device=device) for s in ((m, k), (k, n), (n,)))
     hi_lo, inverse_scales = ops.prepare(b)
     for algorithm in ("fp16x3", *(["auto"] if device == "cuda" else [])):
