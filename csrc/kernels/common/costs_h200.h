@@ -112,8 +112,9 @@ struct SimtClusterTile {
 inline constexpr SimtClusterTile kSimtClusterTiles[] = {{4, 16}, {8, 8}, {8, 32}};
 struct SimtCluster {
   static constexpr double kLaunch = 4400;
-  // A block that is alone on an SM: for each chunk, each k, and each copy of a thread.
-  static constexpr double kAlone = 680, kChain = 6, kCopyAlone = 54;
+  // A block that is alone on an SM: for each chunk, for each k, at least or by the warps that read
+  // shared memory, and for each copy of a thread.
+  static constexpr double kAlone = 680, kChain = 6, kWarpReads = 3, kCopyAlone = 54;
   // What a block takes of an SM that several share: for each chunk, and each copy of a thread.
   static constexpr double kShared = 1080, kCopyShared = 104;
 };
@@ -159,12 +160,14 @@ struct Fp16x3 {
   static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
   // fp16x3_cluster: a wave, the first one's launch included, and for one k: the chain, and each
   // operand row by how it is copied.
-  // fp16x3_cluster: a row of one k in a block that is alone on an SM, by the way of copying; and
-  // what a block takes of an SM that several share: for each chunk, a part of its rows, each warp
-  // tile.
-  static constexpr double kClusterLaunch = 10000;
-  static constexpr double kClusterBulk = 0.264, kClusterKMajor = 0.55, kClusterMnMajor = 0.506;
-  static constexpr double kClusterShared = 4260, kClusterCopy = 0.45, kClusterTile = 4;
+  // fp16x3_cluster. A block that is alone on an SM: for each chunk, for each k, and for each row
+  // and k, by the way of copying; less where it has more threads.
+  static constexpr double kClusterLaunch = 8200, kClusterAlone = 410, kClusterK = 2.4;
+  static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.56, kClusterMnMajor = 0.525;
+  static constexpr double kClusterMoreThreads = 0.64;
+  // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
+  // tile and k.
+  static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;
   // fp16x3_small: the chain, for one k; a tile of an SM, and each of its operand rows for one k.
   static constexpr double kSmallK = 5.54, kSmallTile = 3700;
   static constexpr double kSmallVectors = 0.328, kSmallElements = 0.367;
@@ -242,7 +245,7 @@ inline constexpr MmaDirectTile kMmaDirectTiles[] = {
 struct MmaDirect {
   static constexpr double kLaunch = 600;
   // A warp: for `ahead` steps of K that it waits for, and for each of its dependent products.
-  static constexpr double kTrip = 1555, kProduct = 35;
+  static constexpr double kTrip = 2200, kProduct = 35;
   // What a tile takes of its SM: at least, to load 16 operand rows of a step, and to store 256
   // elements.
   static constexpr double kTile = 70, kLoadElements = 58, kLoadPairs = 24;

@@ -10,8 +10,6 @@
 
 namespace tiled::cuda::fp16x3_cluster {
 
-inline constexpr int kThreads = 256, kWarps = kThreads / 32;
-
 struct OperandParams {
   // The members that every block reads first lie together.
   const float* data;
@@ -31,14 +29,14 @@ __device__ inline int swizzle(RowCopy copy, int row) {
 // of the first row. Along rows, all of a cache line is requested before the next k.
 __device__ inline void copy_elements(const OperandParams& operand, const float* from, int rows,
                                      int length, float* to, int pitch) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   if (operand.copy == RowCopy::kMnMajor) {
     const int row = lane % 8, units = (rows - row + 7) / 8;  // units of eight rows
     const int64_t unit_stride = 8 * operand.row_stride;
     const int first_k = warp * 4 + lane / 8, swizzled = swizzle(operand.copy, row);
     const float* at = from + row * operand.row_stride + first_k * operand.k_stride;
     const auto copy_units = [&]<int kUnits>() {
-      _Pragma("unroll 4") for (int k = first_k; k < length; k += kWarps * 4) {
+      _Pragma("unroll 4") for (int k = first_k; k < length; k += warps * 4) {
         UNROLL
         for (int i = 0; i < kUnits; ++i) {
           if (i < units) {
@@ -46,7 +44,7 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
                                   4);
           }
         }
-        at += kWarps * 4 * operand.k_stride;
+        at += warps * 4 * operand.k_stride;
       }
     };
     if (rows <= 8) {
@@ -56,7 +54,7 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
     }
   } else {
     NO_UNROLL
-    for (int row = warp; row < rows; row += kWarps) {
+    for (int row = warp; row < rows; row += warps) {
       const float* at = from + row * operand.row_stride + lane * operand.k_stride;
       _Pragma("unroll 4") for (int k = lane; k < length; k += 32) {
         ptx::cp_async_4_zfill(&to[row * pitch + k], at, 4);

@@ -90,7 +90,7 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
   const int sums_count = tiles_down * ((cols + 7) / 8) * kWarpTileElements;
   const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c.batch_stride, matrix) : 0;
   NO_UNROLL
-  for (int first = 0; first < sums_count; first += kThreads) {
+  for (int first = 0; first < sums_count; first += static_cast<int>(blockDim.x)) {
     // Where an element lies in its warp tile follows from how mma.sync spreads accumulators over
     // lanes.
     const int element = first + static_cast<int>(threadIdx.x);
@@ -118,7 +118,7 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
 
 }  // namespace
 
-__global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
+__global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
     fp16x3_cluster_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
   const auto& [a, b] = params.operands;
   const int pitch = params.pitch, cluster = params.cluster, chunks = params.chunks;
   const int lane = threadIdx.x % 32;
-  const int warp = ptx::warp_uniform(threadIdx.x / 32);
+  const int warp = ptx::warp_uniform(threadIdx.x / 32), warps = static_cast<int>(blockDim.x) / 32;
   const auto rank = static_cast<int>(ptx::cluster_rank());
   const bool elements =
       a.copy != RowCopy::kBulk || b.copy != RowCopy::kBulk;  // not all rows by bulk
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
   float* const totals = cols_smem + cols * pitch;  // then the sums of the cluster's chunks
 
   if (lane == 0) {
-    for (int i = warp; i < rows + cols; i += kWarps) ptx::mbarrier_init(&smem.row_full[i], 1);
+    for (int i = warp; i < rows + cols; i += warps) ptx::mbarrier_init(&smem.row_full[i], 1);
     if (warp == 0) ptx::mbarrier_init(&smem.sums_full, 1);
     ptx::fence_mbarrier_init();
   }
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
     const int in_round = min(chunks - first, cluster);
     if (lane == 0) {
       NO_UNROLL
-      for (int i = warp; i < rows + cols && length > 0; i += kWarps) {
+      for (int i = warp; i < rows + cols && length > 0; i += warps) {
         const bool is_b = i >= rows;
         const OperandParams& operand = params.operands[is_b];
         if (operand.copy != RowCopy::kBulk) continue;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
       __syncthreads();
     }
     NO_UNROLL
-    for (int i = warp; i < rows + cols && length > 0; i += kWarps) {
+    for (int i = warp; i < rows + cols && length > 0; i += warps) {
       const bool is_b = i >= rows;
       const RowCopy copy = params.operands[is_b].copy;
       const int swizzled = swizzle(copy, is_b ? i - rows : i);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, kFp16x3ClusterBlocksPerSm)
     if (rank == 0) {
       if (cluster > 1) ptx::mbarrier_wait_cluster(&smem.sums_full, parity);
       NO_UNROLL
-      for (int e = threadIdx.x; e < sums_count; e += kThreads) {
+      for (int e = threadIdx.x; e < sums_count; e += static_cast<int>(blockDim.x)) {
         float total = first == 0 ? kAddIdentity<float> : totals[e];
         NO_UNROLL
         for (int i = 1; i <= in_round; ++i) total += totals[i * sums_count + e];
@@ -281,7 +281,8 @@ bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& co
     params.batch = batch, params.operands[0].first = row, params.operands[1].first = col;
     grid.x *= static_cast<unsigned>(params.cluster);
     launch_clusters_pdl(fp16x3_cluster_kernel, static_cast<unsigned>(params.cluster), grid,
-                        kThreads, static_cast<size_t>(bytes), context, params);
+                        fp16x3_cluster_threads(plan.blocks, context.sms),
+                        static_cast<size_t>(bytes), context, params);
   });
   counter.read();
   return true;

@@ -78,8 +78,13 @@ inline double fp16x3_cluster_row_cycles(const Problem& p, const Matrix& matrix, 
 }
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
-inline constexpr int kFp16x3ClusterBlocksPerSm = 2;     // for which there are registers
-inline constexpr int kFp16x3ClusterRows = 64;           // its operand rows, at most
+inline constexpr int kFp16x3ClusterMostThreads = 512;
+// Returns a block's threads. More of them load and split sooner where a block has an SM to itself.
+inline int fp16x3_cluster_threads(int64_t blocks, int64_t sms) {
+  return blocks <= sms ? kFp16x3ClusterMostThreads : kFp16x3ClusterMostThreads / 2;
+}
+inline constexpr int kFp16x3ClusterBlocksPerSm = 2;  // of half as many threads, by registers
+inline constexpr int kFp16x3ClusterRows = 64;        // its operand rows, at most
 
 // The pitch of operand rows in shared memory, in floats.
 inline int64_t fp16x3_cluster_pitch(int64_t k) {
@@ -115,7 +120,10 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
           std::clamp<int64_t>((int64_t{228} << 10) / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
       const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
       const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
-      const double alone = k * copies;
+      const bool more_threads = fp16x3_cluster_threads(blocks, sms) == kFp16x3ClusterMostThreads;
+      const double alone =
+          rounds * Cost::kClusterAlone +
+          k * (Cost::kClusterK + copies * (more_threads ? Cost::kClusterMoreThreads : 1));
       const double shared = rounds * Cost::kClusterShared +
                             k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));

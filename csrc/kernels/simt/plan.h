@@ -299,7 +299,10 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
       const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
       const double copies =
           copies_of_chunk * k / static_cast<double>(std::max<int64_t>(longest, 1));
-      const double alone = rounds * Cost::kAlone + k * Cost::kChain + copies * Cost::kCopyAlone;
+      const double warps = static_cast<double>(ceil_div(rows * cols, 32));
+      const double alone = rounds * Cost::kAlone +
+                           k * std::max(Cost::kChain, warps * Cost::kWarpReads) +
+                           copies * Cost::kCopyAlone;
       const double shared = rounds * Cost::kShared + copies * Cost::kCopyShared;
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
       const double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
