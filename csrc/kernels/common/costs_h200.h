@@ -163,7 +163,7 @@ struct Fp16x3 {
   // fp16x3_cluster. A block that is alone on an SM: for each chunk, for each k, and for each row
   // and k, by the way of copying; less where it has more threads.
   static constexpr double kClusterLaunch = 8200, kClusterAlone = 410, kClusterK = 2.4;
-  static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.56, kClusterMnMajor = 0.525;
+  static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.7, kClusterMnMajor = 0.66;
   static constexpr double kClusterMoreThreads = 0.64;
   // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
   // tile and k.
