@@ -114,7 +114,7 @@ struct SimtCluster {
   static constexpr double kLaunch = 4400;
   // A block that is alone on an SM: for each chunk, for each k, at least or by the warps that read
   // shared memory, and for each copy of a thread.
-  static constexpr double kAlone = 680, kChain = 6, kWarpReads = 3, kCopyAlone = 54;
+  static constexpr double kAlone = 680, kChain = 6, kWarpReads = 4, kCopyAlone = 54;
   // What a block takes of an SM that several share: for each chunk, and each copy of a thread.
   static constexpr double kShared = 1080, kCopyShared = 104;
 };
