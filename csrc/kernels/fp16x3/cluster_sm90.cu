@@ -4,14 +4,14 @@
 // it waits for memory, and for the chain of low products along a chunk. Here it waits for each of
 // them once, everywhere at the same time. A block holds a tile's operand rows for one chunk: rows
 // of A, and columns of B. A row comes by one bulk copy, or by elements where it is not K-major or
-// not aligned; a warp finds its largest magnitude, splits it from registers, and leaves the parts
-// in place. Some warps multiply by mma.sync and send their sums to the first block of the cluster,
-// which adds those of all chunks in order.
+// not aligned; a warp finds its largest magnitude and splits it in place. Some warps multiply by
+// mma.sync and send their sums to the first block of the cluster, which adds those of all chunks in
+// order.
 //
 // Limit: the chain of 128 dependent mma.sync, while nothing is read. Every block that needs a row
 // reads and splits it.
 //
-// Next: blocks that share what one of them has split; more than eight chunks.
+// Next: blocks that share what one of them has split.
 //
 // The instructions come from memory, too, so there are few: the kernel is no template, and a loop
 // is unrolled only where that gains more.
@@ -72,8 +72,7 @@ __device__ __noinline__ int64_t offset(const Problem& p,
   return batch_offset(p.batch, batch_stride, index);
 }
 
-// The first row and column of the block's tile. They are computed where they are needed, which
-// saves registers.
+// The first row and column of the block's tile.
 __device__ int64_t first_row(const Params& params) {
   return params.operands[0].first + int64_t{blockIdx.y} * params.operands[0].tile;
 }
@@ -81,8 +80,7 @@ __device__ int64_t first_col(const Params& params) {
   return params.operands[1].first + int64_t{ptx::cluster_index()} * params.operands[1].tile;
 }
 
-// Stores a tile of rows x cols, whose sums are `totals` in the order in which warps have them. It
-// is not inlined, since the calls in it would cost the main loop registers.
+// Stores a tile of rows x cols, whose sums are `totals` in the order in which warps have them.
 __device__ void store_tile(const Params& params, int rows, int cols, const float* totals) {
   const Problem& p = params.p;
   const int64_t matrix = params.batch + blockIdx.z;
@@ -238,8 +236,12 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
         totals[e] = total;
       }
     }
-    // The next round overwrites the operand rows, and the sums in the first block.
-    if (first + cluster < chunks) ptx::cluster_sync();
+    if (first + cluster < chunks) {
+      // The next round overwrites the operand rows, by bulk copies, and the sums in the first
+      // block.
+      ptx::fence_proxy_async();
+      ptx::cluster_sync();
+    }
   }
   if (rank == 0) store_tile(params, rows, cols, totals);
 }

@@ -1,13 +1,11 @@
 // mma_direct: 16-bit products straight from global memory to registers, a warp for each tile.
 //
-// Idea:  A small product takes less time than a tensor map, a copy to aligned rows or a barrier,
-// and
-//        a product with a short K needs each element about once. So a warp loads the fragments of
+// Idea:  A small product takes less time than a tensor map, a copy to aligned rows or a barrier.
+//        With a short K a product needs each element about once. So a warp loads the fragments of
 //        its own tile from global memory, whatever their strides, and multiplies them by mma.sync.
 //        It needs no shared memory and waits for no other warp. Several steps of K are in flight.
 //        Tiles of all matrices share a grid.
-// Limit: The instructions that load single elements. Neighbouring tiles load the same elements,
-// from
+// Limit: The instructions that load single elements; neighbouring tiles load the same elements from
 //        L1 or L2. A chain of K / 16 dependent mma.sync, 33 cycles each.
 // Next:  mma_unaligned and mma_tma, whose blocks load each element once for a larger tile.
 //
