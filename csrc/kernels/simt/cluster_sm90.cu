@@ -7,7 +7,7 @@
 //        second is on its way. The blocks of a cluster sum different chunks of a tile, and the
 //        first of them adds the chunk sums in order. Where tiles are many, a block sums all chunks
 //        itself.
-// Limit: A chain's FMA takes five cycles, since a thread reads two vectors for four of them. Where
+// Limit: A chain's FMA takes some six cycles, not four: a thread reads two vectors for four. Where
 //        tiles are many, the instructions that copy elements.
 // Next:  several elements a thread, as simt_cp_async and simt_tma have them.
 //
