@@ -62,13 +62,13 @@ __device__ inline void store_chunk(Accumulators& sums, int thread,
   }
 }
 
-// Stores the totals in pairs, after a bias and ReLU at most. Returns false, with nothing done,
-// where the epilogue is another, or the warp's elements are not all inside C, or one is flagged.
-__device__ inline bool try_store_x2(const Params& params, const ThreadCoord& coord,
-                                    float (&sum)[Tile::kElements], const float (&bias)[Tile::kN]) {
+// Stores the totals from registers, after a bias and ReLU at most: in pairs where C allows it and
+// all elements of the warp are inside. Returns false, with nothing done, where the epilogue is
+// another, or an element is flagged.
+__device__ inline bool try_store(const Params& params, const ThreadCoord& coord,
+                                 float (&sum)[Tile::kElements], const float (&bias)[Tile::kN]) {
   const Problem& p = params.p;
-  bool possible =
-      params.allows_x2_store && coord.row + 8 < p.m && coord.col + Tile::kN - 8 + 1 < p.n;
+  bool possible = params.bias_relu_at_most;
   UNROLL
   for (int i = 0; i < Tile::kElements; ++i) possible &= !isnan(sum[i]);
   if (!__all_sync(~0u, possible)) return false;
@@ -85,11 +85,26 @@ __device__ inline bool try_store_x2(const Params& params, const ThreadCoord& coo
   }
   const OutMatrix& c = p.c;
   float* data = static_cast<float*>(c.data) + batch_offset(p.batch, c, coord.batch) +
-                coord.row * c.row_stride + coord.col;
+                coord.row * c.row_stride + coord.col * c.col_stride;
+  const int64_t down = 8 * c.row_stride;
+  const bool inside = coord.row + 8 < p.m && coord.col + Tile::kN - 8 + 1 < p.n;
+  if (__all_sync(~0u, inside) && params.allows_x2_store) {
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 2) {
+      *reinterpret_cast<float2*>(data + i / 2 % 2 * down + i / 4 * 8) = {sum[i], sum[i + 1]};
+    }
+    return true;
+  }
+  const bool has_row[2] = {coord.row < p.m, coord.row + 8 < p.m};
+  const int cols_left = static_cast<int>(min(p.n - coord.col, int64_t{Tile::kN}));
   UNROLL
-  for (int i = 0; i < Tile::kElements; i += 2) {
-    float* pair = data + i / 2 % 2 * 8 * c.row_stride + i / 4 * 8;
-    *reinterpret_cast<float2*>(pair) = {sum[i], sum[i + 1]};
+  for (int i = 0; i < Tile::kElements; i += 4, data += 8 * c.col_stride) {
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      if (has_row[j / 2] && i * 2 + j % 2 < cols_left) {
+        data[j / 2 * down + j % 2 * c.col_stride] = sum[i + j];
+      }
+    }
   }
   return true;
 }
@@ -147,7 +162,7 @@ __device__ inline void store_tile(const Params& params, const ThreadCoord& coord
   if (params.p.epilogue.bias != nullptr) {
     load_bias<float>(params.p, coord.tile_col, barrier, bias);
   }
-  if (!try_store_x2(params, coord, sum, bias)) store_each(params, coord, sum, bias, staging);
+  if (!try_store(params, coord, sum, bias)) store_each(params, coord, sum, bias, staging);
 }
 
 }  // namespace tiled::cuda::fp16x3_wgmma

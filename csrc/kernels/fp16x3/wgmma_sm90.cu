@@ -147,8 +147,8 @@ void run(const Problem& p, int64_t k_splits, void* memory, const Context& contex
       .a = {buffers.a.presplit, buffers.a_index},
       .b = {splits_b ? buffers.b.presplit : p.b_presplit, buffers.b_index},
       .recompute = buffers.recompute,
-      .allows_x2_store = p.epilogue.is_bias_relu_at_most() &&
-                         is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride),
+      .bias_relu_at_most = p.epilogue.is_bias_relu_at_most(),
+      .allows_x2_store = is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride),
       .partial_sums = buffers.partial_sums,
   };
   const auto kernel =

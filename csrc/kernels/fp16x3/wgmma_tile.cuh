@@ -53,7 +53,8 @@ struct Params {
   Problem p;
   SplitOperand a, b;
   RecomputeList recompute;
-  bool allows_x2_store;  // C takes pairs of a row at once, after a bias and ReLU at most
+  bool bias_relu_at_most;  // is all that the epilogue has
+  bool allows_x2_store;    // C takes pairs of a row at once
   // With split-K, the sums of chunks: (tiles, chunks, consumers).
   Accumulators* partial_sums;
 };
