@@ -236,6 +236,7 @@ def _kernels() -> tuple[Shape, ...]:
         Shape(2048, 2048, 2048, kernels=("tiled64", "simt_tma", "fp16x3_wgmma")),
         Shape(1021, 1031, 1033, kernels=("simt_cp_async",)),
         Shape(32, 32, 32, batch=10_000, kernels=("simt_small",)),
+        Shape(55, 587, 176, batch=96, layout="NT", kernels=("fp16x3_direct", "fp16x3_small")),
         Shape(8, 4096, 4096, layout="NT", kernels=("simt_skinny", "fp16x3_skinny")),
         Shape(128, 4096, 4096, layout="NT", kernels=("fp16x3_fused",)),
         Shape(4, 768, 3072, layout="NT", kernels=("fp16x3_cluster",)),

@@ -33,7 +33,7 @@
 namespace tiled::fp16x3 {
 
 // Shorter sums are computed in the chunked order.
-inline constexpr int kMinK = 64;
+inline constexpr int kMinK = 128;
 
 // How much of K the tensor core, which truncates, sums before an addition that rounds.
 HOST_DEVICE constexpr int promotion(int64_t k) { return k < 512 ? 16 : 32; }
@@ -50,8 +50,9 @@ HOST_DEVICE inline int scale_exponent(uint32_t largest) {
 
 // 2^s, or NaN where the group is not finite, which makes all its elements NaN.
 HOST_DEVICE inline float scale(uint32_t largest) {
-  if (largest >= 0x7f800000u) return float_of(0x7fc00000u);
-  return float_of(static_cast<uint32_t>(127 + scale_exponent(largest)) << 23);
+  if (largest == 0) return 1;
+  const uint32_t exponent = largest >> 23, scaled = 254 + 14 - exponent;
+  return float_of(exponent == 255 ? 0x7fc00000u : (scaled < 254 ? scaled : 254) << 23);
 }
 
 // 2^-s, negated where the group is wide.

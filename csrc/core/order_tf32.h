@@ -22,7 +22,7 @@
 namespace tiled::tf32 {
 
 // Shorter sums, and longer ones, which no tensor map holds, are computed in the chunked order.
-inline constexpr int64_t kMinK = fp16x3::kMinK, kMaxK = (int64_t{1} << 31) - 1024;
+inline constexpr int64_t kMinK = 64, kMaxK = (int64_t{1} << 31) - 1024;
 
 // In scaled units, a float16 below 2^-14, which has fewer than 11 bits, is off by at most 2^-25.
 // Times a factor below 2^15 that is 2^-10, and each of the 8192 products of a chunk may have such

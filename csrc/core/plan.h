@@ -7,12 +7,13 @@
 namespace tiled {
 
 struct Plan {
-  int tile = 0;           // index in the kernel's table of tiles, where it has one
-  int m = 0, n = 0;       // rows and columns of C in a tile
-  int64_t k_splits = 1;   // parts of K, of whole chunks, that different blocks sum
-  int blocks_per_sm = 1;  // that share an SM; no more than the tile allows
-  int64_t blocks = 0;     // work tiles, K splits included
-  double cycles = 0;      // of the busiest SM, with the launch and copies of operands
+  int tile = 0;             // index in the kernel's table of tiles, where it has one
+  int m = 0, n = 0;         // rows and columns of C in a tile
+  int64_t k_splits = 1;     // parts of K, of whole chunks, that different blocks sum
+  int blocks_per_sm = 1;    // that share an SM; no more than the tile allows
+  int64_t blocks = 0;       // work tiles, K splits included
+  double cycles = 0;        // of the busiest SM, with the launch and copies of operands
+  int tiles_per_block = 1;  // that a block computes one after another
 };
 
 }  // namespace tiled

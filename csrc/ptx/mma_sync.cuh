@@ -23,4 +23,13 @@ __device__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32
   }
 }
 
+// d = a b, float16.
+__device__ inline void mma_m16n8k16_from_0(float (&d)[4], const uint32_t (&a)[4],
+                                           const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+}
+
 }  // namespace tiled::ptx

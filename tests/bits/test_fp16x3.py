@@ -32,7 +32,7 @@ def device(request):
 # --- bits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [64, 100, 511, 1040])
+@pytest.mark.parametrize("k", [128, 164, 511, 1040])
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_bits_are_as_specified(device, name, k):
     a, b = OVERFLOWING[name](7, k, 6)
@@ -86,8 +86,8 @@ def test_gemm_and_linear_finish_the_same_sum(device):
 @pytest.mark.parametrize(
     "k, order",
     [
-        (63, "1 chunk of at most 1024 in K, each ascending"),
-        (64, "1 chunk of at most 1024 in K, each three float16 products promoted every 16"),
+        (127, "1 chunk of at most 1024 in K, each ascending"),
+        (128, "1 chunk of at most 1024 in K, each three float16 products promoted every 16"),
         (512, "1 chunk of at most 1024 in K, each three float16 products promoted every 32"),
         (1025, "2 chunks of at most 1024 in K, each three float16 products promoted every 32"),
     ],
@@ -102,7 +102,7 @@ def test_explain_says_the_order(device, k, order):
 # --- accuracy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [64, 65, 500, 512, 1024, 1500, 4100])
+@pytest.mark.parametrize("k", [128, 129, 500, 512, 1024, 1500, 4100])
 @pytest.mark.parametrize("name", BOUNDED)
 def test_elementwise_bound(device, name, k):
     a, b = OPERANDS[name](24, k, 20)
@@ -125,7 +125,7 @@ def test_flagged_elements_have_the_bound_of_the_chunked_order(device):
 
 
 def test_bound_is_below_that_of_a_plain_sum():
-    for k in (64, 128, 511, 512, 1024, 1025, 100_000):
+    for k in (128, 192, 511, 512, 1024, 1025, 100_000):
         a, b = torch.ones(1, k), torch.ones(k, 1)
         assert bound(a, b, algorithm="fp16x3") < bound(a, b, algorithm="naive")
 
@@ -145,7 +145,7 @@ def errors(name, k, device, multiply=multiply):
     return ours, plain, bias
 
 
-@pytest.mark.parametrize("k", [64, 128, 256, 511, 512, 1024, 4096])
+@pytest.mark.parametrize("k", [128, 192, 256, 511, 512, 1024, 4096])
 @pytest.mark.parametrize("name", ["normal", "uniform", "columns scaled", "lognormal"])
 def test_error_is_at_most_that_of_a_plain_sum(device, name, k):
     if name == "lognormal" and k < 256:
@@ -173,7 +173,7 @@ def test_a_lost_promotion_would_show(k):
 
 @needs_hopper
 @pytest.mark.parametrize(
-    "k", [64, 65, 79, 127, 128, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
+    "k", [128, 129, 143, 191, 192, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
 )
 def test_host_and_gpu_agree(k):
     sizes = [1, 2, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 131, 257]
@@ -209,7 +209,7 @@ FLAGGED = {
 @pytest.mark.parametrize("name", FLAGGED)
 def test_host_and_gpu_agree_however_many_are_flagged(name, layout):
     rows, cols = (list(each) for each in FLAGGED[name])
-    for k in (64, 129, 700, 1024, 3000, 9001):
+    for k in (128, 193, 700, 1024, 3000, 9001):
         a, b = torch.randn(70, k), torch.randn(k, 150)
         at = k - 3  # so large a number there that all others of the row are lost beside it
         a[rows, at] = 1e15

@@ -22,7 +22,7 @@ KINDS = ["layer", "converted", "overridden", "frozen"]
 TRAINED = KINDS[:-1]
 
 
-def plain_model(*between, sizes=(70, 80, 65), device="cpu", dtype=torch.float32):
+def plain_model(*between, sizes=(140, 150, 129), device="cpu", dtype=torch.float32):
     options = {"device": device, "dtype": dtype}
     first, last = (
         torch.nn.Linear(*pair, **options) for pair in zip(sizes, sizes[1:], strict=False)

@@ -72,9 +72,9 @@ def make_model(device, **options):
     """Two layers of torch_tiled, which freeze() splits, around one of PyTorch."""
     options = {"device": device, "algorithm": presplit_algorithm(device)} | options
     model = torch.nn.Sequential(
-        torch_tiled.nn.Linear(100, 70, activation="gelu", **options),
-        torch.nn.Linear(70, 80, device=device),
-        torch_tiled.nn.Linear(80, 30, bias=False, **options),
+        torch_tiled.nn.Linear(140, 130, activation="gelu", **options),
+        torch.nn.Linear(130, 150, device=device),
+        torch_tiled.nn.Linear(150, 30, bias=False, **options),
     )
     return model.requires_grad_(False)
 

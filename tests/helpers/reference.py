@@ -65,7 +65,7 @@ ACTIVATIONS = {
 FLOATS_16BIT = (torch.float16, torch.bfloat16)
 CHUNK = 1024  # of K in the chunked and the fp16x3 order
 MMA_CHUNK = 8192  # of K in the mma and the tf32 order
-MIN_K = 64  # of the fp16x3 and the tf32 order; shorter sums are in the chunked one
+MIN_K = {"fp16x3": 128, "tf32": 64}  # of these orders; shorter sums are in the chunked one
 TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 
@@ -143,7 +143,8 @@ def order(algorithm, a, precision="fp32"):
     if algorithm.startswith("mma"):
         return "mma"
     if algorithm.startswith(("fp16x3", "tf32")):
-        return algorithm.partition("_")[0] if k >= MIN_K else "chunked"
+        order = algorithm.partition("_")[0]
+        return order if k >= MIN_K[order] else "chunked"
     return "plain" if algorithm == "naive" else "chunked"
 
 

@@ -9,7 +9,14 @@ from helpers.reference import assert_same
 
 import torch_tiled
 
-FP16X3_KERNELS = ("fp16x3_cluster", "fp16x3_small", "fp16x3_skinny", "fp16x3_fused", "fp16x3_wgmma")
+FP16X3_KERNELS = (
+    "fp16x3_cluster",
+    "fp16x3_small",
+    "fp16x3_direct",
+    "fp16x3_skinny",
+    "fp16x3_fused",
+    "fp16x3_wgmma",
+)
 TF32_KERNELS = ("tf32_tma", "tf32")
 
 

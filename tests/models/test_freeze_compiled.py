@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler", "splits_on_cpu")
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_frozen_layers_when_compiled(device, backend):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
     graphs, record = recorder(backend)
     compiled = torch.compile(model, fullgraph=True, backend=record)
     assert_close(compiled(x), model(x))
@@ -47,7 +47,7 @@ def test_frozen_layers_when_compiled(device, backend):
 
 
 def test_a_copy_that_was_never_called_reads_its_weight_when_compiled(device):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
     model[0].weight.data.mul_(2)
     twin = copy.deepcopy(model)
     expected = torch_tiled.unfreeze(copy.deepcopy(model))(x)
@@ -62,13 +62,13 @@ def test_a_copy_that_was_never_called_reads_its_weight_when_compiled(device):
 
 def test_dynamic_shapes_of_frozen_layers(device):
     model = torch_tiled.freeze(make_model(device))
-    inputs = [(randn(rows, 100, device=device),) for rows in (4, 7, 10)]
+    inputs = [(randn(rows, 140, device=device),) for rows in (4, 7, 10)]
     assert count_compilations(model, inputs) == 1
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_frozen_layers_are_exported(device, strict, tmp_path):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 100, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
     rows = torch.export.Dim("rows", min=2)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
@@ -85,7 +85,7 @@ def test_frozen_layers_are_exported(device, strict, tmp_path):
 def test_other_weights_by_functional_call(device, compile):
     """A frozen layer uses its split for its own weight only."""
     layer = torch_tiled.freeze(make_model(device)[0])
-    x, other = randn(9, 100, device=device), make_model(device)[0]
+    x, other = randn(9, 140, device=device), make_model(device)[0]
     weights = dict(other.named_parameters())
 
     def call(weights, x):
@@ -99,7 +99,7 @@ def test_other_weights_by_functional_call(device, compile):
 
 def test_compiled_graphs_notice_whose_weight_was_split(device):
     layer, other = torch_tiled.freeze(make_model(device)[0]), make_model(device)[0]
-    x = randn(9, 100, device=device)
+    x = randn(9, 140, device=device)
     expected = torch_tiled.unfreeze(copy.deepcopy(layer))(x)
     graphs, record = recorder("eager")
     compiled = torch.compile(layer, fullgraph=True, backend=record)
@@ -112,8 +112,8 @@ def test_compiled_graphs_notice_whose_weight_was_split(device):
 
 
 def test_transforms_of_frozen_layers(device):
-    layers = [torch_tiled.nn.Linear(100, 7, device=device) for _ in range(3)]
-    x = randn(5, 100, device=device)
+    layers = [torch_tiled.nn.Linear(140, 7, device=device) for _ in range(3)]
+    x = randn(5, 140, device=device)
     expected = torch.stack([layer(x) for layer in layers]).detach()
     for layer in layers:
         torch_tiled.freeze(layer.requires_grad_(False))
@@ -122,7 +122,7 @@ def test_transforms_of_frozen_layers(device):
     assert_close(ensemble(parameters, buffers).detach(), expected)
     assert_close(vmap(layers[0])(x), expected[0])
     jacobian = vmap(jacrev(layers[0]))(x)
-    assert_close(jacobian, layers[0].weight.expand(5, 7, 100))
+    assert_close(jacobian, layers[0].weight.expand(5, 7, 140))
 
     def loss(parameters, sample):
         return functional_call(layers[0], parameters, (sample,)).square().sum()

@@ -25,7 +25,7 @@ ops = torch.ops.tiled
 STEP, TILE = 32, 128  # csrc/core/presplit.h
 
 # (m, n, k) with full, partial and several tiles of B's columns, steps of K and chunks of K.
-SIZES = [(1, 1, 64), (5, 7, 65), (9, 128, 1024), (3, 131, 1000), (2, 300, 2085)]
+SIZES = [(1, 1, 128), (5, 7, 129), (9, 128, 1024), (3, 131, 1000), (2, 300, 2085)]
 
 
 # --- what is made --------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def test_layouts_do_not_matter(device):
 
 @pytest.mark.parametrize(
     "shape, dtype",
-    [((63, 5), torch.float32), ((64, 0), torch.float32), ((0, 5), torch.float32)]
-    + [((64, 5), dtype) for dtype in (torch.float64, torch.float16, torch.bfloat16)],
+    [((127, 5), torch.float32), ((128, 0), torch.float32), ((0, 5), torch.float32)]
+    + [((128, 5), dtype) for dtype in (torch.float64, torch.float16, torch.bfloat16)],
     ids=str,
 )
 def test_nothing_to_split(device, shape, dtype):
@@ -108,21 +108,21 @@ def test_nothing_to_split(device, shape, dtype):
 
 
 def test_prepared_stands_for_its_tensor(device):
-    b = randn(100, 20, device=device)
+    b = randn(140, 20, device=device)
     prepared = torch_tiled.prepare(b)
     assert prepared.tensor is b
     assert (prepared.shape, prepared.dtype, prepared.device) == (b.shape, b.dtype, b.device)
-    assert prepared.mT.shape == (20, 100) and prepared.mT.mT.shape == b.shape
-    expected = 24 * 128 * 4 + 24 * 4 if takes_presplit(device) else 0
+    assert prepared.mT.shape == (20, 140) and prepared.mT.mT.shape == b.shape
+    expected = 24 * 160 * 4 + 24 * 4 if takes_presplit(device) else 0
     assert prepared.nbytes == prepared.mT.nbytes == expected
     assert repr(prepared) == (
-        f"Prepared(shape=(100, 20), dtype=torch.float32, device={b.device}, nbytes={expected})"
+        f"Prepared(shape=(140, 20), dtype=torch.float32, device={b.device}, nbytes={expected})"
     )
     leaves, spec = tree_flatten(prepared.mT)
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
     assert tree_unflatten(leaves, spec).transposed
     moved = tree_map(lambda leaf: leaf.cpu(), prepared)
-    a = randn(3, 100, device="cpu")
+    a = randn(3, 140, device="cpu")
     assert_same_bits(
         torch_tiled.matmul(a, moved, algorithm="fp16x3"),
         torch_tiled.matmul(a, b.cpu(), algorithm="fp16x3"),
@@ -130,7 +130,7 @@ def test_prepared_stands_for_its_tensor(device):
 
 
 def test_prepared_can_be_saved(device):
-    prepared = torch_tiled.prepare(randn(100, 20, device=device))
+    prepared = torch_tiled.prepare(randn(140, 20, device=device))
     file = io.BytesIO()
     torch.save(prepared, file)
     file.seek(0)
@@ -160,12 +160,12 @@ def test_matmul_has_the_bits_of_the_unprepared(device, poisoned, m, n, k, algori
 
 
 def test_batches_have_the_bits_of_the_unprepared(device):
-    prepared = torch_tiled.prepare(randn(100, 30, device=device))
+    prepared = torch_tiled.prepare(randn(140, 30, device=device))
     for a in (
-        randn(4, 3, 100, device=device),
-        randn(3, 4, 100, device=device).transpose(0, 1),  # rows that cannot be merged
-        randn(2, 1, 3, 200, device=device)[..., ::2].expand(2, 5, 3, 100),
-        randn(4, 0, 100, device=device),
+        randn(4, 3, 140, device=device),
+        randn(3, 4, 140, device=device).transpose(0, 1),  # rows that cannot be merged
+        randn(2, 1, 3, 280, device=device)[..., ::2].expand(2, 5, 3, 140),
+        randn(4, 0, 140, device=device),
     ):
         for options in ({}, {"algorithm": presplit_algorithm(device)}, {"precision": "ieee"}):
             product = torch_tiled.matmul(a, prepared, **options)
@@ -189,7 +189,7 @@ def test_the_split_is_read_and_not_the_operand(device):
     """b itself is zeros here, which would show if it were read."""
     skip_without_presplit(device)
     # On a GPU a small product may read b itself, which fp16x3_fused splits.
-    m, n, k = (5, 30, 100) if device == "cpu" else (2048, 2048, 128)
+    m, n, k = (5, 30, 140) if device == "cpu" else (2048, 2048, 128)
     a, b, bias = (randn(*s, device=device) for s in ((m, k), (k, n), (n,)))
     hi_lo, inverse_scales = ops.prepare(b)
     for algorithm in ("fp16x3", *(["auto"] if device == "cuda" else [])):

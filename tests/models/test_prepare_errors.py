@@ -26,72 +26,72 @@ def other_dtype(tensors):
 
 
 BAD_CALLS = {
-    "prepare vector": (lambda t: ops.prepare(t(64)), r"b is \(64,\); it must be a matrix \(k, n\)"),
-    "prepare batch": (lambda t: ops.prepare(t(2, 64, 5)), r"b is \(2, 64, 5\); it must be a mat"),
-    "prepare dtype": (lambda t: ops.prepare(t(64, 5).long()), r"b is torch.int64; supported are"),
+    "prepare vector": (lambda t: ops.prepare(t(128)), r"b is \(128,\); it must be a matrix \(k, n"),
+    "prepare batch": (lambda t: ops.prepare(t(2, 128, 5)), r"b is \(2, 128, 5\); it must be a m"),
+    "prepare dtype": (lambda t: ops.prepare(t(128, 5).long()), r"b is torch.int64; supported are"),
     "columns": (
-        lambda t: ops.matmul.prepared(t(3, 65), t(64, 5), *split_of(t, 64, 5)),
-        r"a is \(3, 65\) and b is \(64, 5\); a's columns must equal b's rows",
+        lambda t: ops.matmul.prepared(t(3, 129), t(128, 5), *split_of(t, 128, 5)),
+        r"a is \(3, 129\) and b is \(128, 5\); a's columns must equal b's rows",
     ),
     "batch": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(2, 64, 5), *split_of(t, 64, 5)),
-        r"b is \(2, 64, 5\); a prepared operand is one matrix",
+        lambda t: ops.matmul.prepared(t(3, 128), t(2, 128, 5), *split_of(t, 128, 5)),
+        r"b is \(2, 128, 5\); a prepared operand is one matrix",
     ),
     "of another": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 50), *split_of(t, 64, 5)),
-        r"hi_lo is \(2048,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, "
-        rf"{NOT_MADE_OF} b, \(64, 50\) torch.float32; prepare it again",
+        lambda t: ops.matmul.prepared(t(3, 128), t(128, 50), *split_of(t, 128, 5)),
+        r"hi_lo is \(4096,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, "
+        rf"{NOT_MADE_OF} b, \(128, 50\) torch.float32; prepare it again",
     ),
     "hi_lo alone": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), ops.prepare(t(64, 5))[0], t(0)),
+        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), ops.prepare(t(128, 5))[0], t(0)),
         rf"inverse_scales is \(0,\) torch.float32, {NOT_MADE_OF} b",
     ),
     "dtype of hi_lo": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *other_dtype(ops.prepare(t(64, 5)))),
-        rf"hi_lo is \(2048,\) torch.int8 .*{NOT_MADE_OF} b",
+        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *other_dtype(ops.prepare(t(128, 5)))),
+        rf"hi_lo is \(4096,\) torch.int8 .*{NOT_MADE_OF} b",
     ),
     "rank of hi_lo": (
         lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *(x.unsqueeze(0) for x in split_of(t, 64, 5))
+            t(3, 128), t(128, 5), *(x.unsqueeze(0) for x in split_of(t, 128, 5))
         ),
-        rf"hi_lo is \(1, 2048\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b",
+        rf"hi_lo is \(1, 4096\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b",
     ),
     "strided hi_lo": (
         lambda t: ops.matmul.prepared(
-            t(3, 64), t(64, 5), *(x.repeat_interleave(2)[::2] for x in split_of(t, 64, 5))
+            t(3, 128), t(128, 5), *(x.repeat_interleave(2)[::2] for x in split_of(t, 128, 5))
         ),
-        rf"hi_lo is \(2048,\) torch.uint8 .*{NOT_MADE_OF} b",
+        rf"hi_lo is \(4096,\) torch.uint8 .*{NOT_MADE_OF} b",
     ),
     "dtype of b": (
-        lambda t: ops.matmul.prepared(t(3, 64).double(), t(64, 5).double(), *split_of(t, 64, 5)),
-        rf"{NOT_MADE_OF} b, \(64, 5\) torch.float64",
+        lambda t: ops.matmul.prepared(t(3, 128).double(), t(128, 5).double(), *split_of(t, 128, 5)),
+        rf"{NOT_MADE_OF} b, \(128, 5\) torch.float64",
     ),
     "transposed weight": (
-        lambda t: ops.linear.prepared(t(3, 64), t(500, 64), *split_of(t, 500, 64)),
-        rf"{NOT_MADE_OF} weight, \(500, 64\) torch.float32",
+        lambda t: ops.linear.prepared(t(3, 128), t(500, 128), *split_of(t, 500, 128)),
+        rf"{NOT_MADE_OF} weight, \(500, 128\) torch.float32",
     ),
     "weight": (
-        lambda t: ops.linear.prepared(t(3, 64), t(64), *split_of(t, 64, 5)),
+        lambda t: ops.linear.prepared(t(3, 128), t(128), *split_of(t, 128, 5)),
         r"weight must be \(out_features, in_features\)",
     ),
     "bias": (
-        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *split_of(t, 64, 5), t(4)),
+        lambda t: ops.linear.prepared(t(3, 128), t(5, 128), *split_of(t, 128, 5), t(4)),
         r"bias must be \(out_features,\)",
     ),
     "activation": (
-        lambda t: ops.linear.prepared(t(3, 64), t(5, 64), *split_of(t, 64, 5), activation="elu"),
+        lambda t: ops.linear.prepared(t(3, 128), t(5, 128), *split_of(t, 128, 5), activation="elu"),
         'there is no activation "elu"',
     ),
     "algorithm": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), algorithm="fast"),
+        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *split_of(t, 128, 5), algorithm="fast"),
         'there is no algorithm "fast"',
     ),
     "precision": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), precision="fp8"),
+        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *split_of(t, 128, 5), precision="fp8"),
         'there is no precision "fp8"',
     ),
     "tf32": (
-        lambda t: ops.matmul.prepared(t(3, 64), t(64, 5), *split_of(t, 64, 5), algorithm="tf32"),
+        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *split_of(t, 128, 5), algorithm="tf32"),
         'algorithm "tf32" rounds operands to 11 bits',
     ),
 }
@@ -112,15 +112,15 @@ def test_bad_calls_raise_the_same_sentence_on_meta_tensors(device, name):
 
 def test_a_misaligned_split(device):
     skip_without_presplit(device)
-    b = randn(64, 8, device=device)
+    b = randn(128, 8, device=device)
     hi_lo, inverse_scales = ops.prepare(b)
     misaligned = torch.cat([hi_lo[:1], hi_lo])[1:]
     with pytest.raises(RuntimeError, match=r"hi_lo does not begin at a multiple of 16 bytes; pa"):
-        ops.matmul.prepared(b.mT[:, :64], b, misaligned, inverse_scales)
+        ops.matmul.prepared(b.mT[:, :128], b, misaligned, inverse_scales)
 
 
 def test_operands_on_two_devices(device):
-    b = randn(64, 8, device=device)
+    b = randn(128, 8, device=device)
     meta = tuple(x.to("meta") for x in ops.prepare(b))
     for call in (
         lambda: ops.matmul.prepared(b.mT, b, *meta),
@@ -132,7 +132,7 @@ def test_operands_on_two_devices(device):
 
 def test_orientations_are_not_mixed_up(device):
     """The shape of a square operand does not show that it is transposed."""
-    b = randn(64, 64, device=device)
+    b = randn(128, 128, device=device)
     prepared = torch_tiled.prepare(b)
     with pytest.raises(RuntimeError, match=r"tiled::matmul: b is the transpose of a prepared op"):
         torch_tiled.matmul(b, prepared.mT)
@@ -144,7 +144,7 @@ def test_orientations_are_not_mixed_up(device):
 
 
 def test_only_dense_tensors_are_taken(device):
-    b = torch.ones(64, 64, device=device)
+    b = torch.ones(128, 128, device=device)
     prepared = torch_tiled.prepare(b)
     for name, call in (
         ("matmul: a", lambda x: torch_tiled.matmul(x, prepared)),
@@ -170,8 +170,8 @@ REFUSAL = "{}, and a prepared operand has no derivative; call torch_tiled.unfree
 
 
 def test_derivatives_of_what_was_prepared_are_refused(device):
-    b = randn(100, 30, device=device, requires_grad=True)
-    a = randn(9, 100, device=device)
+    b = randn(140, 30, device=device, requires_grad=True)
+    a = randn(9, 140, device=device)
     prepared = torch_tiled.prepare(b)
     assert not prepared.inverse_scales.requires_grad
     calls = (

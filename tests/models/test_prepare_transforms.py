@@ -35,9 +35,9 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_are_those_of_the_unprepared(device, activation):
     options = {"algorithm": presplit_algorithm(device), "activation": activation}
-    weight = randn(70, 100, device=device)
+    weight = randn(70, 140, device=device)
     prepared = torch_tiled.prepare(weight.mT).mT
-    x = randn(2, 9, 100, device=device, requires_grad=True)
+    x = randn(2, 9, 140, device=device, requires_grad=True)
     bias = randn(70, device=device, requires_grad=True)
     results = []
     for operand in (prepared, weight):
@@ -49,9 +49,9 @@ def test_gradients_are_those_of_the_unprepared(device, activation):
         assert_same_bits(ours.detach(), theirs.detach())
 
 
-@pytest.mark.parametrize("a_shape", [(100,), (9, 100), (2, 3, 100)], ids=str)
+@pytest.mark.parametrize("a_shape", [(140,), (9, 140), (2, 3, 140)], ids=str)
 def test_gradients_of_matmul_are_those_of_the_unprepared(device, a_shape):
-    b = randn(100, 30, device=device)
+    b = randn(140, 30, device=device)
     a = randn(*a_shape, device=device, requires_grad=True)
     options = {"algorithm": presplit_algorithm(device)}
     grads = []
@@ -62,9 +62,9 @@ def test_gradients_of_matmul_are_those_of_the_unprepared(device, a_shape):
 
 
 def test_backward_keeps_the_operand_and_nothing_else(device):
-    b = randn(100, 30, device=device)
+    b = randn(140, 30, device=device)
     prepared = torch_tiled.prepare(b)
-    a = randn(9, 100, device=device, requires_grad=True)
+    a = randn(9, 140, device=device, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         out = torch_tiled.matmul(a, prepared, algorithm="tiled16", precision="ieee")
@@ -89,10 +89,10 @@ TRANSFORMS = {
 
 @each_value
 @pytest.mark.parametrize("activation", [None, "none", "relu", "gelu"])
-@pytest.mark.parametrize("a_shape", [(65,), (2, 65)], ids=str)
+@pytest.mark.parametrize("a_shape", [(129,), (2, 129)], ids=str)
 def test_pairs_of_transforms(device, a_shape, activation):
     """Only three elements of a vary, since Jacobians of long rows are large."""
-    b, bias = randn(65, 2, device=device), randn(2, device=device)
+    b, bias = randn(129, 2, device=device), randn(2, device=device)
     a = randn(*a_shape, device=device)
     options = {"algorithm": presplit_algorithm(device)}
 
@@ -116,10 +116,10 @@ def test_pairs_of_transforms(device, a_shape, activation):
 
 
 def test_vmap(device):
-    b = randn(100, 30, device=device)
+    b = randn(140, 30, device=device)
     prepared = torch_tiled.prepare(b)
     options = {"algorithm": presplit_algorithm(device)}
-    for shape, dim in (((5, 100), 0), ((100, 5), 1), ((9, 5, 100), 1), ((2, 9, 100, 5), 3)):
+    for shape, dim in (((5, 140), 0), ((140, 5), 1), ((9, 5, 140), 1), ((2, 9, 140, 5), 3)):
         a = randn(*shape, device=device)
         with Calls() as record:
             ours = vmap(lambda a, p: torch_tiled.matmul(a, p, **options), (dim, None))(a, prepared)
@@ -134,7 +134,7 @@ def test_vmap(device):
 
 def test_vmap_over_what_was_prepared(device):
     options = {"algorithm": presplit_algorithm(device)}
-    bs, a, biases = (randn(*s, device=device) for s in ((3, 100, 30), (9, 100), (3, 30)))
+    bs, a, biases = (randn(*s, device=device) for s in ((3, 140, 30), (9, 140), (3, 30)))
     parts = [torch.stack(t) for t in zip(*(ops.prepare(b) for b in bs), strict=True)]
 
     def product(b, hi_lo, inverse_scales):
@@ -159,12 +159,12 @@ def test_vmap_over_what_was_prepared(device):
             ]
         )
         assert_close(vmap(layer, dims)(*args), expected)
-    with pytest.raises(RuntimeError, match=r"tiled::prepare: under vmap b of shape \(3, 100, 30\)"):
+    with pytest.raises(RuntimeError, match=r"tiled::prepare: under vmap b of shape \(3, 140, 30\)"):
         vmap(torch_tiled.prepare)(bs)
 
 
 def test_autocast_computes_the_unprepared(device):
-    a, b, bias = (randn(*s, device=device) for s in ((9, 100), (100, 30), (30,)))
+    a, b, bias = (randn(*s, device=device) for s in ((9, 140), (140, 30), (30,)))
     prepared = torch_tiled.prepare(b)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(device, dtype=dtype):
@@ -182,7 +182,7 @@ def test_autocast_computes_the_unprepared(device):
 # --- shapes without data, torch.compile, torch.export --------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(64, 5), (63, 5), (1025, 130), (64, 0), (0, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(128, 5), (127, 5), (1025, 130), (128, 0), (0, 5)], ids=str)
 def test_meta(device, shape):
     b = randn(*shape, device=device)
     if takes_presplit(device):
@@ -197,12 +197,12 @@ def test_meta(device, shape):
 @pytest.mark.parametrize("view", VIEWS)
 def test_opcheck(device, view):
     make = VIEWS[view]
-    b = make(65, 5, device=device)
+    b = make(129, 5, device=device)
     torch.library.opcheck(ops.prepare.default, (b,))
     hi_lo, inverse_scales = ops.prepare(b)
     bias = randn(5, device=device)
     for live in (False, True):
-        for shape in ((3, 65), (2, 3, 65)):
+        for shape in ((3, 129), (2, 3, 129)):
             a = make(*shape, device=device).detach().requires_grad_(live)
             args = (b, hi_lo, inverse_scales)
             torch.library.opcheck(ops.matmul.prepared, (a, *args))
@@ -211,7 +211,7 @@ def test_opcheck(device, view):
 
 
 def test_flops(device):
-    a, b = randn(2, 9, 100, device=device), randn(100, 30, device=device)
+    a, b = randn(2, 9, 140, device=device), randn(140, 30, device=device)
     prepared = torch_tiled.prepare(b)
     for call in (
         lambda: torch_tiled.matmul(a, prepared),
@@ -219,7 +219,7 @@ def test_flops(device):
     ):
         with FlopCounterMode(display=False) as counter:
             call()
-        assert counter.get_total_flops() == 2 * 2 * 9 * 100 * 30
+        assert counter.get_total_flops() == 2 * 2 * 9 * 140 * 30
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -232,7 +232,7 @@ def test_compile(device, backend, dynamic):
         return torch_tiled.linear(y + 1, weight, activation="relu", **options)
 
     compiled = torch.compile(f, fullgraph=True, backend=backend, dynamic=dynamic)
-    for k, n in ((100, 70), (1030, 90)):
+    for k, n in ((140, 70), (1030, 90)):
         b, weight = randn(k, n, device=device), randn(40, n, device=device)
         prepared = torch_tiled.prepare(b), torch_tiled.prepare(weight.mT).mT
         a = randn(9, k, device=device, requires_grad=True)
@@ -245,7 +245,7 @@ def test_compile(device, backend, dynamic):
 
 
 def test_dynamic_shapes_need_no_guards_of_ours(device):
-    sizes = [(4, 66, 70), (7, 80, 90), (10, 300, 1200)]
+    sizes = [(4, 66, 140), (7, 80, 190), (10, 300, 1200)]
     inputs = [
         (randn(m, k, device=device), torch_tiled.prepare(randn(k, n, device=device)))
         for m, n, k in sizes
@@ -257,7 +257,7 @@ def test_dynamic_shapes_need_no_guards_of_ours(device):
 
 def test_prepare_when_compiled(device):
     compiled = torch.compile(torch_tiled.prepare, fullgraph=True, backend="aot_eager")
-    b = randn(100, 30, device=device)
+    b = randn(140, 30, device=device)
     (ours, our_spec), (theirs, spec) = map(tree_flatten, (compiled(b), torch_tiled.prepare(b)))
     assert our_spec == spec
     for x, y in zip(ours, theirs, strict=True):
@@ -276,8 +276,8 @@ class Product(torch.nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(device, strict, tmp_path):
     options = {"algorithm": presplit_algorithm(device)}
-    b = randn(100, 30, device=device)
-    args = (randn(9, 100, device=device), torch_tiled.prepare(b))
+    b = randn(140, 30, device=device)
+    args = (randn(9, 140, device=device), torch_tiled.prepare(b))
     program = torch.export.export(Product(**options), args, strict=strict)
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert called == [ops.matmul.prepared]

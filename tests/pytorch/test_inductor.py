@@ -91,8 +91,9 @@ def test_chosen(dynamic, device):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     x, w, bias = operands(device)
     x = x[:-2]
-    found, expected = compiled(x, w, bias), torch_tiled.matmul(x, w)
-    assert torch.equal(found[0], expected)
+    with ours_alone():  # which are compiled once more where shapes are static
+        found = compiled(x, w, bias)
+    assert torch.equal(found[0], torch_tiled.matmul(x, w))
 
 
 def test_gradients(device):

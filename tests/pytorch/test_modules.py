@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("splits_on_cpu")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_product_of_these_is_torch_tiled_s(kind, device):
-    model, x = serving_model(kind, device), torch.randn(9, 70, device=device)
+    model, x = serving_model(kind, device), torch.randn(9, 140, device=device)
     with Calls() as record:
         results(model, x)
     name = "tiled::linear.prepared" if kind == "frozen" else "tiled::linear"
@@ -71,11 +71,11 @@ def watched(model):
 @pytest.mark.parametrize("region", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast(kind, region, device):
-    theirs = plain_model(torch.nn.GELU(), torch.nn.LayerNorm(80), device=device)
+    theirs = plain_model(torch.nn.GELU(), torch.nn.LayerNorm(150), device=device)
     ours = make(kind, theirs)
     for p, other in zip(theirs.parameters(), ours.parameters(), strict=True):
         p.requires_grad_(other.requires_grad)
-    x = torch.randn(9, 70, device=device, requires_grad=True)
+    x = torch.randn(9, 140, device=device, requires_grad=True)
     flows = []
     for model in (theirs, ours):
         flow, products = watched(model)
@@ -102,7 +102,7 @@ def test_autocast(kind, region, device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nested_regions(kind, device):
-    model, x = make(kind, plain_model(device=device)), torch.randn(9, 70, device=device)
+    model, x = make(kind, plain_model(device=device)), torch.randn(9, 140, device=device)
     outside = model(x)
     with torch.autocast(device, torch.bfloat16):
         first = model(x)

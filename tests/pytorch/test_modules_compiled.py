@@ -48,7 +48,7 @@ def test_compiled_for_speed(kind, mode, device, counted):
         torch.compiler.cudagraph_mark_step_begin()
         return results(compiled, x)
 
-    x = torch.randn(33, 70, device=device)
+    x = torch.randn(33, 140, device=device)
     actual, codes = run_and_get_code(run, x)
     calls = "".join(codes)
     assert calls.count("= torch.ops.tiled.linear.") == 2
@@ -56,7 +56,7 @@ def test_compiled_for_speed(kind, mode, device, counted):
     assert "extern_kernels." not in calls
     assert_alike(actual, results(model, x))
     for _ in range(4):
-        x = torch.randn(33, 70, device=device)
+        x = torch.randn(33, 140, device=device)
         assert_alike(run(x), results(model, x))
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
@@ -65,10 +65,10 @@ def test_compiled_for_speed(kind, mode, device, counted):
 
 
 VIEWS = {
-    "transposed": lambda x: x[:70, :9].mT,
-    "every other": lambda x: x[:9, 1:141:2],
-    "expanded": lambda x: x[0, :70].expand(9, 70),
-    "of a batch": lambda x: x[:90, :70].reshape(10, 9, 70).transpose(0, 1)[:, 3],
+    "transposed": lambda x: x[:140, :9].mT,
+    "every other": lambda x: x[:9, 1:281:2],
+    "expanded": lambda x: x[0, :140].expand(9, 140),
+    "of a batch": lambda x: x[:90, :140].reshape(10, 9, 140).transpose(0, 1)[:, 3],
 }
 
 
@@ -79,9 +79,9 @@ VIEWS = {
 )
 def test_views_are_not_copied_when_compiled(kind, view, device, counted):
     """The caller passes a view, or the graph makes one; forward and backward."""
-    layer = torch.nn.Linear(70, 80, bias=False, device=device)
+    layer = torch.nn.Linear(140, 150, bias=False, device=device)
     model = make(kind, torch.nn.Sequential(layer))
-    store, seed = torch.randn(100, 150, device=device), torch.randn(9, 80, device=device)
+    store, seed = torch.randn(200, 300, device=device), torch.randn(9, 150, device=device)
     view_of = VIEWS[view]
 
     def run(f, x):
@@ -101,7 +101,7 @@ def test_views_are_not_copied_when_compiled(kind, view, device, counted):
 def test_compiled_in_autocast(kind, device, counted):
     model, x = (
         make(kind, plain_model(torch.nn.ReLU(), device=device)),
-        torch.randn(9, 70, device=device),
+        torch.randn(9, 140, device=device),
     )
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.autocast(device, torch.bfloat16):
@@ -115,7 +115,7 @@ def test_compiled_in_autocast(kind, device, counted):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_with_hooks(kind, device, counted):
-    model, x = serving_model(kind, device), torch.randn(9, 70, device=device)
+    model, x = serving_model(kind, device), torch.randn(9, 140, device=device)
     unhooked = model(x)
     model[0].register_forward_pre_hook(add_one)
     model[0].register_forward_hook(double)

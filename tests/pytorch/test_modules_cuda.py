@@ -108,7 +108,7 @@ def test_threads_with_streams_of_their_own():
     in_threads(work, len(inputs))
 
 
-@pytest.fixture(params=[(70, 80, 65), LARGE], ids=["small", "large"])
+@pytest.fixture(params=[(140, 150, 129), LARGE], ids=["small", "large"])
 def sizes(request):
     return request.param
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("splits_on_cpu")
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_share_a_model(kind, device):
     model = serving_model(kind, device)
-    inputs = torch.randn(8, 9, 70, device=device)
+    inputs = torch.randn(8, 9, 140, device=device)
     expected = [results(model, x) for x in inputs]
 
     def work(i):
@@ -48,7 +48,7 @@ def test_threads_share_a_model(kind, device):
 
 def test_threads_call_a_copy_of_a_frozen_model_first(device):
     """Each thread finds that the weight is not split yet, and splits it."""
-    sizes = (500, 400, 65)
+    sizes = (500, 400, 129)
     theirs = plain_model(torch.nn.ReLU(), sizes=sizes, device=device)
     model, x = (
         make("frozen", theirs, presplit_algorithm(device)),
@@ -65,7 +65,7 @@ def test_threads_call_a_copy_of_a_frozen_model_first(device):
 
 def test_override_holds_for_its_own_thread_alone(device):
     """Every other thread runs a model under override, whose backward is torch_tiled's, too."""
-    model, x = plain_model(torch.nn.ReLU(), device=device), torch.randn(9, 70, device=device)
+    model, x = plain_model(torch.nn.ReLU(), device=device), torch.randn(9, 140, device=device)
     ours = Overridden(*model)
 
     def work(i):
@@ -80,7 +80,7 @@ def test_override_holds_for_its_own_thread_alone(device):
 
 @pytest.mark.parametrize("kind", TRAINED)
 def test_another_thread_runs_backward(kind, device):
-    model, x = serving_model(kind, device), torch.randn(8, 9, 70, device=device)
+    model, x = serving_model(kind, device), torch.randn(8, 9, 140, device=device)
     expected = [results(model, each)[2:] for each in x]
     losses = [model(each).square().sum() for each in x]
 
@@ -111,7 +111,7 @@ def test_another_process_has_a_shared_model(method, device, one_thread):
     autograd's threads are not forked."""
     trains = method != "fork"
     models = {kind: serving_model(kind, device) for kind in KINDS}
-    x = torch.randn(9, 70, device=device)
+    x = torch.randn(9, 140, device=device)
     twins, untrained = copy.deepcopy(models), copy.deepcopy(models)
     for model in models.values():
         model.share_memory()
@@ -145,7 +145,7 @@ class Computed(Dataset):
 
 def test_data_loader(one_thread):
     """The workers of a DataLoader are forked and call the models."""
-    dataset = Computed([serving_model(kind, "cpu") for kind in KINDS], torch.randn(12, 70))
+    dataset = Computed([serving_model(kind, "cpu") for kind in KINDS], torch.randn(12, 140))
     loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context="fork")
     expected = [torch.stack(columns) for columns in zip(*dataset, strict=True)]
     batches = [torch.cat(columns) for columns in zip(*loader, strict=True)]
@@ -170,7 +170,7 @@ def saved(model):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_have_the_hooks(kind, copied, device):
-    model, x = serving_model(kind, device), torch.randn(9, 70, device=device)
+    model, x = serving_model(kind, device), torch.randn(9, 140, device=device)
     unhooked = results(model, x)
     layer = model[0]
     hooks = [layer.register_forward_pre_hook(add_one), layer.register_forward_hook(double)]

@@ -144,7 +144,7 @@ UNNOTICED = {
 
 def served(device, model=None):
     """A layer that is frozen and was called, and its input."""
-    layer, x = torch_tiled.freeze(model or make_model(device)[0]), randn(9, 100, device=device)
+    layer, x = torch_tiled.freeze(model or make_model(device)[0]), randn(9, 140, device=device)
     with torch.no_grad():
         return layer, x, layer(x)
 

@@ -242,7 +242,7 @@ def _is_split(b):
     It does so where fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
     and FakeTensors on a GPU that is not there, count as split.
     """
-    if b.dtype != torch.float32 or b.shape[0] < 64:
+    if b.dtype != torch.float32 or b.shape[0] < 128:
         return False
     if b.device.type != "cuda" or not torch.cuda.is_available():
         return True

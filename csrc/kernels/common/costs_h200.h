@@ -13,7 +13,7 @@ namespace tiled::h200 {
 inline constexpr double kLaunchNaive = 6000;
 inline constexpr double kLaunchSimtCpAsync = 6800, kLaunchSimtSmall = 5000;
 inline constexpr double kLaunchSimtTma = 8000, kLaunchSimtSkinny = 8500;
-inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 650;
+inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
 inline constexpr double kLaunchFp16x3Skinny = 16000, kLaunchFp16x3Fused = 17000;
 inline constexpr double kLaunchMmaSync = 6000, kLaunchMmaUnaligned = 2360, kLaunchMmaTma = 3500;
 inline constexpr double kLaunchTf32 = 10000;
@@ -153,9 +153,20 @@ struct Fp16x3SmallTile {
 inline constexpr Fp16x3SmallTile kFp16x3SmallTiles[] = {
     {64, 64, 16, 8}, {64, 32, 16, 12}, {32, 32, 8, 12}, {32, 16, 8, 12}};
 
+// fp16x3_direct: a warp multiplies warp_m x warp_n elements of a tile; `blocks` share an SM.
+struct Fp16x3DirectTile {
+  int m, n, warp_m, warp_n, blocks;
+  constexpr int warps() const { return m / warp_m * (n / warp_n); }
+};
+inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {
+    {64, 64, 32, 16, 2}, {32, 32, 16, 16, 4}, {16, 16, 16, 8, 10}};
+inline constexpr int kFp16x3DirectMostTiles = 8;  // of a block
+inline constexpr int kFp16x3DirectMostK = 511;    // whose parts are summed 16 of K at a time
+
 struct Fp16x3 {
   static constexpr int kWgmmaTile = 128;  // rows and columns of C
   static constexpr double kWgmmaWave = 7000, kWgmmaRate = 500;
+  static constexpr double kWgmmaStoreX1 = 2500;   // where C does not take pairs of a row
   static constexpr double kReduceLaunch = 10000;  // the split-K reduction
   static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
   // fp16x3_cluster: a wave, the first one's launch included, and for one k: the chain, and each
@@ -168,9 +179,18 @@ struct Fp16x3 {
   // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
   // tile and k.
   static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;
-  // fp16x3_small: the chain, for one k; a tile of an SM, and each of its operand rows for one k.
-  static constexpr double kSmallK = 5.54, kSmallTile = 3700;
-  static constexpr double kSmallVectors = 0.328, kSmallElements = 0.367;
+  // fp16x3_small: the chain, for one k; a tile of an SM, and for one k each of its operand rows
+  // and each of its products.
+  static constexpr double kSmallK = 5.96, kSmallTile = 2620, kSmallProduct = 0.0189;
+  static constexpr double kSmallVectors = 0.038, kSmallElements = 0.138;
+  // fp16x3_direct. A block that is alone on an SM: once, for each tile and each of its elements,
+  // for each k of a tile, and for each operand row and k that a warp loads.
+  static constexpr double kDirectBlock = 2900, kDirectTile = 4240, kDirectElement = 0.745;
+  static constexpr double kDirectK = 3.5;
+  static constexpr double kDirectKMajorAlone = 1.6, kDirectStridedAlone = 3.6;
+  // What a block takes of a busy SM: for each operand row and k, for each 16 x 16 elements and k.
+  static constexpr double kDirectKMajor = 0.265, kDirectStrided = 0.343, kDirectWarpTile = 1.365;
+  static constexpr double kDirectDram = 9;
   static constexpr double kSkinnyWave = 7000, kSkinnyRate = 330;
   static constexpr double kFusedRate = 160;
   static constexpr double kScalarCopySlowdown = 2.5;  // where the long operand is not vectorized

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <utility>
 
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
@@ -18,11 +19,13 @@ inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
   const int64_t tiles = count_tiles(p, Cost::kWgmmaTile, Cost::kWgmmaTile);
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
+  const bool stores_x2 = is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 2);
+  const double wave = Cost::kWgmmaWave + (stores_x2 ? 0 : Cost::kWgmmaStoreX1);
   Plan best{.m = Cost::kWgmmaTile, .n = Cost::kWgmmaTile};
   for (int64_t splits = 1; splits != 0 && splits <= sms; splits = next_k_splits(chunks, splits)) {
     const int64_t longest = std::min(ceil_div(chunks, splits) * kChunk, p.k);
-    const double each = Cost::kWgmmaWave + Cost::kWgmmaTile * Cost::kWgmmaTile *
-                                               static_cast<double>(longest) / Cost::kWgmmaRate;
+    const double each = wave + Cost::kWgmmaTile * Cost::kWgmmaTile * static_cast<double>(longest) /
+                                   Cost::kWgmmaRate;
     const double reduce =
         splits == 1
             ? 0
@@ -182,13 +185,86 @@ inline Plan fp16x3_small_plan(const Problem& p, int64_t sms) {
     fewest = rows;
     const double each =
         Cost::kSmallTile + k * (static_cast<double>(std::min<int64_t>(p.m, tile.m)) * a +
-                                static_cast<double>(std::min<int64_t>(p.n, tile.n)) * b);
+                                static_cast<double>(std::min<int64_t>(p.n, tile.n)) * b +
+                                tile.m * tile.n * Cost::kSmallProduct);
     best = {.tile = static_cast<int>(i),
             .m = tile.m,
             .n = tile.n,
             .blocks = blocks,
             .cycles = h200::kLaunchFp16x3Small + Cost::kSmallK * k +
                       static_cast<double>(ceil_div(blocks, sms)) * each};
+  }
+  return best;
+}
+
+// Returns whether a block of fp16x3_direct keeps its rows of A for tiles along N, or else its
+// columns of B for tiles along M.
+inline bool fp16x3_direct_keeps_a(const Problem& p) { return p.n >= p.m; }
+// The shared memory that it takes for a tile, in bytes: both parts of the operand rows, where C's
+// tile takes the place of the rows that are not kept; and the rows' ranges and scales.
+inline int64_t fp16x3_direct_smem(const Problem& p, const h200::Fp16x3DirectTile& tile) {
+  const int64_t row = ceil_div(p.k, 16) * 64 + 16;
+  const int64_t kept = fp16x3_direct_keeps_a(p) ? tile.m : tile.n;
+  const int64_t c = std::max(tile.m * (tile.n + 8), (tile.m + 4) * tile.n) * 4;
+  return std::max((tile.m + tile.n) * row, kept * row + c) + tile.warps() * 32 * 16 +
+         (tile.m + tile.n) * 12;
+}
+// Cycles in which a block that is alone on an SM, and what an SM that is busy, loads and splits one
+// k of the rows of an operand.
+struct Fp16x3DirectLoad {
+  double alone, busy;
+};
+inline Fp16x3DirectLoad fp16x3_direct_load(const Matrix& matrix, int64_t rows, int tile) {
+  using Cost = h200::Fp16x3;
+  if (matrix.col_stride == 1) {
+    const auto loaded = static_cast<double>(std::min<int64_t>(rows, tile));
+    return {loaded * Cost::kDirectKMajorAlone, loaded * Cost::kDirectKMajor};
+  }
+  return {tile * Cost::kDirectStridedAlone, tile * Cost::kDirectStrided};
+}
+// An SM waits for blocks that wait for their loads and products, or is busy with those of all.
+inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::Fp16x3;
+  constexpr int64_t kSharedMemory = int64_t{227} << 10, kSharedMemoryOfSm = int64_t{228} << 10;
+  const bool keeps_a = fp16x3_direct_keeps_a(p);
+  const auto k = static_cast<double>(p.k);
+  const auto elements = static_cast<double>(((p.m + p.n) * p.k + p.m * p.n) * p.batch.count);
+  const double dram = 4 * elements / static_cast<double>(sms) / Cost::kDirectDram;
+  Plan best;
+  for (size_t i = 0; i < std::size(h200::kFp16x3DirectTiles); ++i) {
+    const h200::Fp16x3DirectTile& tile = h200::kFp16x3DirectTiles[i];
+    const int64_t smem = fp16x3_direct_smem(p, tile);
+    if (smem > kSharedMemory) continue;
+    const int64_t resident =
+        std::min<int64_t>(tile.blocks, kSharedMemoryOfSm / (smem + 1024)) * sms;
+    const Fp16x3DirectLoad a = fp16x3_direct_load(p.a, p.m, tile.m);
+    const Fp16x3DirectLoad b = fp16x3_direct_load(transposed(p.b), p.n, tile.n);
+    const auto [kept, moved] = keeps_a ? std::pair{a, b} : std::pair{b, a};
+    const auto warp_tiles = static_cast<double>(ceil_div(std::min<int64_t>(p.m, tile.m), 16) *
+                                                ceil_div(std::min<int64_t>(p.n, tile.n), 16));
+    const double each =
+        Cost::kDirectTile + k * Cost::kDirectK + tile.m * tile.n * Cost::kDirectElement;
+    const int64_t moves = keeps_a ? ceil_div(p.n, tile.n) : ceil_div(p.m, tile.m);
+    for (int count = 1; count <= h200::kFp16x3DirectMostTiles; count *= 2) {
+      const int64_t blocks =
+          keeps_a ? count_tiles(p, tile.m, tile.n * count) : count_tiles(p, tile.m * count, tile.n);
+      const auto tiles = static_cast<double>(std::min<int64_t>(count, moves));
+      const double alone =
+          Cost::kDirectBlock + tiles * each + k * (kept.alone + tiles * moved.alone) / tile.warps();
+      const double busy =
+          k * (kept.busy + tiles * (moved.busy + warp_tiles * Cost::kDirectWarpTile));
+      const double cycles =
+          std::max({static_cast<double>(ceil_div(blocks, resident)) * alone,
+                    static_cast<double>(blocks) / static_cast<double>(sms) * busy, dram});
+      if (best.cycles == 0 || cycles < best.cycles) {
+        best = {.tile = static_cast<int>(i),
+                .m = tile.m,
+                .n = tile.n,
+                .blocks = blocks,
+                .cycles = cycles,
+                .tiles_per_block = count};
+      }
+    }
   }
   return best;
 }

@@ -1,0 +1,235 @@
+#pragma once
+// fp16x3_direct: its tile, its shared memory, and how a block loads and splits operand rows.
+//
+// Operand rows are A's rows and B's columns. In shared memory an operand row is its hi parts, then
+// its lo parts, along K; K is padded with zeros to a multiple of 16.
+
+#include <cstdint>
+
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/range.cuh"
+#include "ptx/pack.cuh"
+
+namespace tiled::cuda::fp16x3_direct {
+
+template <int kIndex>
+struct Tile {
+  static constexpr int kTileIndex = kIndex;
+  static constexpr h200::Fp16x3DirectTile kTile = h200::kFp16x3DirectTiles[kIndex];
+  static constexpr int kM = kTile.m, kN = kTile.n, kOperandRows = kM + kN;
+  static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n;
+  static constexpr int kWarps = kTile.warps(), kThreads = kWarps * 32;
+  static constexpr int kBlocksPerSm = kTile.blocks;  // by registers
+};
+
+struct OperandParams {
+  const float* data;
+  int64_t row_stride;  // in elements, as is k_stride
+  int k_stride;
+};
+
+template <class Tile>
+struct Smem {
+  Range ranges[Tile::kOperandRows];
+  float inverse_scale[Tile::kOperandRows];
+  Range parts[2][Tile::kThreads];  // of what a thread loaded of a row, for A and for B
+  uint8_t rows[];                  // (kOperandRows, pitch(k)); then C's tile
+};
+
+HOST_DEVICE inline int padded_k(int k) { return (k + 15) / 16 * 16; }
+// Bytes from an operand row to the next: an odd number of 16 bytes, so that ldmatrix and 128-bit
+// stores of adjacent rows have no bank conflicts.
+HOST_DEVICE inline int pitch(int k) { return padded_k(k) * 4 + 16; }
+
+// Loads and splits the rows of an operand whose elements are adjacent along K. A warp has whole
+// rows, so that their elements are loaded once and stay in registers. kLanes lanes have a row; a
+// lane has two adjacent elements of every 2 kLanes, for at least kLeast and at most kMost of these
+// steps, and a rest.
+template <class Tile, int kLanes, int kLeast, int kMost>
+__device__ void split_k_major(const float* from, int64_t row_stride, int count, int k,
+                              Range* ranges, uint8_t* to) {
+  constexpr int kRows = 32 / kLanes, kStep = kLanes * 2;  // a group's rows; its elements along K
+  const int lane = static_cast<int>(threadIdx.x) % 32, first_k = lane % kLanes * 2;
+  const int to_lo = padded_k(k) * 2;
+  const int steps = k / kStep, tail = steps * kStep;  // steps that all lanes take, and the rest
+  const int tail_k = tail + first_k;
+  from += first_k;
+  to += first_k * 2;
+  NO_UNROLL
+  for (int group = static_cast<int>(threadIdx.x) / 32 * kRows; group < count;
+       group += Tile::kWarps * kRows) {
+    struct Pair {
+      float x, y;
+    };
+    Pair pairs[kMost], last{0, 0};
+    // The last row is split repeatedly where the group has fewer rows.
+    const int row = min(group + lane / kLanes, count - 1);
+    const float* at = from + row * row_stride;
+    asm("" : "+l"(at));  // the compiler would compute it for each load
+    UNROLL
+    for (int s = 0; s < kMost; ++s) {
+      pairs[s] = {0, 0};
+      if (s < kLeast || s < steps) pairs[s] = {__ldg(at + s * kStep), __ldg(at + s * kStep + 1)};
+    }
+    if (tail_k < k) last.x = __ldg(at + tail);
+    if (tail_k + 1 < k) last.y = __ldg(at + tail + 1);
+    Range range;
+    UNROLL
+    for (const Pair& pair : pairs) range.add(pair.x), range.add(pair.y);
+    range.add(last.x), range.add(last.y);
+    UNROLL
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) range.add_lane(lanes);
+    if (lane % kLanes == 0) ranges[row] = range;
+    const float scale = fp16x3::scale(range.largest);
+    uint8_t* row_to = to + row * pitch(k);
+    const auto split = [&](const Pair& pair, int at_k) {
+      uint32_t hi, lo;
+      ptx::split_x2(pair.x * scale, pair.y * scale, hi, lo);
+      *reinterpret_cast<uint32_t*>(row_to + at_k * 2) = hi;
+      *reinterpret_cast<uint32_t*>(row_to + to_lo + at_k * 2) = lo;
+    };
+    UNROLL
+    for (int s = 0; s < kMost; ++s) {
+      if (s < kLeast || s < steps) split(pairs[s], s * kStep);
+    }
+    if (tail_k < padded_k(k)) split(last, tail);
+  }
+}
+
+// Loads and splits the rows of an operand with any strides. Adjacent threads have adjacent rows,
+// and eight adjacent elements of K at a time. The elements are loaded once for their range, and
+// once more, from L1 or L2, to be split.
+template <class Tile, int kRows>
+struct StridedRows {
+  static constexpr int kSlices = Tile::kThreads / kRows;  // threads of a row
+  static_assert(Tile::kThreads % kRows == 0);
+
+  const float* from;  // the thread's row
+  int k_stride, k, row, slice;
+
+  __device__ StridedRows(const float* first, const OperandParams& operand, int count, int k_)
+      : k_stride(operand.k_stride), k(k_) {
+    row = static_cast<int>(threadIdx.x) % kRows, slice = static_cast<int>(threadIdx.x) / kRows;
+    from = first + min(row, count - 1) * operand.row_stride;
+  }
+  // Loads eight elements of the row, or those that there are and zeros.
+  template <bool kAll>
+  __device__ void load(float (&x)[8], int first_k) const {
+    const float* at = from + int64_t{first_k} * k_stride;
+    UNROLL
+    for (int i = 0; i < 8; ++i) {
+      x[i] = kAll || first_k + i < k ? __ldg(at + int64_t{i} * k_stride) : 0;
+    }
+  }
+  __device__ void find_range(Range* parts) const {
+    Range range;
+    const auto add = [&](const float(&x)[8]) {
+      UNROLL
+      for (const float each : x) range.add(each);
+    };
+    int first_k = slice * 8;
+    float x[2][8];
+    NO_UNROLL
+    for (; first_k + (kSlices + 1) * 8 <= k; first_k += kSlices * 16) {
+      load<true>(x[0], first_k);
+      load<true>(x[1], first_k + kSlices * 8);
+      add(x[0]);
+      add(x[1]);
+    }
+    NO_UNROLL
+    for (; first_k + 8 <= k; first_k += kSlices * 8) {
+      load<true>(x[0], first_k);
+      add(x[0]);
+    }
+    if (first_k < k) {
+      load<false>(x[0], first_k);
+      add(x[0]);
+    }
+    parts[threadIdx.x] = range;
+  }
+  __device__ void split(const Range* parts, Range* ranges, uint8_t* to) const {
+    Range range;
+    UNROLL
+    for (int i = 0; i < kSlices; ++i) range.add(parts[i * kRows + row]);
+    if (slice == 0) ranges[row] = range;
+    const float scale = fp16x3::scale(range.largest);
+    to += row * pitch(k);
+    const auto split_x8 = [&](const float(&x)[8], int first_k) {
+      uint4 hi, lo;
+      ptx::split_x2(x[0] * scale, x[1] * scale, hi.x, lo.x);
+      ptx::split_x2(x[2] * scale, x[3] * scale, hi.y, lo.y);
+      ptx::split_x2(x[4] * scale, x[5] * scale, hi.z, lo.z);
+      ptx::split_x2(x[6] * scale, x[7] * scale, hi.w, lo.w);
+      *reinterpret_cast<uint4*>(to + first_k * 2) = hi;
+      *reinterpret_cast<uint4*>(to + padded_k(k) * 2 + first_k * 2) = lo;
+    };
+    int first_k = slice * 8;
+    float x[8];
+    NO_UNROLL
+    for (; first_k + 8 <= k; first_k += kSlices * 8) {
+      load<true>(x, first_k);
+      split_x8(x, first_k);
+    }
+    static_assert(kSlices > 1);  // of at most two vectors that are not full, a thread has one
+    if (first_k < padded_k(k)) {
+      load<false>(x, first_k);
+      split_x8(x, first_k);
+    }
+  }
+};
+
+// An operand's rows of a tile: the first row's first element, how many there are, and whether they
+// are to be loaded.
+struct Rows {
+  const float* from;
+  int count;
+  bool load;
+};
+
+// The block loads and splits rows of A and of B for its tile. All threads call it. At its end the
+// parts are there, and after one more barrier the inverse scales.
+template <class Tile>
+__device__ void load_and_split(const OperandParams (&operands)[2], const Rows& a, const Rows& b,
+                               int k, Smem<Tile>& smem) {
+  const int b_offset = Tile::kM * pitch(k);
+  const bool a_strided = a.load && operands[0].k_stride != 1;
+  const bool b_strided = b.load && operands[1].k_stride != 1;
+  const StridedRows<Tile, Tile::kM> a_rows(a.from, operands[0], a.count, k);
+  const StridedRows<Tile, Tile::kN> b_rows(b.from, operands[1], b.count, k);
+  if (a_strided) a_rows.find_range(smem.parts[0]);
+  if (b_strided) b_rows.find_range(smem.parts[1]);
+  NO_UNROLL
+  for (int is_b = 0; is_b < 2; ++is_b) {
+    if (is_b ? !b.load || b_strided : !a.load || a_strided) continue;
+    const auto split = [&]<int kLanes, int kLeast, int kMost>() {
+      split_k_major<Tile, kLanes, kLeast, kMost>(
+          is_b ? b.from : a.from, is_b ? operands[1].row_stride : operands[0].row_stride,
+          is_b ? b.count : a.count, k, smem.ranges + (is_b ? Tile::kM : 0),
+          smem.rows + (is_b ? b_offset : 0));
+    };
+    static_assert(fp16x3::kMinK == 128 && h200::kFp16x3DirectMostK < 512);
+    if (k < 192) {
+      split.template operator()<8, 8, 11>();
+    } else if (k < 256) {
+      split.template operator()<8, 12, 15>();
+    } else if (k < 384) {
+      split.template operator()<16, 8, 11>();
+    } else {
+      split.template operator()<16, 12, 15>();
+    }
+  }
+  if (a_strided || b_strided) {
+    __syncthreads();
+    if (a_strided) a_rows.split(smem.parts[0], smem.ranges, smem.rows);
+    if (b_strided) b_rows.split(smem.parts[1], smem.ranges + Tile::kM, smem.rows + b_offset);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < Tile::kOperandRows; i += Tile::kThreads) {
+    const Range range = smem.ranges[i];
+    smem.inverse_scale[i] = range.inverse_scale(fp16x3::scale(range.largest));
+  }
+}
+
+}  // namespace tiled::cuda::fp16x3_direct
