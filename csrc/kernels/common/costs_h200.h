@@ -14,7 +14,7 @@ inline constexpr double kLaunchNaive = 6000;
 inline constexpr double kLaunchSimtCpAsync = 6800, kLaunchSimtSmall = 5000;
 inline constexpr double kLaunchSimtTma = 8000, kLaunchSimtSkinny = 8500;
 inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
-inline constexpr double kLaunchFp16x3Skinny = 16000, kLaunchFp16x3Fused = 17000;
+inline constexpr double kLaunchFp16x3Skinny = 5340, kLaunchFp16x3Fused = 17000;
 inline constexpr double kLaunchMmaSync = 6000, kLaunchMmaUnaligned = 2360, kLaunchMmaTma = 3500;
 inline constexpr double kLaunchTf32 = 10000;
 
@@ -191,9 +191,13 @@ struct Fp16x3 {
   // What a block takes of a busy SM: for each operand row and k, for each 16 x 16 elements and k.
   static constexpr double kDirectKMajor = 0.265, kDirectStrided = 0.343, kDirectWarpTile = 1.365;
   static constexpr double kDirectDram = 9;
-  static constexpr double kSkinnyWave = 7000, kSkinnyRate = 330;
+  // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more where
+  // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one
+  // k.
+  static constexpr double kSkinnyWave = 9370, kSkinnyVectors = 1.08, kSkinnyElements = 4.97;
+  static constexpr double kSkinnyTwoPanels = 2.03;
+  static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
   static constexpr double kFusedRate = 160;
-  static constexpr double kScalarCopySlowdown = 2.5;  // where the long operand is not vectorized
 };
 
 // --- mma -----------------------------------------------------------------------------------------

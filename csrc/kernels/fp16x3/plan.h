@@ -41,21 +41,17 @@ inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
 }
 
 // A plan with a block for each chunk of each (m, n) tile, where m is along C's shorter side.
-// Threads copy the longer operand, and take longer where it allows no 128-bit copies.
-inline Plan chunk_per_block_plan(const Problem& p, int64_t sms, int m, int n, double launch,
-                                 double wave, double rate) {
+inline Plan chunk_per_block_plan(const Problem& p, int m, int n) {
   const int64_t tiles =
       ceil_div(std::min(p.m, p.n), m) * ceil_div(std::max(p.m, p.n), n) * p.batch.count;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
+  return {.m = m, .n = n, .k_splits = chunks, .blocks = tiles * chunks};
+}
+// Returns whether threads copy the longer operand by 128 bits at a time.
+inline bool copies_longer_by_vectors(const Problem& p) {
   const Matrix& longer = longer_operand(p);
   const auto [inner, outer] = std::minmax(longer.row_stride, longer.col_stride);
-  const double slowdown = inner == 1 && outer % 4 == 0 ? 1 : h200::Fp16x3::kScalarCopySlowdown;
-  const int64_t k = std::min<int64_t>(p.k, kChunk), blocks = tiles * chunks;
-  return {.m = m,
-          .n = n,
-          .k_splits = chunks,
-          .blocks = blocks,
-          .cycles = launch + wave_cycles(blocks, sms, m, n, k, wave, rate) * slowdown};
+  return inner == 1 && outer % 4 == 0;
 }
 
 // How fp16x3_cluster copies the rows of an operand: A's rows, or B's columns.
@@ -145,18 +141,33 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   return best;
 }
 
+// A block splits a panel, a chunk of 32 rows of the shorter operand, and keeps it for the tiles
+// along the longer side that it gets.
 inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  return chunk_per_block_plan(p, sms, 32, 32, h200::kLaunchFp16x3Skinny, Cost::kSkinnyWave,
-                              Cost::kSkinnyRate);
+  constexpr int kTile = 32;
+  Plan plan = chunk_per_block_plan(p, kTile, kTile);
+  const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
+  const int64_t shorter = std::min(p.m, p.n), waves = ceil_div(plan.blocks, sms);
+  const int64_t panels = ceil_div(waves, ceil_div(std::max(p.m, p.n), kTile));
+  const auto rows = static_cast<double>(std::min<int64_t>(shorter, kTile));
+  const double copy = copies_longer_by_vectors(p) ? Cost::kSkinnyVectors : Cost::kSkinnyElements;
+  const double wave = Cost::kSkinnyWave + k * copy * (shorter > 16 ? Cost::kSkinnyTwoPanels : 1);
+  const double panel = Cost::kSkinnyPanel + k * rows * Cost::kSkinnyPanelRow;
+  plan.cycles = h200::kLaunchFp16x3Skinny + static_cast<double>(waves) * wave +
+                static_cast<double>(panels) * panel;
+  return plan;
 }
 
 inline bool fp16x3_fused_accepts(const Problem& p) {
   return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
 }
 inline Plan fp16x3_fused_plan(const Problem& p, int64_t sms) {
-  return chunk_per_block_plan(p, sms, 64, 128, h200::kLaunchFp16x3Fused, 0,
-                              h200::Fp16x3::kFusedRate);
+  Plan plan = chunk_per_block_plan(p, 64, 128);
+  plan.cycles = h200::kLaunchFp16x3Fused + wave_cycles(plan.blocks, sms, plan.m, plan.n,
+                                                       std::min<int64_t>(p.k, kChunk), 0,
+                                                       h200::Fp16x3::kFusedRate);
+  return plan;
 }
 
 // The most shared memory that fp16x3_small takes for a tile: fragments of 1 KB for 16 operand rows
