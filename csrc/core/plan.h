@@ -6,6 +6,9 @@
 
 namespace tiled {
 
+// Shared memory that a block may use on Hopper, and that the blocks of an SM share, in bytes.
+inline constexpr int kMaxSharedMemory = 227 << 10, kSharedMemoryOfSm = 228 << 10;
+
 struct Plan {
   int tile = 0;             // index in the kernel's table of tiles, where it has one
   int m = 0, n = 0;         // rows and columns of C in a tile

@@ -13,6 +13,7 @@ from .supported import DTYPES, SIXTEEN_BIT
 _PRECISIONS = ("fp32", "ieee", "tf32")
 _ACTIVATIONS = ("none", *ACTIVATIONS)
 _ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
+_FP16X3_MIN_K = 128  # fp16x3::kMinK of csrc/core/order_fp16x3.h
 
 
 def _shape(tensor):
@@ -242,7 +243,7 @@ def _is_split(b):
     It does so where fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
     and FakeTensors on a GPU that is not there, count as split.
     """
-    if b.dtype != torch.float32 or b.shape[0] < 128:
+    if b.dtype != torch.float32 or b.shape[0] < _FP16X3_MIN_K:
         return False
     if b.device.type != "cuda" or not torch.cuda.is_available():
         return True

@@ -190,7 +190,7 @@ struct Fp16x3 {
   static constexpr double kDirectKMajorAlone = 1.6, kDirectStridedAlone = 3.6;
   // What a block takes of a busy SM: for each operand row and k, for each 16 x 16 elements and k.
   static constexpr double kDirectKMajor = 0.265, kDirectStrided = 0.343, kDirectWarpTile = 1.365;
-  static constexpr double kDirectDram = 9;
+  static constexpr double kDirectDram = 9;  // bytes of operands and C per cycle and SM
   // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more where
   // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one
   // k.

@@ -16,9 +16,6 @@
 
 namespace tiled {
 
-// Shared memory that a block may use on Hopper, in bytes.
-inline constexpr int kMaxSharedMemory = 227 << 10;
-
 // The coordinates of a tile. Tiles of C over the whole batch are numbered row by row, matrix by
 // matrix.
 struct TileIndex {

@@ -16,7 +16,6 @@ namespace tiled::cuda::fp16x3_direct {
 
 template <int kIndex>
 struct Tile {
-  static constexpr int kTileIndex = kIndex;
   static constexpr h200::Fp16x3DirectTile kTile = h200::kFp16x3DirectTiles[kIndex];
   static constexpr int kM = kTile.m, kN = kTile.n, kOperandRows = kM + kN;
   static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n;
@@ -35,13 +34,10 @@ struct Smem {
   Range ranges[Tile::kOperandRows];
   float inverse_scale[Tile::kOperandRows];
   Range parts[2][Tile::kThreads];  // of what a thread loaded of a row, for A and for B
-  uint8_t rows[];                  // (kOperandRows, pitch(k)); then C's tile
+  uint8_t rows[];                  // (kOperandRows, fp16x3_direct_pitch(k)); then C's tile
 };
 
 HOST_DEVICE inline int padded_k(int k) { return (k + 15) / 16 * 16; }
-// Bytes from an operand row to the next: an odd number of 16 bytes, so that ldmatrix and 128-bit
-// stores of adjacent rows have no bank conflicts.
-HOST_DEVICE inline int pitch(int k) { return padded_k(k) * 4 + 16; }
 
 // Loads and splits the rows of an operand whose elements are adjacent along K. A warp has whole
 // rows, so that their elements are loaded once and stay in registers. kLanes lanes have a row; a
@@ -83,7 +79,7 @@ __device__ void split_k_major(const float* from, int64_t row_stride, int count, 
     for (int lanes = 1; lanes < kLanes; lanes *= 2) range.add_lane(lanes);
     if (lane % kLanes == 0) ranges[row] = range;
     const float scale = fp16x3::scale(range.largest);
-    uint8_t* row_to = to + row * pitch(k);
+    uint8_t* row_to = to + row * fp16x3_direct_pitch(k);
     const auto split = [&](const Pair& pair, int at_k) {
       uint32_t hi, lo;
       ptx::split_x2(pair.x * scale, pair.y * scale, hi, lo);
@@ -155,13 +151,10 @@ struct StridedRows {
     for (int i = 0; i < kSlices; ++i) range.add(parts[i * kRows + row]);
     if (slice == 0) ranges[row] = range;
     const float scale = fp16x3::scale(range.largest);
-    to += row * pitch(k);
+    to += row * fp16x3_direct_pitch(k);
     const auto split_x8 = [&](const float(&x)[8], int first_k) {
       uint4 hi, lo;
-      ptx::split_x2(x[0] * scale, x[1] * scale, hi.x, lo.x);
-      ptx::split_x2(x[2] * scale, x[3] * scale, hi.y, lo.y);
-      ptx::split_x2(x[4] * scale, x[5] * scale, hi.z, lo.z);
-      ptx::split_x2(x[6] * scale, x[7] * scale, hi.w, lo.w);
+      ptx::split_x8(x, scale, hi, lo);
       *reinterpret_cast<uint4*>(to + first_k * 2) = hi;
       *reinterpret_cast<uint4*>(to + padded_k(k) * 2 + first_k * 2) = lo;
     };
@@ -193,7 +186,7 @@ struct Rows {
 template <class Tile>
 __device__ void load_and_split(const OperandParams (&operands)[2], const Rows& a, const Rows& b,
                                int k, Smem<Tile>& smem) {
-  const int b_offset = Tile::kM * pitch(k);
+  const int b_offset = Tile::kM * fp16x3_direct_pitch(k);
   const bool a_strided = a.load && operands[0].k_stride != 1;
   const bool b_strided = b.load && operands[1].k_stride != 1;
   const StridedRows<Tile, Tile::kM> a_rows(a.from, operands[0], a.count, k);

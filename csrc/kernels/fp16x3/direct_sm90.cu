@@ -54,7 +54,7 @@ __device__ void multiply(const uint8_t* rows, int row, int col, int k,
   constexpr int kRowTiles = Tile::kWarpM / 16, kColTiles = Tile::kWarpN / 8;
   static_assert(fp16x3::promotion(h200::kFp16x3DirectMostK) == 16);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int bytes = pitch(k), to_lo = padded_k(k) * 2;
+  const int bytes = fp16x3_direct_pitch(k), to_lo = padded_k(k) * 2;
   const uint8_t* a = rows + (row + lane % 16) * bytes + lane / 16 * 16;
   const uint8_t* b =
       rows + (Tile::kM + col + lane % 8) * bytes + lane / 8 % 2 * 16 + lane / 16 * to_lo;
@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const float* a_from = a.data + offsets.a + row * a.row_stride;
   const float* b_from = b.data + offsets.b + col * b.row_stride;
   // C's tile takes the place of the rows that are not kept.
-  auto* sums = reinterpret_cast<float*>(smem.rows + (keeps_a ? Tile::kM * pitch(k) : 0));
+  auto* sums =
+      reinterpret_cast<float*>(smem.rows + (keeps_a ? Tile::kM * fp16x3_direct_pitch(k) : 0));
   ptx::pdl_wait();
   NO_UNROLL
   for (int i = 0; i < tiles && row < p.m && col < p.n; ++i) {
@@ -237,8 +238,9 @@ template <class Tile>
 void launch(Params& params, const Context& context) {
   const Problem& p = params.p;
   const auto kernel = fp16x3_direct_kernel<Tile>;
-  const auto bytes =
-      static_cast<size_t>(fp16x3_direct_smem(p, h200::kFp16x3DirectTiles[Tile::kTileIndex]));
+  static_assert(sizeof(Smem<Tile>) == Tile::kThreads * 16 + Tile::kOperandRows * 12,
+                "as fp16x3_direct_smem()");
+  const auto bytes = static_cast<size_t>(fp16x3_direct_smem(p, Tile::kTile));
   allow_shared_memory(kernel, kMaxSharedMemory);
   const int m = Tile::kM * (params.keeps_a ? 1 : params.tiles);
   const int n = Tile::kN * (params.keeps_a ? params.tiles : 1);

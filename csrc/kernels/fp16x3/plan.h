@@ -100,7 +100,6 @@ inline int64_t fp16x3_cluster_smem(const Problem& p, int64_t m, int64_t n, int64
 // products; blocks that share an SM take its issue slots.
 inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  constexpr int64_t kSharedMemory = (int64_t{227} << 10) - 1024;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
   Plan best;
   for (size_t i = 0; i < std::size(h200::kFp16x3ClusterTiles); ++i) {
@@ -111,12 +110,12 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
     const auto warp_tiles = static_cast<double>(ceil_div(rows, 16) * ceil_div(cols, 8));
     for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
       const int64_t smem = fp16x3_cluster_smem(p, m, n, cluster);
-      if (smem > kSharedMemory) continue;
+      if (smem > kMaxSharedMemory - 1024) continue;
       // All blocks of a cluster lie in one GPC, where some SMs are left over.
       const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t resident =
-          std::clamp<int64_t>((int64_t{228} << 10) / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
+          std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
       const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
       const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
       const bool more_threads = fp16x3_cluster_threads(blocks, sms) == kFp16x3ClusterMostThreads;
@@ -178,7 +177,6 @@ inline int64_t fp16x3_small_smem(const h200::Fp16x3SmallTile& tile, int64_t k) {
 // The tile by which the busiest SM reads the fewest operand rows.
 inline Plan fp16x3_small_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  constexpr int64_t kSharedMemory = int64_t{227} << 10;
   const auto row_cycles = [&](const Matrix& matrix) {
     return is_16_byte_aligned(p.batch, matrix, sizeof(float)) ? Cost::kSmallVectors
                                                               : Cost::kSmallElements;
@@ -189,7 +187,7 @@ inline Plan fp16x3_small_plan(const Problem& p, int64_t sms) {
   int64_t fewest = -1;
   for (size_t i = 0; i < std::size(h200::kFp16x3SmallTiles); ++i) {
     const h200::Fp16x3SmallTile& tile = h200::kFp16x3SmallTiles[i];
-    if (fp16x3_small_smem(tile, p.k) > kSharedMemory) continue;
+    if (fp16x3_small_smem(tile, p.k) > kMaxSharedMemory) continue;
     const int64_t blocks = count_tiles(p, tile.m, tile.n);
     const int64_t rows = ceil_div(blocks, sms) * (tile.m + tile.n);
     if (fewest >= 0 && rows >= fewest) continue;
@@ -211,10 +209,13 @@ inline Plan fp16x3_small_plan(const Problem& p, int64_t sms) {
 // Returns whether a block of fp16x3_direct keeps its rows of A for tiles along N, or else its
 // columns of B for tiles along M.
 inline bool fp16x3_direct_keeps_a(const Problem& p) { return p.n >= p.m; }
+// Bytes from an operand row, hi parts and then lo parts, to the next in its shared memory: an odd
+// number of 16 bytes, so that ldmatrix and 128-bit stores of adjacent rows have no bank conflicts.
+HOST_DEVICE constexpr int fp16x3_direct_pitch(int k) { return (k + 15) / 16 * 64 + 16; }
 // The shared memory that it takes for a tile, in bytes: both parts of the operand rows, where C's
 // tile takes the place of the rows that are not kept; and the rows' ranges and scales.
 inline int64_t fp16x3_direct_smem(const Problem& p, const h200::Fp16x3DirectTile& tile) {
-  const int64_t row = ceil_div(p.k, 16) * 64 + 16;
+  const int64_t row = fp16x3_direct_pitch(static_cast<int>(p.k));
   const int64_t kept = fp16x3_direct_keeps_a(p) ? tile.m : tile.n;
   const int64_t c = std::max(tile.m * (tile.n + 8), (tile.m + 4) * tile.n) * 4;
   return std::max((tile.m + tile.n) * row, kept * row + c) + tile.warps() * 32 * 16 +
@@ -236,7 +237,6 @@ inline Fp16x3DirectLoad fp16x3_direct_load(const Matrix& matrix, int64_t rows, i
 // An SM waits for blocks that wait for their loads and products, or is busy with those of all.
 inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  constexpr int64_t kSharedMemory = int64_t{227} << 10, kSharedMemoryOfSm = int64_t{228} << 10;
   const bool keeps_a = fp16x3_direct_keeps_a(p);
   const auto k = static_cast<double>(p.k);
   const auto elements = static_cast<double>(((p.m + p.n) * p.k + p.m * p.n) * p.batch.count);
@@ -245,7 +245,7 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   for (size_t i = 0; i < std::size(h200::kFp16x3DirectTiles); ++i) {
     const h200::Fp16x3DirectTile& tile = h200::kFp16x3DirectTiles[i];
     const int64_t smem = fp16x3_direct_smem(p, tile);
-    if (smem > kSharedMemory) continue;
+    if (smem > kMaxSharedMemory) continue;
     const int64_t resident =
         std::min<int64_t>(tile.blocks, kSharedMemoryOfSm / (smem + 1024)) * sms;
     const Fp16x3DirectLoad a = fp16x3_direct_load(p.a, p.m, tile.m);

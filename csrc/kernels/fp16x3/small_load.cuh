@@ -193,10 +193,7 @@ __device__ void split_panel(float scale, bool k_major, int first_k, int k, Fragm
     reader.next(x);
     __syncwarp();  // every lane has read
     uint4 hi, lo;
-    ptx::split_x2(x[0] * scale, x[1] * scale, hi.x, lo.x);
-    ptx::split_x2(x[2] * scale, x[3] * scale, hi.y, lo.y);
-    ptx::split_x2(x[4] * scale, x[5] * scale, hi.z, lo.z);
-    ptx::split_x2(x[6] * scale, x[7] * scale, hi.w, lo.w);
+    ptx::split_x8(x, scale, hi, lo);
     *reinterpret_cast<uint4*>(to) = hi;
     *reinterpret_cast<uint4*>(to + Fragment::kLoOffset) = lo;
     to += Tile::kWarpsPerPanel * Tile::kPanels * Fragment::kBytes;

@@ -83,10 +83,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int j = 0; j < kVectors; ++j) {
     if (k + j * (kThreadsPerRow * 8) >= presplit.padded_k()) break;
     uint4 hi, lo;
-    ptx::split_x2(x[j][0] * scale, x[j][1] * scale, hi.x, lo.x);
-    ptx::split_x2(x[j][2] * scale, x[j][3] * scale, hi.y, lo.y);
-    ptx::split_x2(x[j][4] * scale, x[j][5] * scale, hi.z, lo.z);
-    ptx::split_x2(x[j][6] * scale, x[j][7] * scale, hi.w, lo.w);
+    ptx::split_x8(x[j], scale, hi, lo);
     uint8_t* step = first_step + j * (kThreadsPerRow * 8 / Presplit::kK) * 2 * plane_bytes;
     *reinterpret_cast<uint4*>(step) = hi;
     *reinterpret_cast<uint4*>(step + plane_bytes) = lo;

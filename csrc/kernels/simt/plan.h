@@ -294,7 +294,7 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
       const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t smem = simt_cluster_smem(p, tile, cluster);
-      const int64_t resident = std::clamp<int64_t>((int64_t{228} << 10) / (smem + 1024), 1, 3);
+      const int64_t resident = std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 1024), 1, 3);
       const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
       const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
       const double copies =
