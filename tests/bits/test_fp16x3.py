@@ -236,7 +236,7 @@ def test_gpu_kernels_agree_where_a_block_has_several_tiles(sizes, layout):
     a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
     expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
-    for algorithm in ("fp16x3_cluster", "fp16x3_skinny", "fp16x3_fused"):
+    for algorithm in ("fp16x3_cluster", "fp16x3_thin", "fp16x3_skinny", "fp16x3_fused"):
         for _ in range(3):  # a race may show in one call only
             assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), expected)
 

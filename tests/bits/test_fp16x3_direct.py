@@ -3,19 +3,11 @@
 import pytest
 import torch
 from helpers.needs import needs_hopper
-from helpers.operands import LAYOUTS, in_layout
+from helpers.operands import LAYOUTS, LOADS, in_layout
 from helpers.reference import assert_same
 
 import torch_tiled
 
-# Operands as fp16x3_direct loads them: whole rows by a warp, or parts of rows by a thread each.
-LOADS = {
-    "along K": lambda x: x,
-    "along K, shifted": lambda x: torch.cat([x[:, :1], x], 1)[:, 1:],
-    "along rows": lambda x: x.mT.contiguous().mT,
-    "strided": lambda x: x.repeat_interleave(2, 0).repeat_interleave(3, 1)[::2, ::3],
-    "one row for all": lambda x: x[:1].expand_as(x),
-}
 # Both sides of each number of steps that the kernel is compiled for, and of multiples of 16.
 SIZES_OF_K = [128, 129, 143, 144, 177, 191, 192, 253, 255, 256, 257, 319, 383, 384, 450, 510, 511]
 

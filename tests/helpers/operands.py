@@ -4,6 +4,15 @@ import torch
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
+# A matrix in the strides for which kernels load in different ways.
+LOADS = {
+    "along K": lambda x: x,
+    "along K, shifted": lambda x: torch.cat([x[:, :1], x], 1)[:, 1:],
+    "along rows": lambda x: x.mT.contiguous().mT,
+    "strided": lambda x: x.repeat_interleave(2, 0).repeat_interleave(3, 1)[::2, ::3],
+    "one row for all": lambda x: x[:1].expand_as(x),
+}
+
 
 def in_layout(x, letter):
     return x.mT.contiguous().mT if letter == "T" else x

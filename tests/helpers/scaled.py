@@ -13,6 +13,7 @@ FP16X3_KERNELS = (
     "fp16x3_cluster",
     "fp16x3_small",
     "fp16x3_direct",
+    "fp16x3_thin",
     "fp16x3_skinny",
     "fp16x3_fused",
     "fp16x3_wgmma",

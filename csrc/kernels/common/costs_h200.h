@@ -14,7 +14,7 @@ inline constexpr double kLaunchNaive = 6000;
 inline constexpr double kLaunchSimtCpAsync = 6800, kLaunchSimtSmall = 5000;
 inline constexpr double kLaunchSimtTma = 8000, kLaunchSimtSkinny = 8500;
 inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
-inline constexpr double kLaunchFp16x3Skinny = 5340, kLaunchFp16x3Fused = 17000;
+inline constexpr double kLaunchFp16x3Skinny = 6600, kLaunchFp16x3Fused = 17000;
 inline constexpr double kLaunchMmaSync = 6000, kLaunchMmaUnaligned = 2360, kLaunchMmaTma = 3500;
 inline constexpr double kLaunchTf32 = 10000;
 
@@ -194,10 +194,17 @@ struct Fp16x3 {
   // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more where
   // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one
   // k.
-  static constexpr double kSkinnyWave = 9370, kSkinnyVectors = 1.08, kSkinnyElements = 4.97;
+  static constexpr double kSkinnyWave = 8300, kSkinnyVectors = 1.08, kSkinnyElements = 4.97;
   static constexpr double kSkinnyTwoPanels = 2.03;
   static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
   static constexpr double kFusedRate = 160;
+  // fp16x3_thin. A block that is alone on an SM: for each tile, for each k by the way of loading
+  // the long operand, and for each k of a row of the short one. What a tile takes of a busy SM. The
+  // kernel that adds chunks, and what a sum of a chunk takes of an SM.
+  static constexpr double kThinLaunch = 5200, kThinTile = 5600;
+  static constexpr double kThinKMajor = 4.92, kThinMnMajor = 6.44, kThinShort = 0.027;
+  static constexpr double kThinBusy = 1610, kThinBusyK = 3.7;
+  static constexpr double kThinReduce = 2750, kThinReduceSum = 38.5;
 };
 
 // --- mma -----------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ struct OnTheFlyParams {
   unsigned panels, chunks;
   int64_t first_matrix, first_col_tile;  // of this launch
   unsigned matrices, col_tiles;          // in this launch
-  int64_t max_sums_bytes;          // of a launch's sums, unless one column of tiles takes more
-  float* partial_sums;             // (matrices, chunks, short_count, col_tiles * tile_cols)
+  bool adds_chunks;        // a second kernel adds the sums of chunks; else the first one stores C
+  int64_t max_sums_bytes;  // of a launch's sums, unless one column of tiles takes more
+  float* partial_sums;     // (matrices, chunks, short_count, col_tiles * tile_cols)
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
 

@@ -145,6 +145,7 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
   params.panel_rows = max_rows;
   params.panels = static_cast<unsigned>(ceil_div(params.short_count, max_rows));
   params.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
+  params.adds_chunks = true;
   params.max_sums_bytes = max_sums_bytes;
   params.short_presplit = {.rows = params.short_count, .k = p.k};
   return params;
@@ -168,7 +169,7 @@ void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& co
       params.first_col_tile = col_tile;
       params.col_tiles = static_cast<unsigned>(std::min(size.col_tiles, all_col_tiles - col_tile));
       launch(launch_blocks(params, tiles_at_once, context));
-      launch_reduce(params, context);
+      if (params.adds_chunks) launch_reduce(params, context);
     }
   }
 }

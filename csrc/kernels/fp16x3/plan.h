@@ -158,6 +158,44 @@ inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
   return plan;
 }
 
+// fp16x3_thin: a tile's rows of the long and of the short operand, and the warps of a block that
+// load, which have 128 of K each.
+inline constexpr int kFp16x3ThinRows = 16, kFp16x3ThinCols = 8;
+constexpr int fp16x3_thin_warps(int64_t k) { return k <= 256 ? 2 : k < 512 ? 4 : 8; }
+// The bytes of shared memory that a block takes, and how many blocks share an SM.
+constexpr int fp16x3_thin_smem(int warps, int cols) {
+  return warps * 8848 + 112 + (warps * 8 + 1) * cols * 64;
+}
+constexpr int fp16x3_thin_blocks_by_registers(int warps) { return 20 / (warps + 1); }
+constexpr int fp16x3_thin_blocks(int warps, int cols) {
+  return std::min(fp16x3_thin_blocks_by_registers(warps),
+                  static_cast<int>(kSharedMemoryOfSm) / (fp16x3_thin_smem(warps, cols) + 1024));
+}
+// Blocks wait for their loads and chains of products, or for each other; chunks are added by a
+// second kernel.
+inline Plan fp16x3_thin_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::Fp16x3;
+  Plan plan = chunk_per_block_plan(p, kFp16x3ThinCols, kFp16x3ThinRows);
+  const LongAndShort sides = long_and_short(p);
+  const int cols = static_cast<int>(std::min<int64_t>(sides.short_count, kFp16x3ThinCols));
+  const int64_t resident = fp16x3_thin_blocks(fp16x3_thin_warps(p.k), cols) * sms;
+  const int64_t col_tiles = ceil_div(sides.long_count, kFp16x3ThinRows);
+  const auto k = static_cast<double>(p.k) / static_cast<double>(plan.k_splits);
+  const double load = sides.long_operand.col_stride == 1 ? Cost::kThinKMajor : Cost::kThinMnMajor;
+  const auto waves = static_cast<double>(ceil_div(plan.blocks, resident));
+  // A block loads its rows of the short operand for each tile, or once.
+  const auto shorts = static_cast<double>(ceil_div(plan.blocks, std::max(resident, col_tiles)));
+  const double alone = waves * (Cost::kThinTile + k * load) + shorts * cols * k * Cost::kThinShort;
+  const double busy = static_cast<double>(plan.blocks) / static_cast<double>(sms) *
+                      (Cost::kThinBusy + k * Cost::kThinBusyK);
+  const auto sums = static_cast<double>(p.m * p.n * p.batch.count * plan.k_splits);
+  const double reduce = plan.k_splits == 1 ? 0
+                                           : Cost::kThinReduce + sums / static_cast<double>(sms) *
+                                                                     Cost::kThinReduceSum;
+  plan.cycles = Cost::kThinLaunch + std::max(alone, busy) + reduce;
+  return plan;
+}
+
 inline bool fp16x3_fused_accepts(const Problem& p) {
   return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
 }
