@@ -61,22 +61,22 @@ def write_slower(measured: dict, surveys: dict[str, dict]) -> str:
 
 def _random_products(surveys: dict[str, dict]) -> list[str]:
     """The share of random products that are slower, and the mean of those with a side of 1."""
-    shares, gpu = [], ""
+    shares = []
     for kind, found in itertools.groupby(
         surveys.values(), lambda survey: survey_report.kind(survey["header"])
     ):
-        rows = []
+        rows, gpus = [], set()
         for survey in found:
             rows += survey["rows"]
-            gpu = survey["header"]["device"].removeprefix("NVIDIA ").split()[0]
+            gpus.add(survey["header"]["device"].removeprefix("NVIDIA ").split()[0])
         share = sum(row["ratio"] < 1 for row in rows) / len(rows)
         thin = [row["ratio"] for row in rows if min(row["m"], row["n"]) == 1]
-        shares.append(f"{kind.removeprefix('float32, ')} {share:.0%}")
-        shares[-1] += f" ({mean(thin):.2f})" if thin else ""
+        in_brackets = ([f"{mean(thin):.2f}"] if thin else []) + sorted(gpus)
+        shares.append(f"{kind.removeprefix('float32, ')} {share:.0%} ({', '.join(in_brackets)})")
     if not shares:
         return []
     return [
-        f"[random sizes](docs/kernels/random.md) on an {gpu}, slower (mean with a side of 1): "
+        "[random sizes](docs/kernels/random.md), slower (mean with a side of 1, GPU): "
         + ", ".join(shares)
     ]
 

@@ -138,8 +138,8 @@ def test_the_readme_says_where_it_is_slower():
     written = readme.write_slower(results(row("tf32_square", precision="tf32", ratio=0.9)), surveys)
     assert written == (
         "Slower than cuBLAS (mean of speed / cuBLAS's):\n\n"
-        "- [random sizes](docs/kernels/random.md) on an H100, slower (mean with a side of 1): "
-        '`"ieee"` 50% (0.50)\n'
+        "- [random sizes](docs/kernels/random.md), slower (mean with a side of 1, GPU): "
+        '`"ieee"` 50% (0.50, H100)\n'
         '- `"tf32"`, 512 to 512: 0.90'
     )
     assert readme.write_slower(results(row()), {}).startswith("No product")
