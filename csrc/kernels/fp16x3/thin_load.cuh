@@ -169,8 +169,8 @@ struct Slice {
         const float *pair = &x[0][s * 4 + i], *pair_8 = &x[1][s * 4 + i];
         ptx::split_x2(pair[0] * scale, pair[1] * scale, hi.x, lo.x);
         ptx::split_x2(pair_8[0] * scale_8, pair_8[1] * scale_8, hi.y, lo.y);
-        *reinterpret_cast<uint2*>(to + i * 4) = hi,
-                                           *reinterpret_cast<uint2*>(to + 512 + i * 4) = lo;
+        *reinterpret_cast<uint2*>(to + i * 4) = hi;
+        *reinterpret_cast<uint2*>(to + 512 + i * 4) = lo;
       }
     }
   }
