@@ -1,23 +1,17 @@
 """fp16x3_direct on a GPU: every way of loading operands, every tile, and several tiles a block."""
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, LOADS, in_layout
-from helpers.reference import assert_same
-
-import torch_tiled
+from helpers.scaled import assert_has_bits_of_wgmma
 
 # Both sides of each number of steps that the kernel is compiled for, and of multiples of 16.
 SIZES_OF_K = [128, 129, 143, 144, 177, 191, 192, 253, 255, 256, 257, 319, 383, 384, 450, 510, 511]
 
-
-def assert_kernels_agree(a, b, like=None):
-    """In C's own layout, or in that of `like`. C's memory is poisoned before."""
-    expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
-    out = torch.full_like(expected if like is None else like, torch.nan)
-    for _ in range(2):  # a race may show in one call only
-        assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_direct", out=out), expected)
+assert_kernels_agree = partial(assert_has_bits_of_wgmma, "fp16x3_direct")
 
 
 @needs_hopper

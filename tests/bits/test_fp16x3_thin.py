@@ -1,10 +1,13 @@
 """fp16x3_thin on a GPU: every way of loading operands, chunks, and several tiles a block."""
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, LOADS, in_layout
 from helpers.reference import assert_same
+from helpers.scaled import assert_has_bits_of_wgmma
 
 import torch_tiled
 
@@ -13,13 +16,7 @@ SIZES_OF_K = [128, 129, 145, 160, 255, 256, 257, 353, 496, 511, 512, 513, 700, 1
 SEVERAL_CHUNKS = [1025, 1040, 1153, 2047, 2048, 3333, 9000]
 LONG_SIDES = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 129]
 
-
-def assert_kernels_agree(a, b, like=None):
-    """In C's own layout, or in that of `like`. C's memory is poisoned before."""
-    expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
-    out = torch.full_like(expected if like is None else like, torch.nan)
-    for _ in range(2):  # a race may show in one call only
-        assert_same(torch_tiled.matmul(a, b, algorithm="fp16x3_thin", out=out), expected)
+assert_kernels_agree = partial(assert_has_bits_of_wgmma, "fp16x3_thin")
 
 
 @needs_hopper

@@ -21,6 +21,14 @@ FP16X3_KERNELS = (
 TF32_KERNELS = ("tf32_tma", "tf32")
 
 
+def assert_has_bits_of_wgmma(algorithm, a, b, like=None):
+    """In C's own layout, or in that of `like`. C's memory is poisoned before."""
+    expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
+    out = torch.full_like(expected if like is None else like, torch.nan)
+    for _ in range(2):  # a race may show in one call only
+        assert_same(torch_tiled.matmul(a, b, algorithm=algorithm, out=out), expected)
+
+
 @dataclass(frozen=True)
 class Kind:
     """`ways` are the options that select it, and with_flags(a, b) is its specification."""

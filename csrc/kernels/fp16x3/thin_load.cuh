@@ -32,6 +32,7 @@ struct LongChunk {
 // The shared memory of a block whose kWarps warps load.
 template <int kWarps>
 struct Smem {
+  static constexpr int kThreads = (kWarps + 1) * 32;  // one warp multiplies
   // Fragments of the long operand: for each step hi, then lo, of each lane row g and row g + 8.
   static constexpr int kStepBytes = 2 * 32 * 16 + 64;  // fewer bank conflicts
   uint8_t long_operand[kWarps * kSteps][kStepBytes];

@@ -184,7 +184,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       Range ranges[kRowsOfWarp];
       UNROLL
       for (int i = 0; i < kRowsOfWarp; ++i) ranges[i] = rows[i].range();
-      ptx::named_barrier_sync(kEmpty, (kWarps + 1) * 32);
+      ptx::named_barrier_sync(kEmpty, smem.kThreads);
       UNROLL
       for (int i = 0; i < kRowsOfWarp; ++i) {
         const int row = first_row + i;
@@ -208,13 +208,13 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       Range range;
       NO_UNROLL for (int w = 0; w < kWarps; ++w) { range.add(smem.ranges[w][lane % kRows]); }
       const float scale = fp16x3::scale(range.largest);
-      ptx::named_barrier_sync(kEmpty, (kWarps + 1) * 32);
+      ptx::named_barrier_sync(kEmpty, smem.kThreads);
       if (lane < kRows) smem.inverse_scales[lane] = range.inverse_scale(scale);  // by all warps
       slice.split(__shfl_sync(~0u, scale, lane / 4), __shfl_sync(~0u, scale, lane / 4 + 8),
                   smem.long_operand[warp_id() * kSteps], smem.kStepBytes);
     }
     if (tile.enters_panel_chunk) load_short<kLongIsA>(params, smem, tile.panel_chunk);
-    ptx::named_barrier_arrive(kFull, (kWarps + 1) * 32);
+    ptx::named_barrier_arrive(kFull, smem.kThreads);
   } while (tile.advance(params));
 }
 
@@ -225,18 +225,18 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
   Tiles tile(params);
   if (lane < 4) reinterpret_cast<float*>(smem.zeros)[lane] = 0;
   __syncwarp();
-  ptx::named_barrier_arrive(kEmpty, (kWarps + 1) * 32);
+  ptx::named_barrier_arrive(kEmpty, smem.kThreads);
   for (bool more = true; more;) {
     const PanelChunk panel_chunk(params, tile.panel_chunk);
     const Destination<kLongIsA> destination(params, panel_chunk, tile);
-    ptx::named_barrier_sync(kFull, (kWarps + 1) * 32);
+    ptx::named_barrier_sync(kFull, smem.kThreads);
     Sums sums = multiply<kLongIsA, kPromote16>(smem, panel_chunk.rows, panel_chunk.length);
     const float* scales = smem.inverse_scales;
     const float row_scales[2] = {scales[lane / 4], scales[lane / 4 + 8]};
     const float2 col_scales = reinterpret_cast<const float2*>(scales + kRows)[lane % 4];
     Tiles next = tile;
     more = next.advance(params);
-    if (more) ptx::named_barrier_arrive(kEmpty, (kWarps + 1) * 32);
+    if (more) ptx::named_barrier_arrive(kEmpty, smem.kThreads);
     descale_chunk<4>(sums.total, sums.low, row_scales, {col_scales});
     destination.store(params, panel_chunk, tile, sums.total);
     tile = next;
@@ -245,7 +245,7 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
 
 // Sums of less than 512 have less than 8 slices.
 template <bool kKMajor, bool kLongIsA, int kWarps>
-__global__ void __launch_bounds__((kWarps + 1) * 32, fp16x3_thin_blocks_by_registers(kWarps))
+__global__ void __launch_bounds__(Smem<kWarps>::kThreads, fp16x3_thin_blocks_by_registers(kWarps))
     fp16x3_thin_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(16) uint8_t smem_bytes[];
   ptx::pdl_launch_dependents();
@@ -274,7 +274,7 @@ void launch(Params& params, const Context& context) {
   const unsigned blocks = std::min(tiles, static_cast<unsigned>(resident));
   params.panel_chunks_apart = blocks / params.col_tiles;
   params.col_tiles_apart = blocks % params.col_tiles;
-  launch_pdl(kernel, blocks, (kWarps + 1) * 32, smem_bytes, context, params);
+  launch_pdl(kernel, blocks, Smem<kWarps>::kThreads, smem_bytes, context, params);
 }
 template <bool kKMajor, bool kLongIsA>
 void launch(Params& params, const Context& context) {
