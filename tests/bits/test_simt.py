@@ -16,6 +16,7 @@ import torch_tiled
 
 KERNELS = [
     pytest.param("simt_small", marks=needs_cuda),
+    pytest.param("simt_gemv", marks=needs_cuda),
     pytest.param("simt_cp_async", marks=needs_cuda),
     pytest.param("simt_tma", marks=needs_hopper),
     pytest.param("simt_skinny", marks=needs_hopper),
@@ -30,9 +31,13 @@ TILES = [
     ("simt_small", "16x16", (1003, 16, 12, 40)),
     ("simt_small", "32x32", (1003, 32, 28, 40)),
     ("simt_small", "64x64", (1003, 64, 60, 40)),
-    ("simt_small", "16x16", (130, 120, 100)),
+    ("simt_small", "16x16", (1003, 17, 12, 40)),
     ("simt_small", "32x32", (20, 100, 96, 40)),
     ("simt_small", "64x64", (7, 700, 700, 40)),
+    ("simt_gemv", "1x128", (1, 9000, 100)),
+    ("simt_gemv", "128x2", (3, 9001, 2, 17)),
+    ("simt_gemv", "4x128", (1000, 3, 130, 8)),
+    ("simt_gemv", "8x128", (21, 9000, 128)),
     ("simt_cp_async", "128x64", (2100, 2900, 40)),
     ("simt_cp_async", "64x64", (1024, 1024, 72)),
     ("simt_cp_async", "64x32", (512, 512, 132)),
@@ -61,6 +66,7 @@ LONG_K = (*SHORT_K, 1025, 1031, 1032, 1033, 2049, 5000, 9000)
 REMAINDERS = [
     *product(("simt_cp_async", "simt"), [(70, 90)], LONG_K),
     *product(["simt_small"], [(70, 90)], LONG_K),
+    *product(["simt_gemv"], [(1, 1), (1, 130), (200, 2), (3, 129), (70, 9)], range(1, 130)),
     *product(["simt_small"], [(1003, 16, 15), (1003, 31, 32), (1003, 64, 63)], SHORT_K),
     *(
         pytest.param(*problem, marks=needs_hopper)
@@ -215,16 +221,17 @@ def test_split_k(algorithm, problem, layout):
     check(a, b, algorithm)
 
 
+@pytest.mark.parametrize("k", [100, 600])
 @pytest.mark.parametrize("algorithm", KERNELS)
-def test_views(algorithm):
+def test_views(algorithm, k):
     store = torch.randn(3, 5, 703, 1105, device="cuda")
-    a = store[:, :1, 1:401, 3:603]  # misaligned, broadcast over 5
+    a = store[:, :1, 1:401, 3 : 3 + k]  # misaligned, broadcast over 5
     for b in (
-        store[:1, :, :600, 5:305],
-        store[0, 0, 1:601, ::2],
-        store[0, 0, ::1, 1:601].mT[:, ::2],
-        store[0, 0, :1, :1].expand(600, 40),
-        store[0, 0, :600, :1].expand(600, 50),
+        store[:1, :, :k, 5:305],
+        store[0, 0, 1 : 1 + k, ::2],
+        store[0, 0, ::1, 1 : 1 + k].mT[:, ::2],
+        store[0, 0, :1, :1].expand(k, 40),
+        store[0, 0, :k, :1].expand(k, 50),
     ):
         check(a, b, algorithm)
         check(b.mT, a.mT, algorithm)

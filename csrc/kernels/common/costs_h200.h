@@ -11,7 +11,8 @@ namespace tiled::h200 {
 
 // From the launch until the first block multiplies, and from the last block's end to the kernel's.
 inline constexpr double kLaunchNaive = 6000;
-inline constexpr double kLaunchSimtCpAsync = 6800, kLaunchSimtSmall = 5000;
+inline constexpr double kLaunchSimtCpAsync = 6800, kLaunchSimtSmall = 5470;
+inline constexpr double kLaunchSimtGemv = 3710;
 inline constexpr double kLaunchSimtTma = 8000, kLaunchSimtSkinny = 8500;
 inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
 inline constexpr double kLaunchFp16x3Skinny = 6600, kLaunchFp16x3Fused = 17000;
@@ -70,17 +71,41 @@ inline constexpr SimtTmaTile kSimtTmaTiles[] = {
     {64, 32, 4, 4, 32, 32, 4, 0, 0, 3, 25, 86},
 };
 
-// A block has `teams`; `blocks` counts the teams that share an SM.
+// A block has `teams`; `blocks` counts the teams that share an SM. `overhead`: cycles of a tile
+// beside its products.
 struct SimtSmallTile {
   int m, n, thread_m, thread_n, lanes_m, k, stages, teams;
   int blocks;
-  double alone, rate;
+  double alone, rate, overhead;
 };
 inline constexpr SimtSmallTile kSimtSmallTiles[] = {
-    {16, 16, 4, 4, 4, 8, 4, 8, 56, 80, 45},
-    {32, 32, 4, 8, 8, 16, 2, 4, 20, 80, 55},
-    {64, 64, 8, 8, 8, 16, 3, 1, 8, 120, 70},
+    {16, 16, 4, 4, 4, 8, 4, 8, 56, 107, 39, 40},
+    {32, 32, 4, 8, 8, 16, 2, 4, 20, 84, 85, 203},
+    {64, 64, 8, 8, 8, 16, 3, 1, 8, 142, 85, 590},
 };
+
+// A block has `cols` rows of the short operand; `blocks` share an SM's registers.
+struct SimtGemvTile {
+  int cols, blocks;
+};
+inline constexpr SimtGemvTile kSimtGemvTiles[] = {{1, 12}, {2, 12}, {4, 10}, {8, 8}};
+struct SimtGemv {
+  // A block beside others: its overhead; for one k, its copies of a K-major operand, and its
+  // products with a row of the short one; storing a column of which each row takes a sector.
+  static constexpr double kBlock = 333, kCopies = 20.5, kProducts = 4.3, kStridedStores = 232;
+  // Alone: for one k, while it waits for copies of a K-major operand, or for loads.
+  static constexpr double kAloneCopies = 78, kAloneLoads = 136;
+};
+
+// Bandwidths of DRAM: for operands that are copied by vectors and by elements, and for C likewise.
+struct SimtDram {
+  double vectors, elements, c_vectors, c_elements;
+};
+inline constexpr SimtDram kSimtDram{16.5, 16.5, 16.5, 16.5};
+inline constexpr SimtDram kSimtDramOfThreads{16.5, 9.5, 16.5, 16.5};  // that copy
+inline constexpr SimtDram kSimtDramOfTeams{8.7, 6.4, 13.6, 8.9};      // of simt_small
+inline constexpr SimtDram kSimtDramOf16x16{4, 6.4, 13.6, 8.9};        // its tile, 64 bytes of a row
+inline constexpr SimtDram kSimtDramOfRows{11.7, 11.7, 11.7, 11.7};    // simt_gemv's
 
 // m rows of the short operand by n columns of the long one.
 struct SimtSkinnyTile {
@@ -120,15 +145,13 @@ struct SimtCluster {
 };
 
 struct Simt {
-  static constexpr double kDram = 16.5, kDramScalar = 9.5;  // bandwidth; of scalar copies
   // Cycles of a scalar copy of an element, in whole tiles and in those at the edge of C.
   static constexpr double kScalarCopy = 1.0 / 32, kScalarCopyAtEdge = 1.0 / 12;
   static constexpr double kReduceLaunch = 3000;  // the split-K reduction
   static constexpr double kReduceElement = 0.2;  // to store and read an element's sum of a chunk
   static constexpr double kNextTile = 12000;     // cp_async: from one wave of blocks to the next
   static constexpr double kNextTilePersistent = 4000, kNextTileSplitK = 3000;
-  static constexpr double kSmallTile = 330;       // simt_small: a tile's overhead beside others
-  static constexpr double kSmallTileAlone = 500;  // and while no other team multiplies
+  static constexpr double kSmallScalarCopies = 0.057;  // of simt_small
   static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 6000;
   // simt_thin: a block, its launch included; a warp's copies for one k, by vectors along K, by
   // elements along K, by elements along columns.
@@ -198,13 +221,13 @@ struct Fp16x3 {
   static constexpr double kSkinnyTwoPanels = 2.03;
   static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
   static constexpr double kFusedRate = 160;
-  // fp16x3_thin. A block that is alone on an SM: for each tile, for each k by the way of loading
-  // the long operand, and for each k of a row of the short one. What a tile takes of a busy SM. The
+  // fp16x3_thin: for each tile, for each k by the way of loading the long operand, and for each k
+  // of a row of the short one. What a tile waits for each other tile of its SM, for each k. The
   // kernel that adds chunks, and what a sum of a chunk takes of an SM.
-  static constexpr double kThinLaunch = 5200, kThinTile = 5600;
-  static constexpr double kThinKMajor = 4.92, kThinMnMajor = 6.44, kThinShort = 0.027;
-  static constexpr double kThinBusy = 1610, kThinBusyK = 3.7;
-  static constexpr double kThinReduce = 2750, kThinReduceSum = 38.5;
+  static constexpr double kThinLaunch = 7500, kThinTile = 3450;
+  static constexpr double kThinKMajor = 1.53, kThinMnMajor = 3.74;
+  static constexpr double kThinShort = 0.56, kThinShortMnMajor = 1.1, kThinOthers = 6.12;
+  static constexpr double kThinReduce = 3780, kThinReduceSum = 7.25;
 };
 
 // --- mma -----------------------------------------------------------------------------------------

@@ -171,28 +171,34 @@ constexpr int fp16x3_thin_blocks(int warps, int cols) {
   return std::min(fp16x3_thin_blocks_by_registers(warps),
                   static_cast<int>(kSharedMemoryOfSm) / (fp16x3_thin_smem(warps, cols) + 1024));
 }
-// Blocks wait for their loads and chains of products, or for each other; chunks are added by a
-// second kernel.
+// Blocks that take tiles in turn: those of an MN-major operand read whole sectors of its rows.
+constexpr int fp16x3_thin_team(bool k_major) { return k_major ? 1 : 4; }
+// A block waits for its loads and chains of products, and for other blocks of its SM; chunks are
+// added by a second kernel.
 inline Plan fp16x3_thin_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
   Plan plan = chunk_per_block_plan(p, kFp16x3ThinCols, kFp16x3ThinRows);
   const LongAndShort sides = long_and_short(p);
-  const int cols = static_cast<int>(std::min<int64_t>(sides.short_count, kFp16x3ThinCols));
-  const int64_t resident = fp16x3_thin_blocks(fp16x3_thin_warps(p.k), cols) * sms;
-  const int64_t col_tiles = ceil_div(sides.long_count, kFp16x3ThinRows);
+  const int64_t cols = std::min<int64_t>(sides.short_count, kFp16x3ThinCols);
+  const int64_t resident = fp16x3_thin_blocks(fp16x3_thin_warps(p.k), static_cast<int>(cols)) * sms;
+  const bool k_major = sides.long_operand.col_stride == 1;
+  const bool short_k_major = sides.short_operand.col_stride == 1;
   const auto k = static_cast<double>(p.k) / static_cast<double>(plan.k_splits);
-  const double load = sides.long_operand.col_stride == 1 ? Cost::kThinKMajor : Cost::kThinMnMajor;
-  const auto waves = static_cast<double>(ceil_div(plan.blocks, resident));
-  // A block loads its rows of the short operand for each tile, or once.
-  const auto shorts = static_cast<double>(ceil_div(plan.blocks, std::max(resident, col_tiles)));
-  const double alone = waves * (Cost::kThinTile + k * load) + shorts * cols * k * Cost::kThinShort;
-  const double busy = static_cast<double>(plan.blocks) / static_cast<double>(sms) *
-                      (Cost::kThinBusy + k * Cost::kThinBusyK);
+  const int64_t tiles = ceil_div(plan.blocks, resident);  // of a block
+  // Times that a block loads rows of the short operand.
+  const auto loads = static_cast<double>(
+      std::min(tiles, 1 + tiles * fp16x3_thin_team(k_major) /
+                              ceil_div(sides.long_count, int64_t{kFp16x3ThinRows})));
+  const double tile = Cost::kThinTile + k * (k_major ? Cost::kThinKMajor : Cost::kThinMnMajor);
+  const double load =
+      k * static_cast<double>(cols) * (short_k_major ? Cost::kThinShort : Cost::kThinShortMnMajor);
+  const auto others = static_cast<double>(ceil_div(plan.blocks, sms) - tiles);
   const auto sums = static_cast<double>(p.m * p.n * p.batch.count * plan.k_splits);
   const double reduce = plan.k_splits == 1 ? 0
                                            : Cost::kThinReduce + sums / static_cast<double>(sms) *
                                                                      Cost::kThinReduceSum;
-  plan.cycles = Cost::kThinLaunch + std::max(alone, busy) + reduce;
+  plan.cycles = Cost::kThinLaunch + static_cast<double>(tiles) * tile + loads * load +
+                others * k * Cost::kThinOthers + reduce;
   return plan;
 }
 

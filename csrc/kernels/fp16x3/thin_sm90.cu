@@ -37,17 +37,24 @@ namespace fp16x3_thin {
 
 // The long operand's rows are columns of the sums, as in all kernels that split on the fly.
 struct Params : OnTheFlyParams {
-  unsigned all_panel_chunks;                     // panel_chunks()
+  unsigned tiles, tiles_of_block;                // in all, and at most
+  unsigned team;                                 // blocks that take tiles in turn
   unsigned panel_chunks_apart, col_tiles_apart;  // a block's tile and its next one
 };
 
-// The tiles of a block: every gridDim.x-th.
+// The tiles of a block. A team of blocks has adjacent tiles, so that each block seldom enters
+// another panel chunk, whose rows of the short operand it has to load.
 struct Tiles {
   unsigned panel_chunk, col_tile;  // of this tile
+  unsigned left;                   // with this one
   bool enters_panel_chunk = true;
 
-  __device__ explicit Tiles(const Params& params)
-      : panel_chunk(blockIdx.x / params.col_tiles), col_tile(blockIdx.x % params.col_tiles) {}
+  __device__ explicit Tiles(const Params& params) {
+    const unsigned team = blockIdx.x / params.team, member = blockIdx.x % params.team;
+    const unsigned first = team * params.team * params.tiles_of_block + member;
+    panel_chunk = first / params.col_tiles, col_tile = first % params.col_tiles;
+    left = min(params.tiles_of_block, (params.tiles - first + params.team - 1) / params.team);
+  }
   // Goes on to the next tile. Returns whether there is one.
   __device__ bool advance(const Params& params) {
     unsigned next = panel_chunk + params.panel_chunks_apart;
@@ -55,7 +62,7 @@ struct Tiles {
     if (col_tile >= params.col_tiles) col_tile -= params.col_tiles, ++next;
     enters_panel_chunk = next != panel_chunk;
     panel_chunk = next;
-    return next < params.all_panel_chunks;
+    return --left > 0;
   }
   // The first row of the long operand, and how many there are.
   __device__ int64_t first_row(const Params& params) const {
@@ -268,12 +275,15 @@ void launch(Params& params, const Context& context) {
   static_assert(Smem<kWarps>::bytes(kCols) == fp16x3_thin_smem(kWarps, kCols));
   const auto smem_bytes = static_cast<size_t>(Smem<kWarps>::bytes(cols));
   allow_shared_memory(kernel, static_cast<size_t>(Smem<kWarps>::bytes(kCols)));
-  params.all_panel_chunks = params.panel_chunks();
-  const unsigned tiles = params.all_panel_chunks * params.col_tiles;
+  params.tiles = params.panel_chunks() * params.col_tiles;
   const int resident = context.sms * fp16x3_thin_blocks(kWarps, cols);
-  const unsigned blocks = std::min(tiles, static_cast<unsigned>(resident));
-  params.panel_chunks_apart = blocks / params.col_tiles;
-  params.col_tiles_apart = blocks % params.col_tiles;
+  params.tiles_of_block = ceil_div(params.tiles, static_cast<unsigned>(resident));
+  params.team = fp16x3_thin_team(kKMajor);
+  const unsigned tiles_of_team = params.team * params.tiles_of_block;
+  const unsigned blocks = params.tiles / tiles_of_team * params.team +
+                          std::min(params.tiles % tiles_of_team, params.team);
+  params.panel_chunks_apart = params.team / params.col_tiles;
+  params.col_tiles_apart = params.team % params.col_tiles;
   launch_pdl(kernel, blocks, Smem<kWarps>::kThreads, smem_bytes, context, params);
 }
 template <bool kKMajor, bool kLongIsA>

@@ -20,10 +20,13 @@ inline bool is_b_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
 }
 
-// Cycles in which DRAM delivers the operands and takes C. Threads that copy single elements do not
-// reach its bandwidth.
-inline double simt_dram_cycles(const Problem& p, bool threads_copy, int64_t sms) {
-  using Cost = h200::Simt;
+// Returns whether C is read and written by 128-bit vectors along its rows, where they are inside.
+inline bool is_c_vectorized(const Problem& p) {
+  return is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
+}
+
+// Cycles in which DRAM delivers the operands and takes C.
+inline double simt_dram_cycles(const Problem& p, const h200::SimtDram& dram, int64_t sms) {
   const auto cycles = [&](const auto& matrix, int64_t outer, int64_t inner, double bandwidth) {
     int64_t elements = outer * inner;
     for (int d = 0; d < p.batch.rank; ++d) {
@@ -31,9 +34,9 @@ inline double simt_dram_cycles(const Problem& p, bool threads_copy, int64_t sms)
     }
     return static_cast<double>(elements) * sizeof(float) / bandwidth / static_cast<double>(sms);
   };
-  const double a = threads_copy && !is_a_vectorized(p) ? Cost::kDramScalar : Cost::kDram;
-  const double b = threads_copy && !is_b_vectorized(p) ? Cost::kDramScalar : Cost::kDram;
-  return cycles(p.a, p.m, p.k, a) + cycles(p.b, p.n, p.k, b) + cycles(p.c, p.m, p.n, Cost::kDram);
+  return cycles(p.a, p.m, p.k, is_a_vectorized(p) ? dram.vectors : dram.elements) +
+         cycles(p.b, p.n, p.k, is_b_vectorized(p) ? dram.vectors : dram.elements) +
+         cycles(p.c, p.m, p.n, is_c_vectorized(p) ? dram.c_vectors : dram.c_elements);
 }
 
 struct SimtKind {
@@ -113,7 +116,8 @@ inline Plan simt_cp_async_plan(const Problem& p, int64_t sms) {
   constexpr SimtKind kKind{
       .threads_copy = true, .persistent = false, .next_tile = h200::Simt::kNextTile};
   Plan plan = fastest_simt_plan(h200::kSimtCpAsyncTiles, kKind, p, sms);
-  plan.cycles = h200::kLaunchSimtCpAsync + std::max(plan.cycles, simt_dram_cycles(p, true, sms));
+  const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms);
+  plan.cycles = h200::kLaunchSimtCpAsync + std::max(plan.cycles, dram);
   return plan;
 }
 
@@ -142,15 +146,19 @@ inline Plan simt_small_plan(const Problem& p, int64_t sms) {
     const int64_t tiles = ceil_div(count_tiles(p, tile.m, tile.n), sms);
     const auto rounds = static_cast<double>(ceil_div(tiles, tile.blocks));
     const auto k = static_cast<double>(p.k);
-    const double each = Cost::kSmallTile + tile.m * tile.n * k / tile.rate;
-    const double alone = Cost::kSmallTileAlone + tile.alone * k;
-    const double cycles = std::max(static_cast<double>(tiles) * each, rounds * alone);
+    const double copies = (is_a_vectorized(p) ? 0 : tile.m) + (is_b_vectorized(p) ? 0 : tile.n);
+    const double step = tile.m * tile.n / tile.rate + copies * Cost::kSmallScalarCopies;
+    const double each = tile.overhead + step * k;
+    const double dram = simt_dram_cycles(
+        p, tile.n == 16 ? h200::kSimtDramOf16x16 : h200::kSimtDramOfTeams, sms);
+    const double cycles =
+        std::max({static_cast<double>(tiles) * each, rounds * tile.alone * k, dram});
     if (i == 0 || cycles < best.cycles) {
       best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, 0, cycles};
     }
   }
   best.blocks = count_tiles(p, best.m, best.n);
-  best.cycles = h200::kLaunchSimtSmall + std::max(best.cycles, simt_dram_cycles(p, true, sms));
+  best.cycles += h200::kLaunchSimtSmall;
   return best;
 }
 
@@ -172,7 +180,7 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
   const double step = each <= 1 ? tile.alone : each * tile.m * tile.n / tile.rate;
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   const double changes = std::max(each - 1, 0.0) * Cost::kSkinnyNextTile / tile.blocks;
-  const double cycles = std::max(step * k + changes, simt_dram_cycles(p, false, sms));
+  const double cycles = std::max(step * k + changes, simt_dram_cycles(p, h200::kSimtDram, sms));
   const bool long_is_a = p.m > p.n;
   Plan plan{.tile = static_cast<int>(i),
             .m = long_is_a ? tile.n : tile.m,
@@ -223,8 +231,49 @@ inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
               .cycles = cycles};
     }
   }
-  best.cycles = std::max(best.cycles, simt_dram_cycles(p, !vectors, sms));
+  best.cycles = std::max(
+      best.cycles, simt_dram_cycles(p, vectors ? h200::kSimtDram : h200::kSimtDramOfThreads, sms));
   return best;
+}
+
+// --- simt_gemv -----------------------------------------------------------------------------------
+
+inline constexpr int kSimtGemvRows = 128;  // of the long operand, for a block
+inline constexpr int64_t kSimtGemvMostK = 128;
+// Bytes of shared memory of a block: the short operand, and K-major rows of the long one.
+constexpr int64_t simt_gemv_smem(int64_t k, int cols, bool k_major) {
+  return (k * cols + (k_major ? kSimtGemvRows * (k | 1) : 0)) * 4;
+}
+inline bool simt_gemv_is_k_major(const LongAndShort& sides) {
+  return sides.long_operand.col_stride < sides.long_operand.row_stride;
+}
+inline bool simt_gemv_accepts(const Problem& p) { return fits_tma_coords(p); }
+inline Plan simt_gemv_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::SimtGemv;
+  constexpr const auto& kTiles = h200::kSimtGemvTiles;
+  const LongAndShort sides = long_and_short(p);
+  size_t i = 0;
+  while (i + 1 < std::size(kTiles) && kTiles[i].cols < sides.short_count) ++i;
+  const int cols = kTiles[i].cols;
+  Plan plan{.tile = static_cast<int>(i),
+            .m = sides.long_is_a ? kSimtGemvRows : cols,
+            .n = sides.long_is_a ? cols : kSimtGemvRows};
+  plan.blocks = count_tiles(p, plan.m, plan.n);
+  const bool k_major = simt_gemv_is_k_major(sides);
+  const int64_t by_smem = kSharedMemoryOfSm / (simt_gemv_smem(p.k, cols, k_major) + 1024);
+  const auto resident = static_cast<double>(std::min<int64_t>(kTiles[i].blocks, by_smem));
+  const auto blocks = static_cast<double>(ceil_div(plan.blocks, sms));
+  const auto k = static_cast<double>(p.k);
+  const int64_t stride = sides.long_is_a ? p.c.row_stride : p.c.col_stride;
+  const double sectors = stride > 1 ? static_cast<double>(std::min<int64_t>(stride, 8)) / 8 : 0;
+  const double stored = static_cast<double>(std::min<int64_t>(cols, sides.short_count)) * sectors;
+  const double each = Cost::kBlock + Cost::kStridedStores * stored +
+                      k * ((k_major ? Cost::kCopies : 0) + Cost::kProducts * cols);
+  const double alone = k * (k_major ? Cost::kAloneCopies : Cost::kAloneLoads);
+  plan.cycles =
+      h200::kLaunchSimtGemv + std::max({blocks * each, std::max(blocks / resident, 1.0) * alone,
+                                        simt_dram_cycles(p, h200::kSimtDramOfRows, sms)});
+  return plan;
 }
 
 // --- simt_cluster --------------------------------------------------------------------------------
@@ -317,7 +366,8 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
       }
     }
   }
-  best.cycles = Cost::kLaunch + std::max(best.cycles, simt_dram_cycles(p, true, sms));
+  const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms);
+  best.cycles = Cost::kLaunch + std::max(best.cycles, dram);
   return best;
 }
 

@@ -5,7 +5,7 @@
 //        and B by cp.async, as many stages ahead as it has room for, synchronizes, multiplies, and
 //        synchronizes again. An SM holds so many teams that some multiply while others wait. A tile
 //        begins and ends in few instructions: without mbarriers, without divisions where a matrix
-//        is one tile, and with 128-bit stores.
+//        is one tile, and with 128-bit stores or stores of adjacent elements by adjacent threads.
 // Limit: DRAM bandwidth, for products of 32 x 32 x 32 and less. Larger ones read 16 numbers
 //        from shared memory for 64 FMAs, and issue cp.async beside them.
 // Next:  teams that share the tiles of A and B where a matrix has several tiles.
@@ -56,7 +56,8 @@ using Staging = Quad[Tile::kM][Tile::kN / 4 + 1];
 struct Params {
   Problem p;
   bool a_vectorized, b_vectorized, c_vectorized;
-  bool stores_plain_quads;  // C is the sums unchanged, in 128-bit vectors of which none is partial
+  bool stores_plain;        // C is the sums unchanged, by rows
+  bool stores_plain_quads;  // and in 128-bit vectors of which none is partial
   int64_t tiles;
   int team_bytes;  // of shared memory
 };
@@ -120,6 +121,33 @@ __device__ void multiply_stage(const PaddedStage<Tile>& stage, const QuadCoord<T
   }
 }
 
+// Stores the team's sums unchanged and element by element: adjacent threads store adjacent columns,
+// and what is left of them the next rows.
+template <class Tile>
+__device__ void store_elements(const Params& params, int64_t c_offset, const TileIndex& tile,
+                               int thread, const Staging<Tile>& staging) {
+  const Problem& p = params.p;
+  constexpr int kMostLanes = Tile::kN < Tile::kTeamThreads ? Tile::kN : Tile::kTeamThreads;
+  const int rows = static_cast<int>(min(p.m - tile.row, int64_t{Tile::kM}));
+  const int cols = static_cast<int>(min(p.n - tile.col, int64_t{Tile::kN}));
+  const int lanes_log2 = 32 - __clz(min(cols, kMostLanes) - 1);  // of a row
+  const int lanes = 1 << lanes_log2, first = thread >> lanes_log2;
+  const int rows_at_once = Tile::kTeamThreads >> lanes_log2;
+  const auto* sums = reinterpret_cast<const float*>(staging[0]);
+  constexpr int kPitch = sizeof(staging[0]) / sizeof(float);
+  float* c = static_cast<float*>(p.c.data) + c_offset + tile.row * p.c.row_stride +
+             tile.col * p.c.col_stride;
+  NO_UNROLL
+  for (int col = thread & (lanes - 1); col < cols; col += lanes) {
+    float* to = c + first * p.c.row_stride + col * p.c.col_stride;
+    const float* from = sums + first * kPitch + (col ^ 1);  // pairs are exchanged
+    _Pragma("unroll 4") for (int row = first; row < rows; row += rows_at_once) {
+      __stcg(to, kAddIdentity<float> + *from);
+      to += rows_at_once * p.c.row_stride, from += rows_at_once * kPitch;
+    }
+  }
+}
+
 // Applies the epilogue to the team's sums and stores them row by row.
 template <class Tile>
 __device__ void store_staged(const Params& params, int64_t c_offset, const TileIndex& tile,
@@ -133,6 +161,7 @@ __device__ void store_staged(const Params& params, int64_t c_offset, const TileI
     return total;
   };
   if (!params.stores_plain_quads) {
+    if (params.stores_plain) return store_elements<Tile>(params, c_offset, tile, thread, staging);
     const BiasX4 bias(p, tile.col + quad * 4);
     NO_UNROLL
     for (int row = first; row < Tile::kM; row += kRowsAtOnce) {
@@ -234,6 +263,7 @@ void run(const Problem& p, const Context& context) {
       .a_vectorized = is_a_vectorized(p),
       .b_vectorized = is_b_vectorized(p),
       .c_vectorized = c_vectorized,
+      .stores_plain = p.epilogue.is_identity() && p.c.col_stride <= p.c.row_stride,
       .stores_plain_quads = c_vectorized && p.n % 4 == 0 && p.epilogue.is_identity(),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .team_bytes = static_cast<int>(team_bytes),

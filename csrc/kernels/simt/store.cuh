@@ -8,11 +8,6 @@
 
 namespace tiled::cuda {
 
-// Returns whether C is read and written by 128-bit vectors along its rows, where they are inside.
-inline bool is_c_vectorized(const Problem& p) {
-  return is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
-}
-
 // The biases of a quad's columns, as far as they are inside. They are loaded before the quad's sums
 // are there: the latency of a load at each quad would exceed the rest of the epilogue.
 struct BiasX4 {
