@@ -28,10 +28,10 @@ SIMT = pytest.param("simt", marks=needs_cuda)
 # Problems for which the plan for 132 SMs (H100, H200) picks each tile. simt_small gets a batch
 # whose last block has fewer matrices than the others, or one matrix of many tiles.
 TILES = [
-    ("simt_small", "16x16", (1003, 16, 12, 40)),
+    ("simt_small", "16x16", (1003, 15, 13, 100)),
     ("simt_small", "32x32", (1003, 32, 28, 40)),
     ("simt_small", "64x64", (1003, 64, 60, 40)),
-    ("simt_small", "16x16", (1003, 17, 12, 40)),
+    ("simt_small", "16x16", (1003, 33, 15, 200)),
     ("simt_small", "32x32", (20, 100, 96, 40)),
     ("simt_small", "64x64", (7, 700, 700, 40)),
     ("simt_gemv", "1x128", (1, 9000, 100)),

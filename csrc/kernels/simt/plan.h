@@ -149,16 +149,15 @@ inline Plan simt_small_plan(const Problem& p, int64_t sms) {
     const double copies = (is_a_vectorized(p) ? 0 : tile.m) + (is_b_vectorized(p) ? 0 : tile.n);
     const double step = tile.m * tile.n / tile.rate + copies * Cost::kSmallScalarCopies;
     const double each = tile.overhead + step * k;
-    const double dram = simt_dram_cycles(
-        p, tile.n == 16 ? h200::kSimtDramOf16x16 : h200::kSimtDramOfTeams, sms);
-    const double cycles =
-        std::max({static_cast<double>(tiles) * each, rounds * tile.alone * k, dram});
+    double cycles = std::max(static_cast<double>(tiles) * each, rounds * tile.alone * k);
+    if (tile.n == 16) cycles = std::max(cycles, simt_dram_cycles(p, h200::kSimtDramOf16x16, sms));
     if (i == 0 || cycles < best.cycles) {
       best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, 0, cycles};
     }
   }
   best.blocks = count_tiles(p, best.m, best.n);
-  best.cycles += h200::kLaunchSimtSmall;
+  const double dram = simt_dram_cycles(p, h200::kSimtDramOfTeams, sms);
+  best.cycles = h200::kLaunchSimtSmall + std::max(best.cycles, dram);
   return best;
 }
 
