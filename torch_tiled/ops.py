@@ -42,11 +42,12 @@ def matmul(
             dimensions of a and b broadcast. Without out and out_dtype, b may be
             torch_tiled.prepare(b).
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
-        precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" is as
-            accurate as an SGEMM that adds in sequence, and uses tensor cores on Hopper GPUs;
-            "ieee" rounds every FMA as IEEE 754 does, in one order on every GPU; "tf32" may round a
-            and b to TF32's 11 bits, which "auto" does on Hopper. On the CPU, "auto" is torch.matmul
-            in every precision. docs/guide/numerics.md has the error bounds.
+        precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" uses tensor
+            cores on Hopper GPUs, and is as accurate as an SGEMM that adds in sequence where many
+            products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in one order on every
+            GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on Hopper. On the
+            CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md has the error
+            bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
             float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or

@@ -35,7 +35,8 @@ smallest normal number of float32, which is less than the K 2^-149 in every boun
 
 tf32 (csrc/core/order_tf32.h) is such sums, of factors rounded to 11 bits, which loses at most
 (1 + 2^-11)^2 - 1 of |A||B|. Wide rows and columns lose 2^-14 of it at most, by the flags' bound. A
-flagged element is recomputed in the chunked order, whose bound is smaller.
+flagged element is recomputed in the chunked order, whose bound is smaller up to K = 2^24 and larger
+from 2^25 on.
 """
 
 import torch
@@ -244,12 +245,13 @@ def activated_bound(exact, limit, dtype):
 
 
 def gemm_bound(c, a, b, alpha, beta, *, precision="fp32", algorithm="auto"):
-    """The bound of alpha * a @ b + beta * c, with the roundings of alpha and of beta * c."""
+    """The bound of alpha * a @ b + beta * c, with the roundings that alpha and beta add."""
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
     size, lost = (abs(alpha) * f(a, b, algorithm, precision) for f in (_size, _lost))
     size = size + (abs(beta) * c.double().abs() if beta else 0)
     k = a.shape[-1]
-    # alpha and beta are rounded to the accumulator's dtype, too.
+    # A product meets alpha's conversion to the accumulator's dtype, the multiplication by alpha and
+    # the addition of beta * c. c meets beta's conversion and that addition.
     r = _roundings(a, algorithm, precision) + 3
     return _bound(exact, size, lost, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
 

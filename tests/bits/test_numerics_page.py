@@ -1,0 +1,334 @@
+"""Operands beyond the limits of statements on docs/guide/numerics.md, and the page's table of
+particular structures.
+
+The host's kernels have the bits of a Hopper GPU.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.needs import CPU_AND_HOPPER
+from helpers.reference import (
+    TF32_LOSS,
+    U,
+    assert_same,
+    assert_within,
+    bound,
+    gamma,
+    gemm_bound,
+    magnitude,
+    product,
+    relative_error,
+    roundings,
+)
+from helpers.scaled import FP16X3, TF32
+from helpers.specification import CHUNK, MMA_CHUNK
+
+import torch_tiled
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs/guide/numerics.md"
+UNIT = U[torch.float32]
+
+each_kind = pytest.mark.parametrize("kind", [FP16X3, TF32], ids=["fp16x3", "tf32"])
+
+
+@pytest.fixture(params=CPU_AND_HOPPER)
+def device(request):
+    return request.param
+
+
+def ieee(a, b):
+    return torch_tiled.matmul(a, b, algorithm="tiled", precision="ieee")
+
+
+# --- powers of two -------------------------------------------------------------------------------
+
+
+def with_wide_columns(k):
+    """All sums are normal numbers, times 2^-125, too. One small number makes each column wide."""
+    a, b = 1 + torch.rand(64, k), torch.randn(k, 64) * 2.0**20
+    b[0] *= 2.0**-30
+    return a, b
+
+
+@each_kind
+@pytest.mark.parametrize("k", [128, 1500])
+def test_a_power_of_two_leaves_the_bits_where_scales_are_not_clamped(device, kind, k):
+    """2^-113 is the least magnitude that a scale, 2^127 at most, brings to 2^14."""
+    a, b = with_wide_columns(k)
+    a[7, 0], b[0, 9] = 2.0**-30, 2.0**20  # element (7, 9) is flagged: all else meets zeros
+    a[7, 1 : k // 2], b[k // 2 :, 9] = 0, 0
+    b[1 : k // 2, 9] = 0
+    assert kind.with_flags(a, b)[1].nonzero().tolist() == [[7, 9]]
+    result = kind.multiply(a, b, device)
+    for exponent in (-113, -60, 1, 70):
+        power = 2.0**exponent
+        assert_same(kind.multiply(power * a, b, device), power * result)
+        assert_same(kind.multiply(-power * a, b, device), -power * result)
+
+
+@each_kind
+def test_a_power_of_two_may_change_bits_where_scales_are_clamped(device, kind):
+    a, b = with_wide_columns(128)
+    power = 2.0**-125
+    result, scaled = kind.multiply(a, b, device), kind.multiply(power * a, b, device)
+    _, before = kind.with_flags(a, b)
+    _, after = kind.with_flags(power * a, b)
+    assert not before.any() and after.any()
+    assert scaled.abs().min() > torch.finfo(torch.float32).smallest_normal
+    assert_same(scaled[~after], power * result[~after])
+    assert_same(scaled[after], power * ieee(a, b)[after])
+    assert (scaled != power * result).any()
+
+
+# --- overflow ------------------------------------------------------------------------------------
+
+
+def flagged_chunk(total, length):
+    """A row and a column whose product is `total`, flagged since both are wide."""
+    a, b = torch.zeros(1, length), torch.zeros(length, 1)
+    a[0, 0] = b[1, 0] = 2.0**120  # each meets a zero
+    a[0, 2], b[2, 0] = 2.0**63, total * 2.0**-63
+    return a, b
+
+
+def test_a_flagged_chunk_may_save_one_that_overflows_in_fp16x3(device):
+    """The chunk's exact sum is 500 ulp beyond the largest number. FMAs in sequence drop each small
+    product beside it, so that the chunked order stays finite."""
+    a, b = torch.full((1, CHUNK), 2.0**64), torch.full((CHUNK, 1), 0.49 * 2.0**40)
+    a[0, 0], b[0, 0] = 2.0**64 * (1 - 2.0**-24), 2.0**64
+    assert product(a, b) > torch.finfo(torch.float32).max + bound(a, b, algorithm="fp16x3")
+    assert FP16X3.multiply(a, b, device) == torch.inf
+    assert_saved(FP16X3, device, (a, b), flagged_chunk(-(2.0**127), CHUNK))
+
+
+def test_a_flagged_chunk_may_save_one_that_overflows_in_tf32(device):
+    """A chunk of 8192 overflows. The chunked order adds it by eighths to what the flagged chunk
+    left."""
+    a, b = torch.full((1, MMA_CHUNK), 2.0**58), torch.full((MMA_CHUNK, 1), 1.25 * 2.0**57)
+    assert product(a, b) == 1.25 * 2.0**128
+    assert TF32.multiply(a, b, device) == torch.inf
+    assert_saved(TF32, device, flagged_chunk(-(2.0**127), MMA_CHUNK), (a, b))
+
+
+def assert_saved(kind, device, first, second):
+    a, b = torch.cat([first[0], second[0]], 1), torch.cat([first[1], second[1]], 0)
+    _, flagged = kind.with_flags(a, b)
+    result = kind.multiply(a, b, device)
+    assert flagged.all() and result.isfinite().all()
+    assert_same(result, ieee(a, b))
+    assert_within(result, product(a, b), bound(a, b, algorithm="tiled"))
+
+
+@each_kind
+def test_chunks_that_overflow_unflagged_leave_inf_or_what_ieee_has(device, kind):
+    """Inf stays, unless it meets the other infinity. Then the element is recomputed, and mostly not
+    finite."""
+    length = {"fp16x3": CHUNK, "tf32": MMA_CHUNK}[kind.name]
+    sums = torch.tensor([[4.0, 0, -1], [-4, 1, 0], [4, -4, 0], [-1.5, -1.5, 4]])
+    a = sums.repeat_interleave(length, 1) * 2.0**64
+    b = torch.full((3 * length, 1), 2.0**63 / length)  # 1 stands for a chunk's sum of 2^127
+    result = kind.multiply(a, b, device)
+    assert result[:2].flatten().tolist() == [torch.inf, -torch.inf]
+    assert not result[2:].isfinite().any()
+    assert_same(result[2:], ieee(a, b)[2:])
+
+
+# --- alpha and beta ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["tiled", "fp16x3"])
+def test_alpha_and_beta_add_three_roundings_to_a_product(device, algorithm):
+    """They are alpha's conversion to float32, the multiplication and the addition. With the
+    product's own rounding they are off by 3.8 u."""
+    a = torch.tensor([[float.fromhex("0x1.04a7f2p+0")]])
+    b = torch.tensor([[float.fromhex("0x1.053062p+0")]])
+    c = torch.tensor([[float.fromhex("0x1.d437e0p-11")]])
+    alpha, beta = 1.0000230658738365, 1.0
+    result = c.to(device, copy=True)
+    ways = {"alpha": alpha, "beta": beta, "algorithm": algorithm}
+    torch_tiled.gemm_(result, a.to(device), b.to(device), **ways)
+    exact = alpha * product(a, b) + beta * c.double()
+    size = alpha * magnitude(a, b) + beta * c.double()
+    assert_within(result.cpu(), exact, gemm_bound(c, a, b, alpha, beta, algorithm=algorithm))
+    assert (result.cpu() - exact).abs() > gamma(3.8, UNIT) * size
+
+
+# --- flagged elements of tf32 --------------------------------------------------------------------
+
+
+def tf32_bound(k):
+    """That of elements which are not flagged, relative to |A||B|."""
+    return TF32_LOSS + gamma(roundings(k, "tf32"), UNIT) * (1 + TF32_LOSS)
+
+
+def chunked_bound(k):
+    return gamma(roundings(k, "chunked"), UNIT)
+
+
+def test_the_chunked_bound_exceeds_that_of_tf32_where_k_is_very_long():
+    for k in (64, 1024, 8192, 2**17, 2**20):
+        assert 8 * chunked_bound(k) < tf32_bound(k)
+    assert chunked_bound(2**24) < tf32_bound(2**24)
+    assert chunked_bound(2**25) > tf32_bound(2**25)
+
+
+def test_a_flagged_element_may_err_by_more_than_the_bound_of_tf32():
+    """Every chunk after the first adds slightly less than half an ulp, which is rounded away."""
+    k, small = 2**25, 0.999 * UNIT
+    a, b = torch.zeros(1, k), torch.ones(k, 1)
+    a[0, CHUNK::CHUNK] = small
+    a[0, 0], b[0, 0] = 2.0**30, 0  # makes the row wide and the sum small beside it
+    a[0, 2] = 1
+    facts = torch_tiled.explain(a, b, **TF32.ways)
+    assert facts.recomputed == "1 of 1 elements"
+    exact = 1 + (k // CHUNK - 1) * a[0, CHUNK].item()
+    error = exact - torch_tiled.matmul(a, b, **TF32.ways).item()
+    assert tf32_bound(k) * exact < error <= chunked_bound(k) * exact
+
+
+# --- particular structures -----------------------------------------------------------------------
+
+
+def identity(m, k, n):
+    return torch.eye(k)[:m], torch.randn(k, n)
+
+
+def permutation(m, k, n):
+    return torch.eye(k)[torch.randperm(k)[:m]], torch.randn(k, n)
+
+
+def diagonal(m, k, n):
+    return torch.diag(torch.randn(k))[:m], torch.randn(k, n)
+
+
+def interpolation(m, k, n):
+    """Rows of two neighbours, w and 1 - w."""
+    left, w = torch.randint(k - 1, (m, 1)), torch.rand(m, 1)
+    a = torch.zeros(m, k).scatter_(1, left, 1 - w).scatter_(1, left + 1, w)
+    return a, torch.randn(k, n)
+
+
+def softmax(m, k, n):
+    return torch.softmax(16 * torch.randn(m, k), 1), torch.randn(k, n)
+
+
+def lognormal(m, k, n):
+    return torch.exp(5 * torch.randn(m, k)), torch.exp(5 * torch.randn(k, n))
+
+
+def gram(m, k, n):
+    a = torch.randn(m, k)
+    return a, a[:n].mT
+
+
+def half_of_the_rows_zero(m, k, n):
+    a = torch.randn(m, k)
+    a[m // 2 :] = 0
+    return a, torch.randn(k, n)
+
+
+def half_of_k_zero(m, k, n):
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    a[:, k // 2 :], b[k // 2 :] = 0, 0
+    return a, b
+
+
+def decayed_weights(m, k, n):
+    a, b = half_of_the_rows_zero(m, k, n)
+    return a, torch.where(torch.rand(k, n) < 0.01, 1e-8 * b, b)
+
+
+# The names are those in the page's table.
+STRUCTURES = {
+    "rows of the identity": identity,
+    "rows of a permutation": permutation,
+    "rows of a diagonal matrix": diagonal,
+    "interpolation": interpolation,
+    "peaked softmax": softmax,
+    "lognormal, sigma 5": lognormal,
+    "Gram matrix": gram,
+    "half of a's rows are 0": half_of_the_rows_zero,
+    "half of K is 0 in both": half_of_k_zero,
+    "half of a's rows are 0, 1 % of b decayed": decayed_weights,
+}
+LENGTHS, SEEDS, SIZE = (256, 1024), 32, 32  # of K; products; M and N
+
+
+def measured(name, k):
+    """Means over seeds: the relative Frobenius errors of `"ieee"` and of fp16x3, in units of 1e-7,
+    and the percentage of elements that fp16x3 flags."""
+    theirs = ours = flagged = 0.0
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        a, b = STRUCTURES[name](SIZE, k, SIZE)
+        exact = product(a, b)
+        theirs += 1e7 * relative_error(ieee(a, b), exact) / SEEDS
+        ours += 1e7 * relative_error(torch_tiled.matmul(a, b, algorithm="fp16x3"), exact) / SEEDS
+        recomputed = torch_tiled.explain(a, b, algorithm="fp16x3").recomputed
+        flagged += 100 * int(recomputed.split()[0]) / SIZE**2 / SEEDS
+    return theirs, ours, flagged
+
+
+def rows_of_the_page():
+    """The numbers of each structure: errors for each of LENGTHS, and percentages."""
+    section = re.search(r"^### Particular structures$(.*?)^#", PAGE.read_text(), re.M | re.S)[1]
+    rows = re.findall(r"^\| ([^|`]+) \|((?: [\d.]+(?: %)? \|)+)$", section, re.M)
+    return {name: [float(x) for x in re.findall(r"[\d.]+", cells)] for name, cells in rows}
+
+
+def test_the_page_has_all_structures():
+    rows = rows_of_the_page()
+    assert rows.keys() == STRUCTURES.keys()
+    assert {len(row) for row in rows.values()} == {3 * len(LENGTHS)}
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_errors_are_those_on_the_page(name, k):
+    """The bits are specified, so errors move only where torch draws or exponentiates otherwise. Few
+    large elements make up the error of lognormal operands, and so it moves most."""
+    place = 3 * LENGTHS.index(k)
+    expected = rows_of_the_page()[name][place : place + 3]
+    margin = 0.5 if name == "lognormal, sigma 5" else 0.1
+    assert measured(name, k) == pytest.approx(tuple(expected), rel=margin, abs=0.05)
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+def test_sums_of_one_product_lose_what_the_split_does(device, k):
+    """The split loses 2 u of each factor, and lo times lo 4 u. The 1 of an identity loses nothing;
+    for others one rounding and the truncation of `low` follow."""
+    for structure, largest in ((identity, 2), (permutation, 2), (diagonal, 9.1)):
+        a, b = structure(60, k, 50)
+        exact = product(a, b)
+        error = (FP16X3.multiply(a, b, device) - exact).abs()
+        assert 0.5 * largest * UNIT < (error / exact.abs()).max() <= largest * UNIT
+        assert_same(ieee(a.to(device), b.to(device)).cpu(), exact.float())
+
+
+@pytest.mark.parametrize("k", [128, 1024])
+def test_gram_matrices_are_not_symmetric(device, k):
+    a = torch.randn(150, k)
+    result = FP16X3.multiply(a, a.mT, device)
+    unequal = (result != result.mT).double().mean()
+    assert 0 < unequal < 0.005
+    assert_within(result.mT, product(a, a.mT), bound(a, a.mT, algorithm="fp16x3"))
+    other = ieee(a.to(device), a.mT.to(device))
+    assert_same(other, other.mT)
+
+
+def test_zeros_lose_nothing_but_flag_rows(device):
+    """From K = 512 on all promotions have one length, so zeros at the end of K change no bit."""
+    a, b = torch.randn(40, 512), torch.randn(512, 50)
+    result = FP16X3.multiply(a, b, device)
+    longer = torch.nn.functional.pad(a, (0, 600)), torch.nn.functional.pad(b, (0, 0, 0, 600))
+    assert_same(FP16X3.multiply(*longer, device), result)
+    a[20:] = 0
+    b[3, 7] *= 1e-8
+    _, flagged = FP16X3.with_flags(a, b)
+    assert flagged.sum() == 20 and flagged[20:, 7].all()
+    after = FP16X3.multiply(a, b, device)
+    assert not after[20:].any()
+    assert_same(after[:20, :7], result[:20, :7])
