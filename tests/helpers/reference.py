@@ -125,7 +125,8 @@ def takes(algorithm, dtype, device="cpu", precision="fp32"):
         return False
     if algorithm.startswith("tf32") and precision != "tf32":
         return False
-    return algorithm in ("simt", "simt_small", "simt_cp_async") or device == "cpu" or _is_hopper()
+    anywhere = ("simt", "simt_small", "simt_gemv", "simt_cp_async")
+    return algorithm in anywhere or device == "cpu" or _is_hopper()
 
 
 def _is_hopper():
