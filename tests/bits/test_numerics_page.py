@@ -23,15 +23,13 @@ from helpers.reference import (
     relative_error,
     roundings,
 )
-from helpers.scaled import FP16X3, TF32
+from helpers.scaled import FP16X3, TF32, each_kind
 from helpers.specification import CHUNK, MMA_CHUNK
 
 import torch_tiled
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs/guide/numerics.md"
 UNIT = U[torch.float32]
-
-each_kind = pytest.mark.parametrize("kind", [FP16X3, TF32], ids=["fp16x3", "tf32"])
 
 
 @pytest.fixture(params=CPU_AND_HOPPER)

@@ -8,13 +8,11 @@ import torch
 from helpers.needs import CPU_AND_HOPPER, needs_hopper
 from helpers.operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finite
 from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
-from helpers.scaled import FP16X3, TF32
+from helpers.scaled import FP16X3, TF32, each_kind
 from helpers.specification import chunked_product
 from helpers.thinning import pairwise
 
 import torch_tiled
-
-each_kind = pytest.mark.parametrize("kind", [FP16X3, TF32], ids=["fp16x3", "tf32"])
 
 
 def each_kind_and(names, *, fp16x3, tf32):

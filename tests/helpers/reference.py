@@ -67,6 +67,7 @@ FLOATS_16BIT = (torch.float16, torch.bfloat16)
 CHUNK = 1024  # of K in the chunked and the fp16x3 order
 MMA_CHUNK = 8192  # of K in the mma and the tf32 order
 MIN_K = {"fp16x3": 128, "tf32": 64}  # of these orders; shorter sums are in the chunked one
+MOST_K = {"simt_gemv": 128, "fp16x3_direct": 511}  # of these kernels; others take longer sums
 TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 

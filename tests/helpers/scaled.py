@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from helpers import specification
 from helpers.reference import assert_same
@@ -96,3 +97,5 @@ TF32 = Kind(
     multiply=multiply_tf32,
     compare=compare_tf32,
 )
+
+each_kind = pytest.mark.parametrize("kind", [FP16X3, TF32], ids=["fp16x3", "tf32"])

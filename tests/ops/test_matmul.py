@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.reference import (
+    MOST_K,
     accumulation_dtype,
     assert_within,
     bound,
@@ -252,7 +253,7 @@ def test_algorithms_are_named_slowest_first():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_explain(device, algorithm):
-    k = {"simt_gemv": 128, "fp16x3_direct": 500}.get(algorithm, 600)  # they take no longer one
+    k = MOST_K.get(algorithm, 600)
     a, b = torch.randn(100, k, device=device), torch.randn(300, k, device=device).mT
     text = str(torch_tiled.explain(a, b, algorithm=algorithm))
     assert f"m = 100, n = 300, k = {k}" in text

@@ -8,7 +8,7 @@ import shapes
 import torch
 import variants
 from helpers.benchmarking import as_suite, tiny
-from helpers.reference import takes
+from helpers.reference import MIN_K, MOST_K, takes
 from jobs import Job, plan
 from options import DTYPES, parse
 
@@ -63,11 +63,10 @@ def test_every_kernel_is_measured_in_every_dtype(bench, monkeypatch, device, dty
     kernels = [name for name in torch_tiled.algorithms() if takes(name, taken, device)] + ["auto"]
     status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", *kernels))
     assert status == 0
-    most = {"simt_gemv": 128, "fp16x3_direct": 511}
-    least = {name: 128 for name in kernels if name.startswith("fp16x3")}
+    least = {name: MIN_K["fp16x3"] for name in kernels if name.startswith("fp16x3")}
     least |= {"fp16x3_skinny": 512, "fp16x3_fused": 512}
     assert [row["algorithm"] for row in results["rows"]] == [
-        name for x in some for name in kernels if least.get(name, 1) <= x.k <= most.get(name, x.k)
+        name for x in some for name in kernels if least.get(name, 1) <= x.k <= MOST_K.get(name, x.k)
     ]
 
 

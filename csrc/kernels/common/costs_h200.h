@@ -90,22 +90,24 @@ struct SimtGemvTile {
 };
 inline constexpr SimtGemvTile kSimtGemvTiles[] = {{1, 12}, {2, 12}, {4, 10}, {8, 8}};
 struct SimtGemv {
-  // A block beside others: its overhead; for one k, its copies of a K-major operand, and its
-  // products with a row of the short one; storing a column of which each row takes a sector.
+  // A block that shares its SM takes kBlock, for each k kCopies if the long operand is K-major and
+  // kProducts for each row of the short one, and kStridedStores for each column that it stores with
+  // a sector for each row.
   static constexpr double kBlock = 333, kCopies = 20.5, kProducts = 4.3, kStridedStores = 232;
-  // Alone: for one k, while it waits for copies of a K-major operand, or for loads.
+  // A block that is alone waits so long for each k: for copies of a K-major operand, or for loads.
   static constexpr double kAloneCopies = 78, kAloneLoads = 136;
 };
 
-// Bandwidths of DRAM: for operands that are copied by vectors and by elements, and for C likewise.
+// Bandwidths of DRAM for operands that are copied by vectors and by elements, and for C that is
+// stored by vectors and by elements.
 struct SimtDram {
   double vectors, elements, c_vectors, c_elements;
 };
-inline constexpr SimtDram kSimtDram{16.5, 16.5, 16.5, 16.5};
-inline constexpr SimtDram kSimtDramOfThreads{16.5, 9.5, 16.5, 16.5};  // that copy
-inline constexpr SimtDram kSimtDramOfTeams{8.7, 6.4, 13.6, 8.9};      // of simt_small
-inline constexpr SimtDram kSimtDramOf16x16{4, 6.4, 13.6, 8.9};        // its tile, 64 bytes of a row
-inline constexpr SimtDram kSimtDramOfRows{11.7, 11.7, 11.7, 11.7};    // simt_gemv's
+inline constexpr SimtDram kSimtDram{16.5, 16.5, 16.5, 16.5};          // all copies reach it
+inline constexpr SimtDram kSimtDramOfThreads{16.5, 9.5, 16.5, 16.5};  // threads copy both operands
+inline constexpr SimtDram kSimtDramOfTeams{8.7, 6.4, 13.6, 8.9};      // simt_small
+inline constexpr SimtDram kSimtDramOf16x16{4, 6.4, 13.6, 8.9};      // simt_small, 64 bytes of a row
+inline constexpr SimtDram kSimtDramOfRows{11.7, 11.7, 11.7, 11.7};  // simt_gemv
 
 // m rows of the short operand by n columns of the long one.
 struct SimtSkinnyTile {
@@ -151,7 +153,7 @@ struct Simt {
   static constexpr double kReduceElement = 0.2;  // to store and read an element's sum of a chunk
   static constexpr double kNextTile = 12000;     // cp_async: from one wave of blocks to the next
   static constexpr double kNextTilePersistent = 4000, kNextTileSplitK = 3000;
-  static constexpr double kSmallScalarCopies = 0.057;  // of simt_small
+  static constexpr double kSmallScalarCopies = 0.057;  // simt_small: of an element, as kScalarCopy
   static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 6000;
   // simt_thin: a block, its launch included; a warp's copies for one k, by vectors along K, by
   // elements along K, by elements along columns.
@@ -221,9 +223,10 @@ struct Fp16x3 {
   static constexpr double kSkinnyTwoPanels = 2.03;
   static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
   static constexpr double kFusedRate = 160;
-  // fp16x3_thin: for each tile, for each k by the way of loading the long operand, and for each k
-  // of a row of the short one. What a tile waits for each other tile of its SM, for each k. The
-  // kernel that adds chunks, and what a sum of a chunk takes of an SM.
+  // A tile of fp16x3_thin takes kThinTile, for each k kThinKMajor or kThinMnMajor by the long
+  // operand, and kThinOthers for each k of each other tile of its SM. Each k of a row of the short
+  // operand takes kThinShort or kThinShortMnMajor to load. The kernel that adds chunks takes
+  // kThinReduce, and kThinReduceSum of an SM for each sum of a chunk.
   static constexpr double kThinLaunch = 7500, kThinTile = 3450;
   static constexpr double kThinKMajor = 1.53, kThinMnMajor = 3.74;
   static constexpr double kThinShort = 0.56, kThinShortMnMajor = 1.1, kThinOthers = 6.12;

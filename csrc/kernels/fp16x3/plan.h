@@ -171,7 +171,8 @@ constexpr int fp16x3_thin_blocks(int warps, int cols) {
   return std::min(fp16x3_thin_blocks_by_registers(warps),
                   static_cast<int>(kSharedMemoryOfSm) / (fp16x3_thin_smem(warps, cols) + 1024));
 }
-// Blocks that take tiles in turn: those of an MN-major operand read whole sectors of its rows.
+// The number of blocks that take adjacent tiles in turn. Four blocks read whole sectors of the rows
+// of an MN-major operand.
 constexpr int fp16x3_thin_team(bool k_major) { return k_major ? 1 : 4; }
 // A block waits for its loads and chains of products, and for other blocks of its SM; chunks are
 // added by a second kernel.

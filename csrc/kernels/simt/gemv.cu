@@ -33,12 +33,9 @@ namespace simt_gemv {
 constexpr int kThreads = kSimtGemvRows;
 constexpr int kAtOnce = 16;  // loads of a thread in flight
 
-// row_stride of both operands is along their side of C, and col_stride along K.
-struct Params {
+struct Params : LongAndShort {
   Problem p;
-  Matrix long_operand, short_operand;
-  bool long_is_a, plain;  // plain: C is the sums unchanged
-  int64_t long_count, short_count;
+  bool stores_plain;  // C is the sums unchanged
   FastDivmod row_blocks, col_tiles, by_k;
   int64_t first_block;
 };
@@ -122,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int col = 0; col < kCols; ++col) {
     if (col >= cols) break;
     const float sum = kAddIdentity<float> + sums[col];
-    if (params.plain) {
+    if (params.stores_plain) {
       c[col * col_stride] = sum;
     } else {
       store_noinline(p, offsets.c, params.long_is_a ? row : block.col + col,
@@ -134,8 +131,8 @@ __global__ void __launch_bounds__(kThreads)
 namespace {
 
 template <int kCols>
-void run(Params& params, const LongAndShort& sides, const Context& context) {
-  const bool k_major = simt_gemv_is_k_major(sides);
+void run(Params& params, const Context& context) {
+  const bool k_major = simt_gemv_is_k_major(params);
   const auto kernel = k_major ? simt_gemv_kernel<kCols, true> : simt_gemv_kernel<kCols, false>;
   allow_shared_memory(kernel, static_cast<size_t>(simt_gemv_smem(kSimtGemvMostK, kCols, true)));
   const auto bytes = static_cast<size_t>(simt_gemv_smem(params.p.k, kCols, k_major));
@@ -156,14 +153,11 @@ bool launch_simt_gemv(const Problem& p, const Plan& plan, const Context& context
   if (count_tiles(p, 1, 1) == 0) return true;
   Params params{};
   params.p = p;
-  const LongAndShort sides = long_and_short(p);
-  params.long_is_a = sides.long_is_a;
-  params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
-  params.long_count = sides.long_count, params.short_count = sides.short_count;
-  params.plain = p.epilogue.is_identity();
+  static_cast<LongAndShort&>(params) = long_and_short(p);
+  params.stores_plain = p.epilogue.is_identity();
   params.by_k = FastDivmod::of(static_cast<uint32_t>(p.k));
   return with_tile<std::size(h200::kSimtGemvTiles)>(plan.tile, [&]<int kIndex>() {
-    run<h200::kSimtGemvTiles[kIndex].cols>(params, sides, context);
+    run<h200::kSimtGemvTiles[kIndex].cols>(params, context);
     return true;
   });
 }

@@ -63,7 +63,7 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
                         batch_offset(params.p.batch, params.short_operand, work.matrix) +
                         work.row * params.short_operand.row_stride +
                         first_k * params.short_operand.col_stride;
-    const int rows = static_cast<int>(min(params.rows - work.row, int64_t{Tile::kRows}));
+    const int rows = static_cast<int>(min(params.short_count - work.row, int64_t{Tile::kRows}));
     if (index == blockIdx.x) ptx::pdl_wait();
     for (int k = 0; k < work.length; k += Tile::kK, pipe.advance()) {
       uint64_t* full = &smem.full[pipe.stage];
@@ -169,14 +169,14 @@ __device__ void store_acc(const Params& params, const WorkTile<Tile>& work,
                           const float (&acc)[Tile::kThreadRows][Tile::kThreadCols]) {
   const int64_t c_offset =
       params.partial_sums == nullptr ? batch_offset(params.p.batch, params.p.c, work.matrix) : 0;
-  float* to = params.partial_sums +
-              (work.matrix * params.chunks.by + work.chunk) * params.rows * params.partial_pitch();
+  float* to = params.partial_sums + (work.matrix * params.chunks.by + work.chunk) *
+                                        params.short_count * params.partial_pitch();
   UNROLL
   for (int i = 0; i < Tile::kThreadRows; ++i) {
     UNROLL
     for (int j = 0; j < Tile::kThreadCols; ++j) {
       const int64_t row = work.row + at.row_of(i), col = work.col + at.col_of(j);
-      if (row >= params.rows || col >= params.cols) continue;
+      if (row >= params.short_count || col >= params.long_count) continue;
       if (params.partial_sums != nullptr) {
         to[row * params.partial_pitch() + col] = acc[i][j];
       } else {

@@ -60,13 +60,13 @@ __global__ void __launch_bounds__(kReduceThreads)
   ptx::pdl_launch_dependents();
   const int64_t pitch = params.partial_pitch();
   const int64_t index = int64_t{blockIdx.x} * kReduceThreads + threadIdx.x;
-  const int64_t col = index % pitch, row = index / pitch % params.rows;
-  const int64_t matrix = index / pitch / params.rows;
-  const bool exists = matrix < params.p.batch.count && col < params.cols;
+  const int64_t col = index % pitch, row = index / pitch % params.short_count;
+  const int64_t matrix = index / pitch / params.short_count;
+  const bool exists = matrix < params.p.batch.count && col < params.long_count;
   const int64_t c_offset = exists ? batch_offset(params.p.batch, params.p.c, matrix) : 0;
   ptx::pdl_wait();
   if (!exists) return;
-  const int64_t chunk_stride = params.rows * pitch;
+  const int64_t chunk_stride = params.short_count * pitch;
   const float* partial_sums =
       params.partial_sums + matrix * params.chunks.by * chunk_stride + row * pitch + col;
   float total = kAddIdentity<float>;
@@ -91,9 +91,10 @@ void run(Params& params, const Context& context) {
   static_assert(Tile::kBlocksPerSm * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
   const Problem& p = params.p;
   params.long_map =
-      tensor_map(p.batch, params.long_operand, params.cols, p.k, Tile::kCols, Tile::kK,
+      tensor_map(p.batch, params.long_operand, params.long_count, p.k, Tile::kCols, Tile::kK,
                  Tile::kKMajor ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
-  params.row_tiles = FastDivmod::of(static_cast<uint32_t>(ceil_div(params.rows, Tile::kRows)));
+  params.row_tiles =
+      FastDivmod::of(static_cast<uint32_t>(ceil_div(params.short_count, Tile::kRows)));
   params.work_tiles =
       int64_t{params.col_tiles.by} * params.row_tiles.by * params.chunks.by * p.batch.count;
   const auto kernel = simt_skinny_kernel<Tile>;
@@ -102,7 +103,7 @@ void run(Params& params, const Context& context) {
   launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
              params);
   if (params.chunks.by == 1) return;
-  const int64_t elements = p.batch.count * params.rows * params.partial_pitch();
+  const int64_t elements = p.batch.count * params.short_count * params.partial_pitch();
   launch_pdl(simt_skinny_split_k_reduce_kernel,
              static_cast<unsigned>(ceil_div(elements, kReduceThreads)), kReduceThreads, 0, context,
              params);
@@ -116,20 +117,17 @@ bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& conte
   if (count_tiles(p, 1, 1) == 0) return true;
   Params params{};
   params.p = p;
-  const LongAndShort sides = long_and_short(p);
-  params.long_is_a = sides.long_is_a;
-  params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
-  params.cols = sides.long_count, params.rows = sides.short_count;
+  static_cast<LongAndShort&>(params) = long_and_short(p);
   const Matrix& short_operand = params.short_operand;
   params.short_vectorized =
       p.k % 4 == 0 && is_vector_aligned(p.batch, short_operand, short_operand.col_stride,
                                         short_operand.row_stride, 4);
   params.chunks = FastDivmod::of(static_cast<uint32_t>(ceil_div(p.k, kChunk)));
   params.col_tiles =
-      FastDivmod::of(static_cast<uint32_t>(ceil_div(params.cols, h200::kSimtSkinnyCols)));
+      FastDivmod::of(static_cast<uint32_t>(ceil_div(params.long_count, h200::kSimtSkinnyCols)));
   if (params.chunks.by > 1) {
     const int64_t elements =
-        p.batch.count * params.chunks.by * params.rows * params.partial_pitch();
+        p.batch.count * params.chunks.by * params.short_count * params.partial_pitch();
     params.partial_sums = static_cast<float*>(context.allocate(elements * int64_t{sizeof(float)}));
     if (params.partial_sums == nullptr) return false;
   }

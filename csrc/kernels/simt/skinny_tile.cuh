@@ -38,17 +38,15 @@ struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
-struct Params {
+// The kernel sees C with the long operand's side as its columns.
+struct Params : LongAndShort {
   Problem p;
-  // row_stride: along the operand's side of C, from row to row or from col to col; col_stride:
-  // along K.
-  Matrix long_operand, short_operand;
   CUtensorMap long_map;
-  bool long_is_a, short_vectorized;
-  int64_t cols, rows;  // of C, as this kernel sees it
+  bool short_vectorized;
   FastDivmod row_tiles, col_tiles, chunks;
   int64_t work_tiles;
-  float* partial_sums;  // (matrices, chunks, rows, partial_pitch()), where there are several chunks
+  float* partial_sums;  // (matrices, chunks, short_count, partial_pitch()), where there are several
+                        // chunks
 
   HOST_DEVICE int64_t partial_pitch() const {
     return int64_t{col_tiles.by} * h200::kSimtSkinnyCols;

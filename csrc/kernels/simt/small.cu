@@ -122,7 +122,7 @@ __device__ void multiply_stage(const PaddedStage<Tile>& stage, const QuadCoord<T
 }
 
 // Stores the team's sums unchanged and element by element: adjacent threads store adjacent columns,
-// and what is left of them the next rows.
+// and threads beyond a row's columns store the next rows.
 template <class Tile>
 __device__ void store_elements(const Params& params, int64_t c_offset, const TileIndex& tile,
                                int thread, const Staging<Tile>& staging) {

@@ -33,14 +33,10 @@ struct Smem {
   float chunk_sums[kWarps][kRows][kCols];
 };
 
-struct Params {
+// The kernel sees C with the long operand's side as its columns.
+struct Params : LongAndShort {
   Problem p;
-  // row_stride: along the operand's side of C, from row to row or from col to col; col_stride:
-  // along K.
-  Matrix long_operand, short_operand;
   Copy copy;
-  bool long_is_a;
-  int64_t cols, rows;  // of C, as this kernel sees it
   FastDivmod row_tiles, col_groups;
   int64_t groups;   // of columns, over all row tiles and matrices
   int chunk_warps;  // that share a group: 1, 2, 4 or 8
@@ -71,8 +67,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                 .k_stride = operand.col_stride,
                 .count = static_cast<int>(min(count - first, int64_t{most}))};
   };
-  const Part columns = part(params.long_operand, col, params.cols, kCols);
-  const Part rows = part(params.short_operand, row, params.rows, kRows);
+  const Part columns = part(params.long_operand, col, params.long_count, kCols);
+  const Part rows = part(params.short_operand, row, params.short_count, kRows);
   const int64_t chunks = ceil_div(p.k, kChunk);
   float total[kRows];
   UNROLL
@@ -139,10 +135,7 @@ bool launch_simt_thin(const Problem& p, const Plan& plan, const Context& context
   if (count_tiles(p, 1, 1) == 0) return true;
   Params params{};
   params.p = p;
-  const LongAndShort sides = long_and_short(p);
-  params.long_is_a = sides.long_is_a;
-  params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
-  params.cols = sides.long_count, params.rows = sides.short_count;
+  static_cast<LongAndShort&>(params) = long_and_short(p);
   const Matrix& columns = params.long_operand;
   params.copy = is_vector_aligned(p.batch, columns, columns.col_stride, columns.row_stride, 4)
                     ? Copy::kVectors
@@ -151,8 +144,8 @@ bool launch_simt_thin(const Problem& p, const Plan& plan, const Context& context
   params.chunk_warps = simt_thin_chunk_warps(p.k);
   return with_tile<std::size(h200::kSimtThinTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr int kRows = h200::kSimtThinTiles[kIndex].rows;
-    params.row_tiles = FastDivmod::of(static_cast<uint32_t>(ceil_div(params.rows, kRows)));
-    params.col_groups = FastDivmod::of(static_cast<uint32_t>(ceil_div(params.cols, kCols)));
+    params.row_tiles = FastDivmod::of(static_cast<uint32_t>(ceil_div(params.short_count, kRows)));
+    params.col_groups = FastDivmod::of(static_cast<uint32_t>(ceil_div(params.long_count, kCols)));
     params.groups = int64_t{params.row_tiles.by} * params.col_groups.by * p.batch.count;
     run<kRows>(params, context);
     return true;
