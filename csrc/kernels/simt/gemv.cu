@@ -2,7 +2,7 @@
 //
 // Idea:  With short K there is little to sum, and all is read and written once. So a thread has a
 //        row of the long operand and its sums with all rows of the short one, which the block keeps
-//        in shared memory. Of an MN-major long operand, adjacent threads load adjacent elements,
+//        in shared memory. Adjacent threads load adjacent elements of an MN-major long operand,
 //        straight to registers. K-major rows come through shared memory: adjacent threads copy
 //        adjacent elements, whether a row ends between them or not.
 // Limit: DRAM.
