@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from helpers.memory import lock_much_memory
 from helpers.needs import needs_cuda
 from helpers.presplit import splits_on_cpu
 from helpers.reference import takes
@@ -40,6 +41,12 @@ def fresh_compiler():
 def splitting_on_cpu():
     with splits_on_cpu():
         yield
+
+
+@pytest.fixture
+def claim_memory():
+    with lock_much_memory() as claim:
+        yield claim
 
 
 @pytest.fixture

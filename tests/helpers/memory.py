@@ -1,11 +1,36 @@
-"""A GPU without free memory, and the memory that steps keep."""
+"""A GPU with much or without free memory, and the memory that steps keep."""
 
+import fcntl
 import gc
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+# Memory that tests in other processes may need while one test has much of it.
+OF_OTHERS = 16 << 30
+
+
+@contextmanager
+def lock_much_memory():
+    """Yields a function that a test calls with the bytes it allocates on the GPU.
+
+    The function waits until no test of another process has much memory, and skips the test if less
+    is free than it and the other processes need.
+    """
+    with open(Path(tempfile.gettempdir()) / "torch_tiled_much_memory", "w") as lock:
+
+        def claim(needed):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            torch.cuda.empty_cache()
+            if torch.cuda.mem_get_info()[0] < needed + OF_OTHERS:
+                pytest.skip("not enough GPU memory")
+
+        yield claim
+        torch.cuda.empty_cache()
 
 
 @contextmanager

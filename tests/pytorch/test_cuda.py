@@ -22,11 +22,6 @@ WAYS = [
 FLOAT16_ALGORITHMS = [name for name in NAMED if takes(name, torch.float16, "cuda")]
 
 
-def free_bytes():
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
-
-
 @pytest.mark.parametrize("ways", WAYS)
 def test_runs_on_the_current_stream(ways):
     """On a stream that sleeps first, the product waits for its inputs, and others do not wait."""
@@ -173,10 +168,9 @@ def check_rows(a, b, result, rows, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", FLOAT16_ALGORITHMS)
-def test_result_beyond_2_to_31_elements(algorithm):
+def test_result_beyond_2_to_31_elements(algorithm, claim_memory):
     m, n, k = 46349, 46349, 3  # 2^31 + 746,153 elements
-    if free_bytes() < 10 * m * n:
-        pytest.skip("not enough GPU memory")
+    claim_memory(10 * m * n)
     a = torch.randn(m, k, device="cuda", dtype=torch.float16)
     b = torch.randn(k, n, device="cuda", dtype=torch.float16)
     out = torch.full((m, n), torch.nan, device="cuda", dtype=torch.float16)
@@ -187,10 +181,9 @@ def test_result_beyond_2_to_31_elements(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", FLOAT16_ALGORITHMS)
-def test_operands_beyond_2_to_31_elements(algorithm):
+def test_operands_beyond_2_to_31_elements(algorithm, claim_memory):
     m, k = 3, 2**31 // 3 + 1000
-    if free_bytes() < 8 * m * k:
-        pytest.skip("not enough GPU memory")
+    claim_memory(8 * m * k)
     store = torch.zeros(m, k, device="cuda", dtype=torch.float16)
     ones = torch.ones(k, 2, device="cuda", dtype=torch.float16)
     store[:, -5:] = 3  # at the far end, beyond 2^31 elements in the last row
@@ -206,11 +199,10 @@ def test_operands_beyond_2_to_31_elements(algorithm):
 
 
 @pytest.mark.parametrize("ways", WAYS)
-def test_side_beyond_2_to_31(ways):
+def test_side_beyond_2_to_31(ways, claim_memory):
     """In float32, in which a tensor map reads the rows of B."""
     n = 2**31 + 128
-    if free_bytes() < 16 * n:
-        pytest.skip("not enough GPU memory")
+    claim_memory(16 * n)
     b = torch.randn(1, n, device="cuda")
     out = torch.full((1, n), torch.nan, device="cuda")
     torch_tiled.matmul(torch.full((1, 1), 2.0, device="cuda"), b, out=out, **ways)
@@ -218,10 +210,9 @@ def test_side_beyond_2_to_31(ways):
 
 
 @needs_hopper
-def test_k_major_rows_beyond_2_to_31():
+def test_k_major_rows_beyond_2_to_31(claim_memory):
     k = 2**31 + 1028
-    if free_bytes() < 16 * k:
-        pytest.skip("not enough GPU memory")
+    claim_memory(16 * k)
     a, b = torch.ones(1, k, device="cuda"), torch.zeros(2, k, device="cuda")
     for column, value in ((0, 1.0), (1025, 2.0), (2**31 - 1, 4.0), (2**31, 8.0), (k - 1, 16.0)):
         b[:, column] = value
@@ -229,11 +220,10 @@ def test_k_major_rows_beyond_2_to_31():
     assert torch.equal(result, torch.full((1, 2), 31.0, device="cuda"))
 
 
-def test_batch_beyond_one_grid():
+def test_batch_beyond_one_grid(claim_memory):
     """More matrices than 2^31 - 1 blocks, read through a stride of 0."""
     count = 2**30 + 2
-    if free_bytes() < 6 * count:
-        pytest.skip("not enough GPU memory")
+    claim_memory(6 * count)
     a = torch.full((1, 1, 1, 1), 3.0, device="cuda", dtype=torch.float16).expand(count, 1, 1, 1)
     b = torch.full((2, 1, 1), 2.0, device="cuda", dtype=torch.float16)
     b[1] = 5
