@@ -107,6 +107,7 @@ def describe(device: torch.device, command_line: str, commit: str | None = None)
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "torch_tiled": torch_tiled.__version__,
+        "numerics": torch_tiled.numerics_version,
         "git_commit": git_commit,
         "git_dirty": git_dirty,
         "command_line": command_line,

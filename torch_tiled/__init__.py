@@ -14,7 +14,7 @@ from torch_tiled.frozen import freeze, frozen_bytes, refreeze, unfreeze
 from torch_tiled.ops import algorithms, explain, gemm_, linear, matmul, prepare
 from torch_tiled.override import override
 from torch_tiled.prepared import Prepared
-from torch_tiled.version import __version__
+from torch_tiled.version import __version__, numerics_version
 
 __all__ = [
     "Prepared",
@@ -30,6 +30,7 @@ __all__ = [
     "linear",
     "matmul",
     "nn",
+    "numerics_version",
     "override",
     "prepare",
     "refreeze",

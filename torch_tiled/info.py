@@ -29,7 +29,8 @@ def info() -> dict:
     Returns:
         A dict that JSON can hold. Its keys:
 
-        - "torch_tiled": its version; "library": the file it has loaded.
+        - "torch_tiled": its version; "numerics": the version of its products' bits; "library": the
+          file it has loaded.
         - "built with": "torch" and "cuda" ("none" without CUDA), and "architectures", the machine
           code (sm_*) and PTX (compute_*) in the library. It is None if no record of this very
           library is beside it.
@@ -50,6 +51,7 @@ def info() -> dict:
     products = _products()
     return {
         "torch_tiled": torch_tiled.__version__,
+        "numerics": torch_tiled.numerics_version,
         "library": str(library.PATH),
         "built with": built,
         "running": {
@@ -72,6 +74,7 @@ def as_table(facts: dict) -> str:
         built = {**built, "architectures": ", ".join(built["architectures"]) or "none"}
     lines = [
         ("torch_tiled", facts["torch_tiled"]),
+        ("numerics", str(facts["numerics"])),
         ("library", facts["library"]),
         ("built with torch", built["torch"]),
         ("built with CUDA", built["cuda"]),

@@ -3,6 +3,7 @@
 import torch
 
 from ._internals import GetAttrKey, register_pytree_node
+from .version import numerics_version
 
 _LEAVES = ("tensor", "hi_lo", "inverse_scales")
 
@@ -49,6 +50,17 @@ class Prepared:
     def nbytes(self):
         """The bytes of hi_lo and inverse_scales."""
         return self.hi_lo.nbytes + self.inverse_scales.nbytes
+
+    def __getstate__(self):
+        return {**self.__dict__, "numerics_version": numerics_version}
+
+    def __setstate__(self, state):
+        """Splits the operand again if it was saved by another version of the numerics."""
+        saved_by = state.get("numerics_version", 1)
+        self.__init__(*(state[name] for name in (*_LEAVES, "transposed")))
+        if saved_by != numerics_version and self.hi_lo.numel() > 0:
+            b = self.tensor.mT if self.transposed else self.tensor
+            self.hi_lo, self.inverse_scales = torch.ops.tiled.prepare(b)
 
     def __repr__(self):
         return (

@@ -13,7 +13,8 @@
 //   for each promotion() of k:  part = 0 + hi_a hi_b,  ascending in k
 //                               total = total + part,  from +0, rounded to nearest
 //   low = 0;  for each k16, ascending:  low = low + lo_a hi_b,  then low = low + hi_a lo_b
-//   chunk = (low * 2^-11 + total) * 2^-(s_a + s_b),  two roundings
+//   low = low + total * expected_cut() * 2^11,  where tensor cores may have cut bits of total
+//   chunk = (low * 2^-11 + total) * 2^-(s_a + s_b),  a rounding for each of these three
 //
 // and chunks are added in order. A chunk is NaN where the split may have lost too much, and in a
 // row or column that holds Inf or NaN. An element whose sum is NaN is flagged and recomputed in the
@@ -38,6 +39,16 @@ inline constexpr int kMinK = 128;
 // How much of K the tensor core, which truncates, sums before an addition that rounds.
 HOST_DEVICE constexpr int promotion(int64_t k) { return k < 512 ? 16 : 32; }
 
+// What is given back of a total for what truncation took from it, relative to it. A sum of 16
+// products has about three bits beyond the 24 that are kept, which hold 7/16 of a unit in the last
+// place on average. Over mantissas that are uniform in their logarithm, that unit is 2^-23 / (2 ln
+// 2) of the sum in the mean: together 0.63 * 2^-24. Where the tensor core sums twice before a
+// promotion, the first sum is half of the second in the mean, for numbers of any signs: 1.5 times
+// as much. scaled_sum() leaves out a quarter of the totals, and the others get 4/3 of it.
+HOST_DEVICE constexpr float expected_cut(int promotion) {
+  return promotion == 16 ? 0.84375f * 0x1p-24f : 1.265625f * 0x1p-24f;
+}
+
 // A group is the part of a row, or of a column, in one chunk. `largest` is the maximum of
 // bits_of(|x|) over it: magnitudes, Inf and NaN compare like their bits.
 HOST_DEVICE inline uint32_t magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
@@ -55,13 +66,22 @@ HOST_DEVICE inline float scale(uint32_t largest) {
   return float_of(exponent == 255 ? 0x7fc00000u : (scaled < 254 ? scaled : 254) << 23);
 }
 
-// 2^-s, negated where the group is wide.
-HOST_DEVICE inline float inverse_scale(uint32_t largest, bool wide) {
+// Returns whether a part of x may have lost bits that a product needs. Groups with such small
+// numbers are wide.
+HOST_DEVICE inline bool is_small(float x, float scaled) {
+  return x != 0 && fabsf(scaled) < 0x1p-13f;
+}
+
+// 2^-s. That of a wide group is negative, and the last bits of its mantissa count the small
+// numbers. That of a group of zeros is 0.
+HOST_DEVICE inline float inverse_scale(uint32_t largest, uint32_t small_numbers) {
+  if (largest == 0) return 0.0f;
   if (largest >= 0x7f800000u) return 1.0f;
   const int s = scale_exponent(largest);
-  const float inverse = s == 127 ? 0x1p-127f : float_of(static_cast<uint32_t>(127 - s) << 23);
-  return wide ? -inverse : inverse;
+  const uint32_t inverse = s == 127 ? 0x00400000u : static_cast<uint32_t>(127 - s) << 23;
+  return float_of(small_numbers == 0 ? inverse : 0x80000000u | inverse | small_numbers);
 }
+inline constexpr uint32_t kSmallNumbers = 0x3fff;  // the bits that count them
 
 struct Split {
   Half hi, lo;
@@ -72,28 +92,36 @@ HOST_DEVICE inline Split split(float scaled) {
   return {hi, narrow<Half>((scaled - widen(hi)) * 0x1p11f)};
 }
 
-// Returns whether a part of x may have lost bits that a product needs, which makes its group wide.
-HOST_DEVICE inline bool is_wide(float x, float scaled) {
-  return x != 0 && fabsf(scaled) < 0x1p-13f;
-}
+// In scaled units, a small number costs a chunk at most 2^-19: at most half an ulp of a sum that is
+// this for each small number.
+inline constexpr float kProven = 32;
 
-// In scaled units, splitting wide groups loses at most kChunk * 2^-19 of a chunk: at most half an
-// ulp of a sum as large as this.
-inline constexpr float kProven = 32.0f * kChunk;
-
-// A chunk's descaled sum, or NaN where it must be recomputed: wide groups may have lost too much
-// for a sum smaller than `proven`.
-HOST_DEVICE inline float descale(float scaled, float inverse_a, float inverse_b, float proven) {
-  const bool wide = inverse_a < 0 || inverse_b < 0;
-  if (wide && !(fabsf(scaled) >= proven)) return float_of(0x7fc00000u);
+// A chunk's descaled sum, or NaN where it must be recomputed: the small numbers of its row and its
+// column may have cost too much. Beside a group of zeros they cost nothing.
+HOST_DEVICE inline float descale(float scaled, float inverse_a, float inverse_b) {
+  const uint32_t a = bits_of(inverse_a) & 0x7fffffffu, b = bits_of(inverse_b) & 0x7fffffffu;
+  const uint32_t small_numbers = a == 0 || b == 0 ? 0 : (a & kSmallNumbers) + (b & kSmallNumbers);
+  if (!(fabsf(scaled) >= kProven * static_cast<float>(small_numbers))) {
+    return float_of(0x7fc00000u);
+  }
   // One rounding: the product of two powers of two may exceed a float's range, but not a double's.
-  const double inverse =
-      static_cast<double>(fabsf(inverse_a)) * static_cast<double>(fabsf(inverse_b));
+  const double inverse = static_cast<double>(float_of(a & ~kSmallNumbers)) *
+                         static_cast<double>(float_of(b & ~kSmallNumbers));
   return static_cast<float>(static_cast<double>(scaled) * inverse);
 }
 
-HOST_DEVICE inline float chunk_sum(float total, float low, float inverse_a, float inverse_b) {
-  return descale(fmaf(low, 0x1p-11f, total), inverse_a, inverse_b, kProven);
+// A chunk's sum before it is descaled. Integers to 2^11 in magnitude have no lo parts, and a single
+// product of hi parts has 22 bits, so that the last two of its total are zero: nothing was cut
+// there, and nothing is given back.
+HOST_DEVICE inline float scaled_sum(float total, float low, int promotion) {
+  const bool may_be_cut = low != 0 && (bits_of(total) & 3) != 0;
+  if (may_be_cut) low = fmaf(total, expected_cut(promotion) * 0x1p11f, low);
+  return fmaf(low, 0x1p-11f, total);
+}
+
+HOST_DEVICE inline float chunk_sum(float total, float low, float inverse_a, float inverse_b,
+                                   int promotion) {
+  return descale(scaled_sum(total, low, promotion), inverse_a, inverse_b);
 }
 
 }  // namespace tiled::fp16x3

@@ -24,14 +24,11 @@ namespace tiled::tf32 {
 // Shorter sums, and longer ones, which no tensor map holds, are computed in the chunked order.
 inline constexpr int64_t kMinK = 64, kMaxK = (int64_t{1} << 31) - 1024;
 
-// In scaled units, a float16 below 2^-14, which has fewer than 11 bits, is off by at most 2^-25.
-// Times a factor below 2^15 that is 2^-10, and each of the 8192 products of a chunk may have such
-// an error on either side: 2^4 in all, which is 2^-14 of a sum as large as this.
-inline constexpr float kProven = 32.0f * mma_order::kChunk;
-
-// A chunk's descaled sum, or NaN where it must be recomputed.
+// A chunk's descaled sum, or NaN where it must be recomputed. In scaled units, a float16 below
+// 2^-14, which has fewer than 11 bits, is off by at most 2^-25. Times a factor below 2^15 that is
+// 2^-10, and 2^-15 of a sum as large as fp16x3::kProven for each such number.
 HOST_DEVICE inline float chunk_sum(float sum, float inverse_a, float inverse_b) {
-  return fp16x3::descale(sum, inverse_a, inverse_b, kProven);
+  return fp16x3::descale(sum, inverse_a, inverse_b);
 }
 
 }  // namespace tiled::tf32

@@ -118,7 +118,7 @@ int64_t compute_tile(const Problem& p, int64_t index) {
     for (int i = 0; i < row_count; ++i) {
       for (int j = 0; j < col_count; ++j) {
         sum[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].group.inverse_scale,
-                                       cols[j].group.inverse_scale);
+                                       cols[j].group.inverse_scale, fp16x3::promotion(p.k));
       }
     }
   }

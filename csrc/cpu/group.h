@@ -19,9 +19,9 @@ Group measure(int64_t count, const At& at) {
   uint32_t largest = 0;
   for (int64_t k = 0; k < count; ++k) largest = std::max(largest, fp16x3::magnitude_bits(at(k)));
   const float scale = fp16x3::scale(largest);
-  bool wide = false;
-  for (int64_t k = 0; k < count; ++k) wide |= fp16x3::is_wide(at(k), at(k) * scale);
-  return {scale, fp16x3::inverse_scale(largest, wide)};
+  uint32_t small_numbers = 0;
+  for (int64_t k = 0; k < count; ++k) small_numbers += fp16x3::is_small(at(k), at(k) * scale);
+  return {scale, fp16x3::inverse_scale(largest, small_numbers)};
 }
 
 }  // namespace tiled::cpu

@@ -69,7 +69,10 @@ def test_a_power_of_two_leaves_the_bits_where_scales_are_not_clamped(device, kin
 
 @each_kind
 def test_a_power_of_two_may_change_bits_where_scales_are_clamped(device, kind):
-    a, b = with_wide_columns(128)
+    """Sums are 2^11 times smaller in scaled units then, and less than their columns' 64 small
+    numbers ask for."""
+    a, b = 1 + torch.rand(64, 128), torch.empty(128, 64)
+    a[:, 0], b[0], b[1:64], b[64:] = 0, 2.0**20, 2.0**4 * (1 + torch.rand(63, 64)), 2.0**-10
     power = 2.0**-125
     result, scaled = kind.multiply(a, b, device), kind.multiply(power * a, b, device)
     _, before = kind.with_flags(a, b)
@@ -317,7 +320,7 @@ def test_gram_matrices_are_not_symmetric(device, k):
     assert_same(other, other.mT)
 
 
-def test_zeros_lose_nothing_but_flag_rows(device):
+def test_zeros_lose_and_flag_nothing(device):
     """From K = 512 on all promotions have one length, so zeros at the end of K change no bit."""
     a, b = torch.randn(40, 512), torch.randn(512, 50)
     result = FP16X3.multiply(a, b, device)
@@ -326,7 +329,7 @@ def test_zeros_lose_nothing_but_flag_rows(device):
     a[20:] = 0
     b[3, 7] *= 1e-8
     _, flagged = FP16X3.with_flags(a, b)
-    assert flagged.sum() == 20 and flagged[20:, 7].all()
+    assert not flagged.any()
     after = FP16X3.multiply(a, b, device)
     assert not after[20:].any()
     assert_same(after[:20, :7], result[:20, :7])

@@ -54,6 +54,41 @@ def test_flagged_elements_are_recomputed_alone(device, kind, k):
     assert_same(after[~moved], before[~moved])
 
 
+def near_the_guard(rows, k):
+    """Rows with any number of small numbers, and a moderate number at 2 that makes a sum about as
+    large as they ask for. The largest number, at 0, meets a zero of the other operand: see
+    `operands_near_the_guard`."""
+    x = torch.zeros(rows, k)
+    x[:, 0] = 2.0**14
+    small = torch.rand(rows, k - 3) < torch.rand(rows, 1) * min(1, 60 / k)
+    x[:, 3:] = torch.where(small, 2.0**-21 * torch.randn(rows, k - 3), 0)
+    return x
+
+
+def operands_near_the_guard(m, n, k, chunk):
+    """In the last chunk, sums in scaled units are between 16 and 4096, and small numbers ask for 32
+    each."""
+    a, b = torch.randn(m, k), torch.randn(n, k)
+    start = (k - 1) // chunk * chunk
+    a[:, start:], b[:, start:] = near_the_guard(m, k - start), near_the_guard(n, k - start)
+    b[:, start : start + 2] = b[:, start : start + 2].flip(1)  # the largest number, at 1
+    a[:, start + 2] = 2.0**-6 * torch.exp2(4 * torch.rand(m))
+    b[:, start + 2] = 2.0**10 * torch.exp2(4 * torch.rand(n))
+    return a, b.mT
+
+
+@each_kind_and("k", fp16x3=[128, 333, 511, 700, 1024, 2500], tf32=[64, 700, 2500])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_small_numbers_are_counted_exactly(device, kind, k, layout):
+    """One that is missed, or counted twice, would change which elements are flagged."""
+    a, b = operands_near_the_guard(70, 45, k, 1024 if kind is FP16X3 else 8192)
+    result, flagged = kind.with_flags(a, b)
+    assert 0.1 < flagged.double().mean() < 0.97
+    expected = torch.where(flagged, chunked_product(a, b), result)
+    a, b = in_layout(a, layout[0]), in_layout(b, layout[1])
+    assert_same(kind.multiply(a, b, device), expected)
+
+
 @each_kind
 def test_explain_counts_recomputed_elements(device, kind):
     a, b = torch.randn(40, 1500), torch.randn(1500, 30)

@@ -80,15 +80,22 @@ def test_short_sums_are_in_chunks(device, k):
 
 
 def test_large_sums_are_not_flagged(device):
-    """A scaled sum of 2^18 is not flagged: a wide row may have lost 2^4 of it."""
-    a, b = torch.zeros(2, 64), torch.zeros(64, 1)
-    a[:, 0], a[:, 1], a[:, 2] = 2.0**14, 2.0**-20, torch.tensor([16.0, 15.984375])
-    b[2:, 0] = 2.0**14
+    """Scaled sums of 32 for each small number are not flagged, and rows of zeros never are."""
+    less = 255 / 256
+    a, b = torch.zeros(4, 64), torch.zeros(64, 1)
+    a[:, 0] = torch.tensor([1.0, 0, 1, 1]) * 2.0**14
+    a[:, 1] = torch.tensor([1.0, 0, 1, 0]) * 2.0**-20  # a small number in rows 0 and 2
+    a[:, 2] = torch.tensor([1, 0, less, 2.0**-4]) * 2.0**-9
+    b[2] = 2.0**14
     _, flagged = tf32_with_flags(a, b)
-    assert flagged.tolist() == [[False], [True]]
-    assert multiply(a, b, device).tolist() == [[2.0**18], [15.984375 * 2.0**14]]
+    assert flagged.flatten().tolist() == [False, False, True, False]
+    assert multiply(a, b, device).flatten().tolist() == [32, 0, 32 * less, 2]
+    b[3:6, 0] = 2.0**-20  # three more in the column
+    a[:, 2] *= 4
+    _, flagged = tf32_with_flags(a, b)
+    assert flagged.flatten().tolist() == [False, False, True, True]
     facts = torch_tiled.explain(a.to(device), b.to(device), **WAYS)
-    assert facts.recomputed == "1 of 2 elements"
+    assert facts.recomputed == "2 of 4 elements"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -55,21 +55,21 @@ def tensor_core(c, a, b, smallest=-14):
 
 def split(x):
     """The hi/lo split of finite float32 rows (m, k): hi, lo, the exponent of each row's scale, and
-    which rows are wide."""
+    how many small numbers each row holds."""
     largest = np.abs(x).max(axis=1)
     scale = np.where(largest == 0, 0, np.minimum(14 - exponent(largest, -149), 127))
     scaled = np.ldexp(x, scale[:, None])
-    wide = ((x != 0) & (np.abs(scaled) < 2.0**-13)).any(axis=1)
+    small = ((x != 0) & (np.abs(scaled) < 2.0**-13)).sum(axis=1)
     hi = scaled.astype(np.float16)
     lo = ((scaled - hi.astype(np.float32)) * np.float32(2**11)).astype(np.float16)
     padding = [(0, 0), (0, -x.shape[1] % 16)]
-    return *(np.pad(part.astype(np.float64), padding) for part in (hi, lo)), scale, wide
+    return *(np.pad(part.astype(np.float64), padding) for part in (hi, lo)), scale, small
 
 
 def fp16x3_chunk(a, b, promotion):
     """The sums of a chunk in the fp16x3 order, and which of them are flagged."""
-    a_hi, a_lo, a_scale, a_wide = split(a)
-    b_hi, b_lo, b_scale, b_wide = split(b.T)
+    a_hi, a_lo, a_scale, a_small = split(a)
+    b_hi, b_lo, b_scale, b_small = split(b.T)
     b_hi, b_lo = b_hi.T, b_lo.T
     total = np.zeros((len(a), b.shape[1]), np.float32)
     low = np.zeros(total.shape)
@@ -82,10 +82,19 @@ def fp16x3_chunk(a, b, promotion):
             low = tensor_core(low, a_hi[:, k16], b_lo[k16])
         total += part.astype(np.float32)
     low, total = torch.from_numpy(low).float(), torch.from_numpy(total)
+    may_be_cut = (low != 0) & (total.view(torch.int32) % 4 != 0)
+    expected = torch.tensor((0.84375 if promotion == 16 else 1.265625) * 2.0**-13)
+    low = torch.where(may_be_cut, fma(total, expected, low), low)
     scaled = fma(low, torch.tensor(2.0**-11), total).double().numpy()
-    flagged = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * CHUNK)
+    flagged = small_numbers_cost_too_much(scaled, a, b, a_small, b_small)
     with np.errstate(over="ignore"):
         return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), flagged
+
+
+def small_numbers_cost_too_much(scaled, a, b, a_small, b_small):
+    """Which of a chunk's sums in scaled units are flagged. Rows and columns of zeros flag none."""
+    proven = 32 * (a_small[:, None] + b_small)
+    return (a.any(axis=1)[:, None] & b.any(axis=0)) & ~(np.abs(scaled) >= proven)
 
 
 def fp16x3_with_flags(a, b, promotion=None):
@@ -150,13 +159,13 @@ def mma_product(a, b, chunk=MMA_CHUNK):
 
 def tf32_chunk(a, b):
     """The sums of a chunk in the tf32 order, and which of them are flagged."""
-    a_hi, _, a_scale, a_wide = split(a)
-    b_hi, _, b_scale, b_wide = split(b.T)
+    a_hi, _, a_scale, a_small = split(a)
+    b_hi, _, b_scale, b_small = split(b.T)
     scaled = np.zeros((len(a), b.shape[1]))
     for k in range(0, a_hi.shape[1], 16):
         k16 = slice(k, k + 16)
         scaled = tensor_core(scaled, a_hi[:, k16], b_hi[:, k16].T)
-    flagged = (a_wide[:, None] | b_wide) & ~(np.abs(scaled) >= 32 * MMA_CHUNK)
+    flagged = small_numbers_cost_too_much(scaled, a, b, a_small, b_small)
     with np.errstate(over="ignore"):
         return np.ldexp(scaled, -(a_scale[:, None] + b_scale)).astype(np.float32), flagged
 

@@ -37,7 +37,7 @@ __device__ inline float split_row(float* row, int length, int swizzle) {
   }
   largest = __reduce_max_sync(~0u, largest);
   const float scale = fp16x3::scale(largest);
-  bool wide = false;
+  uint32_t small_numbers = 0;
   _Pragma("unroll 2") for (int i = 0; i < vectors; ++i) {
     const float4 x = from[i * 32];
     const float scaled[] = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
@@ -46,15 +46,15 @@ __device__ inline float split_row(float* row, int length, int swizzle) {
     ptx::split_x2(scaled[2], scaled[3], parts.y, parts.w);
     __syncwarp();  // all lanes have read
     to[i * 32] = parts;
-    // Only numbers with a hi part below 2^-12, zeros included, can make the row wide.
+    // Only numbers with a hi part below 2^-12, zeros included, can be small.
     const __half2 least = __hmin2(__habs2(reinterpret_cast<const __half2&>(parts.x)),
                                   __habs2(reinterpret_cast<const __half2&>(parts.y)));
     if (__hlt2_mask(least, __float2half2_rn(0x1p-12f)) != 0) {
-      wide |= fp16x3::is_wide(x.x, scaled[0]) || fp16x3::is_wide(x.y, scaled[1]) ||
-              fp16x3::is_wide(x.z, scaled[2]) || fp16x3::is_wide(x.w, scaled[3]);
+      small_numbers += fp16x3::is_small(x.x, scaled[0]) + fp16x3::is_small(x.y, scaled[1]) +
+                       fp16x3::is_small(x.z, scaled[2]) + fp16x3::is_small(x.w, scaled[3]);
     }
   }
-  return fp16x3::inverse_scale(largest, __any_sync(~0u, wide));
+  return fp16x3::inverse_scale(largest, __reduce_add_sync(~0u, small_numbers));
 }
 
 struct Accumulators {

@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
       descale_chunk<4>(
           acc.total, acc.low,
           {row_scales[min(g, rows_left - 1)], row_scales[min(g + 8, rows_left - 1)]},
-          {float2{col_scales[min(q, cols_left - 1)], col_scales[min(q + 1, cols_left - 1)]}});
+          {float2{col_scales[min(q, cols_left - 1)], col_scales[min(q + 1, cols_left - 1)]}},
+          params.promotion);
       float* to = totals + (1 + rank) * sums_count + threadIdx.x * 4;
       const auto& [x, y, z, w] = acc.total;
       if (cluster > 1) {

@@ -31,7 +31,6 @@ struct OperandParams {
 
 template <class Tile>
 struct Smem {
-  Range ranges[Tile::kOperandRows];
   float inverse_scale[Tile::kOperandRows];
   Range parts[2][Tile::kThreads];  // of what a thread loaded of a row, for A and for B
   uint8_t rows[];                  // (kOperandRows, fp16x3_direct_pitch(k)); then C's tile
@@ -45,7 +44,7 @@ HOST_DEVICE inline int padded_k(int k) { return (k + 15) / 16 * 16; }
 // steps, and a rest.
 template <class Tile, int kLanes, int kLeast, int kMost>
 __device__ void split_k_major(const float* from, int64_t row_stride, int count, int k,
-                              Range* ranges, uint8_t* to) {
+                              float* inverse_scales, uint8_t* to) {
   constexpr int kRows = 32 / kLanes, kStep = kLanes * 2;  // a group's rows; its elements along K
   const int lane = static_cast<int>(threadIdx.x) % 32, first_k = lane % kLanes * 2;
   const int to_lo = padded_k(k) * 2;
@@ -77,8 +76,21 @@ __device__ void split_k_major(const float* from, int64_t row_stride, int count, 
     range.add(last.x), range.add(last.y);
     UNROLL
     for (int lanes = 1; lanes < kLanes; lanes *= 2) range.add_lane(lanes);
-    if (lane % kLanes == 0) ranges[row] = range;
     const float scale = fp16x3::scale(range.largest);
+    uint32_t small_numbers = 0;
+    if (__any_sync(~0u, range.is_wide(scale))) {
+      const auto is_small = [&](float x) { return fp16x3::is_small(x, x * scale); };
+      UNROLL
+      for (const Pair& pair : pairs) small_numbers += is_small(pair.x) + is_small(pair.y);
+      small_numbers += is_small(last.x) + is_small(last.y);
+      UNROLL
+      for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+        small_numbers += __shfl_xor_sync(~0u, small_numbers, lanes);
+      }
+    }
+    if (lane % kLanes == 0) {
+      inverse_scales[row] = fp16x3::inverse_scale(range.largest, small_numbers);
+    }
     uint8_t* row_to = to + row * fp16x3_direct_pitch(k);
     const auto split = [&](const Pair& pair, int at_k) {
       uint32_t hi, lo;
@@ -119,7 +131,8 @@ struct StridedRows {
       x[i] = kAll || first_k + i < k ? __ldg(at + int64_t{i} * k_stride) : 0;
     }
   }
-  __device__ void find_range(Range* parts) const {
+  // Stores the range of what the thread has, and 0 for the row's inverse scale.
+  __device__ void find_range(Range* parts, float* inverse_scales) const {
     Range range;
     const auto add = [&](const float(&x)[8]) {
       UNROLL
@@ -144,15 +157,18 @@ struct StridedRows {
       add(x[0]);
     }
     parts[threadIdx.x] = range;
+    if (slice == 0) inverse_scales[row] = 0;
   }
-  __device__ void split(const Range* parts, Range* ranges, uint8_t* to) const {
+  __device__ void split(const Range* parts, float* inverse_scales, uint8_t* to) const {
     Range range;
     UNROLL
     for (int i = 0; i < kSlices; ++i) range.add(parts[i * kRows + row]);
-    if (slice == 0) ranges[row] = range;
+    if (slice == 0) store_inverse_scale(&inverse_scales[row], range.largest);
     const float scale = fp16x3::scale(range.largest);
+    const bool wide = range.is_wide(scale);
     to += row * fp16x3_direct_pitch(k);
     const auto split_x8 = [&](const float(&x)[8], int first_k) {
+      if (wide) add_small_numbers(&inverse_scales[row], count_small_numbers(x, scale));
       uint4 hi, lo;
       ptx::split_x8(x, scale, hi, lo);
       *reinterpret_cast<uint4*>(to + first_k * 2) = hi;
@@ -182,7 +198,7 @@ struct Rows {
 };
 
 // The block loads and splits rows of A and of B for its tile. All threads call it. At its end the
-// parts are there, and after one more barrier the inverse scales.
+// parts and the inverse scales are there.
 template <class Tile>
 __device__ void load_and_split(const OperandParams (&operands)[2], const Rows& a, const Rows& b,
                                int k, Smem<Tile>& smem) {
@@ -191,15 +207,16 @@ __device__ void load_and_split(const OperandParams (&operands)[2], const Rows& a
   const bool b_strided = b.load && operands[1].k_stride != 1;
   const StridedRows<Tile, Tile::kM> a_rows(a.from, operands[0], a.count, k);
   const StridedRows<Tile, Tile::kN> b_rows(b.from, operands[1], b.count, k);
-  if (a_strided) a_rows.find_range(smem.parts[0]);
-  if (b_strided) b_rows.find_range(smem.parts[1]);
+  float *a_scales = smem.inverse_scale, *b_scales = smem.inverse_scale + Tile::kM;
+  if (a_strided) a_rows.find_range(smem.parts[0], a_scales);
+  if (b_strided) b_rows.find_range(smem.parts[1], b_scales);
   NO_UNROLL
   for (int is_b = 0; is_b < 2; ++is_b) {
     if (is_b ? !b.load || b_strided : !a.load || a_strided) continue;
     const auto split = [&]<int kLanes, int kLeast, int kMost>() {
       split_k_major<Tile, kLanes, kLeast, kMost>(
           is_b ? b.from : a.from, is_b ? operands[1].row_stride : operands[0].row_stride,
-          is_b ? b.count : a.count, k, smem.ranges + (is_b ? Tile::kM : 0),
+          is_b ? b.count : a.count, k, is_b ? b_scales : a_scales,
           smem.rows + (is_b ? b_offset : 0));
     };
     static_assert(fp16x3::kMinK == 128 && h200::kFp16x3DirectMostK < 512);
@@ -215,14 +232,10 @@ __device__ void load_and_split(const OperandParams (&operands)[2], const Rows& a
   }
   if (a_strided || b_strided) {
     __syncthreads();
-    if (a_strided) a_rows.split(smem.parts[0], smem.ranges, smem.rows);
-    if (b_strided) b_rows.split(smem.parts[1], smem.ranges + Tile::kM, smem.rows + b_offset);
+    if (a_strided) a_rows.split(smem.parts[0], a_scales, smem.rows);
+    if (b_strided) b_rows.split(smem.parts[1], b_scales, smem.rows + b_offset);
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < Tile::kOperandRows; i += Tile::kThreads) {
-    const Range range = smem.ranges[i];
-    smem.inverse_scale[i] = range.inverse_scale(fp16x3::scale(range.largest));
-  }
 }
 
 }  // namespace tiled::cuda::fp16x3_direct

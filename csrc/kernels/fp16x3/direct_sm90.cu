@@ -179,7 +179,8 @@ __device__ void finish_tile(const Params& params, Smem<Tile>& smem, float* sums,
     }
     UNROLL
     for (int i = 0; i < kRowTiles; ++i) {
-      descale_chunk(total[i], low[i], {row_scales[i * 16], row_scales[i * 16 + 8]}, col_scale);
+      descale_chunk(total[i], low[i], {row_scales[i * 16], row_scales[i * 16 + 8]}, col_scale,
+                    fp16x3::promotion(h200::kFp16x3DirectMostK));
       UNROLL
       for (int e = 0; e < kElements; e += 2) {
         Out::write(sums, warp_row + i * 16 + lane / 4 + e / 2 % 2 * 8,
@@ -238,7 +239,7 @@ template <class Tile>
 void launch(Params& params, const Context& context) {
   const Problem& p = params.p;
   const auto kernel = fp16x3_direct_kernel<Tile>;
-  static_assert(sizeof(Smem<Tile>) == Tile::kThreads * 16 + Tile::kOperandRows * 12,
+  static_assert(sizeof(Smem<Tile>) == Tile::kThreads * 16 + Tile::kOperandRows * 4,
                 "as fp16x3_direct_smem()");
   const auto bytes = static_cast<size_t>(fp16x3_direct_smem(p, Tile::kTile));
   allow_shared_memory(kernel, kMaxSharedMemory);

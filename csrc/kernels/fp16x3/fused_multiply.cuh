@@ -106,7 +106,7 @@ __device__ void store_sums(const OnTheFlyParams& params, unsigned tile,
   for (int i = 0; i < kElements / 4; ++i) {
     col_scales[i] = *reinterpret_cast<const float2*>(&long_inverse_scale[col + i * 8]);
   }
-  descale_chunk(acc.total, acc.low, row_scales, col_scales);
+  descale_chunk(acc.total, acc.low, row_scales, col_scales, fp16x3::promotion(kChunk));
   float* to = partial_sums(params, panel_chunk) + row * params.sums_pitch() +
               int64_t{tile % params.col_tiles} * Tile::kCols + col;
   UNROLL

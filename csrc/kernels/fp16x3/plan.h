@@ -164,7 +164,7 @@ inline constexpr int kFp16x3ThinRows = 16, kFp16x3ThinCols = 8;
 constexpr int fp16x3_thin_warps(int64_t k) { return k <= 256 ? 2 : k < 512 ? 4 : 8; }
 // The bytes of shared memory that a block takes, and how many blocks share an SM.
 constexpr int fp16x3_thin_smem(int warps, int cols) {
-  return warps * 8848 + 112 + (warps * 8 + 1) * cols * 64;
+  return warps * 8864 + 112 + (warps * 8 + 1) * cols * 64;
 }
 constexpr int fp16x3_thin_blocks_by_registers(int warps) { return 20 / (warps + 1); }
 constexpr int fp16x3_thin_blocks(int warps, int cols) {
@@ -258,13 +258,13 @@ inline bool fp16x3_direct_keeps_a(const Problem& p) { return p.n >= p.m; }
 // number of 16 bytes, so that ldmatrix and 128-bit stores of adjacent rows have no bank conflicts.
 HOST_DEVICE constexpr int fp16x3_direct_pitch(int k) { return (k + 15) / 16 * 64 + 16; }
 // The shared memory that it takes for a tile, in bytes: both parts of the operand rows, where C's
-// tile takes the place of the rows that are not kept; and the rows' ranges and scales.
+// tile takes the place of the rows that are not kept; the rows' scales and parts of their ranges.
 inline int64_t fp16x3_direct_smem(const Problem& p, const h200::Fp16x3DirectTile& tile) {
   const int64_t row = fp16x3_direct_pitch(static_cast<int>(p.k));
   const int64_t kept = fp16x3_direct_keeps_a(p) ? tile.m : tile.n;
   const int64_t c = std::max(tile.m * (tile.n + 8), (tile.m + 4) * tile.n) * 4;
   return std::max((tile.m + tile.n) * row, kept * row + c) + tile.warps() * 32 * 16 +
-         (tile.m + tile.n) * 12;
+         (tile.m + tile.n) * 4;
 }
 // Cycles in which a block that is alone on an SM, and what an SM that is busy, loads and splits one
 // k of the rows of an operand.

@@ -1,6 +1,6 @@
 #pragma once
-// The range of magnitudes in a group of numbers, which decides its scale and whether it is wide
-// (core/order_fp16x3.h).
+// The range of magnitudes in a group of numbers, which decides its scale and whether it is wide;
+// and the count of small numbers, for those groups that are (core/order_fp16x3.h).
 
 #include <cstdint>
 
@@ -38,10 +38,34 @@ struct Range {
     UNROLL
     for (int lanes = kRows; lanes < 32; lanes *= 2) add_lane(lanes);
   }
-  __device__ float inverse_scale(float scale) const {
+  __device__ bool is_wide(float scale) const {
     const float least = float_of(smallest + 1);
-    return fp16x3::inverse_scale(largest, fp16x3::is_wide(least, least * scale));
+    return fp16x3::is_small(least, least * scale);
   }
 };
+
+// Numbers that fp16x3::is_small() by `scale`, a power of two. A product for each number would cost
+// registers: they are compared with 2^-13 / scale.
+template <int kCount>
+__device__ uint32_t count_small_numbers(const float (&x)[kCount], float scale) {
+  const float limit = 0x1p-14f * float_of((255u << 23) - bits_of(scale));
+  uint32_t count = 0;
+  UNROLL
+  for (const float each : x) count += each != 0 && fabsf(each) < limit;
+  return count;
+}
+
+// Adds `count` to the small numbers of a group's inverse scale in shared memory. Several threads
+// may call it at once, beside store_inverse_scale() by another one.
+__device__ inline void add_small_numbers(float* inverse_scale, uint32_t count) {
+  if (count == 0) return;
+  auto* bits = reinterpret_cast<uint32_t*>(inverse_scale);
+  atomicAdd(bits, count);
+  atomicOr(bits, 0x80000000u);
+}
+// Stores the inverse scale of a group in shared memory, where 0 was before, or small numbers.
+__device__ inline void store_inverse_scale(float* inverse_scale, uint32_t largest) {
+  atomicOr(reinterpret_cast<uint32_t*>(inverse_scale), bits_of(fp16x3::inverse_scale(largest, 0)));
+}
 
 }  // namespace tiled::cuda

@@ -80,7 +80,7 @@ class RunningScale {
   // Returns whether an fp16 part was not normal by a scale that was found later. The work tile must
   // then be multiplied once more, after restart(); the scale is final by then.
   __device__ bool failed() const { return least_former_lo_ < 0; }
-  __device__ void restart() { least_former_lo_ = float_of(0x7f800000); }
+  __device__ void restart() { least_former_lo_ = float_of(0x7f800000), small_numbers_ = 0; }
 
   // Lowers the scale where a magnitude as large as this needs it. The whole warp calls it. Returns
   // the factor for the sums so far.
@@ -90,7 +90,7 @@ class RunningScale {
       largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
     }
     if (!(float_of(largest) * scale_ >= 0x1p15f)) return 1.0f;
-    const float inverse_scale = fp16x3::inverse_scale(magnitude_of_scale(), false);
+    const float inverse_scale = fp16x3::inverse_scale(magnitude_of_scale(), 0);
     const uint32_t lo_bits = min(least_lo_ & 0xffff, least_lo_ >> 16);
     if (lo_bits < 0x7fff) {
       const float lo = __half2float(__ushort_as_half(static_cast<uint16_t>(lo_bits + 1)));
@@ -117,15 +117,21 @@ class RunningScale {
   __device__ void add(const float (&x)[kVectors][4]) {
     UNROLL
     for (int i = 0; i < kVectors * 4; ++i) {
-      least_ = min(least_, 2 * bits_of(x[i / 4][i % 4]) - 1);
+      const float each = x[i / 4][i % 4];
+      least_ = min(least_, 2 * bits_of(each) - 1);
+      small_numbers_ += fp16x3::is_small(each, each * scale_);
     }
   }
   // fp16x3::inverse_scale() of the column, once the chunk has been added. The whole warp calls it.
   __device__ float inverse_scale() const {
-    Range range{magnitude_of_scale(), least_magnitude() - 1};
+    uint32_t largest = magnitude_of_scale(), small_numbers = small_numbers_;
+    bool zero = scale_ == kLargestScale && least_magnitude() == 0;
     UNROLL
-    for (int lanes = 1; lanes < kLanes; lanes *= 2) range.add_lane(lanes);
-    return range.inverse_scale(scale_);
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      small_numbers += __shfl_xor_sync(~0u, small_numbers, lanes);
+      zero &= __shfl_xor_sync(~0u, zero, lanes);
+    }
+    return fp16x3::inverse_scale(zero ? 0 : largest, small_numbers);
   }
 
  private:
@@ -140,6 +146,9 @@ class RunningScale {
   // Twice the least magnitude's bits, less 1, so that zero is the largest: of elements added one by
   // one.
   uint32_t least_ = ~0u;
+  // Of elements added one by one, by the scale of the time. Where it falls later and some were
+  // counted, the work tile fails.
+  uint32_t small_numbers_ = 0;
   uint32_t least_lo_ = ~0u;  // StageRange::least_lo_ by the current scale; ~0 before a first stage
   // The least lo part by former scales, descaled; negative where the work tile has failed.
   float least_former_lo_ = float_of(0x7f800000);

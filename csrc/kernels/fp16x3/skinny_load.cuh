@@ -147,6 +147,7 @@ __device__ void load_short(const OnTheFlyParams& params, Smem<kRowTiles>& smem,
                            const PanelChunk& panel_chunk) {
   if (threadIdx.x < Tile::kMaxRows) {
     smem.largest[threadIdx.x] = 0, smem.smallest[threadIdx.x] = ~0u;
+    smem.inverse_scale[threadIdx.x] = 0;
   }
   const Matrix& matrix = params.short_operand;
   const float* data =

@@ -44,16 +44,26 @@ __device__ void split_short(Smem<kRowTiles>& smem) {
   }
   __syncthreads();
   if (threadIdx.x < kRowTiles * 16) {
-    const Range all{smem.largest[threadIdx.x], smem.smallest[threadIdx.x]};
-    smem.inverse_scale[threadIdx.x] = all.inverse_scale(fp16x3::scale(all.largest));
+    store_inverse_scale(&smem.inverse_scale[threadIdx.x], smem.largest[threadIdx.x]);
   }
   float scale[2];
+  bool wide[2];
   UNROLL
-  for (int down = 0; down < 2; ++down) scale[down] = fp16x3::scale(smem.largest[row + down * 8]);
+  for (int down = 0; down < 2; ++down) {
+    const Range all{smem.largest[row + down * 8], smem.smallest[row + down * 8]};
+    scale[down] = fp16x3::scale(all.largest);
+    wide[down] = all.is_wide(scale[down]);
+  }
   UNROLL
   for (int i = 0; i < kFragments; ++i) {
     float x[2][4];
     read(i, x);
+    UNROLL
+    for (int down = 0; down < 2; ++down) {
+      if (!wide[down]) continue;
+      add_small_numbers(&smem.inverse_scale[row + down * 8],
+                        count_small_numbers(x[down], scale[down]));
+    }
     uint32_t hi[4], lo[4];
     UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -184,7 +194,7 @@ __device__ void store_sums(const OnTheFlyParams& params, const Smem<kRowTiles>& 
     for (int i = 0; i < 2; ++i) {
       row_scales[i] = row + i * 8 < panel_chunk.rows ? smem.inverse_scale[row + i * 8] : 1.0f;
     }
-    descale_chunk<4>(acc.total[t], acc.low[t], row_scales, {col_scales});
+    descale_chunk<4>(acc.total[t], acc.low[t], row_scales, {col_scales}, fp16x3::promotion(kChunk));
     UNROLL
     for (int i = 0; i < 2; ++i) {
       if (row + i * 8 >= panel_chunk.rows) continue;

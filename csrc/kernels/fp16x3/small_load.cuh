@@ -181,16 +181,20 @@ __device__ Range load_panel(const OperandParams& operand, const Batch& batch, in
 }
 
 // Splits this warp's fragments in place. The hi parts of lane l become the l-th 16 bytes, as
-// ldmatrix reads them, and its lo parts lie kLoOffset bytes after them.
+// ldmatrix reads them, and its lo parts lie kLoOffset bytes after them. Returns how many small
+// numbers the lane has, if its row is wide.
 template <class Tile>
-__device__ void split_panel(float scale, bool k_major, int first_k, int k, Fragment* fragment) {
+__device__ uint32_t split_panel(float scale, bool wide, bool k_major, int first_k, int k,
+                                Fragment* fragment) {
   constexpr int kStep = Tile::kWarpsPerPanel * 16;
   FragmentReader<Tile> reader(fragment, k_major);
   uint8_t* to = fragment->bytes + threadIdx.x % 32 * 16;
+  uint32_t small_numbers = 0;
   NO_UNROLL
   for (int k_left = k - first_k; k_left > 0; k_left -= kStep) {
     float x[8];
     reader.next(x);
+    if (wide) small_numbers += count_small_numbers(x, scale);
     __syncwarp();  // every lane has read
     uint4 hi, lo;
     ptx::split_x8(x, scale, hi, lo);
@@ -198,6 +202,7 @@ __device__ void split_panel(float scale, bool k_major, int first_k, int k, Fragm
     *reinterpret_cast<uint4*>(to + Fragment::kLoOffset) = lo;
     to += Tile::kWarpsPerPanel * Tile::kPanels * Fragment::kBytes;
   }
+  return small_numbers;
 }
 
 }  // namespace tiled::cuda::fp16x3_small

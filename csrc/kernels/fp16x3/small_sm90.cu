@@ -122,12 +122,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     Fragment* fragment = &smem.fragments[warp];
     Range range = load_panel<Tile>(operand, p.batch, tile.batch, first_row, first_k, k, fragment);
     smem.ranges[rank][row] = range;  // both lanes of a row write the same
+    if (rank == 0) smem.inverse_scale[row] = 0;
     __syncthreads();
     UNROLL
     for (int i = 0; i < Tile::kWarpsPerPanel; ++i) range.add(smem.ranges[i][row]);
     const float scale = fp16x3::scale(range.largest);
-    if (rank == 0) smem.inverse_scale[row] = range.inverse_scale(scale);
-    split_panel<Tile>(scale, operand.k_major, first_k, k, fragment);
+    if (rank == 0) store_inverse_scale(&smem.inverse_scale[row], range.largest);
+    const uint32_t small_numbers =
+        split_panel<Tile>(scale, range.is_wide(scale), operand.k_major, first_k, k, fragment);
+    add_small_numbers(&smem.inverse_scale[row], small_numbers);
   }
   __syncthreads();
   NO_UNROLL
@@ -140,6 +143,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
   float* c = static_cast<float*>(p.c.data) + c_offset + c_col * p.c.col_stride;
   const float col_scale = smem.inverse_scale[Tile::kM + col];
+  const int promotion = fp16x3::promotion(k);
   static_assert(Tile::kThreads % Tile::kN == 0);
   NO_UNROLL
   for (int first = threadIdx.x / Tile::kN; first < Tile::kM / 2;
@@ -149,7 +153,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     for (int j = 0; j < 2; ++j) {
       const int row = first + j * (Tile::kM / 2);
       const float2 sum = smem.sums[row][col];
-      sums[j] = fp16x3::chunk_sum(sum.x, sum.y, smem.inverse_scale[row], col_scale);
+      sums[j] = fp16x3::chunk_sum(sum.x, sum.y, smem.inverse_scale[row], col_scale, promotion);
     }
     UNROLL
     for (int j = 0; j < 2; ++j) {

@@ -68,13 +68,22 @@ __global__ void __launch_bounds__(kThreads, 4)
     largest_smem[threadIdx.x / 32][block_row] = range.largest;
     smallest_smem[threadIdx.x / 32][block_row] = range.smallest;
   }
+  __shared__ float inverse_scales[kRows];
+  if (threadIdx.x < kRows) inverse_scales[block_row] = 0;
   __syncthreads();
   UNROLL
   for (int warp = 0; warp < kWarps; ++warp) {
-    range.largest = max(range.largest, largest_smem[warp][block_row]);
+    range.add({largest_smem[warp][block_row], smallest_smem[warp][block_row]});
   }
 
   const float scale = fp16x3::scale(range.largest);
+  if (__syncthreads_or(range.is_wide(scale))) {
+    UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      add_small_numbers(&inverse_scales[block_row], count_small_numbers(x[j], scale));
+    }
+    __syncthreads();
+  }
   const int64_t tile = row / Presplit::kRows;
   const int plane_bytes = Presplit::plane_bytes(presplit.tile_rows(tile));
   uint8_t* first_step = presplit.hi_lo + presplit.step_offset(matrix, tile, k / Presplit::kK) +
@@ -89,13 +98,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     *reinterpret_cast<uint4*>(step + plane_bytes) = lo;
   }
   if (threadIdx.x < kRows) {
-    UNROLL
-    for (int warp = 0; warp < kWarps; ++warp) {
-      range.smallest = min(range.smallest, smallest_smem[warp][block_row]);
-    }
+    store_inverse_scale(&inverse_scales[block_row], range.largest);
     presplit
         .inverse_scales[matrix * presplit.matrix_groups() + chunk * presplit.padded_rows() + row] =
-        range.inverse_scale(scale);
+        inverse_scales[block_row];
   }
 }
 

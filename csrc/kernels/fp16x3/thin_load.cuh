@@ -38,7 +38,8 @@ struct Smem {
   uint8_t long_operand[kWarps * kSteps][kStepBytes];
   uint8_t zeros[16];
   float inverse_scales[kRows + kCols];
-  Range ranges[kWarps][kRows];  // of the long operand's slices
+  Range ranges[kWarps][kRows];           // of the long operand's slices
+  uint8_t small_numbers[kWarps][kRows];  // in slices of wide rows
   LongChunk long_chunk[kWarps];
   // Fragments of the short operand, which has `cols` rows: for each step, row and q hi, then lo.
   uint8_t short_operand[];
@@ -118,6 +119,13 @@ struct Row {
     for (int lanes = 1; lanes < 32; lanes *= 2) range.add_lane(lanes);
     return range;
   }
+  __device__ float inverse_scale(const Range& range, float scale) const {
+    uint32_t small_numbers = 0;
+    if (range.is_wide(scale)) {
+      small_numbers = __reduce_add_sync(~0u, count_small_numbers(x, scale));
+    }
+    return fp16x3::inverse_scale(range.largest, small_numbers);
+  }
   // Splits the row and stores hi and lo parts: those of 16 along K `step_bytes` apart, of four
   // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
   __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo) const {
@@ -158,6 +166,17 @@ struct Slice {
       Range range = range_of(x[down]);
       range.add_lane(1), range.add_lane(2);
       if (lane % 4 == 0) ranges[lane / 4 + down * 8] = range;
+    }
+  }
+  // Stores how many small numbers of rows g and g + 8 the slice has.
+  __device__ void count_small(float scale, float scale_8, uint8_t* counts) const {
+    const int lane = lane_id();
+    UNROLL
+    for (int down = 0; down < 2; ++down) {
+      uint32_t count = count_small_numbers(x[down], down == 0 ? scale : scale_8);
+      count += __shfl_xor_sync(~0u, count, 1);
+      count += __shfl_xor_sync(~0u, count, 2);
+      if (lane % 4 == 0) counts[lane / 4 + down * 8] = static_cast<uint8_t>(count);
     }
   }
   __device__ void split(float scale, float scale_8, uint8_t* to, int step_bytes) const {

@@ -149,7 +149,8 @@ __device__ void load_short(const Params& params, Smem<kWarps>& smem, unsigned in
     const Range range = row.range();
     const float scale = fp16x3::scale(range.largest);
     row.split(scale, smem.short_operand + col * 64, cols * 64, 4, 8);
-    if (threadIdx.x % 32 == 0) smem.inverse_scales[kRows + col] = range.inverse_scale(scale);
+    const float inverse_scale = row.inverse_scale(range, scale);
+    if (threadIdx.x % 32 == 0) smem.inverse_scales[kRows + col] = inverse_scale;
   }
 }
 
@@ -198,7 +199,8 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
         const float scale = fp16x3::scale(ranges[i].largest);
         rows[i].split(scale, smem.long_operand[0] + row % 8 * 64 + row / 8 * 4, smem.kStepBytes, 8,
                       512);
-        if (lane_id() == 0) smem.inverse_scales[row] = ranges[i].inverse_scale(scale);
+        const float inverse_scale = rows[i].inverse_scale(ranges[i], scale);
+        if (lane_id() == 0) smem.inverse_scales[row] = inverse_scale;
       }
     } else {
       Slice slice;
@@ -215,10 +217,19 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       Range range;
       NO_UNROLL for (int w = 0; w < kWarps; ++w) { range.add(smem.ranges[w][lane % kRows]); }
       const float scale = fp16x3::scale(range.largest);
+      const bool wide = range.is_wide(scale), any_wide = __any_sync(~0u, wide);
+      const float of_row = __shfl_sync(~0u, scale, lane / 4);
+      const float of_row_8 = __shfl_sync(~0u, scale, lane / 4 + 8);
+      if (any_wide) slice.count_small(of_row, of_row_8, smem.small_numbers[warp]);
       ptx::named_barrier_sync(kEmpty, smem.kThreads);
-      if (lane < kRows) smem.inverse_scales[lane] = range.inverse_scale(scale);  // by all warps
-      slice.split(__shfl_sync(~0u, scale, lane / 4), __shfl_sync(~0u, scale, lane / 4 + 8),
-                  smem.long_operand[warp_id() * kSteps], smem.kStepBytes);
+      uint32_t small_numbers = 0;
+      if (any_wide) {
+        for (int w = 0; w < kWarps; ++w) small_numbers += smem.small_numbers[w][lane % kRows];
+      }
+      if (lane < kRows) {  // by all warps
+        smem.inverse_scales[lane] = fp16x3::inverse_scale(range.largest, small_numbers);
+      }
+      slice.split(of_row, of_row_8, smem.long_operand[warp_id() * kSteps], smem.kStepBytes);
     }
     if (tile.enters_panel_chunk) load_short<kLongIsA>(params, smem, tile.panel_chunk);
     ptx::named_barrier_arrive(kFull, smem.kThreads);
@@ -244,7 +255,7 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
     Tiles next = tile;
     more = next.advance(params);
     if (more) ptx::named_barrier_arrive(kEmpty, smem.kThreads);
-    descale_chunk<4>(sums.total, sums.low, row_scales, {col_scales});
+    descale_chunk<4>(sums.total, sums.low, row_scales, {col_scales}, kPromote16 ? 16 : 32);
     destination.store(params, panel_chunk, tile, sums.total);
     tile = next;
   }

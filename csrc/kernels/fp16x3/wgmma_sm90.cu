@@ -65,7 +65,7 @@ __device__ void consume(const Params& params, Smem& smem) {
       wgmma::wait_group<0>();
       wgmma::fence_operand(low);
       me.release(smem, last);
-      descale_chunk(total, low, inverse_scales.row, inverse_scales.col);
+      descale_chunk(total, low, inverse_scales.row, inverse_scales.col, kPromote);
       if (gridDim.y > 1) {
         store_chunk(partial_sums(params, index, chunk, me.warpgroup), me.thread, total);
       } else {

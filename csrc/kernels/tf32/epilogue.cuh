@@ -103,13 +103,15 @@ struct Epilogue {
       const int in_tile = thread + i * Tile::kWarpgroup, col = tile.col + in_tile;
       inverse_b[i] = in_tile < Tile::kN && col < p.n ? __ldg(scales_b + col) : 1.0f;
     }
-    // If no scale is extreme and no group is wide, tf32::chunk_sum() is two multiplications, of
-    // which the first is exact.
+    // If rows' scales are moderate or 0 and no group is wide, tf32::chunk_sum() is two
+    // multiplications, of which the first is exact.
     bool plain = true;
     UNROLL
-    for (const float each : inverse_a) plain &= each >= 0x1p-60f && each <= 0x1p60f;
+    for (const float each : inverse_a) {
+      plain &= each == 0 || (each >= 0x1p-60f && each <= 0x1p60f);
+    }
     UNROLL
-    for (const float each : inverse_b) plain &= each > 0;
+    for (const float each : inverse_b) plain &= each >= 0;
     float(&shared)[Tile::kN] = smem.inverse_scale[warpgroup];
     ptx::named_barrier_sync(1 + warpgroup, Tile::kWarpgroup);  // all have read the last chunk's
     UNROLL

@@ -46,6 +46,8 @@ struct Params {
 __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constant__ Params params) {
   __shared__ uint32_t largest_of[kWarps][kRows], smallest_of[kWarps][kRows];
   __shared__ Range ranges[kMaxCluster][kRows];
+  __shared__ float inverse_scales[kRows];
+  if (threadIdx.x < kRows) inverse_scales[threadIdx.x] = 0;
   ptx::cluster_arrive();
   ptx::pdl_wait();
   ptx::pdl_launch_dependents();
@@ -105,9 +107,25 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
       *reinterpret_cast<uint4*>(to + j * kNext) = make_uint4(x2[0], x2[1], x2[2], x2[3]);
     }
   }
+  // All blocks of a cluster know the same ranges, and so agree on whether rows are wide.
+  if (__syncthreads_or(range.is_wide(scale))) {
+    UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      add_small_numbers(&inverse_scales[in_block], count_small_numbers(own[j], scale));
+    }
+    ptx::cluster_sync();
+    if (rank == 0 && threadIdx.x < kRows) {
+      for (unsigned other = 1; other < params.cluster; ++other) {
+        const uint32_t bits = bits_of(*ptx::map_shared_rank(&inverse_scales[in_block], other));
+        add_small_numbers(&inverse_scales[in_block], bits & fp16x3::kSmallNumbers);
+      }
+    }
+    ptx::cluster_sync();  // a block may not end while its shared memory is read
+  }
   if (rank == 0 && threadIdx.x < kRows) {
+    store_inverse_scale(&inverse_scales[in_block], range.largest);
     x.inverse_scales[matrix * x.matrix_groups() + chunk * x.padded_rows() + row] =
-        range.inverse_scale(scale);
+        inverse_scales[in_block];
   }
 }
 
