@@ -18,11 +18,11 @@ MAY_INCLUDE = {
     "select": {"core/*", "kernels/*/plan.h", "kernels/fp16x3/split.h", "cpu/presplit.h"},
     # The host's kernels, which define the bits.
     "cpu": {"core/*"},
-    # A family of kernels knows no other, except tf32, which multiplies by mma's main loop and
-    # recomputes by fp16x3's kernel.
+    # A family of kernels knows no other, with two exceptions: fp16x3 recomputes by simt's main
+    # loop, and tf32 multiplies by mma's and recomputes by fp16x3's kernel.
     "kernels/basics": {"core/*", "kernels/common/*"},
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
-    "kernels/fp16x3": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
+    "kernels/fp16x3": {"cuda", "core/*", "ptx/*", "kernels/common/*", "kernels/simt/*"},
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     # Units that instantiate the kernels of mma_tma.
     "kernels/mma/tma_instances": {"core/element.h", "kernels/mma/tma_instance.cuh"},

@@ -3,36 +3,61 @@
 // (core/order_chunked.h) once the kernel that flags them has ended.
 
 #include <cstdint>
+#include <span>
 
 #include "core/context.h"
 #include "core/problem.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/workspace.h"
 
 namespace tiled::cuda {
 
-// An entry is a warp tile: the part of C that a warp accumulates by wgmma. Bit i of flags[lane]
-// flags accumulator i of that lane (ptx/wgmma.cuh).
+// A region is the part of C that four warps accumulate by wgmma, 64 rows by at most 128 columns.
+// The list names the regions with flagged elements, in the order in which warps come upon them.
 struct RecomputeList {
-  struct WarpTile {
-    int64_t batch, row, col;  // of the first element
-    uint64_t flags[32];
-  };
-  static constexpr int kRows = 16, kCols = 128;  // of a warp tile
+  static constexpr int kWarpRows = 16, kWarps = 4, kRows = kWarpRows * kWarps, kCols = 128;
+  // Bit i of [warp][lane] flags accumulator i of that lane (ptx/wgmma.cuh).
+  using Flags = uint64_t[kWarps][32];
 
-  int* count;       // of entries; set to 0 before the kernel that appends
-  WarpTile* tiles;  // room for all of C
+  int tile_cols = kCols;                 // of the kernel that flags; regions begin with its tiles
+  int64_t regions_m = 0, regions_n = 0;  // of a matrix
+  int* count = nullptr;                  // of listed regions
+  unsigned* flagged_warps = nullptr;     // for each region, as bits: the warps that wrote flags
+  int* listed = nullptr;                 // indices of regions
+  Flags* flags = nullptr;                // of all regions, listed or not
 
-  // Takes the memory of a list with room for all of C in warp tiles of `cols` columns or more.
-  static RecomputeList take(Workspace& workspace, const Problem& p, int cols = kCols) {
-    const auto count = workspace.take<int>(1);
-    return {count.data(), workspace.take<WarpTile>(capacity(p, cols)).data()};
+  static RecomputeList take(Workspace& workspace, const Problem& p, int tile_cols) {
+    RecomputeList list{.tile_cols = tile_cols,
+                       .regions_m = ceil_div(p.m, kRows),
+                       .regions_n = ceil_div(p.n, tile_cols) * ceil_div(tile_cols, kCols)};
+    const int64_t regions = list.regions(p);
+    list.count = workspace.take<int>(1 + regions).data();
+    list.flagged_warps = reinterpret_cast<unsigned*>(list.count + 1);
+    list.listed = workspace.take<int>(regions).data();
+    list.flags = workspace.take<Flags>(regions).data();
+    return list;
   }
-  static int64_t capacity(const Problem& p, int cols = kCols) {
-    return count_tiles(p, kRows, cols);
+  int64_t regions(const Problem& p) const { return p.batch.count * regions_m * regions_n; }
+  // To be set to 0 before the kernel that flags: count and flagged_warps.
+  std::span<int> zeroed(const Problem& p) const {
+    return {count, static_cast<size_t>(1 + regions(p))};
+  }
+
+  __device__ int64_t region(int64_t batch, int64_t row, int64_t col) const {
+    const int64_t tile = col / tile_cols;
+    const int in_tile = static_cast<int>(col - tile * tile_cols) / kCols;
+    return (batch * regions_m + row / kRows) * regions_n + tile * ceil_div(tile_cols, kCols) +
+           in_tile;
+  }
+  __device__ TileIndex coord(int64_t region) const {
+    const int64_t in_row = region % regions_n, in_tile = in_row % ceil_div(tile_cols, kCols);
+    return {.batch = region / regions_n / regions_m,
+            .row = region / regions_n % regions_m * kRows,
+            .col = in_row / ceil_div(tile_cols, kCols) * tile_cols + in_tile * kCols};
   }
 };
 
-// Where an accumulator lies in its warp tile.
+// Where an accumulator lies in its warp's rows of a region.
 struct AccumulatorCoord {
   int row, col;
 };
@@ -40,17 +65,19 @@ HOST_DEVICE inline AccumulatorCoord accumulator_coord(int lane, int accumulator)
   return {lane / 4 + accumulator / 2 % 2 * 8, accumulator / 4 * 8 + lane % 4 * 2 + accumulator % 2};
 }
 
-// Appends a warp tile, unless no lane flags anything. All threads of the warp call it; row and col
-// are those of lane 0's first accumulator.
+// Lists what a warp flags of its 16 rows of a region, unless no lane flags anything. All threads of
+// the warp call it; row and col are those of lane 0's first accumulator.
 inline __device__ void append_flagged(const RecomputeList& list, int64_t batch, int64_t row,
                                       int64_t col, uint64_t flags) {
   if (!__any_sync(~0u, flags != 0)) return;
   const int lane = threadIdx.x % 32;
-  int index = lane == 0 ? atomicAdd(list.count, 1) : 0;
-  index = __shfl_sync(~0u, index, 0);
-  RecomputeList::WarpTile& tile = list.tiles[index];
-  tile.flags[lane] = flags;
-  if (lane == 0) tile.batch = batch, tile.row = row, tile.col = col;
+  const int warp =
+      static_cast<int>(__shfl_sync(~0u, row, 0) % RecomputeList::kRows) / RecomputeList::kWarpRows;
+  const int64_t region = __shfl_sync(~0u, list.region(batch, row, col), 0);
+  list.flags[region][warp][lane] = flags;
+  if (lane == 0 && atomicOr(&list.flagged_warps[region], 1u << warp) == 0) {
+    list.listed[atomicAdd(list.count, 1)] = static_cast<int>(region);
+  }
 }
 
 // Recomputes and stores the listed elements, and counts them where the context asks.

@@ -1,161 +1,163 @@
 // Recomputes the elements on the recompute list in the chunked order (core/order_chunked.h).
 //
-// A block takes a warp tile of the list, 16 rows by 128 columns of C. Each of its four warpgroups
-// sums a chunk of K (recompute_tile.cuh); then the chunks' sums are added in order, and the
-// warpgroups take the next four chunks. Steps of A and B come to shared memory by cp.async, through
-// any strides; rows without a flagged element are left out. Where a warp tile has few flagged
-// elements, warps sum chunks of single elements instead (recompute_element.cuh). Only the GPU knows
-// how long the list is, so the grid is fixed and strides through it.
+// A team takes a region of the list, 64 rows by 128 columns of C, and computes all of it by the
+// main loop of simt_cp_async, whichever of its elements are flagged. Where at most 512 are, a
+// thread sums one to four of them instead, from the same stages (recompute_region.cuh). Where
+// hardly any are, warps sum chunks of single elements (recompute_element.cuh), and different teams
+// take the parts that the region's four warps flagged. Only the GPU knows how long the list is, so
+// the grid is fixed and strides through it.
 
 #include <algorithm>
 #include <bit>
 #include <vector>
 
-#include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recompute_list.cuh"
-#include "kernels/fp16x3/recompute_tile.cuh"
+#include "kernels/fp16x3/recompute_region.cuh"
+#include "kernels/simt/plan.h"
+#include "ptx/named_barrier.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
 namespace recompute {
 
-// The flagged elements of a warp tile that has few, and the sums of chunks of one from each warp.
+// The flagged elements of a warp in a region that has few, and the sums of chunks of one from each
+// warp of the team.
 struct FewFlagged {
-  static constexpr int kMost = 96;  // of 2048, found by measurement
+  static constexpr int kMost = 16, kWarps = Tile::kTeam / 32;
   int count;
   AccumulatorCoord coords[kMost];
-  float sums[Tile::kWarps][kChunksPerWarp];
+  float sums[kWarps][kChunksPerWarp];
 };
 
-// The rows in which a column has a flagged element, as bits.
-__device__ inline unsigned flagged_rows(const RecomputeList::WarpTile& tile, int col) {
-  unsigned rows = 0;
-  UNROLL
-  for (int row = 0; row < Tile::kM; ++row) {
-    const uint64_t flags = tile.flags[row % 8 * 4 + col % 8 / 2];
-    rows |= static_cast<unsigned>(flags >> (col / 8 * 4 + row / 8 * 2 + col % 2) & 1) << row;
-  }
-  return rows;
-}
+struct TeamSmem {
+  Stages stages;
+  alignas(16) TileSums<Tile> totals;
+  FlaggedElements elements;
+  FewFlagged few;
+};
 
-// The number of flagged elements. All threads of a warp call it.
-__device__ inline int count_flagged(const RecomputeList::WarpTile& tile) {
-  return __reduce_add_sync(~0u, __popcll(tile.flags[threadIdx.x % 32]));
-}
+// A block has an SM to itself, and each SM gets one region before any gets two. Blocks of one team
+// would not see to that: the last blocks of the product hold some SMs when the grid is launched.
+constexpr int kTeams = 2;
+static_assert(kTeams * sizeof(TeamSmem) <= kMaxSharedMemory);
 
-// Recomputes a warp tile that has few flagged elements: a task of a warp is kChunksPerWarp chunks
-// of one of them, and one thread adds the sums of the tasks in order.
-__device__ inline void recompute_few(const Problem& p, const RecomputeList::WarpTile& tile,
-                                     FewFlagged& few) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) few.count = 0;
-  __syncthreads();
+struct Team {
+  int index, thread;
+  __device__ Team() : index(threadIdx.x / Tile::kTeam), thread(threadIdx.x % Tile::kTeam) {}
+  __device__ int first() const { return index * gridDim.x + blockIdx.x; }  // of its regions
+  __device__ int stride() const { return kTeams * gridDim.x; }
+  __device__ int consumer_barrier() const { return 1 + kTeams + index; }
+  __device__ void sync() const { ptx::named_barrier_sync(1 + index, Tile::kTeam); }
+};
+
+// Recomputes what one warp flagged of a region that has few flagged elements: a task of a warp is
+// kChunksPerWarp chunks of one of them, and one thread adds the sums of the tasks in order.
+__device__ inline void recompute_few(const Problem& p, const Region& region, int part,
+                                     const Team& team, FewFlagged& few) {
+  const int warp = team.thread / 32, lane = team.thread % 32;
+  const int64_t first_row = region.first.row + part * RecomputeList::kWarpRows;
+  if (team.thread == 0) few.count = 0;
+  team.sync();
   if (warp == 0) {
-    for (uint64_t left = tile.flags[lane]; left != 0; left &= left - 1) {
+    for (uint64_t left = region.of(part, lane); left != 0; left &= left - 1) {
       const auto coord = accumulator_coord(lane, __ffsll(static_cast<int64_t>(left)) - 1);
       few.coords[atomicAdd(&few.count, 1)] = coord;
     }
   }
-  __syncthreads();
+  team.sync();
   const int chunks = static_cast<int>(ceil_div(p.k, kChunk)),
             tasks_each = ceil_div(chunks, kChunksPerWarp);
   const int tasks = few.count * tasks_each;
   float total;
   NO_UNROLL
-  for (int first = 0; first < tasks; first += Tile::kWarps) {
+  for (int first = 0; first < tasks; first += FewFlagged::kWarps) {
     if (first + warp < tasks) {
       const auto [row, col] = few.coords[(first + warp) / tasks_each];
       const int64_t k = int64_t{(first + warp) % tasks_each} * kChunksPerWarp * kChunk;
-      const float sum = sum_chunks(p, tile.batch, tile.row + row, tile.col + col, k);
+      const float sum =
+          sum_chunks(p, region.first.batch, first_row + row, region.first.col + col, k);
       if (lane % kLanesPerChunk == 0) few.sums[warp][lane / kLanesPerChunk] = sum;
     }
-    __syncthreads();
+    team.sync();
     NO_UNROLL
-    for (int i = 0; threadIdx.x == 0 && i < Tile::kWarps && first + i < tasks; ++i) {
+    for (int i = 0; team.thread == 0 && i < FewFlagged::kWarps && first + i < tasks; ++i) {
       const int index = (first + i) / tasks_each, task = (first + i) % tasks_each;
       if (task == 0) total = kAddIdentity<float>;
       for (int j = 0; j < kChunksPerWarp && task * kChunksPerWarp + j < chunks; ++j)
         total += few.sums[i][j];
       if (task < tasks_each - 1) continue;
       const auto [row, col] = few.coords[index];
-      const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-      store_noinline(p, c_offset, tile.row + row, tile.col + col, total);
+      const int64_t c_offset = batch_offset(p.batch, p.c, region.first.batch);
+      store_noinline(p, c_offset, first_row + row, region.first.col + col, total);
     }
-    __syncthreads();
+    team.sync();
   }
 }
 
-template <bool kBKMajor>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
-    recompute_kernel(const __grid_constant__ Problem p, RecomputeList list, Vectorized vectorized) {
+__global__ void __launch_bounds__(kTeams* Tile::kTeam, 1)
+    recompute_kernel(const __grid_constant__ Problem p, const __grid_constant__ RecomputeList list,
+                     simt_cp_async::Vectorized vectorized, bool c_vectorized) {
   extern __shared__ __align__(16) uint8_t smem_bytes[];
-  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
-  __shared__ unsigned block_rows;
-  __shared__ FewFlagged few;
+  const Team team;
+  TeamSmem& smem = reinterpret_cast<TeamSmem*>(smem_bytes)[team.index];
   ptx::pdl_wait();
-  const int tiles = *list.count;
-  const int warpgroup = threadIdx.x / Tile::kWarpgroup, col = threadIdx.x % Tile::kWarpgroup;
-  const int64_t chunks = ceil_div(p.k, kChunk);
-  for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const RecomputeList::WarpTile& tile = list.tiles[index];
-    if (count_flagged(tile) <= FewFlagged::kMost) {
-      recompute_few(p, tile, few);
-      continue;
-    }
-    const unsigned col_rows = flagged_rows(tile, col);
-    if (threadIdx.x == 0) block_rows = 0;
-    __syncthreads();
-    atomicOr(&block_rows, col_rows);
-    __syncthreads();
+  const int regions = *list.count;
+  if (regions == 0) return;
+  for (int index = team.first(); index < regions * RecomputeList::kWarps; index += team.stride()) {
+    const Region region(list, index / RecomputeList::kWarps);
+    const int part = index % RecomputeList::kWarps;
+    if (region.flagged <= FewFlagged::kMost) recompute_few(p, region, part, team, smem.few);
+  }
+  if (team.thread == 0) smem.stages.init_barriers();
+  team.sync();
 
-    float total[Tile::kRowsPerWarpgroup];  // of rows from warpgroup * kRowsPerWarpgroup on
-    UNROLL
-    for (float& each : total) each = kAddIdentity<float>;
-    for (int64_t first = 0; first < chunks; first += Tile::kWarpgroups) {
-      if (first + warpgroup < chunks) {
-        sum_chunk<kBKMajor>(p, tile, first + warpgroup, block_rows, vectorized, smem);
+  const int producer = team.thread - Tile::kConsumers;
+  ptx::PipelineState pipe{.stages = Tile::kStages, .parity = producer >= 0 ? 1 : 0};
+  for (int index = team.first(); index < regions; index += team.stride()) {
+    const Region region(list, index);
+    if (region.flagged <= FewFlagged::kMost) continue;
+    if (producer >= 0) {
+      simt_cp_async::produce(p, vectorized, region.first, 0, p.k, producer, smem.stages, pipe);
+    } else if (region.flagged > FlaggedElements::kMost) {
+      recompute_all(p, c_vectorized, region, team.thread, smem.stages, pipe, smem.totals);
+    } else {
+      smem.elements.find(region, team.thread, team.consumer_barrier());
+      if (region.flagged <= Tile::kConsumers) {
+        recompute_each<1>(p, region, team.thread, smem.elements, smem.stages, pipe);
+      } else {
+        recompute_each<4>(p, region, team.thread, smem.elements, smem.stages, pipe);
       }
-      __syncthreads();  // the sums are there
-      for (int i = 0; i < Tile::kWarpgroups && first + i < chunks; ++i) {
-        UNROLL
-        for (int r = 0; r < Tile::kRowsPerWarpgroup; ++r) {
-          total[r] += smem.sums[i][warpgroup * Tile::kRowsPerWarpgroup + r][col];
-        }
-      }
-      __syncthreads();  // they have been read
-    }
-
-    // The totals go through shared memory so that the loop below, which holds the whole epilogue,
-    // is not unrolled.
-    UNROLL
-    for (int r = 0; r < Tile::kRowsPerWarpgroup; ++r) smem.sums[warpgroup][r][col] = total[r];
-    const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-    NO_UNROLL
-    for (int r = 0; r < Tile::kRowsPerWarpgroup; ++r) {
-      const int row = warpgroup * Tile::kRowsPerWarpgroup + r;
-      if ((col_rows >> row & 1) == 0) continue;
-      store<float>(p, c_offset, tile.row + row, tile.col + col, smem.sums[warpgroup][r][col]);
     }
   }
 }
 
 namespace {
 
+template <class T>
+std::vector<T> read(const T* from, int64_t count, cudaStream_t stream) {
+  std::vector<T> values(count);
+  check(cudaMemcpyAsync(values.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
+  check(cudaStreamSynchronize(stream));
+  return values;
+}
+
 // Counts the flagged elements of a list, when the stream has come to here.
-int64_t count_listed(const RecomputeList& list, cudaStream_t stream) {
-  int tiles = 0;
-  check(cudaMemcpyAsync(&tiles, list.count, sizeof tiles, cudaMemcpyDeviceToHost, stream));
-  check(cudaStreamSynchronize(stream));
-  std::vector<RecomputeList::WarpTile> read(tiles);
-  check(cudaMemcpyAsync(read.data(), list.tiles, read.size() * sizeof read[0],
-                        cudaMemcpyDeviceToHost, stream));
-  check(cudaStreamSynchronize(stream));
+int64_t count_listed(const Problem& p, const RecomputeList& list, cudaStream_t stream) {
+  struct Words {
+    uint64_t of[RecomputeList::kWarps][32];
+  };
+  if (read(list.count, 1, stream)[0] == 0) return 0;
+  const auto warps = read(list.flagged_warps, list.regions(p), stream);
+  const auto flags = read(reinterpret_cast<const Words*>(list.flags), list.regions(p), stream);
   int64_t count = 0;
-  for (const RecomputeList::WarpTile& tile : read) {
-    for (const uint64_t flags : tile.flags) count += std::popcount(flags);
+  for (size_t region = 0; region < warps.size(); ++region) {
+    for (int warp = 0; warp < RecomputeList::kWarps; ++warp) {
+      if ((warps[region] >> warp & 1) == 0) continue;
+      for (const uint64_t each : flags[region].of[warp]) count += std::popcount(each);
+    }
   }
   return count;
 }
@@ -165,18 +167,14 @@ int64_t count_listed(const RecomputeList& list, cudaStream_t stream) {
 
 void launch_recompute(const Problem& p, const RecomputeList& list, const Context& context) {
   using namespace recompute;
-  const bool b_k_major = p.b.row_stride < p.b.col_stride;
-  const Vectorized vectorized{
-      is_vector_aligned<float4>(p.batch, p.a, p.a.col_stride, p.a.row_stride),
-      b_k_major ? is_vector_aligned<float4>(p.batch, p.b, p.b.row_stride, p.b.col_stride)
-                : is_vector_aligned<float4>(p.batch, p.b, p.b.col_stride, p.b.row_stride)};
-  const auto kernel = b_k_major ? recompute_kernel<true> : recompute_kernel<false>;
-  allow_shared_memory(kernel, sizeof(Smem));
-  const auto blocks = std::min<int64_t>(RecomputeList::capacity(p), context.sms);
-  launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem), context, p, list,
-             vectorized);
+  allow_shared_memory(recompute_kernel, kTeams * sizeof(TeamSmem));
+  const auto blocks = static_cast<unsigned>(
+      std::min<int64_t>(list.regions(p) * RecomputeList::kWarps, context.sms));
+  const simt_cp_async::Vectorized vectorized{is_a_vectorized(p), is_b_vectorized(p)};
+  launch_pdl(recompute_kernel, blocks, kTeams * Tile::kTeam, kTeams * sizeof(TeamSmem), context, p,
+             list, vectorized, is_c_vectorized(p));
   if (context.recomputed != nullptr) {
-    *context.recomputed += count_listed(list, static_cast<cudaStream_t>(context.stream));
+    *context.recomputed += count_listed(p, list, static_cast<cudaStream_t>(context.stream));
   }
 }
 

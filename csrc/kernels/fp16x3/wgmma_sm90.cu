@@ -113,7 +113,7 @@ struct Buffers {
   Buffers(const Problem& p, int64_t k_splits, Workspace& workspace)
       : a(operand(p, p.a, p.m, a_index)),
         b(operand(p, transposed(p.b), p.n, b_index)),
-        recompute(RecomputeList::take(workspace, p)) {
+        recompute(RecomputeList::take(workspace, p, Tile::kN)) {
     a.take_presplit(workspace);
     if (p.b_presplit.hi_lo == nullptr) b.take_presplit(workspace);
     const int64_t chunks = count_tiles(p, Tile::kM, Tile::kN) * ceil_div(p.k, kChunk);
@@ -138,7 +138,7 @@ void run(const Problem& p, int64_t k_splits, void* memory, const Context& contex
   const Buffers buffers(p, k_splits, workspace);
   const OperandToSplit operands[] = {buffers.a, buffers.b};
   const bool splits_b = p.b_presplit.hi_lo == nullptr;
-  launch_split({operands, splits_b ? 2u : 1u}, {buffers.recompute.count, 1}, context);
+  launch_split({operands, splits_b ? 2u : 1u}, buffers.recompute.zeroed(p), context);
 
   const Params params{
       .scheduler = TileScheduler::of<Tile>(p),

@@ -7,15 +7,12 @@
 //        elements of C in registers, and loads the fragments for the next k while it multiplies
 //        those of this one (register_tile.cuh). Tiles of several sizes, and split-K at chunk
 //        boundaries, let small problems fill all SMs; the chunks' sums then go to a workspace, and
-//        another kernel adds them in order (split_k_reduce.cuh).
+//        another kernel adds them in order (split_k_reduce.cuh). The main loop is in
+//        cp_async_mainloop.cuh.
 // Limit: cp.async of single elements takes an instruction for each; and a register tile of 8 x 8
 //        reads 16 numbers from shared memory for 64 FMAs.
 // Next:  tma_sm90.cu: one instruction of one thread loads a whole tile, and a thread has 8 x 16
 //        elements.
-//
-//   producers   wait empty[stage]    cp.async A and B of a step -> full[stage]
-//   consumers   wait full[stage]     load its first fragments while the ones before are multiplied
-//               its last fragments are loaded -> empty[stage]
 
 #include <algorithm>
 #include <cstddef>
@@ -24,16 +21,16 @@
 #include "core/order_chunked.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
-#include "kernels/simt/load.cuh"
+#include "kernels/simt/cp_async_mainloop.cuh"
 #include "kernels/simt/plan.h"
 #include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/split_k_reduce.cuh"
 #include "kernels/simt/store.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
+namespace simt_cp_async {
 namespace {
 
 template <int kIndex, int kThreadM, int kThreadN, int kLanesM, int kK_, int kStages_,
@@ -49,15 +46,10 @@ struct Tile : RegisterTile<h200::kSimtCpAsyncTiles[kIndex].m, h200::kSimtCpAsync
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
 };
 
-template <class Tile>
-struct Smem {
-  uint64_t full[Tile::kStages], empty[Tile::kStages];
-  PaddedStage<Tile> stage[Tile::kStages];
-};
-
 struct Params {
   Problem p;
-  bool a_vectorized, b_vectorized, c_vectorized;
+  Vectorized vectorized;
+  bool c_vectorized;
   int64_t tiles;
   unsigned k_splits;
   size_t totals_offset;  // in shared memory, of finished chunks' sums, where K is not split
@@ -65,111 +57,30 @@ struct Params {
 };
 
 template <class Tile>
-__device__ void produce(const Params& params, const TileIndex& tile, Smem<Tile>& smem) {
-  using Stage = PaddedStage<Tile>;
-  const Problem& p = params.p;
-  const ChunkRange chunks(p.k, blockIdx.y, params.k_splits);
-  const int thread = static_cast<int>(threadIdx.x) - Tile::kConsumers;
-  const auto* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, tile.batch) +
-                  tile.row * p.a.row_stride + chunks.k * p.a.col_stride;
-  const auto* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
-                  tile.col * p.b.col_stride + chunks.k * p.b.row_stride;
-  CpAsyncLoader<Tile::kM, Stage::kPitchA, Tile::kK, Tile::kProducers> load_a(
-      a, p.a.row_stride, p.a.col_stride, params.a_vectorized, p.m - tile.row, thread);
-  CpAsyncLoader<Tile::kN, Stage::kPitchB, Tile::kK, Tile::kProducers> load_b(
-      b, p.b.col_stride, p.b.row_stride, params.b_vectorized, p.n - tile.col, thread);
-  const bool whole = p.m - tile.row >= Tile::kM && p.n - tile.col >= Tile::kN;
-  ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
-  for (int64_t k_left = chunks.length; k_left > 0; k_left -= Tile::kK, pipe.advance()) {
-    ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
-    if (whole && k_left >= Tile::kK) {
-      load_a.load_whole(smem.stage[pipe.stage].a);
-      load_b.load_whole(smem.stage[pipe.stage].b);
-    } else {
-      load_a.load(smem.stage[pipe.stage].a, k_left);
-      load_b.load(smem.stage[pipe.stage].b, k_left);
-    }
-    ptx::cp_async_mbarrier_arrive_noinc(&smem.full[pipe.stage]);
-  }
-}
-
-template <class Tile>
-__device__ void consume(const Params& params, const TileIndex& tile, Smem<Tile>& smem) {
-  const ChunkRange chunks(params.p.k, blockIdx.y, params.k_splits);
-  const QuadCoord<Tile> first(threadIdx.x, 0);
-  const int lane = threadIdx.x % 32;
-  ptx::PipelineState pipe{.stages = Tile::kStages};
-  Fragments<Tile> fragments;
-  auto load = [&](int buffer, int kk) {
-    const auto& stage = smem.stage[pipe.stage];
-    fragments.load(buffer, &stage.a[kk][first.row], &stage.b[kk][first.col]);
-  };
-  float acc[Tile::kThreadM][Tile::kThreadN];
-  auto multiply = [&](int buffer) { fragments.multiply(buffer, acc); };
-  int64_t stages_left = ceil_div(chunks.length, Tile::kK);
-  auto next_stage = [&] {
-    __syncwarp();  // all lanes have loaded the last fragments
-    if (lane == 0) ptx::mbarrier_arrive(&smem.empty[pipe.stage]);
-    pipe.advance();
-    if (--stages_left > 0) {
-      ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
-      load(0, 0);
-    }
-  };
-
+__device__ void consume(const Params& params, const TileIndex& tile, const ChunkRange& chunks,
+                        Smem<Tile>& smem) {
   auto& totals =
       reinterpret_cast<TileSums<Tile>&>(reinterpret_cast<uint8_t*>(&smem)[params.totals_offset]);
-  ptx::mbarrier_wait(&smem.full[0], 0);
-  load(0, 0);
-  int64_t k_left = chunks.length;
-  for (unsigned chunk = chunks.begin; chunk < chunks.end; ++chunk, k_left -= kChunk) {
-    const int length = static_cast<int>(min(k_left, int64_t{kChunk}));
-    UNROLL
-    for (int i = 0; i < Tile::kThreadM; ++i) {
-      UNROLL
-      for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = 0;
-    }
-    NO_UNROLL
-    for (int steps = length / Tile::kK; steps > 0; --steps) {
-      UNROLL
-      for (int kk = 0; kk < Tile::kK; ++kk) {
-        if (kk + 1 < Tile::kK) {
-          load((kk + 1) % 2, kk + 1);
-        } else {
-          next_stage();
-        }
-        multiply(kk % 2);
-      }
-    }
-    if (length % Tile::kK != 0) {
-      NO_UNROLL
-      for (int kk = 0; kk < length % Tile::kK; ++kk) {
-        multiply(0);
-        load(0, kk + 1);
-      }
-      next_stage();
-    }
-
-    // The totals of an only chunk overwrite the stages, once all consumers have read them.
-    if (params.totals_offset < sizeof(smem)) ptx::named_barrier_sync(1, Tile::kConsumers);
-    Quad* sums = params.k_splits == 1
-                     ? &totals[0][threadIdx.x]
-                     : &static_cast<TileSums<Tile>*>(
-                           params.partial_sums)[chunk * params.tiles + blockIdx.x][0][threadIdx.x];
-    UNROLL
-    for (int quad = 0; quad < Tile::kQuads; ++quad) {
-      const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4) * 4;
-      Quad total =
-          params.k_splits > 1 || chunk == 0 ? Quad::identity() : sums[quad * Tile::kConsumers];
-      total.add(&acc[i][j]);
-      sums[quad * Tile::kConsumers] = total;
-    }
-  }
+  ptx::PipelineState pipe{.stages = Tile::kStages};
+  unsigned chunk = chunks.begin;
+  sum_chunks(
+      chunks.length, threadIdx.x, smem, pipe,
+      [&](const float(&acc)[Tile::kThreadM][Tile::kThreadN]) {
+        // The totals of an only chunk overwrite the stages, once all consumers have read them.
+        if (params.totals_offset < sizeof(smem)) ptx::named_barrier_sync(1, Tile::kConsumers);
+        Quad* sums =
+            params.k_splits == 1
+                ? &totals[0][threadIdx.x]
+                : &static_cast<TileSums<Tile>*>(
+                      params.partial_sums)[chunk * params.tiles + blockIdx.x][0][threadIdx.x];
+        add_to_totals<Tile>(params.k_splits > 1 || chunk == 0, acc, sums);
+        ++chunk;
+      });
   if (params.k_splits > 1) return;
 
   const Problem& p = params.p;
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  store_quads<Tile>(p, params.c_vectorized, c_offset, tile.row, tile.col, totals);
+  store_quads<Tile>(p, params.c_vectorized, c_offset, tile.row, tile.col, threadIdx.x, totals);
 }
 
 template <class Tile>
@@ -178,16 +89,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (params.k_splits > 1) ptx::pdl_launch_dependents();
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_init_stages(Tile::kStages, smem.full, Tile::kProducers, smem.empty,
-                              Tile::kConsumers / 32);
-  }
+  if (threadIdx.x == 0) smem.init_barriers();
   __syncthreads();
   const TileIndex tile = tile_index<Tile>(params.p, first_tile + blockIdx.x);
+  const ChunkRange chunks(params.p.k, blockIdx.y, params.k_splits);
   if (threadIdx.x >= Tile::kConsumers) {
-    produce<Tile>(params, tile, smem);
+    ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
+    const int thread = static_cast<int>(threadIdx.x) - Tile::kConsumers;
+    produce(params.p, params.vectorized, tile, chunks.k, chunks.length, thread, smem, pipe);
   } else {
-    consume<Tile>(params, tile, smem);
+    consume<Tile>(params, tile, chunks, smem);
   }
 }
 
@@ -196,8 +107,7 @@ template <class Tile>
 void run(const Problem& p, const Plan& plan, const Context& context) {
   Params params{
       .p = p,
-      .a_vectorized = is_a_vectorized(p),
-      .b_vectorized = is_b_vectorized(p),
+      .vectorized = {is_a_vectorized(p), is_b_vectorized(p)},
       .c_vectorized = is_c_vectorized(p),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .k_splits = static_cast<unsigned>(plan.k_splits),
@@ -236,9 +146,11 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
 }
 
 }  // namespace
+}  // namespace simt_cp_async
 
 bool launch_simt_cp_async(const Problem& p, const Plan& plan, const Context& context) {
   using namespace h200;
+  using namespace simt_cp_async;
   return with_tile<std::size(kSimtCpAsyncTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr SimtCpAsyncTile kTile = kSimtCpAsyncTiles[kIndex];
     run<Tile<kIndex, kTile.thread_m, kTile.thread_n, kTile.lanes_m, kTile.k, kTile.stages,

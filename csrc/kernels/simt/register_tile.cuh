@@ -56,6 +56,19 @@ struct Quad {
 template <class Tile>
 using TileSums = Quad[Tile::kQuads][Tile::kConsumers];
 
+// Adds a thread's sums of a chunk to its quads of a TileSums, from `sums` on.
+template <class Tile>
+__device__ void add_to_totals(bool is_first, const float (&acc)[Tile::kThreadM][Tile::kThreadN],
+                              Quad* sums) {
+  UNROLL
+  for (int quad = 0; quad < Tile::kQuads; ++quad) {
+    const int i = quad / (Tile::kThreadN / 4), j = quad % (Tile::kThreadN / 4) * 4;
+    Quad total = is_first ? Quad::identity() : sums[quad * Tile::kConsumers];
+    total.add(&acc[i][j]);
+    sums[quad * Tile::kConsumers] = total;
+  }
+}
+
 // The row and the first column, in its tile, of a quad of a thread.
 template <class Tile>
 struct QuadCoord {

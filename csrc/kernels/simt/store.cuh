@@ -60,12 +60,13 @@ __device__ inline void store_quad(const Problem& p, bool vectorized, int64_t c_o
 // The function is not inlined, because ptxas would schedule the main loop worse beside its code.
 template <class Tile>
 __device__ __noinline__ void store_quads_coalesced(float* c, int64_t row_stride, int64_t col_stride,
-                                                   int rows, int cols, const TileSums<Tile>& sums) {
+                                                   int rows, int cols, int thread,
+                                                   const TileSums<Tile>& sums) {
   // The lanes of a warp are kRowGroups x kLanesN; each has four rows of a column at a time.
   constexpr int kLanesN = Tile::kWarpN < 32 ? Tile::kWarpN : 32, kRowGroups = 32 / kLanesN;
   constexpr int kQuadsN = Tile::kThreadN / 4;
   __syncwarp();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread / 32, lane = thread % 32;
   const QuadCoord<Tile> first(warp * 32, 0);
   NO_UNROLL
   for (int col = lane % kLanesN; col < Tile::kWarpN; col += kLanesN) {
@@ -90,26 +91,26 @@ __device__ __noinline__ void store_quads_coalesced(float* c, int64_t row_stride,
 }
 
 // Applies the epilogue to a tile's sums in shared memory and stores them. The tile begins at
-// (row, col) of C's matrix at c_offset. Each thread stores its own quads, or its warp's.
+// (row, col) of C's matrix at c_offset. Each thread stores its own quads, or its warp's: `thread`
+// is that among those that summed the tile.
 template <class Tile>
 __device__ void store_quads(const Problem& p, bool vectorized, int64_t c_offset, int64_t row,
-                            int64_t col, const TileSums<Tile>& sums) {
+                            int64_t col, int thread, const TileSums<Tile>& sums) {
   if (!vectorized && p.epilogue.is_identity() && p.c.col_stride < p.c.row_stride) {
     float* c =
         static_cast<float*>(p.c.data) + c_offset + row * p.c.row_stride + col * p.c.col_stride;
     const auto rows = static_cast<int>(min(p.m - row, int64_t{Tile::kM}));
     const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
-    return store_quads_coalesced<Tile>(c, p.c.row_stride, p.c.col_stride, rows, cols, sums);
+    return store_quads_coalesced<Tile>(c, p.c.row_stride, p.c.col_stride, rows, cols, thread, sums);
   }
   constexpr int kQuadsN = Tile::kThreadN / 4;
   NO_UNROLL
   for (int j = 0; j < kQuadsN; ++j) {
-    const BiasX4 bias(p, col + QuadCoord<Tile>(threadIdx.x, j).col);
+    const BiasX4 bias(p, col + QuadCoord<Tile>(thread, j).col);
     NO_UNROLL
     for (int quad = j; quad < Tile::kQuads; quad += kQuadsN) {
-      const QuadCoord<Tile> at(threadIdx.x, quad);
-      store_quad(p, vectorized, c_offset, row + at.row, col + at.col, sums[quad][threadIdx.x],
-                 bias);
+      const QuadCoord<Tile> at(thread, quad);
+      store_quad(p, vectorized, c_offset, row + at.row, col + at.col, sums[quad][thread], bias);
     }
   }
 }

@@ -215,7 +215,7 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
     if (params.k_splits > 1) continue;
     const int64_t c_offset = batch_offset(params.p.batch, params.p.c, work.tile.batch);
     store_quads<Tile>(params.p, params.c_vectorized, c_offset, work.tile.row, work.tile.col,
-                      smem.totals);
+                      threadIdx.x, smem.totals);
   }
 }
 

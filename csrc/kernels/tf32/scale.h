@@ -2,6 +2,7 @@
 // Operands of tf32_tma: float32 scaled and rounded to fp16 (core/order_tf32.h), K-major.
 
 #include <cstdint>
+#include <span>
 
 #include "core/context.h"
 #include "core/order_tf32.h"
@@ -40,8 +41,8 @@ inline ScaledOperand scaled_operand(const Batch& all, const Matrix& from, int64_
   return x;
 }
 
-// Scales and rounds both operands, and sets *zeroed to 0.
-void launch_scale(const ScaledOperand& a, const ScaledOperand& b, int* zeroed,
+// Scales and rounds both operands, and sets `zeroed` to 0.
+void launch_scale(const ScaledOperand& a, const ScaledOperand& b, std::span<int> zeroed,
                   const Context& context);
 
 }  // namespace tiled::cuda

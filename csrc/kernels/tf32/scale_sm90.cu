@@ -41,6 +41,7 @@ struct Params {
   OperandParams operand[2];
   unsigned cluster;
   int* zeroed;
+  int64_t zeros;
 };
 
 __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constant__ Params params) {
@@ -51,7 +52,10 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
   ptx::cluster_arrive();
   ptx::pdl_wait();
   ptx::pdl_launch_dependents();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *params.zeroed = 0;
+  for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < params.zeros;
+       i += gridDim.x * kThreads) {
+    params.zeroed[i] = 0;
+  }
   unsigned cluster = blockIdx.x / params.cluster;
   const unsigned rank = blockIdx.x % params.cluster;
   const bool second = cluster >= params.operand[0].clusters;
@@ -133,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
 
 // The grid is large enough: a block reads 8 * tf32::kMinK elements at least, and no memory holds
 // an operand of more than 2^31 such blocks.
-void launch_scale(const ScaledOperand& a, const ScaledOperand& b, int* zeroed,
+void launch_scale(const ScaledOperand& a, const ScaledOperand& b, std::span<int> zeroed,
                   const Context& context) {
   const auto operand_params = [](const ScaledOperand& x) {
     const auto row_blocks = static_cast<unsigned>(x.padded_rows() / kRows);
@@ -150,7 +154,8 @@ void launch_scale(const ScaledOperand& a, const ScaledOperand& b, int* zeroed,
   const Params params{
       .operand = {operand_params(a), operand_params(b)},
       .cluster = static_cast<unsigned>(std::min<int64_t>(ceil_div(a.k, kBlockK), kMaxCluster)),
-      .zeroed = zeroed,
+      .zeroed = zeroed.data(),
+      .zeros = static_cast<int64_t>(zeroed.size()),
   };
   const unsigned blocks =
       (params.operand[0].clusters + params.operand[1].clusters) * params.cluster;

@@ -44,13 +44,10 @@ struct Buffers {
   RecomputeList recompute;
   float4* totals;  // of finished chunks, where registers and shared memory do not suffice
 
-  Buffers(const Problem& p, const Context& context, Workspace& workspace)
+  Buffers(const Problem& p, int tile_cols, const Context& context, Workspace& workspace)
       : a(scaled_operand(p.batch, p.a, p.m, p.k)),
         b(scaled_operand(p.batch, transposed(p.b), p.n, p.k)) {
-    // Warp tiles have more columns on average: a tile of 64 columns has one warp tile for each 16
-    // rows, and a tile of 160 has two, of 128 and 32 columns.
-    constexpr int kLeastCols = 48;
-    recompute = RecomputeList::take(workspace, p, kLeastCols);
+    recompute = RecomputeList::take(workspace, p, tile_cols);
     for (ScaledOperand* x : {&a, &b}) {
       x->fp16 = workspace.take<uint16_t>(x->matrix_elements() * x->batch.count).data();
       x->inverse_scales = workspace.take<float>(x->matrix_groups() * x->batch.count).data();
@@ -93,11 +90,12 @@ std::optional<std::pair<Problem, Problem>> split_for_tma(const Problem& p) {
   return std::max(p.m, p.n) > tf32::kMaxK ? split_in_two(p) : std::nullopt;
 }
 
-int64_t buffer_bytes(const Problem& p, const Context& context) {
+int64_t buffer_bytes(const Problem& p, int tile_cols, const Context& context) {
   if (const auto parts = split_for_tma(p)) {
-    return std::max(buffer_bytes(parts->first, context), buffer_bytes(parts->second, context));
+    return std::max(buffer_bytes(parts->first, tile_cols, context),
+                    buffer_bytes(parts->second, tile_cols, context));
   }
-  return workspace_bytes([&](Workspace& workspace) { Buffers(p, context, workspace); });
+  return workspace_bytes([&](Workspace& workspace) { Buffers(p, tile_cols, context, workspace); });
 }
 
 void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& context) {
@@ -106,8 +104,8 @@ void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& 
     return run(parts->second, plan, workspace, context);
   }
   Workspace memory(workspace);
-  const Buffers buffers(p, context, memory);
-  launch_scale(buffers.a, buffers.b, buffers.recompute.count, context);
+  const Buffers buffers(p, h200::kMmaTmaTiles[plan.tile].n, context, memory);
+  launch_scale(buffers.a, buffers.b, buffers.recompute.zeroed(p), context);
   with_tile<std::size(h200::kMmaTmaTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr int kStages = h200::kMmaTmaTiles[kIndex].tf32_stages;
     if constexpr (kStages == 0) {
@@ -128,7 +126,9 @@ bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context)
   if (count_tiles(p, 1, 1) == 0) return true;
   Problem unprepared = p;
   unprepared.b_presplit = {};  // this kernel does not read it; without it n may be split, too
-  const auto bytes = [&](const Problem& part) { return buffer_bytes(part, context); };
+  const auto bytes = [&](const Problem& part) {
+    return buffer_bytes(part, h200::kMmaTmaTiles[plan.tile].n, context);
+  };
   return run_sub_problems(
       unprepared, context, 0, bytes,
       [&](const Problem& part, uint8_t* workspace) { run(part, plan, workspace, context); });
