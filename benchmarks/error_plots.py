@@ -92,8 +92,8 @@ def draw_bias(axes, rows, ways):
 
 def draw_shrinkage(axes, rows, ways):
     draw_ways(axes, rows, ways, "k", "shrinkage_u")
-    axes.set_title("shrinkage on normal (too small: negative)")
-    axes.set_ylabel("<error, exact> / <exact, exact>, units of $2^{-24}$")
+    axes.set_title("shrinkage on normal")
+    axes.set_ylabel("<error, exact> / |exact|², units of $2^{-24}$")
 
 
 def draw_iteration(axes, rows, ways):
