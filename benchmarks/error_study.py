@@ -4,10 +4,20 @@
     python benchmarks/error_study.py --json benchmarks/results/errors_cpu.json
     python benchmarks/error_study.py --redraw benchmarks/results/errors_cpu.json --plot errors.svg
 
-M and N are small. Each row has the mean over seeds of the relative Frobenius error; the mean
-signed error of the elements, relative to each, in units of u = 2^-24; and the share of elements
-that fp16x3's guard flags for recomputation. The vendor's product is cuBLAS on CUDA, torch.matmul's
-on a CPU. The plot needs matplotlib.
+M and N are small. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU. The results have
+a row for each kind of operands, K and way to multiply. Its figures are means over seeds, those that
+end in _u in units of u = 2^-24:
+
+    error         relative Frobenius error: |result - exact| / |exact|
+    shrinkage_u   <result - exact, exact> / <exact, exact>: the factor that all elements share is 1
+                  plus this; it is negative where results are too small
+    bias_u        of positive operands: the mean signed error of elements, relative to each
+    guarded       of fp16x3: the share of elements that its guard flags for recomputation
+
+Under "iteration" are rows of N products by one orthogonal matrix of 128 x 128, each of the result
+before it, with the same error and shrinkage_u against N products in float64. There what each
+product's errors have in common adds up: shrinkage grows as N does, and roundings that have nothing
+in common as its square root. The plot needs matplotlib.
 """
 
 import argparse
@@ -20,17 +30,18 @@ import torch
 # For a package that is built in place and not installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
+import error_plots
 import machine
-import plots
 from check import full_precision_peer, reference
-from helpers.specification import CHUNK, split
+from helpers.specification import CHUNK, small_numbers_cost_too_much, split
 from rows import ResultsError, read
 
 import torch_tiled
 
 U = reference.U[torch.float32]
-PROVEN = 32 * CHUNK  # a chunk as large as this is not flagged (core/order_fp16x3.h)
-ALGORITHMS = {"naive": "a sum in sequence", "tiled": "ieee, in chunks", "fp16x3": "fp16x3"}
+ALGORITHMS = tuple(error_plots.LABELS)
+LENGTHS = (10, 100, 1000)  # how many products by an orthogonal matrix
+SIDE = reference.MIN_K["fp16x3"]  # of that matrix: shorter sums are in the chunked order
 
 
 def normal(m, k, n):
@@ -66,16 +77,35 @@ POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # these have a bias to study
 
 
 def guarded(a, b):
-    """The share of elements that fp16x3 flags. (An element on the threshold may differ.)"""
-    flagged = torch.zeros(len(a), b.shape[1], dtype=torch.bool)
+    """The share of elements that fp16x3 flags, by the rule of the specification.
+
+    Sums of chunks are those of the split operands in float64, so that an element on the threshold
+    may differ.
+    """
+    if a.shape[1] < reference.MIN_K["fp16x3"]:
+        return 0.0
+    flagged = False
     for start in range(0, a.shape[1], CHUNK):
-        (a_hi, a_lo, _, a_wide), (b_hi, b_lo, _, b_wide) = (
-            map(torch.from_numpy, split(x.numpy()))
-            for x in (a[:, start : start + CHUNK], b[start : start + CHUNK].mT)
-        )
-        scaled = (a_hi + a_lo * 2.0**-11) @ (b_hi + b_lo * 2.0**-11).mT
-        flagged |= (a_wide[:, None] | b_wide) & (scaled.abs() < PROVEN)
-    return flagged.double().mean().item()
+        rows, columns = a[:, start : start + CHUNK].numpy(), b[start : start + CHUNK].numpy()
+        (a_hi, a_lo, _, a_small), (b_hi, b_lo, _, b_small) = split(rows), split(columns.T)
+        scaled = (a_hi + a_lo * 2.0**-11) @ (b_hi + b_lo * 2.0**-11).T
+        flagged |= small_numbers_cost_too_much(scaled, rows, columns, a_small, b_small)
+    return flagged.mean().item()
+
+
+def figures(result, exact):
+    """The error and the shrinkage_u of a result."""
+    shrinkage = ((result.double() - exact) * exact).sum() / exact.square().sum()
+    return {
+        "error": reference.relative_error(result, exact),
+        "shrinkage_u": shrinkage.item() / U,
+    }
+
+
+def add(row, found, seeds):
+    """Adds a seed's share of the means in `row`."""
+    for key, value in found.items():
+        row[key] = row.get(key, 0.0) + value / seeds
 
 
 def products(vendor, device):
@@ -89,105 +119,51 @@ def products(vendor, device):
 
 def study(operands, k, ways, args):
     """The rows of one kind of operands and one K: one for each way to multiply."""
-    rows = {
-        way: {"operands": operands, "k": k, "product": way, "error": 0.0, "bias_u": 0.0}
-        for way in ways
-    }
-    share = 0.0
+    rows = {way: {"operands": operands, "k": k, "product": way} for way in ways}
     for seed in range(args.seeds):
         torch.manual_seed(seed)
         a, b = OPERANDS[operands](args.size, k, args.size)
-        if "fp16x3" in ways:
-            share += guarded(a, b) / args.seeds
+        share = guarded(a, b) if "fp16x3" in ways else 0.0
         a, b = a.to(args.device), b.to(args.device)
         exact = reference.product(a, b)
         for way, multiply in ways.items():
             result = multiply(a, b)
-            rows[way]["error"] += reference.relative_error(result, exact) / args.seeds
-            bias = ((result.double() - exact) / exact).mean().item() / U
-            rows[way]["bias_u"] += bias / args.seeds
-    for way, row in rows.items():
-        if operands not in POSITIVE:
-            del row["bias_u"]
-        if way == "fp16x3":
-            row["guarded"] = share
+            found = figures(result, exact)
+            if operands in POSITIVE:
+                found["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
+            if way == "fp16x3":
+                found["guarded"] = share
+            add(rows[way], found, args.seeds)
     return list(rows.values())
 
 
-STYLES = [  # the ways differ in their markers, too
-    {"color": plots.BLACK, "marker": "s"},
-    {"color": plots.ORANGE, "marker": "^"},
-    {"color": plots.GREEN, "marker": "D"},
-    {"color": plots.BLUE, "marker": "o", "linewidth": 2},
-]
-GUARD_STYLES = [
-    {"color": plots.BLUE, "marker": "o"},
-    {"color": plots.VERMILION, "marker": "v"},
-    {"color": plots.PURPLE, "marker": "X"},
-    {"color": plots.BLACK, "marker": "s"},
-    {"color": plots.GREEN, "marker": "D"},
-]
+def iterate(ways, args):
+    """The rows of products by an orthogonal matrix: one for each way to multiply and each length.
 
-
-def draw(results, path):
-    """A panel for each kind of operands but the last, one for the bias, one for the guard.
-
-    The last kind has no panel: every element of it is recomputed, so that fp16x3 errs as ieee does.
+    The matrix is rounded to float32 beforehand, so that only the products err.
     """
-    plt = plots.pyplot()
-    rows, header = results["rows"], results["header"]
-    ways = list(dict.fromkeys(row["product"] for row in rows))
-    kinds = list(dict.fromkeys(row["operands"] for row in rows))
+    rows = {
+        (way, length): {"k": SIDE, "product": way, "multiplications": length}
+        for way in ways
+        for length in LENGTHS
+    }
+    for seed in range(args.seeds):
+        torch.manual_seed(seed)
+        orthogonal = torch.linalg.qr(torch.randn(SIDE, SIDE, dtype=torch.float64)).Q.float()
+        first, orthogonal = (x.to(args.device) for x in (torch.randn(args.size, SIDE), orthogonal))
+        exact = dict(powers(first.double(), orthogonal.double(), torch.matmul))
+        for way, multiply in ways.items():
+            for length, result in powers(first, orthogonal, multiply):
+                add(rows[way, length], figures(result, exact[length]), args.seeds)
+    return list(rows.values())
 
-    def points(key, **wanted):
-        """The Ks of the rows, and their values of `key`."""
-        found = [r for r in rows if key in r and all(r[x] == y for x, y in wanted.items())]
-        return tuple(r["k"] for r in found), tuple(r[key] for r in found)
 
-    def draw_ways(axes, key, kind):
-        for way, style in zip(ways, STYLES, strict=False):
-            label = ALGORITHMS.get(way, way)
-            axes.plot(*points(key, operands=kind, product=way), label=label, markersize=4, **style)
-
-    figure, grid = plt.subplots(2, 3, figsize=(13, 7.6), layout="constrained")
-    *grid, bias, guard = grid.flat
-    for kind, axes in zip(kinds[:-1], grid, strict=True):
-        draw_ways(axes, "error", kind)
-        axes.set_yscale("log")
-        axes.set_title(kind)
-        axes.set_ylabel("relative Frobenius error")
-    draw_ways(bias, "bias_u", "uniform(0, 1)")
-    promised = reference.BIAS / U
-    bias.axhspan(-promised, promised, color="0.92", zorder=0)
-    bias.text(64, promised, "promised", va="bottom", color="0.4", fontsize="small")
-    bias.set_ylim(-2 * promised, 2 * promised)  # a long sum in sequence leaves the range
-    bias.set_title("bias on uniform(0, 1)")
-    bias.set_ylabel("mean relative error, units of $2^{-24}$")
-
-    shares = {}  # kinds whose shares are the same have one line
-    for kind in kinds:
-        share = points("guarded", operands=kind)
-        if any(share):  # some GPUs have no fp16x3
-            shares.setdefault(share, []).append(kind)
-    for ((ks, values), same), style in zip(shares.items(), GUARD_STYLES, strict=False):
-        percents = [100 * value for value in values]
-        guard.plot(ks, percents, label="\n".join(same), markersize=4, **style)
-    guard.set_ylim(-5, 105)
-    guard.set_title("recomputed by fp16x3's guard")
-    guard.set_ylabel("% of the elements")
-    if shares:
-        guard.legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.6))
-
-    for axes in (*grid, bias, guard):
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("K")
-        plots.add_grid(axes)
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways))
-    figure.suptitle(
-        f"float32 products against float64: {header['device']}, torch {header['torch']}, "
-        f"M = N = {header['size']}, mean over {header['seeds']} seeds"
-    )
-    plots.save(figure, path)
+def powers(x, matrix, multiply):
+    """Yields each of LENGTHS, and x after so many products by the matrix."""
+    for i in range(max(LENGTHS)):
+        x = multiply(x, matrix)
+        if i + 1 in LENGTHS:
+            yield i + 1, x
 
 
 def parse(argv):
@@ -218,7 +194,7 @@ def main(argv=None):
     args = parse(argv)
     if args.redraw:
         try:
-            draw(read(args.redraw), args.plot)
+            error_plots.draw(read(args.redraw), args.plot)
         except ResultsError as error:
             print(error)
             return 1
@@ -240,11 +216,16 @@ def main(argv=None):
                 share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
                 print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
                 k *= 2
-    results = {"header": header, "rows": rows}
+        iterated = iterate(ways, args)
+    for length in LENGTHS:
+        found = [row for row in iterated if row["multiplications"] == length]
+        errors = "  ".join(f"{row['error']:12.3g}" for row in found)
+        print(f"{f'{length} products, orthogonal':27} {SIDE:7}  {errors}")
+    results = {"header": header, "rows": rows, "iteration": iterated}
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
     if args.plot:
-        draw(results, args.plot)
+        error_plots.draw(results, args.plot)
     return 0
 
 

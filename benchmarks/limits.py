@@ -88,6 +88,7 @@ def write_fp32(measured: dict) -> str:
     few_tiles = [row for row in of_weights if 768 in (row["m"], row["n"])]
     few_tiles = [row for row in few_tiles if max(row["m"], row["n"]) <= 3072]
     flagged = auto(measured, "guard", precision="fp32", variant="flagged")
+    opposed, padded = (auto(measured, name, variant=name) for name in ("opposed", "padded"))
     return _ratios(
         {
             "squares, 128 to 16384": squares(auto(measured, "square", precision="fp32")),
@@ -96,6 +97,8 @@ def write_fp32(measured: dict) -> str:
             "layers of transformers": layers,
             "the gradient of a weight 768 wide: few tiles of 128 x 128": few_tiles,
             "4096, such that every element is recomputed": flagged,
+            "a's columns and b's rows scaled against each other": opposed,
+            "decayed weights, half of the rows padded with zeros": padded,
             **_epilogues(measured, "epilogue", "fp32"),
         }
     )

@@ -222,6 +222,11 @@ def _prepared() -> tuple[Shape, ...]:
     )
 
 
+def _padded() -> tuple[Shape, ...]:
+    sizes = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 768, 3072))
+    return tuple(Shape(*each, layout="NT") for each in sizes)
+
+
 def _epilogue() -> tuple[Shape, ...]:
     return tuple(Shape(m, 4096, 4096, layout="NT") for m in (16, 128, 4096))
 
@@ -310,6 +315,16 @@ SUITES = {
         (Shape(4096, 4096, 4096),),
         ("plain", "uniform", "bad row", "flagged"),
         precisions=("fp32", "ieee"),
+    ),
+    "opposed": Suite(
+        "a's columns and b's rows scaled against each other by exp(2 N(0, 1)), beside unscaled",
+        (Shape(1024, 1024, 4096), Shape(4096, 4096, 4096)),
+        ("plain", "opposed"),
+    ),
+    "padded": Suite(
+        "weights of which 1 % have decayed to 1e-8; the same where half of a's rows are zero",
+        _padded(),
+        ("decayed", "padded"),
     ),
     "epilogue": Suite(
         "a linear layer with bias and activation, beside its plain product",

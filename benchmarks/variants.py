@@ -85,6 +85,30 @@ def flagged(sets: list[Operands], **ways) -> Contest:
     return plain(sets, **ways)
 
 
+def opposed(sets: list[Operands], **ways) -> Contest:
+    """Columns of a and rows of b are scaled against each other by exp(2 N(0, 1)), so that large
+    elements of a meet small ones of b."""
+    scaled = []
+    for a, b in sets:
+        scale = torch.exp(2 * torch.randn_like(a[..., :1, :]))
+        scaled.append((a * scale, b / scale.mT))
+    return plain(scaled, **ways)
+
+
+def decayed(sets: list[Operands], **ways) -> Contest:
+    """1 % of b, chosen at random, are small numbers of about 1e-8, as weights may decay to."""
+    sets = [(a, torch.where(torch.rand_like(b) < 0.01, b * 1e-8, b)) for a, b in sets]
+    return plain(sets, **ways)
+
+
+def padded(sets: list[Operands], **ways) -> Contest:
+    """The second half of a's rows are zero, and b is that of decayed()."""
+    sets = [(a.clone(), b) for a, b in sets]
+    for a, _ in sets:
+        a[..., a.shape[-2] // 2 :, :] = 0
+    return decayed(sets, **ways)
+
+
 def linear(activation: str, sets: list[Operands], **ways) -> Contest:
     """activation(a @ b + bias): b is the transpose of a layer's weight."""
     bias = torch.randn_like(sets[0][1][..., 0, :])
@@ -110,6 +134,9 @@ VARIANTS: dict[str, Callable[..., Contest]] = {
     "uniform": uniform,
     "bad row": bad_row,
     "flagged": flagged,
+    "opposed": opposed,
+    "decayed": decayed,
+    "padded": padded,
     "bias": partial(linear, "none"),
     "relu": partial(linear, "relu"),
     "gelu": partial(linear, "gelu"),

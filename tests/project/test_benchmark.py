@@ -136,6 +136,31 @@ def test_flagged_operands_are_recomputed():
     assert untouched.recomputed == "0 of 35 elements"
 
 
+def test_scales_oppose_each_other_in_a_product_that_stays_the_same():
+    operands = [(torch.randn(5, 4000), torch.randn(7, 4000).mT)]
+    contest = variants.opposed(operands, algorithm="fp16x3", precision="fp32")
+    (a, b), (scaled_a, scaled_b) = *operands, *contest.operands
+    torch.testing.assert_close(scaled_a @ scaled_b, a @ b, rtol=1e-4, atol=1e-3)
+    assert scaled_b.stride() == b.stride()
+    scale = (scaled_a / a).log()
+    torch.testing.assert_close(scale, scale[:1].expand_as(scale), rtol=1e-4, atol=1e-4)
+    assert scale[0].std() == pytest.approx(2, rel=0.1)
+
+
+def test_padded_operands_flag_nothing():
+    operands = [(torch.randn(6, 1100), torch.randn(7, 1100).mT)]
+    for variant, zero_rows in ((variants.decayed, 0), (variants.padded, 3)):
+        contest = variant(operands, algorithm="fp16x3", precision="fp32")
+        a, b = contest.operands[0]
+        assert [bool(row.any()) for row in a] == [True] * (6 - zero_rows) + [False] * zero_rows
+        assert b.stride() == operands[0][1].stride()
+        tiny_numbers = (b.abs() < 1e-7) & (b != 0)
+        assert 0.003 < tiny_numbers.double().mean() < 0.03
+        explained = torch_tiled.explain(a, b, algorithm="fp16x3")
+        assert explained.recomputed == "0 of 42 elements"
+    assert bool(operands[0][0].all())  # they are left as they were
+
+
 def test_rows_name_the_kernel_that_ran(bench, device):
     algorithms = ("naive", "tiled", "auto")
     status, results, output = bench(*tiny(device, "--algorithm", *algorithms))

@@ -168,6 +168,22 @@ def test_limits_have_means_and_ranges():
     assert "| slower, with one row or column | 1 of 1, 0.50 at worst (1 x 512 x 5001) |" in told
 
 
+def test_suites_that_were_not_measured_have_no_lines():
+    scaled = row("opposed", size=4096, variant="opposed", ratio=3.0)
+    zeros = row("padded", size=4096, variant="padded", ratio=4.0)
+    plain = [row("opposed", size=4096), row("padded", size=4096, variant="decayed")]
+    lines = limits.write_fp32(results(scaled, zeros, *plain)).splitlines()[2:]
+    assert lines == [
+        "| a's columns and b's rows scaled against each other | 1 | 3.00 | 3.00 |",
+        "| decayed weights, half of the rows padded with zeros | 1 | 4.00 | 4.00 |",
+    ]
+    text = result_tables.write_pages(results(scaled, zeros, *plain), {})["results_fp32"]
+    headings = ["opposed, variant opposed", "opposed", "padded, variant decayed"]
+    assert {f"## {heading}" for heading in headings} <= set(text.splitlines())
+    assert len(limits.write_fp32(results(row())).splitlines()) == 2 + 1
+    assert "opposed" not in result_tables.write_pages(results(row()), {})["results_fp32"]
+
+
 def test_means_name_the_kernels_that_ran():
     found = [row(), row(size=256, kernel="fp16x3_small"), row(size=128, kernel="fp16x3_small")]
     text = result_tables.write_pages(results(*found), {})["results"]

@@ -91,6 +91,26 @@ def test_tf32_is_measured_in_each_layout_and_at_odd_sizes():
     assert layouts[4095, 4097, 4093] == {"NN"}
 
 
+@pytest.mark.parametrize(
+    "suite, names, sizes",
+    [
+        ("opposed", ("plain", "opposed"), [(1024, 1024, 4096), (4096, 4096, 4096)]),
+        (
+            "padded",
+            ("decayed", "padded"),
+            [(1024, 1024, 1024), (4096, 4096, 4096), (8192, 768, 3072)],
+        ),
+    ],
+)
+def test_operands_that_are_hard_to_scale_stand_beside_others(suite, names, sizes):
+    jobs = plan(parse(f"--suite {suite} --device cpu".split()))
+    found = [(job.shape.m, job.shape.n, job.shape.k, job.variant) for job in jobs]
+    assert found == [(*size, name) for size in sizes for name in names]
+    assert {(job.dtype, job.precision, job.algorithm) for job in jobs} == {
+        ("float32", "fp32", "auto")
+    }
+
+
 def test_16_bit_rows_are_aligned_as_their_suite_says():
     for shape in suites.SUITES["mma_unaligned_rows"].shapes:
         a = shape.k if shape.layout[0] == "N" else shape.m
