@@ -1,17 +1,20 @@
-"""The error study, and the example that trains on digits."""
+"""The error study, the attack on the bounds, and the example that trains on digits."""
 
 import json
 import subprocess
 import sys
 
+import attack_bounds
+import attack_ratios
 import error_plots
 import error_study
 import machine
 import pytest
 import rows
 import torch
+from attack_operands import ORDERS, names_of_starts, start, variants
 from check import reference
-from helpers.specification import fp16x3_with_flags
+from helpers.specification import fp16x3_with_flags, tf32_with_flags
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 
@@ -123,3 +126,75 @@ def test_the_error_study_counts_what_the_guard_flags(operands, k, flags):
     if k >= reference.MIN_K["fp16x3"]:
         _, flagged = fp16x3_with_flags(a, b)
         assert share == flagged.double().mean().item()
+
+
+ATTACK = "--device cpu --k 128 --rounds 1 --size 8".split()
+
+
+def test_an_attack_comes_close_to_the_bounds_and_can_be_replayed(tmp_path, capsys):
+    path = tmp_path / "worst.pt"
+    assert attack_bounds.main([*ATTACK, "--save", str(path)]) == 0
+    said = capsys.readouterr().out
+    ratios = {row.split()[0]: float(row.split()[4]) for row in said.splitlines()[1:]}
+    assert list(ratios) == list(ORDERS)
+    assert all(0.8 < ratio <= 1 for ratio in ratios.values())
+    assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 0
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()[1:]]
+    assert {row[0]: float(row[2]) for row in rows} == ratios
+    assert all(row[2] == row[3] for row in rows)
+    assert attack_bounds.main(ATTACK) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_an_attack_reports_an_exceeded_bound(tmp_path, monkeypatch, capsys):
+    promised, path = attack_ratios.promised, tmp_path / "worst.pt"
+    monkeypatch.setattr(attack_ratios, "promised", lambda *args: promised(*args) / 2)
+    assert attack_bounds.main([*ATTACK, "--order", "fp16x3", "--save", str(path)]) == 1
+    assert "A promise of fp16x3 is broken at K = 128: the result is " in capsys.readouterr().out
+    assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 1
+
+
+def test_an_attack_reports_other_bits_of_flagged_elements(monkeypatch, capsys):
+    monkeypatch.setattr(attack_ratios, "flagged", lambda order, a, b: torch.ones(1, 1).bool())
+    monkeypatch.setattr(attack_bounds, "flagged", lambda order, a, b: torch.ones(8, 8).bool())
+    assert attack_bounds.main([*ATTACK, "--order", "tf32"]) == 1
+    assert 'the element is flagged, and has not the bits of "ieee".' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, with_flags", [("fp16x3", fp16x3_with_flags), ("tf32", tf32_with_flags)]
+)
+def test_an_attack_knows_which_elements_are_flagged(name, with_flags):
+    order, generator = ORDERS[name], torch.Generator().manual_seed(0)
+    share = 0
+    for began in names_of_starts(order):
+        a, b = (variants(x, 9, generator) for x in start(began, order, 1030, generator))
+        expected = with_flags(a, b.mT)[1]
+        assert torch.equal(attack_ratios.flagged(order, a, b), expected)
+        share += expected.double().mean().item() / len(names_of_starts(order))
+    assert 0 < share < 0.5
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--k 0", "--k is 0; it must be at least 1."),
+        ("--size 1", "--size is 1; it must be at least 2, as the first row is not mutated."),
+        ("--minutes 0", "--minutes is 0.0; it must be more than 0."),
+        ("--rounds -1", "--rounds is -1; it must be at least 0."),
+        ("--save no/worst.pt", "--save is no/worst.pt; the folder no does not exist."),
+        ("--order tf32 --k 63", "--k has no sum of 64 or more"),
+    ],
+)
+def test_an_attack_refuses_what_it_cannot_do(options, said, capsys):
+    with pytest.raises(SystemExit):
+        attack_bounds.main(["--device", "cpu", *options.split()])
+    assert said in capsys.readouterr().err
+
+
+def test_an_attack_replays_a_file_that_is_there(tmp_path, capsys):
+    path = tmp_path / "no.pt"
+    for _ in range(2):
+        assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 1
+        assert "no.pt cannot be read" in capsys.readouterr().out
+        path.write_text("nothing that was saved")
