@@ -1,6 +1,6 @@
 """Says how the cost model's constants should change, by measured rows.
 
-    python benchmarks/fit_costs.py benchmarks/results/h200.json
+    python benchmarks/fit_costs.py benchmarks/results/hopper.json
     python benchmarks/fit_costs.py benchmarks/results/*.json --kernel mma_tma mma_unaligned
 
 A row has the time of a kernel, with the tile that it ran, on a shape, and explain() has the model's

@@ -14,7 +14,7 @@ FAMILIES = {
 }
 WRITTEN = (
     "This page is written by [write_pages.py](../../benchmarks/write_pages.py) from "
-    "[benchmarks/results](../../benchmarks/results/h200.json)."
+    "[benchmarks/results](../../benchmarks/results/hopper.json)."
 )
 INTRO = f"""# Results
 

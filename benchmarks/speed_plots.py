@@ -20,7 +20,7 @@ COLORS = {  # of bars, by what a kernel computes on
     "tensor cores, bfloat16": plots.VERMILION,
     "tensor cores, tf32": plots.GREEN,
 }
-# The lines of the error plot: a product of errors_h200.json, its label and its style.
+# The lines of the error plot: a product of errors_hopper.json, its label and its style.
 PRODUCTS = {
     "naive": ("a sum in sequence", {"color": "0.6", "marker": "v"}),
     "cuBLAS": ("cuBLAS", {"color": plots.BLACK, "marker": "s"}),

@@ -3,7 +3,7 @@
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
 
-The folder has h200.json of bench_matmul.py, errors_h200.json of error_study.py, survey_odd.json and
+The folder has hopper.json of bench_matmul.py, errors_hopper.json of error_study.py, survey_odd.json and
 survey_eights.json of an older survey.py, and any number of survey_<precision or dtype>_<seed>.json
 of survey.py. tests/project/test_pages.py fails where a page does not show these files. The plots
 need matplotlib.
@@ -34,16 +34,16 @@ KERNELS = ROOT / "docs" / "kernels"
 SURVEYS = ("survey_odd", "survey_eights")
 # The plots: the file, the results that it shows, and what draws it.
 PLOTS = {
-    ROOT / "docs" / "speed.svg": ("h200", speed_plots.draw_speed),
-    ROOT / "docs" / "error.svg": ("errors_h200", speed_plots.draw_error),
-    KERNELS / "ladder_rungs.svg": ("h200", speed_plots.draw_kernels),
-    KERNELS / "ladder_sizes.svg": ("h200", speed_plots.draw_sizes),
+    ROOT / "docs" / "speed.svg": ("hopper", speed_plots.draw_speed),
+    ROOT / "docs" / "error.svg": ("errors_hopper", speed_plots.draw_error),
+    KERNELS / "ladder_rungs.svg": ("hopper", speed_plots.draw_kernels),
+    KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
 }
 
 
 def texts(results: Path) -> dict[Path, str]:
     """Returns the text of every page that shows results. Raises ResultsError or PageError."""
-    file = results / "h200.json"
+    file = results / "hopper.json"
     measured = read(file)
     surveys = {name: read(results / f"{name}.json") for name in SURVEYS}
     front = {

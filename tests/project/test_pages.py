@@ -21,7 +21,7 @@ AGAIN = "python benchmarks/write_pages.py"
 
 @pytest.fixture(scope="module")
 def measured():
-    return rows.read(RESULTS / "h200.json")
+    return rows.read(RESULTS / "hopper.json")
 
 
 def test_every_page_is_what_the_results_say():
@@ -51,10 +51,10 @@ def test_plots_are_what_the_results_say(tmp_path, path):
 def test_plots_take_results_that_have_little(tmp_path, measured):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     ieee = rows.select(measured["rows"], precision="ieee")[:3]
-    errors = rows.read(RESULTS / "errors_h200.json")
+    errors = rows.read(RESULTS / "errors_hopper.json")
     few = {
         "h200": measured | {"rows": ieee},
-        "errors_h200": errors | {"rows": errors["rows"][:1]},
+        "errors_hopper": errors | {"rows": errors["rows"][:1]},
     }
     for path, (name, draw) in write_pages.PLOTS.items():
         draw(few[name], tmp_path / path.name)

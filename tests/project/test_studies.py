@@ -61,7 +61,7 @@ def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
     assert "</svg>" in drawn and "shrinkage on normal" in drawn and "by an orthogonal" in drawn
 
 
-@pytest.mark.parametrize("name", ["errors_cpu", "errors_h200"])
+@pytest.mark.parametrize("name", ["errors_cpu", "errors_hopper"])
 def test_results_of_any_version_of_the_error_study_are_drawn(tmp_path, name):
     """Those of an older one have no shrinkage and no products by an orthogonal matrix."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib")

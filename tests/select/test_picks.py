@@ -5,7 +5,7 @@ what was picked; a change to the cost model shows here as the products that it m
 picks anew, and to add the shapes of results:
 
     python tests/select/test_picks.py
-    python tests/select/test_picks.py benchmarks/results/h200.json
+    python tests/select/test_picks.py benchmarks/results/hopper.json
 """
 
 import json

@@ -150,7 +150,9 @@ inline Plan simt_small_plan(const Problem& p, int64_t sms) {
     const double step = tile.m * tile.n / tile.rate + copies * Cost::kSmallScalarCopies;
     const double each = tile.overhead + step * k;
     double cycles = std::max(static_cast<double>(tiles) * each, rounds * tile.alone * k);
-    if (tile.n == 16) cycles = std::max(cycles, simt_dram_cycles(p, h200::kSimtDramOf16x16, sms));
+    if (tile.n == 16 && std::max(p.m, p.n) > 16) {  // it reads parts of rows
+      cycles = std::max(cycles, simt_dram_cycles(p, h200::kSimtDramOf16x16, sms));
+    }
     if (i == 0 || cycles < best.cycles) {
       best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, 0, cycles};
     }
