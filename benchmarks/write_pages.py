@@ -3,10 +3,10 @@
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
 
-The folder has hopper.json of bench_matmul.py, errors_hopper.json of error_study.py, survey_odd.json and
-survey_eights.json of an older survey.py, and any number of survey_<precision or dtype>_<seed>.json
-of survey.py. tests/project/test_pages.py fails where a page does not show these files. The plots
-need matplotlib.
+The folder has hopper.json of bench_matmul.py, errors_hopper.json of error_study.py, survey_odd.json
+and survey_eights.json of an older survey.py, and any number of
+survey_<precision or dtype>_<seed>.json of survey.py. tests/project/test_pages.py fails where a page
+does not show these files. The plots need matplotlib.
 """
 
 import argparse
