@@ -3,6 +3,7 @@
     python examples/models.py
     python examples/models.py bert --steps 100
     python examples/models.py gpt2 pinn --profile
+    python examples/models.py --flags
 
 Both trainings start from the same weights and see the same batches; tasks.py has the models and
 what they learn. PyTorch computes in IEEE float32, without TF32. On a CPU torch_tiled multiplies by
@@ -27,6 +28,7 @@ from tasks import TASKS, Batch, Task
 from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_tiled
 
@@ -123,6 +125,30 @@ def profiled(training: Training, batch: Batch) -> tuple[float, float]:
     return milliseconds(products), milliseconds(events)
 
 
+class CountFlags(TorchDispatchMode):
+    """Counts the elements that products flag and recompute, of those that have a guard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = self.with_flags = self.elements = self.flagged = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.tiled.matmul.default, torch.ops.tiled.linear.default):
+            a, b = args[:2]
+            transposed = func is torch.ops.tiled.linear.default
+            self.count(torch_tiled.explain(a, b.mT if transposed else b))
+        return func(*args, **(kwargs or {}))
+
+    def count(self, facts: torch_tiled.ops.Explanation) -> None:
+        if not hasattr(facts, "recomputed"):
+            return
+        flagged, _, elements, _ = facts.recomputed.split()
+        self.products += 1
+        self.with_flags += flagged != "0"
+        self.flagged += int(flagged)
+        self.elements += int(elements)
+
+
 HEADER = (
     "                  ms a step               last loss          held out\n"
     "model     layers    torch    tiled  ratio     torch     tiled  measure"
@@ -152,6 +178,11 @@ def main() -> None:
         action="store_true",
         help="also print the share of a step that matrix products have with torch",
     )
+    parser.add_argument(
+        "--flags",
+        action="store_true",
+        help='also print how many elements "fp32" flags and recomputes in one more step',
+    )
     args = parser.parse_args()
     for name in args.models:
         if name not in TASKS:
@@ -163,7 +194,7 @@ def main() -> None:
     print(f"on {args.device}, {args.steps} steps each, interleaved; held out: data neither saw;")
     print("apart: the weights in the end, as a part of the way from where they began")
     print(HEADER)
-    times = {}
+    times, flags = {}, {}
     for name in args.models or TASKS:
         torch.manual_seed(args.seed)
         try:
@@ -174,12 +205,26 @@ def main() -> None:
         print(row(name, task, done), flush=True)
         if args.profile:
             times[name] = profiled(done.theirs, *draw(task, 1, args.device))
+        if args.flags:
+            with CountFlags() as flags[name]:
+                done.ours.step(*draw(task, 1, args.device))
     if times:
         print("\na step with torch, and the ratio if its matrix products took no time at all")
         print("model     ms of products  ms of all  share  at most")
     for name, (products, total) in times.items():
         at_most = total / (total - products)
         print(f"{name:8}  {products:14.2f}  {total:9.2f}  {products / total:5.1%}  {at_most:7.2f}")
+    if flags:
+        print(
+            "\na step's products that have a guard, those with flagged elements, and the elements"
+        )
+        print("model     products  flagged     elements  flagged    share")
+    for name, found in flags.items():
+        share = found.flagged / max(found.elements, 1)
+        print(
+            f"{name:8}  {found.products:8}  {found.with_flags:7}"
+            f"  {found.elements:11}  {found.flagged:7}  {share:7.1e}"
+        )
 
 
 if __name__ == "__main__":
