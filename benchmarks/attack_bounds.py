@@ -163,7 +163,7 @@ def replay(path, device):
     """Computes saved trials anew."""
     try:
         saved = [Trial(**each) for each in torch.load(path, weights_only=True)]
-    except (OSError, RuntimeError, TypeError, pickle.UnpicklingError):
+    except (OSError, RuntimeError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
         print(f"{path} cannot be read; it must be a file that --save wrote.")
         return 1
     trials = [replayed(trial, device) for trial in saved]

@@ -184,6 +184,13 @@ def parse(argv):
         parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
     if args.redraw and not args.plot:
         parser.error("--redraw needs --plot, the file to draw.")
+    for name in ("seeds", "size"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    for name in ("json", "plot"):
+        path = getattr(args, name)
+        if path and not path.absolute().parent.is_dir():
+            parser.error(f"--{name} is {path}; the folder {path.parent} does not exist.")
     if args.k_max < 64:
         parser.error(f"--k-max is {args.k_max}; it must be at least 64.")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")

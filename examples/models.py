@@ -220,6 +220,9 @@ def main() -> None:
         )
         print("model     products  flagged     elements  flagged    share")
     for name, found in flags.items():
+        if found.products == 0:
+            print(f"{name:8}         0  (on this device no product has a guard)")
+            continue
         share = found.flagged / max(found.elements, 1)
         print(
             f"{name:8}  {found.products:8}  {found.with_flags:7}"

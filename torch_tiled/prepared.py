@@ -56,11 +56,12 @@ class Prepared:
 
     def __setstate__(self, state):
         """Splits the operand again if it was saved by another version of the numerics."""
-        saved_by = state.get("numerics_version", 1)
-        self.__init__(*(state[name] for name in (*_LEAVES, "transposed")))
-        if saved_by != numerics_version and self.hi_lo.numel() > 0:
-            b = self.tensor.mT if self.transposed else self.tensor
-            self.hi_lo, self.inverse_scales = torch.ops.tiled.prepare(b)
+        tensor, transposed = state["tensor"], state.get("transposed", False)
+        if state.get("numerics_version") == numerics_version:
+            parts = state["hi_lo"], state["inverse_scales"]
+        else:
+            parts = torch.ops.tiled.prepare(tensor.mT if transposed else tensor)
+        self.__init__(tensor, *parts, transposed)
 
     def __repr__(self):
         return (

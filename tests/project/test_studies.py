@@ -101,6 +101,21 @@ def test_the_error_study_redraws_a_file_that_is_there(tmp_path, capsys):
     assert "no.json cannot be read" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--seeds 0", "--seeds is 0; it must be at least 1."),
+        ("--size -1", "--size is -1; it must be at least 1."),
+        ("--k-max 32", "--k-max is 32; it must be at least 64."),
+        ("--json nowhere/r.json", "--json is nowhere/r.json; the folder nowhere does not exist."),
+    ],
+)
+def test_the_error_study_refuses_what_it_cannot_do(options, said, capsys):
+    with pytest.raises(SystemExit):
+        error_study.main(["--device", "cpu", *options.split()])
+    assert said in capsys.readouterr().err
+
+
 def padded(m, k, n):
     """Half of a's rows are zero, and b has small numbers."""
     a, b = error_study.normal(m, k, n)
