@@ -39,12 +39,12 @@ inline constexpr int kMinK = 128;
 // How much of K the tensor core, which truncates, sums before an addition that rounds.
 HOST_DEVICE constexpr int promotion(int64_t k) { return k < 512 ? 16 : 32; }
 
-// What is given back of a total for what truncation took from it, relative to it. A sum of 16
-// products has about three bits beyond the 24 that are kept, which hold 7/16 of a unit in the last
-// place on average. Over mantissas that are uniform in their logarithm, that unit is 2^-23 / (2 ln
-// 2) of the sum in the mean: together 0.63 * 2^-24. Where the tensor core sums twice before a
-// promotion, the first sum is half of the second in the mean, for numbers of any signs: 1.5 times
-// as much. scaled_sum() leaves out a quarter of the totals, and the others get 4/3 of it.
+// The part of a total that is given back for what truncation took from it. A sum of 16 products has
+// about three bits beyond the 24 that are kept, which hold 7/16 of a unit in the last place on
+// average. Over mantissas that are uniform in their logarithm, that unit is 2^-23 / (2 ln 2) of the
+// sum in the mean: together 0.63 * 2^-24. Where the tensor core sums twice before a promotion, the
+// first sum is half of the second in the mean, for numbers of any signs: 1.5 times as much.
+// scaled_sum() leaves out a quarter of the totals, and the others get 4/3 of it.
 HOST_DEVICE constexpr float expected_cut(int promotion) {
   return promotion == 16 ? 0.84375f * 0x1p-24f : 1.265625f * 0x1p-24f;
 }

@@ -146,8 +146,8 @@ class RunningScale {
   // Twice the least magnitude's bits, less 1, so that zero is the largest: of elements added one by
   // one.
   uint32_t least_ = ~0u;
-  // Of elements added one by one, by the scale of the time. Where it falls later and some were
-  // counted, the work tile fails.
+  // Small numbers among the elements added one by one, by the scale of the time. Where it falls
+  // later and some were counted, the work tile fails.
   uint32_t small_numbers_ = 0;
   uint32_t least_lo_ = ~0u;  // StageRange::least_lo_ by the current scale; ~0 before a first stage
   // The least lo part by former scales, descaled; negative where the work tile has failed.
