@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from attack_operands import ORDERS, names_of_starts, start, variants
 from attack_ratios import approximate_ratios, exact_ratio, flagged
 from check import reference
+from options import check_device, check_folders
 
 import torch_tiled
 
@@ -194,8 +195,7 @@ def parse(argv):
 
 
 def _check(args, refuse):
-    if args.device == "cuda" and not torch.cuda.is_available():
-        refuse("torch sees no CUDA device; leave --device out or say --device cpu.")
+    check_device(args, refuse)
     if args.order != ["ieee"] and not reference.takes("fp16x3_wgmma", torch.float32, args.device):
         refuse("the bounds of tensor cores are Hopper's; say --device cpu or --order ieee.")
     if min(args.k) < 1:
@@ -206,8 +206,7 @@ def _check(args, refuse):
         refuse(f"--minutes is {args.minutes}; it must be more than 0.")
     if args.rounds is not None and args.rounds < 0:
         refuse(f"--rounds is {args.rounds}; it must be at least 0.")
-    if args.save and not args.save.absolute().parent.is_dir():
-        refuse(f"--save is {args.save}; the folder {args.save.parent} does not exist.")
+    check_folders(args, refuse, "save")
     args.cases = [(o, k) for o in args.order for k in args.k if k >= reference.MIN_K.get(o, 1)]
     if not args.cases:
         least = min(reference.MIN_K[name] for name in args.order)

@@ -32,8 +32,10 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import error_plots
 import machine
+from attack_operands import ORDERS
+from attack_ratios import flagged
 from check import full_precision_peer, reference
-from helpers.specification import CHUNK, small_numbers_cost_too_much, split
+from options import check_device, check_folders
 from rows import ResultsError, read
 
 import torch_tiled
@@ -77,20 +79,10 @@ POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # these have a bias to study
 
 
 def guarded(a, b):
-    """The share of elements that fp16x3 flags, by the rule of the specification.
-
-    Sums of chunks are those of the split operands in float64, so that an element on the threshold
-    may differ.
-    """
+    """The share of elements that fp16x3 flags, by the rule of the specification."""
     if a.shape[1] < reference.MIN_K["fp16x3"]:
         return 0.0
-    flagged = False
-    for start in range(0, a.shape[1], CHUNK):
-        rows, columns = a[:, start : start + CHUNK].numpy(), b[start : start + CHUNK].numpy()
-        (a_hi, a_lo, _, a_small), (b_hi, b_lo, _, b_small) = split(rows), split(columns.T)
-        scaled = (a_hi + a_lo * 2.0**-11) @ (b_hi + b_lo * 2.0**-11).T
-        flagged |= small_numbers_cost_too_much(scaled, rows, columns, a_small, b_small)
-    return flagged.mean().item()
+    return flagged(ORDERS["fp16x3"], a, b.mT).double().mean().item()
 
 
 def figures(result, exact):
@@ -180,17 +172,13 @@ def parse(argv):
     option("--commit", help="the sources' commit for the results, where they have no .git")
     option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
     args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; leave --device out or say --device cpu.")
+    check_device(args, parser.error)
     if args.redraw and not args.plot:
         parser.error("--redraw needs --plot, the file to draw.")
     for name in ("seeds", "size"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
-    for name in ("json", "plot"):
-        path = getattr(args, name)
-        if path and not path.absolute().parent.is_dir():
-            parser.error(f"--{name} is {path}; the folder {path.parent} does not exist.")
+    check_folders(args, parser.error, "json", "plot")
     if args.k_max < 64:
         parser.error(f"--k-max is {args.k_max}; it must be at least 64.")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")

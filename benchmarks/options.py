@@ -1,4 +1,4 @@
-"""The command line of bench_matmul.py."""
+"""The command line of bench_matmul.py, and checks that other scripts share."""
 
 import argparse
 from pathlib import Path
@@ -55,14 +55,26 @@ def _check(args: argparse.Namespace, refuse) -> None:
     unknown = [name for name in args.algorithm or [] if name not in known]
     if unknown:
         refuse(f"no algorithm is called {unknown[0]}; there are {', '.join(known)}.")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        refuse("torch sees no CUDA device; leave --device out or say --device cpu.")
+    check_device(args, refuse)
     if not args.seconds > 0:
         refuse(f"--seconds is {args.seconds}; it must be more than 0.")
     if args.repeats < 1:
         refuse(f"--repeats is {args.repeats}; it must be at least 1.")
-    if args.json and not args.json.absolute().parent.is_dir():
-        refuse(f"--json is {args.json}; the folder {args.json.parent} does not exist.")
+    check_folders(args, refuse, "json")
+
+
+def check_device(args: argparse.Namespace, refuse) -> None:
+    """Refuses --device cuda where there is none."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        refuse("torch sees no CUDA device; leave --device out or say --device cpu.")
+
+
+def check_folders(args: argparse.Namespace, refuse, *names: str) -> None:
+    """Refuses a file to write, among these options, whose folder does not exist."""
+    for name in names:
+        path = getattr(args, name)
+        if path and not path.absolute().parent.is_dir():
+            refuse(f"--{name} is {path}; the folder {path.parent} does not exist.")
 
 
 def _shape(text: str) -> Shape:

@@ -27,7 +27,7 @@ import machine
 import survey_report
 from check import Wrong, full_precision_peer, judge
 from measure import Call, clock_name, raise_clocks, side_by_side
-from options import DTYPES, PRECISIONS
+from options import DTYPES, PRECISIONS, check_device, check_folders
 from random_products import LEAST_FMAS, MOST_FMAS, aligned, fits, pool, products, views
 from report import Steps, make_console
 from rows import in_lines, kernels
@@ -156,8 +156,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _check(args: argparse.Namespace, refuse) -> None:
-    if args.device == "cuda" and not torch.cuda.is_available():
-        refuse("torch sees no CUDA device; leave --device out or say --device cpu.")
+    check_device(args, refuse)
     if args.precision != "fp32" and args.dtype != "float32":
         refuse(f"--precision is {args.precision}, which is for float32 alone.")
     for name in ("count", "repeats"):
@@ -168,8 +167,7 @@ def _check(args: argparse.Namespace, refuse) -> None:
         refuse(f"--seconds is {args.seconds}; it must be more than 0.")
     if not args.most >= LEAST_FMAS:
         refuse(f"--most is {args.most:g}; it must be at least {LEAST_FMAS:g}.")
-    if args.json and not args.json.absolute().parent.is_dir():
-        refuse(f"--json is {args.json}; the folder {args.json.parent} does not exist.")
+    check_folders(args, refuse, "json")
 
 
 def _taken(args: argparse.Namespace, refuse) -> list[str]:
