@@ -1,4 +1,4 @@
-"""The recompute kernel of fp16x3_wgmma and tf32_tma, by each of its paths through a region.
+"""The recompute kernel of fp16x3_wgmma, fp16x3_fused and tf32_tma, by its paths through a region.
 
 A row of `a` that holds 2^40 is wide. Its products with the columns in which that meets a zero are
 flagged, and no others.
@@ -68,6 +68,29 @@ def test_patterns_of_fp16x3(poisoned, pattern, layout, k):
 @pytest.mark.parametrize("k", [64, 333, 2500])
 def test_patterns_of_tf32(poisoned, pattern, layout, k):
     check(pattern, k, layout, TF32)
+
+
+@pytest.mark.parametrize("pattern", ["an element", "a row", "nine rows", "all"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("m, n", [(127, 4200), (4200, 127), (60, 8900)])
+def test_large_products_of_fp16x3_fused(poisoned, pattern, layout, m, n):
+    """From 2^31 products on its flagged elements are listed, smaller ones within the kernel."""
+    k = 4096
+    rows, cols = torch.arange(m), torch.arange(n)
+    if pattern != "all":
+        rows, cols = (torch.tensor(list(each)) for each in PATTERNS[pattern])
+        rows, cols = (rows % m).unique(), (cols % n).unique()
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    a[rows, -1] = 2.0**40
+    b[-1], b[-1, cols] = 1, 0
+    a, b = in_layout(a, layout[0]).cuda(), in_layout(b, layout[1]).cuda()
+    result = torch_tiled.matmul(a, b, algorithm="fp16x3_fused")
+    expected = torch_tiled.matmul(a, b, algorithm="tiled64", precision="ieee")
+    flagged = rows.cuda()[:, None], cols.cuda()
+    assert_same(result[flagged], expected[flagged])
+    assert_same(result, torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma"))
+    recomputed = torch_tiled.explain(a, b, algorithm="fp16x3_fused").recomputed
+    assert recomputed == f"{len(rows) * len(cols)} of {m * n} elements"
 
 
 @pytest.mark.parametrize("ways", [FP16X3, TF32], ids=["fp16x3", "tf32"])

@@ -21,6 +21,7 @@
 //   end of tile    named barrier 1: all threads agree whether a scale failed
 
 #include <algorithm>
+#include <span>
 
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map.h"
@@ -57,6 +58,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 namespace {
 
+// Returns whether flagged elements are listed for the recompute kernel. Its launch takes about one
+// microsecond, where nothing is flagged 2 % of such a product; the reduction would take a
+// millisecond for one flagged row.
+bool lists_flagged(const Problem& p) {
+  constexpr double kMinProducts = 1u << 31;
+  const auto rows = static_cast<double>(p.batch.count * p.m);
+  return rows * static_cast<double>(p.n) * static_cast<double>(p.k) >= kMinProducts;
+}
+
 template <bool kKMajor>
 CUtensorMap long_map(const OnTheFlyParams& params) {
   using Box = LongBox<kKMajor>;
@@ -90,19 +100,23 @@ bool launch_fp16x3_fused(const Problem& p, const Plan&, const Context& context) 
   const bool few_rows = std::min(p.m, p.n) <= 64;
   OnTheFlyParams params = on_the_fly_params(p, Tile::kCols, few_rows ? 64 : 128, kMaxSumsBytes);
   params.recomputed = counter.on_gpu();
+  const bool lists = lists_flagged(p);
   OperandToSplit short_operand{params.short_operand, p.batch, params.short_presplit};
   const auto take_buffers = [&](Workspace& workspace) {
     params.partial_sums =
         workspace.take<float>(partial_sums_bytes(params) / int64_t{sizeof(float)}).data();
     short_operand.take_presplit(workspace);
+    if (lists) params.recompute = RecomputeList::take(workspace, p, RecomputeList::kCols);
   };
   void* memory = context.allocate(workspace_bytes(take_buffers));
   if (memory == nullptr) return false;
   Workspace workspace(memory);
   take_buffers(workspace);
   params.short_presplit = short_operand.presplit;
-  launch_split({&short_operand, 1}, {}, context);
+  const auto zeroed = lists ? params.recompute.zeroed_with_flags(p) : std::span<int>{};
+  launch_split({&short_operand, 1}, zeroed, context);
   few_rows ? run<64>(params, context) : run<128>(params, context);
+  if (lists) launch_recompute(p, params.recompute, context);
   counter.read();
   return true;
 }

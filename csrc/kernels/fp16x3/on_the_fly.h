@@ -16,6 +16,7 @@
 #include "core/order_fp16x3.h"
 #include "core/presplit.h"
 #include "core/problem.h"
+#include "kernels/fp16x3/recompute_list.cuh"
 
 namespace tiled::cuda {
 
@@ -32,7 +33,9 @@ struct OnTheFlyParams {
   bool adds_chunks;        // a second kernel adds the sums of chunks; else the first one stores C
   int64_t max_sums_bytes;  // of a launch's sums, unless one column of tiles takes more
   float* partial_sums;     // (matrices, chunks, short_count, col_tiles * tile_cols)
-  unsigned long long* recomputed;  // counts recomputed elements, or null
+  // Flagged elements are listed, if there is a list, or else recomputed by the second kernel.
+  RecomputeList recompute;
+  unsigned long long* recomputed;  // counts elements that the second kernel recomputes, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
 
   // The panels of a launch in all chunks and matrices; each meets all of its columns.

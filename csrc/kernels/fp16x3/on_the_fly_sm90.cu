@@ -74,6 +74,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     }
   }
   if (!__any_sync(~0u, flags != 0)) return;
+  if (params.recompute.count != nullptr) {
+    NO_UNROLL
+    for (int j = 0; flags != 0; ++j, flags >>= 1) {
+      if ((flags & 1) != 0) append_element(params.recompute, matrix, c_row(j), c_col(j));
+    }
+    return;
+  }
   NO_UNROLL
   for (int j = 0; j < kWidth; ++j, flags >>= 1) {
     const bool flagged = (flags & 1) != 0;

@@ -46,8 +46,8 @@ struct Region {
     return (warps >> warp & 1) != 0 ? flags[warp][lane] : 0;
   }
   __device__ bool is_flagged(int row, int col) const {
-    const uint64_t own = of(row / RecomputeList::kWarpRows, row % 8 * 4 + col % 8 / 2);
-    return (own >> (col / 8 * 4 + row / 8 % 2 * 2 + col % 2) & 1) != 0;
+    const auto [lane, accumulator] = accumulator_index(row % RecomputeList::kWarpRows, col);
+    return (of(row / RecomputeList::kWarpRows, lane) >> accumulator & 1) != 0;
   }
 };
 

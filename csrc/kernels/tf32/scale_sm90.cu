@@ -52,10 +52,6 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
   ptx::cluster_arrive();
   ptx::pdl_wait();
   ptx::pdl_launch_dependents();
-  for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < params.zeros;
-       i += gridDim.x * kThreads) {
-    params.zeroed[i] = 0;
-  }
   unsigned cluster = blockIdx.x / params.cluster;
   const unsigned rank = blockIdx.x % params.cluster;
   const bool second = cluster >= params.operand[0].clusters;
@@ -78,6 +74,10 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
   for (int j = 0; j < kVectors; ++j) {
     load_x8(own[j], from + j * kNext * x.from.col_stride, x.from.col_stride, left - j * kNext,
             operand.vectorized);
+  }
+  for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < params.zeros;
+       i += gridDim.x * kThreads) {
+    params.zeroed[i] = 0;
   }
   range.add_row<kRows>(own);
   if (threadIdx.x % 32 < kRows) {
