@@ -21,6 +21,11 @@ class Prepared:
             layout; empty if products do not split it.
         inverse_scales: float32, (groups,): one for each column and chunk of K; empty if hi_lo is.
         transposed: whether it is a weight of torch_tiled.linear, so that `tensor` is (n, k).
+
+    Examples:
+        >>> prepared = torch_tiled.prepare(torch.randn(64, 16))
+        >>> prepared.shape, prepared.mT.shape
+        (torch.Size([64, 16]), torch.Size([16, 64]))
     """
 
     def __init__(self, tensor, hi_lo, inverse_scales, transposed=False):
@@ -36,14 +41,17 @@ class Prepared:
 
     @property
     def shape(self):
+        """That of `tensor`."""
         return self.tensor.shape
 
     @property
     def dtype(self):
+        """That of `tensor`."""
         return self.tensor.dtype
 
     @property
     def device(self):
+        """That of `tensor`."""
         return self.tensor.device
 
     @property
