@@ -12,6 +12,8 @@ __all__ = ["Linear"]
 class Linear(Freezable, torch.nn.Linear):
     """torch.nn.Linear by torch_tiled.linear, with an activation in the same launch.
 
+    It maps (..., in_features) to (..., out_features); the input needs at least one dimension.
+
     Its parameters, their initial values and its state_dict are those of torch.nn.Linear, so each of
     the two loads a state_dict of the other. torch_tiled.freeze(model) freezes it.
 
@@ -24,9 +26,6 @@ class Linear(Freezable, torch.nn.Linear):
         activation: "none", "relu", "gelu", "gelu_tanh", "tanh" or "silu".
         precision: as for torch_tiled.matmul.
         algorithm: as for torch_tiled.matmul.
-
-    Shape:
-        (..., in_features) to (..., out_features); the input needs at least one dimension.
 
     Raises:
         RuntimeError: there is no such activation, precision or algorithm; in forward, as

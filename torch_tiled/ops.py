@@ -114,7 +114,7 @@ def prepare(b: torch.Tensor) -> Prepared:
 
     The result refers to b and does not copy it. b must not be written to: the hi and lo parts would
     be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
-    64), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
+    128), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
     A prepared operand has no derivative: while gradients are recorded, a product with a b that
     requires grad raises. The other operand gets the same gradient as from an unprepared product. In

@@ -68,8 +68,8 @@ def test_docstrings_tell_arguments_results_and_errors(name):
     """A section for each that there is, in the order of Google's style."""
     thing = DOCUMENTED[name]
     text = inspect.getdoc(thing)
-    sections = re.findall(r"^(Args|Attributes|Shape|Returns|Yields|Raises|Examples):$", text, re.M)
-    order = ["Args", "Attributes", "Shape", "Returns", "Yields", "Raises", "Examples"]
+    sections = re.findall(r"^(Args|Attributes|Returns|Yields|Raises|Examples):$", text, re.M)
+    order = ["Args", "Attributes", "Returns", "Yields", "Raises", "Examples"]
     assert sections == [section for section in order if section in sections]
     if inspect.isclass(thing):
         return
