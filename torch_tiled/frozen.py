@@ -101,8 +101,8 @@ def refreeze(model: _Model) -> _Model:
         torch.OutOfMemoryError: as torch_tiled.freeze does.
 
     Examples:
-        >>> model = torch_tiled.freeze(torch.nn.Sequential(torch_tiled.nn.Linear(64, 16)).eval())
-        >>> _ = model[0].weight.data.zero_()
+        >>> model = torch_tiled.freeze(torch_tiled.nn.Linear(64, 16).eval())
+        >>> _ = model.weight.data.zero_()
         >>> model = torch_tiled.refreeze(model)
     """
     for layer in _layers("refreeze", model):
@@ -124,7 +124,7 @@ def unfreeze(model: _Model) -> _Model:
         RuntimeError: model is no torch.nn.Module.
 
     Examples:
-        >>> model = torch_tiled.freeze(torch.nn.Sequential(torch_tiled.nn.Linear(64, 16)).eval())
+        >>> model = torch_tiled.freeze(torch_tiled.nn.Linear(64, 16).eval())
         >>> model = torch_tiled.unfreeze(model).train()
     """
     for layer in _layers("unfreeze", model):
@@ -139,7 +139,8 @@ def frozen_bytes(model: torch.nn.Module) -> int:
         model: a torch.nn.Module.
 
     Returns:
-        A number of bytes: on Hopper GPUs about that of the float32 weights, on the CPU 0.
+        The number of bytes. It is about that of the float32 weights on Hopper GPUs, and 0 on the
+        CPU.
 
     Raises:
         RuntimeError: model is no torch.nn.Module.

@@ -297,8 +297,8 @@ def explain(
         b: as for torch_tiled.matmul, but not a Prepared.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
-        compute_capability: that of a GPU, such as 90 for the 9.0 of an H200; with sms only.
-        sms: the number of its SMs, such as the 132 of an H200; with compute_capability only.
+        compute_capability: that of a GPU, such as 90 for the 9.0 of an H200.
+        sms: the number of its SMs, such as 132. Both or neither are given.
 
     Returns:
         An Explanation, whose fields are strings. `algorithm` is always there.

@@ -36,22 +36,22 @@ class Prepared:
 
     @property
     def mT(self):
-        """The transpose. That of prepare(weight.mT) is a weight for torch_tiled.linear."""
+        """The transpose; torch_tiled.linear takes prepare(weight.mT).mT as a weight."""
         return Prepared(self.tensor.mT, self.hi_lo, self.inverse_scales, not self.transposed)
 
     @property
     def shape(self):
-        """That of `tensor`."""
+        """The shape of `tensor`."""
         return self.tensor.shape
 
     @property
     def dtype(self):
-        """That of `tensor`."""
+        """The dtype of `tensor`."""
         return self.tensor.dtype
 
     @property
     def device(self):
-        """That of `tensor`."""
+        """The device of `tensor`."""
         return self.tensor.device
 
     @property
