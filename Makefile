@@ -10,7 +10,7 @@ TORCH :=
 RUN_VENV := $(VENV)$(addprefix -,$(TORCH))
 RUN := $(RUN_VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
-MKDOCS := mkdocs-material==9.8.2
+MKDOCS := mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
 CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
@@ -57,7 +57,8 @@ $(VENV)/mkdocs: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(MKDOCS)
 	@touch $@
 
-docs: $(VENV)/mkdocs
+# Signatures on the API page are formatted by ruff.
+docs: $(VENV)/mkdocs $(VENV)/formatters
 	NO_MKDOCS_2_WARNING=1 $(IN) -m mkdocs build --strict
 
 format: $(VENV)/formatters

@@ -1,4 +1,4 @@
-"""Writes the pages and the plots that show results: README, docs/kernels, docs/guide/limits.md.
+"""Writes the pages and the plots that show results: README, docs/kernels and docs/guide.
 
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
@@ -24,6 +24,7 @@ import random_page
 import readme
 import result_tables
 import speed_plots
+import which_product
 from pages import PageError, measured_on, with_blocks, written
 from rows import ResultsError, read
 
@@ -38,6 +39,7 @@ PLOTS = {
     ROOT / "docs" / "error.svg": ("errors_hopper", speed_plots.draw_error),
     KERNELS / "ladder_rungs.svg": ("hopper", speed_plots.draw_kernels),
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
+    which_product.PAGE.with_suffix(".svg"): ("hopper", which_product.draw),
 }
 
 
@@ -52,11 +54,17 @@ def texts(results: Path) -> dict[Path, str]:
         "slower": lambda measured: readme.write_slower(measured, random_page.surveys(results)),
     }
     ratios = {**limits.BLOCKS, "surveys": lambda measured: limits.write_surveys(surveys)}
+    source = {"source": front["source"]}
+    choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
     tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
     pages = {
         README: with_blocks(README, written(str(file), front, measured)),
         ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
         limits.PAGE: with_blocks(limits.PAGE, written(str(file), ratios, measured)),
+        which_product.PAGE: with_blocks(which_product.PAGE, written(str(file), choice, measured)),
+        which_product.TF32_PAGE: with_blocks(
+            which_product.TF32_PAGE, written(str(file), tf32, measured)
+        ),
     }
     for name, text in written(str(file), tables, measured)["pages"].items():
         pages[KERNELS / f"{name}.md"] = text

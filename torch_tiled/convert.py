@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedParameter
@@ -28,6 +29,11 @@ class Row:
         shape: (in_features, out_features), or None if it has no such sizes.
         action: "converted", "to be converted" in a dry run, "reverted", or "left" alone.
         reason: why it was left alone, or "".
+
+    Examples:
+        >>> row = torch_tiled.convert(torch.nn.Linear(64, 8), dry_run=True).rows[0]
+        >>> row.kind, row.shape, row.action
+        ('Linear', (64, 8), 'to be converted')
     """
 
     name: str
@@ -44,6 +50,12 @@ class Report:
     Attributes:
         rows: a Row for each module that multiplies matrices, in the order of named_modules().
         notes: sentences on products that no conversion of layers reaches.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.LazyLinear(4))
+        >>> report = torch_tiled.convert(model)
+        >>> report.changed, list(report.left)
+        (['0'], ['1'])
     """
 
     rows: tuple[Row, ...]
@@ -210,9 +222,10 @@ def convert(
     Args:
         model: any module. If it is a layer, it is converted itself.
         filter_fn: filter_fn(module, name) returns whether to convert a layer.
-        include, exclude: patterns for names, as in fnmatch ("encoder.*"). A layer is converted if
-            it matches one of include, or there is none, and none of exclude. A layer that has
-            several names matches by any of them; filter_fn and the Report have the first.
+        include: a pattern for names, or several, as in fnmatch ("encoder.*"). Only layers that
+            match one of them are converted. A layer that has several names matches by any of them;
+            filter_fn and the Report have the first.
+        exclude: patterns as well. Layers that match one of them are left alone.
         precision: as for torch_tiled.matmul. Converting again changes it.
         dry_run: report only.
         strict: raise if a layer that is not filtered out cannot be converted, before anything is
@@ -225,8 +238,7 @@ def convert(
         RuntimeError: there is no such precision; an argument has a wrong type; or, with
             strict=True, a layer cannot be converted.
 
-    Example::
-
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Linear(8, 4))
         >>> print(torch_tiled.convert(model, exclude="1"))
         0  Linear  64x8  converted
@@ -291,6 +303,12 @@ def revert(model: torch.nn.Module) -> Report:
     Raises:
         RuntimeError: a converted layer was parametrized, or wrapped by fully_shard, since its
             conversion, and nothing is reverted then; or model is no torch.nn.Module.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.ReLU())
+        >>> report = torch_tiled.convert(model)
+        >>> print(torch_tiled.revert(model))
+        0  Linear  64x8  reverted
     """
     check_is_module("torch_tiled.revert", model)
     layers = [(name, x) for name, x in model.named_modules() if isinstance(x, Converted)]
@@ -334,14 +352,16 @@ def _revert(layers: list[tuple[str, torch.nn.Module]]) -> Report:
 
 
 @contextlib.contextmanager
-def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
+def enabled(model: torch.nn.Module, *args: Any, **options: Any) -> Iterator[Report]:
     """A with statement in which a model is converted.
 
     On leaving, the model is reverted, except for layers that were converted before, and for those
     that cannot be: they were parametrized, or wrapped by fully_shard, in the statement.
 
     Args:
-        model, and all others: as for torch_tiled.convert.
+        model: as for torch_tiled.convert.
+        *args: as for torch_tiled.convert.
+        **options: as for torch_tiled.convert.
 
     Yields:
         The Report of torch_tiled.convert.
@@ -350,10 +370,12 @@ def enabled(model: torch.nn.Module, *args, **options) -> Iterator[Report]:
         RuntimeError: as torch_tiled.convert does; also on leaving, if a layer cannot be reverted,
             unless the statement raises an exception of its own.
 
-    Example::
-
-        >>> with torch_tiled.enabled(model):
-        ...     y = model(x)
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.ReLU())
+        >>> with torch_tiled.enabled(model) as report:
+        ...     y = model(torch.randn(4, 64))
+        >>> report.changed
+        ['0']
     """
     check_is_module("torch_tiled.enabled", model)
     before = {x: x._origin for x in model.modules() if isinstance(x, Converted)}

@@ -72,8 +72,7 @@ def freeze(model: _Model) -> _Model:
         RuntimeError: a weight has a dtype or is on a GPU that torch_tiled does not support.
         torch.OutOfMemoryError: there is no memory for the hi and lo parts.
 
-    Example::
-
+    Examples:
         >>> model = torch.nn.Sequential(torch_tiled.nn.Linear(64, 16), torch.nn.ReLU())
         >>> model = torch_tiled.freeze(model.eval())
         >>> with torch.no_grad():
@@ -98,11 +97,12 @@ def refreeze(model: _Model) -> _Model:
         model.
 
     Raises:
-        RuntimeError, torch.OutOfMemoryError: as torch_tiled.freeze does.
+        RuntimeError: as torch_tiled.freeze does.
+        torch.OutOfMemoryError: as torch_tiled.freeze does.
 
-    Example::
-
-        >>> torch.distributed.broadcast(model[0].weight, src=0)
+    Examples:
+        >>> model = torch_tiled.freeze(torch_tiled.nn.Linear(64, 16).eval())
+        >>> _ = model.weight.data.zero_()
         >>> model = torch_tiled.refreeze(model)
     """
     for layer in _layers("refreeze", model):
@@ -120,8 +120,11 @@ def unfreeze(model: _Model) -> _Model:
     Returns:
         model.
 
-    Example::
+    Raises:
+        RuntimeError: model is no torch.nn.Module.
 
+    Examples:
+        >>> model = torch_tiled.freeze(torch_tiled.nn.Linear(64, 16).eval())
         >>> model = torch_tiled.unfreeze(model).train()
     """
     for layer in _layers("unfreeze", model):
@@ -132,11 +135,20 @@ def unfreeze(model: _Model) -> _Model:
 def frozen_bytes(model: torch.nn.Module) -> int:
     """The bytes that torch_tiled.freeze(model) has taken, beside the weights' own.
 
-    Example::
+    Args:
+        model: a torch.nn.Module.
 
-        >>> layer = torch_tiled.nn.Linear(1024, 1024, device="cuda")
+    Returns:
+        The number of bytes. It is about that of the float32 weights on Hopper GPUs, and 0 on the
+        CPU.
+
+    Raises:
+        RuntimeError: model is no torch.nn.Module.
+
+    Examples:
+        >>> layer = torch_tiled.nn.Linear(1024, 1024)
         >>> torch_tiled.frozen_bytes(torch_tiled.freeze(layer))
-        4198400
+        0
     """
     layers = _layers("frozen_bytes", model)
     return sum(layer._prepared_weight().nbytes for layer in layers if layer._frozen)

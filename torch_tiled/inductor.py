@@ -57,10 +57,10 @@ def enable() -> None:
     Raises:
         RuntimeError: torch._inductor.config.inductor_choices_class is set to another class.
 
-    Example::
-
+    Examples:
         >>> torch_tiled.inductor.enable()
-        >>> model = torch.compile(model, mode="max-autotune")
+        >>> model = torch.compile(torch.nn.Linear(64, 8), mode="max-autotune")
+        >>> torch_tiled.inductor.disable()
     """
     _candidates.enable(choices)
 
@@ -68,8 +68,7 @@ def enable() -> None:
 def disable() -> None:
     """Undoes enable() for later compilations. Models that are compiled already keep their products.
 
-    Example::
-
+    Examples:
         >>> torch_tiled.inductor.disable()
     """
     _candidates.disable(choices)

@@ -27,12 +27,12 @@ def info() -> dict:
     """Describes this installation, and tests if its products are right.
 
     Returns:
-        A dict that JSON can hold. Its keys:
+        A dict that JSON can hold, with these keys.
 
         - "torch_tiled": its version; "numerics": the version of its products' bits; "library": the
           file it has loaded.
         - "built with": "torch" and "cuda" ("none" without CUDA), and "architectures", the machine
-          code (sm_*) and PTX (compute_*) in the library. It is None if no record of this very
+          code (`sm_*`) and PTX (`compute_*`) in the library. It is None if no record of this very
           library is beside it.
         - "running": "python", "torch" and "cuda", the version of torch's CUDA or "none".
         - "devices": for each its "device" and "name"; for GPUs also "capability" and "code", the
@@ -41,8 +41,7 @@ def info() -> dict:
           sentence.
         - "ok": whether no product has an error.
 
-    Example::
-
+    Examples:
         >>> from torch_tiled.info import info
         >>> info()["ok"]
         True
@@ -66,7 +65,19 @@ def info() -> dict:
 
 
 def as_table(facts: dict) -> str:
-    """Formats the result of info(), a line for each thing."""
+    """Formats the result of info(), a line for each thing.
+
+    Args:
+        facts: the result of info().
+
+    Returns:
+        The text that `python -m torch_tiled info` prints.
+
+    Examples:
+        >>> from torch_tiled.info import as_table, info
+        >>> as_table(info()).split()[:2] == ["torch_tiled", torch_tiled.__version__]
+        True
+    """
     built, running = facts["built with"], facts["running"]
     if built is None:
         built = dict.fromkeys(("torch", "cuda", "architectures"), "unknown")

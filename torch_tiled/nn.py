@@ -12,23 +12,26 @@ __all__ = ["Linear"]
 class Linear(Freezable, torch.nn.Linear):
     """torch.nn.Linear by torch_tiled.linear, with an activation in the same launch.
 
+    It maps (..., in_features) to (..., out_features); the input needs at least one dimension.
+
     Its parameters, their initial values and its state_dict are those of torch.nn.Linear, so each of
     the two loads a state_dict of the other. torch_tiled.freeze(model) freezes it.
 
     Args:
-        in_features, out_features, bias, device, dtype: as for torch.nn.Linear.
+        in_features: as for torch.nn.Linear.
+        out_features: as for torch.nn.Linear.
+        bias: as for torch.nn.Linear.
+        device: as for torch.nn.Linear.
+        dtype: as for torch.nn.Linear; one of those of torch_tiled.matmul.
         activation: "none", "relu", "gelu", "gelu_tanh", "tanh" or "silu".
-        precision, algorithm: as for torch_tiled.matmul.
-
-    Shape:
-        (..., in_features) to (..., out_features); the input needs at least one dimension.
+        precision: as for torch_tiled.matmul.
+        algorithm: as for torch_tiled.matmul.
 
     Raises:
         RuntimeError: there is no such activation, precision or algorithm; in forward, as
             torch_tiled.linear does.
 
-    Example::
-
+    Examples:
         >>> layer = torch_tiled.nn.Linear(32, 16, activation="relu")
         >>> layer(torch.randn(8, 32)).shape
         torch.Size([8, 16])

@@ -61,8 +61,7 @@ def matmul(
             the argument and the remedy.
         torch.OutOfMemoryError: there is no memory for the result; a and b are unchanged.
 
-    Example::
-
+    Examples:
         >>> a, b = torch.randn(8, 64, 32), torch.randn(32, 16)
         >>> torch_tiled.matmul(a, b).shape
         torch.Size([8, 64, 16])
@@ -115,7 +114,7 @@ def prepare(b: torch.Tensor) -> Prepared:
 
     The result refers to b and does not copy it. b must not be written to: the hi and lo parts would
     be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
-    64), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
+    128), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
     A prepared operand has no derivative: while gradients are recorded, a product with a b that
     requires grad raises. The other operand gets the same gradient as from an unprepared product. In
@@ -133,8 +132,7 @@ def prepare(b: torch.Tensor) -> Prepared:
         RuntimeError: b is not a matrix, or has another dtype.
         torch.OutOfMemoryError: there is no memory for the hi and lo parts.
 
-    Example::
-
+    Examples:
         >>> a, b = torch.randn(8, 64), torch.randn(64, 16)
         >>> prepared = torch_tiled.prepare(b)
         >>> torch.equal(torch_tiled.matmul(a, prepared), torch_tiled.matmul(a, b))
@@ -163,16 +161,17 @@ def linear(
             torch_tiled.prepare(weight.mT).mT.
         bias: (out_features,), of x's dtype and on its device; or None.
         activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu".
-        algorithm, precision: as for torch_tiled.matmul.
+        algorithm: as for torch_tiled.matmul.
+        precision: as for torch_tiled.matmul.
 
     Returns:
         (..., out_features), of x's dtype, contiguous.
 
     Raises:
-        RuntimeError, torch.OutOfMemoryError: as torch_tiled.matmul does.
+        RuntimeError: as torch_tiled.matmul does.
+        torch.OutOfMemoryError: as torch_tiled.matmul does.
 
-    Example::
-
+    Examples:
         >>> x, weight, bias = torch.randn(8, 32), torch.randn(16, 32), torch.randn(16)
         >>> torch_tiled.linear(x, weight, bias, activation="relu").shape
         torch.Size([8, 16])
@@ -220,8 +219,10 @@ def gemm_(
         a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
         b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
             those of c.
-        alpha, beta: numbers.
-        algorithm, precision: as for torch_tiled.matmul.
+        alpha: a number, by which the product is multiplied.
+        beta: a number, by which c is multiplied before the product is added.
+        algorithm: as for torch_tiled.matmul.
+        precision: as for torch_tiled.matmul.
 
     Returns:
         c.
@@ -231,8 +232,7 @@ def gemm_(
             the write, if elements of c share memory, or if c shares memory with a or b.
         torch.OutOfMemoryError: there is no memory for a workspace.
 
-    Example::
-
+    Examples:
         >>> c, a, b = torch.ones(4, 8), torch.randn(4, 16), torch.randn(16, 8)
         >>> torch_tiled.gemm_(c, a, b, alpha=0.5, beta=0) is c
         True
@@ -244,8 +244,10 @@ def gemm_(
 def algorithms() -> list[str]:
     """The names that `algorithm` takes, except "auto": kernels and families, slowest first.
 
-    Example::
+    Returns:
+        A list of strings, the same on every machine.
 
+    Examples:
         >>> torch_tiled.algorithms()[:4]
         ['naive', 'tiled16', 'tiled32', 'tiled64']
     """
@@ -259,7 +261,16 @@ def check_precision(precision: str) -> None:
 
 
 class Explanation(types.SimpleNamespace):
-    """How a product would be computed. str() has a line for each field."""
+    """How a product would be computed: the result of torch_tiled.explain.
+
+    Its fields are strings, and depend on the product; `algorithm` is always there. str() has a line
+    for each field.
+
+    Examples:
+        >>> plan = torch_tiled.explain(torch.randn(8, 64), torch.randn(64, 16))
+        >>> plan.dtype
+        'torch.float32, precision fp32'
+    """
 
     def __str__(self):
         width = max(map(len, vars(self)), default=0)
@@ -282,9 +293,12 @@ def explain(
     GPU, which need not be there, and a and b may be on the meta device.
 
     Args:
-        a, b, algorithm, precision: as for torch_tiled.matmul, but b may not be a Prepared.
-        compute_capability, sms: those of a GPU, for example 90 (for 9.0) and 132 of an H200. Both
-            or neither are given.
+        a: as for torch_tiled.matmul.
+        b: as for torch_tiled.matmul, but not a Prepared.
+        algorithm: as for torch_tiled.matmul.
+        precision: as for torch_tiled.matmul.
+        compute_capability: that of a GPU, such as 90 for the 9.0 of an H200.
+        sms: the number of its SMs, such as 132. Both or neither are given.
 
     Returns:
         An Explanation, whose fields are strings. `algorithm` is always there.
@@ -293,9 +307,12 @@ def explain(
         RuntimeError: as torch_tiled.matmul does; also if b is a Prepared, or if no GPU has this
             compute_capability and number of sms.
 
-    Example::
-
-        >>> print(torch_tiled.explain(torch.randn(512, 256), torch.randn(256, 128)))
+    Examples:
+        >>> a, b = torch.randn(512, 256), torch.randn(256, 128)
+        >>> torch_tiled.explain(a, b).algorithm
+        'torch.matmul'
+        >>> torch_tiled.explain(a, b, compute_capability=90, sms=132).algorithm
+        'fp16x3_small'
     """
     if isinstance(b, Prepared):
         raise RuntimeError("tiled::explain: b is prepared; pass b.tensor, the unprepared operand")

@@ -49,8 +49,7 @@ class override(TorchFunctionMode):
     Raises:
         RuntimeError: there is no such precision.
 
-    Example::
-
+    Examples:
         >>> with torch_tiled.override(precision="ieee"):
         ...     y = torch.randn(4, 8) @ torch.randn(8, 3)
     """

@@ -21,6 +21,11 @@ class Prepared:
             layout; empty if products do not split it.
         inverse_scales: float32, (groups,): one for each column and chunk of K; empty if hi_lo is.
         transposed: whether it is a weight of torch_tiled.linear, so that `tensor` is (n, k).
+
+    Examples:
+        >>> prepared = torch_tiled.prepare(torch.randn(64, 16))
+        >>> prepared.shape, prepared.mT.shape
+        (torch.Size([64, 16]), torch.Size([16, 64]))
     """
 
     def __init__(self, tensor, hi_lo, inverse_scales, transposed=False):
@@ -31,19 +36,22 @@ class Prepared:
 
     @property
     def mT(self):
-        """The transpose. That of prepare(weight.mT) is a weight for torch_tiled.linear."""
+        """The transpose; torch_tiled.linear takes prepare(weight.mT).mT as a weight."""
         return Prepared(self.tensor.mT, self.hi_lo, self.inverse_scales, not self.transposed)
 
     @property
     def shape(self):
+        """The shape of `tensor`."""
         return self.tensor.shape
 
     @property
     def dtype(self):
+        """The dtype of `tensor`."""
         return self.tensor.dtype
 
     @property
     def device(self):
+        """The device of `tensor`."""
         return self.tensor.device
 
     @property

@@ -32,10 +32,17 @@ class Phase:
     """One step along K of a block.
 
     Attributes:
-        row, col: the first row and column of the block's tile of C.
+        row: the first row of the block's tile of C.
+        col: its first column.
         k: the first column of the tile of A, and row of the tile of B.
-        a, b: (tile, tile), the tiles in shared memory, padded with zeros.
-        sums: (tile, tile), the accumulators after this phase.
+        a: (tile, tile), int64, the tile of A in shared memory, padded with zeros.
+        b: (tile, tile), int64, the tile of B, padded as well.
+        sums: (tile, tile), int64, the accumulators after this phase.
+
+    Examples:
+        >>> from torch_tiled.trace import trace
+        >>> [(phase.row, phase.col, phase.k) for phase in trace(2, 2, 4, tile=2).phases]
+        [(0, 0, 0), (0, 0, 2)]
     """
 
     row: int
@@ -51,11 +58,19 @@ class Traced:
     """A product, computed by `naive` and by `tiled`.
 
     Attributes:
-        a, b: (m, k) and (k, n), int64.
+        a: (m, k), int64.
+        b: (k, n), int64.
         tile: the rows and columns of a tile.
         phases: the phases of all blocks, one block after another.
-        c: (m, n), the product.
-        naive_reads, tiled_reads: how many elements of a and b are read from global memory.
+        c: (m, n), int64, the product.
+        naive_reads: how many elements of a and b `naive` reads from global memory.
+        tiled_reads: how many `tiled` reads.
+
+    Examples:
+        >>> from torch_tiled.trace import trace
+        >>> traced = trace(4, 4, 8, tile=2)
+        >>> torch.equal(traced.c, traced.a @ traced.b)
+        True
     """
 
     a: torch.Tensor
@@ -71,7 +86,9 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
     """Multiplies two matrices of whole numbers, (m, k) and (k, n), and counts the reads.
 
     Args:
-        m, n, k: the sizes of the product.
+        m: the rows of the product.
+        n: its columns.
+        k: the length of its sums.
         tile: the rows and columns of a tile.
 
     Returns:
@@ -80,8 +97,8 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
     Raises:
         ValueError: a size is not positive.
 
-    Example::
-
+    Examples:
+        >>> from torch_tiled.trace import trace
         >>> traced = trace(4, 4, 4, tile=2)
         >>> traced.naive_reads, traced.tiled_reads
         (128, 64)

@@ -1,2 +1,7 @@
+"""The versions of the package and of the bits of its products."""
+
 __version__ = "0.1.0"
-numerics_version = 2  # rises where a product of the same operands gets other bits
+"""The version of the package."""
+
+numerics_version = 2
+"""An integer that rises where a product of the same operands gets other bits."""

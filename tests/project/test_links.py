@@ -54,3 +54,8 @@ def test_every_page_of_docs_is_in_the_navigation():
     named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
     assert sorted(named) == pages
+
+
+def test_the_first_page_links_every_page_of_the_guide():
+    pages = {f"guide/{page.name}" for page in ROOT.glob("docs/guide/*.md")} | {"api.md"}
+    assert pages <= set(links(ROOT / "docs" / "index.md"))
