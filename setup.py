@@ -298,7 +298,8 @@ def portable_link(target: Path, objects: list[str], nvcc: str | None, torch: str
 
     command = [sys.executable, "-m", "ziglang", "cc", "-target", PORTABLE_TARGET, "-shared", "-s"]
     command += ["-o", str(target), *objects, str(PORTABLE_SOURCES / "newer_glibc.c")]
-    command += [f"-Wl,--version-script={PORTABLE_SOURCES / 'exports.map'}", "-Wl,-z,defs,--gc-sections"]
+    command += [f"-Wl,--version-script={PORTABLE_SOURCES / 'exports.map'}"]
+    command += ["-Wl,-z,defs,--gc-sections"]
     command += [library("libstdc++.a"), library("libgcc_s.so.1"), f"{torch}/libtorch_cpu.so"]
     if nvcc:
         dryrun = run([nvcc, "--dryrun", "-x", "cu", os.devnull])
