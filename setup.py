@@ -7,16 +7,21 @@ tells `python -m torch_tiled info` what it was built with.
     TORCH_TILED_CUDA=0|1|auto   without CUDA; with it or fail; with it where nvcc is (the default)
     MAX_JOBS=N                  compilers to run at a time (default: one a core)
     DEBUG=1                     no optimisation, debug information for host and device
+    LINEINFO=1                  source lines in machine code, for Nsight Compute
+    PORTABLE=1                  link by zig (ziglang on PyPI), for glibc 2.28 or later
     CI=true                     a warning, a register spill or serialised wgmmas fail the build
 """
 
 import hashlib
+import importlib.util
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -30,6 +35,8 @@ OBJECTS = ROOT / "build" / "objects"  # wherever the result goes: every kind of 
 
 DEBUG = os.environ.get("DEBUG") == "1"
 STRICT = os.environ.get("CI") == "true"
+LINEINFO = os.environ.get("LINEINFO") == "1"
+PORTABLE = os.environ.get("PORTABLE") == "1"
 JOBS = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0))
 CXX = os.environ.get("CXX", "g++")
 
@@ -61,10 +68,13 @@ HOST_FLAGS = [
 DEVICE_FLAGS = [
     *("--fmad=false", "-Xptxas=-v"),
     "-Xfatbin=-compress-all",  # by default, fatbinary compresses large modules alone
-    *(["-G"] if DEBUG else ["-lineinfo"]),
+    *(["-G"] if DEBUG else ["-lineinfo"] if LINEINFO else []),
     *(["-Werror=all-warnings"] if STRICT else []),
 ]
 LINK_FLAGS = ["--no-undefined", "--exclude-libs=ALL"]
+
+PORTABLE_TARGET = f"{platform.machine()}-linux-gnu.2.28"  # the oldest glibc
+PORTABLE_SOURCES = ROOT / "tools" / "portable"
 
 
 def say(line: str) -> None:
@@ -249,13 +259,8 @@ class BuildObject(build_ext):
 
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        if nvcc:
-            command = [nvcc, "-ccbin", CXX, "-cudart=static", "-nodlink"]
-            command += [f"-Xlinker={flag}" for flag in LINK_FLAGS]
-        else:
-            command = [CXX, *(f"-Wl,{flag}" for flag in LINK_FLAGS)]
-        command += ["-shared", "-o", str(target), *(str(each.object) for each in plan)]
-        run([*command, f"-L{torch_libraries}", "-ltorch_cpu"])
+        link = portable_link if PORTABLE else plain_link
+        run(link(target, [str(each.object) for each in plan], nvcc, torch_libraries))
         self.description = describe(target, nvcc)
         say(f"linked {target}.")
 
@@ -265,6 +270,42 @@ class BuildObject(build_ext):
         for extension in self.extensions:
             target = Path(self.get_ext_fullpath(extension.name)).with_suffix(".json")
             target.write_text(json.dumps(self.description, indent=2) + "\n")
+
+
+def plain_link(target: Path, objects: list[str], nvcc: str | None, torch: str) -> list[str]:
+    """The command that links for systems whose glibc and libstdc++ are as new as here."""
+    if nvcc:
+        command = [nvcc, "-ccbin", CXX, "-cudart=static", "-nodlink"]
+        command += [f"-Xlinker={flag}" for flag in LINK_FLAGS]
+    else:
+        command = [CXX, *(f"-Wl,{flag}" for flag in LINK_FLAGS)]
+    return [*command, "-shared", "-o", str(target), *objects, f"-L{torch}", "-ltorch_cpu"]
+
+
+def portable_link(target: Path, objects: list[str], nvcc: str | None, torch: str) -> list[str]:
+    """The command that links for systems from OLDEST_GLIBC on.
+
+    zig knows the symbol versions of every glibc. Its `cc`, unlike its `c++`, adds no C++ library of
+    its own. libstdc++ is linked statically, libgcc_s is not: it unwinds exceptions, and all
+    libraries of a process have to share it.
+    """
+    if importlib.util.find_spec("ziglang") is None:
+        raise PlatformError("PORTABLE is 1, but there is no zig; install it: pip install ziglang.")
+
+    def library(name: str) -> str:
+        found = subprocess.run([CXX, f"-print-file-name={name}"], capture_output=True, text=True)
+        return os.path.realpath(found.stdout.strip())
+
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", PORTABLE_TARGET, "-shared", "-s"]
+    command += ["-o", str(target), *objects, str(PORTABLE_SOURCES / "newer_glibc.c")]
+    command += [f"-Wl,--version-script={PORTABLE_SOURCES / 'exports.map'}"]
+    command += ["-Wl,-z,defs,--gc-sections"]
+    command += [library("libstdc++.a"), library("libgcc_s.so.1"), f"{torch}/libtorch_cpu.so"]
+    if nvcc:
+        dryrun = run([nvcc, "--dryrun", "-x", "cu", os.devnull])
+        folders = shlex.split(re.search(r"LIBRARIES=(.*)", dryrun)[1])
+        command += [*folders, "-lcudart_static", "-lrt", "-ldl"]
+    return [*command, "-lpthread", "-lm"]
 
 
 def describe(library: Path, nvcc: str | None) -> dict:

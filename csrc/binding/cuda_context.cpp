@@ -32,8 +32,22 @@ CurrentStream find_current_stream() {
   return reinterpret_cast<CurrentStream>(symbol);
 }
 
+// Formats a version as CUDA gives it, such as 13000.
+std::string version_name(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 void check(cudaError_t status, int device) {
   if (status == cudaSuccess) return;
+  if (status == cudaErrorInsufficientDriver) {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    throw std::runtime_error("torch_tiled: the driver of this machine supports CUDA " +
+                             version_name(driver) + ", and torch_tiled was built with CUDA " +
+                             version_name(CUDART_VERSION) +
+                             "; install a newer driver, or build torch_tiled with an older toolkit "
+                             "(12.0 or later): pip install --no-build-isolation .");
+  }
   throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
                            "\" about device " + std::to_string(device));
 }

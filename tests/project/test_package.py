@@ -126,6 +126,19 @@ def test_broken_object_is_an_import_error(unbuilt):
     assert message.startswith(f"torch_tiled could not load {unbuilt}/torch_tiled/_C.so: ")
 
 
+def test_old_glibc_is_an_import_error(unbuilt):
+    shutil.copy(LIBRARY, unbuilt / "torch_tiled")
+    code = """
+import torch
+def load_library(path):
+    raise OSError(f"/lib/libc.so.6: version `GLIBC_2.99' not found (required by {path})")
+torch.ops.load_library = load_library
+import torch_tiled"""
+    message = import_error(code, unbuilt, unbuilt)
+    assert f"has glibc {platform.libc_ver()[1]}, and the library was built for 2.99" in message
+    assert "Install a wheel, which takes glibc 2.28, or rebuild it on this machine" in message
+
+
 def test_old_torch_is_an_import_error(tmp_path):
     code = "import torch\ntorch.__version__ = '2.10.1+cpu'\nimport torch_tiled"
     message = import_error(code, PACKAGE.parent, tmp_path)

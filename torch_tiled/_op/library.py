@@ -4,6 +4,8 @@ Conditions that would crash the process, or end in a message of the dynamic link
 before the library is loaded, and raise an ImportError that says what to do.
 """
 
+import platform
+import re
 from pathlib import Path
 
 import torch
@@ -39,10 +41,16 @@ def _load() -> None:
     try:
         torch.ops.load_library(str(PATH))
     except OSError as error:
-        raise ImportError(
-            f"torch_tiled could not load {PATH}: {error}. Rebuild it on this machine with "
-            "`pip install --no-build-isolation .` or, in a checkout, with `make build`."
-        ) from error
+        rebuild = (
+            "Rebuild it on this machine with `pip install --no-build-isolation .` or, in a "
+            "checkout, with `make build`."
+        )
+        if needed := re.search(r"version `GLIBC_([\d.]+)' not found", str(error)):
+            rebuild = (
+                f"This system has glibc {platform.libc_ver()[1]}, and the library was built for "
+                f"{needed[1]} or later. Install a wheel, which takes glibc 2.28, or r{rebuild[1:]}"
+            )
+        raise ImportError(f"torch_tiled could not load {PATH}: {error}. {rebuild}") from error
 
 
 _load()

@@ -1,0 +1,82 @@
+"""The wheel of `make wheel`: its tag is earned, and it is small. `make check_wheel` installs it."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import torch_tiled
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MOST_BYTES = 25 << 20
+OLDEST_GLIBC = 2, 28
+# libgcc_s, whose versions manylinux_2_28 allows all of: these have been there since 2004.
+NEWEST_GCC = 4, 2, 0
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    wheels = list(ROOT.glob("dist/*.whl"))
+    if not wheels and os.environ.get("CI") != "true":
+        pytest.skip("no wheel in dist; make wheel builds one")
+    (only,) = wheels
+    return only
+
+
+@pytest.fixture(scope="module")
+def library(wheel, tmp_path_factory) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract("torch_tiled/_C.so", tmp_path_factory.mktemp("wheel")))
+
+
+def binutils(*command) -> str:
+    if not shutil.which(command[0]):
+        pytest.skip(f"no {command[0]} (binutils)")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_tag_and_size(wheel):
+    version = torch_tiled.__version__
+    assert re.fullmatch(rf"torch_tiled-{version}-py3-none-manylinux_2_28_\w+\.whl", wheel.name)
+    assert wheel.stat().st_size <= MOST_BYTES
+
+
+def test_library_loads_on_the_oldest_systems(library):
+    lines = binutils("nm", "--dynamic", "--undefined-only", "--with-symbol-versions", library)
+    versions = set(re.findall(r"@+(\w+?)_([\d.]+)$", lines, re.MULTILINE))
+    assert {name for name, _ in versions} <= {"GLIBC", "GCC"}  # libstdc++ is inside
+    newest = {"GLIBC": OLDEST_GLIBC, "GCC": NEWEST_GCC}
+    assert not [
+        (name, version)
+        for name, version in versions
+        if tuple(map(int, version.split("."))) > newest[name]
+    ]
+
+
+def test_library_needs_the_c_runtime_and_torch_alone(library):
+    dynamic = binutils("readelf", "--dynamic", "--wide", library)
+    needed = {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.+)\]", dynamic)}
+    of_glibc = {"libc", "libm", "libpthread", "libdl", "librt"}
+    loaders = {"ld-linux-x86-64", "ld-linux-aarch64"}
+    assert needed <= {"libtorch_cpu", "libgcc_s", *of_glibc, *loaders}
+
+
+def test_library_exports_nothing(library):
+    assert binutils("nm", "--dynamic", "--defined-only", library) == ""
+
+
+def test_library_is_the_one_of_its_description(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        described = json.loads(archive.read("torch_tiled/_C.json"))
+        digest = hashlib.sha256(archive.read("torch_tiled/_C.so")).hexdigest()
+    assert described["sha256"] == digest
+
+
+def test_sdist_is_beside_the_wheel(wheel):
+    assert (wheel.parent / f"torch_tiled-{torch_tiled.__version__}.tar.gz").exists()

@@ -1,0 +1,107 @@
+"""Calls everything that torch_tiled makes public once, and compares with PyTorch.
+
+    python -P tools/smoke.py [FOLDER]
+
+Where FOLDER is given, torch_tiled must have been imported from there. Products are by a kernel of
+the ladder, since `auto` is torch.matmul itself on a CPU.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import torch_tiled
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNEL = {"algorithm": "tiled"}
+tried: set[str] = set()
+
+
+def tries(*names: str) -> Callable:
+    """Says which public names a function tries, and calls it."""
+
+    def call(function: Callable) -> Callable:
+        function()
+        tried.update(names)
+        return function
+
+    return call
+
+
+def draw(*shape: int, **options) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, **options)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@tries("matmul", "linear", "gemm_", "algorithms")
+def products() -> None:
+    a, b, c = draw(5, 7), draw(7, 3), draw(5, 3)
+    for algorithm in ("auto", "naive", "tiled"):
+        close(torch_tiled.matmul(a, b, algorithm=algorithm), a @ b)
+    close(torch_tiled.linear(a, b.mT, c[0], activation="relu", **KERNEL), torch.relu(a @ b + c[0]))
+    close(torch_tiled.gemm_(c.clone(), a, b, alpha=2, beta=-1, **KERNEL), 2 * (a @ b) - c)
+    assert {"naive", "tiled16", "fp16x3_wgmma"} <= set(torch_tiled.algorithms())
+
+
+@tries("explain", "numerics_version", "__version__")
+def facts() -> None:
+    assert torch_tiled.explain(draw(5, 7), draw(7, 3), **KERNEL).algorithm.startswith("tiled")
+    assert torch_tiled.numerics_version >= 2 and torch_tiled.__version__
+
+
+@tries("prepare", "Prepared")
+def prepared() -> None:
+    a, b = draw(5, 256), draw(256, 3)
+    operand = torch_tiled.prepare(b)
+    assert isinstance(operand, torch_tiled.Prepared)
+    close(torch_tiled.matmul(a, operand), a @ b)
+
+
+@tries("nn", "convert", "revert", "enabled", "freeze", "frozen_bytes", "refreeze", "unfreeze")
+def models() -> None:
+    layer = torch_tiled.nn.Linear(7, 3, activation="gelu", device=DEVICE)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 300), torch.nn.Linear(300, 3)).to(DEVICE)
+    x = draw(5, 7)
+    expected = model(x)
+    with torch_tiled.enabled(model) as report:
+        assert len(report.changed) == 2
+        close(model(x), expected)
+    torch_tiled.convert(model)
+    close(model(x), expected)
+    model.eval()
+    torch_tiled.freeze(model)
+    with torch.no_grad():
+        close(model(x), expected)
+    assert torch_tiled.frozen_bytes(model) >= 0
+    torch_tiled.refreeze(model)
+    torch_tiled.unfreeze(model)
+    torch_tiled.revert(model)
+    assert type(model[0]) is torch.nn.Linear
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+
+
+@tries("override", "inductor")
+def modes() -> None:
+    a, b = draw(5, 7), draw(7, 3)
+    with torch_tiled.override():
+        close(a @ b, a.double().matmul(b.double()).float())
+    torch_tiled.inductor.enable()
+    torch_tiled.inductor.disable()
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        assert Path(torch_tiled.__file__).is_relative_to(sys.argv[1]), torch_tiled.__file__
+    left = set(torch_tiled.__all__) - tried
+    assert not left, f"these were not tried: {', '.join(sorted(left))}"
+    print(f"{len(tried)} public names tried on {DEVICE}")
+
+
+if __name__ == "__main__":
+    main()
