@@ -18,15 +18,17 @@ CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build wheel check_wheel test bench docs format lint memcheck soak sass profile clean
+.PHONY: help build wheel check_wheel release test bench docs format lint memcheck soak sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
 	@echo 'make test TORCH=2.14.1               the same with that torch, in .venv-2.14.1'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
+	@echo 'make bench WHEEL=...                 take it from a wheel; test, too'
 	@echo 'make wheel                           build the wheel and the sdist in dist'
 	@echo 'make check_wheel                     try the wheel where nothing but torch is installed'
+	@echo 'make release                         both, and the checksums, in dist'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make docs                            build the documentation in build/site'
 	@echo 'make memcheck                        random products and the soak under compute-sanitizer'
@@ -49,7 +51,7 @@ $(VENV)/formatters: $(VENV)/made Makefile
 	@touch $@
 
 build: $(VENV)/made
-	$(IN) setup.py --quiet build_ext --inplace
+	$(IN) $(if $(WHEEL),tools/take_library.py $(WHEEL),setup.py --quiet build_ext --inplace)
 
 $(VENV)/wheel_tools: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(WHEEL_TOOLS)
@@ -67,6 +69,9 @@ wheel: $(VENV)/wheel_tools
 
 check_wheel:
 	$(PYTHON) tools/check_wheel.py dist/*.whl $(ARGS)
+
+release: wheel check_wheel
+	cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
@@ -108,7 +113,7 @@ sass: build
 	  awk '/^Fatbin/ { on = 0 } /^arch =/ { arch = $$3 } \
 	       /Function :/ { on = /$(KERNEL)/; if (on) print arch } on'
 
-# With clocks as they come: at those that ncu would set, memory is faster beside multiplying.
+# LINEINFO=1 makes Nsight Compute show source lines. With clocks as they come: at those that ncu would set, memory is faster beside multiplying.
 profile: build
 	$(if $(KERNEL),,$(error Say which rung: make profile KERNEL=tiled))
 	ncu --set full --print-details all --clock-control none --profile-from-start off \

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -76,6 +77,21 @@ def test_library_is_the_one_of_its_description(wheel):
         described = json.loads(archive.read("torch_tiled/_C.json"))
         digest = hashlib.sha256(archive.read("torch_tiled/_C.so")).hexdigest()
     assert described["sha256"] == digest
+
+
+def take_library(wheel: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "tools" / "take_library.py", wheel]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_library_of_another_version_is_not_taken(tmp_path):
+    assert "there is no wheel" in take_library(tmp_path / "none.whl").stderr
+    other = tmp_path / "other.whl"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("torch_tiled/version.py", '__version__ = "0.0.1"')
+    message = take_library(other).stderr
+    ours = torch_tiled.__version__
+    assert f"other.whl is version 0.0.1, and this checkout is {ours}" in message
 
 
 def test_sdist_is_beside_the_wheel(wheel):
