@@ -234,8 +234,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_results(args: argparse.Namespace, console, run: Run) -> None:
     """The tables, what was not measured or refused, and a plot of the suite headline."""
-    short = [row for row in run.results if args.suites[row["suite"]].summary]
-    rest = [row for row in run.results if row not in short]
+    short, rest = [], []
+    for row in run.results:
+        (short if args.suites[row["suite"]].summary else rest).append(row)
     report.print_summaries(console, short)
     report.print_tables(console, rest)
     report.print_means(console, report.geometric_means(rest))
