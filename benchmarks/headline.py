@@ -13,7 +13,7 @@ EVERY_KIND = (
 )
 
 HEADLINE = Suite(
-    "what to know first, on a GPU: squares, each precision and dtype, odd sizes, few rows, a batch",
+    "a first look, on a GPU: squares, each precision and dtype, odd sizes, few rows, a batch",
     (
         *(Shape(size, size, size, ways=FP32) for size in (1024, 2048)),
         Shape(4096, 4096, 4096, ways=EVERY_KIND),

@@ -44,7 +44,7 @@ def plan(args: argparse.Namespace) -> list[Job]:
 
 
 def _keeps_ways(args: argparse.Namespace) -> bool:
-    """Whether shapes run in their own ways."""
+    """True where shapes run in their own ways."""
     return not (args.dtype or args.precision)
 
 

@@ -29,7 +29,7 @@ CHECKED_ROWS = 256  # rows that are compared with float64
 
 @dataclass(frozen=True)
 class Plan:
-    """What is shown on a device."""
+    """The products that are shown on a device."""
 
     algorithm: str
     sizes: tuple[int, ...]  # m = n = k of the products that are timed

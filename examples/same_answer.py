@@ -60,7 +60,7 @@ def llama(full: bool) -> nn.Module:
 
 
 class ByName(TorchFunctionMode):
-    """What torch_tiled.override is on a GPU, for products of an algorithm that is named."""
+    """Stands for torch_tiled.override on a CPU: products are those of an algorithm by name."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -92,7 +92,7 @@ def test_the_demo_refuses_other_devices(capsys):
 
 @pytest.fixture
 def asked(device):
-    """What a small Llama answers, by the name of a way."""
+    """Asks a small Llama in the way of a name."""
     pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = same_answer.llama(full=False).to(device)

@@ -1,4 +1,4 @@
-"""What `make bench` measures by itself: the suites headline and host, their tables and the plot."""
+"""`make bench` without arguments: the suites headline and host, their tables and the plot."""
 
 import bench_matmul
 import headline

@@ -1,4 +1,4 @@
-"""What a release says of itself: the citation, the forms for reports, and the policy."""
+"""The papers of a release: the citation, the forms for reports, and the policy."""
 
 import re
 from pathlib import Path
