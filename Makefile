@@ -18,11 +18,12 @@ CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build wheel check_wheel release test bench docs format lint memcheck soak sass profile clean
+.PHONY: help build wheel check_wheel release test demo bench docs format lint memcheck soak sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
 	@echo 'make test TORCH=2.14.1               the same with that torch, in .venv-2.14.1'
+	@echo 'make demo                            fp32 beside torch.matmul: speed, error, equal bits'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make bench WHEEL=...                 take it from a wheel; test, too'
@@ -75,6 +76,9 @@ release: wheel check_wheel
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
+
+demo: build $(RUN_VENV)/made
+	$(RUN) examples/demo.py $(ARGS)
 
 bench: build $(RUN_VENV)/made
 	$(RUN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)

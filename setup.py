@@ -9,7 +9,11 @@ tells `python -m torch_tiled info` what it was built with.
     DEBUG=1                     no optimisation, debug information for host and device
     LINEINFO=1                  source lines in machine code, for Nsight Compute
     PORTABLE=1                  link by zig (ziglang on PyPI), for glibc 2.28 or later
-    CI=true                     a warning, a register spill or serialised wgmmas fail the build
+    VERBOSE=1                   print the registers and spills of each kernel, too
+    CI=true                     the same; a warning, a spill or serialised wgmmas fail the build
+
+A file that is compiled is one line. Registers and spills of all kernels, as ptxas counts them, are
+in build/ptxas.txt; warnings and spills are printed in any case.
 """
 
 import hashlib
@@ -22,7 +26,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -32,11 +38,13 @@ from setuptools.errors import CompileError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
 OBJECTS = ROOT / "build" / "objects"  # wherever the result goes: every kind of build shares them
+REPORT = ROOT / "build" / "ptxas.txt"
 
 DEBUG = os.environ.get("DEBUG") == "1"
 STRICT = os.environ.get("CI") == "true"
 LINEINFO = os.environ.get("LINEINFO") == "1"
 PORTABLE = os.environ.get("PORTABLE") == "1"
+VERBOSE = STRICT or os.environ.get("VERBOSE") == "1"
 JOBS = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0))
 CXX = os.environ.get("CXX", "g++")
 
@@ -174,6 +182,7 @@ class Compilation:
         self.object = OBJECTS / f"{self.name}.o"
         self.dependencies = OBJECTS / f"{self.name}.d"
         self.stamp = OBJECTS / f"{self.name}.command"  # written when the object is good
+        self.report = OBJECTS / f"{self.name}.ptxas"  # the registers and spills of its kernels
         self.command = [*command, "-MD", "-MF", str(self.dependencies)]
         self.command += ["-c", str(source), "-o", str(self.object)]
 
@@ -189,15 +198,20 @@ class Compilation:
         except FileNotFoundError:
             return False
 
-    def run(self) -> str:
-        """Compiles, and returns what there is to tell."""
+    def run(self) -> list[str]:
+        """Compiles, and returns the lines to print: the first with the file's name and its time."""
         self.stamp.unlink(missing_ok=True)
         self.object.parent.mkdir(parents=True, exist_ok=True)
-        report, faults = read_compiler(run(self.command))
-        if faults and STRICT:
-            raise CompileError("\n".join([self.name, *report, *faults]))
+        start = time.monotonic()
+        output = read_compiler(run(self.command))
+        seconds = time.monotonic() - start
+        if output.faults and STRICT:
+            lines = [self.name, *output.registers, *output.warnings, *output.faults]
+            raise CompileError("\n".join(lines))
+        self.report.write_text("".join(f"{line}\n" for line in output.registers))
         self.stamp.write_text(shlex.join(self.command))
-        return "\n".join([self.name, *report, *faults])
+        registers = output.registers if VERBOSE else []
+        return [f"{self.name} {seconds:.0f} s", *registers, *output.warnings, *output.faults]
 
 
 def run(command: list[str]) -> str:
@@ -207,29 +221,50 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def read_compiler(output: str) -> tuple[list[str], list[str]]:
-    """A compiler's output: one line a kernel with its registers and spills, then the faults."""
+@dataclass
+class CompilerOutput:
+    """The lines of a compiler's output."""
+
+    registers: list[str] = field(default_factory=list)  # a kernel's, with the bytes it spills
+    warnings: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # under CI=true they are errors
+
+
+def read_compiler(text: str) -> CompilerOutput:
+    """Sorts a compiler's output, in which ptxas -v tells of each kernel in several lines."""
     if shutil.which("c++filt"):
-        filter = subprocess.run(["c++filt", "-p"], input=output, capture_output=True, text=True)
-        output = filter.stdout
-    report, faults = [], []
+        filter = subprocess.run(["c++filt", "-p"], input=text, capture_output=True, text=True)
+        text = filter.stdout
+    output = CompilerOutput()
     kernel = arch = spilled = None
-    for line in output.splitlines():
+    for line in text.splitlines():
         if found := re.search(r"Compiling entry function '(.+)' for '(.+)'", line):
             kernel = re.sub(r"(\(anonymous namespace\)|\w+)::", "", found[1])
             arch = found[2]
         elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
             spilled = sum(map(int, found.groups()))
         elif kernel and (found := re.search(r"Used (\d+) registers", line)):
-            report.append(f"  {arch:6} {found[1]:>3} registers {spilled:>4} B spilled  {kernel}")
+            used = f"  {arch:6} {found[1]:>3} registers {spilled:>4} B spilled  {kernel}"
+            output.registers.append(used)
             if spilled and not DEBUG:
-                faults.append(f"  {kernel} spills {spilled} bytes of registers on {arch}.")
+                output.faults.append(f"  {kernel} spills {spilled} bytes of registers on {arch}.")
             kernel = None
         elif "Potential Performance Loss" in line:  # ptxas serialised wgmmas
-            faults.append(f"  {line}")
+            output.faults.append(f"  {line}")
         elif line.strip() and not line.startswith("ptxas info"):
-            report.append(f"  {line}")
-    return report, faults
+            output.warnings.append(f"  {line}")
+    return output
+
+
+def write_report(plan: list[Compilation]) -> None:
+    """Writes what ptxas said of every kernel of the library, also of files compiled before."""
+    found = [(each.name, each.report.read_text()) for each in plan if each.report.exists()]
+    text = "".join(f"{name}\n{registers}" for name, registers in found if registers)
+    if text:
+        REPORT.write_text(text)
+        say(f"the registers and spills of each kernel are in {REPORT.relative_to(ROOT)}.")
+    else:
+        REPORT.unlink(missing_ok=True)  # of another build, with CUDA
 
 
 class BuildObject(build_ext):
@@ -251,8 +286,10 @@ class BuildObject(build_ext):
         say(f"{len(stale)} of {len(plan)} files to compile.")
         with ThreadPoolExecutor(JOBS) as pool:
             try:
-                for done in as_completed([pool.submit(each.run) for each in stale]):
-                    print(done.result(), flush=True)
+                waiting = [pool.submit(each.run) for each in stale]
+                for count, done in enumerate(as_completed(waiting), start=1):
+                    lines = "\n".join(done.result())
+                    print(f"[{count:{len(str(len(stale)))}}/{len(stale)}] {lines}", flush=True)
             except CompileError:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -262,6 +299,7 @@ class BuildObject(build_ext):
         link = portable_link if PORTABLE else plain_link
         run(link(target, [str(each.object) for each in plan], nvcc, torch_libraries))
         self.description = describe(target, nvcc)
+        write_report(plan)
         say(f"linked {target}.")
 
     def run(self) -> None:
@@ -283,7 +321,7 @@ def plain_link(target: Path, objects: list[str], nvcc: str | None, torch: str) -
 
 
 def portable_link(target: Path, objects: list[str], nvcc: str | None, torch: str) -> list[str]:
-    """The command that links for systems from OLDEST_GLIBC on.
+    """The command that links for systems with an older glibc: PORTABLE_TARGET says which.
 
     zig knows the symbol versions of every glibc. Its `cc`, unlike its `c++`, adds no C++ library of
     its own. libstdc++ is linked statically, libgcc_s is not: it unwinds exceptions, and all

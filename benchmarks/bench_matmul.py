@@ -6,12 +6,14 @@
     python benchmarks/bench_matmul.py --shape 4096x768x3072 --layout NT TN --dtype bfloat16
 
 measure.py says how it times, check.py what it demands of a result before it reports its time,
-suites.py what the suites hold and variants.py what is measured beside a plain product.
+suites.py what the suites hold and variants.py what is measured beside a plain product. Without
+arguments it measures the suite headline on a GPU and draws it, and the suite host on a CPU.
 write_pages.py writes pages and plots of the results.
 """
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ import torch
 # For a package that is built in place and not installed.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
+import headline
 import machine
 import report
 from check import Wrong, full_precision_peer, judge
@@ -45,6 +48,11 @@ from variants import VARIANTS, Contest, planned
 
 Energy = Callable[[], float]  # a counter of joules
 
+HOST_CODE = (
+    "This compares host code with torch.matmul, since the device is a CPU. The host's kernels are "
+    "there for their bits, which are those of a GPU, not for speed; auto is torch.matmul itself."
+)
+
 
 class Declined(Exception):
     """The op does not take a problem, or it does not fit in memory; the message says why."""
@@ -55,13 +63,13 @@ class Run:
     """The rows and the sentences that a run has found so far."""
 
     results: list[dict] = field(default_factory=list)
-    declined: list[str] = field(default_factory=list)
+    declined: list[tuple[Job, str]] = field(default_factory=list)  # each with the reason
     refused: list[str] = field(default_factory=list)
 
     def save(self, path: Path, header: dict) -> None:
         header = header | {
             "geometric_means": report.geometric_means(self.results),
-            "declined": self.declined,
+            "declined": [f"{job} was not measured: {why}" for job, why in self.declined],
             "refused": self.refused,
         }
         path.write_text(json.dumps({"header": header, "rows": self.results}, indent=1) + "\n")
@@ -173,8 +181,8 @@ def measure_all(
                 run.refused.append(f"{job} is wrong: {error}.")
                 steps.finish(run.refused[-1])
             except Declined as error:
-                run.declined.append(f"{job} was not measured: {error}")
-                steps.finish(run.declined[-1])
+                run.declined.append((job, str(error)))
+                steps.finish(f"{job}: not measured")
             else:
                 run.results.append(row)
                 steps.finish(f"{job}: {report.sentence(row)}")
@@ -224,6 +232,32 @@ def main(argv: list[str] | None = None) -> int:
     return bench(args, console, machine.command_line(words, args.json))
 
 
+def print_results(args: argparse.Namespace, console, run: Run) -> None:
+    """The tables, what was not measured or refused, and a plot of the suite headline."""
+    short, rest = [], []
+    for row in run.results:
+        (short if args.suites[row["suite"]].summary else rest).append(row)
+    report.print_summaries(console, short)
+    report.print_tables(console, rest)
+    report.print_means(console, report.geometric_means(rest))
+    for sentence in (*report.declinations(run.declined), *run.refused):
+        console.print(sentence, markup=False)
+    if drawn := [row for row in short if row["suite"] == "headline"]:
+        console.print(plot(drawn, torch.device(args.device)), markup=False, soft_wrap=True)
+
+
+def plot(rows: list[dict], device: torch.device) -> str:
+    """Draws the suite headline, and says where."""
+    from speed_plots import draw_headline
+
+    headline.PLOT.parent.mkdir(exist_ok=True)
+    try:
+        draw_headline(rows, machine.device_name(device), headline.PLOT)
+    except ModuleNotFoundError as error:
+        return f"No plot was drawn, since {error.name} is not installed."
+    return f"The plot is in {os.path.relpath(headline.PLOT)}."
+
+
 def bench(args: argparse.Namespace, console, command_line: str) -> int:
     device = torch.device(args.device)
     header = machine.describe(device, command_line, args.commit)
@@ -232,6 +266,8 @@ def bench(args: argparse.Namespace, console, command_line: str) -> int:
         "seconds": args.seconds,
         "repeats": args.repeats,
     }
+    if args.suites and device.type == "cpu":
+        console.print(HOST_CODE, markup=False)
     console.print(f"{header['device']}, torch {header['torch']}", markup=False)
     raise_clocks(device)
     header["clocks_before"] = machine.clocks(device)
@@ -255,10 +291,7 @@ def bench(args: argparse.Namespace, console, command_line: str) -> int:
         header["clocks_after"] = machine.clocks(device)
         if args.json:
             run.save(args.json, header)
-    report.print_tables(console, run.results)
-    report.print_means(console, report.geometric_means(run.results))
-    for sentence in (*run.declined, *run.refused):
-        console.print(sentence, markup=False)
+    print_results(args, console, run)
     if interrupted:
         console.print("Interrupted: this is what was measured before.")
         return 130

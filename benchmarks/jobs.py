@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import report
 from check import reference
 from options import DTYPES
-from shapes import Shape
+from shapes import Shape, Suite
 
 import torch_tiled
 
@@ -32,23 +32,47 @@ def plan(args: argparse.Namespace) -> list[Job]:
     """Every job asked for; jobs on the same operands stand together."""
     jobs = []
     for name, suite in args.suites.items():
-        for dtype in args.dtype or suite.dtypes:
-            # The op reads `precision` for float32 alone.
-            asked = args.precision or suite.precisions
-            precisions = asked if dtype == "float32" else ["fp32"]
+        for dtype in _dtypes(suite, args):
             for shape in _in_layouts(suite.shapes, args.layout):
-                for precision in precisions:
-                    named = [
-                        algorithm
-                        for algorithm in _by_name(name, shape, args.device)
-                        if reference.takes(algorithm, DTYPES[dtype], args.device, precision)
-                    ]
+                for precision, algorithms in _ways(name, suite, shape, dtype, args):
                     jobs += [
                         Job(name, shape, dtype, precision, algorithm, variant)
                         for variant in suite.variants
-                        for algorithm in args.algorithm or [*named, "auto"]
+                        for algorithm in args.algorithm or algorithms
                     ]
     return jobs
+
+
+def _keeps_ways(args: argparse.Namespace) -> bool:
+    """True where shapes run in their own ways."""
+    return not (args.dtype or args.precision)
+
+
+def _dtypes(suite: Suite, args: argparse.Namespace) -> list[str]:
+    if not _keeps_ways(args):
+        return args.dtype or list(suite.dtypes)
+    own = (way.dtype for shape in suite.shapes for way in shape.ways)
+    return list(dict.fromkeys([*suite.dtypes, *own]))
+
+
+def _ways(
+    name: str, suite: Suite, shape: Shape, dtype: str, args: argparse.Namespace
+) -> Iterator[tuple[str, list[str]]]:
+    """The precisions in which a shape runs, and the algorithms of each."""
+    if shape.ways and _keeps_ways(args):
+        own = [way for way in shape.ways if way.dtype == dtype]
+        for precision in dict.fromkeys(way.precision for way in own):
+            yield precision, [way.algorithm for way in own if way.precision == precision]
+    elif dtype in (args.dtype or suite.dtypes):
+        # The op reads `precision` for float32 alone.
+        asked = args.precision or suite.precisions
+        for precision in asked if dtype == "float32" else ["fp32"]:
+            named = [
+                algorithm
+                for algorithm in _by_name(name, shape, args.device)
+                if reference.takes(algorithm, DTYPES[dtype], args.device, precision)
+            ]
+            yield precision, [*named, "auto"]
 
 
 def _by_name(suite: str, shape: Shape, device: str) -> list[str] | tuple[str, ...]:

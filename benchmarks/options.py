@@ -22,7 +22,7 @@ def parse(argv: list[str] | None, description: str = "") -> argparse.Namespace:
     """The options, with the suites asked for by name in `suites`."""
     parser = argparse.ArgumentParser(description=description)
     option = parser.add_argument
-    option("--suite", nargs="+", choices=SUITES, help="default: smoke, if no shape is asked for")
+    option("--suite", nargs="+", choices=SUITES, help="default: headline on a GPU, else host")
     option("--shape", nargs="+", type=_shape, metavar="MxNxK", help="products of no suite")
     option("--dtype", nargs="+", choices=DTYPES, help="default: the suite's")
     option("--precision", nargs="+", choices=PRECISIONS, help="of float32; default: the suite's")
@@ -43,7 +43,8 @@ def parse(argv: list[str] | None, description: str = "") -> argparse.Namespace:
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if args.profile and args.device == "cpu":
         parser.error("--profile is for kernels on a GPU; torch sees none, or --device is cpu.")
-    names = args.suite or ([] if args.overhead or args.shape else ["smoke"])
+    default = "headline" if args.device == "cuda" else "host"
+    names = args.suite or ([] if args.overhead or args.shape else [default])
     args.suites = {name: SUITES[name] for name in names}
     if args.shape:
         args.suites["asked"] = Suite("what --shape says", tuple(args.shape))

@@ -92,6 +92,67 @@ def print_tables(console: Console, rows: list[dict]) -> None:
         console.print()
 
 
+def kind(row: dict) -> str:
+    """The precision of a float32 product, and another one's dtype."""
+    return row["precision"] if row["dtype"] == "float32" else row["dtype"]
+
+
+def product(row: dict) -> str:
+    """The sizes and the layout."""
+    batch = f"{row['batch']} x " if row["batch"] > 1 else ""
+    return f"{batch}{row['m']}x{row['n']}x{row['k']} {row['layout']}"
+
+
+def print_summaries(console: Console, rows: list[dict]) -> None:
+    """One short table for each suite, whatever the dtypes and precisions in it."""
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        console.print(_summary([row for row in rows if row["suite"] == suite]))
+        console.print()
+
+
+def _summary(rows: list[dict]) -> Table:
+    peer = rows[0]["peer"]
+    rate, unit = (1, "TFLOP/s") if max(row["tflops"] for row in rows) > 1 else (1e3, "GFLOP/s")
+    title = Text(f"{rows[0]['suite']}: {unit} of torch_tiled and {peer}, errors against float64")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for heading in ("kind", "product", "kernel"):
+        table.add_column(heading)
+    for heading in (unit, peer, "ratio", "error", "peer's\nerror"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        peer_tflops = row["tflops"] / row["ratio"]
+        table.add_row(
+            kind(row),
+            product(row),
+            row["kernel"] if row["algorithm"] == "auto" else row["algorithm"],
+            _number(row["tflops"] * rate),
+            _number(peer_tflops * rate),
+            _ratio(row),
+            *(f"{row[error]:.1e}" if row[error] else "0" for error in ("error", "peer_error")),
+        )
+    return table
+
+
+def _ratio(row: dict) -> Text:
+    return Text(f"{row['ratio']:.2f}", style="green" if row["ratio"] >= 1 else "")
+
+
+def declinations(declined: list[tuple]) -> list[str]:
+    """A sentence for each algorithm of the jobs that were not measured, with the first reason."""
+    of: dict[str, list[tuple]] = {}
+    for job, why in declined:
+        of.setdefault(job.algorithm, []).append((job, why))
+    sentences = []
+    for algorithm, found in of.items():
+        job, why = found[0]
+        if len(found) == 1:
+            sentences.append(f"{job} was not measured: {why}")
+        else:
+            others = f"and {len(found) - 1} more"
+            sentences.append(f"{algorithm} was not measured: {job.shape} {others}: {why}")
+    return sentences
+
+
 def _of_copy(row: dict) -> str:
     return f"{row['copy_us'] / row['us']:.2f}" if row["copy_us"] else ""
 
@@ -124,14 +185,13 @@ def _table(title: str, rows: list[dict]) -> Table:
         sizes = shape if shape != before else ("",) * 5
         before = shape
         spread = (row["us_p90"] - row["us_p10"]) / 2 / row["us"]
-        ratio = Text(f"{row['ratio']:.2f}", style="green" if row["ratio"] >= 1 else "")
         table.add_row(
             *(str(size) for size in sizes[0 if batched else 1 :]),
             ran(row),
             _number(row["us"]),
             f"±{spread:.1%}",
             _number(row["tflops"]),
-            ratio,
+            _ratio(row),
             f"{row['error']:.1e}",
             f"{row['peer_error']:.1e}",
             *(of(row) for of in optional.values()),

@@ -6,6 +6,15 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a product is measured: its dtype, the precision of float32, and the algorithm."""
+
+    dtype: str = "float32"
+    precision: str = "fp32"
+    algorithm: str = "auto"
+
+
+@dataclass(frozen=True)
 class Shape:
     """One product: `batch` times (m, k) @ (k, n).
 
@@ -23,6 +32,7 @@ class Shape:
     every_kernel: bool = False  # on CUDA all of torch_tiled.algorithms() run here, beside `auto`
     kernels: tuple[str, ...] = ()  # on CUDA these run here by name, beside `auto`
     energy: bool = False  # the product is long enough to count the energy it takes
+    ways: tuple[Way, ...] = ()  # alone run here, where no dtype and no precision is asked for
 
     @property
     def operands(self) -> int:
@@ -59,3 +69,4 @@ class Suite:
     precisions: tuple[str, ...] = ("fp32",)  # of float32 products, where none is asked for
     dtypes: tuple[str, ...] = ("float32",)  # where none is asked for
     copy: bool = False  # a copy of as many bytes is timed beside each product
+    summary: bool = False  # the rows are printed as one short table, without means

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import plots
+import report
 from ladder import SIZE, WAYS
 from roofline import PEAK, peak
 from rows import kernel_squares, kernels, kind, peer_tflops, select, squares
@@ -19,6 +20,14 @@ COLORS = {  # of bars, by what a kernel computes on
     "tensor cores, fp16x3": plots.BLUE,
     "tensor cores, bfloat16": plots.VERMILION,
     "tensor cores, tf32": plots.GREEN,
+}
+# The colours of the suite headline, by kind.
+KINDS = {
+    "fp32": plots.BLUE,
+    "ieee": plots.ORANGE,
+    "tf32": plots.GREEN,
+    "bfloat16": plots.VERMILION,
+    "float64": plots.PURPLE,
 }
 # The lines of the error plot: a product of errors_hopper.json, its label and its style.
 PRODUCTS = {
@@ -66,6 +75,45 @@ def draw_kernels(measured: dict, path: Path) -> None:
     figure.legend(fontsize="small", loc="outside lower center", ncols=3)
     device = measured["header"]["device"]
     plots.finish(figure, axes, f"{SIZE} x {SIZE} x {SIZE}, {device}", path)
+
+
+def draw_headline(found: list[dict], device: str, path: Path) -> None:
+    """A bar of TFLOP/s for each product, the peer's speed on it, and the errors of both."""
+    figure, (speed, error) = plots.pyplot().subplots(
+        *(1, 2), figsize=(10, 1.8 + 0.3 * len(found)), layout="constrained", sharey=True
+    )
+    places, peer = range(len(found)), found[0]["peer"]
+    for name, color in KINDS.items():
+        bars = {i: row["tflops"] for i, row in enumerate(found) if report.kind(row) == name}
+        if bars:
+            speed.barh(list(bars), list(bars.values()), color=color, label=name)
+    mark = {"marker": "|", "markersize": 12, "markeredgewidth": 2, "linestyle": ""}
+    speed.plot(list(map(peer_tflops, found)), places, color=plots.BLACK, label=peer, **mark)
+    for i, row in enumerate(found):
+        ends = max(row["tflops"], peer_tflops(row))
+        speed.annotate(
+            *(f"{row['ratio']:.2f}x", (ends, i)),
+            **{
+                "xytext": (6, 0),
+                "textcoords": "offset points",
+                "va": "center",
+                "fontsize": "small",
+            },
+        )
+    colors = [KINDS[report.kind(row)] for row in found]
+    error.scatter([row["error"] for row in found], places, color=colors, zorder=3)
+    error.plot([row["peer_error"] for row in found], places, color=plots.BLACK, **mark)
+    for axes, label in ((speed, "TFLOP/s"), (error, "relative error against float64")):
+        axes.set_xscale("log")
+        axes.margins(x=0.15)
+        axes.set_xlabel(label)
+        plots.add_grid(axes)
+    labels = [f"{report.product(row)}  {report.kind(row)}" for row in found]
+    speed.set_yticks(places, labels=labels)
+    speed.invert_yaxis()
+    figure.legend(fontsize="small", loc="outside lower center", ncols=6)
+    figure.suptitle(f"auto, {device}", fontsize="medium")
+    plots.save(figure, path)
 
 
 def draw_sizes(measured: dict, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The suites of products that the benchmark measures, by name."""
 
+from headline import HEADLINE, HOST
 from shapes import LAYOUTS, Shape, Suite
 
 LADDER_SIZES = (256, 512, 1024, 2048, 4096)  # the squares at which kernels are compared
@@ -285,6 +286,8 @@ def _smoke() -> tuple[Shape, ...]:
 
 
 SUITES = {
+    "headline": HEADLINE,
+    "host": HOST,
     "smoke": Suite("every kernel on small problems: minutes at most on two CPU cores", _smoke()),
     "square": Suite("squares from 128 to 16384; at 4096 every kernel and every layout", _square()),
     "ladder": Suite("every float32 kernel, on squares below 4096", _ladder()),

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import demo
 import models
 import pytest
+import same_answer
 import torch
 from helpers.small_models import TASKS, small
 from torch.testing import assert_close
@@ -64,3 +66,89 @@ def test_an_unknown_model_is_refused_with_a_list_of_models():
     done = subprocess.run([sys.executable, COMMAND, "gpt3"], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"there is no model gpt3; choose of {', '.join(TASKS)}" in done.stderr
+
+
+def test_the_demo_shows_the_same_rows_for_every_number_of_rows(monkeypatch, capsys, device):
+    small = demo.PLANS["cpu"]
+    plan = demo.Plan(demo.PLANS[device].algorithm, small.sizes, small.weight, small.counts)
+    monkeypatch.setitem(demo.PLANS, device, plan)
+    demo.main(["--device", device, "--seconds", "1e-3"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    tables = [list(map(float, line)) for line in lines if line and line[0].isdigit()]
+    timed, rows = [x for x in tables if len(x) == 6], [x for x in tables if len(x) == 3]
+    assert [row[0] for row in timed] == list(plan.sizes)
+    for _, theirs_ms, ours_ms, _, *errors in timed:
+        assert theirs_ms > 0 and ours_ms > 0
+        assert all(0 < error < 1e-6 for error in errors)
+    assert [row[0] for row in rows] == list(plan.counts)
+    assert all(ours == count for count, _, ours in rows)
+
+
+def test_the_demo_refuses_other_devices(capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--device", "meta"])
+    assert "--device is meta; it must be cpu or cuda" in capsys.readouterr().err
+
+
+@pytest.fixture
+def asked(device):
+    """Asks a small Llama in the way of a name."""
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = same_answer.llama(full=False).to(device)
+    prompts = torch.randint(model.config.vocab_size, (3, 5), device=device)
+
+    def ask(name, dtype):
+        (way,) = [way for way in same_answer.WAYS if way.name == name]
+        return same_answer.ask(way, model.to(dtype), prompts, tokens=2)
+
+    return ask
+
+
+@pytest.mark.parametrize("dtype", same_answer.DTYPES.values(), ids=same_answer.DTYPES)
+def test_a_prompt_has_one_answer_alone_and_in_a_batch(asked, monkeypatch, dtype):
+    monkeypatch.setattr(same_answer, "TIMES", 1)
+    done = asked("the same, means too", dtype)
+    assert (done.prefill, done.steps, done.tokens) == (3, 3, 3)
+    assert done.alone_ms > 0 and done.batch_ms > 0
+    assert asked("convert", dtype).prefill <= 3
+
+
+def test_the_ways_of_the_same_answer_multiply_by_torch_tiled():
+    pytest.importorskip("transformers")
+    model = same_answer.llama(full=False)
+    layers = sum(isinstance(x, torch.nn.Linear) for x in model.modules())
+    prompts = torch.randint(model.config.vocab_size, (2, 5))
+    calls = {}
+    for way in same_answer.WAYS:
+        ready = way.prepare(model)
+        ready.set_attn_implementation(way.attention)
+        with torch.no_grad(), way.statement(ready), torch.profiler.profile() as profiled:
+            ready(prompts)
+        counts = {event.key: event.count for event in profiled.key_averages()}
+        calls[way.name] = [counts.get(f"tiled::{name}", 0) for name in ("linear", "matmul")]
+    norms = sum("RMSNorm" in type(x).__name__ for x in model.modules())
+    attention = 2 * model.config.num_hidden_layers
+    assert calls == {
+        "torch": [0, 0],
+        "convert": [layers, 0],
+        "torch, eager attention": [0, 0],
+        "override, eager attention": [layers, attention],
+        "the same, means too": [layers, attention + norms],
+    }
+
+
+def test_the_same_answer_prints_a_row_for_each_way(monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(same_answer, "TIMES", 1)
+    same_answer.main(["--device", "cpu", "--dtype", "float32", "--tokens", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith("float32")]
+    assert [" ".join(row[1:-5]) for row in rows] == [way.name for way in same_answer.WAYS]
+    assert rows[-1][-5:-2] == ["8", "8", "8"]
+
+
+def test_the_same_answer_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match="pip install transformers"):
+        same_answer.main(["--device", "cpu"])

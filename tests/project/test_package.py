@@ -212,6 +212,14 @@ def test_build_without_nvcc_says_so_in_one_line(wheel):
     assert lines[0].startswith("torch_tiled: building for CPU only, because no nvcc was found")
 
 
+def test_build_prints_a_line_for_each_file(wheel):
+    lines = re.findall(r"\[ *(\d+)/(\d+)\] (csrc/\S+) \d+ s$", wheel[1], re.MULTILINE)
+    counts, totals, files = zip(*lines, strict=True)
+    assert list(map(int, counts)) == list(range(1, len(lines) + 1))
+    assert set(totals) == {str(len(lines))}
+    assert len(set(files)) == len(lines) and "csrc/cpu/tiled.cpp" in files
+
+
 def test_wheel_is_for_every_python_and_has_all_it_needs(wheel):
     version = torch_tiled.__version__
     assert wheel[0].name == f"torch_tiled-{version}-py3-none-linux_{platform.machine()}.whl"
@@ -317,8 +325,7 @@ def test_unknown_value_of_torch_tiled_cuda_is_an_error(tmp_path):
     assert "error: TORCH_TILED_CUDA is 'yes'; it must be 0, 1 or auto." in done.stdout
 
 
-def test_spills_and_serialized_wgmma_are_errors():
-    output = """\
+COMPILER_OUTPUT = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'naive_kernel' for 'sm_80'
 ptxas info    : Function properties for naive_kernel
@@ -329,13 +336,70 @@ ptxas info    : Function properties for tiled_kernel
     72 bytes stack frame, 72 bytes spill stores, 144 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 72 bytes cumulative stack size
 ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized
+file.cu(7): warning #177-D: variable "i" was declared but never referenced
 """
-    code = "import runpy; print(runpy.run_path('setup.py')['read_compiler'](" + repr(output) + "))"
-    report, faults = ast.literal_eval(output_of(sys.executable, "-c", code))
-    assert report == [
-        "  sm_80   40 registers    0 B spilled  naive_kernel",
-        "  sm_90a 255 registers  216 B spilled  tiled_kernel",
-    ]
+REGISTERS = [
+    "  sm_80   40 registers    0 B spilled  naive_kernel",
+    "  sm_90a 255 registers  216 B spilled  tiled_kernel",
+]
+WARNING = '  file.cu(7): warning #177-D: variable "i" was declared but never referenced'
+
+
+def test_spills_and_serialized_wgmma_are_errors():
+    code = f"""
+import runpy
+output = runpy.run_path('setup.py')['read_compiler']({COMPILER_OUTPUT!r})
+print([output.registers, output.warnings, output.faults])
+"""
+    registers, warnings, faults = ast.literal_eval(output_of(sys.executable, "-c", code))
+    assert registers == REGISTERS
+    assert warnings == [WARNING]
     assert len(faults) == 2
     assert faults[0] == "  tiled_kernel spills 216 bytes of registers on sm_90a."
     assert "(C7511)" in faults[1]
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Compiles a file by a compiler that prints COMPILER_OUTPUT: the lines, and the report."""
+    (tmp_path / "output").write_text(COMPILER_OUTPUT)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\ncat {tmp_path}/output\n")
+    compiler.chmod(0o755)
+    code = f"""
+import importlib.util, pathlib
+spec = importlib.util.spec_from_file_location('setup_script', 'setup.py')
+setup = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(setup)
+setup.ROOT = pathlib.Path({str(tmp_path)!r})
+setup.OBJECTS, setup.REPORT = setup.ROOT / 'build/objects', setup.ROOT / 'build/ptxas.txt'
+plan = [setup.Compilation(setup.ROOT / 'csrc/file.cu', [{str(compiler)!r}])]
+lines = plan[0].run()
+setup.write_report(plan)
+print([lines, setup.REPORT.read_text()])
+"""
+
+    def run_compiler(**environment) -> subprocess.CompletedProcess:
+        return run(sys.executable, "-c", code, **{"CI": "", "VERBOSE": "", **environment})
+
+    return run_compiler
+
+
+@pytest.mark.parametrize("verbose", ["", "1"])
+def test_registers_go_to_a_report_and_faults_are_printed(compiled, verbose):
+    done = compiled(VERBOSE=verbose)
+    assert done.returncode == 0, done.stdout
+    told, printed = done.stdout.splitlines()
+    assert told == "torch_tiled: the registers and spills of each kernel are in build/ptxas.txt."
+    (first, *others), report = ast.literal_eval(printed)
+    assert re.fullmatch(r"csrc/file\.cu \d+ s", first)
+    assert others[:-2] == [*(REGISTERS if verbose else []), WARNING]
+    assert "spills 216 bytes" in others[-2] and "(C7511)" in others[-1]
+    assert report.splitlines() == ["csrc/file.cu", *REGISTERS]
+
+
+def test_a_spill_fails_a_strict_build(compiled):
+    done = compiled(CI="true")
+    assert done.returncode != 0
+    for line in ("csrc/file.cu", *REGISTERS, "  tiled_kernel spills 216 bytes of registers"):
+        assert line in done.stdout

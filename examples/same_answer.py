@@ -1,0 +1,229 @@
+"""Asks a Llama of random weights each prompt alone and in a batch of 8: are its answers the same?
+
+    python examples/same_answer.py
+    python examples/same_answer.py --dtype bfloat16 --tokens 32
+
+PyTorch's products may sum in another order for another number of rows, so that an answer depends on
+what is asked beside it. Products of torch_tiled do not. Five ways are compared: PyTorch with the
+attention that it picks; torch_tiled.convert, which leaves that attention to PyTorch; PyTorch with
+attention by matrix products ("eager" in transformers); the same in torch_tiled.override; and that
+with the means of norms by products, since PyTorch's mean may depend on the number of rows, too.
+
+On a CPU torch_tiled multiplies by torch.matmul unless an algorithm is named, so both ways name one
+there. The model has 12 layers of width 2048 on a GPU, and 2 of width 128 on a CPU.
+"""
+
+import argparse
+import contextlib
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+# For a package that is built in place and not installed.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import torch_tiled
+
+PROMPTS = 8
+TIMES = 5  # that a prefill is timed
+ON_CPU = "tiled"  # the algorithm there: it takes every dtype and size
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def llama(full: bool) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, layers, heads, groups, vocabulary = (
+        (2048, 12, 16, 8, 32000) if full else (128, 2, 2, 1, 100)
+    )
+    config = LlamaConfig(
+        hidden_size=width,
+        # Multiples of 32: PyTorch's silu on a CPU rounds elements in whole SIMD registers and those
+        # that are left over in different ways.
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        vocab_size=vocabulary,
+        eos_token_id=None,  # each answer has as many tokens
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+class ByName(TorchFunctionMode):
+    """Stands for torch_tiled.override on a CPU: products are those of an algorithm by name."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is nn.functional.linear:
+            return torch_tiled.linear(*args, **kwargs, algorithm=ON_CPU)
+        if func in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__):
+            return torch_tiled.matmul(*args, **kwargs, algorithm=ON_CPU)
+        return func(*args, **kwargs)
+
+
+class Means(TorchFunctionMode):
+    """Makes a mean over the last dimension, as LlamaRMSNorm takes it, a product of torch_tiled."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is not torch.Tensor.mean or args[1:] != (-1,) or kwargs != {"keepdim": True}:
+            return func(*args, **kwargs)
+        (x, _) = args
+        weights = x.new_full((x.shape[-1], 1), 1 / x.shape[-1])
+        algorithm = ON_CPU if x.is_cpu else "auto"
+        return torch_tiled.matmul(x, weights, precision="ieee", algorithm=algorithm)
+
+
+def converted(model: nn.Module) -> nn.Module:
+    model = copy.deepcopy(model)
+    torch_tiled.convert(model)
+    if next(model.parameters()).is_cpu:
+        for layer in model.modules():
+            if isinstance(layer, torch_tiled.nn.Linear):
+                layer.algorithm = ON_CPU
+    return model
+
+
+def overriding(model: nn.Module) -> AbstractContextManager:
+    return ByName() if next(model.parameters()).is_cpu else torch_tiled.override()
+
+
+@contextlib.contextmanager
+def overriding_means(model: nn.Module) -> Iterator[None]:
+    with overriding(model), Means():
+        yield
+
+
+def as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+def no_statement(model: nn.Module) -> AbstractContextManager:
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    attention: str  # as transformers calls it
+    prepare: Callable[[nn.Module], nn.Module] = as_it_is
+    statement: Callable[[nn.Module], AbstractContextManager] = no_statement
+
+
+WAYS = (
+    Way("torch", "sdpa"),
+    Way("convert", "sdpa", prepare=converted),
+    Way("torch, eager attention", "eager"),
+    Way("override, eager attention", "eager", statement=overriding),
+    Way("the same, means too", "eager", statement=overriding_means),
+)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How many prompts have the same bits alone as in the batch, and milliseconds."""
+
+    prefill: int  # the same logits of all their tokens
+    steps: int  # the same logits of each token that is generated
+    tokens: int  # the same tokens
+    alone_ms: float
+    batch_ms: float
+
+
+def prefill_ms(model: nn.Module, prompts: torch.Tensor) -> float:
+    times = []
+    for _ in range(1 + TIMES):
+        start = now(prompts)
+        model(prompts)
+        times.append(now(prompts) - start)
+    return statistics.median(times[1:]) * 1e3
+
+
+def now(prompts: torch.Tensor) -> float:
+    """The time when the device is done."""
+    if prompts.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def generate(model: nn.Module, prompts: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """The logits of the prompts, those of each token that is generated greedily, and the tokens."""
+    mask = torch.ones_like(prompts)  # no padding
+    done = model.generate(
+        prompts,
+        attention_mask=mask,
+        max_new_tokens=count,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return model(prompts).logits, torch.stack(done.logits, dim=1), done.sequences
+
+
+@torch.no_grad()
+def ask(way: Way, model: nn.Module, prompts: torch.Tensor, tokens: int) -> Answers:
+    model = way.prepare(model)
+    model.set_attn_implementation(way.attention)
+    same = torch.zeros(3, dtype=torch.int64)
+    with way.statement(model):
+        in_batch = generate(model, prompts, tokens)
+        for i, prompt in enumerate(prompts.split(1)):
+            alone = generate(model, prompt, tokens)
+            pairs = zip(alone, in_batch, strict=True)
+            same += torch.tensor([torch.equal(x[0], y[i]) for x, y in pairs])
+        times = prefill_ms(model, prompts[:1]), prefill_ms(model, prompts)
+    return Answers(*same.tolist(), *times)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--tokens", type=int, default=8, help="to generate (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    if args.tokens < 1:
+        parser.error(f"--tokens is {args.tokens}; it must be at least 1")
+    torch.set_float32_matmul_precision("highest")
+    full = torch.device(args.device).type == "cuda"
+    torch.manual_seed(args.seed)
+    try:
+        with torch.device(args.device):
+            model = llama(full)
+    except ModuleNotFoundError as error:
+        sys.exit(f"This example needs {error.name}: pip install {error.name}")
+    length = 64 if full else 5
+    shape = (PROMPTS, length)
+    prompts = torch.randint(model.config.vocab_size, shape, device=args.device)
+
+    print(
+        f"on {args.device}, {PROMPTS} prompts of {length} tokens, each alone and in a batch of all"
+    )
+    if not full:
+        print(f"On a CPU auto is torch.matmul itself: convert and override name {ON_CPU!r} here.")
+    print(f"\nlogits: those of {PROMPTS} prompts that are equal to the bit alone and in the batch,")
+    print(f"in all tokens of the prompt, and in {args.tokens} tokens that are generated")
+    print(f"{'':36}       logits               ms of a prompt")
+    print(f"{'':36}  prompt  generated  tokens     alone     batch")
+    for dtype in args.dtype:
+        for way in WAYS:
+            done = ask(way, model.to(DTYPES[dtype]), prompts, args.tokens)
+            print(
+                f"{dtype:8}  {way.name:26}  {done.prefill:6}  {done.steps:9}  {done.tokens:6}"
+                f"  {done.alone_ms:8.2f}  {done.batch_ms:8.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
