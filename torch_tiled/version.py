@@ -1,6 +1,6 @@
 """The versions of the package and of the bits of its products."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """The version of the package."""
 
 numerics_version = 2
