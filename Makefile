@@ -18,7 +18,7 @@ CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build wheel test bench docs format lint memcheck soak sass profile clean
+.PHONY: help build wheel hub test bench docs format lint memcheck soak sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make wheel                           build the wheel and the sdist in dist'
+	@echo 'make hub                             build the repository for kernels in build/hub'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make docs                            build the documentation in build/site'
 	@echo 'make memcheck                        random products and the soak under compute-sanitizer'
@@ -63,6 +64,9 @@ wheel: $(VENV)/wheel_tools
 	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) -m auditwheel repair --plat $(MANYLINUX) --only-plat \
 	  --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
 	mv build/wheel/*.tar.gz dist
+
+hub: $(VENV)/wheel_tools
+	$(IN) tools/make_hub.py
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)

@@ -1,14 +1,14 @@
 """Matrix multiplication for PyTorch: many kernels, from naive to tensor cores, in one operator.
 
-The functions are in ops.py, the layer in nn.py, whole models in convert.py, override.py and
-inductor.py. _op/ is the plumbing of the operators in PyTorch's dispatcher.
+The functions are in ops.py, the layer in nn.py, whole models in convert.py, override.py,
+inductor.py and layers.py. _op/ is the plumbing of the operators in PyTorch's dispatcher.
 """
 
 # First, since it checks torch's version and loads the shared library.
 from . import _op  # noqa: F401
 
 # isort: split
-from . import inductor, nn
+from . import inductor, layers, nn
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .ops import algorithms, explain, gemm_, linear, matmul, prepare
@@ -27,6 +27,7 @@ __all__ = [
     "frozen_bytes",
     "gemm_",
     "inductor",
+    "layers",
     "linear",
     "matmul",
     "nn",

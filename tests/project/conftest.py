@@ -1,6 +1,7 @@
 """Fixtures for tests of the benchmark, and what is built for tests of the package.
 
-The sdist is made from the checkout, and the wheel is built in the unpacked sdist.
+The sdist is made from the checkout. The wheel and the repository for `kernels` are built in the
+unpacked sdist, one after the other, since they share objects.
 """
 
 import json
@@ -55,3 +56,15 @@ def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
         return wheel, log
 
     return once_per_run(tmp_path_factory, "wheel", make)
+
+
+@pytest.fixture(scope="session")
+def hub(sdist, wheel, tmp_path_factory) -> tuple[Path, str]:
+    """The repository that tools/make_hub.py wrote, and what it printed."""
+
+    def make(folder: Path) -> tuple[Path, str]:
+        environment = without_cuda(folder) | {"PORTABLE": "0"}
+        log = output_of(sys.executable, "tools/make_hub.py", cwd=sdist, **environment)
+        return sdist / "build" / "hub" / "torch_tiled", log
+
+    return once_per_run(tmp_path_factory, "hub", make)
