@@ -5,7 +5,6 @@ Each case runs in a process of its own, since a library is loaded once, and kern
 
 import json
 import platform
-import runpy
 import shutil
 import sys
 from importlib.util import find_spec
@@ -83,9 +82,32 @@ def test_variant_has_the_package_and_its_description(variant, sdist):
     assert json.loads((variant / "_C.json").read_text())["namespace"] == namespace_of(variant)
 
 
-def test_capabilities_are_written_as_kernels_reads_them():
-    capabilities = runpy.run_path(str(ROOT / "tools" / "make_hub.py"))["capabilities"]
-    assert capabilities(["compute_80", "sm_80", "sm_90a"]) == ["8.0+PTX", "8.0", "9.0a"]
+FAKE_SETUP = """
+import json, os, pathlib, sys
+package = pathlib.Path(sys.argv[-1]) / "torch_tiled"
+package.mkdir(parents=True)
+(package / "_C.so").write_text("library")
+built = {"cuda": "13.0", "architectures": ["compute_80", "sm_80", "sm_90a"]}
+built |= {"namespace": os.environ["TORCH_TILED_NAMESPACE"], "portable": os.environ["PORTABLE"]}
+(package / "_C.json").write_text(json.dumps(built))
+"""
+
+
+def test_with_nvcc_there_are_two_variants(tmp_path):
+    (tmp_path / "setup.py").write_text(FAKE_SETUP)
+    shutil.copy(ROOT / "LICENSE", tmp_path)
+    for folder in ("torch_tiled", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    output_of(sys.executable, "tools/make_hub.py", cwd=tmp_path, PORTABLE="1")
+    folder = tmp_path / "build" / "hub" / "torch_tiled" / "build"
+    cpu, cuda = folder / VARIANT, folder / VARIANT.replace("cpu", "cu130")
+    assert {*folder.iterdir()} == {cpu, cuda}
+    backends = [json.loads((each / "metadata.json").read_text())["backend"] for each in (cpu, cuda)]
+    assert backends == [{"type": "cpu"}, {"type": "cuda", "archs": ["8.0+PTX", "8.0", "9.0a"]}]
+    assert namespace_of(cpu).startswith("_torch_tiled_cpu_")
+    assert namespace_of(cuda) == namespace_of(cpu).replace("cpu", "cuda")
+    built = json.loads((cuda / "_C.json").read_text())
+    assert (built["namespace"], built["portable"]) == (namespace_of(cuda), "1")
 
 
 def test_two_namespaces_share_a_process(variant, tmp_path):
