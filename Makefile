@@ -18,7 +18,8 @@ CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build wheel check_wheel release test demo bench docs format lint memcheck soak sass profile clean
+.PHONY: help build wheel check_wheel release hub test demo bench docs format lint memcheck soak sass \
+  profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
@@ -30,6 +31,7 @@ help:
 	@echo 'make wheel                           build the wheel and the sdist in dist'
 	@echo 'make check_wheel                     try the wheel where nothing but torch is installed'
 	@echo 'make release                         both, and the checksums, in dist'
+	@echo 'make hub                             build the repository for kernels in build/hub'
 	@echo 'make format, make lint               format the sources, check them'
 	@echo 'make docs                            build the documentation in build/site'
 	@echo 'make memcheck                        random products and the soak under compute-sanitizer'
@@ -73,6 +75,9 @@ check_wheel:
 
 release: wheel check_wheel
 	cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
+
+hub: $(VENV)/wheel_tools
+	$(IN) tools/make_hub.py
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)

@@ -9,6 +9,7 @@ tells `python -m torch_tiled info` what it was built with.
     DEBUG=1                     no optimisation, debug information for host and device
     LINEINFO=1                  source lines in machine code, for Nsight Compute
     PORTABLE=1                  link by zig (ziglang on PyPI), for glibc 2.28 or later
+    TORCH_TILED_NAMESPACE=x     the operators in torch.ops.x, beside other copies (default: tiled)
     VERBOSE=1                   print the registers and spills of each kernel, too
     CI=true                     the same; a warning, a spill or serialised wgmmas fail the build
 
@@ -47,6 +48,8 @@ PORTABLE = os.environ.get("PORTABLE") == "1"
 VERBOSE = STRICT or os.environ.get("VERBOSE") == "1"
 JOBS = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0))
 CXX = os.environ.get("CXX", "g++")
+NAMESPACE = os.environ.get("TORCH_TILED_NAMESPACE", "tiled")
+NAMESPACED = "csrc/binding/ops.cpp"  # the one file that registers operators
 
 OLDEST_TORCH = (2, 11)
 OLDEST_CUDA = (12, 0)
@@ -179,10 +182,14 @@ class Compilation:
 
     def __init__(self, source: Path, command: list[str]):
         self.name = str(source.relative_to(ROOT))
-        self.object = OBJECTS / f"{self.name}.o"
-        self.dependencies = OBJECTS / f"{self.name}.d"
-        self.stamp = OBJECTS / f"{self.name}.command"  # written when the object is good
-        self.report = OBJECTS / f"{self.name}.ptxas"  # the registers and spills of its kernels
+        name = self.name
+        if name == NAMESPACED and NAMESPACE != "tiled":  # the default's object stays beside it
+            command = [*command, f"-DTORCH_TILED_NAMESPACE={NAMESPACE}"]
+            name = f"{name}.{NAMESPACE}"
+        self.object = OBJECTS / f"{name}.o"
+        self.dependencies = OBJECTS / f"{name}.d"
+        self.stamp = OBJECTS / f"{name}.command"  # written when the object is good
+        self.report = OBJECTS / f"{name}.ptxas"  # the registers and spills of its kernels
         self.command = [*command, "-MD", "-MF", str(self.dependencies)]
         self.command += ["-c", str(source), "-o", str(self.object)]
 
@@ -279,6 +286,8 @@ class BuildObject(build_ext):
         return fullname.replace(".", "/") + ".so"
 
     def build_extension(self, extension: Extension) -> None:
+        if not re.fullmatch(r"[A-Za-z_]\w*", NAMESPACE, re.ASCII):
+            raise PlatformError(f"TORCH_TILED_NAMESPACE is {NAMESPACE!r}; pass an identifier.")
         torch_headers, torch_libraries = torch_folders()
         nvcc = choose_nvcc()
         plan = compilations(nvcc, torch_headers)
@@ -347,7 +356,7 @@ def portable_link(target: Path, objects: list[str], nvcc: str | None, torch: str
 
 
 def describe(library: Path, nvcc: str | None) -> dict:
-    """What a library was built with, and its digest, by which it is told from others."""
+    """What a library was built with and as, and its digest, by which it is told from others."""
     import torch
 
     flags = " ".join(sum(ARCHITECTURES.values(), []))
@@ -356,6 +365,7 @@ def describe(library: Path, nvcc: str | None) -> dict:
         "torch": torch.__version__,
         "cuda": ".".join(map(str, release_of(nvcc))) if nvcc else "none",
         "architectures": sum(codes, []) if nvcc else [],
+        "namespace": NAMESPACE,
         "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
     }
 

@@ -27,6 +27,7 @@ NEEDED = ["setuptools>=70.1", "pytest", "pytest-xdist"]
 WELCOME = [
     "expecttest",
     "hypothesis",
+    "kernels>=0.17",
     "matplotlib",
     "numpy",
     "opt_einsum",

@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 
-from torch_tiled.info import as_table, info
-from torch_tiled.trace import draw, trace
+from .info import as_table, info
+from .trace import draw, trace
 
 
 def main() -> int:

@@ -202,8 +202,8 @@ class InductorCandidates:
 
     Args:
         version: a text in the key of Inductor's cache: other candidates need another version.
-        functions: each takes the tensors of aten's mm, bmm or addmm, and returns the product,
-            contiguous.
+        functions: the functions by their names in Inductor's code. Each takes the tensors of aten's
+            mm, bmm or addmm, and returns the product, contiguous.
         candidate: candidate(op, dtypes, strides, scalars) returns the function that computes
             aten::op of such operands, or None.
     """
@@ -249,7 +249,10 @@ class InductorCandidates:
     def _register(self):
         from torch._inductor.select_algorithm import ExternKernelChoice
 
-        return {f: ExternKernelChoice(f, has_out_variant=False) for f in self._functions}
+        return {
+            function: ExternKernelChoice(function, name=name, has_out_variant=False)
+            for name, function in self._functions.items()
+        }
 
     def choices(self):
         """Returns an InductorChoices that offers these functions beside Inductor's own choices."""

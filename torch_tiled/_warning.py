@@ -14,4 +14,4 @@ def warn(text: str) -> None:
 
 def _is_internal(module: str | None) -> bool:
     """Returns whether a module is of torch or this package; None is code that torch generated."""
-    return module is None or module.partition(".")[0] in ("torch", __package__)
+    return module is None or f"{module}.".startswith(("torch.", f"{__package__}."))

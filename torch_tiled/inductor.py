@@ -3,23 +3,24 @@
 import torch
 
 from ._internals import InductorCandidates
+from ._op.namespace import NAMESPACE, operators
 from .version import __version__
 
 __all__ = ["disable", "enable"]
 
 
-def tiled_mm(a, b):
-    return torch.ops.tiled.matmul(a, b)
+def mm(a, b):
+    return operators.matmul(a, b)
 
 
-def tiled_bmm(a, b):
-    return torch.ops.tiled.matmul(a, b)
+def bmm(a, b):
+    return operators.matmul(a, b)
 
 
-def tiled_addmm(bias, a, b):
+def addmm(bias, a, b):
     if bias.dim() == 2:  # torch 2.11 passes it expanded
         bias = bias[0]
-    return torch.ops.tiled.linear(a, b.mT, bias)
+    return operators.linear(a, b.mT, bias)
 
 
 def _candidate(op, dtypes, strides, scalars):
@@ -28,12 +29,14 @@ def _candidate(op, dtypes, strides, scalars):
         return None
     if op == "addmm":  # of a linear layer, if its first operand is a vector
         is_bias = len(strides[0]) == 1 or strides[0][0] == 0
-        return tiled_addmm if is_bias and scalars["alpha"] == scalars["beta"] == 1 else None
-    return {"mm": tiled_mm, "bmm": tiled_bmm}.get(op)
+        return addmm if is_bias and scalars["alpha"] == scalars["beta"] == 1 else None
+    return {"mm": mm, "bmm": bmm}.get(op)
 
 
 _candidates = InductorCandidates(
-    f"torch_tiled {__version__}", (tiled_mm, tiled_bmm, tiled_addmm), _candidate
+    f"{NAMESPACE} {__version__}",
+    {f"{NAMESPACE}_{f.__name__}": f for f in (mm, bmm, addmm)},
+    _candidate,
 )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-import torch_tiled
-
-from ._op import library
+from ._op.namespace import LIBRARY
+from .ops import matmul
+from .version import __version__, numerics_version
 
 __all__ = ["as_table", "info"]
 
@@ -31,9 +31,9 @@ def info() -> dict:
 
         - "torch_tiled": its version; "numerics": the version of its products' bits; "library": the
           file it has loaded.
-        - "built with": "torch" and "cuda" ("none" without CUDA), and "architectures", the machine
-          code (`sm_*`) and PTX (`compute_*`) in the library. It is None if no record of this very
-          library is beside it.
+        - "built with": "torch" and "cuda" ("none" without CUDA), "architectures", the machine code
+          (`sm_*`) and PTX (`compute_*`) in the library, and "namespace", that of its operators in
+          torch.ops. It is None if no record of this very library is beside it.
         - "running": "python", "torch" and "cuda", the version of torch's CUDA or "none".
         - "devices": for each its "device" and "name"; for GPUs also "capability" and "code", the
           architecture in the library that the GPU runs.
@@ -46,12 +46,12 @@ def info() -> dict:
         >>> info()["ok"]
         True
     """
-    built = _built_with(library.PATH)
+    built = _built_with(LIBRARY)
     products = _products()
     return {
-        "torch_tiled": torch_tiled.__version__,
-        "numerics": torch_tiled.numerics_version,
-        "library": str(library.PATH),
+        "torch_tiled": __version__,
+        "numerics": numerics_version,
+        "library": str(LIBRARY),
         "built with": built,
         "running": {
             "python": platform.python_version(),
@@ -190,7 +190,7 @@ def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
     a = torch.randn(m, k, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
     b = torch.randn(k, n, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
     try:
-        product = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm).cpu()
+        product = matmul(a.to(device), b.to(device), algorithm=algorithm).cpu()
     except RuntimeError as error:
         return str(error)
     exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()

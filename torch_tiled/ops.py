@@ -8,18 +8,19 @@ from ._op.call import call, entry_points
 from ._op.checks import check_linear
 from ._op.derivatives import plain_linear, plain_matmul
 from ._op.fast_path import is_plain
+from ._op.namespace import operators
 from .prepared import Prepared
 
 __all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul", "prepare"]
 
-_matmul = entry_points(torch.ops.tiled.matmul.default)
-_matmul_out = entry_points(torch.ops.tiled.matmul.out)
-_gemm = entry_points(torch.ops.tiled.gemm_.default)
-_linear = entry_points(torch.ops.tiled.linear.default)
-_prepare = entry_points(torch.ops.tiled.prepare.default)
-_explain = entry_points(torch.ops.tiled.explain.default)
-_prepared_matmul = entry_points(torch.ops.tiled.matmul.prepared)
-_prepared_linear = entry_points(torch.ops.tiled.linear.prepared)
+_matmul = entry_points(operators.matmul.default)
+_matmul_out = entry_points(operators.matmul.out)
+_gemm = entry_points(operators.gemm_.default)
+_linear = entry_points(operators.linear.default)
+_prepare = entry_points(operators.prepare.default)
+_explain = entry_points(operators.explain.default)
+_prepared_matmul = entry_points(operators.matmul.prepared)
+_prepared_linear = entry_points(operators.linear.prepared)
 
 
 def matmul(
@@ -251,7 +252,7 @@ def algorithms() -> list[str]:
         >>> torch_tiled.algorithms()[:4]
         ['naive', 'tiled16', 'tiled32', 'tiled64']
     """
-    return torch.ops.tiled.algorithms()
+    return operators.algorithms()
 
 
 def check_precision(precision: str) -> None:

@@ -3,6 +3,7 @@
 import torch
 
 from ._internals import GetAttrKey, register_pytree_node
+from ._op.namespace import operators
 from .version import numerics_version
 
 _LEAVES = ("tensor", "hi_lo", "inverse_scales")
@@ -68,7 +69,7 @@ class Prepared:
         if state.get("numerics_version") == numerics_version:
             parts = state["hi_lo"], state["inverse_scales"]
         else:
-            parts = torch.ops.tiled.prepare(tensor.mT if transposed else tensor)
+            parts = operators.prepare(tensor.mT if transposed else tensor)
         self.__init__(tensor, *parts, transposed)
 
     def __repr__(self):
@@ -93,7 +94,7 @@ register_pytree_node(
     Prepared,
     _flatten,
     lambda leaves, transposed: Prepared(*leaves, transposed),
-    serialized_type_name="torch_tiled.Prepared",
+    serialized_type_name=f"{__package__}.Prepared",
     flatten_with_keys_fn=_flatten_with_keys,
 )
 torch.serialization.add_safe_globals([Prepared])  # for torch.load(..., weights_only=True)

@@ -216,7 +216,17 @@ std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
 }  // namespace
 }  // namespace tiled
 
-STABLE_TORCH_LIBRARY(tiled, m) {
+// The operators' namespace in the dispatcher, which setup.py gives; torch_tiled/_op/namespace.py
+// reads it from the record of the build. Texts name the operators tiled:: in every namespace.
+#ifndef TORCH_TILED_NAMESPACE
+#define TORCH_TILED_NAMESPACE tiled
+#endif
+
+// PyTorch's macros paste their arguments to other tokens, before which these expand them.
+#define LIBRARY(name, m) STABLE_TORCH_LIBRARY(name, m)
+#define LIBRARY_IMPL(name, key, m) STABLE_TORCH_LIBRARY_IMPL(name, key, m)
+
+LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "matmul(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
       "ScalarType? out_dtype=None) -> Tensor");
@@ -261,8 +271,8 @@ STABLE_TORCH_LIBRARY(tiled, m) {
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));         \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
-STABLE_TORCH_LIBRARY_IMPL(tiled, CPU, m) { IMPLEMENT(m); }
-STABLE_TORCH_LIBRARY_IMPL(tiled, CUDA, m) { IMPLEMENT(m); }
-STABLE_TORCH_LIBRARY_IMPL(tiled, CompositeExplicitAutograd, m) {
+LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }
+LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CUDA, m) { IMPLEMENT(m); }
+LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
 }

@@ -179,7 +179,7 @@ def test_a_wrong_product_is_printed_and_exits_with_1(monkeypatch, command):
             product[4, 6] = torch.nan
         return product
 
-    monkeypatch.setattr(torch_tiled, "matmul", wrong)
+    monkeypatch.setattr(module, "matmul", wrong)
     status, output = command("info")
     assert status == 1
     table = rows(output)
@@ -192,7 +192,7 @@ def test_a_product_that_raises_is_printed_and_exits_with_1(monkeypatch, command)
     def refuse(a, b, **options):
         raise RuntimeError("tiled::matmul: no")
 
-    monkeypatch.setattr(torch_tiled, "matmul", refuse)
+    monkeypatch.setattr(module, "matmul", refuse)
     status, output = command("info", "--json")
     assert status == 1
     facts = json.loads(output)

@@ -4,7 +4,6 @@ import ast
 import hashlib
 import inspect
 import json
-import os
 import platform
 import re
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.workers import once_per_run
+from helpers.packaging import output_of, run, without_cuda
 
 import torch_tiled
 
@@ -26,23 +25,6 @@ LIBRARY = PACKAGE / "_C.so"
 
 # The docs promise systems with these versions; the static CUDA runtime needs them.
 NEWEST_VERSION = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
-
-
-def run(*command, cwd=ROOT, **environment) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def output_of(*command, **options) -> str:
-    done = run(*command, **options)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 # --- the object ----------------------------------------------------------------------------------
@@ -161,40 +143,7 @@ import torch_tiled
 
 # --- the sdist, built from the checkout, and the wheel, built from the sdist ---------------------
 #
-# Both are built without CUDA and without optimization, which takes seconds.
-
-
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory) -> Path:
-    """The sdist, unpacked."""
-
-    def make(folder: Path) -> Path:
-        command = ("setup.py", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder)
-        output_of(sys.executable, *command)
-        (archive,) = folder.glob("*.tar.gz")
-        output_of("tar", "-xf", archive, "-C", folder)
-        return folder / archive.name.removesuffix(".tar.gz")
-
-    return once_per_run(tmp_path_factory, "sdist", make)
-
-
-def without_cuda(folder: Path) -> dict[str, str]:
-    return {"CUDA_HOME": str(folder), "TORCH_TILED_CUDA": "auto", "DEBUG": "1"}
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory) -> tuple[Path, str]:
-    """The wheel, and what was printed while it was built."""
-    if run(sys.executable, "-m", "pip", "--version").returncode != 0:
-        pytest.skip("no pip")
-    pip = (sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps")
-
-    def make(folder: Path) -> tuple[Path, str]:
-        log = output_of(*pip, "--wheel-dir", folder, sdist, cwd=folder, **without_cuda(folder))
-        (wheel,) = folder.glob("*.whl")
-        return wheel, log
-
-    return once_per_run(tmp_path_factory, "wheel", make)
+# conftest.py has the fixtures.
 
 
 def test_sdist_has_every_source(sdist):
@@ -234,7 +183,10 @@ def test_wheel_is_for_every_python_and_has_all_it_needs(wheel):
     assert requirements == ["torch>=2.11", 'rich; extra == "trace"']
 
 
-BUILT_WITHOUT_CUDA = {"torch": torch.__version__, "cuda": "none", "architectures": []}
+BUILT_WITHOUT_CUDA = {
+    **{"torch": torch.__version__, "cuda": "none", "architectures": []},
+    "namespace": "tiled",
+}
 
 
 def without_digest(description: bytes, library: bytes) -> dict:

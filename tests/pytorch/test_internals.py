@@ -30,9 +30,7 @@ def test_no_other_file_uses_private_names():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch."):
                 names = [*node.module.split("."), *(alias.name for alias in node.names)]
             elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
-                names = (
-                    ast.unparse(node).replace("torch.ops.tiled._", "torch.ops.tiled.").split(".")
-                )
+                names = ast.unparse(node).split(".")
             else:
                 continue
             private = [n for n in names if re.match("_[^_]", n) and n not in PUBLIC_ALL_THE_SAME]

@@ -41,6 +41,7 @@ These files are used by several of the above:
     sharding_rules.py   the DTensor rules, imported after torch.distributed.tensor
     out_of_memory.py    raises torch.OutOfMemoryError for the shared library, which cannot
     flops.py            the formulas of torch.utils.flop_counter
+    namespace.py        the namespace that _C.so was built for
     library.py          loads _C.so
 
 Private names of PyTorch come from torch_tiled/_internals.py.
@@ -48,14 +49,13 @@ Private names of PyTorch come from torch_tiled/_internals.py.
 
 import torch
 
-from . import library  # first: the modules below look up operators that it loads
+from . import library  # noqa: F401, first: the modules below look up operators that it loads
 
 # isort: split
 from . import autocast, autograd, fake, fast_path, flops, inplace, layouts, vmap
+from .namespace import NAMESPACE
 
-__all__ = ["library"]
-
-_registrations = torch.library.Library("tiled", "FRAGMENT")  # they last as long as this object
+_registrations = torch.library.Library(NAMESPACE, "FRAGMENT")  # they last as long as this object
 for _module in (vmap, autocast, autograd, inplace, fake, layouts, fast_path):
     _module.register(_registrations)
 flops.register()

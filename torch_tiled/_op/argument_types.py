@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from .namespace import NAMESPACE
 from .supported import DTYPES
 
 _EXPECTED = {
@@ -13,7 +14,7 @@ _EXPECTED = {
     "Optional[int]": "a torch.dtype",  # of out_dtype, the only one
 }
 _OF_SCHEMA = re.compile(
-    r"(tiled::\w+)\(\) Expected a value of type '(.+)' for argument '(\w+)' "
+    NAMESPACE + r"::(\w+)\(\) Expected a value of type '(.+)' for argument '(\w+)' "
     r"but instead found type '(.+)'"
 )
 
@@ -72,4 +73,6 @@ def raise_if_of_wrong_type(error):
     """Raises a RuntimeError of one sentence if PyTorch refused the type of an option."""
     if (found := _OF_SCHEMA.match(str(error))) and found[2] in _EXPECTED:
         op, expected, name, kind = found.groups()
-        raise RuntimeError(f"{op}: {name} is of type {kind}; pass {_EXPECTED[expected]}") from None
+        raise RuntimeError(
+            f"tiled::{op}: {name} is of type {kind}; pass {_EXPECTED[expected]}"
+        ) from None

@@ -8,9 +8,10 @@ import torch
 
 from .._internals import DispatchKey, DispatchKeySet, ExcludeKeys
 from .gradient_flow import refuse_derivative_of_prepared
+from .namespace import operators
 
-_matmul = torch.ops.tiled.matmul.default
-_linear = torch.ops.tiled.linear.default
+_matmul = operators.matmul.default
+_linear = operators.linear.default
 
 
 def _casting(op, device, key):

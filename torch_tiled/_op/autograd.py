@@ -19,14 +19,15 @@ from .._internals import (
 from .activations import ACTIVATIONS
 from .derivatives import Linear, Matmul, without
 from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
+from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
 
-_redispatch_matmul = redispatch_without_python(torch.ops.tiled.matmul.default)
-_redispatch_linear = redispatch_without_python(torch.ops.tiled.linear.default)
-_redispatch_prepare = redispatch_without_python(torch.ops.tiled.prepare.default)
-_redispatch_prepared_matmul = redispatch_without_python(torch.ops.tiled.matmul.prepared)
-_redispatch_prepared_linear = redispatch_without_python(torch.ops.tiled.linear.prepared)
+_redispatch_matmul = redispatch_without_python(operators.matmul.default)
+_redispatch_linear = redispatch_without_python(operators.linear.default)
+_redispatch_prepare = redispatch_without_python(operators.prepare.default)
+_redispatch_prepared_matmul = redispatch_without_python(operators.matmul.prepared)
+_redispatch_prepared_linear = redispatch_without_python(operators.linear.prepared)
 
 
 def _apply(function, redispatch, keyset, options, *tensors):

@@ -12,13 +12,14 @@ from .._internals import (
 from .argument_types import check_are_tensors, raise_if_of_wrong_type
 from .fast_path import is_plain
 from .gradient_flow import is_differentiated
+from .namespace import name_in_texts
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
 
 
 def entry_points(op):
     """An OpOverload, the same without its Python frame, and names for errors; for call()."""
-    name, _, _ = op.name().partition(".")
+    name = name_in_texts(op)
     return op, call_without_python(op), name, argument_names(op)
 
 

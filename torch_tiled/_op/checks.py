@@ -8,11 +8,12 @@ under vmap and on a device; tests/ops/test_errors.py compares them. Sizes may be
 import torch
 
 from .activations import ACTIVATIONS
+from .namespace import operators
 from .supported import DTYPES, SIXTEEN_BIT
 
 _PRECISIONS = ("fp32", "ieee", "tf32")
 _ACTIVATIONS = ("none", *ACTIVATIONS)
-_ALGORITHMS = ("auto", *torch.ops.tiled.algorithms())
+_ALGORITHMS = ("auto", *operators.algorithms())
 _FP16X3_MIN_K = 128  # fp16x3::kMinK of csrc/core/order_fp16x3.h
 
 

@@ -18,11 +18,12 @@ from .._internals import (
 from . import fast_path
 from .fast_path import is_plain
 from .gradient_flow import is_differentiated
+from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import move_shards_to_front
 
-_matmul = torch.ops.tiled.matmul.default
-_linear = torch.ops.tiled.linear.default
+_matmul = operators.matmul.default
+_linear = operators.linear.default
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 

@@ -15,6 +15,7 @@ from .checks import (
     check_prepared_linear,
     check_prepared_matmul,
 )
+from .namespace import NAMESPACE
 
 
 def _empty_result(check):
@@ -45,4 +46,4 @@ def register(library):
         ("linear.prepared", _empty_result(check_prepared_linear)),
         ("prepare", _fake_prepare),
     ):
-        torch.library.register_fake(f"tiled::{name}", kernel, lib=library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

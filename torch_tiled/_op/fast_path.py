@@ -16,10 +16,11 @@ from .._internals import (
     is_jit_tracing,
     transforms_active,
 )
+from .namespace import operators
 from .supported import PLAIN_TYPES
 
-matmul = call_without_python(torch.ops.tiled._plain_matmul.default)
-linear = call_without_python(torch.ops.tiled._plain_linear.default)
+matmul = call_without_python(operators._plain_matmul.default)
+linear = call_without_python(operators._plain_linear.default)
 
 
 def is_plain(*tensors):
@@ -53,11 +54,11 @@ _GENERAL_KEYS = (
 
 
 def _general_matmul(a, b):
-    return torch.ops.tiled.matmul(a, b)
+    return operators.matmul(a, b)
 
 
 def _general_linear(x, weight, bias):
-    return torch.ops.tiled.linear(x, weight, bias)
+    return operators.linear(x, weight, bias)
 
 
 def register(library):

@@ -5,11 +5,12 @@ when somebody else imports it.
 """
 
 import importlib.abc
-import importlib.machinery
 import math
 import sys
 
 import torch
+
+from .namespace import operators
 
 _COUNTER = "torch.utils.flop_counter"
 
@@ -30,9 +31,9 @@ def _linear_flops(x_shape, weight_shape, *_, **__):
 
 
 def _register_formulas(register_flop_formula):
-    register_flop_formula(torch.ops.tiled.matmul)(_matmul_flops)
-    register_flop_formula(torch.ops.tiled.gemm_)(_gemm_flops)
-    register_flop_formula(torch.ops.tiled.linear)(_linear_flops)
+    register_flop_formula(operators.matmul)(_matmul_flops)
+    register_flop_formula(operators.gemm_)(_gemm_flops)
+    register_flop_formula(operators.linear)(_linear_flops)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -41,7 +42,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname, path, target=None):
         if fullname != _COUNTER:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]  # one may be of another copy
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None:
             execute = spec.loader.exec_module
 

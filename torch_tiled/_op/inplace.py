@@ -15,11 +15,12 @@ from torch.autograd.graph import increment_version
 
 from .._internals import AFTER_AUTOGRAD, AFTER_INPLACE, redispatch_without_python
 from .gradient_flow import is_differentiated_in_graph, why_differentiated
+from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
 
-_matmul_out = torch.ops.tiled.matmul.out
-_gemm = torch.ops.tiled.gemm_.default
+_matmul_out = operators.matmul.out
+_gemm = operators.gemm_.default
 _redispatch_matmul_out = redispatch_without_python(_matmul_out)
 _redispatch_gemm = redispatch_without_python(_gemm)
 

@@ -9,6 +9,7 @@ import functools
 import torch
 
 from .._internals import argument_names
+from .namespace import name_in_texts, operators
 
 # A jagged nested tensor is a Python subclass: its __torch_dispatch__ runs before any backend's key,
 # so it is refused at AutogradNestedTensor, which comes earlier.
@@ -40,23 +41,22 @@ def _kind_and_remedy(tensor):
 
 def _refuse_layout(op, *args, **options):
     """A kernel of op that raises for its first argument that is not a dense tensor."""
-    op_name, _, _ = op.name().partition(".")
     arguments = dict(zip(argument_names(op), args, strict=False)) | options
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and (found := _kind_and_remedy(value)):
             kind, remedy = found
             raise RuntimeError(
-                f"{op_name}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
+                f"{name_in_texts(op)}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
                 f"and only dense tensors are taken; use {remedy.replace('{}', name)}"
             )
 
 
 def register(library):
-    tiled = torch.ops.tiled
-    operators = (
-        *(tiled.matmul.default, tiled.matmul.out, tiled.matmul.prepared, tiled.gemm_.default),
-        *(tiled.linear.default, tiled.linear.prepared, tiled.prepare.default),
+    matmul, linear = operators.matmul, operators.linear
+    overloads = (
+        *(matmul.default, matmul.out, matmul.prepared, operators.gemm_.default),
+        *(linear.default, linear.prepared, operators.prepare.default),
     )
-    for op in operators:
+    for op in overloads:
         for key in _REFUSED_KEYS:
             library.impl(op, functools.partial(_refuse_layout, op), key)

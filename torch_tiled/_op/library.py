@@ -1,4 +1,4 @@
-"""Loads _C.so, which defines the operators of torch.ops.tiled, when this module is imported.
+"""Loads _C.so, which defines the operators, when this module is imported.
 
 Conditions that would crash the process, or end in a message of the dynamic linker, are checked
 before the library is loaded, and raise an ImportError that says what to do.
@@ -6,40 +6,34 @@ before the library is loaded, and raise an ImportError that says what to do.
 
 import platform
 import re
-from pathlib import Path
 
 import torch
 
 from ..version import __version__
-
-__all__ = ["PATH"]
-
-PATH = Path(__file__).resolve().parents[1] / "_C.so"
+from .namespace import LIBRARY, NAMESPACE, operators
 
 
 def _load() -> None:
-    if str(PATH) in torch.ops.loaded_libraries:
-        return
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
         raise ImportError(
             f"torch_tiled {__version__} needs torch 2.11 or later, and this is torch "
             f"{torch.__version__}. Upgrade torch; torch_tiled itself need not be rebuilt."
         )
-    if not PATH.exists():
+    if not LIBRARY.exists():
         raise ImportError(
-            f"torch_tiled is not built: {PATH} does not exist. In a checkout run `make build`; "
+            f"torch_tiled is not built: {LIBRARY} does not exist. In a checkout run `make build`; "
             "otherwise install with `pip install --no-build-isolation .`. Python started inside a "
             "checkout imports the checkout and not the installed package."
         )
-    if hasattr(torch.ops.tiled, "matmul"):
+    if hasattr(operators, "matmul"):
         raise ImportError(
-            f"The operator tiled::matmul exists already, so {PATH} cannot be loaded: this "
+            f"The operator {NAMESPACE}::matmul exists already, so {LIBRARY} cannot be loaded: this "
             "process has loaded a second copy of torch_tiled (an installed one and a checkout?). "
             f"Loaded so far: {', '.join(sorted(torch.ops.loaded_libraries)) or 'none'}. "
             "Uninstall one of them, or remove its folder from sys.path."
         )
     try:
-        torch.ops.load_library(str(PATH))
+        torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         rebuild = (
             "Rebuild it on this machine with `pip install --no-build-isolation .` or, in a "
@@ -50,7 +44,13 @@ def _load() -> None:
                 f"This system has glibc {platform.libc_ver()[1]}, and the library was built for "
                 f"{needed[1]} or later. Install a wheel, which takes glibc 2.28, or r{rebuild[1:]}"
             )
-        raise ImportError(f"torch_tiled could not load {PATH}: {error}. {rebuild}") from error
+        raise ImportError(f"torch_tiled could not load {LIBRARY}: {error}. {rebuild}") from error
 
 
-_load()
+if str(LIBRARY.resolve()) not in torch.ops.loaded_libraries:
+    _load()
+if not hasattr(operators, "matmul"):
+    raise ImportError(
+        f"{LIBRARY} has no operator {NAMESPACE}::matmul: it was built for another namespace than "
+        f"the one in {LIBRARY.with_suffix('.json')}. Build it again, which writes both files."
+    )

@@ -12,8 +12,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from .._internals import distinguish_by_options
 from .checks import check_matmul_out
-
-_tiled = torch.ops.tiled
+from .namespace import operators
 
 # A product is linear in each operand, so an operand's pending sum or mean may be taken afterwards.
 _PENDING = (Partial("sum"), Partial("avg"))
@@ -108,19 +107,19 @@ def _write_matmul_out(_, op, types, args, kwargs):
     options = dict(kwargs)
     check_matmul_out(*args, **options)
     out = options.pop("out")
-    out.copy_(_tiled.matmul(*args, **options, out_dtype=out.dtype))
+    out.copy_(operators.matmul(*args, **options, out_dtype=out.dtype))
 
 
 def register():
     for op, rules in (
-        (_tiled.matmul.default, _matmul),
-        (_tiled.matmul.prepared, _prepared_matmul),
-        (_tiled.gemm_.default, _gemm),
-        (_tiled.linear.default, _linear),
-        (_tiled.linear.prepared, _prepared_linear),
-        (_tiled.prepare.default, _prepare),
+        (operators.matmul.default, _matmul),
+        (operators.matmul.prepared, _prepared_matmul),
+        (operators.gemm_.default, _gemm),
+        (operators.linear.default, _linear),
+        (operators.linear.prepared, _prepared_linear),
+        (operators.prepare.default, _prepare),
     ):
         register_sharding(op)(rules)
-    distinguish_by_options(_tiled.matmul.default, "out_dtype")
-    distinguish_by_options(_tiled.linear.default, "activation")
-    torch.library.register_torch_dispatch(_tiled.matmul.out, DTensor, _write_matmul_out)
+    distinguish_by_options(operators.matmul.default, "out_dtype")
+    distinguish_by_options(operators.linear.default, "activation")
+    torch.library.register_torch_dispatch(operators.matmul.out, DTensor, _write_matmul_out)

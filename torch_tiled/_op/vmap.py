@@ -18,13 +18,14 @@ from .checks import (
     check_prepared_linear,
     check_prepared_matmul,
 )
+from .namespace import NAMESPACE, operators
 
-_matmul = torch.ops.tiled.matmul.default
-_matmul_out = torch.ops.tiled.matmul.out
-_gemm = torch.ops.tiled.gemm_.default
-_linear = torch.ops.tiled.linear.default
-_prepared_matmul = torch.ops.tiled.matmul.prepared
-_prepared_linear = torch.ops.tiled.linear.prepared
+_matmul = operators.matmul.default
+_matmul_out = operators.matmul.out
+_gemm = operators.gemm_.default
+_linear = operators.linear.default
+_prepared_matmul = operators.matmul.prepared
+_prepared_linear = operators.linear.prepared
 
 
 def _rank(tensor, dim):
@@ -188,5 +189,5 @@ def register(library):
         ("linear.prepared", _vmap_prepared_linear),
         ("prepare", _vmap_prepare),
     ):
-        torch.library.register_vmap(f"tiled::{name}", rule, lib=library)
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=library)
     library.impl("matmul.out", _batched_matmul_out, "FuncTorchBatched", with_keyset=True)
