@@ -104,8 +104,8 @@ inline __device__ __noinline__ void append_element(const RecomputeList& list, in
   const TileIndex first = list.coord(region);
   const auto in_region = static_cast<int>(row - first.row);
   const int warp = in_region / RecomputeList::kWarpRows;
-  const auto [lane, accumulator] = accumulator_index(in_region % RecomputeList::kWarpRows,
-                                                     static_cast<int>(col - first.col));
+  const auto [lane, accumulator] =
+      accumulator_index(in_region % RecomputeList::kWarpRows, static_cast<int>(col - first.col));
   auto* flags = reinterpret_cast<unsigned long long*>(&list.flags[region][warp][lane]);
   atomicOr(flags, 1ull << accumulator);
   const unsigned known = __ldcg(&list.flagged_warps[region]);
