@@ -86,6 +86,14 @@ def models() -> None:
     assert layer.weight.grad is not None
 
 
+@tries("layers")
+def layers() -> None:
+    layer = torch.nn.Linear(7, 3, device=DEVICE)
+    x = draw(5, 7)
+    for name in ("Linear", "LinearIEEE"):
+        close(getattr(torch_tiled.layers, name).forward(layer, x), layer(x))
+
+
 @tries("override", "inductor")
 def modes() -> None:
     a, b = draw(5, 7), draw(7, 3)
