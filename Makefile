@@ -27,7 +27,7 @@ help:
 	@echo 'make demo                            fp32 beside torch.matmul: speed, error, equal bits'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
-	@echo 'make bench WHEEL=...                 take it from a wheel; test, too'
+	@echo 'make bench WHEEL=file.whl            take it from a wheel, this time; demo and test, too'
 	@echo 'make wheel                           build the wheel and the sdist in dist'
 	@echo 'make check_wheel                     try the wheel where nothing but torch is installed'
 	@echo 'make release                         both, and the checksums, in dist'
@@ -54,7 +54,7 @@ $(VENV)/formatters: $(VENV)/made Makefile
 	@touch $@
 
 build: $(VENV)/made
-	$(IN) $(if $(WHEEL),tools/take_library.py $(WHEEL),setup.py --quiet build_ext --inplace)
+	$(IN) $(if $(WHEEL),tools/take_library.py "$(WHEEL)",setup.py --quiet build_ext --inplace)
 
 $(VENV)/wheel_tools: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(WHEEL_TOOLS)

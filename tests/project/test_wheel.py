@@ -79,19 +79,28 @@ def test_library_is_the_one_of_its_description(wheel):
     assert described["sha256"] == digest
 
 
-def take_library(wheel: Path) -> subprocess.CompletedProcess:
+def take_library(wheel: Path | str) -> str:
+    """What is printed where no library is taken."""
     command = [sys.executable, ROOT / "tools" / "take_library.py", wheel]
-    return subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1, done
+    return done.stderr
 
 
-def test_library_of_another_version_is_not_taken(tmp_path):
-    assert "there is no wheel" in take_library(tmp_path / "none.whl").stderr
-    other = tmp_path / "other.whl"
+def test_library_of_another_wheel_is_not_taken(tmp_path):
+    none, text, other = (tmp_path / name for name in ("none.whl", "text.whl", "a wheel.whl"))
+    text.write_text("no archive")
+    for path in (none, text, tmp_path, tmp_path / "*.whl"):
+        assert f"{path} must be one wheel, and 0 match" in take_library(path)
     with zipfile.ZipFile(other, "w") as archive:
-        archive.writestr("torch_tiled/version.py", '__version__ = "0.0.1"')
-    message = take_library(other).stderr
-    ours = torch_tiled.__version__
-    assert f"other.whl is version 0.0.1, and this checkout is {ours}" in message
+        archive.writestr("another/__init__.py", "")
+    assert "is no wheel of torch_tiled: it has no torch_tiled/_C.so" in take_library(other)
+    with zipfile.ZipFile(other, "a") as archive:
+        for path in (ROOT / "torch_tiled").rglob("*.py"):
+            archive.writestr(str(path.relative_to(ROOT)), path.read_bytes() + b"\n")
+        for name in ("torch_tiled/_C.so", "torch_tiled/_C.json"):
+            archive.writestr(name, "")
+    assert "was built from other sources than this checkout" in take_library(other)
 
 
 def test_sdist_is_beside_the_wheel(wheel):
