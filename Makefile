@@ -122,7 +122,8 @@ sass: build
 	  awk '/^Fatbin/ { on = 0 } /^arch =/ { arch = $$3 } \
 	       /Function :/ { on = /$(KERNEL)/; if (on) print arch } on'
 
-# LINEINFO=1 makes Nsight Compute show source lines. With clocks as they come: at those that ncu would set, memory is faster beside multiplying.
+# LINEINFO=1 makes Nsight Compute show source lines. With clocks as they come: at those that ncu
+# would set, memory is faster beside multiplying.
 profile: build
 	$(if $(KERNEL),,$(error Say which rung: make profile KERNEL=tiled))
 	ncu --set full --print-details all --clock-control none --profile-from-start off \

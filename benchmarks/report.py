@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from rows import peer_tflops
+from shapes import Shape
 
 WIDTH = 100  # columns of output that does not go to a terminal
 
@@ -99,8 +101,8 @@ def kind(row: dict) -> str:
 
 def product(row: dict) -> str:
     """The sizes and the layout."""
-    batch = f"{row['batch']} x " if row["batch"] > 1 else ""
-    return f"{batch}{row['m']}x{row['n']}x{row['k']} {row['layout']}"
+    sizes = {name: row[name] for name in ("m", "n", "k", "batch", "layout")}
+    return str(Shape(**sizes))
 
 
 def print_summaries(console: Console, rows: list[dict]) -> None:
@@ -120,13 +122,12 @@ def _summary(rows: list[dict]) -> Table:
     for heading in (unit, peer, "ratio", "error", "peer's\nerror"):
         table.add_column(heading, justify="right")
     for row in rows:
-        peer_tflops = row["tflops"] / row["ratio"]
         table.add_row(
             kind(row),
             product(row),
             row["kernel"] if row["algorithm"] == "auto" else row["algorithm"],
             _number(row["tflops"] * rate),
-            _number(peer_tflops * rate),
+            _number(peer_tflops(row) * rate),
             _ratio(row),
             *(f"{row[error]:.1e}" if row[error] else "0" for error in ("error", "peer_error")),
         )

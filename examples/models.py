@@ -47,12 +47,12 @@ class Training:
         self.seconds: list[float] = []
 
     def step(self, batch: Batch) -> None:
-        start = now(batch)
+        start = now(batch[0])
         self.optimizer.zero_grad()
         loss = self.task.loss(self.model, batch)
         loss.backward()
         self.optimizer.step()
-        self.seconds.append(now(batch) - start)
+        self.seconds.append(now(batch[0]) - start)
         self.losses.append(loss.item())
 
     def milliseconds(self) -> float:
@@ -70,9 +70,9 @@ class Training:
             return statistics.mean(self.task.accuracy(self.model, each).item() for each in batches)
 
 
-def now(batch: Batch) -> float:
-    """The time when the batch's device is done."""
-    if batch[0].is_cuda:
+def now(tensor: torch.Tensor) -> float:
+    """The time when the tensor's device is done."""
+    if tensor.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
 

@@ -18,7 +18,6 @@ import contextlib
 import copy
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from models import now
+from tasks import llama_model
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -40,23 +41,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def llama(full: bool) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    width, layers, heads, groups, vocabulary = (
-        (2048, 12, 16, 8, 32000) if full else (128, 2, 2, 1, 100)
-    )
-    config = LlamaConfig(
-        hidden_size=width,
-        # Multiples of 32: PyTorch's silu on a CPU rounds elements in whole SIMD registers and those
-        # that are left over in different ways.
-        intermediate_size=width * 11 // 4,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        vocab_size=vocabulary,
-        eos_token_id=None,  # each answer has as many tokens
-    )
-    return LlamaForCausalLM(config).eval()
+    width, *sizes = (2048, 12, 16, 8, 32000) if full else (128, 2, 2, 1, 100)
+    # Multiples of 32: PyTorch's silu on a CPU rounds elements in whole SIMD registers and those
+    # that are left over in different ways.
+    inner = width * 11 // 4
+    no_end = {"eos_token_id": None}  # each answer has as many tokens
+    return llama_model(width, *sizes, intermediate_size=inner, **no_end).eval()
 
 
 class ByName(TorchFunctionMode):
@@ -147,13 +137,6 @@ def prefill_ms(model: nn.Module, prompts: torch.Tensor) -> float:
         model(prompts)
         times.append(now(prompts) - start)
     return statistics.median(times[1:]) * 1e3
-
-
-def now(prompts: torch.Tensor) -> float:
-    """The time when the device is done."""
-    if prompts.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def generate(model: nn.Module, prompts: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

@@ -51,22 +51,25 @@ def gpt2(full: bool) -> Task:
 
 def llama(full: bool) -> Task:
     """Of 125 million parameters where it is full."""
+    width, *sizes = (768, 12, 12, 4, 32000) if full else (64, 2, 2, 1, 100)
+    model = llama_model(width, *sizes, intermediate_size=width * 8 // 3, use_cache=False)
+    return language(model, full)
+
+
+def llama_model(
+    width: int, layers: int, heads: int, groups: int, vocabulary: int, **others
+) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if full:
-        width, layers, heads, groups, vocabulary = 768, 12, 12, 4, 32000
-    else:
-        width, layers, heads, groups, vocabulary = 64, 2, 2, 1, 100
     config = LlamaConfig(
         hidden_size=width,
-        intermediate_size=width * 8 // 3,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=groups,
         vocab_size=vocabulary,
-        use_cache=False,
+        **others,
     )
-    return language(LlamaForCausalLM(config), full)
+    return LlamaForCausalLM(config)
 
 
 def language(model: nn.Module, full: bool) -> Task:

@@ -15,11 +15,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.packaging import output_of, run, without_cuda
+from helpers.packaging import (
+    ROOT,
+    binutils,
+    needed_libraries,
+    output_of,
+    run,
+    undefined_symbols,
+    without_cuda,
+)
 
 import torch_tiled
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = Path(torch_tiled.__file__).resolve().parent
 LIBRARY = PACKAGE / "_C.so"
 
@@ -30,30 +37,17 @@ NEWEST_VERSION = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 # --- the object ----------------------------------------------------------------------------------
 
 
-def binutils(*command) -> str:
-    if not shutil.which(command[0]):
-        pytest.skip(f"no {command[0]} (binutils)")
-    return output_of(*command)
-
-
-def undefined_symbols() -> list[str]:
-    """The symbols that the object imports: name, or name@VERSION if the library has versions."""
-    lines = binutils("nm", "--dynamic", "--undefined-only", "--with-symbol-versions", LIBRARY)
-    return [line.split()[-1] for line in lines.splitlines()]
-
-
 def test_object_takes_only_the_c_runtime_and_the_stable_abi():
     c_runtime = re.compile(r"@+(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+$")
     bookkeeping = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
-    rest = {name for name in undefined_symbols() if not c_runtime.search(name)} - bookkeeping
+    rest = {name for name in undefined_symbols(LIBRARY) if not c_runtime.search(name)} - bookkeeping
     stable_abi = {name for name in rest if re.match(r"(aoti_)?torch_[a-z0-9_]+$", name)}
     assert rest == stable_abi
     assert "aoti_torch_library_init_def" in stable_abi
 
 
 def test_object_needs_no_cuda_library_and_no_python():
-    dynamic = binutils("readelf", "--dynamic", "--wide", LIBRARY)
-    needed = {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.+)\]", dynamic)}
+    needed = needed_libraries(LIBRARY)
     assert needed <= {"libtorch_cpu", "libstdc++", "libgcc_s", "libm", "libc", "ld-linux-x86-64"}
 
 
@@ -65,7 +59,7 @@ def test_object_exports_nothing_of_its_own():
 
 def test_object_loads_on_the_oldest_systems():
     too_new = []
-    for name in undefined_symbols():
+    for name in undefined_symbols(LIBRARY):
         library, _, version = name.partition("@")[2].strip("@").partition("_")
         if tuple(map(int, re.findall(r"\d+", version))) > NEWEST_VERSION.get(library, (99,)):
             too_new.append(name)

@@ -4,17 +4,15 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from helpers.packaging import ROOT, binutils, needed_libraries, run, undefined_symbols
 
 import torch_tiled
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MOST_BYTES = 25 << 20
 OLDEST_GLIBC = 2, 28
 # libgcc_s, whose versions manylinux_2_28 allows all of: these have been there since 2004.
@@ -36,12 +34,6 @@ def library(wheel, tmp_path_factory) -> Path:
         return Path(archive.extract("torch_tiled/_C.so", tmp_path_factory.mktemp("wheel")))
 
 
-def binutils(*command) -> str:
-    if not shutil.which(command[0]):
-        pytest.skip(f"no {command[0]} (binutils)")
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def test_tag_and_size(wheel):
     version = torch_tiled.__version__
     assert re.fullmatch(rf"torch_tiled-{version}-py3-none-manylinux_2_28_\w+\.whl", wheel.name)
@@ -49,8 +41,8 @@ def test_tag_and_size(wheel):
 
 
 def test_library_loads_on_the_oldest_systems(library):
-    lines = binutils("nm", "--dynamic", "--undefined-only", "--with-symbol-versions", library)
-    versions = set(re.findall(r"@+(\w+?)_([\d.]+)$", lines, re.MULTILINE))
+    names = "\n".join(undefined_symbols(library))
+    versions = set(re.findall(r"@+(\w+?)_([\d.]+)$", names, re.MULTILINE))
     assert {name for name, _ in versions} <= {"GLIBC", "GCC"}  # libstdc++ is inside
     newest = {"GLIBC": OLDEST_GLIBC, "GCC": NEWEST_GCC}
     assert not [
@@ -61,8 +53,7 @@ def test_library_loads_on_the_oldest_systems(library):
 
 
 def test_library_needs_the_c_runtime_and_torch_alone(library):
-    dynamic = binutils("readelf", "--dynamic", "--wide", library)
-    needed = {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.+)\]", dynamic)}
+    needed = needed_libraries(library)
     of_glibc = {"libc", "libm", "libpthread", "libdl", "librt"}
     loaders = {"ld-linux-x86-64", "ld-linux-aarch64"}
     assert needed <= {"libtorch_cpu", "libgcc_s", *of_glibc, *loaders}
@@ -82,9 +73,9 @@ def test_library_is_the_one_of_its_description(wheel):
 def take_library(wheel: Path | str) -> str:
     """What is printed where no library is taken."""
     command = [sys.executable, ROOT / "tools" / "take_library.py", wheel]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1, done
-    return done.stderr
+    done = run(*command)
+    assert done.returncode == 1, done.stdout
+    return done.stdout
 
 
 def test_library_of_another_wheel_is_not_taken(tmp_path):

@@ -35,16 +35,16 @@ def _load() -> None:
     try:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
-        rebuild = (
-            "Rebuild it on this machine with `pip install --no-build-isolation .` or, in a "
-            "checkout, with `make build`."
-        )
+        rebuild = "Rebuild"
         if needed := re.search(r"version `GLIBC_([\d.]+)' not found", str(error)):
             rebuild = (
                 f"This system has glibc {platform.libc_ver()[1]}, and the library was built for "
-                f"{needed[1]} or later. Install a wheel, which takes glibc 2.28, or r{rebuild[1:]}"
+                f"{needed[1]} or later. Install a wheel, which takes glibc 2.28, or rebuild"
             )
-        raise ImportError(f"torch_tiled could not load {LIBRARY}: {error}. {rebuild}") from error
+        raise ImportError(
+            f"torch_tiled could not load {LIBRARY}: {error}. {rebuild} it on this machine with "
+            "`pip install --no-build-isolation .` or, in a checkout, with `make build`."
+        ) from error
 
 
 if str(LIBRARY.resolve()) not in torch.ops.loaded_libraries:
