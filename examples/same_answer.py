@@ -172,11 +172,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--tokens", type=int, default=8, help="to generate (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, help="tokens of a prompt; 64, on a CPU 5")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
     if args.tokens < 1:
         parser.error(f"--tokens is {args.tokens}; it must be at least 1")
+    if args.prompt is not None and args.prompt < 1:
+        parser.error(f"--prompt is {args.prompt}; it must be at least 1")
     torch.set_float32_matmul_precision("highest")
     full = torch.device(args.device).type == "cuda"
     torch.manual_seed(args.seed)
@@ -185,7 +188,7 @@ def main(argv: list[str] | None = None) -> None:
             model = llama(full)
     except ModuleNotFoundError as error:
         sys.exit(f"This example needs {error.name}: pip install {error.name}")
-    length = 64 if full else 5
+    length = args.prompt or (64 if full else 5)
     shape = (PROMPTS, length)
     prompts = torch.randint(model.config.vocab_size, shape, device=args.device)
 
