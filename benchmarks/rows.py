@@ -9,7 +9,7 @@ import torch_tiled
 
 # The kinds of products: the dtype and the precisions of their rows.
 FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
-TF32 = ("float32", ("tf32",))
+TF32, FLOAT64 = ("float32", ("tf32",)), ("float64", ("fp32",))
 
 
 class ResultsError(Exception):
@@ -65,7 +65,8 @@ def kernels() -> list[str]:
 
 def kind(kernel: str) -> tuple[str, tuple[str, ...]]:
     """The dtype and the precisions of a kernel's rows."""
-    return BFLOAT16 if kernel.startswith("mma") else TF32 if kernel.startswith("tf32") else FLOAT32
+    kinds = {"mma": BFLOAT16, "tf32": TF32, "f64": FLOAT64}
+    return kinds.get(kernel.partition("_")[0], FLOAT32)
 
 
 def of_kernel(rows: Iterable[dict], kernel: str) -> list[dict]:

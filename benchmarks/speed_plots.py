@@ -20,6 +20,7 @@ COLORS = {  # of bars, by what a kernel computes on
     "tensor cores, fp16x3": plots.BLUE,
     "tensor cores, bfloat16": plots.VERMILION,
     "tensor cores, tf32": plots.GREEN,
+    "tensor cores, float64": plots.PURPLE,
 }
 # The colours of the suite headline, by kind.
 KINDS = {
@@ -44,7 +45,7 @@ def _units(kernel: str) -> str:
     dtype, precisions = kind(kernel)
     if precisions == ("tf32",):
         return "tensor cores, tf32"
-    return "CUDA cores" if dtype == "float32" else "tensor cores, bfloat16"
+    return "CUDA cores" if dtype == "float32" else f"tensor cores, {dtype}"
 
 
 def draw_kernels(measured: dict, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The suites of products that the benchmark measures, by name."""
 
+import suites_float64
 from headline import HEADLINE, HOST
 from shapes import LAYOUTS, Shape, Suite
 
@@ -370,6 +371,7 @@ SUITES = {
         _tf32_square(),
         precisions=("tf32",),
     ),
+    **suites_float64.suites(_ragged(), LADDER_SIZES),
     "kernels": Suite("every float32 kernel by name, on shapes that it is made for", _kernels()),
     "mma_kernels": Suite(
         "every kernel for 16-bit floats by name, on squares and on shapes that it is made for",

@@ -37,6 +37,19 @@ __device__ inline void cp_async_4_zfill(uint32_t to, const void* global, int byt
 __device__ inline void cp_async_4_zfill(void* smem, const void* global, int bytes) {
   cp_async_4_zfill(shared_address(smem), global, bytes);
 }
+// Copies 8 bytes, or fills them with zeros where `bytes` is 0.
+__device__ inline void cp_async_8_zfill(uint32_t to, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(bytes)
+               : "memory");
+}
+// Copies kBytes bytes, or fills them with zeros where `bytes` is 0.
+template <int kBytes>
+__device__ void cp_async_zfill(uint32_t to, const void* global, int bytes) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 4) cp_async_4_zfill(to, global, bytes);
+  if constexpr (kBytes == 8) cp_async_8_zfill(to, global, bytes);
+  if constexpr (kBytes == 16) cp_async_16_zfill(to, global, bytes);
+}
 // Copies four floats, of which no more than the first `bytes` are read; zeros for the rest.
 __device__ inline void cp_async_x4_zfill(uint32_t to, const float* global, int bytes) {
   if (bytes % 16 == 0) return cp_async_16_zfill(to, global, bytes);

@@ -12,6 +12,7 @@
 #include "core/order_mma.h"
 #include "core/order_tf32.h"
 #include "kernels/basics/plan.h"
+#include "kernels/f64/plan.h"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/mma/plan.h"
 #include "kernels/simt/plan.h"
@@ -51,6 +52,31 @@ constexpr Kernel kKernels[] = {
 #undef KERNEL
 };
 
+bool has_dtype(Dtypes dtypes, DType dtype) {
+  switch (dtypes) {
+    case Dtypes::kAny: return true;
+    case Dtypes::kFloat32: return dtype == DType::kFloat32;
+    case Dtypes::kFloat64: return dtype == DType::kFloat64;
+    case Dtypes::k16Bit: return is_16bit(dtype);
+  }
+  return false;
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kFloat64: return "float64";
+    case DType::kFloat16: return "float16";
+    case DType::kBFloat16: return "bfloat16";
+  }
+  return "";
+}
+
+// The families that were made for a dtype.
+const char* family_for(DType dtype) {
+  return is_16bit(dtype) ? "mma" : dtype == DType::kFloat64 ? "f64" : "simt or fp16x3";
+}
+
 std::string join(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -81,15 +107,12 @@ void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm
                      const Context& context) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
   const bool takes_16bit = kernel.dtypes == Dtypes::k16Bit;
-  if (!runs && takes_16bit && !is_16bit(p.dtype)) {
-    fail(p.op, name +
-                   "takes float16 and bfloat16 operands; choose auto, naive or tiled for other "
-                   "dtypes, or simt or fp16x3 for float32");
-  }
-  if (!runs && !takes_16bit && p.dtype != DType::kFloat32) {
-    fail(p.op, name +
-                   "takes float32 operands; choose auto, naive or tiled for other dtypes, or mma "
-                   "for float16 and bfloat16");
+  if (!runs && !has_dtype(kernel.dtypes, p.dtype)) {
+    const char* taken = takes_16bit                         ? "float16 and bfloat16"
+                        : kernel.dtypes == Dtypes::kFloat64 ? "float64"
+                                                            : "float32";
+    fail(p.op, name + "takes " + taken + " operands, and these are " + name_of(p.dtype) +
+                   "; choose auto, naive or tiled, or " + family_for(p.dtype));
   }
   if (kernel.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
     fail(p.op, name +
@@ -189,9 +212,8 @@ std::string three_digits(double value) {
 }  // namespace
 
 bool Kernel::runs_on(const Context& context, DType dtype) const {
-  if (dtypes == Dtypes::kAny) return true;
-  const bool right_dtype = dtypes == Dtypes::k16Bit ? is_16bit(dtype) : dtype == DType::kFloat32;
-  return right_dtype && (gpus == Gpus::kAny || context.on_host() || context.on_hopper());
+  return has_dtype(dtypes, dtype) &&
+         (gpus == Gpus::kAny || context.on_host() || context.on_hopper());
 }
 
 std::vector<std::string> algorithms() {

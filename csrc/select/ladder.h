@@ -27,7 +27,7 @@ enum class Order {
 // precision by it.
 inline bool is_guarded(Order order) { return order == Order::kFp16x3 || order == Order::kTf32; }
 
-enum class Dtypes { kAny, kFloat32, k16Bit };
+enum class Dtypes { kAny, kFloat32, kFloat64, k16Bit };
 enum class Gpus { kAny, kHopper };
 
 // Computes C by the plan. Returns false, with C untouched, where there is no memory for a

@@ -45,14 +45,19 @@ def one_dtype(dtype):
 
 NO_ALGORITHM = f'there is no algorithm "magic"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
-FLOAT32_ONLY = (
-    'algorithm "fp16x3" takes float32 operands; choose auto, naive or tiled for other dtypes, or '
-    "mma for float16 and bfloat16"
-)
-FLOATS_16BIT_ONLY = (
-    'algorithm "mma" takes float16 and bfloat16 operands; choose auto, naive or tiled for other '
-    "dtypes, or simt or fp16x3 for float32"
-)
+
+
+def not_taken(algorithm, dtype):
+    """The sentence for operands of a dtype that the algorithm does not take."""
+    family, given = algorithm.partition("_")[0], str(dtype).removeprefix("torch.")
+    taken = {"f64": "float64", "mma": "float16 and bfloat16"}.get(family, "float32")
+    others = {torch.float64: "f64", torch.float32: "simt or fp16x3"}
+    return (
+        f'algorithm "{algorithm}" takes {taken} operands, and these are {given}; choose auto, '
+        f"naive or tiled, or {others.get(dtype, 'mma')}"
+    )
+
+
 NOT_IEEE = (
     'algorithm "fp16x3" does not sum by IEEE FMAs, as precision ieee asks; choose auto, naive, '
     "tiled or simt, or precision fp32"
@@ -176,34 +181,40 @@ MATMUL = {
             lambda m, t, dtype=dtype: m.matmul(
                 t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), precision="tf32", **TF32
             ),
-            FLOAT32_ONLY.replace("fp16x3", "tf32"),
+            not_taken("tf32", dtype),
         )
         for dtype in (torch.float64, torch.float16, torch.bfloat16)
     },
     "fp16x3_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
     "simt_float64": (
         lambda m, t: m.matmul(t(2, 2, dtype=torch.float64), t(2, 2, dtype=torch.float64), **SIMT),
-        FLOAT32_ONLY.replace("fp16x3", "simt"),
+        not_taken("simt", torch.float64),
     ),
     **{
         f"fp16x3_{dtype}": (
             lambda m, t, dtype=dtype: m.matmul(
                 t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **FP16X3
             ),
-            FLOAT32_ONLY,
+            not_taken("fp16x3", dtype),
         )
         for dtype in (torch.float64, torch.float16, torch.bfloat16)
     },
     **{
         f"mma_{dtype}": (
             lambda m, t, dtype=dtype: m.matmul(t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **MMA),
-            FLOATS_16BIT_ONLY,
+            not_taken("mma", dtype),
         )
         for dtype in (torch.float32, torch.float64)
     },
+    "f64_mma": (
+        lambda m, t: m.matmul(
+            t(2, 2, dtype=torch.half), t(2, 2, dtype=torch.half), algorithm="f64_mma"
+        ),
+        not_taken("f64_mma", torch.half),
+    ),
     "mma_tma": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_tma"),
-        FLOATS_16BIT_ONLY.replace("mma", "mma_tma"),
+        not_taken("mma_tma", torch.float32),
     ),
     # out
     "out_shape": (
@@ -299,9 +310,12 @@ GEMM = {
     "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
     "fp16x3_float64": (
         lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
-        FLOAT32_ONLY,
+        not_taken("fp16x3", torch.float64),
     ),
-    "mma_float32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **MMA), FLOATS_16BIT_ONLY),
+    "mma_float32": (
+        lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **MMA),
+        not_taken("mma", torch.float32),
+    ),
     "c_expanded": (
         lambda m, t: m.gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4)),
         "c has elements that share memory (shape (2, 4), strides (0, 1)); pass a tensor whose "
@@ -368,9 +382,12 @@ LINEAR = {
     "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),
     "fp16x3_float16": (
         lambda m, t: m.linear(t(2, 3, dtype=torch.half), t(4, 3, dtype=torch.half), **FP16X3),
-        FLOAT32_ONLY,
+        not_taken("fp16x3", torch.float16),
     ),
-    "mma_float32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **MMA), FLOATS_16BIT_ONLY),
+    "mma_float32": (
+        lambda m, t: m.linear(t(2, 3), t(4, 3), **MMA),
+        not_taken("mma", torch.float32),
+    ),
 }
 
 BAD_CALLS = [

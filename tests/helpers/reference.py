@@ -118,8 +118,10 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether an algorithm takes such operands; tests/ops/test_errors.py has its errors if not."""
-    if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32")):
+    if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32", "f64")):
         return True
+    if algorithm.startswith("f64"):
+        return dtype == torch.float64
     if algorithm.startswith("mma"):
         anywhere = algorithm in ("mma", "mma_sync") or device == "cpu"
         return dtype in FLOATS_16BIT and (anywhere or _is_hopper())

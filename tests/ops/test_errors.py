@@ -5,8 +5,6 @@ import pytest
 import torch
 from helpers.bad_calls import (
     BAD_CALLS,
-    FLOAT32_ONLY,
-    FLOATS_16BIT_ONLY,
     FP16X3,
     IEEE_FP16X3,
     MMA,
@@ -16,6 +14,7 @@ from helpers.bad_calls import (
     NOT_IEEE,
     TF32,
     TF32_ALONE,
+    not_taken,
     unsupported,
 )
 from helpers.needs import needs_cuda
@@ -95,8 +94,8 @@ def test_explain_refuses_what_matmul_refuses(device, api):
         (NO_PRECISION, t(3), t(3), {"precision": "fp8"}),
         (TF32_ALONE, t(3), t(3), TF32),
         (NOT_IEEE, t(3), t(3), IEEE_FP16X3),
-        (FLOAT32_ONLY, t(3, dtype=torch.half), t(3, dtype=torch.half), FP16X3),
-        (FLOATS_16BIT_ONLY, t(3), t(3), MMA),
+        (not_taken("fp16x3", torch.half), t(3, dtype=torch.half), t(3, dtype=torch.half), FP16X3),
+        (not_taken("mma", torch.float32), t(3), t(3), MMA),
     ):
         assert_raises(f"tiled::explain: {sentence}", api.explain, a, b, **options)
 

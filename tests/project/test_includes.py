@@ -21,6 +21,7 @@ MAY_INCLUDE = {
     # A family of kernels knows no other, with two exceptions: fp16x3 recomputes by simt's main
     # loop, and tf32 multiplies by mma's and recomputes by fp16x3's kernel.
     "kernels/basics": {"core/*", "kernels/common/*"},
+    "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/fp16x3": {"cuda", "core/*", "ptx/*", "kernels/common/*", "kernels/simt/*"},
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},

@@ -35,18 +35,29 @@ def _check_algorithm_name(op, algorithm):
         raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
 
 
+# The dtypes that families of kernels take; naive and tiled take all.
+_TAKEN = (
+    (("simt", "fp16x3", "tf32"), (torch.float32,), "float32"),
+    (("f64",), (torch.float64,), "float64"),
+    (("mma",), SIXTEEN_BIT, "float16 and bfloat16"),
+)
+
+
+def _family_for(dtype):
+    if dtype in SIXTEEN_BIT:
+        return "mma"
+    return "f64" if dtype == torch.float64 else "simt or fp16x3"
+
+
 def _check_algorithm(op, algorithm, precision, dtype):
     _check_algorithm_name(op, algorithm)
-    if algorithm.startswith(("simt", "fp16x3", "tf32")) and dtype != torch.float32:
-        raise RuntimeError(
-            f'{op}: algorithm "{algorithm}" takes float32 operands; choose auto, naive or tiled '
-            f"for other dtypes, or mma for float16 and bfloat16"
-        )
-    if algorithm.startswith("mma") and dtype not in SIXTEEN_BIT:
-        raise RuntimeError(
-            f'{op}: algorithm "{algorithm}" takes float16 and bfloat16 operands; choose auto, '
-            f"naive or tiled for other dtypes, or simt or fp16x3 for float32"
-        )
+    for families, dtypes, taken in _TAKEN:
+        if algorithm.startswith(families) and dtype not in dtypes:
+            raise RuntimeError(
+                f'{op}: algorithm "{algorithm}" takes {taken} operands, and these are '
+                f"{str(dtype).removeprefix('torch.')}; choose auto, naive or tiled, or "
+                f"{_family_for(dtype)}"
+            )
     if algorithm.startswith("fp16x3") and precision == "ieee":
         raise RuntimeError(
             f'{op}: algorithm "{algorithm}" does not sum by IEEE FMAs, as precision ieee asks; '

@@ -41,6 +41,31 @@ struct TiledCost {
 inline constexpr TiledCost kTiled16{3900, 74, 640, 15.8}, kTiled32{3640, 83, 3130, 18.1};
 inline constexpr TiledCost kTiled64{6360, 143, 2930, 50.5};
 
+// --- f64 -----------------------------------------------------------------------------------------
+
+// A warp computes warp_m x warp_n elements of C. Registers are those of a consumer and of a
+// producer thread where setmaxnreg moves them, or else 0. A block alone on its SM takes `alone`
+// cycles for one k, and blocks that share an SM have `rate` together. `overhead`: cycles of a tile
+// beside its products.
+struct F64MmaTile {
+  int m, n, warp_m, warp_n, stages, producer_threads, consumer_registers, producer_registers;
+  int blocks;  // that share an SM, at most
+  double alone, rate, overhead;
+};
+inline constexpr F64MmaTile kF64MmaTiles[] = {
+    {128, 128, 64, 32, 3, 128, 232, 40, 1, 87, 124, 6900},
+    {128, 64, 32, 32, 4, 64, 0, 0, 1, 27, 116, 4100},
+    {64, 64, 32, 32, 3, 64, 0, 0, 2, 42, 93, 3600},
+    {32, 32, 16, 16, 4, 64, 0, 0, 4, 30, 59, 2000},
+    {16, 64, 16, 16, 6, 64, 0, 0, 3, 20, 51, 2000},
+    {64, 16, 16, 16, 6, 64, 0, 0, 3, 20, 51, 2000},
+};
+struct F64Mma {
+  static constexpr double kLaunch = 7000;
+  static constexpr double kDram = 24;  // bytes
+  static constexpr double kReduceLaunch = 1900, kReduceElement = 0.3;
+};
+
 // --- simt ----------------------------------------------------------------------------------------
 
 // A block, or a team of simt_small, computes m x n elements of C, and a thread thread_m x thread_n

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "core/order_chunked.h"
+#include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/launch.h"
-#include "kernels/simt/load.cuh"
 #include "kernels/simt/register_tile.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -42,9 +42,9 @@ __device__ void produce(const Problem& p, Vectorized vectorized, const TileIndex
                   tile.row * p.a.row_stride + first_k * p.a.col_stride;
   const auto* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, tile.batch) +
                   tile.col * p.b.col_stride + first_k * p.b.row_stride;
-  CpAsyncLoader<Tile::kM, Stage::kPitchA, Tile::kK, Tile::kProducers> load_a(
+  CpAsyncLoader<float, Tile::kM, Stage::kPitchA, Tile::kK, Tile::kProducers> load_a(
       a, p.a.row_stride, p.a.col_stride, vectorized.a, p.m - tile.row, thread);
-  CpAsyncLoader<Tile::kN, Stage::kPitchB, Tile::kK, Tile::kProducers> load_b(
+  CpAsyncLoader<float, Tile::kN, Stage::kPitchB, Tile::kK, Tile::kProducers> load_b(
       b, p.b.col_stride, p.b.row_stride, vectorized.b, p.n - tile.col, thread);
   const bool whole = p.m - tile.row >= Tile::kM && p.n - tile.col >= Tile::kN;
   for (int64_t k_left = length; k_left > 0; k_left -= Tile::kK, pipe.advance()) {

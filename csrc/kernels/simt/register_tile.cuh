@@ -117,4 +117,13 @@ struct Fragments {
   }
 };
 
+// The tiles of A and B for one step of K, both MN-major: a (kK, kM), b (kK, kN). Rows are padded
+// against bank conflicts: elements that are adjacent along K lie in different banks.
+template <class Tile>
+struct PaddedStage {
+  static constexpr int kPitchA = Tile::kM + 4, kPitchB = Tile::kN + 4;
+  alignas(16) float a[Tile::kK][kPitchA];
+  alignas(16) float b[Tile::kK][kPitchB];
+};
+
 }  // namespace tiled::cuda

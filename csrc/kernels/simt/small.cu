@@ -23,9 +23,9 @@
 #include <iterator>
 
 #include "core/order_chunked.h"
+#include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
-#include "kernels/simt/load.cuh"
 #include "kernels/simt/plan.h"
 #include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/store.cuh"
@@ -198,10 +198,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const TileIndex tile = fast_tile_index<Tile>(p, index);
   const BatchOffsets offsets(p, tile.batch);
 
-  CpAsyncLoader<Tile::kM, Stage::kPitchA, Tile::kK, Tile::kTeamThreads> load_a(
+  CpAsyncLoader<float, Tile::kM, Stage::kPitchA, Tile::kK, Tile::kTeamThreads> load_a(
       static_cast<const float*>(p.a.data) + offsets.a + tile.row * p.a.row_stride, p.a.row_stride,
       p.a.col_stride, params.a_vectorized, p.m - tile.row, thread);
-  CpAsyncLoader<Tile::kN, Stage::kPitchB, Tile::kK, Tile::kTeamThreads> load_b(
+  CpAsyncLoader<float, Tile::kN, Stage::kPitchB, Tile::kK, Tile::kTeamThreads> load_b(
       static_cast<const float*>(p.b.data) + offsets.b + tile.col * p.b.col_stride, p.b.col_stride,
       p.b.row_stride, params.b_vectorized, p.n - tile.col, thread);
   const QuadCoord<Tile> first(thread, 0);

@@ -10,37 +10,28 @@
 
 namespace tiled::cuda {
 
-// The tiles of A and B for one step of K, both MN-major: a (kK, kM), b (kK, kN). Rows are padded
-// against bank conflicts: elements that are adjacent along K lie in different banks.
-template <class Tile>
-struct PaddedStage {
-  static constexpr int kPitchA = Tile::kM + 4, kPitchB = Tile::kN + 4;
-  alignas(16) float a[Tile::kK][kPitchA];
-  alignas(16) float b[Tile::kK][kPitchB];
-};
-
 // How adjacent threads read an operand: 128-bit vectors along M or N, single elements along M or N,
 // or single elements along K, which transposes the tile.
 enum class LoadMode { kVectorized, kMnMajor, kKMajor };
 
-// Loads one operand's (kK, kMN) tiles, one after another along K, to rows of kPitch floats in
-// shared memory. `mn` counts rows of A, or columns of B. Each thread copies the same elements of
-// every tile.
-template <int kMN, int kPitch, int kK, int kThreads>
+// Loads one operand's (kK, kMN) tiles, one after another along K, to rows of kPitch elements in
+// shared memory. T is float or double; `mn` counts rows of A, or columns of B. Each thread copies
+// the same elements of every tile.
+template <typename T, int kMN, int kPitch, int kK, int kThreads>
 class CpAsyncLoader {
  public:
   // `data` points at element (0, 0) of the first tile; mn_left of its rows or columns are in the
   // matrix. A vector at the edge would be read to its end, so it has to be inside as a whole.
-  __device__ CpAsyncLoader(const float* data, int64_t mn_stride, int64_t k_stride, bool vectorized,
+  __device__ CpAsyncLoader(const T* data, int64_t mn_stride, int64_t k_stride, bool vectorized,
                            int64_t mn_left, int thread)
       : mn_stride_(mn_stride), k_stride_(k_stride) {
-    vectorized &= mn_left >= kMN || mn_left % 4 == 0;
+    vectorized &= mn_left >= kMN || mn_left % kVector == 0;
     mode_ = vectorized             ? LoadMode::kVectorized
             : k_stride < mn_stride ? LoadMode::kKMajor
                                    : LoadMode::kMnMajor;
     const int lanes = mode_ == LoadMode::kVectorized ? kVectors : kMnLanes;
     mn_ = mode_ == LoadMode::kKMajor       ? thread / kKLanes
-          : mode_ == LoadMode::kVectorized ? thread % lanes * 4
+          : mode_ == LoadMode::kVectorized ? thread % lanes * kVector
                                            : thread % lanes;
     k_ = mode_ == LoadMode::kKMajor ? thread % kKLanes : thread / lanes;
     mn_left_ = static_cast<int>(min(mn_left, int64_t{kMN})) - mn_;
@@ -48,8 +39,8 @@ class CpAsyncLoader {
   }
 
   // Loads the next tile, of which k_left elements along K are in the matrix, and zeros beyond.
-  __device__ void load(float (&tile)[kK][kPitch], int64_t k_left) {
-    const uint32_t to = ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * 4;
+  __device__ void load(T (&tile)[kK][kPitch], int64_t k_left) {
+    const uint32_t to = ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * kBytes;
     if (k_left >= kK) {
       copy<false>(to, kK);
     } else {
@@ -58,14 +49,15 @@ class CpAsyncLoader {
     data_ += kK * k_stride_;
   }
   // Loads the next tile, all of which is in the matrix.
-  __device__ void load_whole(float (&tile)[kK][kPitch]) {
-    copy<false, true>(ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * 4, kK);
+  __device__ void load_whole(T (&tile)[kK][kPitch]) {
+    copy<false, true>(ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * kBytes, kK);
     data_ += kK * k_stride_;
   }
 
  private:
   // Threads along M or N, and along K, in each mode.
-  static constexpr int kVectors = kMN / 4, kMnLanes = std::min(kMN, kThreads), kKLanes = 8;
+  static constexpr int kBytes = sizeof(T), kVector = 16 / kBytes;  // elements of a vector
+  static constexpr int kVectors = kMN / kVector, kMnLanes = std::min(kMN, kThreads), kKLanes = 8;
   static_assert(kThreads / kVectors <= kK && kThreads / kMnLanes <= kK && kKLanes <= kK);
 
   template <bool kAtEndOfK, bool kWhole = false>
@@ -74,30 +66,29 @@ class CpAsyncLoader {
       case LoadMode::kVectorized:
         return copy<kAtEndOfK, kWhole, 16, kThreads / kVectors, 1, kMN>(to, k_left);
       case LoadMode::kMnMajor:
-        return copy<kAtEndOfK, kWhole, 4, kThreads / kMnLanes, kMN / kMnLanes, kMnLanes>(to,
-                                                                                         k_left);
-      case LoadMode::kKMajor:
-        return copy<kAtEndOfK, kWhole, 4, kKLanes, kMN / (kThreads / kKLanes), kThreads / kKLanes>(
+        return copy<kAtEndOfK, kWhole, kBytes, kThreads / kMnLanes, kMN / kMnLanes, kMnLanes>(
             to, k_left);
+      case LoadMode::kKMajor:
+        return copy<kAtEndOfK, kWhole, kBytes, kKLanes, kMN / (kThreads / kKLanes),
+                    kThreads / kKLanes>(to, k_left);
     }
   }
 
   // Copies this thread's elements or vectors: kCountMN of them kStepMN apart, at every kStepK-th k.
   // Outside the matrix it copies zero bytes instead of branching around the copy: ptxas makes the
   // first cp.async of each basic block wait for earlier accesses to shared memory.
-  template <bool kAtEndOfK, bool kWhole, int kBytes, int kStepK, int kCountMN, int kStepMN>
+  template <bool kAtEndOfK, bool kWhole, int kCopied, int kStepK, int kCountMN, int kStepMN>
   __device__ void copy(uint32_t to, int k_left) const {
-    const float* data = data_;
+    const T* data = data_;
     UNROLL
     for (int i = 0; i < kCountMN; ++i, data += kStepMN * mn_stride_) {
-      const int bytes = kWhole || mn_left_ > i * kStepMN ? kBytes : 0;
-      const float* from = data;
+      const int bytes = kWhole || mn_left_ > i * kStepMN ? kCopied : 0;
+      const T* from = data;
       UNROLL
       for (int k = 0; k < kK; k += kStepK, from += kStepK * k_stride_) {
-        const uint32_t at = to + (k * kPitch + i * kStepMN) * 4;
+        const uint32_t at = to + (k * kPitch + i * kStepMN) * int{sizeof(T)};
         const int inside = kAtEndOfK && k >= k_left ? 0 : bytes;
-        kBytes == 16 ? ptx::cp_async_16_zfill(at, from, inside)
-                     : ptx::cp_async_4_zfill(at, from, inside);
+        ptx::cp_async_zfill<kCopied>(at, from, inside);
       }
     }
   }
@@ -105,7 +96,7 @@ class CpAsyncLoader {
   LoadMode mode_;
   int mn_, k_;   // the thread's first element in a tile
   int mn_left_;  // rows or columns of the tile in the matrix, counted from mn_
-  const float* data_;
+  const T* data_;
   int64_t mn_stride_, k_stride_;
 };
 

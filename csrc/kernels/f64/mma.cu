@@ -1,0 +1,48 @@
+// f64_mma: float64 products by tensor cores, whatever their strides.
+//
+// Idea:  A float64 product of a tensor core adds its terms to C one after another, ascending in k,
+//        each as by fma(). That is the chunked order to the bit (core/order_chunked.h), at twice
+//        the rate of the CUDA cores. Producer warps copy operands by cp.async, MN-major, and
+//        transpose K-major ones by copying single elements, whose 8 bytes are enough; so there is
+//        one kernel for all layouts and alignments. A consumer warp reads the fragments of a
+//        product while it multiplies those of the one before. Registers hold the sums of a chunk
+//        of K; the totals of finished chunks are in shared memory. Or blocks share K's chunks, and
+//        split_k_reduce.cuh adds their sums in order.
+// Limit: the tensor cores for large tiles; DRAM for few rows or columns.
+//
+//   producer warps                     consumer warps
+//   ------------------------------------------------------------------------------------
+//   wait empty[s]  <-----------------  the last fragments of stage s are read
+//   cp.async A and B of stage s -----> wait full[s], mma.sync
+//   next stage                         end of a chunk: add to the totals
+//                                      end of a tile: epilogue
+
+#include <algorithm>
+#include <iterator>
+
+#include "kernels/common/dispatch.h"
+#include "kernels/f64/instance.h"
+#include "kernels/f64/launch.cuh"
+#include "kernels/f64/plan.h"
+
+namespace tiled::cuda {
+
+// The large tiles need more shared memory than GPUs before Hopper have.
+bool launch_f64_mma(const Problem& p, const Plan& plan, const Context& context) {
+  using namespace f64_mma;
+  if (count_tiles(p, 1, 1) == 0) return true;
+  if (plan.tile < kLargeTiles && context.on_hopper()) {
+    launch_large_tile(p, plan, context);
+    return true;
+  }
+  const int tile = std::max(plan.tile, kLargeTiles) - kLargeTiles;
+  return with_tile<std::size(h200::kF64MmaTiles) - kLargeTiles>(tile, [&]<int kIndex>() {
+    using SmallTile = Tile<kLargeTiles + kIndex>;
+    static_assert(kSharedMemory<SmallTile> <= 99 << 10,
+                  "a block of compute capability 8.6 or 8.9 has at most 99 KiB of shared memory");
+    run<SmallTile>(p, plan, context);
+    return true;
+  });
+}
+
+}  // namespace tiled::cuda
