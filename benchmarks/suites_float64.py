@@ -31,7 +31,7 @@ def _products(odd: Iterable[Shape]) -> tuple[Shape, ...]:
 
 
 def suites(odd: Iterable[Shape], sizes: Iterable[int]) -> dict[str, Suite]:
-    """The suites by name, with these products of odd sizes, and kernels on squares of these sizes."""
+    """The suites by name: with these products of odd sizes, and kernels on squares of these."""
     return {
         "float64": Suite(
             "squares in every layout, odd sizes, few rows, long K and batches, in float64",

@@ -23,9 +23,8 @@ class override(TorchFunctionMode):
     statement. Results are PyTorch's except for rounding; dtypes and shapes are the same, and errors
     are RuntimeErrors, too.
 
-    float64 products are torch_tiled's, too, and much slower than cuBLAS's: on an H100, at an
-    earlier commit, at 0.135 of their speed for squares, 0.19 for odd sizes and 0.014 for
-    64 x 64 x 65536.
+    float64 products are torch_tiled's, too. On an H100 they have 0.95 of the speed of cuBLAS's for
+    squares from 2048 on, and 0.85 with 1 to 128 rows.
 
     PyTorch computes what torch_tiled does not multiply: integers, complex numbers, sparse, nested
     and quantized tensors, tensor subclasses that are not PyTorch's own, other devices, an out= that
