@@ -65,6 +65,14 @@ def test_auto_takes_it():
         assert torch_tiled.explain(a, b).algorithm == "f64_mma"
 
 
+def test_another_kernel_takes_more_rows_than_it_can_count():
+    for rows, kernel in ((2**30, "f64_mma"), (2**31, "tiled")):
+        a = torch.empty(1, 1000, dtype=torch.float64, device="meta").expand(rows, 1000)
+        b = torch.empty(1000, 1, dtype=torch.float64, device="meta")
+        plan = torch_tiled.explain(a, b, algorithm="f64_mma", compute_capability=90, sms=132)
+        assert plan.algorithm.startswith(kernel)
+
+
 @needs_cuda
 @pytest.mark.parametrize("k", [*range(1, 50), 1023, 1024, 1025, 1039, 1040, 2049, 5000])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 70), (130, 2), (70, 90), (129, 257)])

@@ -16,6 +16,9 @@ inline double f64_mma_step(const h200::F64MmaTile& tile, int64_t blocks) {
   return std::max(tile.alone, static_cast<double>(blocks) * tile.m * tile.n / tile.rate);
 }
 
+// A tile's first row and column are 32-bit.
+inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
+
 inline Plan f64_mma_plan(const Problem& p, int64_t sms) {
   using Cost = h200::F64Mma;
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
