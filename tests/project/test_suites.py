@@ -145,7 +145,7 @@ def on_hopper(monkeypatch):
 
 def test_every_kernel_of_float32_is_measured_at_the_sizes_of_the_ladder(on_hopper):
     float32 = {
-        name for name in torch_tiled.algorithms() if not name.startswith(("mma", "tf32"))
+        name for name in torch_tiled.algorithms() if not name.startswith(("mma", "tf32", "f64"))
     } | {"auto"}
     measured = {}
     for job in on_hopper("ladder", "square"):
@@ -159,7 +159,7 @@ def test_every_kernel_of_float32_is_measured_at_the_sizes_of_the_ladder(on_hoppe
 def test_every_kernel_is_measured_by_name_on_shapes_that_it_is_for(on_hopper):
     """As the plan for an H200 says, no other kernel takes its place there."""
     named = set()
-    for job in on_hopper("kernels", "mma_kernels", "tf32_kernels"):
+    for job in on_hopper("kernels", "mma_kernels", "tf32_kernels", "float64_kernels"):
         if job.algorithm == "auto":
             continue
         shape = vars(job.shape) | {"dtype": job.dtype, "precision": job.precision}
