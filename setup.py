@@ -56,7 +56,7 @@ VERBOSE = STRICT or os.environ.get("VERBOSE") == "1"
 JOBS = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0))
 CXX = os.environ.get("CXX", "g++")
 NAMESPACE = os.environ.get("TORCH_TILED_NAMESPACE", "tiled")
-NAMESPACED = "csrc/binding/ops.cpp"  # the one file that registers operators
+NAMESPACED = ("csrc/binding/ops.cpp", "csrc/binding/lazy_bits.cpp")  # they register operators
 
 OLDEST_TORCH = (2, 11)
 OLDEST_CUDA = (12, 0)
@@ -190,7 +190,7 @@ class Compilation:
     def __init__(self, source: Path, command: list[str]):
         self.name = str(source.relative_to(ROOT))
         name = self.name
-        if name == NAMESPACED and NAMESPACE != "tiled":  # the default's object stays beside it
+        if name in NAMESPACED and NAMESPACE != "tiled":  # the default's object stays beside it
             command = [*command, f"-DTORCH_TILED_NAMESPACE={NAMESPACE}"]
             name = f"{name}.{NAMESPACE}"
         self.object = OBJECTS / f"{name}.o"

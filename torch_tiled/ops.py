@@ -207,8 +207,8 @@ def gemm_(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    alpha: float = 1,
-    beta: float = 1,
+    alpha: complex = 1,
+    beta: complex = 1,
     algorithm: str = "auto",
     precision: str = "fp32",
 ) -> torch.Tensor:
@@ -238,7 +238,13 @@ def gemm_(
         >>> torch_tiled.gemm_(c, a, b, alpha=0.5, beta=0) is c
         True
     """
-    call(_gemm, c, a, b, alpha=alpha, beta=beta, algorithm=algorithm, precision=precision)
+    options = {"algorithm": algorithm, "precision": precision}
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if isinstance(factor, complex):  # schemas have no complex numbers
+            options[name], options[f"{name}_imag"] = factor.real, factor.imag
+        else:
+            options[name] = factor
+    call(_gemm, c, a, b, **options)
     return c
 
 

@@ -50,13 +50,20 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
                  {"algorithm", "torch.matmul", "why", "on the CPU auto is PyTorch's own product"});
     return lines;
   }
-  Problem p = make_problem(options, product, a.scalar_type(), a.scalar_type(), {});
+  const bool complex = is_complex(a.scalar_type());
+  ComplexProblem z = make_complex_problem(options, product, a.scalar_type());
   const Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
-  lay_out_batch(product.a, product.b, product.matrices(c), nullptr, p);
+  lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
+  const Problem p = complex ? as_real(z).problem : z.problem;
+  if (complex) {
+    lines.insert(lines.end(),
+                 {"real_product", "m = " + std::to_string(p.m) + ", n = " + std::to_string(p.n) +
+                                      ", k = " + std::to_string(p.k)});
+  }
   const Context context = hypothetical ? hypothetical_context(options.op, compute_capability, sms)
                                        : make_context(options.op, a);
-  const std::vector<Choice> chosen = choices(algorithm, p, context);
+  const std::vector<Choice> chosen = choices(algorithm, p, context, complex);
   for (auto& [heading, text] : explain(chosen, p, context)) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
   }
@@ -65,7 +72,8 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
     int64_t recomputed = 0;
     run(options, product, a, result, {}, {}, &recomputed);
     lines.insert(lines.end(), {"recomputed", std::to_string(recomputed) + " of " +
-                                                 std::to_string(result.numel()) + " elements"});
+                                                 std::to_string(result.numel()) +
+                                                 (complex ? " elements, by parts" : " elements")});
   }
   return lines;
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <complex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,13 +15,16 @@
 #include <utility>
 
 #include "binding/explain.h"
+#include "binding/namespace.h"
 #include "binding/run.h"
 #include "binding/tensors.h"
 #include "binding/torch_product.h"
+#include "core/complex.h"
 #include "core/error.h"
 #include "core/presplit.h"
 #include "core/product.h"
 #include "core/strided.h"
+#include "select/complex.h"
 #include "select/ladder.h"
 #include "select/presplit.h"
 
@@ -28,12 +32,12 @@ namespace tiled {
 namespace {
 
 Tensor multiply(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
-                ScalarType out, const Presplit& b_presplit) {
+                ScalarType out, const PreparedOperand& prepared_b) {
   const Tensor c = allocate(options.op, product.shape, out, a);
   if (is_torch_product(a, options)) {
     torch_product(options.op, a, b, c);
   } else {
-    run(options, product, a, c, {}, b_presplit);
+    run(options, product, a, c, {}, prepared_b);
   }
   return c;
 }
@@ -53,8 +57,9 @@ Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& hi_lo,
   const Options options = make_options("tiled::matmul", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   const Product product = make_product(options.op, readable(a), readable(b));
-  const Presplit presplit = presplit_operand(options.op, {"b", b}, product, hi_lo, inverse_scales);
-  return multiply(options, product, a, b, a.scalar_type(), presplit);
+  const PreparedOperand prepared =
+      prepared_operand(options.op, {"b", b}, product, hi_lo, inverse_scales);
+  return multiply(options, product, a, b, a.scalar_type(), prepared);
 }
 
 Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "auto", "fp32", {}); }
@@ -89,8 +94,20 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   }
 }
 
-void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
-           const std::string& algorithm, const std::string& precision) {
+// A complex factor of gemm_, in two parts, since schemas have no complex numbers.
+std::complex<double> make_factor(const char* op, const char* name, double real, double imaginary,
+                                 const Tensor& c) {
+  if (imaginary != 0 && !is_complex(c.scalar_type())) {
+    fail(op, std::string(name) + " has the imaginary part " + std::to_string(imaginary) +
+                 " and c is " + dtype_name(c.scalar_type()) + "; pass a real " + name +
+                 ", or complex tensors");
+  }
+  return {real, imaginary};
+}
+
+void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real, double beta_real,
+           const std::string& algorithm, const std::string& precision, double alpha_imag,
+           double beta_imag) {
   const Options options = make_options("tiled::gemm_", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   check_same_device(options.op, {"c", c}, {"a", a});
@@ -108,8 +125,9 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, doub
                          "; c must have that shape, or more batch dimensions");
   }
   check_written(options.op, {"c", c}, product);
-  if (alpha == 0) product.k = 0;  // A and B are not read, as in BLAS
-  const Epilogue epilogue{.alpha = alpha, .beta = beta};
+  const OpEpilogue epilogue{.alpha = make_factor(options.op, "alpha", alpha_real, alpha_imag, c),
+                            .beta = make_factor(options.op, "beta", beta_real, beta_imag, c)};
+  if (epilogue.alpha == 0.0) product.k = 0;  // A and B are not read, as in BLAS
   if (is_torch_product(a, options) && product.k > 0) {
     const ScalarType type = is_16bit(a.scalar_type()) ? ScalarType::Float : a.scalar_type();
     const Tensor sums = allocate(options.op, product.shape, type, a);
@@ -124,14 +142,14 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, doub
 struct Layer {
   Options options;
   Product product;
-  Epilogue epilogue;
+  OpEpilogue epilogue;
 };
 
 Layer make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                  const std::string& activation, const std::string& algorithm,
                  const std::string& precision) {
   const Options options = make_options("tiled::linear", algorithm, precision);
-  Epilogue epilogue{.activation = parse_activation(options.op, activation)};
+  OpEpilogue epilogue{.activation = parse_activation(options.op, activation)};
   check_operands(options.op, {"x", x}, {"weight", weight});
   Product product = make_linear(options.op, readable(x), readable(weight));
   if (bias) {
@@ -141,14 +159,17 @@ Layer make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tens
       fail(options.op, "bias is " + shape_of(*bias) + " and weight is " + shape_of(weight) +
                            "; bias must be (out_features,)");
     }
-    epilogue.bias = bias->const_data_ptr();
-    epilogue.bias_stride = bias->stride(0);
+    epilogue.bias = &*bias;
+  }
+  if (is_complex(x.scalar_type()) && epilogue.activation != Activation::kNone) {
+    fail(options.op, "activation \"" + activation + "\" is one of real numbers, and x is " +
+                         dtype_name(x.scalar_type()) + "; choose none");
   }
   return {options, std::move(product), epilogue};
 }
 
 Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
-                 const std::optional<Tensor>& bias, const Presplit& weight_presplit) {
+                 const std::optional<Tensor>& bias, const PreparedOperand& prepared_weight) {
   const auto& [options, product, epilogue] = layer;
   if (is_torch_product(x, options)) {  // linear.out would round twice
     try {
@@ -160,7 +181,7 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
     }
   }
   const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  run(options, product, x, y, epilogue, weight_presplit);
+  run(options, product, x, y, epilogue, prepared_weight);
   return y;
 }
 
@@ -180,9 +201,9 @@ Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_l
                        const std::string& activation, const std::string& algorithm,
                        const std::string& precision) {
   const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision);
-  const Presplit presplit =
-      presplit_operand(layer.options.op, {"weight", weight}, layer.product, hi_lo, inverse_scales);
-  return run_layer(layer, x, weight, bias, presplit);
+  const PreparedOperand prepared =
+      prepared_operand(layer.options.op, {"weight", weight}, layer.product, hi_lo, inverse_scales);
+  return run_layer(layer, x, weight, bias, prepared);
 }
 
 std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
@@ -193,21 +214,31 @@ std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (b.is_cuda()) guard.emplace(b.get_device_index());
   const Context context = make_context(op, b);
-  Presplit presplit = presplit_columns(b.size(0), b.size(1));
-  if (!count_elements(std::array{b.size(0) + Presplit::kK, b.size(1) + Presplit::kK}, 4)) {
+  const ScalarType type = b.scalar_type();
+  const int64_t k = b.size(0), n = b.size(1);
+  Presplit presplit = presplit_columns(type, k, n);
+  if (!count_elements(std::array{k + Presplit::kK, n + Presplit::kK}, is_complex(type) ? 64 : 4)) {
     fail(op, "b is " + shape_of(b) + ", more bytes than 63 bits can count");
   }
-  const bool splits = can_presplit(*supported(b.scalar_type()), presplit.k, context);
-  const int64_t bytes = splits ? presplit.matrix_bytes() : 0;
-  const int64_t groups = splits ? presplit.matrix_groups() : 0;
-  const Tensor hi_lo = allocate(op, {bytes}, ScalarType::Byte, b, "prepared operand");
-  const Tensor inverse_scales = allocate(op, {groups}, ScalarType::Float, b, "prepared operand");
-  if (bytes > 0) {
-    presplit.hi_lo = static_cast<uint8_t*>(hi_lo.mutable_data_ptr());
+  const bool splits = can_presplit(*supported(type), presplit.k, context);
+  const PreparedSizes sizes = prepared_sizes(type, k, n, splits);
+  const Tensor hi_lo = allocate(op, {sizes.bytes()}, ScalarType::Byte, b, "prepared operand");
+  const Tensor inverse_scales =
+      allocate(op, {sizes.scales}, ScalarType::Float, b, "prepared operand");
+  if (sizes.bytes() == 0) return {hi_lo, inverse_scales};
+  auto* memory = static_cast<uint8_t*>(hi_lo.mutable_data_ptr());
+  const Strided source = readable(b);
+  Matrix columns{
+      .data = source.data, .row_stride = source.strides[1], .col_stride = source.strides[0]};
+  if (is_complex(type)) {
+    Pack pack = prepared_pack(*supported(type), k, n, transposed(columns), source.lazy);
+    pack.to = memory + sizes.presplit_bytes;
+    run_pack(pack, context);
+    columns = {.data = pack.to, .row_stride = 2 * pack.to_row_stride, .col_stride = 1};
+  }
+  if (splits) {
+    presplit.hi_lo = memory;
     presplit.inverse_scales = static_cast<float*>(inverse_scales.mutable_data_ptr());
-    const Strided source = readable(b);
-    const Matrix columns{
-        .data = source.data, .row_stride = source.strides[1], .col_stride = source.strides[0]};
     write_presplit(columns, presplit, context);
   }
   return {hi_lo, inverse_scales};
@@ -215,16 +246,6 @@ std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
 
 }  // namespace
 }  // namespace tiled
-
-// The operators' namespace in the dispatcher, which setup.py gives; torch_tiled/_op/namespace.py
-// reads it from the record of the build. Texts name the operators tiled:: in every namespace.
-#ifndef TORCH_TILED_NAMESPACE
-#define TORCH_TILED_NAMESPACE tiled
-#endif
-
-// PyTorch's macros paste their arguments to other tokens, before which these expand them.
-#define LIBRARY(name, m) STABLE_TORCH_LIBRARY(name, m)
-#define LIBRARY_IMPL(name, key, m) STABLE_TORCH_LIBRARY_IMPL(name, key, m)
 
 LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
@@ -240,7 +261,8 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def(
       "gemm_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1, float beta=1, "
-      "str algorithm=\"auto\", str precision=\"fp32\") -> ()");
+      "str algorithm=\"auto\", str precision=\"fp32\", float alpha_imag=0, float beta_imag=0) "
+      "-> ()");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");

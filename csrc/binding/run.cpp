@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "select/complex.h"
 #include "select/ladder.h"
 
 namespace tiled {
@@ -80,8 +81,26 @@ Context make_context(const char* op, const Tensor& like) {
 #endif
 }
 
+Epilogue OpEpilogue::real() const {
+  return {.alpha = alpha.real(),
+          .beta = beta.real(),
+          .bias = bias == nullptr ? nullptr : bias->const_data_ptr(),
+          .bias_stride = bias == nullptr ? 0 : bias->stride(0),
+          .activation = activation};
+}
+
+ComplexEpilogue OpEpilogue::complex() const {
+  ComplexEpilogue epilogue{.alpha = alpha, .beta = beta};
+  if (bias != nullptr) {
+    epilogue.bias = bias->const_data_ptr();
+    epilogue.bias_stride = bias->stride(0);
+    epilogue.bias_lazy = lazy_bits(*bias);
+  }
+  return epilogue;
+}
+
 Problem make_problem(const Options& options, const Product& product, ScalarType operands,
-                     ScalarType out, const Epilogue& epilogue) {
+                     ScalarType out) {
   Problem p;
   p.op = options.op;
   p.dtype = *supported(operands);
@@ -90,8 +109,16 @@ Problem make_problem(const Options& options, const Product& product, ScalarType 
   p.m = product.m;
   p.n = product.n;
   p.k = product.k;
-  p.epilogue = epilogue;
   return p;
+}
+
+ComplexProblem make_complex_problem(const Options& options, const Product& product,
+                                    ScalarType operands) {
+  ComplexProblem z;
+  z.problem = make_problem(options, product, operands, operands);
+  z.a = product.a.lazy;
+  z.b = product.b.lazy;
+  return z;
 }
 
 void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t operand_size,
@@ -108,32 +135,86 @@ void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t 
   }
 }
 
-void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
-         const Epilogue& epilogue, const Presplit& b_presplit, int64_t* recomputed) {
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (a.is_cuda()) guard.emplace(a.get_device_index());
-  Context context = make_context(options.op, a);
-  context.recomputed = recomputed;
-  Workspaces workspaces{options.op, a};
-  context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
-  Problem p = make_problem(options, product, a.scalar_type(), c.scalar_type(), epilogue);
+namespace {
+
+// The parts of run() that real and complex products share.
+struct Run {
+  const Options& options;
+  Context context;
+  Workspaces& workspaces;
+
+  [[noreturn]] void fail() const {
+    fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, workspaces.like,
+                       "workspace");
+  }
+};
+
+void run_real(const Run& run, const Product& product, const Tensor& c, const OpEpilogue& epilogue,
+              const Presplit& b_presplit) {
+  const ScalarType operands = run.workspaces.like.scalar_type();
+  Problem p = make_problem(run.options, product, operands, c.scalar_type());
+  p.epilogue = epilogue.real();
   p.b_presplit = b_presplit;
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
-  const std::vector<Choice> chosen = choices(options.algorithm, p, context);
+  const std::vector<Choice> chosen = choices(run.options.algorithm, p, run.context);
   if (c_matrices.empty()) return;
   const auto solve = [&](const Problem& inner, const std::vector<Choice>& best) {
-    const bool launched = launch(best, inner, context);
-    workspaces.made.clear();
-    if (launched) return;
-    fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, a, "workspace");
+    const bool launched = launch(best, inner, run.context);
+    run.workspaces.made.clear();
+    if (!launched) run.fail();
   };
   if (outer.empty()) return solve(p, chosen);
   for_outer_batch(p, outer, product.a.element_size, c_matrices.element_size,
                   [&](const Problem& inner) {
                     // Matrices of the outer batch may be aligned differently, so each is planned.
-                    solve(inner, choices(options.algorithm, inner, context));
+                    solve(inner, choices(run.options.algorithm, inner, run.context));
                   });
+}
+
+// Solves the problem, or parts of it one after another where there is no memory for its passes.
+void solve_complex(const Run& run, const ComplexProblem& z) {
+  const bool launched = launch_complex(run.options.algorithm, z, run.context);
+  run.workspaces.made.clear();
+  if (launched) return;
+  const auto parts = split_in_two(z);
+  if (!parts) run.fail();
+  solve_complex(run, parts->first);
+  solve_complex(run, parts->second);
+}
+
+void run_complex(const Run& run, const Product& product, const Tensor& c,
+                 const OpEpilogue& epilogue, const PreparedOperand& prepared_b) {
+  ComplexProblem z = make_complex_problem(run.options, product, c.scalar_type());
+  z.epilogue = epilogue.complex();
+  z.prepared_b = prepared_b.packed;
+  z.problem.b_presplit = prepared_b.presplit;
+  const Strided c_matrices = product.matrices(writable(c));
+  z.c = c_matrices.lazy;
+  const auto outer =
+      lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), z.problem);
+  check_algorithm(run.options.algorithm, z, run.context);
+  if (c_matrices.empty()) return;
+  for_outer_batch(z.problem, outer, product.a.element_size, c_matrices.element_size,
+                  [&](const Problem& inner) {
+                    ComplexProblem part = z;
+                    part.problem = inner;
+                    solve_complex(run, part);
+                  });
+}
+
+}  // namespace
+
+void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
+         const OpEpilogue& epilogue, const PreparedOperand& prepared_b, int64_t* recomputed) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (a.is_cuda()) guard.emplace(a.get_device_index());
+  Workspaces workspaces{options.op, a};
+  Run run{options, make_context(options.op, a), workspaces};
+  run.context.recomputed = recomputed;
+  run.context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
+  if (is_complex(a.scalar_type())) return run_complex(run, product, c, epilogue, prepared_b);
+  run_real(run, product, c, epilogue, prepared_b.presplit);
 }
 
 }  // namespace tiled

@@ -1,14 +1,16 @@
 #pragma once
 // From tensors to a problem, and from there to the kernel that solves it.
 
+#include <complex>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "binding/tensors.h"
+#include "core/complex.h"
 #include "core/context.h"
-#include "core/presplit.h"
 #include "core/problem.h"
 #include "core/product.h"
 
@@ -21,6 +23,17 @@ struct Options {
   Precision precision;
 };
 
+// What is done with the sums, of real or complex operands.
+struct OpEpilogue {
+  std::complex<double> alpha = 1;  // real, as beta, for real operands
+  std::complex<double> beta = 0;   // 0: C is never read
+  const Tensor* bias = nullptr;
+  Activation activation = Activation::kNone;  // kNone for complex operands
+
+  Epilogue real() const;
+  ComplexEpilogue complex() const;
+};
+
 // Both throw an error that lists the names where there is no such name.
 Options make_options(const char* op, const std::string& algorithm, const std::string& precision);
 Activation parse_activation(const char* op, const std::string& name);
@@ -28,9 +41,13 @@ Activation parse_activation(const char* op, const std::string& name);
 // The context of a tensor's device, without an allocator.
 Context make_context(const char* op, const Tensor& like);
 
-// The problem, without its matrices.
+// The problem, without its matrices and its epilogue.
 Problem make_problem(const Options& options, const Product& product, ScalarType operands,
-                     ScalarType out, const Epilogue& epilogue);
+                     ScalarType out);
+
+// The complex problem, without its matrices and its epilogue.
+ComplexProblem make_complex_problem(const Options& options, const Product& product,
+                                    ScalarType operands);
 
 // Calls solve(problem) for each index of the outer batch dimensions, which only batches of more
 // than kMaxBatchRank dimensions have; once for other batches.
@@ -39,7 +56,7 @@ void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t 
 
 // Computes the product into c.
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
-         const Epilogue& epilogue = {}, const Presplit& b_presplit = {},
+         const OpEpilogue& epilogue = {}, const PreparedOperand& prepared_b = {},
          int64_t* recomputed = nullptr);
 
 }  // namespace tiled

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <utility>
 
+#include "core/complex.h"
 #include "core/context.h"
 #include "core/error.h"
 
@@ -18,7 +19,9 @@ constexpr uintptr_t kAlignment = 16;  // that bulk copies need
 int64_t size_of(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Byte: return 1;
-    case ScalarType::Double: return 8;
+    case ScalarType::Double:
+    case ScalarType::ComplexFloat: return 8;
+    case ScalarType::ComplexDouble: return 16;
     default: return is_16bit(dtype) ? 2 : 4;
   }
 }
@@ -26,10 +29,7 @@ int64_t size_of(ScalarType dtype) {
 // Returns what to do with an operand of a dtype that is not supported.
 const char* conversion_of(ScalarType type) {
   switch (type) {
-    case ScalarType::ComplexHalf:
-    case ScalarType::ComplexFloat:
-    case ScalarType::ComplexDouble:
-      return "multiply by torch.matmul, since .to(torch.float32) drops the imaginary part";
+    case ScalarType::ComplexHalf: return "convert it, for example with .to(torch.complex64)";
     case ScalarType::Int:
     case ScalarType::Long:
     case ScalarType::UInt32:
@@ -43,7 +43,8 @@ Strided describe(const Tensor& x, const void* data) {
   return {.data = data,
           .element_size = static_cast<int64_t>(x.element_size()),
           .sizes = Shape(x.sizes().begin(), x.sizes().end()),
-          .strides = Shape(x.strides().begin(), x.strides().end())};
+          .strides = Shape(x.strides().begin(), x.strides().end()),
+          .lazy = lazy_bits(x)};
 }
 
 }  // namespace
@@ -76,8 +77,10 @@ std::string shape_of(const Tensor& x) { return to_string({x.sizes().data(), x.si
 
 std::optional<DType> supported(ScalarType type) {
   switch (type) {
-    case ScalarType::Float: return DType::kFloat32;
-    case ScalarType::Double: return DType::kFloat64;
+    case ScalarType::Float:
+    case ScalarType::ComplexFloat: return DType::kFloat32;
+    case ScalarType::Double:
+    case ScalarType::ComplexDouble: return DType::kFloat64;
     case ScalarType::Half: return DType::kFloat16;
     case ScalarType::BFloat16: return DType::kBFloat16;
     default: return std::nullopt;
@@ -85,6 +88,10 @@ std::optional<DType> supported(ScalarType type) {
 }
 
 bool is_16bit(ScalarType type) { return type == ScalarType::Half || type == ScalarType::BFloat16; }
+
+bool is_complex(ScalarType type) {
+  return type == ScalarType::ComplexFloat || type == ScalarType::ComplexDouble;
+}
 
 bool may_hold(ScalarType out, ScalarType operands) {
   return out == operands || (out == ScalarType::Float && is_16bit(operands));
@@ -94,7 +101,8 @@ void check_dtype(const char* op, Named x) {
   const ScalarType type = x.tensor.scalar_type();
   if (supported(type)) return;
   fail(op, std::string(x.name) + " is " + dtype_name(type) +
-               "; supported are float32, float64, float16 and bfloat16: " + conversion_of(type));
+               "; supported are float32, float64, float16, bfloat16, complex64 and complex128: " +
+               conversion_of(type));
 }
 
 void check_same_dtype(const char* op, Named x, Named y) {
@@ -102,11 +110,16 @@ void check_same_dtype(const char* op, Named x, Named y) {
   if (x_type == y_type) return;
   check_dtype(op, x);
   check_dtype(op, y);
-  const bool is_wide = x_type == ScalarType::Double || y_type == ScalarType::Double;
+  const auto is_wide = [](ScalarType type) {
+    return type == ScalarType::Double || type == ScalarType::ComplexDouble;
+  };
+  const bool wide = is_wide(x_type) || is_wide(y_type);
+  const bool complex = is_complex(x_type) || is_complex(y_type);
+  const ScalarType both = complex ? (wide ? ScalarType::ComplexDouble : ScalarType::ComplexFloat)
+                                  : (wide ? ScalarType::Double : ScalarType::Float);
   fail(op, std::string(x.name) + " is " + dtype_name(x_type) + " and " + y.name + " is " +
-               dtype_name(y_type) + "; pass both in one dtype, such as " +
-               dtype_name(is_wide ? ScalarType::Double : ScalarType::Float) +
-               ", which has all values of both");
+               dtype_name(y_type) + "; pass both in one dtype, for example with .to(" +
+               dtype_name(both) + "), which has all values of both");
 }
 
 void check_given(const char* op, Named x) {
@@ -198,8 +211,19 @@ Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tens
   return *std::move(made);
 }
 
-Presplit presplit_operand(const char* op, Named b, const Product& product, const Tensor& hi_lo,
-                          const Tensor& inverse_scales) {
+PreparedSizes prepared_sizes(ScalarType type, int64_t k, int64_t n, bool splits) {
+  PreparedSizes sizes;
+  const Presplit presplit = presplit_columns(type, k, n);
+  if (splits) {
+    sizes.presplit_bytes = presplit.matrix_bytes();
+    sizes.scales = presplit.matrix_groups();
+  }
+  if (is_complex(type)) sizes.packed_bytes = prepared_bytes(*supported(type), k, n);
+  return sizes;
+}
+
+PreparedOperand prepared_operand(const char* op, Named b, const Product& product,
+                                 const Tensor& hi_lo, const Tensor& inverse_scales) {
   check_same_device(op, {"hi_lo", hi_lo}, b);
   check_same_device(op, {"inverse_scales", inverse_scales}, b);
   if (b.tensor.dim() != 2) {
@@ -207,25 +231,33 @@ Presplit presplit_operand(const char* op, Named b, const Product& product, const
          std::string(b.name) + " is " + shape_of(b.tensor) + "; a prepared operand is one matrix");
   }
   if (hi_lo.numel() == 0 && inverse_scales.numel() == 0) return {};
-  Presplit presplit = presplit_columns(product.k, product.n);
+  const ScalarType type = b.tensor.scalar_type();
+  const bool splits = inverse_scales.numel() > 0;
+  const PreparedSizes sizes = prepared_sizes(type, product.k, product.n, splits);
   auto fits = [](const Tensor& x, ScalarType dtype, int64_t size) {
     return x.dim() == 1 && x.size(0) == size && x.is_contiguous() && x.scalar_type() == dtype;
   };
-  if (!fits(hi_lo, ScalarType::Byte, presplit.matrix_bytes()) ||
-      !fits(inverse_scales, ScalarType::Float, presplit.matrix_groups()) ||
-      b.tensor.scalar_type() != ScalarType::Float) {
+  const bool has_split = type == ScalarType::Float || type == ScalarType::ComplexFloat;
+  if (!fits(hi_lo, ScalarType::Byte, sizes.bytes()) ||
+      !fits(inverse_scales, ScalarType::Float, sizes.scales) || (splits && !has_split)) {
     auto describe = [](const Tensor& x) { return shape_of(x) + " " + dtype_name(x.scalar_type()); };
     fail(op, "hi_lo is " + describe(hi_lo) + " and inverse_scales is " + describe(inverse_scales) +
                  ", which is not what torch_tiled.prepare makes of " + b.name + ", " +
                  describe(b.tensor) + "; prepare it again");
   }
-  presplit.hi_lo = static_cast<uint8_t*>(const_cast<void*>(hi_lo.const_data_ptr()));
-  presplit.inverse_scales = static_cast<float*>(const_cast<void*>(inverse_scales.const_data_ptr()));
-  if (reinterpret_cast<uintptr_t>(presplit.hi_lo) % kAlignment != 0) {
+  auto* bytes = static_cast<uint8_t*>(const_cast<void*>(hi_lo.const_data_ptr()));
+  if (reinterpret_cast<uintptr_t>(bytes) % kAlignment != 0) {
     fail(op, "hi_lo does not begin at a multiple of " + std::to_string(kAlignment) +
                  " bytes; pass its clone()");
   }
-  return presplit;
+  PreparedOperand prepared{.presplit = presplit_columns(type, product.k, product.n)};
+  if (splits) {
+    prepared.presplit.hi_lo = bytes;
+    prepared.presplit.inverse_scales =
+        static_cast<float*>(const_cast<void*>(inverse_scales.const_data_ptr()));
+  }
+  if (sizes.packed_bytes > 0) prepared.packed = bytes + sizes.presplit_bytes;
+  return prepared;
 }
 
 }  // namespace tiled

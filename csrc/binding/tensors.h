@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "core/lazy.h"
 #include "core/presplit.h"
 #include "core/problem.h"
 #include "core/product.h"
@@ -24,8 +25,10 @@ std::string dtype_name(ScalarType type);
 std::string device_name(const Tensor& x);
 std::string shape_of(const Tensor& x);
 
+// The dtype in which products of `type` are computed: for complex numbers, that of their parts.
 std::optional<DType> supported(ScalarType type);
 bool is_16bit(ScalarType type);
+bool is_complex(ScalarType type);
 // Returns whether a product may be written as `out`: the operands' dtype, or float32 for float16
 // and bfloat16.
 bool may_hold(ScalarType out, ScalarType operands);
@@ -45,6 +48,9 @@ void check_operands(const char* op, Named x, Named y);
 // Returns the dtype of a product, whose caller may ask for `out`.
 ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out);
 
+// The bits of a lazy view of complex numbers. Real ones have none here: the dispatcher's key
+// Negative resolves them.
+Lazy lazy_bits(const Tensor& x);
 // Reading a copy-on-write tensor leaves it shared; writing does not.
 Strided readable(const Tensor& x);
 Strided writable(const Tensor& x);
@@ -61,10 +67,24 @@ std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarTyp
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
                 const char* what = "result");
 
-inline Presplit presplit_columns(int64_t k, int64_t n) { return {.rows = n, .k = k}; }
-// Returns the split that tiled::prepare made of b. Its pointers are null where the tensors are
-// empty, since b was not worth splitting.
-Presplit presplit_operand(const char* op, Named b, const Product& product, const Tensor& hi_lo,
-                          const Tensor& inverse_scales);
+// A right operand that tiled::prepare has read. Its pointers are null where its tensors are empty,
+// since b was not worth preparing.
+struct PreparedOperand {
+  Presplit presplit;
+  const void* packed = nullptr;  // B' of a complex b (core/complex.h), which follows the split
+};
+// The sizes of what tiled::prepare returns for a (k, n) matrix.
+struct PreparedSizes {
+  int64_t presplit_bytes = 0, packed_bytes = 0, scales = 0;
+  int64_t bytes() const { return presplit_bytes + packed_bytes; }
+};
+inline Presplit presplit_columns(ScalarType type, int64_t k, int64_t n) {
+  const int parts = is_complex(type) ? 2 : 1;
+  return {.rows = parts * n, .k = parts * k};
+}
+PreparedSizes prepared_sizes(ScalarType type, int64_t k, int64_t n, bool splits);
+// Returns what tiled::prepare made of b, whose tensors these are.
+PreparedOperand prepared_operand(const char* op, Named b, const Product& product,
+                                 const Tensor& hi_lo, const Tensor& inverse_scales);
 
 }  // namespace tiled

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "cpu/apply_epilogue.h"
+#include "select/complex.h"
 
 // The text of the last exception that a call of the stable ABI has caught. From torch 2.13 on.
 extern "C" [[gnu::weak]] const char* torch_exception_get_what_without_backtrace();
@@ -78,15 +79,27 @@ Tensor torch_linear(const char* op, const Tensor& x, const Tensor& weight,
 }
 
 void apply_epilogue_to(const Options& options, Product product, const Tensor& sums, const Tensor& c,
-                       const Epilogue& epilogue) {
+                       const OpEpilogue& epilogue) {
   product.a = readable(sums);
   product.b = {.element_size = 1, .sizes = {product.n, product.n}, .strides = {0, 0}};
-  Problem p = make_problem(options, product, c.scalar_type(), c.scalar_type(), epilogue);
   const Strided written = writable(c);
-  const auto outer = lay_out_batch(product.a, product.b, written, c.mutable_data_ptr(), p);
   const Context context = make_context(options.op, c);
-  for_outer_batch(p, outer, product.a.element_size, written.element_size,
-                  [&](const Problem& inner) { cpu::apply_epilogue(inner, context); });
+  const bool complex = is_complex(c.scalar_type());
+  ComplexProblem z = make_complex_problem(options, product, c.scalar_type());
+  z.c = written.lazy;
+  if (complex) {
+    z.epilogue = epilogue.complex();
+  } else {
+    z.problem.epilogue = epilogue.real();
+  }
+  const auto outer = lay_out_batch(product.a, product.b, written, c.mutable_data_ptr(), z.problem);
+  for_outer_batch(z.problem, outer, product.a.element_size, written.element_size,
+                  [&](const Problem& inner) {
+                    if (!complex) return cpu::apply_epilogue(inner, context);
+                    ComplexProblem part = z;
+                    part.problem = inner;
+                    run_combine(make_combine(part, inner.a, {}), context);
+                  });
 }
 
 }  // namespace tiled

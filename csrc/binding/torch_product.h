@@ -25,6 +25,6 @@ Tensor torch_linear(const char* op, const Tensor& x, const Tensor& weight,
 
 // c = alpha * sums + beta * c, where `sums` have the dtype that c's elements are summed in.
 void apply_epilogue_to(const Options& options, Product product, const Tensor& sums, const Tensor& c,
-                       const Epilogue& epilogue);
+                       const OpEpilogue& epilogue);
 
 }  // namespace tiled

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/lazy.h"
+
 namespace tiled {
 
 using Shape = std::vector<int64_t>;
@@ -26,6 +28,7 @@ struct Strided {
   const void* data = nullptr;
   int64_t element_size = 0;
   Shape sizes, strides;
+  Lazy lazy = {};  // of complex numbers
 
   int64_t rank() const { return static_cast<int64_t>(sizes.size()); }
   bool empty() const;

@@ -62,10 +62,10 @@ bool has_dtype(Dtypes dtypes, DType dtype) {
   return false;
 }
 
-const char* name_of(DType dtype) {
+const char* name_of(DType dtype, bool complex) {
   switch (dtype) {
-    case DType::kFloat32: return "float32";
-    case DType::kFloat64: return "float64";
+    case DType::kFloat32: return complex ? "complex64" : "float32";
+    case DType::kFloat64: return complex ? "complex128" : "float64";
     case DType::kFloat16: return "float16";
     case DType::kBFloat16: return "bfloat16";
   }
@@ -104,14 +104,14 @@ bool falls_back_to_chunked(Order order, int64_t k) {
 // Throws a sentence where `algorithm`, which names the kernel or its family, cannot solve the
 // problem. `runs`: at least one kernel of that name runs on the device.
 void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm, const Problem& p,
-                     const Context& context) {
+                     const Context& context, bool complex) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
   const bool takes_16bit = kernel.dtypes == Dtypes::k16Bit;
   if (!runs && !has_dtype(kernel.dtypes, p.dtype)) {
     const char* taken = takes_16bit                         ? "float16 and bfloat16"
-                        : kernel.dtypes == Dtypes::kFloat64 ? "float64"
-                                                            : "float32";
-    fail(p.op, name + "takes " + taken + " operands, and these are " + name_of(p.dtype) +
+                        : kernel.dtypes == Dtypes::kFloat64 ? "float64 and complex128"
+                                                            : "float32 and complex64";
+    fail(p.op, name + "takes " + taken + " operands, and these are " + name_of(p.dtype, complex) +
                    "; choose auto, naive or tiled, or " + family_for(p.dtype));
   }
   if (kernel.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
@@ -136,7 +136,7 @@ void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm
 // Returns the kernels among which `algorithm` lets the cost models choose, in the table's order: at
 // least one.
 std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem& p,
-                                      const Context& context) {
+                                      const Context& context, bool complex) {
   std::vector<const Kernel*> kernels;
   kernels.reserve(std::size(kKernels));
   const Kernel* named = nullptr;  // any kernel of that name: a family has one order
@@ -148,7 +148,7 @@ std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem&
     runs = true;
     if (kernel.takes(p)) kernels.push_back(&kernel);
   }
-  if (named != nullptr) check_algorithm(*named, runs, algorithm, p, context);
+  if (named != nullptr) check_algorithm(*named, runs, algorithm, p, context, complex);
   if (named == nullptr && algorithm != "auto") {
     fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
                    join(algorithms()));
@@ -227,8 +227,9 @@ std::vector<std::string> algorithms() {
   return names;
 }
 
-std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context) {
-  return planned(candidates(algorithm, p, context), p, context);
+std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
+                            bool complex) {
+  return planned(candidates(algorithm, p, context, complex), p, context);
 }
 
 bool launch(const std::vector<Choice>& choices, const Problem& p, const Context& context) {

@@ -61,8 +61,10 @@ std::vector<std::string> algorithms();
 
 // The kernels that may solve the problem, fastest first by their cost models: the one of that name,
 // or those of that family, or, for "auto", all of the order that precision, dtype, K and the device
-// determine. Returns at least one; throws a sentence where there is none.
-std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context);
+// determine. Returns at least one; throws a sentence where there is none. `complex`: the problem is
+// that of a complex one, which the sentence names.
+std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
+                            bool complex = false);
 
 // Solves the problem by the first choice that finds memory for its workspace, or else by any other
 // kernel of the same order, which gives the same bits. Returns false, with C untouched, where none

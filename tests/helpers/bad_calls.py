@@ -17,21 +17,19 @@ UNSUPPORTED = [
     torch.uint32,
     torch.uint64,
     torch.complex32,
-    torch.complex64,
-    torch.complex128,
     torch.float8_e4m3fn,
     torch.float8_e4m3fnuz,
     torch.float8_e5m2,
     torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu,
 ]
-SUPPORTED_ARE = "supported are float32, float64, float16 and bfloat16: "
+SUPPORTED_ARE = "supported are float32, float64, float16, bfloat16, complex64 and complex128: "
 
 
 def unsupported(dtype):
     """The sentence on an operand of this dtype, whose remedy loses nothing or says what."""
     if dtype.is_complex:
-        remedy = "multiply by torch.matmul, since .to(torch.float32) drops the imaginary part"
+        remedy = "convert it, for example with .to(torch.complex64)"
     elif dtype in (torch.int32, torch.int64, torch.uint32, torch.uint64):
         remedy = "convert it, for example with .to(torch.float64), exact for integers up to 2**53"
     else:
@@ -40,7 +38,7 @@ def unsupported(dtype):
 
 
 def one_dtype(dtype):
-    return f"pass both in one dtype, such as {dtype}, which has all values of both"
+    return f"pass both in one dtype, for example with .to({dtype}), which has all values of both"
 
 
 NO_ALGORITHM = f'there is no algorithm "magic"; choose {ALGORITHMS}'
@@ -50,11 +48,12 @@ NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
 def not_taken(algorithm, dtype):
     """The sentence for operands of a dtype that the algorithm does not take."""
     family, given = algorithm.partition("_")[0], str(dtype).removeprefix("torch.")
-    taken = {"f64": "float64", "mma": "float16 and bfloat16"}.get(family, "float32")
-    others = {torch.float64: "f64", torch.float32: "simt or fp16x3"}
+    taken = {"f64": "float64 and complex128", "mma": "float16 and bfloat16"}
+    wide = dtype in (torch.float64, torch.complex128)
+    others = "mma" if dtype.itemsize == 2 else "f64" if wide else "simt or fp16x3"
     return (
-        f'algorithm "{algorithm}" takes {taken} operands, and these are {given}; choose auto, '
-        f"naive or tiled, or {others.get(dtype, 'mma')}"
+        f'algorithm "{algorithm}" takes {taken.get(family, "float32 and complex64")} operands, and '
+        f"these are {given}; choose auto, naive or tiled, or {others}"
     )
 
 

@@ -65,6 +65,7 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 FLOATS_16BIT = (torch.float16, torch.bfloat16)
+PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of complex numbers
 CHUNK = 1024  # of K in the chunked and the fp16x3 order
 MMA_CHUNK = 8192  # of K in the mma and the tf32 order
 MIN_K = {"fp16x3": 128, "tf32": 64}  # of these orders; shorter sums are in the chunked one
@@ -77,9 +78,38 @@ def accumulation_dtype(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def wide(x):
+    """x in float64, or in complex128 if it is complex."""
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
 def product(a, b):
-    """The product of a and b in float64, by torch.matmul."""
-    return a.double() @ b.double()
+    """The product of a and b in float64 or complex128, by torch.matmul."""
+    return wide(a) @ wide(b)
+
+
+def real_operands(a, b):
+    """Real operands whose product has the parts of a complex one: csrc/core/complex.h.
+
+    A complex a (..., m, k) is (..., m, 2 k) as it lies, and b (..., k, n) becomes (..., 2 k, 2 n),
+    in which x + iy is the rows (x, y) and (-y, x). Vectors have m or n of 1.
+    """
+    a = a.unsqueeze(0) if a.dim() == 1 else a
+    b = b.unsqueeze(-1) if b.dim() == 1 else b
+    b_rows = torch.stack((parts(b), parts(torch.complex(-b.imag, b.real))), -3)
+    return parts(a).flatten(-2), b_rows.flatten(-2).flatten(-3, -2)
+
+
+def parts(x):
+    """The parts of complex numbers, (..., 2)."""
+    return torch.view_as_real(x.resolve_conj().resolve_neg())
+
+
+def _by_parts(real, a, b):
+    """A tensor (..., m, 2 n) for the parts of a complex product of a and b."""
+    real = real.unflatten(-1, (-1, 2))
+    real = real.squeeze(-2) if b.dim() == 1 else real
+    return real.squeeze(-2 if b.dim() == 1 else -3) if a.dim() == 1 else real
 
 
 def magnitude(a, b):
@@ -118,6 +148,7 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether an algorithm takes such operands; tests/ops/test_errors.py has its errors if not."""
+    dtype = PARTS.get(dtype, dtype)
     if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32", "f64")):
         return True
     if algorithm.startswith("f64"):
@@ -200,9 +231,12 @@ def bound(a, b, *, precision="fp32", algorithm="auto", out_dtype=None):
     """The elementwise error allowed between a product of a and b and `product(a, b)`.
 
     `a` and `b` are of one dtype. The float64 product's own error is included, which matters for
-    float64 operands.
+    float64 operands. For complex operands it is that of each part, (..., m, n, 2).
     """
     assert precision in ("fp32", "ieee", "tf32"), precision
+    if a.is_complex():
+        options = {"precision": precision, "algorithm": algorithm}
+        return _by_parts(bound(*real_operands(a, b), **options), a, b)
     k = a.shape[-1]
     acc = accumulation_dtype(a.dtype)
     r = _roundings(a, algorithm, precision)
@@ -226,6 +260,11 @@ def one_hot_bound(picked, order="fp16x3"):
 
 def linear_bound(x, weight, bias, *, precision="fp32", algorithm="auto"):
     """The bound of x @ weight.T + bias, which has one more addend and one more rounding."""
+    if x.is_complex():
+        real_x, real_weight = real_operands(x, weight.mT)
+        real_bias = None if bias is None else parts(bias).flatten()
+        options = {"precision": precision, "algorithm": algorithm}
+        return _by_parts(linear_bound(real_x, real_weight.mT, real_bias, **options), x, weight)
     exact = product(x, weight.mT)
     size, lost = (f(x, weight.mT, algorithm, precision) for f in (_size, _lost))
     k = x.shape[-1]
@@ -279,7 +318,12 @@ def assert_same(actual, expected):
 
 
 def assert_within(actual, exact, limit):
-    """Asserts |actual - exact| <= limit everywhere, and no NaN; names the worst element."""
+    """Asserts |actual - exact| <= limit everywhere, and no NaN; names the worst element.
+
+    Complex numbers are compared by parts, which `limit` has as its last dimension.
+    """
+    if exact.is_complex():
+        actual, exact = parts(actual), parts(exact)
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)}, not {tuple(exact.shape)}"
     if actual.numel() == 0:
         return
@@ -297,4 +341,4 @@ def assert_within(actual, exact, limit):
 
 def relative_error(actual, exact):
     """The relative Frobenius error, as a float."""
-    return ((actual.double() - exact).norm() / exact.norm()).item()
+    return ((wide(actual) - exact).norm() / exact.norm()).item()

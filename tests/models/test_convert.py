@@ -192,7 +192,7 @@ LEFT = {
     "lazy": (lambda: torch.nn.LazyLinear(4), "it is lazy"),
     "meta": (lambda: torch.nn.Linear(4, 4, device="meta"), "on the meta device"),
     "forward": (with_forward, "a forward of its own"),
-    "complex": (lambda: torch.nn.Linear(4, 4, dtype=torch.complex64), r"is torch\.complex64"),
+    "complex": (lambda: torch.nn.Linear(4, 4, dtype=torch.complex32), r"is torch\.complex32"),
     "sparse": (lambda: with_weight(torch.Tensor.to_sparse), r"is torch\.sparse_coo"),
     "tensor subclass": (lambda: with_weight(lambda x: x.as_subclass(Tagged)), "is a Tagged"),
     "quantized": (lambda: torch.ao.nn.quantized.dynamic.Linear(4, 4), "it is quantized"),

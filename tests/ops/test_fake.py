@@ -67,7 +67,17 @@ BAD_CALLS = {
     "integers": lambda: (ops.matmul, (f32(3, 4).long(), f32(4, 5).long()), {}),
     "integer b": lambda: (ops.matmul, (f32(3, 4), f32(4, 5).int()), {}),
     "bool": lambda: (ops.matmul, (f32(3, 4).bool(), f32(4, 5)), {}),
-    "complex": lambda: (ops.matmul, (f32(3, 4).cfloat(), f32(4, 5).cfloat()), {}),
+    "complex32": lambda: (ops.matmul, (f32(3, 4).chalf(), f32(4, 5).chalf()), {}),
+    "complex activation": lambda: (
+        ops.linear,
+        (f32(3, 4).cfloat(), f32(5, 4).cfloat()),
+        {"activation": "relu"},
+    ),
+    "imaginary alpha": lambda: (
+        ops.gemm_,
+        (f32(3, 5), f32(3, 4), f32(4, 5)),
+        {"alpha_imag": 0.5},
+    ),
     "float8": lambda: (ops.matmul, (f32(3, 4).to(torch.float8_e5m2), f32(4, 5)), {}),
     "algorithm": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"algorithm": "fast"}),
     "precision": lambda: (ops.matmul, (f32(3, 4), f32(4, 5)), {"precision": "fp8"}),

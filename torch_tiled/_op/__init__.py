@@ -11,14 +11,14 @@ keys from the top of this list to the bottom, and skips each that its tensors an
     autograd.py     Autograd                    applies a Function where a derivative is asked for
     inplace.py      Autograd                    refuses derivatives through gemm_ and out=
                     ADInplaceOrView             counts the write in the tensor's version
-                    Negative                    resolves lazy negation of the written tensor
+    lazy.py         Conjugate, Negative         leaves the bits of complex views to csrc
     sharding.py     Python (of a DTensor)       divides a product among devices
     fake.py         Python (FakeTensor), Meta   checks the arguments, returns an empty result
     layouts.py      SparseCPU, QuantizedCPU,    refuses the tensor and names a remedy
                     NestedTensorCPU, ...
     csrc/binding/   CPU, CUDA                   checks the arguments, runs a kernel
 
-PyTorch's own kernels handle Conjugate and Functionalize. Inside torch.func transforms, the
+PyTorch's own kernel handles Functionalize. Inside torch.func transforms, the
 dispatcher starts over once for each level, the innermost transform first: a level of vmap runs the
 kernel of FuncTorchBatched, a level of grad or jvp that of Autograd.
 
@@ -52,10 +52,10 @@ import torch
 from . import library  # noqa: F401, first: the modules below look up operators that it loads
 
 # isort: split
-from . import autocast, autograd, fake, fast_path, flops, inplace, layouts, vmap
+from . import autocast, autograd, fake, fast_path, flops, inplace, layouts, lazy, vmap
 from .namespace import NAMESPACE
 
 _registrations = torch.library.Library(NAMESPACE, "FRAGMENT")  # they last as long as this object
-for _module in (vmap, autocast, autograd, inplace, fake, layouts, fast_path):
+for _module in (vmap, autocast, autograd, inplace, lazy, fake, layouts, fast_path):
     _module.register(_registrations)
 flops.register()

@@ -9,7 +9,7 @@ import torch
 
 from .activations import ACTIVATIONS
 from .namespace import operators
-from .supported import DTYPES, SIXTEEN_BIT
+from .supported import COMPLEX, DTYPES, SIXTEEN_BIT
 
 _PRECISIONS = ("fp32", "ieee", "tf32")
 _ACTIVATIONS = ("none", *ACTIVATIONS)
@@ -37,8 +37,12 @@ def _check_algorithm_name(op, algorithm):
 
 # The dtypes that families of kernels take; naive and tiled take all.
 _TAKEN = (
-    (("simt", "fp16x3", "tf32"), (torch.float32,), "float32"),
-    (("f64",), (torch.float64,), "float64"),
+    (
+        ("simt", "fp16x3", "tf32"),
+        (torch.float32, torch.complex64),
+        "float32 and complex64",
+    ),
+    (("f64",), (torch.float64, torch.complex128), "float64 and complex128"),
     (("mma",), SIXTEEN_BIT, "float16 and bfloat16"),
 )
 
@@ -46,7 +50,7 @@ _TAKEN = (
 def _family_for(dtype):
     if dtype in SIXTEEN_BIT:
         return "mma"
-    return "f64" if dtype == torch.float64 else "simt or fp16x3"
+    return "f64" if dtype in (torch.float64, torch.complex128) else "simt or fp16x3"
 
 
 def _check_algorithm(op, algorithm, precision, dtype):
@@ -89,13 +93,14 @@ def _check_dtype(op, name, tensor):
     if dtype in DTYPES:
         return
     if dtype.is_complex:
-        remedy = "multiply by torch.matmul, since .to(torch.float32) drops the imaginary part"
+        remedy = "convert it, for example with .to(torch.complex64)"
     elif not dtype.is_floating_point and dtype.itemsize > 2:
         remedy = "convert it, for example with .to(torch.float64), exact for integers up to 2**53"
     else:
         remedy = "convert it, for example with .to(torch.float32)"
     raise RuntimeError(
-        f"{op}: {name} is {dtype}; supported are float32, float64, float16 and bfloat16: {remedy}"
+        f"{op}: {name} is {dtype}; supported are float32, float64, float16, bfloat16, complex64 "
+        f"and complex128: {remedy}"
     )
 
 
@@ -105,8 +110,8 @@ def _check_same_dtype(op, x_name, x, y_name, y):
     _check_dtype(op, x_name, x)
     _check_dtype(op, y_name, y)
     raise RuntimeError(
-        f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; pass both in one dtype, such as "
-        f"{torch.promote_types(x.dtype, y.dtype)}, which has all values of both"
+        f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; pass both in one dtype, for "
+        f"example with .to({torch.promote_types(x.dtype, y.dtype)}), which has all values of both"
     )
 
 
@@ -187,7 +192,18 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     _check_algorithm(op, algorithm, precision, a.dtype)
 
 
-def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp32"):
+def check_gemm_(
+    c,
+    a,
+    b,
+    *,
+    alpha=1.0,
+    beta=1.0,
+    algorithm="auto",
+    precision="fp32",
+    alpha_imag=0.0,
+    beta_imag=0.0,
+):
     op = "tiled::gemm_"
     _check_choice(op, "precision", precision, _PRECISIONS)
     _check_operands(op, "a", a, "b", b)
@@ -209,6 +225,12 @@ def check_gemm_(c, a, b, *, alpha=1.0, beta=1.0, algorithm="auto", precision="fp
             f"c must have that shape, or more batch dimensions"
         )
     _check_written(op, "c", c)
+    for name, imaginary in (("alpha", alpha_imag), ("beta", beta_imag)):
+        if imaginary != 0 and c.dtype not in COMPLEX:
+            raise RuntimeError(
+                f"{op}: {name} has the imaginary part {imaginary:f} and c is {c.dtype}; pass a "
+                f"real {name}, or complex tensors"
+            )
     _check_algorithm(op, algorithm, precision, a.dtype)
 
 
@@ -234,6 +256,11 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
                 f"{op}: bias is {_shape(bias)} and weight is {_shape(weight)}; "
                 f"bias must be (out_features,)"
             )
+    if x.dtype in COMPLEX and activation != "none":
+        raise RuntimeError(
+            f'{op}: activation "{activation}" is one of real numbers, and x is {x.dtype}; choose '
+            f"none"
+        )
     _check_algorithm(op, algorithm, precision, x.dtype)
     return (*x.shape[:-1], weight.shape[0]), x.dtype
 
@@ -255,7 +282,8 @@ def _is_split(b):
     It does so where fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
     and FakeTensors on a GPU that is not there, count as split.
     """
-    if b.dtype != torch.float32 or b.shape[0] < _FP16X3_MIN_K:
+    k = b.shape[0] * (2 if b.dtype in COMPLEX else 1)
+    if b.dtype not in (torch.float32, torch.complex64) or k < _FP16X3_MIN_K:
         return False
     if b.device.type != "cuda" or not torch.cuda.is_available():
         return True
@@ -263,9 +291,22 @@ def _is_split(b):
 
 
 def _presplit_sizes(k, n):
-    """The bytes of hi_lo and the number of inverse scales for a (k, n) operand."""
+    """The bytes of the hi and lo parts and the number of inverse scales of a real operand."""
     columns = (n + 7) // 8 * 8
     return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
+
+
+def _prepared_sizes(dtype, k, n, *, is_split):
+    """The sizes of hi_lo and inverse_scales for a (k, n) operand.
+
+    hi_lo has the hi and lo parts, if it is split. For a complex operand the real one of twice its
+    sides follows, whose columns begin at multiples of 16 bytes.
+    """
+    if dtype not in COMPLEX:
+        return _presplit_sizes(k, n) if is_split else (0, 0)
+    hi_lo, scales = _presplit_sizes(2 * k, 2 * n) if is_split else (0, 0)
+    padded_k = (k + 1) // 2 * 2 if dtype == torch.complex64 else k
+    return hi_lo + 2 * n * padded_k * dtype.itemsize, scales
 
 
 def check_prepare(b):
@@ -274,7 +315,7 @@ def check_prepare(b):
     _check_dtype(op, "b", b)
     if b.dim() != 2:
         raise RuntimeError(f"{op}: b is {_shape(b)}; it must be a matrix (k, n)")
-    return _presplit_sizes(*b.shape) if _is_split(b) else (0, 0)
+    return _prepared_sizes(b.dtype, *b.shape, is_split=_is_split(b))
 
 
 def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
@@ -284,8 +325,9 @@ def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
         raise RuntimeError(f"{op}: {name} is {_shape(b)}; a prepared operand is one matrix")
     if hi_lo.numel() == 0 and inverse_scales.numel() == 0:
         return
-    hi_lo_bytes, scales = _presplit_sizes(k, n)
-    fits = b.dtype == torch.float32
+    is_split = inverse_scales.numel() != 0
+    hi_lo_bytes, scales = _prepared_sizes(b.dtype, k, n, is_split=is_split)
+    fits = b.dtype in (torch.float32, torch.complex64) or not is_split
     for tensor, dtype, size in (
         (hi_lo, torch.uint8, hi_lo_bytes),
         (inverse_scales, torch.float32, scales),

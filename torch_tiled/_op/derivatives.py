@@ -94,9 +94,9 @@ class Matmul(SingleLevelFunction):
         grad_a = grad_b = None
         if len(ctx.a_shape) == len(ctx.b_shape) == 2:
             if needs_a:
-                grad_a = _product(grad, b.mT, options)
+                grad_a = _product(grad, b.mH, options)
             if needs_b:
-                grad_b = _product(a.mT, grad, options)
+                grad_b = _product(a.mH, grad, options)
             return None, None, grad_a, grad_b
         # Vectors become matrices: a is a row, b a column.
         a_shape, b_shape = ctx.a_shape, ctx.b_shape
@@ -107,10 +107,10 @@ class Matmul(SingleLevelFunction):
         batch = grad.shape[:-2]
         if needs_a:
             b = b.reshape(b_shape)
-            grad_a = _product_reduced_to(a_shape, batch, grad, b.mT, options).reshape(ctx.a_shape)
+            grad_a = _product_reduced_to(a_shape, batch, grad, b.mH, options).reshape(ctx.a_shape)
         if needs_b:
             a = a.reshape(a_shape)
-            grad_b = _product_reduced_to(b_shape, batch, a.mT, grad, options).reshape(ctx.b_shape)
+            grad_b = _product_reduced_to(b_shape, batch, a.mH, grad, options).reshape(ctx.b_shape)
         return None, None, grad_a, grad_b
 
     @staticmethod
@@ -157,11 +157,11 @@ class Linear(SingleLevelFunction):
             grad = _threshold_backward(grad, relu, 0)
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            grad_x = _product(grad, weight, ctx.options)
+            grad_x = _product(grad, weight.conj(), ctx.options)
         if needs_weight or needs_bias:
             by_row, x_by_row = _fold_batch_into_rows(grad, x if needs_weight else grad)
         if needs_weight:
-            grad_weight = _product(by_row.mT, x_by_row, ctx.options)
+            grad_weight = _product(by_row.mT, x_by_row.conj(), ctx.options)
         if needs_bias:
             grad_bias = by_row.sum(0)
         return None, None, grad_x, grad_weight, grad_bias

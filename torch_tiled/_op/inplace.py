@@ -5,9 +5,6 @@ Autograd
 ADInplaceOrView
     counts the write in the tensor's version: autograd compares versions to notice that a saved
     tensor was overwritten.
-Negative
-    resolves lazy negation (z.conj().imag has it) of the operands and of the written tensor.
-    PyTorch's own kernel resolves a written tensor only if the operator returns it.
 """
 
 import torch
@@ -89,27 +86,8 @@ def _record_write(tensor):
         increment_version(tensor)
 
 
-# --- Negative ------------------------------------------------------------------------------------
-
-
-def _negative_matmul_out(a, b, *, out, **options):
-    resolved = out.resolve_neg()
-    _matmul_out(a.resolve_neg(), b.resolve_neg(), out=resolved, **options)
-    if out.is_neg():
-        out.copy_(resolved)
-
-
-def _negative_gemm(c, a, b, **options):
-    resolved = c.resolve_neg()
-    _gemm(resolved, a.resolve_neg(), b.resolve_neg(), **options)
-    if c.is_neg():
-        c.copy_(resolved)
-
-
 def register(library):
     library.impl("matmul.out", _autograd_matmul_out, "Autograd", with_keyset=True)
     library.impl("gemm_", _autograd_gemm, "Autograd", with_keyset=True)
     library.impl("matmul.out", _record_matmul_out, "ADInplaceOrView", with_keyset=True)
     library.impl("gemm_", _record_gemm, "ADInplaceOrView", with_keyset=True)
-    library.impl("matmul.out", _negative_matmul_out, "Negative")
-    library.impl("gemm_", _negative_gemm, "Negative")

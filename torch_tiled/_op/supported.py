@@ -2,10 +2,11 @@
 
 import torch
 
-__all__ = ["DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT", "why_unsupported"]
+__all__ = ["COMPLEX", "DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT", "why_unsupported"]
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+COMPLEX = (torch.complex64, torch.complex128)
+DTYPES = (torch.float32, torch.float64, *SIXTEEN_BIT, *COMPLEX)
 _DEVICES = ("cpu", "cuda", "meta")
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))

@@ -1,0 +1,55 @@
+// The bits of lazy views, which PyTorch's stable ABI does not tell. The dispatcher does: it visits
+// the key Conjugate for a tensor with that bit, and Negative for one with the other. Two operators
+// have kernels there, which answer.
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/util/shim_utils.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "binding/namespace.h"
+#include "binding/tensors.h"
+
+#define STRING_OF(text) #text
+#define NAME_OF(space, op) STRING_OF(space) "::" op
+
+namespace tiled {
+namespace {
+
+bool yes(const Tensor&) { return true; }
+bool no(const Tensor&) { return false; }
+
+bool ask(const char* op, const Tensor& x) {
+  std::array<StableIValue, 1> stack{torch::stable::detail::from(x)};
+  if (torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS) {
+    throw std::runtime_error(std::string("torch_tiled: PyTorch could not call ") + op);
+  }
+  return torch::stable::detail::to<bool>(stack[0]);
+}
+
+}  // namespace
+
+Lazy lazy_bits(const Tensor& x) {
+  if (!is_complex(x.scalar_type())) return {};
+  return {.conjugated = ask(NAME_OF(TORCH_TILED_NAMESPACE, "_is_conj"), x),
+          .negated = ask(NAME_OF(TORCH_TILED_NAMESPACE, "_is_neg"), x)};
+}
+
+}  // namespace tiled
+
+LIBRARY_FRAGMENT(TORCH_TILED_NAMESPACE, m) {
+  m.def("_is_conj(Tensor x) -> bool");
+  m.def("_is_neg(Tensor x) -> bool");
+}
+LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
+  m.impl("_is_conj", TORCH_BOX(&tiled::no));
+  m.impl("_is_neg", TORCH_BOX(&tiled::no));
+}
+// Negative comes first. There _is_conj falls through, which torch_tiled/_op/lazy.py registers.
+LIBRARY_IMPL(TORCH_TILED_NAMESPACE, Negative, m) { m.impl("_is_neg", TORCH_BOX(&tiled::yes)); }
+LIBRARY_IMPL(TORCH_TILED_NAMESPACE, Conjugate, m) {
+  m.impl("_is_conj", TORCH_BOX(&tiled::yes));
+  m.impl("_is_neg", TORCH_BOX(&tiled::no));
+}

@@ -1,0 +1,234 @@
+#include "core/complex.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <type_traits>
+
+namespace tiled {
+namespace {
+
+constexpr int kCopiesOfB = 2;
+
+// Returns whether an odd number of signs is negative.
+bool is_odd(std::initializer_list<bool> signs) { return std::ranges::count(signs, true) % 2 != 0; }
+
+// Rows of a real operand begin at multiples of 16 bytes, which the fastest loads need.
+int64_t padded_row(DType dtype, int64_t cols) {
+  const int64_t multiple = dtype == DType::kFloat32 ? 2 : 1;
+  return ceil_div(cols, multiple) * multiple;
+}
+
+// The bytes of a pass's matrices, or the most that can be counted, for which there is no memory.
+int64_t bytes_of(const Pack& pack) {
+  int64_t bytes = 2 * size_of(pack.dtype) * pack.copies;
+  for (const int64_t factor : {pack.to_row_stride, pack.rows, pack.batch.count}) {
+    if (factor == 0) return 0;
+    if (__builtin_mul_overflow(bytes, factor, &bytes)) return std::numeric_limits<int64_t>::max();
+  }
+  return bytes;
+}
+
+// Sets the batch of a pass to that of `from`, without dimensions over which it is broadcast.
+void set_batch(Pack& pack, const Batch& batch, const Matrix& from) {
+  for (int d = 0; d < batch.rank; ++d) {
+    if (from.batch_stride[d] == 0) continue;
+    pack.batch.size[pack.batch.rank] = batch.size[d];
+    pack.from.batch_stride[pack.batch.rank++] = from.batch_stride[d];
+    pack.batch.count *= batch.size[d];
+  }
+}
+
+// The batch strides, in parts of numbers, of the matrices that a pass writes.
+void set_batch_strides(Matrix& real, const Pack& pack, const Batch& batch, const Matrix& from) {
+  int64_t stride = 2 * pack.matrix_size();
+  for (int d = batch.rank - 1; d >= 0; --d) {
+    real.batch_stride[d] = from.batch_stride[d] == 0 ? 0 : stride;
+    if (from.batch_stride[d] != 0) stride *= batch.size[d];
+  }
+}
+
+// The same matrix, with strides that count parts of numbers. Its rows are contiguous.
+template <class M>
+M as_real_matrix(const M& z) {
+  M real{.data = z.data, .row_stride = 2 * z.row_stride, .col_stride = 1};
+  for (int d = 0; d < kMaxBatchRank; ++d) real.batch_stride[d] = 2 * z.batch_stride[d];
+  return real;
+}
+
+Pack pack_of_a(const ComplexProblem& z) {
+  const Problem& p = z.problem;
+  Pack pack;
+  pack.dtype = p.dtype, pack.rows = p.m, pack.cols = p.k, pack.from = p.a;
+  pack.to_row_stride = padded_row(p.dtype, p.k);
+  set_batch(pack, p.batch, p.a);
+  if (z.prepared_b != nullptr) {
+    pack.negated[0][0] = z.a.negated;
+    pack.negated[0][1] = z.a.negated != z.a.conjugated;
+  }
+  return pack;
+}
+
+// B' by rows of B, which `from` has, or by its columns if `k_major`. `sign` is that of all of B',
+// and the conjugates are those of A, B and C.
+Pack pack_of_b(DType dtype, const Matrix& b, int64_t k, int64_t n, bool k_major, bool negated,
+               bool a_conjugated, bool b_conjugated, bool c_conjugated) {
+  Pack pack;
+  pack.dtype = dtype, pack.rows = k, pack.cols = n, pack.from = b, pack.copies = kCopiesOfB;
+  // The four numbers of B' in place of x + iy.
+  const bool x_even = negated;
+  const bool y_even = is_odd({negated, b_conjugated, c_conjugated});
+  const bool y_odd = is_odd({negated, b_conjugated, !a_conjugated});
+  const bool x_odd = is_odd({negated, a_conjugated, c_conjugated});
+  pack.negated[0][0] = x_even;
+  pack.negated[0][1] = k_major ? y_odd : y_even;
+  pack.negated[1][0] = k_major ? y_even : y_odd;
+  pack.negated[1][1] = x_odd;
+  if (k_major) {
+    std::swap(pack.rows, pack.cols);
+    std::swap(pack.from.row_stride, pack.from.col_stride);
+  }
+  pack.to_row_stride = padded_row(dtype, pack.cols);
+  return pack;
+}
+
+// Returns whether rows of `cols` complex numbers are contiguous.
+template <class M>
+bool has_contiguous_rows(const M& z, int64_t cols) {
+  return cols <= 1 || z.col_stride == 1;
+}
+
+bool needs_combine(const ComplexProblem& z) {
+  const ComplexEpilogue& e = z.epilogue;
+  const int64_t n = z.problem.n;
+  const bool plain_bias =
+      e.bias == nullptr || ((n <= 1 || e.bias_stride == 1) && (e.bias_lazy ^ z.c) == Lazy{});
+  return e.alpha.imag() != 0 || e.beta.imag() != 0 || !plain_bias ||
+         !has_contiguous_rows(z.problem.c, n);
+}
+
+// Contiguous matrices of sums, in place of C.
+OutMatrix contiguous_sums(const Problem& p) {
+  OutMatrix sums{.row_stride = p.n, .col_stride = 1};
+  int64_t stride = p.m * p.n;
+  for (int d = p.batch.rank - 1; d >= 0; --d) {
+    sums.batch_stride[d] = stride;
+    stride *= p.batch.size[d];
+  }
+  return sums;
+}
+
+}  // namespace
+
+RealProblem as_real(const ComplexProblem& z) {
+  const Problem& p = z.problem;
+  RealProblem real;
+  real.problem = p;
+  Problem& r = real.problem;
+  r.n = 2 * p.n, r.k = 2 * p.k;
+
+  const bool resolves_a = z.prepared_b != nullptr && z.a != Lazy{};
+  if (resolves_a || !has_contiguous_rows(p.a, p.k)) {
+    const Pack& pack = real.pack_a.emplace(pack_of_a(z));
+    real.a_bytes = bytes_of(pack);
+    r.a = {.row_stride = 2 * pack.to_row_stride, .col_stride = 1};
+    set_batch_strides(r.a, pack, p.batch, p.a);
+  } else {
+    r.a = as_real_matrix(p.a);
+  }
+
+  if (z.prepared_b != nullptr) {
+    r.b = {.data = z.prepared_b, .row_stride = 1, .col_stride = 2 * padded_row(p.dtype, p.k)};
+  } else {
+    const bool k_major = p.b.row_stride < p.b.col_stride;
+    const bool negated = is_odd({z.a.negated, z.b.negated, z.c.negated});
+    Pack& pack = real.pack_b.emplace(pack_of_b(p.dtype, p.b, p.k, p.n, k_major, negated,
+                                               z.a.conjugated, z.b.conjugated, z.c.conjugated));
+    set_batch(pack, p.batch, p.b);
+    real.b_bytes = bytes_of(pack);
+    r.b = {.row_stride = 2 * pack.to_row_stride, .col_stride = 1};
+    if (k_major) std::swap(r.b.row_stride, r.b.col_stride);
+    set_batch_strides(r.b, pack, p.batch, p.b);
+  }
+
+  if (needs_combine(z)) {
+    const OutMatrix sums = contiguous_sums(p);
+    r.c = as_real_matrix(sums);
+    real.combine = make_combine(z, as_operand(sums), z.c);
+    real.sum_bytes = 2 * size_of(p.dtype) * p.m * p.n * p.batch.count;
+  } else {
+    r.c = as_real_matrix(p.c);
+    r.epilogue = {.alpha = z.epilogue.alpha.real(),
+                  .beta = z.epilogue.beta.real(),
+                  .bias = z.epilogue.bias,
+                  .bias_stride = 1};
+  }
+  return real;
+}
+
+Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy) {
+  // The numbers in memory are f(alpha * sum + bias + beta * f(C)) if the values of C are f of them.
+  Combine combine{.problem = z.problem, .sums = sums_lazy ^ z.c, .epilogue = z.epilogue};
+  combine.problem.a = sums;
+  ComplexEpilogue& epilogue = combine.epilogue;
+  if (z.c.conjugated) {
+    epilogue.alpha = std::conj(epilogue.alpha);
+    epilogue.beta = std::conj(epilogue.beta);
+  }
+  epilogue.bias_lazy = epilogue.bias_lazy ^ z.c;
+  return combine;
+}
+
+std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const ComplexProblem& z) {
+  constexpr int64_t kLeast = 128;  // rows or columns that are not split
+  std::pair parts{z, z};
+  const Problem& p = z.problem;
+  Problem& first = parts.first.problem;
+  Problem& second = parts.second.problem;
+  const int64_t bytes = 2 * size_of(p.dtype);  // of a complex number
+  const auto advance = [bytes](auto& matrix, int64_t elements) {
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix.data)>>,
+                                    const char, char>;
+    matrix.data = static_cast<Byte*>(matrix.data) + elements * bytes;
+  };
+  for (int d = 0; d < p.batch.rank; ++d) {
+    const int64_t size = p.batch.size[d];
+    if (size == 1) continue;
+    const int64_t front = ceil_div(size, 2);
+    first.batch.size[d] = front, second.batch.size[d] = size - front;
+    first.batch.count = p.batch.count / size * front;
+    second.batch.count = p.batch.count / size * (size - front);
+    advance(second.a, front * p.a.batch_stride[d]);
+    advance(second.b, front * p.b.batch_stride[d]);
+    advance(second.c, front * p.c.batch_stride[d]);
+    return parts;
+  }
+  const bool along_m = p.m > p.n || z.prepared_b != nullptr;
+  const int64_t size = along_m ? p.m : p.n;
+  if (size <= kLeast) return std::nullopt;
+  const int64_t front = ceil_div(size, 2 * kLeast) * kLeast;
+  (along_m ? first.m : first.n) = front;
+  (along_m ? second.m : second.n) = size - front;
+  if (along_m) {
+    advance(second.a, front * p.a.row_stride);
+    advance(second.c, front * p.c.row_stride);
+  } else {
+    advance(second.b, front * p.b.col_stride);
+    advance(second.c, front * p.c.col_stride);
+    if (z.epilogue.bias != nullptr) {
+      parts.second.epilogue.bias =
+          static_cast<const char*>(z.epilogue.bias) + front * z.epilogue.bias_stride * bytes;
+    }
+  }
+  return parts;
+}
+
+Pack prepared_pack(DType dtype, int64_t k, int64_t n, const Matrix& b, Lazy lazy) {
+  return pack_of_b(dtype, b, k, n, /*k_major=*/true, lazy.negated, false, lazy.conjugated, false);
+}
+
+int64_t prepared_bytes(DType dtype, int64_t k, int64_t n) {
+  return bytes_of(prepared_pack(dtype, k, n, {}, {}));
+}
+
+}  // namespace tiled

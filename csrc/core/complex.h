@@ -1,0 +1,92 @@
+#pragma once
+// Complex products as real ones. A complex number lies in memory as its real part, then its
+// imaginary part. So a complex (m, k) matrix A with contiguous rows is a real (m, 2k) matrix as it
+// lies, C is a real (m, 2n) matrix, and
+//
+//   C = A B',   B' (2k, 2n), in which b = x + iy of B is  [  x  y ]
+//                                                         [ -y  x ]
+//
+// Each part of an element of C is one real sum with twice K: for each k the product with the real
+// part of a, then that with its imaginary part. Orders, bounds and bits are those of that sum. A
+// conjugate of A, B or C is a matter of signs in B'.
+
+#include <complex>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "core/lazy.h"
+#include "core/problem.h"
+
+namespace tiled {
+
+// A complex number in memory.
+template <typename T>
+struct alignas(2 * sizeof(T)) Complex {
+  T re, im;
+};
+
+struct ComplexEpilogue {
+  std::complex<double> alpha = 1;
+  std::complex<double> beta = 0;  // 0: C is never read
+  const void* bias = nullptr;
+  int64_t bias_stride = 0;
+  Lazy bias_lazy = {};
+};
+
+// Sizes and strides of `problem` count complex numbers, and its dtypes are those of their parts. It
+// has the matrices, and no epilogue.
+struct ComplexProblem {
+  Problem problem;
+  Lazy a, b, c;
+  ComplexEpilogue epilogue;
+  const void* prepared_b = nullptr;  // what prepared_pack() wrote of a B without a batch, or null
+};
+
+// A pass that writes complex matrices as a real operand: A's rows one after another, or B'. Row r
+// of `from` becomes `copies` rows of `to`, from row copies * r on: first that of the numbers (x, y)
+// and then, if there are two, that of (y, x). Each part may be negated.
+struct Pack {
+  DType dtype = DType::kFloat32;  // of a part
+  Batch batch;
+  int64_t rows = 0, cols = 0;  // of a matrix, in complex numbers, as are all strides
+  Matrix from;
+  void* to = nullptr;         // contiguous matrices
+  int64_t to_row_stride = 0;  // of columns that are adjacent
+  int copies = 1;
+  bool negated[2][2] = {};  // [copy][part]
+
+  HOST_DEVICE int64_t matrix_size() const {
+    return copies * rows * to_row_stride;
+  }  // in complex numbers
+};
+
+// A pass that computes C = alpha * sums + bias + beta * C, where the real kernel's epilogue cannot:
+// its sizes, batch and C are those of a complex problem, whose A are the sums.
+struct Combine {
+  Problem problem;
+  Lazy sums;
+  ComplexEpilogue epilogue;
+};
+
+// A complex problem as a real one, between passes.
+struct RealProblem {
+  Problem problem;  // what a pass writes or reads has no memory yet: its `data` is null
+  std::optional<Pack> pack_a, pack_b;
+  std::optional<Combine> combine;
+  int64_t a_bytes = 0, b_bytes = 0, sum_bytes = 0;  // of the passes' memory
+};
+RealProblem as_real(const ComplexProblem& z);
+
+// Splits a problem in two along its batch, or else its longer side. Nothing where it is small.
+std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const ComplexProblem& z);
+
+// The pass that writes B' of a B without a batch for many products, and its bytes. A conjugate of A
+// or C is not known then.
+Pack prepared_pack(DType dtype, int64_t k, int64_t n, const Matrix& b, Lazy lazy);
+int64_t prepared_bytes(DType dtype, int64_t k, int64_t n);
+
+// The pass C = epilogue(sums), for sums that another product has written.
+Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy);
+
+}  // namespace tiled
