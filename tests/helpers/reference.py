@@ -288,8 +288,28 @@ def activated_bound(exact, limit, dtype):
     return STEEPEST * limit + exact.abs() * relative + absolute
 
 
+def _times(factor, size):
+    """The magnitudes of the parts of a complex factor times numbers of which `size` has those."""
+    return abs(factor.real) * size + abs(factor.imag) * size.flip(-1)
+
+
+def _complex_gemm_bound(c, a, b, alpha, beta, options):
+    a, b = real_operands(a, b)
+    size, lost = (
+        _times(complex(alpha), f(a, b, **options).unflatten(-1, (-1, 2))) for f in (_size, _lost)
+    )
+    size = size + _times(complex(beta), parts(c).double().abs())
+    # Each part of alpha * sum and of beta * c is two products, added one after another.
+    k, r = a.shape[-1], _roundings(a, **options) + 6
+    acc = accumulation_dtype(a.dtype)
+    return _bound(size, size, lost, r, k + 4, acc, a.dtype)
+
+
 def gemm_bound(c, a, b, alpha, beta, *, precision="fp32", algorithm="auto"):
     """The bound of alpha * a @ b + beta * c, with the roundings that alpha and beta add."""
+    if c.is_complex():
+        options = {"precision": precision, "algorithm": algorithm}
+        return _complex_gemm_bound(c, a, b, alpha, beta, options)
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
     size, lost = (abs(alpha) * f(a, b, algorithm, precision) for f in (_size, _lost))
     size = size + (abs(beta) * c.double().abs() if beta else 0)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from helpers.reference import assert_within, gemm_bound, product
+from helpers.reference import assert_within, gemm_bound, product, wide
 from helpers.thinning import pairwise
 
 import torch_tiled
 
 ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [*REAL, torch.complex64, torch.complex128]
 SHAPES = [  # c, a, b
     ((1, 1), (1, 1), (1, 1)),
     ((33, 65), (33, 70), (70, 65)),
@@ -27,9 +28,12 @@ SHAPES = [  # c, a, b
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_values(device, poisoned, algorithm, dtype, shapes):
-    c, a, b = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
-    for alpha, beta in ((1, 1), (1, 0), (0.5, -2), (3.7, 0.1), (0, 1.5)):
-        exact = alpha * product(a, b) + beta * c.double()
+    c, a, b = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+    factors = [(1, 1), (1, 0), (0.5, -2), (3.7, 0.1), (0, 1.5)]
+    if dtype.is_complex:
+        factors += [(1j, 0), (0.3 - 2j, 1.1), (1, 0.7j), (-1.5 + 0.1j, 2 - 3j), (0, 1j)]
+    for alpha, beta in factors:
+        exact = alpha * product(a, b) + beta * wide(c)
         limit = gemm_bound(c, a, b, alpha, beta, algorithm=algorithm)
         result = c.clone()
         returned = torch_tiled.gemm_(result, a, b, alpha=alpha, beta=beta, algorithm=algorithm)

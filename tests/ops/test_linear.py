@@ -4,13 +4,22 @@ import math
 
 import pytest
 import torch
-from helpers.reference import ACTIVATIONS, U, activated_bound, assert_within, linear_bound, product
+from helpers.reference import (
+    ACTIVATIONS,
+    U,
+    activated_bound,
+    assert_within,
+    linear_bound,
+    product,
+    wide,
+)
 from helpers.thinning import pairwise
 
 import torch_tiled
 
 ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [*REAL, torch.complex64, torch.complex128]
 
 
 @pairwise
@@ -20,10 +29,10 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("batch", [(), (1,), (70,), (0,), (3, 5), (2, 1, 7)])
 def test_values(device, poisoned, algorithm, dtype, with_bias, batch):
     for n, k in ((33, 65), (1, 1), (16, 0)):
-        x = torch.randn(*batch, k, device=device).to(dtype)
-        weight = torch.randn(n, k, device=device).to(dtype)
-        bias = torch.randn(n, device=device).to(dtype) if with_bias else None
-        exact = product(x, weight.mT) + (bias.double() if with_bias else 0)
+        x = torch.randn(*batch, k, device=device, dtype=dtype)
+        weight = torch.randn(n, k, device=device, dtype=dtype)
+        bias = torch.randn(n, device=device, dtype=dtype) if with_bias else None
+        exact = product(x, weight.mT) + (wide(bias) if with_bias else 0)
         result = torch_tiled.linear(x, weight, bias, algorithm=algorithm)
         assert result.dtype == dtype and result.is_contiguous()
         assert_within(result, exact, linear_bound(x, weight, bias, algorithm=algorithm))
@@ -31,7 +40,7 @@ def test_values(device, poisoned, algorithm, dtype, with_bias, batch):
 
 @pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(device, algorithm, dtype, activation):
     x = 3 * torch.randn(40, 30, device=device)

@@ -17,7 +17,8 @@ import torch_tiled
 
 NAMED = torch_tiled.algorithms()  # all but "auto"
 ALGORITHMS = [*NAMED, "auto"]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [*REAL, torch.complex64, torch.complex128]
 
 # m, n, k: empty, single, primes, one off a tile, skinny, one off a chunk of the sum.
 SIZES = [
@@ -101,8 +102,8 @@ def check(a, b, algorithm, out_dtype=None):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_sizes(device, poisoned, algorithm, dtype, m, n, k):
-    a = torch.randn(m, k, device=device).to(dtype)
-    b = torch.randn(k, n, device=device).to(dtype)
+    a = torch.randn(m, k, device=device, dtype=dtype)
+    b = torch.randn(k, n, device=device, dtype=dtype)
     check(a, b, algorithm)
 
 
@@ -112,15 +113,17 @@ def test_sizes(device, poisoned, algorithm, dtype, m, n, k):
 @pytest.mark.parametrize("layout_b", LAYOUTS)
 @pytest.mark.parametrize("layout_a", LAYOUTS)
 def test_layouts(device, poisoned, algorithm, dtype, layout_a, layout_b):
-    a = LAYOUTS[layout_a](torch.randn(67, 45, device=device).to(dtype))
-    b = LAYOUTS[layout_b](torch.randn(45, 83, device=device).to(dtype))
+    a = LAYOUTS[layout_a](torch.randn(67, 45, device=device, dtype=dtype))
+    b = LAYOUTS[layout_b](torch.randn(45, 83, device=device, dtype=dtype))
     check(a, b, algorithm)
 
 
+@pairwise
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("shape_a, shape_b", BATCHES)
-def test_batches(device, poisoned, algorithm, shape_a, shape_b):
-    a, b = torch.randn(shape_a, device=device), torch.randn(shape_b, device=device)
+def test_batches(device, poisoned, algorithm, dtype, shape_a, shape_b):
+    a, b = (torch.randn(shape, device=device, dtype=dtype) for shape in (shape_a, shape_b))
     check(a, b, algorithm)
     if a.dim() > 1 and b.dim() > 1:
         check(transposed(a), strided(b), algorithm)
@@ -161,7 +164,7 @@ def test_16bit_floats_to_float32(device, poisoned, algorithm, dtype):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_exact_integers(device, algorithm, dtype):
     """Sums of integers that the accumulator holds are exact, in any order."""
     largest = 2 if dtype in (torch.float16, torch.bfloat16) else 100

@@ -1,0 +1,221 @@
+"""Complex products to the bit: each part is one real sum with twice K, and a view changes no bit.
+
+The real operands are those of csrc/core/complex.h, which helpers.reference.real_operands builds.
+"""
+
+import pytest
+import torch
+from helpers.memory import no_more_memory
+from helpers.needs import needs_cuda
+from helpers.reference import PARTS, assert_same, parts, real_operands, takes
+from helpers.thinning import pairwise
+
+import torch_tiled
+
+DTYPES = [torch.complex64, torch.complex128]
+NAMED = torch_tiled.algorithms()
+# m, n, k: chunks of 1024 real products end at multiples of 512 complex numbers.
+SIZES = [
+    (1, 1, 1),
+    (3, 5, 63),
+    (5, 3, 64),
+    (17, 33, 511),
+    (33, 17, 513),
+    (1, 40, 1100),
+    (40, 1, 64),
+]
+VIEWS = {
+    "as it is": lambda x: x,
+    "conjugate": lambda x: x.conj().resolve_conj().conj(),
+    "negative": lambda x: torch._neg_view(-x),
+    "both": lambda x: torch._neg_view((-x).conj().resolve_conj().conj()),
+    "adjoint": lambda x: x.mH.resolve_conj().contiguous().mH,
+    "transpose": lambda x: x.mT.contiguous().mT,
+    "strided": lambda x: x.repeat_interleave(2, -2).repeat_interleave(3, -1)[..., ::2, ::3],
+    "shifted": lambda x: torch.cat([x[..., :1], x], -1)[..., 1:],
+}
+
+
+def normal(*shape, dtype, device):
+    return torch.randn(*shape, dtype=dtype, device=device)
+
+
+def options_of(algorithm):
+    return {"algorithm": algorithm, "precision": "tf32" if algorithm == "tf32" else "fp32"}
+
+
+def as_real_product(a, b, **options):
+    """The product of a and b as the library computes that of their real operands."""
+    return torch_tiled.matmul(*real_operands(a, b), **options).unflatten(-1, (-1, 2))
+
+
+def skip_unless_taken(algorithm, dtype, device):
+    precision = options_of(algorithm)["precision"]
+    if not takes(algorithm, dtype, device, precision):
+        pytest.skip("the algorithm does not take these")
+
+
+@pytest.mark.parametrize("m, n, k", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", NAMED)
+def test_parts_are_real_sums(device, algorithm, dtype, m, n, k):
+    skip_unless_taken(algorithm, dtype, device)
+    a, b = normal(m, k, dtype=dtype, device=device), normal(k, n, dtype=dtype, device=device)
+    expected = as_real_product(a, b, **options_of(algorithm))
+    assert_same(parts(torch_tiled.matmul(a, b, **options_of(algorithm))), expected)
+
+
+FAMILIES = ["naive", "tiled", "simt", "f64", "fp16x3", "tf32"]
+
+
+@pairwise
+@pytest.mark.parametrize("of_out", ["as it is", "conjugate", "negative", "both", "transpose"])
+@pytest.mark.parametrize("of_b", VIEWS)
+@pytest.mark.parametrize("of_a", VIEWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_a_view_changes_no_bit(device, poisoned, algorithm, dtype, of_a, of_b, of_out):
+    skip_unless_taken(algorithm, dtype, device)
+    a = normal(2, 37, 130, dtype=dtype, device=device)
+    b = normal(2, 130, 41, dtype=dtype, device=device)
+    expected = torch_tiled.matmul(a, b, **options_of(algorithm))
+    a, b = VIEWS[of_a](a), VIEWS[of_b](b)
+    assert_same(parts(torch_tiled.matmul(a, b, **options_of(algorithm))), parts(expected))
+    out = VIEWS[of_out](torch.full_like(expected, torch.nan))
+    torch_tiled.matmul(a, b, **options_of(algorithm), out=out)
+    assert_same(parts(out), parts(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_product_of_views_copies_none(device, dtype):
+    """Rows of a and of the result lie as they are; B' is 4 reals for each number of b."""
+    if device != "cuda":
+        pytest.skip("the CPU allocator keeps no statistics")
+    a, b = (normal(512, 512, dtype=dtype, device=device) for _ in range(2))
+    for x, y in ((a, b), (a.conj(), b.mH), (torch._neg_view(a), b.mT)):
+        torch_tiled.matmul(x, y, algorithm="tiled")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        result = torch_tiled.matmul(x, y, algorithm="tiled")
+        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+        assert peak == result.nbytes + 2 * b.nbytes
+        del result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_bits_depend_on_row_column_and_k_alone(device, algorithm, dtype):
+    skip_unless_taken(algorithm, dtype, device)
+    options = options_of(algorithm)
+    a = normal(3, 70, 600, dtype=dtype, device=device)
+    b = normal(600, 90, dtype=dtype, device=device)
+    whole = torch_tiled.matmul(a, b, **options)
+    for rows, cols in (
+        (slice(0, 1), slice(0, 90)),
+        (slice(5, 40), slice(88, 89)),
+        (slice(69, 70),) * 2,
+    ):
+        alone = torch_tiled.matmul(a[1, rows], b[:, cols], **options)
+        assert torch.equal(alone, whole[1, rows, cols])
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_the_cpu_has_the_bits_of_the_gpu(algorithm, dtype):
+    skip_unless_taken(algorithm, dtype, "cuda")
+    a, b = normal(2, 50, 700, dtype=dtype, device="cpu"), normal(700, 60, dtype=dtype, device="cpu")
+    a[0, 3, 4] *= 1e20  # flags elements, where elements are flagged
+    for x, y in ((a, b), (a.conj(), b.conj())):
+        on_gpu = torch_tiled.matmul(x.cuda(), y.cuda(), **options_of(algorithm))
+        assert_same(parts(on_gpu.cpu()), parts(torch_tiled.matmul(x, y, **options_of(algorithm))))
+
+
+SPECIAL = [0.0, -0.0, 1.0, -2.5, torch.inf, -torch.inf, torch.nan, 1e-40, 1e15]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_nan_and_inf_of_a_part(device, algorithm, dtype):
+    """Each part is the sum of two products, as in torch.matmul, whatever the numbers are."""
+    skip_unless_taken(algorithm, dtype, device)
+    x = torch.tensor(SPECIAL, dtype=PARTS[dtype], device=device)
+    a = torch.complex(*torch.meshgrid(x, x, indexing="ij")).reshape(-1, 1)
+    b = a.mT
+    re = a.real * b.real - a.imag * b.imag
+    im = a.real * b.imag + a.imag * b.real
+    result = parts(torch_tiled.matmul(a, b, **options_of(algorithm)))
+    for found, expected in ((result[..., 0], re), (result[..., 1], im)):
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["re", "im"])
+def test_a_nan_stays_in_its_sums(device, where):
+    """A NaN in one element of b spoils its column; a column beside it keeps its bits."""
+    a = normal(20, 300, dtype=torch.complex64, device=device)
+    b = normal(300, 20, dtype=torch.complex64, device=device)
+    clean = torch_tiled.matmul(a, b, algorithm="fp16x3")
+    torch.view_as_real(b)[7, 3, where] = torch.nan
+    result = torch_tiled.matmul(a, b, algorithm="fp16x3")
+    assert parts(result)[:, 3].isnan().all()
+    others = [j for j in range(20) if j != 3]
+    assert torch.equal(result[:, others], clean[:, others])
+
+
+def test_each_part_is_flagged_alone(device):
+    """The imaginary sum of one element loses too much by its scale, and the real one does not."""
+    k = 256
+    a = normal(20, k, dtype=torch.complex64, device=device)
+    b = normal(k, 20, dtype=torch.complex64, device=device)
+    torch.view_as_real(a)[3, 5] = torch.tensor([2.0**40, 0.0], device=device)
+    torch.view_as_real(b)[5] = torch.tensor([1.0, 0.0], device=device)  # no imaginary part
+    result = parts(torch_tiled.matmul(a, b, algorithm="fp16x3"))
+    chunked = parts(torch_tiled.matmul(a, b, algorithm="tiled"))
+    assert torch.equal(result[3, :, 1], chunked[3, :, 1])
+    explained = torch_tiled.explain(a, b, algorithm="fp16x3")
+    assert explained.recomputed == "20 of 400 elements, by parts"
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("of_a", ["as it is", "transpose"])
+def test_less_memory_gives_the_same_bits(dtype, of_a):
+    """Where there is no memory for all of B', parts of the problem are solved one after another."""
+    a = VIEWS[of_a](normal(3, 200, 2000, dtype=dtype, device="cuda"))
+    b = normal(2000, 700, dtype=dtype, device="cuda")
+    expected = torch_tiled.matmul(a, b)
+    out = torch.full_like(expected, torch.nan)
+    room = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")
+    assert room.nbytes < 2 * b.nbytes
+    with no_more_memory():
+        del room
+        torch_tiled.matmul(a, b, out=out)
+    assert torch.equal(out, expected)
+
+
+@needs_cuda
+def test_more_memory_than_there_is():
+    a, b = (normal(64, 64, dtype=torch.complex64, device="cuda") for _ in range(2))
+    out, before = torch.full_like(a, torch.nan), (a.clone(), b.clone())
+    with (
+        no_more_memory(),
+        pytest.raises(torch.OutOfMemoryError, match="out of memory: the workspace"),
+    ):
+        torch_tiled.matmul(a, b, out=out)
+    assert torch.equal(a, before[0]) and torch.equal(b, before[1]) and out.isnan().all()
+
+
+@needs_cuda
+def test_more_than_2_to_the_31_elements(claim_memory):
+    claim_memory(44 << 30)
+    rows = 2**20 + 1
+    a = normal(rows, 1025, dtype=torch.complex64, device="cuda")
+    b = normal(1025, 1025, dtype=torch.complex64, device="cuda")
+    result = torch_tiled.matmul(a, b)
+    assert a.numel() * 2 > 2**31 and result.numel() * 2 > 2**31
+    last = torch_tiled.matmul(a[-70:], b)
+    assert torch.equal(result[-70:], last)
+    del result
+    wide = torch_tiled.matmul(b[:3], a.mT)  # B' has more than 2^32 reals
+    assert torch.equal(wide[:, -70:], torch_tiled.matmul(b[:3], a[-70:].mT))
