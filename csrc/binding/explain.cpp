@@ -5,6 +5,7 @@
 #include "binding/run.h"
 #include "binding/torch_product.h"
 #include "core/error.h"
+#include "select/complex.h"
 #include "select/ladder.h"
 
 namespace tiled {
@@ -55,15 +56,24 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   const Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
   lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
-  const Problem p = complex ? as_real(z).problem : z.problem;
-  if (complex) {
-    lines.insert(lines.end(),
-                 {"real_product", "m = " + std::to_string(p.m) + ", n = " + std::to_string(p.n) +
-                                      ", k = " + std::to_string(p.k)});
-  }
   const Context context = hypothetical ? hypothetical_context(options.op, compute_capability, sms)
                                        : make_context(options.op, a);
-  const std::vector<Choice> chosen = choices(algorithm, p, context, complex);
+  Problem p = z.problem;
+  std::vector<Choice> chosen;
+  if (complex) {
+    ComplexPlan plan = plan_complex(algorithm, z, context);
+    p = plan.real.problem;
+    chosen = std::move(plan.choices);
+    lines.insert(lines.end(), {"real_product",
+                               "m = " + std::to_string(p.m) + ", n = " + std::to_string(p.n) +
+                                   ", k = " + std::to_string(p.k),
+                               "b_is_read",
+                               plan.reads_b_in_place ? "as it lies"
+                                                     : "in " + std::to_string(plan.real.b_bytes) +
+                                                           " bytes, to which a pass writes it"});
+  } else {
+    chosen = choices(algorithm, p, context);
+  }
   for (auto& [heading, text] : explain(chosen, p, context)) {
     lines.insert(lines.end(), {std::move(heading), std::move(text)});
   }

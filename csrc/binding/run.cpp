@@ -174,7 +174,8 @@ void run_real(const Run& run, const Product& product, const Tensor& c, const OpE
 
 // Solves the problem, or parts of it one after another where there is no memory for its passes.
 void solve_complex(const Run& run, const ComplexProblem& z) {
-  const bool launched = launch_complex(run.options.algorithm, z, run.context);
+  const ComplexPlan plan = plan_complex(run.options.algorithm, z, run.context);
+  const bool launched = launch_complex(plan, z, run.context);
   run.workspaces.made.clear();
   if (launched) return;
   const auto parts = split_in_two(z);
@@ -193,8 +194,10 @@ void run_complex(const Run& run, const Product& product, const Tensor& c,
   z.c = c_matrices.lazy;
   const auto outer =
       lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), z.problem);
-  check_algorithm(run.options.algorithm, z, run.context);
-  if (c_matrices.empty()) return;
+  if (c_matrices.empty()) {
+    plan_complex(run.options.algorithm, z, run.context);  // refuses what it would refuse
+    return;
+  }
   for_outer_batch(z.problem, outer, product.a.element_size, c_matrices.element_size,
                   [&](const Problem& inner) {
                     ComplexProblem part = z;

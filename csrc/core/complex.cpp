@@ -69,21 +69,23 @@ Pack pack_of_a(const ComplexProblem& z) {
   return pack;
 }
 
-// B' by rows of B, which `from` has, or by its columns if `k_major`. `sign` is that of all of B',
-// and the conjugates are those of A, B and C.
-Pack pack_of_b(DType dtype, const Matrix& b, int64_t k, int64_t n, bool k_major, bool negated,
-               bool a_conjugated, bool b_conjugated, bool c_conjugated) {
+// The signs of B', which has the negatives and the conjugates of all matrices.
+SignsOfB make_signs(bool negated, bool a_conjugated, bool b_conjugated, bool c_conjugated) {
+  return {.x_even = negated,
+          .y_even = is_odd({negated, b_conjugated, c_conjugated}),
+          .y_odd = is_odd({negated, b_conjugated, !a_conjugated}),
+          .x_odd = is_odd({negated, a_conjugated, c_conjugated})};
+}
+
+// B' by rows of B, which `from` has, or by its columns if `k_major`.
+Pack pack_of_b(DType dtype, const Matrix& b, int64_t k, int64_t n, bool k_major,
+               const SignsOfB& signs) {
   Pack pack;
   pack.dtype = dtype, pack.rows = k, pack.cols = n, pack.from = b, pack.copies = kCopiesOfB;
-  // The four numbers of B' in place of x + iy.
-  const bool x_even = negated;
-  const bool y_even = is_odd({negated, b_conjugated, c_conjugated});
-  const bool y_odd = is_odd({negated, b_conjugated, !a_conjugated});
-  const bool x_odd = is_odd({negated, a_conjugated, c_conjugated});
-  pack.negated[0][0] = x_even;
-  pack.negated[0][1] = k_major ? y_odd : y_even;
-  pack.negated[1][0] = k_major ? y_even : y_odd;
-  pack.negated[1][1] = x_odd;
+  pack.negated[0][0] = signs.x_even;
+  pack.negated[0][1] = k_major ? signs.y_odd : signs.y_even;
+  pack.negated[1][0] = k_major ? signs.y_even : signs.y_odd;
+  pack.negated[1][1] = signs.x_odd;
   if (k_major) {
     std::swap(pack.rows, pack.cols);
     std::swap(pack.from.row_stride, pack.from.col_stride);
@@ -141,9 +143,7 @@ RealProblem as_real(const ComplexProblem& z) {
     r.b = {.data = z.prepared_b, .row_stride = 1, .col_stride = 2 * padded_row(p.dtype, p.k)};
   } else {
     const bool k_major = p.b.row_stride < p.b.col_stride;
-    const bool negated = is_odd({z.a.negated, z.b.negated, z.c.negated});
-    Pack& pack = real.pack_b.emplace(pack_of_b(p.dtype, p.b, p.k, p.n, k_major, negated,
-                                               z.a.conjugated, z.b.conjugated, z.c.conjugated));
+    Pack& pack = real.pack_b.emplace(pack_of_b(p.dtype, p.b, p.k, p.n, k_major, signs_of_b(z)));
     set_batch(pack, p.batch, p.b);
     real.b_bytes = bytes_of(pack);
     r.b = {.row_stride = 2 * pack.to_row_stride, .col_stride = 1};
@@ -164,6 +164,17 @@ RealProblem as_real(const ComplexProblem& z) {
                   .bias_stride = 1};
   }
   return real;
+}
+
+SignsOfB signs_of_b(const ComplexProblem& z) {
+  return make_signs(is_odd({z.a.negated, z.b.negated, z.c.negated}), z.a.conjugated, z.b.conjugated,
+                    z.c.conjugated);
+}
+
+Matrix in_place_b(const ComplexProblem& z) {
+  Matrix b = z.problem.b;
+  for (int64_t& stride : b.batch_stride) stride *= 2;
+  return b;
 }
 
 Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy) {
@@ -224,7 +235,8 @@ std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const Comp
 }
 
 Pack prepared_pack(DType dtype, int64_t k, int64_t n, const Matrix& b, Lazy lazy) {
-  return pack_of_b(dtype, b, k, n, /*k_major=*/true, lazy.negated, false, lazy.conjugated, false);
+  return pack_of_b(dtype, b, k, n, /*k_major=*/true,
+                   make_signs(lazy.negated, false, lazy.conjugated, false));
 }
 
 int64_t prepared_bytes(DType dtype, int64_t k, int64_t n) {

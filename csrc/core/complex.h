@@ -61,6 +61,16 @@ struct Pack {
   }  // in complex numbers
 };
 
+// Which numbers of B' in place of x + iy are negated: "even" and "odd" are rows of B'.
+struct SignsOfB {
+  bool x_even, y_even, y_odd, x_odd;
+};
+SignsOfB signs_of_b(const ComplexProblem& z);
+
+// Describes B as it lies to a kernel that reads complex numbers. Strides count floats, as a mean of
+// two: an element of B' with an even row and column is that far from the first one.
+Matrix in_place_b(const ComplexProblem& z);
+
 // A pass that computes C = alpha * sums + bias + beta * C, where the real kernel's epilogue cannot:
 // its sizes, batch and C are those of a complex problem, whose A are the sums.
 struct Combine {

@@ -1,13 +1,12 @@
 #include "select/complex.h"
 
-#include <optional>
-#include <vector>
+#include <algorithm>
 
 #include "cpu/complex.h"
-#include "select/ladder.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
 #include "kernels/complex/passes.h"
+#include "kernels/fp16x3/skinny_complex.h"
 #endif
 
 namespace tiled {
@@ -26,31 +25,73 @@ void run_combine(const Combine& combine, const Context& context) {
 #endif
 }
 
-void check_algorithm(std::string_view algorithm, const ComplexProblem& z, const Context& context) {
-  choices(algorithm, as_real(z).problem, context, /*complex=*/true);
+namespace {
+
+// The cycles of a pass over B: a launch, and the bandwidth of DRAM for each SM.
+double pack_cycles(const RealProblem& real, const Context& context) {
+  constexpr double kLaunch = 3000, kDram = 13;
+  const double bytes = 1.5 * static_cast<double>(real.b_bytes);  // B is read, B' is written
+  return kLaunch + bytes / (kDram * context.sms);
 }
 
-bool launch_complex(std::string_view algorithm, const ComplexProblem& z, const Context& context) {
-  RealProblem real = as_real(z);
+// Moves fp16x3_skinny to the front where it may read B as it lies, and takes fewer cycles so.
+bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
+                     const Context& context) {
+  const Problem& p = real.problem;
+  if (!context.on_hopper() || !real.pack_b || p.m > p.n) return false;
+  const auto skinny = std::ranges::find(choices, "fp16x3_skinny",
+                                        [](const Choice& choice) { return choice.kernel->name; });
+  if (skinny == choices.end()) return false;
+  const double packed = choices.front().plan.cycles + pack_cycles(real, context);
+  if (skinny->plan.cycles > packed) return false;
+  std::rotate(choices.begin(), skinny, skinny + 1);
+  return true;
+}
+
+// Launches the plan's first choice without a pass over B.
+bool launch_in_place(const ComplexProblem& z, Problem p, const Context& context) {
+#ifdef TORCH_TILED_WITH_CUDA
+  p.b = in_place_b(z);
+  return cuda::launch_fp16x3_skinny_complex(p, signs_of_b(z), context);
+#else
+  static_cast<void>(z), static_cast<void>(p), static_cast<void>(context);
+  return false;
+#endif
+}
+
+}  // namespace
+
+ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
+                         const Context& context) {
+  ComplexPlan plan{.real = as_real(z), .choices = {}, .reads_b_in_place = false};
+  plan.choices = choices(algorithm, plan.real.problem, context, /*complex=*/true);
+  plan.reads_b_in_place = prefer_in_place(plan.real, plan.choices, context);
+  return plan;
+}
+
+bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Context& context) {
+  RealProblem real = plan.real;
   Problem& p = real.problem;
-  const std::vector<Choice> best = choices(algorithm, p, context, /*complex=*/true);
   // Memory for a pass; null only where there is none.
   const auto allocate = [&](int64_t bytes, auto& data) {
     data = bytes > 0 ? context.allocate(bytes) : nullptr;
     return bytes == 0 || data != nullptr;
   };
+  const bool packs_b = real.pack_b && !plan.reads_b_in_place;
   if (real.pack_a && !allocate(real.a_bytes, real.pack_a->to)) return false;
-  if (real.pack_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
+  if (packs_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
   if (real.combine && !allocate(real.sum_bytes, p.c.data)) return false;
   if (real.pack_a) {
     run_pack(*real.pack_a, context);
     p.a.data = real.pack_a->to;
   }
-  if (real.pack_b) {
+  if (packs_b) {
     run_pack(*real.pack_b, context);
     p.b.data = real.pack_b->to;
   }
-  if (!launch(best, p, context)) return false;
+  const bool launched =
+      plan.reads_b_in_place ? launch_in_place(z, p, context) : launch(plan.choices, p, context);
+  if (!launched) return false;
   if (real.combine) {
     real.combine->problem.a.data = p.c.data;
     run_combine(*real.combine, context);

@@ -6,7 +6,7 @@ The real operands are those of csrc/core/complex.h, which helpers.reference.real
 import pytest
 import torch
 from helpers.memory import no_more_memory
-from helpers.needs import needs_cuda
+from helpers.needs import needs_cuda, needs_hopper
 from helpers.reference import PARTS, assert_same, parts, real_operands, takes
 from helpers.thinning import pairwise
 
@@ -219,3 +219,30 @@ def test_more_than_2_to_the_31_elements(claim_memory):
     del result
     wide = torch_tiled.matmul(b[:3], a.mT)  # B' has more than 2^32 reals
     assert torch.equal(wide[:, -70:], torch_tiled.matmul(b[:3], a[-70:].mT))
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_b", [*VIEWS, "flagged", "batched", "one for all", "shifted adjoint"])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 40])
+def test_few_rows_read_b_as_it_lies(poisoned, rows, of_b):
+    a = normal(3, rows, 1100, dtype=torch.complex64, device="cuda")
+    b = normal(1100, 331, dtype=torch.complex64, device="cuda")
+    if of_b == "flagged":
+        a[1, :, 700] *= 2.0**40
+        b[700, ::3] = 0
+        b[5, 7] = torch.nan
+    elif of_b == "batched":
+        b = normal(3, 1100, 331, dtype=torch.complex64, device="cuda").mT.contiguous().mT
+    elif of_b == "one for all":
+        a = a[:1].expand(3, rows, 1100)
+    elif of_b == "shifted adjoint":
+        b = VIEWS["shifted"](b.mT).mH
+    else:
+        b = VIEWS[of_b](b)
+    for x in (a, a.conj()):
+        named = [f"fp16x3_{name}" for name in ("skinny", "wgmma")]
+        in_place, packed = (torch_tiled.explain(x, b, algorithm=name) for name in named)
+        assert in_place.b_is_read == "as it lies" and "bytes" in packed.b_is_read
+        assert getattr(in_place, "recomputed", None) == getattr(packed, "recomputed", None)
+        results = [parts(torch_tiled.matmul(x, b, algorithm=name)) for name in named]
+        assert_same(*results)

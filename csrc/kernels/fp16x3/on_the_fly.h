@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "core/complex.h"
 #include "core/context.h"
 #include "core/order_fp16x3.h"
 #include "core/presplit.h"
@@ -37,6 +38,9 @@ struct OnTheFlyParams {
   RecomputeList recompute;
   unsigned long long* recomputed;  // counts elements that the second kernel recomputes, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
+  // B is complex and lies as in_place_b() describes it; it is the long operand.
+  bool b_is_complex;
+  SignsOfB signs_of_b;
 
   // The panels of a launch in all chunks and matrices; each meets all of its columns.
   HOST_DEVICE unsigned panel_chunks() const { return matrices * chunks * panels; }

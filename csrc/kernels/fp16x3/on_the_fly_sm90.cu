@@ -8,6 +8,7 @@
 #include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/on_the_fly.h"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "ptx/pdl.cuh"
@@ -18,8 +19,35 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 5;  // at least; recomputing elements takes the most registers
 
+// Recomputes an element of which B is complex. A warp of threads, each with an element of its own,
+// waits for the longest: few products have such elements, and K is all that they read.
+__device__ __noinline__ float recompute_complex(const OnTheFlyParams& params, int64_t matrix,
+                                                int64_t row, int64_t col) {
+  const Problem& p = params.p;
+  if (params.recomputed != nullptr) atomicAdd(params.recomputed, 1ull);
+  const ComplexColumn column(params.signs_of_b, col);
+  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, matrix) +
+                   row * p.a.row_stride;
+  const auto* b = reinterpret_cast<const float2*>(static_cast<const float*>(p.b.data) +
+                                                  batch_offset(p.batch, p.b, matrix) +
+                                                  col / 2 * 2 * p.b.col_stride);
+  float total = kAddIdentity<float>;
+  for (int64_t left = p.k; left > 0; left -= kChunk) {
+    const int pairs = static_cast<int>(min(left, int64_t{kChunk})) / 2;
+    float acc = 0;
+    _Pragma("unroll 4") for (int i = 0; i < pairs; ++i) {
+      const float2 numbers = column.numbers(__ldg(b));
+      acc = fused_multiply_add(__ldg(a), numbers.x, acc);
+      acc = fused_multiply_add(__ldg(a + p.a.col_stride), numbers.y, acc);
+      a += 2 * p.a.col_stride, b += p.b.row_stride;
+    }
+    total += acc;
+  }
+  return total;
+}
+
 // A thread adds kWidth adjacent columns of a row of sums.
-template <int kWidth>
+template <int kWidth, bool kComplex>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     fp16x3_on_the_fly_reduce_kernel(const __grid_constant__ OnTheFlyParams params) {
   ptx::pdl_launch_dependents();
@@ -84,8 +112,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   NO_UNROLL
   for (int j = 0; j < kWidth; ++j, flags >>= 1) {
     const bool flagged = (flags & 1) != 0;
-    const float recomputed =
-        recompute_if_flagged(params.p, flagged, matrix, c_row(j), c_col(j), params.recomputed);
+    float recomputed = 0;
+    if constexpr (kComplex) {
+      if (flagged) recomputed = recompute_complex(params, matrix, c_row(j), c_col(j));
+    } else {
+      recomputed =
+          recompute_if_flagged(params.p, flagged, matrix, c_row(j), c_col(j), params.recomputed);
+    }
     if (flagged) store_noinline(params.p, c_offset, c_row(j), c_col(j), recomputed);
   }
 }
@@ -124,10 +157,13 @@ void launch_reduce(const OnTheFlyParams& params, const Context& context) {
     launch_pdl(kernel, blocks, kThreads, 0, context, params);
   };
   constexpr int64_t kFew = 1 << 17;  // elements; so few need a thread each to hide latency
+  const bool complex = params.b_is_complex;
   if (elements <= kFew) {
-    launch(1, fp16x3_on_the_fly_reduce_kernel<1>);
+    launch(1, complex ? fp16x3_on_the_fly_reduce_kernel<1, true>
+                      : fp16x3_on_the_fly_reduce_kernel<1, false>);
   } else {
-    launch(4, fp16x3_on_the_fly_reduce_kernel<4>);
+    launch(4, complex ? fp16x3_on_the_fly_reduce_kernel<4, true>
+                      : fp16x3_on_the_fly_reduce_kernel<4, false>);
   }
 }
 

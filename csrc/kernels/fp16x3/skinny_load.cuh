@@ -2,6 +2,7 @@
 // fp16x3_skinny: its tile, its shared memory, and the loads that fill it.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/on_the_fly.cuh"
@@ -18,14 +19,20 @@ struct Tile {
 };
 
 // A stage of the long operand in shared memory, K-major or MN-major as in global memory. Vectors of
-// four elements are permuted so that no two lanes of load_fragment() share a bank.
-template <bool kKMajor_>
+// 16 bytes are permuted so that no two lanes of load_fragment() share a bank. The elements of a
+// complex operand are its numbers, each of which stands for two columns and two of K
+// (core/complex.h).
+template <bool kKMajor_, bool kComplex_>
 struct LongStage {
-  static constexpr bool kKMajor = kKMajor_;
-  static constexpr int kCols = Tile::kCols, kBytes = kCols * kStageK * 4;
+  static constexpr bool kKMajor = kKMajor_, kComplex = kComplex_;
+  using Element = std::conditional_t<kComplex, float2, float>;
+  static constexpr int kParts = kComplex ? 2 : 1, kVector = 4 / kParts;
+  static constexpr int kCols = Tile::kCols / kParts, kK = kStageK / kParts;  // in elements
+  static constexpr int kBytes = kCols * kK * int{sizeof(Element)};
 
   // The offset of an element, in bytes.
   static __device__ constexpr int offset(int col, int k) {
+    if (kComplex) return (kKMajor ? col * kK + k : k * kCols + (col ^ k / 2 % 4 * 4)) * 8;
     return kKMajor ? (col * kStageK + (k / 4 ^ col % 2 * 4) * 4 + k % 4) * 4
                    : (k * kCols + (col / 4 ^ k / 4 % 4 * 2) * 4 + col % 4) * 4;
   }
@@ -40,9 +47,9 @@ struct ShortFragment {
 // A panel has kRowTiles times 16 rows.
 template <int kRowTiles>
 struct Smem {
-  static constexpr int kStages = kRowTiles == 1 ? 4 : 3;
+  static constexpr int kStages = kRowTiles == 1 ? 4 : 3;  // of real elements
   alignas(1024) ShortFragment short_operand[kChunk / 16][kRowTiles];
-  uint8_t long_operand[Tile::kWarpgroups][kStages][LongStage<true>::kBytes];
+  uint8_t long_operand[Tile::kWarpgroups][kStages * LongStage<true, false>::kBytes];
   uint32_t largest[Tile::kMaxRows], smallest[Tile::kMaxRows];  // Range of the panel's rows
   float inverse_scale[Tile::kMaxRows];
 };
@@ -50,16 +57,17 @@ static_assert(sizeof(Smem<1>) <= kMaxSharedMemory && sizeof(Smem<2>) <= kMaxShar
 
 // Loads a thread's part of the work tiles of its warpgroup, stage by stage, with zeros beyond the
 // operand's end. The caller commits each stage.
-template <bool kKMajor>
+template <bool kKMajor, bool kComplex>
 class LongLoader {
-  using Stage = LongStage<kKMajor>;
-  static constexpr int kCols = Tile::kCols, kThreads = Tile::kWarpgroup;
+  using Stage = LongStage<kKMajor, kComplex>;
+  using Element = typename Stage::Element;
+  static constexpr int kCols = Stage::kCols, kK = Stage::kK, kThreads = Tile::kWarpgroup;
 
  public:
   __device__ LongLoader(const OnTheFlyParams& params, const uint8_t* stages)
       : stages_(ptx::shared_address(stages)) {
-    const int width = params.long_vectorized ? 4 : 1;  // elements of a copy
-    constexpr int kInner = kKMajor ? kStageK : kCols;
+    const int width = params.long_vectorized ? Stage::kVector : 1;  // elements of a copy
+    constexpr int kInner = kKMajor ? kK : kCols;
     const int thread = threadIdx.x % kThreads;
     const int inner = thread * width % kInner, outer = thread * width / kInner;
     col_ = kKMajor ? outer : inner, k_ = kKMajor ? inner : outer;
@@ -75,25 +83,28 @@ class LongLoader {
     tile_ = tile, left_ = 0;
     if (tile >= end) return;
     const PanelChunk panel_chunk(params, tile / params.col_tiles);
-    const int64_t first_col = (params.first_col_tile + tile % params.col_tiles) * kCols;
+    const int64_t first_col = (params.first_col_tile + tile % params.col_tiles) * Tile::kCols;
     const Matrix& matrix = params.long_operand;
-    from_ = static_cast<const float*>(matrix.data) +
-            batch_offset(params.p.batch, matrix, params.first_matrix + panel_chunk.matrix) +
-            (first_col + col_) * matrix.row_stride +
-            (int64_t{panel_chunk.chunk} * kChunk + k_) * matrix.col_stride;
-    cols_ = static_cast<int>(min(params.long_count - first_col, int64_t{kCols}));
-    left_ = panel_chunk.length;
+    const float* first =
+        static_cast<const float*>(matrix.data) +
+        batch_offset(params.p.batch, matrix, params.first_matrix + panel_chunk.matrix) +
+        first_col * matrix.row_stride + int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride;
+    from_ =
+        reinterpret_cast<const Element*>(first) + col_ * matrix.row_stride + k_ * matrix.col_stride;
+    cols_ =
+        static_cast<int>(min(params.long_count - first_col, int64_t{Tile::kCols})) / Stage::kParts;
+    left_ = panel_chunk.length / Stage::kParts;
   }
 
   // Loads the next stage, if there is one left.
   __device__ void load(const OnTheFlyParams& params, unsigned end, int stage) {
     if (left_ <= 0) return;
     const uint32_t to = stages_ + stage * Stage::kBytes;
-    const float* from = from_;
+    const Element* from = from_;
     if (params.long_vectorized) {
       constexpr int kVectors = Stage::kBytes / 16 / kThreads;
       constexpr int kBytesApart = Stage::kBytes / kVectors;
-      constexpr int kOuterApart = (kKMajor ? kCols : kStageK) / kVectors;
+      constexpr int kOuterApart = (kKMajor ? kCols : kK) / kVectors;
       // True if the permutation leaves a thread's vectors at equal distances.
       constexpr bool kEven =
           kBytesApart == Stage::offset(kKMajor ? kOuterApart : 0, kKMajor ? 0 : kOuterApart);
@@ -102,31 +113,35 @@ class LongLoader {
                            : Stage::offset(col_ + (kKMajor ? i * kOuterApart : 0),
                                            k_ + (kKMajor ? 0 : i * kOuterApart)));
       };
-      if (cols_ == kCols && left_ >= kStageK) {
+      if (cols_ == kCols && left_ >= kK) {
         UNROLL
         for (int i = 0; i < kVectors; ++i, from += step_) {
           ptx::cp_async_16(to_vector(i), from, policy_);
         }
       } else {
-        const int bytes = max(min(kKMajor ? left_ - k_ : cols_ - col_, 4), 0) * 4;
+        const int inner_left = kKMajor ? left_ - k_ : cols_ - col_;
+        const int bytes = max(min(inner_left, Stage::kVector), 0) * int{sizeof(Element)};
         const int outer_left = kKMajor ? cols_ - col_ : left_ - k_;
         UNROLL
         for (int i = 0; i < kVectors; ++i, from += step_) {
-          ptx::cp_async_x4_zfill(to_vector(i), from, i * kOuterApart < outer_left ? bytes : 0);
+          ptx::cp_async_x4_zfill(to_vector(i), reinterpret_cast<const float*>(from),
+                                 i * kOuterApart < outer_left ? bytes : 0);
         }
       }
     } else {
-      constexpr int kElements = Stage::kBytes / 4 / kThreads;
-      constexpr int kOuterApart = (kKMajor ? kCols : kStageK) / kElements;
+      constexpr int kElementBytes = sizeof(Element);
+      constexpr int kElements = Stage::kBytes / kElementBytes / kThreads;
+      constexpr int kOuterApart = (kKMajor ? kCols : kK) / kElements;
       NO_UNROLL
       for (int i = 0; i < kElements; ++i, from += step_) {
         const int col = col_ + (kKMajor ? i * kOuterApart : 0);
         const int k = k_ + (kKMajor ? 0 : i * kOuterApart);
-        ptx::cp_async_4_zfill(to + Stage::offset(col, k), from, col < cols_ && k < left_ ? 4 : 0);
+        ptx::cp_async_zfill<kElementBytes>(to + Stage::offset(col, k), from,
+                                           col < cols_ && k < left_ ? kElementBytes : 0);
       }
     }
-    from_ += kStageK * params.long_operand.col_stride;
-    left_ -= kStageK;
+    from_ += kK * params.long_operand.col_stride;
+    left_ -= kK;
     if (left_ <= 0) begin(params, tile_ + Tile::kWarpgroups, end);
   }
 
@@ -135,8 +150,8 @@ class LongLoader {
   int col_, k_, first_;  // the thread's first element of a stage, and its offset
   int64_t step_;         // in global memory, from there to the thread's next element
   uint64_t policy_;
-  const float* from_ = nullptr;
-  int cols_ = 0, left_ = 0;  // of the work tile; along K
+  const Element* from_ = nullptr;
+  int cols_ = 0, left_ = 0;  // of the work tile; along K; in elements
   unsigned tile_ = 0;
 };
 

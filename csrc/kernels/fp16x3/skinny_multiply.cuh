@@ -3,6 +3,7 @@
 // long operand, and stores the sums of a work tile.
 
 #include "core/order_fp16x3.h"
+#include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/running_scale.cuh"
@@ -102,7 +103,7 @@ struct Accumulators {
 // order, and the fragments of the short operand have the same one.
 template <bool kKMajor>
 __device__ void load_fragment(const uint8_t* stage, int col, Float32X4<kK16s>& x) {
-  using Stage = LongStage<kKMajor>;
+  using Stage = LongStage<kKMajor, false>;
   const int q = threadIdx.x % 4;
   UNROLL
   for (int i = 0; i < kK16s; ++i) {
@@ -120,15 +121,47 @@ __device__ void load_fragment(const uint8_t* stage, int col, Float32X4<kK16s>& x
   }
 }
 
+// The same of a complex operand B: the two numbers of B' that its column has of each complex one.
+template <bool kKMajor>
+__device__ void load_complex_fragment(const uint8_t* stage, int col, const ComplexColumn& column,
+                                      Float32X4<kK16s>& x) {
+  using Stage = LongStage<kKMajor, true>;
+  const int q = threadIdx.x % 4;
+  UNROLL
+  for (int i = 0; i < kK16s; ++i) {
+    float2 z[2];
+    if constexpr (kKMajor) {
+      const float4 x4 =
+          *reinterpret_cast<const float4*>(stage + Stage::offset(col / 2, i * 8 + q * 2));
+      z[0] = {x4.x, x4.y}, z[1] = {x4.z, x4.w};
+    } else {
+      const uint8_t* from = stage + Stage::offset(col / 2, q * 2) + i * (8 * Stage::kCols * 8);
+      z[0] = *reinterpret_cast<const float2*>(from);
+      z[1] = *reinterpret_cast<const float2*>(from + Stage::kCols * 8);
+    }
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const float2 numbers = column.numbers(z[j]);
+      x[i][j * 2] = numbers.x, x[i][j * 2 + 1] = numbers.y;
+    }
+  }
+}
+
 // Splits a stage of the long operand in registers and multiplies it.
-template <int kRowTiles, bool kKMajor, bool kLongIsA>
+template <int kRowTiles, bool kKMajor, bool kLongIsA, bool kComplex>
 __device__ void multiply(const uint8_t* stage, const ShortFragment* short_operand,
-                         RunningScale<4>& column, Accumulators<kRowTiles>& acc) {
+                         const ComplexColumn& complex, RunningScale<4>& column,
+                         Accumulators<kRowTiles>& acc) {
   constexpr int kPromote = fp16x3::promotion(kChunk) / 16;  // in steps of 16
   const int lane = threadIdx.x % 32;
   Float32X4<kK16s> x;
   Fp16X4<kK16s> long_hi, long_lo;
-  load_fragment<kKMajor>(stage, threadIdx.x % Tile::kWarpgroup / 4, x);
+  const int col = threadIdx.x % Tile::kWarpgroup / 4;
+  if constexpr (kComplex) {
+    load_complex_fragment<kKMajor>(stage, col, complex, x);
+  } else {
+    load_fragment<kKMajor>(stage, col, x);
+  }
   split_x4(x, column.scale(), long_hi, long_lo);
   StageRange range;
   range.add(long_hi, long_lo);

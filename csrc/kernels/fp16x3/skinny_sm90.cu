@@ -7,6 +7,9 @@
 // them by mma.sync. Each block splits the short operand for itself in shared memory, a panel of up
 // to 32 rows by a chunk of K.
 //
+// A complex B is read as it lies: its numbers are the elements of a stage, and a lane takes from
+// each the two that its column of B' has (core/complex.h).
+//
 // Limit: memory bandwidth, up to 16 rows. With 32 rows shared memory has room for three stages
 // only, and each warp reads the whole panel for eight columns.
 //
@@ -20,10 +23,13 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include <algorithm>
+
 #include "kernels/common/launch.h"
 #include "kernels/common/sub_problems.h"
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
+#include "kernels/fp16x3/skinny_complex.h"
 #include "kernels/fp16x3/skinny_load.cuh"
 #include "kernels/fp16x3/skinny_multiply.cuh"
 #include "ptx/named_barrier.cuh"
@@ -32,17 +38,20 @@
 namespace tiled::cuda {
 namespace fp16x3_skinny {
 
-template <int kRowTiles, bool kKMajor, bool kLongIsA>
+template <int kRowTiles, bool kKMajor, bool kLongIsA, bool kComplex>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp16x3_skinny_kernel(const __grid_constant__ OnTheFlyParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<kRowTiles>*>(smem_bytes);
-  constexpr int kStages = Smem<kRowTiles>::kStages;
+  using Stage = LongStage<kKMajor, kComplex>;
+  constexpr int kStages = sizeof(smem.long_operand[0]) / Stage::kBytes;
   ptx::pdl_launch_dependents();
   const auto [first, end] = BlockTiles(params);
   const int warpgroup = threadIdx.x / Tile::kWarpgroup, barrier = warpgroup + 1;
   ptx::pdl_wait();
-  LongLoader<kKMajor> loader(params, smem.long_operand[warpgroup][0]);
+  const uint8_t* stages = smem.long_operand[warpgroup];
+  LongLoader<kKMajor, kComplex> loader(params, stages);
+  const ComplexColumn complex(params.signs_of_b, threadIdx.x / 4);
   RunningScale<4> column;
   int stage = 0;
   bool starts = true;  // the pipeline is empty
@@ -87,8 +96,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::named_barrier_sync(barrier, Tile::kWarpgroup);
       loader.load(params, end, (stage == 0 ? kStages : stage) - 1);
       __pipeline_commit();
-      multiply<kRowTiles, kKMajor, kLongIsA>(smem.long_operand[warpgroup][stage], short_operand,
-                                             column, acc);
+      multiply<kRowTiles, kKMajor, kLongIsA, kComplex>(stages + stage * Stage::kBytes,
+                                                       short_operand, complex, column, acc);
       stage = stage == kStages - 1 ? 0 : stage + 1;
       short_operand += kK16s * kRowTiles;
     }
@@ -109,10 +118,16 @@ namespace {
 
 template <int kRowTiles>
 auto choose_kernel(const OnTheFlyParams& params) {
-  return params.long_k_major ? (params.long_is_a ? fp16x3_skinny_kernel<kRowTiles, true, true>
-                                                 : fp16x3_skinny_kernel<kRowTiles, true, false>)
-                             : (params.long_is_a ? fp16x3_skinny_kernel<kRowTiles, false, true>
-                                                 : fp16x3_skinny_kernel<kRowTiles, false, false>);
+  if (params.b_is_complex) {
+    return params.long_k_major ? fp16x3_skinny_kernel<kRowTiles, true, false, true>
+                               : fp16x3_skinny_kernel<kRowTiles, false, false, true>;
+  }
+  if (params.long_k_major) {
+    return params.long_is_a ? fp16x3_skinny_kernel<kRowTiles, true, true, false>
+                            : fp16x3_skinny_kernel<kRowTiles, true, false, false>;
+  }
+  return params.long_is_a ? fp16x3_skinny_kernel<kRowTiles, false, true, false>
+                          : fp16x3_skinny_kernel<kRowTiles, false, false, false>;
 }
 
 void run(OnTheFlyParams& params, const Context& context) {
@@ -128,14 +143,13 @@ void run(OnTheFlyParams& params, const Context& context) {
 }  // namespace
 }  // namespace fp16x3_skinny
 
+namespace {
+
 // Where memory is short, sub-problems share a smaller workspace for their sums.
-bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context) {
+template <class ParamsOf>
+bool launch_skinny(const Problem& p, const Context& context, const ParamsOf& params_of) {
   const RecomputedCounter counter(context);
   if (counter.lacks_memory()) return false;
-  using fp16x3_skinny::Tile;
-  const auto params_of = [](const Problem& part) {
-    return on_the_fly_params(part, Tile::kCols, Tile::kMaxRows, kMaxSumsBytes);
-  };
   const auto bytes = [&](const Problem& part) { return partial_sums_bytes(params_of(part)); };
   const auto run = [&](const Problem& part, void* workspace) {
     OnTheFlyParams params = params_of(part);
@@ -146,6 +160,28 @@ bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context)
   if (!run_sub_problems(p, context, kLeastSumsBytes, bytes, run)) return false;
   counter.read();
   return true;
+}
+
+OnTheFlyParams params_of_tiles(const Problem& p) {
+  using fp16x3_skinny::Tile;
+  return on_the_fly_params(p, Tile::kCols, Tile::kMaxRows, kMaxSumsBytes);
+}
+
+}  // namespace
+
+bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context) {
+  return launch_skinny(p, context, params_of_tiles);
+}
+
+bool launch_fp16x3_skinny_complex(const Problem& p, const SignsOfB& signs, const Context& context) {
+  return launch_skinny(p, context, [&](const Problem& part) {
+    OnTheFlyParams params = params_of_tiles(part);
+    params.b_is_complex = true;
+    params.signs_of_b = signs;
+    const auto [inner, outer] = std::minmax(part.b.row_stride, part.b.col_stride);
+    params.long_vectorized = is_vector_aligned(part.batch, part.b, inner, 2 * outer, 4);
+    return params;
+  });
 }
 
 }  // namespace tiled::cuda
