@@ -116,7 +116,8 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         used = [joules(call, energy) for call in calls] if energy else []
         kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
     us, peer_us, *copy_us = spreads
-    per_joule = [shape.flops / 1e9 / each for each in used] or [None, None]
+    flops = shape.flops * (4 if DTYPES[job.dtype].is_complex else 1)
+    per_joule = [flops / 1e9 / each for each in used] or [None, None]
     return {
         "suite": job.suite,
         "group": shape.group,
@@ -135,7 +136,7 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         "us": us.median,
         "us_p10": us.p10,
         "us_p90": us.p90,
-        "tflops": shape.flops / us.median / 1e6,
+        "tflops": flops / us.median / 1e6,
         "peer": _peer(device.type, contest),
         "peer_us": peer_us.median,
         "ratio": peer_us.median / us.median,

@@ -1,4 +1,4 @@
-"""Holds a kernel's result against float64 before its time is reported."""
+"""Holds a kernel's result against float64, or complex128, before its time is reported."""
 
 import sys
 from collections.abc import Callable
@@ -90,17 +90,20 @@ def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
             tensor[matrices] for tensor in (a_rows, ours_rows, peer_rows, b)
         )
     exact, bound = truth(a_rows, b)
+    is_complex = exact.is_complex()
+    if is_complex:  # each part of an element has a bound of its own
+        exact, ours_rows, peer_rows = map(reference.parts, (exact, ours_rows, peer_rows))
     same = (ours_rows == exact) | (ours_rows.isnan() & exact.isnan())  # for Inf and NaN
     finite = exact.isfinite()
     excess = torch.where(finite, (ours_rows.double() - exact).abs() - bound, (~same).double())
     fault = None
     if bool((excess > 0).any()):
         worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
-        where = (*worst[:-2], int(rows[worst[-2]]), worst[-1])
-        if a.dim() == 3:
-            where = (int(matrices[worst[0]]), *where[1:])
+        part = ("real", "imaginary")[worst[-1]] + " part of " if is_complex else ""
+        *batch, row, column = worst[:-1] if is_complex else worst
+        where = (*(int(matrices[matrix]) for matrix in batch), int(rows[row]), column)
         fault = (
-            f"element {where} is {ours_rows[worst].item():.9g} where float64 says "
+            f"{part}element {where} is {ours_rows[worst].item():.9g} where float64 says "
             f"{exact[worst].item():.9g} within {bound[worst].item():.2g}"
         )
     errors = (

@@ -158,9 +158,9 @@ def powers(x, matrix, multiply):
             yield i + 1, x
 
 
-def parse(argv):
+def parse(argv, description=__doc__):
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
     option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
@@ -185,19 +185,36 @@ def parse(argv):
     return args
 
 
+def describe(args, words):
+    """The header of the results of a command line."""
+    command_line = machine.command_line(words, args.json, args.plot)
+    header = machine.describe(torch.device(args.device), command_line, args.commit)
+    return header | {"size": args.size, "seeds": args.seeds}
+
+
+def redraw(args, draw):
+    """Draws the results that a file has, and returns the exit status."""
+    try:
+        draw(read(args.redraw), args.plot)
+    except ResultsError as error:
+        print(error)
+        return 1
+    return 0
+
+
+def finish(args, results, draw):
+    """Writes and draws results where the command line says so."""
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.plot:
+        draw(results, args.plot)
+
+
 def main(argv=None):
     args = parse(argv)
     if args.redraw:
-        try:
-            error_plots.draw(read(args.redraw), args.plot)
-        except ResultsError as error:
-            print(error)
-            return 1
-        return 0
-    words = [__file__, *argv] if argv is not None else sys.argv
-    command_line = machine.command_line(words, args.json, args.plot)
-    header = machine.describe(torch.device(args.device), command_line, args.commit)
-    header |= {"size": args.size, "seeds": args.seeds}
+        return redraw(args, error_plots.draw)
+    header = describe(args, [__file__, *argv] if argv is not None else sys.argv)
     ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)
     rows = []
     print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
@@ -216,11 +233,7 @@ def main(argv=None):
         found = [row for row in iterated if row["multiplications"] == length]
         errors = "  ".join(f"{row['error']:12.3g}" for row in found)
         print(f"{f'{length} products, orthogonal':27} {SIDE:7}  {errors}")
-    results = {"header": header, "rows": rows, "iteration": iterated}
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    if args.plot:
-        error_plots.draw(results, args.plot)
+    finish(args, {"header": header, "rows": rows, "iteration": iterated}, error_plots.draw)
     return 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import report
 from check import reference
 from options import DTYPES
+from rows import IN_PRECISIONS
 from shapes import Shape, Suite
 
 import torch_tiled
@@ -24,7 +25,7 @@ class Job:
     variant: str
 
     def __str__(self) -> str:
-        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        precision = f" {self.precision}" if self.dtype in IN_PRECISIONS else ""
         return f"{self.dtype}{precision} {self.shape} {report.asked(vars(self))}"
 
 
@@ -64,9 +65,8 @@ def _ways(
         for precision in dict.fromkeys(way.precision for way in own):
             yield precision, [way.algorithm for way in own if way.precision == precision]
     elif dtype in (args.dtype or suite.dtypes):
-        # The op reads `precision` for float32 alone.
         asked = args.precision or suite.precisions
-        for precision in asked if dtype == "float32" else ["fp32"]:
+        for precision in asked if dtype in IN_PRECISIONS else ["fp32"]:
             named = [
                 algorithm
                 for algorithm in _by_name(name, shape, args.device)

@@ -14,6 +14,8 @@ DTYPES = {
     "float64": torch.float64,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
 }
 PRECISIONS = ("fp32", "ieee", "tf32")
 
@@ -25,7 +27,12 @@ def parse(argv: list[str] | None, description: str = "") -> argparse.Namespace:
     option("--suite", nargs="+", choices=SUITES, help="default: headline on a GPU, else host")
     option("--shape", nargs="+", type=_shape, metavar="MxNxK", help="products of no suite")
     option("--dtype", nargs="+", choices=DTYPES, help="default: the suite's")
-    option("--precision", nargs="+", choices=PRECISIONS, help="of float32; default: the suite's")
+    option(
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        help="of float32 and complex64; default: the suite's",
+    )
     option("--algorithm", nargs="+", help="default: in the smoke suite all, else the suite's")
     option("--layout", nargs="+", choices=LAYOUTS, help="default: each shape in its own")
     option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

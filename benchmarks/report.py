@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from rows import peer_tflops
+from rows import IN_PRECISIONS, peer_tflops
 from shapes import Shape
 
 WIDTH = 100  # columns of output that does not go to a terminal
@@ -88,15 +88,18 @@ def print_tables(console: Console, rows: list[dict]) -> None:
         groups.setdefault(key, []).append(row)
     for (suite, dtype, precision, variant, peer), rows in groups.items():
         title = f"{suite}: {dtype}"
-        title += f", precision {precision}" if dtype == "float32" else ""
+        title += f", precision {precision}" if dtype in IN_PRECISIONS else ""
         title += "" if variant == "plain" else f", {variant}"
         console.print(_table(f"{title}, against {peer}", rows))
         console.print()
 
 
 def kind(row: dict) -> str:
-    """The precision of a float32 product, and another one's dtype."""
-    return row["precision"] if row["dtype"] == "float32" else row["dtype"]
+    """The precision of a float32 product, and another one's dtype; of complex64 both."""
+    dtype, precision = row["dtype"], row["precision"]
+    if dtype == "float32":
+        return precision
+    return f"{dtype} {precision}" if dtype in IN_PRECISIONS else dtype
 
 
 def product(row: dict) -> str:

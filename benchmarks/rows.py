@@ -10,6 +10,7 @@ import torch_tiled
 # The kinds of products: the dtype and the precisions of their rows.
 FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
 TF32, FLOAT64 = ("float32", ("tf32",)), ("float64", ("fp32",))
+IN_PRECISIONS = ("float32", "complex64")  # the dtypes for which the op reads `precision`
 
 
 class ResultsError(Exception):

@@ -7,7 +7,7 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 
 @dataclass(frozen=True)
 class Way:
-    """How a product is measured: its dtype, the precision of float32, and the algorithm."""
+    """How a product is measured: its dtype, its precision, and the algorithm."""
 
     dtype: str = "float32"
     precision: str = "fp32"
@@ -46,6 +46,7 @@ class Shape:
 
     @property
     def flops(self) -> int:
+        """The operations of a real product."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @classmethod
@@ -66,7 +67,7 @@ class Suite:
     description: str
     shapes: tuple[Shape, ...]
     variants: tuple[str, ...] = ("plain",)  # names in variants.py
-    precisions: tuple[str, ...] = ("fp32",)  # of float32 products, where none is asked for
+    precisions: tuple[str, ...] = ("fp32",)  # of float32 and complex64, where none is asked for
     dtypes: tuple[str, ...] = ("float32",)  # where none is asked for
     copy: bool = False  # a copy of as many bytes is timed beside each product
     summary: bool = False  # the rows are printed as one short table, without means

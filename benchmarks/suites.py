@@ -1,5 +1,6 @@
 """The suites of products that the benchmark measures, by name."""
 
+import suites_complex
 import suites_float64
 from headline import HEADLINE, HOST
 from shapes import LAYOUTS, Shape, Suite
@@ -372,6 +373,7 @@ SUITES = {
         precisions=("tf32",),
     ),
     **suites_float64.suites(_ragged(), LADDER_SIZES),
+    **suites_complex.suites(shape for shape in _ragged() if shape.group),
     "kernels": Suite("every float32 kernel by name, on shapes that it is made for", _kernels()),
     "mma_kernels": Suite(
         "every kernel for 16-bit floats by name, on squares and on shapes that it is made for",

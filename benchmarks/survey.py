@@ -30,7 +30,7 @@ from measure import Call, clock_name, raise_clocks, side_by_side
 from options import DTYPES, PRECISIONS, check_device, check_folders
 from random_products import LEAST_FMAS, MOST_FMAS, aligned, fits, pool, products, views
 from report import Steps, make_console
-from rows import in_lines, kernels
+from rows import IN_PRECISIONS, in_lines, kernels
 from shapes import Shape
 from variants import Contest, plain
 
@@ -128,7 +128,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option = parser.add_argument
     option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
     option("--dtype", choices=DTYPES, default="float32")
-    option("--precision", choices=PRECISIONS, default="fp32", help="of float32")
+    option("--precision", choices=PRECISIONS, default="fp32", help="of float32 and complex64")
     option("--seed", type=int, default=1, help="another one has other products")
     option("--model", action="store_true", help="the products of layers")
     option("--count", type=int, help=f"products; by default {COUNT}, or what --seconds hold")
@@ -157,8 +157,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _check(args: argparse.Namespace, refuse) -> None:
     check_device(args, refuse)
-    if args.precision != "fp32" and args.dtype != "float32":
-        refuse(f"--precision is {args.precision}, which is for float32 alone.")
+    if args.precision != "fp32" and args.dtype not in IN_PRECISIONS:
+        refuse(f"--precision is {args.precision}, which is for float32 and complex64 alone.")
     for name in ("count", "repeats"):
         value = getattr(args, name)
         if value is not None and value < 1:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 
 from rich.table import Table
+from rows import IN_PRECISIONS
 from shapes import Shape
 
 BELOW = (0.98, 0.95, 0.8)  # a product is called slower below the first
@@ -164,6 +165,6 @@ def print_results(console, results: dict) -> None:
 
 def kind(header: dict) -> str:
     """What products a survey is of, in Markdown."""
-    name = f'float32, `"{header["precision"]}"`'
-    name = name if header["dtype"] == "float32" else header["dtype"]
+    name = header["dtype"]
+    name += f', `"{header["precision"]}"`' if name in IN_PRECISIONS else ""
     return name + (", layers" if header["model"] else "")

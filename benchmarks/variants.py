@@ -85,6 +85,11 @@ def flagged(sets: list[Operands], **ways) -> Contest:
     return plain(sets, **ways)
 
 
+def conjugated(sets: list[Operands], **ways) -> Contest:
+    """a is a lazy conjugate, and so a transposed one the adjoint of a matrix."""
+    return plain([(a.conj(), b) for a, b in sets], **ways)
+
+
 def opposed(sets: list[Operands], **ways) -> Contest:
     """Columns of a and rows of b are scaled against each other by exp(2 N(0, 1)), so that large
     elements of a meet small ones of b."""
@@ -134,6 +139,7 @@ VARIANTS: dict[str, Callable[..., Contest]] = {
     "uniform": uniform,
     "bad row": bad_row,
     "flagged": flagged,
+    "conjugated": conjugated,
     "opposed": opposed,
     "decayed": decayed,
     "padded": padded,

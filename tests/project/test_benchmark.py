@@ -53,21 +53,42 @@ def test_header_says_what_ran_where(bench, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_is_measured_in_every_dtype(bench, monkeypatch, device, dtype):
+    taken = DTYPES[dtype]
+    parts = 2 if taken.is_complex else 1  # products in a sum for each of K
     some = (
-        shapes.Shape(5, 8, 604, layout="NT"),
-        shapes.Shape(3, 4, 500, layout="NT", batch=2),
-        shapes.Shape(3, 4, 100, layout="NT"),
+        shapes.Shape(5, 8, 604 // parts, layout="NT"),
+        shapes.Shape(3, 4, 500 // parts, layout="NT", batch=2),
+        shapes.Shape(3, 4, 100 // parts, layout="NT"),
     )
     as_suite(monkeypatch, *some)  # every kernel takes one of these
-    taken = DTYPES[dtype]
     kernels = [name for name in torch_tiled.algorithms() if takes(name, taken, device)] + ["auto"]
     status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", *kernels))
     assert status == 0
     least = {name: MIN_K["fp16x3"] for name in kernels if name.startswith("fp16x3")}
     least |= {"fp16x3_skinny": 512, "fp16x3_fused": 512}
     assert [row["algorithm"] for row in results["rows"]] == [
-        name for x in some for name in kernels if least.get(name, 1) <= x.k <= MOST_K.get(name, x.k)
+        name
+        for x in some
+        for name in kernels
+        if least.get(name, 1) <= parts * x.k <= MOST_K.get(name, parts * x.k)
     ]
+
+
+@pytest.mark.parametrize("dtype, error", [("complex64", 1e-6), ("complex128", 1e-14)])
+def test_a_complex_product_counts_as_four_real_ones(bench, device, dtype, error):
+    ways = ("--dtype", dtype, "--precision", "fp32", "ieee", "--algorithm", "tiled")
+    status, results, output = bench(*tiny(device, *ways))
+    assert status == 0
+    precisions = ["fp32", "ieee"] if dtype == "complex64" else ["fp32"]
+    assert [row["precision"] for row in results["rows"]] == 3 * precisions
+    for row in results["rows"]:
+        flops = 8 * row["batch"] * row["m"] * row["n"] * row["k"]
+        assert row["tflops"] == pytest.approx(flops / row["us"] / 1e6)
+        numbers = row["batch"] * (row["m"] + row["n"]) * row["k"]
+        assert row["operand_bytes"] == numbers * DTYPES[dtype].itemsize
+        assert 0 < row["error"] < error
+        assert report.kind(row) == " ".join([dtype, row["precision"]][: len(precisions)])
+    assert ("complex64, precision ieee, against" in output) == (dtype == "complex64")
 
 
 def test_a_kernel_that_does_not_run_is_not_measured(bench, device):
@@ -125,6 +146,17 @@ def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
         assert f"{algorithm}, bad row" in output
         plain = report.geometric_means([rows["plain"]])
         assert [mean for mean in results["header"]["geometric_means"] if mean in plain] == plain
+
+
+def test_a_conjugate_is_multiplied_without_a_copy(bench, monkeypatch, device):
+    as_suite(monkeypatch, shapes.Shape(9, 8, 70, layout="TN"), variants=("conjugated",))
+    ways = ("--dtype", "complex64", "--algorithm", "tiled", "auto")
+    status, results, output = bench(*tiny(device, *ways))
+    assert status == 0
+    assert all(0 < row["error"] < 1e-6 for row in results["rows"])
+    operands = [(torch.randn(5, 6, dtype=torch.complex64), torch.randn(6, 7).to(torch.complex64))]
+    contest = variants.conjugated(operands, algorithm="tiled", precision="fp32")
+    assert contest.operands[0][0].is_conj() and "tiled, conjugated" in output
 
 
 def test_flagged_operands_are_recomputed():
@@ -283,6 +315,19 @@ def test_one_wrong_element_is_refused(bench, monkeypatch, device):
     assert "5x6x7 NN auto is wrong: element (4, 5) is" in output
     assert "2 x 3x4x5 NN auto is wrong: element (0, 2, 3) is" in output
     assert "300x2x9 NN auto is wrong: element (299, 1) is" in output
+
+
+@pytest.mark.parametrize("part, added", [("real", 0.001), ("imaginary", 0.001j)])
+def test_one_wrong_part_of_a_complex_element_is_refused(bench, monkeypatch, device, part, added):
+    def damage(result):
+        result.view(-1, *result.shape[-2:])[0, -1, -1] += added
+
+    spoil(monkeypatch, damage)
+    status, results, output = bench(*tiny(device, "--dtype", "complex64"))
+    assert status == 1 and results["rows"] == []
+    output = " ".join(output.split())
+    assert f"5x6x7 NN auto is wrong: {part} part of element (4, 5) is" in output
+    assert f"2 x 3x4x5 NN auto is wrong: {part} part of element (0, 2, 3) is" in output
 
 
 def test_an_element_left_unwritten_is_refused(bench, monkeypatch, device):

@@ -6,6 +6,7 @@ import sys
 
 import attack_bounds
 import attack_ratios
+import complex_error_study
 import error_plots
 import error_study
 import machine
@@ -95,10 +96,53 @@ def test_errors_add_up_where_products_are_repeated():
         assert row["shrinkage_u"] == pytest.approx(-lost / error_study.U, rel=1e-2)
 
 
-def test_the_error_study_redraws_a_file_that_is_there(tmp_path, capsys):
+@pytest.mark.parametrize("study", [error_study, complex_error_study])
+def test_an_error_study_redraws_a_file_that_is_there(tmp_path, capsys, study):
     redraw = ["--redraw", str(tmp_path / "no.json"), "--plot", str(tmp_path / "no.svg")]
-    assert error_study.main(redraw) == 1
+    assert study.main(redraw) == 1
     assert "no.json cannot be read" in capsys.readouterr().out
+
+
+def test_the_complex_error_study_writes_and_draws_its_results(tmp_path, capsys, device):
+    """Three products lose the smaller part beside the larger one, and four do not."""
+    path, plot = tmp_path / "errors.json", tmp_path / "errors.svg"
+    options = f"--device {device} --k-max 128 --size 4 --seeds 2 --json".split()
+    assert complex_error_study.main([*options, str(path)]) == 0
+    results = json.loads(path.read_text())
+    command_line = results["header"]["command_line"]
+    assert command_line.startswith("benchmarks/complex_error_study.py ")
+    assert str(tmp_path) not in command_line
+    ways = ["cuBLAS" if device == "cuda" else "torch.matmul", "ieee", "fp32", "3M"]
+    kinds = list(complex_error_study.OPERANDS)
+    expected = [(kind, k, way) for kind in kinds for k in (64, 128) for way in ways]
+    assert [(r["operands"], r["k"], r["product"]) for r in results["rows"]] == expected
+    for row in results["rows"]:
+        assert 0 < row["error"] < 1e-6 and row["part_error"] > 0
+        lost = row["product"] == "3M" and "2^12" in row["operands"]
+        assert (row["part_error"] > 1e-4) == lost and (row["part_error"] < 1e-6) != lost
+        assert ("recomputed" in row) == (row["product"] == "fp32")
+    assert "scales opposed" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    assert complex_error_study.main(["--redraw", str(path), "--plot", str(plot)]) == 0
+    drawn = plot.read_text()
+    assert "</svg>" in drawn and all(kind in drawn for kind in kinds) and "3M" in drawn
+
+
+def test_three_real_products_make_a_complex_one():
+    a, b = complex_error_study.opposed(5, 6, 7)
+    a, b = a.to(torch.complex128), b.to(torch.complex128)
+    torch.testing.assert_close(complex_error_study.three_products(a, b), a @ b)
+
+
+def test_the_complex_error_study_counts_what_the_guard_flags():
+    """All parts of an element, or those of one that meet a large number and a zero."""
+    a = torch.complex(torch.rand(3, 70), torch.rand(3, 70))
+    b = torch.complex(torch.rand(70, 4), torch.rand(70, 4))
+    assert complex_error_study.recomputed(a, b, "cpu") == 0
+    a.real[:, 0], b.real[0] = 2.0**40, 0  # the imaginary parts of b meet the large numbers
+    assert complex_error_study.recomputed(a, b, "cpu") == 0.5
+    b.imag[0] = 0
+    assert complex_error_study.recomputed(a, b, "cpu") == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from check import full_precision_peer, reference
 from fit_costs import Gpu
 from fit_costs import plan as planned
 from jobs import plan
-from options import PRECISIONS, parse
+from options import DTYPES, PRECISIONS, parse
 from rows import kernels
 from shapes import LAYOUTS
 
@@ -111,6 +111,48 @@ def test_operands_that_are_hard_to_scale_stand_beside_others(suite, names, sizes
     }
 
 
+def test_complex_products_of_every_kind_are_measured():
+    """complex64 has both precisions, complex128 one, and squares to half the size."""
+    jobs = plan(parse("--suite complex64 complex128 complex_adjoint --device cpu".split()))
+    assert {job.algorithm for job in jobs} == {"auto"}
+    kinds, groups = set(), {}
+    for job in jobs:
+        kinds.add((job.suite, job.dtype, job.precision, job.variant))
+        shape = job.shape
+        sizes = shape.batch, shape.m, shape.n, shape.k, shape.layout
+        groups.setdefault((job.dtype, shape.group), set()).add(sizes)
+    adjoint = ("complex_adjoint", "complex64")
+    assert kinds == {
+        ("complex128", "complex128", "fp32", "plain"),
+        *(("complex64", "complex64", precision, "plain") for precision in ("fp32", "ieee")),
+        *((*adjoint, p, name) for p in ("fp32", "ieee") for name in ("plain", "conjugated")),
+    }
+    assert groups.pop(("complex64", "")) == {(1, x, x, x, "TN") for x in (1024, 4096)}
+    for dtype, largest in (("complex64", 8192), ("complex128", 4096)):
+        assert suites.SUITES[dtype].copy
+
+        def shapes_of(group, dtype=dtype):
+            return groups.pop((dtype, group))
+
+        assert shapes_of("squares to 512") == {(1, x, x, x, "NN") for x in (64, 128, 256, 512)}
+        sizes = [size for size in (1024, 2048, 4096, 8192) if size <= largest]
+        large = {(1, x, x, x, way) for x in sizes for way in ("NN", "NT", "TN")}
+        assert shapes_of("squares from 1024") == large
+        odd = [size for _, *sizes, _ in shapes_of("odd sizes") for size in sizes]
+        assert len(odd) == 15 and all(size % 2 == 1 and size > 1500 for size in odd)
+        few = {(1, m, 4096, 4096, way) for m in (1, 16, 64) for way in ("NN", "NT")}
+        assert shapes_of("few rows") == few
+        assert shapes_of("few columns") == {(1, 4096, n, 4096, "NN") for n in (1, 16, 64)}
+        assert shapes_of("long K") == {(1, 64, 64, 65536, "NN")}
+        cubes = {(4096, size, size, size, "NN") for size in (8, 16, 32)}
+        assert shapes_of("batches") == cubes | {(64, 512, 512, 512, "NN")}
+        assert shapes_of("states of circuits") == {
+            (1, 2, 2**19, 2, "NN"),
+            (1, 4, 2**18, 4, "NN"),
+        }
+    assert not groups
+
+
 def test_16_bit_rows_are_aligned_as_their_suite_says():
     for shape in suites.SUITES["mma_unaligned_rows"].shapes:
         a = shape.k if shape.layout[0] == "N" else shape.m
@@ -168,12 +210,13 @@ def test_every_kernel_is_measured_by_name_on_shapes_that_it_is_for(on_hopper):
     assert sorted(named) == sorted(kernels())
 
 
-def test_precisions_multiply_the_rows_of_float32_alone():
-    arguments = "--suite square --device cpu --dtype float32 float16 --precision fp32 ieee"
+def test_precisions_multiply_the_rows_of_float32_and_complex64_alone():
+    arguments = f"--suite square --device cpu --dtype {' '.join(DTYPES)} --precision fp32 ieee"
     jobs = plan(parse(arguments.split()))
     sizes = len(suites.SUITES["square"].shapes)
-    assert sum(job.dtype == "float32" for job in jobs) == 2 * sizes
-    assert sum(job.dtype == "float16" for job in jobs) == sizes
+    for dtype in DTYPES:
+        precisions = 2 if dtype in ("float32", "complex64") else 1
+        assert sum(job.dtype == dtype for job in jobs) == precisions * sizes
 
 
 @pytest.mark.parametrize("name", suites.SUITES)

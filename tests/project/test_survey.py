@@ -104,7 +104,7 @@ def test_the_aligned_product_has_the_next_multiples_of_64():
 # --- a run ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
 def test_the_survey_writes_a_line_for_each_product(tmp_path, capsys, dtype):
     path = tmp_path / "survey.json"
     status, results, output = run(capsys, f"--count 5 --dtype {dtype}", path)
