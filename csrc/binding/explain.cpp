@@ -81,9 +81,10 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
     const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
     int64_t recomputed = 0;
     run(options, product, a, result, {}, {}, &recomputed);
-    lines.insert(lines.end(), {"recomputed", std::to_string(recomputed) + " of " +
-                                                 std::to_string(result.numel()) +
-                                                 (complex ? " elements, by parts" : " elements")});
+    lines.insert(lines.end(),
+                 {"recomputed", std::to_string(recomputed) + " of " +
+                                    std::to_string((complex ? 2 : 1) * result.numel()) +
+                                    (complex ? " parts" : " elements")});
   }
   return lines;
 }

@@ -191,7 +191,7 @@ Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy
 }
 
 std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const ComplexProblem& z) {
-  constexpr int64_t kLeast = 128;  // rows or columns that are not split
+  constexpr int64_t kLeast = 16;  // rows or columns that are not split
   std::pair parts{z, z};
   const Problem& p = z.problem;
   Problem& first = parts.first.problem;

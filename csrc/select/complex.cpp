@@ -6,6 +6,7 @@
 
 #ifdef TORCH_TILED_WITH_CUDA
 #include "kernels/complex/passes.h"
+#include "kernels/f64/complex_mma.h"
 #include "kernels/fp16x3/skinny_complex.h"
 #endif
 
@@ -34,27 +35,36 @@ double pack_cycles(const RealProblem& real, const Context& context) {
   return kLaunch + bytes / (kDram * context.sms);
 }
 
-// Moves fp16x3_skinny to the front where it may read B as it lies, and takes fewer cycles so.
+// The kernels that may read B as it lies. fp16x3_skinny does so if B is the longer operand.
+constexpr std::string_view kSkinny = "fp16x3_skinny", kF64Mma = "f64_mma";
+
+// Moves such a kernel to the front, if it takes fewer cycles so than others with a pass over B.
 bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
   const Problem& p = real.problem;
-  if (!context.on_hopper() || !real.pack_b || p.m > p.n) return false;
-  const auto skinny = std::ranges::find(choices, "fp16x3_skinny",
-                                        [](const Choice& choice) { return choice.kernel->name; });
-  if (skinny == choices.end()) return false;
+  if (context.on_host() || !real.pack_b) return false;
+  const auto in_place = std::ranges::find_if(choices, [&](const Choice& choice) {
+    return choice.kernel->name == kF64Mma || (choice.kernel->name == kSkinny && p.m <= p.n);
+  });
+  if (in_place == choices.end()) return false;
   const double packed = choices.front().plan.cycles + pack_cycles(real, context);
-  if (skinny->plan.cycles > packed) return false;
-  std::rotate(choices.begin(), skinny, skinny + 1);
+  if (in_place->plan.cycles > packed) return false;
+  std::rotate(choices.begin(), in_place, in_place + 1);
   return true;
 }
 
 // Launches the plan's first choice without a pass over B.
-bool launch_in_place(const ComplexProblem& z, Problem p, const Context& context) {
+bool launch_in_place(const Choice& choice, const ComplexProblem& z, Problem p,
+                     const Context& context) {
 #ifdef TORCH_TILED_WITH_CUDA
   p.b = in_place_b(z);
-  return cuda::launch_fp16x3_skinny_complex(p, signs_of_b(z), context);
+  if (choice.kernel->name == kSkinny) {
+    return cuda::launch_fp16x3_skinny_complex(p, signs_of_b(z), context);
+  }
+  return cuda::launch_f64_mma_complex(p, choice.plan, signs_of_b(z), context);
 #else
-  static_cast<void>(z), static_cast<void>(p), static_cast<void>(context);
+  static_cast<void>(choice), static_cast<void>(z), static_cast<void>(p);
+  static_cast<void>(context);
   return false;
 #endif
 }
@@ -89,8 +99,8 @@ bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Cont
     run_pack(*real.pack_b, context);
     p.b.data = real.pack_b->to;
   }
-  const bool launched =
-      plan.reads_b_in_place ? launch_in_place(z, p, context) : launch(plan.choices, p, context);
+  const bool launched = plan.reads_b_in_place ? launch_in_place(plan.choices.front(), z, p, context)
+                                              : launch(plan.choices, p, context);
   if (!launched) return false;
   if (real.combine) {
     real.combine->problem.a.data = p.c.data;

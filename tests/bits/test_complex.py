@@ -174,23 +174,26 @@ def test_each_part_is_flagged_alone(device):
     chunked = parts(torch_tiled.matmul(a, b, algorithm="tiled"))
     assert torch.equal(result[3, :, 1], chunked[3, :, 1])
     explained = torch_tiled.explain(a, b, algorithm="fp16x3")
-    assert explained.recomputed == "20 of 400 elements, by parts"
+    assert explained.recomputed == "20 of 800 parts"
 
 
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("of_a", ["as it is", "transpose"])
-def test_less_memory_gives_the_same_bits(dtype, of_a):
+@pytest.mark.parametrize("options", [{}, {"algorithm": "tiled"}], ids=["auto", "tiled"])
+def test_less_memory_gives_the_same_bits(dtype, of_a, options):
     """Where there is no memory for all of B', parts of the problem are solved one after another."""
+    if dtype == torch.complex128 and not options:
+        pytest.skip("f64_mma reads b as it lies")
     a = VIEWS[of_a](normal(3, 200, 2000, dtype=dtype, device="cuda"))
     b = normal(2000, 700, dtype=dtype, device="cuda")
-    expected = torch_tiled.matmul(a, b)
+    expected = torch_tiled.matmul(a, b, **options)
     out = torch.full_like(expected, torch.nan)
     room = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")
     assert room.nbytes < 2 * b.nbytes
     with no_more_memory():
         del room
-        torch_tiled.matmul(a, b, out=out)
+        torch_tiled.matmul(a, b, out=out, **options)
     assert torch.equal(out, expected)
 
 
@@ -246,3 +249,39 @@ def test_few_rows_read_b_as_it_lies(poisoned, rows, of_b):
         assert getattr(in_place, "recomputed", None) == getattr(packed, "recomputed", None)
         results = [parts(torch_tiled.matmul(x, b, algorithm=name)) for name in named]
         assert_same(*results)
+
+
+# Problems for which the plan for 132 SMs (H100, H200) picks each tile.
+F64_TILES = [
+    ("128x128", (2048, 1024, 515)),
+    ("128x64", (1024, 512, 512)),
+    ("64x64", (700, 350, 351)),
+    ("32x32", (500, 150, 150)),
+    ("16x64", (5, 4500, 50)),
+    ("64x16", (9001, 3, 1050)),
+]
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_b", [*VIEWS, "tiny", "batched", "one for all", "shifted adjoint"])
+@pytest.mark.parametrize("tile, sizes", F64_TILES)
+def test_f64_mma_reads_b_as_it_lies(poisoned, tile, sizes, of_b):
+    m, n, k = sizes
+    a = normal(m, k, dtype=torch.complex128, device="cuda")
+    b = normal(k, n, dtype=torch.complex128, device="cuda")
+    if of_b == "tiny":  # products are less than the smallest number: sums are zeros with a sign
+        a, b = 1e-200 * a, 1e-200 * b
+    elif of_b == "batched":
+        a, b = a.view(1, m, k).repeat(2, 1, 1), torch.stack([b, b.flip(0)]).mT.contiguous().mT
+    elif of_b == "one for all":
+        b = b[:, :1].expand(k, n)
+    elif of_b == "shifted adjoint":
+        b = VIEWS["shifted"](b.mT).mH
+    else:
+        b = VIEWS[of_b](b)
+    for x in (a, a.conj()):
+        explained = torch_tiled.explain(x, b, algorithm="f64_mma")
+        assert explained.b_is_read == "as it lies"
+        assert explained.tile == tile or of_b == "batched"
+        result = torch_tiled.matmul(x, b, algorithm="f64_mma")
+        assert_same(parts(result), parts(torch_tiled.matmul(x, b, algorithm="tiled64")))

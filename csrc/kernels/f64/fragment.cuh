@@ -1,17 +1,56 @@
 #pragma once
 // f64_mma: stages of K in shared memory, and the fragments that a warp reads from them.
 
+#include <cstdint>
+#include <type_traits>
+
+#include "core/complex.h"
 #include "kernels/common/launch.h"
 
 namespace tiled::cuda::f64_mma {
 
 // Both operands, MN-major. Rows are padded, so that the lanes that read at once meet no bank
-// conflict: of A, eight lanes read 16 bytes of four k each; of B, sixteen lanes read 8 bytes.
+// conflict: of A, eight lanes read 16 bytes of four k each; of B, sixteen lanes read 8 bytes. The
+// elements of a complex B are its numbers, each of which stands for two columns and two k
+// (core/complex.h).
 template <class Tile>
 struct Stage {
-  static constexpr int kPitchA = Tile::kM + 2, kPitchB = Tile::kN + 4;
+  static constexpr int kParts = Tile::kComplex ? 2 : 1;
+  static constexpr int kPitchA = Tile::kM + 2;
+  static constexpr int kPitchB = Tile::kN / kParts + (Tile::kComplex ? 2 : 4);
+  using ElementOfB = std::conditional_t<Tile::kComplex, double2, double>;
   alignas(16) double a[Tile::kK][kPitchA];
-  alignas(16) double b[Tile::kK][kPitchB];
+  alignas(16) ElementOfB b[Tile::kK / kParts][kPitchB];
+};
+
+// The numbers of B' that a lane reads of a complex B: always one part, since its columns and its k
+// are all even or all odd, with a sign.
+template <int kPitch>
+class ComplexLane {
+ public:
+  __device__ explicit ComplexLane(const SignsOfB& negated) {
+    const int lane = threadIdx.x % 32;
+    const bool odd_k = lane % 2 != 0, odd_col = lane / 4 % 2 != 0;
+    const bool sign = odd_k ? (odd_col ? negated.x_odd : negated.y_odd)
+                            : (odd_col ? negated.y_even : negated.x_even);
+    sign_ = sign ? kSign : 0;
+    offset_ = (lane % 4 / 2 * kPitch + lane / 8) * 2 + (odd_k != odd_col);
+  }
+
+  // Reads B's fragment of a product of 8 columns and 8 of K. From k_left on it is -0.
+  __device__ void read_fragment(const double2* stage, int k_left, double (&x)[2]) const {
+    const double* from = reinterpret_cast<const double*>(stage) + offset_;
+    UNROLL
+    for (int step = 0; step < 2; ++step) {
+      const double part = from[step * 4 * kPitch];
+      const int padding = step * 4 + static_cast<int>(threadIdx.x) % 4 < k_left ? 0 : kSign;
+      x[step] = __hiloint2double((__double2hiint(part) ^ sign_) | padding, __double2loint(part));
+    }
+  }
+
+ private:
+  static constexpr int kSign = static_cast<int>(1u << 31);
+  int sign_, offset_;  // of the upper word; in doubles, from the fragment's first number
 };
 
 // The row of 16 that is row `row` of a product; the next one is row + 8 of the product. So a lane

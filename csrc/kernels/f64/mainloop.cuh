@@ -26,8 +26,9 @@ namespace tiled::cuda::f64_mma {
 inline constexpr int kMmaK = 8;  // of K in a product
 
 // A warp computes kWarpM x kWarpN of the tile: kMmasM x kMmasN products of 16 x 8.
-template <int kIndex>
+template <int kIndex, bool kComplex_ = false>
 struct Tile {
+  static constexpr bool kComplex = kComplex_;  // B has complex numbers
   static constexpr h200::F64MmaTile kTile = h200::kF64MmaTiles[kIndex];
   static constexpr int kM = kTile.m, kN = kTile.n, kStages = kTile.stages;
   static constexpr int kK = 16;  // of a stage
@@ -36,6 +37,8 @@ struct Tile {
   static constexpr int kConsumers = kWarpsM * (kN / kWarpN) * 32,
                        kProducers = kTile.producer_threads;
   static constexpr int kThreads = kConsumers + kProducers;
+  // Producers of a complex B take a few registers more, where setmaxnreg moves them.
+  static constexpr int kMoved = kComplex ? 8 : 0;
   static constexpr int kPairs = kMmasM * kMmasN * 2;  // of adjacent sums, of a thread
   static constexpr int kRasterRows = 8;
 
@@ -61,6 +64,7 @@ struct Params {
   int k_splits;
   size_t totals_offset;  // in shared memory
   double* partial_sums;  // (chunk, batch, m, n), where K is split
+  SignsOfB signs_of_b;   // of a complex B, which lies as in_place_b() describes it
 };
 
 template <class Tile>
@@ -75,29 +79,35 @@ __device__ void produce(const Params& params, const TileCoord& tile, const Chunk
                     chunks.k * p.b.row_stride;
   CpAsyncLoader<double, Tile::kM, Stage<Tile>::kPitchA, Tile::kK, Tile::kProducers> load_a(
       a, p.a.row_stride, p.a.col_stride, params.a_in_pairs, p.m - tile.row, thread);
-  CpAsyncLoader<double, Tile::kN, Stage<Tile>::kPitchB, Tile::kK, Tile::kProducers> load_b(
-      b, p.b.col_stride, p.b.row_stride, params.b_in_pairs, p.n - tile.col, thread);
+  using ElementOfB = typename Stage<Tile>::ElementOfB;
+  constexpr int kParts = Stage<Tile>::kParts;
+  CpAsyncLoader<ElementOfB, Tile::kN / kParts, Stage<Tile>::kPitchB, Tile::kK / kParts,
+                Tile::kProducers>
+      load_b(reinterpret_cast<const ElementOfB*>(b), p.b.col_stride, p.b.row_stride,
+             params.b_in_pairs, (p.n - tile.col) / kParts, thread);
   ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
   ptx::pdl_wait();
   for (int64_t left = chunks.length; left > 0; left -= Tile::kK, pipe.advance()) {
     ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
     Stage<Tile>& stage = smem.stage[pipe.stage];
     load_a.load(stage.a, left);
-    load_b.load(stage.b, left);
-    if (left >= Tile::kK) {
+    load_b.load(stage.b, left / kParts);
+    if (left >= Tile::kK || Tile::kComplex) {
       ptx::cp_async_mbarrier_arrive_noinc(&smem.full[pipe.stage]);
       continue;
     }
     // The loaders fill both operands with zeros. In B they become -0, which changes no sum.
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
-    ptx::named_barrier_sync(2, Tile::kProducers);
-    for (int k = static_cast<int>(left); k < Tile::kK; ++k) {
-      for (int col = thread; col < Tile::kN; col += Tile::kProducers) {
-        stage.b[k][col] = kPadB<double>;
+    if constexpr (!Tile::kComplex) {
+      __pipeline_commit();
+      __pipeline_wait_prior(0);
+      ptx::named_barrier_sync(2, Tile::kProducers);
+      for (int k = static_cast<int>(left); k < Tile::kK; ++k) {
+        for (int col = thread; col < Tile::kN; col += Tile::kProducers) {
+          stage.b[k][col] = kPadB<double>;
+        }
       }
+      ptx::mbarrier_arrive(&smem.full[pipe.stage]);
     }
-    ptx::mbarrier_arrive(&smem.full[pipe.stage]);
   }
 }
 
@@ -107,14 +117,22 @@ template <class Tile>
 struct Accumulators {
   double a[Tile::kMmasM][2][2], b[2][Tile::kMmasN][2];
   double sums[Tile::kMmasM][Tile::kMmasN][4] = {};
+  ComplexLane<Stage<Tile>::kPitchB> complex;
+
+  __device__ explicit Accumulators(const Params& params) : complex(params.signs_of_b) {}
 
   __device__ void read_a(const Stage<Tile>& stage, int row, int k, int i) {
     read_fragment_a(&stage.a[k], row + i * 16, a[i]);
   }
-  __device__ void read_b(const Stage<Tile>& stage, int col, int k, int place) {
+  // `k_left` of the stage's k are those of the problem.
+  __device__ void read_b(const Stage<Tile>& stage, int col, int k, int k_left, int place) {
     UNROLL
     for (int j = 0; j < Tile::kMmasN; ++j) {
-      read_fragment_b(&stage.b[k], col + j * 8, b[place][j]);
+      if constexpr (Tile::kComplex) {
+        complex.read_fragment(&stage.b[k / 2][(col + j * 8) / 2], k_left - k, b[place][j]);
+      } else {
+        read_fragment_b(&stage.b[k], col + j * 8, b[place][j]);
+      }
     }
   }
   __device__ void multiply(int i, int place) {
@@ -156,9 +174,12 @@ __device__ void consume(const Params& params, const TileCoord& tile, const Chunk
   const int warp = threadIdx.x / 32;
   const int warp_row = warp % Tile::kWarpsM * Tile::kWarpM;
   const int warp_col = warp / Tile::kWarpsM * Tile::kWarpN;
-  Accumulators<Tile> acc;
+  Accumulators<Tile> acc(params);
   ptx::PipelineState pipe{.stages = Tile::kStages};
   auto stages_left = static_cast<int>(ceil_div(chunks.length, Tile::kK));
+  // How many k of a stage there are, if `after` stages follow it.
+  const int k_of_last = static_cast<int>((chunks.length - 1) % Tile::kK) + 1;
+  const auto k_of_stage = [&](int after) { return after > 0 ? Tile::kK : k_of_last; };
   // Multiplies the stage whose first fragments have been read, and reads those of the next one.
   const auto multiply_stage = [&] {
     --stages_left;
@@ -172,7 +193,8 @@ __device__ void consume(const Params& params, const TileCoord& tile, const Chunk
         if (stages_left > 0) ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
       }
       const Stage<Tile>& next = smem.stage[pipe.stage];  // after the last one, it is not used
-      acc.read_b(next, warp_col, next_k, place ^ 1);
+      const int after = next_k == 0 ? stages_left - 1 : stages_left;
+      acc.read_b(next, warp_col, next_k, k_of_stage(after), place ^ 1);
       UNROLL
       for (int i = 0; i < Tile::kMmasM; ++i) {
         acc.multiply(i, place);
@@ -181,7 +203,7 @@ __device__ void consume(const Params& params, const TileCoord& tile, const Chunk
     }
   };
   ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
-  acc.read_b(smem.stage[pipe.stage], warp_col, 0, 0);
+  acc.read_b(smem.stage[pipe.stage], warp_col, 0, k_of_stage(stages_left - 1), 0);
   UNROLL
   for (int i = 0; i < Tile::kMmasM; ++i) acc.read_a(smem.stage[pipe.stage], warp_row, 0, i);
   NO_UNROLL
@@ -224,10 +246,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kTile.blocks)
   const ChunkRange chunks(params.p.k, static_cast<int>(blockIdx.y), params.k_splits);
   constexpr bool kMovesRegisters = Tile::kTile.consumer_registers > 0;
   if (threadIdx.x >= Tile::kConsumers) {
-    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<Tile::kTile.producer_registers>();
+    if constexpr (kMovesRegisters)
+      ptx::setmaxnreg_dec<Tile::kTile.producer_registers + Tile::kMoved>();
     produce<Tile>(params, tile, chunks, smem);
   } else {
-    if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<Tile::kTile.consumer_registers>();
+    if constexpr (kMovesRegisters)
+      ptx::setmaxnreg_inc<Tile::kTile.consumer_registers - Tile::kMoved>();
     consume<Tile>(params, tile, chunks, smem);
   }
 }

@@ -17,10 +17,6 @@
 //   next stage                         end of a chunk: add to the totals
 //                                      end of a tile: epilogue
 
-#include <algorithm>
-#include <iterator>
-
-#include "kernels/common/dispatch.h"
 #include "kernels/f64/instance.h"
 #include "kernels/f64/launch.cuh"
 #include "kernels/f64/plan.h"
@@ -33,16 +29,10 @@ bool launch_f64_mma(const Problem& p, const Plan& plan, const Context& context) 
   if (count_tiles(p, 1, 1) == 0) return true;
   if (plan.tile < kLargeTiles && context.on_hopper()) {
     launch_large_tile(p, plan, context);
-    return true;
+  } else {
+    run_tile<kLargeTiles, kTiles - kLargeTiles, false>(p, plan, {}, context);
   }
-  const int tile = std::max(plan.tile, kLargeTiles) - kLargeTiles;
-  return with_tile<std::size(h200::kF64MmaTiles) - kLargeTiles>(tile, [&]<int kIndex>() {
-    using SmallTile = Tile<kLargeTiles + kIndex>;
-    static_assert(kSharedMemory<SmallTile> <= 99 << 10,
-                  "a block of compute capability 8.6 or 8.9 has at most 99 KiB of shared memory");
-    run<SmallTile>(p, plan, context);
-    return true;
-  });
+  return true;
 }
 
 }  // namespace tiled::cuda

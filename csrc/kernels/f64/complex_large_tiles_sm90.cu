@@ -1,0 +1,13 @@
+// f64_mma of a complex B with the largest tiles.
+
+#include "kernels/f64/instance.h"
+#include "kernels/f64/launch.cuh"
+
+namespace tiled::cuda::f64_mma {
+
+void launch_large_complex_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                               const Context& context) {
+  run_tile<0, kLargeTiles, true>(p, plan, signs, context);
+}
+
+}  // namespace tiled::cuda::f64_mma

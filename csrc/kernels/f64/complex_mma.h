@@ -1,0 +1,15 @@
+#pragma once
+// f64_mma of a complex product, which reads B as it lies.
+
+#include "core/complex.h"
+#include "core/context.h"
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace tiled::cuda {
+
+// Computes the real product of core/complex.h, whose `b` is that of in_place_b(). Returns true.
+bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                            const Context& context);
+
+}  // namespace tiled::cuda
