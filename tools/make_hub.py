@@ -8,7 +8,7 @@ namespace of their own, which has a digest of the sources in its name: so it sha
 an installed torch_tiled, with the other variant and with other versions.
 
 setup.py builds the libraries, by its environment variables; PORTABLE is 1 unless it is set. The two
-variants differ in the one object that registers the operators. Where there is no nvcc, only the CPU
+variants differ in the objects that register the operators. Where there is no nvcc, only the CPU
 variant is written; where there is one, that variant has the kernels for the GPU, too.
 """
 

@@ -26,8 +26,14 @@ def _takes(*tensors: torch.Tensor) -> bool:
         if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
             return False
         dtypes.add(tensor.dtype)
-    # Autocast leaves float64 as it is.
-    return len(dtypes) == 1 or (torch.float64 not in dtypes and _is_autocast(tensors[0]))
+    if len(dtypes) == 1:
+        return True
+    return all(map(_is_cast, dtypes)) and _is_autocast(tensors[0])
+
+
+def _is_cast(dtype: torch.dtype) -> bool:
+    """Autocast leaves float64 and complex numbers as they are."""
+    return dtype.is_floating_point and dtype != torch.float64
 
 
 def _is_autocast(tensor: torch.Tensor) -> bool:
@@ -39,7 +45,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if not _is_autocast(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tuple(x.to(dtype) if _is_cast(x.dtype) else x for x in tensors)
 
 
 def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:

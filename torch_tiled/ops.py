@@ -34,8 +34,9 @@ def matmul(
 ) -> torch.Tensor:
     """The matrix product of two tensors, with the semantics of torch.matmul.
 
-    The dtypes are float32, float64, float16 and bfloat16. Products of float16 and bfloat16 are
-    summed in float32.
+    The dtypes are float32, float64, float16, bfloat16, complex64 and complex128. Products of
+    float16 and bfloat16 are summed in float32. A complex product is a real one, of parts;
+    conjugate views, such as b.mH, are read as they are stored.
 
     Args:
         a: (m, k), or (k,), or a batch (..., m, k), of any strides.
@@ -43,12 +44,12 @@ def matmul(
             dimensions of a and b broadcast. Without out and out_dtype, b may be
             torch_tiled.prepare(b).
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
-        precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" uses tensor
-            cores on Hopper GPUs, and is as accurate as an SGEMM that adds in sequence where many
-            products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in one order on every
-            GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on Hopper. On the
-            CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md has the error
-            bounds.
+        precision: how float32 operands, and parts of complex64 ones, are multiplied; ignored for
+            other dtypes. "fp32" uses tensor cores on Hopper GPUs, and is as accurate as an SGEMM
+            that adds in sequence where many products make up a sum; "ieee" rounds every FMA as IEEE
+            754 does, in one order on every GPU; "tf32" may round a and b to TF32's 11 bits, which
+            "auto" does on Hopper. On the CPU, "auto" is torch.matmul in every precision.
+            docs/guide/numerics.md has the error bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
             float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or
@@ -117,17 +118,20 @@ def prepare(b: torch.Tensor) -> Prepared:
     be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
     128), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
+    A complex b is also rewritten as the real matrix that products read (docs/kernels/complex.md),
+    for every K, GPU and kernel.
+
     A prepared operand has no derivative: while gradients are recorded, a product with a b that
     requires grad raises. The other operand gets the same gradient as from an unprepared product. In
     an autocast region the product is the unprepared one, in the region's dtype.
 
     Args:
-        b: (k, n), float32, float64, float16 or bfloat16, of any strides.
+        b: (k, n), of the dtypes of torch_tiled.matmul and of any strides.
 
     Returns:
         A torch_tiled.Prepared of b's shape. Its `.nbytes` is the memory that it takes beside b's
-        own, about as much as b. torch_tiled.linear takes a weight as
-        `torch_tiled.prepare(weight.mT).mT`.
+        own: about as much as b, and for a complex b twice, or four times where that is split.
+        torch_tiled.linear takes a weight as `torch_tiled.prepare(weight.mT).mT`.
 
     Raises:
         RuntimeError: b is not a matrix, or has another dtype.
@@ -161,7 +165,8 @@ def linear(
         weight: (out_features, in_features), of x's dtype and on its device; or
             torch_tiled.prepare(weight.mT).mT.
         bias: (out_features,), of x's dtype and on its device; or None.
-        activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu".
+        activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu";
+            "none" alone for complex operands.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
 
@@ -220,8 +225,8 @@ def gemm_(
         a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
         b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
             those of c.
-        alpha: a number, by which the product is multiplied.
-        beta: a number, by which c is multiplied before the product is added.
+        alpha: a number, by which the product is multiplied; complex for complex tensors only.
+        beta: a number, as alpha, by which c is multiplied before the product is added.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
 

@@ -15,12 +15,17 @@ MAY_INCLUDE = {
     # The operators, which alone know PyTorch: schemas, checks, outputs, streams.
     "binding": {"torch", "cuda", "dlfcn.h", "core/*", "select/*", "cpu/apply_epilogue.h"},
     # The table of kernels and the choice among them. It knows plans, and no kernel.
-    "select": {"core/*", "kernels/*/plan.h", "kernels/fp16x3/split.h", "cpu/presplit.h"},
+    # With it are the passes before and after a kernel.
+    "select": {
+        *("core/*", "kernels/*/plan.h", "kernels/fp16x3/split.h", "cpu/presplit.h"),
+        *("kernels/complex/passes.h", "cpu/complex.h"),
+    },
     # The host's kernels, which define the bits.
     "cpu": {"core/*"},
     # A family of kernels knows no other, with two exceptions: fp16x3 recomputes by simt's main
     # loop, and tf32 multiplies by mma's and recomputes by fp16x3's kernel.
     "kernels/basics": {"core/*", "kernels/common/*"},
+    "kernels/complex": {"core/*", "kernels/common/*"},
     "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/fp16x3": {"cuda", "core/*", "ptx/*", "kernels/common/*", "kernels/simt/*"},

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import torch_tiled
 from torch_tiled._routes import ROUTES
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]
 # Operands of each function that override() takes over, or an equation and operands.
 ADDMM = [[(5,), (3, 4), (4, 5)], [(3, 5), (3, 4), (4, 5)]]
 ADDMV = [[(3,), (3, 4), (4,)], [(1,), (3, 4), (4,)]]
