@@ -7,7 +7,7 @@
 #ifdef TORCH_TILED_WITH_CUDA
 #include "kernels/complex/passes.h"
 #include "kernels/f64/complex_mma.h"
-#include "kernels/fp16x3/skinny_complex.h"
+#include "kernels/fp16x3/complex_b.h"
 #endif
 
 namespace tiled {
@@ -35,8 +35,9 @@ double pack_cycles(const RealProblem& real, const Context& context) {
   return kLaunch + bytes / (kDram * context.sms);
 }
 
-// The kernels that may read B as it lies. fp16x3_skinny does so if B is the longer operand.
-constexpr std::string_view kSkinny = "fp16x3_skinny", kF64Mma = "f64_mma";
+// The kernels that may read B as it lies. fp16x3_skinny does so if B is the longer operand, and
+// fp16x3_wgmma needs B' where it recomputes elements.
+constexpr std::string_view kF64Mma = "f64_mma", kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
 
 // Moves such a kernel to the front, if it takes fewer cycles so than others with a pass over B.
 bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
@@ -44,7 +45,8 @@ bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
   const Problem& p = real.problem;
   if (context.on_host() || !real.pack_b) return false;
   const auto in_place = std::ranges::find_if(choices, [&](const Choice& choice) {
-    return choice.kernel->name == kF64Mma || (choice.kernel->name == kSkinny && p.m <= p.n);
+    const std::string_view name = choice.kernel->name;
+    return name == kF64Mma || name == kWgmma || (name == kSkinny && p.m <= p.n);
   });
   if (in_place == choices.end()) return false;
   const double packed = choices.front().plan.cycles + pack_cycles(real, context);
@@ -53,18 +55,24 @@ bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
   return true;
 }
 
-// Launches the plan's first choice without a pass over B.
-bool launch_in_place(const Choice& choice, const ComplexProblem& z, Problem p,
-                     const Context& context) {
+// Launches the choice without a pass over B. `p` is the real problem.
+bool launch_in_place(const Choice& choice, const ComplexProblem& z, const RealProblem& real,
+                     Problem p, const Context& context) {
 #ifdef TORCH_TILED_WITH_CUDA
+  const SignsOfB signs = signs_of_b(z);
+  if (choice.kernel->name == kWgmma) {
+    const cuda::ComplexB b{.in_place = in_place_b(z), .signs = signs, .pack = *real.pack_b};
+    p.b.data = b.pack.to;
+    return cuda::launch_fp16x3_wgmma_complex(p, b, choice.plan, context);
+  }
   p.b = in_place_b(z);
   if (choice.kernel->name == kSkinny) {
-    return cuda::launch_fp16x3_skinny_complex(p, signs_of_b(z), context);
+    return cuda::launch_fp16x3_skinny_complex(p, signs, context);
   }
-  return cuda::launch_f64_mma_complex(p, choice.plan, signs_of_b(z), context);
+  return cuda::launch_f64_mma_complex(p, choice.plan, signs, context);
 #else
-  static_cast<void>(choice), static_cast<void>(z), static_cast<void>(p);
-  static_cast<void>(context);
+  static_cast<void>(choice), static_cast<void>(z), static_cast<void>(real);
+  static_cast<void>(p), static_cast<void>(context);
   return false;
 #endif
 }
@@ -87,9 +95,11 @@ bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Cont
     data = bytes > 0 ? context.allocate(bytes) : nullptr;
     return bytes == 0 || data != nullptr;
   };
+  const Choice& first = plan.choices.front();
   const bool packs_b = real.pack_b && !plan.reads_b_in_place;
+  const bool may_pack_b = packs_b || (plan.reads_b_in_place && first.kernel->name == kWgmma);
   if (real.pack_a && !allocate(real.a_bytes, real.pack_a->to)) return false;
-  if (packs_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
+  if (may_pack_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
   if (real.combine && !allocate(real.sum_bytes, p.c.data)) return false;
   if (real.pack_a) {
     run_pack(*real.pack_a, context);
@@ -99,7 +109,7 @@ bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Cont
     run_pack(*real.pack_b, context);
     p.b.data = real.pack_b->to;
   }
-  const bool launched = plan.reads_b_in_place ? launch_in_place(plan.choices.front(), z, p, context)
+  const bool launched = plan.reads_b_in_place ? launch_in_place(first, z, real, p, context)
                                               : launch(plan.choices, p, context);
   if (!launched) return false;
   if (real.combine) {

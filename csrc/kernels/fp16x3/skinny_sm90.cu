@@ -27,9 +27,9 @@
 
 #include "kernels/common/launch.h"
 #include "kernels/common/sub_problems.h"
+#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
-#include "kernels/fp16x3/skinny_complex.h"
 #include "kernels/fp16x3/skinny_load.cuh"
 #include "kernels/fp16x3/skinny_multiply.cuh"
 #include "ptx/named_barrier.cuh"

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/complex.h"
 #include "core/context.h"
 #include "core/presplit.h"
 #include "core/problem.h"
@@ -16,6 +17,9 @@ struct OperandToSplit {
   Matrix matrix;  // row_stride: between rows; col_stride: along K
   Batch batch;    // the matrices to split; those that a broadcast repeats may be left out
   Presplit presplit;
+  // The operand is a complex B, which lies as in_place_b() describes it, transposed.
+  bool is_complex = false;
+  SignsOfB signs_of_b = {};
 
   void take_presplit(Workspace& workspace) {
     presplit.hi_lo = workspace.take<uint8_t>(presplit.matrix_bytes() * batch.count).data();
@@ -23,7 +27,8 @@ struct OperandToSplit {
   }
 };
 
-// Writes the presplits of at most two operands, and sets `zeroed` to 0.
+// Writes the presplits of at most two operands, of which the second may be complex, and sets
+// `zeroed` to 0.
 void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroed,
                   const Context& context);
 

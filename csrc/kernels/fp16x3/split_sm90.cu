@@ -9,6 +9,7 @@
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/load_x8.cuh"
+#include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/split.h"
 #include "ptx/pack.cuh"
@@ -33,6 +34,29 @@ struct SplitParams {
   OperandParams operands[2];
 };
 
+// Loads eight numbers along K of a column of B', which are those of four complex numbers. `left` of
+// the eight are in the matrix.
+__device__ void load_complex_x8(float (&x)[8], const float2* data, int64_t stride, int64_t left,
+                                bool vectorized, const ComplexColumn& column) {
+  float2 z[4];
+  if (vectorized && left >= 8) {
+    UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      const float4 x4 = *reinterpret_cast<const float4*>(data + i);
+      z[i] = {x4.x, x4.y}, z[i + 1] = {x4.z, x4.w};
+    }
+  } else {
+    UNROLL
+    for (int i = 0; i < 4; ++i) z[i] = 2 * i < left ? data[i * stride] : float2{};
+  }
+  UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const float2 numbers = column.numbers(z[i]);
+    x[i * 2] = numbers.x, x[i * 2 + 1] = numbers.y;
+  }
+}
+
+template <bool kComplexB>
 __global__ void __launch_bounds__(kThreads, 4)
     split_kernel(const __grid_constant__ SplitParams params, int* zeroed, int64_t zeros) {
   ptx::pdl_launch_dependents();
@@ -53,14 +77,21 @@ __global__ void __launch_bounds__(kThreads, 4)
 
   Range range;
   float x[kVectors][8];
+  const bool complex = kComplexB && second;
   const float* data = static_cast<const float*>(source.data) +
-                      batch_offset(own.operand.batch, source, matrix) + row * source.row_stride +
-                      k * source.col_stride;
+                      batch_offset(own.operand.batch, source, matrix) +
+                      (complex ? row / 2 * 2 : row) * source.row_stride + k * source.col_stride;
   const int64_t left = row < presplit.rows ? presplit.k - k : 0;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    load_x8(x[j], data + j * (kThreadsPerRow * 8) * source.col_stride, source.col_stride,
-            left - j * (kThreadsPerRow * 8), own.vectorized);
+    const float* from = data + j * (kThreadsPerRow * 8) * source.col_stride;
+    const int64_t left_from = left - j * (kThreadsPerRow * 8);
+    if (complex) {
+      load_complex_x8(x[j], reinterpret_cast<const float2*>(from), source.col_stride, left_from,
+                      own.vectorized, ComplexColumn(own.operand.signs_of_b, row));
+    } else {
+      load_x8(x[j], from, source.col_stride, left_from, own.vectorized);
+    }
   }
   range.add_row<kRows>(x);
   __shared__ uint32_t largest_smem[kWarps][kRows], smallest_smem[kWarps][kRows];
@@ -109,8 +140,8 @@ OperandParams make_params(const OperandToSplit& operand) {
   const Matrix& matrix = operand.matrix;
   OperandParams params;
   params.operand = operand;
-  params.vectorized =
-      is_vector_aligned<float4>(operand.batch, matrix, matrix.col_stride, matrix.row_stride);
+  const int64_t pitch = operand.is_complex ? 2 * matrix.row_stride : matrix.row_stride;
+  params.vectorized = is_vector_aligned<float4>(operand.batch, matrix, matrix.col_stride, pitch);
   params.row_blocks = static_cast<unsigned>(operand.presplit.padded_rows() / kRows);
   params.chunks = static_cast<unsigned>(ceil_div(operand.presplit.k, kChunk));
   params.blocks = static_cast<unsigned>(params.row_blocks * params.chunks * operand.batch.count);
@@ -129,7 +160,8 @@ void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroe
     params.operands[i] = make_params(operands[i]);
     blocks += params.operands[i].blocks;
   }
-  split_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+  const auto kernel = operands.back().is_complex ? split_kernel<true> : split_kernel<false>;
+  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
       params, zeroed.data(), static_cast<int64_t>(zeroed.size()));
   check(cudaGetLastError());
 }

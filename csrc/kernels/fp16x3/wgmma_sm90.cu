@@ -29,6 +29,8 @@
 #include "kernels/common/stored_batch.h"
 #include "kernels/common/sub_problems.h"
 #include "kernels/common/workspace.h"
+#include "kernels/complex/passes.h"
+#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/split.h"
@@ -110,9 +112,9 @@ struct Buffers {
   RecomputeList recompute;
   Accumulators* partial_sums;
 
-  Buffers(const Problem& p, int64_t k_splits, Workspace& workspace)
+  Buffers(const Problem& p, const ComplexB* complex, int64_t k_splits, Workspace& workspace)
       : a(operand(p, p.a, p.m, a_index)),
-        b(operand(p, transposed(p.b), p.n, b_index)),
+        b(operand(p, transposed(complex != nullptr ? complex->in_place : p.b), p.n, b_index)),
         recompute(RecomputeList::take(workspace, p, Tile::kN)) {
     a.take_presplit(workspace);
     if (p.b_presplit.hi_lo == nullptr) b.take_presplit(workspace);
@@ -130,12 +132,15 @@ struct Buffers {
 };
 
 int64_t buffer_bytes(const Problem& p, int64_t k_splits) {
-  return workspace_bytes([&](Workspace& workspace) { Buffers(p, k_splits, workspace); });
+  return workspace_bytes([&](Workspace& workspace) { Buffers(p, nullptr, k_splits, workspace); });
 }
 
-void run(const Problem& p, int64_t k_splits, void* memory, const Context& context) {
+// `complex` is null for a real product.
+void run(const Problem& p, const ComplexB* complex, int64_t k_splits, void* memory,
+         const Context& context) {
   Workspace workspace(memory);
-  const Buffers buffers(p, k_splits, workspace);
+  Buffers buffers(p, complex, k_splits, workspace);
+  if (complex != nullptr) buffers.b.is_complex = true, buffers.b.signs_of_b = complex->signs;
   const OperandToSplit operands[] = {buffers.a, buffers.b};
   const bool splits_b = p.b_presplit.hi_lo == nullptr;
   launch_split({operands, splits_b ? 2u : 1u}, buffers.recompute.zeroed(p), context);
@@ -162,6 +167,8 @@ void run(const Problem& p, int64_t k_splits, void* memory, const Context& contex
     const auto reduce_blocks = static_cast<unsigned>(params.tiles * Tile::kConsumers);
     launch_pdl(fp16x3_split_k_reduce_kernel, reduce_blocks, kReduceThreads, 0, context, params);
   }
+  // Elements are recomputed by B', which is written only then.
+  if (complex != nullptr) launch_pack(complex->pack, context, buffers.recompute.count);
   launch_recompute(p, buffers.recompute, context);
 }
 
@@ -176,13 +183,25 @@ bool launch_fp16x3_wgmma(const Problem& p, const Plan& plan, const Context& cont
     const int64_t bytes = buffer_bytes(p, plan.k_splits);
     void* memory = fits_in_free_memory(bytes) ? context.allocate(bytes) : nullptr;
     if (memory != nullptr) {
-      run(p, plan.k_splits, memory, context);
+      run(p, nullptr, plan.k_splits, memory, context);
       return true;
     }
   }
   return run_sub_problems(
       p, context, kSmallWorkspace, [](const Problem& part) { return buffer_bytes(part, 1); },
-      [&](const Problem& part, void* memory) { run(part, 1, memory, context); });
+      [&](const Problem& part, void* memory) { run(part, nullptr, 1, memory, context); });
+}
+
+bool launch_fp16x3_wgmma_complex(const Problem& p, const ComplexB& b, const Plan& plan,
+                                 const Context& context) {
+  using namespace fp16x3_wgmma;
+  for (const int64_t k_splits : {plan.k_splits, int64_t{1}}) {
+    void* memory = context.allocate(buffer_bytes(p, k_splits));
+    if (memory == nullptr) continue;
+    run(p, &b, k_splits, memory, context);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace tiled::cuda
