@@ -118,7 +118,7 @@ def prepare(b: torch.Tensor) -> Prepared:
     be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
     128), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
-    A complex b is also rewritten as the real matrix that products read (docs/kernels/complex.md),
+    A complex64 b is also rewritten as the real matrix that products read (docs/kernels/complex.md),
     for every K, GPU and kernel.
 
     A prepared operand has no derivative: while gradients are recorded, a product with a b that
@@ -130,7 +130,7 @@ def prepare(b: torch.Tensor) -> Prepared:
 
     Returns:
         A torch_tiled.Prepared of b's shape. Its `.nbytes` is the memory that it takes beside b's
-        own: about as much as b, and for a complex b twice, or four times where that is split.
+        own: about as much as b, and for a complex64 b twice, or four times where that is split.
         torch_tiled.linear takes a weight as `torch_tiled.prepare(weight.mT).mT`.
 
     Raises:

@@ -19,7 +19,7 @@ class Prepared:
     Attributes:
         tensor: the operand itself, (k, n), not a copy. After a write to it, prepare it again.
         hi_lo: uint8, (bytes,): the hi and lo float16 parts of the scaled operand, in the kernels'
-            layout; empty if products do not split it. For a complex operand the real matrix that
+            layout; empty if products do not split it. For a complex64 operand the real matrix that
             stands for it follows.
         inverse_scales: float32, (groups,): one for each column and chunk of K; empty if products do
             not split the operand.

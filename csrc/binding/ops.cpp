@@ -231,7 +231,7 @@ std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
   Matrix columns{
       .data = source.data, .row_stride = source.strides[1], .col_stride = source.strides[0]};
   if (is_complex(type)) {
-    Pack pack = prepared_pack(*supported(type), k, n, transposed(columns), source.lazy);
+    Pack pack = prepared_pack(k, n, transposed(columns), source.lazy);
     pack.to = memory + sizes.presplit_bytes;
     run_pack(pack, context);
     columns = {.data = pack.to, .row_stride = 2 * pack.to_row_stride, .col_stride = 1};

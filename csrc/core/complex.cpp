@@ -234,13 +234,11 @@ std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const Comp
   return parts;
 }
 
-Pack prepared_pack(DType dtype, int64_t k, int64_t n, const Matrix& b, Lazy lazy) {
-  return pack_of_b(dtype, b, k, n, /*k_major=*/true,
+Pack prepared_pack(int64_t k, int64_t n, const Matrix& b, Lazy lazy) {
+  return pack_of_b(DType::kFloat32, b, k, n, /*k_major=*/true,
                    make_signs(lazy.negated, false, lazy.conjugated, false));
 }
 
-int64_t prepared_bytes(DType dtype, int64_t k, int64_t n) {
-  return bytes_of(prepared_pack(dtype, k, n, {}, {}));
-}
+int64_t prepared_bytes(int64_t k, int64_t n) { return bytes_of(prepared_pack(k, n, {}, {})); }
 
 }  // namespace tiled

@@ -91,10 +91,10 @@ RealProblem as_real(const ComplexProblem& z);
 // Splits a problem in two along its batch, or else its longer side. Nothing where it is small.
 std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const ComplexProblem& z);
 
-// The pass that writes B' of a B without a batch for many products, and its bytes. A conjugate of A
-// or C is not known then.
-Pack prepared_pack(DType dtype, int64_t k, int64_t n, const Matrix& b, Lazy lazy);
-int64_t prepared_bytes(DType dtype, int64_t k, int64_t n);
+// The pass that writes B' of a complex64 B without a batch for many products, and its bytes. A
+// conjugate of A or C is not known then.
+Pack prepared_pack(int64_t k, int64_t n, const Matrix& b, Lazy lazy);
+int64_t prepared_bytes(int64_t k, int64_t n);
 
 // The pass C = epilogue(sums), for sums that another product has written.
 Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy);

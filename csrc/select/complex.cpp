@@ -84,7 +84,17 @@ ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
   ComplexPlan plan{.real = as_real(z), .choices = {}, .reads_b_in_place = false};
   plan.choices = choices(algorithm, plan.real.problem, context, /*complex=*/true);
   plan.reads_b_in_place = prefer_in_place(plan.real, plan.choices, context);
-  return plan;
+  if (z.prepared_b == nullptr) return plan;
+  // With few rows B itself, which is a quarter of B' and its split, is the better operand.
+  constexpr double kCyclesInPlace = 0.8;  // of fp16x3_skinny by B'
+  ComplexProblem unprepared = z;
+  unprepared.prepared_b = nullptr;
+  unprepared.problem.b_presplit = {};
+  ComplexPlan in_place = plan_complex(algorithm, unprepared, context);
+  const Choice& first = in_place.choices.front();
+  const bool is_skinny = in_place.reads_b_in_place && first.kernel->name == kSkinny;
+  const bool is_faster = kCyclesInPlace * first.plan.cycles <= plan.choices.front().plan.cycles;
+  return is_skinny && is_faster ? in_place : plan;
 }
 
 bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Context& context) {

@@ -18,17 +18,21 @@ MAY_INCLUDE = {
     # With it are the passes before and after a kernel.
     "select": {
         *("core/*", "kernels/*/plan.h", "kernels/fp16x3/split.h", "cpu/presplit.h"),
-        *("kernels/complex/passes.h", "cpu/complex.h"),
+        *("kernels/complex/passes.h", "kernels/*/complex_*.h", "cpu/complex.h"),
     },
     # The host's kernels, which define the bits.
     "cpu": {"core/*"},
     # A family of kernels knows no other, with two exceptions: fp16x3 recomputes by simt's main
-    # loop, and tf32 multiplies by mma's and recomputes by fp16x3's kernel.
+    # loop and, for that, has a complex B written as a real one, and tf32 multiplies by mma's and
+    # recomputes by fp16x3's kernel.
     "kernels/basics": {"core/*", "kernels/common/*"},
     "kernels/complex": {"core/*", "kernels/common/*"},
     "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
-    "kernels/fp16x3": {"cuda", "core/*", "ptx/*", "kernels/common/*", "kernels/simt/*"},
+    "kernels/fp16x3": {
+        *("cuda", "core/*", "ptx/*", "kernels/common/*"),
+        *("kernels/simt/*", "kernels/complex/passes.h"),
+    },
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     # Units that instantiate the kernels of mma_tma.
     "kernels/mma/tma_instances": {"core/element.h", "kernels/mma/tma_instance.cuh"},

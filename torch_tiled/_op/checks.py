@@ -299,14 +299,13 @@ def _presplit_sizes(k, n):
 def _prepared_sizes(dtype, k, n, *, is_split):
     """The sizes of hi_lo and inverse_scales for a (k, n) operand.
 
-    hi_lo has the hi and lo parts, if it is split. For a complex operand the real one of twice its
+    hi_lo has the hi and lo parts, if it is split. For a complex64 operand the real one of twice its
     sides follows, whose columns begin at multiples of 16 bytes.
     """
-    if dtype not in COMPLEX:
+    if dtype != torch.complex64:
         return _presplit_sizes(k, n) if is_split else (0, 0)
     hi_lo, scales = _presplit_sizes(2 * k, 2 * n) if is_split else (0, 0)
-    padded_k = (k + 1) // 2 * 2 if dtype == torch.complex64 else k
-    return hi_lo + 2 * n * padded_k * dtype.itemsize, scales
+    return hi_lo + 2 * n * ((k + 1) // 2 * 2) * dtype.itemsize, scales
 
 
 def check_prepare(b):
