@@ -13,10 +13,13 @@ import torch.nn.functional as F
 
 from . import ops
 from ._op.gradient_flow import why_differentiated
-from ._op.supported import SIXTEEN_BIT, why_unsupported
+from ._op.supported import COMPLEX, SIXTEEN_BIT, why_unsupported
 from .einsum import einsum
 
 __all__ = ["ROUTES", "UNREACHED", "broadcasts", "linear"]
+
+
+_UNCAST = (torch.float64, *COMPLEX)  # autocast leaves these as they are
 
 
 def _takes(*tensors: torch.Tensor) -> bool:
@@ -26,8 +29,7 @@ def _takes(*tensors: torch.Tensor) -> bool:
         if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
             return False
         dtypes.add(tensor.dtype)
-    # Autocast leaves float64 as it is.
-    return len(dtypes) == 1 or (torch.float64 not in dtypes and _is_autocast(tensors[0]))
+    return len(dtypes) == 1 or (dtypes.isdisjoint(_UNCAST) and _is_autocast(tensors[0]))
 
 
 def _is_autocast(tensor: torch.Tensor) -> bool:
@@ -39,7 +41,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if not _is_autocast(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tuple(x if x.dtype in _UNCAST else x.to(dtype) for x in tensors)
 
 
 def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:

@@ -1,5 +1,6 @@
 """The operators as Python functions: matmul, linear, gemm_, prepare, algorithms and explain."""
 
+import numbers
 import types
 
 import torch
@@ -240,7 +241,8 @@ def gemm_(
     """
     options = {"algorithm": algorithm, "precision": precision}
     for name, factor in (("alpha", alpha), ("beta", beta)):
-        if isinstance(factor, complex):  # schemas have no complex numbers
+        is_real = isinstance(factor, numbers.Real) or not isinstance(factor, numbers.Complex)
+        if not is_real:  # schemas have no complex numbers
             options[name], options[f"{name}_imag"] = factor.real, factor.imag
         else:
             options[name] = factor
