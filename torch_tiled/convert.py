@@ -214,9 +214,8 @@ def convert(
     float64 layers are converted, too. On an H100 torch_tiled multiplies float64 at 0.95 of cuBLAS's
     speed for squares from 2048 on, and at 0.85 with 1 to 128 rows.
 
-    If torch_tiled does not multiply the input of a converted layer (complex numbers, a nested
-    tensor, a tensor subclass, ...), the layer computes by torch as before, and warns once for each
-    reason.
+    If torch_tiled does not multiply the input of a converted layer (integers, a nested tensor, a
+    tensor subclass, ...), the layer computes by torch as before, and warns once for each reason.
 
     Args:
         model: any module. If it is a layer, it is converted itself.

@@ -35,8 +35,9 @@ def matmul(
 ) -> torch.Tensor:
     """The matrix product of two tensors, with the semantics of torch.matmul.
 
-    The dtypes are float32, float64, float16 and bfloat16. Products of float16 and bfloat16 are
-    summed in float32.
+    The dtypes are float32, float64, float16, bfloat16, complex64 and complex128. Products of
+    float16 and bfloat16 are summed in float32. A complex product is computed as one of real
+    numbers; views such as x.conj() and x.mH are multiplied as they lie.
 
     Args:
         a: (m, k), or (k,), or a batch (..., m, k), of any strides.
@@ -44,12 +45,12 @@ def matmul(
             dimensions of a and b broadcast. Without out and out_dtype, b may be
             torch_tiled.prepare(b).
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
-        precision: how float32 operands are multiplied; ignored for other dtypes. "fp32" uses tensor
-            cores on Hopper GPUs, and is as accurate as an SGEMM that adds in sequence where many
-            products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in one order on every
-            GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on Hopper. On the
-            CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md has the error
-            bounds.
+        precision: how float32 and complex64 operands are multiplied; ignored for other dtypes.
+            "fp32" uses tensor cores on Hopper GPUs, and is as accurate as an SGEMM that adds in
+            sequence where many products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in
+            one order on every GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on
+            Hopper. On the CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md
+            has the error bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
             float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or
@@ -118,16 +119,21 @@ def prepare(b: torch.Tensor) -> Prepared:
     be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
     128), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
+    A complex b is also laid out as the real operand of twice its sides that products multiply by.
+    On the CPU, algorithm="auto" does not read it. A complex64 operand is split where a float32 one
+    of twice its sides would be.
+
     A prepared operand has no derivative: while gradients are recorded, a product with a b that
     requires grad raises. The other operand gets the same gradient as from an unprepared product. In
     an autocast region the product is the unprepared one, in the region's dtype.
 
     Args:
-        b: (k, n), float32, float64, float16 or bfloat16, of any strides.
+        b: (k, n), of the dtypes of torch_tiled.matmul and of any strides.
 
     Returns:
         A torch_tiled.Prepared of b's shape. Its `.nbytes` is the memory that it takes beside b's
-        own, about as much as b. torch_tiled.linear takes a weight as
+        own: about as much as b for float32, about four times b for a complex64 operand that is
+        split, and twice b for complex128. torch_tiled.linear takes a weight as
         `torch_tiled.prepare(weight.mT).mT`.
 
     Raises:
@@ -162,7 +168,8 @@ def linear(
         weight: (out_features, in_features), of x's dtype and on its device; or
             torch_tiled.prepare(weight.mT).mT.
         bias: (out_features,), of x's dtype and on its device; or None.
-        activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu".
+        activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu";
+            "none" for complex operands.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
 
@@ -221,8 +228,9 @@ def gemm_(
         a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
         b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
             those of c.
-        alpha: a number, by which the product is multiplied.
-        beta: a number, by which c is multiplied before the product is added.
+        alpha: a number, by which the product is multiplied; it may be complex if c is.
+        beta: a number, by which c is multiplied before the product is added; it may be complex if
+            c is.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
 

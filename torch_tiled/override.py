@@ -26,9 +26,9 @@ class override(TorchFunctionMode):
     float64 products are torch_tiled's, too. On an H100 they have 0.95 of the speed of cuBLAS's for
     squares from 2048 on, and 0.85 with 1 to 128 rows.
 
-    PyTorch computes what torch_tiled does not multiply: integers, complex numbers, sparse, nested
-    and quantized tensors, tensor subclasses that are not PyTorch's own, other devices, an out= that
-    would be resized, sums with alpha=0, and einsum of a single operand; in autocast regions also
+    PyTorch computes what torch_tiled does not multiply: integers, sparse, nested and quantized
+    tensors, tensor subclasses that are not PyTorch's own, other devices, an out= that would be
+    resized, sums with alpha=0, and einsum of a single operand; in autocast regions also
     sums that are written, products with out_dtype, and functions that PyTorch does not cast there
     (mv and addmv on the CPU, inner on CUDA). It also computes products inside of other functions,
     which the statement does not see: scaled_dot_product_attention, multi_head_attention_forward (of

@@ -19,8 +19,10 @@ class Prepared:
     Attributes:
         tensor: the operand itself, (k, n), not a copy. After a write to it, prepare it again.
         hi_lo: uint8, (bytes,): the hi and lo float16 parts of the scaled operand, in the kernels'
-            layout; empty if products do not split it.
-        inverse_scales: float32, (groups,): one for each column and chunk of K; empty if hi_lo is.
+            layout, if products split it; then, if it is complex, the real operand of twice its
+            sides.
+        inverse_scales: float32, (groups,): one for each column and chunk of K; empty if products
+            do not split the operand.
         transposed: whether it is a weight of torch_tiled.linear, so that `tensor` is (n, k).
 
     Examples:

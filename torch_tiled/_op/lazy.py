@@ -6,15 +6,22 @@ a complex tensor falls through the key Conjugate, and passes Negative, which it 
 
 Two kinds of tensors are resolved here as by torch.matmul, and written tensors get the result:
 - real ones with the bit of a negative, such as z.conj().imag;
-- complex ones that an operator writes to, or reads while it writes, where they are traced.
+- complex ones that an operator writes to, or reads while it writes, where Python passes them on.
   Functionalization regenerates written views without their bits.
 """
 
 import functools
+import sys
 
 import torch
 
-from .._internals import DispatchKey, argument_names, keys_after, redispatch_without_python
+from .._internals import (
+    DispatchKey,
+    argument_names,
+    dispatch_modes,
+    keys_after,
+    redispatch_without_python,
+)
 from .namespace import operators
 from .supported import PLAIN_TYPES
 
@@ -31,7 +38,33 @@ def _reads_bits(op, tensors):
     """Returns whether csrc gets these tensors as they are, and reads their bits."""
     if not any(x.is_complex() for x in tensors):
         return False
-    return op not in _WRITING or all(type(x) in PLAIN_TYPES for x in tensors)
+    is_read_alone = not dispatch_modes() and all(type(x) in PLAIN_TYPES for x in tensors)
+    return op not in _WRITING or is_read_alone
+
+
+_TRACED = ("FakeTensor", "FunctionalTensor")
+
+
+def resolve_for_python(*tensors):
+    """Resolves lazy views that Python would pass on: in a TorchDispatchMode, and DTensors.
+
+    PyTorch excludes the keys Conjugate and Negative there. So csrc could not ask for the bits, and
+    DTensor of torch 2.13 loses them where it divides a tensor into addends or gathers its shards.
+    Tensors that are traced keep them for the graph.
+    """
+    if not (dispatch_modes() or "torch.distributed.tensor" in sys.modules):
+        return tensors
+    return tuple(_resolve(x) if _is_passed_on(x) else x for x in tensors)
+
+
+def _is_passed_on(x):
+    if x is None or x.layout is not torch.strided or type(x).__name__ in _TRACED:
+        return False
+    return dispatch_modes() > 0 or type(x) not in PLAIN_TYPES
+
+
+def _resolve(x):
+    return x.resolve_conj().resolve_neg()
 
 
 def _kernel(op, below, keyset, *args, **options):
@@ -40,7 +73,7 @@ def _kernel(op, below, keyset, *args, **options):
     tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
     if _reads_bits(op, tensors.values()):
         return redispatch_without_python(op)(keyset & below, *args, **options)
-    resolved = named | {name: x.resolve_conj().resolve_neg() for name, x in tensors.items()}
+    resolved = named | {name: _resolve(x) for name, x in tensors.items()}
     positional = [resolved[name] for name in names[: len(args)]]
     result = op(*positional, **{name: resolved[name] for name in options})
     written = _WRITING.get(op)
