@@ -27,6 +27,9 @@ from torch._C import (
     _AutoDispatchBelowAutograd as BelowAutograd,
 )
 from torch._C import (
+    _dispatch_keyset_full_after as keys_after,
+)
+from torch._C import (
     _ExcludeDispatchKeyGuard as ExcludeKeys,
 )
 from torch._C import (
@@ -83,6 +86,7 @@ __all__ = [
     "is_in_fsdp_shards",
     "is_jit_tracing",
     "is_wrapped",
+    "keys_after",
     "may_be_in_a_graph",
     "redispatch_without_python",
     "register_pytree_node",

@@ -215,8 +215,7 @@ def convert(
     speed for squares from 2048 on, and at 0.85 with 1 to 128 rows.
 
     If torch_tiled does not multiply the input of a converted layer (integers, a nested tensor, a
-    tensor subclass, ...), the layer computes by torch as before, and warns once for each
-    reason.
+    tensor subclass, ...), the layer computes by torch as before, and warns once for each reason.
 
     Args:
         model: any module. If it is a layer, it is converted itself.

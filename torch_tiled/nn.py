@@ -23,7 +23,8 @@ class Linear(Freezable, torch.nn.Linear):
         bias: as for torch.nn.Linear.
         device: as for torch.nn.Linear.
         dtype: as for torch.nn.Linear; one of those of torch_tiled.matmul.
-        activation: "none", "relu", "gelu", "gelu_tanh", "tanh" or "silu".
+        activation: "none", "relu", "gelu", "gelu_tanh", "tanh" or "silu"; "none" if the dtype is
+            complex.
         precision: as for torch_tiled.matmul.
         algorithm: as for torch_tiled.matmul.
 

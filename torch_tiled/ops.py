@@ -1,5 +1,6 @@
 """The operators as Python functions: matmul, linear, gemm_, prepare, algorithms and explain."""
 
+import numbers
 import types
 
 import torch
@@ -44,12 +45,12 @@ def matmul(
             dimensions of a and b broadcast. Without out and out_dtype, b may be
             torch_tiled.prepare(b).
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
-        precision: how float32 operands, and parts of complex64 ones, are multiplied; ignored for
-            other dtypes. "fp32" uses tensor cores on Hopper GPUs, and is as accurate as an SGEMM
-            that adds in sequence where many products make up a sum; "ieee" rounds every FMA as IEEE
-            754 does, in one order on every GPU; "tf32" may round a and b to TF32's 11 bits, which
-            "auto" does on Hopper. On the CPU, "auto" is torch.matmul in every precision.
-            docs/guide/numerics.md has the error bounds.
+        precision: how float32 and complex64 operands are multiplied; ignored for other dtypes.
+            "fp32" uses tensor cores on Hopper GPUs, and is as accurate as an SGEMM that adds in
+            sequence where many products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in
+            one order on every GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on
+            Hopper. On the CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md
+            has the error bounds.
         out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
         out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
             float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or
@@ -225,8 +226,9 @@ def gemm_(
         a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
         b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
             those of c.
-        alpha: a number, by which the product is multiplied; complex for complex tensors only.
-        beta: a number, as alpha, by which c is multiplied before the product is added.
+        alpha: a number, by which the product is multiplied; it may be complex if c is.
+        beta: a number, by which c is multiplied before the product is added; it may be complex if
+            c is.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
 
@@ -245,7 +247,8 @@ def gemm_(
     """
     options = {"algorithm": algorithm, "precision": precision}
     for name, factor in (("alpha", alpha), ("beta", beta)):
-        if isinstance(factor, complex):  # schemas have no complex numbers
+        is_real = isinstance(factor, numbers.Real) or not isinstance(factor, numbers.Complex)
+        if not is_real:  # schemas have no complex numbers
             options[name], options[f"{name}_imag"] = factor.real, factor.imag
         else:
             options[name] = factor

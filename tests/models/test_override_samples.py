@@ -27,7 +27,10 @@ def doubled(sample, change=lambda x: x):
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int64],
+    [
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64),
+        *(torch.complex64, torch.complex128),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("op", [x for x in op_db if x.name in OPS], ids=lambda x: x.formatted_name)

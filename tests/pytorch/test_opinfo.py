@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from helpers.reference import assert_within, bound, gemm_bound, linear_bound, product
+from helpers.reference import assert_within, bound, gemm_bound, linear_bound, product, wide
 from helpers.thinning import pairwise
+from torch.testing import assert_close
 
 import torch_tiled
 
@@ -18,9 +19,11 @@ LINEAR = "nn.functional.linear"
 
 every_algorithm = pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
 every_layout = pytest.mark.parametrize("layout", ["contiguous", "noncontiguous"])
-every_float = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
-)
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+COMPLEX = [torch.complex64, torch.complex128]
+every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+every_complex = pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
 
 
 def every_op(*names):
@@ -41,17 +44,17 @@ def samples(op, device, dtype, layout):
 
 
 def assert_like_torch(actual, expected, exact, limit, torch_limit):
-    """`exact` is in float64; the limits say how far from it our result and torch's may be."""
+    """`exact` is in float64 or complex128. The limits say how far from it the results may be."""
     assert actual.dtype == expected.dtype
     assert actual.device == expected.device
     assert actual.stride() == expected.contiguous().stride()
     assert_within(actual, exact, limit)
-    assert_within(actual, expected.double(), limit + torch_limit)
+    assert_within(actual, wide(expected), limit + torch_limit)
 
 
 @pairwise
 @every_op(*PRODUCTS)
-@every_float
+@every_dtype
 @every_algorithm
 @every_layout
 def test_product(device, op, dtype, algorithm, layout):
@@ -81,14 +84,28 @@ def test_added_product(device, op, dtype, algorithm, layout):
 
 
 @pairwise
+@every_op(*ADDED_PRODUCTS)
+@every_complex
+@every_algorithm
+@every_layout
+def test_complex_added_product(device, op, dtype, algorithm, layout):
+    """PyTorch's samples have complex alpha and beta."""
+    for sample, expected in samples(op, device, dtype, layout):
+        (a, b), scale = sample.args, (sample.kwargs["alpha"], sample.kwargs["beta"])
+        actual = sample.input.expand(expected.shape).clone(memory_format=torch.contiguous_format)
+        torch_tiled.gemm_(actual, a, b, alpha=scale[0], beta=scale[1], algorithm=algorithm)
+        assert_close(actual, expected)
+
+
+@pairwise
 @every_op(LINEAR)
-@every_float
+@every_dtype
 @every_algorithm
 @every_layout
 def test_linear(device, op, dtype, algorithm, layout):
     for sample, expected in samples(op, device, dtype, layout):
         x, weight, bias = sample.input, sample.args[0], (*sample.args[1:], None)[0]
-        exact = product(x, weight.mT) + (0 if bias is None else bias.double())
+        exact = product(x, weight.mT) + (0 if bias is None else wide(bias))
         actual = torch_tiled.linear(x, weight, bias, algorithm=algorithm)
         limit = linear_bound(x, weight, bias, algorithm=algorithm)
         # PyTorch may round the product before it adds the bias; `auto` on the CPU is PyTorch's.

@@ -19,6 +19,7 @@ from .._internals import (
 from .activations import ACTIVATIONS
 from .derivatives import Linear, Matmul, without
 from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
+from .lazy import resolve_for_python
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
@@ -53,6 +54,7 @@ def _apply(function, redispatch, keyset, options, *tensors):
 def _matmul(keyset, a, b, **options):
     register_if_needed()
     try:
+        a, b = resolve_for_python(a, b)
         if is_differentiated_in_graph(a, b):
             return _apply(Matmul, _redispatch_matmul, keyset, options, a, b)
         return _redispatch_matmul(keyset & AFTER_AUTOGRAD, a, b, **options)
@@ -64,6 +66,7 @@ def _matmul(keyset, a, b, **options):
 def _linear(keyset, x, weight, bias=None, **options):
     register_if_needed()
     try:
+        x, weight, bias = resolve_for_python(x, weight, bias)
         if not is_differentiated_in_graph(x, weight, bias):
             return _redispatch_linear(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
         return _differentiated_linear(_redispatch_linear, keyset, options, x, weight, bias)
@@ -76,10 +79,10 @@ def _differentiated_linear(redispatch, keyset, options, *tensors):
     """linear, with an activation other than relu as a second operator.
 
     The derivatives of those need the product before the activation, which a fused kernel does not
-    store.
+    store. Complex operands have none, which the operator says.
     """
     activation = options.get("activation", "none")
-    if activation not in ACTIVATIONS or activation == "relu":
+    if activation not in ACTIVATIONS or activation == "relu" or tensors[0].is_complex():
         return _apply(Linear, redispatch, keyset, options, *tensors)
     y = _apply(Linear, redispatch, keyset, without(options, "activation"), *tensors)
     return ACTIVATIONS[activation](y)
@@ -104,6 +107,7 @@ def _prepared_matmul(keyset, a, b, hi_lo, inverse_scales, **options):
 
     register_if_needed()
     try:
+        a, b = resolve_for_python(a, b)
         if not is_differentiated_in_graph(a, b):
             return redispatch(keyset & AFTER_AUTOGRAD, a, b, **options)
         refuse_derivative_of_prepared("tiled::matmul", "b", b)
@@ -121,6 +125,7 @@ def _prepared_linear(keyset, x, weight, hi_lo, inverse_scales, bias=None, **opti
 
     register_if_needed()
     try:
+        x, weight, bias = resolve_for_python(x, weight, bias)
         if not is_differentiated_in_graph(x, weight, bias):
             return redispatch(keyset & AFTER_AUTOGRAD, x, weight, bias, **options)
         refuse_derivative_of_prepared("tiled::linear", "weight", weight)

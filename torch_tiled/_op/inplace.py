@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from .._internals import AFTER_AUTOGRAD, AFTER_INPLACE, redispatch_without_python
 from .gradient_flow import is_differentiated_in_graph, why_differentiated
+from .lazy import resolve_for_python
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
@@ -29,6 +30,7 @@ def _autograd_matmul_out(keyset, a, b, *, out, **options):
     register_if_needed()
     _refuse_derivatives("tiled::matmul", "out", a=a, b=b, out=out)
     try:
+        a, b = resolve_for_python(a, b)
         _redispatch_matmul_out(keyset & AFTER_AUTOGRAD, a, b, out=out, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
@@ -39,6 +41,7 @@ def _autograd_gemm(keyset, c, a, b, **options):
     register_if_needed()
     _refuse_derivatives("tiled::gemm_", "c", c=c, a=a, b=b)
     try:
+        a, b = resolve_for_python(a, b)
         _redispatch_gemm(keyset & AFTER_AUTOGRAD, c, a, b, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)

@@ -1,50 +1,95 @@
 """The operators on lazy views, whose values are conjugates or negatives of the numbers in memory.
 
-Conjugate
-    falls through to the next key: csrc reads the bit of a complex tensor, and multiplies by the
-    numbers in memory with other signs.
-Negative
-    does the same for complex tensors, such as -x.conj(). Real ones, such as z.conj().imag, are
-    resolved as by torch.matmul. PyTorch's own kernel would resolve complex operands as well, and a
-    written tensor only if the operator returns it.
+csrc reads the bits of complex tensors, and multiplies by the numbers in memory with other signs. So
+a complex tensor falls through the key Conjugate, and passes Negative, which it may have as well:
+-x.conj() is such a view.
+
+Two kinds of tensors are resolved here as by torch.matmul, and written tensors get the result:
+- real ones with the bit of a negative, such as z.conj().imag;
+- complex ones that an operator writes to, or reads while it writes, where Python passes them on.
+  Functionalization regenerates written views without their bits.
 """
 
 import functools
+import sys
 
 import torch
 
-from .._internals import DispatchKey, argument_names, redispatch_without_python
+from .._internals import (
+    DispatchKey,
+    argument_names,
+    dispatch_modes,
+    keys_after,
+    redispatch_without_python,
+)
 from .namespace import operators
+from .supported import PLAIN_TYPES
 
 _matmul, _linear = operators.matmul, operators.linear
-_WRITTEN = ("c", "out")  # the names of tensors that operators write to
+_WRITING = {_matmul.out: "out", operators.gemm_.default: "c"}  # and the name of what is written
+_READING = (
+    *(_matmul.default, _matmul.prepared, _linear.default, _linear.prepared),
+    *(operators.prepare.default, operators.explain.default),
+    *(operators._plain_matmul.default, operators._plain_linear.default),
+)
 
 
-def _negative_kernel(op, keyset, *args, **options):
+def _reads_bits(op, tensors):
+    """Returns whether csrc gets these tensors as they are, and reads their bits."""
+    if not any(x.is_complex() for x in tensors):
+        return False
+    is_read_alone = not dispatch_modes() and all(type(x) in PLAIN_TYPES for x in tensors)
+    return op not in _WRITING or is_read_alone
+
+
+_TRACED = ("FakeTensor", "FunctionalTensor")
+
+
+def resolve_for_python(*tensors):
+    """Resolves lazy views that Python would pass on: in a TorchDispatchMode, and DTensors.
+
+    PyTorch excludes the keys Conjugate and Negative there. So csrc could not ask for the bits, and
+    DTensor of torch 2.13 loses them where it divides a tensor into addends or gathers its shards.
+    Tensors that are traced keep them for the graph.
+    """
+    if not (dispatch_modes() or "torch.distributed.tensor" in sys.modules):
+        return tensors
+    return tuple(_resolve(x) if _is_passed_on(x) else x for x in tensors)
+
+
+def _is_passed_on(x):
+    if x is None or x.layout is not torch.strided or type(x).__name__ in _TRACED:
+        return False
+    return dispatch_modes() > 0 or type(x) not in PLAIN_TYPES
+
+
+def _resolve(x):
+    return x.resolve_conj().resolve_neg()
+
+
+def _kernel(op, below, keyset, *args, **options):
     names = argument_names(op)
     named = dict(zip(names, args, strict=False)) | options
-    if any(isinstance(x, torch.Tensor) and x.is_complex() for x in named.values()):
-        below = keyset.remove(DispatchKey.Negative)
-        return redispatch_without_python(op)(below, *args, **options)
-    resolved = {
-        name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in named.items()
-    }
+    tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
+    if _reads_bits(op, tensors.values()):
+        return redispatch_without_python(op)(keyset & below, *args, **options)
+    resolved = named | {name: _resolve(x) for name, x in tensors.items()}
     positional = [resolved[name] for name in names[: len(args)]]
     result = op(*positional, **{name: resolved[name] for name in options})
-    for name in _WRITTEN:
-        if name in named and named[name].is_neg():
-            named[name].copy_(resolved[name])
+    written = _WRITING.get(op)
+    if written and resolved[written] is not named[written]:
+        named[written].copy_(resolved[written])
     return result
 
 
 def register(library):
-    for op in (
-        *(_matmul.default, _matmul.out, _matmul.prepared, operators.gemm_.default),
-        *(_linear.default, _linear.prepared, operators.prepare.default),
-        *(operators._plain_matmul.default, operators._plain_linear.default),
-        operators.explain.default,
-    ):
+    after = {name: keys_after(getattr(DispatchKey, name)) for name in ("Conjugate", "Negative")}
+    for op in (*_READING, *_WRITING):
         name = op._name.split("::")[1].removesuffix(".default")
-        library.impl(name, torch.library.fallthrough_kernel, "Conjugate")
-        library.impl(name, functools.partial(_negative_kernel, op), "Negative", with_keyset=True)
+        for key, below in after.items():
+            if key == "Conjugate" and op in _READING:
+                library.impl(name, torch.library.fallthrough_kernel, key)
+            else:
+                kernel = functools.partial(_kernel, op, below)
+                library.impl(name, kernel, key, with_keyset=True)
     library.impl("_is_conj", torch.library.fallthrough_kernel, "Negative")

@@ -1,0 +1,251 @@
+"""Complex products and lazy views in torch.compile, torch.export and torch.library.opcheck."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.compiling import BACKENDS, count_compilations
+from torch._subclasses import FakeTensorMode
+from torch.testing import assert_close
+
+import torch_tiled
+
+ops = torch.ops.tiled
+COMPLEX = [torch.complex64, torch.complex128]
+every_complex = pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+VIEWS = {
+    "plain": lambda x: x,
+    "conj": lambda x: x.conj(),
+    "neg": lambda x: x._neg_view(),
+    "both": lambda x: x.conj()._neg_view(),
+    "adjoint": lambda x: x.mT.contiguous().mH,
+}
+every_view = pytest.mark.parametrize("view", VIEWS)
+
+
+def randn(*shape, device, dtype=torch.complex128, requires_grad=False):
+    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+@pytest.fixture(autouse=True)
+def fresh(fresh_compiler):
+    pass
+
+
+# --- opcheck, FakeTensors and meta tensors -------------------------------------------------------
+
+
+@every_complex
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck_products(requires_grad, dtype, device):
+    a, b = randn(2, 3, 4, device=device, dtype=dtype), randn(4, 5, device=device, dtype=dtype)
+    bias = randn(5, device=device, dtype=dtype)
+    for x in (a, b, bias):
+        x.requires_grad_(requires_grad)
+    for operands in ((a, b), (a[0], b), (a, b[:, 0])):
+        torch.library.opcheck(ops.matmul.default, operands)
+    torch.library.opcheck(ops.linear.default, (a, b.mT, bias))
+
+
+@every_complex
+def test_opcheck_writing(dtype, device):
+    a, b = randn(2, 3, 4, device=device, dtype=dtype), randn(4, 5, device=device, dtype=dtype)
+    c = randn(2, 3, 5, device=device, dtype=dtype)
+    factors = {"alpha": 0.5, "alpha_imag": 1.5, "beta": 2.0, "beta_imag": -1.0}
+    torch.library.opcheck(ops.gemm_.default, (c, a, b), factors)
+    torch.library.opcheck(ops.matmul.out, (a, b), {"out": c})
+
+
+@every_complex
+@pytest.mark.parametrize("k", [4, 130])
+def test_opcheck_prepared(k, dtype, device):
+    a, b = randn(3, k, device=device, dtype=dtype), randn(k, 5, device=device, dtype=dtype)
+    torch.library.opcheck(ops.prepare.default, (b,))
+    parts = ops.prepare(b)
+    torch.library.opcheck(ops.matmul.prepared, (a, b, *parts))
+    torch.library.opcheck(ops.linear.prepared, (a, b.mT, *parts, b[0]))
+
+
+def described(x):
+    return x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
+
+
+@every_view
+@every_complex
+def test_results_without_data(dtype, view, device):
+    a, b = randn(2, 3, 130, device=device, dtype=dtype), randn(130, 6, device=device, dtype=dtype)
+
+    def results(a, b):
+        a, b = VIEWS[view](a), VIEWS[view](b)
+        prepared = torch_tiled.prepare(b)
+        c = a.new_zeros(2, 3, 6).conj()
+        torch_tiled.gemm_(c, a, b, alpha=1j)
+        return [
+            torch_tiled.matmul(a, b),
+            torch_tiled.matmul(a, prepared),
+            torch_tiled.linear(a, b.mT, b[0]),
+            *(prepared.hi_lo, prepared.inverse_scales, c),
+        ]
+
+    expected = [described(x) for x in results(a, b)]
+    with FakeTensorMode() as mode:
+        assert [described(x) for x in results(*map(mode.from_tensor, (a, b)))] == expected
+    if device == "cpu":
+        assert [described(x) for x in results(a.to("meta"), b.to("meta"))] == expected
+
+
+# --- torch.compile -------------------------------------------------------------------------------
+
+
+def loss(linear, matmul, x, weight, bias):
+    """Products of conjugates that are made in the graph."""
+    y = linear(x * 2j, weight.conj(), bias.conj())
+    z = matmul(y.mH, x.conj())
+    return (z.abs() + (z * weight.conj()).imag).square().sum()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@every_complex
+def test_compile(dtype, backend, dynamic, device):
+    def ours(*tensors):
+        return loss(torch_tiled.linear, torch_tiled.matmul, *tensors)
+
+    compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows in (4, 7):
+        tensors = [
+            randn(*shape, device=device, dtype=dtype, requires_grad=True)
+            for shape in ((rows, 6), (5, 6), (5,))
+        ]
+        values = [compiled(*tensors), loss(F.linear, torch.matmul, *tensors)]
+        assert_close(*values)
+        assert_close(*(torch.autograd.grad(value, tensors) for value in values))
+
+
+@every_view
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lazy_views_from_outside_and_inside(backend, view, device):
+    """A graph that was traced for a plain tensor may not serve its conjugate."""
+
+    def inside(a, b):
+        return torch_tiled.matmul(VIEWS[view](a), VIEWS[view](b).mT)
+
+    a, b = randn(3, 4, device=device), randn(5, 4, device=device)
+    expected = VIEWS[view](a) @ VIEWS[view](b).mT
+    assert_close(torch.compile(inside, fullgraph=True, backend=backend)(a, b), expected)
+    compiled = torch.compile(torch_tiled.matmul, fullgraph=True, backend=backend)
+    assert_close(compiled(a, b.mT), a @ b.mT)
+    assert_close(compiled(VIEWS[view](a), VIEWS[view](b).mT), expected)
+
+
+def test_dynamic_shapes_need_no_guards_of_ours(device):
+    sizes = [(4, 5, 6), (7, 8, 9), (10, 3, 12), (64, 65, 66)]
+    matrices = [(randn(m, k, device=device), randn(k, n, device=device)) for m, n, k in sizes]
+    assert count_compilations(lambda a, b: torch_tiled.matmul(a.conj(), b), matrices) == 1
+
+
+@pytest.mark.parametrize("view", ["plain", "conj", "neg", "both"])
+def test_writes_of_lazy_views(view, device):
+    """Functionalization regenerates views that are written, but not their bits."""
+
+    change = VIEWS[view]
+
+    def write(c, d, a, b):
+        torch_tiled.gemm_(change(c), a.conj(), change(b), alpha=1 + 2j, beta=-1j)
+        torch_tiled.matmul(change(a), b, out=change(d))
+        return c + d
+
+    a, b, before = (randn(*shape, device=device) for shape in ((3, 4), (4, 5), (3, 5)))
+    sums = change((1 + 2j) * (a.conj() @ change(b)) - 1j * change(before))
+    product = change(change(a) @ b)
+    for f in (write, torch.compile(write, fullgraph=True, backend="aot_eager")):
+        c, d = before.clone(), torch.zeros_like(before)
+        assert_close(f(c, d, a, b), sums + product)
+        assert_close((c, d), (sums.resolve_conj().resolve_neg(), product.resolve_conj()))
+
+
+def test_writes_of_real_negatives(device):
+    def write(c, a, b):
+        return torch_tiled.gemm_(c.conj().imag, a.conj().imag, b.real).sum()
+
+    a, b, memory = (randn(*shape, device=device) for shape in ((3, 4), (4, 5), (3, 5)))
+    expected = memory.clone()
+    expected.imag.add_(a.imag @ b.real)
+    for f in (write, *(torch.compile(write, fullgraph=True, backend=x) for x in BACKENDS)):
+        c = memory.clone()
+        assert_close(f(c, a, b), -expected.imag.sum())
+        assert_close(c, expected)
+
+
+@pytest.mark.parametrize("alpha", [2, 2.5, 1 + 2j])
+def test_factors_in_a_graph(alpha, device):
+    def f(c, a, b):
+        return torch_tiled.gemm_(c.clone(), a, b, alpha=alpha, beta=alpha) * 1
+
+    c, a, b = (randn(*shape, device=device) for shape in ((3, 5), (3, 4), (4, 5)))
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(c, a, b), alpha * (a @ b + c))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_prepared_in_a_graph(backend, device):
+    a, b = randn(5, 130, device=device), randn(130, 6, device=device)
+
+    def f(a, b, prepared):
+        y = torch_tiled.matmul(a.conj(), torch_tiled.prepare(b.conj()))
+        return y, torch_tiled.linear(a, prepared, b[0].conj())
+
+    prepared = torch_tiled.prepare(b).mT
+    expected = a.conj() @ b.conj(), a @ b + b[0].conj()
+    assert_close(torch.compile(f, fullgraph=True, backend=backend)(a, b, prepared), expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_of_transforms(dynamic, device):
+    a, b = randn(3, 4, 5, device=device), randn(3, 5, 6, device=device)
+
+    def f(matmul, a, b):
+        def value(a, b):
+            return matmul(a.conj(), b).abs().square().sum()
+
+        return torch.func.vmap(torch.func.grad(value, argnums=(0, 1)))(a, b)
+
+    compiled = torch.compile(
+        lambda a, b: f(torch_tiled.matmul, a, b),
+        fullgraph=True,
+        dynamic=dynamic,
+        backend="aot_eager",
+    )
+    assert_close(compiled(a, b), f(torch.matmul, a, b))
+
+
+# --- torch.export --------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.layer = torch_tiled.nn.Linear(6, 5, device=device, dtype=torch.complex128)
+
+    def forward(self, x):
+        y = self.layer(x.conj())
+        return torch_tiled.matmul(y, y.mH)
+
+    def expected(self, x):
+        y = F.linear(x.conj(), self.layer.weight, self.layer.bias)
+        return y @ y.mH
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict, device, tmp_path):
+    model = Model(device)
+    rows = torch.export.Dim("rows", min=2, max=1024)
+    x = randn(4, 6, device=device)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert {ops.matmul.default, ops.linear.default} <= called
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    for rows in (2, 9):
+        x = randn(rows, 6, device=device)
+        for p in (program, loaded, program.run_decompositions()):
+            assert_close(p.module()(x), model.expected(x))
