@@ -46,7 +46,7 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
       "layout",
       std::string("a ") + layout(product.a) + ", b " + layout(product.b)};
   const bool hypothetical = compute_capability != 0 || sms != 0;
-  if (!hypothetical && is_torch_product(a, options)) {
+  if (!hypothetical && is_torch_product(a, b, options)) {
     lines.insert(lines.end(),
                  {"algorithm", "torch.matmul", "why", "on the CPU auto is PyTorch's own product"});
     return lines;

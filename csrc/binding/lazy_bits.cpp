@@ -1,6 +1,10 @@
 // The bits of lazy views, which PyTorch's stable ABI does not tell. The dispatcher does: it visits
 // the key Conjugate for a tensor with that bit, and Negative for one with the other. Two operators
 // have kernels there, which answer.
+//
+// Within a __torch_dispatch__ of Python these keys are excluded. There aten::is_conj and
+// aten::is_neg answer; elsewhere, below Autograd, the keys' fallbacks would resolve the tensor
+// first.
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/shim_utils.h>
@@ -31,10 +35,28 @@ bool ask(const char* op, const Tensor& x) {
 
 }  // namespace
 
-Lazy lazy_bits(const Tensor& x) {
-  if (!is_complex(x.scalar_type())) return {};
+namespace {
+
+Lazy bits_by_keys(const Tensor& x) {
   return {.conjugated = ask(NAME_OF(TORCH_TILED_NAMESPACE, "_is_conj"), x),
           .negated = ask(NAME_OF(TORCH_TILED_NAMESPACE, "_is_neg"), x)};
+}
+
+// For a tensor without bits_by_keys().
+Lazy hidden_bits(const Tensor& x) {
+  return {.conjugated = ask("aten::is_conj", x), .negated = ask("aten::is_neg", x)};
+}
+
+}  // namespace
+
+Lazy lazy_bits(const Tensor& x) {
+  if (!is_complex(x.scalar_type())) return {};
+  const Lazy bits = bits_by_keys(x);
+  return bits == Lazy{} ? hidden_bits(x) : bits;
+}
+
+bool hides_lazy_bits(const Tensor& x) {
+  return is_complex(x.scalar_type()) && bits_by_keys(x) == Lazy{} && hidden_bits(x) != Lazy{};
 }
 
 }  // namespace tiled

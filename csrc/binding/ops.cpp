@@ -34,7 +34,7 @@ namespace {
 Tensor multiply(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
                 ScalarType out, const PreparedOperand& prepared_b) {
   const Tensor c = allocate(options.op, product.shape, out, a);
-  if (is_torch_product(a, options)) {
+  if (is_torch_product(a, b, options)) {
     torch_product(options.op, a, b, c);
   } else {
     run(options, product, a, c, {}, prepared_b);
@@ -82,7 +82,7 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
                          "; pass an out of that shape (it is never resized)");
   }
   check_written(options.op, {"out", out}, product);
-  if (!is_torch_product(a, options)) {
+  if (!is_torch_product(a, b, options) || hides_lazy_bits(out)) {
     run(options, product, a, out);
   } else if (out.is_contiguous()) {
     torch_product(options.op, a, b, out);
@@ -124,11 +124,11 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
     fail(options.op, "c is " + shape_of(c) + " and the product is " + to_string(product.shape) +
                          "; c must have that shape, or more batch dimensions");
   }
-  check_written(options.op, {"c", c}, product);
   const OpEpilogue epilogue{.alpha = make_factor(options.op, "alpha", alpha_real, alpha_imag, c),
                             .beta = make_factor(options.op, "beta", beta_real, beta_imag, c)};
+  check_written(options.op, {"c", c}, product);
   if (epilogue.alpha == 0.0) product.k = 0;  // A and B are not read, as in BLAS
-  if (is_torch_product(a, options) && product.k > 0) {
+  if (is_torch_product(a, b, options) && product.k > 0) {
     const ScalarType type = is_16bit(a.scalar_type()) ? ScalarType::Float : a.scalar_type();
     const Tensor sums = allocate(options.op, product.shape, type, a);
     torch_product(options.op, a, b, sums);
@@ -171,7 +171,8 @@ Layer make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tens
 Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
                  const std::optional<Tensor>& bias, const PreparedOperand& prepared_weight) {
   const auto& [options, product, epilogue] = layer;
-  if (is_torch_product(x, options)) {  // linear.out would round twice
+  if (is_torch_product(x, weight, options) &&
+      !(bias && hides_lazy_bits(*bias))) {  // linear.out would round twice
     try {
       return torch_linear(options.op, x, weight, bias, epilogue.activation);
     } catch (const std::runtime_error&) {

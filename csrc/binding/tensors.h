@@ -51,6 +51,8 @@ ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<Sc
 // The bits of a lazy view of complex numbers. Real ones have none here: the dispatcher's key
 // Negative resolves them.
 Lazy lazy_bits(const Tensor& x);
+// Returns whether x has such bits that PyTorch's operators would not see here.
+bool hides_lazy_bits(const Tensor& x);
 // Reading a copy-on-write tensor leaves it shared; writing does not.
 Strided readable(const Tensor& x);
 Strided writable(const Tensor& x);

@@ -57,8 +57,9 @@ Tensor activate(const char* op, Activation activation, const Tensor& x) {
 
 }  // namespace
 
-bool is_torch_product(const Tensor& a, const Options& options) {
-  return !a.is_cuda() && options.algorithm == "auto";
+bool is_torch_product(const Tensor& a, const Tensor& b, const Options& options) {
+  if (a.is_cuda() || options.algorithm != "auto") return false;
+  return !hides_lazy_bits(a) && !hides_lazy_bits(b);
 }
 
 void torch_product(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {

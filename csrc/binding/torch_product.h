@@ -13,8 +13,9 @@
 
 namespace tiled {
 
-// Returns whether PyTorch computes the product.
-bool is_torch_product(const Tensor& a, const Options& options);
+// Returns whether PyTorch computes the product: on the CPU by algorithm auto, unless it would not
+// see the bits of a lazy operand.
+bool is_torch_product(const Tensor& a, const Tensor& b, const Options& options);
 
 // Writes a @ b to `out`, which has the product's shape.
 void torch_product(const char* op, const Tensor& a, const Tensor& b, const Tensor& out);

@@ -9,6 +9,8 @@ from helpers.memory import no_more_memory
 from helpers.needs import needs_cuda, needs_hopper
 from helpers.reference import PARTS, assert_same, parts, real_operands, takes
 from helpers.thinning import pairwise
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_tiled
 
@@ -288,3 +290,28 @@ def test_f64_mma_reads_b_as_it_lies(poisoned, tile, sizes, of_b):
         assert explained.tile == tile or of_b == "batched"
         result = torch_tiled.matmul(x, b, algorithm="f64_mma")
         assert_same(parts(result), parts(torch_tiled.matmul(x, b, algorithm="tiled64")))
+
+
+class PassingOn(TorchDispatchMode):
+    """Calls each operator from Python, where PyTorch excludes the keys Conjugate and Negative."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "naive"])
+@pytest.mark.parametrize("view", ["conjugate", "negative", "both", "adjoint"])
+@pytest.mark.parametrize("shape", [(7,), (7, 5)], ids=str)
+def test_bits_of_views_within_a_dispatch_mode(device, algorithm, view, shape):
+    a = VIEWS[view](normal(3, 7, dtype=torch.complex64, device=device))
+    b = normal(*shape, dtype=torch.complex64, device=device)
+    out = VIEWS[view](torch.zeros_like(a @ b)) if len(shape) == 2 else torch.zeros_like(a @ b)
+    bias = normal(3, dtype=torch.complex64, device=device).conj()
+    with torch.inference_mode(), PassingOn():
+        result = torch_tiled.matmul(a, b, algorithm=algorithm)
+        torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
+        layer = torch_tiled.linear(b.mT if b.dim() == 2 else b, a, bias, algorithm=algorithm)
+    expected = a @ b
+    assert_close(result, expected)
+    assert_close(out, expected)
+    assert_close(layer, expected.mT + bias if b.dim() == 2 else expected + bias)

@@ -288,28 +288,10 @@ def activated_bound(exact, limit, dtype):
     return STEEPEST * limit + exact.abs() * relative + absolute
 
 
-def _times(factor, size):
-    """The magnitudes of the parts of a complex factor times numbers of which `size` has those."""
-    return abs(factor.real) * size + abs(factor.imag) * size.flip(-1)
-
-
-def _complex_gemm_bound(c, a, b, alpha, beta, options):
-    a, b = real_operands(a, b)
-    size, lost = (
-        _times(complex(alpha), f(a, b, **options).unflatten(-1, (-1, 2))) for f in (_size, _lost)
-    )
-    size = size + _times(complex(beta), parts(c).double().abs())
-    # Each part of alpha * sum and of beta * c is two products, added one after another.
-    k, r = a.shape[-1], _roundings(a, **options) + 6
-    acc = accumulation_dtype(a.dtype)
-    return _bound(size, size, lost, r, k + 4, acc, a.dtype)
-
-
 def gemm_bound(c, a, b, alpha, beta, *, precision="fp32", algorithm="auto"):
     """The bound of alpha * a @ b + beta * c, with the roundings that alpha and beta add."""
     if c.is_complex():
-        options = {"precision": precision, "algorithm": algorithm}
-        return _complex_gemm_bound(c, a, b, alpha, beta, options)
+        return _complex_gemm_bound(c, a, b, complex(alpha), complex(beta), precision, algorithm)
     exact = alpha * product(a, b) + (beta * c.double() if beta else 0)
     size, lost = (abs(alpha) * f(a, b, algorithm, precision) for f in (_size, _lost))
     size = size + (abs(beta) * c.double().abs() if beta else 0)
@@ -318,6 +300,24 @@ def gemm_bound(c, a, b, alpha, beta, *, precision="fp32", algorithm="auto"):
     # the addition of beta * c. c meets beta's conversion and that addition.
     r = _roundings(a, algorithm, precision) + 3
     return _bound(exact, size, lost, r, k + 2, accumulation_dtype(a.dtype), c.dtype)
+
+
+def _complex_gemm_bound(c, a, b, alpha, beta, precision, algorithm):
+    """gemm_bound of each part: (x + iy)(u + iv) is xu - yv and xv + yu."""
+
+    def times(factor, x):
+        return abs(factor.real) * x + abs(factor.imag) * x.flip(-1)
+
+    real = real_operands(a, b)
+    size, lost = (_by_parts(f(*real, algorithm, precision), a, b) for f in (_size, _lost))
+    size, lost = times(alpha, size), times(alpha, lost)
+    exact = alpha * product(a, b)
+    if beta:
+        size, exact = size + times(beta, parts(c).double().abs()), exact + beta * wide(c)
+    # There are two more additions than with real factors.
+    r = _roundings(real[0], algorithm, precision) + 5
+    dtype = real[0].dtype
+    return _bound(parts(exact), size, lost, r, real[0].shape[-1] + 4, dtype, dtype)
 
 
 def rounded_bound(exact, size, k, roundings, dtype):

@@ -224,13 +224,13 @@ def check_gemm_(
             f"{op}: c is {_shape(c)} and the product is {product}; "
             f"c must have that shape, or more batch dimensions"
         )
-    _check_written(op, "c", c)
     for name, imaginary in (("alpha", alpha_imag), ("beta", beta_imag)):
         if imaginary != 0 and c.dtype not in COMPLEX:
             raise RuntimeError(
                 f"{op}: {name} has the imaginary part {imaginary:f} and c is {c.dtype}; pass a "
                 f"real {name}, or complex tensors"
             )
+    _check_written(op, "c", c)
     _check_algorithm(op, algorithm, precision, a.dtype)
 
 
