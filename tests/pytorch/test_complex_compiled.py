@@ -98,7 +98,7 @@ def test_results_without_data(dtype, view, device):
 
 def loss(linear, matmul, x, weight, bias):
     """Products of conjugates that are made in the graph."""
-    y = linear(x * 2j, weight.conj(), bias.conj())
+    y = linear(2 * x, weight.conj(), bias.conj())
     z = matmul(y.mH, x.conj())
     return (z.abs() + (z * weight.conj()).imag).square().sum()
 
