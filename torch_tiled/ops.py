@@ -238,7 +238,7 @@ def gemm_(
     Raises:
         RuntimeError: as torch_tiled.matmul does; also if a gradient or tangent would flow through
             the write, if elements of c share memory, or if c shares memory with a or b.
-        torch.OutOfMemoryError: there is no memory for a workspace.
+        torch.OutOfMemoryError: there is no memory for a workspace. c may then be written in part.
 
     Examples:
         >>> c, a, b = torch.ones(4, 8), torch.randn(4, 16), torch.randn(16, 8)
