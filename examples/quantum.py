@@ -290,6 +290,8 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("qubits", "layers", "runs", "spins", "slices", "steps"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    if args.slices < (least := 4 * args.spins):  # Taylor's series would not converge
+        parser.error(f"--slices is {args.slices}; {args.spins} spins need at least {least}")
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     circuits = [random_circuit(args.qubits, args.layers), fourier_transform(args.qubits)]

@@ -37,6 +37,7 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   const Options options = make_options("tiled::explain", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   const Product product = make_product(options.op, readable(a), readable(b));
+  check_countable(options.op, product);
   std::vector<std::string> lines{
       "problem",
       "m = " + std::to_string(product.m) + ", n = " + std::to_string(product.n) +

@@ -112,6 +112,13 @@ Problem make_problem(const Options& options, const Product& product, ScalarType 
   return p;
 }
 
+void check_countable(const char* op, const Product& product) {
+  constexpr int64_t kMost = int64_t{1} << 60;
+  if (std::max({product.m, product.n, product.k}) <= kMost) return;
+  fail(op, "m = " + std::to_string(product.m) + ", n = " + std::to_string(product.n) +
+               ", k = " + std::to_string(product.k) + "; none of them may be above 2**60");
+}
+
 ComplexProblem make_complex_problem(const Options& options, const Product& product,
                                     ScalarType operands) {
   ComplexProblem z;
@@ -186,6 +193,7 @@ void solve_complex(const Run& run, const ComplexProblem& z) {
 
 void run_complex(const Run& run, const Product& product, const Tensor& c,
                  const OpEpilogue& epilogue, const PreparedOperand& prepared_b) {
+  check_countable(run.options.op, product);
   ComplexProblem z = make_complex_problem(run.options, product, c.scalar_type());
   z.epilogue = epilogue.complex();
   z.prepared_b = prepared_b.packed;

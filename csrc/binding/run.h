@@ -54,6 +54,9 @@ ComplexProblem make_complex_problem(const Options& options, const Product& produ
 void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t operand_size,
                      int64_t out_size, const std::function<void(const Problem&)>& solve);
 
+// Throws where twice a size, or the cycles of a plan, could not be counted in 63 bits.
+void check_countable(const char* op, const Product& product);
+
 // Computes the product into c.
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
          const OpEpilogue& epilogue = {}, const PreparedOperand& prepared_b = {},

@@ -315,3 +315,14 @@ def test_bits_of_views_within_a_dispatch_mode(device, algorithm, view, shape):
     assert_close(result, expected)
     assert_close(out, expected)
     assert_close(layer, expected.mT + bias if b.dim() == 2 else expected + bias)
+
+
+@pytest.mark.parametrize("algorithm", ["simt", "fp16x3", "naive"])
+def test_sizes_of_which_two_are_too_many_to_count(algorithm):
+    a, b = (normal(*shape, dtype=torch.complex64, device="cpu") for shape in ((0, 1), (1, 1)))
+    with pytest.raises(RuntimeError, match=r"n = 4611686018427387904, .* above 2\*\*60"):
+        torch_tiled.matmul(a, b.expand(1, 2**62), algorithm=algorithm)
+    wide, real = b.expand(1, 2**62), torch.ones(1, 1).expand(1, 2**62)
+    for x, y in ((wide, wide.mT), (wide.mT, wide), (real, real.mT)):
+        with pytest.raises(RuntimeError, match=r"none of them may be above 2\*\*60"):
+            torch_tiled.explain(x, y, compute_capability=90, sms=132)

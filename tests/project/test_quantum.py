@@ -106,7 +106,7 @@ def test_the_products_are_torch_tiled_s():
 
 
 def test_the_example_prints_a_row_for_each_way(capsys, device):
-    options = ["--qubits", "4", "--layers", "2", "--runs", "1", "--spins", "2", "--slices", "4"]
+    options = ["--qubits", "4", "--layers", "2", "--runs", "1", "--spins", "2", "--slices", "8"]
     quantum.main([*options, "--steps", "8", "--device", device])
     lines = capsys.readouterr().out.splitlines()
     names = [way.name for way in quantum.ways(device)]
