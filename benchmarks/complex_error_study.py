@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import plots
 from check import full_precision_peer, reference
-from error_study import add, describe, finish, parse, redraw
+from error_study import add, describe, finish, parse, products_of, redraw
 from rows import select
 
 import torch_tiled
@@ -162,15 +162,12 @@ def main(argv=None):
     heading = "  ".join(f"{way:>19}" for way in ways)
     print(f"{'worse part (by modulus)':28} {'K':>6}  {heading}  recomputed")
     with full_precision_peer("fp32"):
-        for operands in OPERANDS:
-            k = 64
-            while k <= args.k_max:
-                found = study(operands, k, ways, args)
-                rows += found
-                errors = "  ".join(f"{x['part_error']:9.2e} ({x['error']:.1e})" for x in found)
-                share = next(row["recomputed"] for row in found if "recomputed" in row)
-                print(f"{operands:28} {k:6}  {errors}  {share:10.4f}", flush=True)
-                k *= 2
+        for operands, k in products_of(OPERANDS, args.k_max):
+            found = study(operands, k, ways, args)
+            rows += found
+            errors = "  ".join(f"{x['part_error']:9.2e} ({x['error']:.1e})" for x in found)
+            share = next(row["recomputed"] for row in found if "recomputed" in row)
+            print(f"{operands:28} {k:6}  {errors}  {share:10.4f}", flush=True)
     finish(args, {"header": header, "rows": rows}, draw)
     return 0
 

@@ -185,6 +185,15 @@ def parse(argv, description=__doc__):
     return args
 
 
+def products_of(kinds, k_max):
+    """Yields each kind of operands with each K: powers of two from 64 on."""
+    for kind in kinds:
+        k = 64
+        while k <= k_max:
+            yield kind, k
+            k *= 2
+
+
 def describe(args, words):
     """The header of the results of a command line."""
     command_line = machine.command_line(words, args.json, args.plot)
@@ -219,15 +228,12 @@ def main(argv=None):
     rows = []
     print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
     with full_precision_peer("fp32"):
-        for operands in OPERANDS:
-            k = 64
-            while k <= args.k_max:
-                found = study(operands, k, ways, args)
-                rows += found
-                errors = "  ".join(f"{row['error']:12.3g}" for row in found)
-                share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
-                print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
-                k *= 2
+        for operands, k in products_of(OPERANDS, args.k_max):
+            found = study(operands, k, ways, args)
+            rows += found
+            errors = "  ".join(f"{row['error']:12.3g}" for row in found)
+            share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
+            print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
         iterated = iterate(ways, args)
     for length in LENGTHS:
         found = [row for row in iterated if row["multiplications"] == length]

@@ -149,9 +149,8 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
             return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
         if not _have_ranks(a, b, ranks):
             return None
-        if isinstance(beta, complex) or isinstance(alpha, complex):
-            if not input.is_complex():
-                return None
+        if not input.is_complex() and any(isinstance(x, complex) for x in (alpha, beta)):
+            return None
         if beta == 0 and input.requires_grad:  # its gradient is zeros, and not None
             return None
         if sum_batch:

@@ -33,10 +33,6 @@ bool ask(const char* op, const Tensor& x) {
   return torch::stable::detail::to<bool>(stack[0]);
 }
 
-}  // namespace
-
-namespace {
-
 Lazy bits_by_keys(const Tensor& x) {
   return {.conjugated = ask(NAME_OF(TORCH_TILED_NAMESPACE, "_is_conj"), x),
           .negated = ask(NAME_OF(TORCH_TILED_NAMESPACE, "_is_neg"), x)};

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <type_traits>
+
+#include "core/split_in_two.h"
+#include "core/stored_batch.h"
 
 namespace tiled {
 namespace {
@@ -29,23 +31,11 @@ int64_t bytes_of(const Pack& pack) {
   return bytes;
 }
 
-// Sets the batch of a pass to that of `from`, without dimensions over which it is broadcast.
-void set_batch(Pack& pack, const Batch& batch, const Matrix& from) {
-  for (int d = 0; d < batch.rank; ++d) {
-    if (from.batch_stride[d] == 0) continue;
-    pack.batch.size[pack.batch.rank] = batch.size[d];
-    pack.from.batch_stride[pack.batch.rank++] = from.batch_stride[d];
-    pack.batch.count *= batch.size[d];
-  }
-}
-
-// The batch strides, in parts of numbers, of the matrices that a pass writes.
-void set_batch_strides(Matrix& real, const Pack& pack, const Batch& batch, const Matrix& from) {
-  int64_t stride = 2 * pack.matrix_size();
-  for (int d = batch.rank - 1; d >= 0; --d) {
-    real.batch_stride[d] = from.batch_stride[d] == 0 ? 0 : stride;
-    if (from.batch_stride[d] != 0) stride *= batch.size[d];
-  }
+// Sets the batch of a pass, without dimensions over which its operand is broadcast, and that of the
+// real operand that it writes.
+void set_batch(Pack& pack, const Batch& batch, Matrix& real) {
+  const StoredBatch stored = stored_batch(batch, pack.from, 2 * pack.matrix_size(), real);
+  pack.batch = stored.batch, pack.from = stored.from;
 }
 
 // The same matrix, with strides that count parts of numbers. Its rows are contiguous.
@@ -61,7 +51,6 @@ Pack pack_of_a(const ComplexProblem& z) {
   Pack pack;
   pack.dtype = p.dtype, pack.rows = p.m, pack.cols = p.k, pack.from = p.a;
   pack.to_row_stride = padded_row(p.dtype, p.k);
-  set_batch(pack, p.batch, p.a);
   if (z.prepared_b != nullptr) {
     pack.negated[0][0] = z.a.negated;
     pack.negated[0][1] = z.a.negated != z.a.conjugated;
@@ -131,10 +120,10 @@ RealProblem as_real(const ComplexProblem& z) {
 
   const bool resolves_a = z.prepared_b != nullptr && z.a != Lazy{};
   if (resolves_a || !has_contiguous_rows(p.a, p.k)) {
-    const Pack& pack = real.pack_a.emplace(pack_of_a(z));
-    real.a_bytes = bytes_of(pack);
+    Pack& pack = real.pack_a.emplace(pack_of_a(z));
     r.a = {.row_stride = 2 * pack.to_row_stride, .col_stride = 1};
-    set_batch_strides(r.a, pack, p.batch, p.a);
+    set_batch(pack, p.batch, r.a);
+    real.a_bytes = bytes_of(pack);
   } else {
     r.a = as_real_matrix(p.a);
   }
@@ -144,11 +133,10 @@ RealProblem as_real(const ComplexProblem& z) {
   } else {
     const bool k_major = p.b.row_stride < p.b.col_stride;
     Pack& pack = real.pack_b.emplace(pack_of_b(p.dtype, p.b, p.k, p.n, k_major, signs_of_b(z)));
-    set_batch(pack, p.batch, p.b);
-    real.b_bytes = bytes_of(pack);
     r.b = {.row_stride = 2 * pack.to_row_stride, .col_stride = 1};
     if (k_major) std::swap(r.b.row_stride, r.b.col_stride);
-    set_batch_strides(r.b, pack, p.batch, p.b);
+    set_batch(pack, p.batch, r.b);
+    real.b_bytes = bytes_of(pack);
   }
 
   if (needs_combine(z)) {
@@ -192,46 +180,19 @@ Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy
 
 std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const ComplexProblem& z) {
   constexpr int64_t kLeast = 16;  // rows or columns that are not split
-  std::pair parts{z, z};
-  const Problem& p = z.problem;
-  Problem& first = parts.first.problem;
-  Problem& second = parts.second.problem;
-  const int64_t bytes = 2 * size_of(p.dtype);  // of a complex number
-  const auto advance = [bytes](auto& matrix, int64_t elements) {
-    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix.data)>>,
-                                    const char, char>;
-    matrix.data = static_cast<Byte*>(matrix.data) + elements * bytes;
-  };
-  for (int d = 0; d < p.batch.rank; ++d) {
-    const int64_t size = p.batch.size[d];
-    if (size == 1) continue;
-    const int64_t front = ceil_div(size, 2);
-    first.batch.size[d] = front, second.batch.size[d] = size - front;
-    first.batch.count = p.batch.count / size * front;
-    second.batch.count = p.batch.count / size * (size - front);
-    advance(second.a, front * p.a.batch_stride[d]);
-    advance(second.b, front * p.b.batch_stride[d]);
-    advance(second.c, front * p.c.batch_stride[d]);
-    return parts;
-  }
+  Problem p = z.problem;
+  p.epilogue.bias = z.epilogue.bias, p.epilogue.bias_stride = z.epilogue.bias_stride;
   const bool along_m = p.m > p.n || z.prepared_b != nullptr;
-  const int64_t size = along_m ? p.m : p.n;
-  if (size <= kLeast) return std::nullopt;
-  const int64_t front = ceil_div(size, 2 * kLeast) * kLeast;
-  (along_m ? first.m : first.n) = front;
-  (along_m ? second.m : second.n) = size - front;
-  if (along_m) {
-    advance(second.a, front * p.a.row_stride);
-    advance(second.c, front * p.c.row_stride);
-  } else {
-    advance(second.b, front * p.b.col_stride);
-    advance(second.c, front * p.c.col_stride);
-    if (z.epilogue.bias != nullptr) {
-      parts.second.epilogue.bias =
-          static_cast<const char*>(z.epilogue.bias) + front * z.epilogue.bias_stride * bytes;
-    }
-  }
-  return parts;
+  const auto problems = split_in_two(p, along_m, kLeast, 2 * size_of(p.dtype));
+  if (!problems) return std::nullopt;
+  const auto part_of = [&z](const Problem& problem) {
+    ComplexProblem part = z;
+    part.problem = problem;
+    part.problem.epilogue = z.problem.epilogue;
+    part.epilogue.bias = problem.epilogue.bias;
+    return part;
+  };
+  return std::pair(part_of(problems->first), part_of(problems->second));
 }
 
 Pack prepared_pack(int64_t k, int64_t n, const Matrix& b, Lazy lazy) {

@@ -1,5 +1,5 @@
 #pragma once
-// What the passes of complex products do with an element, on the GPU and on the CPU.
+// The passes of complex products for a single element, on the GPU and on the CPU.
 
 #include "core/complex.h"
 #include "core/element.h"

@@ -2,8 +2,8 @@
 
 namespace tiled {
 
-// What PyTorch's bits of a lazy view say: the tensor's values are the conjugates of the numbers in
-// memory, or their negatives, or both.
+// The bits of PyTorch's lazy views: a tensor's values are the conjugates of the numbers in memory,
+// or their negatives, or both.
 struct Lazy {
   bool conjugated = false, negated = false;
 

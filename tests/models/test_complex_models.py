@@ -7,21 +7,13 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.complex_operands import VIEWS, every_complex
 from helpers.overriding import Products
 from helpers.presplit import assert_same_bits
 from helpers.reference import assert_within, linear_bound, product
 from torch.testing import assert_close
 
 import torch_tiled
-
-COMPLEX = [torch.complex64, torch.complex128]
-every_complex = pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-VIEWS = {
-    "plain": lambda x: x,
-    "conj": lambda x: x.conj(),
-    "neg": lambda x: x._neg_view(),
-    "both": lambda x: x.conj()._neg_view(),
-}
 
 
 def randn(*shape, device, dtype=torch.complex64, **options):

@@ -9,26 +9,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.calls import Calls
+from helpers.complex_operands import VIEWS as LAZY_VIEWS
+from helpers.complex_operands import every_complex
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import torch_tiled
 
-COMPLEX = [torch.complex64, torch.complex128]
-every_complex = pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-
 A_OF_RANK = {1: (3,), 2: (2, 3), 3: (2, 2, 3), 4: (2, 1, 2, 3)}
 B_OF_RANK = {1: (3,), 2: (3, 2), 3: (2, 3, 2), 4: (1, 2, 3, 2)}
 SHAPES = [(a, b) for a in A_OF_RANK.values() for b in B_OF_RANK.values()]
 SHAPES += [((2, 2, 3), (1, 3, 2)), ((2, 0), (0, 3)), ((0, 2, 3), (3, 2))]
 
-# Functions of a tensor whose result has the bit of a conjugate, of a negative, or both.
-VIEWS = {
-    "plain": lambda x: x,
-    "conj": lambda x: x.conj(),
-    "neg": lambda x: x._neg_view(),
-    "both": lambda x: x.conj()._neg_view(),
+VIEWS = LAZY_VIEWS | {
     "adjoint": lambda x: x.mT.contiguous().mH.conj(),
 }
 

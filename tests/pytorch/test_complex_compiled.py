@@ -4,19 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.compiling import BACKENDS, count_compilations
+from helpers.complex_operands import VIEWS as LAZY_VIEWS
+from helpers.complex_operands import every_complex
 from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 
 import torch_tiled
 
 ops = torch.ops.tiled
-COMPLEX = [torch.complex64, torch.complex128]
-every_complex = pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-VIEWS = {
-    "plain": lambda x: x,
-    "conj": lambda x: x.conj(),
-    "neg": lambda x: x._neg_view(),
-    "both": lambda x: x.conj()._neg_view(),
+VIEWS = LAZY_VIEWS | {
     "adjoint": lambda x: x.mT.contiguous().mH,
 }
 every_view = pytest.mark.parametrize("view", VIEWS)

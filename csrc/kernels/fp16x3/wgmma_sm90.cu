@@ -26,7 +26,7 @@
 
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
-#include "kernels/common/stored_batch.h"
+#include "core/stored_batch.h"
 #include "kernels/common/sub_problems.h"
 #include "kernels/common/workspace.h"
 #include "kernels/complex/passes.h"

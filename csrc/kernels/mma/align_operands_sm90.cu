@@ -14,7 +14,7 @@
 
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
-#include "kernels/common/stored_batch.h"
+#include "core/stored_batch.h"
 #include "kernels/mma/align_operands.h"
 #include "kernels/mma/load_16bit.cuh"
 #include "kernels/mma/plan.h"

@@ -6,7 +6,7 @@
 // Next:  a main loop that reads K-major operands as they lie.
 
 #include "kernels/common/launch.h"
-#include "kernels/common/stored_batch.h"
+#include "core/stored_batch.h"
 #include "kernels/simt/transpose.h"
 #include "ptx/pdl.cuh"
 

@@ -7,7 +7,7 @@
 #include "core/context.h"
 #include "core/order_tf32.h"
 #include "core/problem.h"
-#include "kernels/common/stored_batch.h"
+#include "core/stored_batch.h"
 
 namespace tiled::cuda {
 

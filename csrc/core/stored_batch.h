@@ -3,7 +3,7 @@
 
 #include "core/problem.h"
 
-namespace tiled::cuda {
+namespace tiled {
 
 struct StoredBatch {
   Batch batch;  // without broadcast dimensions
@@ -29,4 +29,4 @@ inline StoredBatch stored_batch(const Batch& all, const Matrix& from, int64_t si
   return stored;
 }
 
-}  // namespace tiled::cuda
+}  // namespace tiled
