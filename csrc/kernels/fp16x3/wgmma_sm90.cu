@@ -25,8 +25,8 @@
 #include <utility>
 
 #include "core/order_fp16x3.h"
-#include "kernels/common/launch.h"
 #include "core/stored_batch.h"
+#include "kernels/common/launch.h"
 #include "kernels/common/sub_problems.h"
 #include "kernels/common/workspace.h"
 #include "kernels/complex/passes.h"

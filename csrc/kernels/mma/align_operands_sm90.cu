@@ -12,9 +12,9 @@
 
 #include <algorithm>
 
+#include "core/stored_batch.h"
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
-#include "core/stored_batch.h"
 #include "kernels/mma/align_operands.h"
 #include "kernels/mma/load_16bit.cuh"
 #include "kernels/mma/plan.h"

@@ -5,8 +5,8 @@
 // Limit: DRAM bandwidth, and the time of one launch more.
 // Next:  a main loop that reads K-major operands as they lie.
 
-#include "kernels/common/launch.h"
 #include "core/stored_batch.h"
+#include "kernels/common/launch.h"
 #include "kernels/simt/transpose.h"
 #include "ptx/pdl.cuh"
 
