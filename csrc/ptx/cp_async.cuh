@@ -39,7 +39,8 @@ __device__ inline void cp_async_4_zfill(void* smem, const void* global, int byte
 }
 // Copies 8 bytes, or fills them with zeros where `bytes` is 0.
 __device__ inline void cp_async_8_zfill(uint32_t to, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(bytes)
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(to), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 // Copies kBytes bytes, or fills them with zeros where `bytes` is 0.

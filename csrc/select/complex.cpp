@@ -37,7 +37,8 @@ double pack_cycles(const RealProblem& real, const Context& context) {
 
 // The kernels that may read B as it lies. fp16x3_skinny does so if B is the longer operand, and
 // fp16x3_wgmma needs B' where it recomputes elements.
-constexpr std::string_view kF64Mma = "f64_mma", kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+constexpr std::string_view kF64Mma = "f64_mma", kF64Direct = "f64_direct",
+                           kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
 
 // Moves such a kernel to the front, if it takes fewer cycles so than others with a pass over B.
 bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
@@ -46,7 +47,8 @@ bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
   if (context.on_host() || !real.pack_b) return false;
   const auto in_place = std::ranges::find_if(choices, [&](const Choice& choice) {
     const std::string_view name = choice.kernel->name;
-    return name == kF64Mma || name == kWgmma || (name == kSkinny && p.m <= p.n);
+    return name == kF64Mma || name == kF64Direct || name == kWgmma ||
+           (name == kSkinny && p.m <= p.n);
   });
   if (in_place == choices.end()) return false;
   const double packed = choices.front().plan.cycles + pack_cycles(real, context);
@@ -68,6 +70,9 @@ bool launch_in_place(const Choice& choice, const ComplexProblem& z, const RealPr
   p.b = in_place_b(z);
   if (choice.kernel->name == kSkinny) {
     return cuda::launch_fp16x3_skinny_complex(p, signs, context);
+  }
+  if (choice.kernel->name == kF64Direct) {
+    return cuda::launch_f64_direct_complex(p, choice.plan, signs, context);
   }
   return cuda::launch_f64_mma_complex(p, choice.plan, signs, context);
 #else

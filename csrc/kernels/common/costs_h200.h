@@ -53,17 +53,35 @@ struct F64MmaTile {
   double alone, rate, overhead;
 };
 inline constexpr F64MmaTile kF64MmaTiles[] = {
-    {128, 128, 64, 32, 3, 128, 232, 40, 1, 87, 124, 6900},
-    {128, 64, 32, 32, 4, 64, 0, 0, 1, 27, 116, 4100},
-    {64, 64, 32, 32, 3, 64, 0, 0, 2, 42, 93, 3600},
-    {32, 32, 16, 16, 4, 64, 0, 0, 4, 30, 59, 2000},
-    {16, 64, 16, 16, 6, 64, 0, 0, 3, 20, 51, 2000},
-    {64, 16, 16, 16, 6, 64, 0, 0, 3, 20, 51, 2000},
+    {128, 128, 64, 32, 3, 128, 232, 40, 1, 87, 133, 10600},
+    {128, 64, 32, 32, 4, 64, 0, 0, 1, 27, 128, 6600},
+    {64, 64, 32, 32, 3, 64, 0, 0, 2, 44, 104, 5700},
+    {32, 32, 16, 16, 4, 64, 0, 0, 4, 30, 58, 3000},
+    {16, 64, 16, 16, 6, 64, 0, 0, 3, 29, 57, 2800},
+    {64, 16, 16, 16, 6, 64, 0, 0, 3, 33, 49, 2700},
 };
 struct F64Mma {
-  static constexpr double kLaunch = 7000;
-  static constexpr double kDram = 24;  // bytes
-  static constexpr double kReduceLaunch = 1900, kReduceElement = 0.3;
+  static constexpr double kLaunch = 5500;
+  static constexpr double kDram = 14.4;  // bytes
+  static constexpr double kReduceLaunch = 1100, kReduceElement = 1.6;
+};
+
+// A warp of f64_direct computes m x n elements of C, with `ahead` steps of 8 of K in flight. It
+// takes `alone` cycles for a step and `overhead` beside them, and an SM is busy for `shared` cycles
+// of a warp's step and `tile` beside them.
+struct F64DirectTile {
+  int m, n, ahead;
+  int blocks;  // of four warps that share an SM, at most
+  double alone, overhead, shared, tile;
+};
+inline constexpr F64DirectTile kF64DirectTiles[] = {
+    {8, 8, 22, 2, 145, 1550, 26, 540},   {8, 8, 10, 4, 204, 70, 26, 180},
+    {16, 8, 8, 3, 248, 70, 42, 190},     {16, 16, 4, 4, 407, 420, 56, 190},
+    {16, 32, 3, 3, 587, 1500, 106, 310},
+};
+struct F64Direct {
+  static constexpr double kLaunch = 3100;
+  static constexpr double kDram = 12.8;  // bytes
 };
 
 // --- simt ----------------------------------------------------------------------------------------

@@ -12,4 +12,7 @@ namespace tiled::cuda {
 bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
                             const Context& context);
 
+bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                               const Context& context);
+
 }  // namespace tiled::cuda

@@ -2,7 +2,6 @@
 // f64_mma: the launch of a tile.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include "core/order_chunked.h"
@@ -15,16 +14,13 @@
 
 namespace tiled::cuda::f64_mma {
 
-// With the totals of several chunks.
-template <class Tile>
-inline constexpr size_t kSharedMemory = sizeof(Smem<Tile>) + sizeof(TileSums<Tile>);
-
 // Without memory for the partial sums, K is not split. A complex B lies as in_place_b() describes
 // it.
 template <class Tile>
 void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
   constexpr int64_t kBytes = sizeof(double);
-  const int64_t chunks = ceil_div(p.k, kChunk);
+  const int64_t chunks = ceil_div(p.k, kChunk), tiles = count_tiles(p, Tile::kM, Tile::kN);
+  constexpr int64_t kMostTiles = 1u << 31;  // of which K is split
   Params params{
       .p = p,
       .scheduler = TileScheduler::of<Tile>(p),
@@ -33,7 +29,8 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
                     is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 2, kBytes),
       .c_in_pairs = is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 2, kBytes),
       .k_splits = static_cast<int>(plan.k_splits),
-      .totals_offset = offsetof(Smem<Tile>, stage),
+      .work_tiles = tiles * plan.k_splits,
+      .tiles = FastDivmod::of(static_cast<uint32_t>(std::min(tiles, kMostTiles))),
       .partial_sums = nullptr,
       .signs_of_b = signs_of_b,
   };
@@ -46,17 +43,12 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
       return run<Tile>(p, not_split, signs_of_b, context);
     }
   }
-  static_assert(kSharedMemory<Tile> <= kMaxSharedMemory);
-  const bool one_chunk = ceil_div(chunks, plan.k_splits) == 1;
-  if (!one_chunk) params.totals_offset = sizeof(Smem<Tile>);
-  const size_t smem_bytes =
-      std::max(sizeof(Smem<Tile>), params.totals_offset + sizeof(TileSums<Tile>));
+  static_assert(sizeof(Smem<Tile>) <= kMaxSharedMemory);
   const auto kernel = f64_mma_kernel<Tile>;
-  allow_shared_memory(kernel, kSharedMemory<Tile>);
-  for_grids(count_tiles(p, Tile::kM, Tile::kN), [&](int64_t first, unsigned blocks) {
-    const dim3 grid(blocks, static_cast<unsigned>(plan.k_splits));
-    launch_pdl(kernel, grid, Tile::kThreads, smem_bytes, context, params, first);
-  });
+  allow_shared_memory(kernel, sizeof(Smem<Tile>));
+  const int64_t blocks = std::min(params.work_tiles, int64_t{Tile::kBlocks} * context.sms);
+  launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
+             params);
   if (plan.k_splits > 1) launch_split_k_reduce(p, params.partial_sums, context);
 }
 
@@ -66,7 +58,7 @@ void run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
               const Context& context) {
   with_tile<kCount>(std::max(plan.tile, kFirst) - kFirst, [&]<int kIndex>() {
     using ThisTile = Tile<kFirst + kIndex, kComplex>;
-    static_assert(kFirst < kLargeTiles || kSharedMemory<ThisTile> <= 99 << 10,
+    static_assert(kFirst < kLargeTiles || sizeof(Smem<ThisTile>) <= 99 << 10,
                   "a block of compute capability 8.6 or 8.9 has at most 99 KiB of shared memory");
     run<ThisTile>(p, plan, signs_of_b, context);
     return true;

@@ -3,20 +3,21 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include <cstddef>
+#include <algorithm>
 #include <cstdint>
 
 #include "core/order_chunked.h"
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/costs_h200.h"
 #include "kernels/common/cp_async_loader.cuh"
+#include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
 #include "kernels/f64/fragment.cuh"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/mma_sync.cuh"
+#include "ptx/mma_f64.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -32,6 +33,8 @@ struct Tile {
   static constexpr h200::F64MmaTile kTile = h200::kF64MmaTiles[kIndex];
   static constexpr int kM = kTile.m, kN = kTile.n, kStages = kTile.stages;
   static constexpr int kK = 16;  // of a stage
+  // Consumers of a complex B take more registers.
+  static constexpr int kBlocks = std::min(kTile.blocks, kComplex ? 3 : 4);  // that share an SM
   static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n, kWarpsM = kM / kWarpM;
   static constexpr int kMmasM = kWarpM / 16, kMmasN = kWarpN / 8;
   static constexpr int kConsumers = kWarpsM * (kN / kWarpN) * 32,
@@ -47,29 +50,47 @@ struct Tile {
   static_assert(kK / kMmaK % 2 == 0, "a stage begins in the same place of B's fragments");
 };
 
+// The sums of a tile in shared memory, pairs of adjacent columns.
+template <class Tile>
+using TileSums = double2[Tile::kPairs][Tile::kConsumers];
+
 template <class Tile>
 struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
   Stage<Tile> stage[Tile::kStages];
+  TileSums<Tile> totals;
 };
-
-// The sums of a tile in shared memory, pairs of adjacent columns.
-template <class Tile>
-using TileSums = double2[Tile::kPairs][Tile::kConsumers];
 
 struct Params {
   Problem p;
   TileScheduler scheduler;
   bool a_in_pairs, b_in_pairs, c_in_pairs;
   int k_splits;
-  size_t totals_offset;  // in shared memory
+  int64_t work_tiles;    // tiles of C, times K splits
+  FastDivmod tiles;      // of C
   double* partial_sums;  // (chunk, batch, m, n), where K is split
   SignsOfB signs_of_b;   // of a complex B, which lies as in_place_b() describes it
 };
 
+// A block's share of the work: a tile of C, and chunks of K. Persistent blocks take every
+// gridDim.x-th one.
 template <class Tile>
-__device__ void produce(const Params& params, const TileCoord& tile, const ChunkRange& chunks,
+struct WorkTile {
+  TileCoord tile;
+  ChunkRange chunks;
+
+  __device__ static WorkTile of(const Params& params, int64_t index) {
+    const int64_t split = params.k_splits == 1 ? 0 : params.tiles.divide(index);
+    return {locate<Tile>(params.scheduler, index - split * params.tiles.by),
+            ChunkRange(params.p.k, static_cast<int>(split), params.k_splits)};
+  }
+};
+
+// Loads the stages of a work tile.
+template <class Tile>
+__device__ void produce(const Params& params, const WorkTile<Tile>& work, ptx::PipelineState& pipe,
                         Smem<Tile>& smem) {
+  const auto& [tile, chunks] = work;
   const Problem& p = params.p;
   const BatchOffsets offsets(p, tile.batch);
   const int thread = static_cast<int>(threadIdx.x) - Tile::kConsumers;
@@ -85,8 +106,6 @@ __device__ void produce(const Params& params, const TileCoord& tile, const Chunk
                 Tile::kProducers>
       load_b(reinterpret_cast<const ElementOfB*>(b), p.b.col_stride, p.b.row_stride,
              params.b_in_pairs, (p.n - tile.col) / kParts, thread);
-  ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
-  ptx::pdl_wait();
   for (int64_t left = chunks.length; left > 0; left -= Tile::kK, pipe.advance()) {
     ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
     Stage<Tile>& stage = smem.stage[pipe.stage];
@@ -165,17 +184,16 @@ __device__ void for_each_pair(const TileSums<Tile>& totals, int warp_row, int wa
   }
 }
 
+// Multiplies a work tile, and stores its sums.
 template <class Tile>
-__device__ void consume(const Params& params, const TileCoord& tile, const ChunkRange& chunks,
-                        Smem<Tile>& smem) {
-  auto& totals =
-      reinterpret_cast<TileSums<Tile>&>(reinterpret_cast<uint8_t*>(&smem)[params.totals_offset]);
+__device__ void consume(const Params& params, const WorkTile<Tile>& work, ptx::PipelineState& pipe,
+                        Accumulators<Tile>& acc, Smem<Tile>& smem) {
+  const auto& [tile, chunks] = work;
+  auto& totals = smem.totals;
   const Problem& p = params.p;
   const int warp = threadIdx.x / 32;
   const int warp_row = warp % Tile::kWarpsM * Tile::kWarpM;
   const int warp_col = warp / Tile::kWarpsM * Tile::kWarpN;
-  Accumulators<Tile> acc(params);
-  ptx::PipelineState pipe{.stages = Tile::kStages};
   auto stages_left = static_cast<int>(ceil_div(chunks.length, Tile::kK));
   // How many k of a stage there are, if `after` stages follow it.
   const int k_of_last = static_cast<int>((chunks.length - 1) % Tile::kK) + 1;
@@ -210,8 +228,6 @@ __device__ void consume(const Params& params, const TileCoord& tile, const Chunk
   for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
     NO_UNROLL
     for (int stages = min(stages_left, kChunk / Tile::kK); stages > 0; --stages) multiply_stage();
-    // The totals of an only chunk overwrite the stages, once all consumers have read them.
-    if (params.totals_offset < sizeof(smem)) ptx::named_barrier_sync(1, Tile::kConsumers);
     acc.add_to(totals, params.k_splits > 1 || chunk == 0);
     if (params.k_splits > 1) {
       const int64_t matrix = int64_t{chunk} * p.batch.count + tile.batch;
@@ -232,8 +248,8 @@ __device__ void consume(const Params& params, const TileCoord& tile, const Chunk
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kTile.blocks)
-    f64_mma_kernel(const __grid_constant__ Params params, int64_t first_tile) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    f64_mma_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (params.k_splits > 1) ptx::pdl_launch_dependents();
@@ -242,17 +258,25 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kTile.blocks)
                               Tile::kConsumers / 32);
   }
   __syncthreads();
-  const TileCoord tile = locate<Tile>(params.scheduler, first_tile + blockIdx.x);
-  const ChunkRange chunks(params.p.k, static_cast<int>(blockIdx.y), params.k_splits);
+  ptx::pdl_wait();
   constexpr bool kMovesRegisters = Tile::kTile.consumer_registers > 0;
-  if (threadIdx.x >= Tile::kConsumers) {
+  const bool produces = threadIdx.x >= Tile::kConsumers;
+  ptx::PipelineState pipe{.stages = Tile::kStages, .parity = produces ? 1 : 0};
+  if (produces) {
     if constexpr (kMovesRegisters)
       ptx::setmaxnreg_dec<Tile::kTile.producer_registers + Tile::kMoved>();
-    produce<Tile>(params, tile, chunks, smem);
+    NO_UNROLL
+    for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
+      produce<Tile>(params, WorkTile<Tile>::of(params, index), pipe, smem);
+    }
   } else {
     if constexpr (kMovesRegisters)
       ptx::setmaxnreg_inc<Tile::kTile.consumer_registers - Tile::kMoved>();
-    consume<Tile>(params, tile, chunks, smem);
+    Accumulators<Tile> acc(params);
+    NO_UNROLL
+    for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
+      consume<Tile>(params, WorkTile<Tile>::of(params, index), pipe, acc, smem);
+    }
   }
 }
 
