@@ -37,17 +37,21 @@ double pack_cycles(const RealProblem& real, const Context& context) {
 
 // The kernels that may read B as it lies. fp16x3_skinny does so if B is the longer operand, and
 // fp16x3_wgmma needs B' where it recomputes elements.
-constexpr std::string_view kF64Mma = "f64_mma", kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+constexpr std::string_view kF64Mma = "f64_mma", kSmall = "fp16x3_small", kDirect = "fp16x3_direct",
+                           kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+
+bool may_read_in_place(std::string_view kernel, const Problem& p) {
+  return kernel == kF64Mma || kernel == kSmall || kernel == kDirect || kernel == kWgmma ||
+         (kernel == kSkinny && p.m <= p.n);
+}
 
 // Moves such a kernel to the front, if it takes fewer cycles so than others with a pass over B.
 bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
   const Problem& p = real.problem;
   if (context.on_host() || !real.pack_b) return false;
-  const auto in_place = std::ranges::find_if(choices, [&](const Choice& choice) {
-    const std::string_view name = choice.kernel->name;
-    return name == kF64Mma || name == kWgmma || (name == kSkinny && p.m <= p.n);
-  });
+  const auto in_place = std::ranges::find_if(
+      choices, [&](const Choice& choice) { return may_read_in_place(choice.kernel->name, p); });
   if (in_place == choices.end()) return false;
   const double packed = choices.front().plan.cycles + pack_cycles(real, context);
   if (in_place->plan.cycles > packed) return false;
@@ -69,7 +73,10 @@ bool launch_in_place(const Choice& choice, const ComplexProblem& z, const RealPr
   if (choice.kernel->name == kSkinny) {
     return cuda::launch_fp16x3_skinny_complex(p, signs, context);
   }
-  return cuda::launch_f64_mma_complex(p, choice.plan, signs, context);
+  const auto launch = choice.kernel->name == kSmall    ? cuda::launch_fp16x3_small_complex
+                      : choice.kernel->name == kDirect ? cuda::launch_fp16x3_direct_complex
+                                                       : cuda::launch_f64_mma_complex;
+  return launch(p, choice.plan, signs, context);
 #else
   static_cast<void>(choice), static_cast<void>(z), static_cast<void>(real);
   static_cast<void>(p), static_cast<void>(context);

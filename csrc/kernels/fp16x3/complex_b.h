@@ -13,6 +13,12 @@ namespace tiled::cuda {
 // operand.
 bool launch_fp16x3_skinny_complex(const Problem& p, const SignsOfB& signs, const Context& context);
 
+// Compute small products, and many products of short K. The problem's `b` is that of in_place_b().
+bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                 const Context& context);
+bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                  const Context& context);
+
 struct ComplexB {
   Matrix in_place;  // in_place_b()
   SignsOfB signs;
