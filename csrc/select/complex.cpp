@@ -35,49 +35,62 @@ double pack_cycles(const RealProblem& real, const Context& context) {
   return kLaunch + bytes / (kDram * context.sms);
 }
 
-// The kernels that may read B as it lies. fp16x3_skinny does so if B is the longer operand, and
-// fp16x3_wgmma needs B' where it recomputes elements.
-constexpr std::string_view kF64Mma = "f64_mma", kF64Direct = "f64_direct",
-                           kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+// A kernel that reads B as it lies. A null launch is that of fp16x3_wgmma, which needs B' where it
+// recomputes elements.
+struct InPlace {
+  std::string_view kernel;
+  bool (*launch)(const Problem&, const Plan&, const SignsOfB&, const Context&);
+  bool if_b_is_longer = false;
+};
+constexpr std::string_view kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+
+const InPlace* in_place(std::string_view kernel, const Problem& p) {
+#ifdef TORCH_TILED_WITH_CUDA
+  static constexpr InPlace kKernels[] = {
+      {"f64_mma", cuda::launch_f64_mma_complex},
+      {"f64_direct", cuda::launch_f64_direct_complex},
+      {"fp16x3_small", cuda::launch_fp16x3_small_complex},
+      {"fp16x3_direct", cuda::launch_fp16x3_direct_complex},
+      {kSkinny, cuda::launch_fp16x3_skinny_complex, /*if_b_is_longer=*/true},
+      {kWgmma, nullptr},
+  };
+  for (const InPlace& each : kKernels) {
+    if (each.kernel == kernel && (!each.if_b_is_longer || p.m <= p.n)) return &each;
+  }
+#else
+  static_cast<void>(kernel), static_cast<void>(p);
+#endif
+  return nullptr;
+}
 
 // Moves such a kernel to the front, if it takes fewer cycles so than others with a pass over B.
 bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
   const Problem& p = real.problem;
   if (context.on_host() || !real.pack_b) return false;
-  const auto in_place = std::ranges::find_if(choices, [&](const Choice& choice) {
-    const std::string_view name = choice.kernel->name;
-    return name == kF64Mma || name == kF64Direct || name == kWgmma ||
-           (name == kSkinny && p.m <= p.n);
-  });
-  if (in_place == choices.end()) return false;
+  const auto found = std::ranges::find_if(
+      choices, [&](const Choice& choice) { return in_place(choice.kernel->name, p) != nullptr; });
+  if (found == choices.end()) return false;
   const double packed = choices.front().plan.cycles + pack_cycles(real, context);
-  if (in_place->plan.cycles > packed) return false;
-  std::rotate(choices.begin(), in_place, in_place + 1);
+  if (found->plan.cycles > packed) return false;
+  std::rotate(choices.begin(), found, found + 1);
   return true;
 }
 
 // Launches the choice without a pass over B. `p` is the real problem.
 bool launch_in_place(const Choice& choice, const ComplexProblem& z, const RealProblem& real,
                      Problem p, const Context& context) {
-#ifdef TORCH_TILED_WITH_CUDA
   const SignsOfB signs = signs_of_b(z);
-  if (choice.kernel->name == kWgmma) {
-    const cuda::ComplexB b{.in_place = in_place_b(z), .signs = signs, .pack = *real.pack_b};
-    p.b.data = b.pack.to;
-    return cuda::launch_fp16x3_wgmma_complex(p, b, choice.plan, context);
+  if (const auto launch = in_place(choice.kernel->name, p)->launch) {
+    p.b = in_place_b(z);
+    return launch(p, choice.plan, signs, context);
   }
-  p.b = in_place_b(z);
-  if (choice.kernel->name == kSkinny) {
-    return cuda::launch_fp16x3_skinny_complex(p, signs, context);
-  }
-  if (choice.kernel->name == kF64Direct) {
-    return cuda::launch_f64_direct_complex(p, choice.plan, signs, context);
-  }
-  return cuda::launch_f64_mma_complex(p, choice.plan, signs, context);
+#ifdef TORCH_TILED_WITH_CUDA
+  const cuda::ComplexB b{.in_place = in_place_b(z), .signs = signs, .pack = *real.pack_b};
+  p.b.data = b.pack.to;
+  return cuda::launch_fp16x3_wgmma_complex(p, b, choice.plan, context);
 #else
-  static_cast<void>(choice), static_cast<void>(z), static_cast<void>(real);
-  static_cast<void>(p), static_cast<void>(context);
+  static_cast<void>(real);
   return false;
 #endif
 }

@@ -1,4 +1,4 @@
-"""The complex dtypes as parameters of tests, and lazy views of a complex tensor."""
+"""The complex dtypes as parameters of tests, and views of a complex tensor."""
 
 import pytest
 import torch
@@ -13,3 +13,19 @@ VIEWS = {
     "neg": lambda x: x._neg_view(),
     "both": lambda x: x.conj()._neg_view(),
 }
+
+# Functions of a tensor that give the same values, stored in another way.
+STORED = {
+    "as it is": lambda x: x,
+    "conjugate": lambda x: x.conj().resolve_conj().conj(),
+    "negative": lambda x: torch._neg_view(-x),
+    "both": lambda x: torch._neg_view((-x).conj().resolve_conj().conj()),
+    "adjoint": lambda x: x.mH.resolve_conj().contiguous().mH,
+    "transpose": lambda x: x.mT.contiguous().mT,
+    "strided": lambda x: x.repeat_interleave(2, -2).repeat_interleave(3, -1)[..., ::2, ::3],
+    "shifted": lambda x: torch.cat([x[..., :1], x], -1)[..., 1:],
+}
+
+
+def normal(*shape, dtype, device):
+    return torch.randn(*shape, dtype=dtype, device=device)

@@ -10,8 +10,15 @@
 namespace tiled::cuda {
 
 // Computes a product with few rows. The problem's `b` is that of in_place_b(), and is the longer
-// operand.
-bool launch_fp16x3_skinny_complex(const Problem& p, const SignsOfB& signs, const Context& context);
+// operand. The plan of this kernel has no choice of tiles.
+bool launch_fp16x3_skinny_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                  const Context& context);
+
+// Compute small products, and many products of short K. The problem's `b` is that of in_place_b().
+bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                 const Context& context);
+bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                  const Context& context);
 
 struct ComplexB {
   Matrix in_place;  // in_place_b()

@@ -1,5 +1,5 @@
 #pragma once
-// A column of the real operand B' that a complex B stands for (core/complex.h), on the GPU.
+// Columns of the real operand B' that a complex B stands for (core/complex.h), on the GPU.
 
 #include <cstdint>
 
@@ -24,6 +24,34 @@ struct ComplexColumn {
     const float first = is_imaginary ? z.y : z.x, second = is_imaginary ? z.x : z.y;
     return {float_of(bits_of(first) ^ first_sign), float_of(bits_of(second) ^ second_sign)};
   }
+};
+
+// The two columns of B' that a column of B stands for, by pairs of 16-bit floats, which are the
+// parts hi or lo of a number's x and y. Both columns have the same magnitudes, so that a column of
+// B is split once. Column 0 is that of real parts, or of imaginary parts where `swapped`.
+class ComplexColumns {
+ public:
+  __device__ ComplexColumns(const SignsOfB& negated, bool swapped) {
+    const uint32_t real = pair_of(negated.x_even, negated.y_odd);
+    const uint32_t imaginary = pair_of(negated.y_even, negated.x_odd);
+    signs_[0] = swapped ? imaginary : real, signs_[1] = swapped ? real : imaginary;
+    order_[0] = swapped ? kSwap : kKeep, order_[1] = swapped ? kKeep : kSwap;
+  }
+
+  // The pair of a column in place of (x, y).
+  __device__ uint32_t pair(uint32_t xy, int column) const {
+    return __byte_perm(xy, 0, order_[column]) ^ signs_[column];
+  }
+  __device__ uint4 pair(const uint4& xy, int column) const {
+    return {pair(xy.x, column), pair(xy.y, column), pair(xy.z, column), pair(xy.w, column)};
+  }
+
+ private:
+  static constexpr uint32_t kKeep = 0x3210, kSwap = 0x1032;  // of the four bytes
+  static __device__ uint32_t pair_of(bool first, bool second) {
+    return (first ? 1u << 15 : 0) | (second ? 1u << 31 : 0);
+  }
+  uint32_t signs_[2], order_[2];
 };
 
 }  // namespace tiled::cuda

@@ -19,13 +19,16 @@
 #include <cstdint>
 #include <iterator>
 
+#include "core/complex.h"
 #include "core/order_fp16x3.h"
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/direct_load.cuh"
 #include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/recompute_complex.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
 #include "ptx/ldmatrix.cuh"
@@ -144,7 +147,12 @@ struct Staged {
       const int64_t col = first_col + (kAlongCols ? inner : outer);
       float sum = sums[outer * kPitch];
       if (isnan(sum)) {
-        sum = recompute_by_thread(p, batch, row, col, params.recomputed);
+        if constexpr (Tile::kComplex) {
+          const SignsOfB& signs = params.operands[1].signs;
+          sum = recompute_complex(p, signs, batch, row, col, params.recomputed);
+        } else {
+          sum = recompute_by_thread(p, batch, row, col, params.recomputed);
+        }
       } else if (params.identity_epilogue) {
         continue;
       }
@@ -251,33 +259,42 @@ void launch(Params& params, const Context& context) {
   });
 }
 
-OperandParams operand_params(const Matrix& matrix) {
+OperandParams operand_params(const Matrix& matrix, const SignsOfB& signs) {
   return {static_cast<const float*>(matrix.data), matrix.row_stride,
-          static_cast<int>(matrix.col_stride)};
+          static_cast<int>(matrix.col_stride), signs};
 }
 
-}  // namespace
-}  // namespace fp16x3_direct
-
-bool launch_fp16x3_direct(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace fp16x3_direct;
+template <bool kComplex>
+bool run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   const RecomputedCounter counter(context);
   if (counter.lacks_memory()) return false;
   Params params{};
-  params.operands[0] = operand_params(p.a);
-  params.operands[1] = operand_params(transposed(p.b));
+  params.operands[0] = operand_params(p.a, {});
+  params.operands[1] = operand_params(transposed(p.b), signs_of_b);
   params.identity_epilogue = p.epilogue.is_identity();
   params.recomputed = counter.on_gpu();
   params.p = p;
   params.keeps_a = fp16x3_direct_keeps_a(p);
   params.tiles = plan.tiles_per_block;
   with_tile<std::size(h200::kFp16x3DirectTiles)>(plan.tile, [&]<int kIndex>() {
-    launch<Tile<kIndex>>(params, context);
+    launch<Tile<kIndex, kComplex>>(params, context);
     return true;
   });
   counter.read();
   return true;
+}
+
+}  // namespace
+}  // namespace fp16x3_direct
+
+bool launch_fp16x3_direct(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_direct::run<false>(p, plan, {}, context);
+}
+
+bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                  const Context& context) {
+  return fp16x3_direct::run<true>(p, plan, signs, context);
 }
 
 }  // namespace tiled::cuda

@@ -8,8 +8,8 @@
 #include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/on_the_fly.h"
+#include "kernels/fp16x3/recompute_complex.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "ptx/pdl.cuh"
 
@@ -18,33 +18,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 5;  // at least; recomputing elements takes the most registers
-
-// Recomputes an element of which B is complex. A warp of threads, each with an element of its own,
-// waits for the longest: few products have such elements, and K is all that they read.
-__device__ __noinline__ float recompute_complex(const OnTheFlyParams& params, int64_t matrix,
-                                                int64_t row, int64_t col) {
-  const Problem& p = params.p;
-  if (params.recomputed != nullptr) atomicAdd(params.recomputed, 1ull);
-  const ComplexColumn column(params.signs_of_b, col);
-  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, matrix) +
-                   row * p.a.row_stride;
-  const auto* b = reinterpret_cast<const float2*>(static_cast<const float*>(p.b.data) +
-                                                  batch_offset(p.batch, p.b, matrix) +
-                                                  col / 2 * 2 * p.b.col_stride);
-  float total = kAddIdentity<float>;
-  for (int64_t left = p.k; left > 0; left -= kChunk) {
-    const int pairs = static_cast<int>(min(left, int64_t{kChunk})) / 2;
-    float acc = 0;
-    _Pragma("unroll 4") for (int i = 0; i < pairs; ++i) {
-      const float2 numbers = column.numbers(__ldg(b));
-      acc = fused_multiply_add(__ldg(a), numbers.x, acc);
-      acc = fused_multiply_add(__ldg(a + p.a.col_stride), numbers.y, acc);
-      a += 2 * p.a.col_stride, b += p.b.row_stride;
-    }
-    total += acc;
-  }
-  return total;
-}
 
 // A thread adds kWidth adjacent columns of a row of sums.
 template <int kWidth, bool kComplex>
@@ -114,7 +87,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const bool flagged = (flags & 1) != 0;
     float recomputed = 0;
     if constexpr (kComplex) {
-      if (flagged) recomputed = recompute_complex(params, matrix, c_row(j), c_col(j));
+      if (flagged) {
+        recomputed = recompute_complex(params.p, params.signs_of_b, matrix, c_row(j), c_col(j),
+                                       params.recomputed);
+      }
     } else {
       recomputed =
           recompute_if_flagged(params.p, flagged, matrix, c_row(j), c_col(j), params.recomputed);

@@ -173,7 +173,8 @@ bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context)
   return launch_skinny(p, context, params_of_tiles);
 }
 
-bool launch_fp16x3_skinny_complex(const Problem& p, const SignsOfB& signs, const Context& context) {
+bool launch_fp16x3_skinny_complex(const Problem& p, const Plan&, const SignsOfB& signs,
+                                  const Context& context) {
   return launch_skinny(p, context, [&](const Problem& part) {
     OnTheFlyParams params = params_of_tiles(part);
     params.b_is_complex = true;

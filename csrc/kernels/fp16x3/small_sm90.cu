@@ -19,10 +19,13 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/complex.h"
 #include "core/order_fp16x3.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/recompute_complex.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
 #include "kernels/fp16x3/small_load.cuh"
@@ -114,13 +117,18 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int k = static_cast<int>(p.k);
   {
     const int warp = threadIdx.x / 32, panel = warp % Tile::kPanels, rank = warp / Tile::kPanels;
-    const bool is_b = panel >= Tile::kPanelsOfA;
+    const bool is_b = panel >= Tile::kPanelsOfA, is_complex_b = Tile::kComplex && is_b;
     const OperandParams& operand = params.operands[is_b];
     const int row = panel * 16 + threadIdx.x % 16, first_k = rank * 16;
     const int64_t first_row =
         is_b ? tile.col + (panel - Tile::kPanelsOfA) * 16 : tile.row + panel * 16;
     Fragment* fragment = &smem.fragments[warp];
-    Range range = load_panel<Tile>(operand, p.batch, tile.batch, first_row, first_k, k, fragment);
+    const auto load = [&]<bool kComplex>() {
+      return load_panel<Tile, kComplex>(operand, p.batch, tile.batch, first_row, first_k, k,
+                                        fragment);
+    };
+    Range range = is_complex_b ? load.template operator()<Tile::kComplex>()
+                               : load.template operator()<false>();
     smem.ranges[rank][row] = range;  // both lanes of a row write the same
     if (rank == 0) smem.inverse_scale[row] = 0;
     __syncthreads();
@@ -128,8 +136,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     for (int i = 0; i < Tile::kWarpsPerPanel; ++i) range.add(smem.ranges[i][row]);
     const float scale = fp16x3::scale(range.largest);
     if (rank == 0) store_inverse_scale(&smem.inverse_scale[row], range.largest);
-    const uint32_t small_numbers =
-        split_panel<Tile>(scale, range.is_wide(scale), operand.k_major, first_k, k, fragment);
+    const auto split = [&]<bool kComplex>() {
+      return split_panel<Tile, kComplex>(operand, scale, range.is_wide(scale), first_k, k,
+                                         fragment);
+    };
+    const uint32_t small_numbers = is_complex_b ? split.template operator()<Tile::kComplex>()
+                                                : split.template operator()<false>();
     add_small_numbers(&smem.inverse_scale[row], small_numbers);
   }
   __syncthreads();
@@ -160,7 +172,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       const int64_t c_row = tile.row + first + j * (Tile::kM / 2);
       if (c_row >= p.m) continue;
       float sum = sums[j];
-      if (isnan(sum)) sum = recompute_by_thread(p, tile.batch, c_row, c_col, params.recomputed);
+      if (isnan(sum)) {
+        if constexpr (Tile::kComplex) {
+          const SignsOfB& signs = params.operands[1].signs;
+          sum = recompute_complex(p, signs, tile.batch, c_row, c_col, params.recomputed);
+        } else {
+          sum = recompute_by_thread(p, tile.batch, c_row, c_col, params.recomputed);
+        }
+      }
       if (params.identity_epilogue) {
         c[c_row * p.c.row_stride] = sum;
       } else {
@@ -186,33 +205,43 @@ void launch(Params& params, const Context& context) {
   });
 }
 
-OperandParams operand_params(const Batch& batch, const Matrix& matrix, int64_t count) {
+OperandParams operand_params(const Batch& batch, const Matrix& matrix, int64_t count,
+                             const SignsOfB& signs) {
   const bool k_major = matrix.col_stride < matrix.row_stride;
   const auto [inner, outer] = std::minmax(matrix.row_stride, matrix.col_stride);
-  return {matrix, count, k_major, is_vector_aligned<float4>(batch, matrix, inner, outer)};
+  return {matrix, count, k_major, is_vector_aligned<float4>(batch, matrix, inner, outer), signs};
 }
 
-}  // namespace
-}  // namespace fp16x3_small
-
-bool launch_fp16x3_small(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace fp16x3_small;
+template <bool kComplex>
+bool run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
   const RecomputedCounter counter(context);
   if (counter.lacks_memory()) return false;
   Params params{};
-  params.operands[0] = operand_params(p.batch, p.a, p.m);
-  params.operands[1] = operand_params(p.batch, transposed(p.b), p.n);
+  params.operands[0] = operand_params(p.batch, p.a, p.m, {});
+  params.operands[1] = operand_params(p.batch, transposed(p.b), p.n, signs_of_b);
   params.identity_epilogue = p.epilogue.is_identity();
   params.recomputed = counter.on_gpu();
   params.p = p;
 
   with_tile<std::size(h200::kFp16x3SmallTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr h200::Fp16x3SmallTile kTile = h200::kFp16x3SmallTiles[kIndex];
-    launch<Tile<kTile.m, kTile.n, kTile.warp_cols, kTile.warps>>(params, context);
+    launch<Tile<kTile.m, kTile.n, kTile.warp_cols, kTile.warps, kComplex>>(params, context);
     return true;
   });
   counter.read();
   return true;
+}
+
+}  // namespace
+}  // namespace fp16x3_small
+
+bool launch_fp16x3_small(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_small::run<false>(p, plan, {}, context);
+}
+
+bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                 const Context& context) {
+  return fp16x3_small::run<true>(p, plan, signs, context);
 }
 
 }  // namespace tiled::cuda
