@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from shapes import LAYOUTS, Shape, Suite
 
-KERNELS = ("naive", "tiled64", "f64_mma")
+KERNELS = ("naive", "tiled64", "f64_direct", "f64_mma")
 
 
 def _products(odd: Iterable[Shape]) -> tuple[Shape, ...]:

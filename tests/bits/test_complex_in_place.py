@@ -124,19 +124,24 @@ def test_auto_reads_b_of_small_products_as_it_lies(kernel, batch, side):
 
 # Problems for which the plan for 132 SMs picks each tile.
 F64_TILES = [
-    ("128x128", (2048, 1024, 515)),
-    ("128x64", (1024, 512, 512)),
-    ("64x64", (700, 350, 351)),
-    ("32x32", (500, 150, 150)),
-    ("16x64", (5, 4500, 50)),
-    ("64x16", (9001, 3, 1050)),
+    ("f64_mma", "128x128", (2048, 1024, 515)),
+    ("f64_mma", "128x64", (1024, 512, 512)),
+    ("f64_mma", "64x64", (700, 350, 351)),
+    ("f64_mma", "32x32", (500, 150, 150)),
+    ("f64_mma", "16x64", (5, 4500, 50)),
+    ("f64_mma", "64x16", (9001, 3, 1050)),
+    ("f64_direct", "8x8", (100, 35, 750)),
+    ("f64_direct", "8x8", (3, 10, 1450)),
+    ("f64_direct", "16x8", (1000, 150, 11)),
+    ("f64_direct", "16x16", (1000, 1500, 11)),
+    ("f64_direct", "16x32", (2, 45001, 3)),
 ]
 
 
 @needs_hopper
 @pytest.mark.parametrize("of_b", [*STORED, "tiny", "batched", "one for all", "shifted adjoint"])
-@pytest.mark.parametrize("tile, sizes", F64_TILES)
-def test_f64_mma_reads_b_as_it_lies(poisoned, tile, sizes, of_b):
+@pytest.mark.parametrize("kernel, tile, sizes", F64_TILES)
+def test_float64_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
     m, n, k = sizes
     a = normal(m, k, dtype=torch.complex128, device="cuda")
     b = normal(k, n, dtype=torch.complex128, device="cuda")
@@ -151,8 +156,8 @@ def test_f64_mma_reads_b_as_it_lies(poisoned, tile, sizes, of_b):
     else:
         b = STORED[of_b](b)
     for x in (a, a.conj()):
-        explained = torch_tiled.explain(x, b, algorithm="f64_mma")
+        explained = torch_tiled.explain(x, b, algorithm=kernel)
         assert explained.b_is_read == "as it lies"
         assert explained.tile == tile or of_b == "batched"
-        result = torch_tiled.matmul(x, b, algorithm="f64_mma")
+        result = torch_tiled.matmul(x, b, algorithm=kernel)
         assert_same(parts(result), parts(torch_tiled.matmul(x, b, algorithm="tiled64")))

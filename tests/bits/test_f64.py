@@ -15,14 +15,21 @@ from helpers.operands import LAYOUTS
 
 import torch_tiled
 
+KERNELS = ("f64_mma", "f64_direct")
+
 # Problems for which the plan for 132 SMs (H100, H200) picks each tile.
 TILES = [
-    ("128x128", (2048, 2048, 1030)),
-    ("128x64", (1024, 1024, 1024)),
-    ("64x64", (700, 700, 700)),
-    ("32x32", (500, 300, 300)),
-    ("16x64", (5, 9000, 100)),
-    ("64x16", (9001, 7, 2100)),
+    ("f64_mma", "128x128", (2048, 2048, 1030)),
+    ("f64_mma", "128x64", (1024, 1024, 1024)),
+    ("f64_mma", "64x64", (700, 700, 700)),
+    ("f64_mma", "32x32", (500, 300, 300)),
+    ("f64_mma", "16x64", (5, 9000, 100)),
+    ("f64_mma", "64x16", (9001, 7, 2100)),
+    ("f64_direct", "8x8", (100, 70, 1500)),
+    ("f64_direct", "8x8", (3, 20, 2900)),
+    ("f64_direct", "16x8", (1000, 300, 20)),
+    ("f64_direct", "16x16", (300, 40, 50, 21)),
+    ("f64_direct", "16x32", (2, 90001, 7)),
 ]
 
 
@@ -43,26 +50,35 @@ def operands(problem, layouts, pitch=0):
 
 def check(a, b):
     expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-    out = torch.full_like(expected, torch.nan)
-    result = torch_tiled.matmul(a, b, algorithm="f64_mma", out=out)
-    assert torch.equal(result.view(torch.int64), expected.view(torch.int64))
+    out = torch.empty_like(expected)
+    for kernel in KERNELS:
+        out.fill_(torch.nan)
+        result = torch_tiled.matmul(a, b, algorithm=kernel, out=out)
+        assert torch.equal(result.view(torch.int64), expected.view(torch.int64)), kernel
 
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile, problem", TILES)
-def test_every_tile(tile, problem, layout):
+@pytest.mark.parametrize("kernel, tile, problem", TILES)
+def test_every_tile(kernel, tile, problem, layout):
     a, b = operands(problem, layout)
-    explained = torch_tiled.explain(a, b, algorithm="f64_mma")
-    assert (explained.algorithm, explained.tile) == ("f64_mma", tile)
+    explained = torch_tiled.explain(a, b, algorithm=kernel)
+    assert (explained.algorithm, explained.tile) == (kernel, tile)
     check(a, b)
 
 
 @needs_hopper
-def test_auto_takes_it():
-    for problem in ((4096, 4096, 4096), (1000, 1001, 1003), (64, 64, 65536), (1, 4096, 4096)):
+def test_auto_takes_them():
+    for kernel, problem in (
+        ("f64_mma", (4096, 4096, 4096)),
+        ("f64_mma", (1000, 1001, 1003)),
+        ("f64_mma", (64, 64, 65536)),
+        ("f64_direct", (64, 64, 64)),
+        ("f64_direct", (10_000, 8, 8, 8)),
+        ("f64_direct", (5, 700, 30)),
+    ):
         a, b = operands(problem, "NN")
-        assert torch_tiled.explain(a, b).algorithm == "f64_mma"
+        assert torch_tiled.explain(a, b).algorithm == kernel
 
 
 def test_another_kernel_takes_more_rows_than_it_can_count():
@@ -128,17 +144,18 @@ def test_epilogues(m, n, k):
         for each in (None, bias[:n], bias[::2]):
             calls = (
                 torch_tiled.linear(x, weight, each, activation=activation, algorithm=name)
-                for name in ("tiled64", "f64_mma")
+                for name in ("tiled64", *KERNELS)
             )
-            assert torch.equal(*calls)
+            expected = next(calls)
+            assert all(torch.equal(expected, each) for each in calls)
     c = torch.randn(m, n, **random)
     for out in (c, c.mT.contiguous().mT, torch.randn(m, n + 1, **random)[:, 1:]):
         for alpha, beta in ((1, 1), (0.5, -2), (2, 0)):
             results = []
-            for name in ("tiled64", "f64_mma"):
+            for name in ("tiled64", *KERNELS):
                 results.append(out.clone(memory_format=torch.preserve_format))
                 torch_tiled.gemm_(results[-1], x, weight.mT, alpha=alpha, beta=beta, algorithm=name)
-            assert torch.equal(*results)
+            assert all(torch.equal(results[0], each) for each in results[1:])
 
 
 def special(shape, spread, generator):
@@ -160,11 +177,12 @@ def test_a_tensor_core_adds_in_sequence(spread):
     for k in (3, 16, 61, 1021):
         a, b = special((300, k), spread, generator), special((k, 310), spread, generator)
         expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-        result = torch_tiled.matmul(a, b, algorithm="f64_mma")
         nan = expected.isnan()
-        assert torch.equal(result.isnan(), nan)
-        bits = [torch.where(nan, 0, x).view(torch.int64) for x in (result, expected)]
-        assert torch.equal(*bits)
+        for kernel in KERNELS:
+            result = torch_tiled.matmul(a, b, algorithm=kernel)
+            assert torch.equal(result.isnan(), nan)
+            bits = [torch.where(nan, 0, x).view(torch.int64) for x in (result, expected)]
+            assert torch.equal(*bits)
 
 
 @needs_cuda
@@ -202,9 +220,10 @@ def test_capture(problem, collected):
 
 
 def test_the_host_has_the_same_bits(device):
-    """On a CPU f64_mma is computed as tiled64 is, which the GPU's product is compared with."""
+    """On a CPU both are computed as tiled64 is, which the GPU's products are compared with."""
     for k in (1, 100, 1030):
         a, b = (matrix(shape, device="cpu") for shape in ((33, k), (k, 50)))
         expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-        result = torch_tiled.matmul(a.to(device), b.to(device), algorithm="f64_mma")
-        assert torch.equal(result.cpu(), expected)
+        for kernel in KERNELS:
+            result = torch_tiled.matmul(a.to(device), b.to(device), algorithm=kernel)
+            assert torch.equal(result.cpu(), expected)

@@ -205,12 +205,15 @@ MATMUL = {
         )
         for dtype in (torch.float32, torch.float64)
     },
-    "f64_mma": (
-        lambda m, t: m.matmul(
-            t(2, 2, dtype=torch.half), t(2, 2, dtype=torch.half), algorithm="f64_mma"
-        ),
-        not_taken("f64_mma", torch.half),
-    ),
+    **{
+        name: (
+            lambda m, t, name=name: m.matmul(
+                t(2, 2, dtype=torch.half), t(2, 2, dtype=torch.half), algorithm=name
+            ),
+            not_taken(name, torch.half),
+        )
+        for name in ("f64_direct", "f64_mma")
+    },
     "mma_tma": (
         lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_tma"),
         not_taken("mma_tma", torch.float32),

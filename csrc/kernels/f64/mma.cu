@@ -7,7 +7,8 @@
 //        one kernel for all layouts and alignments. A consumer warp reads the fragments of a
 //        product while it multiplies those of the one before. Registers hold the sums of a chunk
 //        of K; the totals of finished chunks are in shared memory. Or blocks share K's chunks, and
-//        split_k_reduce.cuh adds their sums in order.
+//        split_k_reduce.cuh adds their sums in order. Blocks are persistent, so that producers load
+//        the next tile while consumers store the last one.
 // Limit: the tensor cores for large tiles; DRAM for few rows or columns.
 //
 //   producer warps                     consumer warps
