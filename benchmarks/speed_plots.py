@@ -1,5 +1,6 @@
-"""The plots of the README and of docs/kernels/ladder.md, from results files."""
+"""The plots of the README, and of the kernels' pages in docs/kernels, from results files."""
 
+import functools
 from pathlib import Path
 
 import plots
@@ -14,6 +15,17 @@ STYLES = {
     '`"ieee"`': {"color": plots.ORANGE, "marker": "^"},
     '`"tf32"`': {"color": plots.GREEN, "marker": "D"},
     "bfloat16": {"color": plots.VERMILION, "marker": "s"},
+    "float64": {"color": plots.PURPLE, "marker": "P"},
+    'complex64, `"fp32"`': {"color": plots.BLUE, "marker": "o", "linewidth": 2},
+    'complex64, `"ieee"`': {"color": plots.ORANGE, "marker": "^"},
+    "complex128": {"color": plots.PURPLE, "marker": "P"},
+}
+# The lines of the pages on float64 and on complex numbers: a name, the dtype and the precision.
+F64_WAYS = {"float64": ("float64", "fp32")}
+COMPLEX_WAYS = {
+    'complex64, `"fp32"`': ("complex64", "fp32"),
+    'complex64, `"ieee"`': ("complex64", "ieee"),
+    "complex128": ("complex128", "fp32"),
 }
 COLORS = {  # of bars, by what a kernel computes on
     "CUDA cores": plots.ORANGE,
@@ -117,26 +129,34 @@ def draw_headline(found: list[dict], device: str, path: Path) -> None:
     plots.save(figure, path)
 
 
-def draw_sizes(measured: dict, path: Path) -> None:
-    """TFLOP/s of `auto` by size, and of the peer (dashed)."""
+def _draw_sizes(ways: dict, units: str, measured: dict, path: Path) -> None:
+    """TFLOP/s of `auto` by size, of the peer (dashed), and of units whose peak is PEAK (dotted)."""
     figure, axes = plots.pyplot().subplots(figsize=(8, 4.8), layout="constrained")
     sizes = set()
-    for name, way in WAYS.items():
+    for name, way in ways.items():
         found, style = squares(measured["rows"], "auto", *way), STYLES[name]
         sizes |= found.keys()
-        label = name.strip("`")
+        label = name.replace("`", "")
         axes.plot(
             list(found), [r["tflops"] for r in found.values()], label=label, markersize=5, **style
         )
         dashed = {"color": style["color"], "linestyle": "--", "linewidth": 1}
         axes.plot(list(found), [peer_tflops(r) for r in found.values()], **dashed)
     axes.plot([], [], color="0.3", linestyle="--", linewidth=1, label="cuBLAS, same operands")
-    axes.axhline(PEAK, color=plots.BLACK, linestyle=":", label="peak of CUDA cores")
+    axes.axhline(PEAK, color=plots.BLACK, linestyle=":", label=f"peak of {units}")
     axes.set_yscale("log")
     plots.set_sizes(axes, sorted(sizes), "M = N = K")
     axes.set_ylabel("TFLOP/s")
     axes.legend(fontsize="small")
     plots.finish(figure, axes, f"auto, {measured['header']['device']}", path)
+
+
+# The units that multiply float32 and float64: PEAK is that of both.
+draw_sizes = functools.partial(_draw_sizes, WAYS, "CUDA cores")
+draw_f64_sizes = functools.partial(_draw_sizes, F64_WAYS, "tensor cores in float64")
+draw_complex_sizes = functools.partial(
+    *(_draw_sizes, COMPLEX_WAYS, "CUDA cores in float32, of tensor cores in float64")
+)
 
 
 def draw_speed(measured: dict, path: Path) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/write_pages.py
     python benchmarks/write_pages.py --results folder
 
-The folder has hopper.json of bench_matmul.py, errors_hopper.json of error_study.py, survey_odd.json
-and survey_eights.json of an older survey.py, and any number of
+The folder has hopper.json, float64.json and complex.json of bench_matmul.py, errors_hopper.json of
+error_study.py, survey_odd.json and survey_eights.json of an older survey.py, and any number of
 survey_<precision or dtype>_<seed>.json of survey.py. tests/project/test_pages.py fails where a page
 does not show these files. The plots need matplotlib.
 """
@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "kernels"
+SUITES = {"float64": KERNELS / "f64.md", "complex": KERNELS / "complex.md"}  # a file's suites
 SURVEYS = ("survey_odd", "survey_eights")
 # The plots: the file, the results that it shows, and what draws it.
 PLOTS = {
@@ -39,6 +40,8 @@ PLOTS = {
     ROOT / "docs" / "error.svg": ("errors_hopper", speed_plots.draw_error),
     KERNELS / "ladder_rungs.svg": ("hopper", speed_plots.draw_kernels),
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
+    KERNELS / "f64_sizes.svg": ("float64", speed_plots.draw_f64_sizes),
+    KERNELS / "complex_sizes.svg": ("complex", speed_plots.draw_complex_sizes),
     which_product.PAGE.with_suffix(".svg"): ("hopper", which_product.draw),
 }
 
@@ -66,6 +69,9 @@ def texts(results: Path) -> dict[Path, str]:
             which_product.TF32_PAGE, written(str(file), tf32, measured)
         ),
     }
+    for name, page in SUITES.items():
+        found = results / f"{name}.json"
+        pages[page] = with_blocks(page, written(str(found), source, read(found)))
     for name, text in written(str(file), tables, measured)["pages"].items():
         pages[KERNELS / f"{name}.md"] = text
     random = written(str(results), {"random": random_page.write}, random_page.surveys(results))

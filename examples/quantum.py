@@ -287,6 +287,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--slices", type=int, default=64, help="of time, of a pulse")
     parser.add_argument("--steps", type=int, default=200, help="of gradient descent")
     args = parser.parse_args(argv)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; leave --device out or say --device cpu")
     for name in ("qubits", "layers", "runs", "spins", "slices", "steps"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
@@ -295,6 +297,8 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     circuits = [random_circuit(args.qubits, args.layers), fourier_transform(args.qubits)]
+    if torch.device(args.device).type == "cpu":
+        print(f"torch_tiled multiplies by its algorithm {ON_CPU} on the CPU, where auto is torch's")
     show_circuits(circuits, args.device, args.runs)
     show_pulses(args.spins, args.slices, args.device, args.steps)
 

@@ -55,6 +55,7 @@ from torch._functorch.pyfunctorch import (
 from torch._functorch.utils import (
     enable_single_level_autograd_function as allow_single_level_function,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
 from torch.autograd.function import _SingleLevelFunction
@@ -67,6 +68,8 @@ __all__ = [
     "DispatchKey",
     "DispatchKeySet",
     "ExcludeKeys",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
     "GetAttrKey",
     "InductorCandidates",
     "SingleLevelFunction",

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._op.checks import check_names_of_linear
+from ._op.checks import check_options_of_linear
 from .frozen import Freezable
 from .ops import linear
 
@@ -29,8 +29,8 @@ class Linear(Freezable, torch.nn.Linear):
         algorithm: as for torch_tiled.matmul.
 
     Raises:
-        RuntimeError: there is no such activation, precision or algorithm; in forward, as
-            torch_tiled.linear does.
+        RuntimeError: there is no such activation, precision or algorithm, or no such activation of
+            complex numbers; in forward, as torch_tiled.linear does.
 
     Examples:
         >>> layer = torch_tiled.nn.Linear(32, 16, activation="relu")
@@ -50,7 +50,7 @@ class Linear(Freezable, torch.nn.Linear):
         precision: str = "fp32",
         algorithm: str = "auto",
     ) -> None:
-        check_names_of_linear(activation, algorithm, precision)
+        check_options_of_linear(activation, algorithm, precision, dtype)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
         self.precision = precision

@@ -43,6 +43,27 @@ class Prepared:
         return Prepared(self.tensor.mT, self.hi_lo, self.inverse_scales, not self.transposed)
 
     @property
+    def mH(self):
+        """The transpose of the conjugate, as conj().mT."""
+        return self._conjugate("mH", ".mT" * (not self.transposed)).mT
+
+    def conj(self):
+        """The conjugate, without a copy. That of a complex64 operand has to be prepared itself.
+
+        Raises:
+            AttributeError: the operand is complex64.
+        """
+        return self._conjugate("conj()", ".mT" * self.transposed)
+
+    def _conjugate(self, name, transpose):
+        if self.dtype == torch.complex64:  # its real matrix has the signs of imaginary parts
+            raise AttributeError(
+                f"torch_tiled.Prepared: {name} of a complex64 operand b is no view of its real "
+                f"matrix; pass torch_tiled.prepare(b.conj()){transpose}"
+            )
+        return Prepared(self.tensor.conj(), self.hi_lo, self.inverse_scales, self.transposed)
+
+    @property
     def shape(self):
         """The shape of `tensor`."""
         return self.tensor.shape

@@ -29,6 +29,13 @@ Context hypothetical_context(const char* op, int64_t compute_capability, int64_t
   return {.sms = static_cast<int>(sms), .compute_capability = static_cast<int>(compute_capability)};
 }
 
+// How a complex product reads an operand: a size of 0 leaves nothing to read.
+std::string reading(bool is_read, bool in_place, int64_t packed_bytes) {
+  if (!is_read) return "not at all";
+  if (in_place) return "as it lies";
+  return "in " + std::to_string(packed_bytes) + " bytes, to which a pass writes it";
+}
+
 }  // namespace
 
 std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
@@ -65,13 +72,13 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
     ComplexPlan plan = plan_complex(algorithm, z, context);
     p = plan.real.problem;
     chosen = std::move(plan.choices);
-    lines.insert(lines.end(), {"real_product",
-                               "m = " + std::to_string(p.m) + ", n = " + std::to_string(p.n) +
-                                   ", k = " + std::to_string(p.k),
-                               "b_is_read",
-                               plan.reads_b_in_place ? "as it lies"
-                                                     : "in " + std::to_string(plan.real.b_bytes) +
-                                                           " bytes, to which a pass writes it"});
+    const bool is_read = !c.empty() && product.k > 0;
+    lines.insert(lines.end(),
+                 {"real_product",
+                  "m = " + std::to_string(p.m) + ", n = " + std::to_string(p.n) +
+                      ", k = " + std::to_string(p.k),
+                  "a_is_read", reading(is_read, !plan.real.pack_a, plan.real.a_bytes), "b_is_read",
+                  reading(is_read, plan.reads_b_in_place, plan.real.b_bytes)});
   } else {
     chosen = choices(algorithm, p, context);
   }

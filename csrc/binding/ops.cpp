@@ -13,6 +13,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "binding/explain.h"
 #include "binding/namespace.h"
@@ -136,6 +137,18 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
   } else {
     run(options, product, a, c, epilogue);
   }
+}
+
+// What gemm_ would write to c, in memory of its own, for graphs: see torch_tiled/_op/functional.py.
+Tensor gemm(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real, double beta_real,
+            const std::string& algorithm, const std::string& precision, double alpha_imag,
+            double beta_imag) {
+  check_given("tiled::gemm_", {"c", c});
+  const std::vector<int64_t> shape(c.sizes().begin(), c.sizes().end());
+  Tensor result = allocate("tiled::gemm_", shape, c.scalar_type(), c);
+  if (beta_real != 0 || beta_imag != 0) torch::stable::copy_(result, c);
+  gemm_(result, a, b, alpha_real, beta_real, algorithm, precision, alpha_imag, beta_imag);
+  return result;
 }
 
 // linear's arguments, checked.
@@ -265,6 +278,10 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "str algorithm=\"auto\", str precision=\"fp32\", float alpha_imag=0, float beta_imag=0) "
       "-> ()");
   m.def(
+      "_gemm(Tensor c, Tensor a, Tensor b, *, float alpha=1, float beta=1, "
+      "str algorithm=\"auto\", str precision=\"fp32\", float alpha_imag=0, float beta_imag=0) "
+      "-> Tensor");
+  m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def(
@@ -289,6 +306,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));           \
   m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul)); \
   m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                     \
+  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                      \
   m.impl("linear", TORCH_BOX(&tiled::linear));                   \
   m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear)); \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));         \

@@ -166,6 +166,38 @@ def test_each_part_is_flagged_alone(device):
     assert explained.recomputed == "20 of 800 parts"
 
 
+HOPPER = {"compute_capability": 90, "sms": 132}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("options", [{"algorithm": "tiled"}, HOPPER], ids=["tiled", "auto"])
+def test_explain_tells_of_the_passes(view, options):
+    """A is packed where its rows are not contiguous, B unless the kernel reads it as it lies."""
+    a = VIEWS[view](normal(512, 256, dtype=torch.complex64, device="cpu"))
+    b = VIEWS[view](normal(256, 128, dtype=torch.complex64, device="cpu"))
+    plan = torch_tiled.explain(a, b, **options)
+    packed = "in {} bytes, to which a pass writes it"
+    has_rows = a.stride(1) == 1
+    assert plan.a_is_read == ("as it lies" if has_rows else packed.format(a.nbytes))
+    assert plan.b_is_read == packed.format(2 * b.nbytes)
+    wide = normal(256, 256, dtype=torch.complex128, device="cpu")
+    plan = torch_tiled.explain(wide.mH, wide, **HOPPER)
+    assert plan.a_is_read == packed.format(wide.nbytes) and plan.b_is_read == "as it lies"
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 6), (4, 0, 6), (4, 5, 0)], ids=str)
+def test_explain_tells_of_no_pass_where_a_size_is_0(sizes):
+    m, n, k = sizes
+    for batch in ((), (3,)):
+        a = torch.ones(*batch, k, m, dtype=torch.complex64).mT
+        b = torch.ones(*batch, k, n, dtype=torch.complex64)
+        for options in ({"algorithm": "tiled"}, HOPPER):
+            plan = torch_tiled.explain(a, b, **options)
+            assert plan.a_is_read == plan.b_is_read == "not at all"
+    empty = torch.ones(0, 4, 4, dtype=torch.complex64)
+    assert torch_tiled.explain(empty, empty, **HOPPER).b_is_read == "not at all"
+
+
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("of_a", ["as it is", "transpose"])

@@ -168,11 +168,14 @@ def test_complex_models_train_to_the_same_losses(how, dtype, device):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh", "silu"])
 def test_a_complex_layer_has_no_activation(activation, device):
-    options = {"dtype": torch.complex64, "device": device, "activation": activation}
-    layer, x = torch_tiled.nn.Linear(6, 3, **options), randn(2, 6, device=device)
+    sentence = f'activation "{activation}" is one of real numbers, and'
+    with pytest.raises(RuntimeError, match=f"{sentence} dtype is torch.complex64; choose none"):
+        torch_tiled.nn.Linear(6, 3, dtype=torch.complex64, device=device, activation=activation)
+    layer = torch_tiled.nn.Linear(6, 3, device=device, activation=activation)
+    layer, x = layer.to(torch.complex64), randn(2, 6, device=device)
     for requires_grad in (True, False):
         layer.requires_grad_(requires_grad)
-        with pytest.raises(RuntimeError, match=f'activation "{activation}" is one of real numbers'):
+        with pytest.raises(RuntimeError, match=f"{sentence} x is torch.complex64; choose none"):
             layer(x)
 
 

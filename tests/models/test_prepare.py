@@ -132,6 +132,38 @@ def test_prepared_stands_for_its_tensor(device):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_prepared_has_a_conjugate_without_a_copy(dtype, device):
+    b = torch.randn(140, 20, device=device, dtype=dtype)
+    prepared = torch_tiled.prepare(b)
+    a = torch.randn(3, 140, device=device, dtype=dtype)
+    for algorithm in ("auto", "tiled"):
+        expected = torch_tiled.matmul(a, b.conj(), algorithm=algorithm)
+        for operand in (prepared.conj(), prepared.mH.mT, prepared.mT.mH):
+            assert operand.tensor.data_ptr() == b.data_ptr()
+            product = torch_tiled.matmul(a, operand, algorithm=algorithm)
+            assert torch.equal(product, expected)
+        expected = torch_tiled.linear(a, b.mH, algorithm=algorithm)
+        for weight in (prepared.mH, prepared.mT.conj()):
+            assert weight.transposed and weight.shape == (20, 140)
+            assert torch.equal(torch_tiled.linear(a, weight, algorithm=algorithm), expected)
+
+
+def test_a_prepared_complex64_operand_says_how_its_conjugate_is_prepared(device):
+    """Its real matrix has the signs of imaginary parts."""
+    b = torch.randn(140, 20, device=device, dtype=torch.complex64)
+    prepared = torch_tiled.prepare(b)
+    remedy = r"pass torch_tiled.prepare\(b.conj\(\)\)"
+    for conjugate, transpose in (
+        (lambda: prepared.conj(), ""),
+        (lambda: prepared.mT.mH, ""),
+        (lambda: prepared.mH, r"\.mT"),
+        (lambda: prepared.mT.conj(), r"\.mT"),
+    ):
+        with pytest.raises(AttributeError, match=f"of a complex64 operand .*{remedy}{transpose}$"):
+            conjugate()
+
+
 def test_prepared_can_be_saved(device):
     prepared = torch_tiled.prepare(randn(140, 20, device=device))
     file = io.BytesIO()

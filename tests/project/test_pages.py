@@ -12,6 +12,7 @@ import report
 import result_tables
 import rows
 import shapes
+import speed_plots
 import suites
 import write_pages
 
@@ -56,9 +57,23 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
         "hopper": measured | {"rows": ieee},
         "errors_hopper": errors | {"rows": errors["rows"][:1]},
     }
+    for name in write_pages.SUITES:
+        found = rows.read(RESULTS / f"{name}.json")
+        few[name] = found | {"rows": found["rows"][:1]}
     for path, (name, draw) in write_pages.PLOTS.items():
         draw(few[name], tmp_path / path.name)
         assert "</svg>" in (tmp_path / path.name).read_text()
+
+
+@pytest.mark.parametrize(
+    "name, ways", [("float64", speed_plots.F64_WAYS), ("complex", speed_plots.COMPLEX_WAYS)]
+)
+def test_plots_by_size_have_every_way_of_their_file(name, ways):
+    found = rows.read(RESULTS / f"{name}.json")["rows"]
+    assert {(row["dtype"], row["precision"]) for row in found} == set(ways.values())
+    for way in ways.values():
+        sizes = rows.squares(found, "auto", *way)
+        assert len(sizes) >= 7 and max(sizes) >= 4096
 
 
 def test_no_ratio_of_the_limits_is_written_by_hand():

@@ -109,6 +109,7 @@ def test_the_example_prints_a_row_for_each_way(capsys, device):
     options = ["--qubits", "4", "--layers", "2", "--runs", "1", "--spins", "2", "--slices", "8"]
     quantum.main([*options, "--steps", "8", "--device", device])
     lines = capsys.readouterr().out.splitlines()
+    assert ("algorithm naive on the CPU" in lines[0]) == (device == "cpu")
     names = [way.name for way in quantum.ways(device)]
     for name in names:
         random, fourier, pulses = [line.split(name) for line in lines if name in line]
@@ -122,3 +123,12 @@ def test_the_example_refuses_no_qubits(capsys):
     with pytest.raises(SystemExit):
         quantum.main(["--qubits", "0"])
     assert "--qubits is 0; it must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_the_example_refuses_a_gpu_that_is_not_there(device, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as error:
+        quantum.main(["--device", device])
+    assert error.value.code == 2
+    assert "torch sees no CUDA device; leave --device out" in capsys.readouterr().err

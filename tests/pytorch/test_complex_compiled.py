@@ -1,5 +1,7 @@
 """Complex products and lazy views in torch.compile, torch.export and torch.library.opcheck."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,6 +51,8 @@ def test_opcheck_writing(dtype, device):
     factors = {"alpha": 0.5, "alpha_imag": 1.5, "beta": 2.0, "beta_imag": -1.0}
     torch.library.opcheck(ops.gemm_.default, (c, a, b), factors)
     torch.library.opcheck(ops.matmul.out, (a, b), {"out": c})
+    torch.library.opcheck(ops._gemm.default, (c, a, b), factors)
+    torch.library.opcheck(ops._gemm.default, (c.conj(), a, b), {"beta": 0.0})
 
 
 @every_complex
@@ -139,10 +143,77 @@ def test_dynamic_shapes_need_no_guards_of_ours(device):
     assert count_compilations(lambda a, b: torch_tiled.matmul(a.conj(), b), matrices) == 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@every_complex
+def test_writes(dtype, backend, dynamic, device):
+    """Each has the bits of the same call that is not compiled."""
+
+    def write(c, d, e, a, b):
+        torch_tiled.gemm_(c, a, b, alpha=1 + 2j, beta=-1j, algorithm="naive", precision="ieee")
+        ops.gemm_(c=c[1:, ..., ::2], a=a[1:], b=b[..., ::2], alpha=0.3, algorithm="naive")
+        torch_tiled.gemm_(d.mT, a, b.mH.contiguous().mH, beta=0, algorithm="naive")
+        torch_tiled.gemm_(d, b.mT, a.mT, alpha=0, beta=2)
+        torch_tiled.matmul(a[0, :, 0], b, out=e, algorithm="naive")
+        return c + d.mT + e
+
+    compiled = torch.compile(write, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows in (3, 5):
+        shapes = (2, rows, 6), (2, 6, rows), (6,), (2, rows, rows), (rows, 6)
+        tensors = [randn(*shape, device=device, dtype=dtype) for shape in shapes]
+        copies = [x.clone() for x in tensors]
+        assert torch.equal(compiled(*tensors), write(*copies))
+        assert all(map(torch.equal, tensors, copies))
+
+
+def test_writes_that_are_refused_where_they_are_traced(device):
+    c, a, b = (randn(*shape, device=device) for shape in ((3, 5), (3, 4), (4, 5)))
+    for sentence, call in {
+        "c is (3, 4) and the product is (3, 5)": lambda: torch_tiled.gemm_(c[:, :4] * 1, a, b),
+        "out is (2, 5) and the product is": lambda: torch_tiled.matmul(a, b, out=c[:2]),
+        "c has elements that share memory": lambda: torch_tiled.gemm_(c[:1].expand(3, 5), a, b),
+        'there is no algorithm "x"': lambda: torch_tiled.gemm_(c, a, b, algorithm="x"),
+    }.items():
+        for f in (call, torch.compile(call, fullgraph=True)):
+            with pytest.raises(Exception, match=re.escape(sentence)):
+                f()
+
+
+def test_writes_take_no_derivative(device):
+    c, a, b = (randn(*shape, device=device) for shape in ((3, 5), (3, 4), (4, 5)))
+    b.requires_grad_()
+
+    def write(c, a, b):
+        torch_tiled.gemm_(c, a, b, alpha=1j)
+        return c * 1
+
+    sentence = "c is written in place, which has no derivative, but b of shape"
+    with pytest.raises(Exception, match=sentence):
+        torch.compile(write, fullgraph=True)(c, a, b)
+    with pytest.raises(RuntimeError, match=f"tiled::gemm_: {sentence}"):
+        ops._gemm(c, a, b)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            expected = write(c.clone(), a, b)
+            written = c.clone()
+            assert_close(torch.compile(write, fullgraph=True)(written, a, b), expected)
+            assert_close(written, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_writes_of_examples(backend, device):
+    def write(c, a, b):
+        torch.func.vmap(torch_tiled.gemm_, in_dims=(0, 0, None))(c, a, b.conj())
+        return c * 1
+
+    c, a, b = (randn(*shape, device=device) for shape in ((2, 3, 5), (2, 3, 4), (4, 5)))
+    expected = c + a @ b.conj()
+    assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a, b), expected)
+    assert_close(c, expected)
+
+
 @pytest.mark.parametrize("view", ["plain", "conj", "neg", "both"])
 def test_writes_of_lazy_views(view, device):
-    """Functionalization regenerates views that are written, but not their bits."""
-
     change = VIEWS[view]
 
     def write(c, d, a, b):
@@ -153,10 +224,24 @@ def test_writes_of_lazy_views(view, device):
     a, b, before = (randn(*shape, device=device) for shape in ((3, 4), (4, 5), (3, 5)))
     sums = change((1 + 2j) * (a.conj() @ change(b)) - 1j * change(before))
     product = change(change(a) @ b)
-    for f in (write, torch.compile(write, fullgraph=True, backend="aot_eager")):
+    for f in (write, *(torch.compile(write, fullgraph=True, backend=x) for x in BACKENDS)):
         c, d = before.clone(), torch.zeros_like(before)
         assert_close(f(c, d, a, b), sums + product)
         assert_close((c, d), (sums.resolve_conj().resolve_neg(), product.resolve_conj()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_writes_of_slices_of_a_conjugate(backend, device):
+    def write(c, a, b):
+        torch_tiled.gemm_(c.conj()[1:], a, b, beta=1j)
+        ops.matmul.out(a.conj(), b, out=c.mH[:, :3].mT)
+        return c * 1
+
+    c, a, b = (randn(*shape, device=device) for shape in ((4, 5), (3, 4), (4, 5)))
+    expected = c.clone()
+    assert_close(write(expected, a, b), expected)
+    assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a, b), expected)
+    assert_close(c, expected)
 
 
 def test_writes_of_real_negatives(device):
@@ -172,13 +257,14 @@ def test_writes_of_real_negatives(device):
         assert_close(c, expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("alpha", [2, 2.5, 1 + 2j])
-def test_factors_in_a_graph(alpha, device):
+def test_factors_in_a_graph(alpha, backend, device):
     def f(c, a, b):
         return torch_tiled.gemm_(c.clone(), a, b, alpha=alpha, beta=alpha) * 1
 
     c, a, b = (randn(*shape, device=device) for shape in ((3, 5), (3, 4), (4, 5)))
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(f, fullgraph=True, backend=backend)
     assert_close(compiled(c, a, b), alpha * (a @ b + c))
 
 
@@ -245,3 +331,21 @@ def test_export(strict, device, tmp_path):
         x = randn(rows, 6, device=device)
         for p in (program, loaded, program.run_decompositions()):
             assert_close(p.module()(x), model.expected(x))
+
+
+class Writing(torch.nn.Module):
+    def forward(self, c, a, b):
+        torch_tiled.gemm_(c, a.conj(), b, alpha=2j)
+        return c * 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_write(strict, device):
+    tensors = [randn(*shape, device=device) for shape in ((3, 5), (3, 4), (4, 5))]
+    c, a, b = tensors
+    expected = c + 2j * (a.conj() @ b)
+    program = torch.export.export(Writing(), tuple(tensors), strict=strict)
+    for p in (program, program.run_decompositions()):
+        written = c.clone()
+        assert_close(p.module()(written, a, b), expected)
+        assert_close(written, expected)

@@ -3,6 +3,8 @@
 It was an AttributeError about is_nested, or five lines with the operator's schema.
 """
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,14 @@ def test_what_may_be_left_out(argument, device):
             "out_dtype is of type str; pass a torch.dtype",
         ),
         (lambda t: torch_tiled.gemm_(t, t, t, alpha="2"), "alpha is of type str; pass a number"),
+        (
+            lambda t: torch_tiled.gemm_(t, t, t, alpha=10**400),
+            "alpha is beyond the range of float64; pass a number between -1.79e308 and 1.79e308",
+        ),
+        (
+            lambda t: torch_tiled.gemm_(t, t, t, alpha=2, beta=Fraction(-(10**400))),
+            "beta is beyond the range of float64; pass a number between -1.79e308 and 1.79e308",
+        ),
         (
             lambda t: torch_tiled.linear(t, t, activation=["relu"]),
             "activation is of type list; pass a string",

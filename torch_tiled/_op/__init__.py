@@ -13,6 +13,7 @@ keys from the top of this list to the bottom, and skips each that its tensors an
                     ADInplaceOrView             counts the write in the tensor's version
     lazy.py         Conjugate, Negative         leaves the bits of complex views to csrc
     sharding.py     Python (of a DTensor)       divides a product among devices
+    functional.py   Python (functionalization)  makes the write of a complex tensor a copy_
     fake.py         Python (FakeTensor), Meta   checks the arguments, returns an empty result
     layouts.py      SparseCPU, QuantizedCPU,    refuses the tensor and names a remedy
                     NestedTensorCPU, ...
@@ -52,10 +53,10 @@ import torch
 from . import library  # noqa: F401, first: the modules below look up operators that it loads
 
 # isort: split
-from . import autocast, autograd, fake, fast_path, flops, inplace, layouts, lazy, vmap
+from . import autocast, autograd, fake, fast_path, flops, functional, inplace, layouts, lazy, vmap
 from .namespace import NAMESPACE
 
 _registrations = torch.library.Library(NAMESPACE, "FRAGMENT")  # they last as long as this object
-for _module in (vmap, autocast, autograd, inplace, lazy, fake, layouts, fast_path):
+for _module in (vmap, autocast, autograd, inplace, lazy, functional, fake, layouts, fast_path):
     _module.register(_registrations)
 flops.register()

@@ -73,6 +73,11 @@ def raise_if_of_wrong_type(error):
     """Raises a RuntimeError of one sentence if PyTorch refused the type of an option."""
     if (found := _OF_SCHEMA.match(str(error))) and found[2] in _EXPECTED:
         op, expected, name, kind = found.groups()
+        if expected == "float" and kind in ("int", "Fraction"):  # others are taken
+            raise RuntimeError(
+                f"tiled::{op}: {name} is beyond the range of float64; pass a number between "
+                f"-1.79e308 and 1.79e308"
+            ) from None
         raise RuntimeError(
             f"tiled::{op}: {name} is of type {kind}; pass {_EXPECTED[expected]}"
         ) from None

@@ -265,12 +265,20 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
     return (*x.shape[:-1], weight.shape[0]), x.dtype
 
 
-def check_names_of_linear(activation, algorithm, precision):
-    """Raises the RuntimeError of linear for a name that it takes with no operands."""
+def check_options_of_linear(activation, algorithm, precision, dtype):
+    """Raises the RuntimeError of linear for an option that it takes with no operands of a dtype.
+
+    A dtype of None is one of real numbers.
+    """
     op = "tiled::linear"
     _check_choice(op, "precision", precision, _PRECISIONS)
     _check_choice(op, "activation", activation, _ACTIVATIONS)
     _check_algorithm_name(op, algorithm)
+    if dtype in COMPLEX and activation != "none":
+        raise RuntimeError(
+            f'{op}: activation "{activation}" is one of real numbers, and dtype is {dtype}; choose '
+            f"none"
+        )
 
 
 # --- prepared operands (csrc/core/presplit.h) ----------------------------------------------------

@@ -33,6 +33,7 @@ def _linear_flops(x_shape, weight_shape, *_, **__):
 def _register_formulas(register_flop_formula):
     register_flop_formula(operators.matmul)(_matmul_flops)
     register_flop_formula(operators.gemm_)(_gemm_flops)
+    register_flop_formula(operators._gemm)(_gemm_flops)
     register_flop_formula(operators.linear)(_linear_flops)
 
 

@@ -1,11 +1,16 @@
 """The kernels of the operators that write into an argument: matmul.out and gemm_.
 
+In a graph, _gemm takes the place of a gemm_ of complex tensors: see functional.py. It is refused
+derivatives in the same words.
+
 Autograd
     raises if a derivative would flow through the write, which has none.
 ADInplaceOrView
     counts the write in the tensor's version: autograd compares versions to notice that a saved
     tensor was overwritten.
 """
+
+import functools
 
 import torch
 from torch.autograd.graph import increment_version
@@ -21,6 +26,7 @@ _matmul_out = operators.matmul.out
 _gemm = operators.gemm_.default
 _redispatch_matmul_out = redispatch_without_python(_matmul_out)
 _redispatch_gemm = redispatch_without_python(_gemm)
+_redispatch_functional_gemm = redispatch_without_python(operators._gemm.default)
 
 
 # --- Autograd ------------------------------------------------------------------------------------
@@ -37,12 +43,12 @@ def _autograd_matmul_out(keyset, a, b, *, out, **options):
         raise
 
 
-def _autograd_gemm(keyset, c, a, b, **options):
+def _autograd_gemm(redispatch, keyset, c, a, b, **options):
     register_if_needed()
     _refuse_derivatives("tiled::gemm_", "c", c=c, a=a, b=b)
     try:
         a, b = resolve_for_python(a, b)
-        _redispatch_gemm(keyset & AFTER_AUTOGRAD, c, a, b, **options)
+        return redispatch(keyset & AFTER_AUTOGRAD, c, a, b, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
@@ -91,6 +97,11 @@ def _record_write(tensor):
 
 def register(library):
     library.impl("matmul.out", _autograd_matmul_out, "Autograd", with_keyset=True)
-    library.impl("gemm_", _autograd_gemm, "Autograd", with_keyset=True)
+    for name, redispatch in (
+        ("gemm_", _redispatch_gemm),
+        ("_gemm", _redispatch_functional_gemm),
+    ):
+        kernel = functools.partial(_autograd_gemm, redispatch)
+        library.impl(name, kernel, "Autograd", with_keyset=True)
     library.impl("matmul.out", _record_matmul_out, "ADInplaceOrView", with_keyset=True)
     library.impl("gemm_", _record_gemm, "ADInplaceOrView", with_keyset=True)

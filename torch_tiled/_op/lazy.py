@@ -6,8 +6,8 @@ a complex tensor falls through the key Conjugate, and passes Negative, which it 
 
 Two kinds of tensors are resolved here as by torch.matmul, and written tensors get the result:
 - real ones with the bit of a negative, such as z.conj().imag;
-- complex ones that an operator writes to, or reads while it writes, where Python passes them on.
-  Functionalization regenerates written views without their bits.
+- complex ones that an operator writes to, or reads while it writes, where Python passes them on,
+  unless they are traced.
 """
 
 import functools
@@ -29,7 +29,7 @@ _matmul, _linear = operators.matmul, operators.linear
 _WRITING = {_matmul.out: "out", operators.gemm_.default: "c"}  # and the name of what is written
 _READING = (
     *(_matmul.default, _matmul.prepared, _linear.default, _linear.prepared),
-    *(operators.prepare.default, operators.explain.default),
+    *(operators.prepare.default, operators.explain.default, operators._gemm.default),
     *(operators._plain_matmul.default, operators._plain_linear.default),
 )
 
@@ -39,10 +39,11 @@ def _reads_bits(op, tensors):
     if not any(x.is_complex() for x in tensors):
         return False
     is_read_alone = not dispatch_modes() and all(type(x) in PLAIN_TYPES for x in tensors)
-    return op not in _WRITING or is_read_alone
+    return op not in _WRITING or is_read_alone or all(map(_is_traced, tensors))
 
 
-_TRACED = ("FakeTensor", "FunctionalTensor")
+def _is_traced(x):
+    return type(x).__name__ in ("FakeTensor", "FunctionalTensor")
 
 
 def resolve_for_python(*tensors):
@@ -58,7 +59,7 @@ def resolve_for_python(*tensors):
 
 
 def _is_passed_on(x):
-    if x is None or x.layout is not torch.strided or type(x).__name__ in _TRACED:
+    if x is None or x.layout is not torch.strided or _is_traced(x):
         return False
     return dispatch_modes() > 0 or type(x) not in PLAIN_TYPES
 
