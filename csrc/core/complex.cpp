@@ -165,6 +165,12 @@ Matrix in_place_b(const ComplexProblem& z) {
   return b;
 }
 
+Matrix parts_of_b(Matrix in_place) {
+  auto& [data, row_stride, col_stride, batch_stride] = in_place;
+  (row_stride > col_stride ? row_stride : col_stride) *= 2;
+  return in_place;
+}
+
 Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy) {
   // The numbers in memory are f(alpha * sum + bias + beta * f(C)) if the values of C are f of them.
   Combine combine{.problem = z.problem, .sums = sums_lazy ^ z.c, .epilogue = z.epilogue};

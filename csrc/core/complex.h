@@ -71,6 +71,10 @@ SignsOfB signs_of_b(const ComplexProblem& z);
 // two: an element of B' with an even row and column is that far from the first one.
 Matrix in_place_b(const ComplexProblem& z);
 
+// The parts of the numbers that in_place_b() describes, which are contiguous along one side: a real
+// matrix with twice as many elements along that side.
+Matrix parts_of_b(Matrix in_place);
+
 // A pass that computes C = alpha * sums + bias + beta * C, where the real kernel's epilogue cannot:
 // its sizes, batch and C are those of a complex problem, whose A are the sums.
 struct Combine {

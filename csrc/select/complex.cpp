@@ -1,8 +1,10 @@
 #include "select/complex.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "cpu/complex.h"
+#include "kernels/simt/complex_b.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
 #include "kernels/complex/passes.h"
@@ -35,45 +37,80 @@ double pack_cycles(const RealProblem& real, const Context& context) {
   return kLaunch + bytes / (kDram * context.sms);
 }
 
-// A kernel that reads B as it lies. A null launch is that of fp16x3_wgmma, which needs B' where it
-// recomputes elements.
+// A kernel that reads B as it lies, and its plan for a problem whose `b` is that of in_place_b():
+// for most that by B', nothing where it cannot read B so.
 struct InPlace {
   std::string_view kernel;
+  std::optional<Plan> (*plan)(const Plan& packed, const Problem&, const SignsOfB&, int64_t sms);
   bool (*launch)(const Problem&, const Plan&, const SignsOfB&, const Context&);
-  bool if_b_is_longer = false;
 };
-constexpr std::string_view kSkinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+constexpr std::string_view kFp16x3Skinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
 
-const InPlace* in_place(std::string_view kernel, const Problem& p) {
 #ifdef TORCH_TILED_WITH_CUDA
-  static constexpr InPlace kKernels[] = {
-      {"f64_mma", cuda::launch_f64_mma_complex},
-      {"f64_direct", cuda::launch_f64_direct_complex},
-      {"fp16x3_small", cuda::launch_fp16x3_small_complex},
-      {"fp16x3_direct", cuda::launch_fp16x3_direct_complex},
-      {kSkinny, cuda::launch_fp16x3_skinny_complex, /*if_b_is_longer=*/true},
-      {kWgmma, nullptr},
-  };
-  for (const InPlace& each : kKernels) {
-    if (each.kernel == kernel && (!each.if_b_is_longer || p.m <= p.n)) return &each;
-  }
+#define LAUNCH_IN_PLACE(kernel) cuda::launch_##kernel##_complex
 #else
-  static_cast<void>(kernel), static_cast<void>(p);
+#define LAUNCH_IN_PLACE(kernel) nullptr
 #endif
-  return nullptr;
+
+const InPlace* find_in_place(std::string_view kernel) {
+  using MaybePlan = std::optional<Plan>;
+  constexpr auto kAsPacked = [](const Plan& packed, const Problem&, const SignsOfB&,
+                                int64_t) -> MaybePlan { return packed; };
+  static constexpr InPlace kKernels[] = {
+      {"f64_mma", kAsPacked, LAUNCH_IN_PLACE(f64_mma)},
+      {"f64_direct", kAsPacked, LAUNCH_IN_PLACE(f64_direct)},
+      {"fp16x3_small", kAsPacked, LAUNCH_IN_PLACE(fp16x3_small)},
+      {"fp16x3_direct", kAsPacked, LAUNCH_IN_PLACE(fp16x3_direct)},
+      {kFp16x3Skinny,
+       [](const Plan& packed, const Problem& p, const SignsOfB&, int64_t) {
+         return p.m <= p.n ? MaybePlan(packed) : std::nullopt;
+       },
+       LAUNCH_IN_PLACE(fp16x3_skinny)},
+      {kWgmma, kAsPacked, nullptr},  // it needs B' where it recomputes elements
+      {"simt_skinny",
+       [](const Plan&, const Problem& p, const SignsOfB&, int64_t sms) {
+         return simt_skinny_complex_accepts(p) ? MaybePlan(simt_skinny_complex_plan(p, sms))
+                                               : std::nullopt;
+       },
+       LAUNCH_IN_PLACE(simt_skinny)},
+      {"simt_small",
+       [](const Plan&, const Problem& p, const SignsOfB&, int64_t sms) -> MaybePlan {
+         return simt_small_complex_plan(p, sms);
+       },
+       LAUNCH_IN_PLACE(simt_small)},
+      {"simt_cp_async",
+       [](const Plan&, const Problem& p, const SignsOfB& signs, int64_t sms) {
+         return MaybePlan(simt_cp_async_complex_plan(p, signs, sms));
+       },
+       LAUNCH_IN_PLACE(simt_cp_async)},
+  };
+  const auto found = std::ranges::find(kKernels, kernel, &InPlace::kernel);
+  return found == std::end(kKernels) ? nullptr : found;
 }
 
-// Moves such a kernel to the front, if it takes fewer cycles so than others with a pass over B.
-bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
+#undef LAUNCH_IN_PLACE
+
+// Moves the fastest such kernel to the front, with that plan, if it takes fewer cycles so than
+// others with a pass over B.
+bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
-  const Problem& p = real.problem;
   if (context.on_host() || !real.pack_b) return false;
-  const auto found = std::ranges::find_if(
-      choices, [&](const Choice& choice) { return in_place(choice.kernel->name, p) != nullptr; });
-  if (found == choices.end()) return false;
+  Problem p = real.problem;
+  p.b = in_place_b(z);
+  const SignsOfB signs = signs_of_b(z);
+  auto fastest = choices.end();
+  std::optional<Plan> plan;
+  for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
+    const InPlace* kernel = find_in_place(choice->kernel->name);
+    if (kernel == nullptr) continue;
+    const std::optional<Plan> in_place = kernel->plan(choice->plan, p, signs, context.sms);
+    if (!in_place || (plan && plan->cycles <= in_place->cycles)) continue;
+    fastest = choice, plan = in_place;
+  }
   const double packed = choices.front().plan.cycles + pack_cycles(real, context);
-  if (found->plan.cycles > packed) return false;
-  std::rotate(choices.begin(), found, found + 1);
+  if (!plan || plan->cycles > packed) return false;
+  fastest->plan = *plan;
+  std::rotate(choices.begin(), fastest, fastest + 1);
   return true;
 }
 
@@ -81,7 +118,7 @@ bool prefer_in_place(const RealProblem& real, std::vector<Choice>& choices,
 bool launch_in_place(const Choice& choice, const ComplexProblem& z, const RealProblem& real,
                      Problem p, const Context& context) {
   const SignsOfB signs = signs_of_b(z);
-  if (const auto launch = in_place(choice.kernel->name, p)->launch) {
+  if (const auto launch = find_in_place(choice.kernel->name)->launch) {
     p.b = in_place_b(z);
     return launch(p, choice.plan, signs, context);
   }
@@ -101,16 +138,16 @@ ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
                          const Context& context) {
   ComplexPlan plan{.real = as_real(z), .choices = {}, .reads_b_in_place = false};
   plan.choices = choices(algorithm, plan.real.problem, context, /*complex=*/true);
-  plan.reads_b_in_place = prefer_in_place(plan.real, plan.choices, context);
+  plan.reads_b_in_place = prefer_in_place(z, plan.real, plan.choices, context);
   if (z.prepared_b == nullptr) return plan;
   // With few rows B itself, which is a quarter of B' and its split, is the better operand.
-  constexpr double kCyclesInPlace = 0.8;  // of fp16x3_skinny by B'
+  constexpr double kCyclesInPlace = 0.8;  // of fp16x3_skinny, whose plan is one by B'
   ComplexProblem unprepared = z;
   unprepared.prepared_b = nullptr;
   unprepared.problem.b_presplit = {};
   ComplexPlan in_place = plan_complex(algorithm, unprepared, context);
   const Choice& first = in_place.choices.front();
-  const bool is_skinny = in_place.reads_b_in_place && first.kernel->name == kSkinny;
+  const bool is_skinny = in_place.reads_b_in_place && first.kernel->name == kFp16x3Skinny;
   const bool is_faster = kCyclesInPlace * first.plan.cycles <= plan.choices.front().plan.cycles;
   return is_skinny && is_faster ? in_place : plan;
 }

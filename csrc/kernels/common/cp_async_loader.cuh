@@ -15,8 +15,8 @@ namespace tiled::cuda {
 enum class LoadMode { kVectorized, kMnMajor, kKMajor };
 
 // Loads one operand's (kK, kMN) tiles, one after another along K, to rows of kPitch elements in
-// shared memory. T is float or double; `mn` counts rows of A, or columns of B. Each thread copies
-// the same elements of every tile.
+// shared memory. T is float, double, or a complex number of two of them; `mn` counts rows of A, or
+// columns of B. Each thread copies the same elements of every tile.
 template <typename T, int kMN, int kPitch, int kK, int kThreads>
 class CpAsyncLoader {
  public:
@@ -57,8 +57,9 @@ class CpAsyncLoader {
  private:
   // Threads along M or N, and along K, in each mode.
   static constexpr int kBytes = sizeof(T), kVector = 16 / kBytes;  // elements of a vector
-  static constexpr int kVectors = kMN / kVector, kMnLanes = std::min(kMN, kThreads), kKLanes = 8;
-  static_assert(kThreads / kVectors <= kK && kThreads / kMnLanes <= kK && kKLanes <= kK);
+  static constexpr int kVectors = kMN / kVector, kMnLanes = std::min(kMN, kThreads),
+                       kKLanes = std::min(kK, 8);
+  static_assert(kThreads / kVectors <= kK && kThreads / kMnLanes <= kK);
 
   template <bool kAtEndOfK, bool kWhole = false>
   __device__ void copy(uint32_t to, int k_left) const {

@@ -44,17 +44,16 @@ __device__ void produce(const Problem& p, Vectorized vectorized, const TileIndex
                   tile.col * p.b.col_stride + first_k * p.b.row_stride;
   CpAsyncLoader<float, Tile::kM, Stage::kPitchA, Tile::kK, Tile::kProducers> load_a(
       a, p.a.row_stride, p.a.col_stride, vectorized.a, p.m - tile.row, thread);
-  CpAsyncLoader<float, Tile::kN, Stage::kPitchB, Tile::kK, Tile::kProducers> load_b(
-      b, p.b.col_stride, p.b.row_stride, vectorized.b, p.n - tile.col, thread);
+  LoaderOfB<Tile, Tile::kProducers> load_b(p.b, b, vectorized.b, p.n - tile.col, thread);
   const bool whole = p.m - tile.row >= Tile::kM && p.n - tile.col >= Tile::kN;
   for (int64_t k_left = length; k_left > 0; k_left -= Tile::kK, pipe.advance()) {
     ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
     if (whole && k_left >= Tile::kK) {
       load_a.load_whole(smem.stage[pipe.stage].a);
-      load_b.load_whole(smem.stage[pipe.stage].b);
+      load_b.load_whole(smem.stage[pipe.stage]);
     } else {
       load_a.load(smem.stage[pipe.stage].a, k_left);
-      load_b.load(smem.stage[pipe.stage].b, k_left);
+      load_b.load(smem.stage[pipe.stage], k_left);
     }
     ptx::cp_async_mbarrier_arrive_noinc(&smem.full[pipe.stage]);
   }
@@ -64,15 +63,15 @@ __device__ void produce(const Problem& p, Vectorized vectorized, const TileIndex
 // that among the consumers.
 template <class Tile, class EndChunk>
 __device__ void sum_chunks(int64_t length, int thread, Smem<Tile>& smem, ptx::PipelineState& pipe,
-                           const EndChunk& end_chunk) {
+                           const EndChunk& end_chunk, const SignsOfB& signs_of_b = {}) {
   const QuadCoord<Tile> first(thread, 0);
-  Fragments<Tile> fragments;
-  auto load = [&](int buffer, int kk) {
+  Fragments<Tile> fragments(signs_of_b);
+  auto load = [&](int place, int kk) {
     const auto& stage = smem.stage[pipe.stage];
-    fragments.load(buffer, &stage.a[kk][first.row], &stage.b[kk][first.col]);
+    fragments.load(place, stage.a_at(kk, first.row), stage.b_at(kk, first.col));
   };
   float acc[Tile::kThreadM][Tile::kThreadN];
-  auto multiply = [&](int buffer) { fragments.multiply(buffer, acc); };
+  auto multiply = [&](int place) { fragments.multiply(place, acc); };
   int64_t stages_left = ceil_div(length, Tile::kK);
   auto next_stage = [&] {
     __syncwarp();  // all lanes have loaded the last fragments
@@ -98,18 +97,20 @@ __device__ void sum_chunks(int64_t length, int thread, Smem<Tile>& smem, ptx::Pi
       UNROLL
       for (int kk = 0; kk < Tile::kK; ++kk) {
         if (kk + 1 < Tile::kK) {
-          load((kk + 1) % 2, kk + 1);
+          load(kk + 1, kk + 1);
         } else {
           next_stage();
         }
-        multiply(kk % 2);
+        multiply(kk);
       }
     }
     if (in_chunk % Tile::kK != 0) {
       NO_UNROLL
-      for (int kk = 0; kk < in_chunk % Tile::kK; ++kk) {
+      for (int kk = 0; kk < in_chunk % Tile::kK; kk += Tile::kParts) {
+        if constexpr (Tile::kComplex) load(1, kk + 1);
         multiply(0);
-        load(0, kk + 1);
+        if constexpr (Tile::kComplex) multiply(1);
+        load(0, kk + Tile::kParts);
       }
       next_stage();
     }

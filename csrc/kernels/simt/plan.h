@@ -25,8 +25,10 @@ inline bool is_c_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
 }
 
-// Cycles in which DRAM delivers the operands and takes C.
-inline double simt_dram_cycles(const Problem& p, const h200::SimtDram& dram, int64_t sms) {
+// Cycles in which DRAM delivers the operands and takes C. `b_share`: the part of B's bytes that are
+// read, which is half where a complex number stands for four elements of B (core/complex.h).
+inline double simt_dram_cycles(const Problem& p, const h200::SimtDram& dram, int64_t sms,
+                               double b_share = 1) {
   const auto cycles = [&](const auto& matrix, int64_t outer, int64_t inner, double bandwidth) {
     int64_t elements = outer * inner;
     for (int d = 0; d < p.batch.rank; ++d) {
@@ -35,7 +37,7 @@ inline double simt_dram_cycles(const Problem& p, const h200::SimtDram& dram, int
     return static_cast<double>(elements) * sizeof(float) / bandwidth / static_cast<double>(sms);
   };
   return cycles(p.a, p.m, p.k, is_a_vectorized(p) ? dram.vectors : dram.elements) +
-         cycles(p.b, p.n, p.k, is_b_vectorized(p) ? dram.vectors : dram.elements) +
+         b_share * cycles(p.b, p.n, p.k, is_b_vectorized(p) ? dram.vectors : dram.elements) +
          cycles(p.c, p.m, p.n, is_c_vectorized(p) ? dram.c_vectors : dram.c_elements);
 }
 
@@ -60,9 +62,10 @@ inline int64_t last_wave_blocks(const SimtKind& kind, int64_t waves, int64_t lef
 
 // The plan with the fewest cycles, over all tiles, K splits, and numbers of blocks that share an
 // SM. Blocks that share an SM end together, so fewer of them may leave less of the last wave empty.
+// `b_share`: as above, of B's copies.
 template <class Tile, size_t kTiles>
 Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const Problem& p,
-                       int64_t sms) {
+                       int64_t sms, double b_share = 1) {
   using Cost = h200::Simt;
   constexpr int64_t kMaxSplits = 65535;                    // of a grid's y
   constexpr int64_t kMaxProduct = (int64_t{1} << 32) - 1;  // of splits and chunks, in 32 bits
@@ -76,7 +79,8 @@ Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const 
     const bool whole = p.m % tile.m == 0 && p.n % tile.n == 0;
     const double copy = whole ? Cost::kScalarCopy : Cost::kScalarCopyAtEdge;
     const double scalar_copies =
-        kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? tile.n : 0)) * copy : 0;
+        kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? b_share * tile.n : 0)) * copy
+                          : 0;
     // Cycles in which so many blocks of an SM multiply one k.
     const auto step = [&](int64_t blocks) {
       if (blocks == 0) return 0.0;
@@ -112,13 +116,16 @@ Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const 
   return best;
 }
 
-inline Plan simt_cp_async_plan(const Problem& p, int64_t sms) {
+inline Plan simt_cp_async_plan_of(const Problem& p, int64_t sms, double b_share) {
   constexpr SimtKind kKind{
       .threads_copy = true, .persistent = false, .next_tile = h200::Simt::kNextTile};
-  Plan plan = fastest_simt_plan(h200::kSimtCpAsyncTiles, kKind, p, sms);
-  const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms);
+  Plan plan = fastest_simt_plan(h200::kSimtCpAsyncTiles, kKind, p, sms, b_share);
+  const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms, b_share);
   plan.cycles = h200::kLaunchSimtCpAsync + std::max(plan.cycles, dram);
   return plan;
+}
+inline Plan simt_cp_async_plan(const Problem& p, int64_t sms) {
+  return simt_cp_async_plan_of(p, sms, 1);
 }
 
 // simt_tma loads MN-major operands that a tensor map can describe, and transposes others first.
@@ -138,7 +145,7 @@ inline Plan simt_tma_plan(const Problem& p, int64_t sms) {
 
 // The teams of an SM do not begin and end together. The SM is busy for as long as all its tiles
 // take at its best rate, or, with few tiles, for as long as rounds of single tiles take.
-inline Plan simt_small_plan(const Problem& p, int64_t sms) {
+inline Plan simt_small_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::Simt;
   Plan best{.k_splits = 0};
   for (size_t i = 0; i < std::size(h200::kSimtSmallTiles); ++i) {
@@ -146,34 +153,37 @@ inline Plan simt_small_plan(const Problem& p, int64_t sms) {
     const int64_t tiles = ceil_div(count_tiles(p, tile.m, tile.n), sms);
     const auto rounds = static_cast<double>(ceil_div(tiles, tile.blocks));
     const auto k = static_cast<double>(p.k);
-    const double copies = (is_a_vectorized(p) ? 0 : tile.m) + (is_b_vectorized(p) ? 0 : tile.n);
+    const double copies =
+        (is_a_vectorized(p) ? 0 : tile.m) + (is_b_vectorized(p) ? 0 : b_share * tile.n);
     const double step = tile.m * tile.n / tile.rate + copies * Cost::kSmallScalarCopies;
     const double each = tile.overhead + step * k;
     double cycles = std::max(static_cast<double>(tiles) * each, rounds * tile.alone * k);
     if (tile.n == 16 && std::max(p.m, p.n) > 16) {  // it reads parts of rows
-      cycles = std::max(cycles, simt_dram_cycles(p, h200::kSimtDramOf16x16, sms));
+      cycles = std::max(cycles, simt_dram_cycles(p, h200::kSimtDramOf16x16, sms, b_share));
     }
     if (i == 0 || cycles < best.cycles) {
       best = {static_cast<int>(i), tile.m, tile.n, 1, tile.blocks, 0, cycles};
     }
   }
   best.blocks = count_tiles(p, best.m, best.n);
-  const double dram = simt_dram_cycles(p, h200::kSimtDramOfTeams, sms);
+  const double dram = simt_dram_cycles(p, h200::kSimtDramOfTeams, sms, b_share);
   best.cycles = h200::kLaunchSimtSmall + std::max(best.cycles, dram);
   return best;
 }
+inline Plan simt_small_plan(const Problem& p, int64_t sms) { return simt_small_plan_of(p, sms, 1); }
 
 inline bool simt_skinny_accepts(const Problem& p) {
   return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
 }
 // The smallest tile that holds all rows, or else the largest. A work tile is one chunk of K.
-inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
+template <size_t kTiles>
+Plan simt_skinny_plan_of(const h200::SimtSkinnyTile (&tiles)[kTiles], const Problem& p, int64_t sms,
+                         double b_share) {
   using Cost = h200::Simt;
   const int64_t rows = std::min(p.m, p.n), cols = std::max(p.m, p.n);
-  constexpr const auto& kTiles = h200::kSimtSkinnyTiles;
   size_t i = 0;
-  while (i + 1 < std::size(kTiles) && kTiles[i].m < rows) ++i;
-  const h200::SimtSkinnyTile& tile = kTiles[i];
+  while (i + 1 < kTiles && tiles[i].m < rows) ++i;
+  const h200::SimtSkinnyTile& tile = tiles[i];
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const int64_t work_tiles =
       ceil_div(rows, tile.m) * ceil_div(cols, tile.n) * chunks * p.batch.count;
@@ -181,7 +191,8 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
   const double step = each <= 1 ? tile.alone : each * tile.m * tile.n / tile.rate;
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   const double changes = std::max(each - 1, 0.0) * Cost::kSkinnyNextTile / tile.blocks;
-  const double cycles = std::max(step * k + changes, simt_dram_cycles(p, h200::kSimtDram, sms));
+  const double dram = simt_dram_cycles(p, h200::kSimtDram, sms, b_share);
+  const double cycles = std::max(step * k + changes, dram);
   const bool long_is_a = p.m > p.n;
   Plan plan{.tile = static_cast<int>(i),
             .m = long_is_a ? tile.n : tile.m,
@@ -191,6 +202,9 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
             .cycles = h200::kLaunchSimtSkinny + (cycles + (chunks > 1 ? Cost::kSkinnyReduce : 0))};
   plan.blocks = count_tiles(p, plan.m, plan.n) * chunks;
   return plan;
+}
+inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
+  return simt_skinny_plan_of(h200::kSimtSkinnyTiles, p, sms, 1);
 }
 
 inline bool simt_thin_accepts(const Problem& p) { return fits_tma_coords(p); }

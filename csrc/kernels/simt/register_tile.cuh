@@ -2,9 +2,12 @@
 // The part of a tile that a thread holds in registers: fragments of A and B, and sums of C.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/order_chunked.h"
+#include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/simt/complex_number.cuh"
 #include "kernels/simt/lane_layout.cuh"
 
 namespace tiled::cuda {
@@ -12,9 +15,12 @@ namespace tiled::cuda {
 // A (kM, kN) tile of C, shared by threads that compute kThreadM x kThreadN elements each. The lanes
 // of a warp are kLanesM x kLanesN; a warp has adjacent elements, kWarpM x kWarpN. A thread's rows
 // and columns come in groups of 4, the groups of rows kLanesM * 4 apart and those of columns
-// kLanesN * 4.
-template <int kM_, int kN_, int kThreadM_, int kThreadN_, int kLanesM_>
+// kLanesN * 4. kComplex_: B is a complex one as it lies, whose numbers stand for two columns and
+// two k (core/complex.h).
+template <int kM_, int kN_, int kThreadM_, int kThreadN_, int kLanesM_, bool kComplex_ = false>
 struct RegisterTile {
+  static constexpr bool kComplex = kComplex_;
+  static constexpr int kParts = kComplex ? 2 : 1;  // of an element of B
   static constexpr int kM = kM_, kN = kN_;
   static constexpr int kThreadM = kThreadM_, kThreadN = kThreadN_;
   static constexpr int kConsumers = kM / kThreadM * (kN / kThreadN);  // threads
@@ -84,46 +90,94 @@ struct QuadCoord {
 };
 
 // A thread's elements of A and B for one k, in two buffers: one is loaded from shared memory for
-// the next k while the other is multiplied.
+// the next k while the other is multiplied. Of a complex B, buffers have the numbers for two k.
 template <class Tile>
 struct Fragments {
+  static constexpr int kParts = Tile::kParts;
   float a_frag[2][Tile::kThreadM], b_frag[2][Tile::kThreadN];
+  ComplexSigns signs;
 
+  __device__ explicit Fragments(const SignsOfB& signs_of_b = {}) : signs(signs_of_b) {}
+
+  // Loads the elements for k, of which only k % (2 * kParts) counts, since it decides the buffers.
   // a_smem and b_smem point at the thread's first row of A and first column of B for that k.
-  __device__ void load(int buffer, const float* a_smem, const float* b_smem) {
+  __device__ void load(int k, const float* a_smem, const float* b_smem) {
     UNROLL
     for (int i = 0; i < Tile::kThreadM; i += 4) {
-      *reinterpret_cast<float4*>(&a_frag[buffer][i]) =
+      *reinterpret_cast<float4*>(&a_frag[k % 2][i]) =
           *reinterpret_cast<const float4*>(a_smem + i * Tile::kLanesM);
     }
+    if constexpr (Tile::kComplex) {
+      if (k % 2 != 0) {
+        UNROLL
+        for (float& a : a_frag[1]) signs.apply_to_odd_a(a);
+        return;
+      }
+    }
+    float(&b)[Tile::kThreadN] = b_frag[k / kParts % 2];
     UNROLL
     for (int j = 0; j < Tile::kThreadN; j += 4) {
-      *reinterpret_cast<float4*>(&b_frag[buffer][j]) =
+      *reinterpret_cast<float4*>(&b[j]) =
           *reinterpret_cast<const float4*>(b_smem + j * Tile::kLanesN);
     }
+    if constexpr (Tile::kComplex) signs.apply_to_b(b);
   }
 
   // Odd rows are multiplied from right to left. The first FMA of a row then takes the same element
   // of B as the last one of the row before, from the operand reuse cache.
-  __device__ void multiply(int buffer, float (&acc)[Tile::kThreadM][Tile::kThreadN]) const {
+  __device__ void multiply(int k, float (&acc)[Tile::kThreadM][Tile::kThreadN]) const {
+    const float(&b)[Tile::kThreadN] = b_frag[k / kParts % 2];
     UNROLL
     for (int i = 0; i < Tile::kThreadM; ++i) {
       UNROLL
       for (int j = 0; j < Tile::kThreadN; ++j) {
         const int col = i % 2 == 0 ? j : Tile::kThreadN - 1 - j;
-        acc[i][col] = fused_multiply_add(a_frag[buffer][i], b_frag[buffer][col], acc[i][col]);
+        const float number = Tile::kComplex ? complex_number(b, k % 2 != 0, col) : b[col];
+        acc[i][col] = fused_multiply_add(a_frag[k % 2][i], number, acc[i][col]);
       }
     }
   }
 };
 
 // The tiles of A and B for one step of K, both MN-major: a (kK, kM), b (kK, kN). Rows are padded
-// against bank conflicts: elements that are adjacent along K lie in different banks.
+// against bank conflicts: elements that are adjacent along K lie in different banks. The elements
+// of a complex B are its numbers.
 template <class Tile>
 struct PaddedStage {
-  static constexpr int kPitchA = Tile::kM + 4, kPitchB = Tile::kN + 4;
+  static constexpr int kParts = Tile::kParts;
+  static constexpr int kPitchA = Tile::kM + 4, kPitchB = (Tile::kN + 4) / kParts;
+  using ElementOfB = std::conditional_t<Tile::kComplex, float2, float>;
   alignas(16) float a[Tile::kK][kPitchA];
-  alignas(16) float b[Tile::kK][kPitchB];
+  alignas(16) ElementOfB b[Tile::kK / kParts][kPitchB];
+
+  // The elements of A for k from a row on, and of B from a column on, which is even.
+  __device__ const float* a_at(int k, int row) const { return &a[k][row]; }
+  __device__ const float* b_at(int k, int col) const {
+    return reinterpret_cast<const float*>(b[k / kParts]) + col;
+  }
+};
+
+// Loads a tile's part of B, stage by stage. `data` points at its first element, from which elements
+// of the problem's B are counted; `left` of its columns are in the matrix. A complex B lies as
+// in_place_b() describes it, so that strides count its numbers.
+template <class Tile, int kThreads>
+class LoaderOfB {
+  using Stage = PaddedStage<Tile>;
+  using Element = typename Stage::ElementOfB;
+
+ public:
+  __device__ LoaderOfB(const Matrix& b, const float* data, bool vectorized, int64_t left,
+                       int thread)
+      : loader_(reinterpret_cast<const Element*>(data), b.col_stride, b.row_stride, vectorized,
+                left / Tile::kParts, thread) {}
+  __device__ void load(Stage& stage, int64_t k_left) {
+    loader_.load(stage.b, k_left / Tile::kParts);
+  }
+  __device__ void load_whole(Stage& stage) { loader_.load_whole(stage.b); }
+
+ private:
+  CpAsyncLoader<Element, Tile::kN / Tile::kParts, Stage::kPitchB, Tile::kK / Tile::kParts, kThreads>
+      loader_;
 };
 
 }  // namespace tiled::cuda

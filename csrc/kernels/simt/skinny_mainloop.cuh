@@ -7,6 +7,7 @@
 #include "core/order_chunked.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map_coords.cuh"
+#include "kernels/simt/complex_number.cuh"
 #include "kernels/simt/lane_layout.cuh"
 #include "kernels/simt/skinny_tile.cuh"
 #include "ptx/cp_async.cuh"
@@ -70,7 +71,7 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity ^ 1);
       if (ptx::elect_one()) {
         const int inner = Tile::kKMajor ? first_k + k : work.col;
-        const int outer = Tile::kKMajor ? work.col : first_k + k;
+        const int outer = (Tile::kKMajor ? work.col : first_k + k) / Tile::kParts;
         ptx::arrive_expect_tx(full, sizeof smem.long_smem[0]);
         ptx::tma_load_policy_if(is_read_once, smem.long_smem[pipe.stage], &params.long_map,
                                 {inner, outer, matrix.at[0], matrix.at[1], matrix.at[2]}, full,
@@ -89,7 +90,7 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
 template <class Tile>
 struct AccCoord {
   // Adjacent columns, which one vector load of an MN-major operand brings.
-  static constexpr int kAdjacent = Tile::kKMajor           ? 1
+  static constexpr int kAdjacent = Tile::kKMajor           ? Tile::kParts
                                    : Tile::kThreadCols < 4 ? Tile::kThreadCols
                                                            : 4;
   int row, col;  // of acc[0][0]
@@ -106,34 +107,38 @@ struct AccCoord {
   }
 };
 
-// A thread's elements of both operands for four adjacent k.
+// A thread's elements of both operands for four adjacent k; of a complex B, the parts of its
+// numbers.
 template <class Tile>
 struct FragmentsK4 {
   static constexpr int kRows = Tile::kThreadRows, kCols = Tile::kThreadCols;
-  float long_frag[4][kCols], short_frag[kRows][4];
+  static constexpr int kParts = Tile::kParts, kLongK = 4 / kParts;
+  float long_frag[kLongK][kCols], short_frag[kRows][4];
 
   __device__ void load(const float* long_smem, const float (&short_smem)[Tile::kRows][Tile::kPitch],
-                       const AccCoord<Tile>& at, int k) {
+                       const AccCoord<Tile>& at, const ComplexSigns& signs, int k) {
     if constexpr (Tile::kKMajor) {
       UNROLL
-      for (int j = 0; j < kCols; ++j) {
+      for (int j = 0; j < kCols; j += kParts) {
         // TMA swizzles rows of 128 bytes: 16-byte unit u of row r is stored at u ^ r % 8.
-        const int col = at.col_of(j);
+        const int row = at.col_of(j) / kParts;
         const auto x4 =
-            *reinterpret_cast<const float4*>(long_smem + col * Tile::kK + (k ^ col % 8 * 4));
-        long_frag[0][j] = x4.x, long_frag[1][j] = x4.y, long_frag[2][j] = x4.z,
-        long_frag[3][j] = x4.w;
+            *reinterpret_cast<const float4*>(long_smem + row * Tile::kK + (k ^ row % 8 * 4));
+        const float x[] = {x4.x, x4.y, x4.z, x4.w};
+        UNROLL
+        for (int i = 0; i < 4; ++i) long_frag[i / kParts][j + i % kParts] = x[i];
       }
     } else {
       using Vector =
           std::conditional_t<kCols == 1, float, std::conditional_t<kCols == 2, float2, float4>>;
       constexpr int kAdjacent = sizeof(Vector) / sizeof(float);
       UNROLL
-      for (int kk = 0; kk < 4; ++kk) {
+      for (int kk = 0; kk < kLongK; ++kk) {
+        const float* row = long_smem + (k / kParts + kk) * Tile::kCols;
         UNROLL
         for (int j = 0; j < kCols; j += kAdjacent) {
           *reinterpret_cast<Vector*>(&long_frag[kk][j]) =
-              *reinterpret_cast<const Vector*>(long_smem + (k + kk) * Tile::kCols + at.col_of(j));
+              *reinterpret_cast<const Vector*>(row + at.col_of(j));
         }
       }
     }
@@ -142,6 +147,17 @@ struct FragmentsK4 {
       *reinterpret_cast<float4*>(short_frag[i]) =
           *reinterpret_cast<const float4*>(&short_smem[at.row_of(i)][k]);
     }
+    if constexpr (Tile::kComplex) {
+      UNROLL
+      for (int kk = 0; kk < kLongK; ++kk) signs.apply_to_b(long_frag[kk]);
+      UNROLL
+      for (int i = 0; i < kRows * 2; ++i) signs.apply_to_odd_a(short_frag[i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  __device__ float long_number(int kk, int col) const {
+    if constexpr (Tile::kComplex) return complex_number(long_frag[kk / 2], kk % 2 != 0, col);
+    return long_frag[kk % kLongK][col];
   }
 
   // Adds the products of the first `count` of the four. Odd rows go from right to left, so that the
@@ -155,7 +171,7 @@ struct FragmentsK4 {
         UNROLL
         for (int j = 0; j < kCols; ++j) {
           const int col = i % 2 == 0 ? j : kCols - 1 - j;
-          acc[i][col] = fused_multiply_add(long_frag[kk][col], short_frag[i][kk], acc[i][col]);
+          acc[i][col] = fused_multiply_add(long_number(kk, col), short_frag[i][kk], acc[i][col]);
         }
       }
     }
@@ -190,6 +206,7 @@ __device__ void store_acc(const Params& params, const WorkTile<Tile>& work,
 template <class Tile>
 __device__ void consume(const Params& params, Smem<Tile>& smem) {
   const AccCoord<Tile> at;
+  const ComplexSigns signs(params.signs_of_b);
   ptx::PipelineState pipe{.stages = Tile::kStages};
   ptx::pdl_wait();
   for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
@@ -201,11 +218,11 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
       ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
       if (k_left >= Tile::kK) {
         FragmentsK4<Tile> fragments[2];  // one is loaded while the other is multiplied
-        fragments[0].load(long_smem, short_smem, at, 0);
+        fragments[0].load(long_smem, short_smem, at, signs, 0);
         UNROLL
         for (int k = 0; k < Tile::kK; k += 4) {
           if (k + 4 < Tile::kK) {
-            fragments[(k / 4 + 1) % 2].load(long_smem, short_smem, at, k + 4);
+            fragments[(k / 4 + 1) % 2].load(long_smem, short_smem, at, signs, k + 4);
           }
           fragments[k / 4 % 2].multiply(4, acc);
         }
@@ -213,7 +230,7 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
         NO_UNROLL
         for (int k = 0; k < k_left; k += 4) {
           FragmentsK4<Tile> fragments;
-          fragments.load(long_smem, short_smem, at, k);
+          fragments.load(long_smem, short_smem, at, signs, k);
           fragments.multiply(k_left - k, acc);
         }
       }

@@ -6,7 +6,8 @@
 //        MN-major, several stages ahead and on into the next work tile. By cp.async it loads the
 //        rows of the short operand that they are multiplied by. A work tile is one chunk of K, so
 //        that few columns still fill all SMs; the chunks' sums go to a workspace, and another
-//        kernel adds them in order.
+//        kernel adds them in order. A complex B is read as it lies: a thread has both columns of
+//        each of its numbers, which stands for two k of them (core/complex.h).
 // Limit: DRAM bandwidth, up to 8 rows. With 16 rows, shared-memory bandwidth: a register tile of
 //        4 x 4 reads half a number for each FMA.
 // Next:  16 rows at DRAM's rate. Products of more rows are simt_cp_async's and simt_tma's.
@@ -22,6 +23,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map.h"
+#include "kernels/simt/complex_b.h"
 #include "kernels/simt/plan.h"
 #include "kernels/simt/skinny_mainloop.cuh"
 #include "kernels/simt/skinny_tile.cuh"
@@ -90,8 +92,10 @@ template <class Tile>
 void run(Params& params, const Context& context) {
   static_assert(Tile::kBlocksPerSm * (sizeof(Smem<Tile>) + 1024) <= kMaxSharedMemory + 1024);
   const Problem& p = params.p;
+  const int64_t map_rows = params.long_count / (Tile::kCols / Tile::kBoxCols);
+  const int64_t map_k = p.k / (Tile::kK / Tile::kBoxK);
   params.long_map =
-      tensor_map(p.batch, params.long_operand, params.long_count, p.k, Tile::kCols, Tile::kK,
+      tensor_map(p.batch, params.long_operand, map_rows, map_k, Tile::kBoxCols, Tile::kBoxK,
                  Tile::kKMajor ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
   params.row_tiles =
       FastDivmod::of(static_cast<uint32_t>(ceil_div(params.short_count, Tile::kRows)));
@@ -109,14 +113,13 @@ void run(Params& params, const Context& context) {
              params);
 }
 
-}  // namespace
-}  // namespace simt_skinny
-
-bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace simt_skinny;
+template <bool kComplex>
+bool launch_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                 const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   Params params{};
   params.p = p;
+  params.signs_of_b = signs;
   static_cast<LongAndShort&>(params) = long_and_short(p);
   const Matrix& short_operand = params.short_operand;
   params.short_vectorized =
@@ -132,12 +135,25 @@ bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& conte
     if (params.partial_sums == nullptr) return false;
   }
   const bool k_major = params.long_operand.col_stride < params.long_operand.row_stride;
-  return with_tile<std::size(h200::kSimtSkinnyTiles)>(plan.tile, [&]<int kIndex>() {
-    constexpr h200::SimtSkinnyTile kTile = h200::kSimtSkinnyTiles[kIndex];
-    k_major ? run<Tile<kIndex, kTile.thread_m, kTile.thread_n, true>>(params, context)
-            : run<Tile<kIndex, kTile.thread_m, kTile.thread_n, false>>(params, context);
+  constexpr size_t kTiles =
+      kComplex ? std::size(h200::kSimtSkinnyComplexTiles) : std::size(h200::kSimtSkinnyTiles);
+  return with_tile<kTiles>(plan.tile, [&]<int kIndex>() {
+    k_major ? run<Tile<kIndex, true, kComplex>>(params, context)
+            : run<Tile<kIndex, false, kComplex>>(params, context);
     return true;
   });
+}
+
+}  // namespace
+}  // namespace simt_skinny
+
+bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& context) {
+  return simt_skinny::launch_tile<false>(p, plan, {}, context);
+}
+
+bool launch_simt_skinny_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                                const Context& context) {
+  return simt_skinny::launch_tile<true>(with_parts_of_b(p), plan, signs, context);
 }
 
 }  // namespace tiled::cuda

@@ -5,6 +5,7 @@
 // is. `row` counts rows of the short operand, C's short side; `col` counts rows of the long
 // operand, C's long side. Where the long operand is A, that is C transposed.
 
+#include "core/complex.h"
 #include "core/order_chunked.h"
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
@@ -13,27 +14,34 @@
 
 namespace tiled::cuda::simt_skinny {
 
-// A thread has kThreadRows_ x kThreadCols_ elements of C. kKMajor_: the long operand is K-major, or
-// else MN-major.
-template <int kIndex, int kThreadRows_, int kThreadCols_, bool kKMajor_>
+// kKMajor_: the long operand is K-major, or else MN-major. kComplex_: it is a complex B as it lies,
+// whose numbers stand for two columns and two k (core/complex.h). A stage has their parts, which is
+// half of the elements, so there are more stages.
+template <int kIndex, bool kKMajor_, bool kComplex_>
 struct Tile {
-  static constexpr int kRows = h200::kSimtSkinnyTiles[kIndex].m, kCols = h200::kSimtSkinnyCols;
+  static constexpr bool kKMajor = kKMajor_, kComplex = kComplex_;
+  static constexpr h200::SimtSkinnyTile kTile =
+      kComplex ? h200::kSimtSkinnyComplexTiles[kIndex] : h200::kSimtSkinnyTiles[kIndex];
+  static constexpr int kRows = kTile.m, kCols = h200::kSimtSkinnyCols;
   static constexpr int kK = 32;  // of a step
-  static constexpr int kStages = 6, kBlocksPerSm = h200::kSimtSkinnyTiles[kIndex].blocks;
-  static constexpr int kThreadRows = kThreadRows_, kThreadCols = kThreadCols_;
-  static constexpr bool kKMajor = kKMajor_;
+  static constexpr int kStages = kComplex ? 8 : 6, kBlocksPerSm = kTile.blocks;
+  static constexpr int kThreadRows = kTile.thread_m, kThreadCols = kTile.thread_n;
+  static constexpr int kParts = kComplex ? 2 : 1;  // of an element of the long operand
+  static constexpr int kBoxCols = kCols / (kKMajor ? kParts : 1);
+  static constexpr int kBoxK = kK / (kKMajor ? 1 : kParts);
   static constexpr int kLaneRows = kRows / kThreadRows, kLaneCols = 32 / kLaneRows;  // of a warp
   static constexpr int kConsumers = kCols / (kLaneCols * kThreadCols) * 32;          // threads
   static constexpr int kProducers = 32;
   static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kPitch = kK + 4;  // rows of the short operand lie in different banks
 
+  static_assert(kThreadCols % kParts == 0, "a thread has both columns of a number");
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of steps");
 };
 
 template <class Tile>
 struct Smem {
-  alignas(1024) float long_smem[Tile::kStages][Tile::kCols * Tile::kK];  // as TMA loads a box
+  alignas(1024) float long_smem[Tile::kStages][Tile::kBoxCols * Tile::kBoxK];  // as TMA loads a box
   alignas(16) float short_smem[Tile::kStages][Tile::kRows][Tile::kPitch];
   uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
@@ -45,6 +53,7 @@ struct Params : LongAndShort {
   bool short_vectorized;
   FastDivmod row_tiles, col_tiles, chunks;
   int64_t work_tiles;
+  SignsOfB signs_of_b;  // of a complex B
   float* partial_sums;  // (matrices, chunks, short_count, partial_pitch()), where there are several
                         // chunks
 

@@ -6,6 +6,8 @@
 //        synchronizes again. An SM holds so many teams that some multiply while others wait. A tile
 //        begins and ends in few instructions: without mbarriers, without divisions where a matrix
 //        is one tile, and with 128-bit stores or stores of adjacent elements by adjacent threads.
+//        A complex B is read as it lies: a stage has its numbers, each of which stands for two
+//        columns and two k (core/complex.h).
 // Limit: DRAM bandwidth, for products of 32 x 32 x 32 and less. Larger ones read 16 numbers
 //        from shared memory for 64 FMAs, and issue cp.async beside them.
 // Next:  teams that share the tiles of A and B where a matrix has several tiles.
@@ -26,6 +28,7 @@
 #include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
+#include "kernels/simt/complex_b.h"
 #include "kernels/simt/plan.h"
 #include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/store.cuh"
@@ -33,20 +36,22 @@
 namespace tiled::cuda {
 namespace {
 
-template <int kIndex, int kThreadM, int kThreadN, int kLanesM, int kK_, int kStages_, int kTeams_>
-struct Tile : RegisterTile<h200::kSimtSmallTiles[kIndex].m, h200::kSimtSmallTiles[kIndex].n,
-                           kThreadM, kThreadN, kLanesM> {
-  static constexpr int kK = kK_;                         // of a stage
-  static constexpr int kStages = kStages_;               // at most
+inline constexpr const auto& kTiles = h200::kSimtSmallTiles;
+
+template <int kIndex, bool kComplex>
+struct Tile : RegisterTile<kTiles[kIndex].m, kTiles[kIndex].n, kTiles[kIndex].thread_m,
+                           kTiles[kIndex].thread_n, kTiles[kIndex].lanes_m, kComplex> {
+  static constexpr int kK = kTiles[kIndex].k;            // of a stage
+  static constexpr int kStages = kTiles[kIndex].stages;  // at most
   static constexpr int kTeamThreads = Tile::kConsumers;  // all of which load, too
-  static constexpr int kTeams = kTeams_;                 // of a block
+  static constexpr int kTeams = kTiles[kIndex].teams;    // of a block
   static constexpr int kThreads = kTeamThreads * kTeams;
-  static constexpr int kBlocksPerSm = h200::kSimtSmallTiles[kIndex].blocks / kTeams;
+  static constexpr int kBlocksPerSm = kTiles[kIndex].blocks / kTeams;
   // Bytes between the shared memory of teams: two teams of one warp use different banks.
   static constexpr int kTeamPad = kTeamThreads < 32 ? 64 : 0;
 
   static_assert(kTeamThreads <= 32 || kTeams == 1, "a team is a whole block, or within a warp");
-  static_assert(kThreads % 32 == 0 && h200::kSimtSmallTiles[kIndex].blocks % kTeams == 0);
+  static_assert(kThreads % 32 == 0 && kTiles[kIndex].blocks % kTeams == 0);
 };
 
 // The sums of a tile by rows, in shared memory. A quad more shifts each row to other banks.
@@ -59,7 +64,8 @@ struct Params {
   bool stores_plain;        // C is the sums unchanged, by rows
   bool stores_plain_quads;  // and in 128-bit vectors of which none is partial
   int64_t tiles;
-  int team_bytes;  // of shared memory
+  int team_bytes;       // of shared memory
+  SignsOfB signs_of_b;  // of a complex B
 };
 
 // tile_index() without divisions where a matrix is one tile.
@@ -100,23 +106,27 @@ __device__ void sync_team() {
 // Adds the products of the first `length` of a stage's kK.
 template <class Tile>
 __device__ void multiply_stage(const PaddedStage<Tile>& stage, const QuadCoord<Tile>& first,
-                               int length, float (&acc)[Tile::kThreadM][Tile::kThreadN]) {
-  Fragments<Tile> fragments;
-  auto load = [&](int buffer, int kk) {
-    fragments.load(buffer, &stage.a[kk][first.row], &stage.b[kk][first.col]);
+                               int length, const SignsOfB& signs_of_b,
+                               float (&acc)[Tile::kThreadM][Tile::kThreadN]) {
+  Fragments<Tile> fragments(signs_of_b);
+  auto load = [&](int place, int kk) {
+    fragments.load(place, stage.a_at(kk, first.row), stage.b_at(kk, first.col));
   };
   if (length >= Tile::kK) {
     load(0, 0);
     UNROLL
     for (int kk = 0; kk < Tile::kK; ++kk) {
-      if (kk + 1 < Tile::kK) load((kk + 1) % 2, kk + 1);
-      fragments.multiply(kk % 2, acc);
+      if (kk + 1 < Tile::kK) load(kk + 1, kk + 1);
+      fragments.multiply(kk, acc);
     }
   } else {
     NO_UNROLL
-    for (int kk = 0; kk < length; ++kk) {
-      load(0, kk);
-      fragments.multiply(0, acc);
+    for (int kk = 0; kk < length; kk += Tile::kParts) {
+      UNROLL
+      for (int i = 0; i < Tile::kParts; ++i) {
+        load(i, kk + i);
+        fragments.multiply(i, acc);
+      }
     }
   }
 }
@@ -201,9 +211,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   CpAsyncLoader<float, Tile::kM, Stage::kPitchA, Tile::kK, Tile::kTeamThreads> load_a(
       static_cast<const float*>(p.a.data) + offsets.a + tile.row * p.a.row_stride, p.a.row_stride,
       p.a.col_stride, params.a_vectorized, p.m - tile.row, thread);
-  CpAsyncLoader<float, Tile::kN, Stage::kPitchB, Tile::kK, Tile::kTeamThreads> load_b(
-      static_cast<const float*>(p.b.data) + offsets.b + tile.col * p.b.col_stride, p.b.col_stride,
-      p.b.row_stride, params.b_vectorized, p.n - tile.col, thread);
+  LoaderOfB<Tile, Tile::kTeamThreads> load_b(
+      p.b, static_cast<const float*>(p.b.data) + offsets.b + tile.col * p.b.col_stride,
+      params.b_vectorized, p.n - tile.col, thread);
   const QuadCoord<Tile> first(thread, 0);
   float acc[Tile::kThreadM][Tile::kThreadN] = {};
 
@@ -220,10 +230,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       Stage& stage = stages[next % Tile::kStages];
       if (whole && k_left(next) >= Tile::kK) {
         load_a.load_whole(stage.a);
-        load_b.load_whole(stage.b);
+        load_b.load_whole(stage);
       } else {
         load_a.load(stage.a, k_left(next));
-        load_b.load(stage.b, k_left(next));
+        load_b.load(stage, k_left(next));
       }
     }
     __pipeline_commit();
@@ -231,7 +241,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     __pipeline_wait_prior(kAhead);
     sync_team<Tile>();
     multiply_stage<Tile>(stages[(next - kAhead) % Tile::kStages], first, k_left(next - kAhead),
-                         acc);
+                         params.signs_of_b, acc);
     sync_team<Tile>();
   }
 
@@ -248,8 +258,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   if (own < params.tiles) store_staged<Tile>(params, offsets.c, tile, thread, staging);
 }
 
+// A complex B lies as in_place_b() describes it.
 template <class Tile>
-void run(const Problem& p, const Context& context) {
+void run(const Problem& p, const SignsOfB& signs_of_b, const Context& context) {
   using Stage = PaddedStage<Tile>;
   const int64_t stages = std::min<int64_t>(ceil_div(p.k, Tile::kK), Tile::kStages);
   const auto stages_bytes = static_cast<size_t>(stages) * sizeof(Stage);
@@ -261,12 +272,13 @@ void run(const Problem& p, const Context& context) {
   const Params params{
       .p = p,
       .a_vectorized = is_a_vectorized(p),
-      .b_vectorized = is_b_vectorized(p),
+      .b_vectorized = Tile::kComplex ? is_b_vectorized(with_parts_of_b(p)) : is_b_vectorized(p),
       .c_vectorized = c_vectorized,
       .stores_plain = p.epilogue.is_identity() && p.c.col_stride <= p.c.row_stride,
       .stores_plain_quads = c_vectorized && p.n % 4 == 0 && p.epilogue.is_identity(),
       .tiles = count_tiles(p, Tile::kM, Tile::kN),
       .team_bytes = static_cast<int>(team_bytes),
+      .signs_of_b = signs_of_b,
   };
   const auto stream = static_cast<cudaStream_t>(context.stream);
   for_grids(ceil_div(params.tiles, Tile::kTeams), [&](int64_t first, unsigned blocks) {
@@ -275,16 +287,24 @@ void run(const Problem& p, const Context& context) {
   });
 }
 
+template <bool kComplex>
+bool run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
+              const Context& context) {
+  return with_tile<std::size(kTiles)>(plan.tile, [&]<int kIndex>() {
+    run<Tile<kIndex, kComplex>>(p, signs_of_b, context);
+    return true;
+  });
+}
+
 }  // namespace
 
 bool launch_simt_small(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace h200;
-  return with_tile<std::size(kSimtSmallTiles)>(plan.tile, [&]<int kIndex>() {
-    constexpr SimtSmallTile kTile = kSimtSmallTiles[kIndex];
-    run<Tile<kIndex, kTile.thread_m, kTile.thread_n, kTile.lanes_m, kTile.k, kTile.stages,
-             kTile.teams>>(p, context);
-    return true;
-  });
+  return run_tile<false>(p, plan, {}, context);
+}
+
+bool launch_simt_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                               const Context& context) {
+  return run_tile<true>(p, plan, signs, context);
 }
 
 }  // namespace tiled::cuda
