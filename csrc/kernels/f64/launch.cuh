@@ -14,12 +14,13 @@
 
 namespace tiled::cuda::f64_mma {
 
-// Without memory for the partial sums, K is not split. A complex B lies as in_place_b() describes
-// it.
+// Without memory for the partial sums, or with too many tiles to count, K is not split. A complex B
+// lies as in_place_b() describes it.
 template <class Tile>
 void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
   constexpr int64_t kBytes = sizeof(double);
   const int64_t chunks = ceil_div(p.k, kChunk), tiles = count_tiles(p, Tile::kM, Tile::kN);
+  constexpr int64_t kMostTiles = int64_t{1} << 31;
   Params params{
       .p = p,
       .scheduler = TileScheduler::of<Tile>(p),
@@ -28,13 +29,16 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
                     is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 2, kBytes),
       .c_in_pairs = is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 2, kBytes),
       .k_splits = static_cast<int>(plan.k_splits),
-      .tiles = tiles,
+      .tiles = FastDivmod::of(static_cast<uint32_t>(std::min(tiles, kMostTiles))),
+      .work_tiles = tiles * plan.k_splits,
       .partial_sums = nullptr,
       .signs_of_b = signs_of_b,
   };
   if (plan.k_splits > 1) {
-    params.partial_sums =
-        static_cast<double*>(context.allocate(chunks * p.batch.count * p.m * p.n * kBytes));
+    if (tiles <= kMostTiles) {
+      params.partial_sums =
+          static_cast<double*>(context.allocate(chunks * p.batch.count * p.m * p.n * kBytes));
+    }
     if (params.partial_sums == nullptr) {
       Plan not_split = plan;
       not_split.k_splits = 1;
@@ -44,7 +48,7 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
   static_assert(sizeof(Smem<Tile>) <= kMaxSharedMemory);
   const auto kernel = f64_mma_kernel<Tile>;
   allow_shared_memory(kernel, sizeof(Smem<Tile>));
-  const int64_t blocks = std::min(tiles * plan.k_splits, int64_t{Tile::kBlocks} * context.sms);
+  const int64_t blocks = std::min(params.work_tiles, int64_t{Tile::kBlocks} * context.sms);
   launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
              params);
   if (plan.k_splits > 1) launch_split_k_reduce(p, params.partial_sums, context);

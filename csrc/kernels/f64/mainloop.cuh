@@ -10,6 +10,7 @@
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/costs_h200.h"
 #include "kernels/common/cp_async_loader.cuh"
+#include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
 #include "kernels/f64/fragment.cuh"
@@ -65,7 +66,8 @@ struct Params {
   TileScheduler scheduler;
   bool a_in_pairs, b_in_pairs, c_in_pairs;
   int k_splits;
-  int64_t tiles;         // of C
+  FastDivmod tiles;      // of C, where K is split
+  int64_t work_tiles;    // tiles of C, times K splits
   double* partial_sums;  // (chunk, batch, m, n), where K is split
   SignsOfB signs_of_b;   // of a complex B, which lies as in_place_b() describes it
 };
@@ -78,8 +80,8 @@ struct WorkTile {
   ChunkRange chunks;
 
   __device__ static WorkTile of(const Params& params, int64_t index) {
-    const int64_t split = params.k_splits == 1 ? 0 : index / params.tiles;
-    return {locate<Tile>(params.scheduler, index - split * params.tiles),
+    const int64_t split = params.k_splits == 1 ? 0 : params.tiles.divide(index);
+    return {locate<Tile>(params.scheduler, index - split * params.tiles.by),
             ChunkRange(params.p.k, static_cast<int>(split), params.k_splits)};
   }
 };
@@ -259,13 +261,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   ptx::pdl_wait();
   constexpr bool kMovesRegisters = Tile::kTile.consumer_registers > 0;
   const bool produces = threadIdx.x >= Tile::kConsumers;
-  const int64_t work_tiles = params.tiles * params.k_splits;
   ptx::PipelineState pipe{.stages = Tile::kStages, .parity = produces ? 1 : 0};
   if (produces) {
     if constexpr (kMovesRegisters)
       ptx::setmaxnreg_dec<Tile::kTile.producer_registers + Tile::kMoved>();
     NO_UNROLL
-    for (int64_t index = blockIdx.x; index < work_tiles; index += gridDim.x) {
+    for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
       produce<Tile>(params, WorkTile<Tile>::of(params, index), pipe, smem);
     }
   } else {
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       ptx::setmaxnreg_inc<Tile::kTile.consumer_registers - Tile::kMoved>();
     Accumulators<Tile> acc(params);
     NO_UNROLL
-    for (int64_t index = blockIdx.x; index < work_tiles; index += gridDim.x) {
+    for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
       consume<Tile>(params, WorkTile<Tile>::of(params, index), pipe, acc, smem);
     }
   }
