@@ -179,7 +179,7 @@ def test_explain_tells_of_the_passes(view, options):
     packed = "in {} bytes, to which a pass writes it"
     has_rows = a.stride(1) == 1
     assert plan.a_is_read == ("as it lies" if has_rows else packed.format(a.nbytes))
-    assert plan.b_is_read == packed.format(2 * b.nbytes)
+    assert plan.b_is_read == (packed.format(2 * b.nbytes) if options != HOPPER else "as it lies")
     wide = normal(256, 256, dtype=torch.complex128, device="cpu")
     plan = torch_tiled.explain(wide.mH, wide, **HOPPER)
     assert plan.a_is_read == packed.format(wide.nbytes) and plan.b_is_read == "as it lies"
