@@ -38,13 +38,13 @@ double pack_cycles(const RealProblem& real, const Context& context) {
 }
 
 // A kernel that reads B as it lies, and its plan for a problem whose `b` is that of in_place_b():
-// for most that by B', nothing where it cannot read B so.
+// that by B' with a share of its cycles, or another one, or nothing where it cannot read B so.
 struct InPlace {
   std::string_view kernel;
   std::optional<Plan> (*plan)(const Plan& packed, const Problem&, const SignsOfB&, int64_t sms);
   bool (*launch)(const Problem&, const Plan&, const SignsOfB&, const Context&);
 };
-constexpr std::string_view kFp16x3Skinny = "fp16x3_skinny", kWgmma = "fp16x3_wgmma";
+constexpr std::string_view kWgmma = "fp16x3_wgmma";
 
 #ifdef TORCH_TILED_WITH_CUDA
 #define LAUNCH_IN_PLACE(kernel) cuda::launch_##kernel##_complex
@@ -54,16 +54,24 @@ constexpr std::string_view kFp16x3Skinny = "fp16x3_skinny", kWgmma = "fp16x3_wgm
 
 const InPlace* find_in_place(std::string_view kernel) {
   using MaybePlan = std::optional<Plan>;
-  constexpr auto kAsPacked = [](const Plan& packed, const Problem&, const SignsOfB&,
-                                int64_t) -> MaybePlan { return packed; };
+  static constexpr auto kAsPacked = [](const Plan& packed, const Problem&, const SignsOfB&,
+                                       int64_t) -> MaybePlan { return packed; };
+  static constexpr auto kShare = [](Plan packed, double share) -> MaybePlan {
+    packed.cycles *= share;
+    return packed;
+  };
   static constexpr InPlace kKernels[] = {
       {"f64_mma", kAsPacked, LAUNCH_IN_PLACE(f64_mma)},
       {"f64_direct", kAsPacked, LAUNCH_IN_PLACE(f64_direct)},
       {"fp16x3_small", kAsPacked, LAUNCH_IN_PLACE(fp16x3_small)},
-      {"fp16x3_direct", kAsPacked, LAUNCH_IN_PLACE(fp16x3_direct)},
-      {kFp16x3Skinny,
+      {"fp16x3_direct",  // it splits a number once for both of its columns
+       [](const Plan& packed, const Problem&, const SignsOfB&, int64_t) {
+         return kShare(packed, 0.85);
+       },
+       LAUNCH_IN_PLACE(fp16x3_direct)},
+      {"fp16x3_skinny",
        [](const Plan& packed, const Problem& p, const SignsOfB&, int64_t) {
-         return p.m <= p.n ? MaybePlan(packed) : std::nullopt;
+         return p.m <= p.n ? kShare(packed, 0.8) : std::nullopt;
        },
        LAUNCH_IN_PLACE(fp16x3_skinny)},
       {kWgmma, kAsPacked, nullptr},  // it needs B' where it recomputes elements
@@ -141,15 +149,14 @@ ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
   plan.reads_b_in_place = prefer_in_place(z, plan.real, plan.choices, context);
   if (z.prepared_b == nullptr) return plan;
   // With few rows B itself, which is a quarter of B' and its split, is the better operand.
-  constexpr double kCyclesInPlace = 0.8;  // of fp16x3_skinny, whose plan is one by B'
   ComplexProblem unprepared = z;
   unprepared.prepared_b = nullptr;
   unprepared.problem.b_presplit = {};
   ComplexPlan in_place = plan_complex(algorithm, unprepared, context);
   const Choice& first = in_place.choices.front();
-  const bool is_skinny = in_place.reads_b_in_place && first.kernel->name == kFp16x3Skinny;
-  const bool is_faster = kCyclesInPlace * first.plan.cycles <= plan.choices.front().plan.cycles;
-  return is_skinny && is_faster ? in_place : plan;
+  const bool needs_no_pass = in_place.reads_b_in_place && first.kernel->name != kWgmma;
+  const bool is_faster = first.plan.cycles <= plan.choices.front().plan.cycles;
+  return needs_no_pass && is_faster ? in_place : plan;
 }
 
 bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Context& context) {

@@ -167,9 +167,10 @@ inline constexpr SimtSkinnyTile kSimtSkinnyTiles[] = {
 };
 // The same where the long operand is a complex B, of which a thread has whole numbers.
 inline constexpr SimtSkinnyTile kSimtSkinnyComplexTiles[] = {
-    {2, kSimtSkinnyCols, 2, 2, 2, 18, 32},  {4, kSimtSkinnyCols, 4, 2, 2, 18, 60},
-    {8, kSimtSkinnyCols, 4, 2, 2, 24, 73},  {16, kSimtSkinnyCols, 4, 4, 2, 50, 70},
-    {32, kSimtSkinnyCols, 8, 4, 2, 80, 85},
+    {2, kSimtSkinnyCols, 2, 2, 2, 18, 32},
+    {4, kSimtSkinnyCols, 4, 2, 2, 18, 30},
+    {8, kSimtSkinnyCols, 4, 2, 2, 24, 37},
+    {16, kSimtSkinnyCols, 4, 4, 2, 50, 54},
 };
 
 // rows of the short operand by 32 columns of the long one: a group, whose chunks warps share.
