@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cpu/complex.h"
+#include "kernels/f64/plan.h"
 #include "kernels/simt/complex_b.h"
 
 #ifdef TORCH_TILED_WITH_CUDA
@@ -61,8 +62,16 @@ const InPlace* find_in_place(std::string_view kernel) {
     return packed;
   };
   static constexpr InPlace kKernels[] = {
-      {"f64_mma", kAsPacked, LAUNCH_IN_PLACE(f64_mma)},
-      {"f64_direct", kAsPacked, LAUNCH_IN_PLACE(f64_direct)},
+      {"f64_mma",
+       [](const Plan&, const Problem& p, const SignsOfB&, int64_t sms) {
+         return MaybePlan(f64_mma_complex_plan(p, sms));
+       },
+       LAUNCH_IN_PLACE(f64_mma)},
+      {"f64_direct",
+       [](const Plan&, const Problem& p, const SignsOfB&, int64_t sms) {
+         return MaybePlan(f64_direct_complex_plan(p, sms));
+       },
+       LAUNCH_IN_PLACE(f64_direct)},
       {"fp16x3_small", kAsPacked, LAUNCH_IN_PLACE(fp16x3_small)},
       {"fp16x3_direct",  // it splits a number once for both of its columns
        [](const Plan& packed, const Problem&, const SignsOfB&, int64_t) {

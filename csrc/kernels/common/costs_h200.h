@@ -53,17 +53,18 @@ struct F64MmaTile {
   double alone, rate, overhead;
 };
 inline constexpr F64MmaTile kF64MmaTiles[] = {
-    {128, 128, 64, 32, 3, 128, 232, 40, 1, 87, 133, 10600},
-    {128, 64, 32, 32, 4, 64, 0, 0, 1, 27, 128, 6600},
-    {64, 64, 32, 32, 3, 64, 0, 0, 2, 44, 104, 5700},
-    {32, 32, 16, 16, 4, 64, 0, 0, 4, 30, 58, 3000},
-    {16, 64, 16, 16, 6, 64, 0, 0, 3, 29, 57, 2800},
-    {64, 16, 16, 16, 6, 64, 0, 0, 3, 33, 49, 2700},
+    {128, 128, 64, 32, 3, 128, 232, 40, 1, 87, 138, 10600},
+    {128, 64, 32, 32, 4, 64, 0, 0, 1, 27, 135, 6500},
+    {64, 64, 32, 32, 3, 64, 0, 0, 2, 39, 133, 6000},
+    {32, 32, 16, 16, 4, 64, 0, 0, 4, 28.6, 69, 3100},
+    {16, 64, 16, 16, 6, 64, 0, 0, 3, 27.8, 60, 2900},
+    {64, 16, 16, 16, 6, 64, 0, 0, 3, 30.8, 57.6, 2800},
 };
 struct F64Mma {
-  static constexpr double kLaunch = 5500;
-  static constexpr double kDram = 14.4;  // bytes
-  static constexpr double kReduceLaunch = 1100, kReduceElement = 1.6;
+  static constexpr double kLaunch = 5700;
+  // Bytes that an SM reads in a cycle, of operands that are MN-major and K-major.
+  static constexpr double kDramMnMajor = 27.6, kDramKMajor = 16.3;
+  static constexpr double kReduceLaunch = 430, kReduceElement = 1.9;
 };
 
 // A warp of f64_direct computes m x n elements of C, with `ahead` steps of 8 of K in flight. It
@@ -75,13 +76,13 @@ struct F64DirectTile {
   double alone, overhead, shared, tile;
 };
 inline constexpr F64DirectTile kF64DirectTiles[] = {
-    {8, 8, 22, 2, 145, 1550, 26, 540},   {8, 8, 10, 4, 204, 70, 26, 180},
-    {16, 8, 8, 3, 248, 70, 42, 190},     {16, 16, 4, 4, 407, 420, 56, 190},
-    {16, 32, 3, 3, 587, 1500, 106, 310},
+    {8, 8, 22, 2, 146, 1260, 12.1, 560},  {8, 8, 10, 4, 197, 0, 10.1, 200},
+    {16, 8, 8, 3, 239, 0, 19.6, 217},     {16, 16, 4, 4, 402, 290, 27.3, 200},
+    {16, 32, 3, 3, 574, 1490, 56.6, 330},
 };
 struct F64Direct {
-  static constexpr double kLaunch = 3100;
-  static constexpr double kDram = 12.8;  // bytes
+  static constexpr double kLaunch = 3300;
+  static constexpr double kDram = 18.8, kL2 = 33.4;  // bytes
 };
 
 // --- simt ----------------------------------------------------------------------------------------

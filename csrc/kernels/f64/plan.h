@@ -2,6 +2,7 @@
 // The plans of f64_mma, a tile and K splits, and of f64_direct, a tile.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <iterator>
 
@@ -21,17 +22,25 @@ inline double f64_mma_step(const h200::F64MmaTile& tile, int64_t blocks) {
 // A tile's first row and column are 32-bit.
 inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
 
-inline Plan f64_mma_plan(const Problem& p, int64_t sms) {
+// `b_share`: the part of B's bytes that are read, which is half where a complex number stands for
+// four elements of B (core/complex.h).
+inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::F64Mma;
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const auto all = static_cast<double>(sms);
-  const double bytes = sizeof(double) * static_cast<double>(p.batch.count) *
-                       static_cast<double>(p.m + p.n) * static_cast<double>(p.k);
+  // Cycles in which one SM would read both operands.
+  const auto reads = [&](double rows, bool k_major) {
+    const double dram = k_major ? Cost::kDramKMajor : Cost::kDramMnMajor;
+    return sizeof(double) * static_cast<double>(p.batch.count) * static_cast<double>(p.k) * rows /
+           dram;
+  };
+  const double read = reads(static_cast<double>(p.m), p.a.col_stride < p.a.row_stride) +
+                      reads(b_share * static_cast<double>(p.n), p.b.row_stride < p.b.col_stride);
   Plan best{.k_splits = 0};
   for (size_t i = 0; i < std::size(h200::kF64MmaTiles); ++i) {
     const h200::F64MmaTile& tile = h200::kF64MmaTiles[i];
     const int64_t count = count_tiles(p, tile.m, tile.n);
-    constexpr int64_t kMaxSplits = 65535;  // of a grid's y
+    constexpr int64_t kMaxSplits = 65535;  // enough for the SMs of any GPU
     for (int64_t splits = 1; splits != 0 && splits <= kMaxSplits;
          splits = next_k_splits(chunks, splits)) {
       const auto k = static_cast<double>(std::min(ceil_div(chunks, splits) * kChunk, p.k));
@@ -43,7 +52,7 @@ inline Plan f64_mma_plan(const Problem& p, int64_t sms) {
       const double sums = static_cast<double>(p.batch.count * p.m * p.n * chunks) / all;
       const double reduce = splits == 1 ? 0 : Cost::kReduceLaunch + Cost::kReduceElement * sums;
       const double busy = std::min(all, static_cast<double>(work));
-      const double cycles = std::max(waves, bytes / busy / Cost::kDram) + reduce;
+      const double cycles = std::hypot(waves, read / busy) + reduce;
       if (best.k_splits == 0 || cycles < best.cycles) {
         best = {static_cast<int>(i), tile.m, tile.n, splits, tile.blocks, work, cycles};
       }
@@ -51,6 +60,10 @@ inline Plan f64_mma_plan(const Problem& p, int64_t sms) {
   }
   best.cycles += Cost::kLaunch;
   return best;
+}
+inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 1); }
+inline Plan f64_mma_complex_plan(const Problem& p, int64_t sms) {
+  return f64_mma_plan_of(p, sms, 0.5);
 }
 
 // --- f64_direct ----------------------------------------------------------------------------------
@@ -61,7 +74,7 @@ inline constexpr int kF64DirectStep = 8;   // of K in a product
 // The warps that share the chunks of a tile.
 inline int f64_direct_chunk_warps(int64_t k) { return k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1; }
 
-inline Plan f64_direct_plan(const Problem& p, int64_t sms) {
+inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::F64Direct;
   const auto all = static_cast<double>(sms);
   const int64_t chunks = ceil_div(p.k, kChunk);
@@ -69,9 +82,10 @@ inline Plan f64_direct_plan(const Problem& p, int64_t sms) {
   const int64_t busy_warps = std::min<int64_t>(chunk_warps, chunks);  // of a tile
   const auto steps = static_cast<double>(ceil_div(chunks, chunk_warps) *
                                          ceil_div(std::min<int64_t>(p.k, kChunk), kF64DirectStep));
-  const double bytes = sizeof(double) * static_cast<double>(p.batch.count) *
-                       (static_cast<double>(p.m + p.n) * static_cast<double>(p.k) +
-                        static_cast<double>(p.m) * static_cast<double>(p.n));
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
+  const auto k = static_cast<double>(p.k);
+  const double bytes =
+      sizeof(double) * static_cast<double>(p.batch.count) * (m * k + b_share * n * k + m * n);
   Plan best;
   for (size_t i = 0; i < std::size(h200::kF64DirectTiles); ++i) {
     const h200::F64DirectTile& tile = h200::kF64DirectTiles[i];
@@ -79,9 +93,12 @@ inline Plan f64_direct_plan(const Problem& p, int64_t sms) {
     const double warps = static_cast<double>(tiles * busy_warps) / all;  // of an SM
     const double resident =
         static_cast<double>(tile.blocks * kF64DirectWarps * busy_warps) / chunk_warps;
-    const double cycles =
-        std::max({std::max(1.0, warps / resident) * (tile.alone * steps + tile.overhead),
-                  warps * (tile.shared * steps + tile.tile), bytes / all / Cost::kDram});
+    const double multiply =
+        std::max(std::max(1.0, warps / resident) * (tile.alone * steps + tile.overhead),
+                 warps * (tile.shared * steps + tile.tile));
+    const double loads = static_cast<double>(tiles) * sizeof(double) * k *
+                         (std::min<double>(tile.m, m) + b_share * std::min<double>(tile.n, n));
+    const double cycles = std::hypot(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram);
     if (i == 0 || cycles < best.cycles) {
       best = {.tile = static_cast<int>(i),
               .m = tile.m,
@@ -93,6 +110,10 @@ inline Plan f64_direct_plan(const Problem& p, int64_t sms) {
   }
   best.cycles += Cost::kLaunch;
   return best;
+}
+inline Plan f64_direct_plan(const Problem& p, int64_t sms) { return f64_direct_plan_of(p, sms, 1); }
+inline Plan f64_direct_complex_plan(const Problem& p, int64_t sms) {
+  return f64_direct_plan_of(p, sms, 0.5);
 }
 
 }  // namespace tiled
