@@ -19,6 +19,7 @@ On a CPU torch_tiled multiplies by torch.matmul unless an algorithm is named, so
 import argparse
 import functools
 import math
+import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ import torch_tiled
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+MOST_QUBITS = 30
 ON_CPU = "naive"  # the algorithm there: gates are smaller than the tiles of others
 
 
@@ -287,11 +289,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--slices", type=int, default=64, help="of time, of a pulse")
     parser.add_argument("--steps", type=int, default=200, help="of gradient descent")
     args = parser.parse_args(argv)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
+        parser.error(f"--device is {args.device}; it must be cpu, cuda or cuda:<index>")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; leave --device out or say --device cpu")
     for name in ("qubits", "layers", "runs", "spins", "slices", "steps"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    if args.qubits > MOST_QUBITS:
+        parser.error(
+            f"--qubits is {args.qubits}; it must be at most {MOST_QUBITS}, whose states take 16 GiB"
+        )
     if args.slices < (least := 4 * args.spins):  # Taylor's series would not converge
         parser.error(f"--slices is {args.slices}; {args.spins} spins need at least {least}")
     torch.set_float32_matmul_precision("highest")

@@ -131,6 +131,14 @@ def _inner(precision, input, other, *, out=None):
     return ops.matmul(input, other.mT, precision=precision).reshape(*input.shape[:-1], *rows)
 
 
+def _overflows(factor: float, dtype: torch.dtype) -> bool:
+    """Whether a finite factor is infinite in the dtype of a sum."""
+    if factor in (0, 1):
+        return False
+    most = torch.finfo(torch.float32 if dtype in SIXTEEN_BIT else dtype).max
+    return any(most < abs(part) < math.inf for part in (factor.real, factor.imag))
+
+
 def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
     """addmm, baddbmm or addmv; or addbmm, whose sum over the batch becomes a part of K."""
 
@@ -140,6 +148,8 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
         for name in ("mat2", "batch2", "vec"):
             b = named.pop(name, b)
         if others or named or not _takes(input, a, b):
+            return None
+        if any(_overflows(x, input.dtype) for x in (alpha, beta)):  # PyTorch refuses it
             return None
         if alpha == 0:  # no product counts; PyTorch's backends differ in what NaN and Inf do then
             return None

@@ -107,8 +107,8 @@ const InPlace* find_in_place(std::string_view kernel) {
 
 #undef LAUNCH_IN_PLACE
 
-// Moves the fastest such kernel to the front, with that plan, if it takes fewer cycles so than
-// others with a pass over B.
+// Adds the cycles of the pass over B to all choices. Then moves the fastest kernel that needs no
+// pass to the front, with its plan, if it is as fast as the first one.
 bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
   if (context.on_host() || !real.pack_b) return false;
@@ -118,14 +118,13 @@ bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vect
   auto fastest = choices.end();
   std::optional<Plan> plan;
   for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
-    const InPlace* kernel = find_in_place(choice->kernel->name);
-    if (kernel == nullptr) continue;
-    const std::optional<Plan> in_place = kernel->plan(choice->plan, p, signs, context.sms);
-    if (!in_place || (plan && plan->cycles <= in_place->cycles)) continue;
-    fastest = choice, plan = in_place;
+    if (const InPlace* kernel = find_in_place(choice->kernel->name)) {
+      const std::optional<Plan> in_place = kernel->plan(choice->plan, p, signs, context.sms);
+      if (in_place && (!plan || in_place->cycles < plan->cycles)) fastest = choice, plan = in_place;
+    }
+    choice->plan.cycles += pack_cycles(real, context);
   }
-  const double packed = choices.front().plan.cycles + pack_cycles(real, context);
-  if (!plan || plan->cycles > packed) return false;
+  if (!plan || plan->cycles > choices.front().plan.cycles) return false;
   fastest->plan = *plan;
   std::rotate(choices.begin(), fastest, fastest + 1);
   return true;

@@ -166,6 +166,11 @@ def test_complex_models_train_to_the_same_losses(how, dtype, device):
     assert_close(losses, losses_of(theirs, x))
 
 
+def test_no_layer_of_complex32():
+    with pytest.raises(RuntimeError, match="dtype is torch.complex32.*choose torch.complex64"):
+        torch_tiled.nn.Linear(6, 3, dtype=torch.complex32)
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh", "silu"])
 def test_a_complex_layer_has_no_activation(activation, device):
     sentence = f'activation "{activation}" is one of real numbers, and'

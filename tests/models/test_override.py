@@ -174,6 +174,15 @@ def test_complex_scales_are_refused_as_by_pytorch():
         torch.addmm(c, a, b, alpha=1j)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("scale", [{"alpha": 1e39}, {"beta": -1e39}], ids=str)
+def test_scales_beyond_the_dtype_are_refused_as_by_pytorch(scale, dtype, device):
+    c, a, b = (x.to(dtype) for x in operands((3, 5), (3, 4), (4, 5), device=device))
+    for context in (contextlib.nullcontext(), torch_tiled.override()):
+        with context, pytest.raises(RuntimeError, match="without overflow"):
+            torch.addmm(c, a, b, **scale)
+
+
 @pytest.mark.parametrize("name", ["torch.matmul", "torch.mm", "torch.bmm", "torch.mv"])
 def test_out(name, device):
     function, *shapes = CALLS[name]

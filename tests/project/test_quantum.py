@@ -119,10 +119,18 @@ def test_the_example_prints_a_row_for_each_way(capsys, device):
         assert all(map(math.isfinite, numbers)) and len(numbers) == 14
 
 
-def test_the_example_refuses_no_qubits(capsys):
-    with pytest.raises(SystemExit):
-        quantum.main(["--qubits", "0"])
-    assert "--qubits is 0; it must be at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--qubits", "0"], "--qubits is 0; it must be at least 1"),
+        (["--qubits", "70"], "--qubits is 70; it must be at most 30"),
+        (["--device", "meta"], "--device is meta; it must be cpu, cuda or cuda:<index>"),
+    ],
+)
+def test_the_example_refuses_what_it_cannot_run(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as error:
+        quantum.main(arguments)
+    assert error.value.code == 2 and sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])

@@ -244,6 +244,33 @@ def test_writes_of_slices_of_a_conjugate(backend, device):
     assert_close(c, expected)
 
 
+PARTS = {
+    "real": lambda z: z.real,
+    "imag": lambda z: z.imag,
+    "transpose": lambda z: z.real.mT,
+    "view_as_real": lambda z: torch.view_as_real(z)[..., 1],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@every_complex
+def test_writes_of_parts(dtype, part, device):
+    z = randn(4, 4, device=device, dtype=dtype)
+    a = randn(4, 4, device=device, dtype=dtype).real.contiguous()
+
+    def write(z, a):
+        torch_tiled.gemm_(PARTS[part](z), a, a, beta=0.5)
+        torch_tiled.gemm_(PARTS[part](z)[1:3], a[:2], a)
+        return z * 1
+
+    expected = z.clone()
+    assert_close(write(expected, a), expected)
+    for backend in BACKENDS:
+        c = z.clone()
+        assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a), expected)
+        assert_close(c, expected)
+
+
 def test_writes_of_real_negatives(device):
     def write(c, a, b):
         return torch_tiled.gemm_(c.conj().imag, a.conj().imag, b.real).sum()

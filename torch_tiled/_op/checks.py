@@ -274,6 +274,8 @@ def check_options_of_linear(activation, algorithm, precision, dtype):
     _check_choice(op, "precision", precision, _PRECISIONS)
     _check_choice(op, "activation", activation, _ACTIVATIONS)
     _check_algorithm_name(op, algorithm)
+    if dtype == torch.complex32:
+        raise RuntimeError(f"{op}: dtype is {dtype}, which has no products; choose torch.complex64")
     if dtype in COMPLEX and activation != "none":
         raise RuntimeError(
             f'{op}: activation "{activation}" is one of real numbers, and dtype is {dtype}; choose '

@@ -1,9 +1,10 @@
 """Writes of complex tensors in a graph: a product in memory of its own, and a copy.
 
 AOTAutograd replaces an operator that writes to its argument by auto_functionalized_v2, and Inductor
-of torch 2.13 does not compile that of complex tensors. It replaces copy_, an operator of ATen, by
-others that Inductor compiles, in conjugate views, too. Real tensors take PyTorch's way, which
-copies nothing where Inductor finds that it need not.
+of torch 2.13 does not compile that of complex tensors. For the real part of a complex tensor it
+passes the complex one to the operator. It replaces copy_, an operator of ATen, by others that
+Inductor compiles, in views of complex tensors, too. Other tensors take PyTorch's way, which copies
+nothing where Inductor finds that it need not.
 """
 
 import torch
@@ -17,7 +18,10 @@ _gemm = operators.gemm_.default
 
 
 def _is_complex(x):
-    return isinstance(x, FunctionalTensor) and x.is_complex()
+    """Whether x is a complex tensor, or a view of one."""
+    if not isinstance(x, FunctionalTensor):
+        return False
+    return x.is_complex() or (x._base is not None and x._base.is_complex())
 
 
 def _functional_matmul_out(mode, op, types, args, kwargs):
