@@ -80,7 +80,7 @@ const InPlace* find_in_place(std::string_view kernel) {
        LAUNCH_IN_PLACE(fp16x3_direct)},
       {"fp16x3_skinny",
        [](const Plan& packed, const Problem& p, const SignsOfB&, int64_t) {
-         return p.m <= p.n ? kShare(packed, 0.8) : std::nullopt;
+         return p.m <= p.n ? kShare(packed, 0.9) : std::nullopt;
        },
        LAUNCH_IN_PLACE(fp16x3_skinny)},
       {kWgmma, kAsPacked, nullptr},  // it needs B' where it recomputes elements
