@@ -11,6 +11,12 @@
 
 namespace tiled {
 
+// What bounds a kernel adds up the more, the closer it is. (std::hypot of two numbers needs a newer
+// libm than the wheel may.)
+inline double root_of_squares(double x, double y, double z = 0) {
+  return std::sqrt(x * x + y * y + z * z);
+}
+
 // --- f64_mma -------------------------------------------------------------------------------------
 
 // Cycles of an SM for one k of `blocks` blocks that share it: its warps wait for each other, or
@@ -52,7 +58,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
       const double sums = static_cast<double>(p.batch.count * p.m * p.n * chunks) / all;
       const double reduce = splits == 1 ? 0 : Cost::kReduceLaunch + Cost::kReduceElement * sums;
       const double busy = std::min(all, static_cast<double>(work));
-      const double cycles = std::hypot(waves, read / busy) + reduce;
+      const double cycles = root_of_squares(waves, read / busy) + reduce;
       if (best.k_splits == 0 || cycles < best.cycles) {
         best = {static_cast<int>(i), tile.m, tile.n, splits, tile.blocks, work, cycles};
       }
@@ -98,7 +104,8 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
                  warps * (tile.shared * steps + tile.tile));
     const double loads = static_cast<double>(tiles) * sizeof(double) * k *
                          (std::min<double>(tile.m, m) + b_share * std::min<double>(tile.n, n));
-    const double cycles = std::hypot(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram);
+    const double cycles =
+        root_of_squares(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram);
     if (i == 0 || cycles < best.cycles) {
       best = {.tile = static_cast<int>(i),
               .m = tile.m,
