@@ -11,8 +11,8 @@
 
 namespace tiled {
 
-// What bounds a kernel adds up the more, the closer it is. (std::hypot of two numbers needs a newer
-// libm than the wheel may.)
+// Several bounds of a kernel's cycles as one, which is nearly the largest, and more where two are
+// close. std::hypot of two numbers needs a newer libm than the wheel may.
 inline double root_of_squares(double x, double y, double z = 0) {
   return std::sqrt(x * x + y * y + z * z);
 }
