@@ -139,7 +139,8 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
   }
 }
 
-// What gemm_ would write to c, in memory of its own, for graphs: see torch_tiled/_op/functional.py.
+// The result that gemm_ would write to c, in memory of its own, for graphs: see
+// torch_tiled/_op/functional.py.
 Tensor gemm(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real, double beta_real,
             const std::string& algorithm, const std::string& precision, double alpha_imag,
             double beta_imag) {

@@ -115,6 +115,7 @@ bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vect
   Problem p = real.problem;
   p.b = in_place_b(z);
   const SignsOfB signs = signs_of_b(z);
+  const double pass = pack_cycles(real, context);
   auto fastest = choices.end();
   std::optional<Plan> plan;
   for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
@@ -122,7 +123,7 @@ bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vect
       const std::optional<Plan> in_place = kernel->plan(choice->plan, p, signs, context.sms);
       if (in_place && (!plan || in_place->cycles < plan->cycles)) fastest = choice, plan = in_place;
     }
-    choice->plan.cycles += pack_cycles(real, context);
+    choice->plan.cycles += pass;
   }
   if (!plan || plan->cycles > choices.front().plan.cycles) return false;
   fastest->plan = *plan;

@@ -1,5 +1,5 @@
 #pragma once
-// f64_mma of a complex product, which reads B as it lies.
+// f64_mma and f64_direct of a complex product, which read B as it lies.
 
 #include "core/complex.h"
 #include "core/context.h"
@@ -8,10 +8,9 @@
 
 namespace tiled::cuda {
 
-// Computes the real product of core/complex.h, whose `b` is that of in_place_b(). Returns true.
+// Compute the real product of core/complex.h, whose `b` is that of in_place_b(). They return true.
 bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
                             const Context& context);
-
 bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
                                const Context& context);
 

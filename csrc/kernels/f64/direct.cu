@@ -26,6 +26,7 @@
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/f64/complex_mma.h"
+#include "kernels/f64/fragment.cuh"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/store.cuh"
 #include "ptx/ld_global.cuh"
@@ -62,8 +63,8 @@ struct Params {
 template <class Tile>
 using WarpSums = double2[Tile::kPairs][32];
 
-// What a lane has loaded of a step: elements q and q + 4 along K, q = lane % 4, of rows g and g + 8
-// of each 16, and of column g of each 8, g = lane / 4.
+// The elements that a lane has loaded of a step, with q = lane % 4 and g = lane / 4: q and q + 4
+// along K, of rows g and g + 8 of each 16, and of column g of each 8.
 template <class Tile>
 struct Fragments {
   double a[Tile::kRows][2][2], b[Tile::kCols][2];
@@ -75,7 +76,8 @@ template <class Tile>
 class Reader {
  public:
   __device__ Reader(const Params& params, const BatchOffsets& offsets, int64_t row, int64_t col,
-                    int64_t k) {
+                    int64_t k)
+      : part_(params.signs_of_b) {
     const Problem& p = params.p;
     UNROLL
     for (int group = 0; group < Tile::kGroups; ++group) {
@@ -84,9 +86,8 @@ class Reader {
       a_[group] = static_cast<const double*>(p.a.data) + offsets.a +
                   min(first + g(), p.m - 1) * p.a.row_stride + (k + q()) * p.a.col_stride;
     }
-    const bool odd_k = q() % 2 != 0, odd_col = g() % 2 != 0;
     // Strides of a complex B lead from one even row or column to the next.
-    const int64_t part = Tile::kComplex && odd_k != odd_col ? 1 : 0;
+    const int64_t part = Tile::kComplex ? part_.offset() : 0;
     const int even = Tile::kComplex ? ~1 : ~0;
     UNROLL
     for (int j = 0; j < Tile::kCols; ++j) {
@@ -94,10 +95,6 @@ class Reader {
       b_[j] = static_cast<const double*>(p.b.data) + offsets.b + part + at * p.b.col_stride +
               (k + (q() & even)) * p.b.row_stride;
     }
-    const SignsOfB& negated = params.signs_of_b;
-    const bool sign = odd_k ? (odd_col ? negated.x_odd : negated.y_odd)
-                            : (odd_col ? negated.y_even : negated.x_even);
-    sign_ = Tile::kComplex && sign ? kSign : 0;
   }
 
   // Loads a step, of which `k_left` k are left, and moves on to the next one.
@@ -126,19 +123,15 @@ class Reader {
   }
 
   // A number of B' from what load() read.
-  __device__ double with_sign(double x) const {
-    if constexpr (!Tile::kComplex) return x;
-    return __hiloint2double(__double2hiint(x) ^ sign_, __double2loint(x));
-  }
+  __device__ double with_sign(double x) const { return Tile::kComplex ? part_.with_sign(x) : x; }
 
  private:
-  static constexpr int kSign = static_cast<int>(1u << 31);
   __device__ static int q() { return threadIdx.x % 4; }
   __device__ static int g() { return threadIdx.x % 32 / 4; }
 
   const double *a_[Tile::kGroups], *b_[Tile::kCols];
   bool exists_[Tile::kGroups];
-  int sign_;
+  f64_mma::ComplexPart part_;  // of a complex B
 };
 
 // Adds the products of `length` k to the sums.

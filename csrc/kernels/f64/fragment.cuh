@@ -23,18 +23,39 @@ struct Stage {
   alignas(16) ElementOfB b[Tile::kK / kParts][kPitchB];
 };
 
-// The numbers of B' that a lane reads of a complex B: always one part, since its columns and its k
-// are all even or all odd, with a sign.
-template <int kPitch>
-class ComplexLane {
+// The part that a lane reads of each number of a complex B, and the sign that it has in B'
+// (core/complex.h): always the same, since the lane's columns and its k are all even or all odd.
+class ComplexPart {
  public:
-  __device__ explicit ComplexLane(const SignsOfB& negated) {
+  __device__ explicit ComplexPart(const SignsOfB& negated) {
     const int lane = threadIdx.x % 32;
     const bool odd_k = lane % 2 != 0, odd_col = lane / 4 % 2 != 0;
     const bool sign = odd_k ? (odd_col ? negated.x_odd : negated.y_odd)
                             : (odd_col ? negated.y_even : negated.x_even);
     sign_ = sign ? kSign : 0;
-    offset_ = (lane % 4 / 2 * kPitch + lane / 8) * 2 + (odd_k != odd_col);
+    offset_ = odd_k != odd_col;
+  }
+  __device__ int offset() const { return offset_; }  // 0: the real part, 1: the imaginary one
+  __device__ int sign() const { return sign_; }      // in the upper word of a double
+  __device__ double with_sign(double part) const {
+    return __hiloint2double(__double2hiint(part) ^ sign_, __double2loint(part));
+  }
+
+  static constexpr int kSign = static_cast<int>(1u << 31);
+
+ private:
+  int sign_, offset_;
+};
+
+// The numbers of B' that a lane reads of a complex B.
+template <int kPitch>
+class ComplexLane {
+ public:
+  __device__ explicit ComplexLane(const SignsOfB& negated) {
+    const int lane = threadIdx.x % 32;
+    const ComplexPart part(negated);
+    sign_ = part.sign();
+    offset_ = (lane % 4 / 2 * kPitch + lane / 8) * 2 + part.offset();
   }
 
   // Reads B's fragment of a product of 8 columns and 8 of K. From k_left on it is -0.
@@ -43,13 +64,13 @@ class ComplexLane {
     UNROLL
     for (int step = 0; step < 2; ++step) {
       const double part = from[step * 4 * kPitch];
-      const int padding = step * 4 + static_cast<int>(threadIdx.x) % 4 < k_left ? 0 : kSign;
+      const int padding =
+          step * 4 + static_cast<int>(threadIdx.x) % 4 < k_left ? 0 : ComplexPart::kSign;
       x[step] = __hiloint2double((__double2hiint(part) ^ sign_) | padding, __double2loint(part));
     }
   }
 
  private:
-  static constexpr int kSign = static_cast<int>(1u << 31);
   int sign_, offset_;  // of the upper word; in doubles, from the fragment's first number
 };
 

@@ -147,12 +147,8 @@ struct Staged {
       const int64_t col = first_col + (kAlongCols ? inner : outer);
       float sum = sums[outer * kPitch];
       if (isnan(sum)) {
-        if constexpr (Tile::kComplex) {
-          const SignsOfB& signs = params.operands[1].signs;
-          sum = recompute_complex(p, signs, batch, row, col, params.recomputed);
-        } else {
-          sum = recompute_by_thread(p, batch, row, col, params.recomputed);
-        }
+        sum = recompute_element<Tile::kComplex>(p, params.operands[1].signs, batch, row, col,
+                                                params.recomputed);
       } else if (params.identity_epilogue) {
         continue;
       }

@@ -8,6 +8,7 @@
 #include "core/problem.h"
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/complex_column.cuh"
+#include "kernels/fp16x3/recompute_element.cuh"
 
 namespace tiled::cuda {
 
@@ -37,6 +38,14 @@ inline __device__ __noinline__ float recompute_complex(const Problem& p, const S
     total += acc;
   }
   return total;
+}
+
+// Recomputes an element by one thread. kComplex: of a complex B, whose signs these are.
+template <bool kComplex>
+__device__ float recompute_element(const Problem& p, const SignsOfB& signs, int64_t matrix,
+                                   int64_t row, int64_t col, unsigned long long* counter) {
+  if constexpr (kComplex) return recompute_complex(p, signs, matrix, row, col, counter);
+  return recompute_by_thread(p, matrix, row, col, counter);
 }
 
 }  // namespace tiled::cuda

@@ -173,12 +173,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       if (c_row >= p.m) continue;
       float sum = sums[j];
       if (isnan(sum)) {
-        if constexpr (Tile::kComplex) {
-          const SignsOfB& signs = params.operands[1].signs;
-          sum = recompute_complex(p, signs, tile.batch, c_row, c_col, params.recomputed);
-        } else {
-          sum = recompute_by_thread(p, tile.batch, c_row, c_col, params.recomputed);
-        }
+        sum = recompute_element<Tile::kComplex>(p, params.operands[1].signs, tile.batch, c_row,
+                                                c_col, params.recomputed);
       }
       if (params.identity_epilogue) {
         c[c_row * p.c.row_stride] = sum;

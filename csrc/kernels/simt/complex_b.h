@@ -26,8 +26,7 @@ inline Plan simt_small_complex_plan(const Problem& p, int64_t sms) {
 inline bool is_signed(const SignsOfB& signs) { return signs.x_even || signs.y_even || signs.x_odd; }
 inline Plan simt_cp_async_complex_plan(const Problem& p, const SignsOfB& signs, int64_t sms) {
   constexpr double kSigned = 1.05;  // for the instructions that set signs
-  constexpr double kLarge =
-      1.15;  // for the largest tile, whose numbers of B spread over more lanes
+  constexpr double kLarge = 1.15;   // of the largest tile, as measured
   Plan plan = simt_cp_async_plan_of(with_parts_of_b(p), sms, kShareOfB);
   if (is_signed(signs)) plan.cycles *= kSigned;
   if (plan.tile == 0) plan.cycles *= kLarge;
