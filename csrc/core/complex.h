@@ -75,6 +75,9 @@ Matrix in_place_b(const ComplexProblem& z);
 // matrix with twice as many elements along that side.
 Matrix parts_of_b(Matrix in_place);
 
+// The part of B' that a kernel reads of B as it lies: one number for four elements.
+inline constexpr double kShareOfB = 0.5;
+
 // A pass that computes C = alpha * sums + bias + beta * C, where the real kernel's epilogue cannot:
 // its sizes, batch and C are those of a complex problem, whose A are the sums.
 struct Combine {

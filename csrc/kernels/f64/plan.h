@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "core/complex.h"
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
 
@@ -28,8 +29,7 @@ inline double f64_mma_step(const h200::F64MmaTile& tile, int64_t blocks) {
 // A tile's first row and column are 32-bit.
 inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
 
-// `b_share`: the part of B's bytes that are read, which is half where a complex number stands for
-// four elements of B (core/complex.h).
+// `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B as it lies.
 inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::F64Mma;
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
@@ -69,7 +69,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
 }
 inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 1); }
 inline Plan f64_mma_complex_plan(const Problem& p, int64_t sms) {
-  return f64_mma_plan_of(p, sms, 0.5);
+  return f64_mma_plan_of(p, sms, kShareOfB);
 }
 
 // --- f64_direct ----------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
 }
 inline Plan f64_direct_plan(const Problem& p, int64_t sms) { return f64_direct_plan_of(p, sms, 1); }
 inline Plan f64_direct_complex_plan(const Problem& p, int64_t sms) {
-  return f64_direct_plan_of(p, sms, 0.5);
+  return f64_direct_plan_of(p, sms, kShareOfB);
 }
 
 }  // namespace tiled

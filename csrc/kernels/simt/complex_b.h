@@ -16,8 +16,6 @@ inline Problem with_parts_of_b(Problem p) {
   return p;
 }
 
-inline constexpr double kShareOfB = 0.5;  // a number of B is half of its four elements of B'
-
 inline Plan simt_small_complex_plan(const Problem& p, int64_t sms) {
   return simt_small_plan_of(with_parts_of_b(p), sms, kShareOfB);
 }
