@@ -5,7 +5,8 @@
 //        its own tile from global memory, whatever their strides, and multiplies them: no shared
 //        memory, no other warp to wait for, several steps of K in flight. Tiles of all matrices
 //        share a grid. With several chunks of K, up to four warps share them, and the first one
-//        adds their sums in order.
+//        adds their sums in order; or, with few tiles, each chunk has a warp of its own, and
+//        split_k_reduce.cuh adds their sums.
 // Limit: Latency, and a chain of K / 8 mma.sync; neighbouring tiles load the same elements from L1
 //        or L2.
 // Next:  f64_mma, whose blocks load each element once for a larger tile.
@@ -28,6 +29,7 @@
 #include "kernels/f64/complex_mma.h"
 #include "kernels/f64/fragment.cuh"
 #include "kernels/f64/plan.h"
+#include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
 #include "ptx/ld_global.cuh"
 #include "ptx/mma_f64.cuh"
@@ -57,6 +59,10 @@ struct Params {
   FastDivmod row_tiles, col_tiles;
   int chunk_warps;  // that share a tile: 1, 2 or 4
   int64_t first_tile, tiles;
+  // Where each chunk has warps of its own: the tiles of a chunk, one after another, and the
+  // elements of its sums, to which p.c leads. Else 0.
+  FastDivmod chunk_tiles;
+  int64_t chunk_stride;
 };
 
 // Pairs of adjacent sums of each warp, in shared memory.
@@ -178,11 +184,14 @@ __global__ void __launch_bounds__(kThreads, Tile::kTile.blocks)
   const int64_t index = params.first_tile + int64_t{blockIdx.x} * (kWarps / params.chunk_warps) +
                         warp / params.chunk_warps;
   const bool exists = index < params.tiles;
-  const int64_t row_of_tiles = params.col_tiles.divide(index);
+  const int64_t chunk = params.chunk_stride == 0 ? 0 : params.chunk_tiles.divide(index);
+  const int64_t tile = index - chunk * params.chunk_tiles.by;
+  const int64_t row_of_tiles = params.col_tiles.divide(tile);
   const int64_t matrix = params.row_tiles.divide(row_of_tiles);
   const int64_t row = (row_of_tiles - matrix * params.row_tiles.by) * Tile::kTile.m;
-  const int64_t col = (index - row_of_tiles * params.col_tiles.by) * Tile::kTile.n;
-  const BatchOffsets offsets(p, exists ? matrix : 0);
+  const int64_t col = (tile - row_of_tiles * params.col_tiles.by) * Tile::kTile.n;
+  BatchOffsets offsets(p, exists ? matrix : 0);
+  offsets.c += chunk * params.chunk_stride;
   const bool one_chunk = params.chunk_warps == 1;
   // The sums of the warp's tile, which the first of its warps stores.
   auto& totals = warp_sums[one_chunk ? warp : kWarps + warp / params.chunk_warps];
@@ -191,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, Tile::kTile.blocks)
   NO_UNROLL
   for (int64_t first = 0; first * kChunk < p.k; first += params.chunk_warps) {
     double sums[Tile::kRows][Tile::kCols][4] = {};
-    const int64_t k = (first + chunk_warp) * kChunk;
+    const int64_t k = (chunk + first + chunk_warp) * kChunk;
     if (exists && k < p.k) {
       multiply_chunk<Tile>(params, Reader<Tile>(params, offsets, row, col, k),
                            static_cast<int>(min(p.k - k, int64_t{kChunk})), sums);
@@ -228,9 +237,23 @@ __global__ void __launch_bounds__(kThreads, Tile::kTile.blocks)
 
 namespace {
 
+// The problem whose C are partial sums in memory: (batch, m, n), the first of the chunks.
+Problem to_partial_sums(Problem p, double* sums) {
+  p.c = {.data = sums, .row_stride = p.n, .col_stride = 1};
+  int64_t stride = p.m * p.n;
+  for (int d = p.batch.rank - 1; d >= 0; --d) {
+    p.c.batch_stride[d] = stride;
+    stride *= p.batch.size[d];
+  }
+  p.epilogue = {};
+  return p;
+}
+
+// Without memory for the partial sums, K is not split.
 template <class Tile>
-void run(const Problem& p, const SignsOfB& signs_of_b, const Context& context) {
+void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const Context& context) {
   const int64_t row_tiles = ceil_div(p.m, Tile::kTile.m), col_tiles = ceil_div(p.n, Tile::kTile.n);
+  const int64_t tiles = row_tiles * col_tiles * p.batch.count;
   Params params{
       .p = p,
       .c_in_pairs =
@@ -240,8 +263,23 @@ void run(const Problem& p, const SignsOfB& signs_of_b, const Context& context) {
       .col_tiles = FastDivmod::of(static_cast<uint32_t>(col_tiles)),
       .chunk_warps = f64_direct_chunk_warps(p.k),
       .first_tile = 0,
-      .tiles = row_tiles * col_tiles * p.batch.count,
+      .tiles = tiles,
+      .chunk_tiles = {},
+      .chunk_stride = 0,
   };
+  double* partial_sums = nullptr;
+  if (k_splits > 1) {
+    const int64_t elements = p.batch.count * p.m * p.n;
+    partial_sums =
+        static_cast<double*>(context.allocate(k_splits * elements * int64_t{sizeof(double)}));
+    if (partial_sums == nullptr) return run<Tile>(p, 1, signs_of_b, context);
+    params.p = to_partial_sums(p, partial_sums);
+    params.c_in_pairs = p.n % 2 == 0;
+    params.chunk_warps = 1;
+    params.tiles = tiles * k_splits;
+    params.chunk_tiles = FastDivmod::of(static_cast<uint32_t>(tiles));
+    params.chunk_stride = elements;
+  }
   const int tiles_of_block = kWarps / params.chunk_warps;
   constexpr size_t kMostBytes = (kWarps + kWarps / 2) * sizeof(WarpSums<Tile>);
   static_assert(kMostBytes <= 48 << 10,
@@ -251,6 +289,7 @@ void run(const Problem& p, const SignsOfB& signs_of_b, const Context& context) {
     params.first_tile = first * tiles_of_block;
     launch_pdl(f64_direct_kernel<Tile>, blocks, kThreads, smem_bytes, context, params);
   });
+  if (partial_sums != nullptr) f64_mma::launch_split_k_reduce(p, partial_sums, context);
 }
 
 template <bool kComplex>
@@ -258,7 +297,7 @@ bool run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
               const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   return with_tile<std::size(h200::kF64DirectTiles)>(plan.tile, [&]<int kIndex>() {
-    run<Tile<kIndex, kComplex>>(p, signs_of_b, context);
+    run<Tile<kIndex, kComplex>>(p, plan.k_splits, signs_of_b, context);
     return true;
   });
 }

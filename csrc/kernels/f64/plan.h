@@ -80,39 +80,50 @@ inline constexpr int kF64DirectStep = 8;   // of K in a product
 // The warps that share the chunks of a tile.
 inline int f64_direct_chunk_warps(int64_t k) { return k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1; }
 
+// Warps share the chunks of a tile, and one of them adds their sums; or K is split, so that each
+// chunk has warps of its own.
 inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::F64Direct;
+  constexpr int64_t kMostTiles = int64_t{1} << 31;
   const auto all = static_cast<double>(sms);
   const int64_t chunks = ceil_div(p.k, kChunk);
-  const int chunk_warps = f64_direct_chunk_warps(p.k);
-  const int64_t busy_warps = std::min<int64_t>(chunk_warps, chunks);  // of a tile
-  const auto steps = static_cast<double>(ceil_div(chunks, chunk_warps) *
-                                         ceil_div(std::min<int64_t>(p.k, kChunk), kF64DirectStep));
+  const int64_t steps_of_chunk = ceil_div(std::min<int64_t>(p.k, kChunk), kF64DirectStep);
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
-  const auto k = static_cast<double>(p.k);
-  const double bytes =
-      sizeof(double) * static_cast<double>(p.batch.count) * (m * k + b_share * n * k + m * n);
+  const auto k = static_cast<double>(p.k), batch = static_cast<double>(p.batch.count);
+  const double bytes = sizeof(double) * batch * (m * k + b_share * n * k + m * n);
   Plan best;
   for (size_t i = 0; i < std::size(h200::kF64DirectTiles); ++i) {
     const h200::F64DirectTile& tile = h200::kF64DirectTiles[i];
     const int64_t tiles = count_tiles(p, tile.m, tile.n);
-    const double warps = static_cast<double>(tiles * busy_warps) / all;  // of an SM
-    const double resident =
-        static_cast<double>(tile.blocks * kF64DirectWarps * busy_warps) / chunk_warps;
-    const double multiply =
-        std::max(std::max(1.0, warps / resident) * (tile.alone * steps + tile.overhead),
-                 warps * (tile.shared * steps + tile.tile));
-    const double loads = static_cast<double>(tiles) * sizeof(double) * k *
-                         (std::min<double>(tile.m, m) + b_share * std::min<double>(tile.n, n));
-    const double cycles =
-        root_of_squares(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram);
-    if (i == 0 || cycles < best.cycles) {
-      best = {.tile = static_cast<int>(i),
-              .m = tile.m,
-              .n = tile.n,
-              .blocks_per_sm = tile.blocks,
-              .blocks = ceil_div(tiles * chunk_warps, kF64DirectWarps),
-              .cycles = cycles};
+    for (const int64_t splits : {int64_t{1}, chunks}) {
+      if (splits > 1 && tiles > kMostTiles / splits) continue;
+      const int chunk_warps = splits > 1 ? 1 : f64_direct_chunk_warps(p.k);
+      const int64_t busy_warps = splits > 1 ? splits : std::min<int64_t>(chunk_warps, chunks);
+      const auto steps =
+          static_cast<double>(steps_of_chunk * (splits > 1 ? 1 : ceil_div(chunks, chunk_warps)));
+      const double warps = static_cast<double>(tiles * busy_warps) / all;  // of an SM
+      const double resident = static_cast<double>(tile.blocks * kF64DirectWarps) *
+                              (splits > 1 ? 1 : static_cast<double>(busy_warps) / chunk_warps);
+      const double multiply =
+          std::max(std::max(1.0, warps / resident) * (tile.alone * steps + tile.overhead),
+                   warps * (tile.shared * steps + tile.tile));
+      const double loads = static_cast<double>(tiles) * sizeof(double) * k *
+                           (std::min<double>(tile.m, m) + b_share * std::min<double>(tile.n, n));
+      const double reduce =
+          splits == 1 ? 0
+                      : h200::F64Mma::kReduceLaunch + h200::F64Mma::kReduceElement * batch * m * n *
+                                                          static_cast<double>(chunks) / all;
+      const double cycles =
+          root_of_squares(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram) + reduce;
+      if (best.cycles == 0 || cycles < best.cycles) {
+        best = {.tile = static_cast<int>(i),
+                .m = tile.m,
+                .n = tile.n,
+                .k_splits = splits,
+                .blocks_per_sm = tile.blocks,
+                .blocks = ceil_div(tiles * (splits > 1 ? splits : chunk_warps), kF64DirectWarps),
+                .cycles = cycles};
+      }
     }
   }
   best.cycles += Cost::kLaunch;
