@@ -6,6 +6,7 @@ A problem is (*batch, m, n, k).
 """
 
 from itertools import product
+from math import prod
 
 import pytest
 import torch
@@ -100,12 +101,19 @@ def test_every_remainder_of_k(shape, k):
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("problem", [(5, 7, 70000), (64, 64, 65536), (1, 4096, 4096)])
-def test_split_k(problem, layout):
+@pytest.mark.parametrize(
+    "kernel, problem",
+    [
+        *product(KERNELS, [(5, 7, 70000), (64, 64, 65536), (3, 2, 30, 20, 20000)]),
+        ("f64_mma", (1, 4096, 4096)),
+    ],
+)
+def test_split_k(kernel, problem, layout):
+    *batch, m, n, _ = problem
     a, b = operands(problem, layout)
-    explained = torch_tiled.explain(a, b, algorithm="f64_mma")
+    explained = torch_tiled.explain(a, b, algorithm=kernel)
     rows, cols = map(int, explained.tile.split("x"))
-    assert int(explained.blocks) > -(-problem[0] // rows) * -(-problem[1] // cols)
+    assert int(explained.blocks) > prod(batch) * -(-m // rows) * -(-n // cols)
     check(a, b)
 
 
@@ -196,12 +204,13 @@ def test_sums_of_minus_zero_keep_their_sign():
 
 
 @needs_hopper
-def test_k_is_not_split_if_partial_sums_do_not_fit():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_k_is_not_split_if_partial_sums_do_not_fit(kernel):
     a, b = operands((64, 64, 65536), "NN")
     expected = torch_tiled.matmul(a, b, algorithm="tiled64")
     out = torch.full_like(expected, torch.nan)
     with no_more_memory():
-        torch_tiled.matmul(a, b, algorithm="f64_mma", out=out)
+        torch_tiled.matmul(a, b, algorithm=kernel, out=out)
     assert torch.equal(out, expected)
 
 
