@@ -8,7 +8,7 @@ inductor.py and layers.py. _op/ is the plumbing of the operators in PyTorch's di
 from . import _op  # noqa: F401
 
 # isort: split
-from . import inductor, layers, nn
+from . import inductor, layers, nn, stream
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .ops import algorithms, explain, gemm_, linear, matmul, prepare
@@ -36,5 +36,6 @@ __all__ = [
     "prepare",
     "refreeze",
     "revert",
+    "stream",
     "unfreeze",
 ]

@@ -88,7 +88,7 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
   if (!hypothetical && is_guarded(chosen.front().kernel->order)) {  // the product itself can tell
     const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
     int64_t recomputed = 0;
-    run(options, product, a, result, {}, {}, &recomputed);
+    run(options, product, a, result, {}, {}, {.recomputed = &recomputed});
     lines.insert(lines.end(),
                  {"recomputed", std::to_string(recomputed) + " of " +
                                     std::to_string((complex ? 2 : 1) * result.numel()) +

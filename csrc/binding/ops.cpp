@@ -18,6 +18,7 @@
 #include "binding/explain.h"
 #include "binding/namespace.h"
 #include "binding/run.h"
+#include "binding/stream.h"
 #include "binding/tensors.h"
 #include "binding/torch_product.h"
 #include "core/complex.h"
@@ -290,6 +291,12 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "bias=None, *, "
       "str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
+  // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h.
+  m.def(
+      "_multiply_into_(Tensor(a!) c, Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, *, "
+      "str algorithm, str precision) -> ()");
+  m.def("_add_chunk_(Tensor(a!) sums, Tensor a, Tensor b, *, str algorithm, str precision) -> ()");
+  m.def("_copy_rows_(Tensor(a!) to, Tensor from) -> ()");
   // These have no options, whose parsing takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
@@ -311,6 +318,9 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("linear", TORCH_BOX(&tiled::linear));                   \
   m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear)); \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));         \
+  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));  \
+  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));          \
+  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));          \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }

@@ -217,12 +217,13 @@ void run_complex(const Run& run, const Product& product, const Tensor& c,
 }  // namespace
 
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
-         const OpEpilogue& epilogue, const PreparedOperand& prepared_b, int64_t* recomputed) {
+         const OpEpilogue& epilogue, const PreparedOperand& prepared_b, const Flagged& flagged) {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (a.is_cuda()) guard.emplace(a.get_device_index());
   Workspaces workspaces{options.op, a};
   Run run{options, make_context(options.op, a), workspaces};
-  run.context.recomputed = recomputed;
+  run.context.recomputed = flagged.recomputed;
+  run.context.keeps_flagged = flagged.kept;
   run.context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
   if (is_complex(a.scalar_type())) return run_complex(run, product, c, epilogue, prepared_b);
   run_real(run, product, c, epilogue, prepared_b.presplit);

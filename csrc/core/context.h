@@ -21,6 +21,9 @@ struct Context {
   Allocate allocate = nullptr;         // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
   int64_t* recomputed = nullptr;       // counts flagged elements that were recomputed; or null
+  // Flagged elements become NaN in place of being recomputed. Of the kernels that run on a GPU,
+  // fp16x3_wgmma and tf32_tma keep to it.
+  bool keeps_flagged = false;
 
   bool on_host() const { return compute_capability == 0; }
   bool on_hopper() const { return compute_capability == 90; }  // wgmma, TMA, clusters
@@ -28,6 +31,11 @@ struct Context {
 
 // The context of PyTorch's current stream on `device` (in builds with CUDA).
 Context cuda_context(int device);
+
+// Copies `rows` rows of `row_bytes` bytes, which are `to_pitch` and `from_pitch` bytes apart,
+// between the host and the context's device, on its stream.
+void cuda_copy_rows(const Context& context, void* to, int64_t to_pitch, const void* from,
+                    int64_t from_pitch, int64_t row_bytes, int64_t rows, bool to_device);
 
 // CUDA's text for an error that an earlier call left behind; empty where there is none.
 const char* cuda_pending_error();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <vector>
 
 #include "core/order_chunked.h"
@@ -134,6 +135,24 @@ __global__ void __launch_bounds__(kTeams* Tile::kTeam, 1)
   }
 }
 
+// Makes the listed elements NaN. A warp has the rows of one warp of a region.
+__global__ void keep_flagged_kernel(const __grid_constant__ Problem p,
+                                    const __grid_constant__ RecomputeList list) {
+  ptx::pdl_wait();
+  const int lane = threadIdx.x % 32, part = threadIdx.x / 32, regions = *list.count;
+  for (int index = static_cast<int>(blockIdx.x); index < regions;
+       index += static_cast<int>(gridDim.x)) {
+    const Region region(list, index);
+    float* c = static_cast<float*>(p.c.data) + batch_offset(p.batch, p.c, region.first.batch) +
+               (region.first.row + part * RecomputeList::kWarpRows) * p.c.row_stride +
+               region.first.col * p.c.col_stride;
+    for (uint64_t left = region.of(part, lane); left != 0; left &= left - 1) {
+      const auto [row, col] = accumulator_coord(lane, __ffsll(static_cast<int64_t>(left)) - 1);
+      c[row * p.c.row_stride + col * p.c.col_stride] = NAN;
+    }
+  }
+}
+
 namespace {
 
 template <class T>
@@ -167,6 +186,11 @@ int64_t count_listed(const Problem& p, const RecomputeList& list, cudaStream_t s
 
 void launch_recompute(const Problem& p, const RecomputeList& list, const Context& context) {
   using namespace recompute;
+  if (context.keeps_flagged) {
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(list.regions(p), context.sms));
+    launch_pdl(keep_flagged_kernel, blocks, RecomputeList::kWarps * 32, 0, context, p, list);
+    return;
+  }
   allow_shared_memory(recompute_kernel, kTeams * sizeof(TeamSmem));
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(list.regions(p) * RecomputeList::kWarps, context.sms));

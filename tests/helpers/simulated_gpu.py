@@ -1,0 +1,122 @@
+"""A GPU with three queues that the CPU plays, for products larger than the GPU.
+
+Work is put off until something waits for it, and queues take turns at random, so that a missing
+event shows as a wrong result. A clock counts what each queue would take.
+"""
+
+import contextlib
+import random
+import threading
+
+import torch
+
+from torch_tiled._op.namespace import operators
+from torch_tiled.stream.machine import Machine
+from torch_tiled.stream.queues import QUEUES
+from torch_tiled.stream.run import Settings
+
+
+class Event:
+    def __init__(self, queues):
+        self._queues = queues
+        self.is_done, self.seconds = False, 0.0
+
+    def synchronize(self):
+        self._queues.run_until(self)
+
+
+class SimulatedQueues:
+    """See torch_tiled.stream.queues.CudaQueues, whose methods these are."""
+
+    def __init__(self, device, machine=None, seed=0):
+        self.device = device
+        self._machine = machine or Machine()
+        self._random = random.Random(seed)
+        self._work = {name: [] for name in QUEUES}
+        self._clocks = dict.fromkeys(QUEUES, 0.0)
+        self._lock = threading.RLock()
+        self.copied = {"in": 0, "out": 0}
+
+    def context(self):
+        return contextlib.nullcontext()
+
+    def run(self, queue, function, *arguments):
+        with self._lock:
+            self._work[queue].append(("run", function, arguments))
+
+    def record(self, queue):
+        event = Event(self)
+        with self._lock:
+            self._work[queue].append(("record", event))
+        return event
+
+    def wait(self, queue, event):
+        with self._lock:
+            self._work[queue].append(("wait", event))
+
+    def synchronize(self):
+        with self._lock:
+            while any(self._work.values()):
+                self._step()
+
+    def run_until(self, event):
+        with self._lock:
+            while not event.is_done:
+                self._step()
+
+    @property
+    def seconds(self):
+        return max(self._clocks.values())
+
+    def _step(self):
+        """Runs the first work of one queue that need not wait."""
+        ready = [name for name, work in self._work.items() if work and self._is_ready(work[0])]
+        assert ready, "the queues wait for each other"
+        queue = self._random.choice(ready)
+        kind, first, *arguments = self._work[queue].pop(0)
+        if kind == "wait":
+            self._clocks[queue] = max(self._clocks[queue], first.seconds)
+        elif kind == "record":
+            first.is_done, first.seconds = True, self._clocks[queue]
+        else:
+            first(*arguments[0])
+            self._clocks[queue] += self._cost(queue, first, arguments[0])
+
+    @staticmethod
+    def _is_ready(work):
+        return work[0] != "wait" or work[1].is_done
+
+    def _cost(self, queue, function, arguments):
+        if queue == "compute":
+            worker, (step, a, b, _) = function.__self__, arguments
+            order = worker.order
+            if worker._sums is not None:
+                chunks = -(-a.shape[-1] // order.chunk)
+                return chunks * self._machine.chunk_seconds(order, a.shape[-2], b.shape[-1])
+            sizes = a.shape[-2], b.shape[-1], a.shape[-1]
+            prepared = worker.plan.is_prepared
+            return self._machine.product_seconds(
+                order, *sizes, max(worker.plan.matrices, 1), prepared=prepared
+            )
+        if function is torch.Tensor.zero_ or not arguments:
+            return 0.0
+        nbytes = arguments[1].nbytes
+        self.copied[queue] += nbytes
+        seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
+        return seconds(nbytes, False)
+
+
+def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16):
+    """Returns (Settings of simulated GPUs, the list of their queues)."""
+    machine = Machine(staging_bytes=staging_bytes)
+    made = []
+
+    def make_queues(device):
+        made.append(SimulatedQueues(device, machine, seed + len(made)))
+        return made[-1]
+
+    devices = (torch.device("cpu"),) * workers
+    return Settings(devices, budget, machine, make_queues, None), made
+
+
+__all__ = ["SimulatedQueues", "operators", "simulated"]

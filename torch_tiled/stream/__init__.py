@@ -1,0 +1,188 @@
+"""Products larger than the GPU: tiles of C, for which panels of A and B stream to the GPU.
+
+schedule.py says in which order, plan.py how large they are, worker.py issues copies and products
+to the queues of a GPU, and run.py looks after the GPUs.
+"""
+
+import torch
+
+from .machine import Machine
+from .plan import Plan
+from .problem import fail, make_problem
+from .progress import Progress, make_report
+from .queues import CudaQueues
+from .run import Interrupted, Settings, plan_product, run
+
+__all__ = ["Interrupted", "Plan", "Progress", "matmul", "plan"]
+
+_SHARE_OF_FREE_MEMORY = 0.9
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    devices=None,
+    max_device_bytes: int | None = None,
+    precision: str = "fp32",
+    algorithm: str = "auto",
+    progress=False,
+) -> torch.Tensor:
+    """The product of matrices that need not fit into the memory of a GPU, computed by GPUs.
+
+    It has the shape and the dtype of torch_tiled.matmul(a, b) and, on a GPU, its bits: those of the
+    same product within the GPU, whatever the tiles, the memory and the number of GPUs. The call
+    returns when the result is complete.
+
+    Args:
+        a: (m, k), or (k,), or a batch (..., m, k), of any strides, on the CPU. Copies are fastest
+            from pinned memory. Tensors that map a file (torch.from_file, or torch.from_numpy of a
+            numpy.memmap) are read panel by panel. One of a and b may be on a GPU.
+        b: (k, n), or (k,), or a batch (..., k, n), of a's dtype.
+        out: a tensor of the result's shape and dtype on the CPU that is written to; it may map a
+            file, and may not share memory with a or b.
+        devices: the GPUs that share the tiles, such as ["cuda:0", "cuda:1"], or one of them;
+            "cpu" computes blocks of C there. None is the current GPU, or that of a or b, or the CPU
+            where there is no GPU.
+        max_device_bytes: the bytes that the product may take of each GPU, its kernels' workspaces
+            included. None is 0.9 of what is free.
+        precision: as for torch_tiled.matmul.
+        algorithm: as for torch_tiled.matmul.
+        progress: True for a bar on a terminal, by the package rich; or a function, which is called
+            with a Progress whenever a tile is complete.
+
+    Returns:
+        The product, on the CPU; or out.
+
+    Raises:
+        RuntimeError: an argument cannot be taken; the text names it and the remedy. Also if a or b
+            requires a gradient, or max_device_bytes is too small for any tile.
+        torch.OutOfMemoryError: a GPU has no memory even for small tiles.
+        Interrupted: Ctrl-C. Tiles of out are complete, or as they were.
+
+    Examples:
+        >>> a, b = torch.randn(300, 200), torch.randn(200, 100)
+        >>> torch_tiled.stream.matmul(a, b).shape
+        torch.Size([300, 100])
+    """
+    problem, result = make_problem(a, b, out, precision, algorithm)
+    settings = _settings(problem, devices, max_device_bytes)
+    report = make_report(progress)
+    try:
+        run(problem, settings, report)
+    finally:
+        report.close()
+    return result
+
+
+def plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    devices=None,
+    max_device_bytes: int | None = None,
+    precision: str = "fp32",
+    algorithm: str = "auto",
+) -> Plan:
+    """How torch_tiled.stream.matmul(a, b) with these options would go: print it.
+
+    Where there is no GPU, the plan is that of an H200, and max_device_bytes has to be given.
+
+    Args:
+        a, b, out: as for matmul. They are not read, so they may be on the meta device, which counts
+            as pinned memory.
+        devices, max_device_bytes, precision, algorithm: as for matmul.
+
+    Returns:
+        A Plan: tiles, panels, passes over a and b, bytes that move, and the predicted seconds.
+
+    Raises:
+        RuntimeError: as matmul does.
+
+    Examples:
+        >>> a = torch.empty(65536, 65536, device="meta")
+        >>> plan = torch_tiled.stream.plan(a, a, max_device_bytes=16 * 2**30)
+        >>> plan.kept, plan.bound
+        ('b', 'products')
+    """
+    problem, _ = make_problem(a, b, out, precision, algorithm, is_plan=True)
+    settings = _settings(problem, devices, max_device_bytes, is_plan=True)
+    return plan_product(problem, settings)
+
+
+def _settings(problem, devices, max_device_bytes, *, is_plan=False):
+    """The devices and what they offer, from matmul's arguments."""
+    found = _devices(problem, devices)
+    if not found and is_plan:
+        if max_device_bytes is None:
+            fail("there is no GPU whose memory counts; pass max_device_bytes")
+        return Settings((), _budget(max_device_bytes), Machine(), None, Machine().device)
+    if not found:
+        return Settings((), 0, Machine(), None, None)
+    properties = [torch.cuda.get_device_properties(x) for x in found]
+    kinds = {(10 * x.major + x.minor, x.multi_processor_count) for x in properties}
+    if len(kinds) > 1:
+        fail(
+            f"devices are GPUs of several kinds, {', '.join(x.name for x in properties)}; pass "
+            "GPUs of one kind, which compute the same bits"
+        )
+    if max_device_bytes is None:
+        budget = int(_SHARE_OF_FREE_MEMORY * min(map(_free_bytes, found)))
+    else:
+        budget = _budget(max_device_bytes)
+    kind = kinds.pop()
+    return Settings(tuple(found), budget, Machine(device=kind), CudaQueues, kind)
+
+
+def _budget(max_device_bytes):
+    if isinstance(max_device_bytes, bool) or not isinstance(max_device_bytes, int):
+        fail(f"max_device_bytes is {max_device_bytes!r}; it must be a whole number of bytes")
+    if max_device_bytes <= 0:
+        fail(f"max_device_bytes is {max_device_bytes}; it must be positive")
+    return max_device_bytes
+
+
+def _free_bytes(device):
+    """What the driver has left, and what PyTorch's allocator holds and does not use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + unused
+
+
+def _devices(problem, devices):
+    """The GPUs, or [] for the CPU."""
+    operand = next((x.device for x in (problem.a, problem.b) if x.device.type == "cuda"), None)
+    if devices is None:
+        if operand is not None:
+            return [operand]
+        if not torch.cuda.is_available():
+            return []
+        return [torch.device("cuda", torch.cuda.current_device())]
+    if isinstance(devices, (str, int, torch.device)):
+        devices = [devices]
+    try:
+        found = [
+            torch.device("cuda", x) if isinstance(x, int) else torch.device(x) for x in devices
+        ]
+    except (RuntimeError, TypeError) as error:
+        fail(f"devices is {devices!r}: {str(error).splitlines()[0]}")
+    if not found:
+        fail("devices is empty; name a GPU, or pass None for the current one")
+    if {x.type for x in found} == {"cpu"}:
+        if operand is not None:
+            fail(f"an operand is on {operand}, and devices is the CPU; pass devices=None")
+        return []
+    for x in found:
+        if x.type != "cuda":
+            fail(f"devices has {x}; each must be a CUDA device, or the CPU alone")
+        if not torch.cuda.is_available() or (x.index or 0) >= torch.cuda.device_count():
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            fail(f"devices has {x}, and there are {count} GPUs here")
+    found = [
+        torch.device("cuda", torch.cuda.current_device()) if x.index is None else x for x in found
+    ]
+    if len(set(found)) < len(found):
+        fail(f"devices names a GPU twice: {', '.join(map(str, found))}")
+    return found

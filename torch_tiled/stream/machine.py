@@ -1,0 +1,72 @@
+"""What a machine can do, in the terms of a plan."""
+
+import dataclasses
+import functools
+
+import torch
+
+from ..ops import explain
+
+# By which the cycles of explain() are seconds. For a short time an H100 or H200 keeps 1.755 GHz;
+# under its power limit, 1.2 to 1.7 GHz.
+_CLOCK = 1.4e9
+_SPLIT_FLOPS = 1.55e12  # of an SM, for products of operands that are split
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Rates of a host and a GPU.
+
+    Attributes:
+        device: (compute capability, SMs) of the GPU.
+        in_rate, out_rate: bytes a second between pinned memory and the GPU.
+        staging_rate: bytes a second from pageable memory to the GPU through pinned memory.
+        staging_bytes: the pinned memory for that, of each GPU.
+        memory_rate: bytes a second of the GPU's memory.
+        step_seconds: the time of the host for a step.
+    """
+
+    device: tuple = (90, 132)
+    in_rate: float = 53e9
+    out_rate: float = 50e9
+    staging_rate: float = 20e9
+    staging_bytes: int = 256 * MIB
+    memory_rate: float = 3.5e12
+    step_seconds: float = 200e-6
+
+    def seconds_in(self, count, is_staged):
+        return count / (min(self.in_rate, self.staging_rate) if is_staged else self.in_rate)
+
+    def seconds_out(self, count, is_staged):
+        return count / (min(self.out_rate, self.staging_rate) if is_staged else self.out_rate)
+
+    def product_seconds(self, order, m, n, k, matrices, *, prepared):
+        """The seconds of one product, by the cost model of the kernels."""
+        if not (m and n and k):
+            return 0.0
+        kind = order.dtype, order.precision, order.algorithm
+        cycles, kernel = _cycles(*kind, *self.device, m, n, k, matrices)
+        seconds = cycles / _CLOCK
+        # This kernel leaves the split of B out, which reads and writes four bytes an element.
+        if prepared and kernel == "fp16x3_wgmma":
+            least = 2 * m * n * k / _SPLIT_FLOPS / self.device[1]
+            seconds = max(seconds - 8 * k * n / self.memory_rate, least)
+        return seconds
+
+    def chunk_seconds(self, order, m, n):
+        """The seconds in which a chunk is added to sums, which are read and written."""
+        seconds = self.product_seconds(order, m, n, order.chunk, 1, prepared=False)
+        return seconds + m * n * order.sum_bytes / self.memory_rate
+
+
+@functools.lru_cache(4096)
+def _cycles(dtype, precision, algorithm, capability, sms, m, n, k, matrices):
+    # Rows that overlap take little memory. A plan depends on alignment and order alone.
+    batch = (matrices,) if matrices > 1 else ()
+    strides = (128,) * len(batch)
+    a = torch.empty_strided((*batch, m, k), (*strides, 128, 1), dtype=dtype, device="meta")
+    b = torch.empty_strided((*batch, k, n), (*strides, 128, 1), dtype=dtype, device="meta")
+    options = {"compute_capability": capability, "sms": sms}
+    found = explain(a, b, algorithm=algorithm, precision=precision, **options)
+    return float(found.cycles.split()[0]), found.algorithm

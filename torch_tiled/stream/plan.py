@@ -1,0 +1,400 @@
+"""The plan of a streamed product: the sizes of its tiles, what moves, and how long it takes.
+
+A tile of C is the product of a panel of A, whole rows, and a panel of B, whole columns. One of the
+two operands is kept, a panel at a time, and the other one streams past each of its panels. So the
+kept operand is read once, and the streamed one once for each kept panel: kept panels are wide, and
+streamed ones only as high as the GPU needs to be busy. Where a panel of all of K does not fit, K is
+cut in slices at the boundaries of the order's chunks.
+"""
+
+import dataclasses
+import math
+
+from .._op.checks import _prepared_sizes
+from .order import Order
+from .schedule import Grid, steps
+
+MIB = 1 << 20
+_STREAMED = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SIMULATED = 8  # candidates, if they have at most so many steps:
+_MOST_STEPS = 4096
+_ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
+SLOTS = 2  # of each: one is computed with while the other one is filled
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a product is streamed. Printing it shows all of this.
+
+    Attributes:
+        shape: (batch, m, n, k) of the product, with the matrices of the batch counted.
+        tile: (rows, columns) of a tile of C, the last ones excepted.
+        depth: how much of K a panel has: all of it, or a slice.
+        matrices: how many matrices of a batch a step multiplies.
+        kept: "a" or "b", the operand that is read once.
+        is_prepared: whether panels of B are split beforehand (torch_tiled.prepare).
+        bytes_in, bytes_out: what moves from the host, and to it, for all GPUs together.
+        device_bytes: the memory that the product takes on each GPU, at most.
+        pinned_bytes: the pinned memory that it takes for each GPU, at most.
+        passes_a, passes_b: how often each operand is read from the host.
+        seconds: what the product takes, predicted.
+        product_seconds, in_seconds, out_seconds: what its products take alone, and its transfers.
+        workers: the number of GPUs.
+    """
+
+    shape: tuple
+    tile: tuple
+    depth: int
+    matrices: int
+    kept: str
+    is_prepared: bool
+    bytes_in: int
+    bytes_out: int
+    device_bytes: int
+    pinned_bytes: int
+    passes_a: float
+    passes_b: float
+    seconds: float
+    product_seconds: float
+    in_seconds: float
+    out_seconds: float
+    workers: int
+    algorithm: str
+
+    @property
+    def bound(self):
+        """What the product waits for most: "products", "transfers in" or "transfers out"."""
+        parts = {
+            "products": self.product_seconds,
+            "transfers in": self.in_seconds,
+            "transfers out": self.out_seconds,
+        }
+        return max(parts, key=parts.get)
+
+    @property
+    def grid(self):
+        """The tiles, for torch_tiled.stream.schedule."""
+        batch, m, n, k = self.shape
+        if self.matrices:
+            return Grid(math.ceil(batch / self.matrices), 1, is_paired=True)
+        rows, cols = math.ceil(m / self.tile[0]), math.ceil(n / self.tile[1])
+        return Grid(rows, cols, max(math.ceil(k / self.depth), 1), self.kept == "b")
+
+    def __str__(self):
+        batch, m, n, k = self.shape
+        grid = self.grid
+        repeats = f"{batch} x " if batch > 1 else ""
+        slices = f", K in {grid.slices} slices of {self.depth}" if grid.slices > 1 else ""
+        if self.matrices:
+            tiles = f"{grid.rows} groups of {self.matrices} matrices"
+        else:
+            tiles = f"{grid.rows} x {grid.cols} of {self.tile[0]} x {self.tile[1]}{slices}"
+        prepared = ", split beforehand" if self.is_prepared else ""
+        lines = {
+            "problem": f"{repeats}m = {m}, n = {n}, k = {k}",
+            "algorithm": self.algorithm,
+            "tiles": tiles,
+            "panels": f"those of {self.kept} are kept{prepared}, the others stream past them",
+            "passes": f"{self.passes_a:.3g} over a, {self.passes_b:.3g} over b",
+            "bytes": f"{_size(self.bytes_in)} in, {_size(self.bytes_out)} out",
+            "memory": f"{_size(self.device_bytes)} of each GPU, {_size(self.pinned_bytes)} pinned",
+            "alone": (
+                f"products {self.product_seconds:.3g} s, transfers in {self.in_seconds:.3g} s, "
+                f"out {self.out_seconds:.3g} s"
+            ),
+            "predicted": f"{self.seconds:.3g} s on {self.workers} GPU(s), bound by {self.bound}",
+        }
+        return "\n".join(f"{name:<10} {value}" for name, value in lines.items())
+
+
+def _size(count):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What a plan is made from.
+
+    Attributes:
+        batch, m, n, k: the matrices of the batch, and their sizes.
+        shares_a, shares_b: whether all matrices of the batch have one A, or one B.
+        on_gpu_a, on_gpu_b: whether an operand is on a GPU already.
+        element_bytes, out_bytes: of the operands' dtype and the result's.
+        stages_a, stages_b, stages_out: whether they pass through pinned staging memory.
+        order: the Order of the sums.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    shares_a: bool
+    shares_b: bool
+    on_gpu_a: bool
+    on_gpu_b: bool
+    element_bytes: int
+    out_bytes: int
+    stages_a: bool
+    stages_b: bool
+    stages_out: bool
+    order: Order
+
+
+def pitch(count, element_bytes):
+    """The elements from one row of a slot to the next: whole lines of 128 bytes."""
+    line = 128 // element_bytes
+    return math.ceil(count / line) * line
+
+
+class _Candidate:
+    """One choice of tile, depth and kept operand, and what it costs."""
+
+    def __init__(self, sizes, machine, tile, depth, kept, matrices=0):
+        self.sizes, self.machine = sizes, machine
+        self.tile, self.depth, self.kept, self.matrices = tile, depth, kept, matrices
+        self.slices = max(math.ceil(sizes.k / depth), 1) if depth else 1
+        order = sizes.order
+        self.is_prepared = kept == "b" and self.slices == 1 and not matrices and order.is_split
+        self.device_bytes = self._device_bytes()
+
+    def panel_bytes(self, rows):
+        # Either side may be the contiguous one, so both are padded.
+        s = self.sizes
+        padded = pitch(rows, s.element_bytes) * pitch(self.depth, s.element_bytes)
+        return padded * s.element_bytes * max(self.matrices, 1)
+
+    def _device_bytes(self):
+        s, (rows, cols) = self.sizes, self.tile
+        order, depth = s.order, self.depth
+        total = 0
+        if not s.on_gpu_a:
+            total += SLOTS * self.panel_bytes(rows)
+        if not s.on_gpu_b:
+            total += SLOTS * self.panel_bytes(cols)
+        tile = rows * cols * max(self.matrices, 1)
+        total += SLOTS * tile * s.out_bytes
+        if self.slices > 1:
+            total += tile * (order.sum_bytes + (1 if order.is_flagged else 0))
+        if self.is_prepared:
+            total += sum(
+                size * each
+                for size, each in zip(
+                    _prepared_sizes(order.dtype, depth, cols, is_split=True), (1, 4), strict=True
+                )
+            )
+        split = rows + (0 if self.is_prepared else cols)
+        at_once = min(depth, order.chunk) if self.slices > 1 else depth
+        workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
+        if self.slices > 1 and order.is_flagged:  # a repair gathers panels, and has their sums
+            gathered = (rows + cols) * depth * s.element_bytes
+            repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
+            workspace = max(workspace, repair)
+        return total + workspace + MIB
+
+    def work(self):
+        """(bytes of A, of B and of C that move, seconds of products, passes over A and B)."""
+        s, (rows, cols) = self.sizes, self.tile
+        if self.matrices:
+            groups = math.ceil(s.batch / self.matrices)
+            a = s.m * s.k * (1 if s.shares_a else s.batch)
+            b = s.k * s.n * (1 if s.shares_b else s.batch)
+            seconds = groups * self.machine.product_seconds(
+                s.order, s.m, s.n, s.k, self.matrices, prepared=False
+            )
+            passes = (1, 1)
+        else:
+            tiles_m, tiles_n = math.ceil(s.m / rows), math.ceil(s.n / cols)
+            strips, height = (tiles_n, tiles_m) if self.kept == "b" else (tiles_m, tiles_n)
+            # A serpentine saves a panel at each turn, unless K is cut.
+            again = strips - (strips - 1) / height if self.slices == 1 else strips
+            kept_again = 1 if self.slices == 1 else height
+            passes = (again, kept_again) if self.kept == "b" else (kept_again, again)
+            a, b = s.m * s.k * passes[0] * s.batch, s.k * s.n * passes[1] * s.batch
+            seconds = s.batch * sum(
+                rows_of * cols_of * self.slices_seconds(height, width)
+                for height, rows_of in _parts(s.m, rows)
+                for width, cols_of in _parts(s.n, cols)
+            )
+        moved = [int(s.element_bytes * x) for x in (a, b)]
+        return *moved, s.out_bytes * s.batch * s.m * s.n, seconds, passes
+
+    def steps(self):
+        s, (rows, cols) = self.sizes, self.tile
+        if self.matrices:
+            return math.ceil(s.batch / self.matrices)
+        tiles = math.ceil(s.m / max(rows, 1)) * math.ceil(s.n / max(cols, 1))
+        return s.batch * tiles * self.slices
+
+    def slices_seconds(self, rows, cols):
+        """The seconds of a tile's products."""
+        s = self.sizes
+        if self.slices == 1:
+            return self.machine.product_seconds(
+                s.order, rows, cols, s.k, 1, prepared=self.is_prepared
+            )
+        chunks = math.ceil(s.k / s.order.chunk)
+        return chunks * self.machine.chunk_seconds(s.order, rows, cols)
+
+    def in_seconds(self, a_bytes, b_bytes):
+        """The seconds in which bytes of A and of B reach the GPU."""
+        s = self.sizes
+        return self.machine.seconds_in(a_bytes * (not s.on_gpu_a), s.stages_a) + (
+            self.machine.seconds_in(b_bytes * (not s.on_gpu_b), s.stages_b)
+        )
+
+    def out_seconds(self, nbytes):
+        return self.machine.seconds_out(nbytes, self.sizes.stages_out)
+
+    def estimate(self, workers):
+        """The seconds without a simulation: the longest of three queues, and how they begin."""
+        a_bytes, b_bytes, out_bytes, seconds, _ = self.work()
+        rows, cols = self.tile
+        begin = self.in_seconds(self.panel_bytes(rows), self.panel_bytes(cols))
+        end = self.out_seconds(rows * cols * max(self.matrices, 1) * self.sizes.out_bytes)
+        issue = self.steps() * self.machine.step_seconds
+        transfers = self.in_seconds(a_bytes, b_bytes)
+        busiest = max(seconds, transfers, self.out_seconds(out_bytes), issue)
+        return begin + busiest / workers + end
+
+
+def _parts(total, size):
+    """The sizes of the parts of a side, and how many have each."""
+    whole, rest = divmod(total, size)
+    return [x for x in ((size, whole), (rest, 1)) if x[0] and x[1]]
+
+
+def _kept_sizes(total):
+    """The widths that kept panels may have: the side in equal parts, by whole kernel tiles."""
+    widths = []
+    for parts in range(1, 4097):
+        width = math.ceil(math.ceil(total / parts) / _ALIGNMENT) * _ALIGNMENT
+        width = min(width, total)
+        if not widths or width != widths[-1]:
+            widths.append(width)
+        if width <= _ALIGNMENT:
+            break
+    return widths
+
+
+def _candidates(sizes, machine, budget):
+    """Those within the budget: for each height of streamed panels, the wider kept ones."""
+    if sizes.batch > 1:
+        one = _Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1)
+        if 6 * one.device_bytes <= budget:
+            each = max(one.device_bytes - MIB, 1)
+            most = min(sizes.batch, max(int(budget // 3 // each), 1))
+            yield _Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", most)
+            return
+    for kept in ("b", "a"):
+        streamed_side, kept_side = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
+        for height in sorted({min(x, streamed_side) for x in _STREAMED}):
+            for depth in _depths(sizes):
+                widest = None
+                for width in _kept_sizes(kept_side):
+                    tile = (height, width) if kept == "b" else (width, height)
+                    each = _Candidate(sizes, machine, tile, depth, kept)
+                    if each.device_bytes > budget:
+                        continue
+                    widest = widest or width
+                    if width < widest / 4:
+                        break
+                    yield each
+
+
+def _depths(sizes):
+    """All of K, and slices of it by whole chunks."""
+    yield sizes.k
+    chunk = sizes.order.chunk
+    if chunk is None:
+        return
+    depth = chunk
+    while depth < sizes.k:
+        yield depth
+        depth *= 4
+
+
+def make_plan(sizes, machine, budget, workers=1):
+    """Returns the Plan that takes the fewest seconds within `budget` bytes of each GPU, or None.
+
+    Args:
+        sizes: the Sizes of the product.
+        machine: the Machine that it runs on.
+        budget: bytes.
+        workers: GPUs.
+    """
+    found = sorted(_candidates(sizes, machine, budget), key=lambda x: x.estimate(workers))
+    plans = [_plan_of(x, workers) for x in found[:_SIMULATED]]
+    return min(plans, key=lambda x: x.seconds, default=None)
+
+
+def _plan_of(candidate, workers):
+    s, machine = candidate.sizes, candidate.machine
+    a_bytes, b_bytes, out_bytes, product_seconds, passes = candidate.work()
+    is_staged = s.stages_a or s.stages_b or s.stages_out
+    plan = Plan(
+        shape=(s.batch, s.m, s.n, s.k),
+        tile=candidate.tile,
+        depth=candidate.depth,
+        matrices=candidate.matrices,
+        kept=candidate.kept,
+        is_prepared=candidate.is_prepared,
+        bytes_in=a_bytes * (not s.on_gpu_a) + b_bytes * (not s.on_gpu_b),
+        bytes_out=out_bytes,
+        device_bytes=candidate.device_bytes,
+        pinned_bytes=machine.staging_bytes if is_staged else 0,
+        passes_a=passes[0],
+        passes_b=passes[1],
+        seconds=0,
+        product_seconds=product_seconds / workers,
+        in_seconds=candidate.in_seconds(a_bytes, b_bytes) / workers,
+        out_seconds=candidate.out_seconds(out_bytes) / workers,
+        workers=workers,
+        algorithm=s.order.algorithm,
+    )
+    return dataclasses.replace(plan, seconds=_simulated_seconds(plan, candidate, workers))
+
+
+def least_budget(sizes, machine):
+    """The fewest bytes of a GPU by which the product can be streamed."""
+    sides = (sizes.m, sizes.n), (sizes.n, sizes.m)
+    return min(
+        _Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
+        for depth in _depths(sizes)
+        for kept, (streamed, other) in zip(("b", "a"), sides, strict=True)
+        for tile in [(min(_STREAMED[0], streamed), min(_ALIGNMENT, other))]
+    )
+
+
+def _simulated_seconds(plan, candidate, workers):
+    """The time of the last event of a worker's schedule; the longest schedules are extrapolated."""
+    s, grid = candidate.sizes, plan.grid
+    count = grid.rows if grid.is_paired else grid.rows * grid.cols * grid.slices
+    if count == 0:
+        return 0.0
+    if workers > 1 or count > _MOST_STEPS or plan.matrices:
+        return candidate.estimate(workers)
+    (rows, cols), k = plan.tile, s.k
+    time_in = time_products = time_out = 0.0
+    loaded, computed, stored = {}, {-1: 0.0}, []
+    for step in steps(grid, SLOTS, SLOTS):
+        height, width = min(rows, s.m - step.row * rows), min(cols, s.n - step.col * cols)
+        depth = min(plan.depth, k - step.slice * plan.depth)
+        for load in step.loads:
+            size = (height if load.operand == "a" else width) * depth * s.element_bytes
+            sizes = (size, 0) if load.operand == "a" else (0, size)
+            time_in = max(time_in, computed[load.after]) + candidate.in_seconds(*sizes)
+            loaded[load.operand, load.slot] = time_in
+        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], time_products)
+        if step.is_first and len(stored) >= SLOTS:
+            ready = max(ready, stored[-SLOTS])
+        time_products = ready + candidate.slices_seconds(height, width) / grid.slices
+        computed[step.number] = time_products
+        if step.is_last:
+            size = height * width * s.out_bytes
+            time_out = max(time_out, time_products) + candidate.out_seconds(size)
+            stored.append(time_out)
+    return time_out * s.batch

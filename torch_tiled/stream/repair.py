@@ -1,0 +1,64 @@
+"""Flagged elements of a product whose K is cut: they are recomputed from all of K.
+
+The elements that a kernel flags are NaN after all chunks (csrc/binding/stream.h). Here the rows and
+the columns that have such elements are gathered from the panels, and multiplied in the order in
+which kernels recompute flagged elements: that of precision "ieee".
+"""
+
+import torch
+
+from .plan import SLOTS
+from .schedule import TileList
+from .worker import Worker, add_chunks
+
+__all__ = ["flagged_tiles", "repair"]
+
+
+def flagged_tiles(worker):
+    """Returns {(row, column): (rows, columns)} of the flagged elements of tiles.
+
+    Rows and columns are indices, on the GPU.
+    """
+    found = {}
+    for row, col, rows, cols in worker.flagged:
+        if rows.any():
+            found[row, col] = rows.nonzero()[:, 0], cols.nonzero()[:, 0]
+    return found
+
+
+class _Repair(Worker):
+    fills_chunks = False
+
+    def __init__(self, *arguments, flagged):
+        super().__init__(*arguments)
+        self._flagged = flagged
+        self._repaired = None
+
+    def _make_tiles(self, is_cut):
+        # The sums of flagged elements take their place.
+        self._tiles, self._sums = [torch.empty(0, 0)] * SLOTS, None
+
+    def _multiply(self, step, a, b, tile):
+        rows, cols = self._flagged[step.row, step.col]
+        a, b = a.index_select(0, rows), b.index_select(1, cols)
+        if step.is_first:
+            kind = {"dtype": self.order.sum_dtype, "device": a.device}
+            self._repaired = torch.full((len(rows), len(cols)), -0.0, **kind)
+        options = {"algorithm": self.order.repair_algorithm, "precision": "ieee"}
+        add_chunks(self._repaired, a, b, self.order.chunk_of_repair, options)
+
+    def _store(self, step, tile, event):
+        # Flagged tiles are few, so this waits for each.
+        rows, cols = (x.cpu() for x in self._flagged[step.row, step.col])
+        event.synchronize()
+        c = self.tile_of(self.out, step.row, step.col)
+        place = rows[:, None], cols
+        old = c[place]
+        c[place] = torch.where(old.isnan(), self._repaired.cpu().to(c.dtype), old)
+        self.finished.append((step.row, step.col))
+
+
+def repair(flagged, *arguments):
+    """Recomputes the flagged elements of tiles, with the arguments of a Worker."""
+    worker = _Repair(*arguments, flagged=flagged)
+    worker.run(TileList(worker.plan.grid, flagged))

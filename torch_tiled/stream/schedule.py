@@ -1,0 +1,156 @@
+"""In which order the tiles of C are computed, and which panels of A and B are where meanwhile.
+
+The unit of the schedule is a Step: one product of a panel of A and a panel of B, which is a tile of
+C. A panel of one operand is kept while those of the other stream past it. For the next kept panel
+they stream backward, so that the panel at the turn serves both (a serpentine). Where K is cut in
+slices, the steps of a tile are its slices, in order.
+
+Panels live in slots. The oldest panel of an operand gives its slot to a new one, once the last step
+that reads it has been issued: that step is the Load's `after`. Several workers (GPUs) share the
+kept panels, and a worker without one takes over half of what is left of another's.
+"""
+
+import collections
+import dataclasses
+import threading
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The tiles of one product, which the schedule numbers by their indices.
+
+    Attributes:
+        rows: the panels of A.
+        cols: the panels of B.
+        slices: the parts of K.
+        keeps_b: whether B's panels are kept, and A's stream.
+        is_paired: whether panel i of A meets panel i of B alone, as matrices of a batch do.
+    """
+
+    rows: int
+    cols: int
+    slices: int = 1
+    keeps_b: bool = True
+    is_paired: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """A panel that is copied to a slot, after a step (an index, or -1) has read what was there."""
+
+    operand: str  # "a" or "b"
+    index: int
+    slice: int
+    slot: int
+    after: int
+
+
+@dataclasses.dataclass
+class Step:
+    """A product: of which panels, in which slots, and what has to be loaded for it.
+
+    The tile of C is complete after the step if `is_last`, and begins with it if `is_first`.
+    """
+
+    number: int
+    row: int
+    col: int
+    slice: int
+    is_first: bool
+    is_last: bool
+    a_slot: int = -1
+    b_slot: int = -1
+    loads: tuple = ()
+
+
+class Job:
+    """A kept panel, and the streamed panels that are left for it, front to back."""
+
+    def __init__(self, kept, streamed):
+        self.kept = kept
+        self.streamed = collections.deque(streamed)
+
+
+class Queue:
+    """The tiles that workers share. Each is given out once, whichever threads ask."""
+
+    def __init__(self, grid, workers=1):
+        kept, streamed = (grid.cols, grid.rows) if grid.keeps_b else (grid.rows, grid.cols)
+        self._kept = collections.deque(range(1 if grid.is_paired else kept))
+        self._streamed = range(streamed)
+        self._jobs = [None] * workers
+        self._is_backward = [False] * workers
+        self._lock = threading.Lock()
+
+    def next(self, worker):
+        """Returns (a kept panel, a streamed panel), or None where nothing is left."""
+        with self._lock:
+            job = self._jobs[worker]
+            if job is None or not job.streamed:
+                job = self._jobs[worker] = self._begin(worker)
+            return None if job is None else (job.kept, job.streamed.popleft())
+
+    def _begin(self, worker):
+        if self._kept and self._streamed:
+            order = reversed(self._streamed) if self._is_backward[worker] else self._streamed
+            self._is_backward[worker] = not self._is_backward[worker]
+            return Job(self._kept.popleft(), order)
+        others = [job for job in self._jobs if job is not None]
+        busiest = max(others, key=lambda job: len(job.streamed), default=None)
+        taken = [] if busiest is None else range(len(busiest.streamed) // 2)
+        taken = [busiest.streamed.pop() for _ in taken]
+        return Job(busiest.kept, taken) if taken else None
+
+
+class TileList:
+    """Tiles for one worker, in the place of a Queue."""
+
+    def __init__(self, grid, tiles):
+        """tiles: (row, column) of each."""
+        self._tiles = collections.deque((c, r) if grid.keeps_b else (r, c) for r, c in tiles)
+
+    def next(self, worker):
+        return self._tiles.popleft() if self._tiles else None
+
+
+class Slots:
+    """The panels of one operand that are on the GPU."""
+
+    def __init__(self, operand, count):
+        self._operand = operand
+        self._keys = [None] * count  # (index, slice) of each slot
+        self._last_step = [-1] * count
+        self._ages = collections.deque(range(count))  # slots, the oldest first
+
+    def find(self, index, slice_, step):
+        """Returns the slot of a panel for a step, and the Load that brings it, or None."""
+        key = index, slice_
+        if key in self._keys:
+            slot = self._keys.index(key)
+            self._last_step[slot] = step
+            return slot, None
+        slot = self._ages.popleft()
+        self._ages.append(slot)
+        load = Load(self._operand, index, slice_, slot, self._last_step[slot])
+        self._keys[slot], self._last_step[slot] = key, step
+        return slot, load
+
+
+def steps(grid, a_slots, b_slots, queue=None, worker=0):
+    """Yields the steps of a worker, which claims tiles of the queue as it goes."""
+    queue = Queue(grid) if queue is None else queue
+    a, b = Slots("a", a_slots), Slots("b", b_slots)
+    number = 0
+    while (claimed := queue.next(worker)) is not None:
+        kept, streamed = claimed
+        row, col = (streamed, kept) if grid.keeps_b else (kept, streamed)
+        if grid.is_paired:
+            row = col = streamed
+        for slice_ in range(grid.slices):
+            step = Step(number, row, col, slice_, slice_ == 0, slice_ == grid.slices - 1)
+            step.a_slot, a_load = a.find(row, slice_, number)
+            step.b_slot, b_load = b.find(col, slice_, number)
+            loads = (b_load, a_load) if grid.keeps_b else (a_load, b_load)
+            step.loads = tuple(load for load in loads if load is not None)
+            yield step
+            number += 1

@@ -1,0 +1,241 @@
+"""One GPU's part of a streamed product: it issues the steps of a schedule to three queues."""
+
+import collections
+import concurrent.futures
+import contextlib
+
+import torch
+
+from .._op.namespace import operators
+from .operand import Operand
+from .plan import SLOTS
+from .schedule import steps
+from .staging import Staging, copy_direct, is_direct
+
+__all__ = ["Worker"]
+
+_AHEAD = 4  # steps whose tiles are claimed, and whose panels are loaded, before they are issued
+_UNFINISHED = 6  # steps that are issued and not finished, at most
+
+
+class _Done:
+    """A future of a copy that is in its queue already."""
+
+    def __init__(self, event):
+        self._event = event
+
+    def result(self):
+        return self._event
+
+
+class Worker:
+    """Streams tiles of one product, (m, k) times (k, n) or a batch of such, through a GPU.
+
+    Args:
+        a: (m, k), or (matrices, m, k).
+        b: (k, n), or (matrices, k, n).
+        out: (m, n), or (matrices, m, n), on the host.
+        plan: the Plan.
+        order: the Order of the sums.
+        queues: those of the GPU.
+        device: the GPU.
+        staging_bytes: of pinned memory.
+
+    Attributes:
+        finished: the (row, column) of tiles that are in `out`.
+        flagged: (row, column, flags of rows, flags of columns) of tiles with flagged elements,
+            which are NaN in `out`, where K was cut.
+    """
+
+    fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
+
+    def __init__(self, a, b, out, plan, order, queues, device, staging_bytes):
+        self.out, self.plan, self.order = out, plan, order
+        self._queues, self._device = queues, device
+        self.finished, self.flagged = [], []
+        self.is_stopped = False
+        rows, cols = plan.tile
+        is_cut = plan.grid.slices > 1
+        whole = order.chunk if is_cut and order.is_flagged and self.fills_chunks else 1
+        self._a = Operand(a, rows, plan.depth, plan.matrices, whole, device)
+        self._b = Operand(b.mT, cols, plan.depth, plan.matrices, whole, device)
+        self._make_tiles(is_cut)
+        self._nothing = (
+            torch.empty(0, dtype=torch.uint8, device=device),
+            torch.empty(0, dtype=torch.float32, device=device),
+        )
+        self._prepared = None, self._nothing  # a column, and what prepare() returned for it
+        self._writes_directly = is_direct(out)
+        is_staged = not self._writes_directly or not all(
+            x.is_direct for x in (self._a, self._b) if x.is_on_host
+        )
+        self._staging = {}
+        if is_staged:
+            pins = device.type == "cuda"
+            self._staging = {
+                queue: Staging(staging_bytes // 2, queues, queue, pins=pins)
+                for queue in ("in", "out")
+            }
+
+    def _make_tiles(self, is_cut):
+        """Allocates tiles of C, and the sums of one whose K is cut."""
+        plan, device = self.plan, self._device
+        tile = (*([plan.matrices] if plan.matrices else []), *plan.tile)
+        self._tiles = [torch.empty(tile, dtype=self.out.dtype, device=device) for _ in range(SLOTS)]
+        self._sums = None
+        if is_cut:
+            self._sums = torch.empty(tile, dtype=self.order.sum_dtype, device=device)
+
+    def run(self, queue, number=0):
+        """Computes the tiles that worker `number` gets of a schedule.Queue, until it is empty."""
+        source = steps(self.plan.grid, SLOTS, SLOTS, queue, number)
+        planned, loads = collections.deque(), collections.deque()
+        self._loaded = {}  # (operand, slot): a future, of the event of the copy
+        self._read = {}  # (operand, slot): the event of the last product that reads it
+        self._stored = collections.deque()  # (step, future) of tiles on their way to the host
+        self._tile_count = 0
+        unfinished = collections.deque()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._queues.synchronize)
+            self._executors = {
+                queue: stack.enter_context(concurrent.futures.ThreadPoolExecutor(1))
+                for queue in self._staging
+            }
+            stack.callback(self._finish_stores)
+            while not self.is_stopped:
+                while len(planned) < _AHEAD and (step := next(source, None)) is not None:
+                    planned.append(step)
+                    loads.extend(step.loads)
+                if not planned:
+                    break
+                step = planned.popleft()
+                while loads and loads[0].after < step.number:
+                    self._load(loads.popleft())
+                unfinished.append(self._issue(step))
+                if len(unfinished) > _UNFINISHED:
+                    unfinished.popleft().synchronize()
+
+    def _load(self, load):
+        operand = self._a if load.operand == "a" else self._b
+        place = load.operand, load.slot
+        arguments = operand, load, self._read.get(place)
+        if operand.is_on_host and not operand.is_direct:
+            self._loaded[place] = self._executors["in"].submit(self._copy_in, *arguments)
+        else:
+            self._loaded[place] = _Done(self._copy_in(*arguments))
+
+    def _copy_in(self, operand, load, after):
+        """Copies a panel to its slot, and returns the event of that."""
+        queues = self._queues
+        if after is not None:
+            queues.wait("in", after)
+        if operand.is_copied:
+            panel = operand.panel(load.index, load.slice)
+            target, zeros = operand.target(load.slot, panel)
+            if zeros.numel():
+                queues.run("in", zeros.zero_)
+            if operand.is_direct:
+                queues.run("in", copy_direct, target, panel)
+            elif operand.is_on_host:
+                self._staging["in"].copy_in(target, panel)
+            else:
+                queues.run("in", target.copy_, panel)
+        return queues.record("in")
+
+    def _issue(self, step):
+        """Issues a step's product, and the copy of its tile if that is complete: an event."""
+        queues = self._queues
+        places = ("a", step.a_slot), ("b", step.b_slot)
+        for place in places:
+            queues.wait("compute", self._loaded[place].result())
+        if step.is_first and len(self._stored) >= SLOTS:
+            queues.wait("compute", self._stored[-SLOTS][1].result())
+            while len(self._stored) > SLOTS:
+                self._finish_store()
+        a = self._a.operand(step.a_slot, step.row, step.slice)
+        b = self._b.operand(step.b_slot, step.col, step.slice).mT
+        tile = self._part(self._tiles[self._tile_count % SLOTS], a, b)
+        queues.run("compute", self._multiply, step, a, b, tile)
+        event = queues.record("compute")
+        for place in places:
+            self._read[place] = event
+        if step.is_last:
+            self._tile_count += 1
+            self._store(step, tile, event)
+        return event
+
+    def _store(self, step, tile, event):
+        if self._writes_directly:
+            future = _Done(self._copy_out(step, tile, event))
+        else:
+            future = self._executors["out"].submit(self._copy_out, step, tile, event)
+        self._stored.append((step, future))
+
+    def _copy_out(self, step, tile, event):
+        """Copies a tile to the result, and returns the event of that."""
+        self._queues.wait("out", event)
+        to = self.tile_of(self.out, step.row, step.col)
+        if self._writes_directly:
+            self._queues.run("out", copy_direct, to, tile)
+        else:
+            self._staging["out"].copy_out(to, tile)
+        return self._queues.record("out")
+
+    def _finish_stores(self):
+        while self._stored:
+            self._finish_store()
+
+    def _finish_store(self):
+        """Waits for the oldest tile that is on its way to the host."""
+        step, future = self._stored.popleft()
+        future.result().synchronize()
+        self.finished.append((step.row, step.col))
+
+    @staticmethod
+    def _part(tile, a, b):
+        """The part of a tile that the last panels of a side have."""
+        tile = tile[..., : a.shape[-2], : b.shape[-1]]
+        return tile[: max(x.shape[0] for x in (a, b) if x.dim() == 3)] if tile.dim() == 3 else tile
+
+    def tile_of(self, c, row, col):
+        """A tile of the result."""
+        if self.plan.matrices:
+            return c[row * self.plan.matrices :][: self.plan.matrices]
+        rows, cols = self.plan.tile
+        return c[row * rows :][:rows, col * cols :][:, :cols]
+
+    def _multiply(self, step, a, b, tile):
+        """A product of whole K, or the next chunks of one."""
+        order = self.order
+        options = {"algorithm": order.algorithm, "precision": order.precision}
+        if self._sums is None:
+            if self.plan.is_prepared:
+                hi_lo, inverse_scales = self._prepare(step.col, b)
+            else:
+                hi_lo, inverse_scales = self._nothing
+            operators._multiply_into_(tile, a, b, hi_lo, inverse_scales, **options)
+            return
+        sums = self._part(self._sums, a, b)
+        if step.is_first:
+            sums.fill_(order.first_sum)
+        options["algorithm"] = order.chunk_algorithm
+        add_chunks(sums, a, b, order.chunk, options)
+        if step.is_last:
+            tile.copy_(sums)
+            if order.is_flagged:
+                flags = sums.isnan()
+                self.flagged.append((step.row, step.col, flags.any(1), flags.any(0)))
+
+    def _prepare(self, col, b):
+        """What prepare() returns for a panel of B, which is kept as long as the panel is."""
+        if self._prepared[0] != col:
+            self._prepared = None, self._nothing
+            self._prepared = col, operators.prepare(b)
+        return self._prepared[1]
+
+
+def add_chunks(sums, a, b, chunk, options):
+    """Adds the product of two panels, whose K begins at a chunk, to sums, chunk by chunk."""
+    for first in range(0, a.shape[-1], chunk):
+        part = slice(first, first + chunk)
+        operators._add_chunk_(sums, a[:, part], b[part], **options)
