@@ -91,9 +91,14 @@ def plan(
     Where there is no GPU, the plan is that of an H200, and max_device_bytes has to be given.
 
     Args:
-        a, b, out: as for matmul. They are not read, so they may be on the meta device, which counts
-            as pinned memory.
-        devices, max_device_bytes, precision, algorithm: as for matmul.
+        a: as for matmul. It is not read, and may be on the meta device, which counts as pinned
+            memory; so may b and out.
+        b: as for matmul.
+        out: as for matmul.
+        devices: as for matmul.
+        max_device_bytes: as for matmul.
+        precision: as for matmul.
+        algorithm: as for matmul.
 
     Returns:
         A Plan: tiles, panels, passes over a and b, bytes that move, and the predicted seconds.

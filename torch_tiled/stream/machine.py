@@ -14,6 +14,15 @@ _SPLIT_FLOPS = 1.55e12  # of an SM, for products of operands that are split
 MIB = 1 << 20
 
 
+def bytes_text(count):
+    """A number of bytes to read, such as 62.2 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """Rates of a host and a GPU.

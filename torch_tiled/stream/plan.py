@@ -11,10 +11,10 @@ import dataclasses
 import math
 
 from .._op.checks import _prepared_sizes
+from .machine import MIB, bytes_text
 from .order import Order
 from .schedule import Grid, steps
 
-MIB = 1 << 20
 _STREAMED = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SIMULATED = 8  # candidates, if they have at most so many steps:
 _MOST_STEPS = 4096
@@ -39,7 +39,12 @@ class Plan:
         passes_a, passes_b: how often each operand is read from the host.
         seconds: what the product takes, predicted.
         product_seconds, in_seconds, out_seconds: what its products take alone, and its transfers.
-        workers: the number of GPUs.
+        workers, algorithm: the number of GPUs, and the argument of matmul.
+
+    Examples:
+        >>> a = torch.empty(8192, 8192, device="meta")
+        >>> torch_tiled.stream.plan(a, a, max_device_bytes=2 * 2**30).passes_b
+        1
     """
 
     shape: tuple
@@ -96,8 +101,11 @@ class Plan:
             "tiles": tiles,
             "panels": f"those of {self.kept} are kept{prepared}, the others stream past them",
             "passes": f"{self.passes_a:.3g} over a, {self.passes_b:.3g} over b",
-            "bytes": f"{_size(self.bytes_in)} in, {_size(self.bytes_out)} out",
-            "memory": f"{_size(self.device_bytes)} of each GPU, {_size(self.pinned_bytes)} pinned",
+            "bytes": f"{bytes_text(self.bytes_in)} in, {bytes_text(self.bytes_out)} out",
+            "memory": (
+                f"{bytes_text(self.device_bytes)} of each GPU, "
+                f"{bytes_text(self.pinned_bytes)} pinned"
+            ),
             "alone": (
                 f"products {self.product_seconds:.3g} s, transfers in {self.in_seconds:.3g} s, "
                 f"out {self.out_seconds:.3g} s"
@@ -105,14 +113,6 @@ class Plan:
             "predicted": f"{self.seconds:.3g} s on {self.workers} GPU(s), bound by {self.bound}",
         }
         return "\n".join(f"{name:<10} {value}" for name, value in lines.items())
-
-
-def _size(count):
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
 
 
 @dataclasses.dataclass(frozen=True)

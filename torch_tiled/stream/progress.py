@@ -16,6 +16,12 @@ class Progress:
         bytes, bytes_done: that move in both directions, the latter by the share of tiles.
         flops, flops_done: floating-point operations, likewise.
         seconds: since the product began.
+
+    Examples:
+        >>> a, shares = torch.randn(300, 200), []
+        >>> c = torch_tiled.stream.matmul(a, a.mT, progress=lambda x: shares.append(x.share))
+        >>> shares[-1]
+        1.0
     """
 
     tiles: int

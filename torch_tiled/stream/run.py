@@ -30,6 +30,16 @@ class Interrupted(KeyboardInterrupt):
         done: (matrix, rows, columns) of the tiles of `out` that are complete: an index of the
             flattened batch, or a slice of it, and two slices.
         tiles: how many there are in all.
+
+    Examples:
+        >>> def stop(progress):
+        ...     raise KeyboardInterrupt
+        >>> a = torch.randn(300, 200)
+        >>> try:
+        ...     c = torch_tiled.stream.matmul(a, a.mT, progress=stop)
+        ... except torch_tiled.stream.Interrupted as interrupted:
+        ...     print(len(interrupted.done) <= interrupted.tiles)
+        True
     """
 
     def __init__(self, done, tiles):
