@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import demo
+import larger_than_memory
 import models
 import pytest
 import same_answer
@@ -152,3 +153,63 @@ def test_the_same_answer_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SystemExit, match="pip install transformers"):
         same_answer.main(["--device", "cpu"])
+
+
+def gram_of(capsys, *arguments):
+    """Runs the example on 700 rows, and returns what it prints."""
+    small = ["--rows", "700", "--columns", "2100", "--max-device-bytes", "5000000"]
+    larger_than_memory.main([*small, *arguments])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "tiled"])
+def test_a_gram_matrix_of_a_file_passes_its_check(capsys, algorithm):
+    text = gram_of(capsys, "--algorithm", algorithm)
+    assert "m = 700, n = 700, k = 2100" in text and "predicted" in text
+    assert "0 of 700 rows are beyond it" in text
+
+
+def test_a_gram_matrix_of_the_user_s_file(tmp_path, capsys):
+    path = tmp_path / "x"
+    torch.randn(600, 2100).numpy().tofile(path)
+    assert "X has 600 rows of 2100 float32" in gram_of(capsys, "--file", str(path))
+    with pytest.raises(SystemExit):
+        gram_of(capsys, "--file", str(path), "--columns", "1009")
+    assert "it must be a file of rows of 1009 floats" in capsys.readouterr().err
+
+
+def test_a_wrong_gram_matrix_ends_with_an_error(monkeypatch, capsys):
+    def wrong(a, b, *, out, **options):
+        out.copy_(a @ b)[:, 500:600] = 0  # a lost tile
+
+    monkeypatch.setattr(torch_tiled.stream, "matmul", wrong)
+    with pytest.raises(SystemExit, match="The result is wrong"):
+        gram_of(capsys)
+
+
+@pytest.mark.parametrize("value", [math.nan, 150.0])
+def test_the_check_finds_a_wrong_element(value):
+    x = torch.randn(700, 1100)
+    gram = x @ x.mT
+    assert larger_than_memory.check(gram, x, 20, chunked=False).worst < 0.1
+    gram[3, 4] += value
+    done = larger_than_memory.check(gram, x, 20, chunked=False)
+    assert done.rows == 1 and not done.passes
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["--rows", "0"], "--rows is 0; it must be at least 1"),
+        (["--max-device-bytes", "1e9"], "--max-device-bytes is 1000000000, in which the file"),
+    ],
+)
+def test_options_of_the_gram_matrix_are_refused_in_a_sentence(capsys, options, sentence):
+    with pytest.raises(SystemExit):
+        gram_of(capsys, *options)
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_budget_that_is_too_small_is_a_sentence(capsys):
+    with pytest.raises(SystemExit, match="max_device_bytes is 1000 .*too small for any tile"):
+        gram_of(capsys, "--max-device-bytes", "1000")
