@@ -6,7 +6,8 @@
 The folder has hopper.json, float64.json and complex.json of bench_matmul.py, errors_hopper.json of
 error_study.py, survey_odd.json and survey_eights.json of an older survey.py, and any number of
 survey_<precision or dtype>_<seed>.json of survey.py. tests/project/test_pages.py fails where a page
-does not show these files. The plots need matplotlib.
+does not show these files. The drawing of docs/guide/stream.md is of a plan, without results. The
+plots need matplotlib.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import random_page
 import readme
 import result_tables
 import speed_plots
+import stream_page
 import which_product
 from pages import PageError, measured_on, with_blocks, written
 from rows import ResultsError, read
@@ -85,7 +87,7 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
     }
     if surveys := random_page.surveys(results):
         drawn[KERNELS / random_page.PLOT] = partial(random_page.draw, surveys)
-    return drawn
+    return drawn | {stream_page.PLOT: stream_page.draw}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import result_tables
 import rows
 import shapes
 import speed_plots
+import stream_page
 import suites
 import write_pages
 
@@ -63,6 +64,20 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
     for path, (name, draw) in write_pages.PLOTS.items():
         draw(few[name], tmp_path / path.name)
         assert "</svg>" in (tmp_path / path.name).read_text()
+
+
+@pytest.mark.parametrize("size, budget", [(stream_page.SIZE, stream_page.BUDGET), (9000, 1 << 30)])
+def test_the_drawn_queues_end_when_their_plan_says(size, budget):
+    plan = stream_page.planned(size, budget)
+    assert plan.grid.slices == 1 and plan.grid.rows * plan.grid.cols > 1
+    spans = stream_page.timeline(plan)
+    assert spans[-1].end == pytest.approx(plan.seconds)
+    for queue in stream_page.QUEUES:
+        times = [each for span in spans if span.queue == queue for each in (span.start, span.end)]
+        assert times == sorted(times)
+    loaded = [span for span in spans if span.queue == "in"]
+    seconds = sum(span.end - span.start for span in loaded)
+    assert 0.9 * plan.in_seconds < seconds < 1.001 * plan.in_seconds
 
 
 @pytest.mark.parametrize(
