@@ -25,7 +25,7 @@ import random_page
 import readme
 import result_tables
 import speed_plots
-import stream_page
+import stream_pipeline
 import which_product
 from pages import PageError, measured_on, with_blocks, written
 from rows import ResultsError, read
@@ -87,7 +87,7 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
     }
     if surveys := random_page.surveys(results):
         drawn[KERNELS / random_page.PLOT] = partial(random_page.draw, surveys)
-    return drawn | {stream_page.PLOT: stream_page.draw}
+    return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
 
 
 def main(argv: list[str] | None = None) -> int:

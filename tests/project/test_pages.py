@@ -13,7 +13,7 @@ import result_tables
 import rows
 import shapes
 import speed_plots
-import stream_page
+import stream_pipeline
 import suites
 import write_pages
 
@@ -66,13 +66,13 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
         assert "</svg>" in (tmp_path / path.name).read_text()
 
 
-@pytest.mark.parametrize("size, budget", [(stream_page.SIZE, stream_page.BUDGET), (9000, 1 << 30)])
+@pytest.mark.parametrize("size, budget", [(stream_pipeline.SIZE, stream_pipeline.BUDGET), (9000, 1 << 30)])
 def test_the_drawn_queues_end_when_their_plan_says(size, budget):
-    plan = stream_page.planned(size, budget)
+    plan = stream_pipeline.planned(size, budget)
     assert plan.grid.slices == 1 and plan.grid.rows * plan.grid.cols > 1
-    spans = stream_page.timeline(plan)
+    spans = stream_pipeline.timeline(plan)
     assert spans[-1].end == pytest.approx(plan.seconds)
-    for queue in stream_page.QUEUES:
+    for queue in stream_pipeline.QUEUES:
         times = [each for span in spans if span.queue == queue for each in (span.start, span.end)]
         assert times == sorted(times)
     loaded = [span for span in spans if span.queue == "in"]
