@@ -8,6 +8,7 @@ cut in slices at the boundaries of the order's chunks.
 """
 
 import dataclasses
+import functools
 import math
 
 from .._op.checks import _prepared_sizes
@@ -17,7 +18,7 @@ from .schedule import Grid, steps
 MIB = 1 << 20
 _STREAMED = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SIMULATED = 8  # candidates, if they have at most so many steps:
-_MOST_STEPS = 4096
+_MOST_STEPS = 1024
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
 SLOTS = 2  # of each: one is computed with while the other one is filled
 
@@ -269,13 +270,13 @@ def _parts(total, size):
 
 def _kept_sizes(total):
     """The widths that kept panels may have: the side in equal parts, by whole kernel tiles."""
-    widths = []
-    for parts in range(1, 4097):
-        width = math.ceil(math.ceil(total / parts) / _ALIGNMENT) * _ALIGNMENT
-        width = min(width, total)
-        if not widths or width != widths[-1]:
+    widths, parts = [], 1
+    while not widths or widths[-1] > _ALIGNMENT:
+        width = min(math.ceil(total / parts / _ALIGNMENT) * _ALIGNMENT, total)
+        if not widths or width < widths[-1]:
             widths.append(width)
-        if width <= _ALIGNMENT:
+        parts += max(1, parts // 6)
+        if parts > total:
             break
     return widths
 
@@ -291,10 +292,11 @@ def _candidates(sizes, machine, budget):
             return
     for kept in ("b", "a"):
         streamed_side, kept_side = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
+        widths = _kept_sizes(kept_side)
         for height in sorted({min(x, streamed_side) for x in _STREAMED}):
             for depth in _depths(sizes):
                 widest = None
-                for width in _kept_sizes(kept_side):
+                for width in widths:
                     tile = (height, width) if kept == "b" else (width, height)
                     each = _Candidate(sizes, machine, tile, depth, kept)
                     if each.device_bytes > budget:
@@ -317,6 +319,7 @@ def _depths(sizes):
         depth *= 4
 
 
+@functools.lru_cache(256)
 def make_plan(sizes, machine, budget, workers=1):
     """Returns the Plan that takes the fewest seconds within `budget` bytes of each GPU, or None.
 
@@ -384,7 +387,9 @@ def _simulated_seconds(plan, candidate, workers):
         height, width = min(rows, s.m - step.row * rows), min(cols, s.n - step.col * cols)
         depth = min(plan.depth, k - step.slice * plan.depth)
         for load in step.loads:
-            size = (height if load.operand == "a" else width) * depth * s.element_bytes
+            total, size = (s.m, rows) if load.operand == "a" else (s.n, cols)
+            length = min(size, total - load.index * size)
+            size = length * depth * s.element_bytes / load.parts
             sizes = (size, 0) if load.operand == "a" else (0, size)
             time_in = max(time_in, computed[load.after]) + candidate.in_seconds(*sizes)
             loaded[load.operand, load.slot] = time_in
