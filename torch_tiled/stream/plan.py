@@ -16,7 +16,7 @@ from .order import Order
 from .schedule import Grid, steps
 
 MIB = 1 << 20
-_STREAMED = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_STREAMED = (1024, 2048, 4096, 8192, 16384), (64, 128, 256, 512)  # the latter if need be
 _SIMULATED = 8  # candidates, if they have at most so many steps:
 _MOST_STEPS = 1024
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
@@ -290,10 +290,18 @@ def _candidates(sizes, machine, budget):
             most = min(sizes.batch, max(int(budget // 3 // each), 1))
             yield _Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", most)
             return
+    for heights in _STREAMED:
+        found = list(_tiles(sizes, machine, budget, heights))
+        yield from found
+        if found:
+            return
+
+
+def _tiles(sizes, machine, budget, heights):
     for kept in ("b", "a"):
         streamed_side, kept_side = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
         widths = _kept_sizes(kept_side)
-        for height in sorted({min(x, streamed_side) for x in _STREAMED}):
+        for height in sorted({min(x, streamed_side) for x in heights}):
             for depth in _depths(sizes):
                 widest = None
                 for width in widths:
@@ -368,7 +376,7 @@ def least_budget(sizes, machine):
         _Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
         for depth in _depths(sizes)
         for kept, (streamed, other) in zip(("b", "a"), sides, strict=True)
-        for tile in [(min(_STREAMED[0], streamed), min(_ALIGNMENT, other))]
+        for tile in [(min(_STREAMED[-1][0], streamed), min(_ALIGNMENT, other))]
     )
 
 
