@@ -122,7 +122,7 @@ def draw(measured: dict, path: Path) -> None:
     dtypes = list(dict.fromkeys(dtype for dtype, _ in _kinds(measured)))
     count = len(dtypes) + 1
     figure_, panels = plots.pyplot().subplots(
-        *(1, count), figsize=(0.5 + 3.8 * count, 4), layout="constrained", squeeze=False
+        *(1, count), figsize=(0.5 + 3.8 * count, 4.4), layout="constrained", squeeze=False
     )
     *rates, share = panels[0]
     sizes = sorted({size for _, size in _kinds(measured)})
@@ -134,8 +134,6 @@ def draw(measured: dict, path: Path) -> None:
                 axes.plot(*zip(*points, strict=True), label=name, markersize=5, **style)
         axes.set_ylabel("TFLOP/s")
         axes.set_title(dtype, fontsize="medium")
-        if axes.lines:
-            axes.legend(fontsize="small")
     for dtype in dtypes:
         shares = {size: hidden(measured, dtype, size) for size in sizes}
         points = [(size, value) for size, value in shares.items() if value is not None]
@@ -143,9 +141,12 @@ def draw(measured: dict, path: Path) -> None:
             style = {"color": DTYPE_STYLES.get(dtype, plots.PURPLE), "marker": "o"}
             share.plot(*zip(*points, strict=True), label=dtype, markersize=5, **style)
     share.axhline(1, color=plots.BLACK, linestyle="--", linewidth=1, label="all hidden")
-    share.set_ylabel("share of the transfers to the GPU that is hidden")
-    share.set_title("transfers", fontsize="medium")
-    share.legend(fontsize="small")
+    share.set_ylabel("share that is hidden")
+    share.set_title("transfers to the GPU", fontsize="medium")
+    share.legend(fontsize="small", loc="lower right")
+    lines = {line.get_label(): line for axes in rates for line in axes.lines}
+    if lines:
+        figure_.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
     for axes in panels[0]:
         plots.set_sizes(axes, sizes, "M = N = K")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]) if axes is share else 0)
