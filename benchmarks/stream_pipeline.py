@@ -64,7 +64,7 @@ def timeline(plan, count: int | None = None) -> list[Span]:
         if step.number == count:
             break
         for load in step.loads:
-            nbytes = 4 * length(load.operand, load.index) * k / getattr(load, "parts", 1)
+            nbytes = 4 * length(load.operand, load.index) * k / load.parts
             seconds = machine.seconds_in(nbytes, False)
             what = load.operand.upper()
             end = add("in", what, (load.index,), computed[load.after], seconds)

@@ -4,10 +4,9 @@
     python benchmarks/write_pages.py --results folder
 
 The folder has hopper.json, float64.json and complex.json of bench_matmul.py, errors_hopper.json of
-error_study.py, survey_odd.json and survey_eights.json of an older survey.py, and any number of
-survey_<precision or dtype>_<seed>.json of survey.py. tests/project/test_pages.py fails where a page
-does not show these files. The drawing of docs/guide/stream.md is of a plan, without results. The
-plots need matplotlib.
+error_study.py, survey_odd.json and survey_eights.json of an older survey.py, any number of
+survey_<precision or dtype>_<seed>.json of survey.py, and stream.json of bench_stream.py where that
+one was measured. tests/project/test_pages.py fails where a page XX
 """
 
 import argparse
@@ -25,6 +24,7 @@ import random_page
 import readme
 import result_tables
 import speed_plots
+import stream_page
 import stream_pipeline
 import which_product
 from pages import PageError, measured_on, with_blocks, written
@@ -74,6 +74,9 @@ def texts(results: Path) -> dict[Path, str]:
     for name, page in SUITES.items():
         found = results / f"{name}.json"
         pages[page] = with_blocks(page, written(str(found), source, read(found)))
+    if (found := results / f"{stream_page.NAME}.json").exists():
+        blocks = written(str(found), stream_page.BLOCKS, read(found))
+        pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, blocks)
     for name, text in written(str(file), tables, measured)["pages"].items():
         pages[KERNELS / f"{name}.md"] = text
     random = written(str(results), {"random": random_page.write}, random_page.surveys(results))
@@ -87,6 +90,8 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
     }
     if surveys := random_page.surveys(results):
         drawn[KERNELS / random_page.PLOT] = partial(random_page.draw, surveys)
+    if (found := results / f"{stream_page.NAME}.json").exists():
+        drawn[stream_page.PLOT] = partial(stream_page.draw, read(found))
     return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
 
 

@@ -66,7 +66,9 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
         assert "</svg>" in (tmp_path / path.name).read_text()
 
 
-@pytest.mark.parametrize("size, budget", [(stream_pipeline.SIZE, stream_pipeline.BUDGET), (9000, 1 << 30)])
+@pytest.mark.parametrize(
+    "size, budget", [(stream_pipeline.SIZE, stream_pipeline.BUDGET), (9000, 1 << 30)]
+)
 def test_the_drawn_queues_end_when_their_plan_says(size, budget):
     plan = stream_pipeline.planned(size, budget)
     assert plan.grid.slices == 1 and plan.grid.rows * plan.grid.cols > 1

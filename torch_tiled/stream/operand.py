@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from .plan import SLOTS, pitch
+from .plan import SLOTS
+from .sizes import pitch
 from .staging import is_column_major, is_direct
 
 __all__ = ["Operand"]

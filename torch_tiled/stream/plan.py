@@ -8,16 +8,19 @@ cut in slices at the boundaries of the order's chunks.
 """
 
 import dataclasses
+import functools
 import math
 
 from .._op.checks import _prepared_sizes
 from .machine import MIB, bytes_text
-from .order import Order
 from .schedule import Grid, steps
+from .sizes import Sizes, pitch
 
-_STREAMED = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+__all__ = ["SLOTS", "Plan", "Sizes", "least_budget", "make_plan"]
+
+_STREAMED = (1024, 2048, 4096, 8192, 16384), (64, 128, 256, 512)  # the latter if need be
 _SIMULATED = 8  # candidates, if they have at most so many steps:
-_MOST_STEPS = 4096
+_MOST_STEPS = 1024
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
 SLOTS = 2  # of each: one is computed with while the other one is filled
 
@@ -113,41 +116,6 @@ class Plan:
             "predicted": f"{self.seconds:.3g} s on {self.workers} GPU(s), bound by {self.bound}",
         }
         return "\n".join(f"{name:<10} {value}" for name, value in lines.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """What a plan is made from.
-
-    Attributes:
-        batch, m, n, k: the matrices of the batch, and their sizes.
-        shares_a, shares_b: whether all matrices of the batch have one A, or one B.
-        on_gpu_a, on_gpu_b: whether an operand is on a GPU already.
-        element_bytes, out_bytes: of the operands' dtype and the result's.
-        stages_a, stages_b, stages_out: whether they pass through pinned staging memory.
-        order: the Order of the sums.
-    """
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    shares_a: bool
-    shares_b: bool
-    on_gpu_a: bool
-    on_gpu_b: bool
-    element_bytes: int
-    out_bytes: int
-    stages_a: bool
-    stages_b: bool
-    stages_out: bool
-    order: Order
-
-
-def pitch(count, element_bytes):
-    """The elements from one row of a slot to the next: whole lines of 128 bytes."""
-    line = 128 // element_bytes
-    return math.ceil(count / line) * line
 
 
 class _Candidate:
@@ -269,13 +237,13 @@ def _parts(total, size):
 
 def _kept_sizes(total):
     """The widths that kept panels may have: the side in equal parts, by whole kernel tiles."""
-    widths = []
-    for parts in range(1, 4097):
-        width = math.ceil(math.ceil(total / parts) / _ALIGNMENT) * _ALIGNMENT
-        width = min(width, total)
-        if not widths or width != widths[-1]:
+    widths, parts = [], 1
+    while not widths or widths[-1] > _ALIGNMENT:
+        width = min(math.ceil(total / parts / _ALIGNMENT) * _ALIGNMENT, total)
+        if not widths or width < widths[-1]:
             widths.append(width)
-        if width <= _ALIGNMENT:
+        parts += max(1, parts // 6)
+        if parts > total:
             break
     return widths
 
@@ -289,12 +257,21 @@ def _candidates(sizes, machine, budget):
             most = min(sizes.batch, max(int(budget // 3 // each), 1))
             yield _Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", most)
             return
+    for heights in _STREAMED:
+        found = list(_tiles(sizes, machine, budget, heights))
+        yield from found
+        if found:
+            return
+
+
+def _tiles(sizes, machine, budget, heights):
     for kept in ("b", "a"):
         streamed_side, kept_side = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
-        for height in sorted({min(x, streamed_side) for x in _STREAMED}):
+        widths = _kept_sizes(kept_side)
+        for height in sorted({min(x, streamed_side) for x in heights}):
             for depth in _depths(sizes):
                 widest = None
-                for width in _kept_sizes(kept_side):
+                for width in widths:
                     tile = (height, width) if kept == "b" else (width, height)
                     each = _Candidate(sizes, machine, tile, depth, kept)
                     if each.device_bytes > budget:
@@ -317,6 +294,7 @@ def _depths(sizes):
         depth *= 4
 
 
+@functools.lru_cache(256)
 def make_plan(sizes, machine, budget, workers=1):
     """Returns the Plan that takes the fewest seconds within `budget` bytes of each GPU, or None.
 
@@ -365,7 +343,7 @@ def least_budget(sizes, machine):
         _Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
         for depth in _depths(sizes)
         for kept, (streamed, other) in zip(("b", "a"), sides, strict=True)
-        for tile in [(min(_STREAMED[0], streamed), min(_ALIGNMENT, other))]
+        for tile in [(min(_STREAMED[-1][0], streamed), min(_ALIGNMENT, other))]
     )
 
 
@@ -384,7 +362,9 @@ def _simulated_seconds(plan, candidate, workers):
         height, width = min(rows, s.m - step.row * rows), min(cols, s.n - step.col * cols)
         depth = min(plan.depth, k - step.slice * plan.depth)
         for load in step.loads:
-            size = (height if load.operand == "a" else width) * depth * s.element_bytes
+            total, size = (s.m, rows) if load.operand == "a" else (s.n, cols)
+            length = min(size, total - load.index * size)
+            size = length * depth * s.element_bytes / load.parts
             sizes = (size, 0) if load.operand == "a" else (0, size)
             time_in = max(time_in, computed[load.after]) + candidate.in_seconds(*sizes)
             loaded[load.operand, load.slot] = time_in

@@ -1,6 +1,7 @@
 """The three queues of a GPU: copies in, products, copies out."""
 
 import contextlib
+import functools
 
 import torch
 
@@ -9,18 +10,25 @@ __all__ = ["QUEUES", "CudaQueues"]
 QUEUES = ("in", "compute", "out")
 
 
+@functools.cache
+def _streams_of_copies(device):
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
 class CudaQueues:
     """A CUDA stream for each queue. Work in different queues is ordered by events alone.
 
-    Tests put the queues of a simulated device in its place, with the same methods.
+    Products run in the stream that is current where this is made, so that PyTorch's allocator has
+    their memory for the caller, too. Tests put the queues of a simulated device in its place, with
+    the same methods.
     """
 
     def __init__(self, device):
         self.device = device
         current = torch.cuda.current_stream(device)
-        self._streams = {name: torch.cuda.Stream(device) for name in QUEUES}
-        for stream in self._streams.values():  # operands on the GPU may still be computed
-            stream.wait_stream(current)
+        copies_in, copies_out = _streams_of_copies(device)
+        copies_in.wait_stream(current)  # operands on the GPU may still be computed
+        self._streams = {"in": copies_in, "compute": current, "out": copies_out}
 
     def run(self, queue, function, *arguments):
         """Calls a function whose kernels and copies go to the queue."""

@@ -248,9 +248,8 @@ class _Run:
         workers, threads, errors = [], [], []
         ended = threading.Semaphore(0)
 
-        def work(number, device):
+        def work(number, device, queues):
             try:
-                queues = self.settings.make_queues(device)
                 with torch.no_grad(), queues.context():
                     worker = Worker(
                         *(a, b, c, plan, order, queues, device),
@@ -259,14 +258,16 @@ class _Run:
                     workers.append(worker)
                     worker.run(queue, number)
             except BaseException as error:
-                errors.append(_as_out_of_memory(error))
+                errors.append(_without_frames(error))
                 for each in list(workers):
                     each.is_stopped = True
             finally:
                 ended.release()
 
         for number, device in enumerate(self.settings.devices):
-            threads.append(threading.Thread(target=work, args=(number, device), daemon=True))
+            queues = self.settings.make_queues(device)  # by the caller's current stream
+            arguments = number, device, queues
+            threads.append(threading.Thread(target=work, args=arguments, daemon=True))
             threads[-1].start()
         left = len(threads)
         while left:
@@ -286,9 +287,8 @@ class _Run:
 
     def _repair(self, workers, product):
         flagged = {}
-        for worker in workers:
-            flagged |= flagged_tiles(worker)
-        workers.clear()
+        while workers:  # whose memory is then free
+            flagged |= flagged_tiles(workers.pop())
         if flagged:
             device = self.settings.devices[0]
             queues = self.settings.make_queues(device)
@@ -333,11 +333,14 @@ def _slices(plan, row, col, c):
     )
 
 
-def _as_out_of_memory(error):
+def _without_frames(error):
+    """The error; one that says that memory ran out without the frames that hold memory."""
     try:
         raise_if_out_of_memory(error)
-    except torch.OutOfMemoryError as found:
-        return found
+    except torch.OutOfMemoryError:
+        return torch.OutOfMemoryError(str(error))
+    if isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError(str(error))
     return error
 
 

@@ -36,13 +36,19 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A panel that is copied to a slot, after a step (an index, or -1) has read what was there."""
+    """A panel that is copied to a slot, after a step (an index, or -1) has read what was there.
+
+    The next kept panel comes in `parts`, one with each step, so that streamed panels need not wait
+    for all of it. `part` counts from 0.
+    """
 
     operand: str  # "a" or "b"
     index: int
     slice: int
     slot: int
     after: int
+    part: int = 0
+    parts: int = 1
 
 
 @dataclasses.dataclass
@@ -68,7 +74,22 @@ class Job:
 
     def __init__(self, kept, streamed):
         self.kept = kept
-        self.streamed = collections.deque(streamed)
+        self._streamed = collections.deque(streamed)
+        self._lock = threading.Lock()
+
+    def __len__(self):
+        return len(self._streamed)
+
+    def take(self):
+        """Returns the next streamed panel, or None."""
+        with self._lock:
+            return self._streamed.popleft() if self._streamed else None
+
+    def take_half(self):
+        """Returns the half that is farthest from its turn, as a Job, or None."""
+        with self._lock:
+            taken = [self._streamed.pop() for _ in range(len(self._streamed) // 2)]
+        return Job(self.kept, taken) if taken else None
 
 
 class Queue:
@@ -78,39 +99,45 @@ class Queue:
         kept, streamed = (grid.cols, grid.rows) if grid.keeps_b else (grid.rows, grid.cols)
         self._kept = collections.deque(range(1 if grid.is_paired else kept))
         self._streamed = range(streamed)
-        self._jobs = [None] * workers
+        self._jobs = []  # those that were given out
         self._is_backward = [False] * workers
         self._lock = threading.Lock()
 
-    def next(self, worker):
-        """Returns (a kept panel, a streamed panel), or None where nothing is left."""
+    def claim(self, worker):
+        """Returns a Job of a kept panel that nobody has, or None."""
         with self._lock:
-            job = self._jobs[worker]
-            if job is None or not job.streamed:
-                job = self._jobs[worker] = self._begin(worker)
-            return None if job is None else (job.kept, job.streamed.popleft())
-
-    def _begin(self, worker):
-        if self._kept and self._streamed:
+            if not self._kept or not self._streamed:
+                return None
             order = reversed(self._streamed) if self._is_backward[worker] else self._streamed
             self._is_backward[worker] = not self._is_backward[worker]
-            return Job(self._kept.popleft(), order)
-        others = [job for job in self._jobs if job is not None]
-        busiest = max(others, key=lambda job: len(job.streamed), default=None)
-        taken = [] if busiest is None else range(len(busiest.streamed) // 2)
-        taken = [busiest.streamed.pop() for _ in taken]
-        return Job(busiest.kept, taken) if taken else None
+            self._jobs.append(Job(self._kept.popleft(), order))
+            return self._jobs[-1]
+
+    def take_over(self):
+        """Returns a Job of half of what is left of the longest one, or None."""
+        with self._lock:
+            longest = max(self._jobs, key=len, default=None)
+            job = None if longest is None else longest.take_half()
+            if job is not None:
+                self._jobs.append(job)
+            return job
 
 
 class TileList:
-    """Tiles for one worker, in the place of a Queue."""
+    """Some tiles for one worker, in the place of a Queue."""
 
     def __init__(self, grid, tiles):
         """tiles: (row, column) of each."""
         self._tiles = collections.deque((c, r) if grid.keeps_b else (r, c) for r, c in tiles)
 
-    def next(self, worker):
-        return self._tiles.popleft() if self._tiles else None
+    def claim(self, worker):
+        if not self._tiles:
+            return None
+        kept, streamed = self._tiles.popleft()
+        return Job(kept, [streamed])
+
+    def take_over(self):
+        return None
 
 
 class Slots:
@@ -136,21 +163,46 @@ class Slots:
         return slot, load
 
 
+_PARTS = 8  # of a kept panel that is loaded ahead, at most
+
+
+def _in_parts(load, steps_left):
+    """A kept panel's load in parts, for the steps that are left until it is read."""
+    if load is None:
+        return []
+    parts = max(min(steps_left, _PARTS), 1)
+    return [dataclasses.replace(load, part=part, parts=parts) for part in range(parts)]
+
+
 def steps(grid, a_slots, b_slots, queue=None, worker=0):
     """Yields the steps of a worker, which claims tiles of the queue as it goes."""
     queue = Queue(grid) if queue is None else queue
     a, b = Slots("a", a_slots), Slots("b", b_slots)
-    number = 0
-    while (claimed := queue.next(worker)) is not None:
-        kept, streamed = claimed
-        row, col = (streamed, kept) if grid.keeps_b else (kept, streamed)
-        if grid.is_paired:
-            row = col = streamed
-        for slice_ in range(grid.slices):
-            step = Step(number, row, col, slice_, slice_ == 0, slice_ == grid.slices - 1)
-            step.a_slot, a_load = a.find(row, slice_, number)
-            step.b_slot, b_load = b.find(col, slice_, number)
-            loads = (b_load, a_load) if grid.keeps_b else (a_load, b_load)
-            step.loads = tuple(load for load in loads if load is not None)
-            yield step
-            number += 1
+    kept_slots = b if grid.keeps_b else a
+    number, ahead = 0, collections.deque()  # ahead: loads of the next job's kept panel
+    job = queue.claim(worker)
+    while job is not None or (job := queue.take_over()) is not None:
+        following = queue.claim(worker)
+        is_first = True
+        while (streamed := job.take()) is not None:
+            row, col = (streamed, job.kept) if grid.keeps_b else (job.kept, streamed)
+            if grid.is_paired:
+                row = col = streamed
+            for slice_ in range(grid.slices):
+                step = Step(number, row, col, slice_, slice_ == 0, slice_ == grid.slices - 1)
+                step.a_slot, a_load = a.find(row, slice_, number)
+                step.b_slot, b_load = b.find(col, slice_, number)
+                loads = [*ahead] if is_first else []
+                loads += (b_load, a_load) if grid.keeps_b else (a_load, b_load)
+                if is_first:
+                    ahead.clear()
+                    if following is not None and grid.slices == 1:
+                        _, load = kept_slots.find(following.kept, 0, number)
+                        ahead.extend(_in_parts(load, len(job)))
+                elif ahead:
+                    loads.append(ahead.popleft())
+                step.loads = tuple(load for load in loads if load is not None)
+                yield step
+                number += 1
+                is_first = False
+        job = following

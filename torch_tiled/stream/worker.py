@@ -132,6 +132,7 @@ class Worker:
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
+            panel, target = (_part(x, load) for x in (panel, target))
             if zeros.numel():
                 queues.run("in", zeros.zero_)
             if operand.is_direct:
@@ -232,6 +233,15 @@ class Worker:
             self._prepared = None, self._nothing
             self._prepared = col, operators.prepare(b)
         return self._prepared[1]
+
+
+def _part(panel, load):
+    """The rows of a panel that a load brings."""
+    if load.parts == 1:
+        return panel
+    rows = panel.shape[-2]
+    first, end = (rows * part // load.parts for part in (load.part, load.part + 1))
+    return panel[..., first:end, :]
 
 
 def add_chunks(sums, a, b, chunk, options):
