@@ -10,7 +10,7 @@ from .._op.namespace import operators
 from .operand import Operand
 from .plan import SLOTS
 from .schedule import steps
-from .staging import Staging, copy_direct, is_direct
+from .staging import Staging, copy_direct, is_column_major, is_direct
 
 __all__ = ["Worker"]
 
@@ -80,8 +80,14 @@ class Worker:
     def _make_tiles(self, is_cut):
         """Allocates tiles of C, and the sums of one whose K is cut."""
         plan, device = self.plan, self._device
-        tile = (*([plan.matrices] if plan.matrices else []), *plan.tile)
-        self._tiles = [torch.empty(tile, dtype=self.out.dtype, device=device) for _ in range(SLOTS)]
+        batch = [plan.matrices] if plan.matrices else []
+        tile = (*batch, *plan.tile)
+        # A copy needs the order of the result's elements.
+        is_transposed = is_column_major(self.out)
+        kind = {"dtype": self.out.dtype, "device": device}
+        stored = (*batch, *(plan.tile[::-1] if is_transposed else plan.tile))
+        tiles = [torch.empty(stored, **kind) for _ in range(SLOTS)]
+        self._tiles = [x.mT for x in tiles] if is_transposed else tiles
         self._sums = None
         if is_cut:
             self._sums = torch.empty(tile, dtype=self.order.sum_dtype, device=device)
