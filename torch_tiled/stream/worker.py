@@ -160,6 +160,9 @@ class Worker:
                 self._finish_store()
         a = self._a.operand(step.a_slot, step.row, step.slice)
         b = self._b.operand(step.b_slot, step.col, step.slice).mT
+        if self.plan.matrices and a.dim() == b.dim() == 2:  # one product for all of the batch
+            matrices = self.tile_of(self.out, step.row, step.col).shape[0]
+            a = a.expand(matrices, *a.shape)
         tile = self._part(self._tiles[self._tile_count % SLOTS], a, b)
         queues.run("compute", self._multiply, step, a, b, tile)
         event = queues.record("compute")
@@ -215,6 +218,9 @@ class Worker:
         order = self.order
         options = {"algorithm": order.algorithm, "precision": order.precision}
         if self._sums is None:
+            if self.plan.matrices:
+                operators.matmul.out(a, b, **options, out=tile)
+                return
             if self.plan.is_prepared:
                 hi_lo, inverse_scales = self._prepare(step.col, b)
             else:
