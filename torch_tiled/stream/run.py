@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import itertools
 import threading
 
 import torch
@@ -146,9 +147,8 @@ def _parts(problem, settings):
         plan = make_plan(sizes, settings.machine, settings.budget)
         if plan is not None and plan.matrices:
             return [_Part(slice(None), *flat)]
-    indices = torch.cartesian_prod(*map(torch.arange, problem.batch)).reshape(_count(problem), -1)
     parts = []
-    for number, index in enumerate(map(tuple, indices.tolist())):
+    for number, index in enumerate(itertools.product(*map(range, problem.batch))):
         parts.append(_Part(number, problem.a[index], problem.b[index], problem.out[index]))
     return parts
 
@@ -241,7 +241,7 @@ class _Run:
         def work(number, device):
             try:
                 queues = self.settings.make_queues(device)
-                with torch.no_grad(), queues.context():
+                with torch.inference_mode(), queues.context():
                     worker = Worker(
                         *(a, b, c, plan, order, queues, device),
                         self.settings.machine.staging_bytes,
@@ -283,7 +283,7 @@ class _Run:
             device = self.settings.devices[0]
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
-            with torch.no_grad(), queues.context():
+            with torch.inference_mode(), queues.context():
                 repair(flagged, *product, queues, device, self.settings.machine.staging_bytes)
 
     def _note(self, plan, finished, place):
@@ -344,7 +344,7 @@ def _run_on_cpu(problem, report):
     clock, done = Clock(), []
 
     def compute():
-        with torch.no_grad():
+        with torch.inference_mode():
             for rows, cols in tiles:
                 if stop.is_set():
                     return

@@ -121,12 +121,21 @@ class Worker:
                 if len(unfinished) > _UNFINISHED:
                     unfinished.popleft().synchronize()
 
+    def _submit(self, queue, function, *arguments):
+        """Lets the thread of a direction's staging call a function: its future."""
+
+        def call():
+            with torch.inference_mode():  # modes are a thread's own
+                return function(*arguments)
+
+        return self._executors[queue].submit(call)
+
     def _load(self, load):
         operand = self._a if load.operand == "a" else self._b
         place = load.operand, load.slot
         arguments = operand, load, self._read.get(place)
         if operand.is_on_host and not operand.is_direct:
-            self._loaded[place] = self._executors["in"].submit(self._copy_in, *arguments)
+            self._loaded[place] = self._submit("in", self._copy_in, *arguments)
         else:
             self._loaded[place] = _Done(self._copy_in(*arguments))
 
@@ -177,7 +186,7 @@ class Worker:
         if self._writes_directly:
             future = _Done(self._copy_out(step, tile, event))
         else:
-            future = self._executors["out"].submit(self._copy_out, step, tile, event)
+            future = self._submit("out", self._copy_out, step, tile, event)
         self._stored.append((step, future))
 
     def _copy_out(self, step, tile, event):
