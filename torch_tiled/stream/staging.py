@@ -58,7 +58,8 @@ class Staging:
         self._queues, self._queue = queues, queue
         size = nbytes // _BUFFERS // 512 * 512
         self._buffers = [
-            torch.empty(size, dtype=torch.uint8, pin_memory=pins) for _ in range(_BUFFERS)
+            torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pins)
+            for _ in range(_BUFFERS)
         ]
         self._events = [None] * _BUFFERS
         self._next = 0
