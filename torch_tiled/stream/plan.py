@@ -155,8 +155,9 @@ class _Candidate:
 
     def __init__(self, sizes, machine, tile, depth, kept, matrices=0):
         self.sizes, self.machine = sizes, machine
-        self.tile, self.depth, self.kept, self.matrices = tile, depth, kept, matrices
-        self.slices = max(math.ceil(sizes.k / depth), 1) if depth else 1
+        self.tile, self.depth = tuple(max(x, 1) for x in tile), max(depth, 1)
+        self.kept, self.matrices = kept, matrices
+        self.slices = max(math.ceil(sizes.k / self.depth), 1)
         order = sizes.order
         self.is_prepared = kept == "b" and self.slices == 1 and not matrices and order.is_split
         self.device_bytes = self._device_bytes()

@@ -70,7 +70,9 @@ def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
         )
     _check_memory(a, b, out)
     if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device if is_plan else "cpu")
+        # A plan's result has no memory of its own: it may be larger than there is.
+        element = torch.empty((), dtype=dtype, device=a.device) if is_plan else None
+        out = element.expand(shape) if is_plan else torch.empty(shape, dtype=dtype, device="cpu")
     a_matrices = a[None] if a.dim() == 1 else a
     b_matrices = b[:, None] if b.dim() == 1 else b
     c = out

@@ -128,11 +128,11 @@ def _count(problem):
 
 def _flatten(x, dims):
     """x with one batch dimension, or None."""
-    if all(x.stride(d) == 0 or x.shape[d] == 1 for d in range(dims)):
-        count = x.shape[:dims].numel()
+    count = x.shape[:dims].numel()
+    if count and all(x.stride(d) == 0 or x.shape[d] == 1 for d in range(dims)):
         return x[(0,) * dims].expand(count, -1, -1)
     try:
-        return x.view(-1, *x.shape[-2:])
+        return x.view(count, *x.shape[-2:])
     except RuntimeError:
         return None
 
