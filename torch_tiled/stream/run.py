@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import gc
 import itertools
 import threading
 
@@ -195,23 +196,26 @@ class _Run:
         queue = Queue(grid, len(self.settings.devices))
         workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue)
         finished = [tile for worker in workers for tile in worker.finished]
+        flagged = dict(tile for worker in workers for tile in flagged_tiles(worker).items())
+        workers.clear()  # and their buffers
         place = first_row, first_col
+        if failure is None and flagged:
+            failure = self._repair(flagged, (a, b, c, plan, sizes.order))
         if failure is None:
-            self._repair(workers, (a, b, c, plan, sizes.order))
             self._note(plan, finished, place)
             return
-        cut = {tile for worker in workers for tile in flagged_tiles(worker)}
-        finished = [tile for tile in finished if tile not in cut]
+        finished = [tile for tile in finished if tile not in flagged]
         self._note(plan, finished, place)
         if isinstance(failure, KeyboardInterrupt):
             total = grid.rows if grid.is_paired else grid.rows * grid.cols
             raise Interrupted(self.done, total * self.parts) from None
         if not isinstance(failure, torch.OutOfMemoryError):
             raise failure
-        del workers
         smaller = budget // 2
         if make_plan(sizes, self.settings.machine, smaller, 1) is None:
             raise failure
+        del failure
+        gc.collect()  # of the traceback, which holds the buffers of a worker
         torch.cuda.empty_cache()
         self._stream_rest(a, b, c, plan, set(finished), place, smaller)
 
@@ -274,17 +278,17 @@ class _Run:
                 return workers, error
         return workers, errors[0] if errors else None
 
-    def _repair(self, workers, product):
-        flagged = {}
-        for worker in workers:
-            flagged |= flagged_tiles(worker)
-        workers.clear()
-        if flagged:
-            device = self.settings.devices[0]
+    def _repair(self, flagged, product):
+        """Recomputes flagged elements. Returns the exception that ended this, or None."""
+        device = self.settings.devices[0]
+        try:
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
             with torch.inference_mode(), queues.context():
                 repair(flagged, *product, queues, device, self.settings.machine.staging_bytes)
+        except BaseException as error:
+            return _as_out_of_memory(error)
+        return None
 
     def _note(self, plan, finished, place):
         for row, col in finished:
