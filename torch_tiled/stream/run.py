@@ -251,6 +251,7 @@ class _Run:
                         self.settings.machine.staging_bytes,
                     )
                     workers.append(worker)
+                    worker.is_stopped = bool(errors)  # that came before it was in the list
                     worker.run(queue, number)
             except BaseException as error:
                 errors.append(_as_out_of_memory(error))
