@@ -170,28 +170,29 @@ def run(problem, settings, report):
     if not settings.devices:
         return _run_on_cpu(problem, report)
     parts = _parts(problem, settings)
-    clock, done, before = Clock(), [], [0, 0]
-    for part in parts:
-        _Run(problem, settings, part, report, clock, done, len(parts), before).run()
+    clock, done = Clock(), []
+    for later, part in reversed(list(enumerate(reversed(parts)))):
+        _Run(problem, settings, part, report, clock, done, len(parts), later).run()
 
 
 class _Run:
     """One part of a product, by all GPUs."""
 
-    def __init__(self, problem, settings, part, report, clock, done, parts, before):
+    def __init__(self, problem, settings, part, report, clock, done, parts, later):
         self.problem, self.settings, self.part = problem, settings, part
         self.report, self.clock, self.done, self.parts = report, clock, done, parts
-        self.before = before  # tiles of earlier parts, and the parts
-        self.errors = []
+        self.later = later  # parts that follow
+        self.plan = None  # the first one, of the whole part
+        self.left = 0  # its tiles that are not in a grid under way
 
     def run(self):
         self._stream(self.part.a, self.part.b, self.part.c, 0, 0, self.settings.budget)
-        self.before[1] += 1
 
     def _stream(self, a, b, c, first_row, first_col, budget):
         """Streams a rectangle of C, again with a smaller budget where memory runs out."""
         sizes = _sizes(a, b, c, self.problem, self.settings)
         plan = _plan(sizes, self.settings, budget)
+        self.plan = self.plan or plan
         grid = plan.grid
         queue = Queue(grid, len(self.settings.devices))
         workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue)
@@ -205,10 +206,10 @@ class _Run:
             self._note(plan, finished, place)
             return
         finished = [tile for tile in finished if tile not in flagged]
+        total = self._total(grid)
         self._note(plan, finished, place)
         if isinstance(failure, KeyboardInterrupt):
-            total = grid.rows if grid.is_paired else grid.rows * grid.cols
-            raise Interrupted(self.done, total * self.parts) from None
+            raise Interrupted(self.done, total) from None
         if not isinstance(failure, torch.OutOfMemoryError):
             raise failure
         smaller = budget // 2
@@ -221,6 +222,7 @@ class _Run:
 
     def _stream_rest(self, a, b, c, plan, finished, place, budget):
         grid = plan.grid
+        self.left += _tiles(grid) - len(finished)
         for row in range(grid.rows):
             for col in range(1 if grid.is_paired else grid.cols):
                 if grid.is_paired:
@@ -235,6 +237,7 @@ class _Run:
                         *(place[0] + rows.start, place[1] + cols.start),
                     )
                 if tile not in finished:
+                    self.left -= 1
                     self._stream(*rest, budget)
 
     def _run_workers(self, a, b, c, plan, order, queue):
@@ -304,19 +307,26 @@ class _Run:
             )
             self.done.append((self.part.matrix, rows, cols))
 
+    def _total(self, grid):
+        """The tiles of all parts, where those of `grid` are under way."""
+        later = self.later * _tiles(self.plan.grid)
+        return len(self.done) + _tiles(grid) + self.left + later
+
     def _report(self, plan, workers):
-        grid = plan.grid
-        tiles = grid.rows if grid.is_paired else grid.rows * grid.cols
-        batch, m, n, k = plan.shape
+        batch, m, n, k = self.plan.shape
         self.report(
             Progress(
-                tiles=tiles * self.parts,
-                tiles_done=tiles * self.before[1] + sum(len(x.finished) for x in list(workers)),
-                bytes=(plan.bytes_in + plan.bytes_out) * self.parts,
+                tiles=self._total(plan.grid),
+                tiles_done=len(self.done) + sum(len(x.finished) for x in list(workers)),
+                bytes=(self.plan.bytes_in + self.plan.bytes_out) * self.parts,
                 flops=_flops(self.problem.dtype, batch * self.parts, m, n, k),
                 seconds=self.clock.seconds(),
             )
         )
+
+
+def _tiles(grid):
+    return grid.rows if grid.is_paired else grid.rows * grid.cols
 
 
 def _slices(plan, row, col, c):
