@@ -53,7 +53,7 @@ def _of(path):
 
 def _mappings(first, end):
     """Yields the mappings that a span of addresses meets: (begin, end, flags, offset, path)."""
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:  # paths are bytes
         for line in file:
             begin, stop, flags, offset, path = _MAPPING.match(line).groups()
             begin, stop = int(begin, 16), int(stop, 16)
