@@ -104,6 +104,8 @@ def _check_tensor(name, x, is_plan):
         fail(f"{name} is of type {type(x).__name__}; pass a tensor ({remedy})")
     if type(x) not in PLAIN_TYPES or x.layout is not torch.strided or x.is_nested:
         fail(f"{name} is a {type(x).__name__} of layout {x.layout}; pass a plain strided tensor")
+    if x.is_quantized:
+        fail(f"{name} is quantized ({x.dtype}); pass {name}.dequantize()")
     places = ["cpu"] + ["cuda"] * (name != "out") + ["meta"] * is_plan
     if x.device.type not in places:
         where = "on the CPU" if name == "out" else "on the CPU or a CUDA device"
