@@ -7,7 +7,7 @@ import torch
 
 from .._op.checks import check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
-from .host_memory import share_memory, why_not_mapped
+from .host_memory import may_overlap, share_memory, why_not_mapped
 
 __all__ = ["Problem", "fail", "make_problem"]
 
@@ -136,6 +136,11 @@ def _like(x):
 
 
 def _check_memory(a, b, out):
+    if out is not None and may_overlap(out):
+        fail(
+            f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements may "
+            "share memory; pass a tensor whose elements lie apart"
+        )
     for name, x in (("a", a), ("b", b)):
         if out is not None and share_memory(out, x):
             fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")
