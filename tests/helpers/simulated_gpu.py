@@ -14,6 +14,7 @@ from torch_tiled._op.namespace import operators
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.queues import QUEUES
 from torch_tiled.stream.run import Settings
+from torch_tiled.stream.staging import copy_direct
 
 
 class Event:
@@ -79,6 +80,7 @@ class SimulatedQueues:
         elif kind == "record":
             first.is_done, first.seconds = True, self._clocks[queue]
         else:
+            _check_copy(first, arguments[0])
             first(*arguments[0])
             self._clocks[queue] += self._cost(queue, first, arguments[0])
 
@@ -104,6 +106,23 @@ class SimulatedQueues:
         self.copied[queue] += nbytes
         seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
         return seconds(nbytes, False)
+
+
+def _check_copy(function, arguments):
+    """Checks what a copy between the host and a GPU asks of strides (csrc/binding/stream.cpp)."""
+    if function not in (copy_direct, operators._copy_rows_):
+        return
+    to, source = (x if x.dim() == 3 else x[None] for x in arguments)
+    by_rows = all(_has_adjacent_rows(x) for x in (to, source))
+    by_columns = all(_has_adjacent_rows(x.mT) for x in (to, source))
+    assert by_rows or by_columns, f"a copy cannot be {source.stride()} to {to.stride()}"
+
+
+def _has_adjacent_rows(x):
+    rows, cols = x.shape[-2:]
+    return 0 in x.shape or (
+        (x.stride(-1) == 1 or cols == 1) and (x.stride(-2) >= cols or rows == 1)
+    )
 
 
 def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16):

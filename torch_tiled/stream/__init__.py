@@ -119,11 +119,12 @@ def plan(
 
 def _settings(problem, devices, max_device_bytes, *, is_plan=False):
     """The devices and what they offer, from matmul's arguments."""
+    given = None if max_device_bytes is None else _budget(max_device_bytes)
     found = _devices(problem, devices)
     if not found and is_plan:
-        if max_device_bytes is None:
+        if given is None:
             fail("there is no GPU whose memory counts; pass max_device_bytes")
-        return Settings((), _budget(max_device_bytes), Machine(), None, Machine().device)
+        return Settings((), given, Machine(), None, Machine().device)
     if not found:
         return Settings((), 0, Machine(), None, None)
     properties = [torch.cuda.get_device_properties(x) for x in found]
@@ -133,10 +134,10 @@ def _settings(problem, devices, max_device_bytes, *, is_plan=False):
             f"devices are GPUs of several kinds, {', '.join(x.name for x in properties)}; pass "
             "GPUs of one kind, which compute the same bits"
         )
-    if max_device_bytes is None:
+    if given is None:
         budget = int(_SHARE_OF_FREE_MEMORY * min(map(_free_bytes, found)))
     else:
-        budget = _budget(max_device_bytes)
+        budget = given
     kind = kinds.pop()
     return Settings(tuple(found), budget, Machine(device=kind), CudaQueues, kind)
 
@@ -168,9 +169,7 @@ def _devices(problem, devices):
     if isinstance(devices, (str, int, torch.device)):
         devices = [devices]
     try:
-        found = [
-            torch.device("cuda", x) if isinstance(x, int) else torch.device(x) for x in devices
-        ]
+        found = [torch.device(f"cuda:{x}" if isinstance(x, int) else x) for x in devices]
     except (RuntimeError, TypeError) as error:
         fail(f"devices is {devices!r}: {str(error).splitlines()[0]}")
     if not found:

@@ -3,7 +3,7 @@
 import os
 import re
 
-__all__ = ["share_memory", "why_not_mapped"]
+__all__ = ["may_overlap", "share_memory", "why_not_mapped"]
 
 # A line of /proc/self/maps, as proc(5) describes it.
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) [0-9a-f:]+ \d+ *(.*)", re.ASCII)
@@ -13,6 +13,19 @@ def _span(x):
     """The addresses [first, end) of a tensor's elements."""
     last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+def may_overlap(x):
+    """Returns whether elements of a tensor may share memory: whether a dimension's stride is less
+    than the span of those with smaller strides."""
+    if x.numel() == 0:
+        return False
+    span = 1
+    for stride, n in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1):
+        if stride < span:
+            return True
+        span += (n - 1) * stride
+    return False
 
 
 def share_memory(x, y):
@@ -53,7 +66,7 @@ def _of(path):
 
 def _mappings(first, end):
     """Yields the mappings that a span of addresses meets: (begin, end, flags, offset, path)."""
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:  # paths are bytes
         for line in file:
             begin, stop, flags, offset, path = _MAPPING.match(line).groups()
             begin, stop = int(begin, 16), int(stop, 16)

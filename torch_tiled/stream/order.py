@@ -71,7 +71,8 @@ class Order:
     @property
     def first_sum(self):
         """What sums begin with: -0 leaves the first chunk as it is, +0 makes a -0 of it +0."""
-        return 0.0 if self.family in ("tf32", "mma") else -0.0
+        zero = 0.0 if self.family in ("tf32", "mma") else -0.0
+        return complex(zero, zero) if self.dtype in COMPLEX else zero
 
     def workspace(self, rows, depth, tile, matrices=1):
         """The bytes that kernels take, at most, to multiply operands of `rows` rows together.

@@ -123,8 +123,9 @@ class _Candidate:
 
     def __init__(self, sizes, machine, tile, depth, kept, matrices=0):
         self.sizes, self.machine = sizes, machine
-        self.tile, self.depth, self.kept, self.matrices = tile, depth, kept, matrices
-        self.slices = max(math.ceil(sizes.k / depth), 1) if depth else 1
+        self.tile, self.depth = tuple(max(x, 1) for x in tile), max(depth, 1)
+        self.kept, self.matrices = kept, matrices
+        self.slices = max(math.ceil(sizes.k / self.depth), 1)
         order = sizes.order
         self.is_prepared = kept == "b" and self.slices == 1 and not matrices and order.is_split
         self.device_bytes = self._device_bytes()
@@ -177,9 +178,10 @@ class _Candidate:
         else:
             tiles_m, tiles_n = math.ceil(s.m / rows), math.ceil(s.n / cols)
             strips, height = (tiles_n, tiles_m) if self.kept == "b" else (tiles_m, tiles_n)
-            # A serpentine saves a panel at each turn, unless K is cut.
-            again = strips - (strips - 1) / height if self.slices == 1 else strips
-            kept_again = 1 if self.slices == 1 else height
+            # A serpentine finds the last panels in their slots, if these hold all slices of them.
+            found = min(SLOTS // self.slices, height)
+            again = strips - (strips - 1) * found / max(height, 1)
+            kept_again = 1 if self.slices <= SLOTS else height
             passes = (again, kept_again) if self.kept == "b" else (kept_again, again)
             a, b = s.m * s.k * passes[0] * s.batch, s.k * s.n * passes[1] * s.batch
             seconds = s.batch * sum(

@@ -7,7 +7,7 @@ import torch
 
 from .._op.checks import check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
-from .host_memory import share_memory, why_not_mapped
+from .host_memory import may_overlap, share_memory, why_not_mapped
 
 __all__ = ["Problem", "fail", "make_problem"]
 
@@ -70,7 +70,9 @@ def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
         )
     _check_memory(a, b, out)
     if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device if is_plan else "cpu")
+        # A plan's result has no memory of its own: it may be larger than there is.
+        element = torch.empty((), dtype=dtype, device=a.device) if is_plan else None
+        out = element.expand(shape) if is_plan else torch.empty(shape, dtype=dtype, device="cpu")
     a_matrices = a[None] if a.dim() == 1 else a
     b_matrices = b[:, None] if b.dim() == 1 else b
     c = out
@@ -102,6 +104,8 @@ def _check_tensor(name, x, is_plan):
         fail(f"{name} is of type {type(x).__name__}; pass a tensor ({remedy})")
     if type(x) not in PLAIN_TYPES or x.layout is not torch.strided or x.is_nested:
         fail(f"{name} is a {type(x).__name__} of layout {x.layout}; pass a plain strided tensor")
+    if x.is_quantized:
+        fail(f"{name} is quantized ({x.dtype}); pass {name}.dequantize()")
     places = ["cpu"] + ["cuda"] * (name != "out") + ["meta"] * is_plan
     if x.device.type not in places:
         where = "on the CPU" if name == "out" else "on the CPU or a CUDA device"
@@ -132,6 +136,11 @@ def _like(x):
 
 
 def _check_memory(a, b, out):
+    if out is not None and may_overlap(out):
+        fail(
+            f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements may "
+            "share memory; pass a tensor whose elements lie apart"
+        )
     for name, x in (("a", a), ("b", b)):
         if out is not None and share_memory(out, x):
             fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")

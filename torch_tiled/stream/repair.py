@@ -43,7 +43,8 @@ class _Repair(Worker):
         a, b = a.index_select(0, rows), b.index_select(1, cols)
         if step.is_first:
             kind = {"dtype": self.order.sum_dtype, "device": a.device}
-            self._repaired = torch.full((len(rows), len(cols)), -0.0, **kind)
+            self._repaired = torch.empty((len(rows), len(cols)), **kind)
+            self._repaired.fill_(complex(-0.0, -0.0) if self._repaired.is_complex() else -0.0)
         options = {"algorithm": self.order.repair_algorithm, "precision": "ieee"}
         add_chunks(self._repaired, a, b, self.order.chunk_of_repair, options)
 
@@ -54,8 +55,16 @@ class _Repair(Worker):
         c = self.tile_of(self.out, step.row, step.col)
         place = rows[:, None], cols
         old = c[place]
-        c[place] = torch.where(old.isnan(), self._repaired.cpu().to(c.dtype), old)
+        c[place] = _replace_nan(old, self._repaired.cpu().to(c.dtype))
         self.finished.append((step.row, step.col))
+
+
+def _replace_nan(old, new):
+    """`new` where `old` is NaN: of complex numbers, one part alone may be flagged."""
+    if not old.is_complex():
+        return torch.where(old.isnan(), new, old)
+    old, new = torch.view_as_real(old), torch.view_as_real(new)
+    return torch.view_as_complex(torch.where(old.isnan(), new, old))
 
 
 def repair(flagged, *arguments):

@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import dataclasses
+import gc
+import itertools
 import threading
 
 import torch
@@ -137,11 +139,11 @@ def _count(problem):
 
 def _flatten(x, dims):
     """x with one batch dimension, or None."""
-    if all(x.stride(d) == 0 or x.shape[d] == 1 for d in range(dims)):
-        count = x.shape[:dims].numel()
+    count = x.shape[:dims].numel()
+    if count and all(x.stride(d) == 0 or x.shape[d] == 1 for d in range(dims)):
         return x[(0,) * dims].expand(count, -1, -1)
     try:
-        return x.view(-1, *x.shape[-2:])
+        return x.view(count, *x.shape[-2:])
     except RuntimeError:
         return None
 
@@ -156,9 +158,8 @@ def _parts(problem, settings):
         plan = make_plan(sizes, settings.machine, settings.budget)
         if plan is not None and plan.matrices:
             return [_Part(slice(None), *flat)]
-    indices = torch.cartesian_prod(*map(torch.arange, problem.batch)).reshape(_count(problem), -1)
     parts = []
-    for number, index in enumerate(map(tuple, indices.tolist())):
+    for number, index in enumerate(itertools.product(*map(range, problem.batch))):
         parts.append(_Part(number, problem.a[index], problem.b[index], problem.out[index]))
     return parts
 
@@ -179,54 +180,59 @@ def run(problem, settings, report):
     if not settings.devices:
         return _run_on_cpu(problem, report)
     parts = _parts(problem, settings)
-    clock, done, before = Clock(), [], [0, 0]
-    for part in parts:
-        _Run(problem, settings, part, report, clock, done, len(parts), before).run()
+    clock, done = Clock(), []
+    for later, part in reversed(list(enumerate(reversed(parts)))):
+        _Run(problem, settings, part, report, clock, done, len(parts), later).run()
 
 
 class _Run:
     """One part of a product, by all GPUs."""
 
-    def __init__(self, problem, settings, part, report, clock, done, parts, before):
+    def __init__(self, problem, settings, part, report, clock, done, parts, later):
         self.problem, self.settings, self.part = problem, settings, part
         self.report, self.clock, self.done, self.parts = report, clock, done, parts
-        self.before = before  # tiles of earlier parts, and the parts
-        self.errors = []
+        self.later = later  # parts that follow
+        self.plan = None  # the first one, of the whole part
+        self.left = 0  # its tiles that are not in a grid under way
 
     def run(self):
         self._stream(self.part.a, self.part.b, self.part.c, 0, 0, self.settings.budget)
-        self.before[1] += 1
 
     def _stream(self, a, b, c, first_row, first_col, budget):
         """Streams a rectangle of C, again with a smaller budget where memory runs out."""
         sizes = _sizes(a, b, c, self.problem, self.settings)
         plan = _plan(sizes, self.settings, budget)
+        self.plan = self.plan or plan
         grid = plan.grid
         queue = Queue(grid, len(self.settings.devices))
         workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue)
         finished = [tile for worker in workers for tile in worker.finished]
+        flagged = dict(tile for worker in workers for tile in flagged_tiles(worker).items())
+        workers.clear()  # and their buffers
         place = first_row, first_col
+        if failure is None and flagged:
+            failure = self._repair(flagged, (a, b, c, plan, sizes.order))
         if failure is None:
-            self._repair(workers, (a, b, c, plan, sizes.order))
             self._note(plan, finished, place)
             return
-        cut = {tile for worker in workers for tile in flagged_tiles(worker)}
-        finished = [tile for tile in finished if tile not in cut]
+        finished = [tile for tile in finished if tile not in flagged]
+        total = self._total(grid)
         self._note(plan, finished, place)
         if isinstance(failure, KeyboardInterrupt):
-            total = grid.rows if grid.is_paired else grid.rows * grid.cols
-            raise Interrupted(self.done, total * self.parts) from None
+            raise Interrupted(self.done, total) from None
         if not isinstance(failure, torch.OutOfMemoryError):
             raise failure
-        del workers
         smaller = budget // 2
         if make_plan(sizes, self.settings.machine, smaller, 1) is None:
             raise failure
+        del failure
+        gc.collect()  # of the traceback, which holds the buffers of a worker
         torch.cuda.empty_cache()
         self._stream_rest(a, b, c, plan, set(finished), place, smaller)
 
     def _stream_rest(self, a, b, c, plan, finished, place, budget):
         grid = plan.grid
+        self.left += _tiles(grid) - len(finished)
         for row in range(grid.rows):
             for col in range(1 if grid.is_paired else grid.cols):
                 if grid.is_paired:
@@ -241,6 +247,7 @@ class _Run:
                         *(place[0] + rows.start, place[1] + cols.start),
                     )
                 if tile not in finished:
+                    self.left -= 1
                     self._stream(*rest, budget)
 
     def _run_workers(self, a, b, c, plan, order, queue):
@@ -250,12 +257,13 @@ class _Run:
 
         def work(number, device, queues):
             try:
-                with torch.no_grad(), queues.context():
+                with torch.inference_mode(), queues.context():
                     worker = Worker(
                         *(a, b, c, plan, order, queues, device),
                         self.settings.machine.staging_bytes,
                     )
                     workers.append(worker)
+                    worker.is_stopped = bool(errors)  # that came before it was in the list
                     worker.run(queue, number)
             except BaseException as error:
                 errors.append(_without_frames(error))
@@ -285,16 +293,17 @@ class _Run:
                 return workers, error
         return workers, errors[0] if errors else None
 
-    def _repair(self, workers, product):
-        flagged = {}
-        while workers:  # whose memory is then free
-            flagged |= flagged_tiles(workers.pop())
-        if flagged:
-            device = self.settings.devices[0]
+    def _repair(self, flagged, product):
+        """Recomputes flagged elements. Returns the exception that ended this, or None."""
+        device = self.settings.devices[0]
+        try:
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
-            with torch.no_grad(), queues.context():
+            with torch.inference_mode(), queues.context():
                 repair(flagged, *product, queues, device, self.settings.machine.staging_bytes)
+        except BaseException as error:
+            return _without_frames(error)
+        return None
 
     def _note(self, plan, finished, place):
         for row, col in finished:
@@ -309,19 +318,26 @@ class _Run:
             )
             self.done.append((self.part.matrix, rows, cols))
 
+    def _total(self, grid):
+        """The tiles of all parts, where those of `grid` are under way."""
+        later = self.later * _tiles(self.plan.grid)
+        return len(self.done) + _tiles(grid) + self.left + later
+
     def _report(self, plan, workers):
-        grid = plan.grid
-        tiles = grid.rows if grid.is_paired else grid.rows * grid.cols
-        batch, m, n, k = plan.shape
+        batch, m, n, k = self.plan.shape
         self.report(
             Progress(
-                tiles=tiles * self.parts,
-                tiles_done=tiles * self.before[1] + sum(len(x.finished) for x in list(workers)),
-                bytes=(plan.bytes_in + plan.bytes_out) * self.parts,
+                tiles=self._total(plan.grid),
+                tiles_done=len(self.done) + sum(len(x.finished) for x in list(workers)),
+                bytes=(self.plan.bytes_in + self.plan.bytes_out) * self.parts,
                 flops=_flops(self.problem.dtype, batch * self.parts, m, n, k),
                 seconds=self.clock.seconds(),
             )
         )
+
+
+def _tiles(grid):
+    return grid.rows if grid.is_paired else grid.rows * grid.cols
 
 
 def _slices(plan, row, col, c):
@@ -357,7 +373,7 @@ def _run_on_cpu(problem, report):
     clock, done = Clock(), []
 
     def compute():
-        with torch.no_grad():
+        with torch.inference_mode():
             for rows, cols in tiles:
                 if stop.is_set():
                     return

@@ -2,12 +2,13 @@
 
 The unit of the schedule is a Step: one product of a panel of A and a panel of B, which is a tile of
 C. A panel of one operand is kept while those of the other stream past it. For the next kept panel
-they stream backward, so that the panel at the turn serves both (a serpentine). Where K is cut in
+they stream backward, so that the panels in the slots serve both (a serpentine). Where K is cut in
 slices, the steps of a tile are its slices, in order.
 
-Panels live in slots. The oldest panel of an operand gives its slot to a new one, once the last step
-that reads it has been issued: that step is the Load's `after`. Several workers (GPUs) share the
-kept panels, and a worker without one takes over half of what is left of another's.
+Panels live in slots. The panel of an operand that was read least recently gives its slot to a new
+one, once the last step that reads it has been issued: that step is the Load's `after`. Several
+workers (GPUs) share the kept panels, and a worker without one takes over half of what is left of
+another's.
 """
 
 import collections
@@ -147,7 +148,7 @@ class Slots:
         self._operand = operand
         self._keys = [None] * count  # (index, slice) of each slot
         self._last_step = [-1] * count
-        self._ages = collections.deque(range(count))  # slots, the oldest first
+        self._ages = collections.deque(range(count))  # slots, by their last steps
 
     def find(self, index, slice_, step):
         """Returns the slot of a panel for a step, and the Load that brings it, or None."""
@@ -155,6 +156,8 @@ class Slots:
         if key in self._keys:
             slot = self._keys.index(key)
             self._last_step[slot] = step
+            self._ages.remove(slot)
+            self._ages.append(slot)
             return slot, None
         slot = self._ages.popleft()
         self._ages.append(slot)

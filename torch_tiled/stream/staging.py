@@ -21,7 +21,9 @@ def is_pinned(x):
 
 def is_direct(x):
     """Returns whether a GPU can read or write the host's tensor by itself."""
-    return is_pinned(x) and 1 in (x.stride(-1), x.stride(-2))
+    rows = x.mT if is_column_major(x) else x
+    is_apart = rows.shape[-2] == 1 or rows.stride(-2) >= rows.shape[-1]  # rows do not overlap
+    return is_pinned(x) and rows.stride(-1) == 1 and is_apart
 
 
 def is_column_major(x):
@@ -56,7 +58,8 @@ class Staging:
         self._queues, self._queue = queues, queue
         size = nbytes // _BUFFERS // 512 * 512
         self._buffers = [
-            torch.empty(size, dtype=torch.uint8, pin_memory=pins) for _ in range(_BUFFERS)
+            torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pins)
+            for _ in range(_BUFFERS)
         ]
         self._events = [None] * _BUFFERS
         self._next = 0

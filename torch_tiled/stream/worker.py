@@ -10,7 +10,7 @@ from .._op.namespace import operators
 from .operand import Operand
 from .plan import SLOTS
 from .schedule import steps
-from .staging import Staging, copy_direct, is_direct
+from .staging import Staging, copy_direct, is_column_major, is_direct
 
 __all__ = ["Worker"]
 
@@ -80,8 +80,14 @@ class Worker:
     def _make_tiles(self, is_cut):
         """Allocates tiles of C, and the sums of one whose K is cut."""
         plan, device = self.plan, self._device
-        tile = (*([plan.matrices] if plan.matrices else []), *plan.tile)
-        self._tiles = [torch.empty(tile, dtype=self.out.dtype, device=device) for _ in range(SLOTS)]
+        batch = [plan.matrices] if plan.matrices else []
+        tile = (*batch, *plan.tile)
+        # A copy needs the order of the result's elements.
+        is_transposed = is_column_major(self.out)
+        kind = {"dtype": self.out.dtype, "device": device}
+        stored = (*batch, *(plan.tile[::-1] if is_transposed else plan.tile))
+        tiles = [torch.empty(stored, **kind) for _ in range(SLOTS)]
+        self._tiles = [x.mT for x in tiles] if is_transposed else tiles
         self._sums = None
         if is_cut:
             self._sums = torch.empty(tile, dtype=self.order.sum_dtype, device=device)
@@ -115,12 +121,21 @@ class Worker:
                 if len(unfinished) > _UNFINISHED:
                     unfinished.popleft().synchronize()
 
+    def _submit(self, queue, function, *arguments):
+        """Lets the thread of a direction's staging call a function: its future."""
+
+        def call():
+            with torch.inference_mode():  # modes are a thread's own
+                return function(*arguments)
+
+        return self._executors[queue].submit(call)
+
     def _load(self, load):
         operand = self._a if load.operand == "a" else self._b
         place = load.operand, load.slot
         arguments = operand, load, self._read.get(place)
         if operand.is_on_host and not operand.is_direct:
-            self._loaded[place] = self._executors["in"].submit(self._copy_in, *arguments)
+            self._loaded[place] = self._submit("in", self._copy_in, *arguments)
         else:
             self._loaded[place] = _Done(self._copy_in(*arguments))
 
@@ -155,6 +170,9 @@ class Worker:
                 self._finish_store()
         a = self._a.operand(step.a_slot, step.row, step.slice)
         b = self._b.operand(step.b_slot, step.col, step.slice).mT
+        if self.plan.matrices and a.dim() == b.dim() == 2:  # one product for all of the batch
+            matrices = self.tile_of(self.out, step.row, step.col).shape[0]
+            a = a.expand(matrices, *a.shape)
         tile = self._part(self._tiles[self._tile_count % SLOTS], a, b)
         queues.run("compute", self._multiply, step, a, b, tile)
         event = queues.record("compute")
@@ -169,7 +187,7 @@ class Worker:
         if self._writes_directly:
             future = _Done(self._copy_out(step, tile, event))
         else:
-            future = self._executors["out"].submit(self._copy_out, step, tile, event)
+            future = self._submit("out", self._copy_out, step, tile, event)
         self._stored.append((step, future))
 
     def _copy_out(self, step, tile, event):
@@ -210,6 +228,9 @@ class Worker:
         order = self.order
         options = {"algorithm": order.algorithm, "precision": order.precision}
         if self._sums is None:
+            if self.plan.matrices:
+                operators.matmul.out(a, b, **options, out=tile)
+                return
             if self.plan.is_prepared:
                 hi_lo, inverse_scales = self._prepare(step.col, b)
             else:

@@ -1,0 +1,161 @@
+"""Products that stream through simulated GPUs, in tiles of any size, and what they should be."""
+
+import contextlib
+import dataclasses
+import importlib
+from unittest import mock
+
+import torch
+from helpers.simulated_gpu import simulated
+
+import torch_tiled
+from torch_tiled.stream import staging
+from torch_tiled.stream.problem import make_problem
+
+# Functions of the package have the names of these modules.
+plan_module = importlib.import_module("torch_tiled.stream.plan")
+run_module = importlib.import_module("torch_tiled.stream.run")
+
+MUCH = 1 << 30
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclasses.dataclass
+class Streamed:
+    """A result, the simulated queues that computed it, and the Plans."""
+
+    result: torch.Tensor
+    queues: list
+    plans: list
+
+
+@contextlib.contextmanager
+def planned(tile=None, depth=None, kept="b", matrices=0):
+    """Puts tiles of this size in the place of those that make_plan would choose. Yields the plans.
+
+    They are smaller where the budget is less than MUCH. Where no tile is given, the plans are those
+    of make_plan.
+    """
+    plans = []
+    original = run_module.make_plan
+
+    def make_plan(sizes, machine, budget, workers=1):
+        if tile is None and not matrices:
+            plan = original(sizes, machine, budget, workers)
+        else:
+            plan = plan_module._plan_of(candidate(sizes, machine, budget), workers)
+        plans.append(plan)
+        return plan
+
+    def candidate(sizes, machine, budget):
+        if sizes.batch > 1 and matrices:
+            whole = (sizes.m, sizes.n), sizes.k
+            count = max(min(matrices, sizes.batch) * budget // MUCH, 1)
+            return plan_module._Candidate(sizes, machine, *whole, "b", count)
+        rows, cols = (max(x * budget // MUCH, 1) for x in tile or (sizes.m, sizes.n))
+        part = (min(rows, sizes.m), min(cols, sizes.n)), min(depth or sizes.k, sizes.k)
+        return plan_module._Candidate(sizes, machine, *part, kept)
+
+    with mock.patch.object(run_module, "make_plan", make_plan):
+        yield plans
+
+
+def poison(x):
+    """Fills a tensor with NaN, both parts of complex ones."""
+    return x.fill_(complex(torch.nan, torch.nan) if x.is_complex() else torch.nan)
+
+
+def stream(
+    a,
+    b,
+    *,
+    out=None,
+    budget=MUCH,
+    workers=1,
+    seed=0,
+    pinned=False,
+    report=lambda progress: None,
+    algorithm="tiled",
+    precision="fp32",
+    **tiles,
+):
+    """Returns the Streamed of a product on simulated GPUs.
+
+    Args:
+        pinned: whether tensors of the host lie in pinned memory, or a function of a tensor.
+        tiles: as for planned().
+    """
+    problem, result = make_problem(a, b, out, precision, algorithm)
+    poison(result)
+    settings, queues = simulated(budget, workers, seed=seed)
+    is_pinned = pinned if callable(pinned) else lambda x: pinned
+    with mock.patch.object(staging, "is_pinned", is_pinned), planned(**tiles) as plans:
+        run_module.run(problem, settings, report)
+    return Streamed(result, queues, plans)
+
+
+def parts(x):
+    """Complex numbers as pairs, without lazy bits."""
+    x = x.resolve_conj().resolve_neg()
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def assert_same_bits(found, expected):
+    """Checks every bit, signs of zeros too; NaN may be any."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    found, expected = parts(found), parts(expected)
+    nan = expected.isnan()
+    assert torch.equal(found.isnan(), nan)
+    integers = _INTEGERS[found.dtype.itemsize]
+    found, expected = (torch.where(nan, 0, x).contiguous().view(integers) for x in (found, expected))
+    assert torch.equal(found, expected)
+
+
+def check(a, b, *, algorithm="tiled", precision="fp32", **options):
+    """Checks that a streamed product has the bits of torch_tiled.matmul, and returns it."""
+    streamed = stream(a, b, algorithm=algorithm, precision=precision, **options)
+    out = options.get("out")
+    # The reference has the dtype of `out`, and memory of its own.
+    expected = None if out is None else torch.empty(out.shape, dtype=out.dtype)
+    expected = torch_tiled.matmul(a, b, out=expected, algorithm=algorithm, precision=precision)
+    assert_same_bits(streamed.result, expected)
+    return streamed
+
+
+# A matrix, or a batch of them, in memory of other strides and alignments, with NaN between.
+def _strided(x):
+    *batch, rows, cols = x.shape
+    memory = poison(x.new_empty((*batch, 2 * rows, 3 * cols)))
+    return memory[..., ::2, ::3].copy_(x)
+
+
+def _misaligned(x):
+    *batch, rows, cols = x.shape
+    memory = poison(x.new_empty((*batch, rows, cols + 3)))
+    return memory[..., 1 : cols + 1].copy_(x)
+
+
+LAYOUTS = {
+    "row-major": lambda x: x,
+    "column-major": lambda x: x.mT.contiguous().mT,
+    "strided": _strided,
+    "misaligned": _misaligned,
+    "misaligned columns": lambda x: _misaligned(x.mT).mT,
+    "overlapping rows": lambda x: torch.cat([x[0], x[:, -1]]).unfold(0, x.shape[1], 1)[: len(x)],
+    "one row for all": lambda x: x[:1].expand_as(x),
+    "one column for all": lambda x: x[:, :1].expand_as(x),
+}
+
+# Lazy bits and parts of complex numbers.
+VIEWS = {
+    "negative": lambda x: torch._neg_view(x),
+    "real part": lambda x: torch.complex(x, x + 1).real,
+    "imaginary part": lambda x: torch.complex(x + 1, x).imag,
+    "negative imaginary part": lambda x: torch.complex(x + 1, x).conj().imag,
+}
+COMPLEX_VIEWS = {
+    "conjugate": lambda x: x.conj(),
+    "adjoint": lambda x: x.mT.contiguous().mH,
+    "negative": lambda x: torch._neg_view(x),
+    "negative conjugate": lambda x: torch._neg_view(x).conj(),
+}

@@ -1,0 +1,332 @@
+"""What goes wrong on the way: memory runs out, copies fail, Ctrl-C. And what progress is told."""
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from unittest import mock
+
+import pytest
+import torch
+from helpers.simulated_gpu import SimulatedQueues
+from helpers.streaming import assert_same_bits, check, poison, run_module, stream
+
+import torch_tiled
+from torch_tiled.stream import Interrupted
+from torch_tiled.stream.staging import Staging
+from torch_tiled.stream.worker import Worker
+
+GRID = {"tile": (16, 24)}  # 4 x 3 tiles of a 60 x 70 result
+SIDES = {"staged": False, "direct": True}
+both_sides = pytest.mark.parametrize("pinned", SIDES.values(), ids=SIDES)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    torch.manual_seed(0)
+    before = threading.active_count()
+    yield
+    assert threading.active_count() <= before
+
+
+def operands(k=100):
+    return torch.randn(60, k), torch.randn(k, 70)
+
+
+def fails_at(step, error):
+    """A context in which the n-th product of all cannot be issued, once."""
+    count = [0]
+    run = SimulatedQueues.run
+
+    def run_or_fail(self, queue, function, *arguments):
+        if getattr(function, "__name__", "") == "_multiply":
+            count[0] += 1
+            if count[0] == step:
+                raise type(error)(*error.args)
+        run(self, queue, function, *arguments)
+
+    return mock.patch.object(SimulatedQueues, "run", run_or_fail)
+
+
+def run_into(out, a, b, *, workers=1, report=lambda progress: None, pinned=False, **options):
+    """Runs a product in tiles of GRID into `out`, poisoned. Returns what it was interrupted by."""
+    with pytest.raises(Interrupted) as raised:
+        stream(a, b, out=out, workers=workers, report=report, pinned=pinned, **GRID, **options)
+    return raised.value
+
+
+def assert_done_tiles_alone_are_there(interrupted, out, expected):
+    """Checks that tiles of `done` are complete, and that all else is NaN, as it was."""
+    is_done = torch.zeros(expected.shape, dtype=torch.bool)
+    matrices = is_done if is_done.dim() == 2 else is_done.flatten(0, -3)
+    for matrix, rows, cols in interrupted.done:
+        tile = matrices[rows, cols] if matrix is None else matrices[matrix, rows, cols]
+        assert not tile.any()
+        tile.fill_(True)
+    assert_same_bits(out, torch.where(is_done, expected, torch.nan))
+    return is_done
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 12])
+@pytest.mark.parametrize("workers", [1, 3])
+@both_sides
+def test_smaller_tiles_where_memory_runs_out(step, workers, pinned):
+    a, b = operands()
+    with fails_at(step, torch.OutOfMemoryError("no memory")):
+        first, *others = check(a, b, workers=workers, pinned=pinned, **GRID).plans
+    assert others and all(plan.tile == (8, 12) for plan in others[1::2])
+    assert len(others) <= 24  # a plan to see that there is one, and those of tiles that are left
+
+
+def test_budgets_are_halved_until_memory_suffices():
+    a, b = torch.randn(20, 40), torch.randn(40, 30)
+    issue = Worker._issue
+
+    def issue_or_fail(self, step):
+        if self.plan.tile[0] > 5:
+            raise torch.OutOfMemoryError("no memory")
+        return issue(self, step)
+
+    with mock.patch.object(Worker, "_issue", issue_or_fail):
+        plans = check(a, b, **GRID).plans
+    assert {plan.tile for plan in plans} == {(16, 24), (8, 12), (4, 6)}
+
+
+def test_a_sentence_of_the_library_is_memory_that_ran_out_too():
+    a, b = operands()
+    with fails_at(2, RuntimeError("tiled::matmul: out of memory: 5 bytes were wanted")):
+        assert len(check(a, b, **GRID).plans) > 1
+
+
+def test_budgets_of_make_plan_where_memory_runs_out():
+    a, b = torch.randn(300, 200), torch.randn(200, 400)
+    with fails_at(1, torch.OutOfMemoryError("no memory")):
+        first, *others = check(a, b, budget=8 << 20).plans
+    assert others and all(plan.device_bytes <= 4 << 20 for plan in others)
+
+
+def test_groups_of_matrices_where_memory_runs_out():
+    a, b = torch.randn(40, 30, 20), torch.randn(40, 20, 50)
+    with fails_at(2, torch.OutOfMemoryError("no memory")):
+        plans = check(a, b, matrices=8).plans
+    assert {plan.matrices for plan in plans} == {8, 4}
+
+
+def test_no_memory_even_for_small_tiles():
+    a, b = operands()
+    with mock.patch.object(Worker, "_issue", side_effect=torch.OutOfMemoryError("no memory")):
+        with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+            stream(a, b, budget=8 << 20)
+
+
+def test_memory_of_a_failed_attempt_is_free_for_the_next():
+    """An exception's traceback would keep the buffers of its worker."""
+    a, b = operands()
+    made, alive = [], []
+    init = Worker.__init__
+
+    def watched(self, *arguments):
+        alive.append([each() is not None for each in made])
+        init(self, *arguments)
+        made.append(weakref.ref(self))
+
+    gc.disable()
+    try:
+        with mock.patch.object(Worker, "__init__", watched):
+            with fails_at(3, torch.OutOfMemoryError("no memory")):
+                check(a, b, **GRID)
+    finally:
+        gc.enable()
+    assert len(alive) > 1 and not alive[1][0]
+
+
+@pytest.mark.parametrize("method", ["copy_in", "copy_out"])
+@pytest.mark.parametrize("call", [1, 3, 7])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_copy_that_fails(method, call, workers):
+    a, b = operands()
+    original, count = getattr(Staging, method), [0]
+
+    def fails(self, *arguments):
+        count[0] += 1
+        if count[0] == call:
+            raise OSError("the disk is gone")
+        original(self, *arguments)
+
+    with mock.patch.object(Staging, method, fails), pytest.raises(OSError, match="disk is gone"):
+        stream(a, b, workers=workers, **GRID)
+    check(a, b, **GRID)
+
+
+@pytest.mark.parametrize("step", [1, 6])
+@pytest.mark.parametrize("workers", [1, 3])
+@both_sides
+def test_a_product_that_fails(step, workers, pinned):
+    a, b = operands()
+    with fails_at(step, ValueError("bad luck")), pytest.raises(ValueError, match="bad luck"):
+        stream(a, b, workers=workers, pinned=pinned, **GRID)
+
+
+@both_sides
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_ctrl_c_in_a_worker(step, workers, pinned):
+    a, b = operands()
+    out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="tiled")
+    with fails_at(step, KeyboardInterrupt()):
+        interrupted = run_into(out, a, b, workers=workers, pinned=pinned)
+    is_done = assert_done_tiles_alone_are_there(interrupted, out, expected)
+    assert not is_done.all()
+    assert interrupted.tiles == 12 and len(interrupted.done) < 12
+    assert f"{len(interrupted.done)} of 12 tiles" in str(interrupted)
+    assert isinstance(interrupted, KeyboardInterrupt)
+
+
+def test_ctrl_c_while_flagged_tiles_are_not_repaired():
+    """Tiles with flagged elements are not done, as these are NaN until the end."""
+    a, b = operands(2100)
+    a[20, 5] = torch.inf
+    out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="fp16x3")
+    with fails_at(30, KeyboardInterrupt()):
+        interrupted = run_into(out, a, b, depth=1024, algorithm="fp16x3")
+    assert {rows.start for _, rows, _ in interrupted.done}.isdisjoint({16})
+    for _, rows, cols in interrupted.done:
+        assert_same_bits(out[rows, cols], expected[rows, cols])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("no memory")])
+def test_what_ends_a_repair(error):
+    """Ctrl-C leaves flagged tiles out of `done`; without memory, they are computed again."""
+    a, b = operands(2100)
+    a[20, 5] = torch.inf
+    out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="fp16x3")
+    options = {"depth": 1024, "algorithm": "fp16x3"}
+    with fails_at(37, error):  # after 12 tiles of 3 slices
+        if isinstance(error, torch.OutOfMemoryError):
+            assert_same_bits(stream(a, b, **options, **GRID).result, expected)
+            return
+        interrupted = run_into(out, a, b, **options)
+    assert len(interrupted.done) == 9 and interrupted.tiles == 12
+    for _, rows, cols in interrupted.done:
+        assert_same_bits(out[rows, cols], expected[rows, cols])
+
+
+def test_ctrl_c_while_workers_begin():
+    """A worker that is made after Ctrl-C does not begin."""
+    a, b = operands()
+    reported, init = threading.Event(), Worker.__init__
+
+    def late(self, *arguments):
+        assert reported.wait(10)
+        init(self, *arguments)
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    out, timer = torch.empty(60, 70), threading.Timer(0.3, reported.set)
+    timer.start()
+    with mock.patch.object(Worker, "__init__", late):
+        interrupted = run_into(out, a, b, report=interrupt)
+    timer.join()
+    assert interrupted.done == [] and out.isnan().all()
+
+
+@pytest.mark.parametrize("shapes", [((3, 60, 40), (3, 40, 70)), ((2, 2, 60, 40), (2, 40, 70))])
+@pytest.mark.parametrize("step", [7, 30])
+def test_ctrl_c_in_a_batch(shapes, step):
+    a, b = map(torch.randn, shapes)
+    expected = torch_tiled.matmul(a, b, algorithm="tiled")
+    out = torch.empty_like(expected)
+    with fails_at(step, KeyboardInterrupt()):
+        interrupted = run_into(out, a, b)
+    assert_done_tiles_alone_are_there(interrupted, out, expected)
+    assert interrupted.tiles == 12 * expected.shape[:-2].numel()
+    assert step - 9 <= len(interrupted.done) < step
+
+
+def test_ctrl_c_in_groups_of_matrices():
+    a, b = torch.randn(20, 30, 40), torch.randn(20, 40, 50)
+    expected = torch_tiled.matmul(a, b, algorithm="tiled")
+    out = torch.empty_like(expected)
+    with fails_at(5, KeyboardInterrupt()):
+        interrupted = run_into(out, a, b, matrices=3)
+    assert_done_tiles_alone_are_there(interrupted, out, expected)
+    assert interrupted.tiles == 7
+
+
+def test_ctrl_c_after_memory_ran_out():
+    a, b = operands()
+    expected = torch_tiled.matmul(a, b, algorithm="tiled")
+    out, count = torch.empty(60, 70), [0]
+    issue = Worker._issue
+
+    def issue_or_fail(self, step):
+        count[0] += 1
+        if count[0] == 3:
+            raise torch.OutOfMemoryError("no memory")
+        if count[0] == 9:
+            raise KeyboardInterrupt
+        return issue(self, step)
+
+    with mock.patch.object(Worker, "_issue", issue_or_fail), pytest.raises(Interrupted) as raised:
+        stream(a, b, out=out, **GRID)
+    is_done = assert_done_tiles_alone_are_there(raised.value, out, expected)
+    # Two tiles of the first grid, whole ones of a second grid of 4 tiles each, and 9 tiles to come.
+    assert raised.value.tiles == 2 + 4 + 4 + 8
+    assert is_done.any() and len(raised.value.done) < raised.value.tiles
+
+
+@pytest.mark.parametrize("of", ["cpu", "simulated"])
+def test_a_signal(of):
+    """SIGINT reaches the main thread, whatever it waits for."""
+    n = 200
+    a, b = torch.randn(n, 100), torch.randn(100, n)
+    out, expected = torch.empty(n, n), torch_tiled.matmul(a, b, algorithm="tiled")
+    reached = threading.Event()
+    issue, matmul, count = Worker._issue, run_module.matmul, [0]
+
+    def slowly(function):
+        def call(*arguments, **options):
+            count[0] += 1
+            if count[0] == 4:
+                reached.set()
+                threading.Event().wait(0.5)
+            return function(*arguments, **options)
+
+        return call
+
+    def send():
+        reached.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with mock.patch.object(Worker, "_issue", slowly(issue)), pytest.raises(Interrupted) as raised:
+        if of == "simulated":
+            stream(a, b, out=out, tile=(32, 32))
+        else:
+            poison(out)
+            with (
+                mock.patch.object(run_module, "matmul", slowly(matmul)),
+                mock.patch.object(run_module, "_CPU_TILE", 32),
+            ):
+                torch_tiled.stream.matmul(a, b, out=out, devices="cpu", algorithm="tiled")
+    sender.join()
+    is_done = assert_done_tiles_alone_are_there(raised.value, out, expected)
+    assert is_done.any() and not is_done.all()
+    assert raised.value.tiles == 49
+
+
+@pytest.mark.parametrize("of", ["cpu", "simulated"])
+def test_an_error_of_the_progress_function(of):
+    a, b = operands()
+
+    def report(progress):
+        raise LookupError("no such bar")
+
+    with pytest.raises(LookupError, match="no such bar"):
+        if of == "cpu":
+            torch_tiled.stream.matmul(a, b, devices="cpu", progress=report)
+        else:
+            stream(a, b, report=report, **GRID)

@@ -1,0 +1,181 @@
+"""Plans of streamed products: what they take, move and predict, and that products go like that."""
+
+import re
+
+import pytest
+import torch
+from helpers.simulated_gpu import simulated
+from helpers.streaming import check, plan_module, run_module
+from helpers.thinning import each_value
+
+import torch_tiled
+from torch_tiled.stream.problem import make_problem
+
+GIB, MIB = 1 << 30, 1 << 20
+ROWS = ("problem", "algorithm", "tiles", "panels", "passes", "bytes", "memory", "alone", "predicted")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+SIZES = [(5000, 70000, 3000), (300, 200, 9_000_000)]
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def plan(a, b, budget, **options):
+    return torch_tiled.stream.plan(a, b, max_device_bytes=budget, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@each_value
+def test_a_plan_is_within_its_budget(dtype, sizes):
+    m, n, k = sizes
+    a, b = meta(m, k, dtype=dtype), meta(k, n, dtype=dtype)
+    seconds = []
+    for budget in (64 * MIB, 500 * MIB, 8 * GIB):
+        found = plan(a, b, budget)
+        assert found.device_bytes <= budget
+        seconds.append(found.seconds)
+    for less, more in zip(seconds, seconds[1:], strict=False):
+        assert more <= 1.05 * less
+
+
+def test_the_plan_of_a_large_product():
+    a = meta(65536, 65536)
+    found = plan(a, a, 16 * GIB)
+    text = str(found)
+    assert tuple(line.split()[0] for line in text.splitlines()) == ROWS
+    for part in ("m = 65536, n = 65536, k = 65536", "those of b are kept", "bound by products"):
+        assert part in text
+    assert found.bytes_in + found.bytes_out < 130 * GIB
+    assert found.bound == "products"
+    assert found.passes_b == 1 and found.kept == "b" and found.is_prepared
+    assert found.product_seconds <= found.seconds < 1.1 * found.product_seconds
+
+
+def test_what_other_plans_print():
+    cut = plan(meta(300, 9_000_000), meta(9_000_000, 200), 64 * MIB)
+    assert f"K in {cut.grid.slices} slices of {cut.depth}" in str(cut)
+    batch = plan(meta(5000, 100, 30), meta(5000, 30, 40), GIB)
+    assert "5000 x m = 100, n = 40, k = 30" in str(batch)
+    assert f"{batch.grid.rows} groups of {batch.matrices} matrices" in str(batch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [*SIZES, (7, 5, 3)], ids=str)
+@each_value
+def test_the_least_budget_that_the_error_names_suffices(dtype, sizes):
+    m, n, k = sizes
+    a, b = meta(m, k, dtype=dtype), meta(k, n, dtype=dtype)
+    with pytest.raises(RuntimeError, match=r"max_device_bytes is 1000 \(0.000954 MiB\)") as raised:
+        plan(a, b, 1000)
+    least = float(re.search(r"at least ([\d.e+]+) MiB", str(raised.value))[1])
+    assert plan(a, b, int(1.005 * least * MIB) + 1).device_bytes <= 1.005 * least * MIB + 1
+    with pytest.raises(RuntimeError, match="at least"):
+        plan(a, b, int(0.99 * least * MIB))
+
+
+def test_what_the_error_says_where_k_cannot_be_cut():
+    a, b = meta(300, 9_000_000), meta(9_000_000, 200)
+    with pytest.raises(RuntimeError, match=r"m = 300, n = 200, k = 9000000 \(algorithm naive does"):
+        plan(a, b, GIB, algorithm="naive")
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+@pytest.mark.parametrize("depth", [None, 1024, 2048])
+@pytest.mark.parametrize("algorithm", ["tiled", "fp16x3"])
+def test_a_simulated_gpu_takes_the_seconds_of_the_plan(algorithm, depth, kept):
+    """And copies its bytes, where the sides are whole panels and chunks."""
+    for grid in ((5, 3), (2, 3), (1, 4), (4, 1)):
+        k = 4096 if depth else 200
+        rows, cols = (grid, grid[::-1])[kept == "a"]
+        a, b = torch.randn(16 * rows, k), torch.randn(k, 16 * cols)
+        tiles = {"tile": (16, 16), "depth": depth, "kept": kept}
+        streamed = check(a, b, **tiles, pinned=True, algorithm=algorithm)
+        (found,), (queues,) = streamed.plans, streamed.queues
+        assert queues.copied["in"] == found.bytes_in, grid
+        assert queues.copied["out"] == found.bytes_out
+        assert queues.seconds == pytest.approx(found.seconds, rel=0.02)
+
+
+def test_the_seconds_of_ragged_sides():
+    a, b = torch.randn(77, 200), torch.randn(200, 61)
+    streamed = check(a, b, tile=(16, 16), pinned=True)
+    (found,), (queues,) = streamed.plans, streamed.queues
+    assert queues.seconds == pytest.approx(found.seconds, rel=0.02)
+    assert queues.copied["in"] == pytest.approx(found.bytes_in, rel=0.1)
+
+
+def test_plans_of_make_plan_are_what_products_take():
+    a, b = torch.randn(300, 700), torch.randn(700, 500)
+    for budget in (3 * MIB, 4 * MIB, GIB):
+        problem, _ = make_problem(a, b, None, "fp32", "tiled")
+        settings, _ = simulated(budget)
+        found = run_module.plan_product(problem, settings)
+        streamed = check(a, b, budget=budget)
+        assert streamed.plans == [found]
+        assert found.device_bytes <= budget
+
+
+def test_groups_of_a_batch():
+    a, b = meta(5000, 100, 30), meta(5000, 30, 40)
+    found = plan(a, b, 64 * MIB)
+    assert found.matrices > 1 and found.device_bytes <= 64 * MIB
+    assert found.grid.is_paired and found.grid.rows == -(-5000 // found.matrices)
+    assert found.bytes_in == 5000 * (100 * 30 + 30 * 40) * 4
+    assert found.bytes_out == 5000 * 100 * 40 * 4
+    shared = plan(a, b[:1].expand(5000, 30, 40), 64 * MIB)
+    assert shared.bytes_in < found.bytes_in
+
+
+def test_a_batch_of_large_matrices():
+    one = plan(meta(20000, 20000), meta(20000, 20000), GIB)
+    found = plan(meta(3, 20000, 20000), meta(3, 20000, 20000), GIB)
+    assert not found.matrices and found.tile == one.tile
+    assert found.bytes_in == pytest.approx(3 * one.bytes_in)
+    assert found.seconds == pytest.approx(3 * one.seconds)
+
+
+def test_a_batch_of_one_b_is_one_product():
+    found = plan(meta(50, 100, 3000), meta(3000, 400), GIB)
+    assert found.shape == (1, 5000, 400, 3000)
+
+
+def test_several_gpus_take_less_time():
+    sizes = plan_module.Sizes(
+        *(1, 65536, 65536, 65536, False, False, False, False, 4, 4, False, False, False),
+        order=run_module.order_of(torch.float32, (65536,) * 3, "fp32", "auto", (90, 132)),
+    )
+    machine = simulated(GIB)[0].machine
+    one, two, eight = (plan_module.make_plan(sizes, machine, 16 * GIB, n) for n in (1, 2, 8))
+    assert eight.seconds < two.seconds < one.seconds
+    assert two.workers == 2 and two.seconds == pytest.approx(one.seconds / 2, rel=0.2)
+
+
+def test_staged_memory_is_slower():
+    pinned = plan(meta(4000, 5000), meta(5000, 6000), GIB)
+    staged = plan(torch.empty(4000, 5000), torch.empty(5000, 6000), GIB)
+    assert pinned.pinned_bytes == 0 and staged.pinned_bytes > 0
+    assert staged.in_seconds > 2 * pinned.in_seconds
+
+
+@pytest.mark.parametrize("shapes", [((0, 5), (5, 7)), ((5, 0), (0, 7)), ((5, 7), (7, 0))], ids=str)
+def test_empty_products(shapes):
+    found = plan(meta(*shapes[0]), meta(*shapes[1]), GIB)
+    assert found.seconds >= 0 and "0" in str(found)
+
+
+@pytest.mark.parametrize("shapes", [((0, 4, 5), (5, 7)), ((0, 4, 5), (0, 5, 7))], ids=str)
+def test_empty_batches(shapes):
+    assert plan(meta(*shapes[0]), meta(*shapes[1]), GIB).bytes_out == 0
+
+
+def test_vectors():
+    assert plan(meta(5000), meta(5000, 70), GIB).shape == (1, 1, 70, 5000)
+    assert plan(meta(70, 5000), meta(5000), GIB).shape == (1, 70, 1, 5000)
+    assert plan(meta(5000), meta(5000), GIB).shape == (1, 1, 1, 5000)
+
+
+def test_a_plan_does_not_read_operands():
+    a = torch.empty(1, 1).expand(100_000, 100_000)
+    assert plan(a, a, GIB).shape == (1, 100_000, 100_000, 100_000)

@@ -1,0 +1,146 @@
+"""The order of tiles and loads: each tile once, each panel from its slot, and few loads."""
+
+import collections
+import random
+
+import pytest
+import torch
+from helpers.streaming import plan_module
+
+from torch_tiled.stream.machine import Machine
+from torch_tiled.stream.order import Order
+from torch_tiled.stream.schedule import Grid, Queue, TileList, steps
+
+SLOTS = plan_module.SLOTS
+
+
+def random_grid(generator):
+    rows, cols, slices = (generator.choice([1, 1, 2, 3, 4, 7]) for _ in range(3))
+    if generator.random() < 0.2:
+        return Grid(rows * cols, 1, is_paired=True)
+    return Grid(rows, cols, slices, generator.random() < 0.5)
+
+
+def tiles_of(grid):
+    if grid.is_paired:
+        return [(i, i) for i in range(grid.rows)]
+    return [(row, col) for row in range(grid.rows) for col in range(grid.cols)]
+
+
+def random_runs(workers, count=60):
+    """Yields (a grid, the steps of each worker), where workers go on in random order."""
+    for seed in range(count):
+        generator = random.Random(seed)
+        grid = random_grid(generator)
+        queue = Queue(grid, workers)
+        running = {i: steps(grid, SLOTS, SLOTS, queue, i) for i in range(workers)}
+        found = [[] for _ in range(workers)]
+        while running:
+            worker = generator.choice(list(running))
+            step = next(running[worker], None)
+            if step is None:
+                del running[worker]
+            else:
+                found[worker].append(step)
+        yield grid, found
+
+
+workers = pytest.mark.parametrize("workers", [1, 2, 3, 4])
+
+
+@workers
+def test_every_tile_once(workers):
+    for grid, found in random_runs(workers):
+        tiles = [(step.row, step.col) for each in found for step in each if step.is_last]
+        assert sorted(tiles) == tiles_of(grid)
+
+
+@workers
+def test_slices_ascend(workers):
+    """A worker has all slices of a tile, one after another."""
+    for grid, found in random_runs(workers):
+        for each in found:
+            assert [step.number for step in each] == list(range(len(each)))
+            for i, step in enumerate(each):
+                assert step.slice == i % grid.slices
+                assert step.is_first == (step.slice == 0)
+                assert step.is_last == (step.slice == grid.slices - 1)
+                first = each[i - step.slice]
+                assert (step.row, step.col) == (first.row, first.col)
+
+
+@workers
+def test_slots_have_the_panels_that_steps_read(workers):
+    """A load comes after the last step that reads its slot, and no step reads another panel."""
+    for _, found in random_runs(workers):
+        for each in found:
+            panels, last_read = {}, collections.defaultdict(lambda: -1)
+            for step in each:
+                for load in step.loads:
+                    place = load.operand, load.slot
+                    assert load.after == last_read[place] < step.number
+                    panels[place] = load.index, load.slice
+                for operand, index, slot in (("a", step.row, step.a_slot), ("b", step.col, step.b_slot)):
+                    assert 0 <= slot < SLOTS
+                    assert panels[operand, slot] == (index, step.slice)
+                    last_read[operand, slot] = step.number
+
+
+@pytest.mark.parametrize("keeps_b", [False, True])
+def test_the_panels_at_a_turn_are_not_loaded_again(keeps_b):
+    """Nor does the first load after a turn wait for the step before it."""
+    grid = Grid(5, 4, 1, keeps_b) if keeps_b else Grid(4, 5, 1, keeps_b)
+    kept, streamed = ("b", "a") if keeps_b else ("a", "b")
+    loads = [load for step in steps(grid, SLOTS, SLOTS) for load in step.loads]
+    assert [x.index for x in loads if x.operand == kept] == [0, 1, 2, 3]
+    streamed_loads = [x for x in loads if x.operand == streamed]
+    assert [x.index for x in streamed_loads] == [0, 1, 2, 3, 4, 2, 1, 0, 2, 3, 4, 2, 1, 0]
+    assert [x.after for x in streamed_loads][:8] == [-1, -1, 0, 1, 2, 5, 6, 7]
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+def test_the_number_of_loads_is_the_plan_s(kept):
+    """`passes` counts how often panels are read, which bytes and seconds are predicted by."""
+    side, chunk = 8, 16
+    order = Order(torch.float32, "fp32", "tiled", "tiled", chunk, "tiled", "tiled")
+    for rows in range(1, 5):
+        for cols in range(1, 5):
+            for slices in range(1, 5):
+                sizes = sizes_of(order, rows * side, cols * side, slices * chunk)
+                candidate = plan_module._Candidate(sizes, Machine(), (side, side), chunk, kept)
+                grid = Grid(rows, cols, slices, kept == "b")
+                loads = collections.Counter(
+                    load.operand for step in steps(grid, SLOTS, SLOTS) for load in step.loads
+                )
+                *_, passes = candidate.work()
+                assert loads["a"] == pytest.approx(passes[0] * rows * slices), grid
+                assert loads["b"] == pytest.approx(passes[1] * cols * slices), grid
+
+
+def sizes_of(order, m, n, k):
+    """Sizes of float32 operands in pinned memory."""
+    return plan_module.Sizes(1, m, n, k, *[False] * 4, 4, 4, *[False] * 3, order)
+
+
+def test_a_worker_without_a_panel_takes_over_half_of_another_s():
+    queue = Queue(Grid(8, 1), 2)
+    assert queue.next(0) == (0, 0)
+    assert queue.next(1) == (0, 7)  # of the 7 that were left, the last 3
+    left = [queue.next(1) for _ in range(2)]
+    assert left == [(0, 6), (0, 5)]
+    assert queue.next(1) == (0, 4)  # again half of what is left: 1 to 4
+    assert queue.next(0) == (0, 1)
+
+
+def test_a_list_of_tiles():
+    for keeps_b in (False, True):
+        grid = Grid(3, 4, 2, keeps_b)
+        tiles = [(2, 1), (0, 3), (0, 0)]
+        found = list(steps(grid, SLOTS, SLOTS, TileList(grid, tiles)))
+        assert [(x.row, x.col) for x in found if x.is_last] == tiles
+        assert [x.slice for x in found] == [0, 1] * 3
+
+
+@pytest.mark.parametrize("grid", [Grid(0, 3), Grid(3, 0), Grid(0, 1, is_paired=True)], ids=str)
+def test_nothing_to_do(grid):
+    assert list(steps(grid, SLOTS, SLOTS)) == []
