@@ -8,7 +8,7 @@ import math
 
 import torch
 
-ALIGNMENT = 1 << 21  # bytes at whose multiples parts begin: no two share a page of any size
+ALIGNMENT = 1 << 21  # bytes of whose multiples parts are
 NAMES = ("a", "b", "c")
 
 
@@ -24,13 +24,10 @@ class HostPool:
 
     def __init__(self, nbytes: int):
         self.part_bytes = math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
-        total = len(NAMES) * self.part_bytes + ALIGNMENT
-        # A first write makes the system find the pages. fill_ has many threads for that.
-        memory = torch.empty(total, dtype=torch.uint8).fill_(0)
-        first = -memory.data_ptr() % ALIGNMENT
+        # A first write makes the system find the pages. fill_ has many threads for that. Each part
+        # has a storage of its own, of which Tensor.is_pinned() looks at the first byte.
         self._parts = {
-            name: memory[first + i * self.part_bytes :][: self.part_bytes]
-            for i, name in enumerate(NAMES)
+            name: torch.empty(self.part_bytes, dtype=torch.uint8).fill_(0) for name in NAMES
         }
         self._pinned: list[int] = []  # addresses
 

@@ -107,7 +107,9 @@ def assert_same_bits(found, expected):
     nan = expected.isnan()
     assert torch.equal(found.isnan(), nan)
     integers = _INTEGERS[found.dtype.itemsize]
-    found, expected = (torch.where(nan, 0, x).contiguous().view(integers) for x in (found, expected))
+    found, expected = (
+        torch.where(nan, 0, x).contiguous().view(integers) for x in (found, expected)
+    )
     assert torch.equal(found, expected)
 
 

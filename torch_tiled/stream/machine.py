@@ -30,7 +30,7 @@ class Machine:
     Attributes:
         device: (compute capability, SMs) of the GPU.
         in_rate, out_rate: bytes a second between pinned memory and the GPU.
-        staging_rate: bytes a second from pageable memory to the GPU through pinned memory.
+        staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
         staging_bytes: the pinned memory for that, of each GPU.
         memory_rate: bytes a second of the GPU's memory.
         step_seconds: the time of the host for a step.
@@ -39,16 +39,17 @@ class Machine:
     device: tuple = (90, 132)
     in_rate: float = 53e9
     out_rate: float = 50e9
-    staging_rate: float = 20e9
+    staging_in_rate: float = 45e9
+    staging_out_rate: float = 26e9
     staging_bytes: int = 256 * MIB
     memory_rate: float = 3.5e12
     step_seconds: float = 200e-6
 
     def seconds_in(self, count, is_staged):
-        return count / (min(self.in_rate, self.staging_rate) if is_staged else self.in_rate)
+        return count / (self.staging_in_rate if is_staged else self.in_rate)
 
     def seconds_out(self, count, is_staged):
-        return count / (min(self.out_rate, self.staging_rate) if is_staged else self.out_rate)
+        return count / (self.staging_out_rate if is_staged else self.out_rate)
 
     def product_seconds(self, order, m, n, k, matrices, *, prepared):
         """The seconds of one product, by the cost model of the kernels."""
