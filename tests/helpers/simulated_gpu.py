@@ -90,7 +90,7 @@ class SimulatedQueues:
 
     def _cost(self, queue, function, arguments):
         if queue == "compute":
-            worker, (step, a, b, _) = function.__self__, arguments
+            worker, (_, a, b, _) = function.__self__, arguments
             order = worker.order
             if worker._sums is not None:
                 chunks = -(-a.shape[-1] // order.chunk)

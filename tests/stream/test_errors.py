@@ -169,7 +169,9 @@ def test_bad_devices(devices, begin, call):
 
 
 @no_gpu
-@pytest.mark.parametrize("devices", ["cuda", "cuda:0", ["cuda:0", "cuda:1"], 0, [torch.device("cuda")]])
+@pytest.mark.parametrize(
+    "devices", ["cuda", "cuda:0", ["cuda:0", "cuda:1"], 0, [torch.device("cuda")]]
+)
 def test_devices_that_are_not_there(devices):
     text = sentence_of(torch_tiled.stream.matmul, X, Y, devices=devices)
     assert text.startswith("devices has cuda") and text.endswith("and there are 0 GPUs here")

@@ -12,7 +12,17 @@ import torch_tiled
 from torch_tiled.stream.problem import make_problem
 
 GIB, MIB = 1 << 30, 1 << 20
-ROWS = ("problem", "algorithm", "tiles", "panels", "passes", "bytes", "memory", "alone", "predicted")
+ROWS = (
+    "problem",
+    "algorithm",
+    "tiles",
+    "panels",
+    "passes",
+    "bytes",
+    "memory",
+    "alone",
+    "predicted",
+)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
 SIZES = [(5000, 70000, 3000), (300, 200, 9_000_000)]
 

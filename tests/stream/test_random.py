@@ -78,7 +78,9 @@ def draw_operands(data, dtype, shapes):
 def test_random_tiles(data):
     dtype, algorithm, chunk = data.draw(st.sampled_from(KINDS), label="kind")
     is_cut = data.draw(st.integers(0, 3), label="cut") == 0
-    k = data.draw(st.sampled_from([1025, 1600, 2048, 2100] if is_cut else [0, 1, 17, 130]), label="k")
+    k = data.draw(
+        st.sampled_from([1025, 1600, 2048, 2100] if is_cut else [0, 1, 17, 130]), label="k"
+    )
     a, b = draw_operands(data, dtype, draw_shapes(data, k))
     check(
         a,

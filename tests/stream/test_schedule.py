@@ -80,7 +80,10 @@ def test_slots_have_the_panels_that_steps_read(workers):
                     place = load.operand, load.slot
                     assert load.after == last_read[place] < step.number
                     panels[place] = load.index, load.slice
-                for operand, index, slot in (("a", step.row, step.a_slot), ("b", step.col, step.b_slot)):
+                for operand, index, slot in (
+                    ("a", step.row, step.a_slot),
+                    ("b", step.col, step.b_slot),
+                ):
                     assert 0 <= slot < SLOTS
                     assert panels[operand, slot] == (index, step.slice)
                     last_read[operand, slot] = step.number
