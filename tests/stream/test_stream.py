@@ -243,8 +243,7 @@ def test_signs_of_zeros(pinned):
     for kind in CUT:
         a, b = operands(kind[0], 12, 14, kind[3] + 5)
         a, b = a.abs().to(kind[0]), -b.abs().to(kind[0])
-        zero = complex(-0.0, -0.0) if a.is_complex() else -0.0
-        a[3], b[:, 4], a[5, : kind[3]] = zero, -zero, zero
+        a[3], b[:, 4], a[5, : kind[3]] = 0.0, -0.0, 0.0
         check(a, b, tile=(9, 16), depth=kind[3], pinned=pinned, **options(kind))
 
 

@@ -138,8 +138,8 @@ def _like(x):
 def _check_memory(a, b, out):
     if out is not None and may_overlap(out):
         fail(
-            f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements may "
-            "share memory; pass a tensor whose elements lie apart"
+            f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements "
+            "may share memory; pass a tensor whose elements lie apart"
         )
     for name, x in (("a", a), ("b", b)):
         if out is not None and share_memory(out, x):

@@ -383,28 +383,27 @@ def _run_on_cpu(problem, report):
 
     # A signal reaches the main thread alone, which then waits for the tile that is under way.
     stop = threading.Event()
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        future = executor.submit(compute)
-        try:
-            while True:
-                finished, _ = concurrent.futures.wait([future], 0.1)
-                report(
-                    Progress(
-                        tiles=len(tiles),
-                        tiles_done=len(done),
-                        bytes=count * (m * k + k * n + m * n) * problem.dtype.itemsize,
-                        flops=_flops(problem.dtype, count, m, n, k),
-                        seconds=clock.seconds(),
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            try:
+                future = executor.submit(compute)
+                while True:
+                    finished, _ = concurrent.futures.wait([future], 0.1)
+                    report(
+                        Progress(
+                            tiles=len(tiles),
+                            tiles_done=len(done),
+                            bytes=count * (m * k + k * n + m * n) * problem.dtype.itemsize,
+                            flops=_flops(problem.dtype, count, m, n, k),
+                            seconds=clock.seconds(),
+                        )
                     )
-                )
-                if finished:
-                    return future.result()
-        except KeyboardInterrupt:
-            stop.set()
-            concurrent.futures.wait([future])
-            raise Interrupted(done, len(tiles)) from None
-        finally:
-            stop.set()
+                    if finished:
+                        return future.result()
+            finally:
+                stop.set()
+    except KeyboardInterrupt:
+        raise Interrupted(done, len(tiles)) from None
 
 
 def _flops(dtype, batch, m, n, k):
