@@ -12,8 +12,8 @@ import torch
 
 from torch_tiled._op.namespace import operators
 from torch_tiled.stream.machine import Machine
+from torch_tiled.stream.parts import Settings
 from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.run import Settings
 from torch_tiled.stream.staging import copy_direct
 
 

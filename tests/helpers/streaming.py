@@ -13,6 +13,7 @@ from torch_tiled.stream import staging
 from torch_tiled.stream.problem import make_problem
 
 # Functions of the package have the names of these modules.
+parts_module = importlib.import_module("torch_tiled.stream.parts")
 plan_module = importlib.import_module("torch_tiled.stream.plan")
 run_module = importlib.import_module("torch_tiled.stream.run")
 
@@ -56,7 +57,10 @@ def planned(tile=None, depth=None, kept="b", matrices=0):
         part = (min(rows, sizes.m), min(cols, sizes.n)), min(depth or sizes.k, sizes.k)
         return plan_module._Candidate(sizes, machine, *part, kept)
 
-    with mock.patch.object(run_module, "make_plan", make_plan):
+    with (
+        mock.patch.object(run_module, "make_plan", make_plan),
+        mock.patch.object(parts_module, "make_plan", make_plan),
+    ):
         yield plans
 
 

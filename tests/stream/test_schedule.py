@@ -94,7 +94,7 @@ def test_the_panels_at_a_turn_are_not_loaded_again(keeps_b):
     """Nor does the first load after a turn wait for the step before it."""
     grid = Grid(5, 4, 1, keeps_b) if keeps_b else Grid(4, 5, 1, keeps_b)
     kept, streamed = ("b", "a") if keeps_b else ("a", "b")
-    loads = [load for step in steps(grid, SLOTS, SLOTS) for load in step.loads]
+    loads = [load for step in steps(grid, SLOTS, SLOTS) for load in step.loads if load.part == 0]
     assert [x.index for x in loads if x.operand == kept] == [0, 1, 2, 3]
     streamed_loads = [x for x in loads if x.operand == streamed]
     assert [x.index for x in streamed_loads] == [0, 1, 2, 3, 4, 2, 1, 0, 2, 3, 4, 2, 1, 0]
@@ -112,9 +112,10 @@ def test_the_number_of_loads_is_the_plan_s(kept):
                 sizes = sizes_of(order, rows * side, cols * side, slices * chunk)
                 candidate = plan_module._Candidate(sizes, Machine(), (side, side), chunk, kept)
                 grid = Grid(rows, cols, slices, kept == "b")
-                loads = collections.Counter(
-                    load.operand for step in steps(grid, SLOTS, SLOTS) for load in step.loads
-                )
+                loads = collections.Counter()
+                for step in steps(grid, SLOTS, SLOTS):
+                    for load in step.loads:
+                        loads[load.operand] += 1 / load.parts
                 *_, passes = candidate.work()
                 assert loads["a"] == pytest.approx(passes[0] * rows * slices), grid
                 assert loads["b"] == pytest.approx(passes[1] * cols * slices), grid
@@ -127,12 +128,33 @@ def sizes_of(order, m, n, k):
 
 def test_a_worker_without_a_panel_takes_over_half_of_another_s():
     queue = Queue(Grid(8, 1), 2)
-    assert queue.next(0) == (0, 0)
-    assert queue.next(1) == (0, 7)  # of the 7 that were left, the last 3
-    left = [queue.next(1) for _ in range(2)]
-    assert left == [(0, 6), (0, 5)]
-    assert queue.next(1) == (0, 4)  # again half of what is left: 1 to 4
-    assert queue.next(0) == (0, 1)
+    job = queue.claim(0)
+    assert job.take() == 0
+    assert queue.claim(1) is None
+    taken = queue.take_over()  # of the 7 that were left, the last 3
+    assert taken.kept == job.kept
+    assert [taken.take() for _ in range(4)] == [7, 6, 5, None]
+    again = queue.take_over()  # half of what is left: 1 to 4
+    assert [again.take() for _ in range(3)] == [4, 3, None]
+    assert [job.take() for _ in range(3)] == [1, 2, None]
+    assert queue.take_over() is None
+
+
+def test_the_next_kept_panel_comes_in_parts():
+    """One with each step, and the rest of them where the steps come to an end."""
+    for rows in (1, 3, 20):
+        found = list(steps(Grid(rows, 3), SLOTS, SLOTS))
+        for index in (1, 2):
+            loads = [
+                (step.number, load)
+                for step in found
+                for load in step.loads
+                if load.operand == "b" and load.index == index
+            ]
+            parts = min(max(rows - 1, 1), 8)
+            assert [load.part for _, load in loads] == list(range(parts))
+            assert {load.parts for _, load in loads} == {parts}
+            assert all(number <= index * rows for number, _ in loads)
 
 
 def test_a_list_of_tiles():

@@ -7,11 +7,12 @@ to the queues of a GPU, and run.py looks after the GPUs.
 import torch
 
 from .machine import Machine
+from .parts import Settings, plan_product
 from .plan import Plan
 from .problem import fail, make_problem
-from .progress import Progress, make_report
+from .progress import Interrupted, Progress, make_report
 from .queues import CudaQueues
-from .run import Interrupted, Settings, plan_product, run
+from .run import run
 
 __all__ = ["Interrupted", "Plan", "Progress", "matmul", "plan"]
 

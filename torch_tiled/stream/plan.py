@@ -98,11 +98,14 @@ class Plan:
         else:
             tiles = f"{grid.rows} x {grid.cols} of {self.tile[0]} x {self.tile[1]}{slices}"
         prepared = ", split beforehand" if self.is_prepared else ""
+        panels = f"those of {self.kept} are kept{prepared}, the others stream past them"
+        if grid.slices > 1 or grid.is_paired:
+            panels = "those of both operands stream"
         lines = {
             "problem": f"{repeats}m = {m}, n = {n}, k = {k}",
             "algorithm": self.algorithm,
             "tiles": tiles,
-            "panels": f"those of {self.kept} are kept{prepared}, the others stream past them",
+            "panels": panels,
             "passes": f"{self.passes_a:.3g} over a, {self.passes_b:.3g} over b",
             "bytes": f"{bytes_text(self.bytes_in)} in, {bytes_text(self.bytes_out)} out",
             "memory": (

@@ -4,7 +4,9 @@ import dataclasses
 import math
 
 import torch
+from torch.autograd import forward_ad
 
+from .._internals import transforms_active
 from .._op.checks import check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
 from .host_memory import may_overlap, share_memory, why_not_mapped
@@ -112,10 +114,24 @@ def _check_tensor(name, x, is_plan):
         fail(f"{name} is on {x.device}; it must be {where}")
     if name == "out" and (x.is_conj() or x.is_neg()):
         fail("out is a conjugate or negative view; pass a tensor without these bits")
+    _check_no_transform(name, x)
     if torch.is_grad_enabled() and x.requires_grad:
         fail(
             f"{name} requires a gradient, and a streamed product has none; pass {name}.detach(), "
             "or multiply by torch_tiled.matmul on a device that holds the operands"
+        )
+
+
+def _check_no_transform(name, x):
+    if transforms_active():
+        fail(
+            "torch.vmap and the transforms of torch.func do not reach a streamed product; call it "
+            "outside of them, or use torch_tiled.matmul"
+        )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        fail(
+            f"{name} has a forward-mode tangent, and a streamed product has none; pass the primal "
+            "of torch.autograd.forward_ad.unpack_dual, or use torch_tiled.matmul"
         )
 
 

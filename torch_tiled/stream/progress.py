@@ -4,7 +4,7 @@ import dataclasses
 import sys
 import time
 
-__all__ = ["Progress", "make_report"]
+__all__ = ["Clock", "Interrupted", "Progress", "flops", "make_report"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,44 @@ class Progress:
     def seconds_left(self):
         """By the speed so far; None before a tile is done."""
         return self.seconds * (1 / self.share - 1) if self.tiles_done else None
+
+
+class Interrupted(KeyboardInterrupt):
+    """A streamed product was interrupted. The GPUs are idle, and `out` has whole tiles or none.
+
+    A second interrupt may leave tiles with NaN where elements were to be recomputed; the text says
+    how many.
+
+    Attributes:
+        done: (matrix, rows, columns) of the tiles of `out` that are complete: an index of the
+            flattened batch, or a slice of it, and two slices.
+        tiles: how many there are in all.
+
+    Examples:
+        >>> def stop(progress):
+        ...     raise KeyboardInterrupt
+        >>> a = torch.randn(300, 200)
+        >>> try:
+        ...     c = torch_tiled.stream.matmul(a, a.mT, progress=stop)
+        ... except torch_tiled.stream.Interrupted as interrupted:
+        ...     print(len(interrupted.done) <= interrupted.tiles)
+        True
+    """
+
+    def __init__(self, done, tiles, flagged=0):
+        others = "and the others are as they were"
+        if flagged:
+            others = f"{flagged} have NaN where elements were not recomputed, {others}"
+        super().__init__(
+            f"torch_tiled.stream.matmul was interrupted: {len(done)} of {tiles} tiles are in out, "
+            f"{others}; the exception's `done` lists them"
+        )
+        self.done, self.tiles = done, tiles
+
+
+def flops(dtype, batch, m, n, k):
+    """The floating-point operations of a product."""
+    return 2.0 * batch * m * n * k * (4 if dtype.is_complex else 1)
 
 
 class _Silent:

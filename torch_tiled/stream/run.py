@@ -1,167 +1,20 @@
 """Runs a streamed product: a worker for each GPU, or blocks of C on the CPU."""
 
-import concurrent.futures
-import dataclasses
 import gc
-import itertools
 import threading
 
 import torch
 
 from .._op.out_of_memory import raise_if_out_of_memory
-from ..ops import matmul
-from .machine import MIB
-from .order import order_of
-from .plan import Sizes, least_budget, make_plan
-from .problem import fail
-from .progress import Clock, Progress
+from .parts import parts_of, plan_of, sizes_of
+from .plan import make_plan
+from .progress import Clock, Interrupted, Progress, flops
 from .repair import flagged_tiles, repair
+from .run_cpu import run_on_cpu
 from .schedule import Queue
-from .staging import is_direct
 from .worker import Worker
 
-__all__ = ["Interrupted", "Settings", "plan_product", "run"]
-
-_CPU_TILE = 4096
-
-
-class Interrupted(KeyboardInterrupt):
-    """A streamed product was interrupted. The GPUs are idle, and `out` has whole tiles or none.
-
-    Attributes:
-        done: (matrix, rows, columns) of the tiles of `out` that are complete: an index of the
-            flattened batch, or a slice of it, and two slices.
-        tiles: how many there are in all.
-
-    Examples:
-        >>> def stop(progress):
-        ...     raise KeyboardInterrupt
-        >>> a = torch.randn(300, 200)
-        >>> try:
-        ...     c = torch_tiled.stream.matmul(a, a.mT, progress=stop)
-        ... except torch_tiled.stream.Interrupted as interrupted:
-        ...     print(len(interrupted.done) <= interrupted.tiles)
-        True
-    """
-
-    def __init__(self, done, tiles):
-        super().__init__(
-            f"torch_tiled.stream.matmul was interrupted: {len(done)} of {tiles} tiles are in out, "
-            "and the others are as they were; the exception's `done` lists them"
-        )
-        self.done, self.tiles = done, tiles
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a product runs on.
-
-    Attributes:
-        devices: the GPUs; empty for the CPU.
-        budget: bytes of each GPU.
-        machine: the Machine of each.
-        make_queues: a function of a device.
-        compute: the (compute capability, SMs), or None for a simulated device.
-    """
-
-    devices: tuple
-    budget: int
-    machine: object
-    make_queues: object
-    compute: tuple | None
-
-
-@dataclasses.dataclass
-class _Part:
-    """A product of matrices, or of a batch whose matrices go in groups, within the whole."""
-
-    matrix: object  # an index of the flattened batch, or None
-    a: torch.Tensor
-    b: torch.Tensor
-    c: torch.Tensor
-
-
-def _sizes(a, b, c, problem, settings):
-    """The Sizes of a product of matrices, or of a flat batch of them."""
-    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
-    order = order_of(a.dtype, (m, n, k), problem.precision, problem.algorithm, settings.compute)
-    return Sizes(
-        batch=a.shape[0] if a.dim() == 3 else 1,
-        m=m,
-        n=n,
-        k=k,
-        shares_a=a.dim() == 3 and a.stride(0) == 0,
-        shares_b=b.dim() == 3 and b.stride(0) == 0,
-        on_gpu_a=a.device.type == "cuda",
-        on_gpu_b=b.device.type == "cuda",
-        element_bytes=a.dtype.itemsize,
-        out_bytes=c.dtype.itemsize,
-        stages_a=a.device.type == "cpu" and not is_direct(a),
-        stages_b=b.device.type == "cpu" and not is_direct(b),
-        stages_out=c.device.type == "cpu" and not is_direct(c),
-        order=order,
-    )
-
-
-def plan_product(problem, settings):
-    """Returns the Plan of a problem, whose batch counts as one of equal matrices."""
-    a, b, c = _flat(problem)
-    return _plan(_sizes(a, b, c, problem, settings), settings, settings.budget)
-
-
-def _plan(sizes, settings, budget):
-    plan = make_plan(sizes, settings.machine, budget, max(len(settings.devices), 1))
-    if plan is None:
-        least = least_budget(sizes, settings.machine) / MIB
-        s = sizes
-        whole = "" if s.order.chunk else f" (algorithm {s.order.algorithm} does not cut K)"
-        fail(
-            f"max_device_bytes is {budget} ({budget / MIB:.3g} MiB), too small for any tile of "
-            f"m = {s.m}, n = {s.n}, k = {s.k}{whole}; at least {least:.3g} MiB are needed"
-        )
-    return plan
-
-
-def _flat(problem):
-    """A, B and C as matrices, or with a single batch dimension where strides allow."""
-    operands = problem.a, problem.b, problem.out
-    if not problem.batch:
-        return operands
-    flat = [_flatten(x, len(problem.batch)) for x in operands]
-    if all(x is not None for x in flat):
-        return flat
-    return [x[(0,) * len(problem.batch)].expand(_count(problem), -1, -1) for x in operands]
-
-
-def _count(problem):
-    return problem.a.shape[:-2].numel()
-
-
-def _flatten(x, dims):
-    """x with one batch dimension, or None."""
-    count = x.shape[:dims].numel()
-    if count and all(x.stride(d) == 0 or x.shape[d] == 1 for d in range(dims)):
-        return x[(0,) * dims].expand(count, -1, -1)
-    try:
-        return x.view(count, *x.shape[-2:])
-    except RuntimeError:
-        return None
-
-
-def _parts(problem, settings):
-    """The products that are streamed one after another."""
-    if not problem.batch:
-        return [_Part(None, problem.a, problem.b, problem.out)]
-    flat = [_flatten(x, len(problem.batch)) for x in (problem.a, problem.b, problem.out)]
-    if all(x is not None for x in flat):
-        sizes = _sizes(*flat, problem, settings)
-        plan = make_plan(sizes, settings.machine, settings.budget)
-        if plan is not None and plan.matrices:
-            return [_Part(slice(None), *flat)]
-    parts = []
-    for number, index in enumerate(itertools.product(*map(range, problem.batch))):
-        parts.append(_Part(number, problem.a[index], problem.b[index], problem.out[index]))
-    return parts
+__all__ = ["run"]
 
 
 def run(problem, settings, report):
@@ -178,8 +31,8 @@ def run(problem, settings, report):
         problem.out.zero_()
         return
     if not settings.devices:
-        return _run_on_cpu(problem, report)
-    parts = _parts(problem, settings)
+        return run_on_cpu(problem, report)
+    parts = parts_of(problem, settings)
     clock, done = Clock(), []
     for later, part in reversed(list(enumerate(reversed(parts)))):
         _Run(problem, settings, part, report, clock, done, len(parts), later).run()
@@ -200,8 +53,8 @@ class _Run:
 
     def _stream(self, a, b, c, first_row, first_col, budget):
         """Streams a rectangle of C, again with a smaller budget where memory runs out."""
-        sizes = _sizes(a, b, c, self.problem, self.settings)
-        plan = _plan(sizes, self.settings, budget)
+        sizes = sizes_of(a, b, c, self.problem, self.settings)
+        plan = plan_of(sizes, self.settings, budget)
         self.plan = self.plan or plan
         grid = plan.grid
         queue = Queue(grid, len(self.settings.devices))
@@ -210,8 +63,11 @@ class _Run:
         flagged = dict(tile for worker in workers for tile in flagged_tiles(worker).items())
         workers.clear()  # and their buffers
         place = first_row, first_col
-        if failure is None and flagged:
-            failure = self._repair(flagged, (a, b, c, plan, sizes.order))
+        if flagged and (failure is None or isinstance(failure, KeyboardInterrupt)):
+            product = a, b, c, plan, sizes.order  # tiles are to be whole after an interrupt, too
+            repaired = self._repair({x: flagged[x] for x in flagged if x in finished}, product)
+            flagged = {} if repaired is None else flagged
+            failure = failure or repaired
         if failure is None:
             self._note(plan, finished, place)
             return
@@ -219,7 +75,7 @@ class _Run:
         total = self._total(grid)
         self._note(plan, finished, place)
         if isinstance(failure, KeyboardInterrupt):
-            raise Interrupted(self.done, total) from None
+            raise Interrupted(self.done, total, len(flagged)) from None
         if not isinstance(failure, torch.OutOfMemoryError):
             raise failure
         smaller = budget // 2
@@ -330,7 +186,7 @@ class _Run:
                 tiles=self._total(plan.grid),
                 tiles_done=len(self.done) + sum(len(x.finished) for x in list(workers)),
                 bytes=(self.plan.bytes_in + self.plan.bytes_out) * self.parts,
-                flops=_flops(self.problem.dtype, batch * self.parts, m, n, k),
+                flops=flops(self.problem.dtype, batch * self.parts, m, n, k),
                 seconds=self.clock.seconds(),
             )
         )
@@ -358,53 +214,3 @@ def _without_frames(error):
     if isinstance(error, torch.OutOfMemoryError):
         return torch.OutOfMemoryError(str(error))
     return error
-
-
-def _run_on_cpu(problem, report):
-    """Blocks of C one after another, so that few pages of mapped files are needed at a time."""
-    options = {"algorithm": problem.algorithm, "precision": problem.precision}
-    m, n, k = problem.sizes
-    tiles = [
-        (slice(row, min(row + _CPU_TILE, m)), slice(col, min(col + _CPU_TILE, n)))
-        for row in range(0, m, _CPU_TILE)
-        for col in range(0, n, _CPU_TILE)
-    ]
-    count = _count(problem) if problem.batch else 1
-    clock, done = Clock(), []
-
-    def compute():
-        with torch.inference_mode():
-            for rows, cols in tiles:
-                if stop.is_set():
-                    return
-                a, b = problem.a[..., rows, :], problem.b[..., cols]
-                matmul(a, b, out=problem.out[..., rows, cols], **options)
-                done.append((slice(None) if problem.batch else None, rows, cols))
-
-    # A signal reaches the main thread alone, which then waits for the tile that is under way.
-    stop = threading.Event()
-    try:
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            try:
-                future = executor.submit(compute)
-                while True:
-                    finished, _ = concurrent.futures.wait([future], 0.1)
-                    report(
-                        Progress(
-                            tiles=len(tiles),
-                            tiles_done=len(done),
-                            bytes=count * (m * k + k * n + m * n) * problem.dtype.itemsize,
-                            flops=_flops(problem.dtype, count, m, n, k),
-                            seconds=clock.seconds(),
-                        )
-                    )
-                    if finished:
-                        return future.result()
-            finally:
-                stop.set()
-    except KeyboardInterrupt:
-        raise Interrupted(done, len(tiles)) from None
-
-
-def _flops(dtype, batch, m, n, k):
-    return 2.0 * batch * m * n * k * (4 if dtype.is_complex else 1)

@@ -1,0 +1,132 @@
+"""From a problem to the products that are streamed one after another, and their plans."""
+
+import dataclasses
+import itertools
+
+import torch
+
+from .machine import MIB
+from .order import order_of
+from .plan import least_budget, make_plan
+from .problem import fail
+from .sizes import Sizes
+from .staging import is_direct
+
+__all__ = ["Part", "Settings", "count_of", "parts_of", "plan_of", "plan_product", "sizes_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a product runs on.
+
+    Attributes:
+        devices: the GPUs; empty for the CPU.
+        budget: bytes of each GPU.
+        machine: the Machine of each.
+        make_queues: a function of a device.
+        compute: the (compute capability, SMs), or None for a simulated device.
+    """
+
+    devices: tuple
+    budget: int
+    machine: object
+    make_queues: object
+    compute: tuple | None
+
+
+@dataclasses.dataclass
+class Part:
+    """A product of matrices, or of a batch whose matrices go in groups, within the whole."""
+
+    matrix: object  # an index of the flattened batch, or None
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+
+
+def sizes_of(a, b, c, problem, settings):
+    """The Sizes of a product of matrices, or of a flat batch of them."""
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    order = order_of(a.dtype, (m, n, k), problem.precision, problem.algorithm, settings.compute)
+    return Sizes(
+        batch=a.shape[0] if a.dim() == 3 else 1,
+        m=m,
+        n=n,
+        k=k,
+        shares_a=a.dim() == 3 and a.stride(0) == 0,
+        shares_b=b.dim() == 3 and b.stride(0) == 0,
+        on_gpu_a=_is_on_all(a, settings.devices),
+        on_gpu_b=_is_on_all(b, settings.devices),
+        element_bytes=a.dtype.itemsize,
+        out_bytes=c.dtype.itemsize,
+        stages_a=a.device.type == "cpu" and not is_direct(a),
+        stages_b=b.device.type == "cpu" and not is_direct(b),
+        stages_out=c.device.type == "cpu" and not is_direct(c),
+        order=order,
+    )
+
+
+def _is_on_all(x, devices):
+    """Returns whether an operand is on the GPU that multiplies it, if there is one GPU."""
+    return x.device.type == "cuda" and all(x.device == device for device in devices)
+
+
+def plan_product(problem, settings):
+    """Returns the Plan of a problem, whose batch counts as one of equal matrices."""
+    a, b, c = _flat(problem)
+    return plan_of(sizes_of(a, b, c, problem, settings), settings, settings.budget)
+
+
+def plan_of(sizes, settings, budget):
+    plan = make_plan(sizes, settings.machine, budget, max(len(settings.devices), 1))
+    if plan is None:
+        least = least_budget(sizes, settings.machine) / MIB
+        s = sizes
+        whole = "" if s.order.chunk else f" (algorithm {s.order.algorithm} does not cut K)"
+        fail(
+            f"max_device_bytes is {budget} ({budget / MIB:.3g} MiB), too small for any tile of "
+            f"m = {s.m}, n = {s.n}, k = {s.k}{whole}; at least {least:.3g} MiB are needed"
+        )
+    return plan
+
+
+def _flat(problem):
+    """A, B and C as matrices, or with a single batch dimension where strides allow."""
+    operands = problem.a, problem.b, problem.out
+    if not problem.batch:
+        return operands
+    flat = [_flatten(x, len(problem.batch)) for x in operands]
+    if all(x is not None for x in flat):
+        return flat
+    return [x[(0,) * len(problem.batch)].expand(count_of(problem), -1, -1) for x in operands]
+
+
+def count_of(problem):
+    return problem.a.shape[:-2].numel()
+
+
+def _flatten(x, dims):
+    """x with one batch dimension, or None."""
+    count = x.shape[:dims].numel()
+    if count and all(x.stride(d) == 0 or x.shape[d] == 1 for d in range(dims)):
+        return x[(0,) * dims].expand(count, -1, -1)
+    try:
+        return x.view(count, *x.shape[-2:])
+    except RuntimeError:
+        return None
+
+
+def parts_of(problem, settings):
+    """The products that are streamed one after another."""
+    if not problem.batch:
+        return [Part(None, problem.a, problem.b, problem.out)]
+    flat = [_flatten(x, len(problem.batch)) for x in (problem.a, problem.b, problem.out)]
+    if all(x is not None for x in flat):
+        sizes = sizes_of(*flat, problem, settings)
+        plan = make_plan(sizes, settings.machine, settings.budget)
+        if plan is not None and plan.matrices:
+            return [Part(slice(None), *flat)]
+    parts = []
+    for number, index in enumerate(itertools.product(*map(range, problem.batch))):
+        parts.append(Part(number, problem.a[index], problem.b[index], problem.out[index]))
+    return parts
