@@ -1,8 +1,8 @@
 """Copies between a panel on the GPU and memory of the host, pinned or not.
 
-A copy engine reads pinned memory alone, at the full rate of the link. Panels of other memory
+A GPU copies pinned memory alone, at the full rate of the link. Panels of other memory
 (pageable, or a mapped file), and panels without adjacent elements, pass through pinned buffers: a
-thread of the host fills one while the copy engine empties another.
+thread of the host fills one while the GPU empties another.
 """
 
 import torch
@@ -20,7 +20,7 @@ def is_pinned(x):
 
 
 def is_direct(x):
-    """Returns whether a copy engine can read or write the host's tensor by itself."""
+    """Returns whether a GPU can read or write the host's tensor by itself."""
     rows = x.mT if is_column_major(x) else x
     is_apart = rows.shape[-2] == 1 or rows.stride(-2) >= rows.shape[-1]  # rows do not overlap
     return is_pinned(x) and rows.stride(-1) == 1 and is_apart
@@ -45,7 +45,7 @@ def copy_direct(to, source):
 
 
 class Staging:
-    """Pinned buffers of one direction, in turns.
+    """Pinned buffers of one direction, one after another.
 
     Args:
         nbytes: of all buffers together.
