@@ -181,7 +181,6 @@ class _Candidate:
         else:
             tiles_m, tiles_n = math.ceil(s.m / rows), math.ceil(s.n / cols)
             strips, height = (tiles_n, tiles_m) if self.kept == "b" else (tiles_m, tiles_n)
-            # A serpentine finds the last panels in their slots, if these hold all of K.
             again = strips - (strips - 1) * min(SLOTS // self.slices, height) / max(height, 1)
             kept_again = 1 if self.slices <= SLOTS else height
             passes = (again, kept_again) if self.kept == "b" else (kept_again, again)
