@@ -16,6 +16,7 @@ from torch_tiled.stream.problem import make_problem
 parts_module = importlib.import_module("torch_tiled.stream.parts")
 plan_module = importlib.import_module("torch_tiled.stream.plan")
 run_module = importlib.import_module("torch_tiled.stream.run")
+run_cpu_module = importlib.import_module("torch_tiled.stream.run_cpu")
 
 MUCH = 1 << 30
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from helpers.simulated_gpu import simulated
-from helpers.streaming import check, plan_module, run_module
+from helpers.streaming import check, plan_module, parts_module
 from helpers.thinning import each_value
 
 import torch_tiled
@@ -121,7 +121,7 @@ def test_plans_of_make_plan_are_what_products_take():
     for budget in (3 * MIB, 4 * MIB, GIB):
         problem, _ = make_problem(a, b, None, "fp32", "tiled")
         settings, _ = simulated(budget)
-        found = run_module.plan_product(problem, settings)
+        found = parts_module.plan_product(problem, settings)
         streamed = check(a, b, budget=budget)
         assert streamed.plans == [found]
         assert found.device_bytes <= budget
@@ -154,7 +154,7 @@ def test_a_batch_of_one_b_is_one_product():
 def test_several_gpus_take_less_time():
     sizes = plan_module.Sizes(
         *(1, 65536, 65536, 65536, False, False, False, False, 4, 4, False, False, False),
-        order=run_module.order_of(torch.float32, (65536,) * 3, "fp32", "auto", (90, 132)),
+        order=parts_module.order_of(torch.float32, (65536,) * 3, "fp32", "auto", (90, 132)),
     )
     machine = simulated(GIB)[0].machine
     one, two, eight = (plan_module.make_plan(sizes, machine, 16 * GIB, n) for n in (1, 2, 8))
@@ -166,7 +166,7 @@ def test_staged_memory_is_slower():
     pinned = plan(meta(4000, 5000), meta(5000, 6000), GIB)
     staged = plan(torch.empty(4000, 5000), torch.empty(5000, 6000), GIB)
     assert pinned.pinned_bytes == 0 and staged.pinned_bytes > 0
-    assert staged.in_seconds > 2 * pinned.in_seconds
+    assert staged.in_seconds > pinned.in_seconds and staged.out_seconds > pinned.out_seconds
 
 
 @pytest.mark.parametrize("shapes", [((0, 5), (5, 7)), ((5, 0), (0, 7)), ((5, 7), (7, 0))], ids=str)

@@ -6,7 +6,15 @@ from unittest import mock
 import pytest
 import torch
 from helpers.simulated_gpu import simulated
-from helpers.streaming import MUCH, check, plan_module, planned, run_module, stream
+from helpers.streaming import (
+    MUCH,
+    check,
+    parts_module,
+    plan_module,
+    planned,
+    run_cpu_module,
+    stream,
+)
 
 import torch_tiled
 from torch_tiled.stream.problem import make_problem
@@ -54,7 +62,7 @@ def test_tiles_increase_after_memory_ran_out():
 def test_the_cpu_reports():
     found = []
     a, b = torch.randn(40, 30), torch.randn(30, 50)
-    with mock.patch.object(run_module, "_CPU_TILE", 16):
+    with mock.patch.object(run_cpu_module, "_TILE", 16):
         torch_tiled.stream.matmul(a, b, devices="cpu", progress=found.append)
     counts = [x.tiles_done for x in found]
     assert counts == sorted(set(counts))
@@ -140,9 +148,9 @@ def test_buffers_are_what_a_plan_counts(depth, matrices):
     problem, _ = make_problem(a, b, None, "fp32", "tiled")
     settings, _ = simulated(MUCH)
     with planned(tile=(16, 32), depth=depth, matrices=matrices):
-        flat = run_module._flat(problem)
-        sizes = run_module._sizes(*flat, problem, settings)
-        plan = run_module._plan(sizes, settings, MUCH)
+        flat = parts_module._flat(problem)
+        sizes = parts_module.sizes_of(*flat, problem, settings)
+        plan = parts_module.plan_of(sizes, settings, MUCH)
     queues = settings.make_queues(settings.devices[0])
     worker = Worker(*flat, plan, sizes.order, queues, settings.devices[0], 0)
     rows, cols = plan.tile

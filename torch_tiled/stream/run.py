@@ -108,7 +108,7 @@ class _Run:
 
     def _run_workers(self, a, b, c, plan, order, queue):
         """Returns (the workers, the exception that ended them or None)."""
-        workers, threads, errors = [], [], []
+        workers, threads, errors, done = [], [], [], []
         ended = threading.Semaphore(0)
 
         def work(number, device, queues):
@@ -126,24 +126,27 @@ class _Run:
                 for each in list(workers):
                     each.is_stopped = True
             finally:
+                done.append(number)
                 ended.release()
 
         for number, device in enumerate(self.settings.devices):
             queues = self.settings.make_queues(device)  # by the caller's current stream
             arguments = number, device, queues
             threads.append(threading.Thread(target=work, args=arguments, daemon=True))
-            threads[-1].start()
-        left = len(threads)
-        while left:
+        is_begun = False
+        # Ctrl-C may come at any place here.
+        while not is_begun or len(done) < sum(thread.ident is not None for thread in threads):
             try:
-                left -= ended.acquire(timeout=0.1)
+                if not is_begun:
+                    is_begun = True
+                    for thread in threads:
+                        thread.start()
+                ended.acquire(timeout=0.1)
                 self._report(plan, workers)
             except BaseException as error:
                 errors.append(error)
                 for each in list(workers):
                     each.is_stopped = True
-        for thread in threads:
-            thread.join()
         for error in errors:
             if isinstance(error, KeyboardInterrupt):
                 return workers, error

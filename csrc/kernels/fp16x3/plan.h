@@ -187,9 +187,10 @@ inline Plan fp16x3_thin_plan(const Problem& p, int64_t sms) {
   const auto k = static_cast<double>(p.k) / static_cast<double>(plan.k_splits);
   const int64_t tiles = ceil_div(plan.blocks, resident);  // of a block
   // Times that a block loads rows of the short operand.
-  const auto loads = static_cast<double>(
-      std::min(tiles, 1 + tiles * fp16x3_thin_team(k_major) /
-                              ceil_div(sides.long_count, int64_t{kFp16x3ThinRows})));
+  const int64_t long_tiles =
+      std::max<int64_t>(ceil_div(sides.long_count, int64_t{kFp16x3ThinRows}), 1);
+  const auto loads =
+      static_cast<double>(std::min(tiles, 1 + tiles * fp16x3_thin_team(k_major) / long_tiles));
   const double tile = Cost::kThinTile + k * (k_major ? Cost::kThinKMajor : Cost::kThinMnMajor);
   const double load =
       k * static_cast<double>(cols) * (short_k_major ? Cost::kThinShort : Cost::kThinShortMnMajor);
