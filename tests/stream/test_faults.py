@@ -15,7 +15,6 @@ from helpers.streaming import (
     check,
     poison,
     run_cpu_module,
-    run_module,
     stream,
 )
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from helpers.simulated_gpu import simulated
-from helpers.streaming import check, plan_module, parts_module
+from helpers.streaming import check, parts_module, plan_module
 from helpers.thinning import each_value
 
 import torch_tiled
