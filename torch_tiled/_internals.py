@@ -10,6 +10,7 @@ import itertools
 import sys
 
 import torch
+from torch import _neg_view as negative_view
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
@@ -91,6 +92,7 @@ __all__ = [
     "is_wrapped",
     "keys_after",
     "may_be_in_a_graph",
+    "negative_view",
     "redispatch_without_python",
     "register_pytree_node",
     "set_forward_ad_enabled",

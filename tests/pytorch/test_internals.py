@@ -237,6 +237,13 @@ def test_is_wrapped():
         assert seen == [False, True]
 
 
+def test_negative_view():
+    x = torch.randn(3)
+    negative = _internals.negative_view(x)
+    assert negative.is_neg() and negative.data_ptr() == x.data_ptr()
+    assert torch.equal(negative, -x)
+
+
 def test_pytree_nodes():
     class Node:
         def __init__(self, leaf):

@@ -233,3 +233,21 @@ def test_a_bad_call_leaves_out_as_it_was():
     sentence_of(torch_tiled.stream.matmul, X, Y, out=result, devices=[])
     sentence_of(torch_tiled.stream.matmul, X, Y, out=result, max_device_bytes=-1)
     assert (result == 1).all()
+
+
+def test_forward_mode_tangents():
+    x = torch.randn(3, 3)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(RuntimeError, match="b has a forward-mode tangent"):
+            torch_tiled.stream.matmul(x, dual)
+
+
+def test_transforms():
+    x = torch.randn(3, 3)
+    for transformed in (
+        torch.vmap(torch_tiled.stream.matmul, in_dims=(0, None)),
+        lambda a, b: torch.func.jvp(torch_tiled.stream.matmul, (a, b), (a, b)),
+    ):
+        with pytest.raises(RuntimeError, match="torch.vmap and the transforms of torch.func"):
+            transformed(x[None], x)

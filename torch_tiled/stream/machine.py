@@ -39,7 +39,7 @@ class Machine:
     device: tuple = (90, 132)
     in_rate: float = 53e9
     out_rate: float = 50e9
-    staging_in_rate: float = 45e9
+    staging_in_rate: float = 28e9
     staging_out_rate: float = 26e9
     staging_bytes: int = 256 * MIB
     memory_rate: float = 3.5e12

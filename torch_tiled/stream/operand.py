@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from .._internals import negative_view
 from .plan import SLOTS
 from .sizes import pitch
 from .staging import is_column_major, is_direct
@@ -27,7 +28,7 @@ class Operand:
         self.is_conjugate = x.is_conj()
         x = x.conj() if self.is_conjugate else x
         self.is_negative = x.is_neg()
-        self.x = torch._neg_view(x) if self.is_negative else x
+        self.x = negative_view(x) if self.is_negative else x
         self.rows, self.depth, self.matrices, self.whole = rows, depth, matrices, whole
         self.is_shared = x.dim() == 3 and x.stride(0) == 0  # one matrix for all of the batch
         self.is_on_host = self.x.device.type == "cpu"
@@ -69,7 +70,7 @@ class Operand:
             target, _ = self.target(slot, panel)
             depth = self._whole_depth(panel.shape[-1])
             panel = target.as_strided((*target.shape[:-1], depth), target.stride())
-        panel = torch._neg_view(panel) if self.is_negative else panel
+        panel = negative_view(panel) if self.is_negative else panel
         return panel.conj() if self.is_conjugate else panel
 
     def _whole_depth(self, depth):

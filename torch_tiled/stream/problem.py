@@ -4,9 +4,8 @@ import dataclasses
 import math
 
 import torch
-from torch.autograd import forward_ad
 
-from .._internals import transforms_active
+from .._internals import forward_ad_active, has_tangent, transforms_active
 from .._op.checks import check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
 from .host_memory import may_overlap, share_memory, why_not_mapped
@@ -128,7 +127,7 @@ def _check_no_transform(name, x):
             "torch.vmap and the transforms of torch.func do not reach a streamed product; call it "
             "outside of them, or use torch_tiled.matmul"
         )
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+    if forward_ad_active() and has_tangent(x):
         fail(
             f"{name} has a forward-mode tangent, and a streamed product has none; pass the primal "
             "of torch.autograd.forward_ad.unpack_dual, or use torch_tiled.matmul"
