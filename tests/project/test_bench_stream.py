@@ -258,7 +258,7 @@ def test_the_pool_is_pinned_for_a_while(monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
     pool.pin()
     addresses = [pool.part(name).data_ptr() for name in "abc"]
-    assert driver.pinned == {address: (ALIGNMENT, 0) for address in addresses}
+    assert driver.pinned == dict.fromkeys(addresses, (ALIGNMENT, 0))
     pool.unpin()
     assert driver.pinned == {}
     driver.most = 2
