@@ -9,7 +9,7 @@ import torch
 import torch_tiled
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.order import order_of
-from torch_tiled.stream.plan import SLOTS
+from torch_tiled.stream.planner import SLOTS
 from torch_tiled.stream.queues import QUEUES
 from torch_tiled.stream.schedule import steps
 

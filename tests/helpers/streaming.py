@@ -14,7 +14,7 @@ from torch_tiled.stream.problem import make_problem
 
 # Functions of the package have the names of these modules.
 parts_module = importlib.import_module("torch_tiled.stream.parts")
-plan_module = importlib.import_module("torch_tiled.stream.plan")
+plan_module = importlib.import_module("torch_tiled.stream.planner")
 run_module = importlib.import_module("torch_tiled.stream.run")
 run_cpu_module = importlib.import_module("torch_tiled.stream.run_cpu")
 

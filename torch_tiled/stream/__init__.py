@@ -1,14 +1,16 @@
 """Products larger than the GPU: tiles of C, for which panels of A and B stream to the GPU.
 
-schedule.py says in which order, plan.py how large they are, worker.py issues copies and products
+schedule.py says in which order, planner.py how large they are, worker.py issues copies and products
 to the queues of a GPU, and run.py looks after the GPUs.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 
 from .machine import Machine
 from .parts import Settings, plan_product
-from .plan import Plan
+from .planner import Plan
 from .problem import fail, make_problem
 from .progress import Interrupted, Progress, make_report
 from .queues import CudaQueues
@@ -24,11 +26,11 @@ def matmul(
     b: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
-    devices=None,
+    devices: str | int | torch.device | Sequence[str | int | torch.device] | None = None,
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",
-    progress=False,
+    progress: bool | Callable[[Progress], None] = False,
 ) -> torch.Tensor:
     """The product of matrices that need not fit into the memory of a GPU, computed by GPUs.
 
@@ -82,7 +84,7 @@ def plan(
     b: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
-    devices=None,
+    devices: str | int | torch.device | Sequence[str | int | torch.device] | None = None,
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",

@@ -5,7 +5,7 @@ import math
 import torch
 
 from .._internals import negative_view
-from .plan import SLOTS
+from .planner import SLOTS
 from .sizes import pitch
 from .staging import is_column_major, is_direct
 

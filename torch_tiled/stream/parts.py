@@ -7,7 +7,7 @@ import torch
 
 from .machine import MIB
 from .order import order_of
-from .plan import least_budget, make_plan
+from .planner import least_budget, make_plan
 from .problem import fail
 from .sizes import Sizes
 from .staging import is_direct

@@ -7,7 +7,7 @@ which kernels recompute flagged elements: that of precision "ieee".
 
 import torch
 
-from .plan import SLOTS
+from .planner import SLOTS
 from .schedule import TileList
 from .worker import Worker, add_chunks
 

@@ -7,7 +7,7 @@ import torch
 
 from .._op.out_of_memory import raise_if_out_of_memory
 from .parts import parts_of, plan_of, sizes_of
-from .plan import make_plan
+from .planner import make_plan
 from .progress import Clock, Interrupted, Progress, flops
 from .repair import flagged_tiles, repair
 from .run_cpu import run_on_cpu

@@ -8,7 +8,7 @@ import torch
 
 from .._op.namespace import operators
 from .operand import Operand
-from .plan import SLOTS
+from .planner import SLOTS
 from .schedule import steps
 from .staging import Staging, copy_direct, is_column_major, is_direct
 
