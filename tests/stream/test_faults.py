@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from unittest import mock
@@ -33,7 +35,7 @@ def no_thread_is_left():
     torch.manual_seed(0)
     before = threading.active_count()
     yield
-    assert threading.active_count() <= before
+    assert threading.active_count() <= before, threading.enumerate()
 
 
 def operands(k=100):
@@ -337,3 +339,37 @@ def test_an_error_of_the_progress_function(of):
             torch_tiled.stream.matmul(a, b, devices="cpu", progress=report)
         else:
             stream(a, b, report=report, **GRID)
+
+
+AGAIN = """
+import os, signal, threading, time
+import torch
+import torch_tiled
+from torch_tiled.stream import run_cpu
+
+def slow_matmul(*arguments, **options):
+    if not sender.is_alive():
+        sender.start()
+    time.sleep(2)
+    matmul(*arguments, **options)
+
+def send():
+    for _ in range(3):
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+sender, matmul = threading.Thread(target=send), run_cpu.matmul
+run_cpu.matmul, run_cpu._TILE = slow_matmul, 32
+a, b, out = torch.randn(64, 50), torch.randn(50, 64), torch.full((64, 64), torch.nan)
+try:
+    torch_tiled.stream.matmul(a, b, out=out, devices="cpu")
+except torch_tiled.stream.Interrupted as interrupted:
+    print(len(interrupted.done), out.isfinite().sum().item(), threading.active_count())
+"""
+
+
+def test_ctrl_c_again_while_a_block_on_the_cpu_ends():
+    """The block is then whole, and nothing is written once the call has raised."""
+    command = [sys.executable, "-c", AGAIN]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.split() == ["1", str(32 * 32), "1"]

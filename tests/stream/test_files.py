@@ -187,3 +187,21 @@ def test_safetensors(tmp_path):
     found = safetensors.load_file(tmp_path / "x.safetensors")
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
     assert_same_bits(stream(found["a"], found["b"], **GRID).result, expected)
+
+
+def test_an_operand_s_file_that_is_mapped_again(tmp_path):
+    """The addresses of two maps differ, and the file is one."""
+
+    def mapped(path, shared=True):
+        x = torch.from_file(str(path), shared=shared, size=64 * 64, dtype=torch.float32)
+        return x.view(64, 64)
+
+    a, again, other = (mapped(tmp_path / name) for name in ("a", "a", "b"))
+    for x in (a, mapped(tmp_path / "a", shared=False)):
+        with pytest.raises(RuntimeError, match="out shares memory with a"):
+            torch_tiled.stream.matmul(x, torch.eye(64), out=again, devices="cpu")
+    with pytest.raises(RuntimeError, match="out shares memory with b"):
+        torch_tiled.stream.matmul(torch.eye(64), a, out=again, devices="cpu")
+    a.fill_(2)
+    torch_tiled.stream.matmul(a, torch.eye(64), out=other, devices="cpu", algorithm="tiled")
+    assert torch.equal(other, a)

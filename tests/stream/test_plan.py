@@ -189,3 +189,16 @@ def test_vectors():
 def test_a_plan_does_not_read_operands():
     a = torch.empty(1, 1).expand(100_000, 100_000)
     assert plan(a, a, GIB).shape == (1, 100_000, 100_000, 100_000)
+
+
+def test_a_result_on_the_meta_device():
+    x = meta(64, 64)
+    found = torch_tiled.stream.plan(x, x, out=meta(64, 64), max_device_bytes=GIB)
+    assert found.bytes_out == 4 * 64**2
+
+
+@pytest.mark.parametrize("sizes", [(2**26, 8, 8), (8, 2**30, 8), (64, 64, 2**34)], ids=str)
+def test_long_sides_take_no_memory(sizes):
+    m, n, k = sizes
+    found = plan(meta(m, k), meta(k, n), 100 * GIB)
+    assert found.seconds > 0 and found.device_bytes <= 100 * GIB

@@ -29,11 +29,32 @@ def may_overlap(x):
 
 
 def share_memory(x, y):
-    """Returns whether two tensors may share memory: whether their spans of addresses overlap."""
-    if x.numel() == 0 or y.numel() == 0 or x.device != y.device:
+    """Returns whether two tensors overlap, in memory or in a file that is mapped twice."""
+    if x.numel() == 0 or y.numel() == 0 or x.device != y.device or x.is_meta:
         return False
-    (x_first, x_end), (y_first, y_end) = _span(x), _span(y)
+    return _meet(_span(x), _span(y)) or any(
+        path == other and _meet(part, other_part)
+        for path, part in _parts_of_files(x)
+        for other, other_part in _parts_of_files(y)
+    )
+
+
+def _meet(x, y):
+    (x_first, x_end), (y_first, y_end) = x, y
     return x_first < y_end and y_first < x_end
+
+
+def _parts_of_files(x):
+    """The files that are mapped where a tensor lies: (path, (first byte, end))."""
+    if x.device.type != "cpu" or not os.path.exists("/proc/self/maps"):
+        return []
+    first, end = _span(x)
+    found = []
+    for begin, stop, _, offset, path in _mappings(first, end):
+        if path.startswith("/"):
+            in_file = offset + max(first, begin) - begin
+            found.append((path, (in_file, in_file + min(end, stop) - max(first, begin))))
+    return found
 
 
 def why_not_mapped(x, *, written):

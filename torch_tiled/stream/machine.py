@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import torch
 
@@ -10,6 +11,7 @@ from ..ops import explain
 # By which the cycles of explain() are seconds. For a short time an H100 or H200 keeps 1.755 GHz;
 # under its power limit, 1.2 to 1.7 GHz.
 _CLOCK = 1.4e9
+_LONGEST = 1 << 20
 _SPLIT_FLOPS = 1.55e12  # of an SM, for products of operands that are split
 MIB = 1 << 20
 
@@ -56,8 +58,10 @@ class Machine:
         if not (m and n and k):
             return 0.0
         kind = order.dtype, order.precision, order.algorithm
-        cycles, kernel = _cycles(*kind, *self.device, m, n, k, matrices)
-        seconds = cycles / _CLOCK
+        # Of sides that are longer, the cycles are as many times those of this length.
+        sides = [min(side, _LONGEST) for side in (m, n, k)]
+        cycles, kernel = _cycles(*kind, *self.device, *sides, matrices)
+        seconds = cycles / _CLOCK * (m * n * k / math.prod(sides))
         # This kernel leaves the split of B out, which reads and writes four bytes an element.
         if prepared and kernel == "fp16x3_wgmma":
             least = 2 * m * n * k / _SPLIT_FLOPS / self.device[1]

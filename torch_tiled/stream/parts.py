@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import torch
 
@@ -80,12 +81,12 @@ def plan_product(problem, settings):
 def plan_of(sizes, settings, budget):
     plan = make_plan(sizes, settings.machine, budget, max(len(settings.devices), 1))
     if plan is None:
-        least = least_budget(sizes, settings.machine) / MIB
+        least = math.ceil(100 * least_budget(sizes, settings.machine) / MIB) / 100
         s = sizes
         whole = "" if s.order.chunk else f" (algorithm {s.order.algorithm} does not cut K)"
         fail(
             f"max_device_bytes is {budget} ({budget / MIB:.3g} MiB), too small for any tile of "
-            f"m = {s.m}, n = {s.n}, k = {s.k}{whole}; at least {least:.3g} MiB are needed"
+            f"m = {s.m}, n = {s.n}, k = {s.k}{whole}; at least {least:.2f} MiB are needed"
         )
     return plan
 

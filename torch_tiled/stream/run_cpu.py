@@ -1,6 +1,5 @@
 """A product of tensors of the host, without a GPU."""
 
-import concurrent.futures
 import threading
 
 import torch
@@ -26,35 +25,44 @@ def run_on_cpu(problem, report):
     count = count_of(problem) if problem.batch else 1
     clock, done = Clock(), []
 
-    def compute():
-        with torch.inference_mode():
-            for rows, cols in tiles:
-                if stop.is_set():
-                    return
-                a, b = problem.a[..., rows, :], problem.b[..., cols]
-                matmul(a, b, out=problem.out[..., rows, cols], **options)
-                done.append((slice(None) if problem.batch else None, rows, cols))
+    def progress():
+        return Progress(
+            tiles=len(tiles),
+            tiles_done=len(done),
+            bytes=count * (m * k + k * n + m * n) * problem.dtype.itemsize,
+            flops=flops(problem.dtype, count, m, n, k),
+            seconds=clock.seconds(),
+        )
 
-    # A signal reaches the main thread alone, which then waits for the tile that is under way.
-    stop = threading.Event()
-    try:
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            try:
-                future = executor.submit(compute)
-                while True:
-                    finished, _ = concurrent.futures.wait([future], 0.1)
-                    report(
-                        Progress(
-                            tiles=len(tiles),
-                            tiles_done=len(done),
-                            bytes=count * (m * k + k * n + m * n) * problem.dtype.itemsize,
-                            flops=flops(problem.dtype, count, m, n, k),
-                            seconds=clock.seconds(),
-                        )
-                    )
-                    if finished:
-                        return future.result()
-            finally:
-                stop.set()
-    except KeyboardInterrupt:
+    def compute():
+        try:
+            with torch.inference_mode():
+                for rows, cols in tiles:
+                    if errors:
+                        return
+                    a, b = problem.a[..., rows, :], problem.b[..., cols]
+                    matmul(a, b, out=problem.out[..., rows, cols], **options)
+                    done.append((slice(None) if problem.batch else None, rows, cols))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            finished.set()
+
+    # A signal reaches the main thread alone, which then waits for the tile that is under way. More
+    # than one may come, at any place.
+    finished, errors, is_begun = threading.Event(), [], False
+    thread = threading.Thread(target=compute, daemon=True)
+    while not is_begun or (thread.ident is not None and not finished.is_set()):
+        try:
+            if not is_begun:
+                is_begun = True
+                thread.start()
+            finished.wait(0.1)
+            if not errors:
+                report(progress())
+        except BaseException as error:
+            errors.append(error)
+    if any(isinstance(error, KeyboardInterrupt) for error in errors):
         raise Interrupted(done, len(tiles)) from None
+    if errors:
+        raise errors[0]

@@ -96,7 +96,7 @@ class Worker:
         """Computes the tiles that worker `number` gets of a schedule.Queue, until it is empty."""
         source = steps(self.plan.grid, SLOTS, SLOTS, queue, number)
         planned, loads = collections.deque(), collections.deque()
-        self._loaded = {}  # (operand, slot): a future, of the event of the copy
+        self._loaded = {}  # (operand, slot): futures of its parts, of the events of the copies
         self._read = {}  # (operand, slot): the event of the last product that reads it
         self._stored = collections.deque()  # (step, future) of tiles on their way to the host
         self._tile_count = 0
@@ -135,9 +135,11 @@ class Worker:
         place = load.operand, load.slot
         arguments = operand, load, self._read.get(place)
         if operand.is_on_host and not operand.is_direct:
-            self._loaded[place] = self._submit("in", self._copy_in, *arguments)
+            future = self._submit("in", self._copy_in, *arguments)
         else:
-            self._loaded[place] = _Done(self._copy_in(*arguments))
+            future = _Done(self._copy_in(*arguments))
+        earlier_parts = self._loaded[place] if load.part > 0 else []
+        self._loaded[place] = [*earlier_parts, future]
 
     def _copy_in(self, operand, load, after):
         """Copies a panel to its slot, and returns the event of that."""
@@ -163,7 +165,8 @@ class Worker:
         queues = self._queues
         places = ("a", step.a_slot), ("b", step.b_slot)
         for place in places:
-            queues.wait("compute", self._loaded[place].result())
+            events = [future.result() for future in self._loaded[place]]
+            queues.wait("compute", events[-1])
         if step.is_first and len(self._stored) >= SLOTS:
             queues.wait("compute", self._stored[-SLOTS][1].result())
             while len(self._stored) > SLOTS:
