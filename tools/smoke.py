@@ -103,6 +103,14 @@ def modes() -> None:
     torch_tiled.inductor.disable()
 
 
+@tries("stream")
+def streamed() -> None:
+    a, b = torch.randn(5, 7), torch.randn(7, 3)
+    close(torch_tiled.stream.matmul(a, b, algorithm="tiled"), a @ b)
+    plan = torch_tiled.stream.plan(a, b, devices="cpu", max_device_bytes=1 << 30)
+    assert plan.bytes_out == 4 * 5 * 3
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         assert Path(torch_tiled.__file__).is_relative_to(sys.argv[1]), torch_tiled.__file__
