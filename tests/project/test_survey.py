@@ -381,7 +381,8 @@ def test_the_page_and_its_plot_are_written_with_the_others(tmp_path):
         if not path.stem.startswith("survey_") or path.stem in write_pages.SURVEYS:
             (tmp_path / path.name).symlink_to(path)
     assert random_page.NOTHING in write_pages.texts(tmp_path)[name]
-    assert set(write_pages.drawings(tmp_path)) == set(write_pages.PLOTS)
+    others = {write_pages.stream_page.PLOT, write_pages.stream_pipeline.PLOT}
+    assert set(write_pages.drawings(tmp_path)) == set(write_pages.PLOTS) | others
     (tmp_path / "survey_fp32_3.json").write_text(rows.in_lines(results(row(), seed=3)))
     assert "seed 3" in write_pages.texts(tmp_path)[name]
     assert name.with_name(random_page.PLOT) in write_pages.drawings(tmp_path)
