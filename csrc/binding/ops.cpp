@@ -69,27 +69,13 @@ Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "aut
 void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
                 const std::string& precision, const Tensor& out) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
-  check_operands(options.op, {"a", a}, {"b", b});
-  check_same_device(options.op, {"out", out}, {"a", a});
-  const ScalarType type = out.scalar_type();
-  if (!may_hold(type, a.scalar_type())) {
-    fail(options.op, "out is " + dtype_name(type) + " and the operands are " +
-                         dtype_name(a.scalar_type()) +
-                         "; it may have the operands' dtype or, for float16 and bfloat16, "
-                         "torch.float32");
-  }
-  const Product product = make_product(options.op, readable(a), readable(b));
-  if (!std::ranges::equal(out.sizes(), product.shape)) {
-    fail(options.op, "out is " + shape_of(out) + " and the product is " + to_string(product.shape) +
-                         "; pass an out of that shape (it is never resized)");
-  }
-  check_written(options.op, {"out", out}, product);
+  const Product product = make_product_into(options.op, a, b, out);
   if (!is_torch_product(a, b, options) || hides_lazy_bits(out)) {
     run(options, product, a, out);
   } else if (out.is_contiguous()) {
     torch_product(options.op, a, b, out);
   } else {  // torch.matmul folds a batch into rows, and not every out can be viewed so
-    const Tensor c = allocate(options.op, product.shape, type, a);
+    const Tensor c = allocate(options.op, product.shape, out.scalar_type(), a);
     torch_product(options.op, a, b, c);
     Tensor written = out;
     torch::stable::copy_(written, c);

@@ -57,7 +57,7 @@ void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t 
 // Throws where twice a size, or the cycles of a plan, could not be counted in 63 bits.
 void check_countable(const char* op, const Product& product);
 
-// What becomes of flagged elements, which "fp32" and "tf32" have.
+// Says what becomes of the flagged elements of products in "fp32" and "tf32".
 struct Flagged {
   int64_t* recomputed = nullptr;  // counts them; or null
   bool kept = false;              // they become NaN, for the caller to recompute

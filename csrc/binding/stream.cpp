@@ -3,8 +3,6 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
-
 #include "binding/run.h"
 #include "core/error.h"
 #include "core/product.h"
@@ -25,29 +23,13 @@ bool adjacent_rows(const Tensor& x, bool transposed, Rows& rows) {
   return (x.stride(col) == 1 || rows.cols == 1) && rows.pitch >= rows.cols;
 }
 
-Product checked_product(const char* op, Named c, const Tensor& a, const Tensor& b) {
-  check_operands(op, {"a", a}, {"b", b});
-  check_same_device(op, c, {"a", a});
-  if (!may_hold(c.tensor.scalar_type(), a.scalar_type())) {
-    fail(op, std::string(c.name) + " is " + dtype_name(c.tensor.scalar_type()) +
-                 " and the operands are " + dtype_name(a.scalar_type()));
-  }
-  Product product = make_product(op, readable(a), readable(b));
-  if (!std::ranges::equal(c.tensor.sizes(), product.shape)) {
-    fail(op, std::string(c.name) + " is " + shape_of(c.tensor) + " and the product is " +
-                 to_string(product.shape));
-  }
-  check_written(op, c, product);
-  return product;
-}
-
 }  // namespace
 
 void multiply_into_(const Tensor& c, const Tensor& a, const Tensor& b, const Tensor& hi_lo,
                     const Tensor& inverse_scales, const std::string& algorithm,
                     const std::string& precision) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
-  const Product product = checked_product(options.op, {"c", c}, a, b);
+  const Product product = make_product_into(options.op, a, b, c);
   run(options, product, a, c, {},
       prepared_operand(options.op, {"b", b}, product, hi_lo, inverse_scales));
 }
@@ -55,7 +37,7 @@ void multiply_into_(const Tensor& c, const Tensor& a, const Tensor& b, const Ten
 void add_chunk_(const Tensor& sums, const Tensor& a, const Tensor& b, const std::string& algorithm,
                 const std::string& precision) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
-  const Product product = checked_product(options.op, {"sums", sums}, a, b);
+  const Product product = make_product_into(options.op, a, b, sums);
   run(options, product, a, sums, {.beta = 1}, {}, {.kept = true});
 }
 

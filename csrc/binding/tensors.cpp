@@ -173,6 +173,23 @@ void check_written(const char* op, Named c, const Product& product) {
   }
 }
 
+Product make_product_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
+  check_operands(op, {"a", a}, {"b", b});
+  check_same_device(op, {"out", out}, {"a", a});
+  if (!may_hold(out.scalar_type(), a.scalar_type())) {
+    fail(op, "out is " + dtype_name(out.scalar_type()) + " and the operands are " +
+                 dtype_name(a.scalar_type()) +
+                 "; it may have the operands' dtype or, for float16 and bfloat16, torch.float32");
+  }
+  Product product = make_product(op, readable(a), readable(b));
+  if (!std::ranges::equal(out.sizes(), product.shape)) {
+    fail(op, "out is " + shape_of(out) + " and the product is " + to_string(product.shape) +
+                 "; pass an out of that shape (it is never resized)");
+  }
+  check_written(op, {"out", out}, product);
+  return product;
+}
+
 std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
                                    const Tensor& like, const char* what) {
   if (!count_elements(shape, size_of(dtype))) {

@@ -58,6 +58,8 @@ Strided readable(const Tensor& x);
 Strided writable(const Tensor& x);
 // Checks that c can be written while the product's operands are read.
 void check_written(const char* op, Named c, const Product& product);
+// Returns the product of a and b, after all checks of them and of `out`, to which it is written.
+Product make_product_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out);
 
 // Returns a contiguous tensor on the device of `like`, which messages call `what`, or nothing where
 // there is no memory for it. PyTorch's own text of a failure does not cross the ABI.

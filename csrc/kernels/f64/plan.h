@@ -97,13 +97,12 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
     const int64_t tiles = count_tiles(p, tile.m, tile.n);
     for (const int64_t splits : {int64_t{1}, chunks}) {
       if (splits > 1 && tiles > kMostTiles / splits) continue;
-      const int chunk_warps = splits > 1 ? 1 : f64_direct_chunk_warps(p.k);
-      const int64_t busy_warps = splits > 1 ? splits : std::min<int64_t>(chunk_warps, chunks);
-      const auto steps =
-          static_cast<double>(steps_of_chunk * (splits > 1 ? 1 : ceil_div(chunks, chunk_warps)));
+      const int64_t sharers = splits > 1 ? splits : f64_direct_chunk_warps(p.k);  // of a tile
+      const int64_t busy_warps = std::min(sharers, chunks);
+      const auto steps = static_cast<double>(steps_of_chunk * ceil_div(chunks, sharers));
       const double warps = static_cast<double>(tiles * busy_warps) / all;  // of an SM
       const double resident = static_cast<double>(tile.blocks * kF64DirectWarps) *
-                              (splits > 1 ? 1 : static_cast<double>(busy_warps) / chunk_warps);
+                              (static_cast<double>(busy_warps) / static_cast<double>(sharers));
       const double multiply =
           std::max(std::max(1.0, warps / resident) * (tile.alone * steps + tile.overhead),
                    warps * (tile.shared * steps + tile.tile));
@@ -121,7 +120,7 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
                 .n = tile.n,
                 .k_splits = splits,
                 .blocks_per_sm = tile.blocks,
-                .blocks = ceil_div(tiles * (splits > 1 ? splits : chunk_warps), kF64DirectWarps),
+                .blocks = ceil_div(tiles * sharers, kF64DirectWarps),
                 .cycles = cycles};
       }
     }
