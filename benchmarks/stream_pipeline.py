@@ -1,7 +1,7 @@
 """The drawing of docs/guide/stream.md: the three queues of a GPU over time, as a plan has them."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import plots
 import torch
@@ -9,9 +9,10 @@ import torch
 import torch_tiled
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.order import order_of
-from torch_tiled.stream.planner import SLOTS
+from torch_tiled.stream.planner import Candidate
 from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.schedule import steps
+from torch_tiled.stream.sizes import Sizes
+from torch_tiled.stream.timeline import Span, timeline
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guide" / "stream.md"
 PLOT = PAGE.with_name("stream_pipeline.svg")
@@ -23,68 +24,31 @@ COLOURS = {"A": plots.BLUE, "B": plots.ORANGE, "C": plots.GREEN}
 NAMES = {"in": "copies in", "compute": "products", "out": "copies out"}
 
 
-class Span(NamedTuple):
-    """Work of a queue, from one time to another, in seconds."""
-
-    queue: str
-    what: str  # "A", "B" or "C"
-    index: tuple[int, ...]  # of the panel, or the row and the column of the tile
-    start: float
-    end: float
-
-
 def planned(size: int, budget: int):
     """The plan of a square product on the machine that plans without a GPU are made for."""
     x = torch.empty(size, size, device="meta")
     return torch_tiled.stream.plan(x, x, devices="cpu", max_device_bytes=budget)
 
 
-def timeline(plan, count: int | None = None) -> list[Span]:
-    """When the copies and products of the first steps of a plan begin and end.
+def spans_of(plan) -> Iterator[Span]:
+    """When the copies and products of a plan begin and end.
 
-    Operands are float32 in pinned memory, and K is not cut.
+    Operands are float32 in pinned memory.
     """
-    machine, (_, m, n, k) = Machine(), plan.shape
-    order = order_of(torch.float32, (m, n, k), "fp32", plan.algorithm, machine.device)
-    sides = {"a": (m, plan.tile[0]), "b": (n, plan.tile[1])}
-    free = dict.fromkeys(QUEUES, 0.0)  # from when on a queue has nothing to do
-    loaded, computed, stored, spans = {}, {-1: 0.0}, [], []
-
-    def add(queue, what, index, ready, seconds):
-        start = max(free[queue], ready)
-        free[queue] = start + seconds
-        spans.append(Span(queue, what, index, start, free[queue]))
-        return free[queue]
-
-    def length(operand, index):
-        total, size = sides[operand]
-        return min(size, total - index * size)
-
-    for step in steps(plan.grid, SLOTS, SLOTS):
-        if step.number == count:
-            break
-        for load in step.loads:
-            nbytes = 4 * length(load.operand, load.index) * k / load.parts
-            seconds = machine.seconds_in(nbytes, False)
-            what = load.operand.upper()
-            end = add("in", what, (load.index,), computed[load.after], seconds)
-            loaded[load.operand, load.slot] = end
-        rows, cols = length("a", step.row), length("b", step.col)
-        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot])
-        if len(stored) >= SLOTS:
-            ready = max(ready, stored[-SLOTS])
-        seconds = machine.product_seconds(order, rows, cols, k, 1, prepared=plan.is_prepared)
-        tile = step.row, step.col
-        computed[step.number] = add("compute", "C", tile, ready, seconds)
-        seconds = machine.seconds_out(4 * rows * cols, False)
-        stored.append(add("out", "C", tile, computed[step.number], seconds))
-    return spans
+    machine, (_, *sides) = Machine(), plan.shape
+    order = order_of(torch.float32, tuple(sides), "fp32", plan.algorithm, machine.device)
+    sizes = Sizes(1, *sides, *[False] * 4, 4, 4, *[False] * 3, order)
+    return timeline(Candidate(sizes, machine, plan.tile, plan.depth, plan.kept))
 
 
 def draw(path: Path) -> None:
     """A row for each queue, and a bar for each copy and product of the first steps."""
     plan = planned(SIZE, BUDGET)
-    spans = timeline(plan, STEPS)
+    spans = []
+    for span in spans_of(plan):
+        if sum(each.queue == "compute" for each in spans) == STEPS and span.queue != "out":
+            break
+        spans.append(span)
     figure, axes = plots.pyplot().subplots(figsize=(9, 2.9), layout="constrained")
     for span in spans:
         place, width = QUEUES.index(span.queue), 1e3 * (span.end - span.start)

@@ -39,7 +39,7 @@ def planned(tile=None, depth=None, kept="b", matrices=0):
     of make_plan.
     """
     plans = []
-    original = run_module.make_plan
+    original = parts_module.make_plan
 
     def make_plan(sizes, machine, budget, workers=1):
         if tile is None and not matrices:
@@ -53,15 +53,12 @@ def planned(tile=None, depth=None, kept="b", matrices=0):
         if sizes.batch > 1 and matrices:
             whole = (sizes.m, sizes.n), sizes.k
             count = max(min(matrices, sizes.batch) * budget // MUCH, 1)
-            return plan_module._Candidate(sizes, machine, *whole, "b", count)
+            return plan_module.Candidate(sizes, machine, *whole, "b", count)
         rows, cols = (max(x * budget // MUCH, 1) for x in tile or (sizes.m, sizes.n))
         part = (min(rows, sizes.m), min(cols, sizes.n)), min(depth or sizes.k, sizes.k)
-        return plan_module._Candidate(sizes, machine, *part, kept)
+        return plan_module.Candidate(sizes, machine, *part, kept)
 
-    with (
-        mock.patch.object(run_module, "make_plan", make_plan),
-        mock.patch.object(parts_module, "make_plan", make_plan),
-    ):
+    with mock.patch.object(parts_module, "make_plan", make_plan):
         yield plans
 
 

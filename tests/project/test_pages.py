@@ -72,7 +72,7 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
 def test_the_drawn_queues_end_when_their_plan_says(size, budget):
     plan = stream_pipeline.planned(size, budget)
     assert plan.grid.slices == 1 and plan.grid.rows * plan.grid.cols > 1
-    spans = stream_pipeline.timeline(plan)
+    spans = [*stream_pipeline.spans_of(plan)]
     assert spans[-1].end == pytest.approx(plan.seconds)
     for queue in stream_pipeline.QUEUES:
         times = [each for span in spans if span.queue == queue for each in (span.start, span.end)]

@@ -110,7 +110,7 @@ def test_the_number_of_loads_is_the_plan_s(kept):
         for cols in range(1, 5):
             for slices in range(1, 5):
                 sizes = sizes_of(order, rows * side, cols * side, slices * chunk)
-                candidate = plan_module._Candidate(sizes, Machine(), (side, side), chunk, kept)
+                candidate = plan_module.Candidate(sizes, Machine(), (side, side), chunk, kept)
                 grid = Grid(rows, cols, slices, kept == "b")
                 loads = collections.Counter()
                 for step in steps(grid, SLOTS, SLOTS):

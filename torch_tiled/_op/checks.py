@@ -306,7 +306,7 @@ def _presplit_sizes(k, n):
     return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
 
 
-def _prepared_sizes(dtype, k, n, *, is_split):
+def prepared_sizes(dtype, k, n, *, is_split):
     """The sizes of hi_lo and inverse_scales for a (k, n) operand.
 
     hi_lo has the hi and lo parts, if it is split. For a complex64 operand the real one of twice its
@@ -324,7 +324,7 @@ def check_prepare(b):
     _check_dtype(op, "b", b)
     if b.dim() != 2:
         raise RuntimeError(f"{op}: b is {_shape(b)}; it must be a matrix (k, n)")
-    return _prepared_sizes(b.dtype, *b.shape, is_split=_is_split(b))
+    return prepared_sizes(b.dtype, *b.shape, is_split=_is_split(b))
 
 
 def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
@@ -335,7 +335,7 @@ def _check_prepared(op, name, b, k, n, hi_lo, inverse_scales):
     if hi_lo.numel() == 0 and inverse_scales.numel() == 0:
         return
     is_split = inverse_scales.numel() != 0
-    hi_lo_bytes, scales = _prepared_sizes(b.dtype, k, n, is_split=is_split)
+    hi_lo_bytes, scales = prepared_sizes(b.dtype, k, n, is_split=is_split)
     fits = b.dtype in (torch.float32, torch.complex64) or not is_split
     for tensor, dtype, size in (
         (hi_lo, torch.uint8, hi_lo_bytes),

@@ -58,7 +58,7 @@ class Machine:
         if not (m and n and k):
             return 0.0
         kind = order.dtype, order.precision, order.algorithm
-        # Of sides that are longer, the cycles are as many times those of this length.
+        # A longer side takes as many times the cycles of one of this length.
         sides = [min(side, _LONGEST) for side in (m, n, k)]
         cycles, kernel = _cycles(*kind, *self.device, *sides, matrices)
         seconds = cycles / _CLOCK * (m * n * k / math.prod(sides))

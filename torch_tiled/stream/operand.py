@@ -5,8 +5,7 @@ import math
 import torch
 
 from .._internals import negative_view
-from .planner import SLOTS
-from .sizes import pitch
+from .sizes import SLOTS, pitch
 from .staging import is_column_major, is_direct
 
 __all__ = ["Operand"]

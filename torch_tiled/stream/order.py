@@ -1,6 +1,7 @@
 """The order in which a GPU sums a product, by which K can be cut without another bit."""
 
 import dataclasses
+import functools
 
 import torch
 
@@ -18,7 +19,7 @@ _FAMILIES = {
     "tiled": (1024, "tiled"),
     "naive": (None, "naive"),
 }
-# Of all SMs of a GPU: 128 x 256 float32 each, between chunks (csrc/kernels/mma/chunk_totals.cuh).
+# Totals between chunks, 128 x 256 float32 for each SM (csrc/kernels/mma/chunk_totals.cuh).
 _RUNNING_TOTALS = 160 * 128 * 256 * 4
 _SPLIT_K_TILE = 160 * 128 * 128  # elements of C from which on kernels have a tile for each SM
 
@@ -106,6 +107,7 @@ class Order:
         return simt.workspace(rows, self.chunk_of_repair, tile)
 
 
+@functools.lru_cache(256)
 def order_of(dtype, sizes, precision, algorithm, device):
     """Returns the Order in which a GPU sums a product of (m, n, k).
 

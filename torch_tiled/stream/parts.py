@@ -13,7 +13,16 @@ from .problem import fail
 from .sizes import Sizes
 from .staging import is_direct
 
-__all__ = ["Part", "Settings", "count_of", "parts_of", "plan_of", "plan_product", "sizes_of"]
+__all__ = [
+    "Part",
+    "Settings",
+    "count_of",
+    "find_plan",
+    "parts_of",
+    "plan_of",
+    "plan_product",
+    "sizes_of",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +83,23 @@ def _is_on_all(x, devices):
 
 def plan_product(problem, settings):
     """Returns the Plan of a problem, whose batch counts as one of equal matrices."""
-    a, b, c = _flat(problem)
-    return plan_of(sizes_of(a, b, c, problem, settings), settings, settings.budget)
+    operands = _flat(problem)
+    if operands is None:
+        one = (0,) * len(problem.batch)
+        operands = [
+            x[one].expand(count_of(problem), -1, -1) for x in (problem.a, problem.b, problem.out)
+        ]
+    return plan_of(sizes_of(*operands, problem, settings), settings, settings.budget)
+
+
+def find_plan(sizes, settings, budget):
+    """Returns the Plan, or None where the budget is too small."""
+    return make_plan(sizes, settings.machine, budget, max(len(settings.devices), 1))
 
 
 def plan_of(sizes, settings, budget):
-    plan = make_plan(sizes, settings.machine, budget, max(len(settings.devices), 1))
+    """Returns the Plan, or raises the sentence that says which budget is needed."""
+    plan = find_plan(sizes, settings, budget)
     if plan is None:
         least = math.ceil(100 * least_budget(sizes, settings.machine) / MIB) / 100
         s = sizes
@@ -92,14 +112,12 @@ def plan_of(sizes, settings, budget):
 
 
 def _flat(problem):
-    """A, B and C as matrices, or with a single batch dimension where strides allow."""
+    """A, B and C as matrices, or with a single batch dimension; None where strides forbid it."""
     operands = problem.a, problem.b, problem.out
     if not problem.batch:
         return operands
     flat = [_flatten(x, len(problem.batch)) for x in operands]
-    if all(x is not None for x in flat):
-        return flat
-    return [x[(0,) * len(problem.batch)].expand(count_of(problem), -1, -1) for x in operands]
+    return flat if all(x is not None for x in flat) else None
 
 
 def count_of(problem):
@@ -121,10 +139,9 @@ def parts_of(problem, settings):
     """The products that are streamed one after another."""
     if not problem.batch:
         return [Part(None, problem.a, problem.b, problem.out)]
-    flat = [_flatten(x, len(problem.batch)) for x in (problem.a, problem.b, problem.out)]
-    if all(x is not None for x in flat):
-        sizes = sizes_of(*flat, problem, settings)
-        plan = make_plan(sizes, settings.machine, settings.budget)
+    flat = _flat(problem)
+    if flat is not None:
+        plan = find_plan(sizes_of(*flat, problem, settings), settings, settings.budget)
         if plan is not None and plan.matrices:
             return [Part(slice(None), *flat)]
     parts = []

@@ -11,18 +11,18 @@ import dataclasses
 import functools
 import math
 
-from .._op.checks import _prepared_sizes
+from .._op.checks import prepared_sizes
 from .machine import MIB, bytes_text
-from .schedule import Grid, steps
-from .sizes import Sizes, pitch
+from .schedule import Grid
+from .sizes import SLOTS, Sizes, pitch
+from .timeline import timeline
 
-__all__ = ["SLOTS", "Plan", "Sizes", "least_budget", "make_plan"]
+__all__ = ["Candidate", "Plan", "Sizes", "least_budget", "make_plan"]
 
 _STREAMED = (1024, 2048, 4096, 8192, 16384), (64, 128, 256, 512)  # the latter if need be
 _SIMULATED = 8  # candidates, if they have at most so many steps:
 _MOST_STEPS = 1024
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
-SLOTS = 2  # of each: one is computed with while the other one is filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +82,14 @@ class Plan:
     @property
     def grid(self):
         """The tiles, for torch_tiled.stream.schedule."""
-        batch, m, n, k = self.shape
+        return _grid(self.shape, self.tile, self.depth, self.kept, self.matrices)
+
+    def slices(self, row, col):
+        """A tile's part of C, or of a group of matrices: slices by which C is indexed."""
+        batch, m, n, _ = self.shape
         if self.matrices:
-            return Grid(math.ceil(batch / self.matrices), 1, is_paired=True)
-        rows, cols = math.ceil(m / self.tile[0]), math.ceil(n / self.tile[1])
-        return Grid(rows, cols, max(math.ceil(k / self.depth), 1), self.kept == "b")
+            return (_slice(row, self.matrices, batch),)
+        return _slice(row, self.tile[0], m), _slice(col, self.tile[1], n)
 
     def __str__(self):
         batch, m, n, k = self.shape
@@ -121,14 +124,28 @@ class Plan:
         return "\n".join(f"{name:<10} {value}" for name, value in lines.items())
 
 
-class _Candidate:
+def _slice(index, size, total):
+    return slice(index * size, min((index + 1) * size, total))
+
+
+def _grid(shape, tile, depth, kept, matrices):
+    batch, m, n, k = shape
+    if matrices:
+        return Grid(math.ceil(batch / matrices), 1, is_paired=True)
+    rows, cols = math.ceil(m / tile[0]), math.ceil(n / tile[1])
+    return Grid(rows, cols, max(math.ceil(k / depth), 1), kept == "b")
+
+
+class Candidate:
     """One choice of tile, depth and kept operand, and what it costs."""
 
     def __init__(self, sizes, machine, tile, depth, kept, matrices=0):
         self.sizes, self.machine = sizes, machine
         self.tile, self.depth = tuple(max(x, 1) for x in tile), max(depth, 1)
         self.kept, self.matrices = kept, matrices
-        self.slices = max(math.ceil(sizes.k / self.depth), 1)
+        shape = sizes.batch, sizes.m, sizes.n, sizes.k
+        self.grid = _grid(shape, self.tile, self.depth, kept, matrices)
+        self.slices = self.grid.slices
         order = sizes.order
         self.is_prepared = kept == "b" and self.slices == 1 and not matrices and order.is_split
         self.device_bytes = self._device_bytes()
@@ -152,12 +169,8 @@ class _Candidate:
         if self.slices > 1:
             total += tile * (order.sum_bytes + (1 if order.is_flagged else 0))
         if self.is_prepared:
-            total += sum(
-                size * each
-                for size, each in zip(
-                    _prepared_sizes(order.dtype, depth, cols, is_split=True), (1, 4), strict=True
-                )
-            )
+            hi_lo_bytes, scales = prepared_sizes(order.dtype, depth, cols, is_split=True)
+            total += hi_lo_bytes + 4 * scales
         split = rows + (0 if self.is_prepared else cols)
         at_once = min(depth, order.chunk) if self.slices > 1 else depth
         workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
@@ -171,15 +184,14 @@ class _Candidate:
         """(bytes of A, of B and of C that move, seconds of products, passes over A and B)."""
         s, (rows, cols) = self.sizes, self.tile
         if self.matrices:
-            groups = math.ceil(s.batch / self.matrices)
             a = s.m * s.k * (1 if s.shares_a else s.batch)
             b = s.k * s.n * (1 if s.shares_b else s.batch)
-            seconds = groups * self.machine.product_seconds(
+            seconds = self.grid.rows * self.machine.product_seconds(
                 s.order, s.m, s.n, s.k, self.matrices, prepared=False
             )
             passes = (1, 1)
         else:
-            tiles_m, tiles_n = math.ceil(s.m / rows), math.ceil(s.n / cols)
+            tiles_m, tiles_n = self.grid.rows, self.grid.cols
             strips, height = (tiles_n, tiles_m) if self.kept == "b" else (tiles_m, tiles_n)
             again = strips - (strips - 1) * min(SLOTS // self.slices, height) / max(height, 1)
             kept_again = 1 if self.slices <= SLOTS else height
@@ -194,11 +206,8 @@ class _Candidate:
         return *moved, s.out_bytes * s.batch * s.m * s.n, seconds, passes
 
     def steps(self):
-        s, (rows, cols) = self.sizes, self.tile
-        if self.matrices:
-            return math.ceil(s.batch / self.matrices)
-        tiles = math.ceil(s.m / max(rows, 1)) * math.ceil(s.n / max(cols, 1))
-        return s.batch * tiles * self.slices
+        steps = self.grid.tile_count * self.slices
+        return steps if self.matrices else self.sizes.batch * steps
 
     def slices_seconds(self, rows, cols):
         """The seconds of a tile's products."""
@@ -254,11 +263,11 @@ def _kept_sizes(total):
 def _candidates(sizes, machine, budget):
     """Those within the budget: for each height of streamed panels, the wider kept ones."""
     if sizes.batch > 1:
-        one = _Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1)
+        one = Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1)
         if 6 * one.device_bytes <= budget:
             each = max(one.device_bytes - MIB, 1)
             most = min(sizes.batch, max(int(budget // 3 // each), 1))
-            yield _Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", most)
+            yield Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", most)
             return
     for heights in _STREAMED:
         found = list(_tiles(sizes, machine, budget, heights))
@@ -276,7 +285,7 @@ def _tiles(sizes, machine, budget, heights):
                 widest = None
                 for width in widths:
                     tile = (height, width) if kept == "b" else (width, height)
-                    each = _Candidate(sizes, machine, tile, depth, kept)
+                    each = Candidate(sizes, machine, tile, depth, kept)
                     if each.device_bytes > budget:
                         continue
                     widest = widest or width
@@ -336,48 +345,27 @@ def _plan_of(candidate, workers):
         workers=workers,
         algorithm=s.order.algorithm,
     )
-    return dataclasses.replace(plan, seconds=_simulated_seconds(plan, candidate, workers))
+    return dataclasses.replace(plan, seconds=_simulated_seconds(candidate, workers))
 
 
 def least_budget(sizes, machine):
     """The fewest bytes of a GPU by which the product can be streamed."""
     sides = (sizes.m, sizes.n), (sizes.n, sizes.m)
     return min(
-        _Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
+        Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
         for depth in _depths(sizes)
         for kept, (streamed, other) in zip(("b", "a"), sides, strict=True)
         for tile in [(min(_STREAMED[-1][0], streamed), min(_ALIGNMENT, other))]
     )
 
 
-def _simulated_seconds(plan, candidate, workers):
+def _simulated_seconds(candidate, workers):
     """The time of the last event of a worker's schedule; the longest schedules are extrapolated."""
-    s, grid = candidate.sizes, plan.grid
-    count = grid.rows if grid.is_paired else grid.rows * grid.cols * grid.slices
-    if count == 0:
+    grid = candidate.grid
+    steps = grid.tile_count * grid.slices
+    if steps == 0:
         return 0.0
-    if workers > 1 or count > _MOST_STEPS or plan.matrices:
+    if workers > 1 or steps > _MOST_STEPS or candidate.matrices:
         return candidate.estimate(workers)
-    (rows, cols), k = plan.tile, s.k
-    time_in = time_products = time_out = 0.0
-    loaded, computed, stored = {}, {-1: 0.0}, []
-    for step in steps(grid, SLOTS, SLOTS):
-        height, width = min(rows, s.m - step.row * rows), min(cols, s.n - step.col * cols)
-        depth = min(plan.depth, k - step.slice * plan.depth)
-        for load in step.loads:
-            total, size = (s.m, rows) if load.operand == "a" else (s.n, cols)
-            length = min(size, total - load.index * size)
-            size = length * depth * s.element_bytes / load.parts
-            sizes = (size, 0) if load.operand == "a" else (0, size)
-            time_in = max(time_in, computed[load.after]) + candidate.in_seconds(*sizes)
-            loaded[load.operand, load.slot] = time_in
-        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], time_products)
-        if step.is_first and len(stored) >= SLOTS:
-            ready = max(ready, stored[-SLOTS])
-        time_products = ready + candidate.slices_seconds(height, width) / grid.slices
-        computed[step.number] = time_products
-        if step.is_last:
-            size = height * width * s.out_bytes
-            time_out = max(time_out, time_products) + candidate.out_seconds(size)
-            stored.append(time_out)
-    return time_out * s.batch
+    *_, last = timeline(candidate)
+    return last.end * candidate.sizes.batch

@@ -8,7 +8,7 @@ import torch
 from .._internals import forward_ad_active, has_tangent, transforms_active
 from .._op.checks import check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
-from .host_memory import may_overlap, share_memory, why_not_mapped
+from .host_memory import may_overlap, read_mappings, share_memory, why_not_mapped
 
 __all__ = ["Problem", "fail", "make_problem"]
 
@@ -156,9 +156,10 @@ def _check_memory(a, b, out):
             f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements "
             "may share memory; pass a tensor whose elements lie apart"
         )
+    mappings = read_mappings()
     for name, x in (("a", a), ("b", b)):
-        if out is not None and share_memory(out, x):
+        if out is not None and share_memory(out, x, mappings):
             fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")
     for name, x in (("a", a), ("b", b), ("out", out)):
-        if x is not None and (reason := why_not_mapped(x, written=name == "out")):
+        if x is not None and (reason := why_not_mapped(x, mappings, written=name == "out")):
             fail(f"{name} {reason}")

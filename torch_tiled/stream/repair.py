@@ -5,10 +5,12 @@ the columns that have such elements are gathered from the panels, and multiplied
 which kernels recompute flagged elements: that of precision "ieee".
 """
 
+import threading
+
 import torch
 
-from .planner import SLOTS
 from .schedule import TileList
+from .sizes import SLOTS
 from .worker import Worker, add_chunks
 
 __all__ = ["flagged_tiles", "repair"]
@@ -70,4 +72,5 @@ def _replace_nan(old, new):
 def repair(flagged, *arguments):
     """Recomputes the flagged elements of tiles, with the arguments of a Worker."""
     worker = _Repair(*arguments, flagged=flagged)
-    worker.run(TileList(worker.plan.grid, flagged))
+    never = threading.Event()  # Ctrl-C raises its exception here, in the caller's thread
+    worker.run(TileList(worker.plan.grid, flagged), never)

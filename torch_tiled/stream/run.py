@@ -1,17 +1,17 @@
 """Runs a streamed product: a worker for each GPU, or blocks of C on the CPU."""
 
-import gc
+import functools
 import threading
 
 import torch
 
 from .._op.out_of_memory import raise_if_out_of_memory
-from .parts import parts_of, plan_of, sizes_of
-from .planner import make_plan
+from .parts import find_plan, parts_of, plan_of, sizes_of
 from .progress import Clock, Interrupted, Progress, flops
 from .repair import flagged_tiles, repair
 from .run_cpu import run_on_cpu
 from .schedule import Queue
+from .threads import run_threads
 from .worker import Worker
 
 __all__ = ["run"]
@@ -79,78 +79,48 @@ class _Run:
         if not isinstance(failure, torch.OutOfMemoryError):
             raise failure
         smaller = budget // 2
-        if make_plan(sizes, self.settings.machine, smaller, 1) is None:
+        if find_plan(sizes, self.settings, smaller) is None:
             raise failure
-        del failure
-        gc.collect()  # of the traceback, which holds the buffers of a worker
         torch.cuda.empty_cache()
         self._stream_rest(a, b, c, plan, set(finished), place, smaller)
 
     def _stream_rest(self, a, b, c, plan, finished, place, budget):
-        grid = plan.grid
-        self.left += _tiles(grid) - len(finished)
-        for row in range(grid.rows):
-            for col in range(1 if grid.is_paired else grid.cols):
-                if grid.is_paired:
-                    tile = (row, row)
-                    some = slice(row * plan.matrices, (row + 1) * plan.matrices)
-                    rest = a[some], b[some], c[some], *place
-                else:
-                    tile = (row, col)
-                    rows, cols = _slices(plan, row, col, c)
-                    rest = (
-                        *(a[rows], b[:, cols], c[rows, cols]),
-                        *(place[0] + rows.start, place[1] + cols.start),
-                    )
-                if tile not in finished:
-                    self.left -= 1
-                    self._stream(*rest, budget)
+        self.left += plan.grid.tile_count - len(finished)
+        for tile in plan.grid.tiles:
+            if tile in finished:
+                continue
+            self.left -= 1
+            if plan.matrices:
+                (some,) = plan.slices(*tile)
+                self._stream(a[some], b[some], c[some], *place, budget)
+            else:
+                rows, cols = plan.slices(*tile)
+                first = place[0] + rows.start, place[1] + cols.start
+                self._stream(a[rows], b[:, cols], c[rows, cols], *first, budget)
 
     def _run_workers(self, a, b, c, plan, order, queue):
         """Returns (the workers, the exception that ended them or None)."""
-        workers, threads, errors, done = [], [], [], []
-        ended = threading.Semaphore(0)
+        workers, stop = [], threading.Event()
 
         def work(number, device, queues):
-            try:
-                with torch.inference_mode(), queues.context():
-                    worker = Worker(
-                        *(a, b, c, plan, order, queues, device),
-                        self.settings.machine.staging_bytes,
-                    )
-                    workers.append(worker)
-                    worker.is_stopped = bool(errors)  # that came before it was in the list
-                    worker.run(queue, number)
-            except BaseException as error:
-                errors.append(_without_frames(error))
-                for each in list(workers):
-                    each.is_stopped = True
-            finally:
-                done.append(number)
-                ended.release()
+            with torch.inference_mode(), queues.context():
+                worker = Worker(
+                    *(a, b, c, plan, order, queues, device),
+                    self.settings.machine.staging_bytes,
+                )
+                workers.append(worker)
+                worker.run(queue, stop, number)
 
-        for number, device in enumerate(self.settings.devices):
-            queues = self.settings.make_queues(device)  # by the caller's current stream
-            arguments = number, device, queues
-            threads.append(threading.Thread(target=work, args=arguments, daemon=True))
-        is_begun = False
-        # Ctrl-C may come at any place here.
-        while not is_begun or len(done) < sum(thread.ident is not None for thread in threads):
-            try:
-                if not is_begun:
-                    is_begun = True
-                    for thread in threads:
-                        thread.start()
-                ended.acquire(timeout=0.1)
-                self._report(plan, workers)
-            except BaseException as error:
-                errors.append(error)
-                for each in list(workers):
-                    each.is_stopped = True
-        for error in errors:
-            if isinstance(error, KeyboardInterrupt):
-                return workers, error
-        return workers, errors[0] if errors else None
+        functions = [
+            # By the caller's current stream, thus in the caller's thread.
+            functools.partial(work, number, device, self.settings.make_queues(device))
+            for number, device in enumerate(self.settings.devices)
+        ]
+        errors = run_threads(functions, lambda: self._report(plan, workers), stop)
+        interrupts = [x for x in errors if isinstance(x, KeyboardInterrupt)]
+        for error in interrupts or errors:
+            return workers, _without_frames(error)
+        return workers, None
 
     def _repair(self, flagged, product):
         """Recomputes flagged elements. Returns the exception that ended this, or None."""
@@ -165,22 +135,20 @@ class _Run:
         return None
 
     def _note(self, plan, finished, place):
-        for row, col in finished:
+        for tile in finished:
             if plan.matrices:
-                some = slice(row * plan.matrices, min((row + 1) * plan.matrices, plan.shape[0]))
-                self.done.append((some, slice(None), slice(None)))
+                self.done.append((*plan.slices(*tile), slice(None), slice(None)))
                 continue
-            rows, cols = _slices(plan, row, col, None)
             rows, cols = (
                 slice(first + x.start, first + x.stop)
-                for first, x in zip(place, (rows, cols), strict=True)
+                for first, x in zip(place, plan.slices(*tile), strict=True)
             )
             self.done.append((self.part.matrix, rows, cols))
 
     def _total(self, grid):
         """The tiles of all parts, where those of `grid` are under way."""
-        later = self.later * _tiles(self.plan.grid)
-        return len(self.done) + _tiles(grid) + self.left + later
+        later = self.later * self.plan.grid.tile_count
+        return len(self.done) + grid.tile_count + self.left + later
 
     def _report(self, plan, workers):
         batch, m, n, k = self.plan.shape
@@ -195,25 +163,12 @@ class _Run:
         )
 
 
-def _tiles(grid):
-    return grid.rows if grid.is_paired else grid.rows * grid.cols
-
-
-def _slices(plan, row, col, c):
-    """The rows and columns of a tile."""
-    (rows, cols), (_, m, n, _) = plan.tile, plan.shape
-    return (
-        slice(row * rows, min((row + 1) * rows, m)),
-        slice(col * cols, min((col + 1) * cols, n)),
-    )
-
-
 def _without_frames(error):
     """The error; one that says that memory ran out without the frames that hold memory."""
     try:
         raise_if_out_of_memory(error)
-    except torch.OutOfMemoryError:
-        return torch.OutOfMemoryError(str(error))
-    if isinstance(error, torch.OutOfMemoryError):
-        return torch.OutOfMemoryError(str(error))
-    return error
+    except torch.OutOfMemoryError as found:
+        error = found
+    return (
+        torch.OutOfMemoryError(str(error)) if isinstance(error, torch.OutOfMemoryError) else error
+    )

@@ -7,6 +7,7 @@ import torch
 from ..ops import matmul
 from .parts import count_of
 from .progress import Clock, Interrupted, Progress, flops
+from .threads import run_threads
 
 __all__ = ["run_on_cpu"]
 
@@ -35,33 +36,16 @@ def run_on_cpu(problem, report):
         )
 
     def compute():
-        try:
-            with torch.inference_mode():
-                for rows, cols in tiles:
-                    if errors:
-                        return
-                    a, b = problem.a[..., rows, :], problem.b[..., cols]
-                    matmul(a, b, out=problem.out[..., rows, cols], **options)
-                    done.append((slice(None) if problem.batch else None, rows, cols))
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            finished.set()
+        with torch.inference_mode():
+            for rows, cols in tiles:
+                if stop.is_set():
+                    return
+                a, b = problem.a[..., rows, :], problem.b[..., cols]
+                matmul(a, b, out=problem.out[..., rows, cols], **options)
+                done.append((slice(None) if problem.batch else None, rows, cols))
 
-    # A signal reaches the main thread alone, which then waits for the tile that is under way. More
-    # than one may come, at any place.
-    finished, errors, is_begun = threading.Event(), [], False
-    thread = threading.Thread(target=compute, daemon=True)
-    while not is_begun or (thread.ident is not None and not finished.is_set()):
-        try:
-            if not is_begun:
-                is_begun = True
-                thread.start()
-            finished.wait(0.1)
-            if not errors:
-                report(progress())
-        except BaseException as error:
-            errors.append(error)
+    stop = threading.Event()
+    errors = run_threads([compute], lambda: report(progress()), stop)
     if any(isinstance(error, KeyboardInterrupt) for error in errors):
         raise Interrupted(done, len(tiles)) from None
     if errors:

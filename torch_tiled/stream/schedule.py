@@ -13,6 +13,7 @@ another's.
 
 import collections
 import dataclasses
+import itertools
 import threading
 
 
@@ -33,6 +34,17 @@ class Grid:
     slices: int = 1
     keeps_b: bool = True
     is_paired: bool = False
+
+    @property
+    def tiles(self):
+        """(row, column) of each tile."""
+        if self.is_paired:
+            return [(i, i) for i in range(self.rows)]
+        return [*itertools.product(range(self.rows), range(self.cols))]
+
+    @property
+    def tile_count(self):
+        return self.rows if self.is_paired else self.rows * self.cols
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +159,7 @@ class Slots:
     def __init__(self, operand, count):
         self._operand = operand
         self._keys = [None] * count  # (index, slice) of each slot
-        self._last_step = [-1] * count
-        self._ages = collections.deque(range(count))  # slots, by their last steps
+        self._last_step = [-1] * count  # that reads it
 
     def find(self, index, slice_, step):
         """Returns the slot of a panel for a step, and the Load that brings it, or None."""
@@ -156,11 +167,8 @@ class Slots:
         if key in self._keys:
             slot = self._keys.index(key)
             self._last_step[slot] = step
-            self._ages.remove(slot)
-            self._ages.append(slot)
             return slot, None
-        slot = self._ages.popleft()
-        self._ages.append(slot)
+        slot = self._last_step.index(min(self._last_step))  # that was read least recently
         load = Load(self._operand, index, slice_, slot, self._last_step[slot])
         self._keys[slot], self._last_step[slot] = key, step
         return slot, load

@@ -5,7 +5,9 @@ import math
 
 from .order import Order
 
-__all__ = ["Sizes", "pitch"]
+__all__ = ["SLOTS", "Sizes", "pitch"]
+
+SLOTS = 2  # of each panel and tile: one is computed with while the other one is copied
 
 
 @dataclasses.dataclass(frozen=True)

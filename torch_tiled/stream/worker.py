@@ -8,8 +8,8 @@ import torch
 
 from .._op.namespace import operators
 from .operand import Operand
-from .planner import SLOTS
 from .schedule import steps
+from .sizes import SLOTS
 from .staging import Staging, copy_direct, is_column_major, is_direct
 
 __all__ = ["Worker"]
@@ -53,7 +53,6 @@ class Worker:
         self.out, self.plan, self.order = out, plan, order
         self._queues, self._device = queues, device
         self.finished, self.flagged = [], []
-        self.is_stopped = False
         rows, cols = plan.tile
         is_cut = plan.grid.slices > 1
         whole = order.chunk if is_cut and order.is_flagged and self.fills_chunks else 1
@@ -92,8 +91,11 @@ class Worker:
         if is_cut:
             self._sums = torch.empty(tile, dtype=self.order.sum_dtype, device=device)
 
-    def run(self, queue, number=0):
-        """Computes the tiles that worker `number` gets of a schedule.Queue, until it is empty."""
+    def run(self, queue, stop, number=0):
+        """Computes the tiles that worker `number` gets of a schedule.Queue.
+
+        It ends when the queue is empty, or once `stop`, a threading.Event, is set.
+        """
         source = steps(self.plan.grid, SLOTS, SLOTS, queue, number)
         planned, loads = collections.deque(), collections.deque()
         self._loaded = {}  # (operand, slot): futures of its parts, of the events of the copies
@@ -108,7 +110,7 @@ class Worker:
                 for queue in self._staging
             }
             stack.callback(self._finish_stores)
-            while not self.is_stopped:
+            while not stop.is_set():
                 while len(planned) < _AHEAD and (step := next(source, None)) is not None:
                     planned.append(step)
                     loads.extend(step.loads)
@@ -149,7 +151,7 @@ class Worker:
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
-            panel, target = (_part(x, load) for x in (panel, target))
+            panel, target = (_rows_of(x, load) for x in (panel, target))
             if zeros.numel():
                 queues.run("in", zeros.zero_)
             if operand.is_direct:
@@ -221,10 +223,7 @@ class Worker:
 
     def tile_of(self, c, row, col):
         """A tile of the result."""
-        if self.plan.matrices:
-            return c[row * self.plan.matrices :][: self.plan.matrices]
-        rows, cols = self.plan.tile
-        return c[row * rows :][:rows, col * cols :][:, :cols]
+        return c[self.plan.slices(row, col)]
 
     def _multiply(self, step, a, b, tile):
         """A product of whole K, or the next chunks of one."""
@@ -259,7 +258,7 @@ class Worker:
         return self._prepared[1]
 
 
-def _part(panel, load):
+def _rows_of(panel, load):
     """The rows of a panel that a load brings."""
     if load.parts == 1:
         return panel
