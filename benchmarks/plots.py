@@ -66,3 +66,4 @@ def save(figure, path: Path) -> None:
     """Writes the plot on white, so that it is legible on a dark page, too."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, facecolor="white")
+    pyplot().close(figure)
