@@ -150,22 +150,10 @@ Layer make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tens
                  const std::string& activation, const std::string& algorithm,
                  const std::string& precision) {
   const Options options = make_options("tiled::linear", algorithm, precision);
-  OpEpilogue epilogue{.activation = parse_activation(options.op, activation)};
   check_operands(options.op, {"x", x}, {"weight", weight});
   Product product = make_linear(options.op, readable(x), readable(weight));
-  if (bias) {
-    check_same_device(options.op, {"bias", *bias}, {"x", x});
-    check_same_dtype(options.op, {"bias", *bias}, {"x", x});
-    if (bias->dim() != 1 || bias->size(0) != product.n) {
-      fail(options.op, "bias is " + shape_of(*bias) + " and weight is " + shape_of(weight) +
-                           "; bias must be (out_features,)");
-    }
-    epilogue.bias = &*bias;
-  }
-  if (is_complex(x.scalar_type()) && epilogue.activation != Activation::kNone) {
-    fail(options.op, "activation \"" + activation + "\" is one of real numbers, and x is " +
-                         dtype_name(x.scalar_type()) + "; choose none");
-  }
+  const OpEpilogue epilogue =
+      make_linear_epilogue(options.op, {"x", x}, {"weight", weight}, product, bias, activation);
   return {options, std::move(product), epilogue};
 }
 
@@ -279,8 +267,10 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h.
   m.def(
-      "_multiply_into_(Tensor(a!) c, Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, *, "
-      "str algorithm, str precision) -> ()");
+      "_multiply_into_(Tensor(a!) c, Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, "
+      "Tensor? "
+      "bias, *, str activation, str algorithm, str precision) -> ()");
+  m.def("_activate_(Tensor(a!) x, *, str activation) -> ()");
   m.def("_add_chunk_(Tensor(a!) sums, Tensor a, Tensor b, *, str algorithm, str precision) -> ()");
   m.def("_copy_rows_(Tensor(a!) to, Tensor from) -> ()");
   // These have no options, whose parsing takes much of the host's time for a small product.
@@ -305,6 +295,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear)); \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));         \
   m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));  \
+  m.impl("_activate_", TORCH_BOX(&tiled::activate_));            \
   m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));          \
   m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));          \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))

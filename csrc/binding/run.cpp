@@ -61,6 +61,25 @@ Activation parse_activation(const char* op, const std::string& name) {
        "there is no activation \"" + name + "\"; choose none, relu, gelu, gelu_tanh, tanh or silu");
 }
 
+OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Product& product,
+                                const std::optional<Tensor>& bias, const std::string& activation) {
+  OpEpilogue epilogue{.activation = parse_activation(op, activation)};
+  if (bias) {
+    check_same_device(op, {"bias", *bias}, x);
+    check_same_dtype(op, {"bias", *bias}, x);
+    if (bias->dim() != 1 || bias->size(0) != product.n) {
+      fail(op, "bias is " + shape_of(*bias) + " and " + weight.name + " is " +
+                   shape_of(weight.tensor) + "; bias must be (out_features,)");
+    }
+    epilogue.bias = &*bias;
+  }
+  if (is_complex(x.tensor.scalar_type()) && epilogue.activation != Activation::kNone) {
+    fail(op, "activation \"" + activation + "\" is one of real numbers, and " + x.name + " is " +
+                 dtype_name(x.tensor.scalar_type()) + "; choose none");
+  }
+  return epilogue;
+}
+
 Context make_context(const char* op, const Tensor& like) {
   if (!like.is_cuda()) {
     return {.sms = static_cast<int>(torch::stable::get_num_threads()),

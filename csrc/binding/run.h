@@ -38,6 +38,10 @@ struct OpEpilogue {
 Options make_options(const char* op, const std::string& algorithm, const std::string& precision);
 Activation parse_activation(const char* op, const std::string& name);
 
+// Checks the bias and the activation of a layer's product; the epilogue points to the bias.
+OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Product& product,
+                                const std::optional<Tensor>& bias, const std::string& activation);
+
 // The context of a tensor's device, without an allocator.
 Context make_context(const char* op, const Tensor& like);
 

@@ -2,16 +2,18 @@
 // The operators that products larger than the GPU need beside matmul: torch_tiled/stream calls
 // them.
 
+#include <optional>
 #include <string>
 
 #include "binding/tensors.h"
 
 namespace tiled {
 
-// Writes the product to c, which has its shape, as matmul(out=) does. hi_lo and inverse_scales are
+// Writes activation(a b + bias) to c, which has the product's shape. hi_lo and inverse_scales are
 // what prepare(b) returned, or empty.
 void multiply_into_(const Tensor& c, const Tensor& a, const Tensor& b, const Tensor& hi_lo,
-                    const Tensor& inverse_scales, const std::string& algorithm,
+                    const Tensor& inverse_scales, const std::optional<Tensor>& bias,
+                    const std::string& activation, const std::string& algorithm,
                     const std::string& precision);
 
 // Adds the sums of one chunk of K to `sums`: after all chunks, in order, these are the sums of the
@@ -19,6 +21,9 @@ void multiply_into_(const Tensor& c, const Tensor& a, const Tensor& b, const Ten
 // float32. A flagged element becomes NaN, and is left to the caller, who has all of K.
 void add_chunk_(const Tensor& sums, const Tensor& a, const Tensor& b, const std::string& algorithm,
                 const std::string& precision);
+
+// Applies an activation to finished sums, as a kernel's epilogue does.
+void activate_(const Tensor& x, const std::string& activation);
 
 // Copies a matrix between the host and a GPU, on its current stream, if elements of its rows or
 // those of its columns are adjacent on both sides. Pinned memory is read or written later, in the

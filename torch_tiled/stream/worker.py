@@ -230,14 +230,9 @@ class Worker:
         order = self.order
         options = {"algorithm": order.algorithm, "precision": order.precision}
         if self._sums is None:
-            if self.plan.matrices:
-                operators.matmul.out(a, b, **options, out=tile)
-                return
-            if self.plan.is_prepared:
-                hi_lo, inverse_scales = self._prepare(step.col, b)
-            else:
-                hi_lo, inverse_scales = self._nothing
-            operators._multiply_into_(tile, a, b, hi_lo, inverse_scales, **options)
+            prepared = self._prepare(step.col, b) if self.plan.is_prepared else self._nothing
+            epilogue = {"bias": None, "activation": "none"}
+            operators._multiply_into_(tile, a, b, *prepared, **epilogue, **options)
             return
         sums = self._part(self._sums, a, b)
         if step.is_first:
