@@ -19,24 +19,24 @@ from torch_tiled.stream.staging import copy_direct
 
 class Event:
     def __init__(self, queues):
-        self._queues = queues
+        self.queues = queues
         self.is_done, self.seconds = False, 0.0
 
     def synchronize(self):
-        self._queues.run_until(self)
+        self.queues.run_until(self)
 
 
 class SimulatedQueues:
     """See torch_tiled.stream.queues.CudaQueues, whose methods these are."""
 
-    def __init__(self, device, machine=None, seed=0):
+    def __init__(self, device, machine=None, seed=0, lock=None):
         self.device = device
         self._machine = machine or Machine()
         self._random = random.Random(seed)
         self._work = {name: [] for name in QUEUES}
         self._clocks = dict.fromkeys(QUEUES, 0.0)
-        self._lock = threading.RLock()
-        self.copied = {"in": 0, "out": 0}
+        self._lock = lock or threading.RLock()  # of all queues whose events wait for each other
+        self.copied = {"in": 0, "out": 0, "peer": 0}
 
     def context(self):
         return contextlib.nullcontext()
@@ -44,6 +44,9 @@ class SimulatedQueues:
     def run(self, queue, function, *arguments):
         with self._lock:
             self._work[queue].append(("run", function, arguments))
+
+    def copy_from_peer(self, queue, to, source):
+        self.run(queue, _copy_from_peer, to, source)
 
     def record(self, queue):
         event = Event(self)
@@ -71,8 +74,13 @@ class SimulatedQueues:
 
     def _step(self):
         """Runs the first work of one queue that need not wait."""
-        ready = [name for name, work in self._work.items() if work and self._is_ready(work[0])]
-        assert ready, "the queues wait for each other"
+        firsts = {name: work[0] for name, work in self._work.items() if work}
+        ready = [name for name, first in firsts.items() if self._is_ready(first)]
+        if not ready:  # for work of other GPUs
+            others = {first[1].queues for first in firsts.values()} - {self}
+            assert others, "the queues wait for each other"
+            self._random.choice([*others])._step()
+            return
         queue = self._random.choice(ready)
         kind, first, *arguments = self._work[queue].pop(0)
         if kind == "wait":
@@ -103,9 +111,16 @@ class SimulatedQueues:
         if function is torch.Tensor.zero_ or not arguments:
             return 0.0
         nbytes = arguments[1].nbytes
+        if function is _copy_from_peer:
+            self.copied["peer"] += nbytes
+            return 0.0
         self.copied[queue] += nbytes
         seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
         return seconds(nbytes, False)
+
+
+def _copy_from_peer(to, source):
+    to.copy_(source)
 
 
 def _check_copy(function, arguments):
@@ -125,17 +140,17 @@ def _has_adjacent_rows(x):
     )
 
 
-def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16):
+def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=False):
     """Returns (Settings of simulated GPUs, the list of their queues)."""
     machine = Machine(staging_bytes=staging_bytes)
-    made = []
+    made, lock = [], threading.RLock()
 
     def make_queues(device):
-        made.append(SimulatedQueues(device, machine, seed + len(made)))
+        made.append(SimulatedQueues(device, machine, seed + len(made), lock))
         return made[-1]
 
     devices = (torch.device("cpu"),) * workers
-    return Settings(devices, budget, machine, make_queues, None), made
+    return Settings(devices, budget, machine, make_queues, None, are_peers), made
 
 
 __all__ = ["SimulatedQueues", "operators", "simulated"]

@@ -76,6 +76,7 @@ def stream(
     workers=1,
     seed=0,
     pinned=False,
+    are_peers=False,
     report=lambda progress: None,
     algorithm="tiled",
     precision="fp32",
@@ -85,11 +86,12 @@ def stream(
 
     Args:
         pinned: whether tensors of the host lie in pinned memory, or a function of a tensor.
+        are_peers: whether GPUs copy panels from each other.
         tiles: as for planned().
     """
     problem, result = make_problem(a, b, out, precision, algorithm)
     poison(result)
-    settings, queues = simulated(budget, workers, seed=seed)
+    settings, queues = simulated(budget, workers, seed=seed, are_peers=are_peers)
     is_pinned = pinned if callable(pinned) else lambda x: pinned
     with mock.patch.object(staging, "is_pinned", is_pinned), planned(**tiles) as plans:
         run_module.run(problem, settings, report)

@@ -4,6 +4,7 @@ schedule.py says in which order, planner.py how large they are, worker.py issues
 to the queues of a GPU, and run.py looks after the GPUs.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -142,7 +143,12 @@ def _settings(problem, devices, max_device_bytes, *, is_plan=False):
     else:
         budget = given
     kind = kinds.pop()
-    return Settings(tuple(found), budget, Machine(device=kind), CudaQueues, kind)
+    return Settings(tuple(found), budget, Machine(device=kind), CudaQueues, kind, _are_peers(found))
+
+
+def _are_peers(devices):
+    pairs = itertools.permutations(devices, 2)
+    return len(devices) > 1 and all(torch.cuda.can_device_access_peer(x, y) for x, y in pairs)
 
 
 def _budget(max_device_bytes):

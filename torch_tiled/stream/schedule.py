@@ -114,12 +114,19 @@ class Queue:
         self._streamed = range(streamed)
         self._jobs = []  # those that were given out
         self._is_backward = [False] * workers
+        self._have_none = set(range(workers))  # that did not claim a kept panel yet
         self._lock = threading.Lock()
 
     def claim(self, worker):
-        """Returns a Job of a kept panel that nobody has, or None."""
+        """Returns a Job of a kept panel that nobody has, or None.
+
+        Each worker gets its first one before another gets the last ones.
+        """
         with self._lock:
-            if not self._kept or not self._streamed:
+            others = self._have_none - {worker}
+            is_first = worker in self._have_none
+            self._have_none = others
+            if not self._streamed or len(self._kept) <= (0 if is_first else len(others)):
                 return None
             order = reversed(self._streamed) if self._is_backward[worker] else self._streamed
             self._is_backward[worker] = not self._is_backward[worker]
@@ -191,8 +198,8 @@ def steps(grid, a_slots, b_slots, queue=None, worker=0):
     a, b = Slots("a", a_slots), Slots("b", b_slots)
     kept_slots = b if grid.keeps_b else a
     number, ahead = 0, collections.deque()  # ahead: loads of the next job's kept panel
-    job = queue.claim(worker)
-    while job is not None or (job := queue.take_over()) is not None:
+    job = None
+    while (job := job or queue.claim(worker) or queue.take_over()) is not None:
         following = queue.claim(worker)
         is_first = True
         while (streamed := job.take()) is not None:

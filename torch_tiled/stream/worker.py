@@ -40,6 +40,7 @@ class Worker:
         queues: those of the GPU.
         device: the GPU.
         staging_bytes: of pinned memory.
+        panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
         finished: the (row, column) of tiles that are in `out`.
@@ -49,8 +50,8 @@ class Worker:
 
     fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
 
-    def __init__(self, a, b, out, plan, order, queues, device, staging_bytes):
-        self.out, self.plan, self.order = out, plan, order
+    def __init__(self, a, b, out, plan, order, queues, device, staging_bytes, panels=None):
+        self.out, self.plan, self.order, self._panels = out, plan, order, panels
         self._queues, self._device = queues, device
         self.finished, self.flagged = [], []
         rows, cols = plan.tile
@@ -100,6 +101,7 @@ class Worker:
         planned, loads = collections.deque(), collections.deque()
         self._loaded = {}  # (operand, slot): futures of its parts, of the events of the copies
         self._read = {}  # (operand, slot): the event of the last product that reads it
+        self._shown = {}  # (operand, slot): (key, copy) of Panels
         self._stored = collections.deque()  # (step, future) of tiles on their way to the host
         self._tile_count = 0
         unfinished = collections.deque()
@@ -134,8 +136,29 @@ class Worker:
 
     def _load(self, load):
         operand = self._a if load.operand == "a" else self._b
+        if self._panels is None or not operand.is_on_host:
+            self._load_from(operand, load, None, [])
+            return
+        place, key = (load.operand, load.slot), (load.operand, load.index, load.slice)
+        with self._panels.lock:
+            readers = []
+            if load.part == 0 and place in self._shown:
+                last_key, last = self._shown.pop(place)
+                self._panels.remove(last_key, last)
+                readers = last.readers
+            source = self._panels.find(key)
+            self._load_from(operand, load, source, readers)
+            loaded = self._loaded[place]
+            if source is not None:
+                source.readers.append(loaded[-1])
+            if load.part == load.parts - 1:
+                memory, _ = operand.target(load.slot, operand.panel(load.index, load.slice))
+                self._shown[place] = key, self._panels.add(key, memory, loaded[-1])
+
+    def _load_from(self, operand, load, source, readers):
+        """Issues a load from another GPU's copy, or from the host where `source` is None."""
         place = load.operand, load.slot
-        arguments = operand, load, self._read.get(place)
+        arguments = operand, load, self._read.get(place), source, readers
         if operand.is_on_host and not operand.is_direct:
             future = self._submit("in", self._copy_in, *arguments)
         else:
@@ -143,18 +166,23 @@ class Worker:
         earlier_parts = self._loaded[place] if load.part > 0 else []
         self._loaded[place] = [*earlier_parts, future]
 
-    def _copy_in(self, operand, load, after):
+    def _copy_in(self, operand, load, after, source, readers):
         """Copies a panel to its slot, and returns the event of that."""
         queues = self._queues
         if after is not None:
             queues.wait("in", after)
+        for reader in readers:
+            queues.wait("in", reader.result())
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
             panel, target = (_rows_of(x, load) for x in (panel, target))
             if zeros.numel():
                 queues.run("in", zeros.zero_)
-            if operand.is_direct:
+            if source is not None:
+                queues.wait("in", source.loaded.result())
+                queues.copy_from_peer("in", target, _rows_of(source.memory, load))
+            elif operand.is_direct:
                 queues.run("in", copy_direct, target, panel)
             elif operand.is_on_host:
                 self._staging["in"].copy_in(target, panel)
