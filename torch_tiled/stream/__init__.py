@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from .errors import fail, named
 from .machine import Machine
 from .parts import Settings, plan_product
 from .planner import Plan
-from .problem import fail, make_problem
+from .problem import make_problem
 from .progress import Interrupted, Progress, make_report
 from .queues import CudaQueues
 from .run import run
@@ -21,6 +22,7 @@ __all__ = ["Interrupted", "Plan", "Progress", "matmul", "plan"]
 _SHARE_OF_FREE_MEMORY = 0.9
 
 
+@named
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -79,6 +81,7 @@ def matmul(
     return result
 
 
+@named
 def plan(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -8,16 +8,10 @@ import torch
 from .._internals import forward_ad_active, has_tangent, transforms_active
 from .._op.checks import check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
+from .errors import fail
 from .host_memory import may_overlap, read_mappings, share_memory, why_not_mapped
 
-__all__ = ["Problem", "fail", "make_problem"]
-
-NAME = "torch_tiled.stream.matmul"
-
-
-def fail(sentence):
-    """Raises the RuntimeError of a bad argument."""
-    raise RuntimeError(f"{NAME}: {sentence}") from None
+__all__ = ["Problem", "make_problem"]
 
 
 @dataclasses.dataclass(frozen=True)
