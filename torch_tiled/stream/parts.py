@@ -73,6 +73,7 @@ def sizes_of(a, b, c, problem, settings):
         stages_b=b.device.type == "cpu" and not is_direct(b),
         stages_out=c.device.type == "cpu" and not is_direct(c),
         order=order,
+        bias_bytes=0 if problem.epilogue.bias is None else n * a.dtype.itemsize,
     )
 
 
