@@ -107,6 +107,8 @@ def modes() -> None:
 def streamed() -> None:
     a, b = torch.randn(5, 7), torch.randn(7, 3)
     close(torch_tiled.stream.matmul(a, b, algorithm="tiled"), a @ b)
+    found = torch_tiled.stream.linear(a, b.mT, b[0], activation="relu", algorithm="tiled")
+    close(found, torch.relu(a @ b + b[0]))
     plan = torch_tiled.stream.plan(a, b, devices="cpu", max_device_bytes=1 << 30)
     assert plan.bytes_out == 4 * 5 * 3
 

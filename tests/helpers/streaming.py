@@ -10,7 +10,7 @@ from helpers.simulated_gpu import simulated
 
 import torch_tiled
 from torch_tiled.stream import staging
-from torch_tiled.stream.problem import make_problem
+from torch_tiled.stream.problem import make_linear_problem, make_problem
 
 # Functions of the package have the names of these modules.
 parts_module = importlib.import_module("torch_tiled.stream.parts")
@@ -67,29 +67,38 @@ def poison(x):
     return x.fill_(complex(torch.nan, torch.nan) if x.is_complex() else torch.nan)
 
 
-def stream(
-    a,
-    b,
+def stream(a, b, *, out=None, algorithm="tiled", precision="fp32", **options):
+    """Returns the Streamed of a product on simulated GPUs. The options are those of _run."""
+    return _run(*make_problem(a, b, out, precision, algorithm), **options)
+
+
+def stream_linear(
+    *operands, activation="none", out=None, algorithm="tiled", precision="fp32", **options
+):
+    """The same of linear, whose operands are x, weight and a bias, or None."""
+    problem = make_linear_problem(*operands, activation, out, precision, algorithm)
+    return _run(*problem, **options)
+
+
+def _run(
+    problem,
+    result,
     *,
-    out=None,
     budget=MUCH,
     workers=1,
     seed=0,
     pinned=False,
     are_peers=False,
     report=lambda progress: None,
-    algorithm="tiled",
-    precision="fp32",
     **tiles,
 ):
-    """Returns the Streamed of a product on simulated GPUs.
+    """Returns the Streamed of a problem.
 
     Args:
         pinned: whether tensors of the host lie in pinned memory, or a function of a tensor.
         are_peers: whether GPUs copy panels from each other.
         tiles: as for planned().
     """
-    problem, result = make_problem(a, b, out, precision, algorithm)
     poison(result)
     settings, queues = simulated(budget, workers, seed=seed, are_peers=are_peers)
     is_pinned = pinned if callable(pinned) else lambda x: pinned
@@ -128,6 +137,14 @@ def check(a, b, *, algorithm="tiled", precision="fp32", **options):
     expected = None if out is None else torch.empty(out.shape, dtype=out.dtype)
     expected = torch_tiled.matmul(a, b, out=expected, algorithm=algorithm, precision=precision)
     assert_same_bits(streamed.result, expected)
+    return streamed
+
+
+def check_linear(*operands, activation="none", algorithm="tiled", precision="fp32", **options):
+    """Checks that a streamed linear has the bits of torch_tiled.linear, and returns it."""
+    kind = {"activation": activation, "algorithm": algorithm, "precision": precision}
+    streamed = stream_linear(*operands, **kind, **options)
+    assert_same_bits(streamed.result, torch_tiled.linear(*operands, **kind))
     return streamed
 
 

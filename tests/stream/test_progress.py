@@ -1,5 +1,6 @@
 """What the progress function is told, and the memory that workers take."""
 
+import dataclasses
 import sys
 from unittest import mock
 
@@ -17,6 +18,7 @@ from helpers.streaming import (
 )
 
 import torch_tiled
+from torch_tiled.stream.epilogue import Epilogue
 from torch_tiled.stream.problem import make_problem
 from torch_tiled.stream.progress import Progress, make_report
 from torch_tiled.stream.worker import Worker
@@ -114,7 +116,7 @@ def bytes_of(x):
         elif isinstance(x, (list, tuple)):
             [visit(each) for each in x]
 
-    for owner in (x, x._a, x._b):
+    for owner in (x, x._a, x._b, x._epilogue):
         for name, value in vars(owner).items():
             if name not in ("out", "x"):  # of the host
                 visit(value)
@@ -141,22 +143,26 @@ def test_buffers_are_within_the_plan(algorithm, budget):
 
 @pytest.mark.parametrize("depth", [None, 1024])
 @pytest.mark.parametrize("matrices", [0, 3])
-def test_buffers_are_what_a_plan_counts(depth, matrices):
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_buffers_are_what_a_plan_counts(depth, matrices, has_bias):
     """To the byte, but for those of a kernel."""
     shapes = ((7, 40, 30), (7, 30, 50)) if matrices else ((64, 2048), (2048, 96))
     a, b = map(torch.randn, shapes)
     problem, _ = make_problem(a, b, None, "fp32", "tiled")
+    bias = torch.randn(b.shape[-1]) if has_bias else None
+    problem = dataclasses.replace(problem, epilogue=Epilogue(bias))
     settings, _ = simulated(MUCH)
     with planned(tile=(16, 32), depth=depth, matrices=matrices):
         flat = parts_module._flat(problem)
         sizes = parts_module.sizes_of(*flat, problem, settings)
         plan = parts_module.plan_of(sizes, settings, MUCH)
     queues = settings.make_queues(settings.devices[0])
-    worker = Worker(*flat, plan, sizes.order, queues, settings.devices[0], 0)
+    worker = Worker(*flat, plan, sizes.order, queues, settings.devices[0], 0, problem.epilogue)
     rows, cols = plan.tile
     count = max(plan.matrices, 1)
     # Both are row-major, so that the rows of B's slots are as wide as a tile.
     of_a, of_b = rows * plan_module.pitch(plan.depth, 4), plan.depth * plan_module.pitch(cols, 4)
     panels = 2 * count * (of_a + of_b) * 4
     tiles = (2 + (plan.grid.slices > 1)) * count * rows * cols * 4
-    assert bytes_of(worker) == panels + tiles <= plan.device_bytes
+    of_bias = 4 * b.shape[-1] * has_bias
+    assert bytes_of(worker) == panels + tiles + of_bias <= plan.device_bytes

@@ -99,9 +99,9 @@ def sentence_of(call, *args, **options):
         call(*args, **options)
     assert type(raised.value) is RuntimeError
     text = str(raised.value)
-    assert text.startswith("torch_tiled.stream.matmul: ")
-    assert "\n" not in text
-    return text.removeprefix("torch_tiled.stream.matmul: ")
+    name = f"torch_tiled.stream.{call.__name__}: "
+    assert text.startswith(name) and "\n" not in text
+    return text.removeprefix(name)
 
 
 def cases(table):

@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from .errors import fail, named
 from .machine import Machine
 from .parts import Settings, plan_product
 from .planner import Plan
-from .problem import fail, make_problem
+from .problem import make_linear_problem, make_problem
 from .progress import Interrupted, Progress, make_report
 from .queues import CudaQueues
 from .run import run
 
-__all__ = ["Interrupted", "Plan", "Progress", "matmul", "plan"]
+__all__ = ["Interrupted", "Plan", "Progress", "linear", "matmul", "plan"]
 
 _SHARE_OF_FREE_MEMORY = 0.9
 
 
+@named
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -71,15 +73,65 @@ def matmul(
         torch.Size([300, 100])
     """
     problem, result = make_problem(a, b, out, precision, algorithm)
-    settings = _settings(problem, devices, max_device_bytes)
-    report = make_report(progress)
-    try:
-        run(problem, settings, report)
-    finally:
-        report.close()
+    _run(problem, devices, max_device_bytes, progress)
     return result
 
 
+@named
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str = "none",
+    out: torch.Tensor | None = None,
+    devices: str | int | torch.device | Sequence[str | int | torch.device] | None = None,
+    max_device_bytes: int | None = None,
+    precision: str = "fp32",
+    algorithm: str = "auto",
+    progress: bool | Callable[[Progress], None] = False,
+) -> torch.Tensor:
+    """activation(x @ weight.mT + bias) of operands that need not fit into the memory of a GPU.
+
+    It has the shape and the dtype of torch_tiled.linear and, on a GPU, its bits. Tiles stream as
+    those of matmul(x, weight.mT) do, whose plan is that of this function, but for the bytes of the
+    bias: each GPU has a copy of all of it.
+
+    Args:
+        x: (..., in_features), with at least one dimension, of any strides, on the CPU. One of x and
+            weight may be on a GPU.
+        weight: (out_features, in_features), of x's dtype.
+        bias: (out_features,), of x's dtype, on the CPU or a GPU; or None.
+        activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu";
+            "none" alone for complex operands.
+        out: a tensor of the result's shape and dtype on the CPU that is written to; it may map a
+            file, and may not share memory with x, weight or bias.
+        devices: as for matmul.
+        max_device_bytes: as for matmul.
+        precision: as for torch_tiled.matmul.
+        algorithm: as for torch_tiled.matmul.
+        progress: as for matmul.
+
+    Returns:
+        (..., out_features), on the CPU; or out.
+
+    Raises:
+        RuntimeError: an argument cannot be taken, as for matmul; also if weight is a
+            torch_tiled.Prepared.
+        torch.OutOfMemoryError: as matmul does.
+        Interrupted: as matmul does.
+
+    Examples:
+        >>> x, weight, bias = torch.randn(300, 200), torch.randn(100, 200), torch.randn(100)
+        >>> torch_tiled.stream.linear(x, weight, bias, activation="gelu").shape
+        torch.Size([300, 100])
+    """
+    problem, result = make_linear_problem(x, weight, bias, activation, out, precision, algorithm)
+    _run(problem, devices, max_device_bytes, progress)
+    return result
+
+
+@named
 def plan(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -119,6 +171,15 @@ def plan(
     problem, _ = make_problem(a, b, out, precision, algorithm, is_plan=True)
     settings = _settings(problem, devices, max_device_bytes, is_plan=True)
     return plan_product(problem, settings)
+
+
+def _run(problem, devices, max_device_bytes, progress):
+    settings = _settings(problem, devices, max_device_bytes)
+    report = make_report(progress)
+    try:
+        run(problem, settings, report)
+    finally:
+        report.close()
 
 
 def _settings(problem, devices, max_device_bytes, *, is_plan=False):

@@ -6,10 +6,10 @@ import math
 
 import torch
 
+from .errors import fail
 from .machine import MIB
 from .order import order_of
 from .planner import least_budget, make_plan
-from .problem import fail
 from .sizes import Sizes
 from .staging import is_direct
 
@@ -75,6 +75,7 @@ def sizes_of(a, b, c, problem, settings):
         stages_b=b.device.type == "cpu" and not is_direct(b),
         stages_out=c.device.type == "cpu" and not is_direct(c),
         order=order,
+        bias_bytes=0 if problem.epilogue.bias is None else n * a.dtype.itemsize,
     )
 
 

@@ -165,7 +165,7 @@ class Candidate:
         if not s.on_gpu_b:
             total += SLOTS * self.panel_bytes(cols)
         tile = rows * cols * max(self.matrices, 1)
-        total += SLOTS * tile * s.out_bytes
+        total += SLOTS * tile * s.out_bytes + s.bias_bytes
         if self.slices > 1:
             total += tile * (order.sum_bytes + (1 if order.is_flagged else 0))
         if self.is_prepared:
@@ -175,7 +175,7 @@ class Candidate:
         at_once = min(depth, order.chunk) if self.slices > 1 else depth
         workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
         if self.slices > 1 and order.is_flagged:  # a repair gathers panels, and has their sums
-            gathered = (rows + cols) * depth * s.element_bytes
+            gathered = (rows + cols) * depth * s.element_bytes + s.bias_bytes
             repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
             workspace = max(workspace, repair)
         return total + workspace + MIB

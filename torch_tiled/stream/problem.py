@@ -6,18 +6,14 @@ import math
 import torch
 
 from .._internals import forward_ad_active, has_tangent, transforms_active
-from .._op.checks import check_matmul, check_matmul_out
+from .._op.checks import check_linear, check_matmul, check_matmul_out
 from .._op.supported import PLAIN_TYPES
+from ..prepared import Prepared
+from .epilogue import IDENTITY, Epilogue
+from .errors import fail
 from .host_memory import may_overlap, read_mappings, share_memory, why_not_mapped
 
-__all__ = ["Problem", "fail", "make_problem"]
-
-NAME = "torch_tiled.stream.matmul"
-
-
-def fail(sentence):
-    """Raises the RuntimeError of a bad argument."""
-    raise RuntimeError(f"{NAME}: {sentence}") from None
+__all__ = ["Problem", "make_linear_problem", "make_problem"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +26,7 @@ class Problem:
         out: (*batch, m, n), on the CPU; None for a plan.
         dtype: the operands'.
         precision, algorithm: as for torch_tiled.matmul.
+        epilogue: what follows the sums.
     """
 
     a: torch.Tensor
@@ -37,6 +34,7 @@ class Problem:
     out: torch.Tensor | None
     precision: str
     algorithm: str
+    epilogue: Epilogue = IDENTITY
 
     @property
     def dtype(self):
@@ -60,16 +58,35 @@ def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
     Raises:
         RuntimeError: an argument cannot be taken; the sentence says why, and what to pass.
     """
-    for name, x in (("a", a), ("b", b), ("out", out)):
-        if x is not None or name != "out":
-            _check_tensor(name, x, is_plan)
-    shape, dtype = _check_product(a, b, out, precision, algorithm)
-    if a.device.type == "cuda" and b.device.type == "cuda":
+    options = {"algorithm": algorithm, "precision": precision}
+    operands = {"a": a, "b": b}
+    kind = _checked("matmul", _check_matmul, operands, out, options, is_plan)
+    return _lay_out(a, b, out, kind, IDENTITY, options, is_plan)
+
+
+def make_linear_problem(x, weight, bias, activation, out, precision, algorithm):
+    """Returns (the problem of x @ weight.mT with an epilogue, the result of linear's shape).
+
+    Raises:
+        RuntimeError: as make_problem does.
+    """
+    if isinstance(weight, Prepared):
         fail(
-            f"a is on {a.device} and b is on {b.device}; one of them must be on the CPU. Of "
-            "operands on one GPU, torch_tiled.matmul is the product"
+            f"weight of shape {tuple(weight.shape)} is prepared for products within a GPU; pass "
+            "weight.tensor, whose panels are split as they stream"
         )
-    _check_memory(a, b, out)
+    options = {"algorithm": algorithm, "precision": precision}
+    operands = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    chosen = options | {"activation": activation}
+    kind = _checked("linear", _check_linear, operands, out, chosen)
+    if bias is not None:  # kernels need a pass over complex sums for any other bias
+        bias = bias.to("cpu").resolve_conj().resolve_neg().contiguous()
+    return _lay_out(x, weight.mT, out, kind, Epilogue(bias, activation), options)
+
+
+def _lay_out(a, b, out, kind, epilogue, options, is_plan=False):
+    """Returns (the problem, the result): matrices, or batches of one shape."""
+    shape, dtype = kind
     if out is None:
         # A plan's result has no memory of its own: it may be larger than there is.
         element = torch.empty((), dtype=dtype, device=a.device) if is_plan else None
@@ -87,7 +104,7 @@ def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
     a_matrices = a_matrices.expand(*batch, *a_matrices.shape[-2:])
     b_matrices = b_matrices.reshape(b_matrices.shape[-2:]) if not batch else b_matrices
     b_matrices = b_matrices.expand(*batch, *b_matrices.shape[-2:])
-    return Problem(a_matrices, b_matrices, c, precision, algorithm), out
+    return Problem(a_matrices, b_matrices, c, **options, epilogue=epilogue), out
 
 
 def _rows_of_batch(a, c, batch):
@@ -99,7 +116,32 @@ def _rows_of_batch(a, c, batch):
         return a, c, batch
 
 
-def _check_tensor(name, x, is_plan):
+def _checked(function, check, operands, out, options, is_plan=False):
+    """Returns the result's shape and dtype.
+
+    Args:
+        function: the one of torch_tiled that computes the same within a GPU.
+        check: a function of the operands and out on the meta device, and of the options.
+        operands: those that are given, by name.
+    """
+    tensors = operands if out is None else operands | {"out": out}
+    for name, x in tensors.items():
+        _check_tensor(name, x, is_plan, function)
+    try:
+        kind = check(**{name: _like(x) for name, x in tensors.items()}, **options)
+    except RuntimeError as error:
+        fail(str(error).removeprefix(f"tiled::{function}: ").removeprefix("tiled::matmul: "))
+    one, other = list(operands)[:2]
+    if operands[one].device.type == operands[other].device.type == "cuda":
+        fail(
+            f"{one} is on {operands[one].device} and {other} is on {operands[other].device}; one "
+            f"of them must be on the CPU. torch_tiled.{function} takes operands of one GPU"
+        )
+    _check_memory(operands, out)
+    return kind
+
+
+def _check_tensor(name, x, is_plan, function):
     if not isinstance(x, torch.Tensor):
         remedy = "torch.from_numpy makes one of an array, and of a numpy.memmap"
         fail(f"{name} is of type {type(x).__name__}; pass a tensor ({remedy})")
@@ -113,53 +155,56 @@ def _check_tensor(name, x, is_plan):
         fail(f"{name} is on {x.device}; it must be {where}")
     if name == "out" and (x.is_conj() or x.is_neg()):
         fail("out is a conjugate or negative view; pass a tensor without these bits")
-    _check_no_transform(name, x)
+    _check_no_transform(name, x, function)
     if torch.is_grad_enabled() and x.requires_grad:
         fail(
             f"{name} requires a gradient, and a streamed product has none; pass {name}.detach(), "
-            "or multiply by torch_tiled.matmul on a device that holds the operands"
+            f"or call torch_tiled.{function} on a device that holds the operands"
         )
 
 
-def _check_no_transform(name, x):
+def _check_no_transform(name, x, function):
     if transforms_active():
         fail(
             "torch.vmap and the transforms of torch.func do not reach a streamed product; call it "
-            "outside of them, or use torch_tiled.matmul"
+            f"outside of them, or use torch_tiled.{function}"
         )
     if forward_ad_active() and has_tangent(x):
         fail(
             f"{name} has a forward-mode tangent, and a streamed product has none; pass the primal "
-            "of torch.autograd.forward_ad.unpack_dual, or use torch_tiled.matmul"
+            f"of torch.autograd.forward_ad.unpack_dual, or use torch_tiled.{function}"
         )
 
 
-def _check_product(a, b, out, precision, algorithm):
-    """Returns the result's shape and dtype."""
-    meta = [None if x is None else _like(x) for x in (a, b, out)]
-    options = {"algorithm": algorithm, "precision": precision}
-    try:
-        if out is not None:
-            check_matmul_out(*meta, **options)
-        return check_matmul(*meta[:2], **options)
-    except RuntimeError as error:
-        fail(str(error).removeprefix("tiled::matmul: "))
+def _check_matmul(a, b, out=None, **options):
+    if out is not None:
+        check_matmul_out(a, b, out, **options)
+    return check_matmul(a, b, **options)
+
+
+def _check_linear(x, weight, bias=None, out=None, *, activation, **options):
+    kind = check_linear(x, weight, bias, activation=activation, **options)
+    if out is not None and out.dtype != x.dtype:
+        fail(f"out is {out.dtype} and x is {x.dtype}; pass an out of x's dtype")
+    if out is not None:
+        check_matmul_out(x, weight.mT, out, **options)
+    return kind
 
 
 def _like(x):
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def _check_memory(a, b, out):
+def _check_memory(operands, out):
     if out is not None and may_overlap(out):
         fail(
             f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements "
             "may share memory; pass a tensor whose elements lie apart"
         )
     mappings = read_mappings()
-    for name, x in (("a", a), ("b", b)):
+    for name, x in operands.items():
         if out is not None and share_memory(out, x, mappings):
             fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")
-    for name, x in (("a", a), ("b", b), ("out", out)):
+    for name, x in (*operands.items(), ("out", out)):
         if x is not None and (reason := why_not_mapped(x, mappings, written=name == "out")):
             fail(f"{name} {reason}")

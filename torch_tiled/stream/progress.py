@@ -4,6 +4,8 @@ import dataclasses
 import sys
 import time
 
+from .errors import fail
+
 __all__ = ["Clock", "Interrupted", "Progress", "flops", "make_report"]
 
 
@@ -81,7 +83,7 @@ class Interrupted(KeyboardInterrupt):
         if flagged:
             others = f"{flagged} have NaN where elements were not recomputed, {others}"
         super().__init__(
-            f"torch_tiled.stream.matmul was interrupted: {len(done)} of {tiles} tiles are in out, "
+            f"the streamed product was interrupted: {len(done)} of {tiles} tiles are in out, "
             f"{others}; the exception's `done` lists them"
         )
         self.done, self.tiles = done, tiles
@@ -156,10 +158,10 @@ def make_report(progress):
     try:
         return _Bar()
     except ImportError:
-        raise RuntimeError(
-            "torch_tiled.stream.matmul: progress=True draws a bar by the package rich, which is "
-            "not installed; pip install rich, or pass a function of a Progress"
-        ) from None
+        fail(
+            "progress=True draws a bar by the package rich, which is not installed; pip install "
+            "rich, or pass a function of a Progress"
+        )
 
 
 class Clock:

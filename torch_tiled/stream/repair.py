@@ -1,8 +1,9 @@
 """Flagged elements of a product whose K is cut: they are recomputed from all of K.
 
-The elements that a kernel flags are NaN after all chunks (csrc/binding/stream.h). Here the rows and
-the columns that have such elements are gathered from the panels, and multiplied in the order in
-which kernels recompute flagged elements: that of precision "ieee".
+The elements that a kernel flags are NaN after all chunks (csrc/binding/stream.h), and stay NaN with
+any bias and activation. Here the rows and the columns that have such elements are gathered from the
+panels, and multiplied in the order in which kernels recompute flagged elements: that of precision
+"ieee".
 """
 
 import threading
@@ -49,6 +50,8 @@ class _Repair(Worker):
             self._repaired.fill_(complex(-0.0, -0.0) if self._repaired.is_complex() else -0.0)
         options = {"algorithm": self.order.repair_algorithm, "precision": "ieee"}
         add_chunks(self._repaired, a, b, self.order.chunk_of_repair, options)
+        if step.is_last:
+            self._epilogue_of(step).of(cols).apply_(self._repaired)
 
     def _store(self, step, tile, event):
         # Flagged tiles are few, so this waits for each.
@@ -62,7 +65,11 @@ class _Repair(Worker):
 
 
 def _replace_nan(old, new):
-    """`new` where `old` is NaN: of complex numbers, one part alone may be flagged."""
+    """`new` where `old` is NaN: of complex numbers, one part alone may be flagged.
+
+    Sums that are not flagged may be NaN, too, by the epilogue: those of Inf, and any with a NaN in
+    the bias. `new` is then NaN as well, unless a sum overflows in one order and not in the other.
+    """
     if not old.is_complex():
         return torch.where(old.isnan(), new, old)
     old, new = torch.view_as_real(old), torch.view_as_real(new)

@@ -28,9 +28,6 @@ def run(problem, settings, report):
     """
     if problem.out.numel() == 0:
         return
-    if problem.a.shape[-1] == 0:
-        problem.out.zero_()
-        return
     if not settings.devices:
         return run_on_cpu(problem, report)
     parts = parts_of(problem, settings)
@@ -59,14 +56,16 @@ class _Run:
         self.plan = self.plan or plan
         grid = plan.grid
         queue = Queue(grid, len(self.settings.devices))
-        workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue)
+        epilogue = self.problem.epilogue.of(slice(first_col, first_col + c.shape[-1]))
+        workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue, epilogue)
         finished = [tile for worker in workers for tile in worker.finished]
         flagged = dict(tile for worker in workers for tile in flagged_tiles(worker).items())
         workers.clear()  # and their buffers
         place = first_row, first_col
         if flagged and (failure is None or isinstance(failure, KeyboardInterrupt)):
             product = a, b, c, plan, sizes.order  # tiles are to be whole after an interrupt, too
-            repaired = self._repair({x: flagged[x] for x in flagged if x in finished}, product)
+            chosen = {x: flagged[x] for x in flagged if x in finished}
+            repaired = self._repair(chosen, product, epilogue)
             flagged = {} if repaired is None else flagged
             failure = failure or repaired
         if failure is None:
@@ -99,7 +98,7 @@ class _Run:
                 first = place[0] + rows.start, place[1] + cols.start
                 self._stream(a[rows], b[:, cols], c[rows, cols], *first, budget)
 
-    def _run_workers(self, a, b, c, plan, order, queue):
+    def _run_workers(self, a, b, c, plan, order, queue, epilogue):
         """Returns (the workers, the exception that ended them or None)."""
         workers, stop = [], threading.Event()
         is_shared = self.settings.are_peers and not plan.matrices
@@ -109,8 +108,7 @@ class _Run:
             with torch.inference_mode(), queues.context():
                 worker = Worker(
                     *(a, b, c, plan, order, queues, device),
-                    self.settings.machine.staging_bytes,
-                    panels,
+                    *(self.settings.machine.staging_bytes, epilogue, panels),
                 )
                 workers.append(worker)
                 # GPUs that begin together need the same panels at about the same time.
@@ -129,14 +127,15 @@ class _Run:
             return workers, _without_frames(error)
         return workers, None
 
-    def _repair(self, flagged, product):
+    def _repair(self, flagged, product, epilogue):
         """Recomputes flagged elements. Returns the exception that ended this, or None."""
         device = self.settings.devices[0]
         try:
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
             with torch.inference_mode(), queues.context():
-                repair(flagged, *product, queues, device, self.settings.machine.staging_bytes)
+                memory = self.settings.machine.staging_bytes
+                repair(flagged, *product, queues, device, memory, epilogue)
         except BaseException as error:
             return _without_frames(error)
         return None

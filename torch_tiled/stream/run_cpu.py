@@ -1,10 +1,11 @@
 """A product of tensors of the host, without a GPU."""
 
+import itertools
 import threading
 
 import torch
 
-from ..ops import matmul
+from ..ops import linear, matmul
 from .parts import count_of
 from .progress import Clock, Interrupted, Progress, flops
 from .threads import run_threads
@@ -16,7 +17,6 @@ _TILE = 4096
 
 def run_on_cpu(problem, report):
     """Blocks of C one after another, so that few pages of mapped files are needed at a time."""
-    options = {"algorithm": problem.algorithm, "precision": problem.precision}
     m, n, k = problem.sizes
     tiles = [
         (slice(row, min(row + _TILE, m)), slice(col, min(col + _TILE, n)))
@@ -40,8 +40,7 @@ def run_on_cpu(problem, report):
             for rows, cols in tiles:
                 if stop.is_set():
                     return
-                a, b = problem.a[..., rows, :], problem.b[..., cols]
-                matmul(a, b, out=problem.out[..., rows, cols], **options)
+                _multiply(problem, rows, cols)
                 done.append((slice(None) if problem.batch else None, rows, cols))
 
     stop = threading.Event()
@@ -50,3 +49,16 @@ def run_on_cpu(problem, report):
         raise Interrupted(done, len(tiles)) from None
     if errors:
         raise errors[0]
+
+
+def _multiply(problem, rows, cols):
+    """Computes a block of C, or of each matrix of a batch."""
+    a, b, c = problem.a[..., rows, :], problem.b[..., cols], problem.out[..., rows, cols]
+    options = {"algorithm": problem.algorithm, "precision": problem.precision}
+    if problem.epilogue.is_identity:
+        matmul(a, b, out=c, **options)
+        return
+    epilogue = problem.epilogue.of(cols)
+    options["activation"] = epilogue.activation
+    for index in itertools.product(*map(range, problem.batch)):
+        c[index].copy_(linear(a[index], b[index].mT, epilogue.bias, **options))

@@ -21,6 +21,7 @@ class Sizes:
         element_bytes, out_bytes: of the operands' dtype and the result's.
         stages_a, stages_b, stages_out: whether they pass through pinned staging memory.
         order: the Order of the sums.
+        bias_bytes: of a bias, which is on each GPU.
     """
 
     batch: int
@@ -37,6 +38,7 @@ class Sizes:
     stages_b: bool
     stages_out: bool
     order: Order
+    bias_bytes: int = 0
 
 
 def pitch(count, element_bytes):

@@ -7,6 +7,7 @@ import contextlib
 import torch
 
 from .._op.namespace import operators
+from .epilogue import IDENTITY
 from .operand import Operand
 from .schedule import steps
 from .sizes import SLOTS
@@ -40,6 +41,7 @@ class Worker:
         queues: those of the GPU.
         device: the GPU.
         staging_bytes: of pinned memory.
+        epilogue: the Epilogue of all columns of `out`.
         panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
@@ -50,7 +52,9 @@ class Worker:
 
     fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
 
-    def __init__(self, a, b, out, plan, order, queues, device, staging_bytes, panels=None):
+    def __init__(
+        self, a, b, out, plan, order, queues, device, staging_bytes, epilogue=IDENTITY, panels=None
+    ):
         self.out, self.plan, self.order, self._panels = out, plan, order, panels
         self._queues, self._device = queues, device
         self.finished, self.flagged = [], []
@@ -65,6 +69,7 @@ class Worker:
             torch.empty(0, dtype=torch.float32, device=device),
         )
         self._prepared = None, self._nothing  # a column, and what prepare() returned for it
+        self._epilogue = epilogue.to(device)
         self._writes_directly = is_direct(out)
         is_staged = not self._writes_directly or not all(
             x.is_direct for x in (self._a, self._b) if x.is_on_host
@@ -256,11 +261,12 @@ class Worker:
     def _multiply(self, step, a, b, tile):
         """A product of whole K, or the next chunks of one."""
         order = self.order
+        epilogue = self._epilogue_of(step)
         options = {"algorithm": order.algorithm, "precision": order.precision}
         if self._sums is None:
             prepared = self._prepare(step.col, b) if self.plan.is_prepared else self._nothing
-            epilogue = {"bias": None, "activation": "none"}
-            operators._multiply_into_(tile, a, b, *prepared, **epilogue, **options)
+            options["activation"] = epilogue.activation
+            operators._multiply_into_(tile, a, b, *prepared, epilogue.bias, **options)
             return
         sums = self._part(self._sums, a, b)
         if step.is_first:
@@ -268,10 +274,17 @@ class Worker:
         options["algorithm"] = order.chunk_algorithm
         add_chunks(sums, a, b, order.chunk, options)
         if step.is_last:
-            tile.copy_(sums)
-            if order.is_flagged:
+            if order.is_flagged:  # before a bias or an activation makes NaN of other sums
                 flags = sums.isnan()
                 self.flagged.append((step.row, step.col, flags.any(1), flags.any(0)))
+            epilogue.apply_(sums)
+            tile.copy_(sums)
+
+    def _epilogue_of(self, step):
+        """Returns the Epilogue of a tile's columns."""
+        if self.plan.matrices:  # each has all columns
+            return self._epilogue
+        return self._epilogue.of(self.plan.slices(step.row, step.col)[1])
 
     def _prepare(self, col, b):
         """What prepare() returns for a panel of B, which is kept as long as the panel is."""
