@@ -6,10 +6,10 @@ import math
 
 import torch
 
+from .errors import fail
 from .machine import MIB
 from .order import order_of
 from .planner import least_budget, make_plan
-from .problem import fail
 from .sizes import Sizes
 from .staging import is_direct
 

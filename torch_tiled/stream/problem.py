@@ -7,17 +7,11 @@ import torch
 
 from .._internals import forward_ad_active, has_tangent, transforms_active
 from .._op.checks import check_matmul, check_matmul_out
-from .._op.supported import PLAIN_TYPES
+from .errors import fail
 from .host_memory import may_overlap, read_mappings, share_memory, why_not_mapped
+from .kinds import why_not_plain
 
-__all__ = ["Problem", "fail", "make_problem"]
-
-NAME = "torch_tiled.stream.matmul"
-
-
-def fail(sentence):
-    """Raises the RuntimeError of a bad argument."""
-    raise RuntimeError(f"{NAME}: {sentence}") from None
+__all__ = ["Problem", "make_problem"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +97,8 @@ def _check_tensor(name, x, is_plan):
     if not isinstance(x, torch.Tensor):
         remedy = "torch.from_numpy makes one of an array, and of a numpy.memmap"
         fail(f"{name} is of type {type(x).__name__}; pass a tensor ({remedy})")
-    if type(x) not in PLAIN_TYPES or x.layout is not torch.strided or x.is_nested:
-        fail(f"{name} is a {type(x).__name__} of layout {x.layout}; pass a plain strided tensor")
-    if x.is_quantized:
-        fail(f"{name} is quantized ({x.dtype}); pass {name}.dequantize()")
+    if reason := why_not_plain(name, x):
+        fail(f"{name} {reason}")
     places = ["cpu"] + ["cuda"] * (name != "out") + ["meta"] * is_plan
     if x.device.type not in places:
         where = "on the CPU" if name == "out" else "on the CPU or a CUDA device"

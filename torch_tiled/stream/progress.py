@@ -4,6 +4,8 @@ import dataclasses
 import sys
 import time
 
+from .errors import fail, shown
+
 __all__ = ["Clock", "Interrupted", "Progress", "flops", "make_report"]
 
 
@@ -144,22 +146,25 @@ def make_report(progress):
     """Returns a function of a Progress, with a close() method.
 
     Args:
-        progress: True for a bar where stderr is a terminal, False for nothing, or a function.
+        progress: True for a bar where stderr is a terminal, False or None for nothing, or a
+            function.
 
     Raises:
-        RuntimeError: progress is True, and the package rich is missing.
+        RuntimeError: progress is none of these, or True, and the package rich is missing.
     """
     if callable(progress):
         return _Callable(progress)
+    if progress is not None and not isinstance(progress, bool):
+        fail(f"progress is {shown(progress)}; pass True, False or a function of a Progress")
     if not progress or not sys.stderr.isatty():
         return _Silent()
     try:
         return _Bar()
     except ImportError:
-        raise RuntimeError(
-            "torch_tiled.stream.matmul: progress=True draws a bar by the package rich, which is "
-            "not installed; pip install rich, or pass a function of a Progress"
-        ) from None
+        fail(
+            "progress=True draws a bar by the package rich, which is not installed; pip install "
+            "rich, or pass a function of a Progress"
+        )
 
 
 class Clock:
