@@ -24,6 +24,7 @@ class Problem:
         out: (*batch, m, n), on the CPU; None for a plan.
         dtype: the operands'.
         precision, algorithm: as for torch_tiled.matmul.
+        has_out: whether the caller gave `out`.
     """
 
     a: torch.Tensor
@@ -31,6 +32,7 @@ class Problem:
     out: torch.Tensor | None
     precision: str
     algorithm: str
+    has_out: bool
 
     @property
     def dtype(self):
@@ -45,6 +47,11 @@ class Problem:
         """(m, n, k)."""
         return self.a.shape[-2], self.b.shape[-1], self.a.shape[-1]
 
+    @property
+    def is_empty(self):
+        """Whether no products are needed: without an element, or with sums of nothing."""
+        return self.out.numel() == 0 or self.a.shape[-1] == 0
+
 
 def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
     """Returns (the problem, the result in the shape of torch.matmul).
@@ -57,6 +64,7 @@ def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
     for name, x in (("a", a), ("b", b), ("out", out)):
         if x is not None or name != "out":
             _check_tensor(name, x, is_plan)
+    has_out = out is not None
     shape, dtype = _check_product(a, b, out, precision, algorithm)
     if a.device.type == "cuda" and b.device.type == "cuda":
         fail(
@@ -81,7 +89,7 @@ def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
     a_matrices = a_matrices.expand(*batch, *a_matrices.shape[-2:])
     b_matrices = b_matrices.reshape(b_matrices.shape[-2:]) if not batch else b_matrices
     b_matrices = b_matrices.expand(*batch, *b_matrices.shape[-2:])
-    return Problem(a_matrices, b_matrices, c, precision, algorithm), out
+    return Problem(a_matrices, b_matrices, c, precision, algorithm, has_out), out
 
 
 def _rows_of_batch(a, c, batch):

@@ -60,11 +60,13 @@ class Interrupted(KeyboardInterrupt):
     """A streamed product was interrupted. The GPUs are idle, and `out` has whole tiles or none.
 
     A second interrupt may leave tiles with NaN where elements were to be recomputed; the text says
-    how many.
+    how many. Without `out` in the call, the tiles are lost.
 
     Attributes:
-        done: (matrix, rows, columns) of the tiles of `out` that are complete: an index of the
-            flattened batch, or a slice of it, and two slices.
+        done: (matrix, rows, columns) of the complete tiles of `out`, as m x n matrices, where m or
+            n is 1 for a vector. Where the matrix is None, they are out.view(-1, n)[rows, columns];
+            otherwise it is an index or a slice, and they are out.view(-1, m, n)[matrix, rows,
+            columns].
         tiles: how many there are in all.
 
     Examples:
@@ -78,15 +80,19 @@ class Interrupted(KeyboardInterrupt):
         True
     """
 
-    def __init__(self, done, tiles, flagged=0):
+    def __init__(self, done, tiles, flagged=0, has_out=True):
         others = "and the others are as they were"
         if flagged:
             others = f"{flagged} have NaN where elements were not recomputed, {others}"
-        super().__init__(
-            f"torch_tiled.stream.matmul was interrupted: {len(done)} of {tiles} tiles are in out, "
-            f"{others}; the exception's `done` lists them"
-        )
-        self.done, self.tiles = done, tiles
+        where = f"in out, {others}; the exception's `done` lists them"
+        if not has_out:
+            where = "complete, and lost; a call with out= keeps them"
+        text = f"a product of torch_tiled.stream was interrupted: {len(done)} of {tiles} tiles are "
+        super().__init__(text + where)
+        self.done, self.tiles, self._others = done, tiles, (flagged, has_out)
+
+    def __reduce__(self):
+        return type(self), (self.done, self.tiles, *self._others)
 
 
 def flops(dtype, batch, m, n, k):
