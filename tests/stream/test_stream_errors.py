@@ -1,8 +1,11 @@
 """Bad calls of torch_tiled.stream.matmul are sentences that name the values and the remedy."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.distributed as dist
 from helpers.needs import needs_cuda
 from helpers.streaming import cases, sentence_of
@@ -213,3 +216,23 @@ def test_transforms():
     ):
         with pytest.raises(RuntimeError, match="torch.vmap and the transforms of torch.func"):
             transformed(x[None], x)
+
+
+def test_compiled_callers():
+    """The call breaks the graph, without a warning."""
+    shares = []
+
+    def function(x, y):
+        product = torch_tiled.stream.matmul(
+            2 * x, y, devices="cpu", progress=lambda progress: shares.append(progress.share)
+        )
+        return product + 1
+
+    x, y = torch.randn(3, 4), torch.randn(4, 5)
+    expected = function(x, y)
+    counter = torch._dynamo.testing.CompileCounter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.compile(function, backend=counter)(x, y)
+    assert torch.equal(found, expected) and shares == [0, 1, 0, 1]
+    assert counter.frame_count == 2

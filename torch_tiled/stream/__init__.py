@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .errors import fail, named, shown, whole_number
+from .errors import fail, public, shown, whole_number
 from .machine import Machine
 from .parts import Settings, plan_product
 from .planner import Plan
@@ -22,7 +22,7 @@ __all__ = ["Interrupted", "Plan", "Progress", "matmul", "plan"]
 _SHARE_OF_FREE_MEMORY = 0.9
 
 
-@named
+@public
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -82,7 +82,7 @@ def matmul(
     return result
 
 
-@named
+@public
 def plan(
     a: torch.Tensor,
     b: torch.Tensor,

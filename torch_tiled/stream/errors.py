@@ -3,7 +3,9 @@
 import functools
 import operator
 
-__all__ = ["fail", "named", "shown", "whole_number"]
+from .._internals import keep_out_of_graphs
+
+__all__ = ["fail", "public", "shown", "whole_number"]
 
 
 class _BadArgument(RuntimeError):
@@ -15,8 +17,11 @@ def fail(sentence):
     raise _BadArgument(sentence) from None
 
 
-def named(function):
-    """Makes the sentences that `fail` raises in a public function begin with its name."""
+def public(function):
+    """Makes the sentences that `fail` raises in a public function begin with its name.
+
+    torch.compile breaks the graph at a call of it.
+    """
 
     @functools.wraps(function)
     def call(*args, **options):
@@ -25,6 +30,7 @@ def named(function):
         except _BadArgument as error:
             raise RuntimeError(f"torch_tiled.stream.{function.__name__}: {error}") from None
 
+    keep_out_of_graphs(call, "torch_tiled.stream is no operator")
     return call
 
 
