@@ -48,7 +48,6 @@ from torch._C import (
 from torch._C import (
     _will_engine_execute_node as will_run,
 )
-from torch._C._dynamo import eval_frame
 from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch._functorch.autograd_function import custom_function_call_vmap_helper as apply_vmap_rule
 from torch._functorch.pyfunctorch import (
@@ -91,7 +90,6 @@ __all__ = [
     "is_in_fsdp_shards",
     "is_jit_tracing",
     "is_wrapped",
-    "keep_out_of_graphs",
     "keys_after",
     "may_be_in_a_graph",
     "negative_view",
@@ -171,19 +169,6 @@ def assume_constant_result(function):
     """torch.compiler.assume_constant_result, which would import torch._dynamo."""
     function._dynamo_marked_constant = True
     return function
-
-
-def keep_out_of_graphs(function, reason):
-    """torch.compiler.disable, which would import torch._dynamo.
-
-    Dynamo breaks the graph at a call, and compiles nothing that the function calls. Closures of one
-    definition share their code, and so this.
-    """
-    function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = reason
-    skip = eval_frame._FrameAction.SKIP  # of its frame, and of those of all that it calls
-    strategy = eval_frame._FrameExecStrategy(skip, skip)
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 def argument_names(overload):

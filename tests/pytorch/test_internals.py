@@ -4,9 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 import torch
-import torch._dynamo.testing
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -227,28 +225,6 @@ def test_assume_constant_result():
     assert _internals.assume_constant_result(constant) is constant
     assert [f(torch.ones(1)).item(), f(torch.ones(1)).item()] == [3, 3]
     assert ran == ["three"]
-
-
-def test_keep_out_of_graphs():
-    compiling = []
-
-    def inner():
-        compiling.append(torch.compiler.is_compiling())
-
-    def left_out(x):
-        inner()
-        return x + 1
-
-    _internals.keep_out_of_graphs(left_out, "the reason")
-
-    def function(x):
-        return left_out(2 * x) * 3
-
-    counter = torch._dynamo.testing.CompileCounter()
-    assert torch.compile(function, backend=counter)(torch.ones(2)).tolist() == [9, 9]
-    assert counter.frame_count == 2 and compiling == [False]
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="the reason"):
-        torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3))
 
 
 def test_is_wrapped():

@@ -2,8 +2,9 @@
 
 import functools
 import operator
+import sys
 
-from .._internals import keep_out_of_graphs
+import torch
 
 __all__ = ["fail", "public", "shown", "whole_number"]
 
@@ -20,17 +21,19 @@ def fail(sentence):
 def public(function):
     """Makes the sentences that `fail` raises in a public function begin with its name.
 
-    torch.compile breaks the graph at a call of it.
+    torch.compile breaks the graph at a call of it, and compiles nothing within.
     """
 
     @functools.wraps(function)
     def call(*args, **options):
+        target = function
+        if "torch._dynamo" in sys.modules:  # which torch.compiler.disable() takes seconds to import
+            target = torch.compiler.disable(function, reason="torch_tiled.stream is no operator")
         try:
-            return function(*args, **options)
+            return target(*args, **options)
         except _BadArgument as error:
             raise RuntimeError(f"torch_tiled.stream.{function.__name__}: {error}") from None
 
-    keep_out_of_graphs(call, "torch_tiled.stream is no operator")
     return call
 
 
