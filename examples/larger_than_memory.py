@@ -17,6 +17,7 @@ element in V would change the difference by more than four bounds.
 
 import argparse
 import math
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -146,7 +147,14 @@ def default_devices() -> list[str]:
 
 
 def whole(text: str) -> int:
-    return int(float(text))  # 40e9, too
+    """A positive whole number, such as 40e9."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if number < 1 or not number.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+    return int(number)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -154,7 +162,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, help="of float32 rows; left out, of random numbers")
     parser.add_argument("--rows", type=whole, default=5000, help="of the random numbers")
     parser.add_argument("--columns", type=whole, default=1024)
-    parser.add_argument("--folder", help="for the files that are made; that of temporary files")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="for the files made")
     parser.add_argument("--max-device-bytes", type=whole, default=16 << 20, help="of each GPU")
     parser.add_argument("--devices", nargs="+", default=default_devices())
     parser.add_argument("--precision", choices=("fp32", "ieee"), default="fp32")
@@ -162,9 +170,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--projections", type=whole, default=20)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    for name in ("rows", "columns", "max_device_bytes", "projections"):
-        if (value := getattr(args, name)) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
     if args.file is not None:
         if not args.file.is_file() or args.file.stat().st_size % (4 * args.columns):
             parser.error(
@@ -177,7 +182,12 @@ def main(argv: list[str] | None = None) -> None:
             f"--max-device-bytes is {args.max_device_bytes}, in which the file of {nbytes} bytes "
             "fits; give fewer, or more rows"
         )
-    torch.manual_seed(args.seed)
+    if not Path(args.folder).is_dir():
+        parser.error(f"--folder is {args.folder}, which is no folder")
+    made = 4 * args.rows**2 + nbytes * (args.file is None)
+    if made > (free := shutil.disk_usage(args.folder).free):
+        parser.error(f"{made} bytes of files are made, and {args.folder} has {free}")
+    torch.manual_seed(args.seed % 2**64)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         x = mapped(args.file or Path(folder) / "x", args.rows, args.columns)
         if args.file is None:

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 from unittest import mock
 
+import pytest
 import torch
 from helpers.simulated_gpu import simulated
 
@@ -105,6 +106,21 @@ def _run(
     with mock.patch.object(staging, "is_pinned", is_pinned), planned(**tiles) as plans:
         run_module.run(problem, settings, report)
     return Streamed(result, queues, plans)
+
+
+def cases(table):
+    """The parameters of a test: each row of a table without its first element, the test's name."""
+    return [pytest.param(*rest, id=name) for name, *rest in table]
+
+
+def sentence_of(call, *args, **options):
+    """The text of the RuntimeError that a function of stream raises, after the function's name."""
+    with pytest.raises(RuntimeError) as raised:
+        call(*args, **options)
+    assert type(raised.value) is RuntimeError
+    text, name = str(raised.value), f"torch_tiled.stream.{call.__name__}: "
+    assert text.startswith(name) and "\n" not in text
+    return text.removeprefix(name)
 
 
 def parts(x):

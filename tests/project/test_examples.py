@@ -197,11 +197,19 @@ def test_the_check_finds_a_wrong_element(value):
     assert done.rows == 1 and not done.passes
 
 
+NUMBERS = ("--rows", "--columns", "--max-device-bytes", "--projections")
+
+
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (["--rows", "0"], "--rows is 0; it must be at least 1"),
+        *[([name, "0"], f"argument {name}: '0' is no positive whole number") for name in NUMBERS],
+        *[(["--rows", x], f"{x!r} is no positive") for x in ("-5", "1.5", "nan", "inf", "many")],
         (["--max-device-bytes", "1e9"], "--max-device-bytes is 1000000000, in which the file"),
+        (["--rows", "1e30"], " bytes of files are made, and "),
+        (["--columns", "1e15"], " bytes of files are made, and "),
+        (["--folder", "/not/there"], "--folder is /not/there, which is no folder"),
+        (["--seed", "many"], "argument --seed: invalid int value: 'many'"),
     ],
 )
 def test_options_of_the_gram_matrix_are_refused_in_a_sentence(capsys, options, sentence):

@@ -1,11 +1,13 @@
 """Operands and results that are mapped from files, and what would end the process."""
 
+import mmap
 import os
+import tempfile
 
 import numpy as np
 import pytest
 import torch
-from helpers.streaming import assert_same_bits, poison, stream
+from helpers.streaming import assert_same_bits, sentence_of, stream
 
 import torch_tiled
 
@@ -171,13 +173,45 @@ def test_names_of_files(tmp_path, name):
     assert_same_bits(stream(mapped, b, **GRID).result, expected)
 
 
-def test_private_memory_of_a_file_is_written_to(files):
-    """Without reaching the file."""
-    out = poison(mapped_by_torch(files[2], (M, N)))
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_a_result_in_a_private_copy_of_a_file(files, by):
+    """Writes to it do not reach the file."""
+    if by == "torch":
+        out = mapped_by_torch(files[2], (M, N))
+    else:
+        out = numpy_tensor(files[2], (M, N), "c")
     a, b = torch.randn(M, K), torch.randn(K, N)
+    assert sentence_of(torch_tiled.stream.matmul, a, b, out=out) == (
+        f"out is a private copy of the file {files[2]}, which writes do not reach; map the file "
+        'for writing, as by torch.from_file(..., shared=True) or numpy.memmap(..., mode="r+")'
+    )
+
+
+def mapped_privately(file):
+    memory = mmap.mmap(file, 4 * M * N, flags=mmap.MAP_PRIVATE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(M, N)
+
+
+def of_a_deleted_file():
+    with tempfile.TemporaryFile() as file:
+        file.truncate(4 * M * N)
+        return mapped_privately(file.fileno())
+
+
+MEMORY = {
+    "anonymous": lambda: mapped_privately(-1),
+    "zero": lambda: mapped_privately(os.open("/dev/zero", os.O_RDWR)),
+    "shared": lambda: torch.empty(M, N).share_memory_(),
+    "deleted": of_a_deleted_file,
+}
+
+
+@pytest.mark.parametrize("memory", MEMORY.values(), ids=MEMORY)
+def test_results_in_memory_of_no_file(memory):
+    """Private memory is refused only where writes would be lost."""
+    out, a, b = memory(), torch.randn(M, K), torch.randn(K, N)
     stream(a, b, out=out, **GRID)
     assert_same_bits(out, torch_tiled.matmul(a, b, algorithm="tiled"))
-    assert not np.fromfile(files[2], np.float32).any()
 
 
 def test_safetensors(tmp_path):

@@ -87,6 +87,22 @@ def test_a_function_is_called_once_for_each_number_of_tiles():
     assert found == [0, 1, 3]
 
 
+EMPTY = [((0, 5), (5, 7)), ((5, 0), (0, 7)), ((5, 7), (7, 0)), ((0, 4, 5), (5, 7)), ((0,), (0,))]
+
+
+@pytest.mark.parametrize("shapes", EMPTY, ids=str)
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_an_empty_product_is_told_once(shapes, on_cpu):
+    found = []
+    a, b = (torch.randn(shape) for shape in shapes)
+    if on_cpu:
+        torch_tiled.stream.matmul(a, b, devices="cpu", progress=found.append)
+    else:
+        assert not stream(a, b, report=found.append).result.any()
+    (progress,) = found
+    assert progress.share == 1 and progress.bytes == progress.flops == 0
+
+
 def test_a_bar_needs_rich(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)

@@ -4,6 +4,8 @@ A simulated GPU runs the whole engine on the CPU. Its queues take turns at rando
 event is a wrong result for some seeds.
 """
 
+import math
+
 import pytest
 import torch
 from helpers.streaming import (
@@ -18,6 +20,7 @@ from helpers.streaming import (
 from helpers.thinning import each_value, pairwise
 
 import torch_tiled
+from torch_tiled.stream.order import order_of
 
 # (dtype, algorithm, precision, the chunk of K).
 KINDS = [
@@ -253,6 +256,23 @@ def test_signs_of_zeros(pinned):
         a, b = a.abs().to(kind[0]), -b.abs().to(kind[0])
         a[3], b[:, 4], a[5, : kind[3]] = 0.0, -0.0, 0.0
         check(a, b, tile=(9, 16), depth=kind[3], pinned=pinned, **options(kind))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CUT if kind[0] != torch.float16], ids=str)
+def test_the_sign_of_a_first_sum(kind):
+    """Negative products that underflow make a chunk's sum -0, which +0 would not leave as it is.
+
+    Sums of tensor cores begin with +0, and on the CPU no chunk of theirs is -0. Those of float16
+    operands are float32, and do not underflow.
+    """
+    dtype, algorithm, precision, chunk = kind
+    k, tiny = 2 * chunk + 5, torch.finfo(dtype).tiny
+    a, b = torch.full((12, k), tiny, dtype=dtype), torch.full((k, 14), -tiny, dtype=dtype)
+    found = check(a, b, tile=(9, 16), depth=chunk, **options(kind)).result.real
+    first = order_of(dtype, (12, 14, k), precision, algorithm, None).first_sum
+    is_negative = algorithm in ("tiled", "fp16x3")
+    assert (math.copysign(1, first.real) < 0) == is_negative
+    assert (found == 0).all() and (torch.signbit(found) == is_negative).all()
 
 
 @pytest.mark.parametrize("pinned_one", ["a", "b", "out"])

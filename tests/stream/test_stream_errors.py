@@ -1,15 +1,20 @@
 """Bad calls of torch_tiled.stream.matmul are sentences that name the values and the remedy."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
+import torch.distributed as dist
 from helpers.needs import needs_cuda
+from helpers.streaming import cases, sentence_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_tiled
 
 X = torch.zeros(3, 4)
 Y = torch.zeros(4, 5)
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 
 
 def sparse():
@@ -36,8 +41,13 @@ BAD_OPERANDS = [
     ("a list", ([[1.0]], Y), {}, ["a is of type list", "pass a tensor"]),
     ("None", (X, None), {}, ["b is of type NoneType", "pass a tensor"]),
     ("a number", (1.5, Y), {}, ["a is of type float", "pass a tensor"]),
-    ("sparse a", (sparse(), Y), {}, ["a is a Tensor of layout torch.sparse_coo", "strided"]),
-    ("sparse b", (X, sparse().to_sparse_csr()), {}, ["b is a", "torch.sparse_csr", "strided"]),
+    ("sparse a", (sparse(), Y), {}, ["a has the layout torch.sparse_coo; pass a.to_dense()"]),
+    (
+        "sparse b",
+        (X, sparse().to_sparse_csr()),
+        {},
+        ["b has the layout torch.sparse_csr; pass b.to_dense()"],
+    ),
     ("meta", (X.to("meta"), Y), {}, ["a is on meta", "must be on the CPU"]),
     ("a buffer", (torch.nn.Buffer(X).as_subclass(torch.nn.Buffer), Y), {}, ["a is a Buffer"]),
     ("a gradient of a", (X.clone().requires_grad_(), Y), {}, ["a requires", "a.detach()"]),
@@ -54,58 +64,9 @@ BAD_OUT = [
     ("negative", torch._neg_view(out(3, 5)), ["out is a conjugate or negative view"]),
     ("numpy", np.zeros((3, 5), np.float32), ["out is of type ndarray", "torch.from_numpy"]),
     ("meta", out(3, 5).to("meta"), ["out is on meta", "must be on the CPU"]),
-    ("sparse", torch.eye(3, 5).to_sparse(), ["out is a Tensor of layout", "strided"]),
+    ("sparse", torch.eye(3, 5).to_sparse(), ["out has the layout", "pass out.to_dense()"]),
     ("gradient", out(3, 5).requires_grad_(), ["out requires a gradient", "out.detach()"]),
 ]
-BAD_OPTIONS = [
-    ("algorithm", {"algorithm": "magic"}, ['no algorithm "magic"', "choose auto"]),
-    ("algorithm of a type", {"algorithm": None}, ['no algorithm "None"', "choose auto"]),
-    ("algorithm of a list", {"algorithm": ["auto"]}, ["no algorithm", "choose auto"]),
-    ("precision", {"precision": "fp8"}, ['no precision "fp8"', "choose fp32, ieee or tf32"]),
-    ("precision of a type", {"precision": 32}, ['no precision "32"', "choose fp32"]),
-    ("mma", {"algorithm": "mma"}, ['"mma" takes float16 and bfloat16', "choose auto"]),
-    ("f64", {"algorithm": "f64_mma"}, ['"f64_mma" takes float64', "choose auto"]),
-    ("tf32", {"algorithm": "tf32"}, ["tf32", "choose auto, or precision tf32"]),
-    ("ieee", {"algorithm": "fp16x3", "precision": "ieee"}, ["fp16x3", "ieee", "choose auto"]),
-]
-# Whatever devices are there, and with the remedy of each.
-BAD_BYTES = [0, -1, -(2**40), True, 1.5, 2.0**34, "16GiB", [1], float("nan"), np.int64(5), object]
-BAD_DEVICES = [
-    ("empty", [], "devices is empty; name a GPU, or pass None"),
-    ("empty tuple", (), "devices is empty; name a GPU, or pass None"),
-    ("unknown name", "gpu", "devices is ['gpu']"),
-    ("no name", "", "devices is ['']"),
-    ("a bad index", "cuda:x", "devices is ['cuda:x']"),
-    ("a number that is none", 1.5, "devices is 1.5"),
-    ("None in a list", [None], "devices is [None]"),
-    ("a nested list", [["cuda"]], "devices is [['cuda']]"),
-    ("an object", object, "devices is "),
-    ("negative", -1, "devices is [-1]"),
-    ("negative in a list", [0, -5], "devices is [0, -5]"),
-    ("huge", 2**40, "devices is [1099511627776]"),
-    ("too large", 300, "devices"),
-    ("True", True, "devices is [True]"),
-    ("a set of numbers", {1.5}, "devices is {1.5}"),
-    ("cpu and cuda", ["cpu", "cuda:0"], "devices has cpu; each must be a CUDA device"),
-    ("cuda and cpu", ["cuda:0", "cpu"], "devices has "),
-    ("meta", "meta", "devices has meta; each must be a CUDA device, or the CPU alone"),
-    ("other kinds", ["xpu"], "devices has xpu; each must be a CUDA device, or the CPU alone"),
-]
-
-
-def sentence_of(call, *args, **options):
-    """The text of the RuntimeError that a call raises, after the name."""
-    with pytest.raises(RuntimeError) as raised:
-        call(*args, **options)
-    assert type(raised.value) is RuntimeError
-    text = str(raised.value)
-    name = f"torch_tiled.stream.{call.__name__}: "
-    assert text.startswith(name) and "\n" not in text
-    return text.removeprefix(name)
-
-
-def cases(table):
-    return [pytest.param(*rest, id=name) for name, *rest in table]
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:Sparse CSR")
@@ -142,57 +103,10 @@ def test_results_that_share_memory(view):
     assert torch_tiled.stream.matmul(a, b, out=beside) is beside
 
 
-@pytest.mark.parametrize("options, parts", cases(BAD_OPTIONS))
-def test_bad_options(options, parts):
-    text = sentence_of(torch_tiled.stream.matmul, X, Y, **options)
-    assert [part for part in parts if part not in text] == [], text
-    plan = {"max_device_bytes": 1 << 30}
-    assert sentence_of(torch_tiled.stream.plan, X, Y, **options, **plan) == text
-
-
-@pytest.mark.parametrize("call", ["matmul", "plan"])
-@pytest.mark.parametrize("value", BAD_BYTES, ids=str)
-def test_bad_bytes(value, call):
-    call = getattr(torch_tiled.stream, call)
-    text = sentence_of(call, X, Y, max_device_bytes=value)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    remedy = "it must be positive" if is_number else "it must be a whole number of bytes"
-    assert text == f"max_device_bytes is {value!r}; {remedy}"
-
-
-@pytest.mark.parametrize("call", ["matmul", "plan"])
-@pytest.mark.parametrize("devices, begin", cases(BAD_DEVICES))
-def test_bad_devices(devices, begin, call):
-    call = getattr(torch_tiled.stream, call)
-    text = sentence_of(call, X, Y, devices=devices, max_device_bytes=1 << 30)
-    assert text.startswith(begin)
-
-
-@no_gpu
-@pytest.mark.parametrize(
-    "devices", ["cuda", "cuda:0", ["cuda:0", "cuda:1"], 0, [torch.device("cuda")]]
-)
-def test_devices_that_are_not_there(devices):
-    text = sentence_of(torch_tiled.stream.matmul, X, Y, devices=devices)
-    assert text.startswith("devices has cuda") and text.endswith("and there are 0 GPUs here")
-
-
-@needs_cuda
-def test_a_device_that_is_named_twice():
-    text = sentence_of(torch_tiled.stream.matmul, X, Y, devices=["cuda:0", "cuda:0"])
-    assert text == "devices names a GPU twice: cuda:0, cuda:0"
-
-
 @needs_cuda
 def test_operands_that_are_both_on_the_gpu():
     text = sentence_of(torch_tiled.stream.matmul, X.cuda(), Y.cuda())
     assert "one of them must be on the CPU" in text and "torch_tiled.matmul" in text
-
-
-@no_gpu
-def test_a_plan_without_a_gpu_needs_bytes():
-    text = sentence_of(torch_tiled.stream.plan, X, Y)
-    assert text == "there is no GPU whose memory counts; pass max_device_bytes"
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
@@ -204,9 +118,60 @@ def test_quantized_tensors(dtype):
         assert f"is quantized ({dtype}); pass" in text
 
 
-def test_nested_tensors():
-    nested = torch.nested.nested_tensor([X, X])
-    assert "pass a plain" in sentence_of(torch_tiled.stream.matmul, nested, Y)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout):
+    nested = torch.nested.nested_tensor([X, X], layout=layout)
+    text = sentence_of(torch_tiled.stream.matmul, nested, Y)
+    assert text == "a is a nested tensor; pass a.to_padded_tensor(0), or each of a.unbind()"
+    padded = torch_tiled.stream.matmul(nested.to_padded_tensor(0), Y)
+    one_by_one = [torch_tiled.stream.matmul(x, Y) for x in nested.unbind()]
+    assert torch.equal(padded, torch.stack(one_by_one))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_masked_tensors():
+    masked = torch.masked.masked_tensor(X, X == 0)
+    text = sentence_of(torch_tiled.stream.matmul, masked, Y)
+    assert text == ("a is a MaskedTensor; pass a.to_tensor(0), with zeros where the mask is False")
+    torch_tiled.stream.matmul(masked.to_tensor(0), Y)
+
+
+def test_fake_tensors():
+    with FakeTensorMode():
+        fake = torch.zeros(4, 5)
+    text = sentence_of(torch_tiled.stream.plan, X, fake, max_device_bytes=1 << 30)
+    assert text == (
+        "b is a FakeTensor; pass a tensor with elements, or to torch_tiled.stream.plan one on meta"
+    )
+
+
+def test_other_subclasses():
+    class Tagged(torch.Tensor):
+        pass
+
+    tagged = X.as_subclass(Tagged)
+    text = sentence_of(torch_tiled.stream.matmul, tagged, Y)
+    name = Tagged.__qualname__
+    assert text == f"a is a {name}, a subclass of torch.Tensor; pass a.as_subclass(torch.Tensor)"
+    torch_tiled.stream.matmul(tagged.as_subclass(torch.Tensor), Y)
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="no torch.distributed")
+def test_dtensors():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(X, init_device_mesh("cpu", (1,)), [Shard(0)])
+        text = sentence_of(torch_tiled.stream.matmul, sharded, Y)
+        remedy = "pass a.full_tensor(), or a.to_local(), the part of this process"
+        assert text == f"a is a DTensor; {remedy}"
+        for plain in (sharded.full_tensor(), sharded.to_local()):
+            torch_tiled.stream.matmul(plain, Y)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [x for x in vars(torch).values() if isinstance(x, torch.dtype)])
@@ -251,3 +216,23 @@ def test_transforms():
     ):
         with pytest.raises(RuntimeError, match="torch.vmap and the transforms of torch.func"):
             transformed(x[None], x)
+
+
+def test_compiled_callers():
+    """The call breaks the graph, without a warning."""
+    shares = []
+
+    def function(x, y):
+        product = torch_tiled.stream.matmul(
+            2 * x, y, devices="cpu", progress=lambda progress: shares.append(progress.share)
+        )
+        return product + 1
+
+    x, y = torch.randn(3, 4), torch.randn(4, 5)
+    expected = function(x, y)
+    counter = torch._dynamo.testing.CompileCounter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.compile(function, backend=counter)(x, y)
+    assert torch.equal(found, expected) and shares == [0, 1, 0, 1]
+    assert counter.frame_count == 2

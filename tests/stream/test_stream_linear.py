@@ -256,7 +256,7 @@ def test_tiles_are_whole_after_ctrl_c():
     with pytest.raises(torch_tiled.stream.Interrupted) as raised:
         tiles = {"tile": (16, 24), "depth": 1024, "pinned": True}
         stream_linear(x, weight, bias, out=out, report=stop, **kind, **tiles)
-    assert str(raised.value).startswith("the streamed product was interrupted: ")
+    assert str(raised.value).startswith("a product of torch_tiled.stream was interrupted: ")
     for _, rows, cols in raised.value.done:
         assert_same_bits(out[rows, cols], expected[rows, cols])
 

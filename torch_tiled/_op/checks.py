@@ -21,6 +21,14 @@ def _shape(tensor):
     return tuple(tensor.shape)
 
 
+def _check(condition, sentence):
+    """torch._check, which imports sympy, of a condition that may be symbolic."""
+    if not isinstance(condition, bool):
+        torch._check(condition, sentence)
+    elif not condition:
+        raise RuntimeError(sentence())
+
+
 def _check_choice(op, option, value, choices):
     if value not in choices:
         *names, last = choices
@@ -132,13 +140,17 @@ def _product_shape(op, a, b):
         reason = "both need at least one dimension (torch.mul multiplies by a scalar)"
         raise RuntimeError(sentence(reason))
     rows = b.shape[-2] if b.dim() > 1 else b.shape[0]
-    torch._check(a.shape[-1] == rows, lambda: sentence("a's columns must equal b's rows"))
+    _check(a.shape[-1] == rows, lambda: sentence("a's columns must equal b's rows"))
     a_batch, b_batch = a.shape[:-2], b.shape[:-2]
-    try:
-        batch = torch.broadcast_shapes(a_batch, b_batch)
-    except RuntimeError:
-        reason = f"their batch dimensions {tuple(a_batch)} and {tuple(b_batch)} do not broadcast"
-        raise RuntimeError(sentence(reason)) from None
+    batch = a_batch or b_batch
+    if a_batch and b_batch:  # broadcast_shapes() imports sympy, too
+        try:
+            batch = torch.broadcast_shapes(a_batch, b_batch)
+        except RuntimeError:
+            reason = (
+                f"their batch dimensions {tuple(a_batch)} and {tuple(b_batch)} do not broadcast"
+            )
+            raise RuntimeError(sentence(reason)) from None
     m = a.shape[-2:-1]
     n = b.shape[-1:] if b.dim() > 1 else ()
     return (*batch, *m, *n)
@@ -181,7 +193,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
             f"dtype or, for float16 and bfloat16, torch.float32"
         )
     shape = _product_shape(op, a, b)
-    torch._check(
+    _check(
         out.shape == shape,
         lambda: (
             f"{op}: out is {_shape(out)} and the product is {shape}; "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .errors import fail, named
+from .errors import fail, public, shown, whole_number
 from .machine import Machine
 from .parts import Settings, plan_product
 from .planner import Plan
@@ -23,7 +23,7 @@ __all__ = ["Interrupted", "Plan", "Progress", "linear", "matmul", "plan"]
 _SHARE_OF_FREE_MEMORY = 0.9
 
 
-@named
+@public
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -33,7 +33,7 @@ def matmul(
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",
-    progress: bool | Callable[[Progress], None] = False,
+    progress: bool | Callable[[Progress], None] | None = None,
 ) -> torch.Tensor:
     """The product of matrices that need not fit into the memory of a GPU, computed by GPUs.
 
@@ -56,7 +56,8 @@ def matmul(
         precision: as for torch_tiled.matmul.
         algorithm: as for torch_tiled.matmul.
         progress: True for a bar on a terminal, by the package rich; or a function, which is called
-            with a Progress whenever a tile is complete.
+            with a Progress at the beginning and whenever tiles are complete. None and False tell
+            nothing.
 
     Returns:
         The product, on the CPU; or out.
@@ -77,7 +78,7 @@ def matmul(
     return result
 
 
-@named
+@public
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -89,7 +90,7 @@ def linear(
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",
-    progress: bool | Callable[[Progress], None] = False,
+    progress: bool | Callable[[Progress], None] | None = None,
 ) -> torch.Tensor:
     """activation(x @ weight.mT + bias) of operands that need not fit into the memory of a GPU.
 
@@ -131,7 +132,7 @@ def linear(
     return result
 
 
-@named
+@public
 def plan(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -213,11 +214,13 @@ def _are_peers(devices):
 
 
 def _budget(max_device_bytes):
-    if isinstance(max_device_bytes, bool) or not isinstance(max_device_bytes, int):
-        fail(f"max_device_bytes is {max_device_bytes!r}; it must be a whole number of bytes")
-    if max_device_bytes <= 0:
-        fail(f"max_device_bytes is {max_device_bytes}; it must be positive")
-    return max_device_bytes
+    budget = whole_number(max_device_bytes)
+    if budget is None:
+        given = shown(max_device_bytes)
+        fail(f"max_device_bytes is {given}; pass a whole number of bytes, such as int(16e9)")
+    if budget <= 0:
+        fail(f"max_device_bytes is {budget}; it must be positive")
+    return budget
 
 
 def _free_bytes(device):
@@ -236,12 +239,13 @@ def _devices(problem, devices):
         if not torch.cuda.is_available():
             return []
         return [torch.device("cuda", torch.cuda.current_device())]
-    if isinstance(devices, (str, int, torch.device)):
-        devices = [devices]
-    try:
-        found = [torch.device(f"cuda:{x}" if isinstance(x, int) else x) for x in devices]
-    except (RuntimeError, TypeError) as error:
-        fail(f"devices is {devices!r}: {str(error).splitlines()[0]}")
+    some = [devices] if _device(devices) else devices
+    is_list = isinstance(some, Sequence) and not isinstance(some, (str, bytes))
+    found = [_device(x) for x in some] if is_list else [None]
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    remedy = f'pass "cpu", or one or a list of the {gpus} GPUs here, such as 0 or "cuda:0"'
+    if None in found:
+        fail(f"devices is {shown(devices)}, which names no devices; {remedy}")
     if not found:
         fail("devices is empty; name a GPU, or pass None for the current one")
     if {x.type for x in found} == {"cpu"}:
@@ -251,12 +255,24 @@ def _devices(problem, devices):
     for x in found:
         if x.type != "cuda":
             fail(f"devices has {x}; each must be a CUDA device, or the CPU alone")
-        if not torch.cuda.is_available() or (x.index or 0) >= torch.cuda.device_count():
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            fail(f"devices has {x}, and there are {count} GPUs here")
+        if (x.index or 0) not in range(gpus):
+            fail(f"devices has {x}, which is not here; {remedy}")
     found = [
         torch.device("cuda", torch.cuda.current_device()) if x.index is None else x for x in found
     ]
     if len(set(found)) < len(found):
         fail(f"devices names a GPU twice: {', '.join(map(str, found))}")
     return found
+
+
+def _device(x):
+    """The torch.device that an element of `devices` names, or None."""
+    if isinstance(x, torch.device):
+        return x
+    index = whole_number(x)
+    name = x if index is None else f"cuda:{index}"
+    try:
+        found = torch.device(name)
+    except (RuntimeError, TypeError):
+        return None
+    return found if str(found) == name else None  # indices beyond 127 wrap around

@@ -7,6 +7,10 @@ __all__ = ["may_overlap", "read_mappings", "share_memory", "why_not_mapped"]
 
 # A line of /proc/self/maps, as proc(5) describes it.
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) [0-9a-f:]+ \d+ *(.*)", re.ASCII)
+_REMEDY = (
+    "map the file for writing, as by torch.from_file(..., shared=True) or "
+    'numpy.memmap(..., mode="r+")'
+)
 
 
 def _span(x):
@@ -75,14 +79,13 @@ def why_not_mapped(x, mappings, *, written):
     """Returns why a tensor's memory cannot be read, or written, or None; it continues "a ...".
 
     An access would end the process: a file that is mapped for reading only refuses writes, and one
-    that was cut has no memory beyond its end.
+    that was cut has no memory beyond its end. Writes to a private map of a file would not reach it.
     """
     for flags, path, (_, needed) in _mappings_of(x, mappings):
         if written and "w" not in flags:
-            return (
-                f"lies in memory that cannot be written{_of(path)}; map the file for writing, as "
-                'by torch.from_file(..., shared=True) or numpy.memmap(..., mode="r+")'
-            )
+            return f"lies in memory that cannot be written{_of(path)}; {_REMEDY}"
+        if written and "p" in flags and os.path.isfile(path):
+            return f"is a private copy of the file {path}, which writes do not reach; {_REMEDY}"
         if os.path.isfile(path) and os.path.getsize(path) < needed:
             return (
                 f"reaches to byte {needed} of the file {path}, which has {os.path.getsize(path)}; "

@@ -94,7 +94,7 @@ class Plan:
     def __str__(self):
         batch, m, n, k = self.shape
         grid = self.grid
-        repeats = f"{batch} x " if batch > 1 else ""
+        repeats = f"{batch} x " if batch != 1 else ""
         slices = f", K in {grid.slices} slices of {self.depth}" if grid.slices > 1 else ""
         if self.matrices:
             tiles = f"{grid.rows} groups of {self.matrices} matrices"

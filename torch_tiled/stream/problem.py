@@ -7,11 +7,11 @@ import torch
 
 from .._internals import forward_ad_active, has_tangent, transforms_active
 from .._op.checks import check_linear, check_matmul, check_matmul_out
-from .._op.supported import PLAIN_TYPES
 from ..prepared import Prepared
 from .epilogue import IDENTITY, Epilogue
 from .errors import fail
 from .host_memory import may_overlap, read_mappings, share_memory, why_not_mapped
+from .kinds import why_not_plain
 
 __all__ = ["Problem", "make_linear_problem", "make_problem"]
 
@@ -26,6 +26,7 @@ class Problem:
         out: (*batch, m, n), on the CPU; None for a plan.
         dtype: the operands'.
         precision, algorithm: as for torch_tiled.matmul.
+        has_out: whether the caller gave `out`.
         epilogue: what follows the sums.
     """
 
@@ -34,7 +35,8 @@ class Problem:
     out: torch.Tensor | None
     precision: str
     algorithm: str
-    epilogue: Epilogue = IDENTITY
+    has_out: bool
+    epilogue: Epilogue
 
     @property
     def dtype(self):
@@ -48,6 +50,12 @@ class Problem:
     def sizes(self):
         """(m, n, k)."""
         return self.a.shape[-2], self.b.shape[-1], self.a.shape[-1]
+
+    @property
+    def is_empty(self):
+        """Whether no products are needed: without an element, or with zeros alone."""
+        has_zeros = self.a.shape[-1] == 0 and self.epilogue.is_identity
+        return self.out.numel() == 0 or has_zeros
 
 
 def make_problem(a, b, out, precision, algorithm, *, is_plan=False):
@@ -87,6 +95,7 @@ def make_linear_problem(x, weight, bias, activation, out, precision, algorithm):
 def _lay_out(a, b, out, kind, epilogue, options, is_plan=False):
     """Returns (the problem, the result): matrices, or batches of one shape."""
     shape, dtype = kind
+    has_out = out is not None
     if out is None:
         # A plan's result has no memory of its own: it may be larger than there is.
         element = torch.empty((), dtype=dtype, device=a.device) if is_plan else None
@@ -104,7 +113,7 @@ def _lay_out(a, b, out, kind, epilogue, options, is_plan=False):
     a_matrices = a_matrices.expand(*batch, *a_matrices.shape[-2:])
     b_matrices = b_matrices.reshape(b_matrices.shape[-2:]) if not batch else b_matrices
     b_matrices = b_matrices.expand(*batch, *b_matrices.shape[-2:])
-    return Problem(a_matrices, b_matrices, c, **options, epilogue=epilogue), out
+    return Problem(a_matrices, b_matrices, c, **options, has_out=has_out, epilogue=epilogue), out
 
 
 def _rows_of_batch(a, c, batch):
@@ -145,10 +154,8 @@ def _check_tensor(name, x, is_plan, function):
     if not isinstance(x, torch.Tensor):
         remedy = "torch.from_numpy makes one of an array, and of a numpy.memmap"
         fail(f"{name} is of type {type(x).__name__}; pass a tensor ({remedy})")
-    if type(x) not in PLAIN_TYPES or x.layout is not torch.strided or x.is_nested:
-        fail(f"{name} is a {type(x).__name__} of layout {x.layout}; pass a plain strided tensor")
-    if x.is_quantized:
-        fail(f"{name} is quantized ({x.dtype}); pass {name}.dequantize()")
+    if reason := why_not_plain(name, x):
+        fail(f"{name} {reason}")
     places = ["cpu"] + ["cuda"] * (name != "out") + ["meta"] * is_plan
     if x.device.type not in places:
         where = "on the CPU" if name == "out" else "on the CPU or a CUDA device"

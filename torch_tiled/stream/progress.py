@@ -4,7 +4,7 @@ import dataclasses
 import sys
 import time
 
-from .errors import fail
+from .errors import fail, shown
 
 __all__ = ["Clock", "Interrupted", "Progress", "flops", "make_report"]
 
@@ -60,11 +60,13 @@ class Interrupted(KeyboardInterrupt):
     """A streamed product was interrupted. The GPUs are idle, and `out` has whole tiles or none.
 
     A second interrupt may leave tiles with NaN where elements were to be recomputed; the text says
-    how many.
+    how many. Without `out` in the call, the tiles are lost.
 
     Attributes:
-        done: (matrix, rows, columns) of the tiles of `out` that are complete: an index of the
-            flattened batch, or a slice of it, and two slices.
+        done: (matrix, rows, columns) of the complete tiles of `out`, as m x n matrices, where m or
+            n is 1 for a vector. Where the matrix is None, they are out.view(-1, n)[rows, columns];
+            otherwise it is an index or a slice, and they are out.view(-1, m, n)[matrix, rows,
+            columns].
         tiles: how many there are in all.
 
     Examples:
@@ -78,15 +80,19 @@ class Interrupted(KeyboardInterrupt):
         True
     """
 
-    def __init__(self, done, tiles, flagged=0):
+    def __init__(self, done, tiles, flagged=0, has_out=True):
         others = "and the others are as they were"
         if flagged:
             others = f"{flagged} have NaN where elements were not recomputed, {others}"
-        super().__init__(
-            f"the streamed product was interrupted: {len(done)} of {tiles} tiles are in out, "
-            f"{others}; the exception's `done` lists them"
-        )
-        self.done, self.tiles = done, tiles
+        where = f"in out, {others}; the exception's `done` lists them"
+        if not has_out:
+            where = "complete, and lost; a call with out= keeps them"
+        text = f"a product of torch_tiled.stream was interrupted: {len(done)} of {tiles} tiles are "
+        super().__init__(text + where)
+        self.done, self.tiles, self._others = done, tiles, (flagged, has_out)
+
+    def __reduce__(self):
+        return type(self), (self.done, self.tiles, *self._others)
 
 
 def flops(dtype, batch, m, n, k):
@@ -146,13 +152,16 @@ def make_report(progress):
     """Returns a function of a Progress, with a close() method.
 
     Args:
-        progress: True for a bar where stderr is a terminal, False for nothing, or a function.
+        progress: True for a bar where stderr is a terminal, False or None for nothing, or a
+            function.
 
     Raises:
-        RuntimeError: progress is True, and the package rich is missing.
+        RuntimeError: progress is none of these, or True, and the package rich is missing.
     """
     if callable(progress):
         return _Callable(progress)
+    if progress is not None and not isinstance(progress, bool):
+        fail(f"progress is {shown(progress)}; pass True, False or a function of a Progress")
     if not progress or not sys.stderr.isatty():
         return _Silent()
     try:

@@ -26,7 +26,9 @@ def run(problem, settings, report):
         settings: the Settings.
         report: a function of a Progress.
     """
-    if problem.out.numel() == 0:
+    if problem.is_empty:
+        problem.out.zero_()
+        report(Progress(tiles=0, tiles_done=0, bytes=0, flops=0.0, seconds=0.0))
         return
     if not settings.devices:
         return run_on_cpu(problem, report)
@@ -75,7 +77,7 @@ class _Run:
         total = self._total(grid)
         self._note(plan, finished, place)
         if isinstance(failure, KeyboardInterrupt):
-            raise Interrupted(self.done, total, len(flagged)) from None
+            raise Interrupted(self.done, total, len(flagged), self.problem.has_out) from None
         if not isinstance(failure, torch.OutOfMemoryError):
             raise failure
         smaller = budget // 2

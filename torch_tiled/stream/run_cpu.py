@@ -46,7 +46,7 @@ def run_on_cpu(problem, report):
     stop = threading.Event()
     errors = run_threads([compute], lambda: report(progress()), stop)
     if any(isinstance(error, KeyboardInterrupt) for error in errors):
-        raise Interrupted(done, len(tiles)) from None
+        raise Interrupted(done, len(tiles), has_out=problem.has_out) from None
     if errors:
         raise errors[0]
 
