@@ -15,6 +15,7 @@ from helpers.streaming import (
     parts_module,
     poison,
     run_cpu_module,
+    sentence_of,
     stream_linear,
 )
 from helpers.thinning import pairwise
@@ -181,7 +182,7 @@ def test_a_bias_of_a_file(tmp_path):
         torch_tiled.linear(x, weight, bias, algorithm="tiled"),
     )
     (tmp_path / "bias").write_bytes(b"")
-    text = sentence_of(x, weight, mapped)
+    text = sentence_of(torch_tiled.stream.linear, x, weight, mapped)
     assert text.startswith("bias reaches to byte 120 of the file")
 
 
@@ -323,16 +324,6 @@ X, W, B = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(5)
 Z = torch.complex64
 
 
-def sentence_of(*args, **options):
-    """The text of the RuntimeError that stream.linear raises, after its name."""
-    with pytest.raises(RuntimeError) as raised:
-        torch_tiled.stream.linear(*args, **options)
-    assert type(raised.value) is RuntimeError
-    text = str(raised.value)
-    assert text.startswith("torch_tiled.stream.linear: ") and "\n" not in text
-    return text.removeprefix("torch_tiled.stream.linear: ")
-
-
 # A name, the arguments, the options, and parts of the sentence.
 BAD_CALLS = [
     ("features", (X, W.mT), {}, ["x is (3, 4)", "weight is (4, 5)", "x's last dimension"]),
@@ -374,14 +365,14 @@ BAD_CALLS = [
 
 @pytest.mark.parametrize("args, options, parts", [pytest.param(*x[1:], id=x[0]) for x in BAD_CALLS])
 def test_bad_calls(args, options, parts):
-    text = sentence_of(*args, **options)
+    text = sentence_of(torch_tiled.stream.linear, *args, **options)
     assert [part for part in parts if part not in text] == [], text
 
 
 def test_transforms_and_tangents():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(B, B)
-        text = sentence_of(X, W, dual)
+        text = sentence_of(torch_tiled.stream.linear, X, W, dual)
     assert text.startswith("bias has a forward-mode tangent") and "torch_tiled.linear" in text
     with pytest.raises(RuntimeError, match=r"^torch_tiled.stream.linear: torch.vmap and .*linear$"):
         torch.vmap(torch_tiled.stream.linear, in_dims=(0, None))(X[None], W)
