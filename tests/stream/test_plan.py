@@ -16,6 +16,7 @@ ROWS = (
     "problem",
     "algorithm",
     "tiles",
+    "steps",
     "panels",
     "passes",
     "bytes",
