@@ -156,7 +156,7 @@ def _check_memory(a, b, out):
             f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements "
             "may share memory; pass a tensor whose elements lie apart"
         )
-    mappings = read_mappings()
+    mappings = read_mappings([x for x in (a, b, out) if x is not None])
     for name, x in (("a", a), ("b", b)):
         if out is not None and share_memory(out, x, mappings):
             fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")
