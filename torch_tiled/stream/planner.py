@@ -19,7 +19,8 @@ from .sizes import SLOTS, Sizes, pitch
 
 __all__ = ["SLOTS", "Candidate", "Plan", "Sizes", "least_budget", "make_plan", "pitch"]
 
-_STREAMED = 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384  # rows of streamed panels
+_STREAMED = 1024, 2048, 4096, 8192, 16384  # rows of streamed panels, which keep every SM busy
+_LOW = 64, 128, 256, 512  # the same where memory is too little for those
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
 
 
@@ -228,13 +229,16 @@ def _groups(sizes, machine, budget):
 
 def _tiles(sizes, machine, budget):
     """For each kept operand, depth and height of streamed panels, tiles of narrower kept panels."""
+    # It does not depend on the budget, so that a larger one allows all that a smaller one does.
+    too_little = min(budget, _least_bytes(sizes, machine, _STREAMED[0]) - 1)
     for kept in "ba":
         streamed, other = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
         widths = _equal_parts(other, _ALIGNMENT)
         for depth in _depths(sizes):
-            for height in sorted({min(x, streamed) for x in _STREAMED}):
-                tiles = [(height, x) if kept == "b" else (x, height) for x in widths]
-                yield _within(budget, sizes, machine, tiles, depth, kept)
+            for heights, most in (_STREAMED, budget), (_LOW, too_little):
+                for height in sorted({min(x, streamed) for x in heights}):
+                    tiles = [(height, x) if kept == "b" else (x, height) for x in widths]
+                    yield _within(most, sizes, machine, tiles, depth, kept)
 
 
 def _within(budget, sizes, machine, tiles, depth, kept):
@@ -305,17 +309,22 @@ def _plan_of(candidate, workers):
 
 def least_budget(sizes, machine):
     """The fewest bytes of a GPU by which the product can be streamed."""
-    one = _batch_of_one(sizes)
+    least = _least_bytes(_batch_of_one(sizes), machine, _LOW[0])
+    if sizes.batch > 1:
+        group = Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1)
+        least = min(least, group.device_bytes)
+    return least
+
+
+def _least_bytes(sizes, machine, height):
+    """The fewest bytes of tiles by streamed panels of so many rows."""
     sides = (sizes.m, sizes.n), (sizes.n, sizes.m)
-    least = [
-        Candidate(one, machine, tile if kept == "b" else tile[::-1], depth, kept)
+    return min(
+        Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
         for depth in _depths(sizes)
         for kept, (streamed, other) in zip("ba", sides, strict=True)
-        for tile in [(min(_STREAMED[0], streamed), min(_ALIGNMENT, other))]
-    ]
-    if sizes.batch > 1:
-        least.append(Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1))
-    return min(x.device_bytes for x in least)
+        for tile in [(min(height, streamed), min(_ALIGNMENT, other))]
+    )
 
 
 def _one_by_one(plan, sizes):

@@ -28,7 +28,10 @@ def timeline(candidate):
     sizes, launch = candidate.sizes, candidate.machine.step_seconds
     free = dict.fromkeys(("in", "compute", "out"), 0.0)  # from when on a queue has nothing to do
     loaded, computed, stored = {}, {-1: 0.0}, []
-    tile_seconds = functools.cache(candidate.tile_seconds)  # most tiles have the same sizes
+    # Most tiles have the same sizes.
+    tile_seconds, store_seconds = map(
+        functools.cache, (candidate.tile_seconds, candidate.store_seconds)
+    )
 
     @functools.cache
     def panel_seconds(operand, index, depth):
@@ -56,7 +59,7 @@ def timeline(candidate):
         computed[step.number] = product.end
         yield product
         if step.is_last:
-            seconds = candidate.store_seconds(*tile)
+            seconds = store_seconds(*tile)
             copy = span("out", "C", (step.row, step.col), product.end, seconds)
             stored.append(copy.end)
             yield copy
