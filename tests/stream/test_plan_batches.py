@@ -87,13 +87,19 @@ def test_what_is_bound_by_launches():
     assert f"steps      {found.steps}\n" in str(found)
 
 
+def test_no_plan_takes_less_time_than_its_launches():
+    for size in (1, 300, 3000):
+        found = plan(meta(size, size), meta(size, size), GIB)
+        assert found.seconds >= found.launch_seconds
+
+
 def test_launches_delay_products():
     sides = 1000, 1000, 1000
     order = order_of(torch.float32, sides, "fp32", "auto", (90, 132))
     sizes = plan_module.Sizes(1, *sides, *[False] * 4, 4, 4, *[False] * 3, order=order)
     fast, slow = machine.Machine(step_seconds=0), machine.Machine(step_seconds=1)
     candidates = [plan_module.Candidate(sizes, x, (300, 300), 1000, "b") for x in (fast, slow)]
-    assert candidates[0].seconds(1) < 1 and 15 < candidates[1].seconds(1) < 16
+    assert candidates[0].seconds(1) < 1 and 16 < candidates[1].seconds(1) < 17
 
 
 @pytest.mark.parametrize("slices, kept", [(1, "b"), (2, "b"), (3, None)])

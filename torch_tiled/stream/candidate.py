@@ -176,8 +176,7 @@ class Candidate:
 
     def queue_seconds(self, workers):
         """The seconds that copies and launches take at least. The cost of products is not asked."""
-        launches = max(self.steps - 1, 0) * self.machine.step_seconds
-        return max(*self.transfer_seconds, launches) / workers
+        return max(*self.transfer_seconds, self.launch_seconds) / workers
 
     def least_seconds(self, workers):
         """The seconds that the longest queue and what precedes and follows it take at least."""
@@ -185,10 +184,9 @@ class Candidate:
             return self.seconds(workers)
         begin, first, last, end = self._ends()
         transfers_in, out = self.transfer_seconds
-        launches = (self.steps - 1) * self.machine.step_seconds
         return max(
             begin + self.product_seconds + end,
-            max(transfers_in, launches) + last / self.slices + end,
+            max(transfers_in, self.launch_seconds) + last / self.slices + end,
             begin + first + out,
         )
 

@@ -50,7 +50,8 @@ def timeline(candidate):
             copy = span("in", what, index, computed[load.after], seconds)
             loaded[load.operand, load.slot] = copy.end
             yield copy
-        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], step.number * launch)
+        launched = (step.number + 1) * launch
+        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], launched)
         if step.is_first and len(stored) >= SLOTS:
             ready = max(ready, stored[-SLOTS])
         tile = candidate.tile_sizes(step.row, step.col)
