@@ -104,10 +104,9 @@ class SimulatedQueues:
                 chunks = -(-a.shape[-1] // order.chunk)
                 return chunks * self._machine.chunk_seconds(order, a.shape[-2], b.shape[-1])
             sizes = a.shape[-2], b.shape[-1], a.shape[-1]
+            matrices = max(x.shape[0] if x.dim() == 3 else 1 for x in (a, b))
             prepared = worker.plan.is_prepared
-            return self._machine.product_seconds(
-                order, *sizes, max(worker.plan.matrices, 1), prepared=prepared
-            )
+            return self._machine.product_seconds(order, *sizes, matrices, prepared=prepared)
         if function is torch.Tensor.zero_ or not arguments:
             return 0.0
         nbytes = arguments[1].nbytes
@@ -142,7 +141,7 @@ def _has_adjacent_rows(x):
 
 def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=False):
     """Returns (Settings of simulated GPUs, the list of their queues)."""
-    machine = Machine(staging_bytes=staging_bytes)
+    machine = Machine(staging_bytes=staging_bytes, step_seconds=0)  # its clock has no launches
     made, lock = [], threading.RLock()
 
     def make_queues(device):

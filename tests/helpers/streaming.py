@@ -45,8 +45,11 @@ def planned(tile=None, depth=None, kept="b", matrices=0):
     def make_plan(sizes, machine, budget, workers=1):
         if tile is None and not matrices:
             plan = original(sizes, machine, budget, workers)
-        else:
+        elif sizes.batch == 1 or matrices:
             plan = plan_module._plan_of(candidate(sizes, machine, budget), workers)
+        else:
+            one = candidate(plan_module._batch_of_one(sizes), machine, budget)
+            plan = plan_module._one_by_one(plan_module._plan_of(one, workers), sizes)
         plans.append(plan)
         return plan
 
@@ -102,10 +105,23 @@ def _run(
     """
     poison(result)
     settings, queues = simulated(budget, workers, seed=seed, are_peers=are_peers)
-    is_pinned = pinned if callable(pinned) else lambda x: pinned
-    with mock.patch.object(staging, "is_pinned", is_pinned), planned(**tiles) as plans:
+    with pins(pinned), planned(**tiles) as plans:
         run_module.run(problem, settings, report)
     return Streamed(result, queues, plans)
+
+
+def pins(pinned):
+    """Lets tensors count as pinned: all, none, or those of which a function says so."""
+    is_pinned = pinned if callable(pinned) else lambda x: pinned
+    return mock.patch.object(staging, "is_pinned", is_pinned)
+
+
+def plan_of(a, b, *, budget=MUCH, pinned=False, algorithm="tiled", **tiles):
+    """Returns the Plan of what stream() does with these arguments."""
+    problem, _ = make_problem(a, b, None, "fp32", algorithm)
+    settings, _ = simulated(budget)
+    with pins(pinned), planned(**tiles):
+        return parts_module.plan_product(problem, settings)
 
 
 def cases(table):

@@ -79,8 +79,7 @@ def test_the_drawn_queues_end_when_their_plan_says(size, budget):
         assert times == sorted(times)
     loaded = [span for span in spans if span.queue == "in"]
     seconds = sum(span.end - span.start for span in loaded)
-    # The plan counts whole panels at a turn, of which the last one of a side is smaller.
-    assert 0.9 * plan.in_seconds < seconds < 1.05 * plan.in_seconds
+    assert seconds == pytest.approx(plan.in_seconds)
 
 
 @pytest.mark.parametrize(

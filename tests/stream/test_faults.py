@@ -12,13 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers.simulated_gpu import SimulatedQueues
-from helpers.streaming import (
-    assert_same_bits,
-    check,
-    poison,
-    run_cpu_module,
-    stream,
-)
+from helpers.streaming import assert_same_bits, check, poison, run_cpu_module, stream
 
 import torch_tiled
 from torch_tiled.stream import Interrupted
@@ -120,6 +114,34 @@ def test_groups_of_matrices_where_memory_runs_out():
     with fails_at(2, torch.OutOfMemoryError("no memory")):
         plans = check(a, b, matrices=8).plans
     assert {plan.matrices for plan in plans} == {8, 4}
+
+
+def test_a_batch_that_no_longer_fits_in_groups():
+    """Half of the memory is too little for a group of one matrix: they go one by one, in tiles."""
+    a, b = torch.randn(3, 300, 500), torch.randn(3, 500, 300)
+    with fails_at(2, torch.OutOfMemoryError("no memory")):
+        plans = check(a, b, budget=8 << 20).plans
+    assert plans[0].matrices and not plans[-1].matrices
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 0)])
+def test_ctrl_c_in_a_batch_after_memory_ran_out(dims):
+    a, b = torch.randn(2, 10, 30, 20), torch.randn(2, 10, 20, 50)
+    a, b = a.permute(*dims, 2, 3), b.permute(*dims, 2, 3)
+    expected = torch_tiled.matmul(a, b, algorithm="tiled")
+    out, count = torch.empty_like(expected), [0]
+    issue = Worker._issue
+
+    def issue_or_fail(self, step):
+        count[0] += 1
+        if count[0] in (2, 6):
+            raise torch.OutOfMemoryError("no memory") if count[0] == 2 else KeyboardInterrupt
+        return issue(self, step)
+
+    with mock.patch.object(Worker, "_issue", issue_or_fail):
+        interrupted = run_into(out, a, b, matrices=4)
+    is_done = assert_done_tiles_alone_are_there(interrupted, out, expected)
+    assert is_done.any() and len(interrupted.done) < interrupted.tiles
 
 
 def test_no_memory_even_for_small_tiles():

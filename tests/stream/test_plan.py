@@ -16,6 +16,7 @@ ROWS = (
     "problem",
     "algorithm",
     "tiles",
+    "steps",
     "panels",
     "passes",
     "bytes",
@@ -47,7 +48,7 @@ def test_a_plan_is_within_its_budget(dtype, sizes):
         assert found.device_bytes <= budget
         seconds.append(found.seconds)
     for less, more in zip(seconds, seconds[1:], strict=False):
-        assert more <= 1.05 * less
+        assert more <= less
 
 
 def test_the_plan_of_a_large_product():
@@ -113,7 +114,7 @@ def test_the_seconds_of_ragged_sides():
     streamed = check(a, b, tile=(16, 16), pinned=True)
     (found,), (queues,) = streamed.plans, streamed.queues
     assert queues.seconds == pytest.approx(found.seconds, rel=0.02)
-    assert queues.copied["in"] == pytest.approx(found.bytes_in, rel=0.1)
+    assert queues.copied["in"] == found.bytes_in
 
 
 def test_plans_of_make_plan_are_what_products_take():

@@ -169,7 +169,7 @@ def test_buffers_are_what_a_plan_counts(depth, matrices, has_bias):
     problem = dataclasses.replace(problem, epilogue=Epilogue(bias))
     settings, _ = simulated(MUCH)
     with planned(tile=(16, 32), depth=depth, matrices=matrices):
-        flat = parts_module._flat(problem)
+        _, flat = parts_module._outer(problem)
         sizes = parts_module.sizes_of(*flat, problem, settings)
         plan = parts_module.plan_of(sizes, settings, MUCH)
     queues = settings.make_queues(settings.devices[0])

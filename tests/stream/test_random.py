@@ -1,12 +1,16 @@
 """Random streamed products of any shapes, strides, tiles and budgets, by hypothesis."""
 
+import itertools
 import math
 import os
 
 import pytest
 import torch
-from helpers.streaming import check, plan_module
+from helpers.streaming import check, plan_of
 from helpers.thinning import fewer
+
+import torch_tiled
+from torch_tiled.stream.machine import MIB
 
 hypothesis = pytest.importorskip("hypothesis", reason="random problems need hypothesis")
 
@@ -107,8 +111,72 @@ def test_random_budgets(data):
     try:
         streamed = check(a, b, algorithm=algorithm, budget=budget)
     except RuntimeError as error:
-        least = float(str(error).split("at least ")[1].split()[0]) * plan_module.MIB
+        least = float(str(error).split("at least ")[1].split()[0]) * MIB
         assert least > 0.99 * budget
         streamed = check(a, b, algorithm=algorithm, budget=int(1.01 * least))
         budget = 1.01 * least
     assert all(plan is None or plan.device_bytes <= budget for plan in streamed.plans)
+
+
+@random_problems(60)
+@given(data=st.data())
+def test_plans_count_the_bytes_that_products_copy(data):
+    """Of batches of all kinds, in groups or not, by plans of any sizes and of make_plan."""
+    is_cut = data.draw(st.integers(0, 3), label="cut") == 0
+    k = data.draw(st.sampled_from([1025, 2100, 3000] if is_cut else [1, 17, 130]), label="k")
+    a, b = draw_operands(data, torch.float32, draw_shapes(data, k))
+    options = {"pinned": data.draw(st.booleans(), label="pinned")}
+    if data.draw(st.booleans(), label="make_plan"):
+        options["budget"] = data.draw(st.integers(4, 8), label="budget") * MIB
+    else:
+        options |= {
+            "tile": data.draw(st.tuples(*[st.sampled_from([8, 13, 32])] * 2), label="tile"),
+            "depth": 1024 if is_cut else None,
+            "kept": data.draw(st.sampled_from("ab"), label="kept"),
+            "matrices": data.draw(st.integers(0, 3), label="matrices"),
+        }
+    streamed = check(a, b, **options)
+    if streamed.result.numel() == 0:
+        return
+    plan = plan_of(a, b, **options)
+    assert sum(x.copied["in"] for x in streamed.queues) == plan.bytes_in
+    assert sum(x.copied["out"] for x in streamed.queues) == plan.bytes_out
+    of_a, of_b = (elements_in_memory(x) for x in (a, b))
+    assert 4 * (plan.passes_a * of_a + plan.passes_b * of_b) == pytest.approx(plan.bytes_in)
+
+
+def elements_in_memory(x):
+    """The elements of a batch of matrices, where those of a batch dimension may be one."""
+    if x.dim() < 3:
+        return x.numel()
+    sizes = zip(x.shape[:-2], x.stride(), strict=False)
+    return math.prod(size for size, step in sizes if step) * x.shape[-2:].numel()
+
+
+@random_problems(30)
+@given(data=st.data())
+def test_a_larger_budget_makes_no_plan_slower(data):
+    """Neither tiles nor groups."""
+
+    def size(label, most):
+        return int(2 ** data.draw(st.floats(0, most), label=label))
+
+    m, n, k = (size(x, 17) for x in "mnk")
+    batch = [size("batch", 12)] if data.draw(st.booleans(), label="is batch") else []
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
+    a, b = (torch.empty(*batch, *x, device="meta", dtype=dtype) for x in ((m, k), (k, n)))
+    budgets = sorted(size("budget", 16) * MIB for _ in range(4))
+    found = [plan_or_none(a, b, budget) for budget in budgets]
+    for less, more in itertools.pairwise(found):
+        if less is not None:
+            assert more.seconds <= less.seconds * (1 + 1e-12)
+    for plan, budget in zip(found, budgets, strict=True):
+        assert plan is None or plan.device_bytes <= budget
+
+
+def plan_or_none(a, b, budget):
+    try:
+        return torch_tiled.stream.plan(a, b, max_device_bytes=budget, devices="cpu")
+    except RuntimeError as error:
+        assert "at least" in str(error)
+        return None

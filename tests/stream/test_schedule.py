@@ -116,7 +116,7 @@ def test_the_number_of_loads_is_the_plan_s(kept):
                 for step in steps(grid, SLOTS, SLOTS):
                     for load in step.loads:
                         loads[load.operand] += 1 / load.parts
-                *_, passes = candidate.work()
+                *_, passes = candidate.moved
                 assert loads["a"] == pytest.approx(passes[0] * rows * slices), grid
                 assert loads["b"] == pytest.approx(passes[1] * cols * slices), grid
 

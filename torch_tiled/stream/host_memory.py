@@ -1,5 +1,6 @@
 """Where tensors of the CPU lie: what they share, and which files are mapped there."""
 
+import bisect
 import os
 import re
 
@@ -32,19 +33,38 @@ def may_overlap(x):
     return False
 
 
-def read_mappings():
-    """Returns what is mapped in this process: (begin, end, flags, offset, path) of each mapping.
+def read_mappings(tensors):
+    """Returns what is mapped in this process where tensors of the CPU lie.
 
-    It is empty where the system does not tell.
+    A process may have thousands of mappings, so the others are not parsed.
+
+    Returns:
+        (begin, end, flags, offset, path) of each mapping; none where the system does not tell.
     """
     if not os.path.exists("/proc/self/maps"):
         return []
-    found = []
-    with open("/proc/self/maps", errors="surrogateescape") as file:  # paths are bytes
-        for line in file:
-            begin, end, flags, offset, path = _MAPPING.match(line).groups()
-            found.append((int(begin, 16), int(end, 16), flags, int(offset, 16), path))
-    return found
+    with open("/proc/self/maps", "rb") as file:
+        lines = file.read().split(b"\n")[:-1]  # by ascending addresses
+    found = {}
+    for x in tensors:
+        if x.device.type != "cpu" or x.numel() == 0:
+            continue
+        first, end = _span(x)
+        index = max(bisect.bisect_right(lines, first, key=_begin) - 1, 0)
+        while index < len(lines) and _begin(lines[index]) < end:
+            found[index] = _parse(lines[index])
+            index += 1
+    return list(found.values())
+
+
+def _begin(line):
+    return int(line[: line.index(b"-")], 16)
+
+
+def _parse(line):
+    text = line.decode(errors="surrogateescape")  # paths are bytes
+    begin, end, flags, offset, path = _MAPPING.match(text).groups()
+    return int(begin, 16), int(end, 16), flags, int(offset, 16), path
 
 
 def _mappings_of(x, mappings):

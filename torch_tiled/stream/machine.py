@@ -12,6 +12,7 @@ from ..ops import explain
 # under its power limit, 1.2 to 1.7 GHz.
 _CLOCK = 1.4e9
 _LONGEST = 1 << 20
+_PITCH = 64  # elements between rows of operands that explain() is asked for
 _SPLIT_FLOPS = 1.55e12  # of an SM, for products of operands that are split
 MIB = 1 << 20
 
@@ -76,11 +77,21 @@ class Machine:
 
 @functools.lru_cache(4096)
 def _cycles(dtype, precision, algorithm, capability, sms, m, n, k, matrices):
-    # Rows that overlap take little memory. A plan depends on alignment and order alone.
     batch = (matrices,) if matrices > 1 else ()
-    strides = (128,) * len(batch)
-    a = torch.empty_strided((*batch, m, k), (*strides, 128, 1), dtype=dtype, device="meta")
-    b = torch.empty_strided((*batch, k, n), (*strides, 128, 1), dtype=dtype, device="meta")
+    a, b = (_overlapping(dtype, (*batch, *sides)) for sides in ((m, k), (k, n)))
     options = {"compute_capability": capability, "sms": sms}
     found = explain(a, b, algorithm=algorithm, precision=precision, **options)
     return float(found.cycles.split()[0]), found.algorithm
+
+
+def _overlapping(dtype, shape):
+    """A tensor that is not read. Its rows overlap: a plan depends on their alignment alone."""
+    *others, cols = shape
+    count = _PITCH * sum(others) + cols
+    memory = _memory(dtype, 1 << count.bit_length())
+    return memory.as_strided(shape, (*[_PITCH] * len(others), 1))
+
+
+@functools.lru_cache(8)
+def _memory(dtype, count):
+    return torch.empty(count, dtype=dtype, device="cpu")

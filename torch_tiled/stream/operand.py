@@ -35,7 +35,8 @@ class Operand:
         self.is_copied = self.is_on_host or self.x.device != device
         if self.is_copied:
             sides = rows or x.shape[-2], self._whole_depth(depth)
-            self._slots = [self._make_slot(*sides, device) for _ in range(SLOTS)]
+            count = 1 if self.is_shared else SLOTS
+            self._slots = [self._make_slot(*sides, device) for _ in range(count)]
 
     def _make_slot(self, rows, depth, device):
         batch = (self.matrices,) if self.matrices and not self.is_shared else ()

@@ -50,7 +50,7 @@ class Settings:
 class Part:
     """A product of matrices, or of a batch whose matrices go in groups, within the whole."""
 
-    matrix: object  # an index of the flattened batch, or None
+    matrix: int | None  # the index of the first one in the flattened batch; None without a batch
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor
@@ -85,20 +85,19 @@ def _is_on_all(x, devices):
 
 
 def plan_product(problem, settings):
-    """Returns the Plan of a problem, whose batch counts as one of equal matrices."""
-    operands = _flat(problem)
-    if operands is None:
-        one = (0,) * len(problem.batch)
-        operands = [
-            x[one].expand(count_of(problem), -1, -1) for x in (problem.a, problem.b, problem.out)
-        ]
-    sizes = sizes_of(*operands, problem, settings)
+    """Returns the Plan of a problem, which is that of its first part, repeated."""
+    outer, operands = _outer(problem)
+    sizes, outer_batch = sizes_of(*operands, problem, settings), problem.batch[:outer]
+    times = math.prod(outer_batch)
     if problem.is_empty:  # nothing moves, whatever the budget
-        moved = ("bytes_in", "bytes_out", "device_bytes", "pinned_bytes", "passes_a", "passes_b")
-        taken = ("seconds", "product_seconds", "in_seconds", "out_seconds")
-        plan = find_plan(sizes, settings, 1 << 128)
-        return dataclasses.replace(plan, **dict.fromkeys((*moved, *taken), 0))
-    return plan_of(sizes, settings, settings.budget)
+        return find_plan(sizes, settings, 1 << 128).emptied(times)
+    # Each part reads the operand, of which there are so few in memory.
+    of_one = (
+        times
+        // math.prod(size for size, step in zip(outer_batch, x.stride(), strict=False) if step)
+        for x in (problem.a, problem.b)
+    )
+    return plan_of(sizes, settings, settings.budget).repeated(times, *of_one)
 
 
 def find_plan(sizes, settings, budget):
@@ -120,13 +119,19 @@ def plan_of(sizes, settings, budget):
     return plan
 
 
-def _flat(problem):
-    """A, B and C as matrices, or with a single batch dimension; None where strides forbid it."""
+def _outer(problem):
+    """The dimensions of the batch that no stride spans with those that follow: the fewest.
+
+    Returns:
+        (How many, A, B and C at the first index of these, with at most one batch dimension).
+    """
     operands = problem.a, problem.b, problem.out
-    if not problem.batch:
-        return operands
-    flat = [_flatten(x, len(problem.batch)) for x in operands]
-    return flat if all(x is not None for x in flat) else None
+    dims = len(problem.batch)
+    for outer in range(dims):
+        found = [_flatten(x[(0,) * outer], dims - outer) for x in operands]
+        if all(x is not None for x in found):
+            return outer, found
+    return dims, [x[(0,) * dims] for x in operands]
 
 
 def count_of(problem):
@@ -146,14 +151,17 @@ def _flatten(x, dims):
 
 def parts_of(problem, settings):
     """The products that are streamed one after another."""
-    if not problem.batch:
-        return [Part(None, problem.a, problem.b, problem.out)]
-    flat = _flat(problem)
-    if flat is not None:
-        plan = find_plan(sizes_of(*flat, problem, settings), settings, settings.budget)
-        if plan is not None and plan.matrices:
-            return [Part(slice(None), *flat)]
+    dims = len(problem.batch)
+    outer, operands = _outer(problem)
+    if outer < dims:
+        plan = find_plan(sizes_of(*operands, problem, settings), settings, settings.budget)
+        if plan is None or not plan.matrices:
+            outer = dims
     parts = []
-    for number, index in enumerate(itertools.product(*map(range, problem.batch))):
-        parts.append(Part(number, problem.a[index], problem.b[index], problem.out[index]))
+    each = math.prod(problem.batch[outer:])
+    for number, index in enumerate(itertools.product(*map(range, problem.batch[:outer]))):
+        operands = [x[index] for x in (problem.a, problem.b, problem.out)]
+        if outer < dims:
+            operands = [_flatten(x, dims - outer) for x in operands]
+        parts.append(Part(number * each if dims else None, *operands))
     return parts

@@ -9,20 +9,24 @@ cut in slices at the boundaries of the order's chunks.
 
 import dataclasses
 import functools
+import heapq
+import itertools
 import math
 
-from .._op.checks import prepared_sizes
-from .machine import MIB, bytes_text
-from .schedule import Grid
+from .candidate import Candidate, grid_of
+from .machine import bytes_text
 from .sizes import SLOTS, Sizes, pitch
-from .timeline import timeline
 
-__all__ = ["Candidate", "Plan", "Sizes", "least_budget", "make_plan"]
+__all__ = ["SLOTS", "Candidate", "Plan", "Sizes", "least_budget", "make_plan", "pitch"]
 
-_STREAMED = (1024, 2048, 4096, 8192, 16384), (64, 128, 256, 512)  # the latter if need be
-_SIMULATED = 8  # candidates, if they have at most so many steps:
-_MOST_STEPS = 1024
+_STREAMED = 1024, 2048, 4096, 8192, 16384  # rows of streamed panels, which keep every SM busy
+_LOW = 64, 128, 256, 512  # the same where memory is too little for those
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
+# The fields of a plan that count what moves, and what takes time.
+_MOVED = (
+    *("bytes_in", "bytes_out", "seconds"),
+    *("product_seconds", "in_seconds", "out_seconds", "launch_seconds"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +37,23 @@ class Plan:
         shape: (batch, m, n, k) of the product, with the matrices of the batch counted.
         tile: (rows, columns) of a tile of C, the last ones excepted.
         depth: how much of K a panel has: all of it, or a slice.
-        matrices: how many matrices of a batch a step multiplies.
-        kept: "a" or "b", the operand that is read once.
+        matrices: how many matrices of a batch a step multiplies, a group; 0 where a step multiplies
+            panels of two matrices.
+        repeats: how often the tiles or groups follow one another, each time for other matrices of
+            the batch: 1, or the number of matrices where they do not go in groups, or the number of
+            parts where the strides of the batch allow no groups but within those.
+        kept: "a" or "b", the operand whose panels are loaded once each; None where both stream, as
+            groups do, and panels of a K in more than two slices.
+        shares: whether all matrices of a group have one A, and one B, which is loaded once.
         is_prepared: whether panels of B are split beforehand (torch_tiled.prepare).
         bytes_in, bytes_out: what moves from the host, and to it, for all GPUs together.
         device_bytes: the memory that the product takes on each GPU, at most.
         pinned_bytes: the pinned memory that it takes for each GPU, at most.
-        passes_a, passes_b: how often each operand is read from the host.
+        passes_a, passes_b: how often each operand is read from the host. Matrices that are one in
+            memory count as one.
         seconds: what the product takes, predicted.
-        product_seconds, in_seconds, out_seconds: what its products take alone, and its transfers.
+        product_seconds, in_seconds, out_seconds, launch_seconds: what its products take alone, its
+            transfers, and the host, to launch the steps.
         workers, algorithm: the number of GPUs, and the argument of matmul.
 
     Examples:
@@ -54,7 +66,9 @@ class Plan:
     tile: tuple
     depth: int
     matrices: int
-    kept: str
+    repeats: int
+    kept: str | None
+    shares: tuple
     is_prepared: bool
     bytes_in: int
     bytes_out: int
@@ -66,23 +80,56 @@ class Plan:
     product_seconds: float
     in_seconds: float
     out_seconds: float
+    launch_seconds: float
     workers: int
     algorithm: str
 
     @property
     def bound(self):
-        """What the product waits for most: "products", "transfers in" or "transfers out"."""
+        """What takes longest: "products", "transfers in", "transfers out" or "launches"."""
         parts = {
             "products": self.product_seconds,
             "transfers in": self.in_seconds,
             "transfers out": self.out_seconds,
+            "launches": self.launch_seconds,
         }
         return max(parts, key=parts.get)
 
     @property
     def grid(self):
-        """The tiles, for torch_tiled.stream.schedule."""
-        return _grid(self.shape, self.tile, self.depth, self.kept, self.matrices)
+        """The tiles that are repeated, for torch_tiled.stream.schedule."""
+        batch, *sides = self.shape
+        shape = batch // max(self.repeats, 1), *sides
+        return grid_of(shape, self.tile, self.depth, self.kept, self.matrices, self.shares)
+
+    @property
+    def steps(self):
+        """The number of products that are launched, slices of K counted."""
+        return self.repeats * self.grid.tile_count * self.grid.slices
+
+    def emptied(self, times):
+        """The Plan of such products where nothing is multiplied."""
+        batch, *sides = self.shape
+        memory = "device_bytes", "pinned_bytes", "passes_a", "passes_b"
+        empty = dict.fromkeys((*_MOVED, *memory), 0)
+        return dataclasses.replace(self, shape=(times * batch, *sides), repeats=0, **empty)
+
+    def repeated(self, times, times_a, times_b):
+        """The Plan of such products one after another.
+
+        Args:
+            times: how many.
+            times_a, times_b: how many of them have one A, and one B, which each of them reads.
+        """
+        batch, *sides = self.shape
+        return dataclasses.replace(
+            self,
+            shape=(times * batch, *sides),
+            repeats=times * self.repeats,
+            passes_a=times_a * self.passes_a,
+            passes_b=times_b * self.passes_b,
+            **{name: times * getattr(self, name) for name in _MOVED},
+        )
 
     def slices(self, row, col):
         """A tile's part of C, or of a group of matrices: slices by which C is indexed."""
@@ -94,7 +141,8 @@ class Plan:
     def __str__(self):
         batch, m, n, k = self.shape
         grid = self.grid
-        repeats = f"{batch} x " if batch != 1 else ""
+        matrices = f"{batch} x " if batch != 1 else ""
+        repeats = f"{self.repeats} times " if self.repeats > 1 else ""
         slices = f", K in {grid.slices} slices of {self.depth}" if grid.slices > 1 else ""
         if self.matrices:
             tiles = f"{grid.rows} groups of {self.matrices} matrices"
@@ -102,12 +150,13 @@ class Plan:
             tiles = f"{grid.rows} x {grid.cols} of {self.tile[0]} x {self.tile[1]}{slices}"
         prepared = ", split beforehand" if self.is_prepared else ""
         panels = f"those of {self.kept} are kept{prepared}, the others stream past them"
-        if grid.slices > 1 or grid.is_paired:
+        if self.kept is None:
             panels = "those of both operands stream"
         lines = {
-            "problem": f"{repeats}m = {m}, n = {n}, k = {k}",
+            "problem": f"{matrices}m = {m}, n = {n}, k = {k}",
             "algorithm": self.algorithm,
-            "tiles": tiles,
+            "tiles": repeats + tiles,
+            "steps": self.steps,
             "panels": panels,
             "passes": f"{self.passes_a:.3g} over a, {self.passes_b:.3g} over b",
             "bytes": f"{bytes_text(self.bytes_in)} in, {bytes_text(self.bytes_out)} out",
@@ -117,7 +166,7 @@ class Plan:
             ),
             "alone": (
                 f"products {self.product_seconds:.3g} s, transfers in {self.in_seconds:.3g} s, "
-                f"out {self.out_seconds:.3g} s"
+                f"out {self.out_seconds:.3g} s, launches {self.launch_seconds:.3g} s"
             ),
             "predicted": f"{self.seconds:.3g} s on {self.workers} GPU(s), bound by {self.bound}",
         }
@@ -128,170 +177,102 @@ def _slice(index, size, total):
     return slice(index * size, min((index + 1) * size, total))
 
 
-def _grid(shape, tile, depth, kept, matrices):
-    batch, m, n, k = shape
-    if matrices:
-        return Grid(math.ceil(batch / matrices), 1, is_paired=True)
-    rows, cols = math.ceil(m / tile[0]), math.ceil(n / tile[1])
-    return Grid(rows, cols, max(math.ceil(k / depth), 1), kept == "b")
+@functools.lru_cache(256)
+def make_plan(sizes, machine, budget, workers=1):
+    """Returns the Plan that takes the fewest seconds within `budget` bytes of each GPU, or None.
+
+    A larger budget allows all that a smaller one does, so it never makes a plan slower.
+
+    Args:
+        sizes: the Sizes of the product.
+        machine: the Machine that it runs on.
+        budget: bytes.
+        workers: GPUs.
+    """
+    if sizes.batch == 1:
+        return _fastest(_tiles(sizes, machine, budget), workers)
+    groups = _fastest([_groups(sizes, machine, budget)], workers) if sizes.batch else None
+    one = make_plan(_batch_of_one(sizes), machine, budget, workers)
+    each = None if one is None else _one_by_one(one, sizes)
+    return min((x for x in (groups, each) if x), key=lambda x: x.seconds, default=None)
 
 
-class Candidate:
-    """One choice of tile, depth and kept operand, and what it costs."""
+def _fastest(chains, workers):
+    """The Plan of the fastest candidate, or None.
 
-    def __init__(self, sizes, machine, tile, depth, kept, matrices=0):
-        self.sizes, self.machine = sizes, machine
-        self.tile, self.depth = tuple(max(x, 1) for x in tile), max(depth, 1)
-        self.kept, self.matrices = kept, matrices
-        shape = sizes.batch, sizes.m, sizes.n, sizes.k
-        self.grid = _grid(shape, self.tile, self.depth, kept, matrices)
-        self.slices = self.grid.slices
-        order = sizes.order
-        self.is_prepared = kept == "b" and self.slices == 1 and not matrices and order.is_split
-        self.device_bytes = self._device_bytes()
+    The candidate that may be fastest by what is known of it is looked at more closely, until the
+    seconds of one are known that are fewer than all others can have.
 
-    def panel_bytes(self, rows):
-        # Either side may be the contiguous one, so both are padded.
-        s = self.sizes
-        padded = pitch(rows, s.element_bytes) * pitch(self.depth, s.element_bytes)
-        return padded * s.element_bytes * max(self.matrices, 1)
+    Args:
+        chains: iterators of Candidates, whose copies take no less time from one to the next.
+        workers: GPUs.
+    """
+    looks = Candidate.queue_seconds, Candidate.least_seconds, Candidate.seconds
+    waiting, number = [], itertools.count()
 
-    def _device_bytes(self):
-        s, (rows, cols) = self.sizes, self.tile
-        order, depth = s.order, self.depth
-        total = 0
-        if not s.on_gpu_a:
-            total += SLOTS * self.panel_bytes(rows)
-        if not s.on_gpu_b:
-            total += SLOTS * self.panel_bytes(cols)
-        tile = rows * cols * max(self.matrices, 1)
-        total += SLOTS * tile * s.out_bytes + s.bias_bytes
-        if self.slices > 1:
-            total += tile * (order.sum_bytes + (1 if order.is_flagged else 0))
-        if self.is_prepared:
-            hi_lo_bytes, scales = prepared_sizes(order.dtype, depth, cols, is_split=True)
-            total += hi_lo_bytes + 4 * scales
-        split = rows + (0 if self.is_prepared else cols)
-        at_once = min(depth, order.chunk) if self.slices > 1 else depth
-        workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
-        if self.slices > 1 and order.is_flagged:  # a repair gathers panels, and has their sums
-            gathered = (rows + cols) * depth * s.element_bytes + s.bias_bytes
-            repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
-            workspace = max(workspace, repair)
-        return total + workspace + MIB
+    def wait(seconds, look, candidate, chain):
+        heapq.heappush(waiting, (seconds, next(number), look, candidate, chain))
 
-    def work(self):
-        """(bytes of A, of B and of C that move, seconds of products, passes over A and B)."""
-        s, (rows, cols) = self.sizes, self.tile
-        if self.matrices:
-            a = s.m * s.k * (1 if s.shares_a else s.batch)
-            b = s.k * s.n * (1 if s.shares_b else s.batch)
-            seconds = self.grid.rows * self.machine.product_seconds(
-                s.order, s.m, s.n, s.k, self.matrices, prepared=False
-            )
-            passes = (1, 1)
-        else:
-            tiles_m, tiles_n = self.grid.rows, self.grid.cols
-            strips, height = (tiles_n, tiles_m) if self.kept == "b" else (tiles_m, tiles_n)
-            again = strips - (strips - 1) * min(SLOTS // self.slices, height) / max(height, 1)
-            kept_again = 1 if self.slices <= SLOTS else height
-            passes = (again, kept_again) if self.kept == "b" else (kept_again, again)
-            a, b = s.m * s.k * passes[0] * s.batch, s.k * s.n * passes[1] * s.batch
-            seconds = s.batch * sum(
-                rows_of * cols_of * self.slices_seconds(height, width)
-                for height, rows_of in _parts(s.m, rows)
-                for width, cols_of in _parts(s.n, cols)
-            )
-        moved = [int(s.element_bytes * x) for x in (a, b)]
-        return *moved, s.out_bytes * s.batch * s.m * s.n, seconds, passes
+    def advance(chain):
+        candidate = next(chain, None)
+        if candidate is not None:
+            wait(candidate.queue_seconds(workers), 1, candidate, chain)
 
-    def steps(self):
-        steps = self.grid.tile_count * self.slices
-        return steps if self.matrices else self.sizes.batch * steps
-
-    def slices_seconds(self, rows, cols):
-        """The seconds of a tile's products."""
-        s = self.sizes
-        if self.slices == 1:
-            return self.machine.product_seconds(
-                s.order, rows, cols, s.k, 1, prepared=self.is_prepared
-            )
-        chunks = math.ceil(s.k / s.order.chunk)
-        return chunks * self.machine.chunk_seconds(s.order, rows, cols)
-
-    def in_seconds(self, a_bytes, b_bytes):
-        """The seconds in which bytes of A and of B reach the GPU."""
-        s = self.sizes
-        return self.machine.seconds_in(a_bytes * (not s.on_gpu_a), s.stages_a) + (
-            self.machine.seconds_in(b_bytes * (not s.on_gpu_b), s.stages_b)
-        )
-
-    def out_seconds(self, nbytes):
-        return self.machine.seconds_out(nbytes, self.sizes.stages_out)
-
-    def estimate(self, workers):
-        """The seconds without a simulation: the longest of three queues, and how they begin."""
-        a_bytes, b_bytes, out_bytes, seconds, _ = self.work()
-        rows, cols = self.tile
-        begin = self.in_seconds(self.panel_bytes(rows), self.panel_bytes(cols))
-        end = self.out_seconds(rows * cols * max(self.matrices, 1) * self.sizes.out_bytes)
-        issue = self.steps() * self.machine.step_seconds
-        transfers = self.in_seconds(a_bytes, b_bytes)
-        busiest = max(seconds, transfers, self.out_seconds(out_bytes), issue)
-        return begin + busiest / workers + end
+    for chain in chains:
+        advance(chain)
+    while waiting:
+        seconds, _, look, candidate, chain = heapq.heappop(waiting)
+        if look == len(looks):
+            return _plan_of(candidate, workers)
+        wait(max(seconds, looks[look](candidate, workers)), look + 1, candidate, chain)
+        if look == 1:
+            advance(chain)
+    return None
 
 
-def _parts(total, size):
-    """The sizes of the parts of a side, and how many have each."""
-    whole, rest = divmod(total, size)
-    return [x for x in ((size, whole), (rest, 1)) if x[0] and x[1]]
+def _groups(sizes, machine, budget):
+    """Groups of the matrices of a batch, the larger ones first."""
+    for matrices in sorted({*_equal_parts(sizes.batch, 1), 1}, reverse=True):
+        candidate = Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", matrices)
+        if candidate.device_bytes <= budget:
+            yield candidate
 
 
-def _kept_sizes(total):
-    """The widths that kept panels may have: the side in equal parts, by whole kernel tiles."""
-    widths, parts = [], 1
-    while not widths or widths[-1] > _ALIGNMENT:
-        width = min(math.ceil(total / parts / _ALIGNMENT) * _ALIGNMENT, total)
-        if not widths or width < widths[-1]:
-            widths.append(width)
+def _tiles(sizes, machine, budget):
+    """For each kept operand, depth and height of streamed panels, tiles of narrower kept panels."""
+    # It does not depend on the budget, so that a larger one allows all that a smaller one does.
+    too_little = min(budget, _least_bytes(sizes, machine, _STREAMED[0]) - 1)
+    for kept in "ba":
+        streamed, other = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
+        widths = _equal_parts(other, _ALIGNMENT)
+        for depth in _depths(sizes):
+            for heights, most in (_STREAMED, budget), (_LOW, too_little):
+                for height in sorted({min(x, streamed) for x in heights}):
+                    tiles = [(height, x) if kept == "b" else (x, height) for x in widths]
+                    yield _within(most, sizes, machine, tiles, depth, kept)
+
+
+def _within(budget, sizes, machine, tiles, depth, kept):
+    """The candidates of these tiles that are within the budget."""
+    for tile in tiles:
+        if SLOTS * tile[0] * tile[1] * sizes.out_bytes > budget:
+            continue  # what follows takes longer to see
+        candidate = Candidate(sizes, machine, tile, depth, kept)
+        if candidate.device_bytes <= budget:
+            yield candidate
+
+
+def _equal_parts(total, alignment):
+    """Sizes of the parts of a side that is cut in 1, 2, ... equal parts, by whole alignments."""
+    sizes, parts = [], 1
+    while not sizes or sizes[-1] > alignment:
+        size = min(math.ceil(total / parts / alignment) * alignment, total)
+        if not sizes or size < sizes[-1]:
+            sizes.append(size)
         parts += max(1, parts // 6)
         if parts > total:
             break
-    return widths
-
-
-def _candidates(sizes, machine, budget):
-    """Those within the budget: for each height of streamed panels, the wider kept ones."""
-    if sizes.batch > 1:
-        one = Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1)
-        if 6 * one.device_bytes <= budget:
-            each = max(one.device_bytes - MIB, 1)
-            most = min(sizes.batch, max(int(budget // 3 // each), 1))
-            yield Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", most)
-            return
-    for heights in _STREAMED:
-        found = list(_tiles(sizes, machine, budget, heights))
-        yield from found
-        if found:
-            return
-
-
-def _tiles(sizes, machine, budget, heights):
-    for kept in ("b", "a"):
-        streamed_side, kept_side = (sizes.m, sizes.n) if kept == "b" else (sizes.n, sizes.m)
-        widths = _kept_sizes(kept_side)
-        for height in sorted({min(x, streamed_side) for x in heights}):
-            for depth in _depths(sizes):
-                widest = None
-                for width in widths:
-                    tile = (height, width) if kept == "b" else (width, height)
-                    each = Candidate(sizes, machine, tile, depth, kept)
-                    if each.device_bytes > budget:
-                        continue
-                    widest = widest or width
-                    if width < widest / 4:
-                        break
-                    yield each
+    return sizes
 
 
 def _depths(sizes):
@@ -306,31 +287,20 @@ def _depths(sizes):
         depth *= 4
 
 
-@functools.lru_cache(256)
-def make_plan(sizes, machine, budget, workers=1):
-    """Returns the Plan that takes the fewest seconds within `budget` bytes of each GPU, or None.
-
-    Args:
-        sizes: the Sizes of the product.
-        machine: the Machine that it runs on.
-        budget: bytes.
-        workers: GPUs.
-    """
-    found = sorted(_candidates(sizes, machine, budget), key=lambda x: x.estimate(workers))
-    plans = [_plan_of(x, workers) for x in found[:_SIMULATED]]
-    return min(plans, key=lambda x: x.seconds, default=None)
-
-
 def _plan_of(candidate, workers):
+    """Returns the Plan of a Candidate."""
     s, machine = candidate.sizes, candidate.machine
-    a_bytes, b_bytes, out_bytes, product_seconds, passes = candidate.work()
+    a_bytes, b_bytes, out_bytes, passes = candidate.moved
+    transfers_in, out_seconds = candidate.transfer_seconds
     is_staged = s.stages_a or s.stages_b or s.stages_out
-    plan = Plan(
+    return Plan(
         shape=(s.batch, s.m, s.n, s.k),
         tile=candidate.tile,
         depth=candidate.depth,
         matrices=candidate.matrices,
+        repeats=1,
         kept=candidate.kept,
+        shares=(s.shares_a, s.shares_b),
         is_prepared=candidate.is_prepared,
         bytes_in=a_bytes * (not s.on_gpu_a) + b_bytes * (not s.on_gpu_b),
         bytes_out=out_bytes,
@@ -338,34 +308,41 @@ def _plan_of(candidate, workers):
         pinned_bytes=machine.staging_bytes if is_staged else 0,
         passes_a=passes[0],
         passes_b=passes[1],
-        seconds=0,
-        product_seconds=product_seconds / workers,
-        in_seconds=candidate.in_seconds(a_bytes, b_bytes) / workers,
-        out_seconds=candidate.out_seconds(out_bytes) / workers,
+        seconds=candidate.seconds(workers),
+        product_seconds=candidate.product_seconds / workers,
+        in_seconds=transfers_in / workers,
+        out_seconds=out_seconds / workers,
+        launch_seconds=candidate.launch_seconds / workers,
         workers=workers,
         algorithm=s.order.algorithm,
     )
-    return dataclasses.replace(plan, seconds=_simulated_seconds(candidate, workers))
 
 
 def least_budget(sizes, machine):
     """The fewest bytes of a GPU by which the product can be streamed."""
+    least = _least_bytes(_batch_of_one(sizes), machine, _LOW[0])
+    if sizes.batch > 1:
+        group = Candidate(sizes, machine, (sizes.m, sizes.n), sizes.k, "b", 1)
+        least = min(least, group.device_bytes)
+    return least
+
+
+def _least_bytes(sizes, machine, height):
+    """The fewest bytes of tiles by streamed panels of so many rows."""
     sides = (sizes.m, sizes.n), (sizes.n, sizes.m)
     return min(
         Candidate(sizes, machine, tile if kept == "b" else tile[::-1], depth, kept).device_bytes
         for depth in _depths(sizes)
-        for kept, (streamed, other) in zip(("b", "a"), sides, strict=True)
-        for tile in [(min(_STREAMED[-1][0], streamed), min(_ALIGNMENT, other))]
+        for kept, (streamed, other) in zip("ba", sides, strict=True)
+        for tile in [(min(height, streamed), min(_ALIGNMENT, other))]
     )
 
 
-def _simulated_seconds(candidate, workers):
-    """The time of the last event of a worker's schedule; the longest schedules are extrapolated."""
-    grid = candidate.grid
-    steps = grid.tile_count * grid.slices
-    if steps == 0:
-        return 0.0
-    if workers > 1 or steps > _MOST_STEPS or candidate.matrices:
-        return candidate.estimate(workers)
-    *_, last = timeline(candidate)
-    return last.end * candidate.sizes.batch
+def _one_by_one(plan, sizes):
+    """The Plan of a batch from that of each of its matrices."""
+    of_one = (sizes.batch if shares else 1 for shares in (sizes.shares_a, sizes.shares_b))
+    return plan.repeated(sizes.batch, *of_one)
+
+
+def _batch_of_one(sizes):
+    return dataclasses.replace(sizes, batch=1, shares_a=False, shares_b=False)

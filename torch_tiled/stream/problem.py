@@ -208,7 +208,7 @@ def _check_memory(operands, out):
             f"out has shape {tuple(out.shape)} and strides {out.stride()}, by which its elements "
             "may share memory; pass a tensor whose elements lie apart"
         )
-    mappings = read_mappings()
+    mappings = read_mappings([*operands.values(), *([] if out is None else [out])])
     for name, x in operands.items():
         if out is not None and share_memory(out, x, mappings):
             fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")

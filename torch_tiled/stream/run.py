@@ -49,21 +49,30 @@ class _Run:
         self.left = 0  # its tiles that are not in a grid under way
 
     def run(self):
-        self._stream(self.part.a, self.part.b, self.part.c, 0, 0, self.settings.budget)
+        place = self.part.matrix, 0, 0
+        self._stream(self.part.a, self.part.b, self.part.c, place, self.settings.budget)
 
-    def _stream(self, a, b, c, first_row, first_col, budget):
-        """Streams a rectangle of C, again with a smaller budget where memory runs out."""
+    def _stream(self, a, b, c, place, budget):
+        """Streams a rectangle of C, again with a smaller budget where memory runs out.
+
+        `place` is its first (matrix, row, column).
+        """
         sizes = sizes_of(a, b, c, self.problem, self.settings)
         plan = plan_of(sizes, self.settings, budget)
-        self.plan = self.plan or plan
         grid = plan.grid
+        if a.dim() == 3 and not plan.matrices:  # memory ran out, and groups are not possible now
+            self.left += a.shape[0] * grid.tile_count
+            for i in range(a.shape[0]):
+                self.left -= grid.tile_count
+                self._stream(a[i], b[i], c[i], (place[0] + i, *place[1:]), budget)
+            return
+        self.plan = self.plan or plan
         queue = Queue(grid, len(self.settings.devices))
-        epilogue = self.problem.epilogue.of(slice(first_col, first_col + c.shape[-1]))
+        epilogue = self.problem.epilogue.of(slice(place[2], place[2] + c.shape[-1]))
         workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue, epilogue)
         finished = [tile for worker in workers for tile in worker.finished]
         flagged = dict(tile for worker in workers for tile in flagged_tiles(worker).items())
         workers.clear()  # and their buffers
-        place = first_row, first_col
         if flagged and (failure is None or isinstance(failure, KeyboardInterrupt)):
             product = a, b, c, plan, sizes.order  # tiles are to be whole after an interrupt, too
             chosen = {x: flagged[x] for x in flagged if x in finished}
@@ -94,11 +103,12 @@ class _Run:
             self.left -= 1
             if plan.matrices:
                 (some,) = plan.slices(*tile)
-                self._stream(a[some], b[some], c[some], *place, budget)
+                first = place[0] + some.start, *place[1:]
+                self._stream(a[some], b[some], c[some], first, budget)
             else:
                 rows, cols = plan.slices(*tile)
-                first = place[0] + rows.start, place[1] + cols.start
-                self._stream(a[rows], b[:, cols], c[rows, cols], *first, budget)
+                first = place[0], place[1] + rows.start, place[2] + cols.start
+                self._stream(a[rows], b[:, cols], c[rows, cols], first, budget)
 
     def _run_workers(self, a, b, c, plan, order, queue, epilogue):
         """Returns (the workers, the exception that ended them or None)."""
@@ -144,14 +154,15 @@ class _Run:
 
     def _note(self, plan, finished, place):
         for tile in finished:
-            if plan.matrices:
-                self.done.append((*plan.slices(*tile), slice(None), slice(None)))
-                continue
-            rows, cols = (
+            firsts = place[:1] if plan.matrices else place[1:]
+            found = [
                 slice(first + x.start, first + x.stop)
-                for first, x in zip(place, plan.slices(*tile), strict=True)
-            )
-            self.done.append((self.part.matrix, rows, cols))
+                for first, x in zip(firsts, plan.slices(*tile), strict=True)
+            ]
+            if plan.matrices:
+                self.done.append((*found, slice(None), slice(None)))
+            else:
+                self.done.append((place[0], *found))
 
     def _total(self, grid):
         """The tiles of all parts, where those of `grid` are under way."""

@@ -15,6 +15,7 @@ import collections
 import dataclasses
 import itertools
 import threading
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Grid:
         slices: the parts of K.
         keeps_b: whether B's panels are kept, and A's stream.
         is_paired: whether panel i of A meets panel i of B alone, as matrices of a batch do.
+        shares_a, shares_b: whether one panel of A, or of B, serves all pairs.
     """
 
     rows: int
@@ -34,6 +36,8 @@ class Grid:
     slices: int = 1
     keeps_b: bool = True
     is_paired: bool = False
+    shares_a: bool = False
+    shares_b: bool = False
 
     @property
     def tiles(self):
@@ -47,8 +51,7 @@ class Grid:
         return self.rows if self.is_paired else self.rows * self.cols
 
 
-@dataclasses.dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """A panel that is copied to a slot, after a step (an index, or -1) has read what was there.
 
     The next kept panel comes in `parts`, one with each step, so that streamed panels need not wait
@@ -189,7 +192,7 @@ def _in_parts(load, steps_left):
     if load is None:
         return []
     parts = max(min(steps_left, _PARTS), 1)
-    return [dataclasses.replace(load, part=part, parts=parts) for part in range(parts)]
+    return [load._replace(part=part, parts=parts) for part in range(parts)]
 
 
 def steps(grid, a_slots, b_slots, queue=None, worker=0):
@@ -208,8 +211,8 @@ def steps(grid, a_slots, b_slots, queue=None, worker=0):
                 row = col = streamed
             for slice_ in range(grid.slices):
                 step = Step(number, row, col, slice_, slice_ == 0, slice_ == grid.slices - 1)
-                step.a_slot, a_load = a.find(row, slice_, number)
-                step.b_slot, b_load = b.find(col, slice_, number)
+                step.a_slot, a_load = a.find(0 if grid.shares_a else row, slice_, number)
+                step.b_slot, b_load = b.find(0 if grid.shares_b else col, slice_, number)
                 loads = [*ahead] if is_first else []
                 loads += (b_load, a_load) if grid.keeps_b else (a_load, b_load)
                 if is_first:

@@ -1,5 +1,6 @@
 """When the copies and products of a plan begin and end, by its costs: three queues over time."""
 
+import functools
 from typing import NamedTuple
 
 from .schedule import steps
@@ -24,40 +25,42 @@ def timeline(candidate):
     Args:
         candidate: the tiles, and what each copy and product costs.
     """
-    sizes, (rows, cols) = candidate.sizes, candidate.tile
-    sides = {"a": (sizes.m, rows), "b": (sizes.n, cols)}
+    sizes, launch = candidate.sizes, candidate.machine.step_seconds
     free = dict.fromkeys(("in", "compute", "out"), 0.0)  # from when on a queue has nothing to do
     loaded, computed, stored = {}, {-1: 0.0}, []
+    # Most tiles have the same sizes.
+    tile_seconds, store_seconds = map(
+        functools.cache, (candidate.tile_seconds, candidate.store_seconds)
+    )
+
+    @functools.cache
+    def panel_seconds(operand, index, depth):
+        return candidate.panel_seconds(operand, *candidate.panel(operand, index), depth)
 
     def span(queue, what, index, ready, seconds):
         start = max(free[queue], ready)
         free[queue] = start + seconds
         return Span(queue, what, index, start, free[queue])
 
-    def length(operand, index):
-        total, size = sides[operand]
-        return min(size, total - index * size)
-
     for step in steps(candidate.grid, SLOTS, SLOTS):
         depth = min(candidate.depth, sizes.k - step.slice * candidate.depth)
         for load in step.loads:
-            count = length(load.operand, load.index) * depth * sizes.element_bytes / load.parts
-            seconds = candidate.in_seconds(*((count, 0) if load.operand == "a" else (0, count)))
+            seconds = panel_seconds(load.operand, load.index, depth) / load.parts
             what, index = load.operand.upper(), (load.index,)
             copy = span("in", what, index, computed[load.after], seconds)
             loaded[load.operand, load.slot] = copy.end
             yield copy
-        height, width = length("a", step.row), length("b", step.col)
-        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot])
+        launched = (step.number + 1) * launch
+        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], launched)
         if step.is_first and len(stored) >= SLOTS:
             ready = max(ready, stored[-SLOTS])
-        tile = step.row, step.col
-        seconds = candidate.slices_seconds(height, width) / candidate.slices
-        product = span("compute", "C", tile, ready, seconds)
+        tile = candidate.tile_sizes(step.row, step.col)
+        seconds = tile_seconds(*tile) / candidate.slices
+        product = span("compute", "C", (step.row, step.col), ready, seconds)
         computed[step.number] = product.end
         yield product
         if step.is_last:
-            seconds = candidate.out_seconds(height * width * sizes.out_bytes)
-            copy = span("out", "C", tile, product.end, seconds)
+            seconds = store_seconds(*tile)
+            copy = span("out", "C", (step.row, step.col), product.end, seconds)
             stored.append(copy.end)
             yield copy

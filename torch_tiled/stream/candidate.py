@@ -1,0 +1,222 @@
+"""What one choice of tiles takes: the memory, the bytes that move, and the seconds."""
+
+import functools
+import math
+
+from .._op.checks import prepared_sizes
+from .machine import MIB
+from .schedule import Grid
+from .sizes import SLOTS, pitch
+from .timeline import timeline
+
+__all__ = ["Candidate", "grid_of"]
+
+_MOST_STEPS = 256  # of a schedule whose time is simulated
+
+
+def grid_of(shape, tile, depth, kept, matrices, shares):
+    """The Grid of a plan; the arguments are its attributes."""
+    batch, m, n, k = shape
+    if matrices:
+        return Grid(math.ceil(batch / matrices), 1, 1, True, True, *shares)
+    rows, cols = math.ceil(m / tile[0]), math.ceil(n / tile[1])
+    return Grid(rows, cols, max(math.ceil(k / depth), 1), kept != "a")
+
+
+class Candidate:
+    """One choice of tile, depth and kept operand, or of the size of groups, and what it costs."""
+
+    def __init__(self, sizes, machine, tile, depth, kept, matrices=0):
+        self.sizes, self.machine = sizes, machine
+        self.tile, self.depth = tuple(max(x, 1) for x in tile), max(depth, 1)
+        self.matrices, self.slices = matrices, max(math.ceil(sizes.k / self.depth), 1)
+        # With more slices than slots, no panel outlasts a tile.
+        self.kept = None if matrices or self.slices > SLOTS else kept
+        shape, shares = (sizes.batch, sizes.m, sizes.n, sizes.k), (sizes.shares_a, sizes.shares_b)
+        self.grid = grid_of(shape, self.tile, self.depth, self.kept, matrices, shares)
+        order = sizes.order
+        self.is_prepared = self.kept == "b" and self.slices == 1 and order.is_split
+        self.device_bytes = self._device_bytes()
+
+    def _slot_bytes(self, rows, is_shared):
+        """The bytes of an operand's slots."""
+        # Either side may be the contiguous one, so both are padded.
+        s = self.sizes
+        padded = pitch(rows, s.element_bytes) * pitch(self.depth, s.element_bytes)
+        slots = 1 if self.matrices and is_shared else SLOTS * max(self.matrices, 1)
+        return slots * padded * s.element_bytes
+
+    def _device_bytes(self):
+        s, (rows, cols) = self.sizes, self.tile
+        order, depth = s.order, self.depth
+        total = 0
+        if not s.on_gpu_a:
+            total += self._slot_bytes(rows, s.shares_a)
+        if not s.on_gpu_b:
+            total += self._slot_bytes(cols, s.shares_b)
+        tile = rows * cols * max(self.matrices, 1)
+        total += SLOTS * tile * s.out_bytes + s.bias_bytes
+        if self.slices > 1:
+            total += tile * (order.sum_bytes + (1 if order.is_flagged else 0))
+        if self.is_prepared:
+            hi_lo_bytes, scales = prepared_sizes(order.dtype, depth, cols, is_split=True)
+            total += hi_lo_bytes + 4 * scales
+        split = rows + (0 if self.is_prepared else cols)
+        at_once = min(depth, order.chunk) if self.slices > 1 else depth
+        workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
+        if self.slices > 1 and order.is_flagged:  # a repair gathers panels, and has their sums
+            gathered = (rows + cols) * depth * s.element_bytes + s.bias_bytes
+            repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
+            workspace = max(workspace, repair)
+        return total + workspace + MIB
+
+    @functools.cached_property
+    def moved(self):
+        """(bytes of A, of B and of C that move, passes over A and over B)."""
+        s, grid = self.sizes, self.grid
+        out_bytes = s.out_bytes * s.batch * s.m * s.n
+        if self.matrices:
+            a = s.m * (1 if s.shares_a else s.batch)
+            b = s.n * (1 if s.shares_b else s.batch)
+            passes = 1, 1
+        else:
+            again = 1 if self.slices <= SLOTS else grid.rows if grid.keeps_b else grid.cols
+            if grid.keeps_b:
+                a, b = self._streamed_rows(s.m, self.tile[0], grid.rows, grid.cols), s.n * again
+            else:
+                a, b = s.m * again, self._streamed_rows(s.n, self.tile[1], grid.cols, grid.rows)
+            passes = a / max(s.m, 1), b / max(s.n, 1)
+        return s.element_bytes * s.k * a, s.element_bytes * s.k * b, out_bytes, passes
+
+    def _streamed_rows(self, side, size, panels, times):
+        """The rows that panels of a side have together, which stream `times` times."""
+        reused = min(SLOTS // self.slices, panels)  # at a turn: the last panels, or the first ones
+        last, first = side - (panels - reused) * size, min(reused * size, side)
+        turns = max(times - 1, 0)
+        return times * side - (turns - turns // 2) * last - turns // 2 * first
+
+    @functools.cached_property
+    def product_seconds(self):
+        """The seconds of all products."""
+        s, (rows, cols) = self.sizes, self.tile
+        if self.matrices:
+            sizes = ((x, s.m, s.n, count) for x, count in _parts(s.batch, self.matrices))
+        else:
+            sizes = (
+                (1, height, width, rows_of * cols_of)
+                for height, rows_of in _parts(s.m, rows)
+                for width, cols_of in _parts(s.n, cols)
+            )
+        return sum(count * self.tile_seconds(*tile) for *tile, count in sizes)
+
+    @property
+    def steps(self):
+        return self.grid.tile_count * self.slices
+
+    def panel(self, operand, index):
+        """(matrices, rows) of a panel of "a" or "b"."""
+        s = self.sizes
+        total, size, is_shared = (
+            (s.m, self.tile[0], s.shares_a) if operand == "a" else (s.n, self.tile[1], s.shares_b)
+        )
+        if self.matrices:
+            return (1 if is_shared else self._group(index)), total
+        return 1, min(size, total - index * size)
+
+    def tile_sizes(self, row, col):
+        """(matrices, rows, columns) of a tile."""
+        matrices = self._group(row) if self.matrices else 1
+        return matrices, self.panel("a", row)[1], self.panel("b", col)[1]
+
+    def _group(self, index):
+        return min(self.matrices, self.sizes.batch - index * self.matrices)
+
+    def tile_seconds(self, matrices, rows, cols):
+        """The seconds of the products of a tile."""
+        s = self.sizes
+        if self.slices == 1:
+            return self.machine.product_seconds(
+                s.order, rows, cols, s.k, matrices, prepared=self.is_prepared
+            )
+        chunks = math.ceil(s.k / s.order.chunk)
+        return chunks * self.machine.chunk_seconds(s.order, rows, cols)
+
+    def panel_seconds(self, operand, matrices, rows, depth):
+        """The seconds in which a panel, or a part of it, reaches the GPU."""
+        count = matrices * rows * depth * self.sizes.element_bytes
+        return self.in_seconds(*((count, 0) if operand == "a" else (0, count)))
+
+    def store_seconds(self, matrices, rows, cols):
+        """The seconds in which a tile reaches the host."""
+        return self.out_seconds(matrices * rows * cols * self.sizes.out_bytes)
+
+    def in_seconds(self, a_bytes, b_bytes):
+        """The seconds in which bytes of A and of B reach the GPU."""
+        s = self.sizes
+        return self.machine.seconds_in(a_bytes * (not s.on_gpu_a), s.stages_a) + (
+            self.machine.seconds_in(b_bytes * (not s.on_gpu_b), s.stages_b)
+        )
+
+    def out_seconds(self, nbytes):
+        return self.machine.seconds_out(nbytes, self.sizes.stages_out)
+
+    @property
+    def transfer_seconds(self):
+        """The seconds of all copies in, and of all copies out."""
+        a_bytes, b_bytes, out_bytes, _ = self.moved
+        return self.in_seconds(a_bytes, b_bytes), self.out_seconds(out_bytes)
+
+    @property
+    def launch_seconds(self):
+        return self.steps * self.machine.step_seconds
+
+    def is_simulated(self, workers):
+        """Whether `seconds` are those of a schedule, rather than an estimate."""
+        return workers == 1 and self.steps <= _MOST_STEPS
+
+    def queue_seconds(self, workers):
+        """The seconds that copies and launches take at least. The cost of products is not asked."""
+        return max(*self.transfer_seconds, self.launch_seconds) / workers
+
+    def least_seconds(self, workers):
+        """The seconds that the longest queue and what precedes and follows it take at least."""
+        if not self.steps or not self.is_simulated(workers):
+            return self.seconds(workers)
+        begin, first, last, end = self._ends()
+        transfers_in, out = self.transfer_seconds
+        return max(
+            begin + self.product_seconds + end,
+            max(transfers_in, self.launch_seconds) + last / self.slices + end,
+            begin + first + out,
+        )
+
+    def seconds(self, workers):
+        """The seconds that a product takes: of the schedule, or estimated where that is long."""
+        if not self.steps:
+            return 0.0
+        if self.is_simulated(workers):
+            *_, span = timeline(self)
+            return span.end
+        begin, _, _, end = self._ends()
+        busiest = max(self.product_seconds, *self.transfer_seconds, self.launch_seconds)
+        return begin + busiest / workers + end
+
+    def _ends(self):
+        """The seconds of the first panels, the first tile, the last tile and its copy."""
+        depth = min(self.depth, self.sizes.k)
+        begin = sum(self.panel_seconds(x, *self.panel(x, 0), depth) for x in "ab")
+        grid = self.grid
+        if grid.is_paired:
+            tile = grid.rows - 1, 0
+        elif grid.keeps_b:
+            tile = grid.rows - 1 if grid.cols % 2 else 0, grid.cols - 1
+        else:
+            tile = grid.rows - 1, grid.cols - 1 if grid.rows % 2 else 0
+        first, last = self.tile_sizes(0, 0), self.tile_sizes(*tile)
+        return begin, self.tile_seconds(*first), self.tile_seconds(*last), self.store_seconds(*last)
+
+
+def _parts(total, size):
+    """The sizes of the parts of a side, and how many have each."""
+    whole, rest = divmod(total, size)
+    return [x for x in ((size, whole), (rest, 1)) if x[0] and x[1]]
