@@ -173,7 +173,8 @@ def test_buffers_are_what_a_plan_counts(depth, matrices, has_bias):
         sizes = parts_module.sizes_of(*flat, problem, settings)
         plan = parts_module.plan_of(sizes, settings, MUCH)
     queues = settings.make_queues(settings.devices[0])
-    worker = Worker(*flat, plan, sizes.order, queues, settings.devices[0], 0, problem.epilogue)
+    product = parts_module.PlannedProduct(*flat, plan, sizes.order, problem.epilogue)
+    worker = Worker(product, queues, settings.devices[0], 0)
     rows, cols = plan.tile
     count = max(plan.matrices, 1)
     # Both are row-major, so that the rows of B's slots are as wide as a tile.

@@ -91,7 +91,7 @@ class Candidate:
     def _streamed_rows(self, side, size, panels, times):
         """The rows that panels of a side have together, which stream `times` times."""
         reused = min(SLOTS // self.slices, panels)  # at a turn: the last panels, or the first ones
-        last, first = side - (panels - reused) * size, min(reused * size, side)
+        last, first = max(side - (panels - reused) * size, 0), min(reused * size, side)
         turns = max(times - 1, 0)
         return times * side - (turns - turns // 2) * last - turns // 2 * first
 

@@ -6,15 +6,17 @@ import math
 
 import torch
 
+from .epilogue import Epilogue
 from .errors import fail
 from .machine import MIB
-from .order import order_of
-from .planner import least_budget, make_plan
+from .order import Order, order_of
+from .planner import Plan, least_budget, make_plan
 from .sizes import Sizes
 from .staging import is_direct
 
 __all__ = [
     "Part",
+    "PlannedProduct",
     "Settings",
     "count_of",
     "find_plan",
@@ -54,6 +56,27 @@ class Part:
     a: torch.Tensor
     b: torch.Tensor
     c: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedProduct:
+    """A product of matrices, or of a batch of them, and how it is computed.
+
+    Attributes:
+        a: (m, k), or (matrices, m, k).
+        b: (k, n), or (matrices, k, n).
+        c: (m, n), or (matrices, m, n), on the host, which is written to.
+        plan: the Plan.
+        order: the Order of the sums.
+        epilogue: the Epilogue of all columns of C.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    plan: Plan
+    order: Order
+    epilogue: Epilogue
 
 
 def sizes_of(a, b, c, problem, settings):

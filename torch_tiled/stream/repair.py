@@ -32,8 +32,8 @@ def flagged_tiles(worker):
 class _Repair(Worker):
     fills_chunks = False
 
-    def __init__(self, *arguments, flagged):
-        super().__init__(*arguments)
+    def __init__(self, product, flagged, *arguments):
+        super().__init__(product, *arguments)
         self._flagged = flagged
         self._repaired = None
 
@@ -76,8 +76,8 @@ def _replace_nan(old, new):
     return torch.view_as_complex(torch.where(old.isnan(), new, old))
 
 
-def repair(flagged, *arguments):
-    """Recomputes the flagged elements of tiles, with the arguments of a Worker."""
-    worker = _Repair(*arguments, flagged=flagged)
+def repair(product, flagged, queues, device, staging_bytes):
+    """Recomputes the flagged elements of tiles, {(row, column): (rows, columns)}, on a GPU."""
+    worker = _Repair(product, flagged, queues, device, staging_bytes)
     never = threading.Event()  # Ctrl-C raises its exception here, in the caller's thread
-    worker.run(TileList(worker.plan.grid, flagged), never)
+    worker.run(TileList(product.plan.grid, flagged), never)

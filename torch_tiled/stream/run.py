@@ -7,7 +7,7 @@ import torch
 
 from .._op.out_of_memory import raise_if_out_of_memory
 from .panels import Panels
-from .parts import find_plan, parts_of, plan_of, sizes_of
+from .parts import PlannedProduct, find_plan, parts_of, plan_of, sizes_of
 from .progress import Clock, Interrupted, Progress, flops
 from .repair import flagged_tiles, repair
 from .run_cpu import run_on_cpu
@@ -69,14 +69,14 @@ class _Run:
         self.plan = self.plan or plan
         queue = Queue(grid, len(self.settings.devices))
         epilogue = self.problem.epilogue.of(slice(place[2], place[2] + c.shape[-1]))
-        workers, failure = self._run_workers(a, b, c, plan, sizes.order, queue, epilogue)
+        product = PlannedProduct(a, b, c, plan, sizes.order, epilogue)
+        workers, failure = self._run_workers(product, queue)
         finished = [tile for worker in workers for tile in worker.finished]
         flagged = dict(tile for worker in workers for tile in flagged_tiles(worker).items())
         workers.clear()  # and their buffers
+        # Tiles are to be whole after an interrupt, too.
         if flagged and (failure is None or isinstance(failure, KeyboardInterrupt)):
-            product = a, b, c, plan, sizes.order  # tiles are to be whole after an interrupt, too
-            chosen = {x: flagged[x] for x in flagged if x in finished}
-            repaired = self._repair(chosen, product, epilogue)
+            repaired = self._repair(product, {x: flagged[x] for x in flagged if x in finished})
             flagged = {} if repaired is None else flagged
             failure = failure or repaired
         if failure is None:
@@ -93,9 +93,10 @@ class _Run:
         if find_plan(sizes, self.settings, smaller) is None:
             raise failure
         torch.cuda.empty_cache()
-        self._stream_rest(a, b, c, plan, set(finished), place, smaller)
+        self._stream_rest(product, set(finished), place, smaller)
 
-    def _stream_rest(self, a, b, c, plan, finished, place, budget):
+    def _stream_rest(self, product, finished, place, budget):
+        a, b, c, plan = product.a, product.b, product.c, product.plan
         self.left += plan.grid.tile_count - len(finished)
         for tile in plan.grid.tiles:
             if tile in finished:
@@ -110,18 +111,16 @@ class _Run:
                 first = place[0], place[1] + rows.start, place[2] + cols.start
                 self._stream(a[rows], b[:, cols], c[rows, cols], first, budget)
 
-    def _run_workers(self, a, b, c, plan, order, queue, epilogue):
+    def _run_workers(self, product, queue):
         """Returns (the workers, the exception that ended them or None)."""
         workers, stop = [], threading.Event()
-        is_shared = self.settings.are_peers and not plan.matrices
+        staging_bytes = self.settings.machine.staging_bytes
+        is_shared = self.settings.are_peers and not product.plan.matrices
         panels = Panels() if is_shared else None
 
         def work(number, device, queues):
             with torch.inference_mode(), queues.context():
-                worker = Worker(
-                    *(a, b, c, plan, order, queues, device),
-                    *(self.settings.machine.staging_bytes, epilogue, panels),
-                )
+                worker = Worker(product, queues, device, staging_bytes, panels)
                 workers.append(worker)
                 # GPUs that begin together need the same panels at about the same time.
                 while len(workers) < len(functions) and not stop.wait(1e-3):
@@ -133,21 +132,20 @@ class _Run:
             functools.partial(work, number, device, self.settings.make_queues(device))
             for number, device in enumerate(self.settings.devices)
         ]
-        errors = run_threads(functions, lambda: self._report(plan, workers), stop)
+        errors = run_threads(functions, lambda: self._report(product.plan, workers), stop)
         interrupts = [x for x in errors if isinstance(x, KeyboardInterrupt)]
         for error in interrupts or errors:
             return workers, _without_frames(error)
         return workers, None
 
-    def _repair(self, flagged, product, epilogue):
+    def _repair(self, product, flagged):
         """Recomputes flagged elements. Returns the exception that ended this, or None."""
         device = self.settings.devices[0]
         try:
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
             with torch.inference_mode(), queues.context():
-                memory = self.settings.machine.staging_bytes
-                repair(flagged, *product, queues, device, memory, epilogue)
+                repair(product, flagged, queues, device, self.settings.machine.staging_bytes)
         except BaseException as error:
             return _without_frames(error)
         return None

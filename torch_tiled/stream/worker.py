@@ -7,7 +7,6 @@ import contextlib
 import torch
 
 from .._op.namespace import operators
-from .epilogue import IDENTITY
 from .operand import Operand
 from .schedule import steps
 from .sizes import SLOTS
@@ -30,18 +29,13 @@ class _Done:
 
 
 class Worker:
-    """Streams tiles of one product, (m, k) times (k, n) or a batch of such, through a GPU.
+    """Streams tiles of one product through a GPU.
 
     Args:
-        a: (m, k), or (matrices, m, k).
-        b: (k, n), or (matrices, k, n).
-        out: (m, n), or (matrices, m, n), on the host.
-        plan: the Plan.
-        order: the Order of the sums.
+        product: the PlannedProduct.
         queues: those of the GPU.
         device: the GPU.
         staging_bytes: of pinned memory.
-        epilogue: the Epilogue of all columns of `out`.
         panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
@@ -52,25 +46,24 @@ class Worker:
 
     fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
 
-    def __init__(
-        self, a, b, out, plan, order, queues, device, staging_bytes, epilogue=IDENTITY, panels=None
-    ):
-        self.out, self.plan, self.order, self._panels = out, plan, order, panels
+    def __init__(self, product, queues, device, staging_bytes, panels=None):
+        self.out, self.plan, self.order = product.c, product.plan, product.order
+        self._panels, self._epilogue = panels, product.epilogue.to(device)
+        plan, order = self.plan, self.order
         self._queues, self._device = queues, device
         self.finished, self.flagged = [], []
         rows, cols = plan.tile
         is_cut = plan.grid.slices > 1
         whole = order.chunk if is_cut and order.is_flagged and self.fills_chunks else 1
-        self._a = Operand(a, rows, plan.depth, plan.matrices, whole, device)
-        self._b = Operand(b.mT, cols, plan.depth, plan.matrices, whole, device)
+        self._a = Operand(product.a, rows, plan.depth, plan.matrices, whole, device)
+        self._b = Operand(product.b.mT, cols, plan.depth, plan.matrices, whole, device)
         self._make_tiles(is_cut)
         self._nothing = (
             torch.empty(0, dtype=torch.uint8, device=device),
             torch.empty(0, dtype=torch.float32, device=device),
         )
         self._prepared = None, self._nothing  # a column, and what prepare() returned for it
-        self._epilogue = epilogue.to(device)
-        self._writes_directly = is_direct(out)
+        self._writes_directly = is_direct(self.out)
         is_staged = not self._writes_directly or not all(
             x.is_direct for x in (self._a, self._b) if x.is_on_host
         )
