@@ -1,6 +1,7 @@
 """The order of tiles and loads: each tile once, each panel from its slot, and few loads."""
 
 import collections
+import itertools
 import random
 
 import pytest
@@ -119,6 +120,24 @@ def test_the_number_of_loads_is_the_plan_s(kept):
                 *_, passes = candidate.moved
                 assert loads["a"] == pytest.approx(passes[0] * rows * slices), grid
                 assert loads["b"] == pytest.approx(passes[1] * cols * slices), grid
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+def test_the_bytes_of_ragged_panels_are_the_plan_s(kept):
+    """The last panels of a side, and the last slice of K, are smaller."""
+    side, chunk = 8, 16
+    order = Order(torch.float32, "fp32", "tiled", "tiled", chunk, "tiled", "tiled")
+    for m, n, k in itertools.product((5, 13, 17, 24, 30), (8, 11, 16, 27), (16, 20, 40, 70)):
+        candidate = plan_module.Candidate(
+            sizes_of(order, m, n, k), Machine(), (side, side), chunk, kept
+        )
+        loaded = dict.fromkeys("ab", 0)
+        for step in steps(candidate.grid, SLOTS, SLOTS):
+            for load in step.loads:
+                total = m if load.operand == "a" else n
+                rows = min(side, total - load.index * side)
+                loaded[load.operand] += 4 * rows * min(chunk, k - load.slice * chunk) / load.parts
+        assert [*loaded.values()] == pytest.approx(candidate.moved[:2]), (m, n, k)
 
 
 def sizes_of(order, m, n, k):
