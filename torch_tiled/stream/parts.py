@@ -10,7 +10,7 @@ from .epilogue import Epilogue
 from .errors import fail
 from .machine import MIB
 from .order import Order, order_of
-from .planner import Plan, least_budget, make_plan
+from .planner import Plan, emptied, least_budget, make_plan, repeated
 from .sizes import Sizes
 from .staging import is_direct
 
@@ -113,14 +113,14 @@ def plan_product(problem, settings):
     sizes, outer_batch = sizes_of(*operands, problem, settings), problem.batch[:outer]
     times = math.prod(outer_batch)
     if problem.is_empty:  # nothing moves, whatever the budget
-        return find_plan(sizes, settings, 1 << 128).emptied(times)
+        return emptied(find_plan(sizes, settings, 1 << 128), times)
     # Each part reads the operand, of which there are so few in memory.
     of_one = (
         times
         // math.prod(size for size, step in zip(outer_batch, x.stride(), strict=False) if step)
         for x in (problem.a, problem.b)
     )
-    return plan_of(sizes, settings, settings.budget).repeated(times, *of_one)
+    return repeated(plan_of(sizes, settings, settings.budget), times, *of_one)
 
 
 def find_plan(sizes, settings, budget):

@@ -17,7 +17,17 @@ from .candidate import Candidate, grid_of
 from .machine import bytes_text
 from .sizes import SLOTS, Sizes, pitch
 
-__all__ = ["SLOTS", "Candidate", "Plan", "Sizes", "least_budget", "make_plan", "pitch"]
+__all__ = [
+    "SLOTS",
+    "Candidate",
+    "Plan",
+    "Sizes",
+    "emptied",
+    "least_budget",
+    "make_plan",
+    "pitch",
+    "repeated",
+]
 
 _STREAMED = 1024, 2048, 4096, 8192, 16384  # rows of streamed panels, which keep every SM busy
 _LOW = 64, 128, 256, 512  # the same where memory is too little for those
@@ -107,30 +117,6 @@ class Plan:
         """The number of products that are launched, slices of K counted."""
         return self.repeats * self.grid.tile_count * self.grid.slices
 
-    def emptied(self, times):
-        """The Plan of such products where nothing is multiplied."""
-        batch, *sides = self.shape
-        memory = "device_bytes", "pinned_bytes", "passes_a", "passes_b"
-        empty = dict.fromkeys((*_MOVED, *memory), 0)
-        return dataclasses.replace(self, shape=(times * batch, *sides), repeats=0, **empty)
-
-    def repeated(self, times, times_a, times_b):
-        """The Plan of such products one after another.
-
-        Args:
-            times: how many.
-            times_a, times_b: how many of them have one A, and one B, which each of them reads.
-        """
-        batch, *sides = self.shape
-        return dataclasses.replace(
-            self,
-            shape=(times * batch, *sides),
-            repeats=times * self.repeats,
-            passes_a=times_a * self.passes_a,
-            passes_b=times_b * self.passes_b,
-            **{name: times * getattr(self, name) for name in _MOVED},
-        )
-
     def slices(self, row, col):
         """A tile's part of C, or of a group of matrices: slices by which C is indexed."""
         batch, m, n, _ = self.shape
@@ -171,6 +157,33 @@ class Plan:
             "predicted": f"{self.seconds:.3g} s on {self.workers} GPU(s), bound by {self.bound}",
         }
         return "\n".join(f"{name:<10} {value}" for name, value in lines.items())
+
+
+def emptied(plan, times):
+    """Returns the Plan of as many such products where nothing is multiplied."""
+    batch, *sides = plan.shape
+    memory = "device_bytes", "pinned_bytes", "passes_a", "passes_b"
+    empty = dict.fromkeys((*_MOVED, *memory), 0)
+    return dataclasses.replace(plan, shape=(times * batch, *sides), repeats=0, **empty)
+
+
+def repeated(plan, times, times_a, times_b):
+    """Returns the Plan of such products one after another.
+
+    Args:
+        plan: of one.
+        times: how many.
+        times_a, times_b: how many of them have one A, and one B, which each of them reads.
+    """
+    batch, *sides = plan.shape
+    return dataclasses.replace(
+        plan,
+        shape=(times * batch, *sides),
+        repeats=times * plan.repeats,
+        passes_a=times_a * plan.passes_a,
+        passes_b=times_b * plan.passes_b,
+        **{name: times * getattr(plan, name) for name in _MOVED},
+    )
 
 
 def _slice(index, size, total):
@@ -341,7 +354,7 @@ def _least_bytes(sizes, machine, height):
 def _one_by_one(plan, sizes):
     """The Plan of a batch from that of each of its matrices."""
     of_one = (sizes.batch if shares else 1 for shares in (sizes.shares_a, sizes.shares_b))
-    return plan.repeated(sizes.batch, *of_one)
+    return repeated(plan, sizes.batch, *of_one)
 
 
 def _batch_of_one(sizes):
