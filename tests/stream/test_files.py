@@ -232,10 +232,26 @@ def test_an_operand_s_file_that_is_mapped_again(tmp_path):
 
     a, again, other = (mapped(tmp_path / name) for name in ("a", "a", "b"))
     for x in (a, mapped(tmp_path / "a", shared=False)):
-        with pytest.raises(RuntimeError, match="out shares memory with a"):
+        with pytest.raises(RuntimeError, match="out may share memory with a"):
             torch_tiled.stream.matmul(x, torch.eye(64), out=again, devices="cpu")
-    with pytest.raises(RuntimeError, match="out shares memory with b"):
+    with pytest.raises(RuntimeError, match="out may share memory with b"):
         torch_tiled.stream.matmul(torch.eye(64), a, out=again, devices="cpu")
     a.fill_(2)
     torch_tiled.stream.matmul(a, torch.eye(64), out=other, devices="cpu", algorithm="tiled")
     assert torch.equal(other, a)
+
+
+def test_hard_links_are_one_file(tmp_path):
+    a = torch.from_file(str(tmp_path / "a"), shared=True, size=64 * 64, dtype=torch.float32)
+    os.link(tmp_path / "a", tmp_path / "again")
+    again = torch.from_file(str(tmp_path / "again"), shared=True, size=64 * 64)
+    with pytest.raises(RuntimeError, match="out may share memory with a"):
+        torch_tiled.stream.matmul(a.view(64, 64), torch.eye(64), out=again.view(64, 64))
+
+
+def test_a_file_whose_name_has_a_newline_is_too_short(tmp_path):
+    path = tmp_path / "a\nb"
+    a = torch.from_file(str(path), shared=True, size=600 * 500, dtype=torch.float32).view(600, 500)
+    os.truncate(path, 5000)
+    with pytest.raises(RuntimeError, match="a reaches to byte 1200000 of the file"):
+        torch_tiled.stream.matmul(a, torch.randn(500, 40), devices="cpu")

@@ -96,11 +96,50 @@ def test_results_that_share_memory(view):
     a, b = memory[:9].view(3, 3), torch.zeros(3, 3)
     result = view(memory).view(3, 3)
     assert sentence_of(torch_tiled.stream.matmul, a, b, out=result) == (
-        "out shares memory with a, which is read meanwhile; pass another tensor"
+        "out may share memory with a, which is read meanwhile: their elements have addresses in "
+        "one range, or places in one part of a file; pass another tensor"
     )
     assert "memory with b" in sentence_of(torch_tiled.stream.matmul, b, a, out=result)
     beside = memory[9:18].view(3, 3)
     assert torch_tiled.stream.matmul(a, b, out=beside) is beside
+
+
+@pytest.mark.parametrize("of_out", [slice(30, 40), slice(0, 10)])
+def test_columns_of_one_matrix(of_out):
+    """Those beside an operand's share no element with it."""
+    memory = torch.randn(20, 40)
+    a, b, out = memory[:, 10:30], torch.randn(20, 10), memory[:, of_out]
+    expected = torch_tiled.matmul(a, b, algorithm="tiled")
+    torch_tiled.stream.matmul(a, b, out=out, algorithm="tiled", devices="cpu")
+    assert torch.equal(out, expected)
+    text = sentence_of(torch_tiled.stream.matmul, a, b, out=memory[:, 29:39])
+    assert text.startswith("out may share memory with a")
+
+
+def test_results_beyond_memory():
+    a, b = torch.empty(1).expand(2**33, 1), torch.empty(1).expand(1, 2**20)
+    with pytest.raises(torch.OutOfMemoryError, match=r"bytes of the host's memory; pass an out"):
+        torch_tiled.stream.matmul(a, b)
+    a, b = torch.empty(1).expand(2**31, 2**31, 1), torch.empty(1).expand(1, 4)
+    for call in (torch_tiled.stream.matmul, torch_tiled.stream.plan):
+        text = sentence_of(call, a, b, max_device_bytes=2**30)
+        assert text.startswith("the result would be (2147483648, 2147483648, 4)")
+
+
+def test_tracers_are_refused():
+    """They would record a result that nothing has written."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def of(call, other):
+        return lambda x: call(x, other)
+
+    x, y = torch.randn(3, 4), torch.randn(4, 5)
+    for call, other in ((torch_tiled.stream.matmul, y), (torch_tiled.stream.linear, y.mT)):
+        for trace in (lambda f: make_fx(f)(x), lambda f: torch.jit.trace(f, (x,))):
+            with pytest.raises(RuntimeError, match="torch.jit.trace or a torch dispatch mode"):
+                trace(of(call, other))
+        with torch._subclasses.FakeTensorMode():
+            assert "dispatch mode" in sentence_of(call, x, other)
 
 
 @needs_cuda

@@ -48,6 +48,7 @@ BAD_DEVICES = [
     ("empty tuple", (), "devices is empty; name a GPU, or pass None"),
     ("cpu and cuda", ["cpu", "cuda:0"], "devices has cpu; each must be a CUDA device"),
     ("cuda and cpu", ["cuda:0", "cpu"], "devices has "),
+    ("the CPU twice", ["cpu", "cpu"], "devices has cpu; each must be a CUDA device"),
     ("meta", "meta", "devices has meta; each must be a CUDA device, or the CPU alone"),
     ("other kinds", ["xpu"], "devices has xpu; each must be a CUDA device, or the CPU alone"),
     ("beyond those here", 127, "devices has cuda:127, which is not here; pass "),
@@ -103,10 +104,9 @@ def test_bad_devices(devices, begin, call):
 def test_what_names_no_devices(devices, call):
     text = sentence_of(call, X, Y, devices=devices, max_device_bytes=1 << 30)
     begin = f"devices is {in_one_line(devices)}, which names no devices; "
-    assert text == (
-        f'{begin}pass "cpu", or one or a list of the {torch.cuda.device_count()} GPUs here, such '
-        'as 0 or "cuda:0"'
-    )
+    gpus = torch.cuda.device_count()
+    remedy = f'pass "cpu", or one or a list of the {gpus} GPUs here, such as 0 or "cuda:0"'
+    assert text == begin + (remedy if gpus else 'pass "cpu" or None, since there is no GPU here')
 
 
 @no_gpu
@@ -115,7 +115,7 @@ def test_what_names_no_devices(devices, call):
 )
 def test_devices_that_are_not_there(devices):
     text = sentence_of(torch_tiled.stream.matmul, X, Y, devices=devices)
-    assert text.startswith("devices has cuda") and "list of the 0 GPUs here" in text
+    assert text.startswith("devices has cuda") and "no GPU here" in text
 
 
 @pytest.mark.parametrize("progress", ["x", "", 1, 0, np.True_, [], object()])
@@ -148,3 +148,14 @@ def test_a_device_that_is_named_twice():
 def test_a_plan_without_a_gpu_needs_bytes():
     text = sentence_of(torch_tiled.stream.plan, X, Y)
     assert text == "there is no GPU whose memory counts; pass max_device_bytes"
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_bar_without_stderr(is_closed, tmp_path, monkeypatch):
+    """Processes without a console have none, and draw nothing."""
+    file = open(tmp_path / "closed", "w") if is_closed else None
+    if is_closed:
+        file.close()
+    monkeypatch.setattr("sys.stderr", file)
+    x = torch.randn(5, 5)
+    assert torch_tiled.stream.matmul(x, x, progress=True).shape == (5, 5)

@@ -65,7 +65,8 @@ def matmul(
     Raises:
         RuntimeError: an argument cannot be taken; the text names it and the remedy. Also if a or b
             requires a gradient, or max_device_bytes is too small for any tile.
-        torch.OutOfMemoryError: a GPU has no memory even for small tiles.
+        torch.OutOfMemoryError: a GPU has no memory even for small tiles, or the host has none for
+            the result.
         Interrupted: Ctrl-C. Tiles of out are complete, or as they were.
 
     Examples:
@@ -244,11 +245,13 @@ def _devices(problem, devices):
     found = [_device(x) for x in some] if is_list else [None]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     remedy = f'pass "cpu", or one or a list of the {gpus} GPUs here, such as 0 or "cuda:0"'
+    if gpus == 0:
+        remedy = 'pass "cpu" or None, since there is no GPU here'
     if None in found:
         fail(f"devices is {shown(devices)}, which names no devices; {remedy}")
     if not found:
         fail("devices is empty; name a GPU, or pass None for the current one")
-    if {x.type for x in found} == {"cpu"}:
+    if [x.type for x in found] == ["cpu"]:
         if operand is not None:
             fail(f"an operand is on {operand}, and devices is the CPU; pass devices=None")
         return []

@@ -7,7 +7,7 @@ import re
 __all__ = ["may_overlap", "read_mappings", "share_memory", "why_not_mapped"]
 
 # A line of /proc/self/maps, as proc(5) describes it.
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) [0-9a-f:]+ \d+ *(.*)", re.ASCII)
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) (\S+ \d+) *(.*)", re.ASCII)
 _REMEDY = (
     "map the file for writing, as by torch.from_file(..., shared=True) or "
     'numpy.memmap(..., mode="r+")'
@@ -39,7 +39,8 @@ def read_mappings(tensors):
     A process may have thousands of mappings, so the others are not parsed.
 
     Returns:
-        (begin, end, flags, offset, path) of each mapping; none where the system does not tell.
+        (begin, end, flags, offset, file, path) of each mapping, where `file` is the device and the
+        inode, which hard links have in common; none where the system does not tell.
     """
     if not os.path.exists("/proc/self/maps"):
         return []
@@ -63,31 +64,46 @@ def _begin(line):
 
 def _parse(line):
     text = line.decode(errors="surrogateescape")  # paths are bytes
-    begin, end, flags, offset, path = _MAPPING.match(text).groups()
-    return int(begin, 16), int(end, 16), flags, int(offset, 16), path
+    begin, end, flags, offset, file, path = _MAPPING.match(text).groups()
+    path = path.replace("\\012", "\n")  # the one character that the system escapes
+    return int(begin, 16), int(end, 16), flags, int(offset, 16), file, path
 
 
 def _mappings_of(x, mappings):
-    """Yields the mappings that a tensor meets: (flags, path, the bytes of the file that it has)."""
+    """Yields the mappings that a tensor meets: (flags, file, path, its bytes of the file)."""
     if x.device.type != "cpu" or x.numel() == 0:
         return
     first, end = _span(x)
-    for begin, stop, flags, offset, path in mappings:
+    for begin, stop, flags, offset, file, path in mappings:
         if _meet((first, end), (begin, stop)):
             start = max(first, begin)
             in_file = offset + start - begin
-            yield flags, path, (in_file, in_file + min(end, stop) - start)
+            yield flags, file, path, (in_file, in_file + min(end, stop) - start)
 
 
 def share_memory(x, y, mappings):
-    """Returns whether two tensors overlap, in memory or in a file that is mapped twice."""
+    """Returns whether two tensors may overlap, in memory or in a file that is mapped twice."""
     if x.numel() == 0 or y.numel() == 0 or x.device != y.device or x.is_meta:
         return False
+    if _are_columns_apart(x, y):
+        return False
     return _meet(_span(x), _span(y)) or any(
-        path.startswith("/") and path == other and _meet(part, other_part)
-        for _, path, part in _mappings_of(x, mappings)
-        for _, other, other_part in _mappings_of(y, mappings)
+        path.startswith("/") and file == other and _meet(part, other_part)
+        for _, file, path, part in _mappings_of(x, mappings)
+        for _, other, _, other_part in _mappings_of(y, mappings)
     )
+
+
+def _are_columns_apart(x, y):
+    """Returns whether tensors are different columns of one row-major matrix."""
+    if x.dim() != 2 or y.dim() != 2 or x.dtype != y.dtype or x.stride() != y.stride():
+        return False
+    pitch, step = x.stride()
+    distance = y.data_ptr() - x.data_ptr()
+    if step != 1 or pitch < 1 or distance % x.element_size():
+        return False
+    first = distance // x.element_size() % pitch  # of y's columns, where x's begin at 0
+    return x.shape[1] <= first and first + y.shape[1] <= pitch
 
 
 def _meet(x, y):
@@ -101,7 +117,7 @@ def why_not_mapped(x, mappings, *, written):
     An access would end the process: a file that is mapped for reading only refuses writes, and one
     that was cut has no memory beyond its end. Writes to a private map of a file would not reach it.
     """
-    for flags, path, (_, needed) in _mappings_of(x, mappings):
+    for flags, _, path, (_, needed) in _mappings_of(x, mappings):
         if written and "w" not in flags:
             return f"lies in memory that cannot be written{_of(path)}; {_REMEDY}"
         if written and "p" in flags and os.path.isfile(path):

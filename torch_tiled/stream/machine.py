@@ -20,7 +20,7 @@ MIB = 1 << 20
 def bytes_text(count):
     """A number of bytes to read, such as 62.2 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
+        if count < 999.5:  # three digits
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"

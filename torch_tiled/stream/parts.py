@@ -8,7 +8,7 @@ import torch
 
 from .epilogue import Epilogue
 from .errors import fail
-from .machine import MIB
+from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
 from .sizes import Sizes
@@ -136,7 +136,7 @@ def plan_of(sizes, settings, budget):
         s = sizes
         whole = "" if s.order.chunk else f" (algorithm {s.order.algorithm} does not cut K)"
         fail(
-            f"max_device_bytes is {budget} ({budget / MIB:.3g} MiB), too small for any tile of "
+            f"max_device_bytes is {budget} ({bytes_text(budget)}), too small for any tile of "
             f"m = {s.m}, n = {s.n}, k = {s.k}{whole}; at least {least:.2f} MiB are needed"
         )
     return plan

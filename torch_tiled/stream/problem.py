@@ -5,7 +5,13 @@ import math
 
 import torch
 
-from .._internals import forward_ad_active, has_tangent, transforms_active
+from .._internals import (
+    dispatch_modes,
+    forward_ad_active,
+    has_tangent,
+    is_jit_tracing,
+    transforms_active,
+)
 from .._op.checks import check_linear, check_matmul, check_matmul_out
 from ..prepared import Prepared
 from .epilogue import IDENTITY, Epilogue
@@ -94,12 +100,8 @@ def make_linear_problem(x, weight, bias, activation, out, precision, algorithm):
 
 def _lay_out(a, b, out, kind, epilogue, options, is_plan=False):
     """Returns (the problem, the result): matrices, or batches of one shape."""
-    shape, dtype = kind
     has_out = out is not None
-    if out is None:
-        # A plan's result has no memory of its own: it may be larger than there is.
-        element = torch.empty((), dtype=dtype, device=a.device) if is_plan else None
-        out = element.expand(shape) if is_plan else torch.empty(shape, dtype=dtype, device="cpu")
+    out = _allocate(*kind, a.device, is_plan) if out is None else out
     a_matrices = a[None] if a.dim() == 1 else a
     b_matrices = b[:, None] if b.dim() == 1 else b
     c = out
@@ -114,6 +116,29 @@ def _lay_out(a, b, out, kind, epilogue, options, is_plan=False):
     b_matrices = b_matrices.reshape(b_matrices.shape[-2:]) if not batch else b_matrices
     b_matrices = b_matrices.expand(*batch, *b_matrices.shape[-2:])
     return Problem(a_matrices, b_matrices, c, **options, has_out=has_out, epilogue=epilogue), out
+
+
+def _allocate(shape, dtype, device, is_plan):
+    """Returns the result; a plan's has no memory of its own, since it may be larger than there is.
+
+    Raises:
+        torch.OutOfMemoryError: the host has no memory for it.
+    """
+    if math.prod(shape) >= 1 << 63:
+        fail(
+            f"the result would be {tuple(shape)}, more elements than a tensor can have; multiply "
+            "parts of the operands"
+        )
+    if is_plan:
+        return torch.empty((), dtype=dtype, device=device).expand(shape)
+    try:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    except RuntimeError:
+        nbytes = math.prod(shape) * dtype.itemsize
+        raise torch.OutOfMemoryError(
+            f"torch_tiled.stream: the result {tuple(shape)} of {dtype} needs {nbytes} bytes of the "
+            "host's memory; pass an out that maps a file"
+        ) from None
 
 
 def _rows_of_batch(a, c, batch):
@@ -171,6 +196,12 @@ def _check_tensor(name, x, is_plan, function):
 
 
 def _check_no_transform(name, x, function):
+    if dispatch_modes() or is_jit_tracing():
+        fail(
+            "torch.jit.trace or a torch dispatch mode (such as make_fx, FakeTensorMode or "
+            "FlopCounterMode) is active and does not see a streamed product, which other threads "
+            f"compute; call it outside of that, or use torch_tiled.{function}"
+        )
     if transforms_active():
         fail(
             "torch.vmap and the transforms of torch.func do not reach a streamed product; call it "
@@ -211,7 +242,10 @@ def _check_memory(operands, out):
     mappings = read_mappings([*operands.values(), *([] if out is None else [out])])
     for name, x in operands.items():
         if out is not None and share_memory(out, x, mappings):
-            fail(f"out shares memory with {name}, which is read meanwhile; pass another tensor")
+            fail(
+                f"out may share memory with {name}, which is read meanwhile: their elements have "
+                "addresses in one range, or places in one part of a file; pass another tensor"
+            )
     for name, x in (*operands.items(), ("out", out)):
         if x is not None and (reason := why_not_mapped(x, mappings, written=name == "out")):
             fail(f"{name} {reason}")

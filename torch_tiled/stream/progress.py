@@ -15,7 +15,8 @@ class Progress:
 
     Attributes:
         tiles, tiles_done: of C, in all and on the host.
-        bytes, bytes_done: that move in both directions, the latter by the share of tiles.
+        bytes, bytes_done: of matrices that move in both directions, the latter by the share of
+            tiles.
         flops, flops_done: floating-point operations, likewise.
         seconds: since the product began.
 
@@ -148,6 +149,11 @@ class _Bar(_Silent):
         self._bar.stop()
 
 
+def _is_terminal(file):
+    """Returns whether a file is a terminal; processes without a console have None for stderr."""
+    return file is not None and not file.closed and file.isatty()
+
+
 def make_report(progress):
     """Returns a function of a Progress, with a close() method.
 
@@ -162,7 +168,7 @@ def make_report(progress):
         return _Callable(progress)
     if progress is not None and not isinstance(progress, bool):
         fail(f"progress is {shown(progress)}; pass True, False or a function of a Progress")
-    if not progress or not sys.stderr.isatty():
+    if not progress or not _is_terminal(sys.stderr):
         return _Silent()
     try:
         return _Bar()
