@@ -69,7 +69,7 @@ class Plan:
     Examples:
         >>> a = torch.empty(8192, 8192, device="meta")
         >>> torch_tiled.stream.plan(a, a, max_device_bytes=2 * 2**30).passes_b
-        1
+        1.0
     """
 
     shape: tuple
