@@ -33,7 +33,7 @@ def in_lockstep(workers):
 
     def issue_together(self, step):
         try:
-            barrier.wait(10)
+            barrier.wait(60)
         except threading.BrokenBarrierError:
             pass  # others have ended
         return issue(self, step)
