@@ -268,8 +268,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h.
   m.def(
       "_multiply_into_(Tensor(a!) c, Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, "
-      "Tensor? "
-      "bias, *, str activation, str algorithm, str precision) -> ()");
+      "Tensor? bias, *, str activation, str algorithm, str precision) -> ()");
   m.def("_activate_(Tensor(a!) x, *, str activation) -> ()");
   m.def("_add_chunk_(Tensor(a!) sums, Tensor a, Tensor b, *, str algorithm, str precision) -> ()");
   m.def("_copy_rows_(Tensor(a!) to, Tensor from) -> ()");
