@@ -18,7 +18,6 @@ __all__ = [
     "Part",
     "PlannedProduct",
     "Settings",
-    "count_of",
     "find_plan",
     "parts_of",
     "plan_of",
@@ -114,13 +113,13 @@ def plan_product(problem, settings):
     times = math.prod(outer_batch)
     if problem.is_empty:  # nothing moves, whatever the budget
         return emptied(find_plan(sizes, settings, 1 << 128), times)
-    # Each part reads the operand, of which there are so few in memory.
-    of_one = (
-        times
-        // math.prod(size for size, step in zip(outer_batch, x.stride(), strict=False) if step)
-        for x in (problem.a, problem.b)
-    )
+    of_one = (times // _distinct(x, outer_batch) for x in (problem.a, problem.b))
     return repeated(plan_of(sizes, settings, settings.budget), times, *of_one)
+
+
+def _distinct(x, batch):
+    """How many operands lie in memory for the first dimensions of a batch, which are given."""
+    return math.prod(n for n, stride in zip(batch, x.stride(), strict=False) if stride)
 
 
 def find_plan(sizes, settings, budget):
@@ -155,10 +154,6 @@ def _outer(problem):
         if all(x is not None for x in found):
             return outer, found
     return dims, [x[(0,) * dims] for x in operands]
-
-
-def count_of(problem):
-    return problem.a.shape[:-2].numel()
 
 
 def _flatten(x, dims):

@@ -15,19 +15,9 @@ import math
 
 from .candidate import Candidate, grid_of
 from .machine import bytes_text
-from .sizes import SLOTS, Sizes, pitch
+from .sizes import SLOTS
 
-__all__ = [
-    "SLOTS",
-    "Candidate",
-    "Plan",
-    "Sizes",
-    "emptied",
-    "least_budget",
-    "make_plan",
-    "pitch",
-    "repeated",
-]
+__all__ = ["Candidate", "Plan", "emptied", "least_budget", "make_plan", "repeated"]
 
 _STREAMED = 1024, 2048, 4096, 8192, 16384  # rows of streamed panels, which keep every SM busy
 _LOW = 64, 128, 256, 512  # the same where memory is too little for those

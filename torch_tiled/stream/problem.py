@@ -29,7 +29,7 @@ class Problem:
     Attributes:
         a: (*batch, m, k), on the CPU or a GPU.
         b: (*batch, k, n).
-        out: (*batch, m, n), on the CPU; None for a plan.
+        out: (*batch, m, n), on the CPU; of a plan, without memory.
         dtype: the operands'.
         precision, algorithm: as for torch_tiled.matmul.
         has_out: whether the caller gave `out`.
@@ -38,7 +38,7 @@ class Problem:
 
     a: torch.Tensor
     b: torch.Tensor
-    out: torch.Tensor | None
+    out: torch.Tensor
     precision: str
     algorithm: str
     has_out: bool

@@ -1,12 +1,12 @@
 """A product of tensors of the host, without a GPU."""
 
 import itertools
+import math
 import threading
 
 import torch
 
 from ..ops import linear, matmul
-from .parts import count_of
 from .progress import Clock, Interrupted, Progress, flops
 from .threads import run_threads
 
@@ -23,7 +23,7 @@ def run_on_cpu(problem, report):
         for row in range(0, m, _TILE)
         for col in range(0, n, _TILE)
     ]
-    count = count_of(problem) if problem.batch else 1
+    count = math.prod(problem.batch)
     clock, done = Clock(), []
 
     def progress():
