@@ -12,6 +12,7 @@ from helpers.simulated_gpu import simulated
 import torch_tiled
 from torch_tiled.stream import staging
 from torch_tiled.stream.problem import make_linear_problem, make_problem
+from torch_tiled.stream.sizes import Sizes
 
 # Functions of the package have the names of these modules.
 parts_module = importlib.import_module("torch_tiled.stream.parts")
@@ -21,6 +22,33 @@ run_cpu_module = importlib.import_module("torch_tiled.stream.run_cpu")
 
 MUCH = 1 << 30
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# (dtype, algorithm, precision, the chunk of K).
+KINDS = [
+    (torch.float32, "fp16x3", "fp32", 1024),
+    (torch.float32, "tiled", "fp32", 1024),
+    (torch.float32, "tiled", "ieee", 1024),
+    (torch.float32, "naive", "fp32", None),
+    (torch.float32, "tf32", "tf32", 8192),
+    (torch.float64, "tiled", "fp32", 1024),
+    (torch.bfloat16, "mma", "fp32", 8192),
+    (torch.float16, "mma", "fp32", 8192),
+    (torch.float16, "tiled", "fp32", 1024),
+    (torch.complex64, "fp16x3", "fp32", 512),
+    (torch.complex64, "tiled", "fp32", 512),
+    (torch.complex128, "tiled", "fp32", 512),
+]
+CUT = [kind for kind in KINDS if kind[3]]
+SIDES = {"staged": False, "direct": True}
+
+
+def of_kinds(kinds):
+    """Parametrizes a test by kinds."""
+    return pytest.mark.parametrize("kind", kinds, ids=lambda x: f"{x[0]}-{x[1]}-{x[2]}"[6:])
+
+
+every_kind, cut_kinds = of_kinds(KINDS), of_kinds(CUT)
+both_sides = pytest.mark.parametrize("pinned", SIDES.values(), ids=SIDES)
 
 
 @dataclasses.dataclass
@@ -122,6 +150,11 @@ def plan_of(a, b, *, budget=MUCH, pinned=False, algorithm="tiled", **tiles):
     settings, _ = simulated(budget)
     with pins(pinned), planned(**tiles):
         return parts_module.plan_product(problem, settings)
+
+
+def sizes_of(order, m, n, k):
+    """The Sizes of float32 matrices in pinned memory."""
+    return Sizes(1, m, n, k, *[False] * 4, 4, 4, *[False] * 3, order)
 
 
 def cases(table):

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers.simulated_gpu import SimulatedQueues
-from helpers.streaming import assert_same_bits, check, poison, run_cpu_module, stream
+from helpers.streaming import assert_same_bits, both_sides, check, poison, run_cpu_module, stream
 
 import torch_tiled
 from torch_tiled.stream import Interrupted
@@ -20,8 +20,6 @@ from torch_tiled.stream.staging import Staging
 from torch_tiled.stream.worker import Worker
 
 GRID = {"tile": (16, 24)}  # 4 x 3 tiles of a 60 x 70 result
-SIDES = {"staged": False, "direct": True}
-both_sides = pytest.mark.parametrize("pinned", SIDES.values(), ids=SIDES)
 
 
 @pytest.fixture(autouse=True)

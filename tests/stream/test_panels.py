@@ -7,15 +7,13 @@ from unittest import mock
 import pytest
 import torch
 from helpers.simulated_gpu import SimulatedQueues
-from helpers.streaming import LAYOUTS, assert_same_bits, check, stream
+from helpers.streaming import LAYOUTS, assert_same_bits, both_sides, check, stream
 
 import torch_tiled
 from torch_tiled.stream import Interrupted
 from torch_tiled.stream.panels import Panels
 from torch_tiled.stream.schedule import Grid, Queue
 from torch_tiled.stream.worker import Worker
-
-both_sides = pytest.mark.parametrize("pinned", [False, True], ids=["staged", "direct"])
 
 
 @pytest.fixture(autouse=True)

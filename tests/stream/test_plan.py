@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from helpers.simulated_gpu import simulated
-from helpers.streaming import check, parts_module, plan_module
+from helpers.streaming import check, parts_module, plan_module, sizes_of
 from helpers.thinning import each_value
 
 import torch_tiled
@@ -153,10 +153,9 @@ def test_a_batch_of_one_b_is_one_product():
 
 
 def test_several_gpus_take_less_time():
-    sizes = plan_module.Sizes(
-        *(1, 65536, 65536, 65536, False, False, False, False, 4, 4, False, False, False),
-        order=parts_module.order_of(torch.float32, (65536,) * 3, "fp32", "auto", (90, 132)),
-    )
+    sides = (65536,) * 3
+    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
+    sizes = sizes_of(order, *sides)
     machine = simulated(GIB)[0].machine
     one, two, eight = (plan_module.make_plan(sizes, machine, 16 * GIB, n) for n in (1, 2, 8))
     assert eight.seconds < two.seconds < one.seconds

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.streaming import check, plan_module, plan_of
+from helpers.streaming import check, plan_module, plan_of, sizes_of
 
 import torch_tiled
 from torch_tiled.stream import machine
@@ -96,7 +96,7 @@ def test_no_plan_takes_less_time_than_its_launches():
 def test_launches_delay_products():
     sides = 1000, 1000, 1000
     order = order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    sizes = plan_module.Sizes(1, *sides, *[False] * 4, 4, 4, *[False] * 3, order=order)
+    sizes = sizes_of(order, *sides)
     fast, slow = machine.Machine(step_seconds=0), machine.Machine(step_seconds=1)
     candidates = [plan_module.Candidate(sizes, x, (300, 300), 1000, "b") for x in (fast, slow)]
     assert candidates[0].seconds(1) < 1 and 16 < candidates[1].seconds(1) < 17

@@ -11,7 +11,6 @@ from helpers.streaming import (
     MUCH,
     check,
     parts_module,
-    plan_module,
     planned,
     run_cpu_module,
     stream,
@@ -21,6 +20,7 @@ import torch_tiled
 from torch_tiled.stream.epilogue import Epilogue
 from torch_tiled.stream.problem import make_problem
 from torch_tiled.stream.progress import Progress, make_report
+from torch_tiled.stream.sizes import pitch
 from torch_tiled.stream.worker import Worker
 
 SHAPES = [((60, 100), (100, 70)), ((3, 60, 20), (3, 20, 70)), ((2, 3, 60, 20), (2, 1, 20, 70))]
@@ -178,7 +178,7 @@ def test_buffers_are_what_a_plan_counts(depth, matrices, has_bias):
     rows, cols = plan.tile
     count = max(plan.matrices, 1)
     # Both are row-major, so that the rows of B's slots are as wide as a tile.
-    of_a, of_b = rows * plan_module.pitch(plan.depth, 4), plan.depth * plan_module.pitch(cols, 4)
+    of_a, of_b = rows * pitch(plan.depth, 4), plan.depth * pitch(cols, 4)
     panels = 2 * count * (of_a + of_b) * 4
     tiles = (2 + (plan.grid.slices > 1)) * count * rows * cols * 4
     of_bias = 4 * b.shape[-1] * has_bias

@@ -6,13 +6,12 @@ import random
 
 import pytest
 import torch
-from helpers.streaming import plan_module
+from helpers.streaming import plan_module, sizes_of
 
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.order import Order
 from torch_tiled.stream.schedule import Grid, Queue, TileList, steps
-
-SLOTS = plan_module.SLOTS
+from torch_tiled.stream.sizes import SLOTS
 
 
 def random_grid(generator):
@@ -138,11 +137,6 @@ def test_the_bytes_of_ragged_panels_are_the_plan_s(kept):
                 rows = min(side, total - load.index * side)
                 loaded[load.operand] += 4 * rows * min(chunk, k - load.slice * chunk) / load.parts
         assert [*loaded.values()] == pytest.approx(candidate.moved[:2]), (m, n, k)
-
-
-def sizes_of(order, m, n, k):
-    """Sizes of float32 operands in pinned memory."""
-    return plan_module.Sizes(1, m, n, k, *[False] * 4, 4, 4, *[False] * 3, order)
 
 
 def test_a_worker_without_a_panel_takes_over_half_of_another_s():

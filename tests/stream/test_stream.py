@@ -10,10 +10,15 @@ import pytest
 import torch
 from helpers.streaming import (
     COMPLEX_VIEWS,
+    CUT,
+    KINDS,
     LAYOUTS,
     VIEWS,
     assert_same_bits,
+    both_sides,
     check,
+    cut_kinds,
+    every_kind,
     poison,
     stream,
 )
@@ -21,27 +26,6 @@ from helpers.thinning import each_value, pairwise
 
 import torch_tiled
 from torch_tiled.stream.order import order_of
-
-# (dtype, algorithm, precision, the chunk of K).
-KINDS = [
-    (torch.float32, "fp16x3", "fp32", 1024),
-    (torch.float32, "tiled", "fp32", 1024),
-    (torch.float32, "tiled", "ieee", 1024),
-    (torch.float32, "naive", "fp32", None),
-    (torch.float32, "tf32", "tf32", 8192),
-    (torch.float64, "tiled", "fp32", 1024),
-    (torch.bfloat16, "mma", "fp32", 8192),
-    (torch.float16, "mma", "fp32", 8192),
-    (torch.float16, "tiled", "fp32", 1024),
-    (torch.complex64, "fp16x3", "fp32", 512),
-    (torch.complex64, "tiled", "fp32", 512),
-    (torch.complex128, "tiled", "fp32", 512),
-]
-CUT = [kind for kind in KINDS if kind[3]]
-SIDES = {"staged": False, "direct": True}
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda x: f"{x[0]}-{x[1]}-{x[2]}"[6:])
-cut_kinds = pytest.mark.parametrize("kind", CUT, ids=lambda x: f"{x[0]}-{x[1]}-{x[2]}"[6:])
-both_sides = pytest.mark.parametrize("pinned", SIDES.values(), ids=SIDES)
 
 
 @pytest.fixture(autouse=True)

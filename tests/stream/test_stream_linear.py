@@ -9,9 +9,14 @@ import torch
 from helpers.simulated_gpu import simulated
 from helpers.streaming import (
     COMPLEX_VIEWS,
+    KINDS,
     VIEWS,
     assert_same_bits,
+    both_sides,
     check_linear,
+    cut_kinds,
+    every_kind,
+    of_kinds,
     parts_module,
     poison,
     run_cpu_module,
@@ -27,31 +32,8 @@ from torch_tiled.stream.worker import Worker
 
 MIB = 1 << 20
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
-# (dtype, algorithm, precision, the chunk of K).
-KINDS = [
-    (torch.float32, "fp16x3", "fp32", 1024),
-    (torch.float32, "tiled", "fp32", 1024),
-    (torch.float32, "naive", "fp32", None),
-    (torch.float32, "tf32", "tf32", 8192),
-    (torch.float64, "tiled", "fp32", 1024),
-    (torch.bfloat16, "mma", "fp32", 8192),
-    (torch.float16, "tiled", "fp32", 1024),
-    (torch.complex64, "fp16x3", "fp32", 512),
-    (torch.complex128, "tiled", "fp32", 512),
-]
-CUT = [kind for kind in KINDS if kind[3]]
-FLAGGED = [kind for kind in KINDS if kind[1] in ("fp16x3", "tf32")]
-
-
-def ids(kind):
-    return f"{kind[0]}-{kind[1]}"[6:]
-
-
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=ids)
-cut_kinds = pytest.mark.parametrize("kind", CUT, ids=ids)
-flagged_kinds = pytest.mark.parametrize("kind", FLAGGED, ids=ids)
+flagged_kinds = of_kinds([kind for kind in KINDS if kind[1] in ("fp16x3", "tf32")])
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
-both_sides = pytest.mark.parametrize("pinned", [False, True], ids=["staged", "direct"])
 
 
 @pytest.fixture(autouse=True)
