@@ -32,6 +32,7 @@ class Operand:
         self.is_shared = x.dim() == 3 and x.stride(0) == 0  # one matrix for all of the batch
         self.is_on_host = self.x.device.type == "cpu"
         self.is_direct = self.is_on_host and is_direct(self.x)
+        self.is_column_major = is_column_major(self.x)
         self.is_copied = self.is_on_host or self.x.device != device
         if self.is_copied:
             sides = rows or x.shape[-2], self._whole_depth(depth)
@@ -41,7 +42,7 @@ class Operand:
     def _make_slot(self, rows, depth, device):
         batch = (self.matrices,) if self.matrices and not self.is_shared else ()
         kind = {"dtype": self.x.dtype, "device": device}
-        if is_column_major(self.x):
+        if self.is_column_major:
             slot = torch.empty((*batch, depth, pitch(rows, self.x.element_size())), **kind)
             return slot[..., :rows].mT
         slot = torch.empty((*batch, rows, pitch(depth, self.x.element_size())), **kind)

@@ -31,16 +31,21 @@ def is_column_major(x):
     return x.stride(-2) == 1 and (x.stride(-1) != 1 or x.shape[-1] == 1)
 
 
-def _matrices(x):
-    """The matrices of a batch, or the matrix."""
-    return x if x.dim() == 3 else x[None]
+def _matrices(to, source):
+    """Pairs of matrices to copy: one, where the lines of a batch have one distance in each."""
+    if to.dim() == 2:
+        return [(to, source)]
+    if is_column_major(to) and is_column_major(source):
+        to, source = to.mT, source.mT
+    try:
+        return [tuple(x.view(-1, x.shape[-1]) for x in (to, source))]
+    except RuntimeError:  # the strides of one are those of no matrix
+        return zip(to, source, strict=True)
 
 
 def copy_direct(to, source):
     """Copies matrices between a GPU and pinned memory, in the order of the current stream."""
-    if to.dim() == 3 and to.is_contiguous() and source.is_contiguous():
-        to, source = to.flatten(0, 1), source.flatten(0, 1)
-    for to_matrix, from_matrix in zip(_matrices(to), _matrices(source), strict=True):
+    for to_matrix, from_matrix in _matrices(to, source):
         operators._copy_rows_(to_matrix, from_matrix)
 
 
@@ -105,7 +110,7 @@ class Staging:
     def _pieces(self, to, source):
         """Pairs of parts that fit in a buffer, of adjacent rows or columns."""
         most = self._buffers[0].numel() // source.element_size()
-        for to_matrix, from_matrix in zip(_matrices(to), _matrices(source), strict=True):
+        for to_matrix, from_matrix in _matrices(to, source):
             yield from _cut(to_matrix, from_matrix, most)
 
 

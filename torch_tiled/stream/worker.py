@@ -174,12 +174,12 @@ class Worker:
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
-            panel, target = (_rows_of(x, load) for x in (panel, target))
+            panel, target = (_part_of(x, load, operand) for x in (panel, target))
             if zeros.numel():
                 queues.run("in", zeros.zero_)
             if source is not None:
                 queues.wait("in", source.loaded.result())
-                queues.copy_from_peer("in", target, _rows_of(source.memory, load))
+                queues.copy_from_peer("in", target, _part_of(source.memory, load, operand))
             elif operand.is_direct:
                 queues.run("in", copy_direct, target, panel)
             elif operand.is_on_host:
@@ -287,13 +287,14 @@ class Worker:
         return self._prepared[1]
 
 
-def _rows_of(panel, load):
-    """The rows of a panel that a load brings."""
+def _part_of(panel, load, operand):
+    """The lines of a panel, rows or columns, that a load brings."""
     if load.parts == 1:
         return panel
-    rows = panel.shape[-2]
-    first, end = (rows * part // load.parts for part in (load.part, load.part + 1))
-    return panel[..., first:end, :]
+    across = -1 if operand.is_column_major else -2
+    lines = panel.shape[across]
+    first, end = (lines * part // load.parts for part in (load.part, load.part + 1))
+    return panel.narrow(across, first, end - first)
 
 
 def add_chunks(sums, a, b, chunk, options):
