@@ -11,7 +11,7 @@ from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.order import order_of
 from torch_tiled.stream.planner import Candidate
 from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.sizes import Sizes
+from torch_tiled.stream.sizes import Layout, Sizes, Source
 from torch_tiled.stream.timeline import Span, timeline
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guide" / "stream.md"
@@ -37,7 +37,9 @@ def spans_of(plan) -> Iterator[Span]:
     """
     machine, (_, *sides) = Machine(), plan.shape
     order = order_of(torch.float32, tuple(sides), "fp32", plan.algorithm, machine.device)
-    sizes = Sizes(1, *sides, *[False] * 4, 4, 4, *[False] * 3, order)
+    m, n, k = sides
+    b = Source(n, layout=Layout(is_row_major=False))
+    sizes = Sizes(1, Source(m), b, k, 4, 4, False, Layout(), order)
     return timeline(Candidate(sizes, machine, plan.tile, plan.depth, plan.kept))
 
 

@@ -115,7 +115,14 @@ class SimulatedQueues:
             return 0.0
         self.copied[queue] += nbytes
         seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
-        return seconds(nbytes, False)
+        to, source = arguments
+        return seconds(nbytes, _lines(source if queue == "in" else to), False)
+
+
+def _lines(x):
+    """The rows, or columns, of adjacent elements in the host's memory; 0 if they are one range."""
+    x = x if x.stride(-1) == 1 else x.mT
+    return 0 if x.is_contiguous() else x.shape[:-1].numel()
 
 
 def _copy_from_peer(to, source):
@@ -141,7 +148,8 @@ def _has_adjacent_rows(x):
 
 def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=False):
     """Returns (Settings of simulated GPUs, the list of their queues)."""
-    machine = Machine(staging_bytes=staging_bytes, step_seconds=0)  # its clock has no launches
+    # Its clock does not count what the host does, and keeps its rate.
+    machine = Machine(staging_bytes=staging_bytes, step_seconds=0, start_seconds=0, boost=1)
     made, lock = [], threading.RLock()
 
     def make_queues(device):

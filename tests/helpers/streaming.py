@@ -12,7 +12,7 @@ from helpers.simulated_gpu import simulated
 import torch_tiled
 from torch_tiled.stream import staging
 from torch_tiled.stream.problem import make_linear_problem, make_problem
-from torch_tiled.stream.sizes import Sizes
+from torch_tiled.stream.sizes import Layout, Sizes, Source
 
 # Functions of the package have the names of these modules.
 parts_module = importlib.import_module("torch_tiled.stream.parts")
@@ -153,8 +153,9 @@ def plan_of(a, b, *, budget=MUCH, pinned=False, algorithm="tiled", **tiles):
 
 
 def sizes_of(order, m, n, k):
-    """The Sizes of float32 matrices in pinned memory."""
-    return Sizes(1, m, n, k, *[False] * 4, 4, 4, *[False] * 3, order)
+    """The Sizes of float32 matrices in pinned memory, row by row."""
+    b = Source(n, layout=Layout(is_row_major=False))
+    return Sizes(1, Source(m), b, k, 4, 4, False, Layout(), order)
 
 
 def cases(table):

@@ -62,7 +62,8 @@ def test_a_plan_of_several_groups_overlaps_copies_with_products():
     a, b = meta(5000, 100, 30), meta(5000, 30, 40)
     found = plan(a, b, GIB)
     assert found.grid.rows > 2
-    assert found.seconds < 0.8 * (found.in_seconds + found.product_seconds + found.out_seconds)
+    seconds = found.seconds - machine.Machine().start_seconds
+    assert seconds < 0.8 * (found.in_seconds + found.product_seconds + found.out_seconds)
 
 
 def test_a_simulated_gpu_takes_the_seconds_of_groups():

@@ -32,28 +32,27 @@ class Candidate:
         self.matrices, self.slices = matrices, max(math.ceil(sizes.k / self.depth), 1)
         # With more slices than slots, no panel outlasts a tile.
         self.kept = None if matrices or self.slices > SLOTS else kept
-        shape, shares = (sizes.batch, sizes.m, sizes.n, sizes.k), (sizes.shares_a, sizes.shares_b)
+        shape = sizes.batch, sizes.m, sizes.n, sizes.k
+        shares = sizes.a.is_shared, sizes.b.is_shared
         self.grid = grid_of(shape, self.tile, self.depth, self.kept, matrices, shares)
         order = sizes.order
         self.is_prepared = self.kept == "b" and self.slices == 1 and order.is_split
         self.device_bytes = self._device_bytes()
 
-    def _slot_bytes(self, rows, is_shared):
-        """The bytes of an operand's slots."""
+    def _slot_bytes(self, source, rows):
+        """The bytes of an operand's slots, for panels of so many rows."""
+        if source.is_on_gpu:
+            return 0
         # Either side may be the contiguous one, so both are padded.
         s = self.sizes
         padded = pitch(rows, s.element_bytes) * pitch(self.depth, s.element_bytes)
-        slots = 1 if self.matrices and is_shared else SLOTS * max(self.matrices, 1)
+        slots = 1 if self.matrices and source.is_shared else SLOTS * max(self.matrices, 1)
         return slots * padded * s.element_bytes
 
     def _device_bytes(self):
         s, (rows, cols) = self.sizes, self.tile
         order, depth = s.order, self.depth
-        total = 0
-        if not s.on_gpu_a:
-            total += self._slot_bytes(rows, s.shares_a)
-        if not s.on_gpu_b:
-            total += self._slot_bytes(cols, s.shares_b)
+        total = self._slot_bytes(s.a, rows) + self._slot_bytes(s.b, cols)
         tile = rows * cols * max(self.matrices, 1)
         total += SLOTS * tile * s.out_bytes + s.bias_bytes
         if self.slices > 1:
@@ -71,33 +70,38 @@ class Candidate:
         return total + workspace + MIB
 
     @functools.cached_property
-    def moved(self):
-        """(bytes of A, of B and of C that move, passes over A and over B)."""
+    def _read(self):
+        """For A and for B: the rows of all panels that are read together, and how many panels."""
         s, grid = self.sizes, self.grid
-        out_bytes = s.out_bytes * s.batch * s.m * s.n
         if self.matrices:
-            a = s.m * (1 if s.shares_a else s.batch)
-            b = s.n * (1 if s.shares_b else s.batch)
-            passes = 1, 1
-        else:
-            again = 1 if self.slices <= SLOTS else grid.rows if grid.keeps_b else grid.cols
-            if grid.keeps_b:
-                a, b = self._streamed_rows(s.m, self.tile[0], grid.rows, grid.cols), s.n * again
-            else:
-                a, b = s.m * again, self._streamed_rows(s.n, self.tile[1], grid.cols, grid.rows)
-            passes = a / max(s.m, 1), b / max(s.n, 1)
-        return s.element_bytes * s.k * a, s.element_bytes * s.k * b, out_bytes, passes
+            counts = (1 if x.is_shared else s.batch for x in (s.a, s.b))
+            return [(x.rows * count, count) for x, count in zip((s.a, s.b), counts, strict=True)]
+        again = 1 if self.slices <= SLOTS else grid.rows if grid.keeps_b else grid.cols
+        if grid.keeps_b:
+            streamed = self._streamed(s.m, self.tile[0], grid.rows, grid.cols)
+            return [streamed, (s.n * again, grid.cols * again)]
+        streamed = self._streamed(s.n, self.tile[1], grid.cols, grid.rows)
+        return [(s.m * again, grid.rows * again), streamed]
 
-    def _streamed_rows(self, side, size, panels, times):
-        """The rows that panels of a side have together, which stream `times` times."""
+    def _streamed(self, side, size, panels, times):
+        """The rows of a side's panels together, and their number, as they stream `times` times."""
         reused = min(SLOTS // self.slices, panels)  # at a turn: the last panels, or the first ones
         last, first = max(side - (panels - reused) * size, 0), min(reused * size, side)
         turns = max(times - 1, 0)
-        return times * side - (turns - turns // 2) * last - turns // 2 * first
+        rows = times * side - (turns - turns // 2) * last - turns // 2 * first
+        return rows, times * panels - turns * reused
+
+    @property
+    def moved(self):
+        """(bytes of A, of B and of C that move, passes over A and over B)."""
+        s, ((a, _), (b, _)) = self.sizes, self._read
+        passes = (1, 1) if self.matrices else (a / max(s.m, 1), b / max(s.n, 1))
+        out_bytes = s.out_bytes * s.batch * s.m * s.n
+        return s.element_bytes * s.k * a, s.element_bytes * s.k * b, out_bytes, passes
 
     @functools.cached_property
-    def product_seconds(self):
-        """The seconds of all products."""
+    def _sustained_seconds(self):
+        """The seconds of all products at the clock that the GPU keeps."""
         s, (rows, cols) = self.sizes, self.tile
         if self.matrices:
             sizes = ((x, s.m, s.n, count) for x, count in _parts(s.batch, self.matrices))
@@ -107,21 +111,31 @@ class Candidate:
                 for height, rows_of in _parts(s.m, rows)
                 for width, cols_of in _parts(s.n, cols)
             )
-        return sum(count * self.tile_seconds(*tile) for *tile, count in sizes)
+        return sum(count * self._tile_seconds(*tile) for *tile, count in sizes)
+
+    @functools.cached_property
+    def _boost(self):
+        return self.machine.boost_of(self._sustained_seconds)
+
+    @property
+    def product_seconds(self):
+        """The seconds of all products."""
+        return self._sustained_seconds / self._boost
 
     @property
     def steps(self):
         return self.grid.tile_count * self.slices
 
+    def _source(self, operand):
+        """(the Source of "a" or "b", the rows of its panels)."""
+        return (self.sizes.a, self.tile[0]) if operand == "a" else (self.sizes.b, self.tile[1])
+
     def panel(self, operand, index):
         """(matrices, rows) of a panel of "a" or "b"."""
-        s = self.sizes
-        total, size, is_shared = (
-            (s.m, self.tile[0], s.shares_a) if operand == "a" else (s.n, self.tile[1], s.shares_b)
-        )
+        source, size = self._source(operand)
         if self.matrices:
-            return (1 if is_shared else self._group(index)), total
-        return 1, min(size, total - index * size)
+            return (1 if source.is_shared else self._group(index)), source.rows
+        return 1, min(size, source.rows - index * size)
 
     def tile_sizes(self, row, col):
         """(matrices, rows, columns) of a tile."""
@@ -133,6 +147,10 @@ class Candidate:
 
     def tile_seconds(self, matrices, rows, cols):
         """The seconds of the products of a tile."""
+        return self._tile_seconds(matrices, rows, cols) / self._boost
+
+    def _tile_seconds(self, matrices, rows, cols):
+        """The same at the clock that the GPU keeps."""
         s = self.sizes
         if self.slices == 1:
             return self.machine.product_seconds(
@@ -142,29 +160,42 @@ class Candidate:
         return chunks * self.machine.chunk_seconds(s.order, rows, cols)
 
     def panel_seconds(self, operand, matrices, rows, depth):
-        """The seconds in which a panel, or a part of it, reaches the GPU."""
-        count = matrices * rows * depth * self.sizes.element_bytes
-        return self.in_seconds(*((count, 0) if operand == "a" else (0, count)))
+        """The seconds in which a panel reaches the GPU."""
+        source, _ = self._source(operand)
+        lines = source.layout.lines((rows, depth), (source.rows, self.sizes.k))
+        return self._in_seconds(source, matrices * rows * depth, matrices * lines)
+
+    def _in_seconds(self, source, elements, lines):
+        if source.is_on_gpu:
+            return 0.0
+        count = elements * self.sizes.element_bytes
+        return self.machine.seconds_in(count, lines, source.is_staged)
 
     def store_seconds(self, matrices, rows, cols):
         """The seconds in which a tile reaches the host."""
-        return self.out_seconds(matrices * rows * cols * self.sizes.out_bytes)
+        lines = self.sizes.out_layout.lines((rows, cols), (self.sizes.m, self.sizes.n))
+        return self._out_seconds(matrices * rows * cols, matrices * lines)
 
-    def in_seconds(self, a_bytes, b_bytes):
-        """The seconds in which bytes of A and of B reach the GPU."""
+    def _out_seconds(self, elements, lines):
         s = self.sizes
-        return self.machine.seconds_in(a_bytes * (not s.on_gpu_a), s.stages_a) + (
-            self.machine.seconds_in(b_bytes * (not s.on_gpu_b), s.stages_b)
-        )
+        return self.machine.seconds_out(elements * s.out_bytes, lines, s.out_is_staged)
 
-    def out_seconds(self, nbytes):
-        return self.machine.seconds_out(nbytes, self.sizes.stages_out)
-
-    @property
+    @functools.cached_property
     def transfer_seconds(self):
         """The seconds of all copies in, and of all copies out."""
-        a_bytes, b_bytes, out_bytes, _ = self.moved
-        return self.in_seconds(a_bytes, b_bytes), self.out_seconds(out_bytes)
+        s, (rows, cols) = self.sizes, self.tile
+        transfers_in = 0.0
+        for operand, (total, panels) in zip("ab", self._read, strict=True):
+            source, size = self._source(operand)
+            part = (total, self.depth) if source.layout.is_row_major else (size, s.k)
+            lines = source.layout.lines(part, (source.rows, s.k))
+            lines *= self.slices if source.layout.is_row_major else panels
+            transfers_in += self._in_seconds(source, total * s.k, lines)
+        if s.out_layout.is_row_major:
+            lines = s.out_layout.lines((s.m, cols), (s.m, s.n)) * math.ceil(s.n / cols)
+        else:
+            lines = s.out_layout.lines((rows, s.n), (s.m, s.n)) * math.ceil(s.m / rows)
+        return transfers_in, self._out_seconds(s.batch * s.m * s.n, s.batch * lines)
 
     @property
     def launch_seconds(self):
@@ -184,7 +215,7 @@ class Candidate:
             return self.seconds(workers)
         begin, first, last, end = self._ends()
         transfers_in, out = self.transfer_seconds
-        return max(
+        return self.machine.start_seconds + max(
             begin + self.product_seconds + end,
             max(transfers_in, self.launch_seconds) + last / self.slices + end,
             begin + first + out,
@@ -199,7 +230,7 @@ class Candidate:
             return span.end
         begin, _, _, end = self._ends()
         busiest = max(self.product_seconds, *self.transfer_seconds, self.launch_seconds)
-        return begin + busiest / workers + end
+        return self.machine.start_seconds + begin + busiest / workers + end
 
     def _ends(self):
         """The seconds of the first panels, the first tile, the last tile and its copy."""

@@ -8,9 +8,7 @@ import torch
 
 from ..ops import explain
 
-# By which the cycles of explain() are seconds. For a short time an H100 or H200 keeps 1.755 GHz;
-# under its power limit, 1.2 to 1.7 GHz.
-_CLOCK = 1.4e9
+_CLOCK = 1.4e9  # by which the cycles of explain() are seconds, under the GPU's power limit
 _LONGEST = 1 << 20
 _PITCH = 64  # elements between rows of operands that explain() is asked for
 _SPLIT_FLOPS = 1.55e12  # of an SM, for products of operands that are split
@@ -36,7 +34,11 @@ class Machine:
         staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
         staging_bytes: the pinned memory for that, of each GPU.
         memory_rate: bytes a second of the GPU's memory.
+        boost, boost_seconds: by what the GPU is faster until its power limit lowers its clock, and
+            for how many seconds of products it is, as they take at the lower clock.
+        line_seconds: what a row, or a column, adds to a copy of rows or columns with gaps between.
         step_seconds: the time of the host for a step.
+        start_seconds: the same before the first copy.
     """
 
     device: tuple = (90, 132)
@@ -46,16 +48,29 @@ class Machine:
     staging_out_rate: float = 26e9
     staging_bytes: int = 256 * MIB
     memory_rate: float = 3.5e12
-    step_seconds: float = 200e-6
+    line_seconds: float = 25e-9
+    boost: float = 1.25
+    boost_seconds: float = 0.1
+    step_seconds: float = 250e-6
+    start_seconds: float = 2.5e-3
 
-    def seconds_in(self, count, is_staged):
-        return count / (self.staging_in_rate if is_staged else self.in_rate)
+    def seconds_in(self, count, lines, is_staged):
+        """The seconds in which bytes, in so many lines with gaps between, reach the GPU."""
+        rate = self.staging_in_rate if is_staged else self.in_rate
+        return count / rate + lines * self.line_seconds
 
-    def seconds_out(self, count, is_staged):
-        return count / (self.staging_out_rate if is_staged else self.out_rate)
+    def seconds_out(self, count, lines, is_staged):
+        """The same to the host."""
+        rate = self.staging_out_rate if is_staged else self.out_rate
+        return count / rate + lines * self.line_seconds
+
+    def boost_of(self, seconds):
+        """By what products are faster that take so many seconds at the lower clock."""
+        share = min(self.boost_seconds / seconds, 1) if seconds else 1
+        return 1 + (self.boost - 1) * share
 
     def product_seconds(self, order, m, n, k, matrices, *, prepared):
-        """The seconds of one product, by the cost model of the kernels."""
+        """The seconds of one product at the lower clock, by the cost model of the kernels."""
         if not (m and n and k):
             return 0.0
         kind = order.dtype, order.precision, order.algorithm

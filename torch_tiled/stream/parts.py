@@ -11,8 +11,8 @@ from .errors import fail
 from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
-from .sizes import Sizes
-from .staging import is_direct
+from .sizes import Layout, Sizes, Source
+from .staging import is_column_major, is_direct
 
 __all__ = [
     "Part",
@@ -80,30 +80,43 @@ class PlannedProduct:
 
 def sizes_of(a, b, c, problem, settings):
     """The Sizes of a product of matrices, or of a flat batch of them."""
-    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
-    order = order_of(a.dtype, (m, n, k), problem.precision, problem.algorithm, settings.compute)
+    sides = _, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     return Sizes(
         batch=a.shape[0] if a.dim() == 3 else 1,
-        m=m,
-        n=n,
+        a=_source(a, settings.devices),
+        b=_source(b.mT, settings.devices),
         k=k,
-        shares_a=a.dim() == 3 and a.stride(0) == 0,
-        shares_b=b.dim() == 3 and b.stride(0) == 0,
-        on_gpu_a=_is_on_all(a, settings.devices),
-        on_gpu_b=_is_on_all(b, settings.devices),
         element_bytes=a.dtype.itemsize,
         out_bytes=c.dtype.itemsize,
-        stages_a=a.device.type == "cpu" and not is_direct(a),
-        stages_b=b.device.type == "cpu" and not is_direct(b),
-        stages_out=c.device.type == "cpu" and not is_direct(c),
-        order=order,
+        out_is_staged=_is_staged(c),
+        out_layout=_layout(c),
+        order=order_of(a.dtype, sides, problem.precision, problem.algorithm, settings.compute),
         bias_bytes=0 if problem.epilogue.bias is None else n * a.dtype.itemsize,
     )
 
 
-def _is_on_all(x, devices):
-    """Returns whether an operand is on the GPU that multiplies it, if there is one GPU."""
-    return x.device.type == "cuda" and all(x.device == device for device in devices)
+def _source(x, devices):
+    return Source(
+        rows=x.shape[-2],
+        is_shared=x.dim() == 3 and x.stride(0) == 0,
+        # If there are several GPUs, others copy it from the one that has it.
+        is_on_gpu=x.device.type == "cuda" and all(x.device == device for device in devices),
+        is_staged=_is_staged(x),
+        layout=_layout(x),
+    )
+
+
+def _is_staged(x):
+    return x.device.type == "cpu" and not is_direct(x)
+
+
+def _layout(x):
+    if not any(x.stride()):  # the result of a plan, which has no memory
+        return Layout()
+    is_row_major = not is_column_major(x)
+    lines = x if is_row_major else x.mT
+    is_dense = lines.stride(-1) == 1 and lines.stride(-2) == lines.shape[-1]
+    return Layout(is_row_major, is_dense)
 
 
 def plan_product(problem, settings):

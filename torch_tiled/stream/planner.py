@@ -295,7 +295,7 @@ def _plan_of(candidate, workers):
     s, machine = candidate.sizes, candidate.machine
     a_bytes, b_bytes, out_bytes, passes = candidate.moved
     transfers_in, out_seconds = candidate.transfer_seconds
-    is_staged = s.stages_a or s.stages_b or s.stages_out
+    is_staged = s.a.is_staged or s.b.is_staged or s.out_is_staged
     return Plan(
         shape=(s.batch, s.m, s.n, s.k),
         tile=candidate.tile,
@@ -303,9 +303,9 @@ def _plan_of(candidate, workers):
         matrices=candidate.matrices,
         repeats=1,
         kept=candidate.kept,
-        shares=(s.shares_a, s.shares_b),
+        shares=(s.a.is_shared, s.b.is_shared),
         is_prepared=candidate.is_prepared,
-        bytes_in=a_bytes * (not s.on_gpu_a) + b_bytes * (not s.on_gpu_b),
+        bytes_in=a_bytes * (not s.a.is_on_gpu) + b_bytes * (not s.b.is_on_gpu),
         bytes_out=out_bytes,
         device_bytes=candidate.device_bytes,
         pinned_bytes=machine.staging_bytes if is_staged else 0,
@@ -343,9 +343,10 @@ def _least_bytes(sizes, machine, height):
 
 def _one_by_one(plan, sizes):
     """The Plan of a batch from that of each of its matrices."""
-    of_one = (sizes.batch if shares else 1 for shares in (sizes.shares_a, sizes.shares_b))
+    of_one = (sizes.batch if x.is_shared else 1 for x in (sizes.a, sizes.b))
     return repeated(plan, sizes.batch, *of_one)
 
 
 def _batch_of_one(sizes):
-    return dataclasses.replace(sizes, batch=1, shares_a=False, shares_b=False)
+    a, b = (dataclasses.replace(x, is_shared=False) for x in (sizes.a, sizes.b))
+    return dataclasses.replace(sizes, batch=1, a=a, b=b)

@@ -5,9 +5,51 @@ import math
 
 from .order import Order
 
-__all__ = ["SLOTS", "Sizes", "pitch"]
+__all__ = ["SLOTS", "Layout", "Sizes", "Source", "pitch"]
 
 SLOTS = 2  # of each panel and tile: one is computed with while the other one is copied
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a matrix lies in memory: in lines of adjacent elements, its rows or its columns.
+
+    Attributes:
+        is_row_major: whether rows are the lines.
+        is_dense: whether a line begins where the one before ends.
+    """
+
+    is_row_major: bool = True
+    is_dense: bool = True
+
+    def lines(self, part, whole):
+        """How many lines are copied one by one for a part of a matrix: 0 if it is one range.
+
+        Args:
+            part, whole: the (rows, columns) of the part and of the matrix.
+        """
+        along = 1 if self.is_row_major else 0
+        is_range = self.is_dense and part[along] >= whole[along]
+        return 0 if is_range else part[1 - along]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An operand where it lies: A, or B transposed.
+
+    Attributes:
+        rows: m, or n.
+        is_shared: whether it is one matrix for all of a batch.
+        is_on_gpu: whether it is on the GPU that multiplies it.
+        is_staged: whether it passes through pinned staging memory.
+        layout: of a matrix.
+    """
+
+    rows: int
+    is_shared: bool = False
+    is_on_gpu: bool = False
+    is_staged: bool = False
+    layout: Layout = Layout()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,30 +57,33 @@ class Sizes:
     """What a plan is made from.
 
     Attributes:
-        batch, m, n, k: the matrices of the batch, and their sizes.
-        shares_a, shares_b: whether all matrices of the batch have one A, or one B.
-        on_gpu_a, on_gpu_b: whether an operand is on a GPU already.
+        batch: how many matrices there are.
+        a, b: the Source of each operand.
+        k: their columns.
         element_bytes, out_bytes: of the operands' dtype and the result's.
-        stages_a, stages_b, stages_out: whether they pass through pinned staging memory.
+        out_is_staged, out_layout: as for a Source, of the result.
         order: the Order of the sums.
         bias_bytes: of a bias, which is on each GPU.
     """
 
     batch: int
-    m: int
-    n: int
+    a: Source
+    b: Source
     k: int
-    shares_a: bool
-    shares_b: bool
-    on_gpu_a: bool
-    on_gpu_b: bool
     element_bytes: int
     out_bytes: int
-    stages_a: bool
-    stages_b: bool
-    stages_out: bool
+    out_is_staged: bool
+    out_layout: Layout
     order: Order
     bias_bytes: int = 0
+
+    @property
+    def m(self):
+        return self.a.rows
+
+    @property
+    def n(self):
+        return self.b.rows
 
 
 def pitch(count, element_bytes):

@@ -26,8 +26,10 @@ def timeline(candidate):
         candidate: the tiles, and what each copy and product costs.
     """
     sizes, launch = candidate.sizes, candidate.machine.step_seconds
-    free = dict.fromkeys(("in", "compute", "out"), 0.0)  # from when on a queue has nothing to do
+    begin = candidate.machine.start_seconds
+    free = dict.fromkeys(("in", "compute", "out"), begin)  # from when on a queue has nothing to do
     loaded, computed, stored = {}, {-1: 0.0}, []
+    launched = begin  # when the host has issued all steps so far
     # Most tiles have the same sizes.
     tile_seconds, store_seconds = map(
         functools.cache, (candidate.tile_seconds, candidate.store_seconds)
@@ -50,7 +52,9 @@ def timeline(candidate):
             copy = span("in", what, index, computed[load.after], seconds)
             loaded[load.operand, load.slot] = copy.end
             yield copy
-        launched = (step.number + 1) * launch
+        if step.is_first and len(stored) > SLOTS:  # the host waits for an earlier tile
+            launched = max(launched, stored[-SLOTS - 1])
+        launched += launch
         ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], launched)
         if step.is_first and len(stored) >= SLOTS:
             ready = max(ready, stored[-SLOTS])
