@@ -46,20 +46,22 @@ class Candidate:
         # Either side may be the contiguous one, so both are padded.
         s = self.sizes
         padded = pitch(rows, s.element_bytes) * pitch(self.depth, s.element_bytes)
-        slots = 1 if self.matrices and source.is_shared else SLOTS * max(self.matrices, 1)
-        return slots * padded * s.element_bytes
+        if self.matrices and source.is_shared:
+            return _allocated(padded * s.element_bytes)
+        return SLOTS * _allocated(max(self.matrices, 1) * padded * s.element_bytes)
 
     def _device_bytes(self):
         s, (rows, cols) = self.sizes, self.tile
         order, depth = s.order, self.depth
         total = self._slot_bytes(s.a, rows) + self._slot_bytes(s.b, cols)
         tile = rows * cols * max(self.matrices, 1)
-        total += SLOTS * tile * s.out_bytes + s.bias_bytes
+        total += SLOTS * _allocated(tile * s.out_bytes) + _allocated(s.bias_bytes)
         if self.slices > 1:
-            total += tile * (order.sum_bytes + (1 if order.is_flagged else 0))
+            total += _allocated(tile * order.sum_bytes)
+            total += _allocated(tile) if order.is_flagged else 0
         if self.is_prepared:
             hi_lo_bytes, scales = prepared_sizes(order.dtype, depth, cols, is_split=True)
-            total += hi_lo_bytes + 4 * scales
+            total += _allocated(hi_lo_bytes) + _allocated(4 * scales)
         split = rows + (0 if self.is_prepared else cols)
         at_once = min(depth, order.chunk) if self.slices > 1 else depth
         workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
@@ -67,7 +69,7 @@ class Candidate:
             gathered = (rows + cols) * depth * s.element_bytes + s.bias_bytes
             repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
             workspace = max(workspace, repair)
-        return total + workspace + MIB
+        return total + _allocated(workspace) + MIB
 
     @functools.cached_property
     def _read(self):
@@ -245,6 +247,15 @@ class Candidate:
             tile = grid.rows - 1, grid.cols - 1 if grid.rows % 2 else 0
         first, last = self.tile_sizes(0, 0), self.tile_sizes(*tile)
         return begin, self.tile_seconds(*first), self.tile_seconds(*last), self.store_seconds(*last)
+
+
+def _allocated(nbytes):
+    """The bytes that PyTorch's allocator counts for a tensor, at most.
+
+    It cuts blocks for more than 1 MiB only where more than that is left over
+    (c10/cuda/CUDACachingAllocator.cpp, should_split), and those for less at 512 bytes.
+    """
+    return nbytes + (MIB if nbytes > MIB else 512)
 
 
 def _parts(total, size):
