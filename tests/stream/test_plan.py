@@ -1,6 +1,7 @@
 """Plans of streamed products: what they take, move and predict, and that products go like that."""
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from helpers.streaming import check, parts_module, plan_module, sizes_of, stream
 from helpers.thinning import each_value
 
 import torch_tiled
+from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.problem import make_problem
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -206,6 +208,25 @@ def test_staged_memory_is_slower():
     staged = plan(torch.empty(4000, 5000), torch.empty(5000, 6000), GIB)
     assert pinned.pinned_bytes == 0 and staged.pinned_bytes > 0
     assert staged.in_seconds > pinned.in_seconds and staged.out_seconds > pinned.out_seconds
+    assert pinned.staging_seconds == 0 and ", staging" not in str(pinned)
+
+
+def test_the_host_copies_for_one_direction_at_a_time():
+    """What is read, and what is written, by the memory that is pageable."""
+    n = 3000
+    nbytes, rate = 4 * n * n, Machine().staging_rate
+    for devices in itertools.product(("cpu", "meta"), repeat=3):  # pageable, pinned
+        a, b, c = (torch.empty(n, n, device=x) for x in devices)
+        found = plan(a, b, GIB, out=c)
+        passes = found.passes_a, found.passes_b, 1
+        count = sum(x for x, y in zip(passes, devices, strict=True) if y == "cpu")
+        seconds = count * nbytes / rate
+        assert found.staging_seconds == pytest.approx(seconds)
+        assert found.seconds >= found.staging_seconds
+    assert found.staging_seconds == 0  # all of them pinned
+    slow = plan(*(torch.empty(n, n, device="cpu") for _ in "ab"), GIB)
+    assert slow.bound == "staging" and "bound by staging" in str(slow)
+    assert ", staging 0.00" in str(slow)
 
 
 EMPTY = [

@@ -1,5 +1,7 @@
 """Streamed linear layers on a GPU: bits of torch_tiled.linear within it, memory, several GPUs."""
 
+import gc
+
 import pytest
 import torch
 from helpers.needs import needs_cuda
@@ -38,6 +40,7 @@ def check(x, weight, bias, budget, *, activation="none", precision="fp32"):
     out = poison(torch.empty_like(expected))
     problem, _ = make_linear_problem(x, weight, bias, activation, out, precision, "auto")
     plan = plan_product(problem, stream._settings(problem, None, budget))
+    gc.collect()  # what other tests left
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -200,6 +200,13 @@ class Candidate:
         return transfers_in, self._out_seconds(s.batch * s.m * s.n, s.batch * lines)
 
     @property
+    def staging_seconds(self):
+        """The seconds in which the host copies what passes through staging memory."""
+        s, (a_bytes, b_bytes, out_bytes, _) = self.sizes, self.moved
+        staged = (a_bytes, s.a.is_staged), (b_bytes, s.b.is_staged), (out_bytes, s.out_is_staged)
+        return sum(count for count, is_staged in staged if is_staged) / self.machine.staging_rate
+
+    @property
     def launch_seconds(self):
         return self.steps * self.machine.step_seconds
 
@@ -208,8 +215,12 @@ class Candidate:
         return workers == 1 and self.steps <= _MOST_STEPS
 
     def queue_seconds(self, workers):
-        """The seconds that copies and launches take at least. The cost of products is not asked."""
-        return max(*self.transfer_seconds, self.launch_seconds) / workers
+        """The seconds that copies and the host take at least. The cost of products is not asked."""
+        return max(*self.transfer_seconds, *self._host_seconds) / workers
+
+    @property
+    def _host_seconds(self):
+        return self.launch_seconds, self.staging_seconds
 
     def least_seconds(self, workers):
         """The seconds that the longest queue and what precedes and follows it take at least."""
@@ -221,6 +232,7 @@ class Candidate:
             begin + self.product_seconds + end,
             max(transfers_in, self.launch_seconds) + last / self.slices + end,
             begin + first + out,
+            self.staging_seconds,
         )
 
     def seconds(self, workers):
@@ -229,9 +241,9 @@ class Candidate:
             return 0.0
         if self.is_simulated(workers):
             *_, span = timeline(self)
-            return span.end
+            return max(span.end, self.machine.start_seconds + self.staging_seconds)
         begin, _, _, end = self._ends()
-        busiest = max(self.product_seconds, *self.transfer_seconds, self.launch_seconds)
+        busiest = max(self.product_seconds, *self.transfer_seconds, *self._host_seconds)
         return self.machine.start_seconds + begin + busiest / workers + end
 
     def _ends(self):

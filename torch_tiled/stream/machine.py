@@ -32,6 +32,7 @@ class Machine:
         device: (compute capability, SMs) of the GPU.
         in_rate, out_rate: bytes a second between pinned memory and the GPU.
         staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
+        staging_rate: what the host copies for both directions together.
         staging_bytes: the pinned memory for that, of each GPU.
         memory_rate: bytes a second of the GPU's memory.
         boost, boost_seconds: by what the GPU is faster until its power limit lowers its clock, and
@@ -46,13 +47,14 @@ class Machine:
     out_rate: float = 50e9
     staging_in_rate: float = 28e9
     staging_out_rate: float = 26e9
+    staging_rate: float = 28e9
     staging_bytes: int = 256 * MIB
     memory_rate: float = 3.5e12
     line_seconds: float = 25e-9
     boost: float = 1.25
     boost_seconds: float = 0.1
-    step_seconds: float = 250e-6
-    start_seconds: float = 2.5e-3
+    step_seconds: float = 400e-6
+    start_seconds: float = 3e-3
 
     def seconds_in(self, count, lines, is_staged):
         """The seconds in which bytes, in so many lines with gaps between, reach the GPU."""

@@ -91,8 +91,8 @@ class Order:
             total += int(4.08 * numbers)
         elif self.family == "tf32":
             total += int(2.04 * numbers)
-        elif parts == 2:  # the real matrix of B
-            total += numbers * self.dtype.itemsize // 2
+        if parts == 2:  # the real matrix of B, and complex sums, in allocations of their own
+            total += numbers * self.dtype.itemsize // 2 + tile * self.sum_bytes + (2 << 20)
         if self.family == "simt":  # transposed operands
             total += 4 * numbers
         if self.family in ("tf32", "mma") and depth > self.chunk:

@@ -25,7 +25,7 @@ _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
 # The fields of a plan that count what moves, and what takes time.
 _MOVED = (
     *("bytes_in", "bytes_out", "seconds"),
-    *("product_seconds", "in_seconds", "out_seconds", "launch_seconds"),
+    *("product_seconds", "in_seconds", "out_seconds", "launch_seconds", "staging_seconds"),
 )
 
 
@@ -52,8 +52,9 @@ class Plan:
         passes_a, passes_b: how often each operand is read from the host. Matrices that are one in
             memory count as one.
         seconds: what the product takes, predicted.
-        product_seconds, in_seconds, out_seconds, launch_seconds: what its products take alone, its
-            transfers, and the host, to launch the steps.
+        product_seconds, in_seconds, out_seconds: what its products take alone, and its transfers.
+        launch_seconds, staging_seconds: what the host takes to launch the steps, and to copy what
+            passes through pinned memory.
         workers, algorithm: the number of GPUs, and the argument of matmul.
 
     Examples:
@@ -81,17 +82,19 @@ class Plan:
     in_seconds: float
     out_seconds: float
     launch_seconds: float
+    staging_seconds: float
     workers: int
     algorithm: str
 
     @property
     def bound(self):
-        """What takes longest: "products", "transfers in", "transfers out" or "launches"."""
+        """What takes longest: "products", "transfers in" or "out", "launches" or "staging"."""
         parts = {
             "products": self.product_seconds,
             "transfers in": self.in_seconds,
             "transfers out": self.out_seconds,
             "launches": self.launch_seconds,
+            "staging": self.staging_seconds,
         }
         return max(parts, key=parts.get)
 
@@ -128,6 +131,7 @@ class Plan:
         panels = f"those of {self.kept} are kept{prepared}, the others stream past them"
         if self.kept is None:
             panels = "those of both operands stream"
+        staging = f", staging {self.staging_seconds:.3g} s" if self.staging_seconds else ""
         lines = {
             "problem": f"{matrices}m = {m}, n = {n}, k = {k}",
             "algorithm": self.algorithm,
@@ -142,7 +146,7 @@ class Plan:
             ),
             "alone": (
                 f"products {self.product_seconds:.3g} s, transfers in {self.in_seconds:.3g} s, "
-                f"out {self.out_seconds:.3g} s, launches {self.launch_seconds:.3g} s"
+                f"out {self.out_seconds:.3g} s, launches {self.launch_seconds:.3g} s{staging}"
             ),
             "predicted": f"{self.seconds:.3g} s on {self.workers} GPU(s), bound by {self.bound}",
         }
@@ -316,6 +320,7 @@ def _plan_of(candidate, workers):
         in_seconds=transfers_in / workers,
         out_seconds=out_seconds / workers,
         launch_seconds=candidate.launch_seconds / workers,
+        staging_seconds=candidate.staging_seconds / workers,
         workers=workers,
         algorithm=s.order.algorithm,
     )
