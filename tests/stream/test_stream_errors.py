@@ -41,12 +41,12 @@ BAD_OPERANDS = [
     ("a list", ([[1.0]], Y), {}, ["a is of type list", "pass a tensor"]),
     ("None", (X, None), {}, ["b is of type NoneType", "pass a tensor"]),
     ("a number", (1.5, Y), {}, ["a is of type float", "pass a tensor"]),
-    ("sparse a", (sparse(), Y), {}, ["a has the layout torch.sparse_coo; pass a.to_dense()"]),
+    ("sparse a", (sparse(), Y), {}, ["a is a sparse tensor (torch.sparse_coo, torch.float32); use a.to_dense()"]),
     (
         "sparse b",
         (X, sparse().to_sparse_csr()),
         {},
-        ["b has the layout torch.sparse_csr; pass b.to_dense()"],
+        ["b is a sparse tensor (torch.sparse_csr, torch.float32); use b.to_dense()"],
     ),
     ("meta", (X.to("meta"), Y), {}, ["a is on meta", "must be on the CPU"]),
     ("a buffer", (torch.nn.Buffer(X).as_subclass(torch.nn.Buffer), Y), {}, ["a is a Buffer"]),
@@ -64,7 +64,7 @@ BAD_OUT = [
     ("negative", torch._neg_view(out(3, 5)), ["out is a conjugate or negative view"]),
     ("numpy", np.zeros((3, 5), np.float32), ["out is of type ndarray", "torch.from_numpy"]),
     ("meta", out(3, 5).to("meta"), ["out is on meta", "must be on the CPU"]),
-    ("sparse", torch.eye(3, 5).to_sparse(), ["out has the layout", "pass out.to_dense()"]),
+    ("sparse", torch.eye(3, 5).to_sparse(), ["out is a sparse tensor", "use out.to_dense()"]),
     ("gradient", out(3, 5).requires_grad_(), ["out requires a gradient", "out.detach()"]),
 ]
 
@@ -154,7 +154,7 @@ def test_quantized_tensors(dtype):
     x, y = (torch.quantize_per_tensor(t, 0.1, 0, dtype) for t in (X, Y))
     for args in ((x, y), (X, y), (x, Y)):
         text = sentence_of(torch_tiled.stream.matmul, *args)
-        assert f"is quantized ({dtype}); pass" in text
+        assert f"is a quantized tensor (torch.strided, {dtype}); use" in text
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -162,7 +162,10 @@ def test_quantized_tensors(dtype):
 def test_nested_tensors(layout):
     nested = torch.nested.nested_tensor([X, X], layout=layout)
     text = sentence_of(torch_tiled.stream.matmul, nested, Y)
-    assert text == "a is a nested tensor; pass a.to_padded_tensor(0), or each of a.unbind()"
+    assert text == (
+        f"a is a nested tensor ({layout}, torch.float32); use "
+        "torch.nested.to_padded_tensor(a, 0.0), or a loop over a.unbind()"
+    )
     padded = torch_tiled.stream.matmul(nested.to_padded_tensor(0), Y)
     one_by_one = [torch_tiled.stream.matmul(x, Y) for x in nested.unbind()]
     assert torch.equal(padded, torch.stack(one_by_one))

@@ -27,6 +27,19 @@ _REFUSED_KEYS = (
 )
 
 
+def why_not_dense(name, tensor):
+    """Returns what a tensor that is not dense is, and the expression to use in its place; or None.
+
+    Args:
+        name: the tensor's, for the expression.
+    """
+    found = _kind_and_remedy(tensor)
+    if found is None:
+        return None
+    kind, remedy = found
+    return f"{kind} tensor ({tensor.layout}, {tensor.dtype})", remedy.replace("{}", name)
+
+
 def _kind_and_remedy(tensor):
     if tensor.is_nested:
         return "nested", "torch.nested.to_padded_tensor({}, 0.0), or a loop over {}.unbind()"
@@ -43,11 +56,11 @@ def _refuse_layout(op, *args, **options):
     """A kernel of op that raises for its first argument that is not a dense tensor."""
     arguments = dict(zip(argument_names(op), args, strict=False)) | options
     for name, value in arguments.items():
-        if isinstance(value, torch.Tensor) and (found := _kind_and_remedy(value)):
+        if isinstance(value, torch.Tensor) and (found := why_not_dense(name, value)):
             kind, remedy = found
             raise RuntimeError(
-                f"{name_in_texts(op)}: {name} is a {kind} tensor ({value.layout}, {value.dtype}), "
-                f"and only dense tensors are taken; use {remedy.replace('{}', name)}"
+                f"{name_in_texts(op)}: {name} is a {kind}, and only dense tensors are taken; use "
+                f"{remedy}"
             )
 
 
