@@ -203,6 +203,19 @@ def test_several_gpus_take_less_time():
     assert two.workers == 2 and two.seconds == pytest.approx(one.seconds / 2, rel=0.2)
 
 
+def test_several_gpus_share_the_host_that_copies_for_staging():
+    sides = (16384,) * 3
+    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
+    pinned = sizes_of(order, *sides)
+    a, b = (dataclasses.replace(x, is_staged=True) for x in (pinned.a, pinned.b))
+    staged = dataclasses.replace(pinned, a=a, b=b)
+    machine = dataclasses.replace(simulated(GIB)[0].machine, staging_rate=1e9)
+    one, two = (plan_module.make_plan(staged, machine, 4 * GIB, n) for n in (1, 2))
+    assert one.bound == two.bound == "staging"
+    assert two.staging_seconds == pytest.approx(two.bytes_in / 1e9)
+    assert two.seconds > two.staging_seconds
+
+
 def test_staged_memory_is_slower():
     pinned = plan(meta(4000, 5000), meta(5000, 6000), GIB)
     staged = plan(torch.empty(4000, 5000), torch.empty(5000, 6000), GIB)

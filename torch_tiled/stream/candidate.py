@@ -201,7 +201,7 @@ class Candidate:
 
     @property
     def staging_seconds(self):
-        """The seconds in which the host copies what passes through staging memory."""
+        """The seconds in which the host copies what passes through staging memory, of all GPUs."""
         s, (a_bytes, b_bytes, out_bytes, _) = self.sizes, self.moved
         staged = (a_bytes, s.a.is_staged), (b_bytes, s.b.is_staged), (out_bytes, s.out_is_staged)
         return sum(count for count, is_staged in staged if is_staged) / self.machine.staging_rate
@@ -216,11 +216,8 @@ class Candidate:
 
     def queue_seconds(self, workers):
         """The seconds that copies and the host take at least. The cost of products is not asked."""
-        return max(*self.transfer_seconds, *self._host_seconds) / workers
-
-    @property
-    def _host_seconds(self):
-        return self.launch_seconds, self.staging_seconds
+        busiest = max(*self.transfer_seconds, self.launch_seconds)
+        return max(busiest / workers, self.staging_seconds)
 
     def least_seconds(self, workers):
         """The seconds that the longest queue and what precedes and follows it take at least."""
@@ -243,8 +240,9 @@ class Candidate:
             *_, span = timeline(self)
             return max(span.end, self.machine.start_seconds + self.staging_seconds)
         begin, _, _, end = self._ends()
-        busiest = max(self.product_seconds, *self.transfer_seconds, *self._host_seconds)
-        return self.machine.start_seconds + begin + busiest / workers + end
+        busiest = max(self.product_seconds, *self.transfer_seconds, self.launch_seconds)
+        busiest = max(busiest / workers, self.staging_seconds)
+        return self.machine.start_seconds + begin + busiest + end
 
     def _ends(self):
         """The seconds of the first panels, the first tile, the last tile and its copy."""

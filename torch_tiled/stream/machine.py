@@ -32,7 +32,7 @@ class Machine:
         device: (compute capability, SMs) of the GPU.
         in_rate, out_rate: bytes a second between pinned memory and the GPU.
         staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
-        staging_rate: what the host copies for both directions together.
+        staging_rate: what the host copies for both directions and all GPUs together.
         staging_bytes: the pinned memory for that, of each GPU.
         memory_rate: bytes a second of the GPU's memory.
         boost, boost_seconds: by what the GPU is faster until its power limit lowers its clock, and

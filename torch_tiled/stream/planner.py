@@ -320,7 +320,7 @@ def _plan_of(candidate, workers):
         in_seconds=transfers_in / workers,
         out_seconds=out_seconds / workers,
         launch_seconds=candidate.launch_seconds / workers,
-        staging_seconds=candidate.staging_seconds / workers,
+        staging_seconds=candidate.staging_seconds,
         workers=workers,
         algorithm=s.order.algorithm,
     )
