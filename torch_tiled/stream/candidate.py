@@ -201,7 +201,7 @@ class Candidate:
 
     @property
     def staging_seconds(self):
-        """The seconds in which the host copies what passes through staging memory, of all GPUs."""
+        """The seconds in which the host copies what passes through staging memory."""
         s, (a_bytes, b_bytes, out_bytes, _) = self.sizes, self.moved
         staged = (a_bytes, s.a.is_staged), (b_bytes, s.b.is_staged), (out_bytes, s.out_is_staged)
         return sum(count for count, is_staged in staged if is_staged) / self.machine.staging_rate

@@ -1,6 +1,5 @@
 """Tensors that are not plain: what they are, and how they become plain."""
 
-
 from .._op.layouts import why_not_dense
 from .._op.supported import PLAIN_TYPES
 
