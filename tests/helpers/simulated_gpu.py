@@ -115,14 +115,14 @@ class SimulatedQueues:
             return 0.0
         self.copied[queue] += nbytes
         seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
-        to, source = arguments
-        return seconds(nbytes, _lines(source if queue == "in" else to), False)
+        return seconds(nbytes, _lines(*arguments), False)
 
 
-def _lines(x):
-    """The rows, or columns, of adjacent elements in the host's memory; 0 if they are one range."""
-    x = x if x.stride(-1) == 1 else x.mT
-    return 0 if x.is_contiguous() else x.shape[:-1].numel()
+def _lines(*tensors):
+    """The rows, or columns, of adjacent elements in memory; 0 if they are one range in each."""
+    if not all(x.stride(-1) == 1 for x in tensors):
+        tensors = [x.mT for x in tensors]
+    return 0 if all(x.is_contiguous() for x in tensors) else tensors[0].shape[:-1].numel()
 
 
 def _copy_from_peer(to, source):
@@ -148,8 +148,9 @@ def _has_adjacent_rows(x):
 
 def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=False):
     """Returns (Settings of simulated GPUs, the list of their queues)."""
-    # Its clock does not count what the host does, and keeps its rate.
-    machine = Machine(staging_bytes=staging_bytes, step_seconds=0, start_seconds=0, boost=1)
+    # The host takes no time, and the GPU keeps its lower clock.
+    no_time = {"step_seconds": 0, "start_seconds": 0, "call_seconds": 0}
+    machine = Machine(staging_bytes=staging_bytes, boost=1, **no_time)
     made, lock = [], threading.RLock()
 
     def make_queues(device):

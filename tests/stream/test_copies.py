@@ -63,6 +63,15 @@ def test_a_group_is_one_copy(order_a, order_b, pinned):
             assert copy.call_count == 3 * 3
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_single_rows_and_columns_of_any_strides(pinned):
+    """The matrices of a group may be one matrix in another order than their slots."""
+    x, y = torch.randn(5, 6).mT[:, None], torch.randn(6, 5, 4)  # (6, 1, 5) by (1, *, 6)
+    for a, b in ((x, y), (y.mT, x.mT)):
+        for matrices in (0, 1, 4, 6):
+            check(a, b, matrices=matrices, pinned=pinned)
+
+
 def test_a_group_whose_matrices_lie_apart_is_copied_one_by_one():
     a, b = batch("rows", 12, 5, 7, gap=3), batch("rows", 12, 7, 3)
     with mock.patch.object(operators, "_copy_rows_", wraps=operators._copy_rows_) as copy:

@@ -121,6 +121,7 @@ def test_batches():
     check(randn(3, 900, 800), randn(3, 800, 900), 16 * MIB)
     check(randn(7, 900, 800), randn(800, 900), 16 * MIB)
     check(randn(800), randn(5, 800, 900), 16 * MIB)
+    check(randn(5, 6).mT[:, None], randn(6, 5, 4), 16 * MIB)
 
 
 @needs_cuda

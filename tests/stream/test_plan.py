@@ -185,7 +185,11 @@ def test_a_batch_of_large_matrices():
     found = plan(meta(3, 20000, 20000), meta(3, 20000, 20000), GIB)
     assert not found.matrices and found.tile == one.tile
     assert found.bytes_in == pytest.approx(3 * one.bytes_in)
-    assert found.seconds == pytest.approx(3 * one.seconds)
+    # The first 0.1 s of all products have a higher clock, and a call has its checks once.
+    machine = Machine()
+    boosted = (machine.boost_seconds * (1 - 1 / machine.boost)) * 2
+    assert found.product_seconds == pytest.approx(3 * one.product_seconds + boosted)
+    assert 0 < found.seconds - 3 * one.seconds < boosted
 
 
 def test_a_batch_of_one_b_is_one_product():
@@ -213,7 +217,7 @@ def test_several_gpus_share_the_host_that_copies_for_staging():
     one, two = (plan_module.make_plan(staged, machine, 4 * GIB, n) for n in (1, 2))
     assert one.bound == two.bound == "staging"
     assert two.staging_seconds == pytest.approx(two.bytes_in / 1e9)
-    assert two.seconds > two.staging_seconds
+    assert one.seconds >= two.seconds >= two.staging_seconds
 
 
 def test_staged_memory_is_slower():
@@ -224,8 +228,8 @@ def test_staged_memory_is_slower():
     assert pinned.staging_seconds == 0 and ", staging" not in str(pinned)
 
 
-def test_the_host_copies_for_one_direction_at_a_time():
-    """What is read, and what is written, by the memory that is pageable."""
+def test_both_directions_of_staging_share_a_rate():
+    """Staging in both directions shares the rate of the host's memory."""
     n = 3000
     nbytes, rate = 4 * n * n, Machine().staging_rate
     for devices in itertools.product(("cpu", "meta"), repeat=3):  # pageable, pinned
@@ -297,9 +301,9 @@ def test_short_products_have_a_faster_clock():
     order = parts_module.order_of(torch.float32, (8192,) * 3, "fp32", "auto", (90, 132))
     machine = simulated(GIB)[0].machine
     boosted = dataclasses.replace(machine, boost=1.25, boost_seconds=0.1)
-    for size, gain in ((4096, 1.25), (131072, 1.0)):
+    for size, gain in ((4096, 1.25), (131072, 1.001)):
         sizes = sizes_of(order, *(size,) * 3)
         slow, fast = (
             plan_module.Candidate(sizes, x, (size, size), size, "b") for x in (machine, boosted)
         )
-        assert slow.product_seconds / fast.product_seconds == pytest.approx(gain, abs=0.002)
+        assert slow.product_seconds / fast.product_seconds == pytest.approx(gain, abs=0.001)

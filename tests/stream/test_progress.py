@@ -169,7 +169,7 @@ def test_buffers_are_within_the_plan(algorithm, budget):
 @pytest.mark.parametrize("matrices", [0, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_buffers_are_what_a_plan_counts(depth, matrices, has_bias):
-    """To the byte, but for those of a kernel."""
+    """They have the sizes that slots and tiles should have, and the plan has room for them."""
     shapes = ((7, 40, 30), (7, 30, 50)) if matrices else ((64, 2048), (2048, 96))
     a, b = map(torch.randn, shapes)
     problem, _ = make_problem(a, b, None, "fp32", "tiled")

@@ -78,12 +78,11 @@ class Candidate:
         if self.matrices:
             counts = (1 if x.is_shared else s.batch for x in (s.a, s.b))
             return [(x.rows * count, count) for x, count in zip((s.a, s.b), counts, strict=True)]
-        again = 1 if self.slices <= SLOTS else grid.rows if grid.keeps_b else grid.cols
         if grid.keeps_b:
+            again = grid.rows if self.slices > SLOTS else 1
             streamed = self._streamed(s.m, self.tile[0], grid.rows, grid.cols)
             return [streamed, (s.n * again, grid.cols * again)]
-        streamed = self._streamed(s.n, self.tile[1], grid.cols, grid.rows)
-        return [(s.m * again, grid.rows * again), streamed]
+        return [(s.m, grid.rows), self._streamed(s.n, self.tile[1], grid.cols, grid.rows)]
 
     def _streamed(self, side, size, panels, times):
         """The rows of a side's panels together, and their number, as they stream `times` times."""
@@ -117,7 +116,7 @@ class Candidate:
 
     @functools.cached_property
     def _boost(self):
-        return self.machine.boost_of(self._sustained_seconds)
+        return self.machine.boost_of(self.sizes.repeats * self._sustained_seconds)
 
     @property
     def product_seconds(self):
@@ -193,10 +192,10 @@ class Candidate:
             lines = source.layout.lines(part, (source.rows, s.k))
             lines *= self.slices if source.layout.is_row_major else panels
             transfers_in += self._in_seconds(source, total * s.k, lines)
-        if s.out_layout.is_row_major:
-            lines = s.out_layout.lines((s.m, cols), (s.m, s.n)) * math.ceil(s.n / cols)
-        else:
-            lines = s.out_layout.lines((rows, s.n), (s.m, s.n)) * math.ceil(s.m / rows)
+        lines = 0
+        if s.out_layout.lines(self.tile, (s.m, s.n)):
+            tiles = math.ceil(s.m / rows), math.ceil(s.n / cols)
+            lines = s.m * tiles[1] if s.out_layout.is_row_major else s.n * tiles[0]
         return transfers_in, self._out_seconds(s.batch * s.m * s.n, s.batch * lines)
 
     @property
@@ -241,8 +240,8 @@ class Candidate:
             return max(span.end, self.machine.start_seconds + self.staging_seconds)
         begin, _, _, end = self._ends()
         busiest = max(self.product_seconds, *self.transfer_seconds, self.launch_seconds)
-        busiest = max(busiest / workers, self.staging_seconds)
-        return self.machine.start_seconds + begin + busiest + end
+        of_gpu = begin + busiest / workers + end
+        return self.machine.start_seconds + max(of_gpu, self.staging_seconds)
 
     def _ends(self):
         """The seconds of the first panels, the first tile, the last tile and its copy."""
@@ -262,10 +261,10 @@ class Candidate:
 def _allocated(nbytes):
     """The bytes that PyTorch's allocator counts for a tensor, at most.
 
-    It cuts blocks for more than 1 MiB only where more than that is left over
-    (c10/cuda/CUDACachingAllocator.cpp, should_split), and those for less at 512 bytes.
+    It rounds them to 512 bytes, and cuts blocks for more than 1 MiB only where more than that is
+    left over (c10/cuda/CUDACachingAllocator.cpp, should_split).
     """
-    return nbytes + (MIB if nbytes > MIB else 512)
+    return nbytes + 512 + (MIB if nbytes > MIB else 0)
 
 
 def _parts(total, size):

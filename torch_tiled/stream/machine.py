@@ -32,14 +32,16 @@ class Machine:
         device: (compute capability, SMs) of the GPU.
         in_rate, out_rate: bytes a second between pinned memory and the GPU.
         staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
-        staging_rate: what the host copies for both directions and all GPUs together.
+        staging_rate: bytes a second that the host copies for both directions of all GPUs together.
         staging_bytes: the pinned memory for that, of each GPU.
         memory_rate: bytes a second of the GPU's memory.
-        boost, boost_seconds: by what the GPU is faster until its power limit lowers its clock, and
-            for how many seconds of products it is, as they take at the lower clock.
+        boost: how many times as fast products are at first, before the GPU's power limit lowers its
+            clock.
+        boost_seconds: for how long, in seconds that these products take at the lower clock.
         line_seconds: what a row, or a column, adds to a copy of rows or columns with gaps between.
         step_seconds: the time of the host for a step.
-        start_seconds: the same before the first copy.
+        start_seconds: the same before the first copy of a product.
+        call_seconds: the same before the first product of a call, for its checks.
     """
 
     device: tuple = (90, 132)
@@ -54,7 +56,8 @@ class Machine:
     boost: float = 1.25
     boost_seconds: float = 0.1
     step_seconds: float = 400e-6
-    start_seconds: float = 3e-3
+    start_seconds: float = 1.5e-3
+    call_seconds: float = 1.5e-3
 
     def seconds_in(self, count, lines, is_staged):
         """The seconds in which bytes, in so many lines with gaps between, reach the GPU."""
@@ -69,7 +72,7 @@ class Machine:
     def boost_of(self, seconds):
         """By what products are faster that take so many seconds at the lower clock."""
         share = min(self.boost_seconds / seconds, 1) if seconds else 1
-        return 1 + (self.boost - 1) * share
+        return 1 / (1 - share * (1 - 1 / self.boost))
 
     def product_seconds(self, order, m, n, k, matrices, *, prepared):
         """The seconds of one product at the lower clock, by the cost model of the kernels."""

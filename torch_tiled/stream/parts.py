@@ -11,7 +11,7 @@ from .errors import fail
 from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
-from .sizes import Layout, Sizes, Source
+from .sizes import Layout, Sizes, Source, pitch
 from .staging import is_column_major, is_direct
 
 __all__ = [
@@ -80,9 +80,11 @@ class PlannedProduct:
 
 def sizes_of(a, b, c, problem, settings):
     """The Sizes of a product of matrices, or of a flat batch of them."""
-    sides = _, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    batch = a.shape[0] if a.dim() == 3 else 1
+    options = problem.precision, problem.algorithm, settings.compute
     return Sizes(
-        batch=a.shape[0] if a.dim() == 3 else 1,
+        batch=batch,
         a=_source(a, settings.devices),
         b=_source(b.mT, settings.devices),
         k=k,
@@ -90,19 +92,24 @@ def sizes_of(a, b, c, problem, settings):
         out_bytes=c.dtype.itemsize,
         out_is_staged=_is_staged(c),
         out_layout=_layout(c),
-        order=order_of(a.dtype, sides, problem.precision, problem.algorithm, settings.compute),
+        order=order_of(a.dtype, (m, n, k), *options),
         bias_bytes=0 if problem.epilogue.bias is None else n * a.dtype.itemsize,
+        repeats=math.prod(problem.batch) / max(batch, 1) / max(len(settings.devices), 1),
     )
 
 
 def _source(x, devices):
+    layout = _layout(x)
+    # Slots have lines of whole 128 bytes.
+    line = x.shape[-1 if layout.is_row_major else -2]
+    is_dense = layout.is_dense and pitch(line, x.element_size()) == line
     return Source(
         rows=x.shape[-2],
         is_shared=x.dim() == 3 and x.stride(0) == 0,
         # If there are several GPUs, others copy it from the one that has it.
         is_on_gpu=x.device.type == "cuda" and all(x.device == device for device in devices),
         is_staged=_is_staged(x),
-        layout=_layout(x),
+        layout=Layout(layout.is_row_major, is_dense),
     )
 
 
@@ -115,8 +122,8 @@ def _layout(x):
         return Layout()
     is_row_major = not is_column_major(x)
     lines = x if is_row_major else x.mT
-    is_dense = lines.stride(-1) == 1 and lines.stride(-2) == lines.shape[-1]
-    return Layout(is_row_major, is_dense)
+    has_no_gaps = lines.shape[-2] == 1 or lines.stride(-2) == lines.shape[-1]
+    return Layout(is_row_major, lines.stride(-1) == 1 and has_no_gaps)
 
 
 def plan_product(problem, settings):
@@ -127,7 +134,8 @@ def plan_product(problem, settings):
     if problem.is_empty:  # nothing moves, whatever the budget
         return emptied(find_plan(sizes, settings, 1 << 128), times)
     of_one = (times // _distinct(x, outer_batch) for x in (problem.a, problem.b))
-    return repeated(plan_of(sizes, settings, settings.budget), times, *of_one)
+    plan = repeated(plan_of(sizes, settings, settings.budget), times, *of_one)
+    return dataclasses.replace(plan, seconds=plan.seconds + settings.machine.call_seconds)
 
 
 def _distinct(x, batch):

@@ -313,8 +313,8 @@ def _plan_of(candidate, workers):
         bytes_out=out_bytes,
         device_bytes=candidate.device_bytes,
         pinned_bytes=machine.staging_bytes if is_staged else 0,
-        passes_a=passes[0],
-        passes_b=passes[1],
+        passes_a=passes[0] * (not s.a.is_on_gpu),
+        passes_b=passes[1] * (not s.b.is_on_gpu),
         seconds=candidate.seconds(workers),
         product_seconds=candidate.product_seconds / workers,
         in_seconds=transfers_in / workers,
@@ -354,4 +354,4 @@ def _one_by_one(plan, sizes):
 
 def _batch_of_one(sizes):
     a, b = (dataclasses.replace(x, is_shared=False) for x in (sizes.a, sizes.b))
-    return dataclasses.replace(sizes, batch=1, a=a, b=b)
+    return dataclasses.replace(sizes, batch=1, a=a, b=b, repeats=sizes.repeats * sizes.batch)

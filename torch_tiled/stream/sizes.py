@@ -16,7 +16,7 @@ class Layout:
 
     Attributes:
         is_row_major: whether rows are the lines.
-        is_dense: whether a line begins where the one before ends.
+        is_dense: whether a line begins where the one before ends, where copies read and write it.
     """
 
     is_row_major: bool = True
@@ -64,6 +64,7 @@ class Sizes:
         out_is_staged, out_layout: as for a Source, of the result.
         order: the Order of the sums.
         bias_bytes: of a bias, which is on each GPU.
+        repeats: how many such products follow one another, divided by the number of GPUs.
     """
 
     batch: int
@@ -76,6 +77,7 @@ class Sizes:
     out_layout: Layout
     order: Order
     bias_bytes: int = 0
+    repeats: float = 1.0
 
     @property
     def m(self):

@@ -72,7 +72,7 @@ class Staging:
     def copy_in(self, to, source):
         """Copies the host's matrices to the GPU. Returns once all of them have been read."""
         for to_piece, from_piece in self._pieces(to, source):
-            index, buffer = self._take(from_piece)
+            index, buffer = self._take(to_piece)
             buffer.copy_(from_piece)
             self._queues.run(self._queue, operators._copy_rows_, to_piece, buffer)
             self._events[index] = self._queues.record(self._queue)
