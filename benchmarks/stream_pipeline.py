@@ -8,10 +8,10 @@ import torch
 
 import torch_tiled
 from torch_tiled.stream.machine import Machine
-from torch_tiled.stream.order import order_of
+from torch_tiled.stream.parts import Settings, sizes_of
 from torch_tiled.stream.planner import Candidate
+from torch_tiled.stream.problem import make_problem
 from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.sizes import Layout, Sizes, Source
 from torch_tiled.stream.timeline import Span, timeline
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guide" / "stream.md"
@@ -31,15 +31,15 @@ def planned(size: int, budget: int):
 
 
 def spans_of(plan) -> Iterator[Span]:
-    """When the copies and products of a plan begin and end.
+    """When the copies and products of a plan begin and end, after the checks of the call.
 
     Operands are float32 in pinned memory.
     """
-    machine, (_, *sides) = Machine(), plan.shape
-    order = order_of(torch.float32, tuple(sides), "fp32", plan.algorithm, machine.device)
-    m, n, k = sides
-    b = Source(n, layout=Layout(is_row_major=False))
-    sizes = Sizes(1, Source(m), b, k, 4, 4, False, Layout(), order)
+    _, m, n, k = plan.shape
+    a, b = torch.empty(m, k, device="meta"), torch.empty(k, n, device="meta")
+    problem, c = make_problem(a, b, None, "fp32", plan.algorithm, is_plan=True)
+    machine = Machine()
+    sizes = sizes_of(a, b, c, problem, Settings((), BUDGET, machine, None, machine.device))
     return timeline(Candidate(sizes, machine, plan.tile, plan.depth, plan.kept))
 
 
