@@ -157,7 +157,7 @@ def test_the_same_answer_says_what_it_needs(monkeypatch):
 
 def gram_of(capsys, *arguments):
     """Runs the example on 700 rows, and returns what it prints."""
-    small = ["--rows", "700", "--columns", "2100", "--max-device-bytes", "5000000"]
+    small = ["--rows", "700", "--columns", "2100", "--max-device-bytes", "5600000"]
     larger_than_memory.main([*small, *arguments])
     return capsys.readouterr().out
 
@@ -171,8 +171,8 @@ def test_a_gram_matrix_of_a_file_passes_its_check(capsys, algorithm):
 
 def test_a_gram_matrix_of_the_user_s_file(tmp_path, capsys):
     path = tmp_path / "x"
-    torch.randn(600, 2100).numpy().tofile(path)
-    assert "X has 600 rows of 2100 float32" in gram_of(capsys, "--file", str(path))
+    torch.randn(800, 2100).numpy().tofile(path)
+    assert "X has 800 rows of 2100 float32" in gram_of(capsys, "--file", str(path))
     with pytest.raises(SystemExit):
         gram_of(capsys, "--file", str(path), "--columns", "1009")
     assert "it must be a file of rows of 1009 floats" in capsys.readouterr().err
