@@ -6,7 +6,7 @@
 The folder has hopper.json, float64.json and complex.json of bench_matmul.py, errors_hopper.json of
 error_study.py, survey_odd.json and survey_eights.json of an older survey.py, any number of
 survey_<precision or dtype>_<seed>.json of survey.py, and stream.json of bench_stream.py where that
-one was measured. tests/project/test_pages.py fails where a page is another one.
+one was measured. tests/project/test_pages.py fails where a page differs from these.
 """
 
 import argparse

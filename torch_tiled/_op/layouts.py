@@ -33,23 +33,18 @@ def why_not_dense(name, tensor):
     Args:
         name: the tensor's, for the expression.
     """
-    found = _kind_and_remedy(tensor)
-    if found is None:
-        return None
-    kind, remedy = found
-    return f"{kind} tensor ({tensor.layout}, {tensor.dtype})", remedy.replace("{}", name)
-
-
-def _kind_and_remedy(tensor):
     if tensor.is_nested:
-        return "nested", "torch.nested.to_padded_tensor({}, 0.0), or a loop over {}.unbind()"
-    if tensor.is_quantized:
-        return "quantized", "{}.dequantize()"
-    if tensor.is_mkldnn:
-        return "mkldnn", "{}.to_dense()"
-    if tensor.layout is not torch.strided:
-        return "sparse", "{}.to_dense(), or torch.sparse.mm"
-    return None
+        kind = "nested"
+        remedy = f"torch.nested.to_padded_tensor({name}, 0.0), or a loop over {name}.unbind()"
+    elif tensor.is_quantized:
+        kind, remedy = "quantized", f"{name}.dequantize()"
+    elif tensor.is_mkldnn:
+        kind, remedy = "mkldnn", f"{name}.to_dense()"
+    elif tensor.layout is not torch.strided:
+        kind, remedy = "sparse", f"{name}.to_dense(), or torch.sparse.mm"
+    else:
+        return None
+    return f"{kind} tensor ({tensor.layout}, {tensor.dtype})", remedy
 
 
 def _refuse_layout(op, *args, **options):

@@ -99,17 +99,13 @@ def sizes_of(a, b, c, problem, settings):
 
 
 def _source(x, devices):
-    layout = _layout(x)
-    # Slots have lines of whole 128 bytes.
-    line = x.shape[-1 if layout.is_row_major else -2]
-    is_dense = layout.is_dense and pitch(line, x.element_size()) == line
     return Source(
         rows=x.shape[-2],
         is_shared=x.dim() == 3 and x.stride(0) == 0,
         # If there are several GPUs, others copy it from the one that has it.
         is_on_gpu=x.device.type == "cuda" and all(x.device == device for device in devices),
         is_staged=_is_staged(x),
-        layout=Layout(layout.is_row_major, is_dense),
+        layout=_layout(x, has_slots=True),
     )
 
 
@@ -117,13 +113,16 @@ def _is_staged(x):
     return x.device.type == "cpu" and not is_direct(x)
 
 
-def _layout(x):
-    if not any(x.stride()):  # the result of a plan, which has no memory
-        return Layout()
+def _layout(x, *, has_slots=False):
+    """The Layout of a tensor that is copied to slots, or from tiles."""
     is_row_major = not is_column_major(x)
     lines = x if is_row_major else x.mT
     has_no_gaps = lines.shape[-2] == 1 or lines.stride(-2) == lines.shape[-1]
-    return Layout(is_row_major, lines.stride(-1) == 1 and has_no_gaps)
+    has_no_memory = not any(x.stride())  # as the result of a plan
+    is_dense = has_no_memory or (lines.stride(-1) == 1 and has_no_gaps)
+    if has_slots:
+        is_dense = is_dense and pitch(lines.shape[-1], x.element_size()) == lines.shape[-1]
+    return Layout(is_row_major, is_dense)
 
 
 def plan_product(problem, settings):

@@ -101,7 +101,7 @@ def make_linear_problem(x, weight, bias, activation, out, precision, algorithm):
 def _lay_out(a, b, out, kind, epilogue, options, is_plan=False):
     """Returns (the problem, the result): matrices, or batches of one shape."""
     has_out = out is not None
-    # That of a plan counts as pinned memory if both operands do.
+    # The result of a plan counts as pinned memory if both operands do.
     device = "meta" if {a.device.type, b.device.type} == {"meta"} else "cpu"
     out = _allocate(*kind, device, is_plan) if out is None else out
     a_matrices = a[None] if a.dim() == 1 else a
