@@ -114,22 +114,6 @@ Context cuda_context(int device) {
   return context;
 }
 
-void cuda_copy_rows(const Context& context, void* to, int64_t to_pitch, const void* from,
-                    int64_t from_pitch, int64_t row_bytes, int64_t rows, bool to_device) {
-  const auto kind = to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-  const auto stream = static_cast<cudaStream_t>(context.stream);
-  const cudaError_t status =
-      to_pitch == row_bytes && from_pitch == row_bytes
-          ? cudaMemcpyAsync(to, from, static_cast<size_t>(row_bytes * rows), kind, stream)
-          : cudaMemcpy2DAsync(to, static_cast<size_t>(to_pitch), from,
-                              static_cast<size_t>(from_pitch), static_cast<size_t>(row_bytes),
-                              static_cast<size_t>(rows), kind, stream);
-  if (status == cudaSuccess) return;
-  throw std::runtime_error("torch_tiled: CUDA says \"" + std::string(cudaGetErrorString(status)) +
-                           "\" about a copy of " + std::to_string(rows) + " rows of " +
-                           std::to_string(row_bytes) + " bytes");
-}
-
 const char* cuda_pending_error() {
   const cudaError_t status = cudaPeekAtLastError();
   return status == cudaSuccess ? "" : cudaGetErrorString(status);

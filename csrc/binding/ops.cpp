@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/copies.h"
 #include "binding/explain.h"
 #include "binding/namespace.h"
 #include "binding/run.h"
@@ -265,13 +266,17 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "bias=None, *, "
       "str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
-  // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h.
+  // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
+  // binding/copies.h.
   m.def(
       "_multiply_into_(Tensor(a!) c, Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, "
       "Tensor? bias, *, str activation, str algorithm, str precision) -> ()");
   m.def("_activate_(Tensor(a!) x, *, str activation) -> ()");
   m.def("_add_chunk_(Tensor(a!) sums, Tensor a, Tensor b, *, str algorithm, str precision) -> ()");
   m.def("_copy_rows_(Tensor(a!) to, Tensor from) -> ()");
+  m.def(
+      "_copy_staged_(Tensor(a!) to, Tensor from, Tensor(b!) buffer, int threads, bool to_gpu) "
+      "-> ()");
   // These have no options, whose parsing takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
@@ -297,6 +302,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_activate_", TORCH_BOX(&tiled::activate_));            \
   m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));          \
   m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));          \
+  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));      \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }

@@ -25,9 +25,4 @@ void add_chunk_(const Tensor& sums, const Tensor& a, const Tensor& b, const std:
 // Applies an activation to finished sums, as a kernel's epilogue does.
 void activate_(const Tensor& x, const std::string& activation);
 
-// Copies a matrix between the host and a GPU, on its current stream, if elements of its rows or
-// those of its columns are adjacent on both sides. Pinned memory is read or written later, in the
-// stream's order. On the CPU both are the host's.
-void copy_rows_(const Tensor& to, const Tensor& from);
-
 }  // namespace tiled

@@ -32,11 +32,6 @@ struct Context {
 // The context of PyTorch's current stream on `device` (in builds with CUDA).
 Context cuda_context(int device);
 
-// Copies `rows` rows of `row_bytes` bytes, which are `to_pitch` and `from_pitch` bytes apart,
-// between the host and the context's device, on its stream.
-void cuda_copy_rows(const Context& context, void* to, int64_t to_pitch, const void* from,
-                    int64_t from_pitch, int64_t row_bytes, int64_t rows, bool to_device);
-
 // CUDA's text for an error that an earlier call left behind; empty where there is none.
 const char* cuda_pending_error();
 

@@ -44,6 +44,8 @@ class SimulatedQueues:
     def run(self, queue, function, *arguments):
         with self._lock:
             self._work[queue].append(("run", function, arguments))
+            if function is operators._copy_staged_:  # the host copies before it goes on
+                self.run_until(self.record(queue))
 
     def copy_from_peer(self, queue, to, source):
         self.run(queue, _copy_from_peer, to, source)
@@ -115,7 +117,7 @@ class SimulatedQueues:
             return 0.0
         self.copied[queue] += nbytes
         seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
-        return seconds(nbytes, _lines(*arguments), False)
+        return seconds(nbytes, _lines(*arguments[:2]), 1, False)
 
 
 def _lines(*tensors):
@@ -131,9 +133,11 @@ def _copy_from_peer(to, source):
 
 def _check_copy(function, arguments):
     """Checks what a copy between the host and a GPU asks of strides (csrc/binding/stream.cpp)."""
-    if function not in (copy_direct, operators._copy_rows_):
+    if function not in (copy_direct, operators._copy_staged_):
         return
-    to, source = (x if x.dim() == 3 else x[None] for x in arguments)
+    to, source = (x if x.dim() == 3 else x[None] for x in arguments[:2])
+    if function is operators._copy_staged_:  # the GPU's side alone
+        to = source = to if arguments[-1] else source
     by_rows = all(_has_adjacent_rows(x) for x in (to, source))
     by_columns = all(_has_adjacent_rows(x.mT) for x in (to, source))
     assert by_rows or by_columns, f"a copy cannot be {source.stride()} to {to.stride()}"
@@ -158,7 +162,7 @@ def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=Fal
         return made[-1]
 
     devices = (torch.device("cpu"),) * workers
-    return Settings(devices, budget, machine, make_queues, None, are_peers), made
+    return Settings(devices, budget, machine, make_queues, None, are_peers, 3), made
 
 
 __all__ = ["SimulatedQueues", "operators", "simulated"]

@@ -13,7 +13,11 @@ CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 # A folder's files may include its own headers and those named here. "cuda" and "torch" are theirs.
 MAY_INCLUDE = {
     # The operators, which alone know PyTorch: schemas, checks, outputs, streams.
-    "binding": {"torch", "cuda", "dlfcn.h", "core/*", "select/*", "cpu/apply_epilogue.h"},
+    "binding": {
+        *("torch", "cuda", "dlfcn.h", "core/*", "select/*", "staging/*", "cpu/apply_epilogue.h"),
+    },
+    # Copies by threads of the host, which know neither PyTorch nor CUDA.
+    "staging": {"unistd.h", "emmintrin.h"},
     # The table of kernels and the choice among them. It knows plans, and no kernel.
     # With it are the passes before and after a kernel.
     "select": {

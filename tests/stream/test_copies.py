@@ -17,8 +17,8 @@ def copies(name, call):
     original = SimulatedQueues.run
 
     def run(self, queue, function, *arguments):
-        if queue == name and function in (staging.copy_direct, operators._copy_rows_):
-            found.append(arguments)
+        if queue == name and function in (staging.copy_direct, operators._copy_staged_):
+            found.append(arguments[:2])
         return original(self, queue, function, *arguments)
 
     with mock.patch.object(SimulatedQueues, "run", run):

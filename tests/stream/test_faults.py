@@ -170,20 +170,21 @@ def test_memory_of_a_failed_attempt_is_free_for_the_next():
     assert len(alive) > 1 and not alive[1][0]
 
 
-@pytest.mark.parametrize("method", ["copy_in", "copy_out"])
+@pytest.mark.parametrize("direction", ["in", "out"])
 @pytest.mark.parametrize("call", [1, 3, 7])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_copy_that_fails(method, call, workers):
+def test_a_copy_that_fails(direction, call, workers):
     a, b = operands()
-    original, count = getattr(Staging, method), [0]
+    original, count = Staging.copy, [0]
 
     def fails(self, *arguments):
-        count[0] += 1
-        if count[0] == call:
-            raise OSError("the disk is gone")
+        if self._queue == direction:
+            count[0] += 1
+            if count[0] == call:
+                raise OSError("the disk is gone")
         original(self, *arguments)
 
-    with mock.patch.object(Staging, method, fails), pytest.raises(OSError, match="disk is gone"):
+    with mock.patch.object(Staging, "copy", fails), pytest.raises(OSError, match="disk is gone"):
         stream(a, b, workers=workers, **GRID)
     check(a, b, **GRID)
 

@@ -216,6 +216,7 @@ def test_several_gpus_share_the_host_that_copies_for_staging():
     machine = dataclasses.replace(simulated(GIB)[0].machine, staging_rate=1e9)
     one, two = (plan_module.make_plan(staged, machine, 4 * GIB, n) for n in (1, 2))
     assert one.bound == two.bound == "staging"
+    assert "bound by staging" in str(one) and ", staging " in str(one)
     assert two.staging_seconds == pytest.approx(two.bytes_in / 1e9)
     assert one.seconds >= two.seconds >= two.staging_seconds
 
@@ -241,9 +242,6 @@ def test_both_directions_of_staging_share_a_rate():
         assert found.staging_seconds == pytest.approx(seconds)
         assert found.seconds >= found.staging_seconds
     assert found.staging_seconds == 0  # all of them pinned
-    slow = plan(*(torch.empty(n, n, device="cpu") for _ in "ab"), GIB)
-    assert slow.bound == "staging" and "bound by staging" in str(slow)
-    assert ", staging 0.00" in str(slow)
 
 
 EMPTY = [

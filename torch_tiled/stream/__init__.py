@@ -17,6 +17,7 @@ from .problem import make_linear_problem, make_problem
 from .progress import Interrupted, Progress, make_report
 from .queues import CudaQueues
 from .run import run
+from .staging import threads_of
 
 __all__ = ["Interrupted", "Plan", "Progress", "linear", "matmul", "plan"]
 
@@ -206,7 +207,15 @@ def _settings(problem, devices, max_device_bytes, *, is_plan=False):
     else:
         budget = given
     kind = kinds.pop()
-    return Settings(tuple(found), budget, Machine(device=kind), CudaQueues, kind, _are_peers(found))
+    return Settings(
+        tuple(found),
+        budget,
+        Machine(device=kind),
+        CudaQueues,
+        kind,
+        are_peers=_are_peers(found),
+        staging_threads=threads_of(len(found)),
+    )
 
 
 def _are_peers(devices):

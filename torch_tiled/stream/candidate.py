@@ -164,22 +164,22 @@ class Candidate:
         """The seconds in which a panel reaches the GPU."""
         source, _ = self._source(operand)
         lines = source.layout.lines((rows, depth), (source.rows, self.sizes.k))
-        return self._in_seconds(source, matrices * rows * depth, matrices * lines)
+        return self._in_seconds(source, matrices * rows * depth, matrices * lines, 1)
 
-    def _in_seconds(self, source, elements, lines):
+    def _in_seconds(self, source, elements, lines, copies):
         if source.is_on_gpu:
             return 0.0
         count = elements * self.sizes.element_bytes
-        return self.machine.seconds_in(count, lines, source.is_staged)
+        return self.machine.seconds_in(count, lines, copies, source.is_staged)
 
     def store_seconds(self, matrices, rows, cols):
         """The seconds in which a tile reaches the host."""
         lines = self.sizes.out_layout.lines((rows, cols), (self.sizes.m, self.sizes.n))
-        return self._out_seconds(matrices * rows * cols, matrices * lines)
+        return self._out_seconds(matrices * rows * cols, matrices * lines, 1)
 
-    def _out_seconds(self, elements, lines):
+    def _out_seconds(self, elements, lines, copies):
         s = self.sizes
-        return self.machine.seconds_out(elements * s.out_bytes, lines, s.out_is_staged)
+        return self.machine.seconds_out(elements * s.out_bytes, lines, copies, s.out_is_staged)
 
     @functools.cached_property
     def transfer_seconds(self):
@@ -191,12 +191,17 @@ class Candidate:
             part = (total, self.depth) if source.layout.is_row_major else (size, s.k)
             lines = source.layout.lines(part, (source.rows, s.k))
             lines *= self.slices if source.layout.is_row_major else panels
-            transfers_in += self._in_seconds(source, total * s.k, lines)
+            if self.matrices:
+                copies = 1 if source.is_shared else self.grid.tile_count
+            else:
+                copies = panels * self.slices
+            transfers_in += self._in_seconds(source, total * s.k, lines, copies)
         lines = 0
         if s.out_layout.lines(self.tile, (s.m, s.n)):
             tiles = math.ceil(s.m / rows), math.ceil(s.n / cols)
             lines = s.m * tiles[1] if s.out_layout.is_row_major else s.n * tiles[0]
-        return transfers_in, self._out_seconds(s.batch * s.m * s.n, s.batch * lines)
+        out = self._out_seconds(s.batch * s.m * s.n, s.batch * lines, self.grid.tile_count)
+        return transfers_in, out
 
     @property
     def staging_seconds(self):

@@ -33,6 +33,7 @@ class Machine:
         in_rate, out_rate: bytes a second between pinned memory and the GPU.
         staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
         staging_rate: bytes a second that the host copies for both directions of all GPUs together.
+        staged_copy_seconds: what each copy of a panel or a tile through pinned memory takes more.
         staging_bytes: the pinned memory for that, of each GPU.
         memory_rate: bytes a second of the GPU's memory.
         boost: how many times as fast products are at first, before the GPU's power limit lowers its
@@ -47,10 +48,11 @@ class Machine:
     device: tuple = (90, 132)
     in_rate: float = 53e9
     out_rate: float = 50e9
-    staging_in_rate: float = 28e9
-    staging_out_rate: float = 26e9
-    staging_rate: float = 28e9
-    staging_bytes: int = 256 * MIB
+    staging_in_rate: float = 45e9
+    staging_out_rate: float = 42e9
+    staging_rate: float = 72e9
+    staged_copy_seconds: float = 1e-3
+    staging_bytes: int = 128 * MIB
     memory_rate: float = 3.5e12
     line_seconds: float = 25e-9
     boost: float = 1.25
@@ -59,15 +61,18 @@ class Machine:
     start_seconds: float = 1.5e-3
     call_seconds: float = 1.5e-3
 
-    def seconds_in(self, count, lines, is_staged):
-        """The seconds in which bytes, in so many lines with gaps between, reach the GPU."""
+    def seconds_in(self, nbytes, lines, copies, is_staged):
+        """The seconds of so many copies to the GPU, of lines with gaps between."""
         rate = self.staging_in_rate if is_staged else self.in_rate
-        return count / rate + lines * self.line_seconds
+        return nbytes / rate + lines * self.line_seconds + self._staging(copies, is_staged)
 
-    def seconds_out(self, count, lines, is_staged):
+    def seconds_out(self, nbytes, lines, copies, is_staged):
         """The same to the host."""
         rate = self.staging_out_rate if is_staged else self.out_rate
-        return count / rate + lines * self.line_seconds
+        return nbytes / rate + lines * self.line_seconds + self._staging(copies, is_staged)
+
+    def _staging(self, copies, is_staged):
+        return copies * self.staged_copy_seconds if is_staged else 0.0
 
     def boost_of(self, seconds):
         """By what products are faster that take so many seconds at the lower clock."""

@@ -32,6 +32,7 @@ class Operand:
         self.is_shared = x.dim() == 3 and x.stride(0) == 0  # one matrix for all of the batch
         self.is_on_host = self.x.device.type == "cpu"
         self.is_direct = self.is_on_host and is_direct(self.x)
+        self.is_staged = self.is_on_host and not self.is_direct
         self.is_column_major = is_column_major(self.x)
         self.is_copied = self.is_on_host or self.x.device != device
         if self.is_copied:

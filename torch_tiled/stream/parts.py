@@ -12,7 +12,7 @@ from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
 from .sizes import Layout, Sizes, Source, pitch
-from .staging import is_column_major, is_direct
+from .staging import StagingSizes, is_column_major, is_direct
 
 __all__ = [
     "Part",
@@ -37,6 +37,7 @@ class Settings:
         make_queues: a function of a device.
         compute: the (compute capability, SMs), or None for a simulated device.
         are_peers: whether there are several GPUs, and each can read the memory of the others.
+        staging_threads: of the host, that copy for each GPU in each direction.
     """
 
     devices: tuple
@@ -45,6 +46,12 @@ class Settings:
     make_queues: object
     compute: tuple | None
     are_peers: bool = False
+    staging_threads: int = 1
+
+    @property
+    def staging(self):
+        """The StagingSizes of each direction of a GPU."""
+        return StagingSizes(self.machine.staging_bytes // 2, self.staging_threads)
 
 
 @dataclasses.dataclass

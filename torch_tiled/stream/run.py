@@ -114,13 +114,12 @@ class _Run:
     def _run_workers(self, product, queue):
         """Returns (the workers, the exception that ended them or None)."""
         workers, stop = [], threading.Event()
-        staging_bytes = self.settings.machine.staging_bytes
         is_shared = self.settings.are_peers and not product.plan.matrices
         panels = Panels() if is_shared else None
 
         def work(number, device, queues):
             with torch.inference_mode(), queues.context():
-                worker = Worker(product, queues, device, staging_bytes, panels)
+                worker = Worker(product, queues, device, self.settings.staging, panels)
                 workers.append(worker)
                 # GPUs that begin together need the same panels at about the same time.
                 while len(workers) < len(functions) and not stop.wait(1e-3):
@@ -145,7 +144,7 @@ class _Run:
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
             with torch.inference_mode(), queues.context():
-                repair(product, flagged, queues, device, self.settings.machine.staging_bytes)
+                repair(product, flagged, queues, device, self.settings.staging)
         except BaseException as error:
             return _without_frames(error)
         return None

@@ -1,17 +1,27 @@
 """Copies between a panel on the GPU and memory of the host, pinned or not.
 
 A GPU reads pinned memory by itself, at the full rate of the link. Panels of other memory
-(pageable, or a mapped file), and panels without adjacent elements, pass through pinned buffers: a
-thread of the host fills one while the GPU reads another.
+(pageable, or a mapped file), and panels without adjacent elements, pass through pinned buffers,
+which threads of the host fill and empty (csrc/staging/staged_copy.h).
 """
+
+import dataclasses
 
 import torch
 
 from .._op.namespace import operators
 
-__all__ = ["Staging", "copy_direct", "is_column_major", "is_direct"]
+__all__ = [
+    "Staging",
+    "StagingSizes",
+    "copy_direct",
+    "is_column_major",
+    "is_direct",
+    "threads_of",
+]
 
-_BUFFERS = 4
+_BUFFERS = 2
+_MOST_THREADS = 8  # of one direction: they keep the link busy
 
 
 def is_pinned(x):
@@ -49,83 +59,50 @@ def copy_direct(to, source):
         operators._copy_rows_(to_matrix, from_matrix)
 
 
+def threads_of(gpus):
+    """The threads that copy in one direction, of so many GPUs."""
+    return max(1, min(torch.get_num_threads() // (2 * gpus), _MOST_THREADS))
+
+
+@dataclasses.dataclass(frozen=True)
+class StagingSizes:
+    """What one direction of a GPU has.
+
+    Attributes:
+        nbytes: of all buffers together.
+        threads: of the host, that copy.
+    """
+
+    nbytes: int
+    threads: int
+
+
 class Staging:
     """Pinned buffers of one direction, used one after another.
 
     Args:
-        nbytes: of all buffers together.
+        sizes: the StagingSizes.
         queues: the GPU's queues.
         queue: "in" or "out".
         pins: whether the memory is pinned; a simulated device needs none.
     """
 
-    def __init__(self, nbytes, queues, queue, *, pins=True):
-        self._queues, self._queue = queues, queue
-        size = nbytes // _BUFFERS // 512 * 512
-        self._buffers = [
-            torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pins)
-            for _ in range(_BUFFERS)
-        ]
+    def __init__(self, sizes, queues, queue, *, pins=True):
+        self._queues, self._queue, self._threads = queues, queue, sizes.threads
+        kind = {"dtype": torch.uint8, "device": "cpu", "pin_memory": pins}
+        self._buffers = [torch.empty(sizes.nbytes // _BUFFERS, **kind) for _ in range(_BUFFERS)]
         self._events = [None] * _BUFFERS
         self._next = 0
 
-    def copy_in(self, to, source):
-        """Copies the host's matrices to the GPU. Returns once all of them have been read."""
-        for to_piece, from_piece in self._pieces(to, source):
-            index, buffer = self._take(to_piece)
-            buffer.copy_(from_piece)
-            self._queues.run(self._queue, operators._copy_rows_, to_piece, buffer)
+    def copy(self, to, source):
+        """Copies matrices of the host to the GPU, or back.
+
+        Returns once those of the host have been read or written.
+        """
+        for matrices in _matrices(to, source):
+            index, self._next = self._next, (self._next + 1) % _BUFFERS
+            if self._events[index] is not None:
+                self._events[index].synchronize()
+            options = self._buffers[index], self._threads, self._queue == "in"
+            self._queues.run(self._queue, operators._copy_staged_, *matrices, *options)
             self._events[index] = self._queues.record(self._queue)
-
-    def copy_out(self, to, source):
-        """Copies matrices of the GPU to the host. Returns once all of them are there."""
-        under_way = []
-        for to_piece, from_piece in self._pieces(to, source):
-            if len(under_way) == _BUFFERS:
-                self._finish(*under_way.pop(0))
-            index, buffer = self._take(from_piece)
-            self._queues.run(self._queue, operators._copy_rows_, buffer, from_piece)
-            event = self._queues.record(self._queue)
-            under_way.append((to_piece, buffer, event))
-            self._events[index] = event
-        for each in under_way:
-            self._finish(*each)
-
-    @staticmethod
-    def _finish(to, buffer, event):
-        event.synchronize()
-        to.copy_(buffer)
-
-    def _take(self, like):
-        """The next buffer, when its last copy is done, as a matrix of the same shape and order."""
-        index, self._next = self._next, (self._next + 1) % _BUFFERS
-        if self._events[index] is not None:
-            self._events[index].synchronize()
-        elements = self._buffers[index].view(like.dtype)[: like.numel()]
-        rows, cols = like.shape
-        if is_column_major(like):
-            return index, elements.view(cols, rows).mT
-        return index, elements.view(rows, cols)
-
-    def _pieces(self, to, source):
-        """Pairs of parts that fit in a buffer, of adjacent rows or columns."""
-        most = self._buffers[0].numel() // source.element_size()
-        for to_matrix, from_matrix in _matrices(to, source):
-            yield from _cut(to_matrix, from_matrix, most)
-
-
-def _cut(to, source, most):
-    if source.numel() == 0:
-        return
-    if source.numel() <= most:
-        yield to, source
-        return
-    # Along the side whose elements are far apart, as long as one row fits.
-    dim = 1 if is_column_major(source) else 0
-    if source.shape[1 - dim] > most:
-        dim = 1 - dim
-    step = max(most // source.shape[1 - dim], 1)
-    for first in range(0, source.shape[dim], step):
-        length = min(step, source.shape[dim] - first)
-        parts = to.narrow(dim, first, length), source.narrow(dim, first, length)
-        yield from _cut(*parts, most)

@@ -35,7 +35,7 @@ class Worker:
         product: the PlannedProduct.
         queues: those of the GPU.
         device: the GPU.
-        staging_bytes: of pinned memory.
+        staging: the StagingSizes of each direction.
         panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
@@ -46,7 +46,7 @@ class Worker:
 
     fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
 
-    def __init__(self, product, queues, device, staging_bytes, panels=None):
+    def __init__(self, product, queues, device, staging, panels=None):
         self.out, self.plan, self.order = product.c, product.plan, product.order
         self._panels, self._epilogue = panels, product.epilogue.to(device)
         plan, order = self.plan, self.order
@@ -64,15 +64,12 @@ class Worker:
         )
         self._prepared = None, self._nothing  # a column, and what prepare() returned for it
         self._writes_directly = is_direct(self.out)
-        is_staged = not self._writes_directly or not all(
-            x.is_direct for x in (self._a, self._b) if x.is_on_host
-        )
+        is_staged = self._a.is_staged or self._b.is_staged or not self._writes_directly
         self._staging = {}
         if is_staged:
             pins = device.type == "cuda"
             self._staging = {
-                queue: Staging(staging_bytes // 2, queues, queue, pins=pins)
-                for queue in ("in", "out")
+                queue: Staging(staging, queues, queue, pins=pins) for queue in ("in", "out")
             }
 
     def _make_tiles(self, is_cut):
@@ -157,7 +154,7 @@ class Worker:
         """Issues a load from another GPU's copy, or from the host where `source` is None."""
         place = load.operand, load.slot
         arguments = operand, load, self._read.get(place), source, readers
-        if operand.is_on_host and not operand.is_direct:
+        if operand.is_staged:
             future = self._submit("in", self._copy_in, *arguments)
         else:
             future = _Done(self._copy_in(*arguments))
@@ -167,10 +164,11 @@ class Worker:
     def _copy_in(self, operand, load, after, source, readers):
         """Copies a panel to its slot, and returns the event of that."""
         queues = self._queues
-        if after is not None:
-            queues.wait("in", after)
-        for reader in readers:
-            queues.wait("in", reader.result())
+        for event in [after] * (after is not None) + [x.result() for x in readers]:
+            if operand.is_staged:  # threads that copy do not wait for products
+                event.synchronize()
+            else:
+                queues.wait("in", event)
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
@@ -182,8 +180,8 @@ class Worker:
                 queues.copy_from_peer("in", target, _part_of(source.memory, load, operand))
             elif operand.is_direct:
                 queues.run("in", copy_direct, target, panel)
-            elif operand.is_on_host:
-                self._staging["in"].copy_in(target, panel)
+            elif operand.is_staged:
+                self._staging["in"].copy(target, panel)
             else:
                 queues.run("in", target.copy_, panel)
         return queues.record("in")
@@ -223,12 +221,13 @@ class Worker:
 
     def _copy_out(self, step, tile, event):
         """Copies a tile to the result, and returns the event of that."""
-        self._queues.wait("out", event)
         to = self.tile_of(self.out, step.row, step.col)
         if self._writes_directly:
+            self._queues.wait("out", event)
             self._queues.run("out", copy_direct, to, tile)
         else:
-            self._staging["out"].copy_out(to, tile)
+            event.synchronize()  # threads that copy do not wait for products
+            self._staging["out"].copy(to, tile)
         return self._queues.record("out")
 
     def _finish_stores(self):
