@@ -21,7 +21,7 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # that show bits, b
 SHORT_SECONDS, MORE = 0.2, 3
 XT_BLOCKS = (4096, 8192)
 LINK_BYTES = 1 << 32  # that a measurement of the link moves, at most
-STAGING_BYTES = 64 << 20  # of one direction
+STAGING_BYTES = 32 << 20  # of one direction
 
 
 @dataclass

@@ -82,16 +82,22 @@ void copy_staged_(const Tensor& to, const Tensor& from, const Tensor& buffer, in
   check_matrices(op, to, from);
   if (threads < 1) fail(op, "threads is " + std::to_string(threads) + "; it must be at least 1");
   const int64_t bytes = buffer.numel() * readable(buffer).element_size;
-  if (buffer.is_cuda() || !buffer.is_contiguous() || bytes < least_slots_bytes(threads)) {
+  if (buffer.is_cuda() || !buffer.is_contiguous() || bytes / kLeastBytes < threads) {
     fail(op, "buffer has " + std::to_string(bytes) + " bytes on " + device_name(buffer) +
-                 "; it must be contiguous memory of the host, at least " +
-                 std::to_string(least_slots_bytes(threads)) +
-                 " bytes for threads = " + std::to_string(threads));
+                 " and threads is " + std::to_string(threads) +
+                 "; it must be contiguous memory of the host, of " + std::to_string(kLeastBytes) +
+                 " bytes or more for each thread");
+  }
+  const Tensor& on_gpu = to_gpu ? to : from;
+  const Tensor& on_host = to_gpu ? from : to;
+  if (on_host.is_cuda()) {
+    fail(op, "to is on " + device_name(to) + " and from is on " + device_name(from) +
+                 "; with to_gpu = " + (to_gpu ? "True, from" : "False, to") +
+                 " must be on the host");
   }
   if (to.size(0) == 0 || to.size(1) == 0) return;
   const MatrixCopy copy = make_copy(op, to, from, to_gpu);
   char* memory = static_cast<char*>(buffer.mutable_data_ptr());
-  const Tensor& on_gpu = to_gpu ? to : from;
   if (!on_gpu.is_cuda()) {
     copy_staged(copy, memory, bytes, threads, [&] { return host_slot_copies(to_gpu); });
     return;

@@ -17,8 +17,10 @@ void copy_rows_(const Tensor& to, const Tensor& from);
 
 // Copies a matrix to the GPU, or from it, by several threads of the host, if elements of its rows
 // or those of its columns are adjacent on the GPU. They pass through `buffer`, pinned memory that
-// the GPU reads or writes on its current stream. Returns when the host's matrix has been read or
-// written; copies from the buffer to the GPU follow in the stream's order.
+// the GPU reads or writes on its current stream. `to_gpu` says which side is the GPU's, also where
+// the host plays it. Returns when the host's matrix has been read or written. Copies from the
+// buffer to the GPU follow in the stream's order: until then nobody else may write the buffer, and
+// another call may have it from the same thread of the host alone, with the same number of threads.
 void copy_staged_(const Tensor& to, const Tensor& from, const Tensor& buffer, int64_t threads,
                   bool to_gpu);
 

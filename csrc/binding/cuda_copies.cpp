@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <stdexcept>
@@ -33,8 +32,9 @@ void copy_rows(char* host, int64_t host_pitch, char* gpu, int64_t gpu_pitch, int
                  : cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, stream));
 }
 
-// The events of a thread of the host, one for each slot. They are kept for the next call, since the
-// driver makes events one at a time.
+// The events of a thread of the host, one for each slot. They are kept for the next call, which
+// waits for them. Threads that make events at the same time would halve the rate of short copies,
+// too.
 class Events {
  public:
   // Those of the calling thread, whose current device is `device`.
@@ -77,28 +77,31 @@ class CudaSlotCopies : public SlotCopies {
             int64_t rows) override {
     copy_rows(in_slot, row_bytes, on_gpu, gpu_pitch, row_bytes, rows, to_gpu_, stream_);
     check(cudaEventRecord(events_[slot], stream_));
-    used_ = std::max(used_, slot + 1);
   }
 
   void wait(int slot) override {
-    if (slot >= used_) return;
+    const auto begin = Clock::now();
     cudaError_t status = cudaSuccess;
     while ((status = cudaEventQuery(events_[slot])) == cudaErrorNotReady) {
       cudaGetLastError();  // "not ready" is no error for the next caller
-      const auto next = Clock::now() + kBetweenQueries;       // the driver answers one at a time
-      while (Clock::now() < next) std::this_thread::yield();  // to threads that copy
+      const auto now = Clock::now();
+      if (now - begin > kAwake) {  // the copy waits for a product
+        std::this_thread::sleep_for(kAsleep);
+        continue;
+      }
+      // Queries without a pause slow the copies of other threads.
+      while (Clock::now() < now + kBetweenQueries) std::this_thread::yield();
     }
     check(status);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::microseconds kBetweenQueries{5};
+  static constexpr std::chrono::microseconds kBetweenQueries{5}, kAwake{500}, kAsleep{100};
 
   cudaStream_t stream_;
   const Events& events_;
   bool to_gpu_;
-  int used_ = 0;  // slots
 };
 
 }  // namespace

@@ -35,7 +35,7 @@ class SlotCopies {
   // Copies `rows` rows of `row_bytes` bytes, which follow one another in the slot.
   virtual void copy(int slot, char* in_slot, char* on_gpu, int64_t gpu_pitch, int64_t row_bytes,
                     int64_t rows) = 0;
-  // Waits until the last copy of the slot is done, if there was one.
+  // Waits until the last copy of the slot is done, if there was one in this call or an earlier one.
   virtual void wait(int slot) = 0;
 };
 using MakeSlotCopies = std::function<std::unique_ptr<SlotCopies>()>;
@@ -43,13 +43,14 @@ using MakeSlotCopies = std::function<std::unique_ptr<SlotCopies>()>;
 // Where the host plays the GPU: copies that are done at once.
 std::unique_ptr<SlotCopies> host_slot_copies(bool to_gpu);
 
-constexpr int kSlots = 4;  // of a thread
-// The least memory for so many threads.
-constexpr int64_t least_slots_bytes(int64_t threads) { return threads * kSlots * 64; }
+constexpr int kSlots = 4;                     // of a thread
+constexpr int64_t kLeastBytes = kSlots * 64;  // of memory, for a thread
 
 // Makes a copy by several threads, each of which calls make_copies() and has slots in `memory`. The
 // GPU's side has rows, and the host's any strides. Returns when the host's side has been read or
-// written; copies from the slots to the GPU may still be under way.
+// written. Copies from the slots to the GPU may still be under way then: the next call waits for
+// those of a slot before it fills it, if it comes from the same thread, with the same memory and
+// number of threads.
 void copy_staged(const MatrixCopy& copy, char* memory, int64_t bytes, int64_t threads,
                  const MakeSlotCopies& make_copies);
 

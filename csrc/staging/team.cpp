@@ -2,12 +2,15 @@
 
 #include <chrono>
 #include <memory>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 namespace tiled {
 namespace {
 
-// Threads that sleep are woken much later than the next copy of a panel begins.
+// How long threads wait awake. The next copy of a panel often begins before a thread that sleeps
+// would be awake.
 constexpr std::chrono::microseconds kAwake{500};
 
 // Waits until is_done() holds, awake at first.
@@ -42,14 +45,18 @@ Team::~Team() {
 void Team::run(int members, const std::function<void(int)>& body) {
   while (static_cast<int>(threads_.size()) < members - 1) {
     const int member = static_cast<int>(threads_.size()) + 1;
-    threads_.emplace_back([this, member] { work(member); });
+    try {
+      threads_.emplace_back([this, member] { work(member); });
+    } catch (const std::system_error&) {  // a limit of the process or of the system
+      members = member;
+    }
   }
   body_ = &body;
   running_ = members - 1;
   if (members > 1) begin(members);
   call(0);
   wait(mutex_, end_, [&] { return running_ == 0; });
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (!error_.empty()) throw std::runtime_error(std::exchange(error_, ""));
 }
 
 void Team::begin(int members) {
@@ -76,9 +83,9 @@ void Team::work(int member) {
 void Team::call(int member) {
   try {
     (*body_)(member);
-  } catch (...) {
+  } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
-    error_ = std::current_exception();
+    error_ = error.what();
   }
 }
 

@@ -6,9 +6,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,17 +23,20 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   // Calls body(0) to body(members - 1) at the same time, body(0) in this thread, and returns when
-  // all have returned. Throws what one of them threw.
+  // all have returned. There are fewer members where the system makes no more threads. Throws a
+  // std::runtime_error with the text of an exception of one of them.
   void run(int members, const std::function<void(int)>& body);
 
  private:
-  // A process that was forked has no such threads, and what they wait for stays as it was.
+  // In a process that was forked the threads do not exist, and to join them would take for ever. A
+  // team from before the fork is not destroyed there.
   struct End {
     void operator()(Team* team) const;
   };
   // What the threads wait for: the number of a call of run(), and how many members it has.
   struct Call {
-    int32_t number, members;
+    uint32_t number;
+    int members;
     bool operator==(const Call&) const = default;
   };
   static constexpr int kOver = -1;  // members, when the threads are to end
@@ -51,7 +54,7 @@ class Team {
   const std::function<void(int)>* body_ = nullptr;
   std::mutex mutex_;  // of the changes to call_ and running_ that threads sleep for, and of error_
   std::condition_variable begin_, end_;
-  std::exception_ptr error_;
+  std::string error_;
 };
 
 }  // namespace tiled

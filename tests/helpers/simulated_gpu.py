@@ -132,7 +132,7 @@ def _copy_from_peer(to, source):
 
 
 def _check_copy(function, arguments):
-    """Checks what a copy between the host and a GPU asks of strides (csrc/binding/stream.cpp)."""
+    """Checks what a copy between the host and a GPU asks of strides (csrc/binding/copies.cpp)."""
     if function not in (copy_direct, operators._copy_staged_):
         return
     to, source = (x if x.dim() == 3 else x[None] for x in arguments[:2])
@@ -150,11 +150,11 @@ def _has_adjacent_rows(x):
     )
 
 
-def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=False):
+def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 15, are_peers=False):
     """Returns (Settings of simulated GPUs, the list of their queues)."""
     # The host takes no time, and the GPU keeps its lower clock.
     no_time = {"step_seconds": 0, "start_seconds": 0, "call_seconds": 0}
-    machine = Machine(staging_bytes=staging_bytes, boost=1, **no_time)
+    machine = Machine(staging_bytes=staging_bytes, staging_threads=3, boost=1, **no_time)
     made, lock = [], threading.RLock()
 
     def make_queues(device):
@@ -162,7 +162,7 @@ def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 16, are_peers=Fal
         return made[-1]
 
     devices = (torch.device("cpu"),) * workers
-    return Settings(devices, budget, machine, make_queues, None, are_peers, 3), made
+    return Settings(devices, budget, machine, make_queues, None, are_peers), made
 
 
 __all__ = ["SimulatedQueues", "operators", "simulated"]

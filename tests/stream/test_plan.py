@@ -229,6 +229,33 @@ def test_staged_memory_is_slower():
     assert pinned.staging_seconds == 0 and ", staging" not in str(pinned)
 
 
+def test_fewer_threads_stage_more_slowly():
+    order = parts_module.order_of(torch.float32, (4096,) * 3, "fp32", "auto", (90, 132))
+    pinned = sizes_of(order, 4096, 4096, 4096)
+    a, b = (dataclasses.replace(x, is_staged=True) for x in (pinned.a, pinned.b))
+    staged = dataclasses.replace(pinned, a=a, b=b)
+    seconds = []
+    for threads in (8, 4, 1):
+        machine = dataclasses.replace(Machine(), staging_threads=threads, staged_copy_seconds=0)
+        found = plan_module.make_plan(staged, machine, GIB)
+        assert found.in_seconds >= found.bytes_in / (Machine().staging_in_rate * threads / 8)
+        seconds.append(found.seconds)
+    assert seconds == sorted(seconds)
+    assert plan_module.make_plan(pinned, machine, GIB).seconds < seconds[0]
+
+
+def test_each_direction_that_is_staged_has_pinned_memory():
+    x, pinned = torch.empty(500, 500), meta(500, 500)
+    one = Machine().staging_bytes
+    for a, b, out, nbytes in [
+        (x, x, x, 2 * one),
+        (x, pinned, pinned, one),
+        (pinned, pinned, x, one),
+        (pinned, pinned, pinned, 0),
+    ]:
+        assert plan(a, b, GIB, out=out.clone()).pinned_bytes == nbytes
+
+
 def test_both_directions_of_staging_share_a_rate():
     """Staging in both directions shares the rate of the host's memory."""
     n = 3000

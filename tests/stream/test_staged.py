@@ -2,15 +2,21 @@
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.needs import needs_cuda
 
 from torch_tiled._op.namespace import operators
+from torch_tiled.stream.queues import CudaQueues
+from torch_tiled.stream.staging import Staging, StagingSizes
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 UNTOUCHED = 7
@@ -96,10 +102,11 @@ def test_many_pieces_of_each_thread():
 
     def copy(to, x, to_gpu):
         try:
+            memory = staging_memory(4, 10000, "cuda")
             with torch.cuda.stream(torch.cuda.Stream()):
                 for _ in range(5):
-                    operators._copy_staged_(to, x, staging_memory(4, 10000, "cuda"), 4, to_gpu)
-                    torch.cuda.current_stream().synchronize()
+                    operators._copy_staged_(to, x, memory, 4, to_gpu)
+                torch.cuda.current_stream().synchronize()
         except BaseException as error:
             errors.append(error)
 
@@ -114,8 +121,30 @@ def test_many_pieces_of_each_thread():
     assert torch.equal(there.cpu(), source) and torch.equal(back, source)
 
 
+@needs_cuda
+@pytest.mark.parametrize("threads", [1, 3])
+def test_slots_that_the_gpu_has_not_read_yet(threads):
+    """The next call fills a slot once the copy of the last one is done, however late that is."""
+    queues = CudaQueues(torch.device("cuda", 0))
+    staging = Staging(StagingSizes(threads * 4 * 4096, threads), queues, "in")
+    sources = [torch.randn(threads * 4, 1024) for _ in range(5)]  # each takes all slots
+    there = [torch.full((threads * 4, 1024), torch.nan, device="cuda") for _ in sources]
+    torch.cuda.synchronize()
+    queues.run("in", torch.cuda._sleep, 10**8)
+    for to, source in zip(there, sources, strict=True):
+        staging.copy(to, source)
+    queues.synchronize()
+    for to, source in zip(there, sources, strict=True):
+        assert torch.equal(to.cpu(), source)
+
+
 def count_of_threads():
-    return len(os.listdir("/proc/self/task"))
+    """The threads of this process, once none has ended for a while."""
+    counts = [0]
+    while counts[-20:] != counts[-1:] * 20:
+        counts.append(len(os.listdir("/proc/self/task")))
+        time.sleep(1e-3)
+    return counts[-1]
 
 
 def copy_by(threads):
@@ -136,21 +165,44 @@ def test_threads_end_with_the_one_that_calls():
     thread.start()
     thread.join()
     assert during == [before + 8] * 3
-    deadline = time.monotonic() + 60  # join() returns a little before the system's thread ends
-    while count_of_threads() > before and time.monotonic() < deadline:
-        time.sleep(1e-3)
     assert count_of_threads() == before
 
 
-def test_a_process_that_was_forked():
+def run_program(text):
+    """Runs a program that may copy_by() so many threads, and checks that it ends well."""
+    program = [sys.executable, "-c", f"from stream.test_staged import *\n{text}"]
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    found = subprocess.run(
+        program, env=os.environ | {"PYTHONPATH": path}, timeout=120, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("threads", [0, 2, 4])
+def test_a_process_that_was_forked(threads):
     """It has none of the threads, makes its own, and ends."""
-    copy_by(3)
-    child = os.fork()
-    if child == 0:
-        copy_by(2)
-        copy_by(4)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    used = f"copy_by({threads})" if threads else ""
+    run_program(f"""
+copy_by(3)
+if os.fork() == 0:
+    {used or "pass"}
+else:
+    copy_by(5)
+    assert os.wait()[1] == 0
+""")
+
+
+def test_a_limit_of_threads():
+    """Those that there are do the work. A thread takes 8 MiB of addresses or more for its stack."""
+    run_program("""
+import resource
+copy_by(2)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+most = pages * resource.getpagesize() + 2**24
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+copy_by(50)
+assert count_of_threads() < 50
+""")
 
 
 X = torch.randn(4, 5)
@@ -162,7 +214,8 @@ X = torch.randn(4, 5)
         ((torch.empty(4, 6), X, 1, 256), r"to is \(4, 6\) and from is \(4, 5\)"),
         ((torch.empty(4, 5).double(), X, 1, 256), r"to is torch.float64 and from is torch.float32"),
         ((torch.empty(4, 5), X, 0, 256), "threads is 0; it must be at least 1"),
-        ((torch.empty(4, 5), X, 3, 767), "buffer has 767 bytes on cpu; .* at least 768 bytes"),
+        ((torch.empty(4, 5), X, 3, 767), "buffer has 767 bytes on cpu and threads is 3; .* 256"),
+        ((torch.empty(4, 5), X, 1 << 56, 767), "threads is 72057594037927936; .* for each"),
         ((torch.empty(8, 10)[::2, ::2], X, 1, 256), "neither rows nor columns of the GPU's matrix"),
     ],
 )
@@ -171,3 +224,12 @@ def test_what_is_refused(arguments, sentence):
     memory = torch.empty(nbytes, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match=sentence):
         operators._copy_staged_(to, x, memory, threads, True)
+
+
+@needs_cuda
+@pytest.mark.parametrize("to_gpu", [False, True])
+def test_memory_of_a_gpu_on_the_hosts_side(to_gpu):
+    memory, x = staging_memory(1, 64, "cuda"), X.cuda()
+    to, source = (torch.empty_like(x), x) if to_gpu else (x, X)
+    with pytest.raises(RuntimeError, match="with to_gpu = .* must be on the host"):
+        operators._copy_staged_(to, source, memory, 1, to_gpu)

@@ -207,15 +207,8 @@ def _settings(problem, devices, max_device_bytes, *, is_plan=False):
     else:
         budget = given
     kind = kinds.pop()
-    return Settings(
-        tuple(found),
-        budget,
-        Machine(device=kind),
-        CudaQueues,
-        kind,
-        are_peers=_are_peers(found),
-        staging_threads=threads_of(len(found)),
-    )
+    machine = Machine(device=kind, staging_threads=threads_of(len(found)))
+    return Settings(tuple(found), budget, machine, CudaQueues, kind, _are_peers(found))
 
 
 def _are_peers(devices):

@@ -166,20 +166,21 @@ class Candidate:
         lines = source.layout.lines((rows, depth), (source.rows, self.sizes.k))
         return self._in_seconds(source, matrices * rows * depth, matrices * lines, 1)
 
-    def _in_seconds(self, source, elements, lines, copies):
+    def _in_seconds(self, source, elements, lines, panels):
         if source.is_on_gpu:
             return 0.0
-        count = elements * self.sizes.element_bytes
-        return self.machine.seconds_in(count, lines, copies, source.is_staged)
+        nbytes = elements * self.sizes.element_bytes
+        return self.machine.seconds_in(nbytes, lines, panels, source.is_staged)
 
     def store_seconds(self, matrices, rows, cols):
         """The seconds in which a tile reaches the host."""
         lines = self.sizes.out_layout.lines((rows, cols), (self.sizes.m, self.sizes.n))
         return self._out_seconds(matrices * rows * cols, matrices * lines, 1)
 
-    def _out_seconds(self, elements, lines, copies):
+    def _out_seconds(self, elements, lines, tiles):
         s = self.sizes
-        return self.machine.seconds_out(elements * s.out_bytes, lines, copies, s.out_is_staged)
+        nbytes = elements * s.out_bytes
+        return self.machine.seconds_out(nbytes, lines, tiles, s.out_is_staged)
 
     @functools.cached_property
     def transfer_seconds(self):
@@ -192,10 +193,10 @@ class Candidate:
             lines = source.layout.lines(part, (source.rows, s.k))
             lines *= self.slices if source.layout.is_row_major else panels
             if self.matrices:
-                copies = 1 if source.is_shared else self.grid.tile_count
+                count = 1 if source.is_shared else self.grid.tile_count
             else:
-                copies = panels * self.slices
-            transfers_in += self._in_seconds(source, total * s.k, lines, copies)
+                count = panels * self.slices
+            transfers_in += self._in_seconds(source, total * s.k, lines, count)
         lines = 0
         if s.out_layout.lines(self.tile, (s.m, s.n)):
             tiles = math.ceil(s.m / rows), math.ceil(s.n / cols)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..ops import explain
+from .staging import MOST_THREADS
 
 _CLOCK = 1.4e9  # by which the cycles of explain() are seconds, under the GPU's power limit
 _LONGEST = 1 << 20
@@ -31,10 +32,12 @@ class Machine:
     Attributes:
         device: (compute capability, SMs) of the GPU.
         in_rate, out_rate: bytes a second between pinned memory and the GPU.
-        staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory.
+        staging_in_rate, staging_out_rate: the same for pageable memory, through pinned memory, by
+            MOST_THREADS threads of the host in each direction; by fewer, in proportion.
+        staging_threads: how many there are, for each GPU.
         staging_rate: bytes a second that the host copies for both directions of all GPUs together.
-        staged_copy_seconds: what each copy of a panel or a tile through pinned memory takes more.
-        staging_bytes: the pinned memory for that, of each GPU.
+        staged_copy_seconds: what a panel or a tile takes beside that, by staging.
+        staging_bytes: the pinned memory for that, of each direction of a GPU.
         memory_rate: bytes a second of the GPU's memory.
         boost: how many times as fast products are at first, before the GPU's power limit lowers its
             clock.
@@ -52,7 +55,8 @@ class Machine:
     staging_out_rate: float = 42e9
     staging_rate: float = 72e9
     staged_copy_seconds: float = 1e-3
-    staging_bytes: int = 128 * MIB
+    staging_threads: int = MOST_THREADS
+    staging_bytes: int = 32 * MIB
     memory_rate: float = 3.5e12
     line_seconds: float = 25e-9
     boost: float = 1.25
@@ -61,18 +65,29 @@ class Machine:
     start_seconds: float = 1.5e-3
     call_seconds: float = 1.5e-3
 
-    def seconds_in(self, nbytes, lines, copies, is_staged):
-        """The seconds of so many copies to the GPU, of lines with gaps between."""
+    def seconds_in(self, nbytes, lines, panels, is_staged):
+        """The seconds in which panels reach the GPU.
+
+        Args:
+            nbytes: of all of them.
+            lines: with gaps between, of all of them.
+            panels: how many there are.
+            is_staged: whether they pass through pinned memory.
+        """
         rate = self.staging_in_rate if is_staged else self.in_rate
-        return nbytes / rate + lines * self.line_seconds + self._staging(copies, is_staged)
+        return self._seconds(rate, nbytes, lines, panels, is_staged)
 
-    def seconds_out(self, nbytes, lines, copies, is_staged):
-        """The same to the host."""
+    def seconds_out(self, nbytes, lines, tiles, is_staged):
+        """The same of tiles, to the host."""
         rate = self.staging_out_rate if is_staged else self.out_rate
-        return nbytes / rate + lines * self.line_seconds + self._staging(copies, is_staged)
+        return self._seconds(rate, nbytes, lines, tiles, is_staged)
 
-    def _staging(self, copies, is_staged):
-        return copies * self.staged_copy_seconds if is_staged else 0.0
+    def _seconds(self, rate, nbytes, lines, count, is_staged):
+        seconds = lines * self.line_seconds
+        if is_staged:
+            rate *= self.staging_threads / MOST_THREADS
+            seconds += count * self.staged_copy_seconds
+        return seconds + nbytes / rate
 
     def boost_of(self, seconds):
         """By what products are faster that take so many seconds at the lower clock."""

@@ -37,7 +37,6 @@ class Settings:
         make_queues: a function of a device.
         compute: the (compute capability, SMs), or None for a simulated device.
         are_peers: whether there are several GPUs, and each can read the memory of the others.
-        staging_threads: of the host, that copy for each GPU in each direction.
     """
 
     devices: tuple
@@ -46,12 +45,11 @@ class Settings:
     make_queues: object
     compute: tuple | None
     are_peers: bool = False
-    staging_threads: int = 1
 
     @property
     def staging(self):
         """The StagingSizes of each direction of a GPU."""
-        return StagingSizes(self.machine.staging_bytes // 2, self.staging_threads)
+        return StagingSizes(self.machine.staging_bytes, self.machine.staging_threads)
 
 
 @dataclasses.dataclass

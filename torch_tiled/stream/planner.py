@@ -299,7 +299,7 @@ def _plan_of(candidate, workers):
     s, machine = candidate.sizes, candidate.machine
     a_bytes, b_bytes, out_bytes, passes = candidate.moved
     transfers_in, out_seconds = candidate.transfer_seconds
-    is_staged = s.a.is_staged or s.b.is_staged or s.out_is_staged
+    directions = (s.a.is_staged or s.b.is_staged) + s.out_is_staged  # that are staged
     return Plan(
         shape=(s.batch, s.m, s.n, s.k),
         tile=candidate.tile,
@@ -312,7 +312,7 @@ def _plan_of(candidate, workers):
         bytes_in=a_bytes * (not s.a.is_on_gpu) + b_bytes * (not s.b.is_on_gpu),
         bytes_out=out_bytes,
         device_bytes=candidate.device_bytes,
-        pinned_bytes=machine.staging_bytes if is_staged else 0,
+        pinned_bytes=machine.staging_bytes * directions,
         passes_a=passes[0] * (not s.a.is_on_gpu),
         passes_b=passes[1] * (not s.b.is_on_gpu),
         seconds=candidate.seconds(workers),

@@ -12,6 +12,7 @@ import torch
 from .._op.namespace import operators
 
 __all__ = [
+    "MOST_THREADS",
     "Staging",
     "StagingSizes",
     "copy_direct",
@@ -20,8 +21,7 @@ __all__ = [
     "threads_of",
 ]
 
-_BUFFERS = 2
-_MOST_THREADS = 8  # of one direction: they keep the link busy
+MOST_THREADS = 8  # of one direction: they keep the link busy
 
 
 def is_pinned(x):
@@ -61,7 +61,7 @@ def copy_direct(to, source):
 
 def threads_of(gpus):
     """The threads that copy in one direction, of so many GPUs."""
-    return max(1, min(torch.get_num_threads() // (2 * gpus), _MOST_THREADS))
+    return max(1, min(torch.get_num_threads() // (2 * gpus), MOST_THREADS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class StagingSizes:
     """What one direction of a GPU has.
 
     Attributes:
-        nbytes: of all buffers together.
+        nbytes: of pinned memory.
         threads: of the host, that copy.
     """
 
@@ -78,7 +78,9 @@ class StagingSizes:
 
 
 class Staging:
-    """Pinned buffers of one direction, used one after another.
+    """Pinned memory of one direction, and the threads that copy through it.
+
+    It is used by one thread (csrc/binding/copies.h says why).
 
     Args:
         sizes: the StagingSizes.
@@ -90,19 +92,13 @@ class Staging:
     def __init__(self, sizes, queues, queue, *, pins=True):
         self._queues, self._queue, self._threads = queues, queue, sizes.threads
         kind = {"dtype": torch.uint8, "device": "cpu", "pin_memory": pins}
-        self._buffers = [torch.empty(sizes.nbytes // _BUFFERS, **kind) for _ in range(_BUFFERS)]
-        self._events = [None] * _BUFFERS
-        self._next = 0
+        self._memory = torch.empty(sizes.nbytes, **kind)
 
     def copy(self, to, source):
         """Copies matrices of the host to the GPU, or back.
 
         Returns once those of the host have been read or written.
         """
+        options = self._memory, self._threads, self._queue == "in"
         for matrices in _matrices(to, source):
-            index, self._next = self._next, (self._next + 1) % _BUFFERS
-            if self._events[index] is not None:
-                self._events[index].synchronize()
-            options = self._buffers[index], self._threads, self._queue == "in"
             self._queues.run(self._queue, operators._copy_staged_, *matrices, *options)
-            self._events[index] = self._queues.record(self._queue)

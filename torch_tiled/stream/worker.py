@@ -64,13 +64,16 @@ class Worker:
         )
         self._prepared = None, self._nothing  # a column, and what prepare() returned for it
         self._writes_directly = is_direct(self.out)
-        is_staged = self._a.is_staged or self._b.is_staged or not self._writes_directly
-        self._staging = {}
-        if is_staged:
-            pins = device.type == "cuda"
-            self._staging = {
-                queue: Staging(staging, queues, queue, pins=pins) for queue in ("in", "out")
-            }
+        is_staged = {
+            "in": self._a.is_staged or self._b.is_staged,
+            "out": not self._writes_directly,
+        }
+        pins = device.type == "cuda"
+        self._staging = {
+            queue: Staging(staging, queues, queue, pins=pins)
+            for queue in is_staged
+            if is_staged[queue]
+        }
 
     def _make_tiles(self, is_cut):
         """Allocates tiles of C, and the sums of one whose K is cut."""
@@ -165,7 +168,8 @@ class Worker:
         """Copies a panel to its slot, and returns the event of that."""
         queues = self._queues
         for event in [after] * (after is not None) + [x.result() for x in readers]:
-            if operand.is_staged:  # threads that copy do not wait for products
+            # In the queue, pieces of all threads that copy would stand behind the product.
+            if operand.is_staged:
                 event.synchronize()
             else:
                 queues.wait("in", event)
@@ -226,7 +230,7 @@ class Worker:
             self._queues.wait("out", event)
             self._queues.run("out", copy_direct, to, tile)
         else:
-            event.synchronize()  # threads that copy do not wait for products
+            event.synchronize()  # as for copies in
             self._staging["out"].copy(to, tile)
         return self._queues.record("out")
 
