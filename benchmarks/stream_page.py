@@ -1,24 +1,29 @@
 """The generated parts of docs/guide/stream.md: tables and a plot, from results of bench_stream.py.
 
-The page has tables only where the results are there. Its blocks are called stream_source,
-stream_rates, stream_errors and stream_links.
+The page has tables only where the results are there: those of NAME, and for the ways of PEERS those
+of PEERS_NAME, another run. BLOCKS has the names of its blocks.
 """
 
 from pathlib import Path
 
 import plots
 from pages import figure, measured_on, table
-from rows import select
+from rows import read, select
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guide" / "stream.md"
 PLOT = PAGE.with_name("stream_sizes.svg")
-NAME = "stream"  # of the results
+NAME, PEERS_NAME = "stream", "stream_peers"  # of the results
+PEERS = ("loop", "loop_tf32", "cublasxt")
 
 # The ways of a plot, with the style of their lines.
 STYLES = {
     "stream": ("streamed", {"color": plots.BLUE, "marker": "o", "linewidth": 2}),
     "in_core": ("within the GPU", {"color": plots.BLACK, "marker": "s", "linestyle": "--"}),
     "pageable": ("streamed, pageable", {"color": plots.BLUE, "marker": "o", "linestyle": ":"}),
+    "two_gpus": (
+        "streamed, two GPUs",
+        {"color": plots.PURPLE, "marker": "o", "linestyle": "-."},
+    ),
     "loop": ("loop", {"color": plots.ORANGE, "marker": "^"}),
     "loop_tf32": ("loop, TF32", {"color": plots.GREEN, "marker": "D"}),
     "cublasxt": ("cublasXt", {"color": plots.VERMILION, "marker": "v"}),
@@ -26,8 +31,21 @@ STYLES = {
 DTYPE_STYLES = {"float32": plots.BLUE, "bfloat16": plots.VERMILION}
 
 
+def read_results(folder: Path) -> dict | None:
+    """The results of a folder: those of peers are in "peers". None where there are none."""
+    found, peers = (folder / f"{name}.json" for name in (NAME, PEERS_NAME))
+    if not found.exists():
+        return None
+    return read(found) | {"peers": read(peers) if peers.exists() else None}
+
+
 def _products(measured: dict) -> list[dict]:
-    return [row for row in measured["rows"] if row["way"] != "link"]
+    """The rows of products, those of peers from their own run where there is one."""
+    rows = [row for row in measured["rows"] if row["way"] != "link"]
+    if not measured.get("peers"):
+        return rows
+    theirs = [row for row in measured["peers"]["rows"] if row["way"] in PEERS]
+    return [row for row in rows if row["way"] not in PEERS] + theirs
 
 
 def _kinds(measured: dict) -> list[tuple[str, int]]:
@@ -70,35 +88,53 @@ def hidden(measured: dict, dtype: str, size: int) -> float | None:
 def write_source(measured: dict) -> str:
     header = measured["header"]
     budget = f"{header['budget'] / 2**30:.3g} GiB"
-    return f"{measured_on(header)}, with `max_device_bytes` of {budget}."
+    text = f"{measured_on(header)}, with `max_device_bytes` of {budget}."
+    if measured.get("peers"):
+        theirs = measured_on(measured["peers"]["header"])
+        text += f" The loop and cublasXt were {theirs[0].lower()}{theirs[1:]}."
+    return text
 
 
 def write_rates(measured: dict) -> str:
-    """TFLOP/s of every way; of the streamed products also their time, and what was predicted."""
-    others = ("in_core", "pageable", "two_gpus", "loop", "loop_tf32", "cublasxt")
-    present = {row["way"] for row in _products(measured)}
-    others = [way for way in others if way in present]
-    names = {way: name for way, (name, _) in STYLES.items()} | {"two_gpus": "two GPUs"}
+    """TFLOP/s of every way, beside those of the streamed product."""
+    others = [way for way in _present(measured) if way != "stream"]
     lines = []
     for dtype, size in _kinds(measured):
         ours = _row(measured, "stream", dtype, size)
         rates = (_row(measured, way, dtype, size)["tflops"] for way in others)
-        plan = ours["plan"] or {}
         lines.append(
             [
-                *(dtype, str(size), figure(ours["seconds"]), figure(plan.get("seconds"))),
-                *(figure(ours["tflops"]), *(figure(rate) for rate in rates)),
+                *(dtype, str(size), figure(ours["tflops"]), *(figure(rate) for rate in rates)),
                 *(figure(ours["ratio"], ".2f"), figure(hidden(measured, dtype, size), ".2f")),
             ]
         )
-    headings = ["dtype", "m = n = k", "seconds", "predicted", "streamed, TFLOP/s"]
-    headings += [names[way] for way in others]
+    headings = ["dtype", "m = n = k", "streamed, TFLOP/s", *(STYLES[way][0] for way in others)]
     return table([*headings, "speed / that within the GPU", "transfers hidden"], 1, lines)
+
+
+def _present(measured: dict) -> list[str]:
+    """The ways that were measured."""
+    present = {row["way"] for row in _products(measured)}
+    return [way for way in STYLES if way in present]
+
+
+def write_seconds(measured: dict) -> str:
+    """The seconds of every way with a plan, and what the plan predicted."""
+    ways = [way for way in _present(measured) if way in ("stream", "pageable", "two_gpus")]
+    lines = []
+    for dtype, size in _kinds(measured):
+        line = [dtype, str(size)]
+        for way in ways:
+            row = _row(measured, way, dtype, size)
+            line += [figure(row["seconds"]), figure((row["plan"] or {}).get("seconds"))]
+        lines.append(line)
+    names = [x for way in ways for x in (f"{STYLES[way][0]}, s", "predicted")]
+    return table(["dtype", "m = n = k", *names], 1, lines)
 
 
 def write_errors(measured: dict) -> str:
     """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
-    ways = [way for way in STYLES if way in {row["way"] for row in _products(measured)}]
+    ways = _present(measured)
     lines = []
     for dtype, size in _kinds(measured):
         found = [_row(measured, way, dtype, size) for way in ways]
@@ -158,6 +194,7 @@ def draw(measured: dict, path: Path) -> None:
 BLOCKS = {
     "stream_source": write_source,
     "stream_rates": write_rates,
+    "stream_seconds": write_seconds,
     "stream_errors": write_errors,
     "stream_links": write_links,
 }

@@ -5,8 +5,9 @@
 
 The folder has hopper.json, float64.json and complex.json of bench_matmul.py, errors_hopper.json of
 error_study.py, survey_odd.json and survey_eights.json of an older survey.py, any number of
-survey_<precision or dtype>_<seed>.json of survey.py, and stream.json of bench_stream.py where that
-one was measured. tests/project/test_pages.py fails where a page differs from these.
+survey_<precision or dtype>_<seed>.json of survey.py, and of bench_stream.py stream.json and
+stream_peers.json where they were measured. tests/project/test_pages.py fails where a page differs
+from these.
 """
 
 import argparse
@@ -74,8 +75,8 @@ def texts(results: Path) -> dict[Path, str]:
     for name, page in SUITES.items():
         found = results / f"{name}.json"
         pages[page] = with_blocks(page, written(str(found), source, read(found)))
-    if (found := results / f"{stream_page.NAME}.json").exists():
-        blocks = written(str(found), stream_page.BLOCKS, read(found))
+    if streamed := stream_page.read_results(results):
+        blocks = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
         pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, blocks)
     for name, text in written(str(file), tables, measured)["pages"].items():
         pages[KERNELS / f"{name}.md"] = text
@@ -90,8 +91,8 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
     }
     if surveys := random_page.surveys(results):
         drawn[KERNELS / random_page.PLOT] = partial(random_page.draw, surveys)
-    if (found := results / f"{stream_page.NAME}.json").exists():
-        drawn[stream_page.PLOT] = partial(stream_page.draw, read(found))
+    if streamed := stream_page.read_results(results):
+        drawn[stream_page.PLOT] = partial(stream_page.draw, streamed)
     return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
 
 

@@ -53,9 +53,13 @@ def test_tables_have_the_ways_that_were_measured():
     pageable = row("pageable", equal=False)
     measured = results(link(), streamed(), inner, failed, loop, pageable)
     heading, _, *lines = map(cells, stream_page.write_rates(measured).splitlines())
-    assert heading[5:8] == ["within the GPU", "streamed, pageable", "loop"]
-    first = ["float32", "8192", "2", "1.9", "50", "50", "50", "20", "0.90", "0.75"]
-    assert lines == [first, ["float32", "16384", "-", "1.9", *"------"]]
+    assert heading[3:6] == ["within the GPU", "streamed, pageable", "loop"]
+    first = ["float32", "8192", "50", "50", "50", "20", "0.90", "0.75"]
+    assert lines == [first, ["float32", "16384", *"------"]]
+    heading, _, *lines = map(cells, stream_page.write_seconds(measured).splitlines())
+    assert heading[2:] == ["streamed, s", "predicted", "streamed, pageable, s", "predicted"]
+    first = ["float32", "8192", "2", "1.9", "2", "-"]
+    assert lines == [first, ["float32", "16384", "-", "1.9", *"--"]]
     heading, _, *lines = map(cells, stream_page.write_errors(measured).splitlines())
     assert lines[0][2:] == ["1.0e-07", "1.0e-07", "1.0e-07", "2.0e-07", "different"]
     assert lines[1][-1] == "-"
@@ -63,6 +67,16 @@ def test_tables_have_the_ways_that_were_measured():
     assert cells(same)[-1] == "equal"
     assert stream_page.write_links(measured).endswith("| in | 1 |")
     assert stream_page.write_source(measured).endswith("with `max_device_bytes` of 16 GiB.")
+
+
+def test_peers_may_have_a_run_of_their_own():
+    ours = results(streamed(), row("in_core", tflops=40.0), row("loop", tflops=1.0))
+    theirs = results(streamed(tflops=30.0), row("loop", tflops=20.0), row("cublasxt", tflops=25.0))
+    measured = ours | {"peers": theirs}
+    heading, _, *lines = map(cells, stream_page.write_rates(measured).splitlines())
+    assert heading[2:6] == ["streamed, TFLOP/s", "within the GPU", "loop", "cublasXt"]
+    assert lines == [["float32", "8192", "50", "40", "20", "25", "0.90", "1.00"]]
+    assert stream_page.write_source(measured).count("easured on one") == 2
 
 
 @pytest.mark.parametrize("rows", [[], [streamed(seconds=None, tflops=None)], [link(), streamed()]])
@@ -87,7 +101,8 @@ def test_the_plot_has_a_line_for_each_way_and_a_panel_for_each_dtype(tmp_path):
 def test_the_page_is_written_where_its_results_are_there(tmp_path, monkeypatch):
     folder, page = tmp_path / "results", tmp_path / "stream.md"
     shutil.copytree(write_pages.RESULTS, folder)
-    (folder / "stream.json").unlink(missing_ok=True)
+    for name in (stream_page.NAME, stream_page.PEERS_NAME):
+        (folder / f"{name}.json").unlink(missing_ok=True)
     monkeypatch.setattr(stream_page, "PAGE", page)
     assert page not in write_pages.texts(folder)
     assert stream_page.PLOT not in write_pages.drawings(folder)
@@ -96,4 +111,6 @@ def test_the_page_is_written_where_its_results_are_there(tmp_path, monkeypatch):
     (folder / "stream.json").write_text(json.dumps(results(link(), streamed())))
     text = write_pages.texts(folder)[page]
     assert text.startswith("before\n") and "| float32 | 8192 | 2 | 1.9 |" in text
+    (folder / "stream_peers.json").write_text(json.dumps(results(row("loop", tflops=3.5))))
+    assert "| float32 | 8192 | 50 | 3.5 |" in write_pages.texts(folder)[page]
     assert stream_page.PLOT in write_pages.drawings(folder)
