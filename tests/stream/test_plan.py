@@ -256,6 +256,28 @@ def test_each_direction_that_is_staged_has_pinned_memory():
         assert plan(a, b, GIB, out=out.clone()).pinned_bytes == nbytes
 
 
+@pytest.mark.parametrize(
+    "view, is_staged",
+    [
+        (lambda x: x[:300, :600], False),
+        (lambda x: x.mT[:300, :600], False),
+        (lambda x: x[::2, ::2][:300, :600], True),
+        (lambda x: x[:1, :600].expand(300, 600), True),
+        (lambda x: x[:300, :1].expand(300, 600), True),
+    ],
+)
+def test_meta_tensors_are_staged_where_pinned_memory_would_be(view, is_staged):
+    a, b, out = view(meta(1200, 1200)), meta(600, 300), meta(300, 300)
+    assert (plan(a, b, GIB, out=out).pinned_bytes > 0) == is_staged
+    assert (plan(b.mT, a.mT, GIB, out=out).pinned_bytes > 0) == is_staged
+
+
+def test_a_result_with_gaps_is_staged():
+    a, b = meta(300, 100), meta(100, 600)
+    for out, is_staged in ((meta(600, 1200)[::2, ::2], True), (meta(300, 700)[:, :600], False)):
+        assert (plan(a, b, GIB, out=out).pinned_bytes > 0) == is_staged
+
+
 def test_both_directions_of_staging_share_a_rate():
     """Staging in both directions shares the rate of the host's memory."""
     n = 3000

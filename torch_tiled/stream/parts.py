@@ -12,7 +12,7 @@ from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
 from .sizes import Layout, Sizes, Source, pitch
-from .staging import StagingSizes, is_column_major, is_direct
+from .staging import StagingSizes, has_lines, is_column_major, is_direct
 
 __all__ = [
     "Part",
@@ -115,6 +115,8 @@ def _source(x, devices):
 
 
 def _is_staged(x):
+    if x.device.type == "meta":  # it counts as pinned; a plan's result has no strides
+        return any(x.stride()) and not has_lines(x)
     return x.device.type == "cpu" and not is_direct(x)
 
 

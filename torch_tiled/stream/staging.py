@@ -16,6 +16,7 @@ __all__ = [
     "Staging",
     "StagingSizes",
     "copy_direct",
+    "has_lines",
     "is_column_major",
     "is_direct",
     "threads_of",
@@ -31,9 +32,14 @@ def is_pinned(x):
 
 def is_direct(x):
     """Returns whether a GPU can read or write the host's tensor by itself."""
+    return is_pinned(x) and has_lines(x)
+
+
+def has_lines(x):
+    """Returns whether a tensor has rows, or columns, of adjacent elements that do not overlap."""
     rows = x.mT if is_column_major(x) else x
-    is_apart = rows.shape[-2] == 1 or rows.stride(-2) >= rows.shape[-1]  # rows do not overlap
-    return is_pinned(x) and rows.stride(-1) == 1 and is_apart
+    is_apart = rows.shape[-2] == 1 or rows.stride(-2) >= rows.shape[-1]
+    return rows.stride(-1) == 1 and is_apart
 
 
 def is_column_major(x):

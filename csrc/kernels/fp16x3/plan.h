@@ -148,7 +148,8 @@ inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
   Plan plan = chunk_per_block_plan(p, kTile, kTile);
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
   const int64_t shorter = std::min(p.m, p.n), waves = ceil_div(plan.blocks, sms);
-  const int64_t panels = ceil_div(waves, ceil_div(std::max(p.m, p.n), kTile));
+  const int64_t along = std::max<int64_t>(ceil_div(std::max(p.m, p.n), kTile), 1);
+  const int64_t panels = ceil_div(waves, along);
   const auto rows = static_cast<double>(std::min<int64_t>(shorter, kTile));
   const double copy = copies_longer_by_vectors(p) ? Cost::kSkinnyVectors : Cost::kSkinnyElements;
   const double wave = Cost::kSkinnyWave + k * copy * (shorter > 16 ? Cost::kSkinnyTwoPanels : 1);
