@@ -21,7 +21,6 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # that show bits, b
 SHORT_SECONDS, MORE = 0.2, 3
 XT_BLOCKS = (4096, 8192)
 LINK_BYTES = 1 << 32  # that a measurement of the link moves, at most
-STAGING_BYTES = 32 << 20  # of one direction
 
 
 @dataclass
@@ -242,16 +241,17 @@ def link_calls(host_a, host_c, device) -> dict[str, tuple[Call, int]]:
 
 def staged_calls(host_a, host_c, device) -> dict[str, tuple[Call, int]]:
     """The same through the pinned buffers of torch_tiled.stream, and a plain copy beside."""
+    from torch_tiled.stream.machine import Machine
     from torch_tiled.stream.queues import CudaQueues
-    from torch_tiled.stream.staging import Staging, StagingSizes, threads_of
+    from torch_tiled.stream.staging import Staging, threads_of
 
     queues = CudaQueues(device)
     # float32, in rows of 16 KiB.
     count = min(host_a.numel(), LINK_BYTES) // 2**14 * 2**14
     a, c = (x.flatten()[:count].view(torch.float32).view(-1, 4096) for x in (host_a, host_c))
     there = torch.empty_like(a, device=device)
-    sizes = StagingSizes(STAGING_BYTES, threads_of(1))
-    staging = {x: Staging(sizes, queues, x) for x in ("in", "out")}
+    machine = Machine(staging_threads=threads_of(1))
+    staging = {x: Staging(machine, queues, x) for x in ("in", "out")}
     return {
         "staged in": (lambda: staging["in"].copy(there, a), count),
         "staged out": (lambda: staging["out"].copy(c, there), count),

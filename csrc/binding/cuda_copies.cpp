@@ -37,7 +37,7 @@ void copy_rows(char* host, int64_t host_pitch, char* gpu, int64_t gpu_pitch, int
 // too.
 class Events {
  public:
-  // Those of the calling thread, whose current device is `device`.
+  // Returns the events of the calling thread, whose current device is `device`.
   static Events& of_thread(int device) {
     static thread_local Events events;
     if (events.device_ != device) events.make(device);

@@ -110,7 +110,7 @@ void copy_piece(const MatrixCopy& copy, const Piece& piece, char* slot) {
   end_stores();
 }
 
-// What one thread does: pieces that no other thread has taken, through its slots one by one.
+// Copies pieces that no other thread has taken, through the slots of one thread in turn.
 void copy_pieces(const MatrixCopy& copy, const Cut& cut, std::atomic<int64_t>& next, char* slots,
                  int64_t slot_bytes, SlotCopies& copies) {
   std::array<std::optional<Piece>, kSlots> under_way;  // from the GPU

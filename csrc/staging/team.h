@@ -16,7 +16,7 @@ namespace tiled {
 
 class Team {
  public:
-  // That of the calling thread, with which its threads end.
+  // Returns the team of the calling thread. Its threads end with that one.
   static Team& of_thread();
 
   Team(const Team&) = delete;
@@ -33,7 +33,7 @@ class Team {
   struct End {
     void operator()(Team* team) const;
   };
-  // What the threads wait for: the number of a call of run(), and how many members it has.
+  // The number of a call of run(), and how many members it has: threads wait for another one.
   struct Call {
     uint32_t number;
     int members;

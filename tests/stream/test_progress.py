@@ -21,7 +21,6 @@ from torch_tiled.stream.epilogue import Epilogue
 from torch_tiled.stream.problem import make_problem
 from torch_tiled.stream.progress import Progress, make_report
 from torch_tiled.stream.sizes import pitch
-from torch_tiled.stream.staging import StagingSizes
 from torch_tiled.stream.worker import Worker
 
 SHAPES = [((60, 100), (100, 70)), ((3, 60, 20), (3, 20, 70)), ((2, 3, 60, 20), (2, 1, 20, 70))]
@@ -183,7 +182,8 @@ def test_buffers_are_what_a_plan_counts(depth, matrices, has_bias):
         plan = parts_module.plan_of(sizes, settings, MUCH)
     queues = settings.make_queues(settings.devices[0])
     product = parts_module.PlannedProduct(*flat, plan, sizes.order, problem.epilogue)
-    worker = Worker(product, queues, settings.devices[0], StagingSizes(0, 1))
+    machine = dataclasses.replace(settings.machine, staging_bytes=0)
+    worker = Worker(product, queues, settings.devices[0], machine)
     rows, cols = plan.tile
     count = max(plan.matrices, 1)
     # Both are row-major, so that the rows of B's slots are as wide as a tile.

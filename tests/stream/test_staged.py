@@ -13,8 +13,9 @@ import torch
 from helpers.needs import needs_cuda
 
 from torch_tiled._op.namespace import operators
+from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.queues import CudaQueues
-from torch_tiled.stream.staging import Staging, StagingSizes
+from torch_tiled.stream.staging import Staging
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
@@ -126,7 +127,8 @@ def test_many_pieces_of_each_thread():
 def test_slots_that_the_gpu_has_not_read_yet(threads):
     """The next call fills a slot once the copy of the last one is done, however late that is."""
     queues = CudaQueues(torch.device("cuda", 0))
-    staging = Staging(StagingSizes(threads * 4 * 4096, threads), queues, "in")
+    machine = Machine(staging_bytes=threads * 4 * 4096, staging_threads=threads)
+    staging = Staging(machine, queues, "in")
     sources = [torch.randn(threads * 4, 1024) for _ in range(5)]  # each takes all slots
     there = [torch.full((threads * 4, 1024), torch.nan, device="cuda") for _ in sources]
     torch.cuda.synchronize()

@@ -6,7 +6,7 @@ import torch
 
 from .._internals import negative_view
 from .sizes import SLOTS, pitch
-from .staging import is_column_major, is_direct
+from .staging import is_column_major, is_staged
 
 __all__ = ["Operand"]
 
@@ -31,8 +31,7 @@ class Operand:
         self.rows, self.depth, self.matrices, self.whole = rows, depth, matrices, whole
         self.is_shared = x.dim() == 3 and x.stride(0) == 0  # one matrix for all of the batch
         self.is_on_host = self.x.device.type == "cpu"
-        self.is_direct = self.is_on_host and is_direct(self.x)
-        self.is_staged = self.is_on_host and not self.is_direct
+        self.is_staged = is_staged(self.x)
         self.is_column_major = is_column_major(self.x)
         self.is_copied = self.is_on_host or self.x.device != device
         if self.is_copied:

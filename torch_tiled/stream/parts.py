@@ -12,7 +12,7 @@ from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
 from .sizes import Layout, Sizes, Source, pitch
-from .staging import StagingSizes, has_lines, is_column_major, is_direct
+from .staging import is_column_major, is_staged
 
 __all__ = [
     "Part",
@@ -45,11 +45,6 @@ class Settings:
     make_queues: object
     compute: tuple | None
     are_peers: bool = False
-
-    @property
-    def staging(self):
-        """The StagingSizes of each direction of a GPU."""
-        return StagingSizes(self.machine.staging_bytes, self.machine.staging_threads)
 
 
 @dataclasses.dataclass
@@ -95,7 +90,7 @@ def sizes_of(a, b, c, problem, settings):
         k=k,
         element_bytes=a.dtype.itemsize,
         out_bytes=c.dtype.itemsize,
-        out_is_staged=_is_staged(c),
+        out_is_staged=is_staged(c),
         out_layout=_layout(c),
         order=order_of(a.dtype, (m, n, k), *options),
         bias_bytes=0 if problem.epilogue.bias is None else n * a.dtype.itemsize,
@@ -109,15 +104,9 @@ def _source(x, devices):
         is_shared=x.dim() == 3 and x.stride(0) == 0,
         # If there are several GPUs, others copy it from the one that has it.
         is_on_gpu=x.device.type == "cuda" and all(x.device == device for device in devices),
-        is_staged=_is_staged(x),
+        is_staged=is_staged(x),
         layout=_layout(x, has_slots=True),
     )
-
-
-def _is_staged(x):
-    if x.device.type == "meta":  # it counts as pinned; a plan's result has no strides
-        return any(x.stride()) and not has_lines(x)
-    return x.device.type == "cpu" and not is_direct(x)
 
 
 def _layout(x, *, has_slots=False):

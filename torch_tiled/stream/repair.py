@@ -76,8 +76,8 @@ def _replace_nan(old, new):
     return torch.view_as_complex(torch.where(old.isnan(), new, old))
 
 
-def repair(product, flagged, queues, device, staging):
+def repair(product, flagged, queues, device, machine):
     """Recomputes the flagged elements of tiles, {(row, column): (rows, columns)}, on a GPU."""
-    worker = _Repair(product, flagged, queues, device, staging)
+    worker = _Repair(product, flagged, queues, device, machine)
     never = threading.Event()  # Ctrl-C raises its exception here, in the caller's thread
     worker.run(TileList(product.plan.grid, flagged), never)

@@ -119,7 +119,7 @@ class _Run:
 
         def work(number, device, queues):
             with torch.inference_mode(), queues.context():
-                worker = Worker(product, queues, device, self.settings.staging, panels)
+                worker = Worker(product, queues, device, self.settings.machine, panels)
                 workers.append(worker)
                 # GPUs that begin together need the same panels at about the same time.
                 while len(workers) < len(functions) and not stop.wait(1e-3):
@@ -144,7 +144,7 @@ class _Run:
             queues = self.settings.make_queues(device)
             flagged = {k: tuple(x.to(device) for x in v) for k, v in flagged.items()}
             with torch.inference_mode(), queues.context():
-                repair(product, flagged, queues, device, self.settings.staging)
+                repair(product, flagged, queues, device, self.settings.machine)
         except BaseException as error:
             return _without_frames(error)
         return None

@@ -5,8 +5,6 @@ A GPU reads pinned memory by itself, at the full rate of the link. Panels of oth
 which threads of the host fill and empty (csrc/staging/staged_copy.h).
 """
 
-import dataclasses
-
 import torch
 
 from .._op.namespace import operators
@@ -14,11 +12,9 @@ from .._op.namespace import operators
 __all__ = [
     "MOST_THREADS",
     "Staging",
-    "StagingSizes",
     "copy_direct",
-    "has_lines",
     "is_column_major",
-    "is_direct",
+    "is_staged",
     "threads_of",
 ]
 
@@ -30,12 +26,17 @@ def is_pinned(x):
     return x.is_pinned()
 
 
-def is_direct(x):
-    """Returns whether a GPU can read or write the host's tensor by itself."""
-    return is_pinned(x) and has_lines(x)
+def is_staged(x):
+    """Returns whether a tensor passes through staging memory: a GPU does not read or write it.
+
+    A meta tensor counts as pinned. One without strides, as the result of a plan, has any layout.
+    """
+    if x.device.type == "meta":
+        return any(x.stride()) and not _has_lines(x)
+    return x.device.type == "cpu" and not (is_pinned(x) and _has_lines(x))
 
 
-def has_lines(x):
+def _has_lines(x):
     """Returns whether a tensor has rows, or columns, of adjacent elements that do not overlap."""
     rows = x.mT if is_column_major(x) else x
     is_apart = rows.shape[-2] == 1 or rows.stride(-2) >= rows.shape[-1]
@@ -70,35 +71,22 @@ def threads_of(gpus):
     return max(1, min(torch.get_num_threads() // (2 * gpus), MOST_THREADS))
 
 
-@dataclasses.dataclass(frozen=True)
-class StagingSizes:
-    """What one direction of a GPU has.
-
-    Attributes:
-        nbytes: of pinned memory.
-        threads: of the host, that copy.
-    """
-
-    nbytes: int
-    threads: int
-
-
 class Staging:
     """Pinned memory of one direction, and the threads that copy through it.
 
     It is used by one thread (csrc/binding/copies.h says why).
 
     Args:
-        sizes: the StagingSizes.
+        machine: the Machine, whose `staging_bytes` and `staging_threads` it has.
         queues: the GPU's queues.
         queue: "in" or "out".
         pins: whether the memory is pinned; a simulated device needs none.
     """
 
-    def __init__(self, sizes, queues, queue, *, pins=True):
-        self._queues, self._queue, self._threads = queues, queue, sizes.threads
+    def __init__(self, machine, queues, queue, *, pins=True):
+        self._queues, self._queue, self._threads = queues, queue, machine.staging_threads
         kind = {"dtype": torch.uint8, "device": "cpu", "pin_memory": pins}
-        self._memory = torch.empty(sizes.nbytes, **kind)
+        self._memory = torch.empty(machine.staging_bytes, **kind)
 
     def copy(self, to, source):
         """Copies matrices of the host to the GPU, or back.

@@ -10,7 +10,7 @@ from .._op.namespace import operators
 from .operand import Operand
 from .schedule import steps
 from .sizes import SLOTS
-from .staging import Staging, copy_direct, is_column_major, is_direct
+from .staging import Staging, copy_direct, is_column_major, is_staged
 
 __all__ = ["Worker"]
 
@@ -35,7 +35,7 @@ class Worker:
         product: the PlannedProduct.
         queues: those of the GPU.
         device: the GPU.
-        staging: the StagingSizes of each direction.
+        machine: the Machine of the GPU.
         panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
@@ -46,7 +46,7 @@ class Worker:
 
     fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
 
-    def __init__(self, product, queues, device, staging, panels=None):
+    def __init__(self, product, queues, device, machine, panels=None):
         self.out, self.plan, self.order = product.c, product.plan, product.order
         self._panels, self._epilogue = panels, product.epilogue.to(device)
         plan, order = self.plan, self.order
@@ -63,16 +63,10 @@ class Worker:
             torch.empty(0, dtype=torch.float32, device=device),
         )
         self._prepared = None, self._nothing  # a column, and what prepare() returned for it
-        self._writes_directly = is_direct(self.out)
-        is_staged = {
-            "in": self._a.is_staged or self._b.is_staged,
-            "out": not self._writes_directly,
-        }
+        staged = {"in": self._a.is_staged or self._b.is_staged, "out": is_staged(self.out)}
         pins = device.type == "cuda"
         self._staging = {
-            queue: Staging(staging, queues, queue, pins=pins)
-            for queue in is_staged
-            if is_staged[queue]
+            queue: Staging(machine, queues, queue, pins=pins) for queue in staged if staged[queue]
         }
 
     def _make_tiles(self, is_cut):
@@ -167,7 +161,10 @@ class Worker:
     def _copy_in(self, operand, load, after, source, readers):
         """Copies a panel to its slot, and returns the event of that."""
         queues = self._queues
-        for event in [after] * (after is not None) + [x.result() for x in readers]:
+        earlier = [reader.result() for reader in readers]
+        if after is not None:
+            earlier.append(after)
+        for event in earlier:
             # In the queue, pieces of all threads that copy would stand behind the product.
             if operand.is_staged:
                 event.synchronize()
@@ -182,10 +179,10 @@ class Worker:
             if source is not None:
                 queues.wait("in", source.loaded.result())
                 queues.copy_from_peer("in", target, _part_of(source.memory, load, operand))
-            elif operand.is_direct:
-                queues.run("in", copy_direct, target, panel)
             elif operand.is_staged:
                 self._staging["in"].copy(target, panel)
+            elif operand.is_on_host:
+                queues.run("in", copy_direct, target, panel)
             else:
                 queues.run("in", target.copy_, panel)
         return queues.record("in")
@@ -217,21 +214,21 @@ class Worker:
         return event
 
     def _store(self, step, tile, event):
-        if self._writes_directly:
-            future = _Done(self._copy_out(step, tile, event))
-        else:
+        if "out" in self._staging:
             future = self._submit("out", self._copy_out, step, tile, event)
+        else:
+            future = _Done(self._copy_out(step, tile, event))
         self._stored.append((step, future))
 
     def _copy_out(self, step, tile, event):
         """Copies a tile to the result, and returns the event of that."""
         to = self.tile_of(self.out, step.row, step.col)
-        if self._writes_directly:
-            self._queues.wait("out", event)
-            self._queues.run("out", copy_direct, to, tile)
-        else:
+        if "out" in self._staging:
             event.synchronize()  # as for copies in
             self._staging["out"].copy(to, tile)
+        else:
+            self._queues.wait("out", event)
+            self._queues.run("out", copy_direct, to, tile)
         return self._queues.record("out")
 
     def _finish_stores(self):
