@@ -1,7 +1,4 @@
-"""Situation: a bias of shape (1, out_features) was refused in override() and in converted layers.
-
-F.linear and nn.Linear take biases that broadcast.
-"""
+"""Biases that broadcast, as F.linear takes them, in override() and in converted layers."""
 
 import pytest
 import torch

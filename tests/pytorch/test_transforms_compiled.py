@@ -1,10 +1,12 @@
-"""Situation: a compiled or exported graph with forward-mode derivatives lost their product term,
-without a word, because a graph enters a level of forward AD without telling Python."""
+"""Transforms in compiled and exported graphs.
+
+A graph enters a level of forward AD without telling Python, and must not lose a product's tangent.
+"""
 
 import pytest
 import torch
 import torch.autograd.forward_ad as fwad
-from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_tiled
 
@@ -50,7 +52,7 @@ DERIVATIVES = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("multiply", MULTIPLY)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_compiled(derivative, multiply, backend):
+def test_compiled_tangents(derivative, multiply, backend):
     ours, torchs = (DERIVATIVES[derivative](product(f)) for f in MULTIPLY[multiply])
     expected = torchs(X)
     torch.testing.assert_close(ours(X), expected)
@@ -65,7 +67,7 @@ def exported(f):
     return torch.export.export(Module(), (X,), strict=False).module()
 
 
-def test_exported():
+def test_exported_tangents():
     ours, torchs = (DERIVATIVES["jvp"](product(f)) for f in MULTIPLY["matmul"])
     try:
         exported(torchs)
@@ -74,9 +76,32 @@ def test_exported():
     torch.testing.assert_close(exported(ours)(X), torchs(X))
 
 
-def test_converted_layers():
+def test_compiled_tangents_of_converted_layers():
     layer = torch.nn.Linear(3, 4)
     f = lambda x: jvp(lambda x: layer(x) + x.sum(), (x,), (x * 2,))[1]  # noqa: E731
     expected = f(X)
     torch_tiled.convert(layer)
     torch.testing.assert_close(torch.compile(f, backend="aot_eager")(X), expected)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=str)
+def test_compiled_gradients_of_examples(dtype, dynamic, device):
+    a, b = (torch.randn(3, *shape, device=device, dtype=dtype) for shape in ((4, 5), (5, 6)))
+
+    def f(matmul, a, b):
+        def value(a, b):
+            y = matmul(a.conj(), b)
+            return y.abs().square().sum() if dtype.is_complex else y.sin().sum()
+
+        jacobian = None if dtype.is_complex else jacrev(value)(a, b)  # PyTorch has real ones alone
+        return vmap(grad(value, argnums=(0, 1)))(a, b), jacobian
+
+    compiled = torch.compile(
+        lambda a, b: f(torch_tiled.matmul, a, b),
+        fullgraph=True,
+        dynamic=dynamic,
+        backend="aot_eager",
+    )
+    torch.testing.assert_close(compiled(a, b), f(torch.matmul, a, b))

@@ -1,7 +1,4 @@
-"""Situation: with alpha=0, NaN in the operands of torch.addmm was in the sum, unlike in PyTorch.
-
-With beta=0 a tensor that does not broadcast to the sum was taken.
-"""
+"""addmm and its kin under override(): alpha=0, beta=0, and what broadcasts."""
 
 import pytest
 import torch

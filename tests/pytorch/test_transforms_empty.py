@@ -1,5 +1,4 @@
-"""Situation: torch.vmap over 0 examples, such as an empty batch, raised an IndexError where PyTorch
-returns an empty result."""
+"""torch.vmap over 0 examples, such as an empty batch."""
 
 import functools
 

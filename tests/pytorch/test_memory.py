@@ -1,7 +1,7 @@
-"""Situation: linear with a relu at the end of a checkpointed region kept an output a step until the
-garbage collector ran: an autograd Function referred to its own output, and the output to it.
+"""Memory that steps of training keep: none, though the garbage collector is off.
 
-Here the collector is off, and no step may keep memory."""
+A Function of autograd that refers to its own output would keep it, and the output the Function.
+"""
 
 import contextlib
 import functools

@@ -1,7 +1,6 @@
-"""Situation: in an autocast region override() gave bfloat16 where PyTorch gives float32.
+"""override() in autocast regions has PyTorch's dtypes, which are others on each device.
 
-PyTorch casts other functions on each device: neither mv nor outer products of einsum on the CPU,
-nor inner on CUDA.
+On the CPU it casts neither mv nor outer products of einsum, on CUDA not inner.
 """
 
 import contextlib

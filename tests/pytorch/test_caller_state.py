@@ -9,6 +9,7 @@ from helpers.needs import needs_cuda
 from helpers.reference import takes
 
 import torch_tiled
+from torch_tiled.info import info
 
 # A product of each kernel and precision that CUDA has; sizes at which it is taken.
 WAYS = [
@@ -127,3 +128,45 @@ def can_compute(a, b, ways):
         return torch_tiled.explain(a, b, **ways).algorithm == ways["algorithm"]
     except RuntimeError:
         return False
+
+
+# --- a default device ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["meta", pytest.param("cuda", marks=needs_cuda)])
+def default(request):
+    """A default device and dtype, which tensors of the library's own must not have."""
+    torch.set_default_device(request.param)
+    torch.set_default_dtype(torch.float64)
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+
+
+def test_self_test_under_a_default_device(default):
+    assert info()["ok"]
+
+
+def test_plan_of_meta_tensors_under_a_default_device(default):
+    a = torch.empty(512, 512, device="meta", dtype=torch.float32)
+    gpu = {"compute_capability": 90, "sms": 132}
+    plan = torch_tiled.explain(a, a, **gpu)
+    cpu = torch.zeros(512, 512, device="cpu", dtype=torch.float32)
+    assert plan == torch_tiled.explain(cpu, cpu, **gpu)
+
+
+def test_frozen_layers_under_a_default_device(default):
+    layer = torch_tiled.nn.Linear(64, 64, device="cpu", dtype=torch.float32)
+    torch_tiled.freeze(layer)
+    other = torch_tiled.nn.Linear(64, 64, device="cpu", dtype=torch.float32)
+    other.weight = torch.nn.Parameter(torch.zeros(64, device="cpu", dtype=torch.float32))
+    torch_tiled.freeze(other)  # FSDP's shards, which may be vectors, are not split
+    for each in (layer, other):
+        found = {name: (x.dtype, x.device.type) for name, x in each.named_buffers()}
+        assert found == {
+            "_hi_lo": (torch.uint8, "cpu"),
+            "_inverse_scales": (torch.float32, "cpu"),
+        }
+    x = torch.ones(2, 64, device="cpu", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(layer(x), torch_tiled.unfreeze(layer)(x))

@@ -15,7 +15,7 @@ CHECKED = (
 )
 
 # Places where old names are quoted.
-QUOTING = ("docs/notes", "CHANGELOG.md", "tests/project/test_vocabulary.py")
+QUOTING = ("docs/notes", "CHANGELOG.md", "tests/sources/test_vocabulary.py")
 
 # Each expression, without regard to case, and what to write instead.
 WORDS = {

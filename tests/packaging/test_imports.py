@@ -1,8 +1,4 @@
-"""Situation: `import torch_tiled` took four times as long as `import torch`, since it imported
-torch._dynamo, and with it sympy and torch.distributed.tensor.
-
-Each test runs Python in a process of its own, in which nothing is imported yet.
-"""
+"""What `import torch_tiled` imports, each case in a Python process of its own."""
 
 import os
 import subprocess

@@ -1,7 +1,4 @@
-"""Situation: an error proposed .to(torch.float32) for complex operands, which drops a part of them.
-
-A remedy loses nothing, or says what it loses. Half-precision complex numbers alone are refused now.
-"""
+"""The remedy that an error proposes loses nothing, or says what it loses."""
 
 import re
 

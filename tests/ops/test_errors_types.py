@@ -1,13 +1,11 @@
-"""Situation: None, a list or a NumPy array in place of a tensor raised what nobody can read.
-
-It was an AttributeError about is_nested, or five lines with the operator's schema.
-"""
+"""Arguments of a wrong type, such as None, a list or a NumPy array in place of a tensor."""
 
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from helpers.needs import needs_cuda
 
 import torch_tiled
 
@@ -65,7 +63,7 @@ def message(call, *args, **options):
     return str(error.value)
 
 
-@pytest.mark.parametrize("of", ["cpu", "meta"])
+@pytest.mark.parametrize("of", ["cpu", "meta", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_no_tensor(name, of):
     argument, call = CALLS[name]
@@ -92,47 +90,34 @@ def test_what_may_be_left_out(argument, device):
             assert message(torch_tiled.linear, t, t, value) == f"tiled::linear: {sentence}"
 
 
-@pytest.mark.parametrize(
-    "call, sentence",
-    [
-        (
-            lambda t: torch_tiled.matmul(t, t, algorithm=3),
-            "algorithm is of type int; pass a string",
-        ),
-        (
-            lambda t: torch_tiled.matmul(t, t, precision=None),
-            "precision is of type NoneType; pass a string",
-        ),
-        (
-            lambda t: torch_tiled.matmul(t, t, out_dtype="float32"),
-            "out_dtype is of type str; pass a torch.dtype",
-        ),
-        (lambda t: torch_tiled.gemm_(t, t, t, alpha="2"), "alpha is of type str; pass a number"),
-        (
-            lambda t: torch_tiled.gemm_(t, t, t, alpha=10**400),
-            "alpha is beyond the range of float64; pass a number between -1.79e308 and 1.79e308",
-        ),
-        (
-            lambda t: torch_tiled.gemm_(t, t, t, alpha=2, beta=Fraction(-(10**400))),
-            "beta is beyond the range of float64; pass a number between -1.79e308 and 1.79e308",
-        ),
-        (
-            lambda t: torch_tiled.linear(t, t, activation=["relu"]),
-            "activation is of type list; pass a string",
-        ),
-        (lambda t: torch_tiled.explain(t, t, sms="1"), "sms is of type str; pass an integer"),
-        (
-            lambda t: torch_tiled.explain(t, t, compute_capability=90, sms=0),
-            "sms is 0; it must be at least 1",
-        ),
-        (
-            lambda t: torch_tiled.explain(t, t, compute_capability=0, sms=132),
-            "compute_capability is 0; it must be at least 80 (for 8.0)",
-        ),
-    ],
-)
-def test_options(call, sentence, device):
-    text = message(call, torch.zeros(2, 2, device=device))
+RANGE = "is beyond the range of float64; pass a number between -1.79e308 and 1.79e308"
+OPTIONS = {
+    "algorithm is of type int; pass a string": lambda t: torch_tiled.matmul(t, t, algorithm=3),
+    "precision is of type NoneType; pass a string": lambda t: torch_tiled.matmul(
+        t, t, precision=None
+    ),
+    "out_dtype is of type str; pass a torch.dtype": lambda t: torch_tiled.matmul(
+        t, t, out_dtype="float32"
+    ),
+    "alpha is of type str; pass a number": lambda t: torch_tiled.gemm_(t, t, t, alpha="2"),
+    f"alpha {RANGE}": lambda t: torch_tiled.gemm_(t, t, t, alpha=10**400),
+    f"beta {RANGE}": lambda t: torch_tiled.gemm_(t, t, t, alpha=2, beta=Fraction(-(10**400))),
+    "activation is of type list; pass a string": lambda t: torch_tiled.linear(
+        t, t, activation=["relu"]
+    ),
+    "sms is of type str; pass an integer": lambda t: torch_tiled.explain(t, t, sms="1"),
+    "sms is 0; it must be at least 1": lambda t: torch_tiled.explain(
+        t, t, compute_capability=90, sms=0
+    ),
+    "compute_capability is 0; it must be at least 80 (for 8.0)": lambda t: torch_tiled.explain(
+        t, t, compute_capability=0, sms=132
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", OPTIONS)
+def test_options(sentence, device):
+    text = message(OPTIONS[sentence], torch.zeros(2, 2, device=device))
     assert text.partition(": ")[2] == sentence
 
 

@@ -1,5 +1,4 @@
-"""Situation: torch.jit.trace recorded an operator without gradients, or a Python function that no
-file takes, so that a traced model lost its gradients or could not be saved."""
+"""torch.jit.trace: traces have gradients, and can be saved."""
 
 import copy
 import io

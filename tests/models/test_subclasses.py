@@ -1,7 +1,4 @@
-"""Situation: a tensor subclass that gives products a meaning of its own was multiplied plainly.
-
-Others, such as quantized weights, were asked for operators of torch_tiled, which they do not know.
-"""
+"""Tensor subclasses: PyTorch multiplies those with products of their own, and we its wrappers."""
 
 import importlib
 import operator
