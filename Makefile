@@ -86,7 +86,7 @@ demo: build $(RUN_VENV)/made
 	$(RUN) examples/demo.py $(ARGS)
 
 bench: build $(RUN_VENV)/made
-	$(RUN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
+	$(RUN) -m benchmarks.gemm $(if $(SUITE),--suite $(SUITE)) $(ARGS)
 
 $(VENV)/mkdocs: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(MKDOCS)
@@ -127,7 +127,7 @@ sass: build
 profile: build
 	$(if $(KERNEL),,$(error Say which rung: make profile KERNEL=tiled))
 	ncu --set full --print-details all --clock-control none --profile-from-start off \
-	  $(IN) benchmarks/bench_matmul.py --profile --algorithm $(KERNEL) \
+	  $(IN) -m benchmarks.gemm --profile --algorithm $(KERNEL) \
 	  --shape $(or $(SHAPE),4096x4096x4096) $(ARGS)
 
 clean:

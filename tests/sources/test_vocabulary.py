@@ -35,8 +35,8 @@ WORDS = {
 
 # Lines that need such a word: (file, a part of the line).
 EXCEPTIONS = {
-    "benchmarks/machine.py": ("platform.processor()",),
-    "benchmarks/measure.py": ("on a copy engine",),  # that of cudaMemcpyAsync
+    "benchmarks/gemm/machine.py": ("platform.processor()",),
+    "benchmarks/gemm/measure.py": ("on a copy engine",),  # that of cudaMemcpyAsync
 }
 
 
