@@ -26,6 +26,7 @@ import torch
 from benchmarks.gemm import machine, report
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
 from benchmarks.gemm.jobs import Job, plan
+from benchmarks.gemm.means import geometric_means
 from benchmarks.gemm.measure import (
     Call,
     clock_name,
@@ -64,7 +65,7 @@ class Run:
 
     def save(self, path: Path, header: dict) -> None:
         header = header | {
-            "geometric_means": report.geometric_means(self.results),
+            "geometric_means": geometric_means(self.results),
             "declined": [f"{job} was not measured: {why}" for job, why in self.declined],
             "refused": self.refused,
         }
@@ -235,7 +236,7 @@ def print_results(args: argparse.Namespace, console, run: Run) -> None:
         (short if args.suites[row["suite"]].summary else rest).append(row)
     report.print_summaries(console, short)
     report.print_tables(console, rest)
-    report.print_means(console, report.geometric_means(rest))
+    report.print_means(console, geometric_means(rest))
     for sentence in (*report.declinations(run.declined), *run.refused):
         console.print(sentence, markup=False)
     if drawn := [row for row in short if row["suite"] == "headline"]:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch_tiled
-from benchmarks.gemm import report
 from benchmarks.gemm.check import reference
+from benchmarks.gemm.means import asked
 from benchmarks.gemm.options import DTYPES
-from benchmarks.pages.rows import IN_PRECISIONS
-from benchmarks.suites.shapes import Shape, Suite
+from benchmarks.suites.shapes import IN_PRECISIONS, Shape, Suite
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Job:
 
     def __str__(self) -> str:
         precision = f" {self.precision}" if self.dtype in IN_PRECISIONS else ""
-        return f"{self.dtype}{precision} {self.shape} {report.asked(vars(self))}"
+        return f"{self.dtype}{precision} {self.shape} {asked(vars(self))}"
 
 
 def plan(args: argparse.Namespace) -> list[Job]:

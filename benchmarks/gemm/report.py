@@ -1,15 +1,15 @@
 """The output of a run: progress, tables, means."""
 
 import math
-from collections.abc import Iterable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.pages.rows import IN_PRECISIONS, peer_tflops
-from benchmarks.suites.shapes import Shape
+from benchmarks.gemm.means import asked
+from benchmarks.pages.rows import peer_tflops
+from benchmarks.suites.shapes import IN_PRECISIONS, Shape
 
 WIDTH = 100  # columns of output that does not go to a terminal
 
@@ -68,12 +68,6 @@ def sentence(row: dict) -> str:
         parts.append(f"{_number(ours)} GFLOP/s per watt, {ours / peer:.2f}x {row['peer']}")
     parts += [f"{name} {_number(us)} us" for name, us in (row["kernels_us"] or {}).items()]
     return "; ".join(parts)
-
-
-def asked(row: dict) -> str:
-    """The algorithm that was asked for, and the variant if that is no plain product."""
-    variant = row["variant"]
-    return row["algorithm"] + ("" if variant == "plain" else f", {variant}")
 
 
 def ran(row: dict) -> str:
@@ -208,32 +202,6 @@ def _number(value: float) -> str:
     """Three significant digits, without an exponent, and five decimals at most."""
     digits = min(5, max(0, 2 - math.floor(math.log10(value))))
     return f"{value:.{digits}f}"
-
-
-MEAN_OF = ("suite", "group", "dtype", "precision", "algorithm", "variant")
-
-
-def geometric_means(rows: Iterable[dict]) -> list[dict]:
-    """For each suite and each group in it: the mean ratio to the peer, and to a copy."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in rows:
-        for group in dict.fromkeys(("", row["group"])):  # "" stands for the whole suite
-            key = tuple((row | {"group": group})[name] for name in MEAN_OF)
-            groups.setdefault(key, []).append(row)
-    return [
-        dict(zip(MEAN_OF, key, strict=True))
-        | {
-            "rows": len(group),
-            "ratio": _mean(row["ratio"] for row in group),
-            "of_copy": _mean(row["copy_us"] / row["us"] for row in group if row["copy_us"]),
-        }
-        for key, group in groups.items()
-    ]
-
-
-def _mean(ratios: Iterable[float]) -> float | None:
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def print_means(console: Console, means: list[dict]) -> None:

@@ -4,10 +4,10 @@
     python -m benchmarks.pages --results folder
 
 The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
-benchmarks.studies.errors, survey_odd.json and survey_eights.json of an older survey, any number of
-survey_<precision or dtype>_<seed>.json of benchmarks.survey, and of benchmarks.stream stream.json
-and stream_peers.json if they were measured. tests/benchmarks/test_pages.py fails if a page differs
-from these.
+benchmarks.studies.errors, any number of survey_<precision or dtype>_<seed>.json of
+benchmarks.survey, and of benchmarks.stream stream.json and stream_peers.json if they were measured.
+tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
+with every row to the site.
 """
 
 import argparse
@@ -28,13 +28,12 @@ from benchmarks.pages import (
 )
 from benchmarks.pages import stream as stream_page
 from benchmarks.pages import surveys as random_page
+from benchmarks.pages.files import ResultsError, read
 from benchmarks.pages.markdown import PageError, measured_on, with_blocks, written
-from benchmarks.pages.rows import ResultsError, read
 
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "kernels"
 SUITES = {"float64": KERNELS / "f64.md", "complex": KERNELS / "complex.md"}  # a file's suites
-SURVEYS = ("survey_odd", "survey_eights")
 # The plots: the file, the results that it shows, and what draws it.
 PLOTS = {
     ROOT / "docs" / "speed.svg": ("hopper", speed_plots.draw_speed),
@@ -51,16 +50,16 @@ def texts(results: Path) -> dict[Path, str]:
     """Returns the text of every page that shows results. Raises ResultsError or PageError."""
     file = results / "hopper.json"
     measured = read(file)
-    surveys = {name: read(results / f"{name}.json") for name in SURVEYS}
+    surveys = random_page.surveys(results)
     front = {
         "source": lambda measured: f"{measured_on(measured['header'])}.",
         "table": readme.write_table,
-        "slower": lambda measured: readme.write_slower(measured, random_page.surveys(results)),
+        "slower": lambda measured: readme.write_slower(measured, surveys),
     }
-    ratios = {**limits.BLOCKS, "surveys": lambda measured: limits.write_surveys(surveys)}
+    ratios = {**limits.BLOCKS, "aligned": lambda measured: limits.write_aligned(surveys)}
     source = {"source": front["source"]}
     choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
-    tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
+    means = {"means": result_tables.write_means}
     pages = {
         README: with_blocks(README, written(str(file), front, measured)),
         ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
@@ -76,10 +75,9 @@ def texts(results: Path) -> dict[Path, str]:
     if streamed := stream_page.read_results(results):
         blocks = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
         pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, blocks)
-    for name, text in written(str(file), tables, measured)["pages"].items():
-        pages[KERNELS / f"{name}.md"] = text
-    random = written(str(results), {"random": random_page.write}, random_page.surveys(results))
-    return pages | {KERNELS / "random.md": random["random"]}
+    pages[KERNELS / "results.md"] = written(str(file), means, measured)["means"]
+    random = written(str(results), {"random": random_page.write}, surveys)["random"]
+    return pages | {KERNELS / "random.md": random}
 
 
 def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from benchmarks import ROOT
+from benchmarks.pages.files import ResultsError
 from benchmarks.pages.markdown import PageError, figure, measured_on, table
 from benchmarks.pages.roofline import (
     CLOCK_MHZ,
@@ -20,7 +21,6 @@ from benchmarks.pages.roofline import (
     peak,
 )
 from benchmarks.pages.rows import (
-    ResultsError,
     kernel_squares,
     kernels,
     mean,

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from benchmarks import ROOT
 from benchmarks.pages.markdown import table
 from benchmarks.pages.rows import mean, select
+from benchmarks.survey.regimes import kind
 
 PAGE = ROOT / "docs" / "guide" / "limits.md"
-LONG_K = 3000  # from this K on, many bfloat16 products with few tiles are slower than cuBLAS's
 FEW_ROWS = 64  # suites of few rows of a large weight have up to so many
 
 
@@ -165,51 +165,22 @@ def write_energy(measured: dict) -> str:
     return table(["M = N = K", "ours", "cuBLAS"], 0, lines)
 
 
-def by_kind(rows: Iterable[dict]) -> dict[str, list[dict]]:
-    """A survey's products by kind: those with one row or column, with long K, and the others."""
-    kinds = {"one row or column": [], f"K from {LONG_K} on": [], "other sizes": []}
-    single, long_k, others = kinds.values()
-    for row in rows:
-        is_single, is_long = min(row["m"], row["n"]) == 1, row["k"] >= LONG_K
-        (single if is_single else long_k if is_long else others).append(row)
-    return kinds
-
-
-def slower(rows: Iterable[dict]) -> list[dict]:
-    """The products that are slower than cuBLAS's, the slowest first."""
-    return sorted((row for row in rows if row["ratio"] < 1), key=lambda row: row["ratio"])
-
-
-def write_surveys(surveys: dict[str, dict]) -> str:
-    """How the random products of each survey compare with aligned ones, and with cuBLAS's."""
-    names = {"odd": "all sides odd", "eights": "sides multiples of 8"}
-    told = [survey["rows"] for survey in surveys.values()]
-    sides = [names[survey["header"]["sides"]] for survey in surveys.values()]
-    over = [[row["over_aligned"] for row in rows] for rows in told]
-    ratios = [[row["ratio"] for row in rows] for rows in told]
+def write_aligned(surveys: dict[str, dict]) -> str:
+    """How the random products of each survey compare with the next multiples of 64."""
+    columns = {}
+    for name, survey in surveys.items():
+        over = [row["us"] / row["aligned_us"] for row in survey["rows"] if "aligned_us" in row]
+        if over:
+            title = f"{kind(survey['header'])}, {len(over)} [products]"
+            columns[f"{title}(../../benchmarks/results/{name}.json)"] = over
+    if not columns:
+        return "No survey is committed that compares them."
     lines = [
-        ["time over that of the next multiples of 64, mean", *(f"{mean(x):.2f}" for x in over)],
-        ["worst", *(f"{max(x):.2f}" for x in over)],
-        ["more than twice", *(f"{sum(time > 2 for time in x)} products" for x in over)],
-        ["ratio, mean", *(f"{mean(x):.2f}" for x in ratios)],
-        ["slower than cuBLAS", *(f"{len(slower(rows))} products" for rows in told)],
+        ["mean", *(f"{mean(over):.2f}" for over in columns.values())],
+        ["largest", *(f"{max(over):.2f}" for over in columns.values())],
+        ["above 2", *(f"{sum(each > 2 for each in over)}" for over in columns.values())],
     ]
-    kinds = [by_kind(rows) for rows in told]
-    for kind in kinds[0]:
-        cells = [_share(found[kind]) for found in kinds]
-        lines.append([f"slower, with {kind}", *cells])
-    headings = [f"{len(rows)} products, {side}" for rows, side in zip(told, sides, strict=True)]
-    return table(["", *headings], 1, lines)
-
-
-def _share(rows: list[dict]) -> str:
-    """How many of these products are slower than cuBLAS's, and the slowest."""
-    found = slower(rows)
-    told = f"{len(found)} of {len(rows)}"
-    if found:
-        m, n, k, ratio = (found[0][key] for key in ("m", "n", "k", "ratio"))
-        told += f", {ratio:.2f} at worst ({m} x {n} x {k})"
-    return told
+    return table(["time over that of the next multiples of 64", *columns], 1, lines)
 
 
 BLOCKS: dict[str, Callable[[dict], str]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages.rows import ResultsError
+from benchmarks.pages.files import ResultsError
 
 
 class PageError(Exception):

@@ -1,30 +1,35 @@
-"""Writes docs/kernels/results*.md: a table with every row of the results, and their means."""
+"""Writes docs/kernels/results.md, and the site's pages that have every row of the results."""
 
-from benchmarks.gemm import report
+from benchmarks.gemm.means import MEAN_OF, asked
 from benchmarks.pages.markdown import figure, measured_on, table
-from benchmarks.pages.rows import select
 from benchmarks.suites.suites import SUITES
 
 # A page for each kind of product: its title, and the dtypes and the precision of its rows.
 FAMILIES = {
-    "results_fp32": ('Results: float32, `"fp32"`', ("float32",), "fp32"),
-    "results_ieee": ('Results: float32, `"ieee"`', ("float32",), "ieee"),
-    "results_tf32": ('Results: float32, `"tf32"`', ("float32",), "tf32"),
-    "results_16bit": ("Results: bfloat16 and float16", ("bfloat16", "float16"), "fp32"),
+    "results_fp32": ('float32, `"fp32"`', ("float32",), "fp32"),
+    "results_ieee": ('float32, `"ieee"`', ("float32",), "ieee"),
+    "results_tf32": ('float32, `"tf32"`', ("float32",), "tf32"),
+    "results_16bit": ("bfloat16 and float16", ("bfloat16", "float16"), "fp32"),
 }
-WRITTEN = (
-    "This page is written by [benchmarks.pages](../../benchmarks/pages/__main__.py) from "
-    "[benchmarks/results](../../benchmarks/results/hopper.json)."
-)
+MEANS_PAGE = "results_means"
+SOURCE = "[hopper.json](../../benchmarks/results/hopper.json)"
 INTRO = f"""# Results
 
-{WRITTEN}
+[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from {SOURCE}.
 
-Each product is timed alternately with its peer, PyTorch's product of the same operands. Where a
-heading does not say otherwise, operands are random normal numbers. They are not in L2. A result is
-compared with float64 before its time is reported ([check.py](../../benchmarks/gemm/check.py)).
-[suites.py](../../benchmarks/suites/suites.py) lists the products.
+Each product is timed alternately with its peer, PyTorch's product of the same operands. If a name
+does not say otherwise, operands are random normal numbers. They are not in L2. A result is compared
+with float64 before its time is reported ([check.py](../../benchmarks/gemm/check.py)). The
+[suites](../../benchmarks/suites/suites.py) list the products.
 
+The tables have means of `auto`. The site's pages *Results, fp32* to *Results, 16-bit floats* have
+every row with its kernel and tile, and *Results, means* has the means of every kernel by name."""
+MEANS = """## Geometric means
+
+Each line is a suite, or a group of products in it. A ratio is the peer's time divided by ours, so
+torch_tiled is faster above 1. *Of a copy* is the time of a copy that moves as many bytes, divided
+by ours."""
+COLUMNS = """\
 | column | meaning |
 | --- | --- |
 | algorithm | what the call named: `auto`, a family or a kernel; then a variant, if any |
@@ -33,54 +38,42 @@ compared with float64 before its time is reported ([check.py](../../benchmarks/g
 | ratio | the peer's time divided by ours; above 1, torch_tiled is faster |
 | of a copy | the time of a copy that moves as many bytes, divided by ours |
 | error | relative Frobenius error against float64 |"""
-MEANS = (
-    "Means of the ratio and of the column *of a copy*, for each suite and for each group of "
-    "products in it."
-)
-SURVEYS = """\
-## Random sizes
-
-[Random products](random.md) have sizes, layouts and batches of every kind. Here are products of odd
-sizes and of multiples of 8, cuBLAS's products of the same sizes, and the *aligned* products, whose
-sizes are the next multiples of 64 ([benchmarks.survey](../../benchmarks/survey/__main__.py),
-`--aligned`):"""
 
 
-def write_pages(measured: dict, surveys: dict[str, dict]) -> dict[str, str]:
-    """The text of each page, by its name."""
-    pages = {"results": _summary(measured, surveys)}
+def write_means(measured: dict) -> str:
+    """The text of docs/kernels/results.md."""
+    header = measured["header"]
+    command = f"```sh\npython -m benchmarks.gemm {_options(header)}\n```"
+    parts = [INTRO, f"{measured_on(header)} with:", command, MEANS]
+    for title, dtypes, precision in FAMILIES.values():
+        means = [
+            mean
+            for mean in header["geometric_means"]
+            if mean["algorithm"] == "auto"
+            and mean["dtype"] in dtypes
+            and mean["precision"] == precision
+        ]
+        if means:
+            parts += [f"### {title}", _means_of_auto(means)]
+    if header.get("overheads"):
+        parts += ["## Host time", _overheads(header["overheads"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_rows(measured: dict) -> dict[str, str]:
+    """The text of each page of the site, by its name."""
+    device = f"{measured_on(measured['header'])}."
+    pages = {MEANS_PAGE: f"# Results, means\n\n{device}\n\n{_means(measured)}\n"}
     for name, (title, dtypes, precision) in FAMILIES.items():
         rows = [
             row
             for dtype in dtypes
-            for row in select(measured["rows"], dtype=dtype, precision=precision)
+            for row in measured["rows"]
+            if row["dtype"] == dtype and row["precision"] == precision
         ]
-        parts = [f"# {title}", f"{WRITTEN} [Results](results.md) explains the columns."]
-        parts += [f"{measured_on(measured['header'])}.", *_suites(rows)]
-        pages[name] = "\n\n".join(parts) + "\n"
+        parts = [f"# Results: {title}", f"{device} The rows are those of {SOURCE}."]
+        pages[name] = "\n\n".join([*parts, COLUMNS, *_suites(rows)]) + "\n"
     return pages
-
-
-def _summary(measured: dict, surveys: dict[str, dict]) -> str:
-    header = measured["header"]
-    parts = [
-        INTRO,
-        f"{measured_on(header)} with:",
-        f"```sh\npython -m benchmarks.gemm {_options(header)}\n```",
-        "The rows, by kind of product:",
-        "\n".join(
-            f"- [{title.removeprefix('Results: ')}]({name}.md)"
-            for name, (title, *_) in FAMILIES.items()
-        ),
-        "## Geometric means",
-        MEANS,
-        _means(measured),
-    ]
-    if header.get("overheads"):
-        parts += ["## Host time", _overheads(header["overheads"])]
-    if surveys:
-        parts += [SURVEYS, _surveys(surveys)]
-    return "\n\n".join(parts) + "\n"
 
 
 def _options(header: dict) -> str:
@@ -131,62 +124,52 @@ def _rows(rows: list[dict]) -> str:
     return table(headings, 4, lines)
 
 
-def _means(measured: dict) -> str:
-    means = measured["header"]["geometric_means"]
+def _means_of_auto(means: list[dict]) -> str:
+    """A short table of means of one kind of products."""
     copied = any(mean["of_copy"] for mean in means)
+    many = len({mean["dtype"] for mean in means}) > 1
+    lines = []
+    for mean in means:
+        variant = "" if mean["variant"] == "plain" else mean["variant"]
+        name = [mean["suite"], mean["dtype"] if many else "", mean["group"], variant]
+        cells = [", ".join(filter(None, name)), str(mean["rows"]), f"{mean['ratio']:.2f}"]
+        cells += [figure(mean["of_copy"], ".2f")] if copied else []
+        lines.append(cells)
+    return table(["suite", "products", "ratio", *(["of a copy"] if copied else [])], 1, lines)
+
+
+def _means(measured: dict) -> str:
+    """The means of every algorithm, with the kernels that ran."""
+    means = measured["header"]["geometric_means"]
     headings = ["suite", "group", "dtype", "precision", "algorithm", "kernels that ran"]
-    headings += ["products", "ratio", *(["of a copy"] if copied else [])]
     lines = []
     for mean in means:
         cells = [mean[key] for key in ("suite", "group", "dtype", "precision")]
-        cells += [report.asked(mean), _kernels(measured["rows"], mean)]
-        cells += [str(mean["rows"]), f"{mean['ratio']:.2f}"]
-        cells += [figure(mean["of_copy"], ".2f")] if copied else []
+        cells += [asked(mean), _kernels(measured["rows"], mean)]
+        cells += [str(mean["rows"]), f"{mean['ratio']:.2f}", figure(mean["of_copy"], ".2f")]
         lines.append(cells)
-    return table(headings, 6, lines)
+    return table([*headings, "products", "ratio", "of a copy"], 6, lines)
 
 
 def _kernels(rows: list[dict], mean: dict) -> str:
     """The kernels of the rows that a mean is over, the most frequent first."""
-    wanted = {key: mean[key] for key in report.MEAN_OF if key != "group" or mean["group"]}
-    ran = [row["kernel"] for row in select(rows, **wanted)]
+    wanted = {key: mean[key] for key in MEAN_OF if key != "group" or mean["group"]}
+    ran = [row["kernel"] for row in rows if wanted.items() <= row.items()]
     names = sorted(dict.fromkeys(ran), key=ran.count, reverse=True)
     return ", ".join(name if len(names) == 1 else f"{name} {ran.count(name)}" for name in names)
 
 
 def _overheads(rows: list[dict]) -> str:
-    rows_of_calls = table(
-        ["call on 8x8 tensors", "passes", "us", "over PyTorch's"],
-        2,
-        [
-            [
-                f"`{row['call']}`",
-                "forward, backward" if row["backward"] else "forward",
-                f"{row['us']:.1f}",
-                f"{row['over_peer']:.2f}",
-            ]
-            for row in rows
-        ],
+    """The host's time of each way to call, in a column for each dtype and each kind of passes."""
+    lines: dict[str, list[str]] = {}
+    headings = []
+    for row in rows:
+        call, _, dtype = row["call"].partition(", ")
+        passes = "forward and backward" if row["backward"] else "forward"
+        headings.append(f"{dtype or 'float32'}, {passes}")
+        lines.setdefault(call, []).append(f"{row['us']:.1f} ({row['over_peer']:.2f})")
+    cells = [[f"`{call}`", *times] for call, times in lines.items()]
+    return (
+        "The host's time of a call on 8x8 tensors in us, launches included, and in brackets its "
+        "multiple of PyTorch's:\n\n" + table(["call", *dict.fromkeys(headings)], 1, cells)
     )
-    return f"Host time of a call, launches included:\n\n{rows_of_calls}"
-
-
-def _surveys(surveys: dict[str, dict]) -> str:
-    rows = []
-    for name, survey in surveys.items():
-        header, summary = survey["header"], survey["header"]["summary"]
-        slower = sum(row["ratio"] < 1 for row in survey["rows"])
-        rows.append(
-            [
-                f"[{header['dtype']}, {header['sides']}](../../benchmarks/results/{name}.json)",
-                str(summary["products"]),
-                f"{summary['over_aligned']:.2f}",
-                f"{summary['largest']:.2f}",
-                str(summary["over_twice"]),
-                f"{summary['ratio']:.2f}",
-                f"{min(row['ratio'] for row in survey['rows']):.2f}",
-                str(slower),
-            ]
-        )
-    headings = ["sizes", "products", "mean of time / aligned time", "largest", "count above 2"]
-    return table([*headings, "mean of ratio", "least", "count below 1"], 1, rows)

@@ -1,40 +1,13 @@
-"""Reads and writes results files, and finds rows in them."""
+"""Finds rows in results."""
 
-import json
 import math
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch_tiled
 
 # The kinds of products: the dtype and the precisions of their rows.
 FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
 TF32, FLOAT64 = ("float32", ("tf32",)), ("float64", ("fp32",))
-IN_PRECISIONS = ("float32", "complex64")  # the dtypes for which the op reads `precision`
-
-
-class ResultsError(Exception):
-    """A results file is missing, or lacks what is needed; the message says what."""
-
-
-def read(path: Path) -> dict:
-    """A results file: its "header" and its "rows". Raises ResultsError."""
-    try:
-        results = json.loads(path.read_text())
-    except OSError as error:
-        raise ResultsError(f"{error.filename} cannot be read: {error.strerror}.") from error
-    except json.JSONDecodeError as error:
-        raise ResultsError(f"{path} is not a JSON file: {error}.") from error
-    if not isinstance(results, dict) or not {"header", "rows"} <= results.keys():
-        raise ResultsError(f"{path} is no results file: it has no header and rows.")
-    return results
-
-
-def in_lines(results: dict) -> str:
-    """The text of a results file of many rows: a line for each of them."""
-    header = json.dumps(results["header"], indent=1)
-    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in results["rows"])
-    return f'{{\n"header": {header},\n"rows": [\n{rows}\n]\n}}\n'
 
 
 def select(rows: Iterable[dict], **wanted) -> list[dict]:

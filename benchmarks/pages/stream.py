@@ -8,8 +8,9 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.pages import plots
+from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
-from benchmarks.pages.rows import read, select
+from benchmarks.pages.rows import select
 
 PAGE = ROOT / "docs" / "guide" / "stream.md"
 PLOT = PAGE.with_name("stream_sizes.svg")

@@ -1,34 +1,57 @@
-"""Writes docs/kernels/random.md and its plot, from the surveys of random products."""
+"""Writes docs/kernels/random.md and its plot, and the site's page of every seed's regimes."""
 
 from pathlib import Path
 
 from benchmarks.pages import plots
-from benchmarks.pages.markdown import measured_on, table
-from benchmarks.pages.rows import read
-from benchmarks.survey import report as survey_report
+from benchmarks.pages.files import read
+from benchmarks.pages.markdown import figure, measured_on, table
+from benchmarks.survey.regimes import (
+    BELOW,
+    HEADINGS,
+    REGIMES,
+    WITHOUT,
+    kind,
+    over_best,
+    regimes,
+    summary,
+    without_each,
+)
 
 PLOT = "random.svg"
+SEEDS_PAGE = "random_seeds"
 ORDER = ("fp32", "ieee", "tf32", "bfloat16", "float16", "float64")  # of the files' kinds
 INTRO = """# Random products
 
-This page is written by [benchmarks.pages](../../benchmarks/pages/__main__.py) from the files
+[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from the files
 `survey_<precision or dtype>_<seed>.json` in `benchmarks/results`.
 
 [benchmarks.survey](../../benchmarks/survey/__main__.py) draws
 [products](../../benchmarks/survey/products.py) with log-uniform sides from 1 on, K from 8, batches
 and every layout; most have a side that is not a multiple of 4. One replay of a CUDA graph of `auto`
-alternates with one of `torch.matmul` in the same precision, each after L2 was overwritten. The
-ratio is torch's median time divided by ours. A result is compared with float64 before its time is
-reported.
-
-The regimes overlap. A *side* is the shorter one of C, a *single* product has no batch, and the
-times in a regime's name are torch's. A column *below* has the share of products whose ratio is
-less."""
+alternates with one of `torch.matmul` in the same precision, each after L2 was overwritten. A ratio
+is torch's median time divided by ours. A result is compared with float64 before its time is
+reported."""
 NOTHING = "No survey is committed yet."
 SHOWN = f"""\
 ![Torch's time over ours against torch's time, a dot for each product]({PLOT})
 
 The plot has a dot for each product of one seed; above 1, torch_tiled is faster."""
+SURVEYS = """## The surveys
+
+*Mean* is the geometric mean of the ratios, and a column *below* has the share of products with a
+smaller ratio. *Over fastest* is the mean factor from the time of the fastest kernel of the
+product's order to that of the picked one, if every kernel was timed."""
+BY_REGIME = f"""## Regimes
+
+Each cell has the mean ratio of all seeds on a GPU, and the share of products with a ratio below
+{BELOW[0]}. The regimes overlap. A *side* is the shorter one of C, a *single* product has no batch,
+and the times are torch's. The site's page *Random products, by seed* has each seed by itself."""
+WITHOUT_EACH = """## Without each kernel
+
+Every kernel that sums in the product's order was timed beside `auto`. The tables have the geometric
+mean of the time of the fastest other kernel, divided by that of the fastest kernel. It says how
+much slower products would be without the kernel: *all* of them, and *those* in which it is the
+fastest."""
 
 
 def surveys(results: Path) -> dict[str, dict]:
@@ -43,26 +66,79 @@ def surveys(results: Path) -> dict[str, dict]:
 
 
 def write(found: dict[str, dict]) -> str:
-    """The text of the page."""
-    parts = [INTRO, *([SHOWN] if found else [NOTHING])]
+    """The text of docs/kernels/random.md."""
+    if not found:
+        return f"{INTRO}\n\n{NOTHING}\n"
+    parts = [INTRO, SHOWN, SURVEYS, _surveys(found), BY_REGIME, _regimes(found)]
+    beside = {name: survey for name, survey in found.items() if survey["header"]["beside"]}
+    if beside:
+        parts.append(WITHOUT_EACH)
+    for name, survey in beside.items():
+        rows = survey["rows"]
+        about = f"{len(rows)} products of [seed {survey['header']['seed']}]({_file(name)}), on "
+        parts += [f"### {kind(survey['header'])}", about + _place(survey)]
+        parts.append(table(WITHOUT, 1, without_each(rows)))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_seeds(found: dict[str, dict]) -> dict[str, str]:
+    """The site's page with the regimes of every survey, by its name."""
+    parts = ["# Random products, by seed", "[Random products](random.md) explains the columns."]
+    for name, survey in found.items():
+        header = survey["header"]
+        about = f"{len(survey['rows'])} products ([rows]({_file(name)})). {measured_on(header)}. "
+        about += f"A kernel that writes one number takes {header['empty_us']['alone']:.2g} us in "
+        about += "this way of timing."
+        parts += [f"## {kind(header)}, seed {header['seed']}", about]
+        parts.append(table(HEADINGS, 1, regimes(survey["rows"])))
+    return {SEEDS_PAGE: "\n\n".join(parts) + "\n"}
+
+
+def _file(name: str) -> str:
+    return f"../../benchmarks/results/{name}.json"
+
+
+def _gpu(survey: dict) -> str:
+    return survey["header"]["device"].removeprefix("NVIDIA ").split()[0]
+
+
+def _place(survey: dict) -> str:
+    """The GPU, the commit and the day of a survey."""
+    header = survey["header"]
+    return f"{header['device']} at commit {header['git_commit']}, {header['time'][:10]}:"
+
+
+def _surveys(found: dict[str, dict]) -> str:
+    """A line for each survey."""
+    lines = []
     for name, survey in found.items():
         header, rows = survey["header"], survey["rows"]
-        about = f"{len(rows)} products ([rows](../../benchmarks/results/{name}.json)). "
-        about += f"{measured_on(header)}. A kernel that writes one number takes "
-        about += f"{header['empty_us']['alone']:.2g} us in this way of timing."
-        if header["beside"]:
-            about += f" `auto` takes {survey_report.over_best(rows):.3f} times the time of the "
-            about += "fastest kernel of its order, in the mean."
-        parts += [f"## {survey_report.kind(header)}, seed {header['seed']}", about]
-        parts.append(table(survey_report.HEADINGS, 1, survey_report.regimes(rows)))
-    return "\n\n".join(parts) + "\n"
+        over = over_best(rows) if header["beside"] else None
+        seed = f"[{header['seed']}]({_file(name)})"
+        cells = [kind(header), _gpu(survey), header["git_commit"] or "-", seed]
+        lines.append([*cells, *summary([row["ratio"] for row in rows]), figure(over, ".3f")])
+    headings = ["products", "GPU", "commit", "seed", "count", *HEADINGS[2:], "over fastest"]
+    return table(headings, 3, lines)
+
+
+def _regimes(found: dict[str, dict]) -> str:
+    """A column for each kind of products and each GPU."""
+    columns: dict[str, list[dict]] = {}
+    for survey in found.values():
+        columns.setdefault(f"{kind(survey['header'])}, {_gpu(survey)}", []).extend(survey["rows"])
+    cells = [
+        [f"{mean}, {share}" if count != "0" else "-" for _, count, mean, share, *_ in regimes(rows)]
+        for rows in columns.values()
+    ]
+    lines = [[name, *each] for name, *each in zip(REGIMES, *cells, strict=True)]
+    return table(["regime", *(name.removeprefix("float32, ") for name in columns)], 1, lines)
 
 
 def draw(found: dict[str, dict], path: Path) -> None:
     """A panel for each kind of products, with those of its first survey."""
     first: dict[str, dict] = {}
     for survey in found.values():
-        first.setdefault(survey_report.kind(survey["header"]), survey)
+        first.setdefault(kind(survey["header"]), survey)
     lines = -(-len(first) // 2)
     figure, every = plots.pyplot().subplots(
         *(lines, 2),
@@ -71,15 +147,14 @@ def draw(found: dict[str, dict], path: Path) -> None:
     )
     for axes in every.flat[len(first) :]:
         axes.set_visible(False)
-    for axes, (kind, survey) in zip(every.flat, first.items(), strict=False):
+    for axes, (name, survey) in zip(every.flat, first.items(), strict=False):
         rows = survey["rows"]
         plots.add_dots(axes, *([row[x] for row in rows] for x in ("peer_us", "ratio")))
         plots.set_numbers(axes.xaxis, 1)
         plots.set_numbers(axes.yaxis, 1, 2, 5)
         axes.axhline(1, color=plots.BLACK, linewidth=1)
         plots.add_grid(axes)
-        name = kind.replace("`", "")
-        axes.set_title(f"{name}, {survey['header']['device']}", fontsize="small")
+        axes.set_title(f"{name.replace('`', '')}, {survey['header']['device']}", fontsize="small")
     figure.supxlabel("torch's time, us", fontsize="medium")
     figure.supylabel("torch's time / ours", fontsize="medium")
     plots.save(figure, path)

@@ -31,7 +31,7 @@ import torch_tiled
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.gemm.options import check_device, check_folders
-from benchmarks.pages.rows import ResultsError, read
+from benchmarks.pages.files import ResultsError, read
 from benchmarks.studies import error_plots
 from benchmarks.studies.attack_operands import ORDERS
 from benchmarks.studies.attack_ratios import flagged

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
+IN_PRECISIONS = ("float32", "complex64")  # the dtypes for which the op reads `precision`
 
 
 @dataclass(frozen=True)

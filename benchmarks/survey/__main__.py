@@ -27,8 +27,9 @@ from benchmarks.gemm.measure import Call, clock_name, raise_clocks, side_by_side
 from benchmarks.gemm.options import DTYPES, PRECISIONS, check_device, check_folders
 from benchmarks.gemm.report import Steps, make_console
 from benchmarks.gemm.variants import Contest, plain
-from benchmarks.pages.rows import IN_PRECISIONS, in_lines, kernels
-from benchmarks.suites.shapes import Shape
+from benchmarks.pages.files import in_lines
+from benchmarks.pages.rows import kernels
+from benchmarks.suites.shapes import IN_PRECISIONS, Shape
 from benchmarks.survey import report as survey_report
 from benchmarks.survey.products import LEAST_FMAS, MOST_FMAS, aligned, fits, pool, products, views
 

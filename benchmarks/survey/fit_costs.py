@@ -27,8 +27,8 @@ from rich.table import Table
 
 import torch_tiled
 from benchmarks.gemm.report import make_console
-from benchmarks.pages.rows import ResultsError, read
-from benchmarks.survey.report import timed
+from benchmarks.pages.files import ResultsError, read
+from benchmarks.survey.regimes import timed
 from torch_tiled.ops import Explanation
 
 SHAPE = ("dtype", "precision", "layout", "batch", "m", "n", "k")

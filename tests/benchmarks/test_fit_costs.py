@@ -41,23 +41,11 @@ def test_factors_are_found_that_rows_were_made_with():
     assert fitted.error > 1.2 and fitted.error_after == pytest.approx(1, abs=0.01)
 
 
-def test_a_model_that_is_right_stays_as_it_is():
-    rows = [Sample("simt_tma", "64x64", 100 + k, 100 + k, (100, k)) for k in (50, 100, 400)]
-    fitted = fit_costs.fit(rows)
-    assert (fitted.ratio, fitted.error) == pytest.approx((1, 1))
-    assert (fitted.overhead, fitted.rate) == pytest.approx((1, 1))
-
-
 def test_factors_stay_near_1_where_rows_do_not_tell_them_apart():
     """Every row has the same two parts, so one number decides two factors."""
     fitted = fit_costs.fit([Sample("simt_tma", "64x64", 200, 100, (50, 50))] * 9)
     assert fitted.overhead == pytest.approx(1 / fitted.rate) == pytest.approx(2, rel=0.02)
     assert fitted.error_after == pytest.approx(1, abs=0.02)
-
-
-def test_a_single_row_has_an_error_and_no_factors():
-    fitted = fit_costs.fit([Sample("naive", "32x32", 200, 100, (50, 50))])
-    assert fitted == fit_costs.Fit(rows=1, ratio=pytest.approx(2), error=pytest.approx(2))
 
 
 def test_parts_are_of_a_plan_that_k_alone_changes():
@@ -89,15 +77,6 @@ def test_the_table_has_a_line_for_each_tile(tmp_path, capsys):
     assert "1 of 9 rows have another plan now.".split() in lines
     assert fit_costs.main([file, "--kernel", "simt_tma"]) == 0
     assert "mma_tma" not in capsys.readouterr().out
-
-
-def test_a_survey_has_its_dtype_in_its_header(tmp_path, capsys):
-    rows = [row("mma_tma", 4096, 4096, k) for k in (2048, 4096)]
-    for each in rows:
-        for key in ("dtype", "precision", "batch", "variant"):
-            del each[key]
-    assert fit_costs.main([measured(tmp_path / "s.json", rows, dtype="bfloat16")]) == 0
-    assert "128x256" in capsys.readouterr().out
 
 
 def test_a_survey_has_kernels_beside_the_one_that_ran_and_the_start_of_a_graph(tmp_path, capsys):

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.gemm import __main__ as bench_matmul
-from benchmarks.gemm import report
-from benchmarks.gemm.jobs import Job, plan
+from benchmarks.gemm.jobs import plan
 from benchmarks.gemm.options import parse
 from benchmarks.pages import plots
 from benchmarks.suites import headline, suites
@@ -64,23 +62,6 @@ def test_the_host_is_one_table_under_a_line_that_says_so(bench):
     assert "geometric means" not in output and "plot" not in output
 
 
-def test_an_algorithm_that_takes_no_shape_is_one_line():
-    def job(algorithm, size):
-        return Job("smoke", Shape(size, size, size), "float32", "fp32", algorithm, "plain")
-
-    declined = [
-        (job("naive", 3), "no."),
-        (job("tiled", 5), "never."),
-        (job("naive", 4), "neither."),
-        (job("naive", 5), "nor here."),
-    ]
-    assert report.declinations(declined) == [
-        "naive was not measured: 3x3x3 NN and 2 more: no.",
-        "float32 fp32 5x5x5 NN tiled was not measured: never.",
-    ]
-    assert report.declinations([]) == []
-
-
 @pytest.fixture
 def small_headline(monkeypatch, tmp_path):
     """The suite headline of small shapes, and where it is drawn."""
@@ -112,24 +93,3 @@ def test_without_matplotlib_a_sentence_says_so(bench, small_headline, monkeypatc
     status, _, output = bench("--suite", "headline", "--device", "cpu")
     assert status == 0 and not small_headline.exists()
     assert output.endswith("No plot was drawn, since matplotlib is not installed.\n")
-
-
-def test_the_widest_summary_fits_a_hundred_columns(bench, capsys):
-    _, results, _ = bench("--shape", "5x6x7", "--device", "cpu")
-    wide = {"suite": "headline", "m": 16384, "n": 16384, "k": 16384, "tflops": 207.0}
-    wide |= {"kernel": "fp16x3_cluster", "peer": "torch.matmul", "dtype": "bfloat16"}
-    batched = wide | {"batch": 32, "m": 2048, "n": 2048, "k": 2048, "layout": "NT"}
-    rows = [results["rows"][0] | each for each in (wide, batched)]
-    report.print_summaries(report.make_console(), rows)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].rstrip().startswith("headline: TFLOP/s of torch_tiled and torch.matmul")
-    assert max(map(len, lines)) <= report.WIDTH
-    for cell in ("16384x16384x16384 NN", "32 x 2048x2048x2048 NT", "fp16x3_cluster", "207"):
-        assert any(cell in line for line in lines), cell
-
-
-def test_both_tables_are_printed_where_both_kinds_of_suites_ran(bench, small_headline):
-    _, _, output = bench("--suite", "headline", "tiny", "--device", "cpu")
-    assert "headline: " in output and "tiny: float32, precision fp32" in output
-    assert "geometric means" in output
-    assert bench_matmul.HOST_CODE.split(",")[0] in output

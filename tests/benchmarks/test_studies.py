@@ -1,8 +1,6 @@
 """The error study, the attack on the bounds, and the example that trains on digits."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,28 +8,12 @@ from helpers.specification import fp16x3_with_flags, tf32_with_flags
 
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import reference
-from benchmarks.pages import rows
-from benchmarks.studies import attack_bounds, attack_ratios, error_plots
+from benchmarks.studies import attack_bounds, attack_ratios
 from benchmarks.studies import complex_errors as complex_error_study
 from benchmarks.studies import errors as error_study
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
-
-
-def test_the_digits_example_trains_both_networks(device):
-    pytest.importorskip("sklearn", reason="no scikit-learn")
-    command = f"examples/digits.py --epochs 2 --algorithm tiled --device {device}".split()
-    done = subprocess.run(
-        [sys.executable, *command], cwd=machine.ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    curves = [[float(number) for number in line.split()] for line in lines[2:4]]
-    assert [curve[0] for curve in curves] == [1, 2]
-    assert curves[1][1] < curves[0][1]
-    assert "test accuracy: torch_tiled" in lines[4]
-    assert float(lines[5].split()[3]) < 1e-3
 
 
 def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
@@ -58,20 +40,6 @@ def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
     assert error_study.main(["--redraw", str(path), "--plot", str(plot)]) == 0
     drawn = plot.read_text()
     assert "</svg>" in drawn and "shrinkage on normal" in drawn and "by an orthogonal" in drawn
-
-
-@pytest.mark.parametrize("name", ["errors_cpu", "errors_hopper"])
-def test_results_of_any_version_of_the_error_study_are_drawn(tmp_path, name):
-    """Those of an older one have no shrinkage and no products by an orthogonal matrix."""
-    pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    results = rows.read(RESULTS / f"{name}.json")
-    results.pop("iteration", None)
-    for row in results["rows"]:
-        row.pop("shrinkage_u", None)
-    error_plots.draw(results, tmp_path / "errors.svg")
-    drawn = (tmp_path / "errors.svg").read_text()
-    assert "recomputed by fp16x3" in drawn
-    assert "shrinkage on normal" not in drawn and "by an orthogonal" not in drawn
 
 
 def test_results_that_are_too_small_have_a_negative_shrinkage():

@@ -9,7 +9,7 @@ import torch_tiled
 from benchmarks.gemm import variants
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.gemm.jobs import plan
-from benchmarks.gemm.options import DTYPES, PRECISIONS, parse
+from benchmarks.gemm.options import PRECISIONS, parse
 from benchmarks.pages.rows import kernels
 from benchmarks.suites import suites
 from benchmarks.suites.shapes import LAYOUTS
@@ -89,26 +89,6 @@ def test_tf32_is_measured_in_each_layout_and_at_odd_sizes():
     for size in (4096, 8192):
         assert layouts[size, size, size] == set(LAYOUTS)
     assert layouts[4095, 4097, 4093] == {"NN"}
-
-
-@pytest.mark.parametrize(
-    "suite, names, sizes",
-    [
-        ("opposed", ("plain", "opposed"), [(1024, 1024, 4096), (4096, 4096, 4096)]),
-        (
-            "padded",
-            ("decayed", "padded"),
-            [(1024, 1024, 1024), (4096, 4096, 4096), (8192, 768, 3072)],
-        ),
-    ],
-)
-def test_operands_that_are_hard_to_scale_stand_beside_others(suite, names, sizes):
-    jobs = plan(parse(f"--suite {suite} --device cpu".split()))
-    found = [(job.shape.m, job.shape.n, job.shape.k, job.variant) for job in jobs]
-    assert found == [(*size, name) for size in sizes for name in names]
-    assert {(job.dtype, job.precision, job.algorithm) for job in jobs} == {
-        ("float32", "fp32", "auto")
-    }
 
 
 def test_complex_products_of_every_kind_are_measured():
@@ -210,15 +190,6 @@ def test_every_kernel_is_measured_by_name_on_shapes_that_it_is_for(on_hopper):
     assert sorted(named) == sorted(kernels())
 
 
-def test_precisions_multiply_the_rows_of_float32_and_complex64_alone():
-    arguments = f"--suite square --device cpu --dtype {' '.join(DTYPES)} --precision fp32 ieee"
-    jobs = plan(parse(arguments.split()))
-    sizes = len(suites.SUITES["square"].shapes)
-    for dtype in DTYPES:
-        precisions = 2 if dtype in ("float32", "complex64") else 1
-        assert sum(job.dtype == dtype for job in jobs) == precisions * sizes
-
-
 @pytest.mark.parametrize("name", suites.SUITES)
 def test_suites_are_well_formed(name):
     members = suites.SUITES[name].shapes
@@ -229,10 +200,3 @@ def test_suites_are_well_formed(name):
         assert min(sizes) > 0
         assert layout in LAYOUTS
     assert set(suites.SUITES[name].variants) <= set(variants.VARIANTS)
-
-
-def test_the_products_of_a_layer_cost_the_same():
-    members = suites.SUITES["transformer"].shapes
-    for layer in range(0, len(members), 3):
-        forward, input_gradient, weight_gradient = members[layer : layer + 3]
-        assert forward.flops == input_gradient.flops == weight_gradient.flops

@@ -1,6 +1,5 @@
 """The survey: its random products, what it measures, and what it says of that."""
 
-import dataclasses
 import itertools
 import json
 import re
@@ -10,14 +9,12 @@ import pytest
 import torch
 
 from benchmarks.gemm.check import Verdict
-from benchmarks.pages import __main__ as write_pages
-from benchmarks.pages import markdown as pages
-from benchmarks.pages import rows
-from benchmarks.pages import surveys as random_page
+from benchmarks.pages.files import in_lines
 from benchmarks.suites.shapes import LAYOUTS, Shape
 from benchmarks.survey import __main__ as survey
 from benchmarks.survey import products as random_products
-from benchmarks.survey import report as survey_report
+from benchmarks.survey import regimes
+from benchmarks.survey.report import shape as shape_of
 
 QUICK = "--device cpu --most 1e5 --repeats 1"
 
@@ -56,7 +53,7 @@ def test_products_have_sides_of_every_size_and_stay_within_the_limits():
     assert min(sides) == 1 and max(sides) > 11_585  # which is 2 ** 13.5
     singles = sum(shape.batch == 1 for shape in found)
     assert 3 / 8 < singles / len(found) < 3 / 5  # the limits leave out more batches
-    even = survey_report.REGIMES["M, N, K multiples of 4"]
+    even = regimes.REGIMES["M, N, K multiples of 4"]
     share = sum(even({"m": shape.m, "n": shape.n, "k": shape.k}) for shape in found) / len(found)
     assert 0.05 < share < 0.2
 
@@ -115,13 +112,13 @@ def test_the_survey_writes_a_line_for_each_product(tmp_path, capsys, dtype):
     assert str(tmp_path) not in header["command_line"]
     assert (header["dtype"], header["seed"], header["model"]) == (dtype, 1, False)
     assert header["empty_us"]["alone"] > 0 and header["empty_us"]["among_many"] > 0
-    assert [survey_report.shape(row) for row in found] == first(5, 1, 1e5)
+    assert [shape_of(row) for row in found] == first(5, 1, 1e5)
     for row in found:
         assert (row["kernel"], row["tile"]) == ("torch.matmul", None)
         assert row["us"] > 0 and row["ratio"] == survey.short(row["peer_us"] / row["us"])
         assert row["error"] > 0 or dtype == "float64"
         assert f"{row['us']:.4g}" == f"{row['us']:.9g}"
-    assert path.read_text() == rows.in_lines(results)
+    assert path.read_text() == in_lines(results)
     assert path.read_text().count("\n{") == len(found)
     assert "seed 1: torch's time / ours" in output and "the 5 worst" in output
 
@@ -136,16 +133,8 @@ def test_a_longer_survey_extends_a_shorter_one(tmp_path, capsys, monkeypatch, op
     monkeypatch.setattr(survey, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
     status, results, output = run(capsys, f"{options} --seed 7", tmp_path / "survey.json")
     assert status == 0
-    assert [survey_report.shape(row) for row in results["rows"]] == first(count, 7, 1e5)
+    assert [shape_of(row) for row in results["rows"]] == first(count, 7, 1e5)
     assert ("[1/?]" in output) == ("--count" not in options)
-
-
-def test_a_survey_has_a_count_of_its_own(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(survey, "COUNT", 2)
-    _, results, _ = run(capsys, "--model", tmp_path / "survey.json")
-    assert results["header"]["count"] == 2
-    whole = [dataclasses.replace(shape, what="") for shape in first(2, 1, 1e5, model=True)]
-    assert [survey_report.shape(row) for row in results["rows"]] == whole
 
 
 def test_kernels_are_timed_beside_each_other(tmp_path, capsys):
@@ -199,7 +188,9 @@ def test_the_aligned_product_is_timed_where_it_is_asked_for(tmp_path, capsys):
 
 
 def test_no_time_of_what_is_wrong_is_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.gemm.check.check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
+    monkeypatch.setattr(
+        "benchmarks.gemm.check.check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1")
+    )
     status, results, output = run(capsys, "--count 2", tmp_path / "survey.json")
     assert status == 1 and results["rows"] == []
     shape = first(1, 1, 1e5)[0]
@@ -267,130 +258,25 @@ def test_the_survey_says_what_it_cannot_do(options, sentence, capsys):
 # --- what it says --------------------------------------------------------------------------------
 
 
-def row(m=512, n=512, k=512, batch=1, ratio=1.0, peer_us=20.0, **other):
-    sizes = {"batch": batch, "m": m, "n": n, "k": k, "layout": "NN"}
-    times = {"us": peer_us / ratio, "peer_us": peer_us, "ratio": ratio}
-    errors = {"error": 1e-7, "peer_error": 2e-7}
-    return sizes | {"kernel": "simt_tma", "tile": "64x64"} | times | errors | other
-
-
-def results(*found, **header):
-    header = {"device": "one", "torch": "2", "cuda": None, "git_commit": None} | header
-    defaults = {"dtype": "float32", "precision": "fp32", "seed": 1, "model": False, "beside": []}
-    defaults |= {"empty_us": {"alone": 3.4, "among_many": 1.2}, "time": "now"}
-    return {"header": defaults | header, "rows": list(found)}
-
-
-@pytest.mark.parametrize(
-    ("found", "names"),
-    [
-        (row(1, 322, 1614), ["side of 1", "10 us or more"]),
-        (row(2, 99, 1024, peer_us=5), ["side 2-8, K 1024+, single", "under 6 us", "under 10 us"]),
-        (row(99, 64, 1024), ["side 9-64, K 1024+, single", "10 us or more"]),
-        (row(99, 64, 1024, batch=2), ["10 us or more"]),
-        (row(99, 65, 1024), ["10 us or more"]),
-        (row(99, 64, 1024, peer_us=50), ["10 us or more"]),
-        (row(8, 99, 64, 2, peer_us=51), ["side 2-8, K 64-1023, batch", "10 us or more"]),
-        (row(9, 99, 1023, 2, peer_us=51), ["side 9-64, K 64-1023, batch", "10 us or more"]),
-        (row(9, 99, 1023, 2, peer_us=50), ["10 us or more"]),
-        (row(9, 99, 1023, peer_us=51), ["10 us or more"]),
-        (row(99, 99, 63, peer_us=6), ["K below 64", "under 10 us"]),
-        (row(4, 96, 68, peer_us=101), ["10 us or more", "over 100 us", "M, N, K multiples of 4"]),
-    ],
-)
-def test_a_product_is_in_its_regimes(found, names):
-    among = [name for name, holds in survey_report.REGIMES.items() if holds(found)]
-    assert [name.partition(", u")[0].partition(", o")[0] for name in among] == ["all", *names]
-
-
 def test_a_regime_has_its_mean_its_shares_and_its_worst():
-    ratios = (4.0, 0.97, 0.94, 0.25)
-    lines = {cells[0]: cells for cells in survey_report.regimes([row(ratio=x) for x in ratios])}
-    assert survey_report.HEADINGS[1:] == [
-        *("products", "mean", "below 0.98", "below 0.95", "below 0.8", "worst")
-    ]
-    assert lines["all"][1:] == ["4", "0.98", "75%", "50%", "25%", "0.25"]
-    assert lines["K below 64"][1:] == ["0", "-", "-", "-", "-", "-"]
+    sizes = {"batch": 1, "m": 512, "n": 512, "k": 512, "peer_us": 20.0}
+    found = [sizes | {"ratio": ratio} for ratio in (4.0, 0.97, 0.94, 0.25)]
+    lines = {cells[0]: cells[1:] for cells in regimes.regimes(found)}
+    assert lines["all"] == ["4", "0.98", "75%", "50%", "25%", "0.25"]
+    assert lines["K below 64"] == ["0", "-", "-", "-", "-", "-"]
+    assert lines["10 us or more"] == lines["M, N, K multiples of 4"] == lines["all"]
 
 
-def test_the_worst_are_listed_first():
-    found = [row(m, ratio=m / 10) for m in range(30, 0, -1)]
-    cells = survey_report.worst(found)
-    assert len(cells) == survey_report.WORST
-    assert cells[0] == ["1x512x512 NN", "simt_tma 64x64", "200.0", "20.0", "0.10", "1e-07", "2e-07"]
-
-
-def test_picks_tell_which_kernel_should_have_run():
-    others = (["tiled16", "16x16", 10.0], ["simt_small", "16x16", 30.0])
+def test_a_kernel_is_left_out_of_the_products_that_it_wins_and_of_all():
     found = [
-        row(beside=[*others]),  # 20 us
-        row(beside=[*others], peer_us=10.1),  # as fast, but for what is no difference
-        row(beside=[*others], peer_us=90.0),
-        row(beside=[others[1]], peer_us=60.0),
-        row(beside=[], kernel="tiled16"),
+        {"kernel": "tiled16", "us": 1.0, "beside": [["naive", "", 2.0], ["tiled64", "", 3.0]]},
+        {"kernel": "naive", "us": 9.0, "beside": [["tiled16", "", 1.0], ["tiled64", "", 8.0]]},
+        {"kernel": "tiled64", "us": 3.0, "beside": [["naive", "", 4.5]]},
+        {"kernel": "naive", "us": 7.0, "beside": []},  # no other kernel takes this one
     ]
-    headings, lines = survey_report.picks(found)
-    assert headings == ["ran", "simt_small", "simt_tma", "tiled16"]
-    assert lines == [
-        ["simt_tma", "1 (2.00)", "1", "2 (4.24)"],
-        ["tiled16", "", "", "1"],
+    assert regimes.without_each(found) == [
+        ["tiled16", "2", "2.520", "4.00"],  # 2 and 8, and 1 in the third product
+        ["tiled64", "1", "1.145", "1.50"],
+        ["naive", "0", "1.000", "-"],
     ]
-    assert survey_report.over_best(found) == pytest.approx((2 * 1.01 * 9 * 2) ** (1 / 5))
-
-
-# --- the page ------------------------------------------------------------------------------------
-
-
-def test_the_page_has_a_table_for_each_survey(tmp_path):
-    beside = [["tiled16", "16x16", 10.0]]
-    kinds = {
-        "survey_bfloat16_1": {"dtype": "bfloat16"},
-        "survey_ieee_10": {"precision": "ieee", "seed": 10},
-        "survey_ieee_2": {"precision": "ieee", "seed": 2, "beside": ["tiled16"]},
-        "survey_fp32_model_1": {"model": True},
-        "survey_fp32_1": {},
-    }
-    for name, header in kinds.items():
-        found = [row(beside=beside) if header.get("beside") else row(), row(1, ratio=0.5)]
-        found[1] |= {"beside": []} if header.get("beside") else {}
-        (tmp_path / f"{name}.json").write_text(rows.in_lines(results(*found, **header)))
-    (tmp_path / "survey_odd.json").write_text("of another kind")
-    surveys = random_page.surveys(tmp_path)
-    text = random_page.write(surveys)
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
-        'float32, `"fp32"`, seed 1',
-        'float32, `"fp32"`, layers, seed 1',
-        'float32, `"ieee"`, seed 2',
-        'float32, `"ieee"`, seed 10',
-        "bfloat16, seed 1",
-    ]
-    assert text.count("| side of 1 | 1 | 0.50 | 100% | 100% | 100% | 0.50 |") == len(kinds)
-    assert "2 products ([rows](../../benchmarks/results/survey_ieee_2.json))" in text
-    assert text.count("`auto` takes 1.414 times the time of the fastest kernel") == 1
-    assert "random.svg" in text and random_page.NOTHING not in text
-    assert random_page.NOTHING in random_page.write({})
-    pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    plot = tmp_path / random_page.PLOT
-    random_page.draw(surveys, plot)
-    drawn = plot.read_text()
-    assert "</svg>" in drawn and "layers, one" in drawn and drawn.count(", one<") == 4
-
-
-def test_the_page_and_its_plot_are_written_with_the_others(tmp_path):
-    name = write_pages.KERNELS / "random.md"
-    for path in write_pages.RESULTS.glob("*.json"):
-        if not path.stem.startswith("survey_") or path.stem in write_pages.SURVEYS:
-            (tmp_path / path.name).symlink_to(path)
-    assert random_page.NOTHING in write_pages.texts(tmp_path)[name]
-    others = {write_pages.stream_page.PLOT, write_pages.stream_pipeline.PLOT}
-    assert set(write_pages.drawings(tmp_path)) == set(write_pages.PLOTS) | others
-    (tmp_path / "survey_fp32_3.json").write_text(rows.in_lines(results(row(), seed=3)))
-    assert "seed 3" in write_pages.texts(tmp_path)[name]
-    assert name.with_name(random_page.PLOT) in write_pages.drawings(tmp_path)
-
-
-def test_an_older_survey_is_refused_in_a_sentence():
-    old = results(row())
-    del old["header"]["empty_us"]
-    with pytest.raises(rows.ResultsError, match="lacks 'empty_us'"):
-        pages.written("results", {"random": random_page.write}, {"survey_fp32_1": old})
+    assert regimes.over_best(found) == pytest.approx(9 ** (1 / 4))

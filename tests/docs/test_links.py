@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pages.result_tables import FAMILIES, MEANS_PAGE
+from benchmarks.pages.surveys import SEEDS_PAGE
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("csrc/**/*.md")),
+    ROOT / "benchmarks" / "README.md",
 ]
 
 
@@ -52,8 +56,9 @@ def test_tests_that_pages_name_are_there():
 def test_every_page_of_docs_is_in_the_navigation():
     """And the navigation names no page that is not there."""
     named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    pages = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
-    assert sorted(named) == pages
+    pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")]
+    pages += [f"kernels/{name}.md" for name in (*FAMILIES, MEANS_PAGE, SEEDS_PAGE)]
+    assert sorted(named) == sorted(pages)
 
 
 def test_the_first_page_links_every_page_of_the_guide():

@@ -221,3 +221,17 @@ def test_options_of_the_gram_matrix_are_refused_in_a_sentence(capsys, options, s
 def test_a_budget_that_is_too_small_is_a_sentence(capsys):
     with pytest.raises(SystemExit, match="max_device_bytes is 1000 .*too small for any tile"):
         gram_of(capsys, "--max-device-bytes", "1000")
+
+
+def test_the_digits_example_trains_both_networks(device):
+    pytest.importorskip("sklearn", reason="no scikit-learn")
+    script = COMMAND.with_name("digits.py")
+    command = [sys.executable, script, "--epochs", "2", "--algorithm", "tiled", "--device", device]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    curves = [[float(number) for number in line.split()] for line in lines[2:4]]
+    assert [curve[0] for curve in curves] == [1, 2]
+    assert curves[1][1] < curves[0][1]
+    assert "test accuracy: torch_tiled" in lines[4]
+    assert float(lines[5].split()[3]) < 1e-3
