@@ -5,19 +5,8 @@ import copy
 import pytest
 import torch
 from helpers.compiling import count_compilations
-from helpers.presplit import (
-    assert_same_bits,
-    make_model,
-    randn,
-    recorder,
-)
-from torch.func import (
-    functional_call,
-    grad,
-    jacrev,
-    stack_module_state,
-    vmap,
-)
+from helpers.presplit import assert_same_bits, make_model, randn, recorder
+from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 from torch.testing import assert_close
 
 import torch_tiled

@@ -39,12 +39,7 @@ CALLS = {
     "Tensor.addmm by name": (lambda c, a, b: c.addmm(mat1=a, mat2=b), (3, 1), (3, 4), (4, 5)),
     "addmm_": (lambda c, a, b: c.clone().addmm_(a, b, alpha=-1), (3, 5), (3, 4), (4, 5)),
     "torch.baddbmm": (torch.baddbmm, (1, 5), (2, 3, 4), (2, 4, 5)),
-    "Tensor.baddbmm": (
-        lambda c, a, b: c.baddbmm(a, b, beta=-1),
-        (2, 3, 5),
-        (2, 3, 4),
-        (2, 4, 5),
-    ),
+    "Tensor.baddbmm": (lambda c, a, b: c.baddbmm(a, b, beta=-1), (2, 3, 5), (2, 3, 4), (2, 4, 5)),
     "baddbmm_": (lambda c, a, b: c.clone().baddbmm_(a, b), (2, 3, 5), (2, 3, 4), (2, 4, 5)),
     "torch.addmv": (lambda c, a, b: torch.addmv(c, a, b, beta=3), (3,), (3, 4), (4,)),
     "Tensor.addmv": (torch.Tensor.addmv, (3,), (3, 4), (4,)),
@@ -70,12 +65,7 @@ CALLS = {
         (5,),
     ),
     "torch.einsum": (lambda a, b: torch.einsum("bij,bkj->bik", a, b), (2, 3, 4), (2, 5, 4)),
-    "torch.einsum of a list": (
-        lambda *x: torch.einsum("ij,jk,kl", x),
-        (3, 4),
-        (4, 5),
-        (5, 2),
-    ),
+    "torch.einsum of a list": (lambda *x: torch.einsum("ij,jk,kl", x), (3, 4), (4, 5), (5, 2)),
 }
 
 
@@ -248,10 +238,7 @@ def test_sums_that_pytorch_writes(name, device):
     function, method = getattr(torch, name), getattr(torch.Tensor, name + "_")
     c, a, b = operands(*SUMS[name], device=device, dtype=torch.float32)
     expected = function(c, a, b)
-    with (
-        torch.autocast(device, torch.bfloat16),
-        torch_tiled.override(),
-    ):
+    with torch.autocast(device, torch.bfloat16), torch_tiled.override():
         assert torch.equal(function(c, a, b, out=torch.empty_like(c)), expected)
         assert torch.equal(method(c.clone(), a, b), expected)
     with torch_tiled.override():

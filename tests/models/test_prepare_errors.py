@@ -4,9 +4,7 @@ import pytest
 import torch
 from helpers.presplit import randn, skip_without_presplit
 from torch.autograd import forward_ad
-from torch.func import (
-    grad,
-)
+from torch.func import grad
 
 import torch_tiled
 

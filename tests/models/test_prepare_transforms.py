@@ -10,15 +10,7 @@ from helpers.compiling import VIEWS, count_compilations
 from helpers.presplit import assert_same_bits, presplit_algorithm, randn, takes_presplit
 from helpers.reference import ACTIVATIONS
 from helpers.thinning import each_value
-from torch.func import (
-    grad,
-    hessian,
-    jacfwd,
-    jacrev,
-    jvp,
-    vjp,
-    vmap,
-)
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode

@@ -9,12 +9,7 @@ from helpers.needs import needs_cuda
 
 import torch_tiled
 
-NUMBERS = {
-    "list": [[1.0, 2.0], [3.0, 4.0]],
-    "tuple": (1, 2),
-    "int": 3,
-    "float": 0.5,
-}
+NUMBERS = {"list": [[1.0, 2.0], [3.0, 4.0]], "tuple": (1, 2), "int": 3, "float": 0.5}
 
 
 def remedies(name, dtype=torch.float32):

@@ -104,10 +104,7 @@ def test_writing_to_an_inference_tensor(device):
         c = torch.zeros(2, 4, device=device)
         torch_tiled.gemm_(c, a, b)
         assert_close(c, a @ b)
-    for write in (
-        lambda: torch_tiled.gemm_(c, a, b),
-        lambda: torch_tiled.matmul(a, b, out=c),
-    ):
+    for write in (lambda: torch_tiled.gemm_(c, a, b), lambda: torch_tiled.matmul(a, b, out=c)):
         with pytest.raises(RuntimeError, match=r"of shape \(2, 4\) was made under torch.inference"):
             write()
     assert_close(c.clone(), torch.full((2, 4), 3.0, device=device))

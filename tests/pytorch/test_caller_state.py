@@ -163,10 +163,7 @@ def test_frozen_layers_under_a_default_device(default):
     torch_tiled.freeze(other)  # FSDP's shards, which may be vectors, are not split
     for each in (layer, other):
         found = {name: (x.dtype, x.device.type) for name, x in each.named_buffers()}
-        assert found == {
-            "_hi_lo": (torch.uint8, "cpu"),
-            "_inverse_scales": (torch.float32, "cpu"),
-        }
+        assert found == {"_hi_lo": (torch.uint8, "cpu"), "_inverse_scales": (torch.float32, "cpu")}
     x = torch.ones(2, 64, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         assert torch.equal(layer(x), torch_tiled.unfreeze(layer)(x))

@@ -22,9 +22,7 @@ B_OF_RANK = {1: (3,), 2: (3, 2), 3: (2, 3, 2), 4: (1, 2, 3, 2)}
 SHAPES = [(a, b) for a in A_OF_RANK.values() for b in B_OF_RANK.values()]
 SHAPES += [((2, 2, 3), (1, 3, 2)), ((2, 0), (0, 3)), ((0, 2, 3), (3, 2))]
 
-VIEWS = LAZY_VIEWS | {
-    "adjoint": lambda x: x.mT.contiguous().mH.conj(),
-}
+VIEWS = LAZY_VIEWS | {"adjoint": lambda x: x.mT.contiguous().mH.conj()}
 
 
 def randn(*shape, device, dtype=torch.complex128, requires_grad=True):

@@ -14,9 +14,7 @@ from torch.testing import assert_close
 import torch_tiled
 
 ops = torch.ops.tiled
-VIEWS = LAZY_VIEWS | {
-    "adjoint": lambda x: x.mT.contiguous().mH,
-}
+VIEWS = LAZY_VIEWS | {"adjoint": lambda x: x.mT.contiguous().mH}
 every_view = pytest.mark.parametrize("view", VIEWS)
 
 

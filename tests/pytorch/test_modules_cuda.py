@@ -4,14 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.modules import (
-    KINDS,
-    assert_equal_tensors,
-    in_threads,
-    make,
-    plain_model,
-    results,
-)
+from helpers.modules import KINDS, assert_equal_tensors, in_threads, make, plain_model, results
 from helpers.needs import needs_cuda
 
 import torch_tiled

@@ -234,11 +234,7 @@ def test_vmap_refuses_a_shared_output(device):
 def test_vmap_checks_the_shapes_of_one_example(device):
     five, matrix = randn(5, device=device), randn(5, 2, device=device)
     for f, args, text in (
-        (
-            torch_tiled.matmul,
-            (five, five),
-            r"a is \(\) and b is \(\); both need at least one",
-        ),
+        (torch_tiled.matmul, (five, five), r"a is \(\) and b is \(\); both need at least one"),
         (torch_tiled.matmul, (matrix, randn(5, 3, device=device)), r"a is \(2,\) and b is \(3,\)"),
         (torch_tiled.linear, (matrix, matrix), r"x is \(2,\) and weight is \(2,\); weight must"),
         (
