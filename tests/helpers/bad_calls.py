@@ -1,27 +1,47 @@
-"""Calls that are wrong by shapes, dtypes and options alone, with the sentence each raises."""
+"""Bad calls: those that are wrong by shapes, dtypes and options alone, and how each is checked."""
 
 import pytest
 import torch
+from helpers.reference import takes
 
 import torch_tiled
 
+each_api = pytest.mark.parametrize(
+    "api", [torch_tiled, torch.ops.tiled], ids=["torch_tiled", "torch.ops.tiled"]
+)
+
+
+def zeros_on(device):
+    """A function that makes zeros on the device, of a shape given by its arguments."""
+
+    def zeros(*shape, dtype=torch.float32):
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return zeros
+
+
+def assert_still_multiplies(device):
+    """Checks a product of every algorithm, and on CUDA waits for earlier launches."""
+    a = torch.arange(6.0, device=device).reshape(2, 3)
+    for algorithm in (*torch_tiled.algorithms(), "auto"):
+        if not takes(algorithm, a.dtype, a.device.type):
+            continue
+        c = torch_tiled.matmul(a, a.mT, algorithm=algorithm)
+        assert c.tolist() == [[5.0, 14.0], [14.0, 50.0]]
+
+
+def assert_raises(sentence, call, *args, kind=RuntimeError, **options):
+    with pytest.raises(kind) as raised:
+        call(*args, **options)
+    assert type(raised.value) is kind
+    assert str(raised.value) == sentence
+
+
 ALGORITHMS = ", ".join(["auto", *torch_tiled.algorithms()])
 UNSUPPORTED = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.complex32,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.float8_e4m3fn),
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
 ]
 SUPPORTED_ARE = "supported are float32, float64, float16, bfloat16, complex64 and complex128: "
 
@@ -67,333 +87,215 @@ TF32_ALONE = (
 )
 FP16X3 = {"algorithm": "fp16x3"}
 MMA = {"algorithm": "mma"}
-SIMT = {"algorithm": "simt"}
 IEEE_FP16X3 = FP16X3 | {"precision": "ieee"}
 TF32 = {"algorithm": "tf32"}
-IEEE_TF32 = TF32 | {"precision": "ieee"}
 NO_SCALARS = "both need at least one dimension (torch.mul multiplies by a scalar)"
+
+
+def inner(a, b):
+    return f"a is {a} and b is {b}; a's columns must equal b's rows"
+
+
+def batches(a, b):
+    leads = (str(tuple(shape[:-2])) for shape in (a, b))
+    return f"a is {a} and b is {b}; their batch dimensions {' and '.join(leads)} do not broadcast"
+
+
+def mixed(a, a_dtype, b, b_dtype, wide):
+    return f"{a} is torch.{a_dtype} and {b} is torch.{b_dtype}; {one_dtype(wide)}"
+
+
+def out_dtype(to, of):
+    return (
+        f"out_dtype is torch.{to} and the operands are torch.{of}; it may be the operands' dtype "
+        "or, for float16 and bfloat16, torch.float32"
+    )
+
+
+def out_shape(out, product):
+    remedy = "pass an out of that shape (it is never resized)"
+    return f"out is {out} and the product is {product}; {remedy}"
+
+
+def shared(name, shape, strides):
+    return (
+        f"{name} has elements that share memory (shape {shape}, strides {strides}); pass a tensor "
+        "whose elements lie apart, such as its clone(), which then has the result"
+    )
+
+
+def c_ranks(c, a):
+    return f"c is {c}, a is {a} and b is (3, 4); each must be a matrix or a batch of matrices"
+
+
+def c_shape(c, product):
+    return (
+        f"c is {c} and the product is {product}; c must have that shape, or more batch dimensions"
+    )
+
+
+def weight(x, weight):
+    return f"x is {x} and weight is {weight}; weight must be (out_features, in_features)"
+
+
+def x_shape(x):
+    return f"x is {x} and weight is (4, 3); x's last dimension must equal weight's"
+
+
+def bias(shape):
+    return f"bias is {shape} and weight is (4, 3); bias must be (out_features,)"
 
 
 # --- calls that are wrong by shapes, dtypes and options alone ------------------------------------
 #
-# Each takes the namespace (torch_tiled or torch.ops.tiled) and a function that makes tensors.
+# Each is code with the names of torch, of an operator, and t, a function that makes tensors.
 
-MATMUL = {
+X = "t(2, 2)"
+MATMUL, GEMM, LINEAR = f"matmul({X}, {X}, ", f"gemm_({X}, {X}, {X}, ", "linear(t(2, 3), t(4, 3), "
+
+
+def of_dtype(dtype, *options):
+    """A product of two matrices of this dtype."""
+    x = f"t(2, 2, dtype={str(dtype).removeprefix('torch.')})"
+    return f"matmul({', '.join((x, x, *options))})"
+
+
+SENTENCES = {
     # ranks and shapes
-    "a_scalar": (
-        lambda m, t: m.matmul(t(), t(3)),
-        f"a is () and b is (3,); {NO_SCALARS}",
-    ),
-    "b_scalar": (
-        lambda m, t: m.matmul(t(2, 3), t()),
-        f"a is (2, 3) and b is (); {NO_SCALARS}",
-    ),
-    "inner": (
-        lambda m, t: m.matmul(t(3, 4), t(5, 6)),
-        "a is (3, 4) and b is (5, 6); a's columns must equal b's rows",
-    ),
-    "inner_empty": (
-        lambda m, t: m.matmul(t(3, 0), t(1, 6)),
-        "a is (3, 0) and b is (1, 6); a's columns must equal b's rows",
-    ),
-    "inner_vectors": (
-        lambda m, t: m.matmul(t(3), t(4)),
-        "a is (3,) and b is (4,); a's columns must equal b's rows",
-    ),
-    "inner_vector_matrix": (
-        lambda m, t: m.matmul(t(3), t(4, 3)),
-        "a is (3,) and b is (4, 3); a's columns must equal b's rows",
-    ),
-    "inner_batch_vector": (
-        lambda m, t: m.matmul(t(2, 4, 3), t(4)),
-        "a is (2, 4, 3) and b is (4,); a's columns must equal b's rows",
-    ),
-    "batch": (
-        lambda m, t: m.matmul(t(2, 3, 4), t(3, 4, 5)),
-        "a is (2, 3, 4) and b is (3, 4, 5); their batch dimensions (2,) and (3,) do not broadcast",
-    ),
-    "batch_ranks": (
-        lambda m, t: m.matmul(t(7, 2, 3, 4), t(7, 4, 5)),
-        "a is (7, 2, 3, 4) and b is (7, 4, 5); their batch dimensions (7, 2) and (7,) do not "
-        "broadcast",
-    ),
-    "batch_empty": (
-        lambda m, t: m.matmul(t(0, 3, 4), t(2, 4, 5)),
-        "a is (0, 3, 4) and b is (2, 4, 5); their batch dimensions (0,) and (2,) do not broadcast",
-    ),
+    "matmul(t(), t(3))": f"a is () and b is (3,); {NO_SCALARS}",
+    "matmul(t(2, 3), t())": f"a is (2, 3) and b is (); {NO_SCALARS}",
+    "matmul(t(3, 4), t(5, 6))": inner((3, 4), (5, 6)),
+    "matmul(t(3, 0), t(1, 6))": inner((3, 0), (1, 6)),
+    "matmul(t(3), t(4))": inner((3,), (4,)),
+    "matmul(t(3), t(4, 3))": inner((3,), (4, 3)),
+    "matmul(t(2, 4, 3), t(4))": inner((2, 4, 3), (4,)),
+    "matmul(t(3, 4), t(5, 6), out=t(3, 6))": inner((3, 4), (5, 6)),
+    "matmul(t(2, 3, 4), t(3, 4, 5))": batches((2, 3, 4), (3, 4, 5)),
+    "matmul(t(7, 2, 3, 4), t(7, 4, 5))": batches((7, 2, 3, 4), (7, 4, 5)),
+    "matmul(t(7, 2, 3, 4), t(2, 2, 4, 5))": batches((7, 2, 3, 4), (2, 2, 4, 5)),
+    "matmul(t(0, 3, 4), t(2, 4, 5))": batches((0, 3, 4), (2, 4, 5)),
     # dtypes
     **{
-        f"a_{dtype}": (
-            lambda m, t, dtype=dtype: m.matmul(t(2, 2, dtype=dtype), t(2, 2)),
-            f"a is {unsupported(dtype)}",
-        )
+        f"matmul(t(2, 2, dtype={str(dtype)[6:]}), {X})": f"a is {unsupported(dtype)}"
         for dtype in UNSUPPORTED
     },
-    "b_int64": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2, dtype=torch.int64)),
-        f"b is {unsupported(torch.int64)}",
-    ),
-    "mixed_floats": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2, dtype=torch.float64)),
-        f"a is torch.float32 and b is torch.float64; {one_dtype(torch.float64)}",
-    ),
-    "mixed_16bit_floats": (
-        lambda m, t: m.matmul(t(2, dtype=torch.bfloat16), t(2, 2, dtype=torch.float16)),
-        f"a is torch.bfloat16 and b is torch.float16; {one_dtype(torch.float32)}",
+    f"matmul({X}, t(2, 2, dtype=int64))": f"b is {unsupported(torch.int64)}",
+    f"matmul({X}, t(2, 2, dtype=float64))": mixed("a", "float32", "b", "float64", torch.float64),
+    "matmul(t(2, dtype=bfloat16), t(2, 2, dtype=half))": mixed(
+        "a", "bfloat16", "b", "float16", torch.float32
     ),
     **{
-        f"out_dtype_{of}_{to}": (
-            lambda m, t, of=of, to=to: m.matmul(t(2, 2, dtype=of), t(2, 2, dtype=of), out_dtype=to),
-            f"out_dtype is {to} and the operands are {of}; it may be the operands' dtype or, for "
-            "float16 and bfloat16, torch.float32",
+        of_dtype(of, f"out_dtype={to}"): out_dtype(to, of)
+        for of, to in (
+            *(("float32", "float64"), ("float32", "float16"), ("float64", "float32")),
+            *(("float16", "bfloat16"), ("bfloat16", "float64"), ("float16", "int32")),
         )
-        for of, to in [
-            (torch.float32, torch.float64),
-            (torch.float32, torch.float16),
-            (torch.float64, torch.float32),
-            (torch.float16, torch.bfloat16),
-            (torch.bfloat16, torch.float64),
-            (torch.float16, torch.int32),
-        ]
     },
     # options
-    "algorithm": (lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="magic"), NO_ALGORITHM),
-    "algorithm_empty_result": (
-        lambda m, t: m.matmul(t(0, 2), t(2, 0), algorithm="magic"),
-        NO_ALGORITHM,
-    ),
-    "precision": (lambda m, t: m.matmul(t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
-    "precision_float64": (
-        lambda m, t: m.matmul(
-            t(2, 2, dtype=torch.float64), t(2, 2, dtype=torch.float64), precision="fp8"
-        ),
-        NO_PRECISION,
-    ),
-    "tf32": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **TF32), TF32_ALONE),
-    "tf32_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_TF32), TF32_ALONE),
-    "tf32_tma": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="tf32_tma"),
-        TF32_ALONE.replace("tf32", "tf32_tma", 1),
-    ),
+    f"{MATMUL}algorithm='magic')": NO_ALGORITHM,
+    "matmul(t(0, 2), t(2, 0), algorithm='magic')": NO_ALGORITHM,
+    f"{MATMUL}out={X}, algorithm='magic')": NO_ALGORITHM,
+    f"{MATMUL}precision='fp8')": NO_PRECISION,
+    of_dtype(torch.float64, "precision='fp8'"): NO_PRECISION,
+    f"{MATMUL}algorithm='tf32')": TF32_ALONE,
+    f"{MATMUL}algorithm='tf32', precision='ieee')": TF32_ALONE,
+    f"{MATMUL}algorithm='tf32_tma')": TF32_ALONE.replace("tf32", "tf32_tma", 1),
+    f"{MATMUL}algorithm='fp16x3', precision='ieee')": NOT_IEEE,
+    f"{MATMUL}algorithm='mma_tma')": not_taken("mma_tma", torch.float32),
     **{
-        f"tf32_{dtype}": (
-            lambda m, t, dtype=dtype: m.matmul(
-                t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), precision="tf32", **TF32
-            ),
-            not_taken("tf32", dtype),
-        )
-        for dtype in (torch.float64, torch.float16, torch.bfloat16)
-    },
-    "fp16x3_ieee": (lambda m, t: m.matmul(t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
-    "simt_float64": (
-        lambda m, t: m.matmul(t(2, 2, dtype=torch.float64), t(2, 2, dtype=torch.float64), **SIMT),
-        not_taken("simt", torch.float64),
-    ),
-    **{
-        f"fp16x3_{dtype}": (
-            lambda m, t, dtype=dtype: m.matmul(
-                t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **FP16X3
-            ),
-            not_taken("fp16x3", dtype),
-        )
+        of_dtype(dtype, "precision='tf32'", "algorithm='tf32'"): not_taken("tf32", dtype)
         for dtype in (torch.float64, torch.float16, torch.bfloat16)
     },
     **{
-        f"mma_{dtype}": (
-            lambda m, t, dtype=dtype: m.matmul(t(2, 2, dtype=dtype), t(2, 2, dtype=dtype), **MMA),
-            not_taken("mma", dtype),
-        )
-        for dtype in (torch.float32, torch.float64)
+        of_dtype(dtype, f"algorithm='{name}'"): not_taken(name, dtype)
+        for name, dtypes in {
+            "simt": [torch.float64],
+            "fp16x3": [torch.float64, torch.float16, torch.bfloat16],
+            "mma": [torch.float32, torch.float64],
+            "f64_direct": [torch.float16],
+            "f64_mma": [torch.float16],
+        }.items()
+        for dtype in dtypes
     },
-    **{
-        name: (
-            lambda m, t, name=name: m.matmul(
-                t(2, 2, dtype=torch.half), t(2, 2, dtype=torch.half), algorithm=name
-            ),
-            not_taken(name, torch.half),
-        )
-        for name in ("f64_direct", "f64_mma")
-    },
-    "mma_tma": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), algorithm="mma_tma"),
-        not_taken("mma_tma", torch.float32),
-    ),
     # out
-    "out_shape": (
-        lambda m, t: m.matmul(t(2, 3), t(3, 4), out=t(4, 2)),
-        "out is (4, 2) and the product is (2, 4); pass an out of that shape (it is never resized)",
-    ),
-    "out_empty": (
-        lambda m, t: m.matmul(t(2, 3), t(3, 4), out=t(0)),
-        "out is (0,) and the product is (2, 4); pass an out of that shape (it is never resized)",
-    ),
-    "out_rank": (
-        lambda m, t: m.matmul(t(3), t(3), out=t(1)),
-        "out is (1,) and the product is (); pass an out of that shape (it is never resized)",
-    ),
-    "out_dtype": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), out=t(2, 2, dtype=torch.float64)),
+    "matmul(t(2, 3), t(3, 4), out=t(4, 2))": out_shape((4, 2), (2, 4)),
+    "matmul(t(2, 3), t(3, 4), out=t(0))": out_shape((0,), (2, 4)),
+    "matmul(t(3), t(3), out=t(1))": out_shape((1,), ()),
+    "matmul(t(3, 4), t(4), out=t(3, 1))": out_shape((3, 1), (3,)),
+    f"{MATMUL}out=t(2, 2, dtype=float64))": (
         "out is torch.float64 and the operands are torch.float32; it may have the operands' dtype "
-        "or, for float16 and bfloat16, torch.float32",
+        "or, for float16 and bfloat16, torch.float32"
     ),
-    "out_inner": (
-        lambda m, t: m.matmul(t(3, 4), t(5, 6), out=t(3, 6)),
-        "a is (3, 4) and b is (5, 6); a's columns must equal b's rows",
+    "matmul(t(2, 3), t(3, 4), out=t(2, 1).expand(2, 4))": shared("out", (2, 4), (1, 0)),
+    # gemm_
+    "gemm_(t(2, 4), t(3), t(3, 4))": c_ranks((2, 4), (3,)),
+    "gemm_(t(4), t(1, 3), t(3, 4))": c_ranks((4,), (1, 3)),
+    "gemm_(t(2, 4), t(2, 3), t(5, 4))": inner((2, 3), (5, 4)),
+    "gemm_(t(2, 4), t(2, 3), t(5, 4), alpha=0)": inner((2, 3), (5, 4)),
+    "gemm_(t(2, 3, 5), t(2, 3, 4), t(3, 4, 5))": batches((2, 3, 4), (3, 4, 5)),
+    "gemm_(t(4, 2), t(2, 3), t(3, 4))": c_shape((4, 2), (2, 4)),
+    "gemm_(t(1, 4), t(2, 3), t(3, 4))": c_shape((1, 4), (2, 4)),
+    "gemm_(t(2, 4), t(1, 3), t(3, 4))": c_shape((2, 4), (1, 4)),
+    "gemm_(t(1, 2, 4), t(5, 2, 3), t(3, 4))": c_shape((1, 2, 4), (5, 2, 4)),
+    "gemm_(t(2, 4), t(5, 2, 3), t(3, 4))": c_shape((2, 4), (5, 2, 4)),
+    f"gemm_({X}, t(2, 2, dtype=int32), {X})": f"a is {unsupported(torch.int32)}",
+    f"gemm_({X}, t(2, 2, dtype=half), t(2, 2, dtype=half))": mixed(
+        "c", "float32", "a", "float16", torch.float32
     ),
-    "out_algorithm": (
-        lambda m, t: m.matmul(t(2, 2), t(2, 2), out=t(2, 2), algorithm="magic"),
-        NO_ALGORITHM,
+    f"gemm_({X}, {X}, t(2, 2, dtype=float64))": mixed(
+        "a", "float32", "b", "float64", torch.float64
     ),
-    "out_expanded": (
-        lambda m, t: m.matmul(t(2, 3), t(3, 4), out=t(2, 1).expand(2, 4)),
-        "out has elements that share memory (shape (2, 4), strides (1, 0)); pass a tensor whose "
-        "elements lie apart, such as its clone(), which then has the result",
+    f"{GEMM}algorithm='magic')": NO_ALGORITHM,
+    f"{GEMM}precision='fp8')": NO_PRECISION,
+    f"{GEMM}precision='')": NO_PRECISION.replace("fp8", ""),
+    f"{GEMM}algorithm='tf32')": TF32_ALONE,
+    f"{GEMM}algorithm='fp16x3', precision='ieee')": NOT_IEEE,
+    "gemm_(*(t(2, 2, dtype=float64) for _ in 'cab'), algorithm='fp16x3')": not_taken(
+        "fp16x3", torch.float64
     ),
+    f"{GEMM}algorithm='mma')": not_taken("mma", torch.float32),
+    "gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4))": shared("c", (2, 4), (0, 1)),
+    # linear
+    "linear(t(2, 3), t(3))": weight((2, 3), (3,)),
+    "linear(t(2, 3), t(2, 4, 3))": weight((2, 3), (2, 4, 3)),
+    "linear(t(), t(4, 3))": x_shape(()),
+    "linear(t(2, 4), t(4, 3))": x_shape((2, 4)),
+    f"{LINEAR}t(3))": bias((3,)),
+    f"{LINEAR}t(1))": bias((1,)),
+    f"{LINEAR}t())": bias(()),
+    f"{LINEAR}t(1, 4))": bias((1, 4)),
+    f"{LINEAR}t(4, dtype=float64))": mixed("bias", "float64", "x", "float32", torch.float64),
+    "linear(t(2, 3, dtype=int64), t(4, 3))": f"x is {unsupported(torch.int64)}",
+    "linear(t(2, 3), t(4, 3, dtype=float8_e4m3fn))": (
+        f"weight is {unsupported(torch.float8_e4m3fn)}"
+    ),
+    "linear(t(2, 3, dtype=bfloat16), t(4, 3))": mixed(
+        "x", "bfloat16", "weight", "float32", torch.float32
+    ),
+    f"{LINEAR}activation='swish')": (
+        'there is no activation "swish"; choose none, relu, gelu, gelu_tanh, tanh or silu'
+    ),
+    "linear(t(2, 3, dtype=cfloat), t(4, 3, dtype=cfloat), activation='relu')": (
+        'activation "relu" is one of real numbers, and x is torch.complex64; choose none'
+    ),
+    f"{LINEAR}algorithm='magic')": NO_ALGORITHM,
+    f"{LINEAR}precision='fp8')": NO_PRECISION,
+    f"{LINEAR}algorithm='tf32')": TF32_ALONE,
+    f"{LINEAR}algorithm='tf32_tma', precision='ieee')": TF32_ALONE.replace("tf32", "tf32_tma", 1),
+    f"{LINEAR}algorithm='fp16x3', precision='ieee')": NOT_IEEE,
+    "linear(t(2, 3, dtype=half), t(4, 3, dtype=half), algorithm='fp16x3')": not_taken(
+        "fp16x3", torch.float16
+    ),
+    f"{LINEAR}algorithm='mma')": not_taken("mma", torch.float32),
 }
 
-GEMM = {
-    "ranks": (
-        lambda m, t: m.gemm_(t(2, 4), t(3), t(3, 4)),
-        "c is (2, 4), a is (3,) and b is (3, 4); each must be a matrix or a batch of matrices",
-    ),
-    "c_rank": (
-        lambda m, t: m.gemm_(t(4), t(1, 3), t(3, 4)),
-        "c is (4,), a is (1, 3) and b is (3, 4); each must be a matrix or a batch of matrices",
-    ),
-    "inner": (
-        lambda m, t: m.gemm_(t(2, 4), t(2, 3), t(5, 4)),
-        "a is (2, 3) and b is (5, 4); a's columns must equal b's rows",
-    ),
-    "inner_unread": (
-        lambda m, t: m.gemm_(t(2, 4), t(2, 3), t(5, 4), alpha=0),
-        "a is (2, 3) and b is (5, 4); a's columns must equal b's rows",
-    ),
-    "batch": (
-        lambda m, t: m.gemm_(t(2, 3, 5), t(2, 3, 4), t(3, 4, 5)),
-        "a is (2, 3, 4) and b is (3, 4, 5); their batch dimensions (2,) and (3,) do not broadcast",
-    ),
-    "c_transposed": (
-        lambda m, t: m.gemm_(t(4, 2), t(2, 3), t(3, 4)),
-        "c is (4, 2) and the product is (2, 4); c must have that shape, or more batch dimensions",
-    ),
-    "c_broadcasts": (
-        lambda m, t: m.gemm_(t(1, 4), t(2, 3), t(3, 4)),
-        "c is (1, 4) and the product is (2, 4); c must have that shape, or more batch dimensions",
-    ),
-    "product_broadcasts": (
-        lambda m, t: m.gemm_(t(2, 4), t(1, 3), t(3, 4)),
-        "c is (2, 4) and the product is (1, 4); c must have that shape, or more batch dimensions",
-    ),
-    "c_batch_is_one": (
-        lambda m, t: m.gemm_(t(1, 2, 4), t(5, 2, 3), t(3, 4)),
-        "c is (1, 2, 4) and the product is (5, 2, 4); c must have that shape, or more batch "
-        "dimensions",
-    ),
-    "c_has_no_batch": (
-        lambda m, t: m.gemm_(t(2, 4), t(5, 2, 3), t(3, 4)),
-        "c is (2, 4) and the product is (5, 2, 4); c must have that shape, or more batch "
-        "dimensions",
-    ),
-    "a_int": (
-        lambda m, t: m.gemm_(t(2, 2), t(2, 2, dtype=torch.int32), t(2, 2)),
-        f"a is {unsupported(torch.int32)}",
-    ),
-    "c_dtype": (
-        lambda m, t: m.gemm_(t(2, 2), t(2, 2, dtype=torch.half), t(2, 2, dtype=torch.half)),
-        f"c is torch.float32 and a is torch.float16; {one_dtype(torch.float32)}",
-    ),
-    "b_dtype": (
-        lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2, dtype=torch.float64)),
-        f"a is torch.float32 and b is torch.float64; {one_dtype(torch.float64)}",
-    ),
-    "algorithm": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), algorithm="magic"), NO_ALGORITHM),
-    "precision": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), precision="fp8"), NO_PRECISION),
-    "tf32": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **TF32), TF32_ALONE),
-    "fp16x3_ieee": (lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **IEEE_FP16X3), NOT_IEEE),
-    "fp16x3_float64": (
-        lambda m, t: m.gemm_(*(t(2, 2, dtype=torch.float64) for _ in "cab"), **FP16X3),
-        not_taken("fp16x3", torch.float64),
-    ),
-    "mma_float32": (
-        lambda m, t: m.gemm_(t(2, 2), t(2, 2), t(2, 2), **MMA),
-        not_taken("mma", torch.float32),
-    ),
-    "c_expanded": (
-        lambda m, t: m.gemm_(t(1, 4).expand(2, 4), t(2, 3), t(3, 4)),
-        "c has elements that share memory (shape (2, 4), strides (0, 1)); pass a tensor whose "
-        "elements lie apart, such as its clone(), which then has the result",
-    ),
-}
 
-LINEAR = {
-    "weight_vector": (
-        lambda m, t: m.linear(t(2, 3), t(3)),
-        "x is (2, 3) and weight is (3,); weight must be (out_features, in_features)",
-    ),
-    "weight_batch": (
-        lambda m, t: m.linear(t(2, 3), t(2, 4, 3)),
-        "x is (2, 3) and weight is (2, 4, 3); weight must be (out_features, in_features)",
-    ),
-    "x_scalar": (
-        lambda m, t: m.linear(t(), t(4, 3)),
-        "x is () and weight is (4, 3); x's last dimension must equal weight's",
-    ),
-    "inner": (
-        lambda m, t: m.linear(t(2, 4), t(4, 3)),
-        "x is (2, 4) and weight is (4, 3); x's last dimension must equal weight's",
-    ),
-    "bias_length": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), t(3)),
-        "bias is (3,) and weight is (4, 3); bias must be (out_features,)",
-    ),
-    "bias_one": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), t(1)),
-        "bias is (1,) and weight is (4, 3); bias must be (out_features,)",
-    ),
-    "bias_scalar": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), t()),
-        "bias is () and weight is (4, 3); bias must be (out_features,)",
-    ),
-    "bias_matrix": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), t(1, 4)),
-        "bias is (1, 4) and weight is (4, 3); bias must be (out_features,)",
-    ),
-    "bias_dtype": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), t(4, dtype=torch.float64)),
-        f"bias is torch.float64 and x is torch.float32; {one_dtype(torch.float64)}",
-    ),
-    "x_int": (
-        lambda m, t: m.linear(t(2, 3, dtype=torch.int64), t(4, 3)),
-        f"x is {unsupported(torch.int64)}",
-    ),
-    "weight_float8": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3, dtype=torch.float8_e4m3fn)),
-        f"weight is {unsupported(torch.float8_e4m3fn)}",
-    ),
-    "mixed": (
-        lambda m, t: m.linear(t(2, 3, dtype=torch.bfloat16), t(4, 3)),
-        f"x is torch.bfloat16 and weight is torch.float32; {one_dtype(torch.float32)}",
-    ),
-    "activation": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), activation="swish"),
-        'there is no activation "swish"; choose none, relu, gelu, gelu_tanh, tanh or silu',
-    ),
-    "algorithm": (lambda m, t: m.linear(t(2, 3), t(4, 3), algorithm="magic"), NO_ALGORITHM),
-    "precision": (lambda m, t: m.linear(t(2, 3), t(4, 3), precision="fp8"), NO_PRECISION),
-    "tf32": (lambda m, t: m.linear(t(2, 3), t(4, 3), **TF32), TF32_ALONE),
-    "fp16x3_ieee": (lambda m, t: m.linear(t(2, 3), t(4, 3), **IEEE_FP16X3), NOT_IEEE),
-    "fp16x3_float16": (
-        lambda m, t: m.linear(t(2, 3, dtype=torch.half), t(4, 3, dtype=torch.half), **FP16X3),
-        not_taken("fp16x3", torch.float16),
-    ),
-    "mma_float32": (
-        lambda m, t: m.linear(t(2, 3), t(4, 3), **MMA),
-        not_taken("mma", torch.float32),
-    ),
-}
+def call_of(code):
+    """A call of the operators of a namespace on tensors that t makes."""
+    return lambda namespace, t: eval(f"namespace.{code}", vars(torch) | locals())
+
 
 BAD_CALLS = [
-    pytest.param(call, f"tiled::{op}: {sentence}", id=f"{op}-{name}")
-    for op, calls in (("matmul", MATMUL), ("gemm_", GEMM), ("linear", LINEAR))
-    for name, (call, sentence) in calls.items()
+    pytest.param(call_of(code), f"tiled::{code.partition('(')[0]}: {sentence}", id=code)
+    for code, sentence in SENTENCES.items()
 ]

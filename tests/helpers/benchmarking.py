@@ -1,7 +1,7 @@
 """A suite of tiny products for tests of the benchmark."""
 
-import suites
-from shapes import Shape, Suite
+from benchmarks.suites import suites
+from benchmarks.suites.shapes import Shape, Suite
 
 TINY = (Shape(5, 6, 7), Shape(3, 4, 5, batch=2), Shape(300, 2, 9))
 

@@ -50,15 +50,19 @@ def test_state_dict_goes_both_ways():
     assert_close(other(x), model(x))
 
 
-def test_a_layer_parametrized_since_is_not_reverted():
+@pytest.mark.parametrize("parametrize", [parametrizations.orthogonal, parametrizations.weight_norm])
+def test_a_layer_parametrized_since_is_not_reverted(parametrize):
     model = small_model()
     torch_tiled.convert(model)
-    parametrizations.orthogonal(model[0])
-    with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized since"):
+    parametrize(model[0])
+    expected = model[0].weight.clone()
+    with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized") as error:
         torch_tiled.revert(model)
+    assert 'remove_parametrizations(layer, "weight")' in str(error.value)
     assert type(model[2]) is converted.Linear
     torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     assert torch_tiled.revert(model).changed == NAMES
+    assert type(model[0]) is torch.nn.Linear and torch.equal(model[0].weight, expected)
 
 
 def test_a_frozen_layer_is_reverted_unfrozen():
@@ -85,6 +89,35 @@ def test_enabled():
     with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
         raise ZeroDivisionError
     assert (type(model[0]), type(model[2])) == (torch.nn.Linear, converted.Linear)
+
+
+def model_of_two():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    torch_tiled.convert(model, include="1")
+    return model
+
+
+def test_a_model_reverted_within_enabled():
+    model = model_of_two()
+    with torch_tiled.enabled(model, precision="ieee"):
+        torch_tiled.revert(model)
+    for layer in model:
+        assert type(layer) is torch.nn.Linear and "_origin" not in vars(layer)
+
+
+def test_a_layer_parametrized_within_enabled():
+    model = model_of_two()
+    sentence = "stay converted. 0: it was parametrized since"
+    with pytest.raises(RuntimeError, match=sentence), torch_tiled.enabled(model):
+        parametrizations.weight_norm(model[0])
+
+
+def test_an_exception_within_enabled_is_seen():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    with pytest.raises(ZeroDivisionError), torch_tiled.enabled(model):
+        parametrizations.weight_norm(model[0])
+        raise ZeroDivisionError
+    assert isinstance(model[0], converted.Converted) and type(model[1]) is torch.nn.Linear
 
 
 def test_moved_and_cast_models_go_on(device):

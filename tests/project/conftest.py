@@ -1,32 +1,15 @@
-"""Fixtures for tests of the benchmark, and what is built for tests of the package.
+"""What is built for tests of the package.
 
 The sdist is made from the checkout. The wheel and the repository for `kernels` are built in the
 unpacked sdist, one after the other, since they share objects.
 """
 
-import json
 import sys
 from pathlib import Path
 
-import bench_matmul
 import pytest
-from helpers.benchmarking import TINY, as_suite
 from helpers.packaging import output_of, run, without_cuda
 from helpers.workers import once_per_run
-
-
-@pytest.fixture
-def bench(monkeypatch, tmp_path, capsys):
-    """Runs the benchmark, where the suite "tiny" is TINY: (exit status, JSON, output)."""
-    as_suite(monkeypatch, *TINY)
-    path = tmp_path / "results.json"
-
-    def run(*arguments):
-        quick = ["--seconds", "1e-3", "--repeats", "2", "--json", str(path)]
-        status = bench_matmul.main([*quick, *arguments])
-        return status, json.loads(path.read_text()), capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture(scope="session")

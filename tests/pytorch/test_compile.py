@@ -154,25 +154,6 @@ def test_strided_inputs_are_not_copied_when_compiled(device):
     assert "empty_strided" not in code.partition("def call(")[2]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_of_transforms(dynamic, device):
-    a, b = randn(3, 4, 5, device=device), randn(3, 5, 6, device=device)
-
-    def f(matmul, a, b):
-        def value(a, b):
-            return matmul(a, b).sin().sum()
-
-        return torch.func.vmap(torch.func.grad(value))(a, b), torch.func.jacrev(value)(a, b)
-
-    compiled = torch.compile(
-        lambda a, b: f(torch_tiled.matmul, a, b),
-        fullgraph=True,
-        dynamic=dynamic,
-        backend="aot_eager",
-    )
-    assert_close(compiled(a, b), f(torch.matmul, a, b))
-
-
 def test_compile_under_no_grad_keeps_activations_fused(device):
     graphs = []
 
@@ -221,6 +202,50 @@ def test_compiled_autograd(op, device):
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
         found = gradients()
     assert_close(found, expected)
+
+
+# --- operands that are clones of what is written -------------------------------------------------
+
+# Inductor may drop the clone.
+CLONED = {
+    "gemm_, of a clone": lambda c, b: torch_tiled.gemm_(c, c.clone(), b),
+    "gemm_, into a clone": lambda c, b: torch_tiled.gemm_((2 * c).clone(), 2 * c, b),
+    "out=, of a clone": lambda c, b: torch_tiled.matmul(c.clone(), b, out=c),
+}
+
+
+@pytest.mark.parametrize("name", CLONED)
+def test_a_clone_that_is_dropped_is_refused_and_never_wrong(name):
+    """Inductor drops the clone of `gemm_(c, c.clone(), b)`, which ran before it was compiled."""
+    write = CLONED[name]
+    c, b = torch.randn(2, 8, 8)
+    expected = write(c.clone(), b)
+    try:
+        result = torch.compile(write, fullgraph=True)(c.clone(), b)
+    except RuntimeError as error:
+        assert "shares memory with a; pass a.clone()" in str(error)
+    else:
+        assert_close(result, expected)
+
+
+def test_a_product_that_is_added_in_place_needs_no_clone():
+    """It is what docs/guide/compile.md advises for `gemm_(c, c.clone(), b)`."""
+    c, b = torch.randn(2, 8, 8)
+    compiled = torch.compile(lambda c, b: c.add_(torch_tiled.matmul(c, b)), fullgraph=True)
+    assert_close(compiled(c.clone(), b), c + c @ b)
+
+
+def test_functionalize_takes_no_product_that_writes():
+    """torch.func.functionalize refuses operators outside of ATen that write to an argument."""
+    c, b = torch.randn(2, 8, 8)
+    for write in (
+        lambda c, b: torch_tiled.gemm_(c, b, b),
+        lambda c, b: torch_tiled.matmul(b, b, out=c),
+    ):
+        with pytest.raises(RuntimeError, match="custom .* operator whose output has alias"):
+            torch.func.functionalize(write)(c.clone(), b)
+    for product in (torch_tiled.matmul, torch_tiled.linear):
+        assert_close(torch.func.functionalize(product)(c, b), product(c, b))
 
 
 # --- torch.export and AOTInductor ----------------------------------------------------------------

@@ -308,25 +308,6 @@ def test_prepared_in_a_graph(backend, device):
     assert_close(torch.compile(f, fullgraph=True, backend=backend)(a, b, prepared), expected)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_of_transforms(dynamic, device):
-    a, b = randn(3, 4, 5, device=device), randn(3, 5, 6, device=device)
-
-    def f(matmul, a, b):
-        def value(a, b):
-            return matmul(a.conj(), b).abs().square().sum()
-
-        return torch.func.vmap(torch.func.grad(value, argnums=(0, 1)))(a, b)
-
-    compiled = torch.compile(
-        lambda a, b: f(torch_tiled.matmul, a, b),
-        fullgraph=True,
-        dynamic=dynamic,
-        backend="aot_eager",
-    )
-    assert_close(compiled(a, b), f(torch.matmul, a, b))
-
-
 # --- torch.export --------------------------------------------------------------------------------
 
 

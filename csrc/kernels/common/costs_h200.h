@@ -1,7 +1,7 @@
 #pragma once
 // The costs that were measured on an H200, and the tiles that the kernels are instantiated for. All
-// parameters of a tile are in its row of a table. benchmarks/fit_costs.py compares the model with
-// results.
+// parameters of a tile are in its row of a table. benchmarks/survey/fit_costs.py compares the model
+// with results.
 //
 // Units: cycles of one SM; rates in FMA per cycle and SM; bandwidths in bytes per cycle and SM.
 

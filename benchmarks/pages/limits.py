@@ -1,0 +1,221 @@
+"""Writes the generated blocks of docs/guide/limits.md: the ratios to cuBLAS by kind of product."""
+
+from collections.abc import Callable, Iterable
+
+from benchmarks import ROOT
+from benchmarks.pages.markdown import table
+from benchmarks.pages.rows import mean, select
+
+PAGE = ROOT / "docs" / "guide" / "limits.md"
+LONG_K = 3000  # from this K on, many bfloat16 products with few tiles are slower than cuBLAS's
+FEW_ROWS = 64  # suites of few rows of a large weight have up to so many
+
+
+def auto(measured: dict, *suites: str, **wanted) -> list[dict]:
+    """The plain rows of `auto` in these suites, or of the variant that is wanted."""
+    wanted = {"algorithm": "auto", "variant": "plain"} | wanted
+    return [row for row in select(measured["rows"], **wanted) if row["suite"] in suites]
+
+
+def squares(rows: Iterable[dict]) -> list[dict]:
+    return [row for row in rows if row["m"] == row["n"] == row["k"]]
+
+
+def few_rows(rows: Iterable[dict], least: int, most: int) -> list[dict]:
+    """The products of suite skinny with so many rows: of large weights, and of routers."""
+    few = [row for row in rows if row["group"].startswith("m = ") or row["group"] == "router"]
+    return [row for row in few if least <= row["m"] <= most]
+
+
+def small_batches(rows: Iterable[dict], least: int, most: int) -> list[dict]:
+    """The batches of products whose sides and K are in a range."""
+    return [row for row in rows if all(least <= row[side] <= most for side in ("m", "n", "k"))]
+
+
+def _spread(values: list[float]) -> str:
+    least, most = f"{min(values):.2f}", f"{max(values):.2f}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _ratios(lines: dict[str, list[dict]]) -> str:
+    """A table with a line for each kind of product that was measured."""
+    cells = []
+    for what, rows in lines.items():
+        if rows:
+            ratios = [row["ratio"] for row in rows]
+            cells.append([what, str(len(rows)), f"{mean(ratios):.2f}", _spread(ratios)])
+    return table(["products", "measured", "mean ratio", "ratios"], 1, cells)
+
+
+def _epilogues(measured: dict, suite: str, precision: str) -> dict[str, list[dict]]:
+    """The squares of an epilogue suite, against cuBLAS with PyTorch's epilogue."""
+    names = {"bias": "a bias", "relu": "a bias and ReLU", "gelu": "a bias and GELU"}
+    return {
+        f"4096 with {name}": squares(auto(measured, suite, precision=precision, variant=variant))
+        for variant, name in names.items()
+    }
+
+
+def _float32(measured: dict, precision: str) -> dict[str, list[dict]]:
+    """The kinds of float32 products that both precisions are measured on."""
+    skinny = auto(measured, "skinny", precision=precision)
+    batched = auto(measured, "batched", precision=precision)
+    return {
+        "one row": few_rows(skinny, 1, 1),
+        "2 to 32 rows": few_rows(skinny, 2, 32),
+        "64 and 128 rows": few_rows(skinny, 64, 128),
+        "long sums, or 32 columns": select(skinny, group="long K or few columns"),
+        "cubes of 8 to 32 in a batch": small_batches(batched, 8, 32),
+        "batches of 64 x 64 to 128 x 128, K from 64": small_batches(batched, 64, 128),
+        "batches of 2048 x 2048 and 2048 x 128": [row for row in batched if row["m"] > 128],
+    }
+
+
+def write_ieee(measured: dict) -> str:
+    return _ratios(
+        {
+            "squares, 128 to 16384": squares(auto(measured, "ieee")),
+            **_float32(measured, "ieee"),
+            "odd sizes: wave quantization": auto(measured, "ieee", group="odd sizes"),
+            **_epilogues(measured, "epilogue", "ieee"),
+        }
+    )
+
+
+def write_fp32(measured: dict) -> str:
+    layers = auto(measured, "transformer")
+    of_weights = select(layers, layout="TN")
+    few_tiles = [row for row in of_weights if 768 in (row["m"], row["n"])]
+    few_tiles = [row for row in few_tiles if max(row["m"], row["n"]) <= 3072]
+    flagged = auto(measured, "guard", precision="fp32", variant="flagged")
+    opposed, padded = (auto(measured, name, variant=name) for name in ("opposed", "padded"))
+    return _ratios(
+        {
+            "squares, 128 to 16384": squares(auto(measured, "square", precision="fp32")),
+            **_float32(measured, "fp32"),
+            "odd sizes": [row for row in auto(measured, "ragged") if row["k"] % 2],
+            "layers of transformers": layers,
+            "the gradient of a weight 768 wide: few tiles of 128 x 128": few_tiles,
+            "4096, such that every element is recomputed": flagged,
+            "a's columns and b's rows scaled against each other": opposed,
+            "decayed weights, half of the rows padded with zeros": padded,
+            **_epilogues(measured, "epilogue", "fp32"),
+        }
+    )
+
+
+def write_tf32(measured: dict) -> str:
+    rows = auto(measured, "tf32_square", "tf32_kernels", precision="tf32")
+    found = squares(rows)
+    return _ratios(
+        {
+            **{str(size): select(found, m=size) for size in (256, 512, 1024, 2048)},
+            "4096 to 16384": [row for row in found if row["m"] >= 4096],
+            "4095 x 4097 x 4093": select(rows, group="odd sizes"),
+        }
+    )
+
+
+def write_16bit(measured: dict) -> str:
+    found = squares(auto(measured, "mma_square"))
+    layers = auto(measured, "mma_transformer")
+    odd = [row for row in layers if any(row[side] % 2 for side in ("m", "n", "k"))]
+    long_k = auto(measured, "mma_long_k")
+    unaligned = auto(measured, "mma_unaligned_rows")
+    decoded = auto(measured, "mma_decode")
+    copied = [row["copy_us"] / row["us"] for row in decoded if row["copy_us"] and row["m"] <= 16]
+    told = _ratios(
+        {
+            **{str(size): select(found, m=size) for size in sorted({row["m"] for row in found})},
+            "odd sizes": auto(measured, "mma_ragged", group="odd sizes"),
+            "layers of transformers, no side odd": [row for row in layers if row not in odd],
+            "the same, a side of 50257": odd,
+            "1 to 64 rows of large weights": decoded,
+            "gradients of weights from 256 x 1024 to 768 x 3072, K of 16384 to 65536": select(
+                long_k, layout="TN"
+            ),
+            "64 x 64 x 1000000": select(long_k, group="little but K"),
+            "sides that are multiples of 8, not of 64": [
+                row for row in unaligned if row["m"] > FEW_ROWS
+            ],
+            "few rows, the large weight's not 16-byte aligned": [
+                row for row in unaligned if row["m"] <= FEW_ROWS
+            ],
+            **_epilogues(measured, "mma_epilogue", "fp32"),
+        }
+    )
+    if copied:
+        told += (
+            f"\n\nFor 1 to 16 rows of large weights a product reaches {_spread(copied)} of the "
+            "rate of a copy of as many bytes."
+        )
+    return told
+
+
+def write_energy(measured: dict) -> str:
+    """GFLOP/s per watt of 16-bit floats, ours and cuBLAS's, by size."""
+    rows = [row for row in auto(measured, "mma_square") if row["gflops_per_watt"]]
+    lines = []
+    for size in sorted({row["m"] for row in rows}):
+        cells = [str(size)]
+        for field in ("gflops_per_watt", "peer_gflops_per_watt"):
+            found = [row[field] for row in rows if row["m"] == size]
+            cells.append(f"{min(found):.0f} to {max(found):.0f}")
+        lines.append(cells)
+    return table(["M = N = K", "ours", "cuBLAS"], 0, lines)
+
+
+def by_kind(rows: Iterable[dict]) -> dict[str, list[dict]]:
+    """A survey's products by kind: those with one row or column, with long K, and the others."""
+    kinds = {"one row or column": [], f"K from {LONG_K} on": [], "other sizes": []}
+    single, long_k, others = kinds.values()
+    for row in rows:
+        is_single, is_long = min(row["m"], row["n"]) == 1, row["k"] >= LONG_K
+        (single if is_single else long_k if is_long else others).append(row)
+    return kinds
+
+
+def slower(rows: Iterable[dict]) -> list[dict]:
+    """The products that are slower than cuBLAS's, the slowest first."""
+    return sorted((row for row in rows if row["ratio"] < 1), key=lambda row: row["ratio"])
+
+
+def write_surveys(surveys: dict[str, dict]) -> str:
+    """How the random products of each survey compare with aligned ones, and with cuBLAS's."""
+    names = {"odd": "all sides odd", "eights": "sides multiples of 8"}
+    told = [survey["rows"] for survey in surveys.values()]
+    sides = [names[survey["header"]["sides"]] for survey in surveys.values()]
+    over = [[row["over_aligned"] for row in rows] for rows in told]
+    ratios = [[row["ratio"] for row in rows] for rows in told]
+    lines = [
+        ["time over that of the next multiples of 64, mean", *(f"{mean(x):.2f}" for x in over)],
+        ["worst", *(f"{max(x):.2f}" for x in over)],
+        ["more than twice", *(f"{sum(time > 2 for time in x)} products" for x in over)],
+        ["ratio, mean", *(f"{mean(x):.2f}" for x in ratios)],
+        ["slower than cuBLAS", *(f"{len(slower(rows))} products" for rows in told)],
+    ]
+    kinds = [by_kind(rows) for rows in told]
+    for kind in kinds[0]:
+        cells = [_share(found[kind]) for found in kinds]
+        lines.append([f"slower, with {kind}", *cells])
+    headings = [f"{len(rows)} products, {side}" for rows, side in zip(told, sides, strict=True)]
+    return table(["", *headings], 1, lines)
+
+
+def _share(rows: list[dict]) -> str:
+    """How many of these products are slower than cuBLAS's, and the slowest."""
+    found = slower(rows)
+    told = f"{len(found)} of {len(rows)}"
+    if found:
+        m, n, k, ratio = (found[0][key] for key in ("m", "n", "k", "ratio"))
+        told += f", {ratio:.2f} at worst ({m} x {n} x {k})"
+    return told
+
+
+BLOCKS: dict[str, Callable[[dict], str]] = {
+    "ieee": write_ieee,
+    "fp32": write_fp32,
+    "tf32": write_tf32,
+    "16bit": write_16bit,
+    "energy": write_energy,
+}

@@ -1,0 +1,92 @@
+"""The roofs of an H200, and how the tiles of kernels on CUDA cores lie under them.
+
+The figures of the GPU are from CUDA's programming guide. tests/benchmarks/test_ladder.py compares
+the tiles with the sources.
+"""
+
+import math
+from dataclasses import dataclass
+
+# An H200 (compute capability 9.0).
+SMS = 132
+LANES = 128  # float32 FMAs of an SM in a cycle
+TENSOR_FMAS = 2048  # 16-bit FMAs of an SM's tensor cores in a cycle
+CLOCK_MHZ = 1980
+PEAK = 2 * SMS * LANES * CLOCK_MHZ / 1e6  # TFLOP/s
+TENSOR_PEAK = 2 * SMS * TENSOR_FMAS * CLOCK_MHZ / 1e6  # TFLOP/s
+LOADED = 32  # float32 that an SM's load units bring in a cycle, one from each bank
+# One SM:
+THREADS = 2048
+PARTS = 4  # a part has registers of its own, and every fourth warp
+REGISTERS = 65536
+REGISTERS_AT_A_TIME = 256  # the granularity of a warp's registers
+SHARED = 228 << 10  # bytes
+SYSTEM_SHARED = 1 << 10  # bytes that the system takes for each block
+
+
+def peak(kernel: str) -> float:
+    """TFLOP/s of the units that a kernel computes on; fp16x3 does three products for one.
+
+    Tensor cores multiply float64 as fast as CUDA cores multiply float32.
+    """
+    if kernel.startswith("fp16x3"):
+        return TENSOR_PEAK / 3
+    return TENSOR_PEAK if kernel.startswith(("mma", "tf32")) else PEAK
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of C of a block, and of a thread. `k` and `registers` where the page has them."""
+
+    m: int
+    n: int
+    thread_m: int = 1
+    thread_n: int = 1
+    k: int = 0
+    registers: int = 0  # a thread's, for float32 on compute capability 9.0 (cuobjdump -res-usage)
+
+    @property
+    def reads(self) -> float:
+        """Elements of A and B that are read from global memory for each FMA."""
+        return 1 / self.m + 1 / self.n
+
+    @property
+    def loads(self) -> float:
+        """Elements that a thread loads for each FMA, from shared memory if it has any."""
+        return 1 / self.thread_m + 1 / self.thread_n
+
+    @property
+    def fed(self) -> float:
+        """FMAs that an SM's load units have numbers for in a cycle."""
+        return LOADED / self.loads
+
+    @property
+    def threads(self) -> int:
+        return self.m // self.thread_m * (self.n // self.thread_n)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The float32 arrays a_smem[kM][kK + 4] and b_smem[kK][kN + kPerThread] of 02_tiled.cu."""
+        return 4 * (self.m * (self.k + 4) + self.k * (self.n + self.thread_n))
+
+    def limits(self) -> dict[str, int]:
+        """How many blocks an SM has room for, by resource."""
+        warp = math.ceil(self.registers * 32 / REGISTERS_AT_A_TIME) * REGISTERS_AT_A_TIME
+        warps = PARTS * (REGISTERS // PARTS // warp)
+        return {
+            "registers": warps // (self.threads // 32),
+            "threads": THREADS // self.threads,
+            "shared memory": SHARED // (self.shared_bytes + SYSTEM_SHARED),
+        }
+
+
+# The tiles of 02_tiled.cu, whose sizes the page compares.
+TILED = {
+    "tiled16": Tile(16, 16, k=16, registers=38),
+    "tiled32": Tile(32, 32, k=32, registers=32),
+    "tiled64": Tile(64, 64, 4, 4, k=16, registers=80),
+}
+# Elements of C a thread, for the table of what the load units feed.
+THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))
+# The kernels that the model of traffic is for. naive has no tile: each thread reads for itself.
+TILES = {"naive": Tile(1, 1), **TILED, "simt_tma": Tile(256, 128, 8, 16)}

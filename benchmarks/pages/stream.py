@@ -1,0 +1,201 @@
+"""The generated parts of docs/guide/stream.md: tables and a plot of results of benchmarks.stream.
+
+The page has tables only where the results are there: those of NAME, and for the ways of PEERS those
+of PEERS_NAME, another run. BLOCKS has the names of its blocks.
+"""
+
+from pathlib import Path
+
+from benchmarks import ROOT
+from benchmarks.pages import plots
+from benchmarks.pages.markdown import figure, measured_on, table
+from benchmarks.pages.rows import read, select
+
+PAGE = ROOT / "docs" / "guide" / "stream.md"
+PLOT = PAGE.with_name("stream_sizes.svg")
+NAME, PEERS_NAME = "stream", "stream_peers"  # of the results
+PEERS = ("loop", "loop_tf32", "cublasxt")
+
+# The ways of a plot, with the style of their lines.
+STYLES = {
+    "stream": ("streamed", {"color": plots.BLUE, "marker": "o", "linewidth": 2}),
+    "in_core": ("within the GPU", {"color": plots.BLACK, "marker": "s", "linestyle": "--"}),
+    "pageable": ("streamed, pageable", {"color": plots.BLUE, "marker": "o", "linestyle": ":"}),
+    "two_gpus": (
+        "streamed, two GPUs",
+        {"color": plots.PURPLE, "marker": "o", "linestyle": "-."},
+    ),
+    "loop": ("loop", {"color": plots.ORANGE, "marker": "^"}),
+    "loop_tf32": ("loop, TF32", {"color": plots.GREEN, "marker": "D"}),
+    "cublasxt": ("cublasXt", {"color": plots.VERMILION, "marker": "v"}),
+}
+DTYPE_STYLES = {"float32": plots.BLUE, "bfloat16": plots.VERMILION}
+
+
+def read_results(folder: Path) -> dict | None:
+    """The results of a folder: those of peers are in "peers". None where there are none."""
+    found, peers = (folder / f"{name}.json" for name in (NAME, PEERS_NAME))
+    if not found.exists():
+        return None
+    return read(found) | {"peers": read(peers) if peers.exists() else None}
+
+
+def _products(measured: dict) -> list[dict]:
+    """The rows of products, those of peers from their own run where there is one."""
+    rows = [row for row in measured["rows"] if row["way"] != "link"]
+    if not measured.get("peers"):
+        return rows
+    theirs = [row for row in measured["peers"]["rows"] if row["way"] in PEERS]
+    return [row for row in rows if row["way"] not in PEERS] + theirs
+
+
+def _kinds(measured: dict) -> list[tuple[str, int]]:
+    """Each dtype and size, in the order of the rows of streamed products."""
+    return [(row["dtype"], row["size"]) for row in select(measured["rows"], way="stream")]
+
+
+def _row(measured: dict, way: str, dtype: str, size: int) -> dict:
+    """The row of a product, or one without any figure."""
+    found = select(_products(measured), way=way, dtype=dtype, size=size)
+    nothing = dict.fromkeys(("seconds", "tflops", "ratio", "error", "equal", "plan"))
+    return found[0] if found else nothing
+
+
+def link_rate(measured: dict, direction: str) -> float | None:
+    """The bytes a second of copies in a direction, where they were measured."""
+    for row in select(measured["rows"], way="link", direction=direction):
+        if row["gb_per_second"]:
+            return row["gb_per_second"] * 1e9
+    return None
+
+
+def hidden(measured: dict, dtype: str, size: int) -> float | None:
+    """The share of the transfers to the GPU that the products hide, or None.
+
+    A streamed product takes longer than the product of operands on the GPU by the time in which
+    the GPU waits. That is divided by the time of its transfers to the GPU, at the measured rate of
+    the link (where that is missing, at the planned one), and taken from 1. So 1 means that the GPU
+    never waited, and 0 that it waited for every byte; less than 0, that it waited for results, too.
+    Where the transfers take longer than the products, the share is below 1 whatever the order.
+    """
+    ours, inner = (_row(measured, way, dtype, size) for way in ("stream", "in_core"))
+    if not ours["seconds"] or not inner["seconds"] or not ours["plan"]:
+        return None
+    rate = link_rate(measured, "in")
+    in_seconds = ours["plan"]["bytes_in"] / rate if rate else ours["plan"]["in_seconds"]
+    return 1 - (ours["seconds"] - inner["seconds"]) / in_seconds if in_seconds else None
+
+
+def write_source(measured: dict) -> str:
+    header = measured["header"]
+    budget = f"{header['budget'] / 2**30:.3g} GiB"
+    text = f"{measured_on(header)}, with `max_device_bytes` of {budget}."
+    if measured.get("peers"):
+        theirs = measured_on(measured["peers"]["header"])
+        text += f" The loop and cublasXt were {theirs[0].lower()}{theirs[1:]}."
+    return text
+
+
+def write_rates(measured: dict) -> str:
+    """TFLOP/s of every way, beside those of the streamed product."""
+    others = [way for way in _present(measured) if way != "stream"]
+    lines = []
+    for dtype, size in _kinds(measured):
+        ours = _row(measured, "stream", dtype, size)
+        rates = (_row(measured, way, dtype, size)["tflops"] for way in others)
+        lines.append(
+            [
+                *(dtype, str(size), figure(ours["tflops"]), *(figure(rate) for rate in rates)),
+                *(figure(ours["ratio"], ".2f"), figure(hidden(measured, dtype, size), ".2f")),
+            ]
+        )
+    headings = ["dtype", "m = n = k", "streamed, TFLOP/s", *(STYLES[way][0] for way in others)]
+    return table([*headings, "speed / that within the GPU", "transfers hidden"], 1, lines)
+
+
+def _present(measured: dict) -> list[str]:
+    """The ways that were measured."""
+    present = {row["way"] for row in _products(measured)}
+    return [way for way in STYLES if way in present]
+
+
+def write_seconds(measured: dict) -> str:
+    """The seconds of every way with a plan, and what the plan predicted."""
+    ways = [way for way in _present(measured) if way in ("stream", "pageable", "two_gpus")]
+    lines = []
+    for dtype, size in _kinds(measured):
+        line = [dtype, str(size)]
+        for way in ways:
+            row = _row(measured, way, dtype, size)
+            line += [figure(row["seconds"]), figure((row["plan"] or {}).get("seconds"))]
+        lines.append(line)
+    names = [x for way in ways for x in (f"{STYLES[way][0]}, s", "predicted")]
+    return table(["dtype", "m = n = k", *names], 1, lines)
+
+
+def write_errors(measured: dict) -> str:
+    """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
+    ways = _present(measured)
+    lines = []
+    for dtype, size in _kinds(measured):
+        found = [_row(measured, way, dtype, size) for way in ways]
+        bits = [row["equal"] for row in found if row["equal"] is not None]
+        same = "-" if not bits else "equal" if all(bits) else "different"
+        errors = (figure(row["error"], ".1e") for row in found)
+        lines.append([dtype, str(size), *errors, same])
+    headings = ["dtype", "m = n = k", *(STYLES[way][0] for way in ways)]
+    return table([*headings, "bits of streamed products"], 1, lines)
+
+
+def write_links(measured: dict) -> str:
+    """The rate of copies between the host and the GPU."""
+    found = select(measured["rows"], way="link")
+    lines = [[row["direction"], figure(row["gb_per_second"])] for row in found]
+    return table(["copies", "GB/s"], 1, lines)
+
+
+def draw(measured: dict, path: Path) -> None:
+    """TFLOP/s by size, a panel for each dtype, and the share of transfers that is hidden."""
+    dtypes = list(dict.fromkeys(dtype for dtype, _ in _kinds(measured)))
+    count = len(dtypes) + 1
+    figure_, panels = plots.pyplot().subplots(
+        *(1, count), figsize=(0.5 + 3.8 * count, 4.4), layout="constrained", squeeze=False
+    )
+    *rates, share = panels[0]
+    sizes = sorted({size for _, size in _kinds(measured)})
+    for axes, dtype in zip(rates, dtypes, strict=True):
+        for way, (name, style) in STYLES.items():
+            found = select(_products(measured), way=way, dtype=dtype)
+            points = sorted((row["size"], row["tflops"]) for row in found if row["tflops"])
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, markersize=5, **style)
+        axes.set_ylabel("TFLOP/s")
+        axes.set_title(dtype, fontsize="medium")
+    for dtype in dtypes:
+        shares = {size: hidden(measured, dtype, size) for size in sizes}
+        points = [(size, value) for size, value in shares.items() if value is not None]
+        if points:
+            style = {"color": DTYPE_STYLES.get(dtype, plots.PURPLE), "marker": "o"}
+            share.plot(*zip(*points, strict=True), label=dtype, markersize=5, **style)
+    share.axhline(1, color=plots.BLACK, linestyle="--", linewidth=1, label="all hidden")
+    share.set_ylabel("share that is hidden")
+    share.set_title("transfers to the GPU", fontsize="medium")
+    share.legend(fontsize="small", loc="lower right")
+    lines = {line.get_label(): line for axes in rates for line in axes.lines}
+    if lines:
+        figure_.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
+    for axes in panels[0]:
+        plots.set_sizes(axes, sizes, "M = N = K")
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]) if axes is share else 0)
+        plots.add_grid(axes)
+    figure_.suptitle(measured["header"]["device"], fontsize="medium")
+    plots.save(figure_, path)
+
+
+BLOCKS = {
+    "stream_source": write_source,
+    "stream_rates": write_rates,
+    "stream_seconds": write_seconds,
+    "stream_errors": write_errors,
+    "stream_links": write_links,
+}

@@ -1,0 +1,245 @@
+"""The error of float32 products against float64, by K.
+
+    python -m benchmarks.studies.errors --k-max 4096
+    python -m benchmarks.studies.errors --json benchmarks/results/errors_cpu.json
+    python -m benchmarks.studies.errors --redraw results.json --plot errors.svg
+
+M and N are small. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU. The results have
+a row for each kind of operands, K and way to multiply. Its figures are means over seeds, those that
+end in _u in units of u = 2^-24:
+
+    error         relative Frobenius error: |result - exact| / |exact|
+    shrinkage_u   <result - exact, exact> / <exact, exact>: the factor that all elements share is 1
+                  plus this; it is negative where results are too small
+    bias_u        of positive operands: the mean signed error of elements, relative to each
+    guarded       of fp16x3: the share of elements that its guard flags for recomputation
+
+Under "iteration" are rows of N products by one orthogonal matrix of 128 x 128, each of the result
+before it, with the same error and shrinkage_u against N products in float64. There what each
+product's errors have in common adds up: shrinkage grows as N does, and roundings that have nothing
+in common as its square root. The plot needs matplotlib.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import torch_tiled
+from benchmarks.gemm import machine
+from benchmarks.gemm.check import full_precision_peer, reference
+from benchmarks.gemm.options import check_device, check_folders
+from benchmarks.pages.rows import ResultsError, read
+from benchmarks.studies import error_plots
+from benchmarks.studies.attack_operands import ORDERS
+from benchmarks.studies.attack_ratios import flagged
+
+U = reference.U[torch.float32]
+ALGORITHMS = tuple(error_plots.LABELS)
+LENGTHS = (10, 100, 1000)  # how many products by an orthogonal matrix
+SIDE = reference.MIN_K["fp16x3"]  # of that matrix: shorter sums are in the chunked order
+
+
+def normal(m, k, n):
+    return torch.randn(m, k), torch.randn(k, n)
+
+
+def uniform(m, k, n):
+    return torch.rand(m, k), torch.rand(k, n)
+
+
+def lognormal(m, k, n):
+    return torch.exp(2 * torch.randn(m, k)), torch.exp(2 * torch.randn(k, n))
+
+
+def opposed(spread):
+    """Columns of a and rows of b are scaled against each other."""
+
+    def operands(m, k, n):
+        scale = torch.exp(spread * torch.randn(k))
+        return torch.randn(m, k) * scale, torch.randn(k, n) / scale[:, None]
+
+    return operands
+
+
+OPERANDS = {
+    "normal": normal,
+    "uniform(0, 1)": uniform,
+    "lognormal, sigma 2": lognormal,
+    "scales opposed by exp(2 N)": opposed(2),
+    "scales opposed by exp(5 N)": opposed(5),
+}
+POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # these have a bias to study
+
+
+def guarded(a, b):
+    """The share of elements that fp16x3 flags, by the rule of the specification."""
+    if a.shape[1] < reference.MIN_K["fp16x3"]:
+        return 0.0
+    return flagged(ORDERS["fp16x3"], a, b.mT).double().mean().item()
+
+
+def figures(result, exact):
+    """The error and the shrinkage_u of a result."""
+    shrinkage = ((result.double() - exact) * exact).sum() / exact.square().sum()
+    return {
+        "error": reference.relative_error(result, exact),
+        "shrinkage_u": shrinkage.item() / U,
+    }
+
+
+def add(row, found, seeds):
+    """Adds a seed's share of the means in `row`."""
+    for key, value in found.items():
+        row[key] = row.get(key, 0.0) + value / seeds
+
+
+def products(vendor, device):
+    """A function of two operands for each way to multiply them."""
+    ways = {vendor: torch.matmul}
+    for name in ALGORITHMS:
+        if reference.takes(name, torch.float32, device):
+            ways[name] = lambda a, b, name=name: torch_tiled.matmul(a, b, algorithm=name)
+    return ways
+
+
+def study(operands, k, ways, args):
+    """The rows of one kind of operands and one K: one for each way to multiply."""
+    rows = {way: {"operands": operands, "k": k, "product": way} for way in ways}
+    for seed in range(args.seeds):
+        torch.manual_seed(seed)
+        a, b = OPERANDS[operands](args.size, k, args.size)
+        share = guarded(a, b) if "fp16x3" in ways else 0.0
+        a, b = a.to(args.device), b.to(args.device)
+        exact = reference.product(a, b)
+        for way, multiply in ways.items():
+            result = multiply(a, b)
+            found = figures(result, exact)
+            if operands in POSITIVE:
+                found["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
+            if way == "fp16x3":
+                found["guarded"] = share
+            add(rows[way], found, args.seeds)
+    return list(rows.values())
+
+
+def iterate(ways, args):
+    """The rows of products by an orthogonal matrix: one for each way to multiply and each length.
+
+    The matrix is rounded to float32 beforehand, so that only the products err.
+    """
+    rows = {
+        (way, length): {"k": SIDE, "product": way, "multiplications": length}
+        for way in ways
+        for length in LENGTHS
+    }
+    for seed in range(args.seeds):
+        torch.manual_seed(seed)
+        orthogonal = torch.linalg.qr(torch.randn(SIDE, SIDE, dtype=torch.float64)).Q.float()
+        first, orthogonal = (x.to(args.device) for x in (torch.randn(args.size, SIDE), orthogonal))
+        exact = dict(powers(first.double(), orthogonal.double(), torch.matmul))
+        for way, multiply in ways.items():
+            for length, result in powers(first, orthogonal, multiply):
+                add(rows[way, length], figures(result, exact[length]), args.seeds)
+    return list(rows.values())
+
+
+def powers(x, matrix, multiply):
+    """Yields each of LENGTHS, and x after so many products by the matrix."""
+    for i in range(max(LENGTHS)):
+        x = multiply(x, matrix)
+        if i + 1 in LENGTHS:
+            yield i + 1, x
+
+
+def parse(argv, module="benchmarks.studies.errors", description=__doc__):
+    parser = argparse.ArgumentParser(
+        f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
+    option("--k-max", type=int, default=131072, help="the largest K; the first is 64")
+    option("--size", type=int, default=32, help="M and N")
+    option("--seeds", type=int, default=reference.SEEDS, help="products to take the mean over")
+    option("--json", type=Path, metavar="PATH", help="write the results there")
+    option("--plot", type=Path, metavar="PATH", help="draw them there, as .svg or .png")
+    option("--commit", help="the sources' commit for the results, where they have no .git")
+    option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
+    args = parser.parse_args(argv)
+    check_device(args, parser.error)
+    if args.redraw and not args.plot:
+        parser.error("--redraw needs --plot, the file to draw.")
+    for name in ("seeds", "size"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    check_folders(args, parser.error, "json", "plot")
+    if args.k_max < 64:
+        parser.error(f"--k-max is {args.k_max}; it must be at least 64.")
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return args
+
+
+def products_of(kinds, k_max):
+    """Yields each kind of operands with each K: powers of two from 64 on."""
+    for kind in kinds:
+        k = 64
+        while k <= k_max:
+            yield kind, k
+            k *= 2
+
+
+def describe(args, module, argv):
+    """The header of the results of a command line."""
+    command_line = machine.command_line(module, argv, args.json, args.plot)
+    header = machine.describe(torch.device(args.device), command_line, args.commit)
+    return header | {"size": args.size, "seeds": args.seeds}
+
+
+def redraw(args, draw):
+    """Draws the results that a file has, and returns the exit status."""
+    try:
+        draw(read(args.redraw), args.plot)
+    except ResultsError as error:
+        print(error)
+        return 1
+    return 0
+
+
+def finish(args, results, draw):
+    """Writes and draws results where the command line says so."""
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.plot:
+        draw(results, args.plot)
+
+
+def main(argv=None):
+    args = parse(argv)
+    if args.redraw:
+        return redraw(args, error_plots.draw)
+    header = describe(args, "benchmarks.studies.errors", argv)
+    ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)
+    rows = []
+    print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
+    with full_precision_peer("fp32"):
+        for operands, k in products_of(OPERANDS, args.k_max):
+            found = study(operands, k, ways, args)
+            rows += found
+            errors = "  ".join(f"{row['error']:12.3g}" for row in found)
+            share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
+            print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
+        iterated = iterate(ways, args)
+    for length in LENGTHS:
+        found = [row for row in iterated if row["multiplications"] == length]
+        errors = "  ".join(f"{row['error']:12.3g}" for row in found)
+        print(f"{f'{length} products, orthogonal':27} {SIDE:7}  {errors}")
+    finish(args, {"header": header, "rows": rows, "iteration": iterated}, error_plots.draw)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The benchmark's output, its command line, and its runs for a profiler."""
+
+import math
+
+import pytest
+import torch
+from helpers.benchmarking import tiny
+from helpers.reference import takes
+
+import torch_tiled
+from benchmarks.gemm import __main__ as bench_matmul
+from benchmarks.gemm import report
+from benchmarks.gemm.options import parse
+from benchmarks.suites import suites
+
+# --- what is printed, and the host's time --------------------------------------------------------
+
+
+def test_output_fits_a_hundred_columns(bench):
+    dtypes = torch.float32, torch.bfloat16
+    taken = [x for x in torch_tiled.algorithms() if all(takes(x, dtype) for dtype in dtypes)]
+    _, _, output = bench(*tiny("cpu", "--dtype", "float32", "bfloat16", "--algorithm", *taken))
+    table = output[output.index("tiny: ") :]
+    assert "peer's" in table and "geometric means" in table
+    assert max(map(len, output.splitlines())) <= report.WIDTH
+
+
+def test_the_widest_tables_fit_too(bench):
+    _, results, _ = bench(*tiny("cpu", "--layout", "NN"))
+    same = results["rows"][0] | {"us": 43000.0, "us_p10": 40000.0, "us_p90": 46000.0}
+    same |= {"extra_bytes": same["operand_bytes"], "tflops": 0.001, "ratio": 10.0}
+    square = {"suite": "square", "m": 16384, "n": 16384, "k": 16384, "kernel": "fp16x3_cluster"}
+    skinny = {"suite": "skinny", "m": 8192, "n": 11008, "k": 131072, "copy_us": 1e4}
+    skinny |= {"group": "m = 32 to 128"}
+    prepared = {"suite": "prepared", "m": 8192, "n": 11008, "k": 65536, "variant": "prepared"}
+    console = report.make_console()
+    with console.capture() as captured:
+        rows = [same | each for each in (square, skinny, prepared)]
+        report.print_tables(console, rows)
+        report.print_means(console, report.geometric_means(rows))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= report.WIDTH
+    for cell in ("16384 16384 16384", "131072", "fp16x3_cluster*", "auto, prepared", "1.00x"):
+        assert any(cell in line for line in lines), cell  # and so is not broken
+
+
+def test_the_host_time_of_calls_is_measured(bench, device):
+    status, results, output = bench("--overhead", "--device", device)
+    assert status == 0
+    assert results["rows"] == []
+    rows = results["header"]["overheads"]
+    assert [row["backward"] for row in rows] == 2 * ([False] * 5 + [True] * 5)
+    assert [row["call"].endswith(", bfloat16") for row in rows] == [False] * 10 + [True] * 10
+    us = {(row["call"], row["backward"]): row["us"] for row in rows}
+    assert len(us) == len(rows) and min(us.values()) > 0
+    for row in rows:
+        assert row["over_peer"] == row["us"] / us[row["peer"], row["backward"]]
+    assert "converted torch.nn.Linear" in output
+
+
+# --- for a profiler ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """The products that ran while a profiler would have looked; there is none here."""
+    seen, looking = [], []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: looking.append(True))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", looking.clear)
+
+    def watch(module):
+        product = module.matmul
+
+        def matmul(*args, **ways):
+            seen.extend([module.__name__] if looking else [])
+            return product(*args, **ways)
+
+        monkeypatch.setattr(module, "matmul", matmul)
+
+    watch(torch_tiled)
+    watch(torch)
+    return seen
+
+
+def test_a_profiler_sees_one_product_of_ours_and_one_of_the_peer(
+    monkeypatch, profiled, device, capsys
+):
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    asked = ["--shape", "5x6x7", "--algorithm", "naive", "tiled16", "mma_tma"]
+    args = parse([*asked, "--device", device])
+    assert bench_matmul.profile(args, report.make_console()) == 0
+    assert profiled == 2 * ["torch_tiled", "torch"]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "float32 fp32 5x6x7 NN naive: first ours, then " in output
+    assert "5x6x7 NN mma_tma was not profiled: tiled::" in output
+
+
+def test_a_profile_without_a_gpu_is_refused_in_a_sentence(capsys):
+    with pytest.raises(SystemExit):
+        bench_matmul.main(["--profile", "--device", "cpu"])
+    assert "--profile is for kernels on a GPU; " in capsys.readouterr().err
+
+
+# --- what may be asked for -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--algorithm fastest", "no algorithm is called fastest; there are naive, "),
+        ("--seconds 0", "--seconds is 0.0; it must be more than 0."),
+        ("--repeats 0", "--repeats is 0; it must be at least 1."),
+        ("--json /nowhere/at/all.json", "the folder /nowhere/at does not exist."),
+        ("--suite round", "invalid choice: 'round'"),
+        ("--shape 5x6", "5x6 is no shape; write MxNxK, or BATCHxMxNxK, of numbers from 1 on."),
+        ("--shape 5x6x0", "5x6x0 is no shape; "),
+        ("--shape 1x2x3x4x5", "1x2x3x4x5 is no shape; "),
+        ("--shape large", "large is no shape; "),
+    ],
+)
+def test_bad_arguments_are_refused_in_a_sentence(capsys, arguments, sentence):
+    with pytest.raises(SystemExit) as stop:
+        bench_matmul.main(arguments.split())
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_missing_gpu_is_refused_in_a_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        bench_matmul.main(["--device", "cuda"])
+    assert "torch sees no CUDA device; leave --device out" in capsys.readouterr().err
+
+
+def test_list_prints_every_suite(capsys):
+    assert bench_matmul.main(["--list"]) == 0
+    output = capsys.readouterr().out
+    assert all(f"{name}: " in output for name in suites.SUITES)
+
+
+def test_geometric_means_are_per_suite_group_algorithm_and_variant():
+    def row(suite, algorithm, ratio, group="", variant="plain"):
+        same = {"dtype": "float32", "precision": "fp32", "copy_us": None}
+        names = {"suite": suite, "group": group, "algorithm": algorithm, "variant": variant}
+        return names | same | {"ratio": ratio}
+
+    one = [row("one", "auto", 2.0), row("one", "auto", 8.0, "large")]
+    two = [row("two", "naive", 0.5), row("two", "naive", 3.0, variant="prepared")]
+    means = report.geometric_means(one + two)
+    summary = [(mean["suite"], mean["group"], mean["variant"], mean["rows"]) for mean in means]
+    assert summary[:2] == [("one", "", "plain", 2), ("one", "large", "plain", 1)]
+    assert summary[2:] == [("two", "", "plain", 1), ("two", "", "prepared", 1)]
+    assert math.isclose(means[0]["ratio"], 4.0)
+    assert all(mean["of_copy"] is None for mean in means)

@@ -1,0 +1,191 @@
+"""The figures of docs/kernels/ladder.md: their inputs, and how they follow from results."""
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pages import ladder, roofline, rows
+from benchmarks.pages.markdown import PageError
+from torch_tiled.trace import trace
+
+KERNELS = ladder.ROOT / "csrc/kernels"
+TILED = KERNELS / "basics/02_tiled.cu"
+
+
+def launched() -> dict[str, list[int]]:
+    """The kernels of 02_tiled.cu: tile, depth, elements a thread each way, blocks an SM."""
+    found = re.findall(r"launch_(tiled\d+)\(.*?launch<Tile<(.*?)>>", TILED.read_text(), re.DOTALL)
+    return {kernel: [int(number) for number in numbers.split(",")] for kernel, numbers in found}
+
+
+def test_tiles_are_those_of_the_kernels():
+    """And as many blocks fit as the kernels' launch bounds ask the compiler for."""
+    tiles = {
+        kernel: [tile.m, tile.k, tile.thread_m, min(tile.limits().values())]
+        for kernel, tile in roofline.TILED.items()
+    }
+    assert tiles == launched()
+    assert all(x.m == x.n and x.thread_m == x.thread_n for x in roofline.TILED.values())
+    source = TILED.read_text()
+    arrays = ("a_smem[Tile::kM][Tile::kPitchA]", "b_smem[Tile::kK][Tile::kPitchB]")
+    for text in ("kPitchA = kK + 4;", "kPitchB = kN + kPerThread;", *arrays):
+        assert source.count(text) == 1, text
+    assert source.count("__shared__") == 2
+
+
+def test_the_tile_of_simt_tma_is_that_of_its_kernel():
+    tile = roofline.TILES["simt_tma"]
+    costs = (KERNELS / "common/costs_h200.h").read_text()
+    largest = re.search(r"kSimtTmaTiles\[\] = \{\s*\{([^}]*)\}", costs)[1].split(", ")
+    sizes = [tile.m, tile.n, tile.thread_m, tile.thread_n]
+    assert [int(number) for number in largest[:4]] == sizes
+
+
+@pytest.mark.parametrize("kernel", roofline.TILED)
+def test_the_compiler_says_the_same_of_a_tile(kernel):
+    """Shared memory to the byte, and registers as far as they bound the blocks."""
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    folders += map(str, Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin"))
+    cuobjdump = shutil.which("cuobjdump", path=os.pathsep.join(folders))
+    if cuobjdump is None:
+        pytest.skip("no cuobjdump")
+    command = [cuobjdump, "-res-usage", str(ladder.ROOT / "torch_tiled/_C.so")]
+    usage = subprocess.run(command, capture_output=True, text=True).stdout
+    on_hopper = [part for part in usage.split("\narch = ") if part.startswith("sm_90")]
+    numbers = "".join(f"ELi{number}" for number in launched()[kernel])[1:]
+    function = rf"tiled_kernelIf\w*TileI{numbers}E\w*:\n.*REG:(\d+) .*SHARED:(\d+) "
+    found = [each for part in on_hopper for each in re.findall(function, part)]
+    if not on_hopper:
+        pytest.skip("built without CUDA")
+    ((registers, shared),) = found
+    tile = roofline.TILED[kernel]
+    assert int(shared) == tile.shared_bytes + roofline.SYSTEM_SHARED
+    assert replace(tile, registers=int(registers)).limits() == tile.limits()
+
+
+def test_blocks_are_bounded_by_what_there_is_least_room_for():
+    small = roofline.Tile(16, 16, k=16, registers=16)
+    assert small.shared_bytes == 4 * (16 * 20 + 16 * 17) == 2368
+    assert small.limits() == {"registers": 16, "threads": 8, "shared memory": 68}
+    # A warp of 33 registers a thread, 1056, gets 1280: 12 warps in each part of 16384.
+    assert replace(small, registers=33).limits()["registers"] == 6
+    deep = replace(small, k=256)
+    assert deep.shared_bytes == 4 * (16 * 260 + 256 * 17) == 34048
+    assert deep.limits()["shared memory"] == 233472 // (34048 + 1024) == 6
+    assert replace(small, thread_m=2, thread_n=2).limits()["threads"] == 32
+
+
+@pytest.mark.parametrize("size, tile", [(8, 2), (12, 4)])
+def test_the_model_of_traffic_counts_what_trace_counts(size, tile):
+    traced = trace(size, size, size, tile)
+    assert traced.naive_reads == roofline.TILES["naive"].reads * size**3
+    assert traced.tiled_reads == roofline.Tile(tile, tile).reads * size**3
+
+
+def test_roofs_follow_from_their_inputs():
+    assert roofline.PEAK == pytest.approx(66.9, abs=0.05)
+    assert roofline.TENSOR_PEAK == pytest.approx(1070, abs=1)
+    assert roofline.peak("fp16x3_wgmma") * 3 == roofline.peak("mma_tma") == roofline.TENSOR_PEAK
+    assert roofline.peak("simt_tma") == roofline.PEAK
+    assert roofline.TILES["simt_tma"].loads == 3 / 16
+    fed = [round(roofline.Tile(m, n, m, n).fed) for m, n in roofline.THREAD_TILES]
+    assert fed == [16, 64, 85, 128, 171]
+    row = product("simt_tma", copy_us=100.0)
+    assert ladder.copy_rate({"rows": [row]}) == (4 * 3 * 4096**2, 4 * 3 * 4096**2 / 100e-6)
+    faster_but_smaller = product("simt_tma", size=1024, copy_us=1.0)
+    both = {"rows": [faster_but_smaller, row]}
+    assert ladder.copy_rate(both) == ladder.copy_rate({"rows": [row]})
+    with pytest.raises(rows.ResultsError, match="no copy"):
+        ladder.copy_rate({"rows": [product("simt_tma")]})
+
+
+def product(kernel, size=4096, *, tflops=10.0, copy_us=None, **other):
+    """The row of a square product of a kernel that was asked for by name."""
+    dtype, (precision, *_) = rows.kind(kernel)
+    row = {"m": size, "n": size, "k": size, "batch": 1, "layout": "NN", "variant": "plain"}
+    row |= {"dtype": dtype, "precision": precision, "algorithm": kernel, "kernel": kernel}
+    row |= {"tflops": tflops, "ratio": 0.5, "copy_us": copy_us}
+    return row | {"operand_bytes": 2 * size * size * 4} | other
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def test_the_table_has_every_kernel_and_no_family():
+    found = [
+        product("simt_tma", tflops=51.5),
+        product("simt_tma", algorithm="simt", tflops=1.0),  # the one by name comes first
+        product("naive", layout="TT", tflops=1.0),
+        product("naive", tflops=6.5),
+        product("tiled64", 256, tflops=1.5),
+        product("tiled16", variant="bias"),
+        product("fp16x3_wgmma", algorithm="auto", tflops=200.0, ratio=4.0),
+        product("fp16x3_wgmma", algorithm="auto", layout="TT", ratio=1.0),
+        product("fp16x3_wgmma", algorithm="auto", variant="bias", ratio=9.0),
+        product("mma_tma", 1024, algorithm="auto", tflops=400.0),
+        product("mma_tma", 1024, algorithm="auto", dtype="float16", tflops=1.0),
+        product("tf32_tma", tflops=500.0),
+    ]
+    heading, _, *lines = ladder.write_rungs({"rows": found}).splitlines()
+    assert cells(heading)[2:] == [
+        *("256", "512", "1024", "2048", "4096", "of the peak", "of cuBLAS"),
+        *("picked by `auto`", "then of cuBLAS"),
+    ]
+    table = {cells(line)[0].strip("`"): cells(line)[1:] for line in lines}
+    assert list(table) == rows.kernels()
+    assert not {"tiled", "simt", "fp16x3", "mma", "tf32"} & table.keys()
+    assert table["naive"][1:] == ["-", "-", "-", "-", "6.5", "0.10", "0.50", "0", "-"]
+    assert table["tiled16"][1:] == [*"-----", "-", "-", "0", "-"]
+    assert table["tiled64"][1:] == ["1.5", *"----", "-", "-", "0", "-"]
+    assert table["simt_tma"][5:] == ["51.5", "0.77", "0.50", "0", "-"]
+    assert table["fp16x3_wgmma"][5:] == ["200", "0.56", "4.00", "2", "2.00"]
+    assert table["mma_tma"][1:] == ["-", "-", "400", "-", "-", "-", "-", "1", "0.50"]
+    assert table["tf32_tma"][5:] == ["500", "0.47", "0.50", "0", "-"]
+    assert "kernels/simt/tma_sm90.cu)" in table["simt_tma"][0]
+
+
+def test_every_kernel_has_a_file_whose_title_begins_with_its_name():
+    files = {kernel: ladder.source_of(kernel)[0] for kernel in rows.kernels()}
+    assert {files[f"tiled{size}"] for size in (16, 32, 64)} == {TILED}
+    others = [file for kernel, file in files.items() if not kernel.startswith("tiled")]
+    assert len(others) == len(set(others))
+    assert all(idea for _, idea in map(ladder.source_of, files))
+    with pytest.raises(PageError, match="title that begins with strassen"):
+        ladder.source_of("strassen")
+
+
+def test_tiles_are_compared_where_all_were_measured():
+    rates = {"tiled16": 3.0, "tiled32": 5.0, "tiled64": 4.0}
+    found = [product(kernel, 512, tflops=rate) for kernel, rate in rates.items()]
+    found.append(product("tiled64", 1024))
+    assert ladder.write_tiles({"rows": found}).endswith("as measured: `tiled32` at 512.")
+    assert ladder.write_tiles({"rows": found[:1]}).endswith("The tiles were not compared.")
+
+
+def test_sizes_have_every_precision_and_each_its_peer():
+    auto = {"algorithm": "auto"}
+    found = [
+        product("fp16x3_small", 128, **auto),
+        product("simt_tma", 256, precision="ieee", tflops=3.0, **auto),
+        product("mma_tma", 256, tflops=30.0, **auto),
+        product("fp16x3_wgmma", 1000, **auto),
+    ]
+    lines = ladder.write_sizes({"rows": found}).splitlines()
+    assert [cells(line) for line in lines[2:]] == [
+        ["128", "10", "20", "0.50", *"---------"],
+        ["256", *"---", "3", "6", "0.50", *"---", "30", "60", "0.50"],
+    ]
+
+
+def test_a_third_of_the_peers_float16_rate_is_written():
+    found = [product("fp16x3_wgmma", variant="fp16 peer", tflops=200.0, ratio=0.25)]
+    sentence = ladder.write_fp16_peer({"rows": found})
+    assert sentence.endswith("products: 267 TFLOP/s at 4096, where fp16x3 has 200.")
+    assert ladder.write_fp16_peer({"rows": []}).endswith("was not measured.")

@@ -1,0 +1,257 @@
+"""The error study, the attack on the bounds, and the example that trains on digits."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.specification import fp16x3_with_flags, tf32_with_flags
+
+from benchmarks.gemm import machine
+from benchmarks.gemm.check import reference
+from benchmarks.pages import rows
+from benchmarks.studies import attack_bounds, attack_ratios, error_plots
+from benchmarks.studies import complex_errors as complex_error_study
+from benchmarks.studies import errors as error_study
+from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
+
+RESULTS = machine.ROOT / "benchmarks" / "results"
+
+
+def test_the_digits_example_trains_both_networks(device):
+    pytest.importorskip("sklearn", reason="no scikit-learn")
+    command = f"examples/digits.py --epochs 2 --algorithm tiled --device {device}".split()
+    done = subprocess.run(
+        [sys.executable, *command], cwd=machine.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    curves = [[float(number) for number in line.split()] for line in lines[2:4]]
+    assert [curve[0] for curve in curves] == [1, 2]
+    assert curves[1][1] < curves[0][1]
+    assert "test accuracy: torch_tiled" in lines[4]
+    assert float(lines[5].split()[3]) < 1e-3
+
+
+def test_the_error_study_writes_and_draws_its_results(tmp_path, capsys):
+    path, plot = tmp_path / "errors.json", tmp_path / "errors.svg"
+    options = "--device cpu --k-max 128 --size 4 --seeds 2 --json".split()
+    assert error_study.main([*options, str(path)]) == 0
+    results = json.loads(path.read_text())
+    assert results["header"]["seeds"] == 2
+    command_line = results["header"]["command_line"]
+    assert command_line.startswith("python -m benchmarks.studies.errors ")
+    assert str(tmp_path) not in command_line
+    ways = ["torch.matmul", *error_study.ALGORITHMS]
+    expected = [(x, k, way) for x in error_study.OPERANDS for k in (64, 128) for way in ways]
+    assert [(r["operands"], r["k"], r["product"]) for r in results["rows"]] == expected
+    assert all(0 < row["error"] < 1e-5 for row in results["rows"])
+    assert all(abs(row["shrinkage_u"]) < 10 for row in results["rows"])
+    assert all(("guarded" in row) == (row["product"] == "fp16x3") for row in results["rows"])
+    expected = [(128, way, length) for way in ways for length in error_study.LENGTHS]
+    keys = ("k", "product", "multiplications")
+    assert [tuple(row[key] for key in keys) for row in results["iteration"]] == expected
+    assert all(0 < row["error"] < 1e-4 for row in results["iteration"])
+    assert "uniform(0, 1)" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    assert error_study.main(["--redraw", str(path), "--plot", str(plot)]) == 0
+    drawn = plot.read_text()
+    assert "</svg>" in drawn and "shrinkage on normal" in drawn and "by an orthogonal" in drawn
+
+
+@pytest.mark.parametrize("name", ["errors_cpu", "errors_hopper"])
+def test_results_of_any_version_of_the_error_study_are_drawn(tmp_path, name):
+    """Those of an older one have no shrinkage and no products by an orthogonal matrix."""
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    results = rows.read(RESULTS / f"{name}.json")
+    results.pop("iteration", None)
+    for row in results["rows"]:
+        row.pop("shrinkage_u", None)
+    error_plots.draw(results, tmp_path / "errors.svg")
+    drawn = (tmp_path / "errors.svg").read_text()
+    assert "recomputed by fp16x3" in drawn
+    assert "shrinkage on normal" not in drawn and "by an orthogonal" not in drawn
+
+
+def test_results_that_are_too_small_have_a_negative_shrinkage():
+    exact = torch.randn(30, 40, dtype=torch.float64)
+    found = error_study.figures(exact * (1 - 3 * error_study.U), exact)
+    assert found["shrinkage_u"] == pytest.approx(-3, abs=1e-3)
+    assert found["error"] == pytest.approx(3 * error_study.U, rel=1e-3)
+
+
+def test_errors_add_up_where_products_are_repeated():
+    def shrunk(a, b):
+        return (reference.product(a, b) * (1 - 2.0**-15)).float()
+
+    args = error_study.parse("--device cpu --size 4 --seeds 2".split())
+    found = error_study.iterate({"shrunk": shrunk}, args)
+    assert [row["multiplications"] for row in found] == list(error_study.LENGTHS)
+    for row in found:
+        lost = 1 - (1 - 2.0**-15) ** row["multiplications"]
+        assert row["error"] == pytest.approx(lost, rel=1e-2)
+        assert row["shrinkage_u"] == pytest.approx(-lost / error_study.U, rel=1e-2)
+
+
+@pytest.mark.parametrize("study", [error_study, complex_error_study])
+def test_an_error_study_redraws_a_file_that_is_there(tmp_path, capsys, study):
+    redraw = ["--redraw", str(tmp_path / "no.json"), "--plot", str(tmp_path / "no.svg")]
+    assert study.main(redraw) == 1
+    assert "no.json cannot be read" in capsys.readouterr().out
+
+
+def test_the_complex_error_study_writes_and_draws_its_results(tmp_path, capsys, device):
+    """Three products lose the smaller part beside the larger one, and four do not."""
+    path, plot = tmp_path / "errors.json", tmp_path / "errors.svg"
+    options = f"--device {device} --k-max 128 --size 4 --seeds 2 --json".split()
+    assert complex_error_study.main([*options, str(path)]) == 0
+    results = json.loads(path.read_text())
+    command_line = results["header"]["command_line"]
+    assert command_line.startswith("python -m benchmarks.studies.complex_errors ")
+    assert str(tmp_path) not in command_line
+    ways = ["cuBLAS" if device == "cuda" else "torch.matmul", "ieee", "fp32", "3M"]
+    kinds = list(complex_error_study.OPERANDS)
+    expected = [(kind, k, way) for kind in kinds for k in (64, 128) for way in ways]
+    assert [(r["operands"], r["k"], r["product"]) for r in results["rows"]] == expected
+    for row in results["rows"]:
+        assert 0 < row["error"] < 1e-6 and row["part_error"] > 0
+        lost = row["product"] == "3M" and "2^12" in row["operands"]
+        assert (row["part_error"] > 1e-4) == lost and (row["part_error"] < 1e-6) != lost
+        assert ("recomputed" in row) == (row["product"] == "fp32")
+    assert "scales opposed" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    assert complex_error_study.main(["--redraw", str(path), "--plot", str(plot)]) == 0
+    drawn = plot.read_text()
+    assert "</svg>" in drawn and all(kind in drawn for kind in kinds) and "3M" in drawn
+
+
+def test_three_real_products_make_a_complex_one():
+    a, b = complex_error_study.opposed(5, 6, 7)
+    a, b = a.to(torch.complex128), b.to(torch.complex128)
+    torch.testing.assert_close(complex_error_study.three_products(a, b), a @ b)
+
+
+def test_the_complex_error_study_counts_what_the_guard_flags():
+    """All parts of an element, or those of one that meet a large number and a zero."""
+    a = torch.complex(torch.rand(3, 70), torch.rand(3, 70))
+    b = torch.complex(torch.rand(70, 4), torch.rand(70, 4))
+    assert complex_error_study.recomputed(a, b, "cpu") == 0
+    a.real[:, 0], b.real[0] = 2.0**40, 0  # the imaginary parts of b meet the large numbers
+    assert complex_error_study.recomputed(a, b, "cpu") == 0.5
+    b.imag[0] = 0
+    assert complex_error_study.recomputed(a, b, "cpu") == 1
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--seeds 0", "--seeds is 0; it must be at least 1."),
+        ("--size -1", "--size is -1; it must be at least 1."),
+        ("--k-max 32", "--k-max is 32; it must be at least 64."),
+        ("--json nowhere/r.json", "--json is nowhere/r.json; the folder nowhere does not exist."),
+    ],
+)
+def test_the_error_study_refuses_what_it_cannot_do(options, said, capsys):
+    with pytest.raises(SystemExit):
+        error_study.main(["--device", "cpu", *options.split()])
+    assert said in capsys.readouterr().err
+
+
+def padded(m, k, n):
+    """Half of a's rows are zero, and b has small numbers."""
+    a, b = error_study.normal(m, k, n)
+    a[m // 2 :] = 0
+    return a, torch.where(torch.rand(k, n) < 0.01, b * 1e-8, b)
+
+
+@pytest.mark.parametrize(
+    "operands, k, flags",
+    [
+        (error_study.normal, 1100, 0),
+        (padded, 1100, 0),
+        (error_study.opposed(2.5), 1100, None),  # some elements
+        (error_study.opposed(5), 128, 1),
+        (error_study.opposed(5), 127, 0),  # the chunked order
+    ],
+)
+def test_the_error_study_counts_what_the_guard_flags(operands, k, flags):
+    torch.manual_seed(0)
+    a, b = operands(20, k, 20)
+    share = error_study.guarded(a, b)
+    assert share == flags if flags is not None else 0.01 < share < 0.99
+    if k >= reference.MIN_K["fp16x3"]:
+        _, flagged = fp16x3_with_flags(a, b)
+        assert share == flagged.double().mean().item()
+
+
+ATTACK = "--device cpu --k 128 --rounds 1 --size 8".split()
+
+
+def test_an_attack_comes_close_to_the_bounds_and_can_be_replayed(tmp_path, capsys):
+    path = tmp_path / "worst.pt"
+    assert attack_bounds.main([*ATTACK, "--save", str(path)]) == 0
+    said = capsys.readouterr().out
+    ratios = {row.split()[0]: float(row.split()[4]) for row in said.splitlines()[1:]}
+    assert list(ratios) == list(ORDERS)
+    assert all(0.8 < ratio <= 1 for ratio in ratios.values())
+    assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 0
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()[1:]]
+    assert {row[0]: float(row[2]) for row in rows} == ratios
+    assert all(row[2] == row[3] for row in rows)
+    assert attack_bounds.main(ATTACK) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_an_attack_reports_an_exceeded_bound(tmp_path, monkeypatch, capsys):
+    promised, path = attack_ratios.promised, tmp_path / "worst.pt"
+    monkeypatch.setattr(attack_ratios, "promised", lambda *args: promised(*args) / 2)
+    assert attack_bounds.main([*ATTACK, "--order", "fp16x3", "--save", str(path)]) == 1
+    assert "A promise of fp16x3 is broken at K = 128: the result is " in capsys.readouterr().out
+    assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 1
+
+
+def test_an_attack_reports_other_bits_of_flagged_elements(monkeypatch, capsys):
+    monkeypatch.setattr(attack_ratios, "flagged", lambda order, a, b: torch.ones(1, 1).bool())
+    monkeypatch.setattr(attack_bounds, "flagged", lambda order, a, b: torch.ones(8, 8).bool())
+    assert attack_bounds.main([*ATTACK, "--order", "tf32"]) == 1
+    assert 'the element is flagged, and has not the bits of "ieee".' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, with_flags", [("fp16x3", fp16x3_with_flags), ("tf32", tf32_with_flags)]
+)
+def test_an_attack_knows_which_elements_are_flagged(name, with_flags):
+    order, generator = ORDERS[name], torch.Generator().manual_seed(0)
+    share = 0
+    for began in names_of_starts(order):
+        a, b = (variants(x, 9, generator) for x in start(began, order, 1030, generator))
+        expected = with_flags(a, b.mT)[1]
+        assert torch.equal(attack_ratios.flagged(order, a, b), expected)
+        share += expected.double().mean().item() / len(names_of_starts(order))
+    assert 0 < share < 0.5
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--k 0", "--k is 0; it must be at least 1."),
+        ("--size 1", "--size is 1; it must be at least 2, as the first row is not mutated."),
+        ("--minutes 0", "--minutes is 0.0; it must be more than 0."),
+        ("--rounds -1", "--rounds is -1; it must be at least 0."),
+        ("--save no/worst.pt", "--save is no/worst.pt; the folder no does not exist."),
+        ("--order tf32 --k 63", "--k has no sum of 64 or more"),
+    ],
+)
+def test_an_attack_refuses_what_it_cannot_do(options, said, capsys):
+    with pytest.raises(SystemExit):
+        attack_bounds.main(["--device", "cpu", *options.split()])
+    assert said in capsys.readouterr().err
+
+
+def test_an_attack_replays_a_file_that_is_there(tmp_path, capsys):
+    path = tmp_path / "no.pt"
+    for _ in range(2):
+        assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 1
+        assert "no.pt cannot be read" in capsys.readouterr().out
+        path.write_text("nothing that was saved")

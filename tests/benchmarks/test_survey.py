@@ -1,0 +1,396 @@
+"""The survey: its random products, what it measures, and what it says of that."""
+
+import dataclasses
+import itertools
+import json
+import re
+import types
+
+import pytest
+import torch
+
+from benchmarks.gemm.check import Verdict
+from benchmarks.pages import __main__ as write_pages
+from benchmarks.pages import markdown as pages
+from benchmarks.pages import rows
+from benchmarks.pages import surveys as random_page
+from benchmarks.suites.shapes import LAYOUTS, Shape
+from benchmarks.survey import __main__ as survey
+from benchmarks.survey import products as random_products
+from benchmarks.survey import report as survey_report
+
+QUICK = "--device cpu --most 1e5 --repeats 1"
+
+
+def first(count, *args, **options):
+    return list(itertools.islice(random_products.products(*args, **options), count))
+
+
+def run(capsys, options, path=None):
+    """Runs the survey: (exit status, JSON if there is a path, output)."""
+    words = [*f"{QUICK} {options}".split(), *(["--json", str(path)] if path else [])]
+    status = survey.main(words)
+    output = " ".join(capsys.readouterr().out.split())
+    return status, json.loads(path.read_text()) if path else None, output
+
+
+# --- the products --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [False, True])
+def test_a_seed_has_the_same_products_each_time(model):
+    longer = first(200, 3, model=model)
+    assert first(50, 3, model=model) == longer[:50]
+    assert first(50, 4, model=model) != longer[:50]
+
+
+def test_products_have_sides_of_every_size_and_stay_within_the_limits():
+    found = first(3000, 1)
+    assert {shape.layout for shape in found} == set(LAYOUTS)
+    assert {shape.batch for shape in found} == set(random_products.BATCHES)
+    for shape in found:
+        assert shape.k >= random_products.LEAST_K
+        assert shape.flops <= 2 * random_products.MOST_FMAS
+        assert shape.elements <= random_products.MOST_ELEMENTS
+    sides = [side for shape in found for side in (shape.m, shape.n)]
+    assert min(sides) == 1 and max(sides) > 11_585  # which is 2 ** 13.5
+    singles = sum(shape.batch == 1 for shape in found)
+    assert 3 / 8 < singles / len(found) < 3 / 5  # the limits leave out more batches
+    even = survey_report.REGIMES["M, N, K multiples of 4"]
+    share = sum(even({"m": shape.m, "n": shape.n, "k": shape.k}) for shape in found) / len(found)
+    assert 0.05 < share < 0.2
+
+
+def test_products_of_layers_have_the_sides_of_layers():
+    found = first(3000, 1, model=True)
+    assert {shape.what for shape in found} == {
+        *("forward", "input gradient", "weight gradient", "scores", "values")
+    }
+    linear = [shape for shape in found if shape.batch == 1]
+    for shape in linear:
+        out, width, rows_of = {
+            "forward": (shape.n, shape.k, shape.m),
+            "input gradient": (shape.k, shape.n, shape.m),
+            "weight gradient": (shape.m, shape.n, shape.k),
+        }[shape.what]
+        assert width % 8 == 0 and (out % 8 == 0 or out in random_products.VOCABULARIES)
+        assert 1 <= rows_of <= random_products.MOST_ROWS
+    assert max(shape.m for shape in linear if shape.what == "forward") > 10_000
+    assert {50257, 128256} <= {shape.n for shape in linear}
+    scores = [shape for shape in found if shape.what == "scores"]
+    assert {shape.k for shape in scores} == set(random_products.HEADS)
+    assert any(shape.m == 1 for shape in scores)
+
+
+@pytest.mark.parametrize("model", [False, True])
+def test_the_pool_holds_the_operands_of_every_product(model):
+    most = 2e5
+    numbers = random_products.pool(0, most, model, torch.float32, torch.device("cpu"))
+    for shape in first(300, 0, most, model=model):
+        assert random_products.fits(numbers, shape)
+        a, b = random_products.views(numbers, shape)
+        batch = (shape.batch,) if shape.batch > 1 else ()
+        assert a.shape == (*batch, shape.m, shape.k) and b.shape == (*batch, shape.k, shape.n)
+        assert b.storage_offset() % random_products.ALIGNED == 0
+        for x, letter in ((a, shape.layout[0]), (b, shape.layout[1])):
+            assert (x if letter == "N" else x.mT).is_contiguous()
+        assert a.storage_offset() + a.numel() <= b.storage_offset()
+
+
+def test_the_aligned_product_has_the_next_multiples_of_64():
+    near = random_products.aligned(Shape(1, 64, 65, batch=3, layout="NT"))
+    assert near == Shape(64, 64, 128, batch=3, layout="NT")
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
+def test_the_survey_writes_a_line_for_each_product(tmp_path, capsys, dtype):
+    path = tmp_path / "survey.json"
+    status, results, output = run(capsys, f"--count 5 --dtype {dtype}", path)
+    header, found = results["header"], results["rows"]
+    assert status == 0 and header["refused"] == []
+    assert header["command_line"].startswith("python -m benchmarks.survey ")
+    assert str(tmp_path) not in header["command_line"]
+    assert (header["dtype"], header["seed"], header["model"]) == (dtype, 1, False)
+    assert header["empty_us"]["alone"] > 0 and header["empty_us"]["among_many"] > 0
+    assert [survey_report.shape(row) for row in found] == first(5, 1, 1e5)
+    for row in found:
+        assert (row["kernel"], row["tile"]) == ("torch.matmul", None)
+        assert row["us"] > 0 and row["ratio"] == survey.short(row["peer_us"] / row["us"])
+        assert row["error"] > 0 or dtype == "float64"
+        assert f"{row['us']:.4g}" == f"{row['us']:.9g}"
+    assert path.read_text() == rows.in_lines(results)
+    assert path.read_text().count("\n{") == len(found)
+    assert "seed 1: torch's time / ours" in output and "the 5 worst" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [("--count 2", 2), ("--count 4", 4), ("--seconds 3", 3), ("--seconds 5 --count 4", 4)],
+)
+def test_a_longer_survey_extends_a_shorter_one(tmp_path, capsys, monkeypatch, options, count):
+    """The budget is a count of products, or seconds: here the clock tells one for each product."""
+    seconds = itertools.count()
+    monkeypatch.setattr(survey, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
+    status, results, output = run(capsys, f"{options} --seed 7", tmp_path / "survey.json")
+    assert status == 0
+    assert [survey_report.shape(row) for row in results["rows"]] == first(count, 7, 1e5)
+    assert ("[1/?]" in output) == ("--count" not in options)
+
+
+def test_a_survey_has_a_count_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(survey, "COUNT", 2)
+    _, results, _ = run(capsys, "--model", tmp_path / "survey.json")
+    assert results["header"]["count"] == 2
+    whole = [dataclasses.replace(shape, what="") for shape in first(2, 1, 1e5, model=True)]
+    assert [survey_report.shape(row) for row in results["rows"]] == whole
+
+
+def test_kernels_are_timed_beside_each_other(tmp_path, capsys):
+    path = tmp_path / "survey.json"
+    status, results, output = run(capsys, "--count 4 --beside tiled16 simt_tma", path)
+    assert status == 0 and results["header"]["beside"] == ["tiled16", "simt_tma"]
+    for row in results["rows"]:  # simt_tma takes K from 64 on
+        names = ["tiled16", *(["simt_tma"] if row["k"] >= 64 else [])]
+        assert [name for name, *_ in row["beside"]] == names
+        assert all(re.fullmatch(r"\d+x\d+", tile) and us > 0 for _, tile, us in row["beside"])
+    assert "ran, and the fastest" in output
+    assert "times the time of the fastest kernel of its order" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "takes", "not_taken"),
+    [
+        ("--dtype float32", "fp16x3_wgmma", "mma_tma"),
+        ("--dtype float32 --precision ieee", "simt_tma", "fp16x3_wgmma"),
+        ("--dtype float16", "mma_tma", "simt_tma"),
+    ],
+)
+def test_all_kernels_are_those_that_take_the_dtype(options, takes, not_taken):
+    names = survey.parse(f"{QUICK} {options} --beside all".split()).beside
+    assert takes in names and "tiled64" in names and not_taken not in names
+
+
+def test_kernels_of_another_order_are_not_compared(monkeypatch):
+    """`auto` has an order on a GPU, which is planned for one that is not there."""
+    explain = survey.torch_tiled.explain
+    monkeypatch.setattr(
+        survey.torch_tiled,
+        "explain",
+        lambda a, b, **ways: explain(a, b, **ways, compute_capability=90, sms=132),
+    )
+    names = survey.parse(f"{QUICK} --beside all".split()).beside
+    for k, family in ((63, ("tiled", "simt")), (600, ("fp16x3",))):
+        contest = survey.plain([(torch.empty(100, k), torch.empty(k, 70))], algorithm="auto")
+        picked = survey.torch_tiled.explain(*contest.operands[0])
+        tiles = survey.beside(names, picked, contest, "fp32")
+        assert len(tiles) > 1 and picked.algorithm not in tiles
+        assert all(name.startswith(family) for name in [picked.algorithm, *tiles])
+
+
+def test_the_aligned_product_is_timed_where_it_is_asked_for(tmp_path, capsys):
+    path = tmp_path / "survey.json"
+    _, results, output = run(capsys, "--count 12 --aligned --beside tiled16", path)
+    near = [row for row in results["rows"] if "aligned_us" in row]
+    assert near and all(row["aligned_us"] > 0 and len(row["beside"]) == 1 for row in near)
+    assert f"of {len(near)} products take more than twice the time of the next" in output
+
+
+def test_no_time_of_what_is_wrong_is_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.gemm.check.check", lambda *_: Verdict(1.0, 0.0, "element (0, 0) is 1"))
+    status, results, output = run(capsys, "--count 2", tmp_path / "survey.json")
+    assert status == 1 and results["rows"] == []
+    shape = first(1, 1, 1e5)[0]
+    assert results["header"]["refused"][0].startswith(f"{shape}: auto: element (0, 0) is 1")
+    assert "its time is not reported" in output and "worst" not in output
+
+
+def test_a_product_that_fails_is_named_and_the_survey_goes_on(tmp_path, monkeypatch, capsys):
+    right, calls = survey.judge, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return right(*args)
+
+    monkeypatch.setattr(survey, "judge", failing)
+    status, results, _ = run(capsys, "--count 3", tmp_path / "survey.json")
+    assert status == 1 and len(results["rows"]) == 2
+    assert results["header"]["refused"] == [f"{first(1, 1, 1e5)[0]}: no room"]
+
+
+def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
+    right, calls = survey.measure, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return right(*args)
+
+    monkeypatch.setattr(survey, "measure", interrupted)
+    status, results, output = run(capsys, "--count 5", tmp_path / "survey.json")
+    assert status == 130 and len(results["rows"]) == 2 and "Interrupted" in output
+
+
+def test_the_survey_runs_on_the_device(tmp_path, capsys, device):
+    path = tmp_path / "survey.json"
+    options = f"--device {device} --most 1e6 --count 6 --beside all --json {path}"
+    assert survey.main(options.split()) == 0
+    results = json.loads(path.read_text())
+    assert (results["header"]["clocks_before"] is None) == (device == "cpu")
+    assert (results["rows"][0]["tile"] is None) == (device == "cpu")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--count 0", "--count is 0"),
+        ("--repeats 0", "--repeats is 0"),
+        ("--seconds 0", "--seconds is 0"),
+        ("--most 100", "--most is 100"),
+        ("--dtype float16 --precision ieee", "--precision is ieee, which is for float32"),
+        ("--beside mma_sync", 'algorithm "mma_sync" takes float16 and bfloat16'),
+        ("--json /nowhere/survey.json", "the folder /nowhere does not exist"),
+    ],
+)
+def test_the_survey_says_what_it_cannot_do(options, sentence, capsys):
+    with pytest.raises(SystemExit):
+        survey.parse(f"--device cpu {options}".split())
+    assert sentence in capsys.readouterr().err
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def row(m=512, n=512, k=512, batch=1, ratio=1.0, peer_us=20.0, **other):
+    sizes = {"batch": batch, "m": m, "n": n, "k": k, "layout": "NN"}
+    times = {"us": peer_us / ratio, "peer_us": peer_us, "ratio": ratio}
+    errors = {"error": 1e-7, "peer_error": 2e-7}
+    return sizes | {"kernel": "simt_tma", "tile": "64x64"} | times | errors | other
+
+
+def results(*found, **header):
+    header = {"device": "one", "torch": "2", "cuda": None, "git_commit": None} | header
+    defaults = {"dtype": "float32", "precision": "fp32", "seed": 1, "model": False, "beside": []}
+    defaults |= {"empty_us": {"alone": 3.4, "among_many": 1.2}, "time": "now"}
+    return {"header": defaults | header, "rows": list(found)}
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        (row(1, 322, 1614), ["side of 1", "10 us or more"]),
+        (row(2, 99, 1024, peer_us=5), ["side 2-8, K 1024+, single", "under 6 us", "under 10 us"]),
+        (row(99, 64, 1024), ["side 9-64, K 1024+, single", "10 us or more"]),
+        (row(99, 64, 1024, batch=2), ["10 us or more"]),
+        (row(99, 65, 1024), ["10 us or more"]),
+        (row(99, 64, 1024, peer_us=50), ["10 us or more"]),
+        (row(8, 99, 64, 2, peer_us=51), ["side 2-8, K 64-1023, batch", "10 us or more"]),
+        (row(9, 99, 1023, 2, peer_us=51), ["side 9-64, K 64-1023, batch", "10 us or more"]),
+        (row(9, 99, 1023, 2, peer_us=50), ["10 us or more"]),
+        (row(9, 99, 1023, peer_us=51), ["10 us or more"]),
+        (row(99, 99, 63, peer_us=6), ["K below 64", "under 10 us"]),
+        (row(4, 96, 68, peer_us=101), ["10 us or more", "over 100 us", "M, N, K multiples of 4"]),
+    ],
+)
+def test_a_product_is_in_its_regimes(found, names):
+    among = [name for name, holds in survey_report.REGIMES.items() if holds(found)]
+    assert [name.partition(", u")[0].partition(", o")[0] for name in among] == ["all", *names]
+
+
+def test_a_regime_has_its_mean_its_shares_and_its_worst():
+    ratios = (4.0, 0.97, 0.94, 0.25)
+    lines = {cells[0]: cells for cells in survey_report.regimes([row(ratio=x) for x in ratios])}
+    assert survey_report.HEADINGS[1:] == [
+        *("products", "mean", "below 0.98", "below 0.95", "below 0.8", "worst")
+    ]
+    assert lines["all"][1:] == ["4", "0.98", "75%", "50%", "25%", "0.25"]
+    assert lines["K below 64"][1:] == ["0", "-", "-", "-", "-", "-"]
+
+
+def test_the_worst_are_listed_first():
+    found = [row(m, ratio=m / 10) for m in range(30, 0, -1)]
+    cells = survey_report.worst(found)
+    assert len(cells) == survey_report.WORST
+    assert cells[0] == ["1x512x512 NN", "simt_tma 64x64", "200.0", "20.0", "0.10", "1e-07", "2e-07"]
+
+
+def test_picks_tell_which_kernel_should_have_run():
+    others = (["tiled16", "16x16", 10.0], ["simt_small", "16x16", 30.0])
+    found = [
+        row(beside=[*others]),  # 20 us
+        row(beside=[*others], peer_us=10.1),  # as fast, but for what is no difference
+        row(beside=[*others], peer_us=90.0),
+        row(beside=[others[1]], peer_us=60.0),
+        row(beside=[], kernel="tiled16"),
+    ]
+    headings, lines = survey_report.picks(found)
+    assert headings == ["ran", "simt_small", "simt_tma", "tiled16"]
+    assert lines == [
+        ["simt_tma", "1 (2.00)", "1", "2 (4.24)"],
+        ["tiled16", "", "", "1"],
+    ]
+    assert survey_report.over_best(found) == pytest.approx((2 * 1.01 * 9 * 2) ** (1 / 5))
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_table_for_each_survey(tmp_path):
+    beside = [["tiled16", "16x16", 10.0]]
+    kinds = {
+        "survey_bfloat16_1": {"dtype": "bfloat16"},
+        "survey_ieee_10": {"precision": "ieee", "seed": 10},
+        "survey_ieee_2": {"precision": "ieee", "seed": 2, "beside": ["tiled16"]},
+        "survey_fp32_model_1": {"model": True},
+        "survey_fp32_1": {},
+    }
+    for name, header in kinds.items():
+        found = [row(beside=beside) if header.get("beside") else row(), row(1, ratio=0.5)]
+        found[1] |= {"beside": []} if header.get("beside") else {}
+        (tmp_path / f"{name}.json").write_text(rows.in_lines(results(*found, **header)))
+    (tmp_path / "survey_odd.json").write_text("of another kind")
+    surveys = random_page.surveys(tmp_path)
+    text = random_page.write(surveys)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        'float32, `"fp32"`, seed 1',
+        'float32, `"fp32"`, layers, seed 1',
+        'float32, `"ieee"`, seed 2',
+        'float32, `"ieee"`, seed 10',
+        "bfloat16, seed 1",
+    ]
+    assert text.count("| side of 1 | 1 | 0.50 | 100% | 100% | 100% | 0.50 |") == len(kinds)
+    assert "2 products ([rows](../../benchmarks/results/survey_ieee_2.json))" in text
+    assert text.count("`auto` takes 1.414 times the time of the fastest kernel") == 1
+    assert "random.svg" in text and random_page.NOTHING not in text
+    assert random_page.NOTHING in random_page.write({})
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    plot = tmp_path / random_page.PLOT
+    random_page.draw(surveys, plot)
+    drawn = plot.read_text()
+    assert "</svg>" in drawn and "layers, one" in drawn and drawn.count(", one<") == 4
+
+
+def test_the_page_and_its_plot_are_written_with_the_others(tmp_path):
+    name = write_pages.KERNELS / "random.md"
+    for path in write_pages.RESULTS.glob("*.json"):
+        if not path.stem.startswith("survey_") or path.stem in write_pages.SURVEYS:
+            (tmp_path / path.name).symlink_to(path)
+    assert random_page.NOTHING in write_pages.texts(tmp_path)[name]
+    others = {write_pages.stream_page.PLOT, write_pages.stream_pipeline.PLOT}
+    assert set(write_pages.drawings(tmp_path)) == set(write_pages.PLOTS) | others
+    (tmp_path / "survey_fp32_3.json").write_text(rows.in_lines(results(row(), seed=3)))
+    assert "seed 3" in write_pages.texts(tmp_path)[name]
+    assert name.with_name(random_page.PLOT) in write_pages.drawings(tmp_path)
+
+
+def test_an_older_survey_is_refused_in_a_sentence():
+    old = results(row())
+    del old["header"]["empty_us"]
+    with pytest.raises(rows.ResultsError, match="lacks 'empty_us'"):
+        pages.written("results", {"random": random_page.write}, {"survey_fp32_1": old})

@@ -1,0 +1,192 @@
+"""Arguments of a wrong type, such as None, a list or a NumPy array in place of a tensor."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from helpers.needs import needs_cuda
+
+import torch_tiled
+
+NUMBERS = {
+    "list": [[1.0, 2.0], [3.0, 4.0]],
+    "tuple": (1, 2),
+    "int": 3,
+    "float": 0.5,
+}
+
+
+def remedies(name, dtype=torch.float32):
+    """A value of each type that is no tensor, and what is said of it as argument `name`."""
+    yield None, f"{name} is None; it must be a tensor"
+    values = [
+        (kind, value, f"torch.tensor({name}, dtype={dtype})") for kind, value in NUMBERS.items()
+    ]
+    values += [("list", [torch.zeros(2), torch.ones(2)], f"torch.stack({name})")]
+    for kind, value, made in values:
+        if name in ("c", "out"):
+            remedy = f"make a tensor first, {name} = {made}, and pass that: it has the result"
+        else:
+            remedy = f"pass a tensor, such as {made}"
+        yield value, f"{name} is of type {kind}; {remedy}"
+    array = f"{name} is of type ndarray; pass a tensor, such as torch.from_numpy({name})"
+    yield np.ones((2, 2), np.float32), array
+    yield "x", f"{name} is of type str; pass a tensor"
+
+
+CALLS = {
+    "matmul a": ("a", lambda t, value: torch_tiled.matmul(value, t)),
+    "matmul b": ("b", lambda t, value: torch_tiled.matmul(t, value)),
+    "linear x": ("x", lambda t, value: torch_tiled.linear(value, t, t[0])),
+    "linear weight": ("weight", lambda t, value: torch_tiled.linear(t, value, activation="relu")),
+    "gemm_ c": ("c", lambda t, value: torch_tiled.gemm_(value, t, t)),
+    "gemm_ b": ("b", lambda t, value: torch_tiled.gemm_(t, t, value)),
+    "prepare": ("b", lambda t, value: torch_tiled.prepare(value)),
+    "explain": ("a", lambda t, value: torch_tiled.explain(value, t)),
+    "a layer": ("x", lambda t, value: torch_tiled.nn.Linear(2, 2)(value)),
+    "a converted layer": ("x", lambda t, value: converted()(value)),
+    "a strict one": ("x", lambda t, value: converted(strict=True)(value)),
+}
+OPS = {"a": "linear", "prepare": "prepare", "explain": "explain"}
+
+
+def converted(**options):
+    layer = torch.nn.Linear(2, 2)
+    torch_tiled.convert(layer, **options)
+    return layer
+
+
+def message(call, *args, **options):
+    with pytest.raises(RuntimeError) as error:
+        call(*args, **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("of", ["cpu", "meta", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_no_tensor(name, of):
+    argument, call = CALLS[name]
+    first = name.split()[0]
+    op = OPS.get(first, first)
+    t = torch.zeros(2, 2, device=of)
+    alone = first == "prepare"  # no other operand has a dtype
+    for value, sentence in remedies(argument, torch.float64 if alone else torch.float32):
+        if of == "meta" and first == "explain":
+            continue
+        assert message(call, t, value) == f"tiled::{op}: {sentence}"
+
+
+@pytest.mark.parametrize("argument", ["out", "bias"])
+def test_what_may_be_left_out(argument, device):
+    t = torch.zeros(2, 2, device=device)
+    for value, sentence in remedies(argument):
+        if value is None:
+            continue
+        if argument == "out":
+            text = message(torch_tiled.matmul, t, t, out=value)
+            assert text == f"tiled::matmul: {sentence}"
+        else:
+            assert message(torch_tiled.linear, t, t, value) == f"tiled::linear: {sentence}"
+
+
+RANGE = "is beyond the range of float64; pass a number between -1.79e308 and 1.79e308"
+OPTIONS = {
+    "algorithm is of type int; pass a string": lambda t: torch_tiled.matmul(t, t, algorithm=3),
+    "precision is of type NoneType; pass a string": lambda t: torch_tiled.matmul(
+        t, t, precision=None
+    ),
+    "out_dtype is of type str; pass a torch.dtype": lambda t: torch_tiled.matmul(
+        t, t, out_dtype="float32"
+    ),
+    "alpha is of type str; pass a number": lambda t: torch_tiled.gemm_(t, t, t, alpha="2"),
+    f"alpha {RANGE}": lambda t: torch_tiled.gemm_(t, t, t, alpha=10**400),
+    f"beta {RANGE}": lambda t: torch_tiled.gemm_(t, t, t, alpha=2, beta=Fraction(-(10**400))),
+    "activation is of type list; pass a string": lambda t: torch_tiled.linear(
+        t, t, activation=["relu"]
+    ),
+    "sms is of type str; pass an integer": lambda t: torch_tiled.explain(t, t, sms="1"),
+    "sms is 0; it must be at least 1": lambda t: torch_tiled.explain(
+        t, t, compute_capability=90, sms=0
+    ),
+    "compute_capability is 0; it must be at least 80 (for 8.0)": lambda t: torch_tiled.explain(
+        t, t, compute_capability=0, sms=132
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", OPTIONS)
+def test_options(sentence, device):
+    text = message(OPTIONS[sentence], torch.zeros(2, 2, device=device))
+    assert text.partition(": ")[2] == sentence
+
+
+def test_what_is_no_module():
+    for function in (
+        torch_tiled.convert,
+        torch_tiled.revert,
+        torch_tiled.freeze,
+        torch_tiled.refreeze,
+        torch_tiled.unfreeze,
+        torch_tiled.frozen_bytes,
+        lambda model: torch_tiled.enabled(model).__enter__(),
+    ):
+        name = getattr(function, "__name__", "").replace("<lambda>", "enabled")
+        for value in (3, None, torch.zeros(2, 2), torch.nn.Linear):
+            sentence = f"model is of type {type(value).__name__}; pass a torch.nn.Module"
+            assert message(function, value) == f"torch_tiled.{name}: {sentence}"
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_patterns_that_are_no_strings(option):
+    for value in (3, ["0", 3]):
+        text = message(converted, **{option: value})
+        expected = (
+            f"torch_tiled.convert: {option} has a pattern of type int; pass a string, or several"
+        )
+        assert text == expected
+
+
+@pytest.mark.parametrize("option", ["activation", "precision", "algorithm"])
+def test_names_that_a_layer_is_made_with(option):
+    """The sentence came from the first call of the layer, far from the mistake."""
+    t = torch.zeros(3, 3)
+    sentence = message(torch_tiled.linear, t, t, **{option: "selu"})
+    assert message(torch_tiled.nn.Linear, 3, 3, **{option: "selu"}) == sentence
+
+
+def test_a_prepared_operand_in_the_wrong_place(device):
+    t = torch.zeros(64, 64, device=device)
+    prepared = torch_tiled.prepare(t)
+    sentence = "tiled::matmul: a is of type Prepared; pass a.tensor, the unprepared operand"
+    assert message(torch_tiled.matmul, prepared, t) == sentence
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_compiled_code(convert, fresh_compiler):
+    """Dynamo may put words of its own around the sentence, and no schema."""
+    function = converted() if convert else lambda x: torch_tiled.linear(x, torch.zeros(2, 2))
+    sentence = r"x is of type list; pass a tensor, such as torch.tensor\(x, dtype=torch.float32\)"
+    with pytest.raises(Exception, match=sentence) as error:
+        torch.compile(function, backend="eager", fullgraph=True)([1.0])
+    assert "Declaration" not in str(error.value)
+
+
+def test_a_tracer_s_values_stand_for_tensors():
+    """torch.fx traces a converted model by values that are no tensors."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    torch_tiled.convert(model)
+    traced = torch.fx.symbolic_trace(model)
+    assert torch.ops.tiled.linear.default in [node.target for node in traced.graph.nodes]
+    x = torch.randn(2, 4)
+    assert torch.equal(traced(x), model(x))
+
+
+def test_override_leaves_them_to_pytorch():
+    with torch_tiled.override():
+        for call in (
+            lambda: torch.matmul([1], [2]),
+            lambda: torch.nn.functional.linear(None, None),
+        ):
+            with pytest.raises(TypeError):
+                call()
