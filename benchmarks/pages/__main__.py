@@ -56,7 +56,7 @@ def texts(results: Path) -> dict[Path, str]:
         "table": readme.write_table,
         "slower": lambda measured: readme.write_slower(measured, surveys),
     }
-    ratios = {**limits.BLOCKS, "aligned": lambda measured: limits.write_aligned(surveys)}
+    ratios = limits.BLOCKS
     source = {"source": front["source"]}
     choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
     means = {"means": result_tables.write_means}

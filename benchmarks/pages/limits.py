@@ -165,24 +165,6 @@ def write_energy(measured: dict) -> str:
     return table(["M = N = K", "ours", "cuBLAS"], 0, lines)
 
 
-def write_aligned(surveys: dict[str, dict]) -> str:
-    """How the random products of each survey compare with the next multiples of 64."""
-    columns = {}
-    for name, survey in surveys.items():
-        over = [row["us"] / row["aligned_us"] for row in survey["rows"] if "aligned_us" in row]
-        if over:
-            title = f"{kind(survey['header'])}, {len(over)} [products]"
-            columns[f"{title}(../../benchmarks/results/{name}.json)"] = over
-    if not columns:
-        return "No survey is committed that compares them."
-    lines = [
-        ["mean", *(f"{mean(over):.2f}" for over in columns.values())],
-        ["largest", *(f"{max(over):.2f}" for over in columns.values())],
-        ["above 2", *(f"{sum(each > 2 for each in over)}" for over in columns.values())],
-    ]
-    return table(["time over that of the next multiples of 64", *columns], 1, lines)
-
-
 BLOCKS: dict[str, Callable[[dict], str]] = {
     "ieee": write_ieee,
     "fp32": write_fp32,
