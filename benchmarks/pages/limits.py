@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from benchmarks import ROOT
 from benchmarks.pages.markdown import table
 from benchmarks.pages.rows import mean, select
-from benchmarks.survey.regimes import kind
 
 PAGE = ROOT / "docs" / "guide" / "limits.md"
 FEW_ROWS = 64  # suites of few rows of a large weight have up to so many
