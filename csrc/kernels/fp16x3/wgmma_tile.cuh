@@ -26,7 +26,7 @@ struct Tile {
   static_assert(kM == h200::Fp16x3::kWgmmaTile && kN == h200::Fp16x3::kWgmmaTile);
 };
 
-// The accumulators of a consumer warpgroup: elements 4i .. 4i + 3 of a thread lie at [i][thread].
+// The accumulators of a consumer warpgroup: elements 4i .. 4i + 3 of a thread are at [i][thread].
 using Accumulators = float4[Tile::kElements / 4][Tile::kWarpgroup];
 
 struct Smem {
@@ -69,7 +69,7 @@ struct KSplit {
   }
 };
 
-// Where a thread's elements lie in C: element i is in row `row + i / 2 % 2 * 8` and column
+// The position of a thread's elements in C: element i is in row `row + i / 2 % 2 * 8` and column
 // `col + i / 4 * 8 + i % 2`.
 struct ThreadCoord {
   int64_t batch, row, col;
