@@ -14,7 +14,7 @@
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
-#include "kernels/common/costs_h200.h"
+#include "kernels/f64/costs_h200.h"
 #include "kernels/f64/fragment.cuh"
 #include "kernels/f64/instance.h"
 #include "kernels/f64/split_k_reduce.cuh"

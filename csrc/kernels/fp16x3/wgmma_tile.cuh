@@ -6,9 +6,9 @@
 #include "core/order_chunked.h"
 #include "core/presplit.h"
 #include "core/problem.h"
-#include "kernels/common/costs_h200.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
+#include "kernels/fp16x3/costs_h200.h"
 #include "kernels/fp16x3/recompute_list.cuh"
 
 namespace tiled::cuda::fp16x3_wgmma {

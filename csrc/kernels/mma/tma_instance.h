@@ -6,7 +6,7 @@
 
 #include "core/context.h"
 #include "core/problem.h"
-#include "kernels/common/costs_h200.h"
+#include "kernels/mma/costs_h200.h"
 
 namespace tiled::cuda {
 
