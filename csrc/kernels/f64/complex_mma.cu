@@ -1,9 +1,9 @@
-// f64_mma of a complex B, which it reads as it lies: its numbers are the elements of a stage, and a
+// f64_mma of a complex B, which it reads in place: its numbers are the elements of a stage, and a
 // lane takes from each the part that its column and its k have of B' (core/complex.h).
 
 #include "kernels/f64/complex_mma.h"
 #include "kernels/f64/instance.h"
-#include "kernels/f64/launch.cuh"
+#include "kernels/f64/mma_kernel.cuh"
 
 namespace tiled::cuda {
 

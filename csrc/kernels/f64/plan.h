@@ -9,6 +9,7 @@
 #include "core/complex.h"
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/f64/costs_h200.h"
 
 namespace tiled {
 
@@ -78,7 +79,7 @@ inline constexpr int kF64DirectWarps = 4;  // of a block
 inline constexpr int kF64DirectStep = 8;   // of K in a product
 
 // The warps that share the chunks of a tile.
-inline int f64_direct_chunk_warps(int64_t k) { return k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1; }
+inline int f64_direct_chunk_warps(int64_t k) { return warps_for_chunks(k, 4); }
 
 // Warps share the chunks of a tile, and one of them adds their sums; or K is split, so that each
 // chunk has warps of its own.

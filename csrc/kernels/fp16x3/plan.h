@@ -10,6 +10,7 @@
 
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/fp16x3/costs_h200.h"
 
 namespace tiled {
 
@@ -40,14 +41,14 @@ inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
   return best;
 }
 
-// A plan with a block for each chunk of each (m, n) tile, where m is along C's shorter side.
+// A plan with a block for each chunk of each (m, n) tile; m is along C's shorter side.
 inline Plan chunk_per_block_plan(const Problem& p, int m, int n) {
   const int64_t tiles =
       ceil_div(std::min(p.m, p.n), m) * ceil_div(std::max(p.m, p.n), n) * p.batch.count;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
   return {.m = m, .n = n, .k_splits = chunks, .blocks = tiles * chunks};
 }
-// Returns whether threads copy the longer operand by 128 bits at a time.
+// Returns true if the longer operand can be loaded with 128-bit vectors.
 inline bool copies_longer_by_vectors(const Problem& p) {
   const Matrix& longer = longer_operand(p);
   const auto [inner, outer] = std::minmax(longer.row_stride, longer.col_stride);
@@ -111,8 +112,7 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
     for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
       const int64_t smem = fp16x3_cluster_smem(p, m, n, cluster);
       if (smem > kMaxSharedMemory - 1024) continue;
-      // All blocks of a cluster lie in one GPC, where some SMs are left over.
-      const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
+      const int64_t usable_sms = sms_for_clusters(sms, cluster);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t resident =
           std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);

@@ -1,8 +1,8 @@
 // Recomputes the elements on the recompute list in the chunked order (core/order_chunked.h).
 //
 // A team takes a region of the list, 64 rows by 128 columns of C, and computes all of it by the
-// main loop of simt_cp_async, whichever of its elements are flagged. Where at most 512 are, a
-// thread sums one to four of them instead, from the same stages (recompute_region.cuh). Where
+// main loop of simt_cp_async, whichever of its elements are flagged. If at most 512 are, a
+// thread sums one to four of them instead, from the same stages (recompute_region.cuh). If
 // hardly any are, warps sum chunks of single elements (recompute_element.cuh), and different teams
 // take the parts that the region's four warps flagged. Only the GPU knows how long the list is, so
 // the grid is fixed and strides through it.

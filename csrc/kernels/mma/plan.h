@@ -12,6 +12,7 @@
 
 #include "core/order_mma.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/mma/costs_h200.h"
 
 namespace tiled {
 

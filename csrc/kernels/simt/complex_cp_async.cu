@@ -1,8 +1,8 @@
-// simt_cp_async of a complex B, which it reads as it lies: its numbers are the elements of a stage,
+// simt_cp_async of a complex B, which it reads in place: its numbers are the elements of a stage,
 // and a thread takes from each the two columns and the two k that B' has of it (core/complex.h).
 
 #include "kernels/simt/complex_b.h"
-#include "kernels/simt/cp_async_launch.cuh"
+#include "kernels/simt/cp_async_kernel.cuh"
 
 namespace tiled::cuda {
 

@@ -9,6 +9,7 @@
 
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/simt/costs_h200.h"
 
 namespace tiled {
 
@@ -25,8 +26,8 @@ inline bool is_c_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
 }
 
-// Cycles in which DRAM delivers the operands and takes C. `b_share`: the part of B's bytes that are
-// read, which is half where a complex number stands for four elements of B (core/complex.h).
+// DRAM cycles to read A and B and write C. `b_share`: the part of B's bytes that are read, which is
+// half if a complex number stands for four elements of B (core/complex.h).
 inline double simt_dram_cycles(const Problem& p, const h200::SimtDram& dram, int64_t sms,
                                double b_share = 1) {
   const auto cycles = [&](const auto& matrix, int64_t outer, int64_t inner, double bandwidth) {
@@ -81,7 +82,7 @@ Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const 
     const double scalar_copies =
         kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? b_share * tile.n : 0)) * copy
                           : 0;
-    // Cycles in which so many blocks of an SM multiply one k.
+    // Cycles per k with `blocks` resident blocks.
     const auto step = [&](int64_t blocks) {
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
@@ -208,10 +209,8 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
 }
 
 inline bool simt_thin_accepts(const Problem& p) { return fits_tma_coords(p); }
-// The warps of simt_thin that share the chunks of a group of columns: a power of two up to 8.
-inline int simt_thin_chunk_warps(int64_t k) {
-  return k > 4 * kChunk ? 8 : k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1;
-}
+// The warps of simt_thin that share the chunks of a group of columns.
+inline int simt_thin_chunk_warps(int64_t k) { return warps_for_chunks(k, 8); }
 inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Simt;
   constexpr int64_t kGroupCols = 32, kWarps = 8;
@@ -354,8 +353,7 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
     const double copies_of_chunk = simt_cluster_copy(p, shorter, rows).copies(rows, longest) +
                                    simt_cluster_copy(p, longer, cols).copies(cols, longest);
     for (const int64_t cluster : {std::min<int64_t>(chunks, kSimtMaxCluster), int64_t{1}}) {
-      // All blocks of a cluster lie in one GPC, where some SMs are left over.
-      const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
+      const int64_t usable_sms = sms_for_clusters(sms, cluster);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t smem = simt_cluster_smem(p, tile, cluster);
       const int64_t resident = std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 1024), 1, 3);

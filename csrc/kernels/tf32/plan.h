@@ -2,6 +2,7 @@
 // The plan of tf32_tma: mma_tma's tiles, and the cycles of the kernel that scales both operands.
 
 #include "kernels/mma/plan.h"
+#include "kernels/tf32/costs_h200.h"
 
 namespace tiled {
 

@@ -1,5 +1,5 @@
 #pragma once
-// fp16x3_fused: its tile, its shared memory, and the loads of both operands by TMA.
+// fp16x3_fused: its tile, its shared memory, and the state of its loads.
 
 #include <cstdint>
 
@@ -8,9 +8,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/fp16x3/on_the_fly.cuh"
-#include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/tma.cuh"
 
 namespace tiled::cuda::fp16x3_fused {
 
@@ -44,7 +42,7 @@ struct Panel {
   static __device__ int first_col() { return kByCols ? warpgroup() * kCols : 0; }
 };
 
-// Where a thread is in a pipeline, as one number: splitters have no register for a second.
+// A thread's position in a pipeline, as one number: splitters have no register for a second.
 template <int kStages>
 struct StageCounter {
   unsigned count = 0;
@@ -57,12 +55,12 @@ __device__ inline int count_stages(const OnTheFlyParams& params, unsigned tile) 
   return (PanelChunk(params, tile / params.col_tiles).length + kStageK - 1) / kStageK;
 }
 
-// The next stage of the long operand to load. It lies in shared memory, since the splitters are
+// The next stage of the long operand to load. It is kept in shared memory, since the splitters are
 // short of registers.
 template <int kStages>
 struct LongLoader {
   StageCounter<kStages> pipe;
-  int stages_left;  // of the work tile; 0 where no tile is left
+  int stages_left;  // of the work tile; 0 if no tile is left
   int col, k;
   int matrix[kMaxTmaBatchRank];
   unsigned tile, end;  // of the block's work tiles
@@ -140,49 +138,5 @@ struct LongBox {
   static constexpr int kCols = kKMajor ? Tile::kCols : 32, kK = kKMajor ? 32 : kStageK;
   static constexpr int kBytes = kCols * kK * 4, kCount = Tile::kCols * kStageK * 4 / kBytes;
 };
-
-// Loads the next stage of the long operand, as soon as one is empty; one thread.
-template <bool kKMajor, int kPanelRows>
-__device__ void load_long(const OnTheFlyParams& params, const CUtensorMap& map,
-                          Smem<kPanelRows>& smem) {
-  using Box = LongBox<kKMajor>;
-  auto& next = smem.long_loader;
-  if (next.stages_left == 0) return;
-  const StageCounter pipe = next.pipe;
-  uint64_t* full = &smem.long_full[pipe.stage()];
-  ptx::mbarrier_wait(&smem.long_empty[pipe.stage()], pipe.parity() ^ 1);
-  ptx::arrive_expect_tx(full, sizeof smem.long_operand[pipe.stage()]);
-  // With several panels, the long operand is read once more for the next one.
-  const bool once = params.panels == 1;
-  const uint64_t policy = ptx::policy_evict_first();
-  UNROLL
-  for (int i = 0; i < Box::kCount; ++i) {
-    const int col = next.col + (kKMajor ? 0 : i * Box::kCols);
-    const int k = next.k + (kKMajor ? i * Box::kK : 0);
-    const int coords[] = {kKMajor ? k : col, kKMajor ? col : k, next.matrix[0], next.matrix[1],
-                          next.matrix[2]};
-    ptx::tma_load_policy_if(once, smem.long_operand[pipe.stage()] + i * Box::kBytes, &map, coords,
-                            full, policy);
-  }
-  next.pipe.advance();
-  next.k += kStageK;
-  if (--next.stages_left == 0) next.begin(params, next.tile + 1);
-}
-
-// Loads the next stage of the short operand; one thread. Where only one step of a stage is left, it
-// is loaded twice, and meets zeros of the long operand.
-template <int kPanelRows>
-__device__ void load_short(Smem<kPanelRows>& smem, int stage) {
-  ShortLoader& next = smem.short_loader;
-  ptx::arrive_expect_tx(&smem.full[stage], Tile::kSteps * next.step_bytes);
-  UNROLL
-  for (int i = 0; i < Tile::kSteps; ++i) {
-    const uint8_t* from = next.from + (i < next.steps_left ? i * next.step_bytes : 0);
-    ptx::bulk_load(smem.short_parts[stage] + i * next.step_bytes, from, next.step_bytes,
-                   &smem.full[stage]);
-  }
-  next.from += Tile::kSteps * next.step_bytes;
-  next.steps_left -= Tile::kSteps;
-}
 
 }  // namespace tiled::cuda::fp16x3_fused

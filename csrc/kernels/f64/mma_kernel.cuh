@@ -1,5 +1,6 @@
 #pragma once
-// f64_mma: the kernel, from operands to C or to the partial sums of split-K.
+// f64_mma: the kernel, from operands to C or to the partial sums of split-K, and its launch. mma.cu
+// draws its barriers.
 
 #include <cuda_pipeline_primitives.h>
 
@@ -8,12 +9,14 @@
 
 #include "core/order_chunked.h"
 #include "kernels/common/batch_offsets.cuh"
-#include "kernels/common/costs_h200.h"
 #include "kernels/common/cp_async_loader.cuh"
+#include "kernels/common/dispatch.h"
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
+#include "kernels/f64/costs_h200.h"
 #include "kernels/f64/fragment.cuh"
+#include "kernels/f64/instance.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
 #include "ptx/mbarrier.cuh"
@@ -40,7 +43,7 @@ struct Tile {
   static constexpr int kConsumers = kWarpsM * (kN / kWarpN) * 32,
                        kProducers = kTile.producer_threads;
   static constexpr int kThreads = kConsumers + kProducers;
-  // Producers of a complex B take a few registers more, where setmaxnreg moves them.
+  // Producers of a complex B take a few registers more, if setmaxnreg moves them.
   static constexpr int kMoved = kComplex ? 8 : 0;
   static constexpr int kPairs = kMmasM * kMmasN * 2;  // of adjacent sums, of a thread
   static constexpr int kRasterRows = 8;
@@ -66,10 +69,10 @@ struct Params {
   TileScheduler scheduler;
   bool a_in_pairs, b_in_pairs, c_in_pairs;
   int k_splits;
-  FastDivmod tiles;      // of C, where K is split
+  FastDivmod tiles;      // of C, if K is split
   int64_t work_tiles;    // tiles of C, times K splits
-  double* partial_sums;  // (chunk, batch, m, n), where K is split
-  SignsOfB signs_of_b;   // of a complex B, which lies as in_place_b() describes it
+  double* partial_sums;  // (chunk, batch, m, n), if K is split
+  SignsOfB signs_of_b;   // of a complex B, stored as in_place_b() describes it
 };
 
 // A block's share of the work: a tile of C, and chunks of K. Persistent blocks take every
@@ -278,6 +281,61 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       consume<Tile>(params, WorkTile<Tile>::of(params, index), pipe, acc, smem);
     }
   }
+}
+
+// --- The launch of a tile ------------------------------------------------------------------------
+
+// Without memory for the partial sums, or with too many tiles to count, K is not split. A complex B
+// is stored as in_place_b() describes it.
+template <class Tile>
+void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
+  constexpr int64_t kBytes = sizeof(double);
+  const int64_t chunks = ceil_div(p.k, kChunk), tiles = count_tiles(p, Tile::kM, Tile::kN);
+  constexpr int64_t kMostTiles = int64_t{1} << 31;
+  Params params{
+      .p = p,
+      .scheduler = TileScheduler::of<Tile>(p),
+      .a_in_pairs = is_vector_aligned(p.batch, p.a, p.a.row_stride, p.a.col_stride, 2, kBytes),
+      .b_in_pairs = !Tile::kComplex &&
+                    is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 2, kBytes),
+      .c_in_pairs = is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 2, kBytes),
+      .k_splits = static_cast<int>(plan.k_splits),
+      .tiles = FastDivmod::of(static_cast<uint32_t>(std::min(tiles, kMostTiles))),
+      .work_tiles = tiles * plan.k_splits,
+      .partial_sums = nullptr,
+      .signs_of_b = signs_of_b,
+  };
+  if (plan.k_splits > 1) {
+    if (tiles <= kMostTiles) {
+      params.partial_sums =
+          static_cast<double*>(context.allocate(chunks * p.batch.count * p.m * p.n * kBytes));
+    }
+    if (params.partial_sums == nullptr) {
+      Plan not_split = plan;
+      not_split.k_splits = 1;
+      return run<Tile>(p, not_split, signs_of_b, context);
+    }
+  }
+  static_assert(sizeof(Smem<Tile>) <= kMaxSharedMemory);
+  const auto kernel = f64_mma_kernel<Tile>;
+  allow_shared_memory(kernel, sizeof(Smem<Tile>));
+  const int64_t blocks = std::min(params.work_tiles, int64_t{Tile::kBlocks} * context.sms);
+  launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
+             params);
+  if (plan.k_splits > 1) launch_split_k_reduce(p, params.partial_sums, context);
+}
+
+// Launches the plan's tile, one of the kCount tiles from kFirst on.
+template <int kFirst, int kCount, bool kComplex>
+void run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
+              const Context& context) {
+  with_tile<kCount>(std::max(plan.tile, kFirst) - kFirst, [&]<int kIndex>() {
+    using ThisTile = Tile<kFirst + kIndex, kComplex>;
+    static_assert(kFirst < kLargeTiles || sizeof(Smem<ThisTile>) <= 99 << 10,
+                  "a block of compute capability 8.6 or 8.9 has at most 99 KiB of shared memory");
+    run<ThisTile>(p, plan, signs_of_b, context);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda::f64_mma

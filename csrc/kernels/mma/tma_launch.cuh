@@ -1,20 +1,78 @@
 #pragma once
-// Launches of kernels that consume() work tiles: tensor maps, the grid, and the workspace.
+// Launches of kernels that consume() work tiles: tensor maps, the grid, the workspace, and the
+// split-K reduction. Defines run_mma_tma_tile() for the translation units in tma_instances/.
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 
 #include "core/order_mma.h"
+#include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map.h"
-#include "kernels/mma/mainloop.cuh"
+#include "kernels/mma/instance.h"
 #include "kernels/mma/plan.h"
+#include "kernels/mma/tma_epilogue.cuh"
+#include "kernels/mma/tma_instance.h"
+#include "kernels/mma/tma_kernel.cuh"
+#include "ptx/pdl.cuh"
+#include "ptx/setmaxnreg.cuh"
 
 namespace tiled::cuda::mma_tma {
 
+// --- The split-K reduction -----------------------------------------------------------------------
+
+// The split-K reduction: adds the chunks of a tile in order, from +0, and runs the epilogue. A
+// thread has the elements of the consumer thread that computed them.
+template <class Tile, class Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    mma_split_k_reduce_kernel(const __grid_constant__ typename Epilogue::Params params) {
+  // Elements of kChunks chunks are loaded before any is added.
+  constexpr int kAtOnce = Tile::kElements < 16 ? Tile::kElements : 16, kChunks = 4;
+  __shared__ typename Epilogue::Smem smem;
+  if (threadIdx.x < Tile::kWarpgroup) return ptx::setmaxnreg_dec<kProducerRegisters>();
+  ptx::setmaxnreg_inc<kConsumerRegisters>();
+  const int64_t index = blockIdx.x / Tile::kCluster;
+  const TileCoord tile = locate_in_cluster<Tile>(params.scheduler, index);
+  const auto chunks = static_cast<int>(ceil_div(params.p.k, mma_order::kChunk));
+  const int64_t chunk_stride = partial_sums<Tile>(params, 1, 0) - partial_sums<Tile>(params, 0, 0);
+  const float4* from = partial_sums<Tile>(params, 0, index);
+  Epilogue epilogue(params, smem);
+  ptx::pdl_wait();
+  epilogue.begin_tile(tile);
+  float acc[Tile::kElements];
+  UNROLL
+  for (int first = 0; first < Tile::kElements; first += kAtOnce) {
+    UNROLL
+    for (int i = 0; i < kAtOnce; ++i) acc[first + i] = 0;
+    const float4* next = from + first / 4 * Tile::kConsumerThreads;
+    NO_UNROLL
+    for (int chunk = 0; chunk < chunks; chunk += kChunks) {
+      float4 x4[kChunks][kAtOnce / 4];
+      UNROLL
+      for (int i = 0; i < kChunks; ++i, next += chunk_stride) {
+        UNROLL
+        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
+          x4[i][j] = __ldcg(next + j * Tile::kConsumerThreads);
+        }
+      }
+      UNROLL
+      for (int i = 0; i < kChunks; ++i) {
+        UNROLL
+        for (int j = 0; j < kAtOnce / 4 && chunk + i < chunks; ++j) {
+          add_x4(&acc[first + j * 4], x4[i][j]);
+        }
+      }
+    }
+  }
+  epilogue.end_tile(tile, acc);
+  epilogue.finish();
+}
+
+// --- Launches ------------------------------------------------------------------------------------
+
 // The size of the clusters that a kernel without clusters is launched in. Their blocks start close
-// to each other in the GPU, where L2 merges more of their requests; this pays where one wave of
+// to each other in the GPU, where L2 merges more of their requests; this pays if one wave of
 // blocks fills more than half of the GPU.
 template <class Tile, class Kernel>
 unsigned launch_cluster(Kernel kernel, size_t smem_bytes, int64_t blocks, int64_t sms) {
@@ -33,8 +91,8 @@ unsigned launch_cluster(Kernel kernel, size_t smem_bytes, int64_t blocks, int64_
   return ceil_div(blocks, 4) <= now.active_x4 ? 4 : 2;
 }
 
-// Launches a kernel that consumes work tiles of params.p with the epilogue EpilogueOf<Tile>, whose
-// other parameters the caller has set. Splits K if there is memory for the partial sums. Returns
+// Launches a kernel that consumes work tiles of params.p with the epilogue EpilogueOf<Tile>. The
+// caller has set its other parameters. Splits K if there is memory for the partial sums. Returns
 // false if the caller has set no workspace for running totals, and there is no memory for one.
 template <class Tile, template <class> class EpilogueOf>
 bool launch_persistent(void (*kernel)(typename EpilogueOf<Tile>::Params),
@@ -86,7 +144,7 @@ struct TmaOperand {
 };
 
 // The maps of an operand of `outer` rows: box_rows of them in a K-major box, or boxes of 64 and of
-// narrow_box in an MN-major one, whose last stage of K has `tail_depth`.
+// narrow_box in an MN-major one. Its last stage of K has `tail_depth`.
 template <class Tile>
 TensorMaps tensor_maps(const TmaOperand& operand, int64_t outer, int64_t k, int box_rows,
                        bool mn_major, int narrow_box, int tail_depth) {
@@ -131,3 +189,26 @@ bool launch(typename EpilogueOf<Tile>::Params params, int64_t k_splits, const Tm
 }
 
 }  // namespace tiled::cuda::mma_tma
+
+namespace tiled::cuda {
+
+// --- mma_tma -------------------------------------------------------------------------------------
+
+template <class T, int kIndex>
+bool run_mma_tma_tile(const Problem& p, int64_t k_splits, const Context& context) {
+  bool launched = false;
+  with_majors(p, [&]<bool kAMnMajor, bool kBMnMajor>() {
+    constexpr h200::MmaTmaTile kTile = h200::kMmaTmaTiles[kIndex];
+    if constexpr (kBMnMajor && kTile.rate_mn_major == 0) {
+      fail_no_tile("mma_tma", kIndex);
+    } else {
+      using Tile = mma_tma::Tile<T, kIndex, kTile.stages, kAMnMajor, kBMnMajor>;
+      launched = mma_tma::launch<Tile, mma_tma::Epilogue>(
+          mma_tma::epilogue_params<Tile>(p, context.sms), k_splits, {p.batch, p.a},
+          {p.batch, transposed(p.b)}, context);
+    }
+  });
+  return launched;
+}
+
+}  // namespace tiled::cuda
