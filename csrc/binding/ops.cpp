@@ -18,6 +18,7 @@
 #include "binding/copies.h"
 #include "binding/explain.h"
 #include "binding/namespace.h"
+#include "binding/registry.h"
 #include "binding/run.h"
 #include "binding/stream.h"
 #include "binding/tensors.h"
@@ -283,7 +284,13 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def("algorithms() -> str[]");
   m.def(
       "explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
-      "int compute_capability=0, int sms=0) -> str[]");
+      "int compute_capability=0, int sms=0) -> str");
+  // For Python and for tensors without data: binding/registry.h.
+  m.def("_registry() -> str");
+  m.def(
+      "_check_options(str op, str[] names, str[] dtypes, *, str? algorithm=None, "
+      "str? precision=None, str? activation=None, str? out_dtype=None, str? dtype_of_out=None) "
+      "-> ()");
 }
 
 // One set of functions serves both devices; in a build without CUDA they fail with a sentence.
@@ -309,4 +316,6 @@ LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CUDA, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
+  m.impl("_registry", TORCH_BOX(&tiled::registry));
+  m.impl("_check_options", TORCH_BOX(&tiled::check_options));
 }

@@ -25,6 +25,8 @@ struct RewriteCost {
 };
 inline constexpr RewriteCost kTransposeFloat32{0.6, 204};
 inline constexpr double kTransposeLaunch = 3000;
+// The pass that writes B' of a complex B: its launch, and the bandwidth of DRAM for each SM.
+inline constexpr double kPackLaunch = 3000, kPackDram = 13;
 inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
 inline constexpr RewriteCost kScaleTf32{0.4, 136};
 inline constexpr RewriteCost kAlign16Bit{0.2, 64 * 0.2};  // its launch is in kLaunchMma*
@@ -210,6 +212,9 @@ struct Simt {
   // elements along K, by elements along columns.
   static constexpr double kThinBlock = 6000;
   static constexpr double kThinVectors = 2.4, kThinKMajor = 2.8, kThinMnMajor = 3.7;
+  // simt_cp_async of a complex B in place: factors for the instructions that set signs, and of the
+  // largest tile.
+  static constexpr double kComplexBSigned = 1.05, kComplexBLargeTile = 1.15;
 };
 
 // --- fp16x3 --------------------------------------------------------------------------------------
@@ -274,6 +279,8 @@ struct Fp16x3 {
   static constexpr double kSkinnyTwoPanels = 2.03;
   static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
   static constexpr double kFusedRate = 160;
+  // Factors of the cycles of kernels that read a complex B in place.
+  static constexpr double kDirectComplexB = 0.85, kSkinnyComplexB = 0.9;
   // A tile of fp16x3_thin takes kThinTile, for each k kThinKMajor or kThinMnMajor by the long
   // operand, and kThinOthers for each k of each other tile of its SM. Each k of a row of the short
   // operand takes kThinShort or kThinShortMnMajor to load. The kernel that adds chunks takes

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 
 #include "core/complex.h"
 #include "core/order_chunked.h"
@@ -68,7 +69,8 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   return best;
 }
 inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 1); }
-inline Plan f64_mma_complex_plan(const Problem& p, int64_t sms) {
+inline std::optional<Plan> f64_mma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                int64_t sms) {
   return f64_mma_plan_of(p, sms, kShareOfB);
 }
 
@@ -129,7 +131,8 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
   return best;
 }
 inline Plan f64_direct_plan(const Problem& p, int64_t sms) { return f64_direct_plan_of(p, sms, 1); }
-inline Plan f64_direct_complex_plan(const Problem& p, int64_t sms) {
+inline std::optional<Plan> f64_direct_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                   int64_t sms) {
   return f64_direct_plan_of(p, sms, kShareOfB);
 }
 
