@@ -33,7 +33,10 @@ def explanation_of(values):
         "layout": f"a {values['a_layout']}, b {values['b_layout']}",
     }
     if "order" not in values:
-        texts |= {"algorithm": values["algorithm"], "why": "on the CPU auto is PyTorch's own product"}
+        texts |= {
+            "algorithm": values["algorithm"],
+            "why": "on the CPU auto is PyTorch's own product",
+        }
         return Explanation(**texts, values=values)
     real = values.get("real_product")
     if real:

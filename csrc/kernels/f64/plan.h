@@ -58,7 +58,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
           (left > 0 ? f64_mma_step(tile, left) * k + tile.overhead : 0);
       const double sums = static_cast<double>(p.batch.count * p.m * p.n * chunks) / all;
       const double reduce = splits == 1 ? 0 : Cost::kReduceLaunch + Cost::kReduceElement * sums;
-      const double busy = std::min(all, static_cast<double>(work));
+      const double busy = std::min(all, static_cast<double>(std::max<int64_t>(work, 1)));
       const double cycles = root_of_squares(waves, read / busy) + reduce;
       if (best.k_splits == 0 || cycles < best.cycles) {
         best = {static_cast<int>(i), tile.m, tile.n, splits, tile.blocks, work, cycles};
