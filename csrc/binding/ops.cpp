@@ -278,6 +278,10 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "_copy_staged_(Tensor(a!) to, Tensor from, Tensor(b!) buffer, int threads, bool to_gpu) "
       "-> ()");
+  m.def(
+      "_cost_of_panels(ScalarType dtype, str algorithm, str precision, int[] sizes, "
+      "bool prepared, bool keeps_flagged, int compute_capability, int sms) "
+      "-> (str kernel, float cycles, int[] bytes)");
   // These have no options, whose parsing takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
@@ -316,6 +320,7 @@ LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CUDA, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
+  m.impl("_cost_of_panels", TORCH_BOX(&tiled::cost_of_panels));
   m.impl("_registry", TORCH_BOX(&tiled::registry));
   m.impl("_check_options", TORCH_BOX(&tiled::check_options));
 }

@@ -58,6 +58,7 @@ struct ReadsComplexB {
   bool needs_pack = false;  // memory for B', which the kernel may come to need
 };
 
+inline WorkspaceBytes no_workspace(const Problem&, const Plan&, int64_t) { return {}; }
 inline bool accepts_all(const Problem&) { return true; }
 
 struct Kernel {
@@ -71,7 +72,9 @@ struct Kernel {
   int64_t min_k = 0, max_k = kAnyLength;
   bool (*accepts)(const Problem&) = accepts_all;  // sizes and layouts
   bool keeps_flagged = false;                     // on the GPU, as Problem::keeps_flagged asks
-  ReadsComplexB complex_b = {};                   // by default, a pass writes B'
+  // What a launch of the plan allocates. With less memory it may still solve the problem.
+  WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms) = no_workspace;
+  ReadsComplexB complex_b = {};  // by default, a pass writes B'
 
   bool runs_on(const Context& context, DType dtype) const;
   bool takes(const Problem& p, const Context& context) const;

@@ -136,4 +136,17 @@ inline std::optional<Plan> f64_direct_complex_plan(const Plan&, const Problem& p
   return f64_direct_plan_of(p, sms, kShareOfB);
 }
 
+// --- workspaces ----------------------------------------------------------------------------------
+
+// The sums of each chunk, or of each split, of all of C.
+inline int64_t f64_partial_sums_bytes(const Problem& p, int64_t parts) {
+  return parts * p.batch.count * p.m * p.n * int64_t{sizeof(double)};
+}
+inline WorkspaceBytes f64_mma_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, ceil_div(p.k, kChunk)) : 0};
+}
+inline WorkspaceBytes f64_direct_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
+}
+
 }  // namespace tiled
