@@ -85,7 +85,7 @@ def plan(algorithm: str, shape: dict, gpu: Gpu) -> Explanation:
 
 
 def cycles(explanation: Explanation) -> float:
-    return float(explanation.cycles.split()[0])
+    return explanation.values["cycles"]
 
 
 def parts(kernel: str, shape: dict, gpu: Gpu) -> tuple[float, float] | None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.benchmarking import as_suite, tiny
-from helpers.reference import MIN_K, MOST_K, takes
+from helpers.reference import lengths, takes
 
 import torch_tiled
 from benchmarks.gemm import __main__ as bench_matmul
@@ -63,13 +63,11 @@ def test_every_kernel_is_measured_in_every_dtype(bench, monkeypatch, device, dty
     kernels = [name for name in torch_tiled.algorithms() if takes(name, taken, device)] + ["auto"]
     status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", *kernels))
     assert status == 0
-    least = {name: MIN_K["fp16x3"] for name in kernels if name.startswith("fp16x3")}
-    least |= {"fp16x3_skinny": 512, "fp16x3_fused": 512}
     assert [row["algorithm"] for row in results["rows"]] == [
         name
         for x in some
         for name in kernels
-        if least.get(name, 1) <= parts * x.k <= MOST_K.get(name, parts * x.k)
+        if lengths(name)[0] <= parts * x.k <= lengths(name)[1]
     ]
 
 

@@ -62,12 +62,13 @@ class Candidate:
         if self.is_prepared:
             hi_lo_bytes, scales = prepared_sizes(order.dtype, depth, cols, is_split=True)
             total += _allocated(hi_lo_bytes) + _allocated(4 * scales)
-        split = rows + (0 if self.is_prepared else cols)
-        at_once = min(depth, order.chunk) if self.slices > 1 else depth
-        workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
+        is_cut = self.slices > 1
+        at_once = min(depth, order.chunk) if is_cut else depth
+        sizes = rows, cols, at_once, max(self.matrices, 1)
+        workspace = order.workspace(*sizes, prepared=self.is_prepared, adds_chunk=is_cut)
         if self.slices > 1 and order.is_flagged:  # a repair gathers panels, and has their sums
             gathered = (rows + cols) * depth * s.element_bytes + s.bias_bytes
-            repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
+            repair = gathered + order.repair_workspace(rows, cols) + 4 * tile
             workspace = max(workspace, repair)
         return total + _allocated(workspace) + MIB
 

@@ -1,6 +1,6 @@
 #pragma once
 // Terms that the cost models of several families share. costs_h200.h of each family has its tiles
-// and their costs; benchmarks/fit_costs.py compares the model with results.
+// and their costs; benchmarks/survey/fit_costs.py compares the model with results.
 //
 // Units: cycles of one SM; rates in FMA per cycle and SM; bandwidths in bytes per cycle and SM.
 

@@ -7,14 +7,14 @@
 
 namespace tiled::cuda {
 
-bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                             const Context& context) {
   using namespace f64_mma;
   if (count_tiles(p, 1, 1) == 0) return true;
   if (plan.tile < kLargeTiles && context.on_hopper()) {
-    launch_large_complex_tile(p, plan, signs, context);
+    launch_large_complex_tile(p, plan, b.signs, context);
   } else {
-    run_tile<kLargeTiles, kTiles - kLargeTiles, true>(p, plan, signs, context);
+    run_tile<kLargeTiles, kTiles - kLargeTiles, true>(p, plan, b.signs, context);
   }
   return true;
 }

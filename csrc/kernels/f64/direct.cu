@@ -309,9 +309,9 @@ bool launch_f64_direct(const Problem& p, const Plan& plan, const Context& contex
   return f64_direct::run_tile<false>(p, plan, {}, context);
 }
 
-bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                const Context& context) {
-  return f64_direct::run_tile<true>(p, plan, signs, context);
+  return f64_direct::run_tile<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

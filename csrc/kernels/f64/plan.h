@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 
 #include "core/complex.h"
 #include "core/order_chunked.h"
@@ -58,7 +59,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
           (left > 0 ? f64_mma_step(tile, left) * k + tile.overhead : 0);
       const double sums = static_cast<double>(p.batch.count * p.m * p.n * chunks) / all;
       const double reduce = splits == 1 ? 0 : Cost::kReduceLaunch + Cost::kReduceElement * sums;
-      const double busy = std::min(all, static_cast<double>(work));
+      const double busy = std::min(all, static_cast<double>(std::max<int64_t>(work, 1)));
       const double cycles = root_of_squares(waves, read / busy) + reduce;
       if (best.k_splits == 0 || cycles < best.cycles) {
         best = {static_cast<int>(i), tile.m, tile.n, splits, tile.blocks, work, cycles};
@@ -69,7 +70,8 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   return best;
 }
 inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 1); }
-inline Plan f64_mma_complex_plan(const Problem& p, int64_t sms) {
+inline std::optional<Plan> f64_mma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                int64_t sms) {
   return f64_mma_plan_of(p, sms, kShareOfB);
 }
 
@@ -130,8 +132,22 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
   return best;
 }
 inline Plan f64_direct_plan(const Problem& p, int64_t sms) { return f64_direct_plan_of(p, sms, 1); }
-inline Plan f64_direct_complex_plan(const Problem& p, int64_t sms) {
+inline std::optional<Plan> f64_direct_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                   int64_t sms) {
   return f64_direct_plan_of(p, sms, kShareOfB);
+}
+
+// --- workspaces ----------------------------------------------------------------------------------
+
+// The sums of each chunk, or of each split, of all of C.
+inline int64_t f64_partial_sums_bytes(const Problem& p, int64_t parts) {
+  return parts * p.batch.count * p.m * p.n * int64_t{sizeof(double)};
+}
+inline WorkspaceBytes f64_mma_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, ceil_div(p.k, kChunk)) : 0};
+}
+inline WorkspaceBytes f64_direct_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
 }
 
 }  // namespace tiled

@@ -69,6 +69,8 @@ struct Fp16x3 {
   static constexpr double kSkinnyTwoPanels = 2.03;
   static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
   static constexpr double kFusedRate = 160;
+  // Factors of the cycles of kernels that read a complex B in place.
+  static constexpr double kDirectComplexB = 0.85, kSkinnyComplexB = 0.9;
   // A tile of fp16x3_thin takes kThinTile, for each k kThinKMajor or kThinMnMajor by the long
   // operand, and kThinOthers for each k of each other tile of its SM. Each k of a row of the short
   // operand takes kThinShort or kThinShortMnMajor to load. The kernel that adds chunks takes

@@ -550,9 +550,9 @@ bool launch_fp16x3_direct(const Problem& p, const Plan& plan, const Context& con
   return fp16x3_direct::run<false>(p, plan, {}, context);
 }
 
-bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                   const Context& context) {
-  return fp16x3_direct::run<true>(p, plan, signs, context);
+  return fp16x3_direct::run<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

@@ -186,7 +186,7 @@ int64_t count_listed(const Problem& p, const RecomputeList& list, cudaStream_t s
 
 void launch_recompute(const Problem& p, const RecomputeList& list, const Context& context) {
   using namespace recompute;
-  if (context.keeps_flagged) {
+  if (p.keeps_flagged) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(list.regions(p), context.sms));
     launch_pdl(keep_flagged_kernel, blocks, RecomputeList::kWarps * 32, 0, context, p, list);
     return;

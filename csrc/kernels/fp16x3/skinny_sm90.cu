@@ -553,12 +553,12 @@ bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context)
   return launch_skinny(p, context, params_of_tiles);
 }
 
-bool launch_fp16x3_skinny_complex(const Problem& p, const Plan&, const SignsOfB& signs,
+bool launch_fp16x3_skinny_complex(const Problem& p, const Plan&, const ComplexB& b,
                                   const Context& context) {
   return launch_skinny(p, context, [&](const Problem& part) {
     OnTheFlyParams params = params_of_tiles(part);
     params.b_is_complex = true;
-    params.signs_of_b = signs;
+    params.signs_of_b = b.signs;
     const auto [inner, outer] = std::minmax(part.b.row_stride, part.b.col_stride);
     params.long_vectorized = is_vector_aligned(part.batch, part.b, inner, 2 * outer, 4);
     return params;

@@ -564,9 +564,9 @@ bool launch_fp16x3_small(const Problem& p, const Plan& plan, const Context& cont
   return fp16x3_small::run<false>(p, plan, {}, context);
 }
 
-bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                  const Context& context) {
-  return fp16x3_small::run<true>(p, plan, signs, context);
+  return fp16x3_small::run<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

@@ -306,9 +306,11 @@ bool launch_fp16x3_wgmma(const Problem& p, const Plan& plan, const Context& cont
       [&](const Problem& part, void* memory) { run(part, nullptr, 1, memory, context); });
 }
 
-bool launch_fp16x3_wgmma_complex(const Problem& p, const ComplexB& b, const Plan& plan,
+bool launch_fp16x3_wgmma_complex(const Problem& in_place, const Plan& plan, const ComplexB& b,
                                  const Context& context) {
   using namespace fp16x3_wgmma;
+  Problem p = in_place;
+  p.b = b.packed;  // by which flagged elements are recomputed
   for (const int64_t k_splits : {plan.k_splits, int64_t{1}}) {
     void* memory = context.allocate(buffer_bytes(p, k_splits));
     if (memory == nullptr) continue;

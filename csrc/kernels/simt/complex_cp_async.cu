@@ -6,11 +6,11 @@
 
 namespace tiled::cuda {
 
-bool launch_simt_cp_async_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_simt_cp_async_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                   const Context& context) {
   using namespace simt_cp_async;
-  return is_signed(signs) ? run_tile<true, true>(p, plan, signs, context)
-                          : run_tile<true, false>(p, plan, signs, context);
+  return is_signed(b.signs) ? run_tile<true, true>(p, plan, b.signs, context)
+                            : run_tile<true, false>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

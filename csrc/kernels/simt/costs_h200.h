@@ -136,6 +136,9 @@ struct Simt {
   // elements along K, by elements along columns.
   static constexpr double kThinBlock = 6000;
   static constexpr double kThinVectors = 2.4, kThinKMajor = 2.8, kThinMnMajor = 3.7;
+  // simt_cp_async of a complex B in place: factors for the instructions that set signs, and of the
+  // largest tile.
+  static constexpr double kComplexBSigned = 1.05, kComplexBLargeTile = 1.15;
 };
 
 }  // namespace tiled::h200

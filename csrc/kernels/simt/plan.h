@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "core/order_chunked.h"
+#include "core/stored_batch.h"
 #include "kernels/common/cost_model.h"
 #include "kernels/simt/costs_h200.h"
 
@@ -382,6 +383,36 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
   const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms);
   best.cycles = Cost::kLaunch + std::max(best.cycles, dram);
   return best;
+}
+
+// --- workspaces ----------------------------------------------------------------------------------
+
+// The partial sums of a split K: those of whole tiles, for each chunk.
+inline int64_t simt_partial_sums_bytes(const Problem& p, const Plan& plan) {
+  if (plan.k_splits == 1) return 0;
+  return ceil_div(p.k, kChunk) * count_tiles(p, plan.m, plan.n) * plan.m * plan.n *
+         int64_t{sizeof(float)};
+}
+inline WorkspaceBytes simt_cp_async_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {simt_partial_sums_bytes(p, plan)};
+}
+// The copy of an operand that simt_tma transposes: its pitch, and its bytes.
+inline int64_t simt_transposed_pitch(int64_t mn) { return ceil_div(mn, 4) * 4; }
+inline int64_t simt_transposed_bytes(const Problem& p, const Matrix& matrix, int64_t mn) {
+  if (is_tma_aligned_mn_major(p.batch, matrix)) return 0;
+  return stored_matrices(p.batch, matrix) * p.k * simt_transposed_pitch(mn) *
+         int64_t{sizeof(float)};
+}
+inline WorkspaceBytes simt_tma_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {simt_transposed_bytes(p, p.a, p.m) + simt_transposed_bytes(p, transposed(p.b), p.n),
+          simt_partial_sums_bytes(p, plan)};
+}
+// The sums of work tiles, one chunk each, if there are several chunks.
+inline WorkspaceBytes simt_skinny_workspace(const Problem& p, const Plan&, int64_t) {
+  const int64_t chunks = ceil_div(p.k, kChunk), cols = h200::kSimtSkinnyCols;
+  if (chunks <= 1) return {};
+  return {p.batch.count * chunks * std::min(p.m, p.n) * ceil_div(std::max(p.m, p.n), cols) * cols *
+          int64_t{sizeof(float)}};
 }
 
 }  // namespace tiled

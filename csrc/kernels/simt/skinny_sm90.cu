@@ -454,9 +454,9 @@ bool launch_simt_skinny(const Problem& p, const Plan& plan, const Context& conte
   return simt_skinny::launch_tile<false>(p, plan, {}, context);
 }
 
-bool launch_simt_skinny_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_simt_skinny_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                 const Context& context) {
-  return simt_skinny::launch_tile<true>(with_parts_of_b(p), plan, signs, context);
+  return simt_skinny::launch_tile<true>(with_parts_of_b(p), plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

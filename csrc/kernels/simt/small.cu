@@ -286,9 +286,9 @@ bool launch_simt_small(const Problem& p, const Plan& plan, const Context& contex
   return run_tile<false>(p, plan, {}, context);
 }
 
-bool launch_simt_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_simt_small_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                const Context& context) {
-  return run_tile<true>(p, plan, signs, context);
+  return run_tile<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda
