@@ -120,7 +120,6 @@ def _run(
     workers=1,
     seed=0,
     pinned=False,
-    are_peers=False,
     report=lambda progress: None,
     **tiles,
 ):
@@ -128,11 +127,10 @@ def _run(
 
     Args:
         pinned: whether tensors of the host lie in pinned memory, or a function of a tensor.
-        are_peers: whether GPUs copy panels from each other.
         tiles: as for planned().
     """
     poison(result)
-    settings, queues = simulated(budget, workers, seed=seed, are_peers=are_peers)
+    settings, queues = simulated(budget, workers, seed=seed)
     with pins(pinned), planned(**tiles) as plans:
         run_module.run(problem, settings, report)
     return Streamed(result, queues, plans)

@@ -4,7 +4,6 @@ Budgets are a few MiB, so that small products have many tiles.
 """
 
 import gc
-from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from helpers.needs import needs_cuda, needs_hopper
 
 import torch_tiled
 from torch_tiled import stream
-from torch_tiled.stream.queues import CudaQueues
 
 MIB = 1 << 20
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -187,31 +185,3 @@ def test_two_gpus(is_pinned):
             result = stream.matmul(x, y, devices=devices, max_device_bytes=24 * MIB)
             torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.cuda.current_device() == 0
-
-
-@needs_two_gpus
-@pytest.mark.parametrize("k", [3001, 4096])
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_gpus_copy_panels_from_each_other(is_pinned, k):
-    """The caller's current device and streams stay as they are."""
-    if not torch.cuda.can_device_access_peer(0, 1):
-        pytest.skip("the GPUs cannot access each other's memory")
-    a, b = randn(8000, k), randn(k, 6000)
-    if is_pinned:
-        a, b = a.pin_memory(), b.pin_memory()
-    expected = torch_tiled.matmul(a.cuda(), b.cuda()).cpu()
-    copied, copy = [], CudaQueues.copy_from_peer
-
-    def count(self, queue, to, source):
-        copied.append(to.nbytes)
-        copy(self, queue, to, source)
-
-    for device in (0, 1):
-        with mock.patch.object(CudaQueues, "copy_from_peer", count), torch.cuda.device(device):
-            current = [torch.cuda.current_stream(x) for x in (0, 1)]
-            out = torch.full_like(expected, torch.nan)
-            stream.matmul(a, b, out=out, devices=[0, 1], max_device_bytes=128 * MIB)
-            assert torch.equal(out, expected)
-            assert current == [torch.cuda.current_stream(x) for x in (0, 1)]
-            assert torch.cuda.current_device() == device
-    assert sum(copied) > 0

@@ -153,6 +153,15 @@ def test_a_worker_without_a_panel_takes_over_half_of_another_s():
     assert queue.take_over() is None
 
 
+def test_each_worker_gets_a_kept_panel_before_another_gets_two():
+    queue = Queue(Grid(5, 3), 2)
+    first, following = queue.claim(0), queue.claim(0)
+    assert (first.kept, following.kept) == (0, 1)
+    assert queue.claim(0) is None  # the last one is for the other worker
+    assert queue.claim(1).kept == 2
+    assert queue.claim(0) is None and queue.claim(1) is None
+
+
 def test_the_next_kept_panel_comes_in_parts():
     """One with each step, and the rest of them where the steps come to an end."""
     for rows in (1, 3, 20):

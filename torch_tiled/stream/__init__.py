@@ -4,7 +4,6 @@ schedule.py says in which order, planner.py how large they are, worker.py issues
 to the queues of a GPU, and run.py looks after the GPUs.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -208,12 +207,7 @@ def _settings(problem, devices, max_device_bytes, *, is_plan=False):
         budget = given
     kind = kinds.pop()
     machine = Machine(device=kind, staging_threads=threads_of(len(found)))
-    return Settings(tuple(found), budget, machine, CudaQueues, kind, _are_peers(found))
-
-
-def _are_peers(devices):
-    pairs = itertools.permutations(devices, 2)
-    return len(devices) > 1 and all(torch.cuda.can_device_access_peer(x, y) for x, y in pairs)
+    return Settings(tuple(found), budget, machine, CudaQueues, kind)
 
 
 def _budget(max_device_bytes):

@@ -36,7 +36,6 @@ class Settings:
         machine: the Machine of each.
         make_queues: a function of a device.
         compute: the (compute capability, SMs), or None for a simulated device.
-        are_peers: whether there are several GPUs, and each can read the memory of the others.
     """
 
     devices: tuple
@@ -44,7 +43,6 @@ class Settings:
     machine: object
     make_queues: object
     compute: tuple | None
-    are_peers: bool = False
 
 
 @dataclasses.dataclass

@@ -15,11 +15,6 @@ def _streams_of_copies(device):
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
-@functools.cache
-def _stream_between(source, device):
-    return torch.cuda.Stream(source)
-
-
 class CudaQueues:
     """A CUDA stream for each queue. Work in different queues is ordered by events alone.
 
@@ -39,12 +34,6 @@ class CudaQueues:
         """Calls a function whose kernels and copies go to the queue."""
         with torch.cuda.stream(self._streams[queue]):
             function(*arguments)
-
-    def copy_from_peer(self, queue, to, source):
-        """Copies memory of another GPU."""
-        # PyTorch copies in the current stream of the source's GPU, between events of the queue's.
-        with torch.cuda.stream(_stream_between(source.device, self.device)):
-            self.run(queue, to.copy_, source)
 
     def record(self, queue):
         """Returns an event: all that the queue has so far."""

@@ -6,7 +6,6 @@ import threading
 import torch
 
 from .._op.out_of_memory import raise_if_out_of_memory
-from .panels import Panels
 from .parts import PlannedProduct, find_plan, parts_of, plan_of, sizes_of
 from .progress import Clock, Interrupted, Progress, flops
 from .repair import flagged_tiles, repair
@@ -114,16 +113,11 @@ class _Run:
     def _run_workers(self, product, queue):
         """Returns (the workers, the exception that ended them or None)."""
         workers, stop = [], threading.Event()
-        is_shared = self.settings.are_peers and not product.plan.matrices
-        panels = Panels() if is_shared else None
 
         def work(number, device, queues):
             with torch.inference_mode(), queues.context():
-                worker = Worker(product, queues, device, self.settings.machine, panels)
+                worker = Worker(product, queues, device, self.settings.machine)
                 workers.append(worker)
-                # GPUs that begin together need the same panels at about the same time.
-                while len(workers) < len(functions) and not stop.wait(1e-3):
-                    pass
                 worker.run(queue, stop, number)
 
         functions = [

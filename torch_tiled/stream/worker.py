@@ -36,7 +36,6 @@ class Worker:
         queues: those of the GPU.
         device: the GPU.
         machine: the Machine of the GPU.
-        panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
         finished: the (row, column) of tiles that are in `out`.
@@ -46,9 +45,9 @@ class Worker:
 
     fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
 
-    def __init__(self, product, queues, device, machine, panels=None):
+    def __init__(self, product, queues, device, machine):
         self.out, self.plan, self.order = product.c, product.plan, product.order
-        self._panels, self._epilogue = panels, product.epilogue.to(device)
+        self._epilogue = product.epilogue.to(device)
         plan, order = self.plan, self.order
         self._queues, self._device = queues, device
         self.finished, self.flagged = [], []
@@ -93,7 +92,6 @@ class Worker:
         planned, loads = collections.deque(), collections.deque()
         self._loaded = {}  # (operand, slot): futures of its parts, of the events of the copies
         self._read = {}  # (operand, slot): the event of the last product that reads it
-        self._shown = {}  # (operand, slot): (key, copy) of Panels
         self._stored = collections.deque()  # (step, future) of tiles on their way to the host
         self._tile_count = 0
         unfinished = collections.deque()
@@ -128,29 +126,8 @@ class Worker:
 
     def _load(self, load):
         operand = self._a if load.operand == "a" else self._b
-        if self._panels is None or not operand.is_on_host:
-            self._load_from(operand, load, None, [])
-            return
-        place, key = (load.operand, load.slot), (load.operand, load.index, load.slice)
-        with self._panels.lock:
-            readers = []
-            if load.part == 0 and place in self._shown:
-                last_key, last = self._shown.pop(place)
-                self._panels.remove(last_key, last)
-                readers = last.readers
-            source = self._panels.find(key)
-            self._load_from(operand, load, source, readers)
-            loaded = self._loaded[place]
-            if source is not None:
-                source.readers.append(loaded[-1])
-            if load.part == load.parts - 1:
-                memory, _ = operand.target(load.slot, operand.panel(load.index, load.slice))
-                self._shown[place] = key, self._panels.add(key, memory, loaded[-1])
-
-    def _load_from(self, operand, load, source, readers):
-        """Issues a load from another GPU's copy, or from the host where `source` is None."""
         place = load.operand, load.slot
-        arguments = operand, load, self._read.get(place), source, readers
+        arguments = operand, load, self._read.get(place)
         if operand.is_staged:
             future = self._submit("in", self._copy_in, *arguments)
         else:
@@ -158,28 +135,25 @@ class Worker:
         earlier_parts = self._loaded[place] if load.part > 0 else []
         self._loaded[place] = [*earlier_parts, future]
 
-    def _copy_in(self, operand, load, after, source, readers):
-        """Copies a panel to its slot, and returns the event of that."""
+    def _copy_in(self, operand, load, after):
+        """Copies a panel to its slot, and returns the event of that copy.
+
+        Args:
+            after: the event of the last product that reads the slot, or None.
+        """
         queues = self._queues
-        earlier = [reader.result() for reader in readers]
-        if after is not None:
-            earlier.append(after)
-        for event in earlier:
+        if after is not None and operand.is_staged:
             # In the queue, pieces of all threads that copy would stand behind the product.
-            if operand.is_staged:
-                event.synchronize()
-            else:
-                queues.wait("in", event)
+            after.synchronize()
+        elif after is not None:
+            queues.wait("in", after)
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
             panel, target = (_part_of(x, load, operand) for x in (panel, target))
             if zeros.numel():
                 queues.run("in", zeros.zero_)
-            if source is not None:
-                queues.wait("in", source.loaded.result())
-                queues.copy_from_peer("in", target, _part_of(source.memory, load, operand))
-            elif operand.is_staged:
+            if operand.is_staged:
                 self._staging["in"].copy(target, panel)
             elif operand.is_on_host:
                 queues.run("in", copy_direct, target, panel)
