@@ -13,8 +13,7 @@ import torch
 from torch_tiled._op.namespace import operators
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.parts import Settings
-from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.staging import copy_direct
+from torch_tiled.stream.staging import QUEUES, copy_direct
 
 
 class Event:
@@ -27,7 +26,7 @@ class Event:
 
 
 class SimulatedQueues:
-    """See torch_tiled.stream.queues.CudaQueues, whose methods these are."""
+    """See torch_tiled.stream.staging.CudaQueues, whose methods these are."""
 
     def __init__(self, device, machine=None, seed=0):
         self.device = device

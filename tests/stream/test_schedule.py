@@ -10,8 +10,7 @@ from helpers.streaming import plan_module, sizes_of
 
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.order import Order
-from torch_tiled.stream.schedule import Grid, Queue, TileList, steps
-from torch_tiled.stream.sizes import SLOTS
+from torch_tiled.stream.schedule import SLOTS, Grid, Queue, TileList, steps
 
 
 def random_grid(generator):
