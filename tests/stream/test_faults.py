@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.simulated_gpu import SimulatedQueues
 from helpers.streaming import (
     assert_same_bits,
     both_sides,
@@ -43,21 +42,6 @@ def operands(k=100):
     return torch.randn(60, k), torch.randn(k, 70)
 
 
-def fails_at(step, error):
-    """A context in which the n-th product of all cannot be issued, once."""
-    count = [0]
-    run = SimulatedQueues.run
-
-    def run_or_fail(self, queue, function, *arguments):
-        if getattr(function, "__name__", "") == "_multiply":
-            count[0] += 1
-            if count[0] == step:
-                raise type(error)(*error.args)
-        run(self, queue, function, *arguments)
-
-    return mock.patch.object(SimulatedQueues, "run", run_or_fail)
-
-
 def run_into(out, a, b, *, workers=1, report=lambda progress: None, pinned=False, **options):
     """Runs a product in tiles of GRID into `out`, poisoned. Returns what it was interrupted by."""
     with pytest.raises(Interrupted) as raised:
@@ -82,7 +66,7 @@ def assert_done_tiles_alone_are_there(interrupted, out, expected):
 @both_sides
 def test_smaller_tiles_where_memory_runs_out(step, workers, pinned):
     a, b = operands()
-    with fails_at(step, NO_MEMORY):
+    with failing_steps({step: NO_MEMORY}):
         first, *others = check(a, b, workers=workers, pinned=pinned, **GRID).plans
     assert others and all(plan.tile == (8, 12) for plan in others[1::2])
     assert len(others) <= 24  # a plan to see that there is one, and those of tiles that are left
@@ -105,20 +89,20 @@ def test_budgets_are_halved_until_memory_suffices():
 
 def test_a_sentence_of_the_library_is_memory_that_ran_out_too():
     a, b = operands()
-    with fails_at(2, RuntimeError("tiled::matmul: out of memory: 5 bytes were wanted")):
+    with failing_steps({2: RuntimeError("tiled::matmul: out of memory: 5 bytes were wanted")}):
         assert len(check(a, b, **GRID).plans) > 1
 
 
 def test_budgets_of_make_plan_where_memory_runs_out():
     a, b = torch.randn(300, 200), torch.randn(200, 400)
-    with fails_at(1, NO_MEMORY):
+    with failing_steps({1: NO_MEMORY}):
         first, *others = check(a, b, budget=8 << 20).plans
     assert others and all(plan.device_bytes <= 4 << 20 for plan in others)
 
 
 def test_groups_of_matrices_where_memory_runs_out():
     a, b = torch.randn(40, 30, 20), torch.randn(40, 20, 50)
-    with fails_at(2, NO_MEMORY):
+    with failing_steps({2: NO_MEMORY}):
         plans = check(a, b, matrices=8).plans
     assert {plan.matrices for plan in plans} == {8, 4}
 
@@ -126,7 +110,7 @@ def test_groups_of_matrices_where_memory_runs_out():
 def test_a_batch_that_no_longer_fits_in_groups():
     """Half of the memory is too little for a group of one matrix: they go one by one, in tiles."""
     a, b = torch.randn(3, 300, 500), torch.randn(3, 500, 300)
-    with fails_at(2, NO_MEMORY):
+    with failing_steps({2: NO_MEMORY}):
         plans = check(a, b, budget=8 << 20).plans
     assert plans[0].matrices and not plans[-1].matrices
 
@@ -164,7 +148,7 @@ def test_memory_of_a_failed_attempt_is_free_for_the_next():
     gc.disable()
     try:
         with mock.patch.object(Worker, "__init__", watched):
-            with fails_at(3, NO_MEMORY):
+            with failing_steps({3: NO_MEMORY}):
                 check(a, b, **GRID)
     finally:
         gc.enable()
@@ -195,7 +179,7 @@ def test_a_copy_that_fails(direction, call, workers):
 @both_sides
 def test_a_product_that_fails(step, workers, pinned):
     a, b = operands()
-    with fails_at(step, ValueError("bad luck")), pytest.raises(ValueError, match="bad luck"):
+    with failing_steps({step: ValueError("bad luck")}), pytest.raises(ValueError, match="bad luck"):
         stream(a, b, workers=workers, pinned=pinned, **GRID)
 
 
@@ -205,7 +189,7 @@ def test_a_product_that_fails(step, workers, pinned):
 def test_ctrl_c_in_a_worker(step, workers, pinned):
     a, b = operands()
     out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="tiled")
-    with fails_at(step, KeyboardInterrupt()):
+    with failing_steps({step: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, workers=workers, pinned=pinned)
     is_done = assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert not is_done.all()
@@ -219,7 +203,7 @@ def test_ctrl_c_before_flagged_tiles_are_repaired():
     a, b = operands(2100)
     a[20, 5] = torch.inf
     out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="fp16x3")
-    with fails_at(30, KeyboardInterrupt()):
+    with failing_steps({30: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, depth=1024, algorithm="fp16x3")
     assert 16 in {rows.start for _, rows, _ in interrupted.done}
     for _, rows, cols in interrupted.done:
@@ -233,7 +217,7 @@ def test_what_ends_a_repair(error):
     a[20, 5] = torch.inf
     out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="fp16x3")
     options = {"depth": 1024, "algorithm": "fp16x3"}
-    with fails_at(37, error):  # after 12 tiles of 3 slices
+    with failing_steps({37: error}):  # after 12 tiles of 3 slices
         if isinstance(error, torch.OutOfMemoryError):
             assert_same_bits(stream(a, b, **options, **GRID).result, expected)
             return
@@ -269,7 +253,7 @@ def test_ctrl_c_in_a_batch(shapes, step):
     a, b = map(torch.randn, shapes)
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
     out = torch.empty_like(expected)
-    with fails_at(step, KeyboardInterrupt()):
+    with failing_steps({step: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b)
     assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert interrupted.tiles == 12 * expected.shape[:-2].numel()
@@ -280,7 +264,7 @@ def test_ctrl_c_in_groups_of_matrices():
     a, b = torch.randn(20, 30, 40), torch.randn(20, 40, 50)
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
     out = torch.empty_like(expected)
-    with fails_at(5, KeyboardInterrupt()):
+    with failing_steps({5: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, matrices=3)
     assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert interrupted.tiles == 7
