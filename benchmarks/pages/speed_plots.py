@@ -8,7 +8,6 @@ from benchmarks.pages import plots
 from benchmarks.pages.ladder import SIZE, WAYS
 from benchmarks.pages.roofline import PEAK, peak
 from benchmarks.pages.rows import kernel_squares, kernels, kind, peer_tflops, select, squares
-
 from torch_tiled._op import registry
 
 # The lines by size: a way of ladder.py's, and its style.
