@@ -1,10 +1,10 @@
 """freeze() and its layers: writes are noticed, copies, devices, gradients, captured graphs."""
 
 import copy
-import pickle
 
 import pytest
 import torch
+from helpers.copies import pickled
 from helpers.needs import needs_cuda
 from helpers.presplit import (
     assert_like_unfrozen,
@@ -227,9 +227,7 @@ def test_moving(device):
     assert_same_bits(meta(x), model(x))
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))]
-)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickled])
 def test_copies(device, duplicate):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
     expected = model(x)

@@ -1,10 +1,10 @@
 """torch_tiled.nn.Linear beside torch.nn.Linear."""
 
 import copy
-import pickle
 
 import pytest
 import torch
+from helpers.copies import pickled
 from helpers.thinning import pairwise
 from torch.testing import assert_close
 
@@ -85,9 +85,7 @@ def test_repr():
     )
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
-)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
 def test_copies(duplicate, device):
     layer = torch_tiled.nn.Linear(8, 3, activation="silu", algorithm="tiled16", device=device)
     twin = duplicate(layer)
