@@ -145,4 +145,6 @@ def tune(precision: str, sets: list, tiles: Iterable[Tile], calls: int = 5) -> d
             found[tile] = _us(precision, tile, sets, calls)
         except triton.runtime.errors.OutOfResources:
             continue  # more shared memory or registers than an SM has
+    if not found:
+        raise RuntimeError(f"no tile of Triton's {precision} fits this GPU")
     return dict(sorted(found.items(), key=lambda each: each[1]))

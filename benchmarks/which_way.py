@@ -140,8 +140,12 @@ class Jax:
             raise NotRun(f"{error.name} is not importable") from error
         self._jax = jax
         platform = "gpu" if device.type == "cuda" else "cpu"
-        if jax.default_backend() != platform:
-            raise NotRun(f"jax computes on {jax.default_backend()}, torch on {device.type}")
+        try:
+            found = jax.default_backend()
+        except RuntimeError as error:
+            raise NotRun(f"jax finds no device: {str(error).splitlines()[0]}") from error
+        if found != platform:
+            raise NotRun(f"jax computes on {found}, torch on {device.type}")
 
     def compiled(self, preset: str, sets: list[Operands]) -> Callable[[list[Operands]], list]:
         """A jitted function of sets of operands to their products. Raises NotRun."""
@@ -159,9 +163,8 @@ class Jax:
     def arrays(self, sets: list[Operands]) -> list:
         return [tuple(self._jax.dlpack.from_dlpack(x) for x in pair) for pair in sets]
 
-    def finish(self, results: list) -> list[torch.Tensor]:
-        self._jax.block_until_ready(results)
-        return [torch.from_dlpack(x) for x in results]
+    def finish(self, results: list) -> list:
+        return self._jax.block_until_ready(results)
 
 
 def host_us(calls: dict[str, Callable[[], object]], products: int, repeats: int) -> dict:
@@ -301,7 +304,7 @@ class Study:
         self._start = time.monotonic()
         self._deadline = self._start + args.limit
         self.triton, self._no_triton = self._found(Triton)
-        self.jax, self._no_jax = self._found(Jax)
+        self.jax, self._no_jax = None, "it was not reached"
 
     def _found(self, kind: type) -> tuple:
         """What computes in a way, and why there is none."""
@@ -391,6 +394,10 @@ class Study:
             row |= {"us": us[0], "normal_us": us[1]}
         self.add(**row)
 
+    def find_jax(self) -> None:
+        """JAX begins when all else is done: it takes memory, and its compiler the GPU."""
+        self.jax, self._no_jax = self._found(Jax)
+
     def jax_speed(self, size: int) -> None:
         """Rows of JAX's presets, timed from the host beside cuBLAS."""
         names = [f"JAX {preset}" for preset in JAX]
@@ -422,7 +429,7 @@ class Study:
                 torch.cuda.synchronize()
 
         us = host_us({name: by_jax, "peer": by_peer}, len(sets), self.args.repeats)
-        found = errors(by_jax()[0], *sets[0])
+        found = errors(torch.from_dlpack(by_jax()[0]), *sets[0])
         self.add(
             kind="speed",
             way=name,
@@ -450,7 +457,7 @@ class Study:
                 a, b = sets[0]
                 plain = [(a, b.contiguous())]
                 (result,) = self.jax.finish(compiled(self.jax.arrays(plain)))
-                self._hard_row(f"JAX {preset}", kind, sets[0], result)
+                self._hard_row(f"JAX {preset}", kind, sets[0], torch.from_dlpack(result))
         self.save()
 
 
@@ -490,6 +497,7 @@ def main(argv: list[str] | None = None) -> int:
     for size in args.sizes:
         study.speed(size)
     study.hard(args.hard_size)
+    study.find_jax()
     for size in sorted(args.sizes, key=lambda size: (size != args.hard_size, size)):
         study.jax_speed(size)
         if size == args.hard_size:
