@@ -1,9 +1,11 @@
 """Writes the generated blocks of docs/guide/limits.md: the ratios to cuBLAS by kind of product."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pages import table
+import survey_report
+from pages import figure, table
 from rows import mean, select
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guide" / "limits.md"
@@ -200,6 +202,24 @@ def write_surveys(surveys: dict[str, dict]) -> str:
         lines.append([f"slower, with {kind}", *cells])
     headings = [f"{len(rows)} products, {side}" for rows, side in zip(told, sides, strict=True)]
     return table(["", *headings], 1, lines)
+
+
+def write_random(surveys: dict[str, dict]) -> str:
+    """The share of random products that are slower, and the mean of those with a side of 1."""
+    lines = []
+    by_survey = itertools.groupby(surveys.values(), lambda x: survey_report.kind(x["header"]))
+    for kind, found in by_survey:
+        rows, gpus = [], set()
+        for survey in found:
+            rows += survey["rows"]
+            gpus.add(survey["header"]["device"].removeprefix("NVIDIA ").split()[0])
+        thin = [row["ratio"] for row in rows if min(row["m"], row["n"]) == 1]
+        share = sum(row["ratio"] < 1 for row in rows) / len(rows)
+        cells = [str(len(rows)), f"{share:.0%}", figure(mean(thin) if thin else None, ".2f")]
+        lines.append([kind, *cells, ", ".join(sorted(gpus))])
+    return table(
+        ["random sizes of", "products", "slower", "mean with a side of 1", "GPU"], 1, lines
+    )
 
 
 def _share(rows: list[dict]) -> str:

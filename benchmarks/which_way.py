@@ -228,6 +228,13 @@ def permutation(n: int, random: dict) -> Operands:
     return torch.zeros_like(a).scatter_(1, torch.randperm(n, **random)[:, None], 1), b
 
 
+def opposed_scales(n: int, random: dict) -> Operands:
+    """Columns of a are scaled by exp(5 N), and rows of b by its inverse."""
+    a, b = normal(n, random)
+    scale = (5 * torch.randn(n, **random)).exp()
+    return a * scale, b / scale[:, None]
+
+
 def cancelling(n: int, random: dict) -> Operands:
     """The second half of each sum is minus the first, but for a thousandth."""
     a, b = normal(n, random)
@@ -269,6 +276,7 @@ HARD = {
     "ReLU": relu,
     "gradients of a cross-entropy": gradients,
     "cancelling rows": cancelling,
+    "opposed scales": opposed_scales,
     "one-hot rows": one_hot,
     "a permutation": permutation,
     "integers above 2^11": integers,

@@ -6,7 +6,8 @@
 The folder has hopper.json, float64.json and complex.json of bench_matmul.py, errors_hopper.json of
 error_study.py, survey_odd.json and survey_eights.json of an older survey.py, any number of
 survey_<precision or dtype>_<seed>.json of survey.py, and of bench_stream.py stream.json and
-stream_peers.json where they were measured. tests/project/test_pages.py fails where a page differs
+stream_peers.json where they were measured; front_page.json of front_page.py, and which_way.json of
+which_way.py. tests/project/test_pages.py fails where a page differs
 from these.
 """
 
@@ -45,7 +46,7 @@ PLOTS = {
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
     KERNELS / "f64_sizes.svg": ("float64", speed_plots.draw_f64_sizes),
     KERNELS / "complex_sizes.svg": ("complex", speed_plots.draw_complex_sizes),
-    which_product.PAGE.with_suffix(".svg"): ("hopper", which_product.draw),
+    which_product.PAGE.with_suffix(".svg"): ("which_way", which_product.draw),
 }
 
 
@@ -54,20 +55,20 @@ def texts(results: Path) -> dict[Path, str]:
     file = results / "hopper.json"
     measured = read(file)
     surveys = {name: read(results / f"{name}.json") for name in SURVEYS}
-    front = {
-        "source": lambda measured: f"{measured_on(measured['header'])}.",
-        "table": readme.write_table,
-        "slower": lambda measured: readme.write_slower(measured, random_page.surveys(results)),
+    front, ways = results / "front_page.json", results / "which_way.json"
+    ratios = {
+        **limits.BLOCKS,
+        "random": lambda measured: limits.write_random(random_page.surveys(results)),
+        "surveys": lambda measured: limits.write_surveys(surveys),
     }
-    ratios = {**limits.BLOCKS, "surveys": lambda measured: limits.write_surveys(surveys)}
-    source = {"source": front["source"]}
+    source = {"source": lambda measured: f"{measured_on(measured['header'])}."}
     choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
     tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
     pages = {
-        README: with_blocks(README, written(str(file), front, measured)),
+        README: with_blocks(README, written(str(front), readme.BLOCKS, read(front))),
         ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
         limits.PAGE: with_blocks(limits.PAGE, written(str(file), ratios, measured)),
-        which_product.PAGE: with_blocks(which_product.PAGE, written(str(file), choice, measured)),
+        which_product.PAGE: with_blocks(which_product.PAGE, written(str(ways), choice, read(ways))),
         which_product.TF32_PAGE: with_blocks(
             which_product.TF32_PAGE, written(str(file), tf32, measured)
         ),
