@@ -36,6 +36,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import machine
 import torch
 from check import full_precision_peer
+from hard_operands import HARD, hard_sets
+from jax_product import PRESETS as JAX
+from jax_product import Jax, NotRun
 from measure import Operands, operand_sets, raise_clocks, side_by_side
 from options import check_device, check_folders
 from shapes import Shape
@@ -49,13 +52,6 @@ U = 2.0**-24
 # An algorithm on the CPU has the bits of its precision on a GPU.
 OURS = {"fp32": "fp16x3", "ieee": "tiled", "tf32": "tf32"}
 TRITON = ("bf16x3", "tf32x3", "bf16x6")
-JAX = (
-    "F32_F32_F32",
-    "TF32_TF32_F32_X3",
-    "BF16_BF16_F32_X3",
-    "BF16_BF16_F32_X6",
-    "BF16_BF16_F32_X9",
-)
 MOST_ERROR = 1e-3  # of a right product of normal operands in any of the ways
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -63,10 +59,6 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 class Wrong(Exception):
     """A result that no rounding explains; the message says of which way."""
-
-
-class NotRun(Exception):
-    """A way cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -126,47 +118,6 @@ class Triton:
         return self._product.multiply(precision, tile, a.contiguous(), b.contiguous())
 
 
-# --- JAX -----------------------------------------------------------------------------------------
-
-
-class Jax:
-    """jax.lax.dot by its presets, on tensors of torch. Raises NotRun if it cannot run here."""
-
-    def __init__(self, device: torch.device) -> None:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        try:
-            import jax
-        except ImportError as error:
-            raise NotRun(f"{error.name} is not importable") from error
-        self._jax = jax
-        platform = "gpu" if device.type == "cuda" else "cpu"
-        try:
-            found = jax.default_backend()
-        except RuntimeError as error:
-            raise NotRun(f"jax finds no device: {str(error).splitlines()[0]}") from error
-        if found != platform:
-            raise NotRun(f"jax computes on {found}, torch on {device.type}")
-
-    def compiled(self, preset: str, sets: list[Operands]) -> Callable[[list[Operands]], list]:
-        """A jitted function of sets of operands to their products. Raises NotRun."""
-        algorithm = self._jax.lax.DotAlgorithmPreset[preset]
-
-        def products(pairs):
-            return [self._jax.lax.dot(a, b, precision=algorithm) for a, b in pairs]
-
-        arrays = self.arrays(sets)
-        try:
-            return self._jax.jit(products).lower(arrays).compile()
-        except (self._jax.errors.JaxRuntimeError, ValueError, NotImplementedError) as error:
-            raise NotRun(f"XLA refuses it: {str(error).splitlines()[0]}") from error
-
-    def arrays(self, sets: list[Operands]) -> list:
-        return [tuple(self._jax.dlpack.from_dlpack(x) for x in pair) for pair in sets]
-
-    def finish(self, results: list) -> list:
-        return self._jax.block_until_ready(results)
-
-
 def host_us(calls: dict[str, Callable[[], object]], products: int, repeats: int) -> dict:
     """The microseconds of a product by the host's clock; each call has `products` and waits."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -200,94 +151,6 @@ def errors(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> dict:
         "componentwise_u": worst / U,
         "inexact": inexact / result.numel(),
     }
-
-
-# --- operands with a structure -------------------------------------------------------------------
-
-
-def normal(n: int, random: dict) -> Operands:
-    return torch.randn(n, n, **random), torch.randn(n, n, **random)
-
-
-def outlier_channels(n: int, random: dict) -> Operands:
-    """One column in 128 of a is 100 times as large, as in activations of language models."""
-    a, b = normal(n, random)
-    a[:, ::128] *= 100
-    return a, b
-
-
-def one_hot(n: int, random: dict) -> Operands:
-    """Rows of an embedding are picked."""
-    a, b = normal(n, random)
-    picks = torch.randint(n, (n, 1), **random)
-    return torch.zeros_like(a).scatter_(1, picks, 1), b
-
-
-def permutation(n: int, random: dict) -> Operands:
-    a, b = normal(n, random)
-    return torch.zeros_like(a).scatter_(1, torch.randperm(n, **random)[:, None], 1), b
-
-
-def opposed_scales(n: int, random: dict) -> Operands:
-    """Columns of a are scaled by exp(5 N), and rows of b by its inverse."""
-    a, b = normal(n, random)
-    scale = (5 * torch.randn(n, **random)).exp()
-    return a * scale, b / scale[:, None]
-
-
-def cancelling(n: int, random: dict) -> Operands:
-    """The second half of each sum is minus the first, but for a thousandth."""
-    a, b = normal(n, random)
-    half = n // 2
-    a[:, half:] = -a[:, :half]
-    b[half:] = b[:half] * (1 + 1e-3 * torch.randn(half, n, **random))
-    return a, b
-
-
-def relu(n: int, random: dict) -> Operands:
-    a, b = normal(n, random)
-    return a.relu(), b
-
-
-def gradients(n: int, random: dict) -> Operands:
-    """The gradient of a cross-entropy with peaked logits, by a weight."""
-    logits, weight = normal(n, random)
-    targets = torch.randint(n, (n, 1), **random)
-    of_logits = (4 * logits).softmax(dim=1)
-    of_logits.scatter_add_(1, targets, torch.full_like(of_logits[:, :1], -1))
-    return of_logits / n, 0.02 * weight
-
-
-def integers(n: int, random: dict) -> Operands:
-    """Integers up to 4096, one for each column of b: float32 holds every product."""
-    a, factors = (torch.randint(-4096, 4097, (n, n), **random).float() for _ in range(2))
-    rows = torch.randint(n, (1, n), **random)
-    return a, torch.zeros_like(a).scatter_(0, rows, factors)
-
-
-def gram(n: int, random: dict) -> Operands:
-    a, _ = normal(n, random)
-    return a, a.mT
-
-
-HARD = {
-    "normal": normal,
-    "outlier channels": outlier_channels,
-    "ReLU": relu,
-    "gradients of a cross-entropy": gradients,
-    "cancelling rows": cancelling,
-    "opposed scales": opposed_scales,
-    "one-hot rows": one_hot,
-    "a permutation": permutation,
-    "integers above 2^11": integers,
-    "a @ a.T": gram,
-}
-
-
-def hard_sets(kind: str, n: int, device: torch.device, count: int) -> list[Operands]:
-    """Sets of operands of one kind, each drawn anew."""
-    random = {"device": device, "generator": torch.Generator(device).manual_seed(1)}
-    return [HARD[kind](n, random) for _ in range(count)]
 
 
 def flagged_share(precision: str, a: torch.Tensor, b: torch.Tensor, device) -> float:
@@ -483,14 +346,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--json", type=Path, metavar="PATH", help="write the results there")
     option("--commit", help="the sources' commit for the results, where they have no .git")
     args = parser.parse_args(argv)
-    for size in (*args.sizes, args.hard_size):
-        if size < 256 or size % 256:
-            parser.error(f"a size is {size}; it must be a multiple of 256")
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats}; it must be at least 1.")
     check_device(args, parser.error)
     check_folders(args, parser.error, "json")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    step = 256 if args.device == "cuda" else 1  # every tile of Triton's divides it
+    for size in (*args.sizes, args.hard_size):
+        if size < step or size % step:
+            parser.error(f"a size is {size}; it must be a multiple of {step}")
     return args
 
 

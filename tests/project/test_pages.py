@@ -7,7 +7,6 @@ import limits
 import pages
 import pytest
 import random_page
-import readme
 import report
 import result_tables
 import rows
@@ -150,42 +149,27 @@ def results(*found, **header):
     return {"header": header, "rows": list(found)}
 
 
-def test_the_table_of_the_readme_has_speed_and_error_beside_the_peer():
-    pair = row(size=128, ratio=1.0), row(size=4096, ratio=4.0, tflops=200.0)
-    lines = readme.write_table(results(*pair)).splitlines()
-    assert len(lines) == 2 + 5
-    assert lines[2] == (
-        '| `"fp32"`, the default | float32, squares, 128 to 4096 | 200 | **2.00** | '
-        "1.00 to 4.00 | 0.25 |"
-    )
-    assert lines[3].endswith("| - | - | - | - |")
-
-
 def survey(sides, *found):
     return {"header": {"sides": sides}, "rows": [each | {"over_aligned": 1.5} for each in found]}
 
 
-def test_the_readme_says_where_it_is_slower():
+def test_limits_have_the_share_of_random_products_that_are_slower():
     header = {"device": "NVIDIA H100 80GB", "dtype": "float32", "precision": "ieee", "model": False}
     found = row(m=1, n=9, ratio=0.5), row(ratio=0.9), row(ratio=2.0), row(ratio=1.5)
     surveys = {"survey_ieee_1": {"header": header, "rows": list(found)}}
-    written = readme.write_slower(results(row("tf32_square", precision="tf32", ratio=0.9)), surveys)
-    assert written == (
-        "Slower than cuBLAS (mean of speed / cuBLAS's):\n\n"
-        "- [random sizes](docs/kernels/random.md), slower (mean with a side of 1, GPU): "
-        '`"ieee"` 50% (0.50, H100)\n'
-        '- `"tf32"`, 512 to 512: 0.90'
-    )
-    assert readme.write_slower(results(row()), {}).startswith("No product")
+    lines = limits.write_random(surveys).splitlines()
+    assert lines[2:] == ['| float32, `"ieee"` | 4 | 50% | 0.50 | H100 |']
+    wide = {"survey_ieee_1": {"header": header, "rows": [row()]}}
+    assert limits.write_random(wide).splitlines()[2:] == [
+        '| float32, `"ieee"` | 1 | 0% | - | H100 |'
+    ]
 
 
-def test_a_batch_that_is_faster_is_not_told_among_slower_ones():
+def test_batches_of_small_and_of_large_products_have_lines_of_their_own():
     """Batches of large products were hidden behind "batches with K from 64 on"."""
     large = row("batched", batch=32, m=2048, n=2048, k=128, ratio=1.8)
     small = row("batched", batch=384, m=128, n=128, k=64, ratio=0.6)
-    measured = results(large, small)
-    assert readme.write_slower(measured, {}).endswith("batches, sides of 64 to 128: 0.60")
-    lines = limits.write_fp32(measured).splitlines()[2:]
+    lines = limits.write_fp32(results(large, small)).splitlines()[2:]
     assert lines == [
         "| batches of 64 x 64 to 128 x 128, K from 64 | 1 | 0.60 | 0.60 |",
         "| batches of 2048 x 2048 and 2048 x 128 | 1 | 1.80 | 1.80 |",
