@@ -59,14 +59,15 @@ def write_table(measured: dict) -> str:
             "by `torch_tiled.convert(model)`",
         ],
         [
-            f"prompts with the same bits alone and in a batch of {count}: float32, bfloat16",
-            f"{same[0]}, {same[1]}",
-            f"{same[2]}, {same[3]}",
-            f"**{same[2]} of {count}** and **{same[3]} of {count}**, by the same line",
+            "prompts with the same bits alone and in a batch: float32, bfloat16",
+            f"{same[0]} and {same[1]} of {count}",
+            f"{same[2]} and {same[3]} of {count}",
+            "the same answer, whoever else asks",
         ],
         _product(bfloat16, "a bfloat16 product, " + _cube(bfloat16["size"])),
         [
-            f"a float32 product, {_cube(size)}, in {streamed['budget'] / GIB:g} GiB of the GPU",
+            f"a float32 product, {_cube(size)}: {streamed['bytes'] / GIB:g} GiB, "
+            f"with {streamed['budget'] / GIB:g} GiB of the GPU",
             "does not fit",
             f"{streamed['tflops']:.3g} TFLOP/s",
             f"**{share:.2f}x** the speed within the GPU"

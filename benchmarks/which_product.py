@@ -14,6 +14,7 @@ LEAST_TF32 = 1024  # the smallest size of the table about TF32
 EXACT = ("one-hot rows", "a permutation", "integers above 2^11")
 GRAM = "a @ a.T"
 NORMAL = "normal"
+COARSE = 1e-4  # the error of a way that rounds factors to 11 bits is larger
 # The colour of a family of ways, and the markers of its members in their order.
 COLOURS = {"torch_tiled": plots.BLUE, "cuBLAS": plots.BLACK, "Triton": plots.VERMILION}
 COLOURS |= {"JAX": plots.GREEN}
@@ -23,9 +24,8 @@ MARKERS = "os^DPXv"
 def _title(way: str) -> str:
     """A way in Markdown: "torch_tiled fp32" is torch_tiled `"fp32"`."""
     family, _, name = way.partition(" ")
-    return {"torch_tiled": f'**{family}** `"{name}"`', "cuBLAS": way}.get(
-        family, f"{family} `{name}`"
-    )
+    ours = {"torch_tiled": f'**{family}** `"{name}"`', "cuBLAS": way}
+    return ours.get(family, f"{family} `{name}`")
 
 
 def _ways(rows: list[dict]) -> list[str]:
@@ -45,7 +45,12 @@ def _share(row: dict | None, key: str) -> str:
     value = row and row.get(key)
     if value is None:
         return "-"
-    return "0" if value == 0 else f"{100 * value:.2g} %"
+    return "0" if value == 0 else f"{_short(100 * value)} %"
+
+
+def _short(value: float) -> str:
+    """A number in at least two digits, without an exponent."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def write_exact(measured: dict) -> str:
@@ -72,26 +77,35 @@ def write_choice(measured: dict) -> str:
     sizes, lines = _sizes(rows), []
     for way in _ways(rows):
         found = [_of(rows, way=way, size=size) for size in sizes]
-        speeds = [f"{row['us']:.0f} us, {row['tflops']:.3g}" if row else "-" for row in found]
-        last = found[-1] or {}
-        errors = [figure(last.get("error"), ".1e"), figure(last.get("componentwise_u"), ".2g")]
+        speeds = [f"{row['us']:.0f}, {row['tflops']:.3g}" if row else "-" for row in found]
+        last = found[-1]
+        errors = [f"{last['error']:.1e}", _short(last["componentwise_u"])] if last else ["-", "-"]
         lines.append([_title(way), *speeds, *errors])
     largest = sizes[-1] if sizes else ""
-    headings = [*map(str, sizes), f"error, {largest}", f"componentwise, {largest}"]
+    headings = [f"{size}: us, TFLOP/s" for size in sizes]
+    headings += [f"error, {largest}", f"componentwise, {largest}"]
     return table(["way", *headings], 1, lines)
 
 
 def write_hard(measured: dict) -> str:
-    """The error of each way on operands with a structure, the componentwise one in brackets."""
+    """The error of each way on operands with a structure, the componentwise one in brackets.
+
+    Ways by factors of 11 bits are left out.
+    """
     rows = select(measured["rows"], kind="hard")
     kinds = [each for each in _kinds(rows) if each not in (*EXACT, GRAM)]
 
     def cell(row: dict | None) -> str:
-        return f"{row['error']:.1e} ({row['componentwise_u']:.2g})" if row else "-"
+        return f"{row['error']:.1e} ({_short(row['componentwise_u'])})" if row else "-"
+
+    def is_close(way: str) -> bool:
+        row = _of(rows, way=way, operands=NORMAL)
+        return row is None or row["error"] < COARSE
 
     lines = [
         [_title(way), *(cell(_of(rows, way=way, operands=kind)) for kind in kinds)]
         for way in _ways(rows)
+        if is_close(way)
     ]
     return table(["way", *kinds], 1, lines)
 
@@ -103,7 +117,7 @@ def _kinds(rows: list[dict]) -> list[str]:
 def write_cost(measured: dict) -> str:
     """What "fp32" flags of each kind of operands, and times over those of normal operands."""
     rows = select(measured["rows"], kind="hard")
-    timed = ("torch_tiled fp32", "torch_tiled ieee", "cuBLAS SGEMM")
+    timed = ("torch_tiled fp32", "torch_tiled tf32", "torch_tiled ieee", "cuBLAS SGEMM")
     lines = []
     for kind in _kinds(rows):
         if kind == NORMAL:
@@ -111,20 +125,7 @@ def write_cost(measured: dict) -> str:
         found = [_of(rows, way=way, operands=kind) for way in timed]
         times = [figure(row["us"] / row["normal_us"] if row else None, ".2f") for row in found]
         lines.append([kind, _share(found[0], "flagged"), *times])
-    return table(["operands", "flagged", *(f"time: {_title(way)}" for way in timed)], 1, lines)
-
-
-def write_missing(measured: dict) -> str:
-    """The tiles of Triton, and the ways that were not measured with their reasons."""
-    rows = select(measured["rows"], kind="speed")
-    tiles = {row["note"]: None for row in rows if row.get("note")}
-    sentences = []
-    if tiles:
-        sentences.append(f"Triton's fastest tiles were {'; '.join(tiles)}.")
-    for reason in dict.fromkeys(row["not_run"] for row in rows if "not_run" in row):
-        names = dict.fromkeys(row["way"] for row in rows if row.get("not_run") == reason)
-        sentences.append(f"{', '.join(names)}: {reason}.")
-    return " ".join(sentences)
+    return table(["operands", "flagged", *map(_title, timed)], 1, lines)
 
 
 def write_tf32(measured: dict) -> str:
@@ -179,6 +180,5 @@ BLOCKS = {
     "choice": write_choice,
     "hard": write_hard,
     "cost": write_cost,
-    "missing": write_missing,
 }
 TF32_BLOCKS = {"tf32": write_tf32}

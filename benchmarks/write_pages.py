@@ -65,13 +65,13 @@ def texts(results: Path) -> dict[Path, str]:
     choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
     tables = {"pages": lambda measured: result_tables.write_pages(measured, surveys)}
     pages = {
-        README: with_blocks(README, written(str(front), readme.BLOCKS, read(front))),
         ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
         limits.PAGE: with_blocks(limits.PAGE, written(str(file), ratios, measured)),
         which_product.PAGE: with_blocks(which_product.PAGE, written(str(ways), choice, read(ways))),
         which_product.TF32_PAGE: with_blocks(
             which_product.TF32_PAGE, written(str(file), tf32, measured)
         ),
+        README: with_blocks(README, written(str(front), readme.BLOCKS, read(front))),
     }
     for name, page in SUITES.items():
         found = results / f"{name}.json"

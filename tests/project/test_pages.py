@@ -56,6 +56,7 @@ def test_plots_take_results_that_have_little(tmp_path, measured):
     ieee = rows.select(measured["rows"], precision="ieee")[:3]
     errors = rows.read(RESULTS / "errors_hopper.json")
     few = {
+        "which_way": {"header": measured["header"], "rows": []},
         "hopper": measured | {"rows": ieee},
         "errors_hopper": errors | {"rows": errors["rows"][:1]},
     }
@@ -252,7 +253,7 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path):
     ],
 )
 def test_missing_or_old_results_are_refused_in_a_sentence(tmp_path, capsys, content, sentence):
-    for name in ("hopper", *write_pages.SURVEYS):
+    for name in ("hopper", "front_page", "which_way", *write_pages.SURVEYS):
         if content is not None:
             (tmp_path / f"{name}.json").write_text(content)
     before = write_pages.README.read_text()
