@@ -26,7 +26,6 @@ KERNELS = [
     pytest.param("simt_cp_async", marks=needs_cuda),
     pytest.param("simt_tma", marks=needs_hopper),
     pytest.param("simt_skinny", marks=needs_hopper),
-    pytest.param("simt_thin", marks=needs_hopper),
     pytest.param("simt_cluster", marks=needs_hopper),
 ]
 SIMT = pytest.param("simt", marks=needs_cuda)
@@ -58,12 +57,6 @@ TILES = [
     ("simt_skinny", "4x128", (3, 9000, 100)),
     ("simt_skinny", "128x8", (9000, 7, 100)),
     ("simt_skinny", "16x128", (12, 9000, 100)),
-    ("simt_thin", "1x32", (1, 9000, 100)),
-    ("simt_thin", "2x32", (2, 9000, 1100)),
-    ("simt_thin", "4x32", (3, 9000, 2100)),
-    ("simt_thin", "32x8", (9000, 8, 5000)),
-    ("simt_thin", "8x32", (3, 7, 9001, 100)),
-    ("simt_thin", "8x32", (16, 30000, 30)),
 ]
 
 # Problems of each tile of simt_small and simt_skinny, for every remainder of K in a stage.
@@ -77,10 +70,6 @@ REMAINDERS = [
     *(
         pytest.param(*problem, marks=needs_hopper)
         for problem in product(["simt_skinny"], [(2, 130), (200, 3), (7, 130), (200, 20)], LONG_K)
-    ),
-    *(
-        pytest.param(*problem, marks=needs_hopper)
-        for problem in product(["simt_thin"], [(1, 70), (70, 2), (5, 3), (33, 9)], LONG_K)
     ),
     *(
         pytest.param(*problem, marks=needs_hopper)

@@ -225,7 +225,7 @@ def test_algorithms_are_named_in_the_order_of_the_ladder():
     assert NAMED == [
         *("naive", "tiled16", "tiled32", "tiled64", "tiled"),
         *("simt_small", "simt_cp_async", "simt_tma"),
-        *("simt_skinny", "simt_thin", "simt_gemv", "simt_cluster"),
+        *("simt_skinny", "simt_gemv", "simt_cluster"),
         *("simt", "f64_direct", "f64_mma", "f64"),
         *("fp16x3_cluster", "fp16x3_small", "fp16x3_direct", "fp16x3_thin"),
         *("fp16x3_skinny", "fp16x3_fused"),
