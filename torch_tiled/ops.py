@@ -1,15 +1,16 @@
 """The operators as Python functions: matmul, linear, gemm_, prepare, algorithms and explain."""
 
+import json
 import numbers
-import types
 
 import torch
 
 from ._op.call import call, entry_points
-from ._op.checks import check_linear
+from ._op.checks import check_options
 from ._op.derivatives import plain_linear, plain_matmul
 from ._op.fast_path import is_plain
 from ._op.namespace import operators
+from .explanation import Explanation, explanation_of
 from .prepared import Prepared
 
 __all__ = ["Explanation", "algorithms", "explain", "gemm_", "linear", "matmul", "prepare"]
@@ -257,7 +258,8 @@ def gemm_(
 
 
 def algorithms() -> list[str]:
-    """The names that `algorithm` takes, except "auto": kernels and families, slowest first.
+    """The names that `algorithm` takes, except "auto": kernels, and families behind
+    their kernels.
 
     Returns:
         A list of strings, the same on every machine.
@@ -271,25 +273,7 @@ def algorithms() -> list[str]:
 
 def check_precision(precision: str) -> None:
     """Raises the RuntimeError of a product in this precision if there is no such precision."""
-    matrix = torch.empty(1, 1, device="meta", dtype=torch.float32)
-    check_linear(matrix, matrix, precision=precision)
-
-
-class Explanation(types.SimpleNamespace):
-    """How a product would be computed: the result of torch_tiled.explain.
-
-    Its fields are strings, and depend on the product; `algorithm` is always there. str() has a line
-    for each field.
-
-    Examples:
-        >>> plan = torch_tiled.explain(torch.randn(8, 64), torch.randn(64, 16))
-        >>> plan.dtype
-        'torch.float32, precision fp32'
-    """
-
-    def __str__(self):
-        width = max(map(len, vars(self)), default=0)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in vars(self).items())
+    check_options("tiled::linear", precision=precision)
 
 
 def explain(
@@ -316,7 +300,7 @@ def explain(
         sms: the number of its SMs, such as 132. Both or neither are given.
 
     Returns:
-        An Explanation, whose fields are strings. `algorithm` is always there.
+        An Explanation, which has a string for each fact, and `values` with the numbers.
 
     Raises:
         RuntimeError: as torch_tiled.matmul does; also if b is a Prepared, or if no GPU has this
@@ -347,7 +331,7 @@ def explain(
         a, b = (
             torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu") for x in (a, b)
         )
-    facts = call(
+    fields = call(
         _explain,
         a,
         b,
@@ -356,4 +340,4 @@ def explain(
         compute_capability=0 if compute_capability is None else compute_capability,
         sms=0 if sms is None else sms,
     )
-    return Explanation(**dict(zip(facts[::2], facts[1::2], strict=True)))
+    return explanation_of(json.loads(fields))

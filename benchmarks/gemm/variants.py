@@ -34,7 +34,7 @@ def planned(contest: Contest, **ways) -> tuple[str, str | None]:
     a, b = contest.operands[0]
     plan = torch_tiled.explain(a, b, **ways)
     _, called_with = contest.ours[1][0]
-    if isinstance(called_with, torch_tiled.Prepared) and plan.algorithm.startswith("fp16x3"):
+    if isinstance(called_with, torch_tiled.Prepared) and plan.values.get("order") == "fp16x3":
         named = ways | {"algorithm": SPLITS_BOTH}
         by_name = partial(torch_tiled.matmul, **named), contest.ours[1]
         taken = extra_bytes(contest.ours)  # None on a CPU

@@ -7,6 +7,8 @@ the tiles with the sources.
 import math
 from dataclasses import dataclass
 
+from torch_tiled._op.registry import kernels
+
 # An H200 (compute capability 9.0).
 SMS = 132
 LANES = 128  # float32 FMAs of an SM in a cycle
@@ -29,9 +31,8 @@ def peak(kernel: str) -> float:
 
     Tensor cores multiply float64 as fast as CUDA cores multiply float32.
     """
-    if kernel.startswith("fp16x3"):
-        return TENSOR_PEAK / 3
-    return TENSOR_PEAK if kernel.startswith(("mma", "tf32")) else PEAK
+    peaks = {"fp16x3": TENSOR_PEAK / 3, "mma": TENSOR_PEAK, "tf32": TENSOR_PEAK}
+    return peaks.get(kernels()[kernel].order, PEAK)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterable
 
-import torch_tiled
+import torch
+
+from torch_tiled._op import registry
 
 # The kinds of products: the dtype and the precisions of their rows.
 FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
@@ -32,15 +34,17 @@ def squares(
 
 
 def kernels() -> list[str]:
-    """The kernels in the order of the ladder: all algorithms but the names of families."""
-    names = torch_tiled.algorithms()
-    return [name for name in names if not any(x != name and x.startswith(name) for x in names)]
+    """The kernels in the order of the ladder."""
+    return list(registry.kernels())
 
 
 def kind(kernel: str) -> tuple[str, tuple[str, ...]]:
     """The dtype and the precisions of a kernel's rows."""
-    kinds = {"mma": BFLOAT16, "tf32": TF32, "f64": FLOAT64}
-    return kinds.get(kernel.partition("_")[0], FLOAT32)
+    row = registry.kernels()[kernel]
+    if row.order == "tf32":
+        return TF32
+    every = FLOAT32, FLOAT64, BFLOAT16
+    return next(kind for kind in every if getattr(torch, kind[0]) in row.dtypes)
 
 
 def of_kernel(rows: Iterable[dict], kernel: str) -> list[dict]:

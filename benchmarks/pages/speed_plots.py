@@ -8,6 +8,7 @@ from benchmarks.pages import plots
 from benchmarks.pages.ladder import SIZE, WAYS
 from benchmarks.pages.roofline import PEAK, peak
 from benchmarks.pages.rows import kernel_squares, kernels, kind, peer_tflops, select, squares
+from torch_tiled._op import registry
 
 # The lines by size: a way of ladder.py's, and its style.
 STYLES = {
@@ -52,7 +53,7 @@ PRODUCTS = {
 
 
 def _units(kernel: str) -> str:
-    if kernel.startswith("fp16x3"):
+    if registry.kernels()[kernel].order == "fp16x3":
         return "tensor cores, fp16x3"
     dtype, precisions = kind(kernel)
     if precisions == ("tf32",):

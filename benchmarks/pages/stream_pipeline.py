@@ -8,12 +8,11 @@ import torch
 import torch_tiled
 from benchmarks import ROOT
 from benchmarks.pages import plots
+from torch_tiled.stream.candidate import Candidate, Span, timeline
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.parts import Settings, sizes_of
-from torch_tiled.stream.planner import Candidate
 from torch_tiled.stream.problem import make_problem
-from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.timeline import Span, timeline
+from torch_tiled.stream.staging import QUEUES
 
 PAGE = ROOT / "docs" / "guide" / "stream.md"
 PLOT = PAGE.with_name("stream_pipeline.svg")

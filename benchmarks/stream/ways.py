@@ -242,8 +242,7 @@ def link_calls(host_a, host_c, device) -> dict[str, tuple[Call, int]]:
 def staged_calls(host_a, host_c, device) -> dict[str, tuple[Call, int]]:
     """The same through the pinned buffers of torch_tiled.stream, and a plain copy beside."""
     from torch_tiled.stream.machine import Machine
-    from torch_tiled.stream.queues import CudaQueues
-    from torch_tiled.stream.staging import Staging, threads_of
+    from torch_tiled.stream.staging import CudaQueues, Staging, threads_of
 
     queues = CudaQueues(device)
     # float32, in rows of 16 KiB.

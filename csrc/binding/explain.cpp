@@ -1,10 +1,14 @@
 #include "binding/explain.h"
 
+#include <ranges>
 #include <utility>
+#include <vector>
 
+#include "binding/json.h"
 #include "binding/run.h"
 #include "binding/torch_product.h"
 #include "core/error.h"
+#include "core/order_fp16x3.h"
 #include "select/complex.h"
 #include "select/ladder.h"
 
@@ -29,35 +33,54 @@ Context hypothetical_context(const char* op, int64_t compute_capability, int64_t
   return {.sms = static_cast<int>(sms), .compute_capability = static_cast<int>(compute_capability)};
 }
 
-// How a complex product reads an operand: a size of 0 leaves nothing to read.
-std::string reading(bool is_read, bool in_place, int64_t packed_bytes) {
-  if (!is_read) return "not at all";
-  if (in_place) return "as it lies";
-  return "in " + std::to_string(packed_bytes) + " bytes, to which a pass writes it";
+Fields sizes_of(int64_t m, int64_t n, int64_t k) {
+  return {{"m", json(m)}, {"n", json(n)}, {"k", json(k)}};
+}
+
+// The chosen kernel, its plan, and the plans of the others.
+void append_choice(Fields& fields, const std::vector<Choice>& chosen, const Problem& p,
+                   const Context& context) {
+  const auto& [kernel, plan] = chosen.front();
+  std::vector<std::string> others;
+  for (const Choice& other : chosen | std::views::drop(1)) {
+    others.push_back(json_list({json(other.kernel->name), json_number(other.plan.cycles)}));
+  }
+  const OrderTraits& order = traits(kernel->order);
+  const int64_t chunk = order.chunk;
+  fields.insert(fields.end(), {{"algorithm", json(kernel->name)},
+                               {"tile", json_list({json(int64_t{plan.m}), json(int64_t{plan.n})})},
+                               {"blocks", json(plan.blocks)},
+                               {"k_splits", json(plan.k_splits)},
+                               {"sms", json(int64_t{context.sms})},
+                               {"cycles", json_number(plan.cycles)},
+                               {"others", json_list(others)},
+                               {"order", json(order.name)},
+                               {"chunk", chunk == 0 ? "null" : json(chunk)},
+                               {"chunks", json(chunk == 0 ? int64_t{1} : ceil_div(p.k, chunk))},
+                               {"promotion", json(int64_t{fp16x3::promotion(p.k)})},
+                               {"is_guarded", json_bool(order.is_guarded)}});
 }
 
 }  // namespace
 
-std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
-                                        const std::string& algorithm, const std::string& precision,
-                                        int64_t compute_capability, int64_t sms) {
+std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
+                           const std::string& precision, int64_t compute_capability, int64_t sms) {
   const Options options = make_options("tiled::explain", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   const Product product = make_product(options.op, readable(a), readable(b));
   check_countable(options.op, product);
-  std::vector<std::string> lines{
-      "problem",
-      "m = " + std::to_string(product.m) + ", n = " + std::to_string(product.n) +
-          ", k = " + std::to_string(product.k) + ", result " + to_string(product.shape),
-      "dtype",
-      dtype_name(a.scalar_type()) + ", precision " + precision,
-      "layout",
-      std::string("a ") + layout(product.a) + ", b " + layout(product.b)};
+  std::vector<std::string> shape;
+  for (const int64_t size : product.shape) shape.push_back(json(size));
+  Fields fields = sizes_of(product.m, product.n, product.k);
+  fields.insert(fields.end(), {{"shape", json_list(shape)},
+                               {"dtype", json(dtype_name(a.scalar_type()))},
+                               {"precision", json(precision)},
+                               {"a_layout", json(layout(product.a))},
+                               {"b_layout", json(layout(product.b))}});
   const bool hypothetical = compute_capability != 0 || sms != 0;
   if (!hypothetical && is_torch_product(a, b, options)) {
-    lines.insert(lines.end(),
-                 {"algorithm", "torch.matmul", "why", "on the CPU auto is PyTorch's own product"});
-    return lines;
+    fields.emplace_back("algorithm", json("torch.matmul"));
+    return json(fields);
   }
   const bool complex = is_complex(a.scalar_type());
   ComplexProblem z = make_complex_problem(options, product, a.scalar_type());
@@ -72,29 +95,26 @@ std::vector<std::string> explain_matmul(const Tensor& a, const Tensor& b,
     ComplexPlan plan = plan_complex(algorithm, z, context);
     p = plan.real.problem;
     chosen = std::move(plan.choices);
-    const bool is_read = !c.empty() && product.k > 0;
-    lines.insert(lines.end(),
-                 {"real_product",
-                  "m = " + std::to_string(p.m) + ", n = " + std::to_string(p.n) +
-                      ", k = " + std::to_string(p.k),
-                  "a_is_read", reading(is_read, !plan.real.pack_a, plan.real.a_bytes), "b_is_read",
-                  reading(is_read, plan.reads_b_in_place, plan.real.b_bytes)});
+    // A pass writes an operand to so many bytes, or it is read in place. A size of 0 leaves nothing
+    // to read.
+    const int64_t a_bytes = plan.real.pack_a ? plan.real.a_bytes : 0;
+    const int64_t b_bytes = plan.reads_b_in_place ? 0 : plan.real.b_bytes;
+    fields.insert(fields.end(), {{"real_product", json(sizes_of(p.m, p.n, p.k))},
+                                 {"reads_operands", json_bool(!c.empty() && product.k > 0)},
+                                 {"a_pass_bytes", json(a_bytes)},
+                                 {"b_pass_bytes", json(b_bytes)}});
   } else {
     chosen = choices(algorithm, p, context);
   }
-  for (auto& [heading, text] : explain(chosen, p, context)) {
-    lines.insert(lines.end(), {std::move(heading), std::move(text)});
-  }
-  if (!hypothetical && is_guarded(chosen.front().kernel->order)) {  // the product itself can tell
+  append_choice(fields, chosen, p, context);
+  if (!hypothetical && traits(chosen.front().kernel->order).is_guarded) {  // the product can tell
     const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
     int64_t recomputed = 0;
     run(options, product, a, result, {}, {}, {.recomputed = &recomputed});
-    lines.insert(lines.end(),
-                 {"recomputed", std::to_string(recomputed) + " of " +
-                                    std::to_string((complex ? 2 : 1) * result.numel()) +
-                                    (complex ? " parts" : " elements")});
+    fields.emplace_back("recomputed", json(recomputed));
+    fields.emplace_back("sums", json((complex ? 2 : 1) * result.numel()));
   }
-  return lines;
+  return json(fields);
 }
 
 }  // namespace tiled

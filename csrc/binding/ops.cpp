@@ -18,6 +18,7 @@
 #include "binding/copies.h"
 #include "binding/explain.h"
 #include "binding/namespace.h"
+#include "binding/registry.h"
 #include "binding/run.h"
 #include "binding/stream.h"
 #include "binding/tensors.h"
@@ -277,13 +278,23 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "_copy_staged_(Tensor(a!) to, Tensor from, Tensor(b!) buffer, int threads, bool to_gpu) "
       "-> ()");
+  m.def(
+      "_cost_of_panels(ScalarType dtype, str algorithm, str precision, int[] sizes, "
+      "bool prepared, bool keeps_flagged, int compute_capability, int sms) "
+      "-> (str kernel, float cycles, int[] bytes)");
   // These have no options, whose parsing takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def("algorithms() -> str[]");
   m.def(
       "explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
-      "int compute_capability=0, int sms=0) -> str[]");
+      "int compute_capability=0, int sms=0) -> str");
+  // For Python and for tensors without data: binding/registry.h.
+  m.def("_registry() -> str");
+  m.def(
+      "_check_options(str op, str[] names, str[] dtypes, *, str? algorithm=None, "
+      "str? precision=None, str? activation=None, str? out_dtype=None, str? dtype_of_out=None) "
+      "-> ()");
 }
 
 // One set of functions serves both devices; in a build without CUDA they fail with a sentence.
@@ -309,4 +320,7 @@ LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CUDA, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
+  m.impl("_cost_of_panels", TORCH_BOX(&tiled::cost_of_panels));
+  m.impl("_registry", TORCH_BOX(&tiled::registry));
+  m.impl("_check_options", TORCH_BOX(&tiled::check_options));
 }

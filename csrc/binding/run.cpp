@@ -13,14 +13,14 @@
 #include "select/ladder.h"
 
 namespace tiled {
-namespace {
-
 Precision parse_precision(const char* op, const std::string& name) {
   if (name == "fp32") return Precision::kFp32;
   if (name == "ieee") return Precision::kIeee;
   if (name == "tf32") return Precision::kTf32;
   fail(op, "there is no precision \"" + name + "\"; choose fp32, ieee or tf32");
 }
+
+namespace {
 
 void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
   torch::stable::parallel_for(0, count, 1, body);
@@ -73,11 +73,15 @@ OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Pro
     }
     epilogue.bias = &*bias;
   }
-  if (is_complex(x.tensor.scalar_type()) && epilogue.activation != Activation::kNone) {
-    fail(op, "activation \"" + activation + "\" is one of real numbers, and " + x.name + " is " +
-                 dtype_name(x.tensor.scalar_type()) + "; choose none");
-  }
+  check_activation(op, epilogue.activation, activation, x);
   return epilogue;
+}
+
+void check_activation(const char* op, Activation activation, const std::string& name,
+                      NamedDtype x) {
+  if (activation == Activation::kNone || !is_complex(x.type)) return;
+  fail(op, "activation \"" + name + "\" is one of real numbers, and " + x.name + " is " +
+               dtype_name(x.type) + "; choose none");
 }
 
 Context make_context(const char* op, const Tensor& like) {
@@ -168,6 +172,7 @@ struct Run {
   const Options& options;
   Context context;
   Workspaces& workspaces;
+  bool keeps_flagged;
 
   [[noreturn]] void fail() const {
     fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, workspaces.like,
@@ -181,6 +186,7 @@ void run_real(const Run& run, const Product& product, const Tensor& c, const OpE
   Problem p = make_problem(run.options, product, operands, c.scalar_type());
   p.epilogue = epilogue.real();
   p.b_presplit = b_presplit;
+  p.keeps_flagged = run.keeps_flagged;
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
   const std::vector<Choice> chosen = choices(run.options.algorithm, p, run.context);
@@ -217,6 +223,7 @@ void run_complex(const Run& run, const Product& product, const Tensor& c,
   z.epilogue = epilogue.complex();
   z.prepared_b = prepared_b.packed;
   z.problem.b_presplit = prepared_b.presplit;
+  z.problem.keeps_flagged = run.keeps_flagged;
   const Strided c_matrices = product.matrices(writable(c));
   z.c = c_matrices.lazy;
   const auto outer =
@@ -240,9 +247,8 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (a.is_cuda()) guard.emplace(a.get_device_index());
   Workspaces workspaces{options.op, a};
-  Run run{options, make_context(options.op, a), workspaces};
+  Run run{options, make_context(options.op, a), workspaces, flagged.kept};
   run.context.recomputed = flagged.recomputed;
-  run.context.keeps_flagged = flagged.kept;
   run.context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
   if (is_complex(a.scalar_type())) return run_complex(run, product, c, epilogue, prepared_b);
   run_real(run, product, c, epilogue, prepared_b.presplit);

@@ -34,9 +34,13 @@ struct OpEpilogue {
   ComplexEpilogue complex() const;
 };
 
-// Both throw an error that lists the names where there is no such name.
+// These throw an error that lists the names if there is no such name.
+Precision parse_precision(const char* op, const std::string& name);
 Options make_options(const char* op, const std::string& algorithm, const std::string& precision);
 Activation parse_activation(const char* op, const std::string& name);
+
+// Refuses an activation of real numbers, of this name, for complex operands.
+void check_activation(const char* op, Activation activation, const std::string& name, NamedDtype x);
 
 // Checks the bias and the activation of a layer's product; the epilogue points to the bias.
 OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Product& product,

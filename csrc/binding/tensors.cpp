@@ -97,28 +97,26 @@ bool may_hold(ScalarType out, ScalarType operands) {
   return out == operands || (out == ScalarType::Float && is_16bit(operands));
 }
 
-void check_dtype(const char* op, Named x) {
-  const ScalarType type = x.tensor.scalar_type();
-  if (supported(type)) return;
-  fail(op, std::string(x.name) + " is " + dtype_name(type) +
+void check_dtype(const char* op, NamedDtype x) {
+  if (supported(x.type)) return;
+  fail(op, std::string(x.name) + " is " + dtype_name(x.type) +
                "; supported are float32, float64, float16, bfloat16, complex64 and complex128: " +
-               conversion_of(type));
+               conversion_of(x.type));
 }
 
-void check_same_dtype(const char* op, Named x, Named y) {
-  const ScalarType x_type = x.tensor.scalar_type(), y_type = y.tensor.scalar_type();
-  if (x_type == y_type) return;
+void check_same_dtype(const char* op, NamedDtype x, NamedDtype y) {
+  if (x.type == y.type) return;
   check_dtype(op, x);
   check_dtype(op, y);
   const auto is_wide = [](ScalarType type) {
     return type == ScalarType::Double || type == ScalarType::ComplexDouble;
   };
-  const bool wide = is_wide(x_type) || is_wide(y_type);
-  const bool complex = is_complex(x_type) || is_complex(y_type);
+  const bool wide = is_wide(x.type) || is_wide(y.type);
+  const bool complex = is_complex(x.type) || is_complex(y.type);
   const ScalarType both = complex ? (wide ? ScalarType::ComplexDouble : ScalarType::ComplexFloat)
                                   : (wide ? ScalarType::Double : ScalarType::Float);
-  fail(op, std::string(x.name) + " is " + dtype_name(x_type) + " and " + y.name + " is " +
-               dtype_name(y_type) + "; pass both in one dtype, for example with .to(" +
+  fail(op, std::string(x.name) + " is " + dtype_name(x.type) + " and " + y.name + " is " +
+               dtype_name(y.type) + "; pass both in one dtype, for example with .to(" +
                dtype_name(both) + "), which has all values of both");
 }
 
@@ -155,6 +153,12 @@ ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<Sc
                "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
 }
 
+void check_dtype_of_out(const char* op, ScalarType out, ScalarType operands) {
+  if (may_hold(out, operands)) return;
+  fail(op, "out is " + dtype_name(out) + " and the operands are " + dtype_name(operands) +
+               "; it may have the operands' dtype or, for float16 and bfloat16, torch.float32");
+}
+
 Strided readable(const Tensor& x) { return describe(x, x.const_data_ptr()); }
 Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
 
@@ -176,11 +180,7 @@ void check_written(const char* op, Named c, const Product& product) {
 Product make_product_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
   check_operands(op, {"a", a}, {"b", b});
   check_same_device(op, {"out", out}, {"a", a});
-  if (!may_hold(out.scalar_type(), a.scalar_type())) {
-    fail(op, "out is " + dtype_name(out.scalar_type()) + " and the operands are " +
-                 dtype_name(a.scalar_type()) +
-                 "; it may have the operands' dtype or, for float16 and bfloat16, torch.float32");
-  }
+  check_dtype_of_out(op, out.scalar_type(), a.scalar_type());
   Product product = make_product(op, readable(a), readable(b));
   if (!std::ranges::equal(out.sizes(), product.shape)) {
     fail(op, "out is " + shape_of(out) + " and the product is " + to_string(product.shape) +

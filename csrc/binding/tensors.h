@@ -39,14 +39,25 @@ struct Named {
   const Tensor& tensor;
 };
 
+// The dtype of a tensor, and the tensor's name in messages.
+struct NamedDtype {
+  const char* name;
+  ScalarType type;
+
+  NamedDtype(const char* name, ScalarType type) : name(name), type(type) {}
+  NamedDtype(const char* name, const Tensor& x) : NamedDtype(name, x.scalar_type()) {}
+  NamedDtype(Named x) : name(x.name), type(x.tensor.scalar_type()) {}
+};
+
 void check_given(const char* op, Named x);
-void check_dtype(const char* op, Named x);
-void check_same_dtype(const char* op, Named x, Named y);
+void check_dtype(const char* op, NamedDtype x);
+void check_same_dtype(const char* op, NamedDtype x, NamedDtype y);
 void check_same_device(const char* op, Named x, Named y);
 // Makes all of these checks for the operands of a product.
 void check_operands(const char* op, Named x, Named y);
-// Returns the dtype of a product, whose caller may ask for `out`.
+// Returns the dtype of a product, for which the caller may ask by `out`.
 ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out);
+void check_dtype_of_out(const char* op, ScalarType out, ScalarType operands);
 
 // The bits of a lazy view of complex numbers. Real ones have none here: the dispatcher's key
 // Negative resolves them.

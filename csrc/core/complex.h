@@ -71,6 +71,14 @@ SignsOfB signs_of_b(const ComplexProblem& z);
 // two: an element of B' with an even row and column is that far from the first one.
 Matrix in_place_b(const ComplexProblem& z);
 
+// A complex B, for a kernel that reads it in place and may come to need B'.
+struct ComplexB {
+  Matrix in_place;  // in_place_b()
+  SignsOfB signs;
+  Matrix packed;  // B', in memory that nothing has written to, if the kernel needs it
+  Pack pack;      // which writes it
+};
+
 // The parts of the numbers that in_place_b() describes, which are contiguous along one side: a real
 // matrix with twice as many elements along that side.
 Matrix parts_of_b(Matrix in_place);

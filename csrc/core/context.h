@@ -21,9 +21,6 @@ struct Context {
   Allocate allocate = nullptr;         // on the GPU
   ParallelFor parallel_for = nullptr;  // on the CPU
   int64_t* recomputed = nullptr;       // counts flagged elements that were recomputed; or null
-  // Flagged elements become NaN in place of being recomputed. Of the kernels that run on a GPU,
-  // fp16x3_wgmma and tf32_tma keep to it.
-  bool keeps_flagged = false;
 
   bool on_host() const { return compute_capability == 0; }
   bool on_hopper() const { return compute_capability == 90; }  // wgmma, TMA, clusters

@@ -2,6 +2,7 @@
 // How a kernel would solve a problem, and how long that takes by its cost model. Plans are made by
 // kernels/*/plan.h, compared by select/ladder.h, and carried out by the kernel's launcher.
 
+#include <array>
 #include <cstdint>
 
 namespace tiled {
@@ -18,5 +19,8 @@ struct Plan {
   double cycles = 0;        // of the busiest SM, with the launch and copies of operands
   int tiles_per_block = 1;  // that a block computes one after another
 };
+
+// The bytes of each allocation that a launch of a plan makes, if there is memory for all of them.
+using WorkspaceBytes = std::array<int64_t, 2>;
 
 }  // namespace tiled

@@ -72,6 +72,7 @@ struct Problem {
   DType dtype = DType::kFloat32;
   DType out_dtype = DType::kFloat32;  // dtype, or kFloat32
   Precision precision = Precision::kFp32;
+  bool keeps_flagged = false;  // flagged elements become NaN in place of being recomputed
   int64_t m = 0, n = 0, k = 0;
   Batch batch;
   Matrix a, b;

@@ -10,6 +10,13 @@ struct StoredBatch {
   Matrix from;  // with the batch strides of the dimensions that are left
 };
 
+// The number of matrices that memory holds.
+inline int64_t stored_matrices(const Batch& all, const Matrix& matrix) {
+  int64_t count = 1;
+  for (int d = 0; d < all.rank; ++d) count *= matrix.batch_stride[d] == 0 ? 1 : all.size[d];
+  return count;
+}
+
 // Drops the dimensions along which `from` is broadcast. Also sets the batch strides of `to`, a copy
 // of `from` whose matrices have `size` elements each and follow one another, for all dimensions of
 // the batch.

@@ -89,7 +89,7 @@ void multiply_chunk(const OperandRow (&rows)[kTile], int row_count, const Operan
 }
 
 // Returns the number of recomputed elements.
-int64_t compute_tile(const Problem& p, const Context& context, int64_t index) {
+int64_t compute_tile(const Problem& p, int64_t index) {
   const TileCoord<kTile> at(p, index);
   const auto [batch, row, col, row_count, col_count] = at;
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch);
@@ -123,7 +123,7 @@ int64_t compute_tile(const Problem& p, const Context& context, int64_t index) {
     }
   }
 
-  return store_tile_recomputed(p, context, at, sum);
+  return store_tile_recomputed(p, at, sum);
 }
 
 }  // namespace

@@ -15,17 +15,17 @@ namespace tiled::cpu {
 // A row of A times a column of B, in the chunked order.
 float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride);
 
-// Recomputes a tile's flagged elements, unless the context keeps them, applies the epilogue, and
+// Recomputes a tile's flagged elements, unless the problem keeps them, applies the epilogue, and
 // stores the tile. Returns the number of recomputed elements.
 template <int kTile>
-int64_t store_tile_recomputed(const Problem& p, const Context& context, const TileCoord<kTile>& at,
+int64_t store_tile_recomputed(const Problem& p, const TileCoord<kTile>& at,
                               float (&sums)[kTile][kTile]) {
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch) +
                    at.row * p.a.row_stride;
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch) +
                    at.col * p.b.col_stride;
   int64_t recomputed = 0;
-  for (int i = 0; i < at.rows && !context.keeps_flagged; ++i) {
+  for (int i = 0; i < at.rows && !p.keeps_flagged; ++i) {
     for (int j = 0; j < at.cols; ++j) {
       if (!std::isnan(sums[i][j])) continue;
       ++recomputed;
@@ -37,13 +37,13 @@ int64_t store_tile_recomputed(const Problem& p, const Context& context, const Ti
   return recomputed;
 }
 
-// Computes all tiles, each by compute_tile(p, context, index), which returns the number of
+// Computes all tiles, each by compute_tile(p, index), which returns the number of
 // recomputed elements, and counts these where the context asks.
 template <int kTile, typename ComputeTile>
 void compute_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
   std::atomic<int64_t> recomputed = 0;
   context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, context, tile);
+    for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, tile);
   });
   if (context.recomputed != nullptr) *context.recomputed += recomputed;
 }

@@ -34,7 +34,7 @@ struct OperandRow {
 };
 
 // Returns the number of recomputed elements.
-int64_t compute_tile(const Problem& p, const Context& context, int64_t index) {
+int64_t compute_tile(const Problem& p, int64_t index) {
   const TileCoord<kTile> at(p, index);
   const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);
   const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch);
@@ -62,7 +62,7 @@ int64_t compute_tile(const Problem& p, const Context& context, int64_t index) {
       }
     }
   }
-  return store_tile_recomputed(p, context, at, total);
+  return store_tile_recomputed(p, at, total);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ __device__ inline void cp_async_16_zfill(uint32_t to, const void* global, int by
 __device__ inline void cp_async_16_zfill(void* smem, const void* global, int bytes) {
   cp_async_16_zfill(shared_address(smem), global, bytes);
 }
-// Copies 4 bytes, or fills them with zeros where `bytes` is 0.
+// Copies 4 bytes, or fills them with zeros if `bytes` is 0.
 __device__ inline void cp_async_4_zfill(uint32_t to, const void* global, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes)
                : "memory");
@@ -37,13 +37,13 @@ __device__ inline void cp_async_4_zfill(uint32_t to, const void* global, int byt
 __device__ inline void cp_async_4_zfill(void* smem, const void* global, int bytes) {
   cp_async_4_zfill(shared_address(smem), global, bytes);
 }
-// Copies 8 bytes, or fills them with zeros where `bytes` is 0.
+// Copies 8 bytes, or fills them with zeros if `bytes` is 0.
 __device__ inline void cp_async_8_zfill(uint32_t to, const void* global, int bytes) {
   asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(to), "l"(global),
                "r"(bytes)
                : "memory");
 }
-// Copies kBytes bytes, or fills them with zeros where `bytes` is 0.
+// Copies kBytes bytes, or fills them with zeros if `bytes` is 0.
 template <int kBytes>
 __device__ void cp_async_zfill(uint32_t to, const void* global, int bytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);

@@ -35,7 +35,7 @@ __device__ inline void tma_load(void* smem, const void* map, const int (&coords)
       "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
-// Loads with the policy only where `has_policy`.
+// Loads with the policy only if `has_policy`.
 __device__ inline void tma_load_policy_if(bool has_policy, void* smem, const void* map,
                                           const int (&coords)[5], uint64_t* barrier,
                                           uint64_t policy) {

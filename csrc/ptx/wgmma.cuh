@@ -60,8 +60,8 @@ __device__ uint64_t swizzled_descriptor(const void* smem) {
   return kSwizzle | kEightRowStride | kNextBlock | (shared_address(smem) & 0x3ffff) >> 4;
 }
 
-// d (64, n) = a (64, 16) b (n, 16)^T, plus d where `accumulate`, for float16 or bfloat16 operands
-// that are K-major, or MN-major where kAMnMajor or kBMnMajor. Warp w of the warpgroup holds rows
+// d (64, n) = a (64, 16) b (n, 16)^T, plus d if `accumulate`, for float16 or bfloat16 operands
+// that are K-major, or MN-major if kAMnMajor or kBMnMajor. Warp w of the warpgroup holds rows
 // 16w to 16w + 15 of d: d[i] is in row lane / 4 + i / 2 % 2 * 8 of them, and in column i / 4 * 8 +
 // lane % 4 * 2 + i % 2.
 //

@@ -1,7 +1,6 @@
 #include "select/ladder.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <ranges>
 #include <utility>
@@ -12,9 +11,12 @@
 #include "core/order_mma.h"
 #include "core/order_tf32.h"
 #include "kernels/basics/plan.h"
+#include "kernels/f64/complex_mma.h"
 #include "kernels/f64/plan.h"
+#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/mma/plan.h"
+#include "kernels/simt/complex_b.h"
 #include "kernels/simt/plan.h"
 #include "kernels/tf32/plan.h"
 
@@ -37,6 +39,10 @@ namespace tiled {
 #else
 #define TILED_CUDA(launch) nullptr
 #endif
+#define READS_COMPLEX_B(name) \
+  {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex)}
+#define READS_COMPLEX_B_AND_PACK(name) \
+  {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex), .needs_pack = true}
 
 namespace {
 
@@ -52,15 +58,21 @@ constexpr Kernel kKernels[] = {
 #undef KERNEL
 };
 
-bool has_dtype(Dtypes dtypes, DType dtype) {
-  switch (dtypes) {
-    case Dtypes::kAny: return true;
-    case Dtypes::kFloat32: return dtype == DType::kFloat32;
-    case Dtypes::kFloat64: return dtype == DType::kFloat64;
-    case Dtypes::k16Bit: return is_16bit(dtype);
+// Returns whether the rows of each family stand together, and have one order and dtypes.
+constexpr bool families_agree() {
+  for (const Kernel& kernel : kKernels) {
+    bool ended = false;
+    for (const Kernel* other = &kernel; other != std::end(kKernels); ++other) {
+      if (other->family != kernel.family) {
+        ended = true;
+      } else if (ended || other->order != kernel.order || other->dtypes != kernel.dtypes) {
+        return false;
+      }
+    }
   }
-  return false;
+  return true;
 }
+static_assert(families_agree(), "the rows of a family stand together, in one order and dtypes");
 
 const char* name_of(DType dtype, bool complex) {
   switch (dtype) {
@@ -95,41 +107,34 @@ Order order_of(const Problem& p, const Context& context) {
   return Order::kChunked;
 }
 
-// Returns whether sums of that K are in the chunked order although another was asked for.
-bool falls_back_to_chunked(Order order, int64_t k) {
-  return (order == Order::kFp16x3 && k < fp16x3::kMinK) ||
-         (order == Order::kTf32 && (k < tf32::kMinK || k > tf32::kMaxK));
+// The kernels of that name or family: a family stands together, and has one order and dtypes.
+std::span<const Kernel> named(std::string_view algorithm) {
+  const auto has_name = [&](const Kernel& kernel) {
+    return kernel.name == algorithm || kernel.family == algorithm;
+  };
+  const auto first = std::ranges::find_if(kKernels, has_name);
+  return {first, std::find_if_not(first, std::end(kKernels), has_name)};
 }
 
-// Throws a sentence where `algorithm`, which names the kernel or its family, cannot solve the
-// problem. `runs`: at least one kernel of that name runs on the device.
-void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm, const Problem& p,
-                     const Context& context, bool complex) {
+void check_dtype_and_precision(const char* op, const Kernel& kernel, std::string_view algorithm,
+                               Precision precision, DType dtype, bool complex) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
-  const bool takes_16bit = kernel.dtypes == Dtypes::k16Bit;
-  if (!runs && !has_dtype(kernel.dtypes, p.dtype)) {
-    const char* taken = takes_16bit                         ? "float16 and bfloat16"
+  if (!has_dtype(kernel.dtypes, dtype)) {
+    const char* taken = kernel.dtypes == Dtypes::k16Bit     ? "float16 and bfloat16"
                         : kernel.dtypes == Dtypes::kFloat64 ? "float64 and complex128"
                                                             : "float32 and complex64";
-    fail(p.op, name + "takes " + taken + " operands, and these are " + name_of(p.dtype, complex) +
-                   "; choose auto, naive or tiled, or " + family_for(p.dtype));
+    fail(op, name + "takes " + taken + " operands, and these are " + name_of(dtype, complex) +
+                 "; choose auto, naive or tiled, or " + family_for(dtype));
   }
-  if (kernel.order == Order::kFp16x3 && p.precision == Precision::kIeee) {
-    fail(p.op, name +
-                   "does not sum by IEEE FMAs, as precision ieee asks; choose auto, naive, "
-                   "tiled or simt, or precision fp32");
+  if (kernel.order == Order::kFp16x3 && precision == Precision::kIeee) {
+    fail(op, name +
+                 "does not sum by IEEE FMAs, as precision ieee asks; choose auto, naive, "
+                 "tiled or simt, or precision fp32");
   }
-  if (kernel.order == Order::kTf32 && p.precision != Precision::kTf32) {
-    fail(p.op, name +
-                   "rounds operands to 11 bits, which precision tf32 alone allows; choose auto, "
-                   "or precision tf32");
-  }
-  if (!runs) {
-    fail(p.op, name + "needs a Hopper GPU (compute capability 9.0), and this one has " +
-                   std::to_string(context.compute_capability / 10) + "." +
-                   std::to_string(context.compute_capability % 10) +
-                   (takes_16bit ? "; choose auto, naive, tiled or mma_sync"
-                                : "; choose auto, naive, tiled or simt"));
+  if (kernel.order == Order::kTf32 && precision != Precision::kTf32) {
+    fail(op, name +
+                 "rounds operands to 11 bits, which precision tf32 alone allows; choose auto, "
+                 "or precision tf32");
   }
 }
 
@@ -137,35 +142,43 @@ void check_algorithm(const Kernel& kernel, bool runs, std::string_view algorithm
 // least one.
 std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem& p,
                                       const Context& context, bool complex) {
-  std::vector<const Kernel*> kernels;
-  kernels.reserve(std::size(kKernels));
-  const Kernel* named = nullptr;  // any kernel of that name: a family has one order
-  bool runs = false;
-  for (const Kernel& kernel : kKernels) {
-    if (kernel.name != algorithm && kernel.family != algorithm) continue;
-    named = &kernel;
-    if (!kernel.runs_on(context, p.dtype)) continue;
-    runs = true;
-    if (kernel.takes(p)) kernels.push_back(&kernel);
+  std::vector<const Kernel*> found;
+  found.reserve(std::size(kKernels));
+  Order order;
+  if (algorithm == "auto") {
+    order = order_of(p, context);
+  } else {
+    const std::span<const Kernel> asked_for = named(algorithm);
+    if (asked_for.empty()) check_algorithm_name(p.op, algorithm);
+    const Kernel& first = asked_for.front();
+    check_dtype_and_precision(p.op, first, algorithm, p.precision, p.dtype, complex);
+    bool runs = false;
+    for (const Kernel& kernel : asked_for) {
+      if (!kernel.runs_on(context, p.dtype)) continue;
+      runs = true;
+      if (kernel.takes(p, context)) found.push_back(&kernel);
+    }
+    if (!runs) {
+      fail(p.op, "algorithm \"" + std::string(algorithm) +
+                     "\" needs a Hopper GPU (compute capability 9.0), and this one has " +
+                     std::to_string(context.compute_capability / 10) + "." +
+                     std::to_string(context.compute_capability % 10) +
+                     (first.dtypes == Dtypes::k16Bit ? "; choose auto, naive, tiled or mma_sync"
+                                                     : "; choose auto, naive, tiled or simt"));
+    }
+    order = first.order;
   }
-  if (named != nullptr) check_algorithm(*named, runs, algorithm, p, context, complex);
-  if (named == nullptr && algorithm != "auto") {
-    fail(p.op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
-                   join(algorithms()));
-  }
-  Order order = named != nullptr ? named->order : order_of(p, context);
-  const bool falls_back = falls_back_to_chunked(order, p.k);
+  const bool falls_back = !traits(order).sums(p.k);
   if (falls_back) order = Order::kChunked;
-  // Where no kernel of that name takes the sizes or layouts, others of its order give the same
-  // bits.
-  if (kernels.empty() || falls_back) {
-    kernels.clear();
+  // If no kernel of that name takes the sizes or layouts, others of its order give the same bits.
+  if (found.empty() || falls_back) {
+    found.clear();
     for (const Kernel& kernel : kKernels) {
       const bool same_bits = kernel.order == order && kernel.runs_on(context, p.dtype);
-      if (same_bits && kernel.takes(p)) kernels.push_back(&kernel);
+      if (same_bits && kernel.takes(p, context)) found.push_back(&kernel);
     }
   }
-  return kernels;
+  return found;
 }
 
 // Returns the kernels with their plans, fastest first; ties are in the table's order.
@@ -182,38 +195,58 @@ std::vector<Choice> planned(const std::vector<const Kernel*>& kernels, const Pro
   return choices;
 }
 
-std::string describe(Order order, int64_t k) {
-  const int64_t chunks = std::max<int64_t>(1, ceil_div(k, kChunk));
-  const std::string in_chunks = std::to_string(chunks) + (chunks == 1 ? " chunk" : " chunks") +
-                                " of at most " + std::to_string(kChunk) + " in K, ";
-  switch (order) {
-    case Order::kPlain: return "ascending in K";
-    case Order::kChunked: return in_chunks + "each ascending, added in order";
-    case Order::kFp16x3:
-      return in_chunks + "each three float16 products promoted every " +
-             std::to_string(fp16x3::promotion(k)) + ", added in order";
-    case Order::kMma:
-    case Order::kTf32: {
-      const int64_t chains = std::max<int64_t>(1, ceil_div(k, mma_order::kChunk));
-      return std::to_string(chains) + (chains == 1 ? " chain" : " chains") + " of at most " +
-             std::to_string(mma_order::kChunk) + " in K on tensor cores" +
-             (order == Order::kTf32 ? ", of scaled float16" : "") + ", added in order";
-    }
-  }
-  return "";
-}
-
-std::string three_digits(double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
-
 }  // namespace
 
 bool Kernel::runs_on(const Context& context, DType dtype) const {
   return has_dtype(dtypes, dtype) &&
          (gpus == Gpus::kAny || context.on_host() || context.on_hopper());
+}
+
+bool Kernel::takes(const Problem& p, const Context& context) const {
+  const bool flags = traits(order).is_guarded && !context.on_host();
+  if (p.keeps_flagged && flags && !keeps_flagged) return false;
+  return min_k <= p.k && p.k <= max_k && accepts(p);
+}
+
+std::span<const Kernel> kernels() { return kKernels; }
+
+const OrderTraits& traits(Order order) {
+  static constexpr OrderTraits kTraits[] = {
+      {.name = "plain"},
+      {.name = "chunked", .chunk = kChunk},
+      {.name = "fp16x3", .chunk = kChunk, .min_k = fp16x3::kMinK, .is_guarded = true},
+      {.name = "mma", .chunk = mma_order::kChunk, .first_total = 0},
+      {.name = "tf32",
+       .chunk = mma_order::kChunk,
+       .min_k = tf32::kMinK,
+       .max_k = tf32::kMaxK,
+       .is_guarded = true,
+       .first_total = 0},
+  };
+  return kTraits[static_cast<int>(order)];
+}
+
+bool has_dtype(Dtypes dtypes, DType dtype) {
+  switch (dtypes) {
+    case Dtypes::kAny: return true;
+    case Dtypes::kFloat32: return dtype == DType::kFloat32;
+    case Dtypes::kFloat64: return dtype == DType::kFloat64;
+    case Dtypes::k16Bit: return is_16bit(dtype);
+  }
+  return false;
+}
+
+void check_algorithm_name(const char* op, std::string_view algorithm) {
+  if (algorithm == "auto" || !named(algorithm).empty()) return;
+  fail(op, "there is no algorithm \"" + std::string(algorithm) + "\"; choose auto, " +
+               join(algorithms()));
+}
+
+void check_algorithm(const char* op, std::string_view algorithm, Precision precision, DType dtype,
+                     bool complex) {
+  check_algorithm_name(op, algorithm);
+  if (algorithm == "auto") return;
+  check_dtype_and_precision(op, named(algorithm).front(), algorithm, precision, dtype, complex);
 }
 
 std::vector<std::string> algorithms() {
@@ -242,38 +275,11 @@ bool launch(const std::vector<Choice>& choices, const Problem& p, const Context&
   for (const Kernel& kernel : kKernels) {
     const bool tried = std::ranges::find(choices, &kernel, &Choice::kernel) != choices.end();
     const bool same_bits = kernel.order == choices.front().kernel->order;
-    if (!tried && same_bits && kernel.runs_on(context, p.dtype) && kernel.takes(p)) {
+    if (!tried && same_bits && kernel.runs_on(context, p.dtype) && kernel.takes(p, context)) {
       others.push_back(&kernel);
     }
   }
   return std::ranges::any_of(planned(others, p, context), run);
-}
-
-std::vector<std::pair<std::string, std::string>> explain(const std::vector<Choice>& choices,
-                                                         const Problem& p, const Context& context) {
-  const auto& [kernel, plan] = choices.front();
-  std::vector<std::string> others;
-  for (const Choice& other : choices | std::views::drop(1)) {
-    others.push_back(std::string(other.kernel->name) + " " + three_digits(other.plan.cycles));
-  }
-  std::vector<std::pair<std::string, std::string>> facts{
-      {"algorithm", std::string(kernel->name)},
-      {"tile", std::to_string(plan.m) + "x" + std::to_string(plan.n)},
-      {"blocks", std::to_string(plan.blocks)},
-      {"waves", std::to_string(ceil_div(plan.blocks, context.sms)) + " of " +
-                    std::to_string(context.sms) + " SMs"},
-      {"cycles", three_digits(plan.cycles) + " by the model"},
-      {"why", others.empty() ? "the only candidate" : "fewest cycles, against " + join(others)},
-      {"order", describe(kernel->order, p.k)},
-  };
-  if (is_guarded(kernel->order)) {
-    const int chunk = kernel->order == Order::kTf32 ? mma_order::kChunk : kChunk;
-    const int64_t chunks = ceil_div(p.k, chunk);
-    facts.emplace_back("scale_groups", std::to_string(p.m * chunks) + " of a's rows and " +
-                                           std::to_string(p.n * chunks) +
-                                           " of b's columns in a matrix, one a chunk");
-  }
-  return facts;
 }
 
 }  // namespace tiled

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "core/complex.h"
 #include "core/context.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -23,17 +25,40 @@ enum class Order {
   kTf32,     // core/order_tf32.h
 };
 
-// Returns whether the order scales rows and columns, and recomputes elements that lose too much
-// precision by it.
-inline bool is_guarded(Order order) { return order == Order::kFp16x3 || order == Order::kTf32; }
+inline constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
+
+struct OrderTraits {
+  std::string_view name;
+  int64_t chunk = 0;                      // of K, at whose multiples sums may be cut; 0 if nowhere
+  int64_t min_k = 0, max_k = kAnyLength;  // other sums are in the chunked order
+  // Rows and columns are scaled, and elements that lose too much precision by it are flagged and
+  // recomputed in the chunked order.
+  bool is_guarded = false;
+  double first_total = -0.0;  // to which the first chunk is added
+
+  bool sums(int64_t k) const { return min_k <= k && k <= max_k; }
+};
+const OrderTraits& traits(Order order);
 
 enum class Dtypes { kAny, kFloat32, kFloat64, k16Bit };
+bool has_dtype(Dtypes dtypes, DType dtype);
 enum class Gpus { kAny, kHopper };
 
-// Computes C by the plan. Returns false, with C untouched, where there is no memory for a
-// workspace.
+// Computes C by the plan. Returns false, with C untouched, if there is no memory for a workspace.
 using Launch = bool (*)(const Problem&, const Plan&, const Context&);
 
+// How a kernel reads a complex B in place (core/complex.h). The problem is the real one, and its
+// `b` is that of in_place_b().
+struct ReadsComplexB {
+  // Returns the plan, or nothing if the kernel cannot read this B in place. `packed` is its plan
+  // for B'.
+  std::optional<Plan> (*plan)(const Plan& packed, const Problem&, const SignsOfB&,
+                              int64_t sms) = nullptr;
+  bool (*launch)(const Problem&, const Plan&, const ComplexB&, const Context&) = nullptr;
+  bool needs_pack = false;  // memory for B', which the kernel may come to need
+};
+
+inline WorkspaceBytes no_workspace(const Problem&, const Plan&, int64_t) { return {}; }
 inline bool accepts_all(const Problem&) { return true; }
 
 struct Kernel {
@@ -44,35 +69,43 @@ struct Kernel {
   Order order;
   Dtypes dtypes = Dtypes::kAny;
   Gpus gpus = Gpus::kAny;  // the host runs every kernel's twin
-  int64_t min_k = 0, max_k = std::numeric_limits<int64_t>::max();
+  int64_t min_k = 0, max_k = kAnyLength;
   bool (*accepts)(const Problem&) = accepts_all;  // sizes and layouts
+  bool keeps_flagged = false;                     // on the GPU, as Problem::keeps_flagged asks
+  // What a launch of the plan allocates. With less memory it may still solve the problem.
+  WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms) = no_workspace;
+  ReadsComplexB complex_b = {};  // by default, a pass writes B'
 
   bool runs_on(const Context& context, DType dtype) const;
-  bool takes(const Problem& p) const { return min_k <= p.k && p.k <= max_k && accepts(p); }
+  bool takes(const Problem& p, const Context& context) const;
 };
+std::span<const Kernel> kernels();
 
 struct Choice {
   const Kernel* kernel;
   Plan plan;
 };
 
-// The names that `algorithm` may be, slowest first, without "auto".
+// The names that `algorithm` may be, without "auto": kernels in the table's order, and each family
+// behind its kernels.
 std::vector<std::string> algorithms();
 
 // The kernels that may solve the problem, fastest first by their cost models: the one of that name,
 // or those of that family, or, for "auto", all of the order that precision, dtype, K and the device
-// determine. Returns at least one; throws a sentence where there is none. `complex`: the problem is
+// determine. Returns at least one; throws a sentence if there is none. `complex`: the problem is
 // that of a complex one, which the sentence names.
 std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
                             bool complex = false);
+
+// Throws the sentence of choices() that follows from the arguments alone, for any device.
+void check_algorithm(const char* op, std::string_view algorithm, Precision precision, DType dtype,
+                     bool complex);
+// Throws a sentence if there is no such algorithm.
+void check_algorithm_name(const char* op, std::string_view algorithm);
 
 // Solves the problem by the first choice that finds memory for its workspace, or else by any other
 // kernel of the same order, which gives the same bits. Returns false, with C untouched, where none
 // does.
 bool launch(const std::vector<Choice>& choices, const Problem& p, const Context& context);
-
-// The choice and its reasons, as pairs of a heading and a text.
-std::vector<std::pair<std::string, std::string>> explain(const std::vector<Choice>& choices,
-                                                         const Problem& p, const Context& context);
 
 }  // namespace tiled

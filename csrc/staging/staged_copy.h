@@ -40,7 +40,7 @@ class SlotCopies {
 };
 using MakeSlotCopies = std::function<std::unique_ptr<SlotCopies>()>;
 
-// Where the host plays the GPU: copies that are done at once.
+// Copies that are done at once, for tests in which the host plays the GPU.
 std::unique_ptr<SlotCopies> host_slot_copies(bool to_gpu);
 
 constexpr int kSlots = 4;                     // of a thread
@@ -49,8 +49,8 @@ constexpr int64_t kLeastBytes = kSlots * 64;  // of memory, for a thread
 // Makes a copy by several threads, each of which calls make_copies() and has slots in `memory`. The
 // GPU's side has rows, and the host's any strides. Returns when the host's side has been read or
 // written. Copies from the slots to the GPU may still be under way then: the next call waits for
-// those of a slot before it fills it, if it comes from the same thread, with the same memory and
-// number of threads.
+// a slot's copies before it fills the slot, if it comes from the same thread, with the same memory
+// and number of threads.
 void copy_staged(const MatrixCopy& copy, char* memory, int64_t bytes, int64_t threads,
                  const MakeSlotCopies& make_copies);
 

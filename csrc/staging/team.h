@@ -23,7 +23,7 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   // Calls body(0) to body(members - 1) at the same time, body(0) in this thread, and returns when
-  // all have returned. There are fewer members where the system makes no more threads. Throws a
+  // all have returned. There are fewer members if the system makes no more threads. Throws a
   // std::runtime_error with the text of an exception of one of them.
   void run(int members, const std::function<void(int)>& body);
 

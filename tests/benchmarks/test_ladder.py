@@ -41,7 +41,7 @@ def test_tiles_are_those_of_the_kernels():
 
 def test_the_tile_of_simt_tma_is_that_of_its_kernel():
     tile = roofline.TILES["simt_tma"]
-    costs = (KERNELS / "common/costs_h200.h").read_text()
+    costs = (KERNELS / "simt/costs_h200.h").read_text()
     largest = re.search(r"kSimtTmaTiles\[\] = \{\s*\{([^}]*)\}", costs)[1].split(", ")
     sizes = [tile.m, tile.n, tile.thread_m, tile.thread_n]
     assert [int(number) for number in largest[:4]] == sizes

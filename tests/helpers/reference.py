@@ -40,8 +40,12 @@ flagged element is recomputed in the chunked order, whose bound is smaller up to
 from 2^25 on.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
+
+from torch_tiled._op.registry import family, orders
 
 U = {
     torch.float64: 2.0**-53,
@@ -69,7 +73,6 @@ PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of 
 CHUNK = 1024  # of K in the chunked and the fp16x3 order
 MMA_CHUNK = 8192  # of K in the mma and the tf32 order
 MIN_K = {"fp16x3": 128, "tf32": 64}  # of these orders; shorter sums are in the chunked one
-MOST_K = {"simt_gemv": 128, "fp16x3_direct": 511}  # of these kernels; others take longer sums
 TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 
@@ -148,20 +151,20 @@ def promotion(k):
 
 def takes(algorithm, dtype, device="cpu", precision="fp32"):
     """Whether an algorithm takes such operands; tests/ops/test_errors.py has its errors if not."""
-    dtype = PARTS.get(dtype, dtype)
-    if algorithm is None or not algorithm.startswith(("simt", "fp16x3", "mma", "tf32", "f64")):
+    kernels = family(algorithm)
+    if not kernels:  # "auto", or None
         return True
-    if algorithm.startswith("f64"):
-        return dtype == torch.float64
-    if algorithm.startswith("mma"):
-        anywhere = algorithm in ("mma", "mma_sync") or device == "cpu"
-        return dtype in FLOATS_16BIT and (anywhere or _is_hopper())
-    if dtype != torch.float32 or (algorithm.startswith("fp16x3") and precision == "ieee"):
+    refused = {"fp16x3": precision == "ieee", "tf32": precision != "tf32"}
+    if dtype not in kernels[0].dtypes or refused.get(kernels[0].order):
         return False
-    if algorithm.startswith("tf32") and precision != "tf32":
-        return False
-    anywhere = ("simt", "simt_small", "simt_gemv", "simt_cp_async")
-    return algorithm in anywhere or device == "cpu" or _is_hopper()
+    return device == "cpu" or _is_hopper() or not all(x.needs_hopper for x in kernels)
+
+
+def lengths(algorithm):
+    """The shortest and the longest K of sums that an algorithm computes itself."""
+    kernels = family(algorithm)
+    least = max(orders()[kernels[0].order].min_k, min(x.min_k for x in kernels)) if kernels else 0
+    return least, max((x.max_k or math.inf for x in kernels), default=math.inf)
 
 
 def _is_hopper():
@@ -177,12 +180,8 @@ def order(algorithm, a, precision="fp32"):
             return "any"
         ours = ("tf32", "fp16x3", "mma", "tiled")
         algorithm = next(x for x in ours if takes(x, a.dtype, a.device.type, precision))
-    if algorithm.startswith("mma"):
-        return "mma"
-    if algorithm.startswith(("fp16x3", "tf32")):
-        order = algorithm.partition("_")[0]
-        return order if k >= MIN_K[order] else "chunked"
-    return "plain" if algorithm == "naive" else "chunked"
+    name = family(algorithm)[0].order
+    return name if k >= MIN_K.get(name, 0) else "chunked"
 
 
 def roundings(k, order):

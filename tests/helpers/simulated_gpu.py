@@ -13,8 +13,7 @@ import torch
 from torch_tiled._op.namespace import operators
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.parts import Settings
-from torch_tiled.stream.queues import QUEUES
-from torch_tiled.stream.staging import copy_direct
+from torch_tiled.stream.staging import QUEUES, copy_direct
 
 
 class Event:
@@ -27,16 +26,16 @@ class Event:
 
 
 class SimulatedQueues:
-    """See torch_tiled.stream.queues.CudaQueues, whose methods these are."""
+    """See torch_tiled.stream.staging.CudaQueues, whose methods these are."""
 
-    def __init__(self, device, machine=None, seed=0, lock=None):
+    def __init__(self, device, machine=None, seed=0):
         self.device = device
         self._machine = machine or Machine()
         self._random = random.Random(seed)
         self._work = {name: [] for name in QUEUES}
         self._clocks = dict.fromkeys(QUEUES, 0.0)
-        self._lock = lock or threading.RLock()  # of all queues whose events wait for each other
-        self.copied = {"in": 0, "out": 0, "peer": 0}
+        self._lock = threading.RLock()
+        self.copied = {"in": 0, "out": 0}
 
     def context(self):
         return contextlib.nullcontext()
@@ -46,9 +45,6 @@ class SimulatedQueues:
             self._work[queue].append(("run", function, arguments))
             if function is operators._copy_staged_:  # the host copies before it goes on
                 self.run_until(self.record(queue))
-
-    def copy_from_peer(self, queue, to, source):
-        self.run(queue, _copy_from_peer, to, source)
 
     def record(self, queue):
         event = Event(self)
@@ -78,11 +74,7 @@ class SimulatedQueues:
         """Runs the first work of one queue that need not wait."""
         firsts = {name: work[0] for name, work in self._work.items() if work}
         ready = [name for name, first in firsts.items() if self._is_ready(first)]
-        if not ready:  # for work of other GPUs
-            others = {first[1].queues for first in firsts.values()} - {self}
-            assert others, "the queues wait for each other"
-            self._random.choice([*others])._step()
-            return
+        assert ready, "the queues wait for each other"
         queue = self._random.choice(ready)
         kind, first, *arguments = self._work[queue].pop(0)
         if kind == "wait":
@@ -112,9 +104,6 @@ class SimulatedQueues:
         if function is torch.Tensor.zero_ or not arguments:
             return 0.0
         nbytes = arguments[1].nbytes
-        if function is _copy_from_peer:
-            self.copied["peer"] += nbytes
-            return 0.0
         self.copied[queue] += nbytes
         seconds = {"in": self._machine.seconds_in, "out": self._machine.seconds_out}[queue]
         return seconds(nbytes, _lines(*arguments[:2]), 1, False)
@@ -125,10 +114,6 @@ def _lines(*tensors):
     if not all(x.stride(-1) == 1 for x in tensors):
         tensors = [x.mT for x in tensors]
     return 0 if all(x.is_contiguous() for x in tensors) else tensors[0].shape[:-1].numel()
-
-
-def _copy_from_peer(to, source):
-    to.copy_(source)
 
 
 def _check_copy(function, arguments):
@@ -150,19 +135,19 @@ def _has_adjacent_rows(x):
     )
 
 
-def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 15, are_peers=False):
+def simulated(budget, workers=1, *, seed=0, staging_bytes=1 << 15):
     """Returns (Settings of simulated GPUs, the list of their queues)."""
     # The host takes no time, and the GPU keeps its lower clock.
     no_time = {"step_seconds": 0, "start_seconds": 0, "call_seconds": 0}
     machine = Machine(staging_bytes=staging_bytes, staging_threads=3, boost=1, **no_time)
-    made, lock = [], threading.RLock()
+    made = []
 
     def make_queues(device):
-        made.append(SimulatedQueues(device, machine, seed + len(made), lock))
+        made.append(SimulatedQueues(device, machine, seed + len(made)))
         return made[-1]
 
     devices = (torch.device("cpu"),) * workers
-    return Settings(devices, budget, machine, make_queues, None, are_peers), made
+    return Settings(devices, budget, machine, make_queues, None), made
 
 
 __all__ = ["SimulatedQueues", "operators", "simulated"]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import itertools
 from unittest import mock
 
 import pytest
@@ -11,14 +12,14 @@ from helpers.simulated_gpu import simulated
 
 import torch_tiled
 from torch_tiled.stream import staging
+from torch_tiled.stream.parts import Layout, Sizes, Source
 from torch_tiled.stream.problem import make_linear_problem, make_problem
-from torch_tiled.stream.sizes import Layout, Sizes, Source
+from torch_tiled.stream.worker import Worker
 
 # Functions of the package have the names of these modules.
 parts_module = importlib.import_module("torch_tiled.stream.parts")
 plan_module = importlib.import_module("torch_tiled.stream.planner")
 run_module = importlib.import_module("torch_tiled.stream.run")
-run_cpu_module = importlib.import_module("torch_tiled.stream.run_cpu")
 
 MUCH = 1 << 30
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -94,6 +95,19 @@ def planned(tile=None, depth=None, kept="b", matrices=0):
         yield plans
 
 
+def failing_steps(errors):
+    """A context in which the n-th step that any worker issues raises errors[n]."""
+    issue, count = Worker._issue, itertools.count(1)
+
+    def issue_or_fail(self, step):
+        error = errors.get(next(count))
+        if error is not None:
+            raise type(error)(*error.args)
+        return issue(self, step)
+
+    return mock.patch.object(Worker, "_issue", issue_or_fail)
+
+
 def poison(x):
     """Fills a tensor with NaN, both parts of complex ones."""
     return x.fill_(complex(torch.nan, torch.nan) if x.is_complex() else torch.nan)
@@ -120,7 +134,6 @@ def _run(
     workers=1,
     seed=0,
     pinned=False,
-    are_peers=False,
     report=lambda progress: None,
     **tiles,
 ):
@@ -128,11 +141,10 @@ def _run(
 
     Args:
         pinned: whether tensors of the host lie in pinned memory, or a function of a tensor.
-        are_peers: whether GPUs copy panels from each other.
         tiles: as for planned().
     """
     poison(result)
-    settings, queues = simulated(budget, workers, seed=seed, are_peers=are_peers)
+    settings, queues = simulated(budget, workers, seed=seed)
     with pins(pinned), planned(**tiles) as plans:
         run_module.run(problem, settings, report)
     return Streamed(result, queues, plans)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from helpers.reference import (
-    MOST_K,
-    accumulation_dtype,
     assert_within,
     bound,
+    lengths,
     order,
     product,
     relative_error,
@@ -164,17 +163,6 @@ def test_16bit_floats_to_float32(device, poisoned, algorithm, dtype):
     check(a, b, algorithm, out_dtype=dtype)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_exact_integers(device, algorithm, dtype):
-    """Sums of integers that the accumulator holds are exact, in any order."""
-    largest = 2 if dtype in (torch.float16, torch.bfloat16) else 100
-    a = torch.randint(-largest, largest + 1, (70, 130), device=device).to(dtype)
-    b = torch.randint(-largest, largest + 1, (130, 90), device=device).to(dtype)
-    result = torch_tiled.matmul(a, b, algorithm=algorithm, out_dtype=accumulation_dtype(dtype))
-    assert torch.equal(result.double(), product(a, b))
-
-
 @pytest.mark.parametrize("algorithm", NAMED)
 def test_no_drift(device, algorithm):
     """Elementwise bounds would not notice a sum that always rounds down: the mean error does."""
@@ -219,16 +207,6 @@ def test_out_may_be_any_view(device, algorithm):
     assert store.isnan().sum() == store.numel() - out.numel()  # and nothing else was touched
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_out_may_interleave_with_an_input(device, algorithm):
-    store = torch.randn(24, 48, device=device)
-    a, b = store[:, 0::2].clone(), torch.randn(24, 24, device=device)
-    expected = torch_tiled.matmul(a, b, algorithm=algorithm)
-    torch_tiled.matmul(store[:, 0::2], b, algorithm=algorithm, out=store[:, 1::2])
-    assert torch.equal(store[:, 1::2], expected)
-    assert torch.equal(store[:, 0::2], a)
-
-
 def test_views_are_not_copied(device):
     """No input is copied: a product of views allocates its result and nothing else."""
     if device != "cuda":
@@ -243,7 +221,7 @@ def test_views_are_not_copied(device):
         del result
 
 
-def test_algorithms_are_named_slowest_first():
+def test_algorithms_are_named_in_the_order_of_the_ladder():
     assert NAMED == [
         *("naive", "tiled16", "tiled32", "tiled64", "tiled"),
         *("simt_small", "simt_cp_async", "simt_tma"),
@@ -258,7 +236,7 @@ def test_algorithms_are_named_slowest_first():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_explain(device, algorithm):
-    k = MOST_K.get(algorithm, 600)
+    k = min(600, lengths(algorithm)[1])
     a, b = torch.randn(100, k, device=device), torch.randn(300, k, device=device).mT
     text = str(torch_tiled.explain(a, b, algorithm=algorithm))
     assert f"m = 100, n = 300, k = {k}" in text

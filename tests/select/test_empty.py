@@ -4,12 +4,15 @@ import itertools
 
 import pytest
 import torch
+from helpers.reference import takes
 
 import torch_tiled
 
 GPUS = [{"compute_capability": 80, "sms": 108}, {"compute_capability": 90, "sms": 132}, {}]
 KINDS = {
-    torch.float32: [x for x in torch_tiled.algorithms() if not x.startswith(("f64", "mma"))],
+    torch.float32: [
+        x for x in torch_tiled.algorithms() if takes(x, torch.float32, precision="tf32")
+    ],
     torch.complex64: ["naive", "tiled", "simt", "fp16x3"],
     torch.float64: ["naive", "tiled", "f64"],
     torch.bfloat16: ["naive", "tiled", "mma"],

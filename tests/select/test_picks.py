@@ -24,7 +24,7 @@ SHAPE = ("dtype", "precision", "layout", "batch", "m", "n", "k")
 
 
 def pick(dtype: str, precision: str, layout: str, batch: int, m: int, n: int, k: int) -> str:
-    """The kernel, its tile, its blocks and its cycles, in words."""
+    """The kernel, its tile, its blocks and its cycles to three digits, in words."""
 
     def operand(rows: int, columns: int, stored: str) -> torch.Tensor:
         size = (rows, columns) if stored == "N" else (columns, rows)
@@ -34,7 +34,7 @@ def pick(dtype: str, precision: str, layout: str, batch: int, m: int, n: int, k:
 
     a, b = operand(m, k, layout[0]), operand(k, n, layout[1])
     plan = torch_tiled.explain(a, b, precision=precision, **H200)
-    return f"{plan.algorithm} {plan.tile} {plan.blocks} {plan.cycles.split()[0]}"
+    return f"{plan.algorithm} {plan.tile} {plan.blocks} {plan.values['cycles']:.3g}"
 
 
 def shapes(results: dict) -> list[tuple]:

@@ -38,8 +38,9 @@ MAY_INCLUDE = {
         *("kernels/simt/*", "kernels/complex/passes.h"),
     },
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
-    # Units that instantiate the kernels of mma_tma.
-    "kernels/mma/tma_instances": {"core/element.h", "kernels/mma/tma_instance.cuh"},
+    # Units that instantiate the kernels of mma_tma and mma_unaligned.
+    "kernels/mma/tma_instances": {"core/element.h", "kernels/mma/tma_launch.cuh"},
+    "kernels/mma/unaligned_instances": {"core/element.h", "kernels/mma/unaligned_launch.cuh"},
     "kernels/tf32": {
         *("cuda", "core/*", "ptx/*", "kernels/common/*"),
         *("kernels/mma/*", "kernels/fp16x3/*"),

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = ("csrc", "torch_tiled", "tests", "benchmarks", "tools", "examples")
 SUFFIXES = (".py", ".cpp", ".cu", ".cuh", ".h", ".def")
-MOST_LINES = 400
+MOST_LINES = 600  # the mainloop of a kernel is read in one file
 README_LINES, README_WORDS = 150, 900
 
 

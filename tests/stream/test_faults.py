@@ -11,14 +11,22 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.simulated_gpu import SimulatedQueues
-from helpers.streaming import assert_same_bits, both_sides, check, poison, run_cpu_module, stream
+from helpers.streaming import (
+    assert_same_bits,
+    both_sides,
+    check,
+    failing_steps,
+    poison,
+    run_module,
+    stream,
+)
 
 import torch_tiled
 from torch_tiled.stream import Interrupted
 from torch_tiled.stream.staging import Staging
 from torch_tiled.stream.worker import Worker
 
+NO_MEMORY = torch.OutOfMemoryError("no memory")
 GRID = {"tile": (16, 24)}  # 4 x 3 tiles of a 60 x 70 result
 
 
@@ -32,21 +40,6 @@ def no_thread_is_left():
 
 def operands(k=100):
     return torch.randn(60, k), torch.randn(k, 70)
-
-
-def fails_at(step, error):
-    """A context in which the n-th product of all cannot be issued, once."""
-    count = [0]
-    run = SimulatedQueues.run
-
-    def run_or_fail(self, queue, function, *arguments):
-        if getattr(function, "__name__", "") == "_multiply":
-            count[0] += 1
-            if count[0] == step:
-                raise type(error)(*error.args)
-        run(self, queue, function, *arguments)
-
-    return mock.patch.object(SimulatedQueues, "run", run_or_fail)
 
 
 def run_into(out, a, b, *, workers=1, report=lambda progress: None, pinned=False, **options):
@@ -73,7 +66,7 @@ def assert_done_tiles_alone_are_there(interrupted, out, expected):
 @both_sides
 def test_smaller_tiles_where_memory_runs_out(step, workers, pinned):
     a, b = operands()
-    with fails_at(step, torch.OutOfMemoryError("no memory")):
+    with failing_steps({step: NO_MEMORY}):
         first, *others = check(a, b, workers=workers, pinned=pinned, **GRID).plans
     assert others and all(plan.tile == (8, 12) for plan in others[1::2])
     assert len(others) <= 24  # a plan to see that there is one, and those of tiles that are left
@@ -96,20 +89,20 @@ def test_budgets_are_halved_until_memory_suffices():
 
 def test_a_sentence_of_the_library_is_memory_that_ran_out_too():
     a, b = operands()
-    with fails_at(2, RuntimeError("tiled::matmul: out of memory: 5 bytes were wanted")):
+    with failing_steps({2: RuntimeError("tiled::matmul: out of memory: 5 bytes were wanted")}):
         assert len(check(a, b, **GRID).plans) > 1
 
 
 def test_budgets_of_make_plan_where_memory_runs_out():
     a, b = torch.randn(300, 200), torch.randn(200, 400)
-    with fails_at(1, torch.OutOfMemoryError("no memory")):
+    with failing_steps({1: NO_MEMORY}):
         first, *others = check(a, b, budget=8 << 20).plans
     assert others and all(plan.device_bytes <= 4 << 20 for plan in others)
 
 
 def test_groups_of_matrices_where_memory_runs_out():
     a, b = torch.randn(40, 30, 20), torch.randn(40, 20, 50)
-    with fails_at(2, torch.OutOfMemoryError("no memory")):
+    with failing_steps({2: NO_MEMORY}):
         plans = check(a, b, matrices=8).plans
     assert {plan.matrices for plan in plans} == {8, 4}
 
@@ -117,7 +110,7 @@ def test_groups_of_matrices_where_memory_runs_out():
 def test_a_batch_that_no_longer_fits_in_groups():
     """Half of the memory is too little for a group of one matrix: they go one by one, in tiles."""
     a, b = torch.randn(3, 300, 500), torch.randn(3, 500, 300)
-    with fails_at(2, torch.OutOfMemoryError("no memory")):
+    with failing_steps({2: NO_MEMORY}):
         plans = check(a, b, budget=8 << 20).plans
     assert plans[0].matrices and not plans[-1].matrices
 
@@ -127,16 +120,8 @@ def test_ctrl_c_in_a_batch_after_memory_ran_out(dims):
     a, b = torch.randn(2, 10, 30, 20), torch.randn(2, 10, 20, 50)
     a, b = a.permute(*dims, 2, 3), b.permute(*dims, 2, 3)
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
-    out, count = torch.empty_like(expected), [0]
-    issue = Worker._issue
-
-    def issue_or_fail(self, step):
-        count[0] += 1
-        if count[0] in (2, 6):
-            raise torch.OutOfMemoryError("no memory") if count[0] == 2 else KeyboardInterrupt
-        return issue(self, step)
-
-    with mock.patch.object(Worker, "_issue", issue_or_fail):
+    out = torch.empty_like(expected)
+    with failing_steps({2: NO_MEMORY, 6: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, matrices=4)
     is_done = assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert is_done.any() and len(interrupted.done) < interrupted.tiles
@@ -144,7 +129,7 @@ def test_ctrl_c_in_a_batch_after_memory_ran_out(dims):
 
 def test_no_memory_even_for_small_tiles():
     a, b = operands()
-    with mock.patch.object(Worker, "_issue", side_effect=torch.OutOfMemoryError("no memory")):
+    with mock.patch.object(Worker, "_issue", side_effect=NO_MEMORY):
         with pytest.raises(torch.OutOfMemoryError, match="no memory"):
             stream(a, b, budget=8 << 20)
 
@@ -163,7 +148,7 @@ def test_memory_of_a_failed_attempt_is_free_for_the_next():
     gc.disable()
     try:
         with mock.patch.object(Worker, "__init__", watched):
-            with fails_at(3, torch.OutOfMemoryError("no memory")):
+            with failing_steps({3: NO_MEMORY}):
                 check(a, b, **GRID)
     finally:
         gc.enable()
@@ -194,7 +179,7 @@ def test_a_copy_that_fails(direction, call, workers):
 @both_sides
 def test_a_product_that_fails(step, workers, pinned):
     a, b = operands()
-    with fails_at(step, ValueError("bad luck")), pytest.raises(ValueError, match="bad luck"):
+    with failing_steps({step: ValueError("bad luck")}), pytest.raises(ValueError, match="bad luck"):
         stream(a, b, workers=workers, pinned=pinned, **GRID)
 
 
@@ -204,7 +189,7 @@ def test_a_product_that_fails(step, workers, pinned):
 def test_ctrl_c_in_a_worker(step, workers, pinned):
     a, b = operands()
     out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="tiled")
-    with fails_at(step, KeyboardInterrupt()):
+    with failing_steps({step: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, workers=workers, pinned=pinned)
     is_done = assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert not is_done.all()
@@ -218,21 +203,21 @@ def test_ctrl_c_before_flagged_tiles_are_repaired():
     a, b = operands(2100)
     a[20, 5] = torch.inf
     out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="fp16x3")
-    with fails_at(30, KeyboardInterrupt()):
+    with failing_steps({30: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, depth=1024, algorithm="fp16x3")
     assert 16 in {rows.start for _, rows, _ in interrupted.done}
     for _, rows, cols in interrupted.done:
         assert_same_bits(out[rows, cols], expected[rows, cols])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("no memory")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NO_MEMORY])
 def test_what_ends_a_repair(error):
     """Ctrl-C leaves flagged tiles out of `done`; without memory, they are computed again."""
     a, b = operands(2100)
     a[20, 5] = torch.inf
     out, expected = torch.empty(60, 70), torch_tiled.matmul(a, b, algorithm="fp16x3")
     options = {"depth": 1024, "algorithm": "fp16x3"}
-    with fails_at(37, error):  # after 12 tiles of 3 slices
+    with failing_steps({37: error}):  # after 12 tiles of 3 slices
         if isinstance(error, torch.OutOfMemoryError):
             assert_same_bits(stream(a, b, **options, **GRID).result, expected)
             return
@@ -268,7 +253,7 @@ def test_ctrl_c_in_a_batch(shapes, step):
     a, b = map(torch.randn, shapes)
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
     out = torch.empty_like(expected)
-    with fails_at(step, KeyboardInterrupt()):
+    with failing_steps({step: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b)
     assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert interrupted.tiles == 12 * expected.shape[:-2].numel()
@@ -279,7 +264,7 @@ def test_ctrl_c_in_groups_of_matrices():
     a, b = torch.randn(20, 30, 40), torch.randn(20, 40, 50)
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
     out = torch.empty_like(expected)
-    with fails_at(5, KeyboardInterrupt()):
+    with failing_steps({5: KeyboardInterrupt()}):
         interrupted = run_into(out, a, b, matrices=3)
     assert_done_tiles_alone_are_there(interrupted, out, expected)
     assert interrupted.tiles == 7
@@ -288,23 +273,13 @@ def test_ctrl_c_in_groups_of_matrices():
 def test_ctrl_c_after_memory_ran_out():
     a, b = operands()
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
-    out, count = torch.empty(60, 70), [0]
-    issue = Worker._issue
-
-    def issue_or_fail(self, step):
-        count[0] += 1
-        if count[0] == 3:
-            raise torch.OutOfMemoryError("no memory")
-        if count[0] == 9:
-            raise KeyboardInterrupt
-        return issue(self, step)
-
-    with mock.patch.object(Worker, "_issue", issue_or_fail), pytest.raises(Interrupted) as raised:
-        stream(a, b, out=out, **GRID)
-    is_done = assert_done_tiles_alone_are_there(raised.value, out, expected)
+    out = torch.empty(60, 70)
+    with failing_steps({3: NO_MEMORY, 9: KeyboardInterrupt()}):
+        interrupted = run_into(out, a, b)
+    is_done = assert_done_tiles_alone_are_there(interrupted, out, expected)
     # Two tiles of the first grid, whole ones of a second grid of 4 tiles each, and 9 tiles to come.
-    assert raised.value.tiles == 2 + 4 + 4 + 8
-    assert is_done.any() and len(raised.value.done) < raised.value.tiles
+    assert interrupted.tiles == 2 + 4 + 4 + 8
+    assert is_done.any() and len(interrupted.done) < interrupted.tiles
 
 
 @pytest.mark.parametrize("of", ["cpu", "simulated"])
@@ -314,7 +289,7 @@ def test_a_signal(of):
     a, b = torch.randn(n, 100), torch.randn(100, n)
     out, expected = torch.empty(n, n), torch_tiled.matmul(a, b, algorithm="tiled")
     reached = threading.Event()
-    issue, matmul, count = Worker._issue, run_cpu_module.matmul, [0]
+    issue, matmul, count = Worker._issue, run_module.matmul, [0]
 
     def slowly(function):
         def call(*arguments, **options):
@@ -338,8 +313,8 @@ def test_a_signal(of):
         else:
             poison(out)
             with (
-                mock.patch.object(run_cpu_module, "matmul", slowly(matmul)),
-                mock.patch.object(run_cpu_module, "_TILE", 32),
+                mock.patch.object(run_module, "matmul", slowly(matmul)),
+                mock.patch.object(run_module, "_CPU_TILE", 32),
             ):
                 torch_tiled.stream.matmul(a, b, out=out, devices="cpu", algorithm="tiled")
     sender.join()
@@ -363,10 +338,11 @@ def test_an_error_of_the_progress_function(of):
 
 
 AGAIN = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 import torch
 import torch_tiled
-from torch_tiled.stream import run_cpu
+
+run = sys.modules["torch_tiled.stream.run"]  # the package has the function of that name
 
 def slow_matmul(*arguments, **options):
     if not sender.is_alive():
@@ -379,8 +355,8 @@ def send():
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-sender, matmul = threading.Thread(target=send), run_cpu.matmul
-run_cpu.matmul, run_cpu._TILE = slow_matmul, 32
+sender, matmul = threading.Thread(target=send), run.matmul
+run.matmul, run._CPU_TILE = slow_matmul, 32
 a, b, out = torch.randn(64, 50), torch.randn(50, 64), torch.full((64, 64), torch.nan)
 try:
     torch_tiled.stream.matmul(a, b, out=out, devices="cpu")

@@ -10,6 +10,7 @@ import torch
 from helpers.streaming import assert_same_bits, sentence_of, stream
 
 import torch_tiled
+from torch_tiled.stream.host_memory import read_mappings
 
 M, N, K = 60, 70, 1100
 GRID = {"tile": (16, 24), "depth": 1024}
@@ -255,3 +256,24 @@ def test_a_file_whose_name_has_a_newline_is_too_short(tmp_path):
     os.truncate(path, 5000)
     with pytest.raises(RuntimeError, match="a reaches to byte 1200000 of the file"):
         torch_tiled.stream.matmul(a, torch.randn(500, 40), devices="cpu")
+
+
+def test_the_mappings_of_tensors_alone(tmp_path):
+    """Thousands of others would take tens of milliseconds of each product."""
+    if not read_mappings([torch.zeros(1)]):
+        pytest.skip("this system does not tell what is mapped")
+    path = tmp_path / "some \r name.bin"
+    x = torch.from_file(str(path), shared=True, size=5000, dtype=torch.float32)
+    with path.open("r+b") as file:
+        others = [mmap.mmap(file.fileno(), 4096) for _ in range(50)]
+    y = torch.zeros(70_000)
+    for tensors in ([x], [x, y], [y, x[100:200], x]):
+        found = read_mappings(tensors)
+        assert len(found) <= 2 * len(tensors)
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            (path_of,) = (path for first, end, *_, path in found if first <= address < end)
+            assert (path_of == str(path)) == (tensor is not y)
+    assert read_mappings([]) == read_mappings([torch.zeros(0), torch.zeros(3, device="meta")]) == []
+    for other in others:
+        other.close()

@@ -1,48 +1,96 @@
-"""Products larger than the GPU, on a GPU: bits of the product within it, memory, several GPUs.
+"""Products and layers larger than the GPU, on a GPU: bits as within it, memory, several GPUs.
 
 Budgets are a few MiB, so that small products have many tiles.
 """
 
 import gc
-from unittest import mock
 
 import pytest
 import torch
 from helpers.needs import needs_cuda, needs_hopper
+from helpers.streaming import assert_same_bits, poison
+from helpers.thinning import pairwise
 
 import torch_tiled
 from torch_tiled import stream
-from torch_tiled.stream.queues import CudaQueues
+from torch_tiled.stream.parts import plan_product
+from torch_tiled.stream.problem import make_linear_problem
 
 MIB = 1 << 20
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.complex64, torch.complex128),
+)
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+pinned_or_not = pytest.mark.parametrize("is_pinned", [False, True])
 
 
 def randn(*shape, dtype=torch.float32):
     return torch.randn(shape, dtype=dtype)
 
 
-def components(x):
-    return torch.view_as_real(x) if x.is_complex() else x
+def layer(m, n, k, dtype=torch.float32):
+    """x, a weight and a bias, of such sizes that activations bend them."""
+    x, weight, bias = (torch.randn(shape) for shape in ((m, k), (n, k), (n,)))
+    return x.to(dtype), (weight / k**0.5).to(dtype), bias.to(dtype)
 
 
-def check(a, b, budget, **options):
-    """The bits of a streamed product, and that it takes no more memory than its plan says."""
-    expected = torch_tiled.matmul(a.cuda(), b.cuda(), **options).cpu()
+def pin_if(is_pinned, *tensors):
+    return [x.pin_memory() if is_pinned else x for x in tensors]
+
+
+def within_the_gpu(call, *tensors, **options):
+    given = (None if x is None else x.cuda() for x in tensors)
+    return call(*given, **options).cpu()
+
+
+def check_call(call, expected, plan, budget):
+    """The bits of a streamed result, and that it takes no more memory than its plan says.
+
+    Args:
+        call: a function of `out`.
+        plan: the same, which returns its Plan.
+    """
+    out = poison(torch.empty_like(expected))
+    planned = plan(out)
     gc.collect()  # what other tests left
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out = torch.full_like(expected, torch.nan)
-    plan = stream.plan(a, b, out=out, max_device_bytes=budget, **options)
-    stream.matmul(a, b, out=out, max_device_bytes=budget, **options)
+    call(out)
     taken = torch.cuda.max_memory_allocated() - before
     assert torch.cuda.memory_allocated() == before
-    assert taken <= plan.device_bytes <= budget
-    torch.testing.assert_close(
-        components(out), components(expected), rtol=0, atol=0, equal_nan=True
+    assert taken <= planned.device_bytes <= budget
+    assert_same_bits(out, expected)
+    return planned
+
+
+def check(a, b, budget, **options):
+    """check_call() of a product."""
+    expected = within_the_gpu(torch_tiled.matmul, a, b, **options)
+    options["max_device_bytes"] = budget
+    return check_call(
+        lambda out: stream.matmul(a, b, out=out, **options),
+        expected,
+        lambda out: stream.plan(a, b, out=out, **options),
+        budget,
     )
-    return plan
+
+
+def check_linear(x, weight, bias, budget, *, activation="none", precision="fp32"):
+    """check_call() of a layer, by the plan that counts its bias."""
+    options = {"activation": activation, "precision": precision}
+    expected = within_the_gpu(torch_tiled.linear, x, weight, bias, **options)
+
+    def plan(out):
+        problem, _ = make_linear_problem(x, weight, bias, activation, out, precision, "auto")
+        return plan_product(problem, stream._settings(problem, None, budget))
+
+    def call(out):
+        stream.linear(x, weight, bias, out=out, max_device_bytes=budget, **options)
+
+    return check_call(call, expected, plan, budget)
 
 
 FLOAT32 = [
@@ -57,36 +105,27 @@ FLOAT32 = [
 
 
 @needs_cuda
-@pytest.mark.parametrize("is_pinned", [False, True])
+@pinned_or_not
 @pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
 @pytest.mark.parametrize("m, n, k", FLOAT32)
 def test_float32(m, n, k, precision, is_pinned):
-    a, b = randn(m, k), randn(k, n)
-    if is_pinned:
-        a, b = a.pin_memory(), b.pin_memory()
+    a, b = pin_if(is_pinned, randn(m, k), randn(k, n))
     check(a, b, 96 * MIB if precision == "tf32" else 32 * MIB, precision=precision)
 
 
 @needs_cuda
 @pytest.mark.parametrize("k", [1000, 5001, 20001])
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128],
-)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_dtypes(dtype, k):
     for is_pinned in (False, True):
         a, b = randn(700, k, dtype=dtype), randn(k, 301, dtype=dtype)
-        if is_pinned:
-            a, b = a.pin_memory(), b.pin_memory()
-        check(a, b, 64 * MIB)
+        check(*pin_if(is_pinned, a, b), 64 * MIB)
 
 
 @needs_cuda
-@pytest.mark.parametrize("is_pinned", [False, True])
+@pinned_or_not
 def test_layouts(is_pinned):
-    store = randn(5003, 3001)
-    if is_pinned:
-        store = store.pin_memory()
+    (store,) = pin_if(is_pinned, randn(5003, 3001))
     a = store[:2000, 1:2001]  # misaligned
     for b in (store[:2000], store[:2000, ::2], store[::2][:2000], store[:, :2000].mT):
         check(a, b, 32 * MIB)
@@ -94,11 +133,10 @@ def test_layouts(is_pinned):
 
 
 @needs_cuda
-@pytest.mark.parametrize("is_pinned", [False, True])
+@pinned_or_not
 def test_conjugate_and_negative_views(is_pinned):
-    a, b = randn(300, 2001, dtype=torch.complex64), randn(200, 2001, dtype=torch.complex64)
-    if is_pinned:
-        a, b = a.pin_memory(), b.pin_memory()
+    kind = {"dtype": torch.complex64}
+    a, b = pin_if(is_pinned, randn(300, 2001, **kind), randn(200, 2001, **kind))
     check(a, b.mH, 32 * MIB)
     check(a.conj(), b.mT, 32 * MIB)
     check(a.conj().imag, b.mT.real, 16 * MIB)
@@ -157,61 +195,135 @@ def test_callers_state():
 
 
 @needs_cuda
-def test_smaller_tiles_where_memory_runs_out():
+@pytest.mark.parametrize("call", ["matmul", "linear"])
+def test_smaller_tiles_where_memory_runs_out(call):
     """Another process may take the memory on which the plan counted."""
-    a, b = randn(3000, 2500), randn(2500, 2000)
-    expected = torch_tiled.matmul(a.cuda(), b.cuda()).cpu()
+    x, weight, bias = layer(3000, 2000, 2500)
+    given, options = (x, weight.mT), {}
+    if call == "linear":
+        given, options = (x, weight, bias), {"activation": "gelu"}
+    expected = within_the_gpu(getattr(torch_tiled, call), *given, **options)
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved() + 40 * MIB
-    torch.cuda.set_per_process_memory_fraction(
-        allowed / torch.cuda.get_device_properties(0).total_memory
-    )
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
     try:
-        result = stream.matmul(a, b, max_device_bytes=200 * MIB)
+        result = getattr(stream, call)(*given, max_device_bytes=200 * MIB, **options)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert torch.equal(result, expected)
+    assert_same_bits(result, expected)
 
 
 @needs_two_gpus
-@pytest.mark.parametrize("is_pinned", [False, True])
+@pinned_or_not
 def test_two_gpus(is_pinned):
     a, b = randn(3000, 2500), randn(2500, 2000)
     c, d = randn(1000, 20000), randn(20000, 700)
     d[777, 5] = torch.inf
     for x, y in ((a, b), (c, d)):
-        if is_pinned:
-            x, y = x.pin_memory(), y.pin_memory()
-        expected = torch_tiled.matmul(x.cuda(), y.cuda()).cpu()
+        x, y = pin_if(is_pinned, x, y)
+        expected = within_the_gpu(torch_tiled.matmul, x, y)
         for devices in (["cuda:0", "cuda:1"], [1], ["cuda:1", "cuda:0"]):
             result = stream.matmul(x, y, devices=devices, max_device_bytes=24 * MIB)
-            torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+            assert_same_bits(result, expected)
     assert torch.cuda.current_device() == 0
 
 
+@needs_cuda
+@pinned_or_not
+@pytest.mark.parametrize("k", [100, 1000, 5001, 20001])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pairwise
+def test_layers_of_every_kind(dtype, activation, k, is_pinned):
+    given = layer(700, 301, k, dtype)
+    activation = "none" if dtype.is_complex else activation
+    check_linear(*pin_if(is_pinned, *given), 64 * MIB, activation=activation)
+    check_linear(*given[:2], None, 64 * MIB, activation=activation)
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("m, n, k", [(3000, 2000, 2500), (1031, 701, 9313), (130, 4000, 127)])
+@pairwise
+def test_layers_of_float32(m, n, k, activation, precision):
+    budget = (96 if precision == "tf32" else 32) * MIB
+    check_linear(*layer(m, n, k), budget, activation=activation, precision=precision)
+
+
+@needs_cuda
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pairwise
+def test_layers_with_flagged_elements_of_cut_k(dtype, precision, activation):
+    x, weight, bias = layer(1000, 700, 20000, dtype)
+    x[100] *= torch.exp(torch.randn(20000) * 20)
+    x[:, 3] *= 1e-30
+    x[5, 11111], weight[5, 777] = torch.inf, torch.nan
+    bias[3], bias[8], bias[9] = torch.inf, -torch.inf, torch.nan
+    budget = (56 if precision == "tf32" else 24) * MIB * (1 + dtype.is_complex)
+    options = {"activation": "none" if dtype.is_complex else activation, "precision": precision}
+    plan = check_linear(x, weight, bias, budget, **options)
+    assert plan.grid.slices > 1
+
+
+@needs_cuda
+def test_layers_of_shapes():
+    """Vectors, batches that are no matrix, a K of 0, and products without a bias."""
+    for x, n in (
+        (torch.randn(800), 900),
+        (torch.randn(7, 300, 800), 900),
+        (torch.randn(300, 7, 800).movedim(1, 0), 900),
+        (torch.randn(30, 100, 80).movedim(1, 0), 90),
+        (torch.randn(300, 0), 70),
+    ):
+        check_linear(x, torch.randn(n, x.shape[-1]), torch.randn(n), 16 * MIB, activation="gelu")
+    x = torch.randn(300, 0)
+    assert torch.equal(stream.matmul(x, x.mT), torch.zeros(300, 300))
+
+
+@needs_cuda
+@pytest.mark.parametrize("on_gpu", ["x", "weight", "bias"])
+def test_an_operand_of_a_layer_on_the_gpu(on_gpu):
+    """Kernels of the caller's stream may still compute it."""
+    for k in (2500, 20000):
+        given = dict(zip(("x", "weight", "bias"), layer(1000, 2000, k), strict=True))
+        expected = within_the_gpu(torch_tiled.linear, *given.values(), activation="silu")
+        moved = torch.zeros_like(given[on_gpu], device="cuda")
+        torch.cuda._sleep(10**8)
+        moved += given[on_gpu].cuda()
+        given[on_gpu] = moved
+        found = stream.linear(**given, activation="silu", max_device_bytes=256 * MIB)
+        assert_same_bits(found, expected)
+
+
+@needs_cuda
+def test_a_layer_with_both_operands_on_the_gpu():
+    x, weight, bias = (t.cuda() for t in layer(30, 20, 40))
+    with pytest.raises(RuntimeError, match=r"^torch_tiled.stream.linear: x is on cuda.* weight is"):
+        stream.linear(x, weight, bias)
+
+
+@needs_cuda
+def test_a_bias_on_the_gpu_of_a_layer_on_the_cpu():
+    x, weight, bias = layer(30, 20, 40)
+    found = stream.linear(x, weight, bias.cuda(), devices="cpu")
+    assert torch.equal(found, torch_tiled.linear(x, weight, bias))
+
+
 @needs_two_gpus
-@pytest.mark.parametrize("k", [3001, 4096])
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_gpus_copy_panels_from_each_other(is_pinned, k):
-    """The caller's current device and streams stay as they are."""
-    if not torch.cuda.can_device_access_peer(0, 1):
-        pytest.skip("the GPUs cannot access each other's memory")
-    a, b = randn(8000, k), randn(k, 6000)
-    if is_pinned:
-        a, b = a.pin_memory(), b.pin_memory()
-    expected = torch_tiled.matmul(a.cuda(), b.cuda()).cpu()
-    copied, copy = [], CudaQueues.copy_from_peer
-
-    def count(self, queue, to, source):
-        copied.append(to.nbytes)
-        copy(self, queue, to, source)
-
-    for device in (0, 1):
-        with mock.patch.object(CudaQueues, "copy_from_peer", count), torch.cuda.device(device):
-            current = [torch.cuda.current_stream(x) for x in (0, 1)]
-            out = torch.full_like(expected, torch.nan)
-            stream.matmul(a, b, out=out, devices=[0, 1], max_device_bytes=128 * MIB)
-            assert torch.equal(out, expected)
-            assert current == [torch.cuda.current_stream(x) for x in (0, 1)]
-            assert torch.cuda.current_device() == device
-    assert sum(copied) > 0
+def test_a_layer_on_two_gpus():
+    for k in (2500, 20000):
+        x, weight, bias = layer(1000, 2000, k)
+        x[77, 5] = torch.inf
+        expected = within_the_gpu(torch_tiled.linear, x, weight, bias, activation="tanh")
+        for place in ("cpu", "cuda:0", "cuda:1"):
+            found = stream.linear(
+                *(x, weight, bias.to(place)),
+                activation="tanh",
+                devices=["cuda:0", "cuda:1"],
+                max_device_bytes=24 * MIB,
+            )
+            assert_same_bits(found, expected)

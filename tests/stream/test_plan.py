@@ -169,6 +169,22 @@ def test_plans_of_make_plan_are_what_products_take():
         assert found.device_bytes <= budget
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize("sides", [(1500, 1500, 1500), (6000, 300, 900), (500, 700, 9000)], ids=str)
+def test_no_candidate_is_faster(sides, is_staged, workers):
+    """The search leaves out only candidates that cannot be faster."""
+    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
+    pinned, machine = sizes_of(order, *sides), Machine()
+    a, b = (dataclasses.replace(x, is_staged=is_staged) for x in (pinned.a, pinned.b))
+    sizes = dataclasses.replace(pinned, a=a, b=b)
+    least = plan_module.least_budget(sizes, machine)
+    for budget in (least, 2 * least, 8 * least, GIB):
+        chains = plan_module._tiles(sizes, machine, budget)
+        seconds = [x.seconds(workers) for x in itertools.chain.from_iterable(chains)]
+        assert plan_module.make_plan(sizes, machine, budget, workers).seconds == min(seconds)
+
+
 def test_groups_of_a_batch():
     a, b = meta(5000, 100, 30), meta(5000, 30, 40)
     found = plan(a, b, 64 * MIB)

@@ -10,8 +10,7 @@ from helpers.streaming import plan_module, sizes_of
 
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.order import Order
-from torch_tiled.stream.schedule import Grid, Queue, TileList, steps
-from torch_tiled.stream.sizes import SLOTS
+from torch_tiled.stream.schedule import SLOTS, Grid, Queue, TileList, steps
 
 
 def random_grid(generator):
@@ -151,6 +150,15 @@ def test_a_worker_without_a_panel_takes_over_half_of_another_s():
     assert [again.take() for _ in range(3)] == [4, 3, None]
     assert [job.take() for _ in range(3)] == [1, 2, None]
     assert queue.take_over() is None
+
+
+def test_each_worker_gets_a_kept_panel_before_another_gets_two():
+    queue = Queue(Grid(5, 3), 2)
+    first, following = queue.claim(0), queue.claim(0)
+    assert (first.kept, following.kept) == (0, 1)
+    assert queue.claim(0) is None  # the last one is for the other worker
+    assert queue.claim(1).kept == 2
+    assert queue.claim(0) is None and queue.claim(1) is None
 
 
 def test_the_next_kept_panel_comes_in_parts():

@@ -14,8 +14,7 @@ from helpers.needs import needs_cuda
 
 from torch_tiled._op.namespace import operators
 from torch_tiled.stream.machine import Machine
-from torch_tiled.stream.queues import CudaQueues
-from torch_tiled.stream.staging import Staging
+from torch_tiled.stream.staging import CudaQueues, Staging
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]

@@ -229,10 +229,19 @@ def test_every_dtype_is_taken_or_a_sentence(dtype):
         assert str(error).startswith("torch_tiled.stream.matmul: a is ")
 
 
-def test_gradients_that_are_off_are_no_error():
-    weight = torch.nn.Parameter(Y)
-    with torch.no_grad():
-        assert not torch_tiled.stream.matmul(X, weight).requires_grad
+EMPTY_OUT = {
+    "expanded": lambda: torch.zeros(1, 5).expand(3, 5)[:0],
+    "no strides": lambda: torch.zeros(1, 1).expand(0, 5),
+}
+
+
+@pytest.mark.parametrize("make_out", EMPTY_OUT.values(), ids=EMPTY_OUT)
+def test_results_of_no_elements_share_none(make_out):
+    result = make_out()
+    assert torch_tiled.stream.matmul(X[:0], Y, out=result) is result
+    assert torch_tiled.stream.linear(X[:0], Y.mT, out=result) is result
+    plan = torch_tiled.stream.plan(X[:0], Y, out=result, max_device_bytes=1)
+    assert plan.bytes_out == 0
 
 
 def test_a_bad_call_leaves_out_as_it_was():

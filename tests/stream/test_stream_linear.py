@@ -16,10 +16,11 @@ from helpers.streaming import (
     check_linear,
     cut_kinds,
     every_kind,
+    failing_steps,
     of_kinds,
     parts_module,
     poison,
-    run_cpu_module,
+    run_module,
     sentence_of,
     stream_linear,
 )
@@ -28,7 +29,6 @@ from helpers.thinning import pairwise
 import torch_tiled
 from torch_tiled._op.namespace import operators
 from torch_tiled.stream.problem import make_linear_problem
-from torch_tiled.stream.worker import Worker
 
 MIB = 1 << 20
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
@@ -212,15 +212,7 @@ def test_a_result_that_is_given():
 def test_smaller_tiles_where_memory_runs_out(workers, algorithm):
     """Those have parts of the bias."""
     x, weight, bias = with_flagged(*operands(torch.float32, 60, 70, 2100))
-    issue, count = Worker._issue, [0]
-
-    def issue_or_fail(self, step):
-        count[0] += 1
-        if count[0] in (1, 8, 20):
-            raise torch.OutOfMemoryError("no memory")
-        return issue(self, step)
-
-    with mock.patch.object(Worker, "_issue", issue_or_fail):
+    with failing_steps(dict.fromkeys((1, 8, 20), torch.OutOfMemoryError("no memory"))):
         tiles = {"tile": (16, 24), "depth": 1024, "workers": workers}
         plans = check_linear(x, weight, bias, activation="silu", algorithm=algorithm, **tiles).plans
     assert (16, 24) in {plan.tile for plan in plans} and len({plan.tile for plan in plans}) > 1
@@ -264,7 +256,7 @@ def test_a_plan_counts_the_bias(algorithm):
 def test_the_cpu_itself(kind, activation):
     x, weight, bias = operands(kind[0], 40, 50, 150)
     expected = torch_tiled.linear(x, weight, bias, **options(kind, activation))
-    with mock.patch.object(run_cpu_module, "_TILE", 16):
+    with mock.patch.object(run_module, "_CPU_TILE", 16):
         found = torch_tiled.stream.linear(
             x, weight, bias, devices="cpu", **options(kind, activation)
         )

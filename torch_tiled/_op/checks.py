@@ -1,20 +1,33 @@
 """The argument checks of the operators, and the result's shape and dtype.
 
-csrc (binding/ops.cpp, binding/tensors.cpp, core/product.cpp, select/ladder.cpp) makes the same
-checks with the same texts, so that a bad call fails alike on meta tensors, under torch.compile,
-under vmap and on a device; tests/ops/test_errors.py compares them. Sizes may be symbolic.
+Checks of dtypes and options are csrc's (binding/registry.h). Those of shapes and devices are here
+as well as in csrc (binding/ops.cpp, core/product.cpp), with the same texts, since sizes may be
+symbolic: a bad call fails alike on meta tensors, under torch.compile, under vmap and on a device,
+as tests/ops/test_errors.py compares.
 """
 
 import torch
 
-from .activations import ACTIVATIONS
+from .._internals import DispatchKey, DispatchKeySet, redispatch_without_python
 from .namespace import operators
-from .supported import COMPLEX, DTYPES, SIXTEEN_BIT
+from .registry import orders
+from .supported import COMPLEX
 
-_PRECISIONS = ("fp32", "ieee", "tf32")
-_ACTIVATIONS = ("none", *ACTIVATIONS)
-_ALGORITHMS = ("auto", *operators.algorithms())
-_FP16X3_MIN_K = 128  # fp16x3::kMinK of csrc/core/order_fp16x3.h
+_check_options = redispatch_without_python(operators._check_options.default)
+_BELOW_MODES = DispatchKeySet(DispatchKey.CPU)  # which the modes of a trace do not see
+
+
+def check_options(op, operands=(), **options):
+    """Raises the RuntimeError of an operator for dtypes and options that it does not take.
+
+    Args:
+        op: the operator's name in texts.
+        operands: the (name, dtype) of each operand.
+        options: algorithm, precision, activation, and out_dtype or dtype_of_out, as far as they
+            are to be checked.
+    """
+    names, dtypes = [x for x, _ in operands], [str(x) for _, x in operands]
+    _check_options(_BELOW_MODES, op, names, dtypes, **options)
 
 
 def _shape(tensor):
@@ -29,65 +42,6 @@ def _check(condition, sentence):
         raise RuntimeError(sentence())
 
 
-def _check_choice(op, option, value, choices):
-    if value not in choices:
-        *names, last = choices
-        raise RuntimeError(
-            f'{op}: there is no {option} "{value}"; choose {", ".join(names)} or {last}'
-        )
-
-
-def _check_algorithm_name(op, algorithm):
-    if algorithm not in _ALGORITHMS:
-        names = ", ".join(_ALGORITHMS)
-        raise RuntimeError(f'{op}: there is no algorithm "{algorithm}"; choose {names}')
-
-
-# The dtypes that families of kernels take; naive and tiled take all.
-_TAKEN = (
-    (
-        ("simt", "fp16x3", "tf32"),
-        (torch.float32, torch.complex64),
-        "float32 and complex64",
-    ),
-    (("f64",), (torch.float64, torch.complex128), "float64 and complex128"),
-    (("mma",), SIXTEEN_BIT, "float16 and bfloat16"),
-)
-
-
-def _family_for(dtype):
-    if dtype in SIXTEEN_BIT:
-        return "mma"
-    return "f64" if dtype in (torch.float64, torch.complex128) else "simt or fp16x3"
-
-
-def _check_algorithm(op, algorithm, precision, dtype):
-    _check_algorithm_name(op, algorithm)
-    for families, dtypes, taken in _TAKEN:
-        if algorithm.startswith(families) and dtype not in dtypes:
-            raise RuntimeError(
-                f'{op}: algorithm "{algorithm}" takes {taken} operands, and these are '
-                f"{str(dtype).removeprefix('torch.')}; choose auto, naive or tiled, or "
-                f"{_family_for(dtype)}"
-            )
-    if algorithm.startswith("fp16x3") and precision == "ieee":
-        raise RuntimeError(
-            f'{op}: algorithm "{algorithm}" does not sum by IEEE FMAs, as precision ieee asks; '
-            f"choose auto, naive, tiled or simt, or precision fp32"
-        )
-    if algorithm.startswith("tf32") and precision != "tf32":
-        raise RuntimeError(
-            f'{op}: algorithm "{algorithm}" rounds operands to 11 bits, which precision tf32 alone '
-            f"allows; choose auto, or precision tf32"
-        )
-
-
-def _may_be_written_as(out_dtype, operands_dtype):
-    """Returns whether a result of out_dtype may be asked for."""
-    widens = out_dtype == torch.float32 and operands_dtype in SIXTEEN_BIT
-    return out_dtype == operands_dtype or widens
-
-
 def _check_same_device(op, x_name, x, y_name, y):
     if x.device != y.device:
         raise RuntimeError(
@@ -96,38 +50,9 @@ def _check_same_device(op, x_name, x, y_name, y):
         )
 
 
-def _check_dtype(op, name, tensor):
-    dtype = tensor.dtype
-    if dtype in DTYPES:
-        return
-    if dtype.is_complex:
-        remedy = "convert it, for example with .to(torch.complex64)"
-    elif not dtype.is_floating_point and dtype.itemsize > 2:
-        remedy = "convert it, for example with .to(torch.float64), exact for integers up to 2**53"
-    else:
-        remedy = "convert it, for example with .to(torch.float32)"
-    raise RuntimeError(
-        f"{op}: {name} is {dtype}; supported are float32, float64, float16, bfloat16, complex64 "
-        f"and complex128: {remedy}"
-    )
-
-
-def _check_same_dtype(op, x_name, x, y_name, y):
-    if x.dtype == y.dtype:
-        return
-    _check_dtype(op, x_name, x)
-    _check_dtype(op, y_name, y)
-    raise RuntimeError(
-        f"{op}: {x_name} is {x.dtype} and {y_name} is {y.dtype}; pass both in one dtype, for "
-        f"example with .to({torch.promote_types(x.dtype, y.dtype)}), which has all values of both"
-    )
-
-
-def _check_operands(op, x_name, x, y_name, y):
+def _check_operands(op, x_name, x, y_name, y, **options):
     _check_same_device(op, x_name, x, y_name, y)
-    _check_dtype(op, x_name, x)
-    _check_dtype(op, y_name, y)
-    _check_same_dtype(op, x_name, x, y_name, y)
+    check_options(op, ((x_name, x.dtype), (y_name, y.dtype)), **options)
 
 
 def _product_shape(op, a, b):
@@ -169,29 +94,18 @@ def _check_written(op, name, tensor):
 def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
     """Returns the result's shape and dtype."""
     op = "tiled::matmul"
-    _check_choice(op, "precision", precision, _PRECISIONS)
-    _check_operands(op, "a", a, "b", b)
     dtype = a.dtype if out_dtype is None else out_dtype
-    if not _may_be_written_as(dtype, a.dtype):
-        raise RuntimeError(
-            f"{op}: out_dtype is {dtype} and the operands are {a.dtype}; it may be the operands' "
-            f"dtype or, for float16 and bfloat16, torch.float32"
-        )
+    _check_operands(op, "a", a, "b", b, precision=precision, out_dtype=str(dtype))
     shape = _product_shape(op, a, b)
-    _check_algorithm(op, algorithm, precision, a.dtype)
+    check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
     return shape, dtype
 
 
 def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     op = "tiled::matmul"
-    _check_choice(op, "precision", precision, _PRECISIONS)
-    _check_operands(op, "a", a, "b", b)
+    _check_operands(op, "a", a, "b", b, precision=precision)
     _check_same_device(op, "out", out, "a", a)
-    if not _may_be_written_as(out.dtype, a.dtype):
-        raise RuntimeError(
-            f"{op}: out is {out.dtype} and the operands are {a.dtype}; it may have the operands' "
-            f"dtype or, for float16 and bfloat16, torch.float32"
-        )
+    check_options(op, (("a", a.dtype),), dtype_of_out=str(out.dtype))
     shape = _product_shape(op, a, b)
     _check(
         out.shape == shape,
@@ -201,7 +115,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
         ),
     )
     _check_written(op, "out", out)
-    _check_algorithm(op, algorithm, precision, a.dtype)
+    check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
 
 
 def check_gemm_(
@@ -217,10 +131,8 @@ def check_gemm_(
     beta_imag=0.0,
 ):
     op = "tiled::gemm_"
-    _check_choice(op, "precision", precision, _PRECISIONS)
-    _check_operands(op, "a", a, "b", b)
-    _check_same_device(op, "c", c, "a", a)
-    _check_same_dtype(op, "c", c, "a", a)
+    _check_operands(op, "a", a, "b", b, precision=precision)
+    _check_operands(op, "c", c, "a", a)
     if min(a.dim(), b.dim(), c.dim()) < 2:
         raise RuntimeError(
             f"{op}: c is {_shape(c)}, a is {_shape(a)} and b is {_shape(b)}; "
@@ -243,14 +155,13 @@ def check_gemm_(
                 f"real {name}, or complex tensors"
             )
     _check_written(op, "c", c)
-    _check_algorithm(op, algorithm, precision, a.dtype)
+    check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
 
 
 def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
     """Returns the result's shape and dtype."""
     op = "tiled::linear"
-    _check_choice(op, "precision", precision, _PRECISIONS)
-    _check_choice(op, "activation", activation, _ACTIVATIONS)
+    check_options(op, precision=precision, activation=activation)
     _check_operands(op, "x", x, "weight", weight)
 
     def sentence(reason):
@@ -261,19 +172,14 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise RuntimeError(sentence("x's last dimension must equal weight's"))
     if bias is not None:
-        _check_same_device(op, "bias", bias, "x", x)
-        _check_same_dtype(op, "bias", bias, "x", x)
+        _check_operands(op, "bias", bias, "x", x)
         if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
             raise RuntimeError(
                 f"{op}: bias is {_shape(bias)} and weight is {_shape(weight)}; "
                 f"bias must be (out_features,)"
             )
-    if x.dtype in COMPLEX and activation != "none":
-        raise RuntimeError(
-            f'{op}: activation "{activation}" is one of real numbers, and x is {x.dtype}; choose '
-            f"none"
-        )
-    _check_algorithm(op, algorithm, precision, x.dtype)
+    options = {"activation": activation, "algorithm": algorithm, "precision": precision}
+    check_options(op, (("x", x.dtype),), **options)
     return (*x.shape[:-1], weight.shape[0]), x.dtype
 
 
@@ -283,16 +189,11 @@ def check_options_of_linear(activation, algorithm, precision, dtype):
     A dtype of None is one of real numbers.
     """
     op = "tiled::linear"
-    _check_choice(op, "precision", precision, _PRECISIONS)
-    _check_choice(op, "activation", activation, _ACTIVATIONS)
-    _check_algorithm_name(op, algorithm)
+    check_options(op, precision=precision, activation=activation, algorithm=algorithm)
     if dtype == torch.complex32:
         raise RuntimeError(f"{op}: dtype is {dtype}, which has no products; choose torch.complex64")
-    if dtype in COMPLEX and activation != "none":
-        raise RuntimeError(
-            f'{op}: activation "{activation}" is one of real numbers, and dtype is {dtype}; choose '
-            f"none"
-        )
+    if dtype in COMPLEX:
+        check_options(op, (("dtype", dtype),), activation=activation)
 
 
 # --- prepared operands (csrc/core/presplit.h) ----------------------------------------------------
@@ -305,7 +206,7 @@ def _is_split(b):
     and FakeTensors on a GPU that is not there, count as split.
     """
     k = b.shape[0] * (2 if b.dtype in COMPLEX else 1)
-    if b.dtype not in (torch.float32, torch.complex64) or k < _FP16X3_MIN_K:
+    if b.dtype not in (torch.float32, torch.complex64) or k < orders()["fp16x3"].min_k:
         return False
     if b.device.type != "cuda" or not torch.cuda.is_available():
         return True
@@ -333,7 +234,7 @@ def prepared_sizes(dtype, k, n, *, is_split):
 def check_prepare(b):
     """Returns the sizes of the results hi_lo and inverse_scales."""
     op = "tiled::prepare"
-    _check_dtype(op, "b", b)
+    check_options(op, (("b", b.dtype),))
     if b.dim() != 2:
         raise RuntimeError(f"{op}: b is {_shape(b)}; it must be a matrix (k, n)")
     return prepared_sizes(b.dtype, *b.shape, is_split=_is_split(b))

@@ -1,10 +1,11 @@
 """Products larger than the GPU: tiles of C, for which panels of A and B stream to the GPU.
 
-schedule.py says in which order, planner.py how large they are, worker.py issues copies and products
-to the queues of a GPU, and run.py looks after the GPUs.
+problem.py checks the arguments. parts.py cuts a batch into products that are streamed one after
+another. planner.py picks the sizes of their tiles by what candidate.py says that each choice costs,
+and schedule.py orders tiles and loads. run.py starts a worker for each GPU, which issues the copies
+of staging.py and the products to the queues of its GPU.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,11 +16,13 @@ from .parts import Settings, plan_product
 from .planner import Plan
 from .problem import make_linear_problem, make_problem
 from .progress import Interrupted, Progress, make_report
-from .queues import CudaQueues
 from .run import run
-from .staging import threads_of
+from .staging import CudaQueues, threads_of
 
 __all__ = ["Interrupted", "Plan", "Progress", "linear", "matmul", "plan"]
+
+Devices = str | int | torch.device | Sequence[str | int | torch.device] | None
+Report = bool | Callable[[Progress], None] | None
 
 _SHARE_OF_FREE_MEMORY = 0.9
 
@@ -30,17 +33,17 @@ def matmul(
     b: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
-    devices: str | int | torch.device | Sequence[str | int | torch.device] | None = None,
+    devices: Devices = None,
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",
-    progress: bool | Callable[[Progress], None] | None = None,
+    progress: Report = None,
 ) -> torch.Tensor:
     """The product of matrices that need not fit into the memory of a GPU, computed by GPUs.
 
-    It has the shape and the dtype of torch_tiled.matmul(a, b) and, on a GPU, its bits: those of the
-    same product within the GPU, whatever the tiles, the memory and the number of GPUs. The call
-    returns when the result is complete.
+    The result has the shape and the dtype of torch_tiled.matmul(a, b). On a GPU it also has the
+    bits of that product, whatever the tiles, the memory and the number of GPUs. The call returns
+    when the result is complete.
 
     Args:
         a: (m, k), or (k,), or a batch (..., m, k), of any strides, on the CPU. Copies are fastest
@@ -50,14 +53,14 @@ def matmul(
         out: a tensor of the result's shape and dtype on the CPU that is written to; it may map a
             file, and may not share memory with a or b.
         devices: the GPUs that share the tiles, such as ["cuda:0", "cuda:1"], or one of them;
-            "cpu" computes blocks of C there. None is the current GPU, or that of a or b, or the CPU
-            where there is no GPU.
+            "cpu" computes blocks of C there. None is the GPU of a or b, or else the current GPU, or
+            the CPU if there is no GPU.
         max_device_bytes: the bytes that the product may take of each GPU, its kernels' workspaces
             included. None is 0.9 of what is free.
         precision: as for torch_tiled.matmul.
         algorithm: as for torch_tiled.matmul.
         progress: True for a bar on a terminal, by the package rich; or a function, which is called
-            with a Progress at the beginning and whenever tiles are complete. None and False tell
+            with a Progress at the beginning and whenever tiles are complete. None and False report
             nothing.
 
     Returns:
@@ -88,17 +91,16 @@ def linear(
     *,
     activation: str = "none",
     out: torch.Tensor | None = None,
-    devices: str | int | torch.device | Sequence[str | int | torch.device] | None = None,
+    devices: Devices = None,
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",
-    progress: bool | Callable[[Progress], None] | None = None,
+    progress: Report = None,
 ) -> torch.Tensor:
     """activation(x @ weight.mT + bias) of operands that need not fit into the memory of a GPU.
 
-    It has the shape and the dtype of torch_tiled.linear and, on a GPU, its bits. Tiles stream as
-    those of matmul(x, weight.mT) do, whose plan is that of this function, but for the bytes of the
-    bias: each GPU has a copy of all of it.
+    The result has the shape and the dtype of torch_tiled.linear and, on a GPU, its bits. The plan
+    is the one of matmul(x, weight.mT), and each GPU has a copy of the bias besides.
 
     Args:
         x: (..., in_features), with at least one dimension, of any strides, on the CPU. One of x and
@@ -140,18 +142,18 @@ def plan(
     b: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
-    devices: str | int | torch.device | Sequence[str | int | torch.device] | None = None,
+    devices: Devices = None,
     max_device_bytes: int | None = None,
     precision: str = "fp32",
     algorithm: str = "auto",
 ) -> Plan:
-    """How torch_tiled.stream.matmul(a, b) with these options would go: print it.
+    """How torch_tiled.stream.matmul would compute a @ b with these options; print it.
 
-    Where there is no GPU, the plan is that of an H200, and max_device_bytes has to be given.
+    Without a GPU the plan is for an H200, and max_device_bytes has to be given.
 
     Args:
-        a: as for matmul. It is not read, and may be on the meta device, which counts as pinned
-            memory; so may b and out.
+        a: as for matmul, but not read. a, b and out may be on the meta device, which counts as
+            pinned memory.
         b: as for matmul.
         out: as for matmul.
         devices: as for matmul.
@@ -208,12 +210,7 @@ def _settings(problem, devices, max_device_bytes, *, is_plan=False):
         budget = given
     kind = kinds.pop()
     machine = Machine(device=kind, staging_threads=threads_of(len(found)))
-    return Settings(tuple(found), budget, machine, CudaQueues, kind, _are_peers(found))
-
-
-def _are_peers(devices):
-    pairs = itertools.permutations(devices, 2)
-    return len(devices) > 1 and all(torch.cuda.can_device_access_peer(x, y) for x, y in pairs)
+    return Settings(tuple(found), budget, machine, CudaQueues, kind)
 
 
 def _budget(max_device_bytes):
@@ -227,7 +224,7 @@ def _budget(max_device_bytes):
 
 
 def _free_bytes(device):
-    """What the driver has left, and what PyTorch's allocator holds and does not use."""
+    """The free bytes of a GPU: those that the driver has left, and unused ones of the allocator."""
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + unused

@@ -1,17 +1,17 @@
-"""What one choice of tiles takes: the memory, the bytes that move, and the seconds."""
+"""The costs of one choice of tiles: memory, bytes that move, and seconds."""
 
 import functools
 import math
+from typing import NamedTuple
 
 from .._op.checks import prepared_sizes
 from .machine import MIB
-from .schedule import Grid
-from .sizes import SLOTS, pitch
-from .timeline import timeline
+from .schedule import SLOTS, Grid, steps
+from .staging import pitch
 
-__all__ = ["Candidate", "grid_of"]
+__all__ = ["Candidate", "Span", "grid_of", "timeline"]
 
-_MOST_STEPS = 256  # of a schedule whose time is simulated
+_MOST_STEPS = 256  # of a schedule that is simulated
 
 
 def grid_of(shape, tile, depth, kept, matrices, shares):
@@ -62,12 +62,13 @@ class Candidate:
         if self.is_prepared:
             hi_lo_bytes, scales = prepared_sizes(order.dtype, depth, cols, is_split=True)
             total += _allocated(hi_lo_bytes) + _allocated(4 * scales)
-        split = rows + (0 if self.is_prepared else cols)
-        at_once = min(depth, order.chunk) if self.slices > 1 else depth
-        workspace = order.workspace(split, at_once, tile, max(self.matrices, 1))
+        is_cut = self.slices > 1
+        at_once = min(depth, order.chunk) if is_cut else depth
+        sizes = rows, cols, at_once, max(self.matrices, 1)
+        workspace = order.workspace(*sizes, prepared=self.is_prepared, adds_chunk=is_cut)
         if self.slices > 1 and order.is_flagged:  # a repair gathers panels, and has their sums
             gathered = (rows + cols) * depth * s.element_bytes + s.bias_bytes
-            repair = gathered + order.repair_workspace(rows + cols, tile) + 4 * tile
+            repair = gathered + order.repair_workspace(rows, cols) + 4 * tile
             workspace = max(workspace, repair)
         return total + _allocated(workspace) + MIB
 
@@ -216,7 +217,7 @@ class Candidate:
         return self.steps * self.machine.step_seconds
 
     def is_simulated(self, workers):
-        """Whether `seconds` are those of a schedule, rather than an estimate."""
+        """Whether `seconds` come from a simulated schedule, rather than an estimate."""
         return workers == 1 and self.steps <= _MOST_STEPS
 
     def queue_seconds(self, workers):
@@ -238,7 +239,7 @@ class Candidate:
         )
 
     def seconds(self, workers):
-        """The seconds that a product takes: of the schedule, or estimated where that is long."""
+        """The seconds that a product takes: of its schedule, or an estimate if that is long."""
         if not self.steps:
             return 0.0
         if self.is_simulated(workers):
@@ -264,10 +265,71 @@ class Candidate:
         return begin, self.tile_seconds(*first), self.tile_seconds(*last), self.store_seconds(*last)
 
 
+class Span(NamedTuple):
+    """Work of a queue, from one time to another, in seconds."""
+
+    queue: str  # "in", "compute" or "out"
+    what: str  # "A", "B" or "C"
+    index: tuple[int, ...]  # of the panel, or the row and the column of the tile
+    start: float
+    end: float
+
+
+def timeline(candidate):
+    """Yields the Spans of a product by one GPU, in the order in which a Worker issues the work.
+
+    Args:
+        candidate: the tiles, and what each copy and product costs.
+    """
+    sizes, launch = candidate.sizes, candidate.machine.step_seconds
+    begin = candidate.machine.start_seconds
+    free = dict.fromkeys(("in", "compute", "out"), begin)  # from when on a queue has nothing to do
+    loaded, computed, stored = {}, {-1: 0.0}, []
+    launched = begin  # when the host has issued all steps so far
+    # Most tiles have the same sizes.
+    tile_seconds, store_seconds = map(
+        functools.cache, (candidate.tile_seconds, candidate.store_seconds)
+    )
+
+    @functools.cache
+    def panel_seconds(operand, index, depth):
+        return candidate.panel_seconds(operand, *candidate.panel(operand, index), depth)
+
+    def span(queue, what, index, ready, seconds):
+        start = max(free[queue], ready)
+        free[queue] = start + seconds
+        return Span(queue, what, index, start, free[queue])
+
+    for step in steps(candidate.grid, SLOTS, SLOTS):
+        depth = min(candidate.depth, sizes.k - step.slice * candidate.depth)
+        for load in step.loads:
+            seconds = panel_seconds(load.operand, load.index, depth) / load.parts
+            what, index = load.operand.upper(), (load.index,)
+            copy = span("in", what, index, computed[load.after], seconds)
+            loaded[load.operand, load.slot] = copy.end
+            yield copy
+        if step.is_first and len(stored) > SLOTS:  # the host waits for an earlier tile
+            launched = max(launched, stored[-SLOTS - 1])
+        launched += launch
+        ready = max(loaded["a", step.a_slot], loaded["b", step.b_slot], launched)
+        if step.is_first and len(stored) >= SLOTS:
+            ready = max(ready, stored[-SLOTS])
+        tile = candidate.tile_sizes(step.row, step.col)
+        seconds = tile_seconds(*tile) / candidate.slices
+        product = span("compute", "C", (step.row, step.col), ready, seconds)
+        computed[step.number] = product.end
+        yield product
+        if step.is_last:
+            seconds = store_seconds(*tile)
+            copy = span("out", "C", (step.row, step.col), product.end, seconds)
+            stored.append(copy.end)
+            yield copy
+
+
 def _allocated(nbytes):
     """The bytes that PyTorch's allocator counts for a tensor, at most.
 
-    It rounds them to 512 bytes, and cuts blocks for more than 1 MiB only where more than that is
+    It rounds them to 512 bytes, and cuts blocks for more than 1 MiB only if more than that is
     left over (c10/cuda/CUDACachingAllocator.cpp, should_split).
     """
     return nbytes + 512 + (MIB if nbytes > MIB else 0)

@@ -1,4 +1,4 @@
-"""Where tensors of the CPU lie: what they share, and which files are mapped there."""
+"""The memory of tensors of the CPU: what they share, and which files are mapped there."""
 
 import bisect
 import os
@@ -34,13 +34,13 @@ def may_overlap(x):
 
 
 def read_mappings(tensors):
-    """Returns what is mapped in this process where tensors of the CPU lie.
+    """Returns the mappings of this process that tensors of the CPU meet.
 
     A process may have thousands of mappings, so the others are not parsed.
 
     Returns:
-        (begin, end, flags, offset, file, path) of each mapping, where `file` is the device and the
-        inode, which hard links have in common; none where the system does not tell.
+        (begin, end, flags, offset, file, path) of each mapping. `file` is the device and the
+        inode, which hard links have in common. The list is empty if the system does not tell.
     """
     if not os.path.exists("/proc/self/maps"):
         return []
@@ -102,7 +102,7 @@ def _are_columns_apart(x, y):
     distance = y.data_ptr() - x.data_ptr()
     if step != 1 or pitch < 1 or distance % x.element_size():
         return False
-    first = distance // x.element_size() % pitch  # of y's columns, where x's begin at 0
+    first = distance // x.element_size() % pitch  # of y's columns, if x's begin at 0
     return x.shape[1] <= first and first + y.shape[1] <= pitch
 
 

@@ -1,17 +1,10 @@
 """What a machine can do, in the terms of a plan."""
 
 import dataclasses
-import functools
-import math
 
-import torch
-
-from ..ops import explain
 from .staging import MOST_THREADS
 
-_CLOCK = 1.4e9  # by which the cycles of explain() are seconds, under the GPU's power limit
-_LONGEST = 1 << 20
-_PITCH = 64  # elements between rows of operands that explain() is asked for
+_CLOCK = 1.4e9  # by which the cycles of the cost model are seconds, under the GPU's power limit
 _SPLIT_FLOPS = 1.55e12  # of an SM, for products of operands that are split
 MIB = 1 << 20
 
@@ -98,11 +91,8 @@ class Machine:
         """The seconds of one product at the lower clock, by the cost model of the kernels."""
         if not (m and n and k):
             return 0.0
-        kind = order.dtype, order.precision, order.algorithm
-        # A longer side takes as many times the cycles of one of this length.
-        sides = [min(side, _LONGEST) for side in (m, n, k)]
-        cycles, kernel = _cycles(*kind, *self.device, *sides, matrices)
-        seconds = cycles / _CLOCK * (m * n * k / math.prod(sides))
+        kernel, cycles = order.cost(m, n, k, matrices, device=self.device)
+        seconds = cycles / _CLOCK
         # This kernel leaves the split of B out, which reads and writes four bytes an element.
         if prepared and kernel == "fp16x3_wgmma":
             least = 2 * m * n * k / _SPLIT_FLOPS / self.device[1]
@@ -111,27 +101,5 @@ class Machine:
 
     def chunk_seconds(self, order, m, n):
         """The seconds in which a chunk is added to sums, which are read and written."""
-        seconds = self.product_seconds(order, m, n, order.chunk, 1, prepared=False)
-        return seconds + m * n * order.sum_bytes / self.memory_rate
-
-
-@functools.lru_cache(4096)
-def _cycles(dtype, precision, algorithm, capability, sms, m, n, k, matrices):
-    batch = (matrices,) if matrices > 1 else ()
-    a, b = (_overlapping(dtype, (*batch, *sides)) for sides in ((m, k), (k, n)))
-    options = {"compute_capability": capability, "sms": sms}
-    found = explain(a, b, algorithm=algorithm, precision=precision, **options)
-    return float(found.cycles.split()[0]), found.algorithm
-
-
-def _overlapping(dtype, shape):
-    """A tensor that is not read. Its rows overlap: a plan depends on their alignment alone."""
-    *others, cols = shape
-    count = _PITCH * sum(others) + cols
-    memory = _memory(dtype, 1 << count.bit_length())
-    return memory.as_strided(shape, (*[_PITCH] * len(others), 1))
-
-
-@functools.lru_cache(8)
-def _memory(dtype, count):
-    return torch.empty(count, dtype=dtype, device="cpu")
+        _, cycles = order.cost(m, n, order.chunk, adds_chunk=True, device=self.device)
+        return cycles / _CLOCK + m * n * order.sum_bytes / self.memory_rate

@@ -5,23 +5,12 @@ import functools
 
 import torch
 
+from .._op.namespace import operators
+from .._op.registry import family, kernels, orders
 from .._op.supported import COMPLEX, SIXTEEN_BIT
-from ..ops import explain
 
-# For each family of kernels, the chunk of K of its order, in real numbers (csrc/core/order_*.h),
-# and the algorithm that can add a chunk to sums (csrc/binding/stream.h).
-_FAMILIES = {
-    "fp16x3": (1024, "fp16x3_wgmma"),
-    "tf32": (8192, "tf32_tma"),
-    "mma": (8192, "mma"),
-    "f64": (1024, "f64"),
-    "simt": (1024, "simt"),
-    "tiled": (1024, "tiled"),
-    "naive": (None, "naive"),
-}
-# Totals between chunks, 128 x 256 float32 for each SM (csrc/kernels/mma/chunk_totals.cuh).
-_RUNNING_TOTALS = 160 * 128 * 256 * 4
-_SPLIT_K_TILE = 160 * 128 * 128  # elements of C from which on kernels have a tile for each SM
+_H200 = (90, 132)  # for which products on the CPU are planned
+_BLOCK = 2 << 20  # what an allocation of PyTorch's takes more than it was asked for, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,34 +21,51 @@ class Order:
         dtype: the operands'.
         precision: as for torch_tiled.matmul.
         algorithm: the one that multiplies whole panels.
-        family: of the kernels that compute the whole product.
-        chunk: of K, in elements; None if K cannot be cut.
-        chunk_algorithm: the one that adds a chunk to sums.
-        repair_algorithm: the same for elements that were flagged, in precision "ieee".
+        family: of the kernels that compute the whole product. It adds a chunk to sums, too.
+        name: the order's (torch_tiled/_op/registry.py).
+        device: the (compute capability, SMs) of the GPU.
     """
 
     dtype: torch.dtype
     precision: str
     algorithm: str
     family: str
-    chunk: int | None
-    chunk_algorithm: str
-    repair_algorithm: str
+    name: str
+    device: tuple[int, int]
+
+    @property
+    def chunk(self):
+        """The chunk of K, in elements; None if K cannot be cut."""
+        return self._chunk_of(self.name)
+
+    def _chunk_of(self, name):
+        chunk = orders()[name].chunk
+        return chunk // 2 if chunk and self.dtype in COMPLEX else chunk
+
+    @property
+    def chunk_algorithm(self):
+        """The algorithm that adds a chunk to sums."""
+        return self.family
+
+    @property
+    def repair_algorithm(self):
+        """The same for elements that were flagged, in precision "ieee"."""
+        return "auto"
 
     @property
     def is_split(self):
         """Whether operands are split into hi and lo parts, which prepare() does beforehand."""
-        return self.family == "fp16x3"
+        return self.name == "fp16x3"
 
     @property
     def is_flagged(self):
         """Whether elements may be flagged, and are recomputed in another order."""
-        return self.family in ("fp16x3", "tf32")
+        return orders()[self.name].is_guarded
 
     @property
     def chunk_of_repair(self):
         """The chunk of the order in which flagged elements are recomputed."""
-        return 512 if self.dtype in COMPLEX else 1024
+        return self._chunk_of("chunked")
 
     @property
     def sum_dtype(self):
@@ -72,39 +78,42 @@ class Order:
     @property
     def first_sum(self):
         """What sums begin with: -0 leaves the first chunk as it is, +0 makes a -0 of it +0."""
-        zero = 0.0 if self.family in ("tf32", "mma") else -0.0
+        zero = orders()[self.name].first_total
         return complex(zero, zero) if self.dtype in COMPLEX else zero
 
-    def workspace(self, rows, depth, tile, matrices=1):
-        """The bytes that kernels take, at most, to multiply operands of `rows` rows together.
+    def cost(self, m, n, k, matrices=1, *, prepared=False, adds_chunk=False, device=None):
+        """Returns the kernel that multiplies panels, and its cycles by the cost model.
 
         Args:
-            rows: the rows of A and the columns of B that are not prepared.
-            depth: of K.
-            tile: the elements of C.
-            matrices: of a batch.
+            m, n, k, matrices: the sizes.
+            prepared: whether B is split already.
+            adds_chunk: whether the product is a chunk of K that is added to sums.
+            device: as above, of another GPU.
         """
-        parts = 2 if self.dtype in COMPLEX else 1
-        numbers = parts * parts * (rows + 32) * (depth + 32) * matrices
-        total = tile // 2  # lists of flagged elements, and what is allocated in whole lines
-        if self.family == "fp16x3":
-            total += int(4.08 * numbers)
-        elif self.family == "tf32":
-            total += int(2.04 * numbers)
-        if parts == 2:  # the real matrix of B, and complex sums, in allocations of their own
-            total += numbers * self.dtype.itemsize // 2 + tile * self.sum_bytes + (2 << 20)
-        if self.family == "simt":  # transposed operands
-            total += 4 * numbers
-        if self.family in ("tf32", "mma") and depth > self.chunk:
-            total += _RUNNING_TOTALS
-        if tile < _SPLIT_K_TILE and self.chunk:
-            total += -(-depth // self.chunk) * tile * self.sum_bytes
-        return total
+        kind = self.dtype, self.family if adds_chunk else self.algorithm, self.precision
+        flags = prepared, adds_chunk
+        return _cost(*kind, (matrices, m, n, k), *flags, *(device or self.device))[:2]
 
-    def repair_workspace(self, rows, tile):
+    def workspace(self, m, n, k, matrices=1, *, prepared=False, adds_chunk=False):
+        """The bytes that the kernels of cost() take, at most."""
+        kind = self.dtype, self.family if adds_chunk else self.algorithm, self.precision
+        return _workspace(*kind, (matrices, m, n, k), prepared, adds_chunk, *self.device)
+
+    def repair_workspace(self, m, n):
         """The same for a chunk of flagged elements."""
-        simt = dataclasses.replace(self, family="simt", chunk=self.chunk_of_repair)
-        return simt.workspace(rows, self.chunk_of_repair, tile)
+        sizes = 1, m, n, self.chunk_of_repair
+        kind = self.dtype, self.repair_algorithm, "ieee"
+        return _workspace(*kind, sizes, False, False, *self.device)
+
+
+@functools.lru_cache(4096)
+def _cost(*arguments):
+    return operators._cost_of_panels(*arguments)
+
+
+def _workspace(*arguments):
+    *_, allocations = _cost(*arguments)
+    return sum(allocations) + _BLOCK * max(len(allocations) - 1, 0)
 
 
 @functools.lru_cache(256)
@@ -115,21 +124,11 @@ def order_of(dtype, sizes, precision, algorithm, device):
         device: the (compute capability, SMs) of the GPU, or None for the CPU, whose algorithm must
             be named then.
     """
-    m, n, k = sizes
     if device is None:
-        name = algorithm
+        kernel = family(algorithm)[0]
     else:
-        # The family depends on K, and not on sizes or strides. These tensors take no memory.
-        a = torch.empty((1, 1), dtype=dtype, device="meta").expand(m, k)
-        b = torch.empty((1, 1), dtype=dtype, device="meta").expand(k, n)
-        capability, sms = device
-        options = {"compute_capability": capability, "sms": sms}
-        name = explain(a, b, algorithm=algorithm, precision=precision, **options).algorithm
-    family = next(x for x in _FAMILIES if name.startswith(x))
-    chunk, chunk_algorithm = _FAMILIES[family]
-    if device is None:  # the CPU has one kernel for each order
-        chunk_algorithm = "tiled" if family in ("simt", "f64") else family
-    if chunk is not None and dtype in COMPLEX:
-        chunk //= 2
-    repair_algorithm = "tiled" if device is None else "simt"
-    return Order(dtype, precision, algorithm, family, chunk, chunk_algorithm, repair_algorithm)
+        # The family depends on K, and not on sizes or strides.
+        kernel = kernels()[
+            _cost(dtype, algorithm, precision, (1, *sizes), False, False, *device)[0]
+        ]
+    return Order(dtype, precision, algorithm, kernel.family, kernel.order, device or _H200)

@@ -6,18 +6,20 @@ import math
 
 import torch
 
-from .epilogue import Epilogue
 from .errors import fail
 from .machine import MIB, bytes_text
 from .order import Order, order_of
 from .planner import Plan, emptied, least_budget, make_plan, repeated
-from .sizes import Layout, Sizes, Source, pitch
-from .staging import is_column_major, is_staged
+from .problem import Epilogue
+from .staging import is_column_major, is_staged, pitch
 
 __all__ = [
+    "Layout",
     "Part",
     "PlannedProduct",
     "Settings",
+    "Sizes",
+    "Source",
     "find_plan",
     "parts_of",
     "plan_of",
@@ -27,8 +29,86 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a matrix is stored: in lines of adjacent elements, its rows or its columns.
+
+    Attributes:
+        is_row_major: whether rows are the lines.
+        is_dense: whether each line begins at the end of the one before, on both sides of a copy.
+    """
+
+    is_row_major: bool = True
+    is_dense: bool = True
+
+    def lines(self, part, whole):
+        """How many lines are copied one by one for a part of a matrix: 0 if it is one range.
+
+        Args:
+            part, whole: the (rows, columns) of the part and of the matrix.
+        """
+        along = 1 if self.is_row_major else 0
+        is_range = self.is_dense and part[along] >= whole[along]
+        return 0 if is_range else part[1 - along]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An operand as it is stored: A, or B transposed.
+
+    Attributes:
+        rows: m, or n.
+        is_shared: whether it is one matrix for all of a batch.
+        is_on_gpu: whether it is on the GPU that multiplies it.
+        is_staged: whether it passes through pinned staging memory.
+        layout: of a matrix.
+    """
+
+    rows: int
+    is_shared: bool = False
+    is_on_gpu: bool = False
+    is_staged: bool = False
+    layout: Layout = Layout()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The facts from which a plan is made.
+
+    Attributes:
+        batch: how many matrices there are.
+        a, b: the Source of each operand.
+        k: their columns.
+        element_bytes, out_bytes: of the operands' dtype and the result's.
+        out_is_staged, out_layout: as for a Source, of the result.
+        order: the Order of the sums.
+        bias_bytes: of a bias, which is on each GPU.
+        repeats: how many such products follow one another, divided by the number of GPUs.
+    """
+
+    batch: int
+    a: Source
+    b: Source
+    k: int
+    element_bytes: int
+    out_bytes: int
+    out_is_staged: bool
+    out_layout: Layout
+    order: Order
+    bias_bytes: int = 0
+    repeats: float = 1.0
+
+    @property
+    def m(self):
+        return self.a.rows
+
+    @property
+    def n(self):
+        return self.b.rows
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a product runs on.
+    """The devices of a product, and what it may take of them.
 
     Attributes:
         devices: the GPUs; empty for the CPU.
@@ -36,7 +116,6 @@ class Settings:
         machine: the Machine of each.
         make_queues: a function of a device.
         compute: the (compute capability, SMs), or None for a simulated device.
-        are_peers: whether there are several GPUs, and each can read the memory of the others.
     """
 
     devices: tuple
@@ -44,12 +123,11 @@ class Settings:
     machine: object
     make_queues: object
     compute: tuple | None
-    are_peers: bool = False
 
 
 @dataclasses.dataclass
 class Part:
-    """A product of matrices, or of a batch whose matrices go in groups, within the whole."""
+    """A product of matrices, or of a batch that goes in groups, within the whole."""
 
     matrix: int | None  # the index of the first one in the flattened batch; None without a batch
     a: torch.Tensor
@@ -134,12 +212,12 @@ def plan_product(problem, settings):
 
 
 def _distinct(x, batch):
-    """How many operands lie in memory for the first dimensions of a batch, which are given."""
+    """How many operands are in memory for the first dimensions of a batch, which are given."""
     return math.prod(n for n, stride in zip(batch, x.stride(), strict=False) if stride)
 
 
 def find_plan(sizes, settings, budget):
-    """Returns the Plan, or None where the budget is too small."""
+    """Returns the Plan, or None if the budget is too small."""
     return make_plan(sizes, settings.machine, budget, max(len(settings.devices), 1))
 
 

@@ -3,24 +3,22 @@
 A tile of C is the product of a panel of A, whole rows, and a panel of B, whole columns. One of the
 two operands is kept, a panel at a time, and the other one streams past each of its panels. So the
 kept operand is read once, and the streamed one once for each kept panel: kept panels are wide, and
-streamed ones only as high as the GPU needs to be busy. Where a panel of all of K does not fit, K is
-cut in slices at the boundaries of the order's chunks.
+streamed ones only as high as the GPU needs to be busy. K is cut in slices, at the boundaries of the
+order's chunks, if panels of all of K would be too narrow.
 """
 
 import dataclasses
 import functools
-import heapq
-import itertools
 import math
 
 from .candidate import Candidate, grid_of
 from .machine import bytes_text
-from .sizes import SLOTS
+from .schedule import SLOTS
 
 __all__ = ["Candidate", "Plan", "emptied", "least_budget", "make_plan", "repeated"]
 
 _STREAMED = 1024, 2048, 4096, 8192, 16384  # rows of streamed panels, which keep every SM busy
-_LOW = 64, 128, 256, 512  # the same where memory is too little for those
+_LOW = 64, 128, 256, 512  # the same if memory is too little for those
 _ALIGNMENT = 128  # of a tile's sides, in elements: whole tiles of kernels
 # The fields of a plan that count what moves, and what takes time.
 _MOVED = (
@@ -37,24 +35,26 @@ class Plan:
         shape: (batch, m, n, k) of the product, with the matrices of the batch counted.
         tile: (rows, columns) of a tile of C, the last ones excepted.
         depth: how much of K a panel has: all of it, or a slice.
-        matrices: how many matrices of a batch a step multiplies, a group; 0 where a step multiplies
-            panels of two matrices.
-        repeats: how often the tiles or groups follow one another, each time for other matrices of
-            the batch: 1, or the number of matrices where they do not go in groups, or the number of
-            parts where the strides of the batch allow no groups but within those.
-        kept: "a" or "b", the operand whose panels are loaded once each; None where both stream, as
-            groups do, and panels of a K in more than two slices.
-        shares: whether all matrices of a group have one A, and one B, which is loaded once.
+        matrices: the size of a group, the matrices of a batch that one step multiplies; 0 if a
+            step multiplies two panels.
+        repeats: how many products with these tiles or groups follow one another. A batch without
+            groups has one for each matrix. A batch with strides that allow groups only within its
+            last dimensions has one for each index of the others. Anything else is one product.
+        kept: "a" or "b", the operand that loads each of its panels once. None if both operands
+            stream, as groups do, and as panels do if K has more than two slices.
+        shares: two flags, for A and for B: whether all matrices of a group share one operand, which
+            is loaded once.
         is_prepared: whether panels of B are split beforehand (torch_tiled.prepare).
-        bytes_in, bytes_out: what moves from the host, and to it, for all GPUs together.
-        device_bytes: the memory that the product takes on each GPU, at most.
-        pinned_bytes: the pinned memory that it takes for each GPU, at most.
-        passes_a, passes_b: how often each operand is read from the host. Matrices that are one in
+        bytes_in, bytes_out: the bytes that move from the host, and to it, for all GPUs together.
+        device_bytes: the most memory that the product takes on each GPU.
+        pinned_bytes: the most pinned memory that it takes for each GPU.
+        passes_a, passes_b: how often each operand is read from the host. Matrices that share their
             memory count as one.
-        seconds: what the product takes, predicted.
-        product_seconds, in_seconds, out_seconds: what its products take alone, and its transfers.
-        launch_seconds, staging_seconds: what the host takes to launch the steps, and to copy what
-            passes through pinned memory.
+        seconds: the predicted time of the product.
+        product_seconds, in_seconds, out_seconds: the predicted time of its products alone, and of
+            its copies in each direction.
+        launch_seconds, staging_seconds: the time in which the host launches the steps, and copies
+            what passes through pinned memory.
         workers, algorithm: the number of GPUs, and the argument of matmul.
 
     Examples:
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def bound(self):
-        """What takes longest: "products", "transfers in" or "out", "launches" or "staging"."""
+        """The longest of "products", "transfers in" or "out", "launches" and "staging"."""
         parts = {
             "products": self.product_seconds,
             "transfers in": self.in_seconds,
@@ -154,7 +154,7 @@ class Plan:
 
 
 def emptied(plan, times):
-    """Returns the Plan of as many such products where nothing is multiplied."""
+    """Returns the Plan of as many such products that multiply nothing."""
     batch, *sides = plan.shape
     memory = "device_bytes", "pinned_bytes", "passes_a", "passes_b"
     empty = dict.fromkeys((*_MOVED, *memory), 0)
@@ -188,7 +188,7 @@ def _slice(index, size, total):
 def make_plan(sizes, machine, budget, workers=1):
     """Returns the Plan that takes the fewest seconds within `budget` bytes of each GPU, or None.
 
-    A larger budget allows all that a smaller one does, so it never makes a plan slower.
+    A larger budget allows every candidate of a smaller one, so it never makes a plan slower.
 
     Args:
         sizes: the Sizes of the product.
@@ -207,34 +207,20 @@ def make_plan(sizes, machine, budget, workers=1):
 def _fastest(chains, workers):
     """The Plan of the fastest candidate, or None.
 
-    The candidate that may be fastest by what is known of it is looked at more closely, until the
-    seconds of one are known that are fewer than all others can have.
-
     Args:
-        chains: iterators of Candidates, whose copies take no less time from one to the next.
+        chains: iterators of Candidates; copies take no less time from one to the next in each.
         workers: GPUs.
     """
-    looks = Candidate.queue_seconds, Candidate.least_seconds, Candidate.seconds
-    waiting, number = [], itertools.count()
-
-    def wait(seconds, look, candidate, chain):
-        heapq.heappush(waiting, (seconds, next(number), look, candidate, chain))
-
-    def advance(chain):
-        candidate = next(chain, None)
-        if candidate is not None:
-            wait(candidate.queue_seconds(workers), 1, candidate, chain)
-
+    fastest, seconds = None, math.inf
     for chain in chains:
-        advance(chain)
-    while waiting:
-        seconds, _, look, candidate, chain = heapq.heappop(waiting)
-        if look == len(looks):
-            return _plan_of(candidate, workers)
-        wait(max(seconds, looks[look](candidate, workers)), look + 1, candidate, chain)
-        if look == 1:
-            advance(chain)
-    return None
+        for candidate in chain:
+            if candidate.queue_seconds(workers) >= seconds:
+                break  # and so do all that follow
+            if candidate.least_seconds(workers) < seconds:
+                found = candidate.seconds(workers)
+                if found < seconds:
+                    fastest, seconds = candidate, found
+    return None if fastest is None else _plan_of(fastest, workers)
 
 
 def _groups(sizes, machine, budget):

@@ -13,13 +13,53 @@ from .._internals import (
     transforms_active,
 )
 from .._op.checks import check_linear, check_matmul, check_matmul_out
+from .._op.namespace import operators
 from ..prepared import Prepared
-from .epilogue import IDENTITY, Epilogue
-from .errors import fail
+from .errors import fail, why_not_plain
 from .host_memory import may_overlap, read_mappings, share_memory, why_not_mapped
-from .kinds import why_not_plain
 
-__all__ = ["Problem", "make_linear_problem", "make_problem"]
+__all__ = ["IDENTITY", "Epilogue", "Problem", "make_linear_problem", "make_problem"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """activation(sum + bias).
+
+    Attributes:
+        bias: (n,), contiguous and without lazy bits, of the operands' dtype; or None.
+        activation: as for torch_tiled.linear.
+    """
+
+    bias: torch.Tensor | None = None
+    activation: str = "none"
+
+    @property
+    def is_identity(self):
+        """Whether the result is the sums, rounded."""
+        return self.bias is None and self.activation == "none"
+
+    def to(self, device):
+        """Returns the Epilogue with its bias on another device."""
+        return self if self.bias is None else Epilogue(self.bias.to(device), self.activation)
+
+    def of(self, columns):
+        """Returns the Epilogue of some columns of C: a slice, or a tensor of indices."""
+        return self if self.bias is None else Epilogue(self.bias[columns], self.activation)
+
+    def apply_(self, sums):
+        """Finishes the sums of all of K, (m, n), in place, as a kernel does before it rounds."""
+        if self.bias is not None:
+            _parts(sums).add_(_parts(self.bias))
+        if self.activation != "none":
+            operators._activate_(sums, activation=self.activation)
+
+
+IDENTITY = Epilogue()
+
+
+def _parts(x):
+    """Complex numbers as pairs, since PyTorch's sum of complex ones may make NaN of an Inf."""
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +272,10 @@ def _check_linear(x, weight, bias=None, out=None, *, activation, **options):
 
 
 def _like(x):
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    kind = {"dtype": x.dtype, "device": "meta"}
+    if x.numel() == 0:  # of any strides, since nothing is read or written
+        return torch.empty(x.shape, **kind)
+    return torch.empty_strided(x.shape, x.stride(), **kind)
 
 
 def _check_memory(operands, out):

@@ -1,4 +1,4 @@
-"""What a streamed product tells of its progress."""
+"""The progress of a streamed product, and the exception of an interrupted one."""
 
 import dataclasses
 import sys
@@ -60,12 +60,12 @@ class Progress:
 class Interrupted(KeyboardInterrupt):
     """A streamed product was interrupted. The GPUs are idle, and `out` has whole tiles or none.
 
-    A second interrupt may leave tiles with NaN where elements were to be recomputed; the text says
-    how many. Without `out` in the call, the tiles are lost.
+    A second interrupt may leave tiles with NaN for elements that were to be recomputed; the text
+    says how many. Without `out` in the call, the tiles are lost.
 
     Attributes:
-        done: (matrix, rows, columns) of the complete tiles of `out`, as m x n matrices, where m or
-            n is 1 for a vector. Where the matrix is None, they are out.view(-1, n)[rows, columns];
+        done: (matrix, rows, columns) of the complete tiles of `out`, as m x n matrices; m or n is
+            1 for a vector. If the matrix is None, they are out.view(-1, n)[rows, columns];
             otherwise it is an index or a slice, and they are out.view(-1, m, n)[matrix, rows,
             columns].
         tiles: how many there are in all.
@@ -158,7 +158,7 @@ def make_report(progress):
     """Returns a function of a Progress, with a close() method.
 
     Args:
-        progress: True for a bar where stderr is a terminal, False or None for nothing, or a
+        progress: True for a bar if stderr is a terminal, False or None for nothing, or a
             function.
 
     Raises:

@@ -1,21 +1,22 @@
 """Runs a streamed product: a worker for each GPU, or blocks of C on the CPU."""
 
 import functools
+import itertools
+import math
 import threading
 
 import torch
 
 from .._op.out_of_memory import raise_if_out_of_memory
-from .panels import Panels
+from ..ops import linear, matmul
 from .parts import PlannedProduct, find_plan, parts_of, plan_of, sizes_of
 from .progress import Clock, Interrupted, Progress, flops
-from .repair import flagged_tiles, repair
-from .run_cpu import run_on_cpu
 from .schedule import Queue
-from .threads import run_threads
-from .worker import Worker
+from .worker import Worker, flagged_tiles, repair
 
 __all__ = ["run"]
+
+_CPU_TILE = 4096  # rows and columns of a block of C
 
 
 def run(problem, settings, report):
@@ -31,7 +32,7 @@ def run(problem, settings, report):
         report(Progress(tiles=0, tiles_done=0, bytes=0, flops=0.0, seconds=0.0))
         return
     if not settings.devices:
-        return run_on_cpu(problem, report)
+        return _run_on_cpu(problem, report)
     parts = parts_of(problem, settings)
     clock, done = Clock(), []
     for later, part in reversed(list(enumerate(reversed(parts)))):
@@ -53,7 +54,7 @@ class _Run:
         self._stream(self.part.a, self.part.b, self.part.c, place, self.settings.budget)
 
     def _stream(self, a, b, c, place, budget):
-        """Streams a rectangle of C, again with a smaller budget where memory runs out.
+        """Streams a rectangle of C, again with a smaller budget if memory runs out.
 
         `place` is its first (matrix, row, column).
         """
@@ -114,16 +115,11 @@ class _Run:
     def _run_workers(self, product, queue):
         """Returns (the workers, the exception that ended them or None)."""
         workers, stop = [], threading.Event()
-        is_shared = self.settings.are_peers and not product.plan.matrices
-        panels = Panels() if is_shared else None
 
         def work(number, device, queues):
             with torch.inference_mode(), queues.context():
-                worker = Worker(product, queues, device, self.settings.machine, panels)
+                worker = Worker(product, queues, device, self.settings.machine)
                 workers.append(worker)
-                # GPUs that begin together need the same panels at about the same time.
-                while len(workers) < len(functions) and not stop.wait(1e-3):
-                    pass
                 worker.run(queue, stop, number)
 
         functions = [
@@ -131,7 +127,7 @@ class _Run:
             functools.partial(work, number, device, self.settings.make_queues(device))
             for number, device in enumerate(self.settings.devices)
         ]
-        errors = run_threads(functions, lambda: self._report(product.plan, workers), stop)
+        errors = _run_threads(functions, lambda: self._report(product.plan, workers), stop)
         interrupts = [x for x in errors if isinstance(x, KeyboardInterrupt)]
         for error in interrupts or errors:
             return workers, _without_frames(error)
@@ -162,7 +158,7 @@ class _Run:
                 self.done.append((place[0], *found))
 
     def _total(self, grid):
-        """The tiles of all parts, where those of `grid` are under way."""
+        """The tiles of all parts, while the tiles of `grid` are under way."""
         later = self.later * self.plan.grid.tile_count
         return len(self.done) + grid.tile_count + self.left + later
 
@@ -188,3 +184,107 @@ def _without_frames(error):
     return (
         torch.OutOfMemoryError(str(error)) if isinstance(error, torch.OutOfMemoryError) else error
     )
+
+
+def _run_on_cpu(problem, report):
+    """Blocks of C one after another, so that few pages of mapped files are needed at a time."""
+    m, n, k = problem.sizes
+    tiles = [
+        (slice(row, min(row + _CPU_TILE, m)), slice(col, min(col + _CPU_TILE, n)))
+        for row in range(0, m, _CPU_TILE)
+        for col in range(0, n, _CPU_TILE)
+    ]
+    count = math.prod(problem.batch)
+    clock, done = Clock(), []
+
+    def progress():
+        return Progress(
+            tiles=len(tiles),
+            tiles_done=len(done),
+            bytes=count * (m * k + k * n + m * n) * problem.dtype.itemsize,
+            flops=flops(problem.dtype, count, m, n, k),
+            seconds=clock.seconds(),
+        )
+
+    def compute():
+        with torch.inference_mode():
+            for rows, cols in tiles:
+                if stop.is_set():
+                    return
+                _multiply_on_cpu(problem, rows, cols)
+                done.append((slice(None) if problem.batch else None, rows, cols))
+
+    stop = threading.Event()
+    errors = _run_threads([compute], lambda: report(progress()), stop)
+    if any(isinstance(error, KeyboardInterrupt) for error in errors):
+        raise Interrupted(done, len(tiles), has_out=problem.has_out) from None
+    if errors:
+        raise errors[0]
+
+
+def _multiply_on_cpu(problem, rows, cols):
+    """Computes a block of C, or of each matrix of a batch."""
+    a, b, c = problem.a[..., rows, :], problem.b[..., cols], problem.out[..., rows, cols]
+    options = {"algorithm": problem.algorithm, "precision": problem.precision}
+    if problem.epilogue.is_identity:
+        matmul(a, b, out=c, **options)
+        return
+    epilogue = problem.epilogue.of(cols)
+    options["activation"] = epilogue.activation
+    for index in itertools.product(*map(range, problem.batch)):
+        c[index].copy_(linear(a[index], b[index].mT, epilogue.bias, **options))
+
+
+def _run_threads(functions, meanwhile, stop):
+    """Calls functions, each in a thread of its own, and waits until all have returned.
+
+    A signal raises KeyboardInterrupt in the main thread alone, at any place of this function, and
+    more than one may come.
+
+    Args:
+        functions: of no argument; they return soon once `stop` is set.
+        meanwhile: a function that is called first, about ten times a second and last, until there
+            is an error.
+        stop: a threading.Event, which the first error sets.
+
+    Returns:
+        The exceptions of the functions, of `meanwhile` and of signals.
+    """
+    errors, ended, wake = [], [], threading.Semaphore(0)
+
+    def call(function):
+        try:
+            if not stop.is_set():  # after an interrupted start() a thread may begin late
+                function()
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+        finally:
+            ended.append(function)
+            wake.release()
+
+    threads = [threading.Thread(target=call, args=(x,), daemon=True) for x in functions]
+    is_begun = False
+    while True:
+        try:
+            if not is_begun:
+                is_begun = True
+                meanwhile()
+                for thread in threads:
+                    thread.start()
+            # If Ctrl-C interrupts join(), Python 3.11 takes the thread for one that has ended.
+            while len(ended) < sum(thread.ident is not None for thread in threads):
+                wake.acquire(timeout=0.1)
+                if not stop.is_set():
+                    meanwhile()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            if not stop.is_set():
+                meanwhile()
+            found = tuple(errors)
+            errors.clear()  # the frames of the errors hold it, and it holds them
+            return found
+        except BaseException as error:
+            errors.append(error)
+            stop.set()

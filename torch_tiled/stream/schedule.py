@@ -1,9 +1,9 @@
-"""In which order the tiles of C are computed, and which panels of A and B are where meanwhile.
+"""The order in which tiles of C are computed, and the slots that panels of A and B have meanwhile.
 
 The unit of the schedule is a Step: one product of a panel of A and a panel of B, which is a tile of
-C. A panel of one operand is kept while those of the other stream past it. For the next kept panel
-they stream backward, so that the panels in the slots serve both (a serpentine). Where K is cut in
-slices, the steps of a tile are its slices, in order.
+C. A panel of one operand is kept while the other operand's panels stream past it. For the next kept
+panel they stream backward, so that the panels in the slots serve both (a serpentine). If K is cut
+in slices, the steps of a tile are its slices, in order.
 
 Panels live in slots. The panel of an operand that was read least recently gives its slot to a new
 one, once the last step that reads it has been issued: that step is the Load's `after`. Several
@@ -16,6 +16,8 @@ import dataclasses
 import itertools
 import threading
 from typing import NamedTuple
+
+SLOTS = 2  # of each panel and tile: one is computed with while the other one is copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Load(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """A product: of which panels, in which slots, and what has to be loaded for it.
+    """A product of two panels, their slots, and what has to be loaded for it.
 
     The tile of C is complete after the step if `is_last`, and begins with it if `is_first`.
     """

@@ -3,29 +3,25 @@
 import collections
 import concurrent.futures
 import contextlib
+import threading
 
 import torch
 
 from .._op.namespace import operators
-from .operand import Operand
-from .schedule import steps
-from .sizes import SLOTS
-from .staging import Staging, copy_direct, is_column_major, is_staged
+from .schedule import SLOTS, TileList, steps
+from .staging import Operand, Staging, copy_direct, is_column_major, is_staged
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "flagged_tiles", "repair"]
 
-_AHEAD = 4  # steps whose tiles are claimed, and whose panels are loaded, before they are issued
+_AHEAD = 4  # steps that claim their tiles and load their panels before they are issued
 _UNFINISHED = 6  # steps that are issued and not finished, at most
 
 
-class _Done:
-    """A future of a copy that is in its queue already."""
-
-    def __init__(self, event):
-        self._event = event
-
-    def result(self):
-        return self._event
+def _done(event):
+    """A future of the event of a copy that is in its queue already."""
+    future = concurrent.futures.Future()
+    future.set_result(event)
+    return future
 
 
 class Worker:
@@ -36,19 +32,18 @@ class Worker:
         queues: those of the GPU.
         device: the GPU.
         machine: the Machine of the GPU.
-        panels: the Panels that GPUs copy from each other; None where they do not.
 
     Attributes:
         finished: the (row, column) of tiles that are in `out`.
         flagged: (row, column, flags of rows, flags of columns) of tiles with flagged elements,
-            which are NaN in `out`, where K was cut.
+            which are NaN in `out`, if K was cut.
     """
 
-    fills_chunks = True  # with zeros, where kernels sum a chunk in another way if it is short
+    fills_chunks = True  # with zeros, if kernels sum a short chunk in another way
 
-    def __init__(self, product, queues, device, machine, panels=None):
+    def __init__(self, product, queues, device, machine):
         self.out, self.plan, self.order = product.c, product.plan, product.order
-        self._panels, self._epilogue = panels, product.epilogue.to(device)
+        self._epilogue = product.epilogue.to(device)
         plan, order = self.plan, self.order
         self._queues, self._device = queues, device
         self.finished, self.flagged = [], []
@@ -70,7 +65,7 @@ class Worker:
         }
 
     def _make_tiles(self, is_cut):
-        """Allocates tiles of C, and the sums of one whose K is cut."""
+        """Allocates tiles of C, and the sums of one if K is cut."""
         plan, device = self.plan, self._device
         batch = [plan.matrices] if plan.matrices else []
         tile = (*batch, *plan.tile)
@@ -93,7 +88,6 @@ class Worker:
         planned, loads = collections.deque(), collections.deque()
         self._loaded = {}  # (operand, slot): futures of its parts, of the events of the copies
         self._read = {}  # (operand, slot): the event of the last product that reads it
-        self._shown = {}  # (operand, slot): (key, copy) of Panels
         self._stored = collections.deque()  # (step, future) of tiles on their way to the host
         self._tile_count = 0
         unfinished = collections.deque()
@@ -128,58 +122,34 @@ class Worker:
 
     def _load(self, load):
         operand = self._a if load.operand == "a" else self._b
-        if self._panels is None or not operand.is_on_host:
-            self._load_from(operand, load, None, [])
-            return
-        place, key = (load.operand, load.slot), (load.operand, load.index, load.slice)
-        with self._panels.lock:
-            readers = []
-            if load.part == 0 and place in self._shown:
-                last_key, last = self._shown.pop(place)
-                self._panels.remove(last_key, last)
-                readers = last.readers
-            source = self._panels.find(key)
-            self._load_from(operand, load, source, readers)
-            loaded = self._loaded[place]
-            if source is not None:
-                source.readers.append(loaded[-1])
-            if load.part == load.parts - 1:
-                memory, _ = operand.target(load.slot, operand.panel(load.index, load.slice))
-                self._shown[place] = key, self._panels.add(key, memory, loaded[-1])
-
-    def _load_from(self, operand, load, source, readers):
-        """Issues a load from another GPU's copy, or from the host where `source` is None."""
         place = load.operand, load.slot
-        arguments = operand, load, self._read.get(place), source, readers
+        arguments = operand, load, self._read.get(place)
         if operand.is_staged:
             future = self._submit("in", self._copy_in, *arguments)
         else:
-            future = _Done(self._copy_in(*arguments))
+            future = _done(self._copy_in(*arguments))
         earlier_parts = self._loaded[place] if load.part > 0 else []
         self._loaded[place] = [*earlier_parts, future]
 
-    def _copy_in(self, operand, load, after, source, readers):
-        """Copies a panel to its slot, and returns the event of that."""
+    def _copy_in(self, operand, load, after):
+        """Copies a panel to its slot, and returns the event of that copy.
+
+        Args:
+            after: the event of the last product that reads the slot, or None.
+        """
         queues = self._queues
-        earlier = [reader.result() for reader in readers]
-        if after is not None:
-            earlier.append(after)
-        for event in earlier:
+        if after is not None and operand.is_staged:
             # In the queue, pieces of all threads that copy would stand behind the product.
-            if operand.is_staged:
-                event.synchronize()
-            else:
-                queues.wait("in", event)
+            after.synchronize()
+        elif after is not None:
+            queues.wait("in", after)
         if operand.is_copied:
             panel = operand.panel(load.index, load.slice)
             target, zeros = operand.target(load.slot, panel)
             panel, target = (_part_of(x, load, operand) for x in (panel, target))
             if zeros.numel():
                 queues.run("in", zeros.zero_)
-            if source is not None:
-                queues.wait("in", source.loaded.result())
-                queues.copy_from_peer("in", target, _part_of(source.memory, load, operand))
-            elif operand.is_staged:
+            if operand.is_staged:
                 self._staging["in"].copy(target, panel)
             elif operand.is_on_host:
                 queues.run("in", copy_direct, target, panel)
@@ -217,7 +187,7 @@ class Worker:
         if "out" in self._staging:
             future = self._submit("out", self._copy_out, step, tile, event)
         else:
-            future = _Done(self._copy_out(step, tile, event))
+            future = _done(self._copy_out(step, tile, event))
         self._stored.append((step, future))
 
     def _copy_out(self, step, tile, event):
@@ -298,7 +268,73 @@ def _part_of(panel, load, operand):
 
 
 def add_chunks(sums, a, b, chunk, options):
-    """Adds the product of two panels, whose K begins at a chunk, to sums, chunk by chunk."""
+    """Adds the product of two panels, which begin at a chunk of K, to sums, chunk by chunk."""
     for first in range(0, a.shape[-1], chunk):
         part = slice(first, first + chunk)
         operators._add_chunk_(sums, a[:, part], b[part], **options)
+
+
+def flagged_tiles(worker):
+    """Returns {(row, column): (rows, columns)} of the flagged elements of tiles.
+
+    Rows and columns are indices, on the GPU.
+    """
+    found = {}
+    for row, col, rows, cols in worker.flagged:
+        if rows.any():
+            found[row, col] = rows.nonzero()[:, 0], cols.nonzero()[:, 0]
+    return found
+
+
+class _Repair(Worker):
+    fills_chunks = False
+
+    def __init__(self, product, flagged, *arguments):
+        super().__init__(product, *arguments)
+        self._flagged = flagged
+        self._repaired = None
+
+    def _make_tiles(self, is_cut):
+        # The sums of flagged elements take their place.
+        self._tiles, self._sums = [torch.empty(0, 0)] * SLOTS, None
+
+    def _multiply(self, step, a, b, tile):
+        rows, cols = self._flagged[step.row, step.col]
+        a, b = a.index_select(0, rows), b.index_select(1, cols)
+        if step.is_first:
+            kind = {"dtype": self.order.sum_dtype, "device": a.device}
+            self._repaired = torch.empty((len(rows), len(cols)), **kind)
+            self._repaired.fill_(complex(-0.0, -0.0) if self._repaired.is_complex() else -0.0)
+        options = {"algorithm": self.order.repair_algorithm, "precision": "ieee"}
+        add_chunks(self._repaired, a, b, self.order.chunk_of_repair, options)
+        if step.is_last:
+            self._epilogue_of(step).of(cols).apply_(self._repaired)
+
+    def _store(self, step, tile, event):
+        # Flagged tiles are few, so this waits for each.
+        rows, cols = (x.cpu() for x in self._flagged[step.row, step.col])
+        event.synchronize()
+        c = self.tile_of(self.out, step.row, step.col)
+        place = rows[:, None], cols
+        old = c[place]
+        c[place] = _replace_nan(old, self._repaired.cpu().to(c.dtype))
+        self.finished.append((step.row, step.col))
+
+
+def _replace_nan(old, new):
+    """`new` where `old` is NaN: of complex numbers, one part alone may be flagged.
+
+    Sums that are not flagged may be NaN, too, by the epilogue: sums of Inf, and any with a NaN in
+    the bias. `new` is then NaN as well, unless a sum overflows in one order and not in the other.
+    """
+    if not old.is_complex():
+        return torch.where(old.isnan(), new, old)
+    old, new = torch.view_as_real(old), torch.view_as_real(new)
+    return torch.view_as_complex(torch.where(old.isnan(), new, old))
+
+
+def repair(product, flagged, queues, device, machine):
+    """Recomputes the flagged elements of tiles, {(row, column): (rows, columns)}, on a GPU."""
+    worker = _Repair(product, flagged, queues, device, machine)
+    never = threading.Event()  # Ctrl-C raises its exception here, in the caller's thread
+    worker.run(TileList(product.plan.grid, flagged), never)

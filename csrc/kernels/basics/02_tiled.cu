@@ -33,7 +33,7 @@ struct Tile {
   static constexpr int kThreads = (kM / kPerThread) * (kN / kPerThread);
   static constexpr int kBlocksPerSm = kBlocksPerSm_;  // that fit with float32's registers
   // Row pitches in shared memory. Rows are padded against bank conflicts, so that the elements of a
-  // column lie in different banks, by numbers that keep vectors of 4 floats aligned.
+  // column are in different banks, by numbers that keep vectors of 4 floats aligned.
   static constexpr int kPitchA = kK + 4;
   static constexpr int kPitchB = kN + kPerThread;
 

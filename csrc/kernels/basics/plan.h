@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/basics/costs_h200.h"
 #include "kernels/common/cost_model.h"
 
 namespace tiled {

@@ -10,8 +10,12 @@ namespace tiled::cuda {
 struct BatchOffsets {
   int64_t a = 0, b = 0, c = 0;
 
+  BatchOffsets() = default;
   __device__ BatchOffsets(const Problem& p, int64_t index) {
-    if (p.batch.rank == 0) return;
+    if (p.batch.rank != 0) add_batch(p, index);
+  }
+  // Adds the offsets of matrix `index`, which is 0 if the batch has no dimensions.
+  __device__ void add_batch(const Problem& p, int64_t index) {
     const auto add = [&](int d, int64_t at) {
       a += at * p.a.batch_stride[d];
       b += at * p.b.batch_stride[d];

@@ -24,7 +24,7 @@ bool with_tile(int tile, F&& f) {
   return result;
 }
 
-// Throws where the kernel is not instantiated for the tile that a plan names.
+// Throws if the kernel is not instantiated for the tile that a plan names.
 [[noreturn]] inline void fail_no_tile(const char* kernel, int tile) {
   throw std::logic_error("torch_tiled: " + std::string(kernel) + " is not compiled for tile " +
                          std::to_string(tile));

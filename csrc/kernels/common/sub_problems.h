@@ -1,5 +1,5 @@
 #pragma once
-// Sub-problems, solved one after another where there is no memory for the whole problem at once.
+// Sub-problems, solved one after another if there is no memory for the whole problem at once.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace tiled::cuda {
 
 // Splits a float32 problem in two along its batch, or else its longer side; the first part is not
-// the smaller one. Nothing where the problem is a single tile.
+// the smaller one. Nothing if the problem is a single tile.
 std::optional<std::pair<Problem, Problem>> split_in_two(const Problem& p);
 
 // Workspaces up to this size are allocated without asking the driver for the free memory.

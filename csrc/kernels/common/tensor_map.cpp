@@ -43,7 +43,7 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
     stride[used - 1] = static_cast<uint64_t>(matrix.batch_stride[d]) * element_bytes;
     ++used;
   }
-  // Promoting L2 fetches to two cache lines pays for 16-bit rows only where they begin with a line.
+  // Promoting L2 fetches to two cache lines pays for 16-bit rows only if they begin with a line.
   const bool two_lines = dtype == DType::kFloat32 || stride[0] % kCacheLineBytes == 0;
   void* address = const_cast<void*>(matrix.data);  // the driver does not write there
   CUtensorMap map;

@@ -1,4 +1,4 @@
-// combine: C = alpha * sums + bias + beta * C over complex numbers, where a real epilogue cannot.
+// combine: C = alpha * sums + bias + beta * C over complex numbers, if a real epilogue cannot.
 //
 // Idea:  One thread for each element, along the side of C whose elements are closer in memory.
 // Limit: DRAM bandwidth; the sums are written and read once more.

@@ -1,7 +1,7 @@
 // pack: writes a complex operand as the real one of core/complex.h.
 //
 // Idea:  A block copies a square. Adjacent threads read numbers that are adjacent in memory, and
-//        write numbers that are adjacent in a row; where those differ, by way of shared memory.
+//        write numbers that are adjacent in a row; if those differ, by way of shared memory.
 // Limit: DRAM bandwidth, and the time of one launch more.
 
 #include <algorithm>

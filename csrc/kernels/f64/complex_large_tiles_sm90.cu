@@ -1,7 +1,7 @@
 // f64_mma of a complex B with the largest tiles.
 
 #include "kernels/f64/instance.h"
-#include "kernels/f64/launch.cuh"
+#include "kernels/f64/mma_kernel.cuh"
 
 namespace tiled::cuda::f64_mma {
 

@@ -1,5 +1,6 @@
 #pragma once
-// f64_mma and f64_direct of a complex product, which read B as it lies.
+// f64_mma and f64_direct of a complex product, which read B in place: the launches of rows of
+// select/kernels.def (ReadsComplexB in select/ladder.h).
 
 #include "core/complex.h"
 #include "core/context.h"
@@ -8,10 +9,9 @@
 
 namespace tiled::cuda {
 
-// Compute the real product of core/complex.h, whose `b` is that of in_place_b(). They return true.
-bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                             const Context& context);
-bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                const Context& context);
 
 }  // namespace tiled::cuda

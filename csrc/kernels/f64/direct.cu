@@ -15,7 +15,7 @@
 //               mma.sync of a step; load the step kAhead later      (K / 8 times)
 //               store the tile, or hand a chunk's sums to the warp that adds them
 //
-// A complex B is read as it lies (core/complex.h): a lane's columns are all even or all odd, as are
+// A complex B is read in place (core/complex.h): a lane's columns are all even or all odd, as are
 // its k, so it reads one part of each number.
 
 #include <cstdint>
@@ -55,11 +55,11 @@ struct Tile {
 struct Params {
   Problem p;
   bool c_in_pairs;
-  SignsOfB signs_of_b;  // of a complex B, which lies as in_place_b() describes it
+  SignsOfB signs_of_b;  // of a complex B, stored as in_place_b() describes it
   FastDivmod row_tiles, col_tiles;
   int chunk_warps;  // that share a tile: 1, 2 or 4
   int64_t first_tile, tiles;
-  // Where each chunk has warps of its own: the tiles of a chunk, one after another, and the
+  // If each chunk has warps of its own: the tiles of a chunk, one after another, and the
   // elements of its sums, to which p.c leads. Else 0.
   FastDivmod chunk_tiles;
   int64_t chunk_stride;
@@ -309,9 +309,9 @@ bool launch_f64_direct(const Problem& p, const Plan& plan, const Context& contex
   return f64_direct::run_tile<false>(p, plan, {}, context);
 }
 
-bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_f64_direct_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                const Context& context) {
-  return f64_direct::run_tile<true>(p, plan, signs, context);
+  return f64_direct::run_tile<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

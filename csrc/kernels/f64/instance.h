@@ -7,7 +7,7 @@
 #include "core/context.h"
 #include "core/plan.h"
 #include "core/problem.h"
-#include "kernels/common/costs_h200.h"
+#include "kernels/f64/costs_h200.h"
 
 namespace tiled::cuda::f64_mma {
 

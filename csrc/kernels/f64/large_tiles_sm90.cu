@@ -1,7 +1,7 @@
 // f64_mma with its largest tiles, which need Hopper's shared memory and setmaxnreg.
 
 #include "kernels/f64/instance.h"
-#include "kernels/f64/launch.cuh"
+#include "kernels/f64/mma_kernel.cuh"
 
 namespace tiled::cuda::f64_mma {
 

@@ -19,7 +19,7 @@
 //                                      end of a tile: epilogue
 
 #include "kernels/f64/instance.h"
-#include "kernels/f64/launch.cuh"
+#include "kernels/f64/mma_kernel.cuh"
 #include "kernels/f64/plan.h"
 
 namespace tiled::cuda {

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 
 #include "core/complex.h"
 #include "core/order_chunked.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/f64/costs_h200.h"
 
 namespace tiled {
 
@@ -57,7 +59,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
           (left > 0 ? f64_mma_step(tile, left) * k + tile.overhead : 0);
       const double sums = static_cast<double>(p.batch.count * p.m * p.n * chunks) / all;
       const double reduce = splits == 1 ? 0 : Cost::kReduceLaunch + Cost::kReduceElement * sums;
-      const double busy = std::min(all, static_cast<double>(work));
+      const double busy = std::min(all, static_cast<double>(std::max<int64_t>(work, 1)));
       const double cycles = root_of_squares(waves, read / busy) + reduce;
       if (best.k_splits == 0 || cycles < best.cycles) {
         best = {static_cast<int>(i), tile.m, tile.n, splits, tile.blocks, work, cycles};
@@ -68,7 +70,8 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   return best;
 }
 inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 1); }
-inline Plan f64_mma_complex_plan(const Problem& p, int64_t sms) {
+inline std::optional<Plan> f64_mma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                int64_t sms) {
   return f64_mma_plan_of(p, sms, kShareOfB);
 }
 
@@ -78,7 +81,7 @@ inline constexpr int kF64DirectWarps = 4;  // of a block
 inline constexpr int kF64DirectStep = 8;   // of K in a product
 
 // The warps that share the chunks of a tile.
-inline int f64_direct_chunk_warps(int64_t k) { return k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1; }
+inline int f64_direct_chunk_warps(int64_t k) { return warps_for_chunks(k, 4); }
 
 // Warps share the chunks of a tile, and one of them adds their sums; or K is split, so that each
 // chunk has warps of its own.
@@ -129,8 +132,22 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
   return best;
 }
 inline Plan f64_direct_plan(const Problem& p, int64_t sms) { return f64_direct_plan_of(p, sms, 1); }
-inline Plan f64_direct_complex_plan(const Problem& p, int64_t sms) {
+inline std::optional<Plan> f64_direct_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                   int64_t sms) {
   return f64_direct_plan_of(p, sms, kShareOfB);
+}
+
+// --- workspaces ----------------------------------------------------------------------------------
+
+// The sums of each chunk, or of each split, of all of C.
+inline int64_t f64_partial_sums_bytes(const Problem& p, int64_t parts) {
+  return parts * p.batch.count * p.m * p.n * int64_t{sizeof(double)};
+}
+inline WorkspaceBytes f64_mma_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, ceil_div(p.k, kChunk)) : 0};
+}
+inline WorkspaceBytes f64_direct_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
 }
 
 }  // namespace tiled

@@ -3,7 +3,7 @@
 // Idea: a product whose operands fit in the shared memory of all blocks together is latency-bound:
 // it waits for memory, and for the chain of low products along a chunk. Here it waits for each of
 // them once, everywhere at the same time. A block holds a tile's operand rows for one chunk: rows
-// of A, and columns of B. A row comes by one bulk copy, or by elements where it is not K-major or
+// of A, and columns of B. A row comes by one bulk copy, or by elements if it is not K-major or
 // not aligned; a warp finds its largest magnitude and splits it in place. Some warps multiply by
 // mma.sync and send their sums to the first block of the cluster, which adds those of all chunks in
 // order.
@@ -14,7 +14,7 @@
 // Next: blocks that share what one of them has split.
 //
 // The instructions come from memory, too, so there are few: the kernel is no template, and a loop
-// is unrolled only where that gains more.
+// is unrolled only if that gains more.
 //
 //   lane 0 of a warp    bulk copies of the warp's rows                      -> row_full[i]
 //   or all warps        cp.async of elements, __syncthreads
@@ -30,20 +30,181 @@
 #include "core/epilogue.h"
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp16x3/cluster_load.cuh"
-#include "kernels/fp16x3/cluster_multiply.cuh"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
 #include "ptx/cluster.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 
 namespace tiled::cuda {
 namespace fp16x3_cluster {
+
+// Operand rows are A's rows and B's columns.
+
+// --- Loading -------------------------------------------------------------------------------------
+
+struct OperandParams {
+  // The members that every block reads first are adjacent.
+  const float* data;
+  int64_t row_stride, k_stride, count;  // count: of operand rows
+  int64_t first;                        // of this launch
+  int tile;                             // operand rows of a tile
+  RowCopy copy;
+};
+
+// Element k of a row of a tile is stored at k ^ swizzle(row) until it is split. Without the
+// swizzle, threads that copy along rows would store four times to each bank.
+__device__ inline int swizzle(RowCopy copy, int row) {
+  return copy == RowCopy::kMnMajor ? row / 2 % 4 * 4 : 0;
+}
+
+// Begins to copy a tile's operand rows by elements, this thread's part. `from` is the first element
+// of the first row. Along rows, all of a cache line is requested before the next k.
+__device__ inline void copy_elements(const OperandParams& operand, const float* from, int rows,
+                                     int length, float* to, int pitch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  if (operand.copy == RowCopy::kMnMajor) {
+    const int row = lane % 8, units = (rows - row + 7) / 8;  // units of eight rows
+    const int64_t unit_stride = 8 * operand.row_stride;
+    const int first_k = warp * 4 + lane / 8, swizzled = swizzle(operand.copy, row);
+    const float* at = from + row * operand.row_stride + first_k * operand.k_stride;
+    const auto copy_units = [&]<int kUnits>() {
+      _Pragma("unroll 4") for (int k = first_k; k < length; k += warps * 4) {
+        UNROLL
+        for (int i = 0; i < kUnits; ++i) {
+          if (i < units) {
+            ptx::cp_async_4_zfill(&to[(row + i * 8) * pitch + (k ^ swizzled)], at + i * unit_stride,
+                                  4);
+          }
+        }
+        at += warps * 4 * operand.k_stride;
+      }
+    };
+    if (rows <= 8) {
+      copy_units.template operator()<1>();
+    } else {
+      copy_units.template operator()<4>();
+    }
+  } else {
+    NO_UNROLL
+    for (int row = warp; row < rows; row += warps) {
+      const float* at = from + row * operand.row_stride + lane * operand.k_stride;
+      _Pragma("unroll 4") for (int k = lane; k < length; k += 32) {
+        ptx::cp_async_4_zfill(&to[row * pitch + k], at, 4);
+        at += 32 * operand.k_stride;
+      }
+    }
+  }
+}
+
+// --- Splitting and multiplying -------------------------------------------------------------------
+
+// A warp multiplies a warp tile, 16 rows by 8 columns.
+inline constexpr int kWarpTileElements = 128;
+
+// A chunk of an operand row holds float32 until it is split in place: then each 16 bytes hold the
+// hi parts of four elements and after them their lo parts. A warp splits kSplitStep elements at a
+// time. The pitch of rows is half the banks more than a multiple of it, since multiply() reads two
+// rows at a time.
+inline constexpr int kSplitStep = 128;
+
+// Splits a row in place, and returns its inverse scale. The whole warp calls it. The row has zeros
+// from its end to a multiple of kSplitStep. Vector i of four elements comes from place i ^
+// swizzle, and its parts are left at place i.
+__device__ inline float split_row(float* row, int length, int swizzle) {
+  const int lane = threadIdx.x % 32;
+  const auto* from = reinterpret_cast<const float4*>(row) + (lane ^ swizzle);
+  auto* to = reinterpret_cast<uint4*>(row) + lane;
+  const int vectors = (length + kSplitStep - 1) / kSplitStep;  // a lane
+  uint32_t largest = 0;
+  _Pragma("unroll 4") for (int i = 0; i < vectors; ++i) {
+    const float4 x = from[i * 32];
+    for (const float each : {x.x, x.y, x.z, x.w}) {
+      largest = max(largest, fp16x3::magnitude_bits(each));
+    }
+  }
+  largest = __reduce_max_sync(~0u, largest);
+  const float scale = fp16x3::scale(largest);
+  uint32_t small_numbers = 0;
+  _Pragma("unroll 2") for (int i = 0; i < vectors; ++i) {
+    const float4 x = from[i * 32];
+    const float scaled[] = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
+    uint4 parts;  // hi, hi, lo, lo
+    ptx::split_x2(scaled[0], scaled[1], parts.x, parts.z);
+    ptx::split_x2(scaled[2], scaled[3], parts.y, parts.w);
+    __syncwarp();  // all lanes have read
+    to[i * 32] = parts;
+    // Only numbers with a hi part below 2^-12, zeros included, can be small.
+    const __half2 least = __hmin2(__habs2(reinterpret_cast<const __half2&>(parts.x)),
+                                  __habs2(reinterpret_cast<const __half2&>(parts.y)));
+    if (__hlt2_mask(least, __float2half2_rn(0x1p-12f)) != 0) {
+      small_numbers += fp16x3::is_small(x.x, scaled[0]) + fp16x3::is_small(x.y, scaled[1]) +
+                       fp16x3::is_small(x.z, scaled[2]) + fp16x3::is_small(x.w, scaled[3]);
+    }
+  }
+  return fp16x3::inverse_scale(largest, __reduce_add_sync(~0u, small_numbers));
+}
+
+struct Accumulators {
+  float total[4], low[4];
+};
+
+// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on, of which a_rows and b_rows
+// exist. A lane takes four adjacent elements of each 16 along K, where mma.sync takes two and two:
+// a tensor-core sum of 16 products does not depend on their order. `length` is rounded up to a
+// multiple of 32 by zeros.
+__device__ inline Accumulators multiply(const float* a, int a_rows, const float* b, int b_rows,
+                                        int pitch, int length, int promotion) {
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  // Rows that do not exist are replaced, since nothing they reach is stored.
+  const auto row = [&](const float* first, int index, int rows) {
+    return reinterpret_cast<const uint4*>(first + min(index, rows - 1) * pitch) + q;
+  };
+  const uint4* from[] = {row(a, g, a_rows), row(a, g + 8, a_rows), row(b, g, b_rows)};
+  struct Fragments {
+    uint4 x[3];  // of 16 of K: rows g and g + 8 of A, column g of B
+  };
+  auto read = [&](int k) {
+    Fragments fragments;
+    UNROLL
+    for (int i = 0; i < 3; ++i) fragments.x[i] = from[i][k / 4];
+    return fragments;
+  };
+  Accumulators acc{};
+  float part[4] = {};
+  auto add = [&](const Fragments& fragments, bool promotes) {
+    const auto& [upper, lower, cols] = fragments.x;
+    const uint32_t a_hi[] = {upper.x, lower.x, upper.y, lower.y};
+    const uint32_t a_lo[] = {upper.z, lower.z, upper.w, lower.w};
+    const uint32_t b_hi[] = {cols.x, cols.y}, b_lo[] = {cols.z, cols.w};
+    ptx::mma_m16n8k16(acc.low, a_lo, b_hi);
+    ptx::mma_m16n8k16(part, a_hi, b_hi);
+    ptx::mma_m16n8k16(acc.low, a_hi, b_lo);
+    if (!promotes) return;
+    UNROLL
+    for (int i = 0; i < 4; ++i) acc.total[i] += part[i], part[i] = 0;
+  };
+  // Fragments of the next 16 of K are read before the products of these.
+  Fragments even = read(0);
+  _Pragma("unroll 2") for (int left = length; left > 0; left -= 32) {
+    const Fragments odd = read(16);
+    add(even, promotion == 16);
+    UNROLL
+    for (int i = 0; i < 3; ++i) from[i] += left > 32 ? 8 : 0;  // at the end, the same once more
+    even = read(0);
+    add(odd, true);
+  }
+  return acc;
+}
+
+// --- The kernel ----------------------------------------------------------------------------------
 
 struct Params {
   OperandParams operands[2];  // A, B
@@ -80,7 +241,7 @@ __device__ int64_t first_col(const Params& params) {
   return params.operands[1].first + int64_t{ptx::cluster_index()} * params.operands[1].tile;
 }
 
-// Stores a tile of rows x cols, whose sums are `totals` in the order in which warps have them.
+// Stores a tile of rows x cols. `totals` has its sums in the order in which warps hold them.
 __device__ void store_tile(const Params& params, int rows, int cols, const float* totals) {
   const Problem& p = params.p;
   const int64_t matrix = params.batch + blockIdx.z;
@@ -89,8 +250,7 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
   const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c.batch_stride, matrix) : 0;
   NO_UNROLL
   for (int first = 0; first < sums_count; first += static_cast<int>(blockDim.x)) {
-    // Where an element lies in its warp tile follows from how mma.sync spreads accumulators over
-    // lanes.
+    // The layout of mma.sync's accumulators gives the row and the column of an element.
     const int element = first + static_cast<int>(threadIdx.x);
     const int warp_tile = element / kWarpTileElements, index = element % kWarpTileElements;
     const int row = warp_tile % tiles_down * 16 + index / 16 + index % 4 / 2 * 8;

@@ -1,34 +1,53 @@
 #pragma once
-// The kernels of fp16x3 that read a complex B as it lies (core/complex.h). Their problem is the
-// real one, and they return false, with C untouched, where there is no memory for a workspace.
+// The kernels of fp16x3 that read a complex B in place: the plans and the launches of rows of
+// select/kernels.def (ReadsComplexB in select/ladder.h).
+
+#include <cstdint>
+#include <optional>
 
 #include "core/complex.h"
 #include "core/context.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "kernels/fp16x3/costs_h200.h"
 
-namespace tiled::cuda {
+namespace tiled {
 
-// Computes a product with few rows. The problem's `b` is that of in_place_b(), and is the longer
-// operand. The plan of this kernel has no choice of tiles.
-bool launch_fp16x3_skinny_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
-                                  const Context& context);
+inline std::optional<Plan> fp16x3_small_complex_plan(const Plan& packed, const Problem&,
+                                                     const SignsOfB&, int64_t) {
+  return packed;
+}
+// It splits a number once for both of its columns.
+inline std::optional<Plan> fp16x3_direct_complex_plan(const Plan& packed, const Problem&,
+                                                      const SignsOfB&, int64_t) {
+  Plan plan = packed;
+  plan.cycles *= h200::Fp16x3::kDirectComplexB;
+  return plan;
+}
+// B has to be the long operand. The plan of this kernel has no choice of tiles.
+inline std::optional<Plan> fp16x3_skinny_complex_plan(const Plan& packed, const Problem& p,
+                                                      const SignsOfB&, int64_t) {
+  if (p.m > p.n) return std::nullopt;
+  Plan plan = packed;
+  plan.cycles *= h200::Fp16x3::kSkinnyComplexB;
+  return plan;
+}
+// B is split in place. Flagged elements are recomputed by B', which a pass then writes.
+inline std::optional<Plan> fp16x3_wgmma_complex_plan(const Plan& packed, const Problem&,
+                                                     const SignsOfB&, int64_t) {
+  return packed;
+}
 
-// Compute small products, and many products of short K. The problem's `b` is that of in_place_b().
-bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+namespace cuda {
+
+bool launch_fp16x3_small_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                  const Context& context);
-bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                   const Context& context);
-
-struct ComplexB {
-  Matrix in_place;  // in_place_b()
-  SignsOfB signs;
-  Pack pack;  // to the problem's `b`, which has memory
-};
-
-// Computes a product whose B is split as it lies. Flagged elements are recomputed by B', which the
-// pass then writes.
-bool launch_fp16x3_wgmma_complex(const Problem& p, const ComplexB& b, const Plan& plan,
+bool launch_fp16x3_skinny_complex(const Problem& p, const Plan& plan, const ComplexB& b,
+                                  const Context& context);
+bool launch_fp16x3_wgmma_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                  const Context& context);
 
-}  // namespace tiled::cuda
+}  // namespace cuda
+}  // namespace tiled

@@ -28,7 +28,7 @@ struct ComplexColumn {
 
 // The two columns of B' that a column of B stands for, by pairs of 16-bit floats, which are the
 // parts hi or lo of a number's x and y. Both columns have the same magnitudes, so that a column of
-// B is split once. Column 0 is that of real parts, or of imaginary parts where `swapped`.
+// B is split once. Column 0 is that of real parts, or of imaginary parts if `swapped`.
 class ComplexColumns {
  public:
   __device__ ComplexColumns(const SignsOfB& negated, bool swapped) {

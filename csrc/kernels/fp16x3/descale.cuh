@@ -13,7 +13,7 @@ template <int kElements>
 __device__ void descale_chunk(float (&total)[kElements], const float (&low)[kElements],
                               const float (&row_scales)[2],
                               const float2 (&col_scales)[kElements / 4], int promotion) {
-  // Without wide groups, and where the rows' scales are moderate or 0, descale() is two
+  // Without wide groups, and if the rows' scales are moderate or 0, descale() is two
   // multiplications, the first of which is exact.
   bool plain = true;
   UNROLL

@@ -2,7 +2,7 @@
 // The problem as fp16x3_skinny and fp16x3_fused see it: they split the long operand on the fly,
 // that is, in the kernel that multiplies it.
 //
-// The long operand is B, or A where m > n. The kernels compute the sums of C or of its transpose:
+// The long operand is B, or A if m > n. The kernels compute the sums of C or of its transpose:
 // rows of sums are those of the short operand, and columns are those of the long one. A panel is
 // some rows of the short operand. A work tile is tile_cols columns of the long operand times a
 // panel, in one chunk of K and one matrix. Work tiles are numbered by columns first, then by
@@ -38,7 +38,7 @@ struct OnTheFlyParams {
   RecomputeList recompute;
   unsigned long long* recomputed;  // counts elements that the second kernel recomputes, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
-  // B is complex and lies as in_place_b() describes it; it is the long operand.
+  // B is complex and stored as in_place_b() describes it; it is the long operand.
   bool b_is_complex;
   SignsOfB signs_of_b;
 

@@ -9,7 +9,12 @@
 #include <utility>
 
 #include "core/order_chunked.h"
+#include "core/presplit.h"
+#include "core/stored_batch.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/common/workspace.h"
+#include "kernels/fp16x3/costs_h200.h"
+#include "kernels/fp16x3/recompute_list_bytes.h"
 
 namespace tiled {
 
@@ -40,14 +45,14 @@ inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
   return best;
 }
 
-// A plan with a block for each chunk of each (m, n) tile, where m is along C's shorter side.
+// A plan with a block for each chunk of each (m, n) tile; m is along C's shorter side.
 inline Plan chunk_per_block_plan(const Problem& p, int m, int n) {
   const int64_t tiles =
       ceil_div(std::min(p.m, p.n), m) * ceil_div(std::max(p.m, p.n), n) * p.batch.count;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
   return {.m = m, .n = n, .k_splits = chunks, .blocks = tiles * chunks};
 }
-// Returns whether threads copy the longer operand by 128 bits at a time.
+// Returns true if the longer operand can be loaded with 128-bit vectors.
 inline bool copies_longer_by_vectors(const Problem& p) {
   const Matrix& longer = longer_operand(p);
   const auto [inner, outer] = std::minmax(longer.row_stride, longer.col_stride);
@@ -111,8 +116,7 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
     for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
       const int64_t smem = fp16x3_cluster_smem(p, m, n, cluster);
       if (smem > kMaxSharedMemory - 1024) continue;
-      // All blocks of a cluster lie in one GPC, where some SMs are left over.
-      const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
+      const int64_t usable_sms = sms_for_clusters(sms, cluster);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t resident =
           std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
@@ -325,6 +329,53 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
     }
   }
   return best;
+}
+
+// --- workspaces ----------------------------------------------------------------------------------
+
+inline int64_t fp16x3_presplit_bytes(const Problem& p, int64_t rows, int64_t matrices) {
+  const Presplit presplit{.rows = rows, .k = p.k};
+  return cuda::workspace_bytes([&](cuda::Workspace& workspace) {
+    workspace.take<uint8_t>(presplit.matrix_bytes() * matrices);
+    workspace.take<float>(presplit.matrix_groups() * matrices);
+  });
+}
+inline WorkspaceBytes fp16x3_wgmma_workspace(const Problem& p, const Plan& plan, int64_t) {
+  constexpr int64_t kTile = h200::Fp16x3::kWgmmaTile;
+  const bool splits_b = p.b_presplit.hi_lo == nullptr;
+  const int64_t chunk_sums = count_tiles(p, kTile, kTile) * ceil_div(p.k, kChunk) * kTile * kTile;
+  return {recompute_list_bytes(p, kTile) +
+          fp16x3_presplit_bytes(p, p.m, stored_matrices(p.batch, p.a)) +
+          (splits_b ? fp16x3_presplit_bytes(p, p.n, stored_matrices(p.batch, p.b)) : 0) +
+          (plan.k_splits > 1 ? chunk_sums * int64_t{sizeof(float)} : 0)};
+}
+
+// The sums of work tiles that fp16x3_skinny, fp16x3_fused and fp16x3_thin store before chunks are
+// added: as many columns of tiles at once as fit in kFp16x3MostSums, and at least one.
+inline constexpr int64_t kFp16x3MostSums = int64_t{64} << 20;
+inline int64_t fp16x3_partial_sums_bytes(const Problem& p, int64_t tile_cols) {
+  const LongAndShort sides = long_and_short(p);
+  const int64_t col_tile =
+      ceil_div(p.k, kChunk) * sides.short_count * tile_cols * int64_t{sizeof(float)};
+  const int64_t all = p.batch.count * ceil_div(sides.long_count, tile_cols) * col_tile;
+  return std::max(std::min(all, kFp16x3MostSums), col_tile);
+}
+inline WorkspaceBytes fp16x3_skinny_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {fp16x3_partial_sums_bytes(p, plan.n)};
+}
+inline WorkspaceBytes fp16x3_thin_workspace(const Problem& p, const Plan&, int64_t) {
+  return {p.k <= kChunk ? 0 : fp16x3_partial_sums_bytes(p, kFp16x3ThinRows)};
+}
+// Returns whether flagged elements are listed, or else recomputed by the kernel that adds chunks.
+inline bool fp16x3_fused_lists_flagged(const Problem& p) {
+  constexpr double kMinProducts = 1u << 31;
+  const auto rows = static_cast<double>(p.batch.count * p.m);
+  return rows * static_cast<double>(p.n) * static_cast<double>(p.k) >= kMinProducts;
+}
+inline WorkspaceBytes fp16x3_fused_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {fp16x3_partial_sums_bytes(p, plan.n) +
+          fp16x3_presplit_bytes(p, std::min(p.m, p.n), p.batch.count) +
+          (fp16x3_fused_lists_flagged(p) ? recompute_list_bytes(p, 128) : 0)};
 }
 
 }  // namespace tiled

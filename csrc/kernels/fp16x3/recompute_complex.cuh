@@ -12,7 +12,7 @@
 
 namespace tiled::cuda {
 
-// Recomputes an element by one thread, and counts it where there is a counter. B lies as
+// Recomputes an element by one thread, and counts it if there is a counter. B is stored as
 // in_place_b() describes it. A warp of threads, each with an element of its own, waits for the
 // longest: few products have such elements, and K is all that they read.
 inline __device__ __noinline__ float recompute_complex(const Problem& p, const SignsOfB& signs,

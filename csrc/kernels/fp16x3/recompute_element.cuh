@@ -27,7 +27,7 @@ struct RowAndColumn {
   __device__ void advance(int64_t k) { a += k * a_stride, b += k * b_stride; }
 };
 
-// Recomputes an element by one thread, and counts it where there is a counter.
+// Recomputes an element by one thread, and counts it if there is a counter.
 inline __device__ __noinline__ float recompute_by_thread(const Problem& p, int64_t batch,
                                                          int64_t row, int64_t col,
                                                          unsigned long long* counter) {
@@ -99,7 +99,7 @@ inline __device__ float recompute_by_warp(const Problem& p, int64_t batch, int64
 
 // Returns a flagged element, recomputed and counted. All threads of a warp call it, each with an
 // element of its own, flagged or not. A single thread is latency-bound, so the warp takes one
-// flagged element after another where there are few, and where K is long enough to share.
+// flagged element after another if there are few, and if K is long enough to share.
 inline __device__ float recompute_if_flagged(const Problem& p, bool flagged, int64_t batch,
                                              int64_t row, int64_t col,
                                              unsigned long long* counter) {

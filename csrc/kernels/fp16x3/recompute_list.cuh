@@ -42,7 +42,7 @@ struct RecomputeList {
   std::span<int> zeroed(const Problem& p) const {
     return {count, static_cast<size_t>(1 + regions(p))};
   }
-  // To be set to 0 before a kernel that calls append_element(): flags, too, which lie before them.
+  // To be set to 0 before a kernel that calls append_element(): flags, too, which precede them.
   std::span<int> zeroed_with_flags(const Problem& p) const {
     int* first = reinterpret_cast<int*>(flags);
     return {first, static_cast<size_t>(count - first) + zeroed(p).size()};
@@ -62,7 +62,7 @@ struct RecomputeList {
   }
 };
 
-// Where an accumulator lies in its warp's rows of a region.
+// The place of an accumulator in its warp's rows of a region.
 struct AccumulatorCoord {
   int row, col;
 };
@@ -112,7 +112,7 @@ inline __device__ __noinline__ void append_element(const RecomputeList& list, in
   if ((known >> warp & 1) == 0) add_flagged_warp(list, region, warp);
 }
 
-// Recomputes and stores the listed elements, and counts them where the context asks.
+// Recomputes and stores the listed elements, and counts them if the context asks.
 void launch_recompute(const Problem& p, const RecomputeList& list, const Context& context);
 
 }  // namespace tiled::cuda

@@ -8,7 +8,7 @@
 #include "core/order_chunked.h"
 #include "kernels/common/store_noinline.cuh"
 #include "kernels/fp16x3/recompute_list.cuh"
-#include "kernels/simt/cp_async_mainloop.cuh"
+#include "kernels/simt/cp_async_kernel.cuh"
 #include "kernels/simt/store.cuh"
 #include "ptx/named_barrier.cuh"
 

@@ -1,8 +1,8 @@
 // Recomputes the elements on the recompute list in the chunked order (core/order_chunked.h).
 //
 // A team takes a region of the list, 64 rows by 128 columns of C, and computes all of it by the
-// main loop of simt_cp_async, whichever of its elements are flagged. Where at most 512 are, a
-// thread sums one to four of them instead, from the same stages (recompute_region.cuh). Where
+// main loop of simt_cp_async, whichever of its elements are flagged. If at most 512 are, a
+// thread sums one to four of them instead, from the same stages (recompute_region.cuh). If
 // hardly any are, warps sum chunks of single elements (recompute_element.cuh), and different teams
 // take the parts that the region's four warps flagged. Only the GPU knows how long the list is, so
 // the grid is fixed and strides through it.
@@ -186,7 +186,7 @@ int64_t count_listed(const Problem& p, const RecomputeList& list, cudaStream_t s
 
 void launch_recompute(const Problem& p, const RecomputeList& list, const Context& context) {
   using namespace recompute;
-  if (context.keeps_flagged) {
+  if (p.keeps_flagged) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(list.regions(p), context.sms));
     launch_pdl(keep_flagged_kernel, blocks, RecomputeList::kWarps * 32, 0, context, p, list);
     return;

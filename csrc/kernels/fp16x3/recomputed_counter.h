@@ -1,5 +1,5 @@
 #pragma once
-// Counts the elements that a kernel recomputes by itself, where the context asks.
+// Counts the elements that a kernel recomputes by itself, if the context asks.
 
 #include <cuda_runtime_api.h>
 
@@ -19,7 +19,7 @@ class RecomputedCounter {
   // Returns whether there was no memory for the counter, so that nothing may be launched.
   bool lacks_memory() const { return context_.recomputed != nullptr && on_gpu_ == nullptr; }
 
-  // The counter in the GPU's memory, or null where the context does not ask.
+  // The counter in the GPU's memory, or null if the context does not ask.
   unsigned long long* on_gpu() const { return on_gpu_; }
 
   // Waits for the stream and adds the count to the context's.

@@ -5,7 +5,7 @@
 // So each stage is split by the scale of all numbers so far. When a larger number comes, the scale
 // falls, and the column's sums so far are multiplied by the ratio of the two scales, a power of
 // two. That gives the bits of the final scale, as long as all fp16 parts so far are normal numbers
-// or zero by both scales. Where one is not, the work tile fails: it is multiplied a second time,
+// or zero by both scales. If one is not, the work tile fails: it is multiplied a second time,
 // with the scale that is known by then. docs/guide/numerics.md has the proof.
 
 #include <cuda_fp16.h>
@@ -68,7 +68,7 @@ class StageRange {
   static constexpr float kSmall = 0x1p-8f;
   static constexpr uint32_t kZero = 0xfffe;
   __half2 largest_{}, least_ = __float2half2_rn(float_of(0x7f800000));
-  // The bits less 1 of the least lo parts, of even and odd elements; kZero where all are zero.
+  // The bits less 1 of the least lo parts, of even and odd elements; kZero if all are zero.
   uint32_t least_lo_ = kZero << 16 | kZero;
 };
 
@@ -82,7 +82,7 @@ class RunningScale {
   __device__ bool failed() const { return least_former_lo_ < 0; }
   __device__ void restart() { least_former_lo_ = float_of(0x7f800000), small_numbers_ = 0; }
 
-  // Lowers the scale where a magnitude as large as this needs it. The whole warp calls it. Returns
+  // Lowers the scale if a magnitude as large as this needs it. The whole warp calls it. Returns
   // the factor for the sums so far.
   __device__ float lower(uint32_t largest) {
     UNROLL
@@ -146,11 +146,11 @@ class RunningScale {
   // Twice the least magnitude's bits, less 1, so that zero is the largest: of elements added one by
   // one.
   uint32_t least_ = ~0u;
-  // Small numbers among the elements added one by one, by the scale of the time. Where it falls
+  // Small numbers among the elements added one by one, by the scale of the time. If it falls
   // later and some were counted, the work tile fails.
   uint32_t small_numbers_ = 0;
   uint32_t least_lo_ = ~0u;  // StageRange::least_lo_ by the current scale; ~0 before a first stage
-  // The least lo part by former scales, descaled; negative where the work tile has failed.
+  // The least lo part by former scales, descaled; negative if the work tile has failed.
   float least_former_lo_ = float_of(0x7f800000);
 };
 

@@ -12,12 +12,12 @@
 
 namespace tiled::cuda {
 
-// An operand, whose rows are A's rows or B's columns, and where its split goes.
+// An operand, with A's rows or B's columns as rows, and the place of its split.
 struct OperandToSplit {
   Matrix matrix;  // row_stride: between rows; col_stride: along K
   Batch batch;    // the matrices to split; those that a broadcast repeats may be left out
   Presplit presplit;
-  // The operand is a complex B, which lies as in_place_b() describes it, transposed.
+  // The operand is a complex B, stored as in_place_b() describes it, transposed.
   bool is_complex = false;
   SignsOfB signs_of_b = {};
 

@@ -6,8 +6,8 @@
 //        element is loaded once and split in registers, and goes to shared memory as mma.sync takes
 //        it. Chunks are tiles of their own, so that all SMs are busy whatever the sides; a second
 //        kernel adds them.
-// Limit: The chain, 92 cycles for 16 of K, and splitting a tile, which waits for it: where K fills
-//        a chunk, an SM has registers and shared memory for two blocks.
+// Limit: The chain, 92 cycles for 16 of K, and splitting a tile, which waits for it: if K fills a
+//        chunk, an SM has registers and shared memory for two blocks.
 // Next:  fp16x3_skinny, which loads aligned rows by 16 bytes, and multiplies up to 32 rows.
 //
 //   warps that load   load a tile, find its ranges (of a K-major operand, a warp has whole rows)
@@ -19,70 +19,241 @@
 #include <cstdint>
 
 #include "core/order_fp16x3.h"
+#include "core/problem.h"
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/sub_problems.h"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/on_the_fly.cuh"
+#include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/recomputed_counter.h"
-#include "kernels/fp16x3/thin_load.cuh"
-#include "kernels/fp16x3/thin_multiply.cuh"
+#include "kernels/fp16x3/thin_tile.cuh"
+#include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
+#include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
 #include "ptx/warp.cuh"
 
 namespace tiled::cuda {
 namespace fp16x3_thin {
 
-// The long operand's rows are columns of the sums, as in all kernels that split on the fly.
-struct Params : OnTheFlyParams {
-  unsigned tiles, tiles_of_block;                // in all, and at most
-  unsigned team;                                 // blocks that take tiles in turn
-  unsigned panel_chunks_apart, col_tiles_apart;  // a block's tile and its next one
+// Operands are split to fragments of mma.sync: with g = lane / 4 and q = lane % 4, of each 16 along
+// K a lane takes the four adjacent ones from 4 q on, of rows g and g + 8 of the long operand and of
+// row g of the short one. mma.sync has two and two instead: a tensor-core sum of 16 products does
+// not depend on their order, and both operands have the same one.
+
+// --- Loading and splitting -----------------------------------------------------------------------
+
+// The larger number, or NaN if one of them is.
+__device__ inline float max_or_nan(float x, float y) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+
+template <int kCount>
+__device__ Range range_of(const float (&x)[kCount]) {
+  float largest = 0, least = float_of(0x7f800000);
+  UNROLL
+  for (const float each : x) {
+    largest = max_or_nan(largest, fabsf(each)), least = fminf(least, fabsf(each));
+  }
+  Range range{bits_of(largest), bits_of(least) - 1};
+  if (__any_sync(~0u, least == 0)) {  // zeros are no small numbers
+    range = {};
+    UNROLL
+    for (const float each : x) range.add(each);
+  }
+  return range;
+}
+
+// --- Rows whose elements are adjacent along K, or are not many: a warp has whole rows ------------
+
+// A lane has two adjacent elements of every 64 of a row.
+template <int kPairs>
+struct Row {
+  float x[kPairs * 2];
+
+  __device__ void load(const float* from, int64_t k_stride, int length) {
+    const int first_k = lane_id() * 2;
+    from += first_k * k_stride;
+    UNROLL
+    for (int i = 0; i < kPairs; ++i, from += 64 * k_stride) {
+      asm("" : "+l"(from));  // the compiler would keep all offsets in registers
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        x[i * 2 + j] = 0;
+        if (i * 64 + j < length - first_k) x[i * 2 + j] = __ldg(from + j * k_stride);
+      }
+    }
+  }
+  // load() of adjacent elements of a full row.
+  __device__ void load_full(const float* from) {
+    from += lane_id() * 2;
+    asm("" : "+l"(from));
+    UNROLL
+    for (int i = 0; i < kPairs * 2; ++i) x[i] = __ldg(from + i / 2 * 64 + i % 2);
+  }
+  __device__ Range range() const {
+    Range range = range_of(x);
+    UNROLL
+    for (int lanes = 1; lanes < 32; lanes *= 2) range.add_lane(lanes);
+    return range;
+  }
+  __device__ float inverse_scale(const Range& range, float scale) const {
+    uint32_t small_numbers = 0;
+    if (range.is_wide(scale)) {
+      small_numbers = __reduce_add_sync(~0u, count_small_numbers(x, scale));
+    }
+    return fp16x3::inverse_scale(range.largest, small_numbers);
+  }
+  // Splits the row and stores hi and lo parts: those of 16 along K `step_bytes` apart, of four
+  // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
+  __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo) const {
+    const int lane = lane_id();
+    to += lane / 8 * step_bytes + lane % 8 / 2 * 16 + lane % 2 * odd_bytes;
+    UNROLL
+    for (int i = 0; i < kPairs; ++i, to += 4 * step_bytes) {
+      uint32_t hi, lo;
+      ptx::split_x2(x[i * 2] * scale, x[i * 2 + 1] * scale, hi, lo);
+      *reinterpret_cast<uint32_t*>(to) = hi, *reinterpret_cast<uint32_t*>(to + to_lo) = lo;
+    }
+  }
 };
 
-// The tiles of a block. A team of blocks has adjacent tiles, so that each block seldom enters
-// another panel chunk, whose rows of the short operand it has to load.
-struct Tiles {
-  unsigned panel_chunk, col_tile;  // of this tile
-  unsigned left;                   // with this one
-  bool enters_panel_chunk = true;
+// --- Rows of the long operand with any strides: a warp has a slice of all ------------------------
 
-  __device__ explicit Tiles(const Params& params) {
-    const unsigned team = blockIdx.x / params.team, member = blockIdx.x % params.team;
-    const unsigned first = team * params.team * params.tiles_of_block + member;
-    panel_chunk = first / params.col_tiles, col_tile = first % params.col_tiles;
-    left = min(params.tiles_of_block, (params.tiles - first + params.team - 1) / params.team);
+// A lane has the elements of its fragments.
+struct Slice {
+  float x[2][kSteps * 4];  // of row g, and of row g + 8
+
+  __device__ void load(int down, const float* from, int64_t k_stride, int length) {
+    const int first_k = static_cast<int>(threadIdx.x) % 4 * 4;
+    from += first_k * k_stride;
+    UNROLL
+    for (int i = 0; i < kSteps * 4; ++i) {
+      const int k = i / 4 * 16 + i % 4;
+      x[down][i] = 0;
+      if (k < length - first_k) x[down][i] = __ldg(from);
+      from += i % 4 == 3 ? 13 * k_stride : k_stride;
+      asm("" : "+l"(from));  // the compiler would keep the offsets of all elements in registers
+    }
   }
-  // Goes on to the next tile. Returns whether there is one.
-  __device__ bool advance(const Params& params) {
-    unsigned next = panel_chunk + params.panel_chunks_apart;
-    col_tile += params.col_tiles_apart;
-    if (col_tile >= params.col_tiles) col_tile -= params.col_tiles, ++next;
-    enters_panel_chunk = next != panel_chunk;
-    panel_chunk = next;
-    return --left > 0;
+  // Stores the ranges of the slice.
+  __device__ void find_ranges(Range* ranges) const {
+    const int lane = lane_id();
+    UNROLL
+    for (int down = 0; down < 2; ++down) {
+      Range range = range_of(x[down]);
+      range.add_lane(1), range.add_lane(2);
+      if (lane % 4 == 0) ranges[lane / 4 + down * 8] = range;
+    }
   }
-  // The first row of the long operand, and how many there are.
-  __device__ int64_t first_row(const Params& params) const {
-    return (params.first_col_tile + col_tile) * kRows;
+  // Stores how many small numbers of rows g and g + 8 the slice has.
+  __device__ void count_small(float scale, float scale_8, uint8_t* counts) const {
+    const int lane = lane_id();
+    UNROLL
+    for (int down = 0; down < 2; ++down) {
+      uint32_t count = count_small_numbers(x[down], down == 0 ? scale : scale_8);
+      count += __shfl_xor_sync(~0u, count, 1);
+      count += __shfl_xor_sync(~0u, count, 2);
+      if (lane % 4 == 0) counts[lane / 4 + down * 8] = static_cast<uint8_t>(count);
+    }
   }
-  __device__ int rows(const Params& params) const {
-    return static_cast<int>(min(params.long_count - first_row(params), int64_t{kRows}));
+  __device__ void split(float scale, float scale_8, uint8_t* to, int step_bytes) const {
+    to += lane_id() * 16;
+    UNROLL
+    for (int s = 0; s < kSteps; ++s, to += step_bytes) {
+      UNROLL
+      for (int i = 0; i < 4; i += 2) {  // two of four along K
+        uint2 hi, lo;
+        const float *pair = &x[0][s * 4 + i], *pair_8 = &x[1][s * 4 + i];
+        ptx::split_x2(pair[0] * scale, pair[1] * scale, hi.x, lo.x);
+        ptx::split_x2(pair_8[0] * scale_8, pair_8[1] * scale_8, hi.y, lo.y);
+        *reinterpret_cast<uint2*>(to + i * 4) = hi;
+        *reinterpret_cast<uint2*>(to + 512 + i * 4) = lo;
+      }
+    }
   }
 };
 
-// Where the sums of a tile go: those of a chunk to the workspace, and others to C. A lane's are of
+// --- Multiplying ---------------------------------------------------------------------------------
+
+// The sums of a tile in a chunk, not descaled.
+struct Sums {
+  float total[4], low[4];
+};
+
+// A lane's fragments of 16 along K.
+struct Fragments {
+  uint32_t long_hi[4], long_lo[4], short_hi[2], short_lo[2];
+
+  __device__ void load(const uint8_t* long_operand, const uint8_t* short_operand) {
+    const auto read = [](const uint8_t* from) { return *reinterpret_cast<const uint4*>(from); };
+    const uint4 hi = read(long_operand), lo = read(long_operand + 512), x = read(short_operand);
+    long_hi[0] = hi.x, long_hi[1] = hi.y, long_hi[2] = hi.z, long_hi[3] = hi.w;
+    long_lo[0] = lo.x, long_lo[1] = lo.y, long_lo[2] = lo.z, long_lo[3] = lo.w;
+    short_hi[0] = x.x, short_hi[1] = x.y, short_lo[0] = x.z, short_lo[1] = x.w;
+  }
+};
+
+// Multiplies a tile in a chunk of `length`, with `cols` rows of the short operand. All of its
+// products are one chain for each element, so a warp loads the fragments of a step while it
+// multiplies those before.
+template <bool kLongIsA, bool kPromote16, int kWarps>
+__device__ Sums multiply(const Smem<kWarps>& smem, int cols, int length) {
+  const int lane = lane_id();
+  const uint8_t* long_operand = smem.long_operand[0] + lane * 16;
+  const bool has_short = lane / 4 < cols;
+  const uint8_t* short_operand = has_short ? smem.short_operand + lane * 16 : smem.zeros;
+  const int short_step = has_short ? cols * 64 : 0;
+  Sums sums{};
+  float part[4];
+  Fragments fragments[2];
+  const auto load = [&](Fragments& x) {
+    x.load(long_operand, short_operand);
+    long_operand += smem.kStepBytes, short_operand += short_step;
+  };
+  const auto step = [&](const Fragments& x, bool begins, bool ends) {
+    // The order has lo_a hi_b first, whichever operand A is.
+    ptx::mma_m16n8k16(sums.low, kLongIsA ? x.long_lo : x.long_hi,
+                      kLongIsA ? x.short_hi : x.short_lo);
+    if (begins) {
+      ptx::mma_m16n8k16_from_0(part, x.long_hi, x.short_hi);
+    } else {
+      ptx::mma_m16n8k16(part, x.long_hi, x.short_hi);
+    }
+    ptx::mma_m16n8k16(sums.low, kLongIsA ? x.long_hi : x.long_lo,
+                      kLongIsA ? x.short_lo : x.short_hi);
+    if (!ends) return;
+    UNROLL
+    for (int i = 0; i < 4; ++i) sums.total[i] += part[i];
+  };
+  // Two steps at a time; if their number is odd, zeros follow, which add nothing.
+  load(fragments[0]);
+  _Pragma("unroll 2") for (int left = length; left > 0; left -= 32) {
+    load(fragments[1]);
+    step(fragments[0], true, kPromote16);
+    load(fragments[0]);  // after the last step nobody needs it
+    step(fragments[1], kPromote16, true);
+  }
+  return sums;
+}
+
+// --- Producers and consumer ----------------------------------------------------------------------
+
+// The output of a tile: the workspace for the sums of a chunk, or else C. A lane has the sums of
 // rows g and g + 8 of the long operand, and of rows 2 q and 2 q + 1 of the short one.
 template <bool kLongIsA>
-struct Destination {
+struct Output {
   float* to;  // of the lane's first sum
   int64_t row_stride, col_stride;
   int rows, cols;  // that there are, from the lane's first ones on
   int64_t c_offset;
 
-  __device__ Destination(const Params& params, const PanelChunk& panel_chunk, const Tiles& tile) {
+  __device__ Output(const Params& params, const PanelChunk& panel_chunk, const Tiles& tile) {
     const Problem& p = params.p;
     const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4, col = lane % 4 * 2;
     cols = panel_chunk.rows - col;
@@ -246,7 +417,7 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
   ptx::named_barrier_arrive(kEmpty, smem.kThreads);
   for (bool more = true; more;) {
     const PanelChunk panel_chunk(params, tile.panel_chunk);
-    const Destination<kLongIsA> destination(params, panel_chunk, tile);
+    const Output<kLongIsA> output(params, panel_chunk, tile);
     ptx::named_barrier_sync(kFull, smem.kThreads);
     Sums sums = multiply<kLongIsA, kPromote16>(smem, panel_chunk.rows, panel_chunk.length);
     const float* scales = smem.inverse_scales;
@@ -256,12 +427,12 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
     more = next.advance(params);
     if (more) ptx::named_barrier_arrive(kEmpty, smem.kThreads);
     descale_chunk<4>(sums.total, sums.low, row_scales, {col_scales}, kPromote16 ? 16 : 32);
-    destination.store(params, panel_chunk, tile, sums.total);
+    output.store(params, panel_chunk, tile, sums.total);
     tile = next;
   }
 }
 
-// Sums of less than 512 have less than 8 slices.
+// K < 512 needs fewer than eight loader warps.
 template <bool kKMajor, bool kLongIsA, int kWarps>
 __global__ void __launch_bounds__(Smem<kWarps>::kThreads, fp16x3_thin_blocks_by_registers(kWarps))
     fp16x3_thin_kernel(const __grid_constant__ Params params) {
@@ -289,12 +460,12 @@ void launch(Params& params, const Context& context) {
   params.tiles = params.panel_chunks() * params.col_tiles;
   const int resident = context.sms * fp16x3_thin_blocks(kWarps, cols);
   params.tiles_of_block = ceil_div(params.tiles, static_cast<unsigned>(resident));
-  params.team = fp16x3_thin_team(kKMajor);
-  const unsigned tiles_of_team = params.team * params.tiles_of_block;
-  const unsigned blocks = params.tiles / tiles_of_team * params.team +
-                          std::min(params.tiles % tiles_of_team, params.team);
-  params.panel_chunks_apart = params.team / params.col_tiles;
-  params.col_tiles_apart = params.team % params.col_tiles;
+  params.group = fp16x3_thin_team(kKMajor);
+  const unsigned tiles_of_group = params.group * params.tiles_of_block;
+  const unsigned blocks = params.tiles / tiles_of_group * params.group +
+                          std::min(params.tiles % tiles_of_group, params.group);
+  params.panel_chunks_apart = params.group / params.col_tiles;
+  params.col_tiles_apart = params.group % params.col_tiles;
   launch_pdl(kernel, blocks, Smem<kWarps>::kThreads, smem_bytes, context, params);
 }
 template <bool kKMajor, bool kLongIsA>
@@ -310,7 +481,7 @@ void launch(Params& params, const Context& context) {
 }  // namespace
 }  // namespace fp16x3_thin
 
-// Where memory is short, sub-problems share a smaller workspace for their sums.
+// If memory is short, sub-problems share a smaller workspace for their sums.
 bool launch_fp16x3_thin(const Problem& p, const Plan&, const Context& context) {
   using namespace fp16x3_thin;
   const RecomputedCounter counter(context);

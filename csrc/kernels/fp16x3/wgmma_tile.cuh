@@ -6,9 +6,9 @@
 #include "core/order_chunked.h"
 #include "core/presplit.h"
 #include "core/problem.h"
-#include "kernels/common/costs_h200.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
+#include "kernels/fp16x3/costs_h200.h"
 #include "kernels/fp16x3/recompute_list.cuh"
 
 namespace tiled::cuda::fp16x3_wgmma {
@@ -26,7 +26,7 @@ struct Tile {
   static_assert(kM == h200::Fp16x3::kWgmmaTile && kN == h200::Fp16x3::kWgmmaTile);
 };
 
-// The accumulators of a consumer warpgroup: elements 4i .. 4i + 3 of a thread lie at [i][thread].
+// The accumulators of a consumer warpgroup: elements 4i .. 4i + 3 of a thread are at [i][thread].
 using Accumulators = float4[Tile::kElements / 4][Tile::kWarpgroup];
 
 struct Smem {
@@ -69,7 +69,7 @@ struct KSplit {
   }
 };
 
-// Where a thread's elements lie in C: element i is in row `row + i / 2 % 2 * 8` and column
+// The position of a thread's elements in C: element i is in row `row + i / 2 % 2 * 8` and column
 // `col + i / 4 * 8 + i % 2`.
 struct ThreadCoord {
   int64_t batch, row, col;

@@ -2,7 +2,7 @@
 //
 // Idea:  a thread loads the two aligned 16-byte words that hold eight elements of a row, shifts the
 //        eight out of them, and stores 16 bytes. Elements without unit stride are gathered one by
-//        one; where the copy transposes, a warp does so for eight elements of 32 rows. The copy's
+//        one; if the copy transposes, a warp does so for eight elements of 32 rows. The copy's
 //        rows begin with a cache line, so that a box takes one request for each; short K-major rows
 //        begin at multiples of 16 bytes. PDL: addresses are computed while the last kernel ends.
 // Limit: the operand is read once more, and its copy is written. Loads are evict-first and stores

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "core/order_mma.h"
+#include "core/stored_batch.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/mma/costs_h200.h"
 
 namespace tiled {
 
@@ -174,6 +176,27 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
   return best;
 }
 
+// --- workspaces ----------------------------------------------------------------------------------
+
+// The aligned copy of an operand, if TMA needs one.
+inline int64_t mma_copy_bytes(const Problem& p, const Matrix& matrix, int64_t rows, bool is_b) {
+  if (!mma_must_align(p, matrix, rows)) return 0;
+  const Matrix copy = mma_loaded_layout(p, matrix, rows, is_b);
+  const int64_t lines = copy.col_stride == 1 ? rows : p.k;
+  return stored_matrices(p.batch, matrix) * lines * std::max(copy.row_stride, copy.col_stride) *
+         int64_t{sizeof(uint16_t)};
+}
+// The sums of each chunk of whole tiles if K is split, or else the totals of the tiles that are
+// being computed, up to those of whole tiles, while chunks follow. `own`: as the tile sees it.
+template <class Tile>
+int64_t mma_sums_bytes(const Problem& own, const Plan& plan, const Tile& tile, int64_t sms) {
+  const int64_t chunks = ceil_div(own.k, mma_order::kChunk);
+  if (chunks <= 1) return 0;
+  const int64_t tiles = count_tiles(own, tile.m * tile.cluster, tile.n) * tile.cluster;
+  const int64_t at_once = plan.k_splits > 1 ? tiles * chunks : std::min(tiles, sms);
+  return at_once * tile.m * tile.n * int64_t{sizeof(float)};
+}
+
 // --- mma_tma and tf32_tma ------------------------------------------------------------------------
 
 // mma_tma swaps A and B where C has few columns, and more rows than one wave of 64-row tiles
@@ -208,6 +231,13 @@ inline Plan mma_tma_plan(const Problem& p, int64_t sms) {
   return plan;
 }
 
+inline WorkspaceBytes mma_tma_workspace(const Problem& p, const Plan& plan, int64_t sms) {
+  const Problem own = mma_tma_swaps_ab(p, sms) ? swap_ab(p) : p;
+  return {mma_copy_bytes(own, own.a, own.m, false) +
+              mma_copy_bytes(own, transposed(own.b), own.n, true),
+          mma_sums_bytes(own, plan, h200::kMmaTmaTiles[plan.tile], sms)};
+}
+
 // --- mma_unaligned -------------------------------------------------------------------------------
 
 // mma_unaligned reads the longer operand unaligned, as A: it swaps A and B where that is B.
@@ -236,6 +266,12 @@ inline Plan mma_unaligned_plan(const Problem& p, int64_t sms) {
   plan.cycles = h200::kLaunchMmaUnaligned +
                 rewrite_cycles(p, sms, 0, copies_b ? own.n : 0, h200::kAlign16Bit) + plan.cycles;
   return plan;
+}
+
+inline WorkspaceBytes mma_unaligned_workspace(const Problem& p, const Plan& plan, int64_t sms) {
+  const Problem own = mma_unaligned_swaps_ab(p) ? swap_ab(p) : p;
+  return {mma_copy_bytes(own, transposed(own.b), own.n, true),
+          mma_sums_bytes(own, plan, h200::kMmaUnalignedTiles[plan.tile], sms)};
 }
 
 // --- mma_direct ----------------------------------------------------------------------------------

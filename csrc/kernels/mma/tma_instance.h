@@ -6,13 +6,13 @@
 
 #include "core/context.h"
 #include "core/problem.h"
-#include "kernels/common/costs_h200.h"
+#include "kernels/mma/costs_h200.h"
 
 namespace tiled::cuda {
 
 // Multiplies by the kernels of tile kIndex of h200::kMmaTmaTiles and operands of T, Half or
 // BFloat16: one for each layout, and the split-K reduction, which layouts share. Both operands are
-// is_tma_aligned(). Returns false where there is no memory for a workspace.
+// is_tma_aligned(). Returns false if there is no memory for a workspace.
 template <class T, int kIndex>
 bool run_mma_tma_tile(const Problem& p, int64_t k_splits, const Context& context);
 

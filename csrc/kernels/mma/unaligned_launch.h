@@ -4,7 +4,7 @@
 
 #include "core/context.h"
 #include "core/plan.h"
-#include "kernels/mma/work_tile.cuh"
+#include "kernels/mma/tma_kernel.cuh"
 
 namespace tiled::cuda::mma_unaligned {
 

@@ -4,10 +4,10 @@
 //        such an operand first takes longer than the product. But wgmma takes A from registers,
 //        too. So producer threads copy A by cp.async in aligned pieces of 16 bytes, and consumers
 //        read their fragments of A from there, shifted by an element where necessary. TMA loads B,
-//        from an aligned copy if B is unaligned, too; where tiles are wide, pairs of blocks share
-//        it. If B is the longer operand, the kernel computes C transposed (swap_ab).
+//        from an aligned copy if B is unaligned, too; if tiles are wide, pairs of blocks share it.
+//        If B is the longer operand, the kernel computes C transposed (swap_ab).
 // Limit: an MN-major A takes two requests to L2 for each stored row of a step. A step with a
-//        K-major A takes longer than each of its parts would alone. A is loaded once for each
+//        K-major A takes longer than each of its parts would by itself. A is loaded once for each
 //        column of tiles, so mma_tma, which copies A first, is faster for large products.
 // Next:  reading an unaligned B without a copy, for which this kernel waits.
 //
@@ -22,9 +22,8 @@
 //   A step with a K-major A begins in one stage and ends in the next: consumers wait for the second
 //   one and free the first.
 //
-// Read unaligned_layout.cuh (the stages of A), unaligned_load.cuh (producers),
-// unaligned_fragment.cuh and unaligned_mainloop.cuh (consumers and kernel), unaligned_epilogue.cuh,
-// unaligned_launch.cuh. docs/notes/mma.md has what was tried.
+// unaligned_kernel.cuh has the kernel, unaligned_launch.cuh its epilogue and launch.
+// docs/notes/mma.md has what was tried.
 
 #include <optional>
 

@@ -7,7 +7,7 @@ namespace tiled::cuda {
 
 // The row and the column of a lane among the kRows x kCols lanes of a warp.
 //
-// Shared memory serves a warp's 128-bit load in fewer wavefronts where every lane reads the address
+// Shared memory serves a warp's 128-bit load in fewer wavefronts if every lane reads the address
 // of lane ^ 1, or every lane that of lane ^ 2: it then merges the requests of such pairs. In the
 // paired order, bit 0 of the lane counts columns and bit 1 counts rows. So lane ^ 1 has the same
 // row and reads the same elements of A, and lane ^ 2 has the same column and reads the same of B.

@@ -8,7 +8,9 @@
 #include <iterator>
 
 #include "core/order_chunked.h"
+#include "core/stored_batch.h"
 #include "kernels/common/cost_model.h"
+#include "kernels/simt/costs_h200.h"
 
 namespace tiled {
 
@@ -25,8 +27,8 @@ inline bool is_c_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
 }
 
-// Cycles in which DRAM delivers the operands and takes C. `b_share`: the part of B's bytes that are
-// read, which is half where a complex number stands for four elements of B (core/complex.h).
+// DRAM cycles to read A and B and write C. `b_share`: the part of B's bytes that are read, which is
+// half if a complex number stands for four elements of B (core/complex.h).
 inline double simt_dram_cycles(const Problem& p, const h200::SimtDram& dram, int64_t sms,
                                double b_share = 1) {
   const auto cycles = [&](const auto& matrix, int64_t outer, int64_t inner, double bandwidth) {
@@ -81,7 +83,7 @@ Plan fastest_simt_plan(const Tile (&tiles)[kTiles], const SimtKind& kind, const 
     const double scalar_copies =
         kind.threads_copy ? ((a_scalar ? tile.m : 0) + (b_scalar ? b_share * tile.n : 0)) * copy
                           : 0;
-    // Cycles in which so many blocks of an SM multiply one k.
+    // Cycles per k with `blocks` resident blocks.
     const auto step = [&](int64_t blocks) {
       if (blocks == 0) return 0.0;
       const auto count = static_cast<double>(blocks);
@@ -208,10 +210,8 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
 }
 
 inline bool simt_thin_accepts(const Problem& p) { return fits_tma_coords(p); }
-// The warps of simt_thin that share the chunks of a group of columns: a power of two up to 8.
-inline int simt_thin_chunk_warps(int64_t k) {
-  return k > 4 * kChunk ? 8 : k > 2 * kChunk ? 4 : k > kChunk ? 2 : 1;
-}
+// The warps of simt_thin that share the chunks of a group of columns.
+inline int simt_thin_chunk_warps(int64_t k) { return warps_for_chunks(k, 8); }
 inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Simt;
   constexpr int64_t kGroupCols = 32, kWarps = 8;
@@ -354,8 +354,7 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
     const double copies_of_chunk = simt_cluster_copy(p, shorter, rows).copies(rows, longest) +
                                    simt_cluster_copy(p, longer, cols).copies(cols, longest);
     for (const int64_t cluster : {std::min<int64_t>(chunks, kSimtMaxCluster), int64_t{1}}) {
-      // All blocks of a cluster lie in one GPC, where some SMs are left over.
-      const int64_t usable_sms = cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);
+      const int64_t usable_sms = sms_for_clusters(sms, cluster);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t smem = simt_cluster_smem(p, tile, cluster);
       const int64_t resident = std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 1024), 1, 3);
@@ -384,6 +383,36 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
   const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms);
   best.cycles = Cost::kLaunch + std::max(best.cycles, dram);
   return best;
+}
+
+// --- workspaces ----------------------------------------------------------------------------------
+
+// The partial sums of a split K: those of whole tiles, for each chunk.
+inline int64_t simt_partial_sums_bytes(const Problem& p, const Plan& plan) {
+  if (plan.k_splits == 1) return 0;
+  return ceil_div(p.k, kChunk) * count_tiles(p, plan.m, plan.n) * plan.m * plan.n *
+         int64_t{sizeof(float)};
+}
+inline WorkspaceBytes simt_cp_async_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {simt_partial_sums_bytes(p, plan)};
+}
+// The copy of an operand that simt_tma transposes: its pitch, and its bytes.
+inline int64_t simt_transposed_pitch(int64_t mn) { return ceil_div(mn, 4) * 4; }
+inline int64_t simt_transposed_bytes(const Problem& p, const Matrix& matrix, int64_t mn) {
+  if (is_tma_aligned_mn_major(p.batch, matrix)) return 0;
+  return stored_matrices(p.batch, matrix) * p.k * simt_transposed_pitch(mn) *
+         int64_t{sizeof(float)};
+}
+inline WorkspaceBytes simt_tma_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {simt_transposed_bytes(p, p.a, p.m) + simt_transposed_bytes(p, transposed(p.b), p.n),
+          simt_partial_sums_bytes(p, plan)};
+}
+// The sums of work tiles, one chunk each, if there are several chunks.
+inline WorkspaceBytes simt_skinny_workspace(const Problem& p, const Plan&, int64_t) {
+  const int64_t chunks = ceil_div(p.k, kChunk), cols = h200::kSimtSkinnyCols;
+  if (chunks <= 1) return {};
+  return {p.batch.count * chunks * std::min(p.m, p.n) * ceil_div(std::max(p.m, p.n), cols) * cols *
+          int64_t{sizeof(float)}};
 }
 
 }  // namespace tiled

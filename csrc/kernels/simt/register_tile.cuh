@@ -15,7 +15,7 @@ namespace tiled::cuda {
 // A (kM, kN) tile of C, shared by threads that compute kThreadM x kThreadN elements each. The lanes
 // of a warp are kLanesM x kLanesN; a warp has adjacent elements, kWarpM x kWarpN. A thread's rows
 // and columns come in groups of 4, the groups of rows kLanesM * 4 apart and those of columns
-// kLanesN * 4. kComplex_: B is a complex one as it lies, whose numbers stand for two columns and
+// kLanesN * 4. kComplex_: B is complex, read in place; its numbers stand for two columns and
 // two k (core/complex.h).
 template <int kM_, int kN_, int kThreadM_, int kThreadN_, int kLanesM_, bool kComplex_ = false>
 struct RegisterTile {
@@ -31,7 +31,7 @@ struct RegisterTile {
   static_assert(kM % kWarpM == 0 && kN % kWarpN == 0 && kThreadM % 4 == 0 && kThreadN % 4 == 0);
 };
 
-// Where a thread has at most 32 elements, shared-memory bandwidth bounds the main loop, and lanes
+// If a thread has at most 32 elements, shared-memory bandwidth bounds the main loop, and lanes
 // are paired. Larger register tiles are bound by FMA issue.
 template <class Tile>
 using TileLaneCoord =
@@ -39,7 +39,7 @@ using TileLaneCoord =
 
 // Four adjacent sums of a row of C, with the two of each pair exchanged. The register file has an
 // even and an odd bank, and vectors of registers begin in the even one. So the sum of a column and
-// the element of B of that column lie in different banks, and an FMA reads both in one cycle.
+// the element of B of that column are in different banks, and an FMA reads both in one cycle.
 struct Quad {
   float4 swapped;
   __device__ static Quad identity() {
@@ -140,7 +140,7 @@ struct Fragments {
 };
 
 // The tiles of A and B for one step of K, both MN-major: a (kK, kM), b (kK, kN). Rows are padded
-// against bank conflicts: elements that are adjacent along K lie in different banks. The elements
+// against bank conflicts: elements that are adjacent along K are in different banks. The elements
 // of a complex B are its numbers.
 template <class Tile>
 struct PaddedStage {
@@ -158,7 +158,7 @@ struct PaddedStage {
 };
 
 // Loads a tile's part of B, stage by stage. `data` points at its first element, from which elements
-// of the problem's B are counted; `left` of its columns are in the matrix. A complex B lies as
+// of the problem's B are counted; `left` of its columns are in the matrix. A complex B is stored as
 // in_place_b() describes it, so that strides count its numbers.
 template <class Tile, int kThreads>
 class LoaderOfB {

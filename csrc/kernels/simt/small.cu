@@ -4,13 +4,13 @@
 //        up to 8 x 8 elements of C, computes one tile from beginning to end: it loads a stage of A
 //        and B by cp.async, as many stages ahead as it has room for, synchronizes, multiplies, and
 //        synchronizes again. An SM holds so many teams that some multiply while others wait. A tile
-//        begins and ends in few instructions: without mbarriers, without divisions where a matrix
+//        begins and ends in few instructions: without mbarriers, without divisions if a matrix
 //        is one tile, and with 128-bit stores or stores of adjacent elements by adjacent threads.
-//        A complex B is read as it lies: a stage has its numbers, each of which stands for two
+//        A complex B is read in place: a stage has its numbers, each of which stands for two
 //        columns and two k (core/complex.h).
 // Limit: DRAM bandwidth, for products of 32 x 32 x 32 and less. Larger ones read 16 numbers
 //        from shared memory for 64 FMAs, and issue cp.async beside them.
-// Next:  teams that share the tiles of A and B where a matrix has several tiles.
+// Next:  teams that share the tiles of A and B if a matrix has several tiles.
 //
 //   team   cp.async a stage, commit
 //          wait for the oldest stage, sync_team(): the copies of all threads are visible
@@ -25,6 +25,7 @@
 #include <iterator>
 
 #include "core/order_chunked.h"
+#include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
@@ -68,30 +69,12 @@ struct Params {
   SignsOfB signs_of_b;  // of a complex B
 };
 
-// tile_index() without divisions where a matrix is one tile.
+// tile_index() without divisions if a matrix is one tile.
 template <class Tile>
 __device__ TileIndex fast_tile_index(const Problem& p, int64_t index) {
   if (p.m <= Tile::kM && p.n <= Tile::kN) return {.batch = index, .row = 0, .col = 0};
   return tile_index<Tile>(p, index);
 }
-
-// batch_offset() of all three matrices, without a division where the batch has one dimension.
-struct BatchOffsets {
-  int64_t a = 0, b = 0, c = 0;
-  __device__ BatchOffsets(const Problem& p, int64_t index) {
-    auto add = [&](int d, int64_t at) {
-      a += at * p.a.batch_stride[d];
-      b += at * p.b.batch_stride[d];
-      c += at * p.c.batch_stride[d];
-    };
-    NO_UNROLL
-    for (int d = p.batch.rank - 1; d > 0; --d) {
-      add(d, index % p.batch.size[d]);
-      index /= p.batch.size[d];
-    }
-    add(0, index);
-  }
-};
 
 // Synchronizes the team and makes each thread's writes and completed copies visible to the others.
 template <class Tile>
@@ -206,7 +189,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int64_t own = (first_block + blockIdx.x) * Tile::kTeams + team;
   const int64_t index = min(own, params.tiles - 1);
   const TileIndex tile = fast_tile_index<Tile>(p, index);
-  const BatchOffsets offsets(p, tile.batch);
+  BatchOffsets offsets;
+  offsets.add_batch(p, tile.batch);
 
   CpAsyncLoader<float, Tile::kM, Stage::kPitchA, Tile::kK, Tile::kTeamThreads> load_a(
       static_cast<const float*>(p.a.data) + offsets.a + tile.row * p.a.row_stride, p.a.row_stride,
@@ -258,7 +242,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   if (own < params.tiles) store_staged<Tile>(params, offsets.c, tile, thread, staging);
 }
 
-// A complex B lies as in_place_b() describes it.
+// A complex B is stored as in_place_b() describes it.
 template <class Tile>
 void run(const Problem& p, const SignsOfB& signs_of_b, const Context& context) {
   using Stage = PaddedStage<Tile>;
@@ -302,9 +286,9 @@ bool launch_simt_small(const Problem& p, const Plan& plan, const Context& contex
   return run_tile<false>(p, plan, {}, context);
 }
 
-bool launch_simt_small_complex(const Problem& p, const Plan& plan, const SignsOfB& signs,
+bool launch_simt_small_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                const Context& context) {
-  return run_tile<true>(p, plan, signs, context);
+  return run_tile<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

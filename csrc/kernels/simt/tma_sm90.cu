@@ -8,14 +8,14 @@
 //        are copied to such first (transpose_sm90.cu). Smaller tiles, several blocks an SM, are for
 //        smaller problems, and K is split as by simt_cp_async (split_k_reduce.cuh).
 // Limit: The register file has two banks, even and odd, that give one operand a cycle each. One of
-//        an FMA's three operands comes from the reuse cache; the other two have to lie in different
+//        an FMA's three operands comes from the reuse cache; the other two have to be in different
 //        banks (Quad in register_tile.cuh).
-// Next:  K-major operands read as they lie, at no cost in registers.
+// Next:  K-major operands read in place, at no cost in registers.
 //
 //   producer    wait empty[stage]    tma_load A and B of a step -> full[stage]
 //   consumers   wait full[stage]     load its first fragments while the ones before are multiplied
 //               its last fragments are loaded -> empty[stage]
-//   At the end of a chunk, consumers add its sums to the totals in shared memory, or, where K is
+//   At the end of a chunk, consumers add its sums to the totals in shared memory, or, if K is
 //   split, write them to the workspace.
 
 #include <algorithm>
@@ -44,7 +44,7 @@ namespace {
 
 // Consumers read a stage in slices of kUnroll along K. The unrolled slice has to fit in the
 // instruction cache, and to be long enough to cover the wait for the next slice's first fragments.
-// Where kConsumerRegisters is not 0, a whole warpgroup produces, and setmaxnreg moves registers
+// If kConsumerRegisters is not 0, a whole warpgroup produces, and setmaxnreg moves registers
 // from it to the consumers; otherwise one warp produces and all threads have equally many.
 template <int kIndex, int kThreadM, int kThreadN, int kK_, int kUnroll_, int kStages_,
           int kConsumerRegisters_, int kProducerRegisters_>
@@ -78,7 +78,7 @@ struct Params {
   int64_t tiles;
   TileScheduler scheduler;
   unsigned k_splits;
-  void* partial_sums;  // the workspace, TileSums[chunk][tile], where K is split
+  void* partial_sums;  // the workspace, TileSums[chunk][tile], if K is split
 };
 
 // The tile's number in row-major order, by which simt_split_k_reduce_kernel() counts tiles.
@@ -210,7 +210,7 @@ __device__ void consume(const Params& params, Smem<Tile>& smem) {
       }
     }
 
-    if (slice % kSlices != 0) next_slice();  // the rest of the last stage lies beyond K
+    if (slice % kSlices != 0) next_slice();  // the rest of the last stage is beyond K
 
     if (params.k_splits > 1) continue;
     const int64_t c_offset = batch_offset(params.p.batch, params.p.c, work.tile.batch);

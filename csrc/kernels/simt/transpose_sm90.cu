@@ -3,7 +3,7 @@
 // Idea:  A block copies a square by way of shared memory. Adjacent threads read elements that are
 //        adjacent in memory, along K or along M or N, and write 128-bit vectors along M or N.
 // Limit: DRAM bandwidth, and the time of one launch more.
-// Next:  a main loop that reads K-major operands as they lie.
+// Next:  a main loop that reads K-major operands in place.
 
 #include "core/stored_batch.h"
 #include "kernels/common/launch.h"

@@ -1,7 +1,7 @@
 // mma_tma's tiles of 160 and 256 columns, for fp16.
 
 #include "core/element.h"
-#include "kernels/mma/tma_instance.cuh"
+#include "kernels/mma/tma_launch.cuh"
 
 namespace tiled::cuda {
 

@@ -1,0 +1,101 @@
+#include "binding/registry.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "binding/json.h"
+#include "binding/run.h"
+#include "binding/tensors.h"
+#include "core/error.h"
+#include "select/ladder.h"
+
+namespace tiled {
+namespace {
+
+std::string length_or_null(int64_t length) { return length == kAnyLength ? "null" : json(length); }
+
+std::string dtypes_of(const Kernel& kernel) {
+  std::vector<std::string> names;
+  for (const ScalarType type :
+       {ScalarType::Float, ScalarType::ComplexFloat, ScalarType::Double, ScalarType::ComplexDouble,
+        ScalarType::Half, ScalarType::BFloat16}) {
+    if (has_dtype(kernel.dtypes, *supported(type))) names.push_back(json(dtype_name(type)));
+  }
+  return json_list(names);
+}
+
+ScalarType parse_dtype(const std::string& op, const std::string& name) {
+  for (int i = 0; i < static_cast<int>(ScalarType::NumOptions); ++i) {
+    const auto type = static_cast<ScalarType>(i);
+    if (dtype_name(type) == name) return type;
+  }
+  fail(op.c_str(), "there is no dtype " + name);
+}
+
+}  // namespace
+
+std::string registry() {
+  std::vector<std::string> rows, orders;
+  for (const Kernel& kernel : kernels()) {
+    rows.push_back(json(Fields{
+        {"name", json(kernel.name)},
+        {"family", json(kernel.family)},
+        {"order", json(traits(kernel.order).name)},
+        {"dtypes", dtypes_of(kernel)},
+        {"needs_hopper", json_bool(kernel.gpus == Gpus::kHopper)},
+        {"min_k", json(kernel.min_k)},
+        {"max_k", length_or_null(kernel.max_k)},
+        {"keeps_flagged", json_bool(kernel.keeps_flagged)},
+        {"reads_complex_b", json_bool(kernel.complex_b.plan != nullptr)},
+    }));
+  }
+  for (const Order order :
+       {Order::kPlain, Order::kChunked, Order::kFp16x3, Order::kMma, Order::kTf32}) {
+    const OrderTraits& each = traits(order);
+    orders.push_back(json(Fields{
+        {"name", json(each.name)},
+        {"chunk", each.chunk == 0 ? "null" : json(each.chunk)},
+        {"min_k", json(each.min_k)},
+        {"max_k", length_or_null(each.max_k)},
+        {"is_guarded", json_bool(each.is_guarded)},
+        {"first_total", json_number(each.first_total)},
+    }));
+  }
+  return json(Fields{{"kernels", json_list(rows)}, {"orders", json_list(orders)}});
+}
+
+void check_options(const std::string& op_name, const std::vector<std::string>& names,
+                   const std::vector<std::string>& dtypes,
+                   const std::optional<std::string>& algorithm,
+                   const std::optional<std::string>& precision,
+                   const std::optional<std::string>& activation,
+                   const std::optional<std::string>& out_dtype,
+                   const std::optional<std::string>& dtype_of_out) {
+  const char* op = op_name.c_str();
+  std::optional<Precision> parsed_precision;
+  std::optional<Activation> parsed_activation;
+  if (precision) parsed_precision = parse_precision(op, *precision);
+  if (activation) parsed_activation = parse_activation(op, *activation);
+  std::vector<NamedDtype> operands;
+  for (size_t i = 0; i < std::min(names.size(), dtypes.size()); ++i) {
+    operands.push_back({names[i].c_str(), parse_dtype(op_name, dtypes[i])});
+  }
+  for (const NamedDtype& each : operands) check_dtype(op, each);
+  for (size_t i = 1; i < operands.size(); ++i) {
+    check_same_dtype(op, operands[i - 1], operands[i]);
+  }
+  if (operands.empty()) {
+    if (algorithm) check_algorithm_name(op, *algorithm);
+    return;
+  }
+  const NamedDtype& first = operands.front();
+  if (out_dtype) check_out_dtype(op, first.type, parse_dtype(op_name, *out_dtype));
+  if (dtype_of_out) check_dtype_of_out(op, parse_dtype(op_name, *dtype_of_out), first.type);
+  if (activation) check_activation(op, *parsed_activation, *activation, first);
+  if (algorithm) {
+    check_algorithm(op, *algorithm, parsed_precision.value_or(Precision::kFp32),
+                    *supported(first.type), is_complex(first.type));
+  }
+}
+
+}  // namespace tiled

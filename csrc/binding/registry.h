@@ -1,0 +1,27 @@
+#pragma once
+// What Python asks about the kernels and the orders of summation, and the checks of options that it
+// makes for tensors without data.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tiled {
+
+// Returns the table of kernels and that of orders, as JSON: {"kernels": [..], "orders": [..]}.
+std::string registry();
+
+// Makes the checks of an operator's arguments that need no sizes, of those that are given:
+// precision and activation; that the dtypes, which are those of the tensors of these names, are
+// supported and equal; that the product of such operands may have this out_dtype, or be written to
+// an `out` of this dtype; activation and algorithm with the dtype. Dtypes are named as in Python.
+// torch_tiled/_op/checks.py makes them for meta tensors and traced ones, and csrc for others.
+void check_options(const std::string& op, const std::vector<std::string>& names,
+                   const std::vector<std::string>& dtypes,
+                   const std::optional<std::string>& algorithm,
+                   const std::optional<std::string>& precision,
+                   const std::optional<std::string>& activation,
+                   const std::optional<std::string>& out_dtype,
+                   const std::optional<std::string>& dtype_of_out);
+
+}  // namespace tiled

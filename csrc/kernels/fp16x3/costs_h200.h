@@ -1,0 +1,84 @@
+#pragma once
+// The tiles that the kernels of fp16x3 are instantiated for, and the costs that were measured on an
+// H200. All parameters of a tile are in its row of a table. common/cost_model.h has the units.
+
+#include "kernels/common/cost_model.h"
+
+namespace tiled::h200 {
+
+// From the launch until the first block multiplies, and from the last block's end to the kernel's.
+inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
+inline constexpr double kLaunchFp16x3Skinny = 6600, kLaunchFp16x3Fused = 17000;
+inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
+
+// fp16x3_cluster: rows of A (16 or 32) and columns of B.
+struct Fp16x3ClusterTile {
+  int m, n;
+};
+inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {{16, 8}, {16, 16}, {16, 32},
+                                                            {32, 8}, {32, 16}, {32, 32}};
+
+// fp16x3_small: the largest tile has few warps; it serves many tiles, which hide each other's
+// latency. A warp multiplies 16 rows by warp_cols columns.
+struct Fp16x3SmallTile {
+  int m, n, warp_cols, warps;
+};
+inline constexpr Fp16x3SmallTile kFp16x3SmallTiles[] = {
+    {64, 64, 16, 8}, {64, 32, 16, 12}, {32, 32, 8, 12}, {32, 16, 8, 12}};
+
+// fp16x3_direct: a warp multiplies warp_m x warp_n elements of a tile; `blocks` share an SM.
+struct Fp16x3DirectTile {
+  int m, n, warp_m, warp_n, blocks;
+  constexpr int warps() const { return m / warp_m * (n / warp_n); }
+};
+inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {
+    {64, 64, 32, 16, 2}, {32, 32, 16, 16, 4}, {16, 16, 16, 8, 10}};
+inline constexpr int kFp16x3DirectMostTiles = 8;  // of a block
+inline constexpr int kFp16x3DirectMostK = 511;    // whose parts are summed 16 of K at a time
+
+struct Fp16x3 {
+  static constexpr int kWgmmaTile = 128;  // rows and columns of C
+  static constexpr double kWgmmaWave = 7000, kWgmmaRate = 500;
+  static constexpr double kWgmmaStoreX1 = 2500;   // if C does not take pairs of a row
+  static constexpr double kReduceLaunch = 10000;  // the split-K reduction
+  static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
+  // fp16x3_cluster. A block that is alone on an SM: for each chunk, for each k, and for each row
+  // and k, by the way of copying; less if it has more threads.
+  static constexpr double kClusterLaunch = 8200, kClusterAlone = 410, kClusterK = 2.4;
+  static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.7, kClusterMnMajor = 0.66;
+  static constexpr double kClusterMoreThreads = 0.64;
+  // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
+  // tile and k.
+  static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;
+  // fp16x3_small: the chain, for one k; a tile of an SM, and for one k each of its operand rows
+  // and each of its products.
+  static constexpr double kSmallK = 5.96, kSmallTile = 2620, kSmallProduct = 0.0189;
+  static constexpr double kSmallVectors = 0.038, kSmallElements = 0.138;
+  // fp16x3_direct. A block that is alone on an SM: once, for each tile and each of its elements,
+  // for each k of a tile, and for each operand row and k that a warp loads.
+  static constexpr double kDirectBlock = 2900, kDirectTile = 4240, kDirectElement = 0.745;
+  static constexpr double kDirectK = 3.5;
+  static constexpr double kDirectKMajorAlone = 1.6, kDirectStridedAlone = 3.6;
+  // What a block takes of a busy SM: for each operand row and k, for each 16 x 16 elements and k.
+  static constexpr double kDirectKMajor = 0.265, kDirectStrided = 0.343, kDirectWarpTile = 1.365;
+  static constexpr double kDirectDram = 9;  // bytes of operands and C per cycle and SM
+  // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more if
+  // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one
+  // k.
+  static constexpr double kSkinnyWave = 8300, kSkinnyVectors = 1.08, kSkinnyElements = 4.97;
+  static constexpr double kSkinnyTwoPanels = 2.03;
+  static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
+  static constexpr double kFusedRate = 160;
+  // Factors of the cycles of kernels that read a complex B in place.
+  static constexpr double kDirectComplexB = 0.85, kSkinnyComplexB = 0.9;
+  // A tile of fp16x3_thin takes kThinTile, for each k kThinKMajor or kThinMnMajor by the long
+  // operand, and kThinOthers for each k of each other tile of its SM. Each k of a row of the short
+  // operand takes kThinShort or kThinShortMnMajor to load. The kernel that adds chunks takes
+  // kThinReduce, and kThinReduceSum of an SM for each sum of a chunk.
+  static constexpr double kThinLaunch = 7500, kThinTile = 3450;
+  static constexpr double kThinKMajor = 1.53, kThinMnMajor = 3.74;
+  static constexpr double kThinShort = 0.56, kThinShortMnMajor = 1.1, kThinOthers = 6.12;
+  static constexpr double kThinReduce = 3780, kThinReduceSum = 7.25;
+};
+
+}  // namespace tiled::h200
