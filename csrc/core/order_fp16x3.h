@@ -74,9 +74,9 @@ HOST_DEVICE inline bool is_small(float x, float scaled) {
 }
 
 // Returns whether a group is coarse, like a mask, signs, a permutation or int8: it consists of
-// bfloat16 numbers, which have eight bits, within eight binades, and zeros. `bits` is the bitwise or
-// of bits_of(x) over the group, and `least` its least magnitude except 0, scaled. A coarse group is
-// not wide.
+// bfloat16 numbers, which have eight bits, within eight binades, and zeros. `bits` is the bitwise
+// or of bits_of(x) over the group, and `least` its least magnitude except 0, scaled. A coarse group
+// is not wide.
 HOST_DEVICE inline bool is_coarse(uint32_t bits, float least) {
   return (bits & 0xffffu) == 0 && least >= 0x1p7f;
 }
@@ -96,6 +96,10 @@ HOST_DEVICE inline float inverse_scale(uint32_t largest, uint32_t small_numbers,
 // 2^-s, whatever marks an inverse scale has.
 HOST_DEVICE inline float without_marks(float inverse_scale) {
   return float_of(bits_of(inverse_scale) & ~(0x80000000u | kCoarse | kSmallNumbers));
+}
+// The inverse scale of a group as if it were not coarse.
+HOST_DEVICE inline float without_coarse(float inverse_scale) {
+  return (bits_of(inverse_scale) & kCoarse) != 0 ? without_marks(inverse_scale) : inverse_scale;
 }
 HOST_DEVICE inline uint32_t small_numbers(float inverse_scale) {
   return bits_of(inverse_scale) & kSmallNumbers;
