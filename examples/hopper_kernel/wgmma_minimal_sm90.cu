@@ -7,7 +7,8 @@
 // Next:  csrc/kernels/mma: TMA, a pipeline of stages, and warpgroups that only load.
 //
 //   all threads   load A and B of a step -> shared memory, zeros beyond the matrix
-//                 fence_proxy_async()   the stores are visible to wgmma, which reads by another proxy
+//                 fence_proxy_async()   the stores are visible to wgmma, which reads by another
+//                 proxy
 //                 __syncthreads()       both tiles are complete
 //                 4 wgmma, wait         for all of them
 //                 __syncthreads()       no wgmma reads the tiles any more; next step
@@ -123,7 +124,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 bool launch_wgmma_minimal(const Problem& p, const Plan&, const Context& context) {
   const bool bf16 = p.dtype == DType::kBFloat16;
-  launch_tiles<Tile>(bf16 ? wgmma_minimal_kernel<BFloat16> : wgmma_minimal_kernel<Half>, p, context);
+  launch_tiles<Tile>(bf16 ? wgmma_minimal_kernel<BFloat16> : wgmma_minimal_kernel<Half>, p,
+                     context);
   return true;
 }
 

@@ -39,16 +39,22 @@ def build(folder, target, **environment):
 
 
 @pytest.mark.skipif(
-    not (ROOT / "build/objects").exists() or not (shutil.which("nvcc") or os.environ.get("CUDA_HOME")),
+    not (ROOT / "build/objects").exists()
+    or not (shutil.which("nvcc") or os.environ.get("CUDA_HOME")),
     reason="needs nvcc, and the library's object files",
 )
 def test_the_example_is_built_with_the_library_and_has_the_bits_of_its_order(tmp_path):
     done = build(FOLDER, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     ignore = shutil.ignore_patterns("*.so", "*.json", "__pycache__")
-    shutil.copytree(ROOT / "torch_tiled", tmp_path / "torch_tiled", ignore=ignore, dirs_exist_ok=True)
+    shutil.copytree(
+        ROOT / "torch_tiled", tmp_path / "torch_tiled", ignore=ignore, dirs_exist_ok=True
+    )
     used = subprocess.run(
-        (sys.executable, "-c", USE), cwd=tmp_path, capture_output=True, text=True,
+        (sys.executable, "-c", USE),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert used.stdout == "equal bits\n", used.stdout + used.stderr
