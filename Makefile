@@ -20,7 +20,7 @@ DIST := dist$(addprefix /,$(CROSS))
 # auditwheel takes tags of the machine alone; what it reads of a wheel may be of another.
 AUDITWHEEL := $(if $(CROSS),-c "import platform; platform.machine = lambda: '$(CROSS)'; \
   from auditwheel.main import main; main()",-m auditwheel)
-CXX_FILES := $(shell find csrc tools -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
+CXX_FILES := $(shell find csrc tools examples -name "*.h" -o -name "*.cpp" -o -name "*.cu" -o -name "*.cuh")
 
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin

@@ -1,4 +1,4 @@
-"""Kernels of a folder outside csrc: examples/hopper_kernel is built with the library, and called."""
+"""Kernels of a folder outside csrc: examples/hopper_kernel is built with the library and called."""
 
 import os
 import shutil
