@@ -14,6 +14,7 @@ from .registry import orders
 from .supported import COMPLEX
 
 _check_options = redispatch_without_python(operators._check_options.default)
+_prepared_sizes = redispatch_without_python(operators._prepared_sizes.default)
 _BELOW_MODES = DispatchKeySet(DispatchKey.CPU)  # which the modes of a trace do not see
 
 
@@ -27,6 +28,7 @@ def check_options(op, operands=(), **options):
             are to be checked.
     """
     names, dtypes = [x for x, _ in operands], [str(x) for _, x in operands]
+    options = {name: str(value) for name, value in options.items()}  # not all come by a schema
     _check_options(_BELOW_MODES, op, names, dtypes, **options)
 
 
@@ -95,7 +97,7 @@ def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
     """Returns the result's shape and dtype."""
     op = "tiled::matmul"
     dtype = a.dtype if out_dtype is None else out_dtype
-    _check_operands(op, "a", a, "b", b, precision=precision, out_dtype=str(dtype))
+    _check_operands(op, "a", a, "b", b, precision=precision, out_dtype=dtype)
     shape = _product_shape(op, a, b)
     check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
     return shape, dtype
@@ -105,7 +107,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     op = "tiled::matmul"
     _check_operands(op, "a", a, "b", b, precision=precision)
     _check_same_device(op, "out", out, "a", a)
-    check_options(op, (("a", a.dtype),), dtype_of_out=str(out.dtype))
+    check_options(op, (("a", a.dtype),), dtype_of_out=out.dtype)
     shape = _product_shape(op, a, b)
     _check(
         out.shape == shape,
@@ -213,22 +215,9 @@ def _is_split(b):
     return torch.cuda.get_device_capability(b.device) == (9, 0)
 
 
-def _presplit_sizes(k, n):
-    """The bytes of the hi and lo parts and the number of inverse scales of a real operand."""
-    columns = (n + 7) // 8 * 8
-    return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
-
-
 def prepared_sizes(dtype, k, n, *, is_split):
-    """The sizes of hi_lo and inverse_scales for a (k, n) operand.
-
-    hi_lo has the hi and lo parts, if it is split. For a complex64 operand the real one of twice its
-    sides follows, whose columns begin at multiples of 16 bytes.
-    """
-    if dtype != torch.complex64:
-        return _presplit_sizes(k, n) if is_split else (0, 0)
-    hi_lo, scales = _presplit_sizes(2 * k, 2 * n) if is_split else (0, 0)
-    return hi_lo + 2 * n * ((k + 1) // 2 * 2) * dtype.itemsize, scales
+    """The sizes of hi_lo and inverse_scales for a (k, n) operand (csrc/binding/tensors.cpp)."""
+    return _prepared_sizes(_BELOW_MODES, dtype, k, n, is_split)
 
 
 def check_prepare(b):
