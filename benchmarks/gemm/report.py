@@ -19,6 +19,16 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=WIDTH)
 
 
+def text_table(title: str | Text | None, headings: list[str], left: int, rows: list) -> Table:
+    """A table without lines; its first `left` columns are aligned to the left."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
 class Steps:
     """A progress bar on a terminal, and a plain line for each step elsewhere."""
 
@@ -114,22 +124,17 @@ def _summary(rows: list[dict]) -> Table:
     peer = rows[0]["peer"]
     rate, unit = (1, "TFLOP/s") if max(row["tflops"] for row in rows) > 1 else (1e3, "GFLOP/s")
     title = Text(f"{rows[0]['suite']}: {unit} of torch_tiled and {peer}, errors against float64")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in ("kind", "product", "kernel"):
-        table.add_column(heading)
-    for heading in (unit, peer, "ratio", "error", "peer's\nerror"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            kind(row),
-            product(row),
+    headings = ["kind", "product", "kernel", unit, peer, "ratio", "error", "peer's\nerror"]
+    lines = [
+        (
+            *(kind(row), product(row)),
             row["kernel"] if row["algorithm"] == "auto" else row["algorithm"],
-            _number(row["tflops"] * rate),
-            _number(peer_tflops(row) * rate),
-            _ratio(row),
+            *(_number(row["tflops"] * rate), _number(peer_tflops(row) * rate), _ratio(row)),
             *(f"{row[error]:.1e}" if row[error] else "0" for error in ("error", "peer_error")),
         )
-    return table
+        for row in rows
+    ]
+    return text_table(title, headings, 3, lines)
 
 
 def _ratio(row: dict) -> Text:
@@ -207,34 +212,27 @@ def _number(value: float) -> str:
 def print_means(console: Console, means: list[dict]) -> None:
     if not means:
         return
-    table = Table(
-        title="geometric means of the ratio", title_justify="left", box=None, pad_edge=False
-    )
-    for heading in ("suite", "group", "dtype", "precision", "algorithm"):
-        table.add_column(heading)
     copied = any(mean["of_copy"] for mean in means)
-    for heading in ("rows", "ratio", *(["of a copy"] if copied else [])):
-        table.add_column(heading, justify="right")
-    for mean in means:
-        table.add_row(
+    headings = ["suite", "group", "dtype", "precision", "algorithm", "rows", "ratio"]
+    lines = [
+        (
             *(mean[key] for key in ("suite", "group", "dtype", "precision")),
-            asked(mean),
-            str(mean["rows"]),
-            f"{mean['ratio']:.2f}",
+            *(asked(mean), str(mean["rows"]), f"{mean['ratio']:.2f}"),
             *([f"{mean['of_copy']:.2f}" if mean["of_copy"] else ""] if copied else []),
         )
-    console.print(table)
+        for mean in means
+    ]
+    headings += ["of a copy"] if copied else []
+    console.print(text_table("geometric means of the ratio", headings, 5, lines))
 
 
 def print_overheads(console: Console, rows: list[dict]) -> None:
-    table = Table(
-        title="host time of a call on 8x8 tensors", title_justify="left", box=None, pad_edge=False
-    )
-    for heading in ("call", "passes"):
-        table.add_column(heading)
-    table.add_column("us", justify="right")
-    table.add_column("over PyTorch's", justify="right")
-    for row in rows:
-        passes = "forward, backward" if row["backward"] else "forward"
-        table.add_row(row["call"], passes, f"{row['us']:.2f}", f"{row['over_peer']:.2f}x")
-    console.print(table)
+    lines = [
+        (
+            *(row["call"], "forward, backward" if row["backward"] else "forward"),
+            *(f"{row['us']:.2f}", f"{row['over_peer']:.2f}x"),
+        )
+        for row in rows
+    ]
+    headings = ["call", "passes", "us", "over PyTorch's"]
+    console.print(text_table("host time of a call on 8x8 tensors", headings, 2, lines))

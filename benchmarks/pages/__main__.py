@@ -4,7 +4,8 @@
     python -m benchmarks.pages --results folder
 
 The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
-benchmarks.studies.errors, any number of survey_<precision or dtype>_<seed>.json of
+benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
+benchmarks.suites.front_page, any number of survey_<precision or dtype>_<seed>.json of
 benchmarks.survey, and of benchmarks.stream stream.json and stream_peers.json if they were measured.
 tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
 with every row to the site.
@@ -42,7 +43,7 @@ PLOTS = {
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
     KERNELS / "f64_sizes.svg": ("float64", speed_plots.draw_f64_sizes),
     KERNELS / "complex_sizes.svg": ("complex", speed_plots.draw_complex_sizes),
-    which_product.PAGE.with_suffix(".svg"): ("hopper", which_product.draw),
+    which_product.PAGE.with_suffix(".svg"): ("which_way", which_product.draw),
 }
 
 
@@ -51,23 +52,19 @@ def texts(results: Path) -> dict[Path, str]:
     file = results / "hopper.json"
     measured = read(file)
     surveys = random_page.surveys(results)
-    front = {
-        "source": lambda measured: f"{measured_on(measured['header'])}.",
-        "table": readme.write_table,
-        "slower": lambda measured: readme.write_slower(measured, surveys),
-    }
-    ratios = limits.BLOCKS
-    source = {"source": front["source"]}
+    front, ways = results / "front_page.json", results / "which_way.json"
+    ratios = {**limits.BLOCKS, "random": lambda measured: limits.write_random(surveys)}
+    source = {"source": lambda measured: f"{measured_on(measured['header'])}."}
     choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
     means = {"means": result_tables.write_means}
     pages = {
-        README: with_blocks(README, written(str(file), front, measured)),
         ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
         limits.PAGE: with_blocks(limits.PAGE, written(str(file), ratios, measured)),
-        which_product.PAGE: with_blocks(which_product.PAGE, written(str(file), choice, measured)),
+        which_product.PAGE: with_blocks(which_product.PAGE, written(str(ways), choice, read(ways))),
         which_product.TF32_PAGE: with_blocks(
             which_product.TF32_PAGE, written(str(file), tf32, measured)
         ),
+        README: with_blocks(README, written(str(front), readme.BLOCKS, read(front))),
     }
     for name, page in SUITES.items():
         found = results / f"{name}.json"

@@ -1,10 +1,12 @@
 """Writes the generated blocks of docs/guide/limits.md: the ratios to cuBLAS by kind of product."""
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from benchmarks import ROOT
-from benchmarks.pages.markdown import table
+from benchmarks.pages.markdown import figure, table
 from benchmarks.pages.rows import mean, select
+from benchmarks.survey import regimes
 
 PAGE = ROOT / "docs" / "guide" / "limits.md"
 FEW_ROWS = 64  # suites of few rows of a large weight have up to so many
@@ -162,6 +164,24 @@ def write_energy(measured: dict) -> str:
             cells.append(f"{min(found):.0f} to {max(found):.0f}")
         lines.append(cells)
     return table(["M = N = K", "ours", "cuBLAS"], 0, lines)
+
+
+def write_random(surveys: dict[str, dict]) -> str:
+    """The share of random products that are slower, and the mean of those with a side of 1."""
+    lines = []
+    by_survey = itertools.groupby(surveys.values(), lambda x: regimes.kind(x["header"]))
+    for kind, found in by_survey:
+        rows, gpus = [], set()
+        for survey in found:
+            rows += survey["rows"]
+            gpus.add(survey["header"]["device"].removeprefix("NVIDIA ").split()[0])
+        thin = [row["ratio"] for row in rows if min(row["m"], row["n"]) == 1]
+        share = sum(row["ratio"] < 1 for row in rows) / len(rows)
+        cells = [str(len(rows)), f"{share:.0%}", figure(mean(thin) if thin else None, ".2f")]
+        lines.append([kind, *cells, ", ".join(sorted(gpus))])
+    return table(
+        ["random sizes of", "products", "slower", "mean with a side of 1", "GPU"], 1, lines
+    )
 
 
 BLOCKS: dict[str, Callable[[dict], str]] = {

@@ -116,8 +116,10 @@ def _surveys(found: dict[str, dict]) -> str:
         over = over_best(rows) if header["beside"] else None
         seed = f"[{header['seed']}]({_file(name)})"
         cells = [kind(header), _gpu(survey), header["git_commit"] or "-", seed]
-        lines.append([*cells, *summary([row["ratio"] for row in rows]), figure(over, ".3f")])
-    headings = ["products", "GPU", "commit", "seed", "count", *HEADINGS[2:], "over fastest"]
+        count, mean, slower, _, *rest = summary([row["ratio"] for row in rows])
+        lines.append([*cells, count, mean, slower, *rest, figure(over, ".3f")])
+    headings = ["products", "GPU", "commit", "seed", "count", *HEADINGS[2:4], *HEADINGS[5:]]
+    headings.append("over fastest")
     return table(headings, 3, lines)
 
 

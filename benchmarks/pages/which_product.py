@@ -4,42 +4,129 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.pages import plots
-from benchmarks.pages.ladder import SIZE, WAYS
 from benchmarks.pages.markdown import figure, table
-from benchmarks.pages.rows import peer_tflops, squares
-from benchmarks.pages.speed_plots import STYLES
+from benchmarks.pages.rows import peer_tflops, select, squares
 
 GUIDE = ROOT / "docs" / "guide"
 PAGE, TF32_PAGE = GUIDE / "which_product.md", GUIDE / "from_tf32.md"
 
-# The products to choose among: their dtype and precision, and a point's style.
-PRODUCTS = WAYS | {"float16": ("float16", "fp32")}
-POINTS = STYLES | {"float16": {"color": plots.PURPLE, "marker": "P"}}
 LEAST_TF32 = 1024  # the smallest size of the table about TF32
+# Operands for which a result can be exact, and a Gram matrix, which can be symmetric.
+EXACT = ("one-hot rows", "a permutation", "integers above 2^11")
+GRAM = "a @ a.T"
+NORMAL = "normal"
+COARSE = 1e-4  # the error of a way that rounds factors to 11 bits is larger
+# The colour of a family of ways, and the markers of its members in their order.
+COLOURS = {"torch_tiled": plots.BLUE, "cuBLAS": plots.BLACK, "Triton": plots.VERMILION}
+COLOURS |= {"JAX": plots.GREEN}
+MARKERS = "os^DPXv"
 
 
-def _found(measured: dict) -> dict[str, dict]:
-    """The row-major square of SIZE of each product that was measured."""
-    found = {name: squares(measured["rows"], "auto", *way) for name, way in PRODUCTS.items()}
-    return {name: by_size[SIZE] for name, by_size in found.items() if SIZE in by_size}
+def _title(way: str) -> str:
+    """A way in Markdown: "torch_tiled fp32" is torch_tiled `"fp32"`."""
+    family, _, name = way.partition(" ")
+    ours = {"torch_tiled": f'**{family}** `"{name}"`', "cuBLAS": way}
+    return ours.get(family, f"{family} `{name}`")
+
+
+def _ways(rows: list[dict]) -> list[str]:
+    """The ways that were measured, in the order of COLOURS."""
+    found = dict.fromkeys(row["way"] for row in rows if "error" in row)
+    families = list(COLOURS)
+    return sorted(found, key=lambda way: families.index(way.partition(" ")[0]))
+
+
+def _of(rows: list[dict], **wanted) -> dict | None:
+    """The row of these values, if it was measured."""
+    return next((row for row in select(rows, **wanted) if "error" in row), None)
+
+
+def _share(row: dict | None, key: str) -> str:
+    """A share of elements in per cent; "0" only if there is no such element."""
+    value = row and row.get(key)
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{_short(100 * value)} %"
+
+
+def _short(value: float) -> str:
+    """A number in at least two digits, without an exponent."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def write_exact(measured: dict) -> str:
+    """The share of elements that are not exact, or not symmetric, by way."""
+    rows = select(measured["rows"], kind="hard")
+    lines = [
+        [
+            _title(way),
+            *(_share(_of(rows, way=way, operands=kind), "inexact") for kind in EXACT),
+            _share(_of(rows, way=way, operands=GRAM), "asymmetric"),
+        ]
+        for way in _ways(rows)
+    ]
+    return table(["way", *EXACT, f"`{GRAM}`: not symmetric"], 1, lines)
+
+
+def _sizes(rows: list[dict]) -> list[int]:
+    return sorted({row["size"] for row in rows})
 
 
 def write_choice(measured: dict) -> str:
-    """Speed and error of each product at SIZE, with cuBLAS's on the same operands."""
-    found = _found(measured)
+    """The time of each way by size, and its errors at the largest size."""
+    rows = select(measured["rows"], kind="speed")
+    sizes, lines = _sizes(rows), []
+    for way in _ways(rows):
+        found = [_of(rows, way=way, size=size) for size in sizes]
+        speeds = [f"{row['us']:.0f}, {row['tflops']:.3g}" if row else "-" for row in found]
+        last = found[-1]
+        errors = [f"{last['error']:.1e}", _short(last["componentwise_u"])] if last else ["-", "-"]
+        lines.append([_title(way), *speeds, *errors])
+    largest = sizes[-1] if sizes else ""
+    headings = [f"{size}: us, TFLOP/s" for size in sizes]
+    headings += [f"error, {largest}", f"componentwise, {largest}"]
+    return table(["way", *headings], 1, lines)
+
+
+def write_hard(measured: dict) -> str:
+    """The error of each way on operands with a structure, the componentwise one in brackets.
+
+    Ways by factors of 11 bits are left out.
+    """
+    rows = select(measured["rows"], kind="hard")
+    kinds = [each for each in _kinds(rows) if each not in (*EXACT, GRAM)]
+
+    def cell(row: dict | None) -> str:
+        return f"{row['error']:.1e} ({_short(row['componentwise_u'])})" if row else "-"
+
+    def is_close(way: str) -> bool:
+        row = _of(rows, way=way, operands=NORMAL)
+        return row is None or row["error"] < COARSE
+
     lines = [
-        [
-            name,
-            figure(row["tflops"]),
-            figure(peer_tflops(row)),
-            figure(row["ratio"], ".2f"),
-            figure(row["error"], ".1e"),
-            figure(row["peer_error"], ".1e"),
-        ]
-        for name, row in found.items()
+        [_title(way), *(cell(_of(rows, way=way, operands=kind)) for kind in kinds)]
+        for way in _ways(rows)
+        if is_close(way)
     ]
-    speeds = ["TFLOP/s", "cuBLAS", "speed / cuBLAS's"]
-    return table(["product", *speeds, "error", "cuBLAS's error"], 1, lines)
+    return table(["way", *kinds], 1, lines)
+
+
+def _kinds(rows: list[dict]) -> list[str]:
+    return list(dict.fromkeys(row["operands"] for row in rows))
+
+
+def write_cost(measured: dict) -> str:
+    """What "fp32" flags of each kind of operands, and times over those of normal operands."""
+    rows = select(measured["rows"], kind="hard")
+    timed = ("torch_tiled fp32", "torch_tiled tf32", "torch_tiled ieee", "cuBLAS SGEMM")
+    lines = []
+    for kind in _kinds(rows):
+        if kind == NORMAL:
+            continue
+        found = [_of(rows, way=way, operands=kind) for way in timed]
+        times = [figure(row["us"] / row["normal_us"] if row else None, ".2f") for row in found]
+        lines.append([kind, _share(found[0], "flagged"), *times])
+    return table(["operands", "flagged", *map(_title, timed)], 1, lines)
 
 
 def write_tf32(measured: dict) -> str:
@@ -59,30 +146,40 @@ def write_tf32(measured: dict) -> str:
 
 
 def draw(measured: dict, path: Path) -> None:
-    """The speed of each product against its error, and cuBLAS's (hollow) on the same operands."""
-    figure_, axes = plots.pyplot().subplots(figsize=(7, 4.4), layout="constrained")
-    found = _found(measured)
-    for name, row in found.items():
-        style = {key: POINTS[name][key] for key in ("color", "marker")}
-        ours, peer = (row["error"], row["tflops"]), (row["peer_error"], peer_tflops(row))
-        axes.plot(*zip(ours, peer, strict=True), color=style["color"], linestyle=":", linewidth=1)
-        axes.plot(*ours, markersize=9, linestyle="", zorder=3, **style)
-        axes.plot(*peer, fillstyle="none", markersize=13, linestyle="", zorder=2, **style)
-        beside = {"xytext": (0, 12), "textcoords": "offset points", "ha": "center"}
-        axes.annotate(name.strip("`"), ours, **beside)
-    for label, fill in (("torch_tiled", "full"), ("cuBLAS, same operands", "none")):
-        point = {"color": "0.4", "marker": "o", "fillstyle": fill, "markersize": 9}
-        axes.plot([], [], linestyle="", label=label, **point)
-    if found:  # logarithmic axes need points
+    """The time of each way against its error, a panel for each size."""
+    rows = select(measured["rows"], kind="speed")
+    sizes, ways = _sizes(rows), _ways(rows)
+    figure_, every = plots.pyplot().subplots(
+        1, max(1, len(sizes)), figsize=(11, 4.4), layout="constrained", squeeze=False
+    )
+    members: dict[str, int] = {}
+    for way in ways:
+        family = way.partition(" ")[0]
+        members[family] = members.get(family, -1) + 1
+        style = {"color": COLOURS[family], "marker": MARKERS[members[family]]}
+        for axes, size in zip(every[0], sizes, strict=True):
+            if row := _of(rows, way=way, size=size):
+                label = way if axes is every[0][-1] else None
+                axes.plot(row["error"], row["us"], linestyle="", markersize=8, label=label, **style)
+    for axes, size in zip(every[0], sizes, strict=False):  # without results a panel is empty
         axes.set_xscale("log")
         axes.set_yscale("log")
         plots.set_numbers(axes.yaxis, 1, 2, 5)
-    axes.margins(x=0.12, y=0.2)
-    axes.set_xlabel("relative error against float64 (left is more accurate)")
-    axes.set_ylabel("TFLOP/s")
-    axes.legend(fontsize="small", loc="lower right")
-    plots.finish(figure_, axes, f"{SIZE} x {SIZE} x {SIZE}, {measured['header']['device']}", path)
+        axes.margins(0.12)
+        axes.set_title(f"{size} x {size} x {size}", fontsize="medium")
+        axes.set_xlabel("relative error against float64")
+        plots.add_grid(axes)
+    every[0][0].set_ylabel("us (lower is faster)")
+    figure_.suptitle(measured["header"]["device"], fontsize="medium")
+    if ways:
+        figure_.legend(fontsize="small", loc="outside right center")
+    plots.save(figure_, path)
 
 
-BLOCKS = {"choice": write_choice}
+BLOCKS = {
+    "exact": write_exact,
+    "choice": write_choice,
+    "hard": write_hard,
+    "cost": write_cost,
+}
 TF32_BLOCKS = {"tf32": write_tf32}

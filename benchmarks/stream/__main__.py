@@ -25,13 +25,19 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 from benchmarks.gemm import machine
 from benchmarks.gemm.measure import raise_clocks
-from benchmarks.gemm.options import DTYPES, check_device, check_folders
+from benchmarks.gemm.options import (
+    DTYPES,
+    add_results,
+    check_folders,
+    check_least,
+    make_parser,
+    settle_device,
+)
 from benchmarks.gemm.report import Steps, make_console
 from benchmarks.stream import report as stream_report
 from benchmarks.stream.run import PEERS, Job, Run, jobs
@@ -41,11 +47,7 @@ BUDGET = 16 << 30
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.stream",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.stream", __doc__)
     option = parser.add_argument
     option("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="m = n = k")
     option("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
@@ -53,19 +55,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--budget", type=int, default=BUDGET, help="bytes of the GPU for a streamed product")
     option("--repeats", type=int, default=3, help="calls of each way, after a first one")
     option("--limit", type=float, metavar="SECONDS", help="no row begins after these")
-    option("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     option("--dry-run", action="store_true", help="plan the streamed products, multiply nothing")
-    option("--json", type=Path, metavar="PATH", help="write the results there, row by row")
-    option("--commit", help="the sources' commit for the results, where they have no .git")
+    add_results(parser)
     args = parser.parse_args(argv)
-    for name in ("budget", "repeats"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    check_least(args, parser.error, 1, "budget", "repeats")
     if min(args.sizes) < 1:
         parser.error(f"--sizes has {min(args.sizes)}; a size must be at least 1.")
-    check_device(args, parser.error)
+    settle_device(args, parser.error)
     check_folders(args, parser.error, "json")
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return args
 
 

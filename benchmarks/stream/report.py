@@ -4,6 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.gemm.report import text_table
+
 NO_TEXT = "-"
 
 
@@ -41,33 +43,27 @@ def _gib(value: int | None) -> str:
 
 
 def _products(rows: list[dict]) -> Table:
-    table = Table(title="products", title_justify="left", box=None, pad_edge=False)
-    for heading in ("way", "dtype"):
-        table.add_column(heading)
-    headings = ("m = n = k", "s", "planned", "TFLOP/s", "ratio", "error")
-    for heading in (*headings, "peak\nGiB", "planned\nGiB"):
-        table.add_column(heading, justify="right")
-    table.add_column("equal")
+    headings = ["way", "dtype", "m = n = k", "s", "planned", "TFLOP/s", "ratio", "error"]
+    headings += ["peak\nGiB", "planned\nGiB", "equal"]
+    lines = []
     for row in sorted(rows, key=lambda row: (row["dtype"], row["size"])):
         plan = row["plan"] or {}
         equal = {True: "yes", False: "NO", None: ""}[row["equal"]]
-        table.add_row(
-            *(row["way"], row["dtype"], str(row["size"])),
-            *(_figure(row["seconds"]), _figure(plan.get("seconds")), _figure(row["tflops"])),
-            *(_figure(row["ratio"], ".2f"), _figure(row["error"], ".1e")),
-            *(_gib(row["peak_bytes"]), _gib(plan.get("device_bytes"))),
-            Text(equal, style="" if row["equal"] in (True, None) else "red"),
+        lines.append(
+            (
+                *(row["way"], row["dtype"], str(row["size"])),
+                *(_figure(row["seconds"]), _figure(plan.get("seconds")), _figure(row["tflops"])),
+                *(_figure(row["ratio"], ".2f"), _figure(row["error"], ".1e")),
+                *(_gib(row["peak_bytes"]), _gib(plan.get("device_bytes"))),
+                Text(equal, style="" if row["equal"] in (True, None) else "red"),
+            )
         )
-    return table
+    return text_table("products", headings, 2, lines)
 
 
 def _links(rows: list[dict]) -> Table:
-    table = Table(title="copies", title_justify="left", box=None, pad_edge=False)
-    table.add_column("direction")
-    table.add_column("GB/s", justify="right")
-    for row in rows:
-        table.add_row(row["direction"], _figure(row["gb_per_second"]))
-    return table
+    lines = [(row["direction"], _figure(row["gb_per_second"])) for row in rows]
+    return text_table("copies", ["direction", "GB/s"], 1, lines)
 
 
 def print_results(console: Console, results: dict) -> None:

@@ -12,7 +12,6 @@ infinite. Candidates are compared by float64 products; what is reported was summ
 same seed and number of rounds give the same results. The exit status is 1 where a ratio exceeds 1.
 """
 
-import argparse
 import math
 import pickle
 import sys
@@ -25,7 +24,13 @@ import torch
 
 import torch_tiled
 from benchmarks.gemm.check import reference
-from benchmarks.gemm.options import check_device, check_folders
+from benchmarks.gemm.options import (
+    check_folders,
+    check_least,
+    check_positive,
+    make_parser,
+    settle_device,
+)
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
 from benchmarks.studies.attack_ratios import approximate_ratios, exact_ratio, flagged
 
@@ -171,13 +176,8 @@ def replay(path, device):
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.studies.attack_bounds",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.studies.attack_bounds", __doc__)
     option = parser.add_argument
-    option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
     option("--order", nargs="+", choices=ORDERS, default=list(ORDERS), help="by default all")
     option("--k", nargs="+", type=int, default=list(KS), help=f"by default {KS}")
     option("--size", type=int, default=32, help="the rows and columns of a round")
@@ -187,23 +187,20 @@ def parse(argv):
     option("--save", type=Path, metavar="PATH", help="write the worst operands there")
     option("--replay", type=Path, metavar="PATH", help="compute saved ones, search nothing")
     args = parser.parse_args(argv)
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check(args, parser.error)
     return args
 
 
 def _check(args, refuse):
-    check_device(args, refuse)
+    settle_device(args, refuse)
     if args.order != ["ieee"] and not reference.takes("fp16x3_wgmma", torch.float32, args.device):
         refuse("the bounds of tensor cores are Hopper's; say --device cpu or --order ieee.")
     if min(args.k) < 1:
         refuse(f"--k is {min(args.k)}; it must be at least 1.")
     if args.size < 2:
         refuse(f"--size is {args.size}; it must be at least 2, as the first row is not mutated.")
-    if not args.minutes > 0:
-        refuse(f"--minutes is {args.minutes}; it must be more than 0.")
-    if args.rounds is not None and args.rounds < 0:
-        refuse(f"--rounds is {args.rounds}; it must be at least 0.")
+    check_positive(args, refuse, "minutes")
+    check_least(args, refuse, 0, "rounds")
     check_folders(args, refuse, "save")
     args.cases = [(o, k) for o in args.order for k in args.k if k >= reference.MIN_K.get(o, 1)]
     if not args.cases:

@@ -29,18 +29,14 @@ def draw(results, path):
     """A panel for each kind of operands but the last, and one for each other figure.
 
     The last kind has no panel: every element of it is recomputed, so that fp16x3 errs as ieee does.
-    Results of an older study have neither shrinkage nor iteration, and no panels for them.
     """
     rows, header = results["rows"], results["header"]
-    iterated = results.get("iteration", [])
     ways = list(dict.fromkeys(row["product"] for row in rows))
     kinds = list(dict.fromkeys(row["operands"] for row in rows))
     panels = [partial(draw_errors, rows=select(rows, operands=x), kind=x) for x in kinds[:-1]]
     panels.append(partial(draw_bias, rows=select(rows, operands="uniform(0, 1)")))
-    if any("shrinkage_u" in row for row in rows):
-        panels.append(partial(draw_shrinkage, rows=select(rows, operands="normal")))
-    if iterated:
-        panels.append(partial(draw_iteration, rows=iterated))
+    panels.append(partial(draw_shrinkage, rows=select(rows, operands="normal")))
+    panels.append(partial(draw_iteration, rows=results["iteration"]))
     panels.append(partial(draw_guard, rows=rows, kinds=kinds))
 
     columns = -(-len(panels) // 2)

@@ -20,7 +20,6 @@ product's errors have in common adds up: shrinkage grows as N does, and rounding
 in common as its square root. The plot needs matplotlib.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -30,7 +29,13 @@ import torch
 import torch_tiled
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
-from benchmarks.gemm.options import check_device, check_folders
+from benchmarks.gemm.options import (
+    add_results,
+    check_folders,
+    check_least,
+    make_parser,
+    settle_device,
+)
 from benchmarks.pages.files import ResultsError, read
 from benchmarks.studies import error_plots
 from benchmarks.studies.attack_operands import ORDERS
@@ -155,31 +160,21 @@ def powers(x, matrix, multiply):
 
 
 def parse(argv, module="benchmarks.studies.errors", description=__doc__):
-    parser = argparse.ArgumentParser(
-        f"python -m {module}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(module, description)
     option = parser.add_argument
-    option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
     option("--k-max", type=int, default=131072, help="the largest K; the first is 64")
     option("--size", type=int, default=32, help="M and N")
     option("--seeds", type=int, default=reference.SEEDS, help="products to take the mean over")
-    option("--json", type=Path, metavar="PATH", help="write the results there")
+    add_results(parser)
     option("--plot", type=Path, metavar="PATH", help="draw them there, as .svg or .png")
-    option("--commit", help="the sources' commit for the results, where they have no .git")
     option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
     args = parser.parse_args(argv)
-    check_device(args, parser.error)
+    settle_device(args, parser.error)
     if args.redraw and not args.plot:
         parser.error("--redraw needs --plot, the file to draw.")
-    for name in ("seeds", "size"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    check_least(args, parser.error, 1, "seeds", "size")
+    check_least(args, parser.error, 64, "k_max")
     check_folders(args, parser.error, "json", "plot")
-    if args.k_max < 64:
-        parser.error(f"--k-max is {args.k_max}; it must be at least 64.")
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return args
 
 

@@ -251,7 +251,7 @@ def _kernels() -> tuple[Shape, ...]:
         Shape(4, 768, 3072, layout="NT", kernels=("fp16x3_cluster",)),
         Shape(16, 256, 7168, layout="NT", kernels=("fp16x3_cluster",)),
         Shape(24, 801, 1063, layout="TN", kernels=("fp16x3_cluster", "fp16x3_skinny")),
-        Shape(5, 20001, 40, layout="NT", kernels=("simt_thin", "simt_cp_async")),
+        Shape(5, 20001, 40, layout="NT", kernels=("simt_skinny", "simt_cp_async")),
         Shape(4146, 8, 8, batch=384, layout="NT", kernels=("simt_gemv", "simt_small")),
         Shape(8, 12, 3008, layout="TT", kernels=("simt_cluster", "simt_skinny")),
     )

@@ -16,7 +16,6 @@ import itertools
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -24,7 +23,16 @@ import torch_tiled
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
 from benchmarks.gemm.measure import Call, clock_name, raise_clocks, side_by_side
-from benchmarks.gemm.options import DTYPES, PRECISIONS, check_device, check_folders
+from benchmarks.gemm.options import (
+    DTYPES,
+    PRECISIONS,
+    add_results,
+    check_folders,
+    check_least,
+    check_positive,
+    make_parser,
+    settle_device,
+)
 from benchmarks.gemm.report import Steps, make_console
 from benchmarks.gemm.variants import Contest, plain
 from benchmarks.pages.files import in_lines
@@ -119,13 +127,8 @@ def measure_all(args: argparse.Namespace, console, rows: list[dict], refused: li
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.survey",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("benchmarks.survey", __doc__)
     option = parser.add_argument
-    option("--device", choices=["cpu", "cuda"], help="by default cuda where there is a GPU")
     option("--dtype", choices=DTYPES, default="float32")
     option("--precision", choices=PRECISIONS, default="fp32", help="of float32 and complex64")
     option("--seed", type=int, default=1, help="another one has other products")
@@ -143,11 +146,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="time these as well, or all, where they sum in auto's order",
     )
     option("--aligned", action="store_true", help="time the next multiples of 64 as well")
-    option("--json", type=Path, metavar="PATH", help="write the results there")
-    option("--commit", help="the sources' commit for the results, where they have no .git")
+    add_results(parser)
     args = parser.parse_args(argv)
     _check(args, parser.error)
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not args.seconds:
         args.count = args.count or COUNT
     args.beside = _taken(args, parser.error)
@@ -155,17 +156,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _check(args: argparse.Namespace, refuse) -> None:
-    check_device(args, refuse)
+    settle_device(args, refuse)
     if args.precision != "fp32" and args.dtype not in IN_PRECISIONS:
         refuse(f"--precision is {args.precision}, which is for float32 and complex64 alone.")
-    for name in ("count", "repeats"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            refuse(f"--{name} is {value}; it must be at least 1.")
-    if args.seconds is not None and not args.seconds > 0:
-        refuse(f"--seconds is {args.seconds}; it must be more than 0.")
-    if not args.most >= LEAST_FMAS:
-        refuse(f"--most is {args.most:g}; it must be at least {LEAST_FMAS:g}.")
+    check_least(args, refuse, 1, "count", "repeats")
+    check_positive(args, refuse, "seconds")
+    check_least(args, refuse, LEAST_FMAS, "most")
     check_folders(args, refuse, "json")
 
 

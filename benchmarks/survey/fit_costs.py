@@ -23,10 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.table import Table
 
 import torch_tiled
-from benchmarks.gemm.report import make_console
+from benchmarks.gemm.report import make_console, text_table
 from benchmarks.pages.files import ResultsError, read
 from benchmarks.survey.regimes import timed
 from torch_tiled.ops import Explanation
@@ -232,24 +231,17 @@ def fits(found: list[Sample]) -> dict[tuple[str, str], Fit]:
 
 
 def print_fits(console, told: dict[tuple[str, str], Fit]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("kernel", "tile"):
-        table.add_column(heading)
-    headings = ("rows", "time / model", "model's error", "overhead", "rate", "error then")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for (kernel, tile), each in told.items():
-        factors = (each.overhead, each.rate)
-        table.add_row(
-            kernel if tile == "all" else "",
-            tile,
-            str(each.rows),
-            f"{each.ratio:.2f}",
-            f"{each.error:.2f}",
-            *("-" if factor is None else f"x {factor:.2f}" for factor in factors),
+    headings = ["kernel", "tile", "rows", "time / model", "model's error", "overhead", "rate"]
+    lines = [
+        (
+            *(kernel if tile == "all" else "", tile, str(each.rows)),
+            *(f"{each.ratio:.2f}", f"{each.error:.2f}"),
+            *("-" if x is None else f"x {x:.2f}" for x in (each.overhead, each.rate)),
             "-" if each.error_after is None else f"{each.error_after:.2f}",
         )
-    console.print(table)
+        for (kernel, tile), each in told.items()
+    ]
+    console.print(text_table(None, [*headings, "error then"], 2, lines))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,8 +2,7 @@
 
 import statistics
 
-from rich.table import Table
-
+from benchmarks.gemm.report import text_table
 from benchmarks.suites.shapes import Shape
 from benchmarks.survey.regimes import (
     HEADINGS,
@@ -67,24 +66,15 @@ def picks(rows: Rows) -> tuple[list[str], list[list[str]]]:
     return ["ran", *best], lines
 
 
-def _table(title: str, headings: list[str], left: int, lines: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right")
-    for cells in lines:
-        table.add_row(*cells)
-    return table
-
-
 def print_results(console, results: dict) -> None:
     header, rows = results["header"], results["rows"]
     title = f"{kind(header)}, seed {header['seed']}: torch's time / ours"
-    console.print(_table(title, HEADINGS, 1, regimes(rows)))
+    console.print(text_table(title, HEADINGS, 1, regimes(rows)))
     headings, lines = (
         ["product", "kernel", "us", "torch's", "ratio", "error", "torch's"],
         worst(rows),
     )
-    console.print(_table(f"\nthe {len(lines)} worst", headings, 2, lines))
+    console.print(text_table(f"\nthe {len(lines)} worst", headings, 2, lines))
     empty = header["empty_us"]
     sentences = [
         f"A kernel that writes one number takes {empty['alone']} us in this way of timing, and "
@@ -92,8 +82,8 @@ def print_results(console, results: dict) -> None:
     ]
     if header["beside"]:
         headings, lines = picks(rows)
-        console.print(_table("\nran, and the fastest (saves)", headings, 1, lines))
-        console.print(_table("\nslower without a kernel, by", WITHOUT, 1, without_each(rows)))
+        console.print(text_table("\nran, and the fastest (saves)", headings, 1, lines))
+        console.print(text_table("\nslower without a kernel, by", WITHOUT, 1, without_each(rows)))
         sentences.append(
             f"auto takes {over_best(rows):.3f} times the time of the fastest kernel of its order, "
             "in the mean."

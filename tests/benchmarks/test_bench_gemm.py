@@ -145,17 +145,6 @@ def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
         assert [mean for mean in results["header"]["geometric_means"] if mean in plain] == plain
 
 
-def test_a_conjugate_is_multiplied_without_a_copy(bench, monkeypatch, device):
-    as_suite(monkeypatch, shapes.Shape(9, 8, 70, layout="TN"), variants=("conjugated",))
-    ways = ("--dtype", "complex64", "--algorithm", "tiled", "auto")
-    status, results, output = bench(*tiny(device, *ways))
-    assert status == 0
-    assert all(0 < row["error"] < 1e-6 for row in results["rows"])
-    operands = [(torch.randn(5, 6, dtype=torch.complex64), torch.randn(6, 7).to(torch.complex64))]
-    contest = variants.conjugated(operands, algorithm="tiled", precision="fp32")
-    assert contest.operands[0][0].is_conj() and "tiled, conjugated" in output
-
-
 def test_flagged_operands_are_recomputed():
     operands = [(torch.randn(5, 1100), torch.randn(1100, 7))]
     contest = variants.flagged(operands, algorithm="fp16x3", precision="fp32")

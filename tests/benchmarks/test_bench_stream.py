@@ -12,7 +12,6 @@ from benchmarks.stream import __main__ as bench_stream
 from benchmarks.stream import cublasxt
 from benchmarks.stream import run as stream_run
 from benchmarks.stream import ways as stream_ways
-from benchmarks.stream.host_pool import ALIGNMENT, HostPool
 from benchmarks.stream.run import Job, Run
 
 CPU = torch.device("cpu")
@@ -167,36 +166,6 @@ def test_without_memory_of_the_gpu_the_streamed_product_is_measured_alone(make_r
     assert inner["failure"] == "OutOfMemoryError: full" and inner["seconds"] is None
 
 
-def test_a_budget_that_is_too_small_leaves_the_product_within_the_gpu(bench, monkeypatch):
-    """On a CPU the budget counts for the plan alone."""
-
-    def fail(*_, **__):
-        raise RuntimeError("too small")
-
-    _, results, _ = bench("--sizes 300 --dtype float32 --peers in_core --budget 1000")
-    assert [row["plan"] for row in results["rows"]] == [None, None]
-    monkeypatch.setattr(stream_ways.stream, "matmul", fail)
-    status, results, _ = bench("--sizes 20 --dtype float32 --peers in_core")
-    ours, inner = results["rows"]
-    assert status == 1 and ours["failure"] == "RuntimeError: too small" and inner["error"] < 1e-6
-    status, results, _ = bench("--sizes 20 --dtype float32 --dry-run --budget 1000")
-    assert status == 1 and "max_device_bytes is 1000" in results["rows"][0]["failure"]
-
-
-def test_a_size_that_the_host_has_no_memory_for_has_rows_that_say_so(make_run, monkeypatch):
-    def small(nbytes):
-        if nbytes > 4 * 20**2:
-            raise RuntimeError("can't allocate memory")
-        return HostPool(nbytes)
-
-    monkeypatch.setattr(stream_run, "HostPool", small)
-    run = make_run(sizes=[20, 2000])
-    for size in (2000, 20):
-        run.do(Job("stream", "float32", size))
-    assert run.rows[0]["failure"] == "MemoryError: the host has no memory for A, B and C"
-    assert [row["size"] for row in run.rows] == [2000, 20, 20] and run.rows[1]["seconds"]
-
-
 def test_no_row_begins_after_the_limit(bench):
     status, results, _ = bench("--sizes 20 --dtype float32 --limit 0")
     assert status == 1
@@ -221,38 +190,6 @@ def test_a_call_that_raises_does_not_end_the_other_one():
 
 
 # --- operands and judgements ---------------------------------------------------------------------
-
-
-class Driver:
-    """Registers memory as the driver does, up to a number of parts."""
-
-    def __init__(self, most):
-        self.most, self.pinned = most, {}
-
-    def cudaHostRegister(self, address, nbytes, flags):
-        if len(self.pinned) == self.most:
-            return 2
-        self.pinned[address] = nbytes, flags
-        return 0
-
-    def cudaHostUnregister(self, address):
-        del self.pinned[address]
-        return 0
-
-
-def test_the_pool_is_pinned_for_a_while(monkeypatch):
-    driver, pool = Driver(3), HostPool(1000)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    pool.pin()
-    addresses = [pool.part(name).data_ptr() for name in "abc"]
-    assert driver.pinned == dict.fromkeys(addresses, (ALIGNMENT, 0))
-    pool.unpin()
-    assert driver.pinned == {}
-    driver.most = 2
-    with pytest.raises(RuntimeError, match="cudaHostRegister of part c returned 2"):
-        pool.pin()
-    pool.unpin()
-    assert driver.pinned == {}
 
 
 def test_a_wrong_element_is_seen():

@@ -78,13 +78,28 @@ def test_the_readme_shows_plots_that_are_drawn_from_results():
 # --- the committed results -----------------------------------------------------------------------
 
 
+GONE = {"simt_thin"}  # kernels that were deleted after they were measured
+
+
 def test_every_row_names_its_kernel_and_its_tile(measured):
+    known = GONE | set(rows.kernels())
     for row in measured["rows"]:
-        assert row["kernel"] in rows.kernels()
+        assert row["kernel"] in known
         assert re.fullmatch(r"\d+x\d+", row["tile"])
         assert row["algorithm"] == "auto" or row["kernel"].startswith(row["algorithm"])
     for survey in surveys.surveys(RESULTS).values():
-        assert {row["kernel"] for row in survey["rows"]} <= set(rows.kernels())
+        assert {row["kernel"] for row in survey["rows"]} <= known
+
+
+def test_limits_have_the_share_of_random_products_that_are_slower():
+    header = {"device": "NVIDIA H100 80GB", "dtype": "float32", "precision": "ieee", "model": False}
+    found = [
+        {"m": m, "n": 9, "ratio": ratio} for m, ratio in ((1, 0.5), (9, 0.9), (9, 2), (9, 1.5))
+    ]
+    lines = limits.write_random({"survey_ieee_1": {"header": header, "rows": found}}).splitlines()
+    assert lines[2:] == ['| float32, `"ieee"` | 4 | 50% | 0.50 | H100 |']
+    wide = limits.write_random({"survey_ieee_1": {"header": header, "rows": found[1:2]}})
+    assert wide.splitlines()[2:] == ['| float32, `"ieee"` | 1 | 100% | - | H100 |']
 
 
 def test_every_row_is_in_a_table_of_the_site(measured):
@@ -156,7 +171,7 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path):
     ],
 )
 def test_missing_or_old_results_are_refused_in_a_sentence(tmp_path, capsys, content, sentence):
-    for name in ("hopper", "survey_fp32_1"):
+    for name in ("hopper", "front_page", "which_way", "survey_fp32_1"):
         if content is not None:
             (tmp_path / f"{name}.json").write_text(content)
     before = write_pages.README.read_text()

@@ -5,12 +5,13 @@ therefore the reference to the bit; other tests compare tiled64 with more digits
 A problem is (*batch, m, n, k).
 """
 
+from functools import partial
 from itertools import product
 from math import prod
 
 import pytest
 import torch
-from helpers.memory import no_more_memory
+from helpers import tiled64
 from helpers.needs import needs_cuda, needs_hopper
 from helpers.operands import LAYOUTS
 
@@ -34,19 +35,7 @@ TILES = [
 ]
 
 
-def matrix(shape, layout="N", *, pitch=0, device="cuda"):
-    """A row-major or transposed matrix, of which each row is followed by `pitch` NaN."""
-    *batch, rows, cols = shape
-    if layout == "T":
-        return matrix((*batch, cols, rows), pitch=pitch, device=device).mT
-    store = torch.full((*batch, rows, cols + pitch), torch.nan, dtype=torch.float64, device=device)
-    return store[..., :cols].copy_(torch.randn(shape, dtype=torch.float64, device=device))
-
-
-def operands(problem, layouts, pitch=0):
-    *batch, m, n, k = problem
-    a = matrix((*batch, m, k), layouts[0], pitch=pitch)
-    return a, matrix((*batch, k, n), layouts[1], pitch=pitch)
+matrix, operands = (partial(f, dtype=torch.float64) for f in (tiled64.matrix, tiled64.operands))
 
 
 def check(a, b):
@@ -96,7 +85,7 @@ def test_another_kernel_takes_more_rows_than_it_can_count():
 def test_every_remainder_of_k(shape, k):
     """A wrong end of K would lose an element, or multiply the NaN that follows a row."""
     for layout, pitch in product(LAYOUTS, (0, 1, 2)):
-        check(*operands((*shape, k), layout, pitch))
+        check(*operands((*shape, k), layout, pitch=pitch))
 
 
 @needs_hopper
@@ -146,24 +135,7 @@ def test_batches(batch):
 @pytest.mark.parametrize("k", [100, 5000])
 def test_epilogues(m, n, k):
     """Stores by pairs and by elements, with and without split-K, have the bits of tiled64."""
-    random = {"dtype": torch.float64, "device": "cuda"}
-    x, weight, bias = (torch.randn(shape, **random) for shape in ((m, k), (n, k), (2 * n,)))
-    for activation in ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu"):
-        for each in (None, bias[:n], bias[::2]):
-            calls = (
-                torch_tiled.linear(x, weight, each, activation=activation, algorithm=name)
-                for name in ("tiled64", *KERNELS)
-            )
-            expected = next(calls)
-            assert all(torch.equal(expected, each) for each in calls)
-    c = torch.randn(m, n, **random)
-    for out in (c, c.mT.contiguous().mT, torch.randn(m, n + 1, **random)[:, 1:]):
-        for alpha, beta in ((1, 1), (0.5, -2), (2, 0)):
-            results = []
-            for name in ("tiled64", *KERNELS):
-                results.append(out.clone(memory_format=torch.preserve_format))
-                torch_tiled.gemm_(results[-1], x, weight.mT, alpha=alpha, beta=beta, algorithm=name)
-            assert all(torch.equal(results[0], each) for each in results[1:])
+    tiled64.check_epilogues(KERNELS, m, n, k, dtype=torch.float64, device="cuda")
 
 
 def special(shape, spread, generator):
@@ -206,26 +178,13 @@ def test_sums_of_minus_zero_keep_their_sign():
 @needs_hopper
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_k_is_not_split_if_partial_sums_do_not_fit(kernel):
-    a, b = operands((64, 64, 65536), "NN")
-    expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-    out = torch.full_like(expected, torch.nan)
-    with no_more_memory():
-        torch_tiled.matmul(a, b, algorithm=kernel, out=out)
-    assert torch.equal(out, expected)
+    tiled64.check_without_memory(kernel, *operands((64, 64, 65536), "NN"))
 
 
 @needs_cuda
 @pytest.mark.parametrize("problem", [(130, 500, 3000), (12, 500, 3000), (300, 40, 50, 60)])
 def test_capture(problem, collected):
-    a, b = operands(problem, "NT")
-    expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-    torch_tiled.matmul(a, b)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = torch_tiled.matmul(a, b)
-    result.fill_(torch.nan)
-    graph.replay()
-    assert torch.equal(result, expected)
+    tiled64.check_capture(*operands(problem, "NT"))
 
 
 def test_the_host_has_the_same_bits(device):

@@ -1,21 +1,17 @@
 """mma_direct on a GPU, for operands of any alignment: all tiles have the bits of mma_sync."""
 
+import functools
 import random
 
 import pytest
 import torch
-from helpers.mma import each_16bit_dtype, with_any_pitch
+from helpers.mma import check_epilogues, check_twin, each_16bit_dtype, with_any_pitch
 from helpers.needs import has_132_sms, needs_hopper
 from helpers.operands import LAYOUTS, in_layout
 
 import torch_tiled
 
-
-def check(a, b, **options):
-    expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
-    out = torch.full_like(expected, torch.nan)
-    torch_tiled.matmul(a, b, algorithm="mma_direct", out=out, **options)
-    assert torch.equal(out, expected)
+check = functools.partial(check_twin, "mma_direct")
 
 
 @needs_hopper
@@ -51,17 +47,9 @@ def test_every_tile(tile, m, n, k, layout, dtype):
     assert torch_tiled.explain(a, b, algorithm="mma_direct").tile == tile or not has_132_sms()
     check(a, b)
     old, bias = torch.randn(m, n, device="cuda").to(dtype), torch.randn(n, device="cuda").to(dtype)
-    results = [
-        (
-            torch_tiled.linear(a, b.mT, bias, algorithm=algorithm),
-            torch_tiled.linear(a, b.mT, bias, activation="gelu", algorithm=algorithm),
-            torch_tiled.gemm_(old.clone(), a, b, alpha=0.7, beta=-0.3, algorithm=algorithm),
-            torch_tiled.gemm_(old.mT.clone().mT, a, b, beta=1, algorithm=algorithm),
-        )
-        for algorithm in ("mma_direct", "mma_sync")
-    ]
-    for ours, others in zip(*results, strict=True):
-        assert torch.equal(ours, others)
+    check_epilogues(
+        *("mma_direct", a, b.mT, bias), activations=("none", "gelu"), c=old, alpha=0.7, beta=-0.3
+    )
 
 
 @needs_hopper

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from helpers.memory import no_more_memory
 from helpers.mma import OPERANDS, compare, each_16bit_dtype
 from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, in_layout
-from helpers.reference import assert_same
+from helpers.tiled64 import check_without_memory
 
 import torch_tiled
 
@@ -63,8 +62,4 @@ def test_another_kernel_computes_if_memory_is_short(algorithm, m, n, k, step):
     a = torch.randn(m, k * step, dtype=torch.float16, device="cuda")[:, ::step]
     b = torch.randn(k, n, dtype=torch.float16, device="cuda")
     assert torch_tiled.explain(a, b, algorithm=algorithm).algorithm == algorithm
-    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
-    out = torch.full_like(expected, torch.nan)
-    with no_more_memory():
-        torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
-    assert_same(out, expected)
+    check_without_memory(algorithm, a, b, reference="mma_sync")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers.mma import each_16bit_dtype, with_any_pitch
+from helpers.mma import check_epilogues, check_twin, each_16bit_dtype, with_any_pitch
 from helpers.needs import has_132_sms, needs_hopper
 from helpers.operands import LAYOUTS, in_layout
 from helpers.reference import ACTIVATIONS
@@ -24,15 +24,9 @@ def test_few_rows_or_columns(layout, dtype):
             a = in_layout(torch.randn(rows, k, device="cuda").to(dtype), layout[0])
             b = in_layout(torch.randn(k, columns, device="cuda").to(dtype), layout[1])
             for x, y in ((a, b), (b.mT, a.mT), (a[:, 3:], b[3:]), (b.mT[:, 3:], a.mT[3:])):
-                out = torch.full((len(x), y.shape[1]), torch.nan, dtype=dtype, device="cuda")
-                torch_tiled.matmul(x, y, algorithm="mma_tma", out=out)
-                assert torch.equal(out, torch_tiled.matmul(x, y, algorithm="mma_sync"))
+                check_twin("mma_tma", x, y)
             bias = torch.randn(rows, device="cuda").to(dtype)
-            x = b.mT.expand(2, columns, k)
-            assert torch.equal(
-                torch_tiled.linear(x, a, bias=bias, algorithm="mma_tma"),
-                torch_tiled.linear(x, a, bias=bias, algorithm="mma_sync"),
-            )
+            check_epilogues("mma_tma", b.mT.expand(2, columns, k), a, bias)
 
 
 @needs_hopper
@@ -60,19 +54,10 @@ def test_every_tile(layout, dtype):
             b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
             chosen = torch_tiled.explain(a, b, algorithm="mma_tma").tile
             assert tile in ("", chosen) or not has_132_sms(), (m, n, k)
-            out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
-            torch_tiled.matmul(a, b, algorithm="mma_tma", out=out)
-            assert torch.equal(out, torch_tiled.matmul(a, b, algorithm="mma_sync"))
-            single = torch.full((m, n), torch.nan, device="cuda")
-            torch_tiled.matmul(a, b, algorithm="mma_tma", out=single, out_dtype=torch.float32)
-            assert torch.equal(
-                single, torch_tiled.matmul(a, b, algorithm="mma_sync", out_dtype=torch.float32)
-            )
+            check_twin("mma_tma", a, b)
+            check_twin("mma_tma", a, b, out_dtype=torch.float32)
             bias = torch.randn(n, device="cuda").to(dtype)
-            assert torch.equal(
-                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_tma"),
-                torch_tiled.linear(a, b.mT, bias, activation="silu", algorithm="mma_sync"),
-            )
+            check_epilogues("mma_tma", a, b.mT, bias, activations=("silu",))
 
 
 @needs_hopper
@@ -87,20 +72,12 @@ def test_tiles_of_two_boxes(missing, layout, dtype):
         b = in_layout(torch.randn(128, 768, device="cuda").to(dtype), layout[1])[:72, :n]
         bias = torch.randn(n, device="cuda").to(dtype)
         out = torch.full((850, n + 8), torch.nan, dtype=dtype, device="cuda")
-        single = torch.full((850, n), torch.nan, device="cuda")
         assert torch_tiled.explain(a, b, algorithm="mma_tma").tile == "64x96" or not has_132_sms()
         torch_tiled.matmul(a, b, algorithm="mma_tma", out=out[:, :n])
-        torch_tiled.matmul(a, b, algorithm="mma_tma", out=single, out_dtype=torch.float32)
         assert torch.equal(out[:, :n], torch_tiled.matmul(a, b, algorithm="mma_sync"))
         assert out[:, n:].isnan().all()
-        assert torch.equal(
-            single, torch_tiled.matmul(a, b, algorithm="mma_sync", out_dtype=torch.float32)
-        )
-        for activation in ("relu", "gelu"):
-            assert torch.equal(
-                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_tma"),
-                torch_tiled.linear(a, b.mT, bias, activation=activation, algorithm="mma_sync"),
-            )
+        check_twin("mma_tma", a, b, out_dtype=torch.float32)
+        check_epilogues("mma_tma", a, b.mT, bias, activations=("relu", "gelu"))
 
 
 @needs_hopper
@@ -118,21 +95,10 @@ def test_split_k(batch, m, n, k, layout, dtype):
     rows, cols = (int(each) for each in plan.tile.split("x"))
     assert int(plan.blocks) > -(-m // rows) * -(-n // cols) * batch
     for options in ({}, {"out_dtype": torch.float32}):
-        expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
-        for _ in range(3):  # a race may show in one call only
-            out = torch.full_like(expected, torch.nan)
-            torch_tiled.matmul(a, b, algorithm="mma_tma", out=out, **options)
-            assert torch.equal(out, expected)
+        check_twin("mma_tma", a, b, times=3, **options)
     c, bias = torch.randn(batch, m, n, device="cuda").to(dtype), b[0, 0].contiguous()
-    results = [
-        (
-            torch_tiled.linear(a, b[0].mT, bias, activation="relu", algorithm=algorithm),
-            torch_tiled.gemm_(c.clone(), a, b, alpha=0.7, beta=-0.3, algorithm=algorithm),
-        )
-        for algorithm in ("mma_tma", "mma_sync")
-    ]
-    for ours, others in zip(*results, strict=True):
-        assert torch.equal(ours, others)
+    check_epilogues("mma_tma", a, b[0].mT, bias, activations=("relu",))
+    check_epilogues("mma_tma", a, b.mT, activations=(), c=c, alpha=0.7, beta=-0.3)
 
 
 @needs_hopper
@@ -155,16 +121,9 @@ def test_tma_stores_overlap_the_next_tile(m, n, k, dtype):
             assert torch.equal(out, expected)
             out.fill_(torch.nan)
             assert memory.isnan().all()  # nothing beside it was written
-    for activation in ACTIVATIONS:
-        options = {"bias": bias, "activation": activation}
-        assert torch.equal(
-            torch_tiled.linear(a, b.mT, algorithm="mma_tma", **options),
-            torch_tiled.linear(a, b.mT, algorithm="mma_sync", **options),
-        )
-    scaled = [torch.full((m, n), torch.nan, dtype=dtype, device="cuda") for _ in range(2)]
-    for c, algorithm in zip(scaled, ("mma_tma", "mma_sync"), strict=True):
-        torch_tiled.gemm_(c, a[0], b, alpha=0.7, beta=0, algorithm=algorithm)
-    assert torch.equal(*scaled)
+    check_epilogues("mma_tma", a, b.mT, bias, activations=ACTIVATIONS)
+    c = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
+    check_epilogues("mma_tma", a[0], b.mT, activations=(), c=c, alpha=0.7, beta=0)
 
 
 @needs_hopper
@@ -178,12 +137,8 @@ def test_rows_not_aligned_to_128_bytes(seed, dtype):
     k = choose.choice((8, 16, 63, 64, 65, 72, 79, 80, 81, 128, 200, 1000, 3000, 4104, 8200, 10000))
     batch = choose.choice((1, 1, 3))
     a, b = (with_any_pitch(batch, *sides, dtype, choose, multiple=8) for sides in ((m, k), (k, n)))
-    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
     for algorithm in ("mma_tma", "auto"):
-        for _ in range(3):
-            out = torch.full_like(expected, torch.nan)
-            torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
-            assert torch.equal(out, expected)
+        check_twin(algorithm, a, b, times=3)
 
 
 @needs_hopper
@@ -198,18 +153,6 @@ def test_rows_shorter_than_a_box(few, layout, dtype):
             a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
             b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
             old = torch.randn(m, n, device="cuda").to(dtype)
-            for options in ({}, {"out_dtype": torch.float32}):
-                expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
-                out = torch.full_like(expected, torch.nan)
-                torch_tiled.matmul(a, b, algorithm="mma_tma", out=out, **options)
-                assert torch.equal(out, expected)
-            results = [
-                (
-                    torch_tiled.linear(a, b.mT, activation="relu", algorithm=algorithm),
-                    torch_tiled.linear(a, b.mT, activation="gelu", algorithm=algorithm),
-                    torch_tiled.gemm_(old.clone(), a, b, beta=-0.3, algorithm=algorithm),
-                )
-                for algorithm in ("mma_tma", "mma_sync")
-            ]
-            for ours, others in zip(*results, strict=True):
-                assert torch.equal(ours, others)
+            check_twin("mma_tma", a, b)
+            check_twin("mma_tma", a, b, out_dtype=torch.float32)
+            check_epilogues("mma_tma", a, b.mT, activations=("relu", "gelu"), c=old, beta=-0.3)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers.mma import each_16bit_dtype, with_any_pitch
+from helpers.mma import check_epilogues, check_twin, each_16bit_dtype, with_any_pitch
 from helpers.needs import has_132_sms, needs_hopper
 from helpers.operands import LAYOUTS, in_layout
 
@@ -21,12 +21,8 @@ def test_rows_of_any_alignment(seed, dtype):
     k = choose.choice((1, 2, 7, 8, 9, 63, 64, 65, 71, 127, 128, 129, 320, 513, 4097, 8193, 20000))
     batch = choose.choice((1, 1, 3))
     a, b = (with_any_pitch(batch, *sides, dtype, choose) for sides in ((m, k), (k, n)))
-    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
     for algorithm in ("mma_unaligned", "mma_tma", "auto"):
-        for _ in range(3):  # a race may show in one call only
-            out = torch.full_like(expected, torch.nan)
-            torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
-            assert torch.equal(out, expected)
+        check_twin(algorithm, a, b, times=3)
 
 
 @needs_hopper
@@ -69,18 +65,9 @@ def test_every_tile(k_major, mn_major, m, n, k, layout, dtype):
         assert memory[:, y.shape[1] :].isnan().all()
         old = torch.randn(len(x), y.shape[1], device="cuda").to(dtype)
         bias = torch.randn(y.shape[1], device="cuda").to(dtype)
-        results = [
-            (
-                torch_tiled.matmul(x, y, out_dtype=torch.float32, algorithm=algorithm),
-                torch_tiled.linear(x, y.mT, bias, algorithm=algorithm),
-                torch_tiled.linear(x, y.mT, bias, activation="relu", algorithm=algorithm),
-                torch_tiled.linear(x, y.mT, bias, activation="gelu", algorithm=algorithm),
-                torch_tiled.gemm_(old.clone(), x, y, alpha=0.7, beta=-0.3, algorithm=algorithm),
-            )
-            for algorithm in ("mma_unaligned", "mma_sync")
-        ]
-        for ours, others in zip(*results, strict=True):
-            assert torch.equal(ours, others)
+        check_twin("mma_unaligned", x, y, out_dtype=torch.float32)
+        options = {"activations": ("none", "relu", "gelu"), "alpha": 0.7, "beta": -0.3}
+        check_epilogues("mma_unaligned", x, y.mT, bias, c=old, **options)
 
 
 @needs_hopper
@@ -91,10 +78,7 @@ def test_auto_picks_it_for_few_rows_and_unaligned_operands(m, n, k, layout, dtyp
     a = in_layout(torch.randn(m, k, device="cuda").to(dtype), layout[0])
     b = in_layout(torch.randn(k, n, device="cuda").to(dtype), layout[1])
     assert torch_tiled.explain(a, b).algorithm == "mma_unaligned"
-    expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
-    out = torch.full_like(expected, torch.nan)
-    torch_tiled.matmul(a, b, out=out)
-    assert torch.equal(out, expected)
+    check_twin("auto", a, b)
 
 
 @needs_hopper
@@ -113,7 +97,5 @@ def test_every_row_pitch(pitch, mn_major, dtype):
         a = a.mT if mn_major else a
         b = torch.randn(a.shape[1], n, device="cuda").to(dtype)
         assert torch_tiled.explain(a, b, algorithm="mma_unaligned").algorithm == "mma_unaligned"
-        expected = torch_tiled.matmul(a, b, algorithm="mma_sync")
-        out = torch.full_like(expected, torch.nan)
-        torch_tiled.matmul(a, b, algorithm="mma_unaligned", out=out)
-        assert torch.equal(out, expected) and not expected.isnan().any()
+        check_twin("mma_unaligned", a, b)
+        assert not torch_tiled.matmul(a, b, algorithm="mma_unaligned").isnan().any()

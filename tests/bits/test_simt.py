@@ -8,9 +8,15 @@ from itertools import product
 
 import pytest
 import torch
-from helpers.memory import no_more_memory
 from helpers.needs import CPU_AND_HOPPER, needs_cuda, needs_hopper
 from helpers.operands import LAYOUTS
+from helpers.tiled64 import (
+    check_capture,
+    check_epilogues,
+    check_without_memory,
+    matrix,
+    operands,
+)
 
 import torch_tiled
 
@@ -20,7 +26,6 @@ KERNELS = [
     pytest.param("simt_cp_async", marks=needs_cuda),
     pytest.param("simt_tma", marks=needs_hopper),
     pytest.param("simt_skinny", marks=needs_hopper),
-    pytest.param("simt_thin", marks=needs_hopper),
     pytest.param("simt_cluster", marks=needs_hopper),
 ]
 SIMT = pytest.param("simt", marks=needs_cuda)
@@ -52,12 +57,6 @@ TILES = [
     ("simt_skinny", "4x128", (3, 9000, 100)),
     ("simt_skinny", "128x8", (9000, 7, 100)),
     ("simt_skinny", "16x128", (12, 9000, 100)),
-    ("simt_thin", "1x32", (1, 9000, 100)),
-    ("simt_thin", "2x32", (2, 9000, 1100)),
-    ("simt_thin", "4x32", (3, 9000, 2100)),
-    ("simt_thin", "32x8", (9000, 8, 5000)),
-    ("simt_thin", "8x32", (3, 7, 9001, 100)),
-    ("simt_thin", "8x32", (16, 30000, 30)),
 ]
 
 # Problems of each tile of simt_small and simt_skinny, for every remainder of K in a stage.
@@ -74,31 +73,11 @@ REMAINDERS = [
     ),
     *(
         pytest.param(*problem, marks=needs_hopper)
-        for problem in product(["simt_thin"], [(1, 70), (70, 2), (5, 3), (33, 9)], LONG_K)
-    ),
-    *(
-        pytest.param(*problem, marks=needs_hopper)
         for problem in product(
             ["simt_cluster"], [(1, 1), (1, 70), (70, 2), (5, 3), (33, 9)], (*LONG_K, 17000)
         )
     ),
 ]
-
-
-def matrix(shape, layout="N", *, aligned=False, device="cuda"):
-    """A row-major or transposed matrix. If aligned, rows are padded to 16 bytes with NaN."""
-    *batch, rows, cols = shape
-    if layout == "T":
-        return matrix((*batch, cols, rows), aligned=aligned, device=device).mT
-    pitch = (cols // 4 + 2) * 4 if aligned else cols
-    store = torch.full((*batch, rows, pitch), torch.nan, device=device)
-    return store[..., :cols].copy_(torch.randn(shape, device=device))
-
-
-def operands(problem, layouts, *, aligned=False):
-    *batch, m, n, k = problem
-    a = matrix((*batch, m, k), layouts[0], aligned=aligned)
-    return a, matrix((*batch, k, n), layouts[1], aligned=aligned)
 
 
 def check(a, b, algorithm):
@@ -264,25 +243,7 @@ def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
 @pytest.mark.parametrize("k", [100, 5000])
 def test_epilogues(algorithm, m, n, k):
     """Vectorized and scalar epilogues, with and without split-K, have the bits of tiled64."""
-    x, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
-    bias = torch.randn(2 * n, device="cuda")
-    for activation in ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu"):
-        for each in (None, bias[:n], bias[::2]):
-            calls = (
-                torch_tiled.linear(
-                    x, weight, each, activation=activation, algorithm=name, precision="ieee"
-                )
-                for name in ("tiled64", algorithm)
-            )
-            assert torch.equal(*calls)
-    c = torch.randn(m, n, device="cuda")
-    for out in (c, c.mT.contiguous().mT, torch.randn(m, n + 1, device="cuda")[:, 1:]):
-        for alpha, beta in ((1, 1), (0.5, -2), (2, 0)):
-            results = []
-            for name in ("tiled64", algorithm):
-                results.append(out.clone(memory_format=torch.preserve_format))
-                torch_tiled.gemm_(results[-1], x, weight.mT, alpha=alpha, beta=beta, algorithm=name)
-            assert torch.equal(*results)
+    check_epilogues([algorithm], m, n, k, device="cuda")
 
 
 @needs_hopper
@@ -302,22 +263,10 @@ def test_another_kernel_computes_if_copies_do_not_fit():
 def test_another_kernel_computes_if_partial_sums_do_not_fit():
     """The sums of three chunks of 500 x 50000 are 300 MB, and no memory is left."""
     a, b = operands((500, 50000, 2049), "NN", aligned=True)
-    expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-    out = torch.full_like(expected, torch.nan)
-    with no_more_memory():
-        torch_tiled.matmul(a, b, algorithm="simt_skinny", out=out)
-    assert torch.equal(out, expected)
+    check_without_memory("simt_skinny", a, b)
 
 
 @pytest.mark.parametrize("algorithm", [*KERNELS, SIMT])
 @pytest.mark.parametrize("problem", [(130, 500, 3000), (12, 500, 3000), (300, 40, 50, 60)])
 def test_capture(algorithm, problem, collected):
-    a, b = operands(problem, "NT")
-    expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-    torch_tiled.matmul(a, b, algorithm=algorithm)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = torch_tiled.matmul(a, b, algorithm=algorithm, precision="ieee")
-    result.fill_(float("nan"))
-    graph.replay()
-    assert torch.equal(result, expected)
+    check_capture(*operands(problem, "NT"), algorithm=algorithm, precision="ieee")

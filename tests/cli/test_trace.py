@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -31,6 +31,7 @@ def run(monkeypatch, *arguments) -> int:
     return __main__.main()
 
 
+@settings(deadline=None)
 @given(m=size, n=size, k=size, tile=size)
 def test_reads_and_products(m, n, k, tile):
     traced = trace(m, n, k, tile)
@@ -45,6 +46,7 @@ def test_reads_and_products(m, n, k, tile):
     assert not c[m:].any() and not c[:, n:].any()
 
 
+@settings(deadline=None)
 @given(m=size, n=size, k=size, tile=size)
 def test_phases_are_tiles_padded_with_zeros(m, n, k, tile):
     traced = trace(m, n, k, tile)

@@ -1,4 +1,6 @@
-"""Adaptors that let transforms of torch.func be chained."""
+"""Adaptors that let transforms of torch.func be chained, and dimensions to map over."""
+
+import itertools
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -12,3 +14,14 @@ def flat(f):
 def two_of_each(*args):
     """Each argument in a batch of two, for vmap."""
     return tuple(torch.stack([arg, arg.cos()]) for arg in args)
+
+
+def in_dims(*ranks):
+    """The in_dims of vmap for operands of these ranks: every dimension of each, or none of it."""
+    choices = itertools.product(*([None, *range(rank + 1)] for rank in ranks))
+    return [dims for dims in choices if any(dim is not None for dim in dims)]
+
+
+def batched(shape, dim, size=5):
+    """The shape of a batch of tensors of this shape, whose examples are along `dim`, if any."""
+    return shape if dim is None else (*shape[:dim], size, *shape[dim:])

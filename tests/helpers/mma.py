@@ -114,6 +114,29 @@ def compare(a, b, **options):
             assert_same(cuda.cpu(), host)
 
 
+def check_twin(algorithm, a, b, *, times=1, **options):
+    """Asserts that a kernel has the bits of mma_sync, in memory that was NaN."""
+    expected = torch_tiled.matmul(a, b, algorithm="mma_sync", **options)
+    for _ in range(times):  # a race may show in one call only
+        out = torch.full_like(expected, torch.nan)
+        torch_tiled.matmul(a, b, algorithm=algorithm, out=out, **options)
+        assert torch.equal(out, expected)
+
+
+def check_epilogues(algorithm, x, weight, bias=None, *, activations=("none",), c=None, **scales):
+    """Asserts that a kernel's epilogues have the bits of mma_sync: those of linear with each
+    activation, and of gemm_(c, x, weight.mT) if there is a c."""
+    for activation in activations:
+        options = {"bias": bias, "activation": activation}
+        ours = torch_tiled.linear(x, weight, algorithm=algorithm, **options)
+        assert torch.equal(ours, torch_tiled.linear(x, weight, algorithm="mma_sync", **options))
+    if c is not None:
+        twins = c.clone(), c.clone()
+        for each, name in zip(twins, (algorithm, "mma_sync"), strict=True):
+            torch_tiled.gemm_(each, x, weight.mT, algorithm=name, **scales)
+        assert torch.equal(*twins)
+
+
 def with_any_pitch(batch, rows, cols, dtype, choose, multiple=1):
     """A random operand in memory that is NaN elsewhere. Its offset, row pitch and batch stride are
     random multiples of `multiple` elements, and half of the operands are transposed."""

@@ -1,13 +1,13 @@
 """Complex layers, conversions, overrides and prepared operands."""
 
 import copy
-import io
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.complex_operands import VIEWS, every_complex
+from helpers.copies import saved
 from helpers.overriding import Products
 from helpers.presplit import assert_same_bits
 from helpers.reference import assert_within, linear_bound, product
@@ -282,10 +282,7 @@ def test_prepared_operands_change_no_bits(dtype, a_view, b_view, device):
 def test_prepared_operands_are_saved(dtype, view, device):
     a, b = randn(5, 150, device=device, dtype=dtype), randn(150, 7, device=device, dtype=dtype)
     prepared = torch_tiled.prepare(VIEWS[view](b))
-    file = io.BytesIO()
-    torch.save(prepared, file)
-    file.seek(0)
-    for other in (torch.load(file, weights_only=True), copy.deepcopy(prepared)):
+    for other in (saved(prepared, weights_only=True), copy.deepcopy(prepared)):
         assert other.nbytes == prepared.nbytes
         for algorithm in prepared_algorithms(dtype):
             results = [

@@ -1,13 +1,10 @@
 """Converted models copied, saved, reverted, moved, compiled and exported."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 import torch.nn.utils.prune
 from helpers.converting import NAMES, classes, small_model
+from helpers.copies import COPIES, pickled
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
@@ -17,19 +14,11 @@ from torch_tiled import converted
 # --- afterwards ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
+@pytest.mark.parametrize("copied", COPIES)
 def test_copies_are_converted(copied):
     model = torch.nn.Sequential(small_model(), torch.nn.MultiheadAttention(8, 2))
     torch_tiled.convert(model, precision="ieee")
-    if copied == "deepcopy":
-        other = copy.deepcopy(model)
-    elif copied == "pickle":
-        other = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
+    other = copied(model)
     assert classes(other) == classes(model)
     x = torch.randn(2, 6)
     assert torch.equal(other[0](x), model[0](x))
@@ -206,7 +195,7 @@ def test_gpt2(device):
     assert type(model.transformer.h[0].mlp.c_fc) is converted.Conv1D
     assert model.lm_head.weight is model.transformer.wte.weight
     assert_close(run(), expected)
-    copied = pickle.loads(pickle.dumps(model))
+    copied = pickled(model)
     assert_close(copied(input_ids=tokens).logits, expected[0])
     torch_tiled.revert(model)
     assert_close(run(), expected)

@@ -3,10 +3,10 @@ reverted."""
 
 import copy
 import functools
-import pickle
 
 import pytest
 import torch
+from helpers.copies import pickled
 from torch.testing import assert_close
 
 import torch_tiled
@@ -123,7 +123,7 @@ def test_the_forward_of_another_layer_stays():
     assert_close(model(x), expected)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_copies_of_a_layer_whose_hook_was_removed(copied):
     """The bound forward of a copy belongs to the copy."""
     model, x = small_model(), torch.randn(3, 6)

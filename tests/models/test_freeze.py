@@ -1,10 +1,10 @@
 """freeze() and its layers: writes are noticed, copies, devices, gradients, captured graphs."""
 
 import copy
-import pickle
 
 import pytest
 import torch
+from helpers.copies import pickled
 from helpers.needs import needs_cuda
 from helpers.presplit import (
     assert_like_unfrozen,
@@ -145,7 +145,8 @@ def test_capturing_after_a_write():
         model[0].weight.mul_(2)
 
 
-def test_inference_tensors(device):
+@pytest.mark.parametrize("split_again", [torch_tiled.freeze, torch_tiled.refreeze])
+def test_inference_tensors(device, split_again):
     """Writes to a model made under inference_mode are not counted; freezing splits it anew."""
     with torch.inference_mode():
         model, x = make_model(device), randn(9, 140, device=device)
@@ -153,7 +154,8 @@ def test_inference_tensors(device):
         torch_tiled.freeze(model)
         assert_same_bits(model(x), expected)
         model[0].weight.mul_(2)
-        torch_tiled.freeze(model)
+        assert not same_bits(torch_tiled.unfreeze(copy.deepcopy(model))(x), expected)
+        split_again(model)
         assert_like_unfrozen(model, x)
         expected = model(x)
     with torch.no_grad():
@@ -225,9 +227,7 @@ def test_moving(device):
     assert_same_bits(meta(x), model(x))
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))]
-)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickled])
 def test_copies(device, duplicate):
     model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
     expected = model(x)

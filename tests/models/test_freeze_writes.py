@@ -199,14 +199,6 @@ def test_every_way_to_write_is_noticed_on_the_cpu(way):
     assert same_bits(compiled(x), expected)
 
 
-def test_weights_made_under_inference_mode(device):
-    """In-place writes to such a weight are counted nowhere; refreeze() splits it again."""
-    with torch.inference_mode():
-        layer, x, before = served(device)
-        written(layer, lambda layer: layer.weight.mul_(2), x, before)
-        assert_like_unfrozen(torch_tiled.refreeze(layer), x)
-
-
 @needs_cuda
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("capturable", [False, True])

@@ -1,11 +1,10 @@
 """Whole models, converted: they compute, train and load like the originals."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
+from helpers.copies import COPIES
 from helpers.small_models import MODELS, small
 from torch.testing import assert_close
 
@@ -52,15 +51,8 @@ def test_is_kept_and_loaded(name, device):
     converted = copy.deepcopy(model)
     names = torch_tiled.convert(converted, strict=True).changed
     assert_close(dict(converted.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
-    file = io.BytesIO()
-    torch.save(converted, file)
-    file.seek(0)
-    copies = [
-        copy.deepcopy(converted),
-        pickle.loads(pickle.dumps(converted)),
-        torch.load(file, weights_only=False),
-    ]
-    for other in copies:
+    for copied in COPIES:
+        other = copied(converted)
         assert torch_tiled.convert(other, dry_run=True, strict=True).changed == names
         assert_close(task.loss(other, batch), expected)
         assert torch_tiled.revert(other).changed == names

@@ -1,10 +1,10 @@
 """torch_tiled.nn.Linear beside torch.nn.Linear."""
 
 import copy
-import pickle
 
 import pytest
 import torch
+from helpers.copies import pickled
 from helpers.thinning import pairwise
 from torch.testing import assert_close
 
@@ -85,9 +85,7 @@ def test_repr():
     )
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
-)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
 def test_copies(duplicate, device):
     layer = torch_tiled.nn.Linear(8, 3, activation="silu", algorithm="tiled16", device=device)
     twin = duplicate(layer)
@@ -104,42 +102,3 @@ def test_moves_with_module_methods(device):
     layer.reset_parameters()
     assert layer.double()(torch.randn(2, 8, device=device).double()).dtype == torch.float64
     assert layer.bfloat16()(torch.randn(2, 8, device=device).bfloat16()).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles(dynamic, device):
-    torch.compiler.reset()  # PyTorch keeps eight compilations of a function, other tests' included
-    ours, theirs = pair(8, 3, device=device, activation="gelu")
-    compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for shape in ((4, 8), (6, 8), (2, 3, 8)):
-        x = torch.randn(shape, device=device, requires_grad=True)
-        results = []
-        for layer in (compiled, theirs):
-            loss = layer(x).square().sum()
-            results.append((loss, *torch.autograd.grad(loss, [x, *layer.parameters()])))
-        assert_close(*results)
-
-
-def test_exports(device):
-    ours, theirs = pair(8, 3, device=device, activation="relu")
-    batch = torch.export.Dim("batch")
-    x = torch.randn(4, 8, device=device)
-    program = torch.export.export(ours, (x,), dynamic_shapes=({0: batch},))
-    x = torch.randn(7, 8, device=device)
-    assert_close(program.module()(x), theirs(x))
-
-
-def test_trains(device):
-    ours, theirs = pair(8, 3, device=device, activation="tanh")
-    x, y = torch.randn(32, 8, device=device), torch.rand(32, 3, device=device)
-    for layer in (ours, theirs):
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        losses = []
-        for _ in range(20):
-            optimizer.zero_grad()
-            loss = (layer(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < losses[0]
-    assert_close(list(ours.parameters()), list(theirs.parameters()))

@@ -1,6 +1,5 @@
 """torch_tiled.override, which takes over PyTorch's functions."""
 
-import contextlib
 import operator
 import threading
 
@@ -148,31 +147,6 @@ def test_it_is_its_thread_s_own():
     assert names and not any("tiled::" in name for name in names)
 
 
-def test_an_input_that_does_not_count_has_a_gradient():
-    c, a, b = operands((3, 5), (3, 4), (4, 5), requires_grad=True)
-    with torch_tiled.override():
-        result = torch.addmm(c * torch.inf, a, b, beta=0)
-    assert_close(result, a @ b)
-    with torch.no_grad(), Products() as seen, torch_tiled.override():
-        assert_close(torch.addmm(c * torch.inf, a, b, beta=0), result)
-    assert seen.products()[0] == 0
-
-
-def test_complex_scales_are_refused_as_by_pytorch():
-    c, a, b = operands((3, 5), (3, 4), (4, 5))
-    with torch_tiled.override(), pytest.raises(RuntimeError):
-        torch.addmm(c, a, b, alpha=1j)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
-@pytest.mark.parametrize("scale", [{"alpha": 1e39}, {"beta": -1e39}], ids=str)
-def test_scales_beyond_the_dtype_are_refused_as_by_pytorch(scale, dtype, device):
-    c, a, b = (x.to(dtype) for x in operands((3, 5), (3, 4), (4, 5), device=device))
-    for context in (contextlib.nullcontext(), torch_tiled.override()):
-        with context, pytest.raises(RuntimeError, match="without overflow"):
-            torch.addmm(c, a, b, **scale)
-
-
 @pytest.mark.parametrize("name", ["torch.matmul", "torch.mm", "torch.bmm", "torch.mv"])
 def test_out(name, device):
     function, *shapes = CALLS[name]
@@ -210,54 +184,6 @@ def test_out_dtype():
         result = torch.mm(a, b, out_dtype=torch.float32)
         assert torch.equal(result, torch.mm(a, b, torch.float32))
     assert torch.equal(result, torch_tiled.matmul(a, b, out_dtype=torch.float32))
-
-
-SUMS = {
-    "addmm": [(3, 5), (3, 4), (4, 5)],
-    "addbmm": [(3, 5), (2, 3, 4), (2, 4, 5)],
-    "baddbmm": [(2, 3, 5), (2, 3, 4), (2, 4, 5)],
-    "addmv": [(3,), (3, 4), (4,)],
-}
-
-
-@pytest.mark.parametrize("name", SUMS)
-def test_out_of_sums(name, device):
-    function, (c, a, b) = getattr(torch, name), operands(*SUMS[name], device=device)
-    expected = function(c, a, b, beta=0.5, alpha=2)
-    strided = c.movedim(0, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 0)
-    for out in (strided, c):
-        with Products() as seen, torch_tiled.override(strict=True):
-            assert function(c, a, b, beta=0.5, alpha=2, out=out) is out
-        theirs, ours = seen.products()
-        assert theirs == 0 and ours > 0
-        assert_close(out, expected)
-
-
-@pytest.mark.parametrize("name", SUMS)
-def test_sums_that_pytorch_writes(name, device):
-    function, method = getattr(torch, name), getattr(torch.Tensor, name + "_")
-    c, a, b = operands(*SUMS[name], device=device, dtype=torch.float32)
-    expected = function(c, a, b)
-    with torch.autocast(device, torch.bfloat16), torch_tiled.override():
-        assert torch.equal(function(c, a, b, out=torch.empty_like(c)), expected)
-        assert torch.equal(method(c.clone(), a, b), expected)
-    with torch_tiled.override():
-        assert torch.equal(function(c, a, b, out=c.new_empty(0)), expected)  # resized
-    weight = a.clone().requires_grad_()
-    for operand, out in ((a, torch.empty_like(c, dtype=torch.float64)), (weight, c.clone())):
-        errors = []
-        for statement in (contextlib.nullcontext(), torch_tiled.override()):
-            with statement, pytest.raises(RuntimeError) as error:
-                function(c, operand, b, out=out)
-            errors.append(str(error.value))
-        assert errors[0] == errors[1]
-
-
-def test_sums_written_as_they_once_were():
-    c, a, b = operands((3, 5), (3, 4), (4, 5))
-    with torch_tiled.override():
-        assert_close(torch.addmm(0.5, c, 2, a, b), 0.5 * c + 2 * (a @ b))
-        assert_close(c.clone().addmm_(0.5, a, b), 0.5 * c + a @ b)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """prepare() and products of prepared operands."""
 
 import copy
-import io
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.copies import saved
 from helpers.needs import needs_cuda
 from helpers.presplit import (
     assert_same_bits,
@@ -166,10 +166,7 @@ def test_a_prepared_complex64_operand_says_how_its_conjugate_is_prepared(device)
 
 def test_prepared_can_be_saved(device):
     prepared = torch_tiled.prepare(randn(140, 20, device=device))
-    file = io.BytesIO()
-    torch.save(prepared, file)
-    file.seek(0)
-    for twin in (torch.load(file, weights_only=True), copy.deepcopy(prepared)):
+    for twin in (saved(prepared, weights_only=True), copy.deepcopy(prepared)):
         assert torch.equal(twin.tensor, prepared.tensor)
         assert torch.equal(twin.hi_lo, prepared.hi_lo) and torch.equal(
             twin.inverse_scales, prepared.inverse_scales

@@ -15,94 +15,62 @@ ops = torch.ops.tiled
 NOT_MADE_OF = "which is not what torch_tiled.prepare makes of"
 
 
-def split_of(t, *shape):
-    return ops.prepare(t(*shape))
-
-
-def other_dtype(tensors):
-    return tensors[0].view(torch.int8), tensors[1]
-
-
+# Code with the operators and t, which makes tensors of 1; S and W are splits of (128, 5) and of a
+# weight that was prepared as if it were the right operand.
+SPLITS = {"S": (128, 5), "W": (500, 128)}
 BAD_CALLS = {
-    "prepare vector": (lambda t: ops.prepare(t(128)), r"b is \(128,\); it must be a matrix \(k, n"),
-    "prepare batch": (lambda t: ops.prepare(t(2, 128, 5)), r"b is \(2, 128, 5\); it must be a m"),
-    "prepare dtype": (lambda t: ops.prepare(t(128, 5).long()), r"b is torch.int64; supported are"),
-    "columns": (
-        lambda t: ops.matmul.prepared(t(3, 129), t(128, 5), *split_of(t, 128, 5)),
-        r"a is \(3, 129\) and b is \(128, 5\); a's columns must equal b's rows",
+    "prepare(t(128))": r"b is \(128,\); it must be a matrix \(k, n",
+    "prepare(t(2, 128, 5))": r"b is \(2, 128, 5\); it must be a m",
+    "prepare(t(128, 5).long())": r"b is torch.int64; supported are",
+    "matmul.prepared(t(3, 129), t(128, 5), *S)": (
+        r"a is \(3, 129\) and b is \(128, 5\); a's columns must equal b's rows"
     ),
-    "batch": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(2, 128, 5), *split_of(t, 128, 5)),
-        r"b is \(2, 128, 5\); a prepared operand is one matrix",
+    "matmul.prepared(t(3, 128), t(2, 128, 5), *S)": (
+        r"b is \(2, 128, 5\); a prepared operand is one matrix"
     ),
-    "of another": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(128, 50), *split_of(t, 128, 5)),
+    "matmul.prepared(t(3, 128), t(128, 50), *S)": (
         r"hi_lo is \(4096,\) torch.uint8 and inverse_scales is \(8,\) torch.float32, "
-        rf"{NOT_MADE_OF} b, \(128, 50\) torch.float32; prepare it again",
+        rf"{NOT_MADE_OF} b, \(128, 50\) torch.float32; prepare it again"
     ),
-    "hi_lo alone": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), ops.prepare(t(128, 5))[0], t(0)),
-        rf"inverse_scales is \(0,\) torch.float32, {NOT_MADE_OF} b",
+    "matmul.prepared(t(3, 128), t(128, 5), S[0], t(0))": (
+        rf"inverse_scales is \(0,\) torch.float32, {NOT_MADE_OF} b"
     ),
-    "dtype of hi_lo": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *other_dtype(ops.prepare(t(128, 5)))),
-        rf"hi_lo is \(4096,\) torch.int8 .*{NOT_MADE_OF} b",
+    "matmul.prepared(t(3, 128), t(128, 5), S[0].view(int8), S[1])": (
+        rf"hi_lo is \(4096,\) torch.int8 .*{NOT_MADE_OF} b"
     ),
-    "rank of hi_lo": (
-        lambda t: ops.matmul.prepared(
-            t(3, 128), t(128, 5), *(x.unsqueeze(0) for x in split_of(t, 128, 5))
-        ),
-        rf"hi_lo is \(1, 4096\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b",
+    "matmul.prepared(t(3, 128), t(128, 5), *(x.unsqueeze(0) for x in S))": (
+        rf"hi_lo is \(1, 4096\) torch.uint8 and inverse_scales is \(1, 8\) .*{NOT_MADE_OF} b"
     ),
-    "strided hi_lo": (
-        lambda t: ops.matmul.prepared(
-            t(3, 128), t(128, 5), *(x.repeat_interleave(2)[::2] for x in split_of(t, 128, 5))
-        ),
-        rf"hi_lo is \(4096,\) torch.uint8 .*{NOT_MADE_OF} b",
+    "matmul.prepared(t(3, 128), t(128, 5), *(x.repeat_interleave(2)[::2] for x in S))": (
+        rf"hi_lo is \(4096,\) torch.uint8 .*{NOT_MADE_OF} b"
     ),
-    "dtype of b": (
-        lambda t: ops.matmul.prepared(t(3, 128).double(), t(128, 5).double(), *split_of(t, 128, 5)),
-        rf"{NOT_MADE_OF} b, \(128, 5\) torch.float64",
+    "matmul.prepared(t(3, 128).double(), t(128, 5).double(), *S)": (
+        rf"{NOT_MADE_OF} b, \(128, 5\) torch.float64"
     ),
-    "transposed weight": (
-        lambda t: ops.linear.prepared(t(3, 128), t(500, 128), *split_of(t, 500, 128)),
-        rf"{NOT_MADE_OF} weight, \(500, 128\) torch.float32",
+    "linear.prepared(t(3, 128), t(500, 128), *W)": (
+        rf"{NOT_MADE_OF} weight, \(500, 128\) torch.float32"
     ),
-    "weight": (
-        lambda t: ops.linear.prepared(t(3, 128), t(128), *split_of(t, 128, 5)),
-        r"weight must be \(out_features, in_features\)",
-    ),
-    "bias": (
-        lambda t: ops.linear.prepared(t(3, 128), t(5, 128), *split_of(t, 128, 5), t(4)),
-        r"bias must be \(out_features,\)",
-    ),
-    "activation": (
-        lambda t: ops.linear.prepared(t(3, 128), t(5, 128), *split_of(t, 128, 5), activation="elu"),
-        'there is no activation "elu"',
-    ),
-    "algorithm": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *split_of(t, 128, 5), algorithm="fast"),
-        'there is no algorithm "fast"',
-    ),
-    "precision": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *split_of(t, 128, 5), precision="fp8"),
-        'there is no precision "fp8"',
-    ),
-    "tf32": (
-        lambda t: ops.matmul.prepared(t(3, 128), t(128, 5), *split_of(t, 128, 5), algorithm="tf32"),
-        'algorithm "tf32" rounds operands to 11 bits',
+    "linear.prepared(t(3, 128), t(128), *S)": r"weight must be \(out_features, in_features\)",
+    "linear.prepared(t(3, 128), t(5, 128), *S, t(4))": r"bias must be \(out_features,\)",
+    "linear.prepared(t(3, 128), t(5, 128), *S, activation='elu')": 'there is no activation "elu"',
+    "matmul.prepared(t(3, 128), t(128, 5), *S, algorithm='fast')": 'there is no algorithm "fast"',
+    "matmul.prepared(t(3, 128), t(128, 5), *S, precision='fp8')": 'there is no precision "fp8"',
+    "matmul.prepared(t(3, 128), t(128, 5), *S, algorithm='tf32')": (
+        'algorithm "tf32" rounds operands to 11 bits'
     ),
 }
 
 
-@pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls_raise_the_same_sentence_on_meta_tensors(device, name):
+@pytest.mark.parametrize("code", BAD_CALLS)
+def test_bad_calls_raise_the_same_sentence_on_meta_tensors(device, code):
     skip_without_presplit(device)
-    call, sentence = BAD_CALLS[name]
     texts = []
     for where in (device, "meta"):
-        with pytest.raises(RuntimeError, match=sentence) as raised:
-            call(lambda *shape, where=where: torch.ones(shape, device=where))
+        names = {"ops": ops, "int8": torch.int8}
+        names["t"] = lambda *shape, where=where: torch.ones(shape, device=where)
+        names |= {name: ops.prepare(names["t"](*shape)) for name, shape in SPLITS.items()}
+        with pytest.raises(RuntimeError, match=BAD_CALLS[code]) as raised:
+            eval(f"ops.{code}", names)
         texts.append(str(raised.value))
     assert texts[0] == texts[1]
     assert texts[0].startswith("tiled::") and "\n" not in texts[0]

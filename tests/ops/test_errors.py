@@ -286,10 +286,13 @@ def test_output_that_shares_memory_is_refused(device, algorithm):
 
 @pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
 def test_interleaved_columns_of_one_storage_are_fine(device, algorithm):
-    memory = torch.arange(12.0, device=device).view(2, 6)
-    a, b, out = memory[:, 0::3], memory[:, 1::3], memory[:, 2::3]
-    expected = a.clone() @ b.clone()
-    kept = a.clone(), b.clone()
-    assert torch_tiled.matmul(a, b, out=out, algorithm=algorithm) is out
-    assert torch.equal(out, expected)
-    assert torch.equal(a, kept[0]) and torch.equal(b, kept[1])
+    for memory in (
+        torch.arange(12.0, device=device).view(2, 6),
+        torch.randn(24, 72, device=device),
+    ):
+        a, b, out = memory[:, 0::3], memory[:, 1::3], memory[:, 2::3]
+        kept = a.clone(), b.clone()
+        expected = torch_tiled.matmul(*kept, algorithm=algorithm)
+        assert torch_tiled.matmul(a, b, out=out, algorithm=algorithm) is out
+        assert torch.equal(out, expected)
+        assert torch.equal(a, kept[0]) and torch.equal(b, kept[1])

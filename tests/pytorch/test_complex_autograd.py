@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.calls import Calls
+from helpers.chaining import batched, in_dims
 from helpers.complex_operands import VIEWS as LAZY_VIEWS
 from helpers.complex_operands import every_complex
 from torch.autograd import gradcheck, gradgradcheck
@@ -209,24 +210,14 @@ def test_hessian_by_real_parts(device):
         assert_close(ours(*parts), theirs(*parts))
 
 
-def in_dims(*ranks):
-    choices = itertools.product(*([None, *range(rank + 1)] for rank in ranks))
-    return [dims for dims in choices if any(dim is not None for dim in dims)]
-
-
-def batched(shape, dim, device):
-    shape = list(shape)
-    if dim is not None:
-        shape.insert(dim, 5)
-    return randn(*shape, device=device, requires_grad=False)
-
-
 @pytest.mark.parametrize("b_rank", [1, 2, 3])
 @pytest.mark.parametrize("a_rank", [1, 2, 3])
 def test_vmap_over_every_dimension(a_rank, b_rank, device):
     for dims in in_dims(a_rank, b_rank):
-        a = batched(A_OF_RANK[a_rank], dims[0], device).conj()
-        b = batched(B_OF_RANK[b_rank], dims[1], device)._neg_view()
+        a = randn(*batched(A_OF_RANK[a_rank], dims[0]), device=device, requires_grad=False).conj()
+        b = randn(
+            *batched(B_OF_RANK[b_rank], dims[1]), device=device, requires_grad=False
+        )._neg_view()
         for transform in (lambda f: f, lambda f: grad(real(f), argnums=(0, 1))):
             ours, theirs = (vmap(transform(f), dims) for f in (torch_tiled.matmul, torch.matmul))
             assert_close(ours(a, b), theirs(a, b))
@@ -236,7 +227,7 @@ def test_vmap_over_every_dimension(a_rank, b_rank, device):
 def test_vmap_of_linear_over_every_dimension(x_shape, device):
     for dims in in_dims(len(x_shape), 2, 1):
         tensors = [
-            batched(shape, dim, device)
+            randn(*batched(shape, dim), device=device, requires_grad=False)
             for shape, dim in zip((x_shape, (2, 3), (2,)), dims, strict=True)
         ]
         tensors[1] = tensors[1].conj()

@@ -4,11 +4,11 @@ Every process runs each check, and a test reports the failures of one check.
 """
 
 import contextlib
-import io
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.copies import saved
 from helpers.distributed import check, checks_in, device, mesh_of, own_part, random
 from helpers.presplit import splits_on_cpu
 from torch.testing import assert_close
@@ -241,10 +241,7 @@ def data_parallel():
     wrapped = DistributedDataParallel(model)
     steps(wrapped, own)
     assert_close(dict(model.state_dict()), dict(expected.state_dict()))
-    file = io.BytesIO()
-    torch.save(wrapped.module.state_dict(), file)
-    file.seek(0)
-    expected.load_state_dict(torch.load(file))
+    expected.load_state_dict(saved(wrapped.module.state_dict(), weights_only=True))
     torch_tiled.revert(model)
     assert_close(model(own[0]), expected(own[0]))
 

@@ -1,12 +1,12 @@
 """Models that threads and processes share, and copies of them."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 from helpers.calls import Calls
+from helpers.copies import pickled, saved
 from helpers.modules import (
     KINDS,
     TRAINED,
@@ -156,17 +156,8 @@ def triple(module, of_inputs, of_outputs):
     return (of_inputs[0] * 3,)
 
 
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 @pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved],
-    ids=["deepcopy", "pickle", "torch.save"],
+    "copied", [copy.deepcopy, pickled, saved], ids=["deepcopy", "pickle", "torch.save"]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_have_the_hooks(kind, copied, device):

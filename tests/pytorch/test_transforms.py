@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.chaining import flat, two_of_each
+from helpers.chaining import batched, flat, in_dims, two_of_each
 from helpers.reference import ACTIVATIONS
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
@@ -131,24 +131,12 @@ def test_no_grad_inside_a_transform(device):
 SHAPES = {1: ((3,), (3,)), 2: ((2, 3), (3, 4)), 3: ((2, 2, 3), (2, 3, 4))}
 
 
-def batched(shape, dim, size, device):
-    shape = list(shape)
-    if dim is not None:
-        shape.insert(dim, size)
-    return randn(*shape, device=device)
-
-
-def in_dims(*ranks):
-    choices = itertools.product(*([None, *range(rank + 1)] for rank in ranks))
-    return [dims for dims in choices if any(dim is not None for dim in dims)]
-
-
 @pytest.mark.parametrize("b_rank", SHAPES)
 @pytest.mark.parametrize("a_rank", SHAPES)
 def test_matmul_over_every_dimension(a_rank, b_rank, device):
     for dims in in_dims(a_rank, b_rank):
-        a = batched(SHAPES[a_rank][0], dims[0], 5, device)
-        b = batched(SHAPES[b_rank][1], dims[1], 5, device)
+        a = randn(*batched(SHAPES[a_rank][0], dims[0]), device=device)
+        b = randn(*batched(SHAPES[b_rank][1], dims[1]), device=device)
         assert_close(vmap(torch_tiled.matmul, dims)(a, b), vmap(torch.matmul, dims)(a, b))
         ours = vmap(grad(scalar(torch_tiled.matmul), argnums=(0, 1)), dims)(a, b)
         assert_close(ours, vmap(grad(scalar(torch.matmul), argnums=(0, 1)), dims)(a, b))
@@ -159,7 +147,7 @@ def test_matmul_over_every_dimension(a_rank, b_rank, device):
 def test_linear_over_every_dimension(activation, x_shape, device):
     for dims in in_dims(len(x_shape), 2, 1):
         x, weight, bias = (
-            batched(shape, dim, 5, device)
+            randn(*batched(shape, dim), device=device)
             for shape, dim in zip((x_shape, (2, 3), (2,)), dims, strict=True)
         )
         ours = vmap(lambda *ts: torch_tiled.linear(*ts, activation=activation), dims)
@@ -209,8 +197,8 @@ def test_out_under_vmap(a_rank, b_rank, device):
         return out * 1
 
     for dims in in_dims(a_rank, b_rank):
-        a = batched(SHAPES[a_rank][0], dims[0], 5, device)
-        b = batched(SHAPES[b_rank][1], dims[1], 5, device)
+        a = randn(*batched(SHAPES[a_rank][0], dims[0]), device=device)
+        b = randn(*batched(SHAPES[b_rank][1], dims[1]), device=device)
         expected = vmap(torch.matmul, dims)(a, b)
         out = torch.empty_like(expected)
         assert_close(vmap(f, (*dims, 0))(a, b, out), expected)

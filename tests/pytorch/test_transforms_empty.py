@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.chaining import batched
 from helpers.compiling import BACKENDS
 from helpers.reference import ACTIVATIONS
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
@@ -18,14 +19,9 @@ RANKS = [((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3,
 
 
 def operands(shapes, dims, device):
-    """Tensors of these shapes, with a dimension of size 0 inserted where one is mapped over."""
-    made = []
-    for shape, dim in zip(shapes, dims, strict=True):
-        shape = list(shape)
-        if dim is not None:
-            shape.insert(min(dim, len(shape)), 0)
-        made.append(torch.randn(shape, device=device))
-    return made
+    """Tensors of these shapes, with a dimension of size 0 where one is mapped over."""
+    pairs = zip(shapes, dims, strict=True)
+    return [torch.randn(batched(shape, dim, 0), device=device) for shape, dim in pairs]
 
 
 def assert_same(ours, theirs, dims, inputs):

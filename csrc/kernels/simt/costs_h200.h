@@ -100,15 +100,6 @@ inline constexpr SimtSkinnyTile kSimtSkinnyComplexTiles[] = {
     {16, kSimtSkinnyCols, 4, 4, 2, 50, 54},
 };
 
-// rows of the short operand by 32 columns of the long one: a group, whose chunks warps share.
-struct SimtThinTile {
-  int rows;
-  double alone;   // cycles for one k while a warp waits for itself alone
-  double shared;  // and for each warp of an SM while all are busy, beside its copies
-};
-inline constexpr SimtThinTile kSimtThinTiles[] = {
-    {1, 16, 2.3}, {2, 40, 3.8}, {4, 50, 5.7}, {8, 50, 7.3}};
-
 // simt_cluster: rows of the short operand, and of the long one.
 struct SimtClusterTile {
   int rows, cols;
@@ -132,10 +123,6 @@ struct Simt {
   static constexpr double kNextTilePersistent = 4000, kNextTileSplitK = 3000;
   static constexpr double kSmallScalarCopies = 0.057;  // simt_small: of an element, as kScalarCopy
   static constexpr double kSkinnyReduce = 4000, kSkinnyNextTile = 6000;
-  // simt_thin: a block, its launch included; a warp's copies for one k, by vectors along K, by
-  // elements along K, by elements along columns.
-  static constexpr double kThinBlock = 6000;
-  static constexpr double kThinVectors = 2.4, kThinKMajor = 2.8, kThinMnMajor = 3.7;
   // simt_cp_async of a complex B in place: factors for the instructions that set signs, and of the
   // largest tile.
   static constexpr double kComplexBSigned = 1.05, kComplexBLargeTile = 1.15;

@@ -6,7 +6,7 @@
 //        straight to registers. K-major rows come through shared memory: adjacent threads copy
 //        adjacent elements, whether a row ends between them or not.
 // Limit: DRAM.
-// Next:  simt_thin, where K is longer.
+// Next:  simt_skinny and simt_cluster, for a longer K.
 //
 //   the block   copies the short operand, and K-major rows -> smem
 //               __syncthreads

@@ -209,48 +209,6 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
   return simt_skinny_plan_of(h200::kSimtSkinnyTiles, p, sms, 1);
 }
 
-inline bool simt_thin_accepts(const Problem& p) { return fits_tma_coords(p); }
-// The warps of simt_thin that share the chunks of a group of columns.
-inline int simt_thin_chunk_warps(int64_t k) { return warps_for_chunks(k, 8); }
-inline Plan simt_thin_plan(const Problem& p, int64_t sms) {
-  using Cost = h200::Simt;
-  constexpr int64_t kGroupCols = 32, kWarps = 8;
-  const auto [long_is_a, longer, shorter, cols, rows] = long_and_short(p);
-  const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
-  const int64_t chunk_warps = simt_thin_chunk_warps(p.k);
-  const bool along_k = longer.col_stride <= longer.row_stride;
-  const bool vectors = is_vector_aligned(p.batch, longer, longer.col_stride, longer.row_stride, 4);
-  // Along K, a warp copies a column of its group at a time.
-  const double full_group =
-      along_k ? static_cast<double>(std::min(cols, kGroupCols)) / kGroupCols : 1;
-  const double copy = full_group * (vectors   ? Cost::kThinVectors
-                                    : along_k ? Cost::kThinKMajor
-                                              : Cost::kThinMnMajor);
-  const auto rounds = static_cast<double>(ceil_div(chunks, chunk_warps));
-  const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
-  Plan best;
-  for (size_t i = 0; i < std::size(h200::kSimtThinTiles); ++i) {
-    const h200::SimtThinTile& tile = h200::kSimtThinTiles[i];
-    const int64_t groups = ceil_div(rows, tile.rows) * ceil_div(cols, kGroupCols) * p.batch.count;
-    const int64_t blocks = ceil_div(groups * chunk_warps, kWarps);
-    const auto busy =
-        static_cast<double>(std::min({groups * chunk_warps, groups * chunks, kWarps}));
-    const double step = std::max(tile.alone, busy * (copy + tile.shared));
-    const double cycles =
-        static_cast<double>(ceil_div(blocks, sms)) * (Cost::kThinBlock + rounds * k * step);
-    if (i == 0 || cycles < best.cycles) {
-      best = {.tile = static_cast<int>(i),
-              .m = long_is_a ? static_cast<int>(kGroupCols) : tile.rows,
-              .n = long_is_a ? tile.rows : static_cast<int>(kGroupCols),
-              .blocks = blocks,
-              .cycles = cycles};
-    }
-  }
-  best.cycles = std::max(
-      best.cycles, simt_dram_cycles(p, vectors ? h200::kSimtDram : h200::kSimtDramOfThreads, sms));
-  return best;
-}
-
 // --- simt_gemv -----------------------------------------------------------------------------------
 
 inline constexpr int kSimtGemvRows = 128;  // of the long operand, for a block

@@ -1,0 +1,225 @@
+"""Measures what the README says first: five things, PyTorch and torch_tiled beside each other.
+
+    python -m benchmarks.suites.front_page --json benchmarks/results/front_page.json
+    python -m benchmarks.suites.front_page --small --device cpu
+
+    product   float32 and bfloat16 squares: time and error, cuBLAS's as well
+    training  a step (forward, backward, Adam) of GPT-2, BERT and ViT, as they are and converted
+    prompts   prompts of a Llama: how many have the same bits alone and in a batch
+    streamed  a float32 product within a budget of the GPU's memory, and the same one in core
+
+PyTorch computes in IEEE float32, without TF32. Calls of both alternate. The models are those of
+examples/tasks.py and have random weights. The file is written anew after each row; a row that
+cannot be measured says why, and the exit status is then 1. --small is for a machine without a GPU.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks import ROOT
+from benchmarks.gemm import machine, variants
+from benchmarks.gemm.check import full_precision_peer, judge
+from benchmarks.gemm.measure import operand_sets, raise_clocks, side_by_side
+from benchmarks.gemm.options import (
+    DTYPES,
+    add_results,
+    check_folders,
+    check_least,
+    make_parser,
+    settle_device,
+)
+from benchmarks.stream.host_pool import HostPool
+from benchmarks.stream.ways import (
+    InCore,
+    Problem,
+    alternate,
+    is_equal,
+    release,
+    streamed,
+    text_of,
+)
+from benchmarks.suites.shapes import Shape
+
+sys.path.append(str(ROOT / "examples"))  # the models are those of the examples
+
+import models
+import same_answer
+import tasks
+
+MODELS = {"gpt2": "GPT-2 small", "bert": "BERT base", "vit": "ViT base"}
+PROMPT_WAYS = ("torch", "convert", "the same, means too")  # names in same_answer.WAYS
+
+
+def product(args: argparse.Namespace, dtype: str) -> dict:
+    """A square product of torch_tiled and of torch.matmul."""
+    size, device = (64 if args.small else 4096), torch.device(args.device)
+    sets = operand_sets(Shape(size, size, size), DTYPES[dtype], device)
+    contest = variants.plain(sets)
+    calls = [contest.ours, contest.peer]
+    with full_precision_peer("fp32"):
+        ours, peer = (partial(function, *sets[0]) for function, _ in calls)
+        verdict = judge(ours, peer, *sets[0], contest.truth)
+        spreads = side_by_side(calls, seconds=args.seconds, repeats=args.repeats)
+    us, peer_us = (spread.median for spread in spreads)
+    return {
+        "dtype": dtype,
+        "size": size,
+        "us": us,
+        "peer_us": peer_us,
+        "ratio": peer_us / us,
+        "tflops": 2 * size**3 / us / 1e6,
+        "peer_tflops": 2 * size**3 / peer_us / 1e6,
+        "error": verdict.error,
+        "peer_error": verdict.peer_error,
+    }
+
+
+def training(args: argparse.Namespace, name: str) -> dict:
+    """The median step of a model, as it is and converted."""
+    torch.manual_seed(0)
+    task = tasks.TASKS[name](full=not args.small)
+    inputs = [list(each.shape) for each in task.batch()]
+    done = models.compare(task, args.device, args.steps)
+    ours, theirs = done.ours.milliseconds(), done.theirs.milliseconds()
+    return {
+        "model": MODELS[name],
+        "inputs": inputs,
+        "parameters": sum(each.numel() for each in done.ours.model.parameters()),
+        "layers": done.layers,
+        "steps": args.steps,
+        "optimizer": "Adam",
+        "ms": ours,
+        "peer_ms": theirs,
+        "ratio": theirs / ours,
+        "loss": done.ours.losses[-1],
+        "peer_loss": done.theirs.losses[-1],
+    }
+
+
+def prompts(args: argparse.Namespace, dtype: str) -> Iterator[dict]:
+    """How many prompts keep their bits in a batch, by way."""
+    torch.manual_seed(0)
+    with torch.device(args.device):
+        model = same_answer.llama(not args.small).to(same_answer.DTYPES[dtype])
+        length = 5 if args.small else 64
+        asked = torch.randint(model.config.vocab_size, (same_answer.PROMPTS, length))
+    for way in same_answer.WAYS:
+        if way.name not in PROMPT_WAYS:
+            continue
+        done = same_answer.ask(way, model, asked, args.tokens)
+        yield {
+            "dtype": dtype,
+            "way": way.name,
+            "prompts": same_answer.PROMPTS,
+            "length": length,
+            "generated": args.tokens,
+            "same_prompts": done.prefill,
+            "same_generated": done.steps,
+            "same_tokens": done.tokens,
+            "alone_ms": done.alone_ms,
+            "batch_ms": done.batch_ms,
+        }
+
+
+def in_budget(args: argparse.Namespace) -> dict:
+    """A square product that streams within a budget, and the same one on the GPU as a whole."""
+    size, budget = (256, 1 << 19) if args.small else (32768, 4 << 30)
+    device = torch.device(args.device)
+    release(device)
+    pool = HostPool(4 * size**2)
+    try:
+        if device.type == "cuda":
+            pool.pin()
+        matrices = (pool.matrix(name, size, size, torch.float32) for name in ("a", "b", "c"))
+        problem = Problem(*matrices, device, budget)
+        problem.fill()
+        problem.forget()
+        whole = InCore(problem)
+        calls = {"streamed": streamed(problem, [args.device]), "in_core": whole}
+        times = alternate(calls, args.repeats, device, 2 * budget)
+        for found in times.values():
+            if found.failure:
+                raise RuntimeError(found.failure)
+        # On a CPU blocks are summed by torch.matmul, which promises no bits.
+        equal = is_equal(problem.c, whole()) if device.type == "cuda" else None
+    finally:
+        pool.unpin()
+    seconds, in_core = times["streamed"].median, times["in_core"].median
+    return {
+        "dtype": "float32",
+        "size": size,
+        "budget": budget,
+        "bytes": 3 * 4 * size**2,
+        "peak_bytes": times["streamed"].peak_bytes,
+        "seconds": seconds,
+        "in_core_seconds": in_core,
+        "tflops": 2 * size**3 / seconds / 1e12,
+        "in_core_tflops": 2 * size**3 / in_core / 1e12,
+        "equal": equal,
+    }
+
+
+def jobs(args: argparse.Namespace) -> Iterator[tuple[dict, object]]:
+    """What is measured, in its order: what a row is of, and a function that returns its fields."""
+    for dtype in ("float32", "bfloat16"):
+        yield {"kind": "product", "dtype": dtype}, partial(product, args, dtype)
+    for name in MODELS:
+        yield {"kind": "training", "model": MODELS[name]}, partial(training, args, name)
+    yield {"kind": "streamed"}, partial(in_budget, args)
+    for dtype in same_answer.DTYPES:
+        yield {"kind": "prompts", "dtype": dtype}, partial(prompts, args, dtype)
+
+
+def measured(what: dict, measure) -> list[dict]:
+    """The rows of a job, or one that says why there are none."""
+    try:
+        found = measure()
+        return [what | row for row in ([found] if isinstance(found, dict) else found)]
+    except Exception as error:  # a row says what it was, and the run goes on
+        return [what | {"failure": text_of(error)}]
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = make_parser("benchmarks.suites.front_page", __doc__)
+    option = parser.add_argument
+    option("--small", action="store_true", help="sizes for a CPU, whose times say nothing")
+    option("--seconds", type=float, default=3.0, help="for the timings of each product")
+    option("--repeats", type=int, default=5, help="the fewest passes or calls of each")
+    option("--steps", type=int, default=30, help="of each training")
+    option("--tokens", type=int, default=16, help="that are generated for each prompt")
+    add_results(parser)
+    args = parser.parse_args(argv)
+    settle_device(args, parser.error)
+    check_least(args, parser.error, 1, "repeats", "steps", "tokens")
+    check_folders(args, parser.error, "json")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    device, start = torch.device(args.device), time.monotonic()
+    command = machine.command_line("benchmarks.suites.front_page", argv, args.json)
+    header = machine.describe(device, command, args.commit)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    results = {"header": header, "rows": []}
+    raise_clocks(device)
+    header["clocks_before"] = machine.clocks(device)
+    for what, measure in jobs(args):
+        results["rows"] += measured(what, measure)
+        release(device)
+        header["clocks_after"] = machine.clocks(device)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{time.monotonic() - start:5.0f} s  {results['rows'][-1]}", flush=True)
+    return 1 if any("failure" in row for row in results["rows"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
