@@ -236,12 +236,6 @@ std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
   return {hi_lo, inverse_scales};
 }
 
-std::tuple<int64_t, int64_t> sizes_of_prepared(ScalarType dtype, int64_t k, int64_t n,
-                                               bool is_split) {
-  const PreparedSizes sizes = prepared_sizes(dtype, k, n, is_split);
-  return {sizes.bytes(), sizes.scales};
-}
-
 }  // namespace
 }  // namespace tiled
 
@@ -298,8 +292,6 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   // For Python and for tensors without data: binding/registry.h.
   m.def("_registry() -> str");
   m.def(
-      "_prepared_sizes(ScalarType dtype, int k, int n, bool is_split) -> (int hi_lo, int scales)");
-  m.def(
       "_check_options(str op, str[] names, str[] dtypes, *, str? algorithm=None, "
       "str? precision=None, str? activation=None, str? out_dtype=None, str? dtype_of_out=None) "
       "-> ()");
@@ -329,7 +321,6 @@ LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CUDA, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
   m.impl("_cost_of_panels", TORCH_BOX(&tiled::cost_of_panels));
-  m.impl("_prepared_sizes", TORCH_BOX(&tiled::sizes_of_prepared));
   m.impl("_registry", TORCH_BOX(&tiled::registry));
   m.impl("_check_options", TORCH_BOX(&tiled::check_options));
 }

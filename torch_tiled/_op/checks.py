@@ -14,7 +14,6 @@ from .registry import orders
 from .supported import COMPLEX
 
 _check_options = redispatch_without_python(operators._check_options.default)
-_prepared_sizes = redispatch_without_python(operators._prepared_sizes.default)
 _BELOW_MODES = DispatchKeySet(DispatchKey.CPU)  # which the modes of a trace do not see
 
 
@@ -215,9 +214,22 @@ def _is_split(b):
     return torch.cuda.get_device_capability(b.device) == (9, 0)
 
 
+def _presplit_sizes(k, n):
+    """The bytes of the hi and lo parts and the number of inverse scales of a real operand."""
+    columns, chunk = (n + 7) // 8 * 8, orders()["fp16x3"].chunk
+    return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + chunk - 1) // chunk)
+
+
 def prepared_sizes(dtype, k, n, *, is_split):
-    """The sizes of hi_lo and inverse_scales for a (k, n) operand (csrc/binding/tensors.cpp)."""
-    return _prepared_sizes(_BELOW_MODES, dtype, k, n, is_split)
+    """The sizes of hi_lo and inverse_scales for a (k, n) operand, which may be symbolic.
+
+    hi_lo has the hi and lo parts, if it is split. For a complex64 operand the real one of twice its
+    sides follows, with columns that begin at multiples of 16 bytes.
+    """
+    if dtype != torch.complex64:
+        return _presplit_sizes(k, n) if is_split else (0, 0)
+    hi_lo, scales = _presplit_sizes(2 * k, 2 * n) if is_split else (0, 0)
+    return hi_lo + 2 * n * ((k + 1) // 2 * 2) * dtype.itemsize, scales
 
 
 def check_prepare(b):
