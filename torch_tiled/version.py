@@ -3,5 +3,5 @@
 __version__ = "0.2.0"
 """The version of the package."""
 
-numerics_version = 2
+numerics_version = 3
 """An integer that rises where a product of the same operands gets other bits."""

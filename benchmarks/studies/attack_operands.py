@@ -133,6 +133,15 @@ def at_the_guard(order, k, generator):
     return a, b
 
 
+def beside_a_coarse_row(order, k, generator):
+    """A row of eight bits, and a column with one large number beside which all others are lost."""
+    exponents = lost_exponents(order, k, cuts_sums=True) + 20
+    a = torch.full((k,), 2 - 2.0**-7, dtype=torch.float64)
+    b = (1 - 2.0**-FP16_BITS) * 2.0 ** exponents.double()
+    b[0] = LOSSY * 2.0**20
+    return a, b
+
+
 def near_powers_of_two(ulps):
     """Powers of two, off by so many units in the last place."""
 
@@ -200,6 +209,7 @@ STARTS = {
     "lost beside a lossy split": lost_beside(LOSSY),
     "lost upward": lost_upward,
     "at the guard": at_the_guard,
+    "beside a coarse row": beside_a_coarse_row,
     "just above powers of two": near_powers_of_two(1),
     "just below powers of two": near_powers_of_two(-0.5),
     "mantissas of ones": one_number(None),

@@ -14,10 +14,14 @@ from benchmarks.gemm.check import reference
 FINITE = 2.0**127  # a finite result is promised where |A||B| is less
 
 
-def promised(order, k, size):
+def promised(order, a, b, size):
     """The elementwise bound where the magnitudes of the products add up to `size`."""
+    k = a.shape[1]
     lost = reference.TF32_LOSS * size if order.summed == "tf32" else 0.0
-    gamma = reference.gamma(reference.roundings(k, order.summed), reference.U[torch.float32])
+    roundings = reference.roundings(k, order.summed)
+    if order.summed == "fp16x3":
+        roundings = roundings - reference.COARSE * reference.is_coarse(a, b.mT)
+    gamma = reference.gamma(roundings, reference.U[torch.float32])
     return lost + gamma * (size + lost) + k * reference.SMALLEST[torch.float32]
 
 
@@ -63,11 +67,11 @@ def sums_as_specified(order, a, b, k):
     return specification.fp16x3_chunk(a, b, reference.promotion(k))
 
 
-def ratios(order, k, products, flags, error, size):
+def ratios(order, a, b, products, flags, error, size):
     """Errors over bounds; 0 where nothing is promised, and infinite where a result is not finite or
     a flagged element has other bits than those of "ieee"."""
     result, ieee = products
-    ratio = torch.where(result.isfinite(), error / promised(order, k, size), math.inf)
+    ratio = torch.where(result.isfinite(), error / promised(order, a, b, size), math.inf)
     same = result.view(torch.int32) == ieee.view(torch.int32)
     ratio = torch.where(flags, torch.where(same, 0.0, math.inf), ratio)
     return torch.where(size < FINITE, ratio, 0.0)
@@ -82,7 +86,7 @@ def approximate_ratios(order, a, b, products, flags):
     """The ratios of all elements of the product of rows a and rows b, by float64 products."""
     size = magnitudes(order, a) @ magnitudes(order, b).mT
     error = (products[0].double() - a.double() @ b.double().mT).abs()
-    return ratios(order, a.shape[1], products, flags, error, size)
+    return ratios(order, a, b, products, flags, error, size)
 
 
 def exact_ratio(order, a, b, products):
@@ -93,4 +97,4 @@ def exact_ratio(order, a, b, products):
     error = abs(math.fsum([*addends, -result])) if math.isfinite(result) else math.inf
     size = math.fsum((magnitudes(order, a) * magnitudes(order, b)).flatten().tolist())
     error, size = (torch.full((1, 1), x, dtype=torch.float64) for x in (error, size))
-    return ratios(order, a.shape[1], products, flagged(order, a, b), error, size).item()
+    return ratios(order, a, b, products, flagged(order, a, b), error, size).item()

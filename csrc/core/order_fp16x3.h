@@ -13,7 +13,8 @@
 //   for each promotion() of k:  part = 0 + hi_a hi_b,  ascending in k
 //                               total = total + part,  from +0, rounded to nearest
 //   low = 0;  for each k16, ascending:  low = low + lo_a hi_b,  then low = low + hi_a lo_b
-//   low = low + total * expected_cut() * 2^11,  where tensor cores may have cut bits of total
+//   low = low + total * expected_cut() * 2^11,  if tensor cores may have cut bits of total, and
+//                                               neither the row nor the column is coarse
 //   chunk = (low * 2^-11 + total) * 2^-(s_a + s_b),  a rounding for each of these three
 //
 // and chunks are added in order. A chunk is NaN where the split may have lost too much, and in a
@@ -72,16 +73,37 @@ HOST_DEVICE inline bool is_small(float x, float scaled) {
   return x != 0 && fabsf(scaled) < 0x1p-13f;
 }
 
-// 2^-s. That of a wide group is negative, and the last bits of its mantissa count the small
-// numbers. That of a group of zeros is 0.
-HOST_DEVICE inline float inverse_scale(uint32_t largest, uint32_t small_numbers) {
+// Returns whether a group is coarse, like a mask, signs, a permutation or int8: it consists of
+// bfloat16 numbers, which have eight bits, within eight binades, and zeros. `bits` is the bitwise
+// or of bits_of(x) over the group, and `least` its least magnitude except 0, scaled. A coarse group
+// is not wide.
+HOST_DEVICE inline bool is_coarse(uint32_t bits, float least) {
+  return (bits & 0xffffu) == 0 && least >= 0x1p7f;
+}
+
+// 2^-s, or 0 for a group of zeros. That of a wide group is negative, and the last bits of its
+// mantissa count the small numbers; that of a coarse group is negative, and has the bit above them.
+inline constexpr uint32_t kSmallNumbers = 0x3fff, kCoarse = 0x4000;
+HOST_DEVICE inline float inverse_scale(uint32_t largest, uint32_t small_numbers, bool coarse) {
   if (largest == 0) return 0.0f;
   if (largest >= 0x7f800000u) return 1.0f;
   const int s = scale_exponent(largest);
   const uint32_t inverse = s == 127 ? 0x00400000u : static_cast<uint32_t>(127 - s) << 23;
-  return float_of(small_numbers == 0 ? inverse : 0x80000000u | inverse | small_numbers);
+  const uint32_t marks = small_numbers | (coarse ? kCoarse : 0);
+  return float_of(marks == 0 ? inverse : 0x80000000u | inverse | marks);
 }
-inline constexpr uint32_t kSmallNumbers = 0x3fff;  // the bits that count them
+
+// 2^-s, whatever flags an inverse scale has.
+HOST_DEVICE inline float without_marks(float inverse_scale) {
+  return float_of(bits_of(inverse_scale) & ~(0x80000000u | kCoarse | kSmallNumbers));
+}
+// The inverse scale of a group as if it were not coarse.
+HOST_DEVICE inline float without_coarse(float inverse_scale) {
+  return (bits_of(inverse_scale) & kCoarse) != 0 ? without_marks(inverse_scale) : inverse_scale;
+}
+HOST_DEVICE inline uint32_t small_numbers(float inverse_scale) {
+  return bits_of(inverse_scale) & kSmallNumbers;
+}
 
 struct Split {
   Half hi, lo;
@@ -99,29 +121,34 @@ inline constexpr float kProven = 32;
 // A chunk's descaled sum, or NaN where it must be recomputed: the small numbers of its row and its
 // column may have cost too much. Beside a group of zeros they cost nothing.
 HOST_DEVICE inline float descale(float scaled, float inverse_a, float inverse_b) {
-  const uint32_t a = bits_of(inverse_a) & 0x7fffffffu, b = bits_of(inverse_b) & 0x7fffffffu;
-  const uint32_t small_numbers = a == 0 || b == 0 ? 0 : (a & kSmallNumbers) + (b & kSmallNumbers);
-  if (!(fabsf(scaled) >= kProven * static_cast<float>(small_numbers))) {
-    return float_of(0x7fc00000u);
-  }
+  const bool zero = inverse_a == 0 || inverse_b == 0;
+  const uint32_t small = zero ? 0 : small_numbers(inverse_a) + small_numbers(inverse_b);
+  if (!(fabsf(scaled) >= kProven * static_cast<float>(small))) return float_of(0x7fc00000u);
   // One rounding: the product of two powers of two may exceed a float's range, but not a double's.
-  const double inverse = static_cast<double>(float_of(a & ~kSmallNumbers)) *
-                         static_cast<double>(float_of(b & ~kSmallNumbers));
+  const double inverse =
+      static_cast<double>(without_marks(inverse_a)) * static_cast<double>(without_marks(inverse_b));
   return static_cast<float>(static_cast<double>(scaled) * inverse);
+}
+
+// Returns whether truncation is given back to an element: not if its row or its column is coarse.
+// Products of 8 and 11 bits have 19, and little of them is cut if they are of similar size.
+HOST_DEVICE inline bool gives_back(float inverse_a, float inverse_b) {
+  return ((bits_of(inverse_a) | bits_of(inverse_b)) & kCoarse) == 0;
 }
 
 // A chunk's sum before it is descaled. Integers to 2^11 in magnitude have no lo parts, and a single
 // product of hi parts has 22 bits, so that the last two of its total are zero: nothing was cut
 // there, and nothing is given back.
-HOST_DEVICE inline float scaled_sum(float total, float low, int promotion) {
-  const bool may_be_cut = low != 0 && (bits_of(total) & 3) != 0;
+HOST_DEVICE inline float scaled_sum(float total, float low, int promotion, bool gives_back) {
+  const bool may_be_cut = gives_back && low != 0 && (bits_of(total) & 3) != 0;
   if (may_be_cut) low = fmaf(total, expected_cut(promotion) * 0x1p11f, low);
   return fmaf(low, 0x1p-11f, total);
 }
 
 HOST_DEVICE inline float chunk_sum(float total, float low, float inverse_a, float inverse_b,
                                    int promotion) {
-  return descale(scaled_sum(total, low, promotion), inverse_a, inverse_b);
+  const bool given_back = gives_back(inverse_a, inverse_b);
+  return descale(scaled_sum(total, low, promotion, given_back), inverse_a, inverse_b);
 }
 
 }  // namespace tiled::fp16x3

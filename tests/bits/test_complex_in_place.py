@@ -9,8 +9,16 @@ from helpers.reference import assert_same, parts
 import torch_tiled
 
 
+def make_coarse(*views):
+    """Replaces the parts of complex numbers by their signs."""
+    for x in views:
+        torch.view_as_real(x).sign_()
+
+
 @needs_hopper
-@pytest.mark.parametrize("of_b", [*STORED, "flagged", "batched", "one for all", "shifted adjoint"])
+@pytest.mark.parametrize(
+    "of_b", [*STORED, "flagged", "few bits", "batched", "one for all", "shifted adjoint"]
+)
 @pytest.mark.parametrize("kernel", ["skinny", "wgmma"])
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 40, 300])
 def test_fp16x3_reads_b_as_it_lies(poisoned, rows, kernel, of_b):
@@ -22,6 +30,8 @@ def test_fp16x3_reads_b_as_it_lies(poisoned, rows, kernel, of_b):
         a[1, :, 700] *= 2.0**40
         b[700, ::3] = 0
         b[5, 7] = torch.nan
+    elif of_b == "few bits":
+        make_coarse(a[..., ::2, :], b[..., ::3])
     elif of_b == "batched":
         b = normal(3, 1100, 331, dtype=torch.complex64, device="cuda").mT.contiguous().mT
     elif of_b == "one for all":
@@ -68,7 +78,9 @@ def assert_reads_b_as_it_lies(kernel, a, b):
 
 
 @needs_hopper
-@pytest.mark.parametrize("of_b", [*STORED, "flagged", "wide", "one for all", "shifted adjoint"])
+@pytest.mark.parametrize(
+    "of_b", [*STORED, "flagged", "few bits", "wide", "one for all", "shifted adjoint"]
+)
 @pytest.mark.parametrize("kernel, tile, sizes", SMALL_TILES)
 def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
     batch, m, n, k = sizes
@@ -79,6 +91,8 @@ def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
         b[0, k // 2, ::3] = 0
         b[-1, 5, 7] = torch.nan
         b[-1, 3, 1] = torch.inf
+    elif of_b == "few bits":
+        make_coarse(a[..., ::2, :], b[..., ::3])
     elif of_b == "wide":  # small numbers are counted, and few elements are flagged
         torch.view_as_real(b)[:, ::7] *= 2.0**-25
         torch.view_as_real(b)[..., k // 3, :, 0] = 0

@@ -6,7 +6,16 @@ The host's kernel runs here as well. It models the tensor core and has the bits 
 import pytest
 import torch
 from helpers.needs import CPU_AND_HOPPER, needs_hopper
-from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
+from helpers.operands import (
+    BATCHES,
+    BOUNDED,
+    FEW_BITS,
+    LAYOUTS,
+    OPERANDS,
+    OVERFLOWING,
+    in_layout,
+    rows_of,
+)
 from helpers.reference import (
     BIAS,
     SEEDS,
@@ -301,6 +310,17 @@ def float16_but_one(exponent):
     return operands
 
 
+def of_eight_bits(profile):
+    """Numbers of up to eight bits, times profile(k): coarse if it is a power of two within eight
+    binades in each chunk of K."""
+
+    def operands(m, k, n):
+        scale = profile(torch.arange(k, dtype=torch.float64)).float()
+        return rows_of(FEW_BITS, m, k) * scale, rows_of(FEW_BITS, n, k).mT * scale[:, None]
+
+    return operands
+
+
 def non_finite_at(column):
     def operands(m, k, n):
         a, b = torch.randn(m, k), torch.randn(k, n)
@@ -322,6 +342,13 @@ GROWING = {
     "nothing but subnormal": scaled_by_k(lambda k: torch.full_like(k, 2.0**-140)),
     "huge last": scaled_by_k(lambda k: torch.where(k % 1024 > 1000, 2.0**60, 1.0)),
     **{f"float16, then 2^{e}": float16_but_one(e) for e in (2, 5, 9, 14, 20, 30)},
+    "eight bits": of_eight_bits(torch.ones_like),
+    "eight bits, doubles each 300": of_eight_bits(lambda k: 2.0 ** (k // 300)),
+    "eight bits, doubles each 100": of_eight_bits(lambda k: 2.0 ** (k // 100)),
+    "eight bits, zeros first": of_eight_bits(lambda k: 1.0 * (k % 1024 >= 200)),
+    "eight bits, 2^5 last": of_eight_bits(lambda k: torch.where(k % 1024 > 600, 2.0**5, 1.0)),
+    "eight bits, tiny": of_eight_bits(lambda k: torch.full_like(k, 2.0**-119)),
+    "24 bits last": of_eight_bits(lambda k: torch.where(k % 1024 > 690, 1 + 2.0**-20, 1.0)),
     "not finite, first": non_finite_at(0),
     "not finite, last": non_finite_at(-1),
     "not finite, between": non_finite_at(500),

@@ -6,7 +6,15 @@ test_fp16x3.py and test_tf32.py hold the promises of one of them.
 import pytest
 import torch
 from helpers.needs import CPU_AND_HOPPER, needs_hopper
-from helpers.operands import BATCHES, LAYOUTS, OVERFLOWING, in_layout, non_finite
+from helpers.operands import (
+    BATCHES,
+    FEW_BITS,
+    LAYOUTS,
+    OVERFLOWING,
+    in_layout,
+    non_finite,
+    rows_of,
+)
 from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
 from helpers.scaled import FP16X3, TF32, each_kind
 from helpers.specification import chunked_product
@@ -149,6 +157,18 @@ def test_integers_are_exact(device, kind, k):
         assert torch.equal(kind.multiply(b.mT, a.mT, device).double(), product(a, b).mT)
 
 
+@pytest.mark.parametrize("kind", ["mask", "one-hot", "signs", "int8"])
+@pytest.mark.parametrize("k", [128, 600, 1500])
+def test_coarse_groups_times_integers_to_2_to_23_are_exact(device, kind, k):
+    """In fp16x3, while |A||B| stays within 2^23. Such integers have lo parts."""
+    a = rows_of({kind: FEW_BITS[kind]}, 30, k)
+    size = int(a.abs().sum(1).max())
+    b = torch.randint(-(2**23) // size, 2**23 // size + 1, (k, 40)).float()
+    b[k // 2] = 2**23 // size
+    assert torch.equal(FP16X3.multiply(a, b, device).double(), product(a, b))
+    assert torch.equal(FP16X3.multiply(b.mT, a.mT, device).double(), product(a, b).mT)
+
+
 @each_kind
 @pytest.mark.parametrize("k", [64, 1500])
 def test_one_hot_rows_pick_elements(device, kind, k):
@@ -200,7 +220,7 @@ SIZES = [(150, 1100, 137), (3, 300, 140), (140, 64, 5)]
 
 
 @needs_hopper
-@each_kind_and("sizes", fp16x3=[SIZES], tf32=[[*SIZES, (130, 8208, 8)]])
+@each_kind_and("sizes", fp16x3=[[*SIZES, (60, 500, 70)]], tf32=[[*SIZES, (130, 8208, 8)]])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*OVERFLOWING, "non-finite"])
 def test_host_and_gpu_agree_on_bad_input(name, layout, kind, sizes):

@@ -76,6 +76,63 @@ def autoregressive(rows, cols):
     return 0.9 ** apart.abs()
 
 
+def in_binades(count):
+    """Numbers of eight bits in as many binades. The first and the last binade are not empty."""
+
+    def row(k):
+        exponents = torch.randint(count, (k,))
+        exponents[0], exponents[-1] = 0, count - 1
+        return torch.ldexp(1 + torch.randint(128, (k,)) / 128, exponents)
+
+    return row
+
+
+def signs(k):
+    return 1.0 - 2.0 * torch.randint(2, (k,))
+
+
+def with_one_finer(x):
+    """One number with a ninth bit."""
+    x[-2] = 1 + 2.0**-8
+    return x
+
+
+# Rows of few bits, most of which are coarse (csrc/core/order_fp16x3.h), and rows that are nearly.
+FEW_BITS = {
+    "signs": signs,
+    "mask": lambda k: 1.0 * torch.randint(2, (k,)),
+    "dropout": lambda k: torch.randint(2, (k,)) * 1.109375,
+    "one-hot": lambda k: (torch.arange(k) == torch.randint(k, ())).float(),
+    "int8": lambda k: torch.randint(-127, 128, (k,)).float(),
+    "eight binades": in_binades(8),
+    "nine binades": in_binades(9),
+    "one finer number": lambda k: with_one_finer(signs(k)),
+    "bfloat16": lambda k: torch.randn(k).bfloat16().float(),
+    "wide": lambda k: signs(k) * torch.where(torch.rand(k) < 0.1, 2.0**-30, 1),
+    "in every other chunk": lambda k: torch.where(
+        torch.arange(k) // 1024 % 2 == 0, signs(k), torch.randn(k)
+    ),
+    "zeros and the last one": lambda k: (torch.arange(k) == k - 1).float(),
+    "zeros": torch.zeros,
+}
+# The least magnitude that is brought to 2^7, the next smaller one, and a large one.
+FEW_BITS_SCALED = FEW_BITS | {f"2^{e}": lambda k, e=e: signs(k) * 2.0**e for e in (-120, -121, 60)}
+
+
+def rows_of(kinds, rows, k):
+    """Rows of these kinds in turn, from a random one on."""
+    first = torch.randint(len(kinds), ()).item()
+    makes = list(kinds.values())
+    return torch.stack([makes[(first + i) % len(makes)](k) for i in range(rows)])
+
+
+def few_bits(m, k, n):
+    """Coarse groups beside each other, and beside groups of 24 bits."""
+    a, b = rows_of(FEW_BITS_SCALED, m, k), rows_of(FEW_BITS, n, k)
+    a[3::4], b[::2] = torch.randn(len(a[3::4]), k), torch.randn(len(b[::2]), k)
+    return a, b.mT
+
+
 OPERANDS = {
     "normal": pair_of(torch.randn),
     "uniform": pair_of(torch.rand),
@@ -98,6 +155,7 @@ OPERANDS = {
     "tiny": pair_of(lambda *shape: 1e-20 * torch.randn(shape)),
     "huge": lambda m, k, n: (1e35 * torch.randn(m, k), torch.randn(k, n)),
     "huge times tiny": lambda m, k, n: (1e38 * torch.rand(m, k), 1e-38 * torch.randn(k, n)),
+    "few bits": few_bits,
     "patterns": lambda m, k, n: (finite_patterns(m, k), finite_patterns(k, n)),
 }
 OVERFLOWING = OPERANDS | {"overflow": pair_of(lambda *shape: 3e19 * torch.randn(shape))}

@@ -52,7 +52,7 @@ def assert_same_bits(x, y):
 
 
 def hard_columns(k, n, device):
-    """A random matrix whose first and last six columns are hard to split, each in another way."""
+    """A random matrix whose first and last eight columns are hard to split, each in another way."""
     b = randn(k, n, device=device)
     columns = [
         lambda x: x * 0,
@@ -62,6 +62,8 @@ def hard_columns(k, n, device):
         lambda x: x * 1e38,
         lambda x: x * randn(k, device=device).mul(8).exp(),  # wide
         lambda x: torch.where(torch.arange(k, device=device) == k - 1, 1e30, x),
+        lambda x: x.sign(),  # coarse
+        lambda x: torch.where(torch.arange(k, device=device) < 1024, x.sign(), x),
     ]
     for column, change in enumerate(columns[:n]):
         b[:, -column] = change(b[:, -column])

@@ -66,6 +66,14 @@ def split(x):
     return *(np.pad(part.astype(np.float64), padding) for part in (hi, lo)), scale, small
 
 
+def is_coarse(x, scale):
+    """Which rows of a float32 matrix consist of bfloat16 numbers, with 16 zeros as their last bits,
+    that are 0 or at least 2^7 when scaled by 2^scale."""
+    scaled = np.abs(np.ldexp(x, scale[:, None]))
+    is_bfloat16 = x.view(np.int32) % 2**16 == 0
+    return (is_bfloat16 & ((x == 0) | (scaled >= 2.0**7))).all(axis=1)
+
+
 def fp16x3_chunk(a, b, promotion):
     """The sums of a chunk in the fp16x3 order, and which of them are flagged."""
     a_hi, a_lo, a_scale, a_small = split(a)
@@ -82,7 +90,8 @@ def fp16x3_chunk(a, b, promotion):
             low = tensor_core(low, a_hi[:, k16], b_lo[k16])
         total += part.astype(np.float32)
     low, total = torch.from_numpy(low).float(), torch.from_numpy(total)
-    may_be_cut = (low != 0) & (total.view(torch.int32) % 4 != 0)
+    coarse = torch.from_numpy(is_coarse(a, a_scale)[:, None] | is_coarse(b.T, b_scale))
+    may_be_cut = (low != 0) & (total.view(torch.int32) % 4 != 0) & ~coarse
     expected = torch.tensor((0.84375 if promotion == 16 else 1.265625) * 2.0**-13)
     low = torch.where(may_be_cut, fma(total, expected, low), low)
     scaled = fma(low, torch.tensor(2.0**-11), total).double().numpy()

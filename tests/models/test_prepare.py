@@ -55,19 +55,24 @@ def unpack(hi_lo, inverse_scales, k, n):
 def test_hi_and_lo_hold_the_operand(device, poisoned, m, n, k):
     skip_without_presplit(device)
     b = randn(k, n, device=device) * randn(n, device=device).mul(20).exp()
+    b[:, ::3] = torch.exp2(torch.randint(10, (k, len(b[0, ::3])), device=device))
+    b[:, 1::6] = b[:, 1::6].sign()
     hi, lo, inverse_scales = unpack(*ops.prepare(b), k, n)
     b = F.pad(b.mT.cpu(), (0, hi.shape[1] - k, 0, hi.shape[0] - n))
     for chunk, start in enumerate(range(0, k, CHUNK)):
         part = (slice(None), slice(start, start + CHUNK))
         bits = inverse_scales[chunk].view(torch.int32)
-        inverse, small_numbers = (bits & 0x7FFFC000).view(torch.float32), bits & 0x3FFF
+        inverse, small_numbers = (bits & 0x7FFF8000).view(torch.float32), bits & 0x3FFF
         scaled = b[part] / torch.where(inverse == 0, 1, inverse).unsqueeze(1)
         assert ((scaled.abs().amax(1)[:n] >= 2**14) & (scaled.abs().amax(1)[:n] < 2**15)).all()
         assert torch.equal(hi[part], scaled.half().float())
         assert torch.equal(lo[part], ((scaled - hi[part]) * 2**11).half().float())
         is_small = (scaled != 0) & (scaled.abs() < 2**-13)
         assert torch.equal(small_numbers, is_small.sum(1, dtype=torch.int32))
-        assert torch.equal(inverse_scales[chunk] < 0, small_numbers > 0)
+        is_coarse = (b[part] == b[part].bfloat16()) & ((scaled == 0) | (scaled.abs() >= 2**7))
+        is_coarse = is_coarse.all(1) & b[part].any(1)
+        assert torch.equal(bits & 0x4000 != 0, is_coarse)
+        assert torch.equal(inverse_scales[chunk] < 0, is_coarse | (small_numbers > 0))
     assert not b[n:].any() and (inverse_scales[:, n:] == 0).all()
 
 

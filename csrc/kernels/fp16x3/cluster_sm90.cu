@@ -123,16 +123,19 @@ __device__ inline float split_row(float* row, int length, int swizzle) {
   const auto* from = reinterpret_cast<const float4*>(row) + (lane ^ swizzle);
   auto* to = reinterpret_cast<uint4*>(row) + lane;
   const int vectors = (length + kSplitStep - 1) / kSplitStep;  // a lane
-  uint32_t largest = 0;
+  uint32_t largest = 0, bits = 0;  // `bits`: the bitwise or of the lane's numbers
   _Pragma("unroll 4") for (int i = 0; i < vectors; ++i) {
     const float4 x = from[i * 32];
     for (const float each : {x.x, x.y, x.z, x.w}) {
       largest = max(largest, fp16x3::magnitude_bits(each));
+      bits |= bits_of(each);
     }
   }
   largest = __reduce_max_sync(~0u, largest);
   const float scale = fp16x3::scale(largest);
+  const bool may_be_coarse = fp16x3::is_coarse(bits, float_of(0x7f800000));
   uint32_t small_numbers = 0;
+  float least_number = float_of(0x7f800000);  // except zeros, if the row may be coarse
   _Pragma("unroll 2") for (int i = 0; i < vectors; ++i) {
     const float4 x = from[i * 32];
     const float scaled[] = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
@@ -148,8 +151,14 @@ __device__ inline float split_row(float* row, int length, int swizzle) {
       small_numbers += fp16x3::is_small(x.x, scaled[0]) + fp16x3::is_small(x.y, scaled[1]) +
                        fp16x3::is_small(x.z, scaled[2]) + fp16x3::is_small(x.w, scaled[3]);
     }
+    if (may_be_coarse) {
+      for (const float each : scaled) {
+        if (each != 0) least_number = fminf(least_number, fabsf(each));
+      }
+    }
   }
-  return fp16x3::inverse_scale(largest, __reduce_add_sync(~0u, small_numbers));
+  const bool coarse = __all_sync(~0u, fp16x3::is_coarse(bits, least_number));
+  return fp16x3::inverse_scale(largest, __reduce_add_sync(~0u, small_numbers), coarse);
 }
 
 struct Accumulators {

@@ -89,10 +89,13 @@ __device__ void split_k_major(const float* from, int64_t row_stride, int count, 
       if (tail_k < k) last.x = __ldg(at + tail);
       if (tail_k + 1 < k) last.y = __ldg(at + tail + 1);
     }
-    Range range;
+    float numbers[kMost * 2 + 2] = {last.x, last.y};
     UNROLL
-    for (const Pair& pair : pairs) range.add(pair.x), range.add(pair.y);
-    range.add(last.x), range.add(last.y);
+    for (int s = 0; s < kMost; ++s) {
+      numbers[s * 2 + 2] = pairs[s].x, numbers[s * 2 + 3] = pairs[s].y;
+    }
+    Range range;
+    range.add_all(numbers);
     UNROLL
     for (int lanes = 1; lanes < kLanes; lanes *= 2) range.add_lane(lanes);
     const float scale = fp16x3::scale(range.largest);
@@ -108,7 +111,8 @@ __device__ void split_k_major(const float* from, int64_t row_stride, int count, 
       }
     }
     if (lane % kLanes == 0) {
-      const float inverse_scale = fp16x3::inverse_scale(range.largest, small_numbers);
+      const float inverse_scale =
+          fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale));
       UNROLL
       for (int i = 0; i < kStored; ++i) inverse_scales[row + i] = inverse_scale;
     }
@@ -166,27 +170,23 @@ struct StridedRows {
   // Stores the range of what the thread has, and 0 for the row's inverse scale.
   __device__ void find_range(Range* parts, float* inverse_scales) const {
     Range range;
-    const auto add = [&](const float(&x)[8]) {
-      UNROLL
-      for (const float each : x) range.add(each);
-    };
     int first_k = slice * 8;
     float x[2][8];
     NO_UNROLL
     for (; first_k + (kSlices + 1) * 8 <= k; first_k += kSlices * 16) {
       load<true>(x[0], first_k);
       load<true>(x[1], first_k + kSlices * 8);
-      add(x[0]);
-      add(x[1]);
+      range.add_all(x[0]);
+      range.add_all(x[1]);
     }
     NO_UNROLL
     for (; first_k + 8 <= k; first_k += kSlices * 8) {
       load<true>(x[0], first_k);
-      add(x[0]);
+      range.add_all(x[0]);
     }
     if (first_k < k) {
       load<false>(x[0], first_k);
-      add(x[0]);
+      range.add_all(x[0]);
     }
     parts[threadIdx.x] = range;
     if (slice != 0) return;
@@ -198,13 +198,13 @@ struct StridedRows {
     Range range;
     UNROLL
     for (int i = 0; i < kSlices; ++i) range.add(parts[i * kLoaded + row / kStored]);
+    const float scale = fp16x3::scale(range.largest);
     if (slice == 0) {
       UNROLL
       for (int i = 0; i < kStored; ++i) {
-        store_inverse_scale(&inverse_scales[row + i], range.largest);
+        store_inverse_scale(&inverse_scales[row + i], range.largest, range.is_coarse(scale));
       }
     }
-    const float scale = fp16x3::scale(range.largest);
     const bool wide = range.is_wide(scale);
     const int pitch = fp16x3_direct_pitch(k);
     to += row * pitch;

@@ -1,6 +1,6 @@
 #pragma once
-// The range of magnitudes in a group of numbers, which decides its scale and whether it is wide;
-// and the count of small numbers, for those groups that are (core/order_fp16x3.h).
+// The range of magnitudes in a group of numbers, which decides its scale and whether it is wide or
+// coarse; and the count of small numbers, for groups that are wide (core/order_fp16x3.h).
 
 #include <cstdint>
 
@@ -10,16 +10,26 @@
 namespace tiled::cuda {
 
 struct Range {
-  uint32_t largest = 0;     // magnitude bits
+  // Magnitude bits, except that the last 16, which no scale depends on, are the bitwise or of all
+  // numbers: they are 0 if all are bfloat16 numbers.
+  uint32_t largest = 0;
   uint32_t smallest = ~0u;  // magnitude bits less 1, so that zero never is the smallest
 
-  __device__ void add(float x) {
-    const uint32_t magnitude = fp16x3::magnitude_bits(x);
-    largest = max(largest, magnitude);
-    smallest = min(smallest, magnitude - 1);
+  template <int kCount>
+  __device__ void add_all(const float (&x)[kCount]) {
+    uint32_t bits = largest;
+    UNROLL
+    for (const float each : x) {
+      const uint32_t magnitude = fp16x3::magnitude_bits(each);
+      largest = max(largest, magnitude);
+      smallest = min(smallest, magnitude - 1);
+      bits |= magnitude;
+    }
+    largest |= bits & 0xffffu;
   }
   __device__ void add(const Range& other) {
-    largest = max(largest, other.largest);
+    const uint32_t bits = largest | other.largest;
+    largest = max(largest, other.largest) | (bits & 0xffffu);
     smallest = min(smallest, other.smallest);
   }
   // Adds the range of the lane whose number differs in the bits of `lanes`.
@@ -31,17 +41,17 @@ struct Range {
   template <int kRows, int kVectors>
   __device__ void add_row(const float (&x)[kVectors][8]) {
     UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      UNROLL
-      for (int i = 0; i < 8; ++i) add(x[j][i]);
-    }
+    for (int j = 0; j < kVectors; ++j) add_all(x[j]);
     UNROLL
     for (int lanes = kRows; lanes < 32; lanes *= 2) add_lane(lanes);
   }
-  __device__ bool is_wide(float scale) const {
-    const float least = float_of(smallest + 1);
-    return fp16x3::is_small(least, least * scale);
+  __device__ bool is_wide(float scale) const { return fp16x3::is_small(least(), least() * scale); }
+  __device__ bool is_coarse(float scale) const {
+    return fp16x3::is_coarse(largest, least() * scale);
   }
+
+ private:
+  __device__ float least() const { return float_of(smallest + 1); }
 };
 
 // Numbers that fp16x3::is_small() by `scale`, a power of two. A product for each number would cost
@@ -63,9 +73,10 @@ __device__ inline void add_small_numbers(float* inverse_scale, uint32_t count) {
   atomicAdd(bits, count);
   atomicOr(bits, 0x80000000u);
 }
-// Stores the inverse scale of a group in shared memory, where 0 was before, or small numbers.
-__device__ inline void store_inverse_scale(float* inverse_scale, uint32_t largest) {
-  atomicOr(reinterpret_cast<uint32_t*>(inverse_scale), bits_of(fp16x3::inverse_scale(largest, 0)));
+// Stores the inverse scale of a group in shared memory, which has 0 before, or small numbers.
+__device__ inline void store_inverse_scale(float* inverse_scale, uint32_t largest, bool coarse) {
+  atomicOr(reinterpret_cast<uint32_t*>(inverse_scale),
+           bits_of(fp16x3::inverse_scale(largest, 0, coarse)));
 }
 
 }  // namespace tiled::cuda

@@ -44,13 +44,16 @@ __device__ uint32_t largest_magnitude(const float (&x)[kVectors][4]) {
   return largest;
 }
 
-// The range of a lane's fp16 parts in a stage.
+// The range of a lane's fp16 parts in a stage, and the bitwise or of its numbers.
 class StageRange {
  public:
   template <int kVectors>
-  __device__ void add(const uint32_t (&hi)[kVectors][2], const uint32_t (&lo)[kVectors][2]) {
+  __device__ void add(const float (&x)[kVectors][4], const uint32_t (&hi)[kVectors][2],
+                      const uint32_t (&lo)[kVectors][2]) {
     UNROLL
     for (int i = 0; i < kVectors * 2; ++i) {
+      const float* pair = &x[i / 2][i % 2 * 2];
+      bits_ |= bits_of(pair[0]) | bits_of(pair[1]);
       const __half2 x2 = __habs2(reinterpret_cast<const __half2&>(hi[i / 2][i % 2]));
       largest_ = __hmax2(largest_, x2), least_ = __hmin2(least_, x2);
       least_lo_ = __viaddmin_u16x2(lo[i / 2][i % 2] & 0x7fff7fff, 0xffffffffu, least_lo_);
@@ -70,6 +73,7 @@ class StageRange {
   __half2 largest_{}, least_ = __float2half2_rn(float_of(0x7f800000));
   // The bits less 1 of the least lo parts, of even and odd elements; kZero if all are zero.
   uint32_t least_lo_ = kZero << 16 | kZero;
+  uint32_t bits_ = 0;
 };
 
 // The scale of a column that kLanes adjacent lanes hold together.
@@ -90,7 +94,7 @@ class RunningScale {
       largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
     }
     if (!(float_of(largest) * scale_ >= 0x1p15f)) return 1.0f;
-    const float inverse_scale = fp16x3::inverse_scale(magnitude_of_scale(), 0);
+    const float inverse_scale = fp16x3::inverse_scale(magnitude_of_scale(), 0, /*coarse=*/false);
     const uint32_t lo_bits = min(least_lo_ & 0xffff, least_lo_ >> 16);
     if (lo_bits < 0x7fff) {
       const float lo = __half2float(__ushort_as_half(static_cast<uint16_t>(lo_bits + 1)));
@@ -111,7 +115,8 @@ class RunningScale {
   // one by one, too.
   __device__ bool add(const StageRange& range) {
     least_lo_ = __vminu2(least_lo_, range.least_lo_);
-    return range.has_small() || scale_ == kLargestScale;
+    bits_ |= range.bits_;
+    return range.has_small() || scale_ == kLargestScale || may_be_coarse();
   }
   template <int kVectors>
   __device__ void add(const float (&x)[kVectors][4]) {
@@ -121,31 +126,43 @@ class RunningScale {
       least_ = min(least_, 2 * bits_of(each) - 1);
       small_numbers_ += fp16x3::is_small(each, each * scale_);
     }
+    if (!is_coarse()) bits_ |= kNotCoarse;  // nor will it be by a lower scale
   }
   // fp16x3::inverse_scale() of the column, once the chunk has been added. The whole warp calls it.
   __device__ float inverse_scale() const {
     uint32_t largest = magnitude_of_scale(), small_numbers = small_numbers_;
-    bool zero = scale_ == kLargestScale && least_magnitude() == 0;
+    bool zero = scale_ == kLargestScale && least_magnitude() == 0, coarse = is_coarse();
     UNROLL
     for (int lanes = 1; lanes < kLanes; lanes *= 2) {
       small_numbers += __shfl_xor_sync(~0u, small_numbers, lanes);
       zero &= __shfl_xor_sync(~0u, zero, lanes);
+      coarse &= __shfl_xor_sync(~0u, coarse, lanes);
     }
-    return fp16x3::inverse_scale(zero ? 0 : largest, small_numbers);
+    return fp16x3::inverse_scale(zero ? 0 : largest, small_numbers, coarse);
   }
 
  private:
   __device__ uint32_t least_magnitude() const { return (least_ + 1) / 2; }
+  // Returns whether the lane's numbers are all bfloat16 numbers, as far as it is known. While they
+  // are, all of them are added one by one.
+  __device__ bool may_be_coarse() const { return fp16x3::is_coarse(bits_, float_of(0x7f800000)); }
+  // Returns whether the lane's numbers are those of a coarse column, zeros included.
+  __device__ bool is_coarse() const {
+    const uint32_t least = least_magnitude();
+    return fp16x3::is_coarse(bits_, least == 0 ? float_of(0x7f800000) : float_of(least) * scale_);
+  }
   // The bits of a magnitude that has this scale, since the scale makes it 2^14.
   __device__ uint32_t magnitude_of_scale() const {
     return isnan(scale_) ? 0x7f800000 : ((127u + 127 + 14) << 23) - bits_of(scale_);
   }
 
   static constexpr float kLargestScale = 0x1p127f;
+  static constexpr uint32_t kNotCoarse = 1;
   float scale_ = kLargestScale;  // a column keeps it until its first number that is not tiny
   // Twice the least magnitude's bits, less 1, so that zero is the largest: of elements added one by
   // one.
   uint32_t least_ = ~0u;
+  uint32_t bits_ = 0;  // the bitwise or of the lane's numbers, or more
   // Small numbers among the elements added one by one, by the scale of the time. If it falls
   // later and some were counted, the work tile fails.
   uint32_t small_numbers_ = 0;

@@ -156,7 +156,7 @@ template <int kRowTiles>
 __device__ void load_short(const OnTheFlyParams& params, Smem<kRowTiles>& smem,
                            const PanelChunk& panel_chunk) {
   if (threadIdx.x < Tile::kMaxRows) {
-    smem.largest[threadIdx.x] = 0, smem.smallest[threadIdx.x] = ~0u;
+    smem.largest[threadIdx.x] = 0, smem.smallest[threadIdx.x] = ~0u, smem.bits[threadIdx.x] = 0;
     smem.inverse_scale[threadIdx.x] = 0;
   }
   const Matrix& matrix = params.short_operand;
@@ -214,23 +214,29 @@ __device__ void split_short(Smem<kRowTiles>& smem) {
     float x[2][4];
     read(i, x);
     UNROLL
-    for (int j = 0; j < 8; ++j) range[j / 4].add(x[j / 4][j % 4]);
+    for (int down = 0; down < 2; ++down) range[down].add_all(x[down]);
   }
   UNROLL
   for (int down = 0; down < 2; ++down) {
     range[down].add_lane(1), range[down].add_lane(2);
     atomicMax(&smem.largest[row + down * 8], range[down].largest);
     atomicMin(&smem.smallest[row + down * 8], range[down].smallest);
+    atomicOr(&smem.bits[row + down * 8], range[down].largest & 0xffffu);
   }
   __syncthreads();
+  const auto range_of_row = [&](int of_row) {
+    return Range{smem.largest[of_row] | smem.bits[of_row], smem.smallest[of_row]};
+  };
   if (threadIdx.x < kRowTiles * 16) {
-    store_inverse_scale(&smem.inverse_scale[threadIdx.x], smem.largest[threadIdx.x]);
+    const Range all = range_of_row(threadIdx.x);
+    store_inverse_scale(&smem.inverse_scale[threadIdx.x], all.largest,
+                        all.is_coarse(fp16x3::scale(all.largest)));
   }
   float scale[2];
   bool wide[2];
   UNROLL
   for (int down = 0; down < 2; ++down) {
-    const Range all{smem.largest[row + down * 8], smem.smallest[row + down * 8]};
+    const Range all = range_of_row(row + down * 8);
     scale[down] = fp16x3::scale(all.largest);
     wide[down] = all.is_wide(scale[down]);
   }
@@ -343,12 +349,12 @@ __device__ void multiply(const uint8_t* stage, const ShortFragment* short_operan
   }
   split_x4(x, column.scale(), long_hi, long_lo);
   StageRange range;
-  range.add(long_hi, long_lo);
+  range.add(x, long_hi, long_lo);
   if (__any_sync(~0u, range.overflows())) {
     acc.scale(column.lower(largest_magnitude(x)));
     split_x4(x, column.scale(), long_hi, long_lo);
     range = {};
-    range.add(long_hi, long_lo);
+    range.add(x, long_hi, long_lo);
   }
   if (column.add(range)) column.add(x);
   float part[kRowTiles][4];

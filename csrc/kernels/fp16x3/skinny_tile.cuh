@@ -47,7 +47,8 @@ struct Smem {
   static constexpr int kStages = kRowTiles == 1 ? 4 : 3;  // of real elements
   alignas(1024) ShortFragment short_operand[kChunk / 16][kRowTiles];
   uint8_t long_operand[Tile::kWarpgroups][kStages * LongStage<true, false>::kBytes];
-  uint32_t largest[Tile::kMaxRows], smallest[Tile::kMaxRows];  // Range of the panel's rows
+  // Range of the panel's rows; `bits` has the last 16 bits of `largest`.
+  uint32_t largest[Tile::kMaxRows], smallest[Tile::kMaxRows], bits[Tile::kMaxRows];
   float inverse_scale[Tile::kMaxRows];
 };
 static_assert(sizeof(Smem<1>) <= kMaxSharedMemory && sizeof(Smem<2>) <= kMaxSharedMemory);

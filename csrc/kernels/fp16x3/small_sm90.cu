@@ -330,8 +330,7 @@ __device__ Range load_panel(const OperandParams& operand, const Batch& batch, in
     __syncwarp();
     float x[8];
     reader.next(x);
-    UNROLL
-    for (const float each : x) range.add(each);
+    range.add_all(x);
   }
   range.add_lane(16);
   return range;
@@ -464,7 +463,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     UNROLL
     for (int i = 0; i < Tile::kWarpsPerPanel; ++i) range.add(smem.ranges[i][row]);
     const float scale = fp16x3::scale(range.largest);
-    if (rank == 0) store_inverse_scale(&smem.inverse_scale[row], range.largest);
+    if (rank == 0) {
+      store_inverse_scale(&smem.inverse_scale[row], range.largest, range.is_coarse(scale));
+    }
     const auto split = [&]<bool kComplex>() {
       return split_panel<Tile, kComplex>(operand, scale, range.is_wide(scale), first_k, k,
                                          fragment);

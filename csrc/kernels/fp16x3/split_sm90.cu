@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     *reinterpret_cast<uint4*>(step + plane_bytes) = lo;
   }
   if (threadIdx.x < kRows) {
-    store_inverse_scale(&inverse_scales[block_row], range.largest);
+    store_inverse_scale(&inverse_scales[block_row], range.largest, range.is_coarse(scale));
     presplit
         .inverse_scales[matrix * presplit.matrix_groups() + chunk * presplit.padded_rows() + row] =
         inverse_scales[block_row];

@@ -56,15 +56,16 @@ __device__ inline float max_or_nan(float x, float y) {
 template <int kCount>
 __device__ Range range_of(const float (&x)[kCount]) {
   float largest = 0, least = float_of(0x7f800000);
+  uint32_t bits = 0;
   UNROLL
   for (const float each : x) {
     largest = max_or_nan(largest, fabsf(each)), least = fminf(least, fabsf(each));
+    bits |= bits_of(each);
   }
-  Range range{bits_of(largest), bits_of(least) - 1};
+  Range range{bits_of(largest) | (bits & 0xffffu), bits_of(least) - 1};
   if (__any_sync(~0u, least == 0)) {  // zeros are no small numbers
     range = {};
-    UNROLL
-    for (const float each : x) range.add(each);
+    range.add_all(x);
   }
   return range;
 }
@@ -107,7 +108,7 @@ struct Row {
     if (range.is_wide(scale)) {
       small_numbers = __reduce_add_sync(~0u, count_small_numbers(x, scale));
     }
-    return fp16x3::inverse_scale(range.largest, small_numbers);
+    return fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale));
   }
   // Splits the row and stores hi and lo parts: those of 16 along K `step_bytes` apart, of four
   // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
@@ -398,7 +399,8 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
         for (int w = 0; w < kWarps; ++w) small_numbers += smem.small_numbers[w][lane % kRows];
       }
       if (lane < kRows) {  // by all warps
-        smem.inverse_scales[lane] = fp16x3::inverse_scale(range.largest, small_numbers);
+        smem.inverse_scales[lane] =
+            fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale));
       }
       slice.split(of_row, of_row_8, smem.long_operand[warp_id() * kSteps], smem.kStepBytes);
     }

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 4) scale_kernel(const __grid_constan
     ptx::cluster_sync();  // a block may not end while its shared memory is read
   }
   if (rank == 0 && threadIdx.x < kRows) {
-    store_inverse_scale(&inverse_scales[in_block], range.largest);
+    store_inverse_scale(&inverse_scales[in_block], range.largest, /*coarse=*/false);
     x.inverse_scales[matrix * x.matrix_groups() + chunk * x.padded_rows() + row] =
         inverse_scales[in_block];
   }
