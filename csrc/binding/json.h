@@ -19,7 +19,7 @@ inline std::string json_number(double value) {  // read back, it is the same num
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
+  return value == 0 && std::signbit(value) ? "-0.0" : text;  // "-0" would be read as an integer
 }
 
 inline std::string json_list(const std::vector<std::string>& values) {

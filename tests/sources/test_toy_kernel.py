@@ -46,10 +46,13 @@ ROW = "KERNEL(toy, toy, toy, .order = Order::kPlain, .dtypes = Dtypes::kFloat32)
 
 USE = """
 import torch, torch_tiled
+from torch_tiled._op.registry import kernels
 torch.manual_seed(0)
 a, b = torch.randn(5, 300), torch.randn(300, 7)
 assert "toy" in torch_tiled.algorithms()
 assert torch_tiled.explain(a, b, algorithm="toy").algorithm == "toy"
+row = kernels()["toy"]
+assert (row.order, row.dtypes, row.max_k) == ("plain", (torch.float32, torch.complex64), None)
 torch.save(torch_tiled.matmul(a, b, algorithm="toy"), "product.pt")
 assert torch_tiled.matmul(a.to("meta"), b.to("meta"), algorithm="toy").shape == (5, 7)
 """

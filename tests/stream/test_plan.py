@@ -197,8 +197,8 @@ def test_groups_of_a_batch():
 
 
 def test_a_batch_of_large_matrices():
-    one = plan(meta(20000, 20000), meta(20000, 20000), GIB)
-    found = plan(meta(3, 20000, 20000), meta(3, 20000, 20000), GIB)
+    one = plan(meta(20000, 20000), meta(20000, 20000), 2 * GIB)
+    found = plan(meta(3, 20000, 20000), meta(3, 20000, 20000), 2 * GIB)
     assert not found.matrices and found.tile == one.tile
     assert found.bytes_in == pytest.approx(3 * one.bytes_in)
     # The first 0.1 s of all products have a higher clock, and a call has its checks once.

@@ -6,6 +6,7 @@ from helpers.streaming import check, plan_module, plan_of, sizes_of
 
 import torch_tiled
 from torch_tiled.stream import machine
+from torch_tiled.stream import order as order_module
 from torch_tiled.stream.order import order_of
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -120,8 +121,8 @@ def test_no_operand_is_kept_where_both_stream(slices, kept):
 
 
 def test_few_plans_of_kernels_are_asked_for():
-    """A plan takes tens of milliseconds, most of them for these."""
+    """A plan takes tens of milliseconds, most of them for cycles and workspaces of kernels."""
     plan_module.make_plan.cache_clear()
-    machine._cycles.cache_clear()
+    order_module._cost.cache_clear()
     plan(meta(65536, 65536), meta(65536, 65536), 16 * GIB)
-    assert machine._cycles.cache_info().misses < 250
+    assert order_module._cost.cache_info().misses < 1000

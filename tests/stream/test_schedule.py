@@ -104,7 +104,7 @@ def test_the_panels_at_a_turn_are_not_loaded_again(keeps_b):
 def test_the_number_of_loads_is_the_plan_s(kept):
     """`passes` counts how often panels are read, which bytes and seconds are predicted by."""
     side, chunk = 8, 16
-    order = Order(torch.float32, "fp32", "tiled", "tiled", chunk, "tiled", "tiled")
+    order = Order(torch.float32, "fp32", "tiled", "tiled", "chunked", (90, 132))
     for rows in range(1, 5):
         for cols in range(1, 5):
             for slices in range(1, 5):
@@ -124,7 +124,7 @@ def test_the_number_of_loads_is_the_plan_s(kept):
 def test_the_bytes_of_ragged_panels_are_the_plan_s(kept):
     """The last panels of a side, and the last slice of K, are smaller."""
     side, chunk = 8, 16
-    order = Order(torch.float32, "fp32", "tiled", "tiled", chunk, "tiled", "tiled")
+    order = Order(torch.float32, "fp32", "tiled", "tiled", "chunked", (90, 132))
     for m, n, k in itertools.product((5, 13, 17, 24, 30), (8, 11, 16, 27), (16, 20, 40, 70)):
         candidate = plan_module.Candidate(
             sizes_of(order, m, n, k), Machine(), (side, side), chunk, kept

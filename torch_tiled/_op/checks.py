@@ -27,6 +27,7 @@ def check_options(op, operands=(), **options):
             are to be checked.
     """
     names, dtypes = [x for x, _ in operands], [str(x) for _, x in operands]
+    options = {name: str(value) for name, value in options.items()}  # not all come by a schema
     _check_options(_BELOW_MODES, op, names, dtypes, **options)
 
 
@@ -95,7 +96,7 @@ def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
     """Returns the result's shape and dtype."""
     op = "tiled::matmul"
     dtype = a.dtype if out_dtype is None else out_dtype
-    _check_operands(op, "a", a, "b", b, precision=precision, out_dtype=str(dtype))
+    _check_operands(op, "a", a, "b", b, precision=precision, out_dtype=dtype)
     shape = _product_shape(op, a, b)
     check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
     return shape, dtype
@@ -105,7 +106,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     op = "tiled::matmul"
     _check_operands(op, "a", a, "b", b, precision=precision)
     _check_same_device(op, "out", out, "a", a)
-    check_options(op, (("a", a.dtype),), dtype_of_out=str(out.dtype))
+    check_options(op, (("a", a.dtype),), dtype_of_out=out.dtype)
     shape = _product_shape(op, a, b)
     _check(
         out.shape == shape,
@@ -215,15 +216,15 @@ def _is_split(b):
 
 def _presplit_sizes(k, n):
     """The bytes of the hi and lo parts and the number of inverse scales of a real operand."""
-    columns = (n + 7) // 8 * 8
-    return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + 1023) // 1024)
+    columns, chunk = (n + 7) // 8 * 8, orders()["fp16x3"].chunk
+    return columns * ((k + 31) // 32 * 32) * 4, columns * ((k + chunk - 1) // chunk)
 
 
 def prepared_sizes(dtype, k, n, *, is_split):
-    """The sizes of hi_lo and inverse_scales for a (k, n) operand.
+    """The sizes of hi_lo and inverse_scales for a (k, n) operand, which may be symbolic.
 
     hi_lo has the hi and lo parts, if it is split. For a complex64 operand the real one of twice its
-    sides follows, whose columns begin at multiples of 16 bytes.
+    sides follows, with columns that begin at multiples of 16 bytes.
     """
     if dtype != torch.complex64:
         return _presplit_sizes(k, n) if is_split else (0, 0)
