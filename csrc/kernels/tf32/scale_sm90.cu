@@ -7,8 +7,7 @@
 // Limit: DRAM latency. A block issues all its loads at once, and then none until it ends.
 //
 // Next:  persistent blocks that load their next rows early; for few rows, scaling in the kernel
-// that
-//        multiplies.
+//        that multiplies.
 //
 //   each block   load 1024 of K of eight rows -> registers; their ranges -> the seven other blocks
 //                cluster barrier
