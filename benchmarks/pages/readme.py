@@ -91,7 +91,7 @@ def write_source(measured: dict) -> str:
     length = _row(measured, kind="prompts", dtype="float32", way="torch")["length"]
     return (
         f"{measured_on(measured['header'])} by "
-        "[front_page.py](benchmarks/front_page.py), with TF32 off. Errors are relative to float64. "
+        "[front_page.py](benchmarks/suites/front_page.py), with TF32 off. Errors are relative to float64. "
         f"A step is forward, backward and Adam: {steps}. A Llama of 12 layers answers prompts of "
         f"{length} tokens."
     )
