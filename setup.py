@@ -10,6 +10,7 @@ tells `python -m torch_tiled info` what it was built with.
     LINEINFO=1                  source lines in machine code, for Nsight Compute
     PORTABLE=1                  link by zig (ziglang on PyPI), for glibc 2.28 or later
     TORCH_TILED_NAMESPACE=x     the operators in torch.ops.x, beside other copies (default: tiled)
+    TORCH_TILED_KERNELS=folder  your kernels, too: its .cu files and the rows of its kernels.def
     VERBOSE=1                   print the registers and spills of each kernel, too
     CI=true                     the same; a warning, a spill or serialised wgmmas fail the build
 
@@ -50,6 +51,8 @@ JOBS = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0))
 CXX = os.environ.get("CXX", "g++")
 NAMESPACE = os.environ.get("TORCH_TILED_NAMESPACE", "tiled")
 NAMESPACED = ("csrc/binding/ops.cpp", "csrc/binding/lazy_bits.cpp")  # they register operators
+MORE_KERNELS = os.environ.get("TORCH_TILED_KERNELS", "")
+TABLE_READER = "csrc/select/ladder.cpp"  # the file that includes kernels.def
 
 OLDEST_TORCH = (2, 11)
 OLDEST_CUDA = (12, 0)
@@ -155,6 +158,12 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     """
     flags = [*COMMON_FLAGS, f"-I{ROOT / 'csrc'}", "-isystem", torch_headers]
     sources = sorted(ROOT.glob("csrc/**/*.cpp"))
+    more = Path(MORE_KERNELS).resolve()
+    if MORE_KERNELS and not (nvcc and (more / "kernels.def").is_file() and any(more.glob("*.cu"))):
+        raise PlatformError(
+            f"TORCH_TILED_KERNELS is {MORE_KERNELS!r}; pass a folder with a kernels.def and .cu "
+            "files, in a build with CUDA."
+        )
     if nvcc is None:
         kernels = ROOT / "csrc/kernels"
         host = [x for x in sources if kernels not in x.parents and not x.name.startswith("cuda_")]
@@ -164,7 +173,8 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     command = [nvcc, "-ccbin", CXX, *flags, "-DTORCH_TILED_WITH_CUDA", *DEVICE_FLAGS]
     command += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
     plan = []
-    for path in sorted(ROOT.glob("csrc/kernels/**/*.cu"), key=start_order):
+    paths = sorted(ROOT.glob("csrc/kernels/**/*.cu"), key=start_order)
+    for path in paths + (sorted(more.glob("*.cu")) if MORE_KERNELS else []):
         only = ARCHITECTURES.get(path.stem[-5:])
         plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
     return plan + [Compilation(path, command) for path in sources]
@@ -181,8 +191,12 @@ class Compilation:
     """One source file, its object, and the command that makes the one of the other."""
 
     def __init__(self, source: Path, command: list[str]):
-        self.name = str(source.relative_to(ROOT))
-        name = self.name
+        inside = source.is_relative_to(ROOT)
+        self.name = name = str(source.relative_to(ROOT) if inside else f"more/{source.name}")
+        if name == TABLE_READER and MORE_KERNELS:
+            rows = Path(MORE_KERNELS).resolve() / "kernels.def"
+            command = [*command, f'-DTORCH_TILED_MORE_KERNELS="{rows}"']
+            name = f"{name}.more"
         if name in NAMESPACED and NAMESPACE != "tiled":  # the default's object stays beside it
             command = [*command, f"-DTORCH_TILED_NAMESPACE={NAMESPACE}"]
             name = f"{name}.{NAMESPACE}"

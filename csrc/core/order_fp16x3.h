@@ -93,7 +93,7 @@ HOST_DEVICE inline float inverse_scale(uint32_t largest, uint32_t small_numbers,
   return float_of(marks == 0 ? inverse : 0x80000000u | inverse | marks);
 }
 
-// 2^-s, whatever marks an inverse scale has.
+// 2^-s, whatever flags an inverse scale has.
 HOST_DEVICE inline float without_marks(float inverse_scale) {
   return float_of(bits_of(inverse_scale) & ~(0x80000000u | kCoarse | kSmallNumbers));
 }
