@@ -343,7 +343,10 @@ def _complex_gemm_bound(c, a, b, alpha, beta, precision, algorithm):
     if beta:
         size, exact = size + times(beta, parts(c).double().abs()), exact + beta * wide(c)
     # There are two more additions than with real factors.
-    r = _roundings(*real, algorithm, precision) + 5
+    r = _roundings(*real, algorithm, precision)
+    if isinstance(r, torch.Tensor):  # both parts of a product meet in each part of the result
+        r = _by_parts(r, a, b).amax(-1, keepdim=True)
+    r = r + 5
     dtype = real[0].dtype
     return _bound(parts(exact), size, lost, r, real[0].shape[-1] + 4, dtype, dtype)
 
