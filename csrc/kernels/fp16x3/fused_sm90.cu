@@ -168,7 +168,8 @@ __device__ bool split_stage(uint8_t* smem, uint32_t long_operand, uint32_t long_
       for (int i = 0; i < kAtOnce * 4; ++i) x[i / 4][i % 4] = next[i / 4][i % 4];
       if (kPrefetches && first + kAtOnce < kVectors) read(first + kAtOnce, next);
       split_x4(x, column.scale(), hi, lo);
-      range.add(x, hi, lo);
+      range.add(hi, lo);
+      column.add_bits(x);
       UNROLL
       for (int i = 0; i < kAtOnce; ++i) layout.write(smem, long_parts, first + i, hi[i], lo[i]);
     }

@@ -9,9 +9,12 @@
 
 namespace tiled::cuda {
 
-struct Range {
+template <bool kHasBits>
+struct BasicRange {
+  static constexpr uint32_t kBits = kHasBits ? 0xffffu : 0;
+
   // Magnitude bits, except that the last 16, which no scale depends on, are the bitwise or of all
-  // numbers: they are 0 if all are bfloat16 numbers.
+  // numbers if `kHasBits`: they are 0 if all are bfloat16 numbers. Otherwise they may be any.
   uint32_t largest = 0;
   uint32_t smallest = ~0u;  // magnitude bits less 1, so that zero never is the smallest
 
@@ -25,11 +28,11 @@ struct Range {
       smallest = min(smallest, magnitude - 1);
       bits |= magnitude;
     }
-    largest |= bits & 0xffffu;
+    largest |= bits & kBits;
   }
-  __device__ void add(const Range& other) {
+  __device__ void add(const BasicRange& other) {
     const uint32_t bits = largest | other.largest;
-    largest = max(largest, other.largest) | (bits & 0xffffu);
+    largest = max(largest, other.largest) | (bits & kBits);
     smallest = min(smallest, other.smallest);
   }
   // Adds the range of the lane whose number differs in the bits of `lanes`.
@@ -47,12 +50,18 @@ struct Range {
   }
   __device__ bool is_wide(float scale) const { return fp16x3::is_small(least(), least() * scale); }
   __device__ bool is_coarse(float scale) const {
-    return fp16x3::is_coarse(largest, least() * scale);
+    static_assert(kHasBits);
+    return is_coarse(scale, largest);
+  }
+  // The same by the bitwise or of all numbers.
+  __device__ bool is_coarse(float scale, uint32_t bits) const {
+    return fp16x3::is_coarse(bits, least() * scale);
   }
 
  private:
   __device__ float least() const { return float_of(smallest + 1); }
 };
+using Range = BasicRange<true>;
 
 // Numbers that fp16x3::is_small() by `scale`, a power of two. A product for each number would cost
 // registers: they are compared with 2^-13 / scale.

@@ -44,16 +44,13 @@ __device__ uint32_t largest_magnitude(const float (&x)[kVectors][4]) {
   return largest;
 }
 
-// The range of a lane's fp16 parts in a stage, and the bitwise or of its numbers.
+// The range of a lane's fp16 parts in a stage.
 class StageRange {
  public:
   template <int kVectors>
-  __device__ void add(const float (&x)[kVectors][4], const uint32_t (&hi)[kVectors][2],
-                      const uint32_t (&lo)[kVectors][2]) {
+  __device__ void add(const uint32_t (&hi)[kVectors][2], const uint32_t (&lo)[kVectors][2]) {
     UNROLL
     for (int i = 0; i < kVectors * 2; ++i) {
-      const float* pair = &x[i / 2][i % 2 * 2];
-      bits_ |= bits_of(pair[0]) | bits_of(pair[1]);
       const __half2 x2 = __habs2(reinterpret_cast<const __half2&>(hi[i / 2][i % 2]));
       largest_ = __hmax2(largest_, x2), least_ = __hmin2(least_, x2);
       least_lo_ = __viaddmin_u16x2(lo[i / 2][i % 2] & 0x7fff7fff, 0xffffffffu, least_lo_);
@@ -73,7 +70,6 @@ class StageRange {
   __half2 largest_{}, least_ = __float2half2_rn(float_of(0x7f800000));
   // The bits less 1 of the least lo parts, of even and odd elements; kZero if all are zero.
   uint32_t least_lo_ = kZero << 16 | kZero;
-  uint32_t bits_ = 0;
 };
 
 // The scale of a column that kLanes adjacent lanes hold together.
@@ -84,7 +80,7 @@ class RunningScale {
   // Returns whether an fp16 part was not normal by a scale that was found later. The work tile must
   // then be multiplied once more, after restart(); the scale is final by then.
   __device__ bool failed() const { return least_former_lo_ < 0; }
-  __device__ void restart() { least_former_lo_ = float_of(0x7f800000), small_numbers_ = 0; }
+  __device__ void restart() { least_former_lo_ = float_of(0x7f800000), facts_ &= kBits; }
 
   // Lowers the scale if a magnitude as large as this needs it. The whole warp calls it. Returns
   // the factor for the sums so far.
@@ -111,12 +107,19 @@ class RunningScale {
     if (hi_failed || least_former_lo_ * scale_ < 0x1p-14f) least_former_lo_ = -1;
     return scale_ * inverse_scale;
   }
-  // Adds a stage that was split by the current scale. Returns whether its elements must be added
-  // one by one, too.
+  // Adds bits of a stage's elements, which may be added repeatedly.
+  template <int kVectors>
+  __device__ void add_bits(const float (&x)[kVectors][4]) {
+    UNROLL
+    for (const float(&x4)[4] : x) {
+      facts_ |= (bits_of(x4[0]) | bits_of(x4[1]) | bits_of(x4[2]) | bits_of(x4[3])) & kBits;
+    }
+  }
+  // Adds a stage that was split by the current scale, after its bits. Returns whether its elements
+  // must be added one by one, too.
   __device__ bool add(const StageRange& range) {
     least_lo_ = __vminu2(least_lo_, range.least_lo_);
-    bits_ |= range.bits_;
-    return range.has_small() || scale_ == kLargestScale || may_be_coarse();
+    return range.has_small() || scale_ == kLargestScale || is_coarse();
   }
   template <int kVectors>
   __device__ void add(const float (&x)[kVectors][4]) {
@@ -124,13 +127,12 @@ class RunningScale {
     for (int i = 0; i < kVectors * 4; ++i) {
       const float each = x[i / 4][i % 4];
       least_ = min(least_, 2 * bits_of(each) - 1);
-      small_numbers_ += fp16x3::is_small(each, each * scale_);
+      if (fp16x3::is_small(each, each * scale_)) facts_ += kSmallNumber;
     }
-    if (!is_coarse()) bits_ |= kNotCoarse;  // nor will it be by a lower scale
   }
   // fp16x3::inverse_scale() of the column, once the chunk has been added. The whole warp calls it.
   __device__ float inverse_scale() const {
-    uint32_t largest = magnitude_of_scale(), small_numbers = small_numbers_;
+    uint32_t largest = magnitude_of_scale(), small_numbers = facts_ / kSmallNumber;
     bool zero = scale_ == kLargestScale && least_magnitude() == 0, coarse = is_coarse();
     UNROLL
     for (int lanes = 1; lanes < kLanes; lanes *= 2) {
@@ -143,13 +145,12 @@ class RunningScale {
 
  private:
   __device__ uint32_t least_magnitude() const { return (least_ + 1) / 2; }
-  // Returns whether the lane's numbers are all bfloat16 numbers, as far as it is known. While they
-  // are, all of them are added one by one.
-  __device__ bool may_be_coarse() const { return fp16x3::is_coarse(bits_, float_of(0x7f800000)); }
-  // Returns whether the lane's numbers are those of a coarse column, zeros included.
+  // Returns whether the lane's numbers so far, or the zeros that it has, may be those of a coarse
+  // column. If not, more numbers and a lower scale change nothing. While they may, all numbers are
+  // added one by one, so that the least is known.
   __device__ bool is_coarse() const {
     const uint32_t least = least_magnitude();
-    return fp16x3::is_coarse(bits_, least == 0 ? float_of(0x7f800000) : float_of(least) * scale_);
+    return fp16x3::is_coarse(facts_, least == 0 ? float_of(0x7f800000) : float_of(least) * scale_);
   }
   // The bits of a magnitude that has this scale, since the scale makes it 2^14.
   __device__ uint32_t magnitude_of_scale() const {
@@ -157,15 +158,15 @@ class RunningScale {
   }
 
   static constexpr float kLargestScale = 0x1p127f;
-  static constexpr uint32_t kNotCoarse = 1;
   float scale_ = kLargestScale;  // a column keeps it until its first number that is not tiny
   // Twice the least magnitude's bits, less 1, so that zero is the largest: of elements added one by
   // one.
   uint32_t least_ = ~0u;
-  uint32_t bits_ = 0;  // the bitwise or of the lane's numbers, or more
-  // Small numbers among the elements added one by one, by the scale of the time. If it falls
-  // later and some were counted, the work tile fails.
-  uint32_t small_numbers_ = 0;
+  // The last 16 bits are the bitwise or of all elements. The first 16 count the small numbers among
+  // the elements added one by one, by the scale of the time. If it falls later and some were
+  // counted, the work tile fails.
+  static constexpr uint32_t kSmallNumber = 1u << 16, kBits = kSmallNumber - 1;
+  uint32_t facts_ = 0;
   uint32_t least_lo_ = ~0u;  // StageRange::least_lo_ by the current scale; ~0 before a first stage
   // The least lo part by former scales, descaled; negative if the work tile has failed.
   float least_former_lo_ = float_of(0x7f800000);

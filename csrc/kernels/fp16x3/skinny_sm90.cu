@@ -349,13 +349,14 @@ __device__ void multiply(const uint8_t* stage, const ShortFragment* short_operan
   }
   split_x4(x, column.scale(), long_hi, long_lo);
   StageRange range;
-  range.add(x, long_hi, long_lo);
+  range.add(long_hi, long_lo);
   if (__any_sync(~0u, range.overflows())) {
     acc.scale(column.lower(largest_magnitude(x)));
     split_x4(x, column.scale(), long_hi, long_lo);
     range = {};
-    range.add(x, long_hi, long_lo);
+    range.add(long_hi, long_lo);
   }
+  column.add_bits(x);
   if (column.add(range)) column.add(x);
   float part[kRowTiles][4];
   UNROLL

@@ -53,7 +53,7 @@ __device__ inline float max_or_nan(float x, float y) {
   return result;
 }
 
-template <int kCount>
+template <class Range, int kCount>
 __device__ Range range_of(const float (&x)[kCount]) {
   float largest = 0, least = float_of(0x7f800000);
   uint32_t bits = 0;
@@ -62,7 +62,7 @@ __device__ Range range_of(const float (&x)[kCount]) {
     largest = max_or_nan(largest, fabsf(each)), least = fminf(least, fabsf(each));
     bits |= bits_of(each);
   }
-  Range range{bits_of(largest) | (bits & 0xffffu), bits_of(least) - 1};
+  Range range{bits_of(largest) | (bits & Range::kBits), bits_of(least) - 1};
   if (__any_sync(~0u, least == 0)) {  // zeros are no small numbers
     range = {};
     range.add_all(x);
@@ -97,8 +97,10 @@ struct Row {
     UNROLL
     for (int i = 0; i < kPairs * 2; ++i) x[i] = __ldg(from + i / 2 * 64 + i % 2);
   }
+  using Range = BasicRange</*kHasBits=*/false>;  // there is no register for bits
+
   __device__ Range range() const {
-    Range range = range_of(x);
+    auto range = range_of<Range>(x);
     UNROLL
     for (int lanes = 1; lanes < 32; lanes *= 2) range.add_lane(lanes);
     return range;
@@ -108,7 +110,13 @@ struct Row {
     if (range.is_wide(scale)) {
       small_numbers = __reduce_add_sync(~0u, count_small_numbers(x, scale));
     }
-    return fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale));
+    uint32_t bits = 0;
+    if (range.is_coarse(scale, bits)) {
+      UNROLL
+      for (const float each : x) bits |= bits_of(each);
+      bits = __reduce_or_sync(~0u, bits);
+    }
+    return fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale, bits));
   }
   // Splits the row and stores hi and lo parts: those of 16 along K `step_bytes` apart, of four
   // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
@@ -147,7 +155,7 @@ struct Slice {
     const int lane = lane_id();
     UNROLL
     for (int down = 0; down < 2; ++down) {
-      Range range = range_of(x[down]);
+      auto range = range_of<Range>(x[down]);
       range.add_lane(1), range.add_lane(2);
       if (lane % 4 == 0) ranges[lane / 4 + down * 8] = range;
     }
@@ -318,7 +326,7 @@ __device__ void load_short(const Params& params, Smem<kWarps>& smem, unsigned in
                  int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride +
                  (panel_chunk.first_row + col) * matrix.row_stride,
              matrix.col_stride, panel_chunk.length);
-    const Range range = row.range();
+    const auto range = row.range();
     const float scale = fp16x3::scale(range.largest);
     row.split(scale, smem.short_operand + col * 64, cols * 64, 4, 8);
     const float inverse_scale = row.inverse_scale(range, scale);
@@ -361,7 +369,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
           rows[i].load(row_from, 1, length);
         }
       }
-      Range ranges[kRowsOfWarp];
+      typename Row<kWarps * 2>::Range ranges[kRowsOfWarp];
       UNROLL
       for (int i = 0; i < kRowsOfWarp; ++i) ranges[i] = rows[i].range();
       ptx::named_barrier_sync(kEmpty, smem.kThreads);

@@ -32,6 +32,7 @@ constexpr int kRows = ScaledOperand::kRows;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kNext = kThreads / kRows * 8;  // along K, from a thread's vector to its next
 constexpr int kVectors = 4, kBlockK = kNext * kVectors;
+using Range = BasicRange</*kHasBits=*/false>;
 constexpr int kMaxCluster = mma_order::kChunk / kBlockK;
 static_assert(kMaxCluster == 8, "the largest portable cluster");
 static_assert(kBlockK % ScaledOperand::kStep == 0, "a row's padding is in its last cluster");
