@@ -13,14 +13,19 @@ op_db = pytest.importorskip(
 ).op_db
 OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "inner", "addmm", "addbmm", "baddbmm", "addmv")
 OPS += ("einsum", "nn.functional.linear", "linalg.multi_dot")
-ROUNDED = (torch.float32, torch.float16, torch.bfloat16)  # in these dtypes the order of a sum shows
+# The order of a sum shows in these dtypes.
+ROUNDED = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 
 
 def doubled(sample, change=lambda x: x):
-    """The sample in float64, with its tensors and scales changed."""
-    wide = sample.transform(lambda x: change(x.double()) if isinstance(x, torch.Tensor) else x)
+    """The sample in float64 or complex128, with its tensors and scales changed."""
+
+    def widened(x):
+        return change(x.to(torch.complex128 if x.is_complex() else torch.float64))
+
+    wide = sample.transform(lambda x: widened(x) if isinstance(x, torch.Tensor) else x)
     for name, value in wide.kwargs.items():
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float, complex)):
             wide.kwargs[name] = change(torch.tensor(value)).item()
     return wide
 
@@ -58,8 +63,13 @@ def test_pytorch_s_own_samples(op, dtype, device):
                 assert_close(result, expected)
             else:
                 exact, size = run(doubled(sample)), run(doubled(sample, torch.abs))
-                # There are two products at most; a sum is rounded with its product.
-                assert_within(result, exact, rounded_bound(exact, size, 64, 2, dtype))
+                # There are two products at most; a sum is rounded with its product. A complex
+                # product adds two real ones to each part.
+                if dtype.is_complex:
+                    limit = rounded_bound(exact, size, 2 * 64, 2, torch.float32).unsqueeze(-1)
+                else:
+                    limit = rounded_bound(exact, size, 64, 2, dtype)
+                assert_within(result, exact, limit)
 
 
 @pytest.mark.parametrize(
