@@ -89,17 +89,17 @@ HOST_DEVICE inline float inverse_scale(uint32_t largest, uint32_t small_numbers,
   if (largest >= 0x7f800000u) return 1.0f;
   const int s = scale_exponent(largest);
   const uint32_t inverse = s == 127 ? 0x00400000u : static_cast<uint32_t>(127 - s) << 23;
-  const uint32_t marks = small_numbers | (coarse ? kCoarse : 0);
-  return float_of(marks == 0 ? inverse : 0x80000000u | inverse | marks);
+  const uint32_t facts = small_numbers | (coarse ? kCoarse : 0);
+  return float_of(facts == 0 ? inverse : 0x80000000u | inverse | facts);
 }
 
-// 2^-s, whatever flags an inverse scale has.
-HOST_DEVICE inline float without_marks(float inverse_scale) {
+// 2^-s alone, without what else an inverse scale says.
+HOST_DEVICE inline float power_alone(float inverse_scale) {
   return float_of(bits_of(inverse_scale) & ~(0x80000000u | kCoarse | kSmallNumbers));
 }
 // The inverse scale of a group as if it were not coarse.
 HOST_DEVICE inline float without_coarse(float inverse_scale) {
-  return (bits_of(inverse_scale) & kCoarse) != 0 ? without_marks(inverse_scale) : inverse_scale;
+  return (bits_of(inverse_scale) & kCoarse) != 0 ? power_alone(inverse_scale) : inverse_scale;
 }
 HOST_DEVICE inline uint32_t small_numbers(float inverse_scale) {
   return bits_of(inverse_scale) & kSmallNumbers;
@@ -126,7 +126,7 @@ HOST_DEVICE inline float descale(float scaled, float inverse_a, float inverse_b)
   if (!(fabsf(scaled) >= kProven * static_cast<float>(small))) return float_of(0x7fc00000u);
   // One rounding: the product of two powers of two may exceed a float's range, but not a double's.
   const double inverse =
-      static_cast<double>(without_marks(inverse_a)) * static_cast<double>(without_marks(inverse_b));
+      static_cast<double>(power_alone(inverse_a)) * static_cast<double>(power_alone(inverse_b));
   return static_cast<float>(static_cast<double>(scaled) * inverse);
 }
 
