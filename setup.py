@@ -158,12 +158,7 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     """
     flags = [*COMMON_FLAGS, f"-I{ROOT / 'csrc'}", "-isystem", torch_headers]
     sources = sorted(ROOT.glob("csrc/**/*.cpp"))
-    more = Path(MORE_KERNELS).resolve()
-    if MORE_KERNELS and not (nvcc and (more / "kernels.def").is_file() and any(more.glob("*.cu"))):
-        raise PlatformError(
-            f"TORCH_TILED_KERNELS is {MORE_KERNELS!r}; pass a folder with a kernels.def and .cu "
-            "files, in a build with CUDA."
-        )
+    more = more_kernels(nvcc)
     if nvcc is None:
         kernels = ROOT / "csrc/kernels"
         host = [x for x in sources if kernels not in x.parents and not x.name.startswith("cuda_")]
@@ -174,10 +169,33 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     command += [f"-Xcompiler={flag}" for flag in HOST_FLAGS]
     plan = []
     paths = sorted(ROOT.glob("csrc/kernels/**/*.cu"), key=start_order)
-    for path in paths + (sorted(more.glob("*.cu")) if MORE_KERNELS else []):
+    for path in paths + more:
         only = ARCHITECTURES.get(path.stem[-5:])
         plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
     return plan + [Compilation(path, command) for path in sources]
+
+
+def more_kernels(nvcc: str | None) -> list[Path]:
+    """The .cu files of the folder that TORCH_TILED_KERNELS names."""
+    if not MORE_KERNELS:
+        return []
+    folder = Path(MORE_KERNELS).resolve()
+    rows, sources = folder / "kernels.def", sorted(folder.glob("*.cu"))
+    trouble = None
+    if not folder.is_dir():
+        trouble = f"{folder} is not a folder"
+    elif not rows.is_file() or "KERNEL(" not in rows.read_text():
+        trouble = f"{folder} has no kernels.def with a row KERNEL(...)"
+    elif not sources:
+        trouble = f"{folder} has no .cu file"
+    elif nvcc is None:
+        trouble = "this build is without CUDA"
+    if trouble:
+        raise PlatformError(
+            f"TORCH_TILED_KERNELS is {MORE_KERNELS!r}, but {trouble}; pass a folder with a "
+            "kernels.def and .cu files, in a build with CUDA."
+        )
+    return sources
 
 
 def start_order(source: Path) -> tuple[int, str]:

@@ -56,4 +56,6 @@ def measured_on(header: dict) -> str:
         versions += [f"CUDA {header['cuda']}", f"driver {header['driver']}"]
     if header["git_commit"]:
         versions.append(f"commit {header['git_commit'][:10]}")
+    if header.get("numerics"):
+        versions.append(f"numerics version {header['numerics']}")
     return f"Measured on {header['device']} ({', '.join(versions)}) at {header['time']}"

@@ -60,10 +60,10 @@ def write_table(measured: dict) -> str:
             "by `torch_tiled.convert(model)`",
         ],
         [
-            "prompts with the same bits alone and in a batch: float32, bfloat16",
+            "prompts with the same logits alone and in a batch: float32, bfloat16",
             f"{same[0]} and {same[1]} of {count}",
             f"{same[2]} and {same[3]} of {count}",
-            "the same answer, whoever else asks",
+            "the same bits, whoever else asks",
         ],
         _product(bfloat16, "a bfloat16 product, " + _cube(bfloat16["size"])),
         [
@@ -94,7 +94,8 @@ def write_source(measured: dict) -> str:
         "[front_page.py](benchmarks/suites/front_page.py), with TF32 off. "
         "Errors are relative to float64. "
         f"A step is forward, backward and Adam: {steps}. A Llama of 12 layers answers prompts of "
-        f"{length} tokens."
+        f"{length} tokens; tokens that it generates in float32 need "
+        "[the norms' means by products, too](docs/guide/batch_invariance.md)."
     )
 
 

@@ -74,6 +74,30 @@ constexpr bool families_agree() {
 }
 static_assert(families_agree(), "the rows of a family stand together, in one order and dtypes");
 
+// Returns whether each kernel has a name of its own, which is no other kernel's family either.
+constexpr bool names_are_unique() {
+  for (const Kernel& kernel : kKernels) {
+    for (const Kernel& other : kKernels) {
+      const bool taken = other.name == kernel.name || other.family == kernel.name;
+      if (taken && &other != &kernel) return false;
+    }
+  }
+  return true;
+}
+static_assert(names_are_unique(), "two rows have one name, or a kernel has a family's name");
+
+// Returns whether each kernel takes the dtypes of its order alone.
+constexpr bool orders_have_their_dtypes() {
+  for (const Kernel& kernel : kKernels) {
+    const bool is_16bit = kernel.order == Order::kMma;
+    const bool is_float32 = kernel.order == Order::kFp16x3 || kernel.order == Order::kTf32;
+    if (is_16bit && kernel.dtypes != Dtypes::k16Bit) return false;
+    if (is_float32 && kernel.dtypes != Dtypes::kFloat32) return false;
+  }
+  return true;
+}
+static_assert(orders_have_their_dtypes(), "mma takes 16-bit floats; fp16x3 and tf32 take float32");
+
 const char* name_of(DType dtype, bool complex) {
   switch (dtype) {
     case DType::kFloat32: return complex ? "complex64" : "float32";

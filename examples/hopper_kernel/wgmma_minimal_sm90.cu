@@ -1,4 +1,5 @@
-// wgmma_minimal: the smallest kernel on Hopper's tensor cores. Copy this file to begin your own.
+// wgmma_minimal: the smallest kernel on Hopper's tensor cores. Copy this file to begin your own. A
+// name that ends in _sm90.cu has it compiled for Hopper alone, which wgmma needs.
 //
 // Idea:  a block is one warpgroup. In each step its threads copy 64 of K of both operands to shared
 //        memory, by any strides, in the order in which wgmma reads them. Four wgmma instructions
@@ -31,10 +32,10 @@ struct Tile {
 
 }  // namespace
 
-// The cost model: cycles of the busiest SM. Without a measured cost, a number larger than those of
-// other kernels keeps "auto" from picking it, and algorithm="wgmma_minimal" still runs it.
+// The cost model: cycles of the busiest SM. Without measured costs, numbers larger than those of
+// other kernels keep "auto" from picking it, and algorithm="wgmma_minimal" still runs it.
 Plan wgmma_minimal_plan(const Problem& p, int64_t sms) {
-  constexpr double kLaunch = 3000, kStep = 4000;
+  constexpr double kLaunch = 1e5, kStep = 4000;
   const int64_t tiles = count_tiles(p, Tile::kM, Tile::kN);
   const auto steps = static_cast<double>(ceil_div(p.k, Tile::kK));
   return {.m = Tile::kM,

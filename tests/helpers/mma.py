@@ -6,8 +6,9 @@ from helpers.reference import U, assert_same
 from helpers.specification import mma_product
 
 import torch_tiled
+from torch_tiled._op.registry import kernels
 
-MMA_ALGORITHMS = ("mma_sync", "mma_direct", "mma_unaligned", "mma_tma", "mma")
+MMA_ALGORITHMS = (*(x.name for x in kernels().values() if x.order == "mma"), "mma")
 
 each_16bit_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 

@@ -21,6 +21,8 @@ def plan(algorithm):
         a, b, algorithm=algorithm, compute_capability=90, sms=132
     ).algorithm
 assert plan("wgmma_minimal") == "wgmma_minimal" and plan("auto") != "wgmma_minimal"
+a, b = torch.empty(70, 0).bfloat16(), torch.empty(0, 5).bfloat16()
+assert plan("auto") != "wgmma_minimal"
 if torch.cuda.is_available():
     on_gpu = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm="wgmma_minimal")
     assert torch.equal(on_gpu.cpu(), by_name)

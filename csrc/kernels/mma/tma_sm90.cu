@@ -1,6 +1,6 @@
 // mma_tma: products of 16-bit floats by TMA and wgmma, persistent and warp-specialized.
 //
-// Idea:  TMA loads stages of 64 of K into shared memory, from if wgmma reads both operands,
+// Idea:  TMA loads stages of 64 of K into shared memory, from which wgmma reads both operands,
 //        K-major or MN-major. Two elected producer threads issue the loads, four if tiles are
 //        narrow, and go on to the next work tile early. Each consumer warpgroup multiplies 64 rows
 //        of the tile by all its columns. If there are two, the second multiplies the last steps
