@@ -51,7 +51,7 @@ WITHOUT_EACH = """## Without each kernel
 Every kernel that sums in the product's order was timed beside `auto`. The tables have the geometric
 mean of the time of the fastest other kernel, divided by that of the fastest kernel. It says how
 much slower products would be without the kernel: *all* of them, and *those* in which it is the
-fastest."""
+fastest. `simt_thin` was deleted after [this measurement](../notes/simt.md)."""
 
 
 def surveys(results: Path) -> dict[str, dict]:
