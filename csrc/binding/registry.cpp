@@ -46,6 +46,7 @@ std::string registry() {
         {"min_k", json(kernel.min_k)},
         {"max_k", length_or_null(kernel.max_k)},
         {"keeps_flagged", json_bool(kernel.keeps_flagged)},
+        {"reads_presplit_b", json_bool(kernel.reads_presplit_b)},
         {"reads_complex_b", json_bool(kernel.complex_b.plan != nullptr)},
     }));
   }

@@ -72,6 +72,7 @@ struct Kernel {
   int64_t min_k = 0, max_k = kAnyLength;
   bool (*accepts)(const Problem&) = accepts_all;  // sizes and layouts
   bool keeps_flagged = false;                     // on the GPU, as Problem::keeps_flagged asks
+  bool reads_presplit_b = false;                  // of torch_tiled.prepare, if there is one
   // What a launch of the plan allocates. With less memory it may still solve the problem.
   WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms) = no_workspace;
   ReadsComplexB complex_b = {};  // by default, a pass writes B'

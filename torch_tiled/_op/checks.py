@@ -6,6 +6,8 @@ symbolic: a bad call fails alike on meta tensors, under torch.compile, under vma
 as tests/ops/test_errors.py compares.
 """
 
+import functools
+
 import torch
 
 from .._internals import DispatchKey, DispatchKeySet, redispatch_without_python
@@ -26,9 +28,14 @@ def check_options(op, operands=(), **options):
         options: algorithm, precision, activation, and out_dtype or dtype_of_out, as far as they
             are to be checked.
     """
-    names, dtypes = [x for x, _ in operands], [str(x) for _, x in operands]
-    options = {name: str(value) for name, value in options.items()}  # not all come by a schema
-    _check_options(_BELOW_MODES, op, names, dtypes, **options)
+    options = ((name, str(value)) for name, value in options.items())  # not all come by a schema
+    _check_texts(op, tuple((name, str(dtype)) for name, dtype in operands), tuple(options))
+
+
+@functools.lru_cache(1024)  # of calls that raised nothing
+def _check_texts(op, operands, options):
+    names, dtypes = [x for x, _ in operands], [x for _, x in operands]
+    _check_options(_BELOW_MODES, op, names, dtypes, **dict(options))
 
 
 def _shape(tensor):

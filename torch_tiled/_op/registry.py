@@ -23,6 +23,7 @@ class Kernel:
         needs_hopper: whether it runs on Hopper GPUs alone, and on the CPU as its twin.
         min_k, max_k: the lengths of K that it takes, in real numbers; None if there is no limit.
         keeps_flagged: whether it can leave flagged elements NaN.
+        reads_presplit_b: whether it leaves the split of a prepared B out.
         reads_complex_b: whether it reads a complex B in place.
     """
 
@@ -34,6 +35,7 @@ class Kernel:
     min_k: int
     max_k: int | None
     keeps_flagged: bool
+    reads_presplit_b: bool
     reads_complex_b: bool
 
 

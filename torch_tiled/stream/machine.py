@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from .._op.registry import kernels
 from .staging import MOST_THREADS
 
 _CLOCK = 1.4e9  # by which the cycles of the cost model are seconds, under the GPU's power limit
@@ -93,8 +94,8 @@ class Machine:
             return 0.0
         kernel, cycles = order.cost(m, n, k, matrices, device=self.device)
         seconds = cycles / _CLOCK
-        # This kernel leaves the split of B out, which reads and writes four bytes an element.
-        if prepared and kernel == "fp16x3_wgmma":
+        # The split of B, which reads and writes four bytes an element, is left out.
+        if prepared and kernels()[kernel].reads_presplit_b:
             least = 2 * m * n * k / _SPLIT_FLOPS / self.device[1]
             seconds = max(seconds - 8 * k * n / self.memory_rate, least)
         return seconds
