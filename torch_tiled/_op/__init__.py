@@ -53,10 +53,23 @@ import torch
 from . import library  # noqa: F401, first: the modules below look up operators that it loads
 
 # isort: split
-from . import autocast, autograd, fake, fast_path, flops, functional, inplace, layouts, lazy, vmap
+from . import (
+    autocast,
+    autograd,
+    fake,
+    fast_path,
+    flops,
+    functional,
+    inplace,
+    layouts,
+    lazy,
+    packets,
+    vmap,
+)
 from .namespace import NAMESPACE
 
 _registrations = torch.library.Library(NAMESPACE, "FRAGMENT")  # they last as long as this object
 for _module in (vmap, autocast, autograd, inplace, lazy, functional, fake, layouts, fast_path):
     _module.register(_registrations)
 flops.register()
+packets.enter()

@@ -15,8 +15,15 @@ import functools
 import torch
 from torch.autograd.graph import increment_version
 
-from .._internals import AFTER_AUTOGRAD, AFTER_INPLACE, redispatch_without_python
-from .gradient_flow import is_differentiated_in_graph, why_differentiated
+from .._internals import (
+    AFTER_AUTOGRAD,
+    AFTER_INPLACE,
+    autocast_active,
+    redispatch_without_python,
+)
+from . import fast_path
+from .fast_path import is_plain
+from .gradient_flow import is_differentiated, is_differentiated_in_graph, why_differentiated
 from .lazy import resolve_for_python
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
@@ -93,6 +100,47 @@ def _refuse_inference_tensor(op, written, tensor):
 def _record_write(tensor):
     if not tensor.is_inference():
         increment_version(tensor)
+
+
+# --- The fast path -------------------------------------------------------------------------------
+
+
+def is_plain_write(written, a, b):
+    """Returns whether nothing but the version of `written` can observe a product that it gets."""
+    return (
+        is_plain(written, a, b)
+        and not is_differentiated(written, a, b)
+        and not written.is_inference()
+        and not autocast_active()
+    )
+
+
+def is_plain_gemm(c, a, b, alpha, beta):
+    """is_plain_write() of gemm_, whose factors are floats, or integers that a float holds."""
+    for factor in (alpha, beta):
+        if type(factor) is not float and not (type(factor) is int and abs(factor) < 1 << 53):
+            return False
+    return is_plain_write(c, a, b)
+
+
+def plain_matmul_out(a, b, out):
+    """matmul.out without options, if is_plain_write(out, a, b)."""
+    try:
+        fast_path.matmul_out(a, b, out)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    increment_version(out)
+
+
+def plain_gemm_(c, a, b, alpha, beta):
+    """gemm_ without options, if is_plain_gemm(c, a, b, alpha, beta)."""
+    try:
+        fast_path.gemm_(c, a, b, alpha, beta)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    increment_version(c)
 
 
 def register(library):
