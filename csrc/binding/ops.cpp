@@ -142,7 +142,7 @@ Tensor gemm(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real
             const std::string& algorithm, const std::string& precision, double alpha_imag,
             double beta_imag) {
   check_given("tiled::gemm_", {"c", c});
-  const std::vector<int64_t> shape(c.sizes().begin(), c.sizes().end());
+  const Shape shape(c.sizes().begin(), c.sizes().end());
   Tensor result = allocate("tiled::gemm_", shape, c.scalar_type(), c);
   if (beta_real != 0 || beta_imag != 0) torch::stable::copy_(result, c);
   gemm_(result, a, b, alpha_real, beta_real, algorithm, precision, alpha_imag, beta_imag);

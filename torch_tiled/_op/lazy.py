@@ -99,4 +99,4 @@ def register(library):
             else:
                 kernel = functools.partial(_kernel, op, below)
                 library.impl(name, kernel, key, with_keyset=True)
-    library.impl("_is_conj", torch.library.fallthrough_kernel, "Negative")
+    library.impl("_conj_bit", torch.library.fallthrough_kernel, "Negative")

@@ -6,6 +6,8 @@ So a call from Python asks first, and leaves these kernels out if they would do 
 elsewhere, and of an overload such as torch.ops.tiled.matmul.default, begin at the highest key.
 """
 
+import torch
+
 from .._internals import BelowAutograd, OpOverloadPacket
 from .derivatives import plain_linear, plain_matmul
 from .fast_path import is_plain
@@ -18,14 +20,15 @@ from .sharding import register_if_needed
 __all__ = ["call"]
 
 
-def call(op, *tensors, **options):
+def call(op, *args, **options):
     """Calls an operator, below its Autograd key if the kernel there would do nothing."""
+    tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)]
     try:
         if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
             with BelowAutograd():
-                return op(*tensors, **options)
-        register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
-        return op(*tensors, **options)
+                return op(*args, **options)
+        register_if_needed()  # inference mode skips Autograd, and its kernels do it otherwise
+        return op(*args, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
