@@ -23,7 +23,7 @@ from .._internals import (
 )
 from . import fast_path
 from .fast_path import is_plain
-from .gradient_flow import is_differentiated, is_differentiated_in_graph, why_differentiated
+from .gradient_flow import is_differentiated_in_graph, why_differentiated
 from .lazy import resolve_for_python
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
@@ -107,12 +107,10 @@ def _record_write(tensor):
 
 def is_plain_write(written, a, b):
     """Returns whether nothing but the version of `written` can observe a product that it gets."""
-    return (
-        is_plain(written, a, b)
-        and not is_differentiated(written, a, b)
-        and not written.is_inference()
-        and not autocast_active()
-    )
+    if not is_plain(written, a, b) or written.is_inference() or autocast_active():
+        return False
+    needs_grad = written.requires_grad or a.requires_grad or b.requires_grad
+    return not (needs_grad and torch.is_grad_enabled())
 
 
 def is_plain_gemm(c, a, b, alpha, beta):
