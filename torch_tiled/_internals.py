@@ -142,7 +142,7 @@ def gradients_asked_for(ctx, needed):
     Args:
         ctx: the context of a backward that is running.
         needed: the bools of ctx.needs_input_grad for the tensors that the Function was applied to,
-            in order. Those of the last tensors may be left out.
+            in order. The last ones may be left out.
     """
     if sum(needed) < 2:  # a backward runs only if one is asked for
         return needed
@@ -153,7 +153,7 @@ def gradients_asked_for(ctx, needed):
 def _is_asked_for(node):
     try:
         return will_run(node)
-    except RuntimeError:  # the node of a leaf whose gradient is returned, not accumulated
+    except RuntimeError:  # the node of a leaf with a gradient that is returned, not accumulated
         return True
 
 
@@ -195,7 +195,7 @@ def distinguish_by_options(overload, *options):
 def is_in_fsdp_shards(module):
     """Returns whether fully_shard, applied to the module or one around it, shards its parameters.
 
-    The parameters cannot tell: while they are gathered, in forward, they are plain tensors, whose
+    The parameters cannot tell: while they are gathered, in forward, they are plain tensors: their
     memory and version stay the same whatever was written to the shards. But fully_shard registers
     hooks on the module that owns them.
     """

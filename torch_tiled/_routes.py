@@ -140,7 +140,7 @@ def _overflows(factor: float, dtype: torch.dtype) -> bool:
 
 
 def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
-    """addmm, baddbmm or addmv; or addbmm, whose sum over the batch becomes a part of K."""
+    """addmm, baddbmm or addmv; or addbmm: its sum over the batch becomes a part of K."""
 
     def add(precision, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
         for name in ("mat1", "batch1", "mat"):

@@ -138,7 +138,7 @@ def _set_class(module: torch.nn.Module, kind: type) -> None:
     module.__class__ = kind
 
 
-# Modules whose products are computed outside of a layer's forward, and where they are computed.
+# Modules with products outside of a layer's forward, and what computes them.
 _UNREACHED = {
     torch.nn.MultiheadAttention: "multi_head_attention_forward reads its projections' weights",
     torch.nn.TransformerEncoderLayer: (

@@ -156,7 +156,7 @@ def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
 
 
 def _long(x, labels):
-    """Returns the labels whose sizes are not 1."""
+    """Returns the labels with sizes other than 1."""
     return {label for label, size in zip(labels, x.shape, strict=True) if size != 1}
 
 

@@ -56,7 +56,7 @@ def freeze(model: _Model) -> _Model:
 
     A weight that is a DTensor, or sharded by fully_shard, is not split.
 
-    A frozen weight has no gradient: where one would be recorded (grad mode is on and the weight
+    A frozen weight has no gradient: if one would be recorded (grad mode is on and the weight
     requires grad) the layer raises, in train() and eval() alike. Its input and bias get their
     gradients. Under autocast the layer computes the same as an unfrozen one. Its state_dict, saved
     and loaded, is that of an unfrozen layer. Copies and pickles of a frozen layer are frozen, and
@@ -163,7 +163,7 @@ class Freezable:
     """The part of torch_tiled.nn.Linear that freezes its weight.
 
     The hi and lo parts and the inverse scales are non-persistent buffers: no state_dict has them,
-    and PyTorch takes them for constants where it compiles, exports and captures.
+    and PyTorch takes them for constants when it compiles, exports and captures.
     """
 
     _frozen = False

@@ -46,7 +46,7 @@ def choices():
 
 
 def enable() -> None:
-    """Lets Inductor's autotuning choose torch_tiled's products where they are the fastest.
+    """Lets Inductor's autotuning choose torch_tiled's products if they are the fastest.
 
     With mode="max-autotune", torch.compile times PyTorch's own product and Triton's, and keeps the
     fastest. After this call it also times torch_tiled's for models that this thread compiles,

@@ -180,7 +180,7 @@ def _products() -> list[dict]:
 def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
     """Computes a product, and returns a sentence on its wrong elements, or None.
 
-    A sum of K products in any order errs by at most (K + 2) u |A||B|, where u is the unit roundoff
+    A sum of K products in any order errs by at most (K + 2) u |A||B|; u is the unit roundoff
     of the dtype that it is summed in, and the 2 covers terms of second order; tensor cores err by
     less at this K (docs/guide/numerics.md). The float64 product that it is compared with also has
     such an error. The sum is then rounded to its dtype.

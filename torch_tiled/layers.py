@@ -1,4 +1,4 @@
-"""Layers without a state of their own, whose forward kernels.kernelize gives to a model's layers.
+"""Layers without a state of their own: kernels.kernelize gives their forward to a model's layers.
 
 kernelize, a function of the package `kernels`, binds forward to a torch.nn.Linear, which keeps its
 class and its parameters. So these classes have neither a constructor nor other methods. The class

@@ -14,7 +14,7 @@ class Linear(Freezable, torch.nn.Linear):
 
     It maps (..., in_features) to (..., out_features); the input needs at least one dimension.
 
-    Its parameters, their initial values and its state_dict are those of torch.nn.Linear, so each of
+    Its parameters, their initial values and its state_dict are torch.nn.Linear's, so each of
     the two loads a state_dict of the other. torch_tiled.freeze(model) freezes it.
 
     Args:
@@ -22,7 +22,7 @@ class Linear(Freezable, torch.nn.Linear):
         out_features: as for torch.nn.Linear.
         bias: as for torch.nn.Linear.
         device: as for torch.nn.Linear.
-        dtype: as for torch.nn.Linear; one of those of torch_tiled.matmul.
+        dtype: as for torch.nn.Linear; one that torch_tiled.matmul takes.
         activation: "none", "relu", "gelu", "gelu_tanh", "tanh" or "silu"; "none" if the dtype is
             complex.
         precision: as for torch_tiled.matmul.

@@ -49,7 +49,7 @@ def matmul(
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
         precision: how float32 and complex64 operands are multiplied; ignored for other dtypes.
             "fp32" uses tensor cores on Hopper GPUs, and is as accurate as an SGEMM that adds in
-            sequence where many products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in
+            sequence if many products make up a sum; "ieee" rounds every FMA as IEEE 754 does, in
             one order on every GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on
             Hopper. On the CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md
             has the error bounds.
@@ -118,10 +118,10 @@ def prepare(b: torch.Tensor) -> Prepared:
 
     On Hopper GPUs a float32 product first splits both operands into hi and lo float16 parts. A
     prepared weight spares each product that work, with the same bits in the result. This function
-    is for weights in the functional style; torch_tiled.freeze(model) is for those of layers.
+    is for weights in the functional style; torch_tiled.freeze(model) is for layers.
 
     The result refers to b and does not copy it. b must not be written to: the hi and lo parts would
-    be stale, and no product notices. Where products do not split (other dtypes, other GPUs, K below
+    be stale, and no product notices. If products do not split (other dtypes, other GPUs, K below
     128), the result is b alone. On the CPU, only algorithm="fp16x3" reads the hi and lo parts.
 
     A complex64 b is also rewritten as the real matrix that products read (docs/kernels/complex.md),
@@ -136,7 +136,7 @@ def prepare(b: torch.Tensor) -> Prepared:
 
     Returns:
         A torch_tiled.Prepared of b's shape. Its `.nbytes` is the memory that it takes beside b's
-        own: about as much as b, and for a complex64 b twice, or four times where that is split.
+        own: about as much as b, and for a complex64 b twice, or four times if that is split.
         torch_tiled.linear takes a weight as `torch_tiled.prepare(weight.mT).mT`.
 
     Raises:
@@ -230,8 +230,8 @@ def gemm_(
             not read.
         a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
         b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
-            those of c.
-        alpha: a number, by which the product is multiplied; it may be complex if c is.
+            c's.
+        alpha: a number that multiplies the product; it may be complex if c is.
         beta: a number, by which c is multiplied before the product is added; it may be complex if
             c is.
         algorithm: as for torch_tiled.matmul.

@@ -119,7 +119,7 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
 
 
 def _naive(a: _GlobalMemory, b: _GlobalMemory) -> torch.Tensor:
-    """The product, for whose every element a row of a and a column of b are read."""
+    """The product. Each element reads a row of a and a column of b."""
     c = a.matrix.new_empty(a.matrix.shape[0], b.matrix.shape[1])
     for i in range(c.shape[0]):
         for j in range(c.shape[1]):
@@ -176,7 +176,7 @@ def draw(traced: Traced, console=None, every: bool = False) -> None:
 
 
 def _whole_blocks(phases: int, per_block: int) -> int:
-    """The number of phases to draw: those of whole blocks, at most _MOST_PHASES or one block."""
+    """The number of phases to draw: of whole blocks, at most _MOST_PHASES or one block."""
     return min(phases, max(_MOST_PHASES // per_block, 1) * per_block)
 
 

@@ -4,4 +4,4 @@ __version__ = "0.2.0"
 """The version of the package."""
 
 numerics_version = 3
-"""An integer that rises where a product of the same operands gets other bits."""
+"""An integer that rises when a product of the same operands gets other bits."""

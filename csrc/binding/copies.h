@@ -11,13 +11,13 @@
 
 namespace tiled {
 
-// Copies a matrix on the GPU's current stream, if elements of its rows or those of its columns are
+// Copies a matrix on the GPU's current stream, if elements of its rows or its columns are
 // adjacent on both sides. Pinned memory is read or written later, in the stream's order.
 void copy_rows_(const Tensor& to, const Tensor& from);
 
 // Copies a matrix to the GPU, or from it, by several threads of the host, if elements of its rows
-// or those of its columns are adjacent on the GPU. They pass through `buffer`, pinned memory that
-// the GPU reads or writes on its current stream. `to_gpu` says which side is the GPU's, also where
+// or its columns are adjacent on the GPU. They pass through `buffer`, pinned memory that
+// the GPU reads or writes on its current stream. `to_gpu` says which side is the GPU's, also if
 // the host plays it. Returns when the host's matrix has been read or written. Copies from the
 // buffer to the GPU follow in the stream's order: until then nobody else may write the buffer, and
 // another call may have it from the same thread of the host alone, with the same number of threads.

@@ -1,5 +1,5 @@
 // PyTorch's current stream, and the properties of a device and of the current CUDA context. The one
-// symbol needed of libtorch_cuda is looked up in the process, so that the library loads where
+// symbol needed of libtorch_cuda is looked up in the process, so that the library loads if
 // libtorch_cuda is missing, too.
 
 #include <cuda.h>

@@ -19,7 +19,7 @@ void check(cudaError_t status) {
                            "\" about a copy between the host and the GPU");
 }
 
-// Copies rows between the two sides, whose pitch is the bytes from a row to the next.
+// Copies rows between the two sides. A pitch is the bytes from a row to the next.
 void copy_rows(char* host, int64_t host_pitch, char* gpu, int64_t gpu_pitch, int64_t row_bytes,
                int64_t rows, bool to_gpu, cudaStream_t stream) {
   const auto kind = to_gpu ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
@@ -37,7 +37,7 @@ void copy_rows(char* host, int64_t host_pitch, char* gpu, int64_t gpu_pitch, int
 // too.
 class Events {
  public:
-  // Returns the events of the calling thread, whose current device is `device`.
+  // Returns the events of the calling thread, which has the current device `device`.
   static Events& of_thread(int device) {
     static thread_local Events events;
     if (events.device_ != device) events.make(device);

@@ -175,7 +175,7 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
     try {
       return torch_linear(options.op, x, weight, bias, epilogue.activation);
     } catch (const std::runtime_error&) {
-      // Where memory is short, this fails with a sentence.
+      // If memory is short, this fails with a sentence.
       allocate(options.op, product.shape, x.scalar_type(), x);
       throw;
     }
@@ -254,8 +254,8 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "matmul.out(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
       "Tensor(a!) out) -> ()");
-  // hi_lo and inverse_scales are what prepare(b) returned: both empty where b was not worth
-  // splitting. The bits are those of matmul.
+  // hi_lo and inverse_scales are what prepare(b) returned: both empty if b was not worth
+  // splitting. The bits are matmul's.
   m.def(
       "matmul.prepared(Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, *, "
       "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
@@ -290,7 +290,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "_cost_of_panels(ScalarType dtype, str algorithm, str precision, int[] sizes, "
       "bool prepared, bool keeps_flagged, int compute_capability, int sms) "
       "-> (str kernel, float cycles, int[] bytes)");
-  // These have no options, whose parsing takes much of the host's time for a small product.
+  // These have no options: parsing them takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_matmul_out(Tensor a, Tensor b, Tensor(a!) out) -> ()");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");

@@ -12,7 +12,7 @@ namespace tiled {
 std::string registry();
 
 // Makes the checks of an operator's arguments that need no sizes, of those that are given:
-// precision and activation; that the dtypes, which are those of the tensors of these names, are
+// precision and activation; that the dtypes, of the tensors of these names in order, are
 // supported and equal; that the product of such operands may have this out_dtype, or be written to
 // an `out` of this dtype; activation and algorithm with the dtype. Dtypes are named as in Python.
 // torch_tiled/_op/checks.py makes them for meta tensors and traced ones, and csrc for others.

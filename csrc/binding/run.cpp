@@ -204,7 +204,7 @@ void run_real(const Run& run, const Product& product, const Tensor& c, const OpE
                   });
 }
 
-// Solves the problem, or parts of it one after another where there is no memory for its passes.
+// Solves the problem, or parts of it one after another if there is no memory for its passes.
 void solve_complex(const Run& run, const ComplexProblem& z) {
   const ComplexPlan plan = plan_complex(run.options.algorithm, z, run.context);
   const bool launched = launch_complex(plan, z, run.context);

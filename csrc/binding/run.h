@@ -62,7 +62,7 @@ ComplexProblem make_complex_problem(const Options& options, const Product& produ
 void for_outer_batch(const Problem& p, std::span<const OuterDim> outer, int64_t operand_size,
                      int64_t out_size, const std::function<void(const Problem&)>& solve);
 
-// Throws where twice a size, or the cycles of a plan, could not be counted in 63 bits.
+// Throws if twice a size, or the cycles of a plan, could not be counted in 63 bits.
 void check_countable(const char* op, const Product& product);
 
 // Says what becomes of the flagged elements of products in "fp32" and "tf32".

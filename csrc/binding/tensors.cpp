@@ -235,7 +235,7 @@ PreparedSizes prepared_sizes(ScalarType type, int64_t k, int64_t n, bool splits)
     sizes.presplit_bytes = presplit.matrix_bytes();
     sizes.scales = presplit.matrix_groups();
   }
-  // f64_mma reads a complex128 B as it lies, faster than B'.
+  // f64_mma reads a complex128 B in place, faster than B'.
   if (type == ScalarType::ComplexFloat) sizes.packed_bytes = prepared_bytes(k, n);
   return sizes;
 }

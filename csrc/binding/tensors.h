@@ -72,7 +72,7 @@ void check_written(const char* op, Named c, const Product& product);
 // Returns the product of a and b, after all checks of them and of `out`, to which it is written.
 Product make_product_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out);
 
-// Returns a contiguous tensor on the device of `like`, which messages call `what`, or nothing where
+// Returns a contiguous tensor on the device of `like`, which messages call `what`, or nothing if
 // there is no memory for it. PyTorch's own text of a failure does not cross the ABI.
 std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
                                    const Tensor& like, const char* what);
@@ -82,7 +82,7 @@ std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarTyp
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
                 const char* what = "result");
 
-// A right operand that tiled::prepare has read. Its pointers are null where its tensors are empty,
+// A right operand that tiled::prepare has read. Its pointers are null if its tensors are empty,
 // since b was not worth preparing.
 struct PreparedOperand {
   Presplit presplit;
@@ -98,7 +98,7 @@ inline Presplit presplit_columns(ScalarType type, int64_t k, int64_t n) {
   return {.rows = parts * n, .k = parts * k};
 }
 PreparedSizes prepared_sizes(ScalarType type, int64_t k, int64_t n, bool splits);
-// Returns what tiled::prepare made of b, whose tensors these are.
+// Returns what tiled::prepare made of b, from its tensors.
 PreparedOperand prepared_operand(const char* op, Named b, const Product& product,
                                  const Tensor& hi_lo, const Tensor& inverse_scales);
 

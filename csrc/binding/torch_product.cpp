@@ -69,7 +69,7 @@ void torch_product(const char* op, const Tensor& a, const Tensor& b, const Tenso
     torch_product(op, unsqueeze(a, 0), b, unsqueeze(out, -2));
   } else if (a.scalar_type() == type) {
     call(op, "aten::matmul", "out", a, b, out);
-  } else {  // float16 or bfloat16 to float32, whose products are exact
+  } else {  // float16 or bfloat16 to float32, so products are exact
     call(op, "aten::matmul", "out", cast(op, a, type), cast(op, b, type), out);
   }
 }

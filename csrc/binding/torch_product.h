@@ -24,7 +24,7 @@ void torch_product(const char* op, const Tensor& a, const Tensor& b, const Tenso
 Tensor torch_linear(const char* op, const Tensor& x, const Tensor& weight,
                     const std::optional<Tensor>& bias, Activation activation);
 
-// c = alpha * sums + beta * c, where `sums` have the dtype that c's elements are summed in.
+// c = alpha * sums + beta * c; `sums` have the dtype that c's elements are summed in.
 void apply_epilogue_to(const Options& options, Product product, const Tensor& sums, const Tensor& c,
                        const OpEpilogue& epilogue);
 

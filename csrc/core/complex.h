@@ -1,13 +1,13 @@
 #pragma once
-// Complex products as real ones. A complex number lies in memory as its real part, then its
-// imaginary part. So a complex (m, k) matrix A with contiguous rows is a real (m, 2k) matrix as it
-// lies, C is a real (m, 2n) matrix, and
+// Complex products as real ones. A complex number is stored as its real part, then its
+// imaginary part. So a complex (m, k) matrix A with contiguous rows is a real (m, 2k) matrix in
+// place, C is a real (m, 2n) matrix, and
 //
 //   C = A B',   B' (2k, 2n), in which b = x + iy of B is  [  x  y ]
 //                                                         [ -y  x ]
 //
 // Each part of an element of C is one real sum with twice K: for each k the product with the real
-// part of a, then that with its imaginary part. Orders, bounds and bits are those of that sum. A
+// part of a, then that with its imaginary part. It has the order, bound and bits of that sum. A
 // conjugate of A, B or C is a matter of signs in B'.
 
 #include <complex>
@@ -34,7 +34,7 @@ struct ComplexEpilogue {
   Lazy bias_lazy = {};
 };
 
-// Sizes and strides of `problem` count complex numbers, and its dtypes are those of their parts. It
+// Sizes and strides of `problem` count complex numbers, and its dtypes are their parts'. It
 // has the matrices, and no epilogue.
 struct ComplexProblem {
   Problem problem;
@@ -67,7 +67,7 @@ struct SignsOfB {
 };
 SignsOfB signs_of_b(const ComplexProblem& z);
 
-// Describes B as it lies to a kernel that reads complex numbers. Strides count floats, as a mean of
+// Describes B in place to a kernel that reads complex numbers. Strides count floats, as a mean of
 // two: an element of B' with an even row and column is that far from the first one.
 Matrix in_place_b(const ComplexProblem& z);
 
@@ -83,11 +83,11 @@ struct ComplexB {
 // matrix with twice as many elements along that side.
 Matrix parts_of_b(Matrix in_place);
 
-// The part of B' that a kernel reads of B as it lies: one number for four elements.
+// The part of B' that a kernel reads of a B in place: one number for four elements.
 inline constexpr double kShareOfB = 0.5;
 
-// A pass that computes C = alpha * sums + bias + beta * C, where the real kernel's epilogue cannot:
-// its sizes, batch and C are those of a complex problem, whose A are the sums.
+// A pass that computes C = alpha * sums + bias + beta * C, if the real kernel's epilogue cannot:
+// it has the sizes, batch and C of a complex problem, with the sums in place of A.
 struct Combine {
   Problem problem;
   Lazy sums;
@@ -103,7 +103,7 @@ struct RealProblem {
 };
 RealProblem as_real(const ComplexProblem& z);
 
-// Splits a problem in two along its batch, or else its longer side. Nothing where it is small.
+// Splits a problem in two along its batch, or else its longer side. Nothing if it is small.
 std::optional<std::pair<ComplexProblem, ComplexProblem>> split_in_two(const ComplexProblem& z);
 
 // The pass that writes B' of a complex64 B without a batch for many products, and its bytes. A

@@ -29,8 +29,8 @@ struct Scalars {
         beta{static_cast<T>(epilogue.beta.real()), static_cast<T>(epilogue.beta.imag())} {}
 };
 
-// sum + x * y by two FMAs for each part. A real x does not meet y's other part, whose NaN or Inf
-// would spread.
+// sum + x * y by two FMAs for each part. A real x does not meet y's other part: a NaN or Inf
+// there would spread.
 template <typename T>
 HOST_DEVICE Complex<T> add_product(Complex<T> sum, Complex<T> x, Complex<T> y) {
   sum = {fused_multiply_add(x.re, y.re, sum.re), fused_multiply_add(x.re, y.im, sum.im)};

@@ -10,7 +10,7 @@ namespace tiled {
 using ParallelFor = void (*)(int64_t count, const std::function<void(int64_t, int64_t)>& body);
 
 // Returns scratch memory on the GPU, 512-byte aligned and not zeroed, from PyTorch's allocator;
-// null where there is not enough. The memory is the launcher's until all of its kernels are
+// null if there is not enough. The memory is the launcher's until all of its kernels are
 // launched; then it may be used again by later work on the stream. Throws for any other failure.
 using Allocate = std::function<void*(int64_t bytes)>;
 
@@ -29,7 +29,7 @@ struct Context {
 // The context of PyTorch's current stream on `device` (in builds with CUDA).
 Context cuda_context(int device);
 
-// CUDA's text for an error that an earlier call left behind; empty where there is none.
+// CUDA's text for an error that an earlier call left behind; empty if there is none.
 const char* cuda_pending_error();
 
 }  // namespace tiled

@@ -6,7 +6,7 @@
 namespace tiled {
 
 // Returns the driver's function of that name as of a CUDA version, such as 12040 for 12.4; null
-// where the driver is older. Use: driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent",
+// if the driver is older. Use: driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent",
 // ..)
 template <class Function>
 Function driver_function(const char* name, unsigned version) {

@@ -16,7 +16,7 @@ namespace tiled {
 HOST_DEVICE inline double normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
 // The same in float: its tail below -t, for t = |x|, is 2 to the power of p(t) = -1 + t * q(t),
 // with a polynomial q fitted by Lawson's iteration. Up to t = 5 the relative error of the tail
-// is 2.1e-8, times -p / 2 where that is more than 1; beyond, the tail falls on to 0.
+// is 2.1e-8, times -p / 2 if that is more than 1; beyond, the tail falls on to 0.
 HOST_DEVICE inline float normal_cdf(float x) {
   constexpr int kTerms = 10;
   constexpr float kQ[kTerms] = {
@@ -63,7 +63,7 @@ HOST_DEVICE void activate_each(Activation activation, Acc (&x)[kCount]) {
 }
 
 // The activation's argument: alpha * sum + bias + beta * old. `bias` is ignored without a bias,
-// `old` where beta is 0.
+// `old` if beta is 0.
 template <typename Acc>
 HOST_DEVICE Acc combine(const Epilogue& epilogue, Acc sum, Acc bias, Acc old) {
   Acc value = static_cast<Acc>(epilogue.alpha) * sum;

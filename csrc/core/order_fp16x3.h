@@ -17,8 +17,8 @@
 //                                               neither the row nor the column is coarse
 //   chunk = (low * 2^-11 + total) * 2^-(s_a + s_b),  a rounding for each of these three
 //
-// and chunks are added in order. A chunk is NaN where the split may have lost too much, and in a
-// row or column that holds Inf or NaN. An element whose sum is NaN is flagged and recomputed in the
+// and chunks are added in order. A chunk is NaN if the split may have lost too much, and in a
+// row or column that holds Inf or NaN. An element with a NaN sum is flagged and recomputed in the
 // chunked order (order_chunked.h), alone.
 //
 // The split is that of Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
@@ -43,7 +43,7 @@ HOST_DEVICE constexpr int promotion(int64_t k) { return k < 512 ? 16 : 32; }
 // The part of a total that is given back for what truncation took from it. A sum of 16 products has
 // about three bits beyond the 24 that are kept, which hold 7/16 of a unit in the last place on
 // average. Over mantissas that are uniform in their logarithm, that unit is 2^-23 / (2 ln 2) of the
-// sum in the mean: together 0.63 * 2^-24. Where the tensor core sums twice before a promotion, the
+// sum in the mean: together 0.63 * 2^-24. If the tensor core sums twice before a promotion, the
 // first sum is half of the second in the mean, for numbers of any signs: 1.5 times as much.
 // scaled_sum() leaves out a quarter of the totals, and the others get 4/3 of it.
 HOST_DEVICE constexpr float expected_cut(int promotion) {
@@ -60,7 +60,7 @@ HOST_DEVICE inline int scale_exponent(uint32_t largest) {
   return largest == 0 ? 0 : exponent < 14 - 127 ? 127 : 14 - exponent;
 }
 
-// 2^s, or NaN where the group is not finite, which makes all its elements NaN.
+// 2^s, or NaN if the group is not finite, which makes all its elements NaN.
 HOST_DEVICE inline float scale(uint32_t largest) {
   if (largest == 0) return 1;
   const uint32_t exponent = largest >> 23, scaled = 254 + 14 - exponent;
@@ -118,7 +118,7 @@ HOST_DEVICE inline Split split(float scaled) {
 // this for each small number.
 inline constexpr float kProven = 32;
 
-// A chunk's descaled sum, or NaN where it must be recomputed: the small numbers of its row and its
+// A chunk's descaled sum, or NaN if it must be recomputed: the small numbers of its row and its
 // column may have cost too much. Beside a group of zeros they cost nothing.
 HOST_DEVICE inline float descale(float scaled, float inverse_a, float inverse_b) {
   const bool zero = inverse_a == 0 || inverse_b == 0;

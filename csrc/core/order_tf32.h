@@ -10,8 +10,8 @@
 //
 //   chunk = (0 + hi_a hi_b + ..) * 2^-(s_a + s_b),  one rounding
 //
-// and chunks are added in order, from +0. A chunk is NaN where rounding may have lost more than
-// TF32 does, and in a row or column that holds Inf or NaN. An element whose sum is NaN is flagged
+// and chunks are added in order, from +0. A chunk is NaN if rounding may have lost more than
+// TF32 does, and in a row or column that holds Inf or NaN. An element with a NaN sum is flagged
 // and recomputed in the chunked order (order_chunked.h), alone.
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace tiled::tf32 {
 // Shorter sums, and longer ones, which no tensor map holds, are computed in the chunked order.
 inline constexpr int64_t kMinK = 64, kMaxK = (int64_t{1} << 31) - 1024;
 
-// A chunk's descaled sum, or NaN where it must be recomputed. In scaled units, a float16 below
+// A chunk's descaled sum, or NaN if it must be recomputed. In scaled units, a float16 below
 // 2^-14, which has fewer than 11 bits, is off by at most 2^-25. Times a factor below 2^15 that is
 // 2^-10, and 2^-15 of a sum as large as fp16x3::kProven for each such number.
 HOST_DEVICE inline float chunk_sum(float sum, float inverse_a, float inverse_b) {

@@ -11,7 +11,7 @@ namespace tiled {
 inline constexpr int kMaxSharedMemory = 227 << 10, kSharedMemoryOfSm = 228 << 10;
 
 struct Plan {
-  int tile = 0;             // index in the kernel's table of tiles, where it has one
+  int tile = 0;             // index in the kernel's table of tiles, if it has one
   int m = 0, n = 0;         // rows and columns of C in a tile
   int64_t k_splits = 1;     // parts of K, of whole chunks, that different blocks sum
   int blocks_per_sm = 1;    // that share an SM; no more than the tile allows

@@ -43,7 +43,7 @@ struct Presplit {
            step * 2 * plane_bytes(tile_rows(tile));
   }
   // The offset in a plane, in bytes, of elements k8 * 8 .. k8 * 8 + 7 of a step's row: rows have 64
-  // bytes, whose four 16-byte units are permuted by pairs of rows (64-byte swizzle).
+  // bytes, in four 16-byte units that are permuted by pairs of rows (64-byte swizzle).
   HOST_DEVICE static constexpr int swizzle(int row, int k8) {
     return row * kK * 2 + (k8 ^ (row / 2 % 4)) * 16;
   }

@@ -82,7 +82,7 @@ struct Problem {
   Batch batch;
   Matrix a, b;
   OutMatrix c;
-  Presplit b_presplit;  // of a B without a batch; its pointers are null where B was not split
+  Presplit b_presplit;  // of a B without a batch; its pointers are null if B was not split
   Epilogue epilogue;
 
   bool operator==(const Problem&) const = default;
@@ -93,7 +93,7 @@ inline int64_t count_tiles(const Problem& p, int64_t rows, int64_t cols) {
   return ceil_div(p.m, rows) * ceil_div(p.n, cols) * p.batch.count;
 }
 
-// The next larger number of K splits that shortens the longest split, or 0 where there is none.
+// The next larger number of K splits that shortens the longest split, or 0 if there is none.
 // Splits share K's chunks as evenly as possible.
 inline int64_t next_k_splits(int64_t chunks, int64_t splits) {
   const int64_t longest = ceil_div(chunks, splits);
@@ -137,7 +137,7 @@ inline bool has_unit_stride(const Matrix& matrix) {
   return std::min(matrix.row_stride, matrix.col_stride) == 1;
 }
 
-// Returns whether adjacent elements lie along M or N rather than along K.
+// Returns whether adjacent elements are along M or N rather than along K.
 inline bool is_mn_major(const Matrix& matrix) { return matrix.row_stride < matrix.col_stride; }
 
 // Returns whether the matrix's batch has no more dimensions than a tensor map.
@@ -184,7 +184,7 @@ inline OutMatrix transposed(OutMatrix matrix) {
   return matrix;
 }
 
-// A problem from the side of its long operand: that with C's longer side, which is B, or A where m
+// A problem from the side of its long operand, the one with C's longer side: B, or A if m
 // > n. row_stride of both is along their side of C, and col_stride along K.
 struct LongAndShort {
   bool long_is_a;
@@ -197,7 +197,7 @@ inline LongAndShort long_and_short(const Problem& p) {
   return {false, b, p.a, p.n, p.m};
 }
 
-// Returns the operand with C's longer side: B, or A where m > n.
+// Returns the operand with C's longer side: B, or A if m > n.
 inline const Matrix& longer_operand(const Problem& p) { return p.m > p.n ? p.a : p.b; }
 
 }  // namespace tiled

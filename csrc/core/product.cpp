@@ -88,7 +88,7 @@ std::vector<OuterDim> lay_out_batch(const Strided& a, const Strided& b, const St
   lay_out(p.c, c_data, c);
 
   const int64_t batch_rank = c.rank() - 2;
-  auto stride = [&](const Strided& x, int64_t d) {  // 0 where x broadcasts over c's dimension d
+  auto stride = [&](const Strided& x, int64_t d) {  // 0 if x broadcasts over c's dimension d
     const int64_t own = d - (batch_rank - (x.rank() - 2));
     return own < 0 || x.sizes[own] == 1 ? 0 : x.strides[own];
   };

@@ -19,12 +19,12 @@ struct Product {
   Strided matrices(Strided c) const;
 };
 
-// Both throw a sentence that begins with `op` where the shapes do not fit.
+// Both throw a sentence that begins with `op` if the shapes do not fit.
 Product make_product(const char* op, Strided a, Strided b);
 Product make_linear(const char* op, Strided x, Strided weight);
 
 // Lays the batch dimensions of three tensors (each (..., rows, cols); a's and b's broadcast to c's)
-// out in p.a, p.b, p.c and p.batch. Adjacent dimensions are merged where strides allow, and a batch
+// out in p.a, p.b, p.c and p.batch. Adjacent dimensions are merged if strides allow, and a batch
 // that shares one B becomes rows of A. Returns the dimensions that exceed kMaxBatchRank, outermost
 // first, for the caller to loop over. `c_data` is c's memory.
 struct OuterDim {

@@ -18,7 +18,7 @@ inline int64_t stored_matrices(const Batch& all, const Matrix& matrix) {
 }
 
 // Drops the dimensions along which `from` is broadcast. Also sets the batch strides of `to`, a copy
-// of `from` whose matrices have `size` elements each and follow one another, for all dimensions of
+// of `from` with matrices of `size` elements that follow one another, for all dimensions of
 // the batch.
 inline StoredBatch stored_batch(const Batch& all, const Matrix& from, int64_t size, Matrix& to) {
   StoredBatch stored{.batch = {}, .from = from};

@@ -8,7 +8,7 @@ namespace tiled {
 namespace {
 
 // Searches for d[i] in [low[i], high[i]], not all zero if `nonzero`, such that
-// distance + sum d[i] * step[i] lies strictly between `below` and `above`. Steps descend. The
+// distance + sum d[i] * step[i] is strictly between `below` and `above`. Steps descend. The
 // search visits only values that the remaining steps can still make up for: two or three a step for
 // views of one tensor. A pattern that exceeds the limit counts as disjoint, as PyTorch counts all
 // but the simplest.

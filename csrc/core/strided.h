@@ -59,10 +59,10 @@ class Shape {
 
 std::string to_string(std::span<const int64_t> shape);  // "(2, 3)", as Python writes it
 
-// The shape that both broadcast to, or nothing where they do not.
+// The shape that both broadcast to, or nothing if they do not.
 std::optional<Shape> broadcast(std::span<const int64_t> a, std::span<const int64_t> b);
 
-// The number of elements, or nothing where they or their bytes do not fit in 63 bits.
+// The number of elements, or nothing if they or their bytes do not fit in 63 bits.
 std::optional<int64_t> count_elements(std::span<const int64_t> shape, int64_t element_size);
 
 Shape contiguous_strides(std::span<const int64_t> shape);

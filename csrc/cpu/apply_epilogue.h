@@ -4,7 +4,7 @@
 
 namespace tiled::cpu {
 
-// C = activation(alpha * A + bias + beta * C), where p.a holds finished sums (m, n) in the
+// C = activation(alpha * A + bias + beta * C). p.a holds finished sums (m, n) in the
 // accumulator type of p.dtype.
 void apply_epilogue(const Problem& p, const Context& context);
 

@@ -27,7 +27,7 @@ SIMD static void multiply_row(const Factors<1, T>& a, const Factors<kTile, T>& b
 }
 
 // Adds the products of [begin, end) of K to a tile's sums. The model gives NaN for sums that are
-// not finite. They are replaced by not_finite(before, row, col, k), where `before` is the sum
+// not finite. They are replaced by not_finite(before, row, col, k); `before` is the sum
 // before the products from k on.
 template <typename T, int kTile, typename RowOfA, typename ColumnOfB, typename NotFinite>
 void add_chain(int64_t begin, int64_t end, int rows, const RowOfA& row_of_a, int cols,

@@ -25,9 +25,9 @@ static_assert(kChunk % fp16x3::promotion(kChunk) == 0, "promotions divide a chun
 
 // A row of A or a column of B in one chunk, and its scale there.
 struct OperandRow {
-  const float* data = nullptr;  // where the chunk begins
+  const float* data = nullptr;  // the chunk's beginning
   int64_t stride = 0;           // along K
-  PresplitRow presplit = {};    // the whole row, where it was split beforehand
+  PresplitRow presplit = {};    // the whole row, if it was split beforehand
   int64_t begin = 0;            // of the chunk, in K
   Group group = {};
 
@@ -46,7 +46,7 @@ struct OperandRow {
     return fp16x3::split((exists ? at(k) : 0.0f) * group.scale);
   }
 
-  // Splits kDepth elements, of which those from `k_left` on are zero, to column n of `hi` and `lo`.
+  // Splits kDepth elements, with zeros from `k_left` on, to column n of `hi` and `lo`.
   template <int kN>
   void split(int64_t from, int64_t k_left, Factors<kN>& hi, Factors<kN>& lo, int n) const {
     for (int k = 0; k < kDepth; ++k) {

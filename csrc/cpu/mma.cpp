@@ -30,7 +30,7 @@ struct OperandRow {
   T at(int64_t k) const { return data[k * stride]; }
 };
 
-// Returns a sum that is Inf or NaN. It is added in double, where finite terms stay finite.
+// Returns a sum that is Inf or NaN. It is added in double, so finite terms stay finite.
 template <typename T>
 float add_not_finite(float sum, OperandRow<T> a, OperandRow<T> b, int64_t from, int64_t end) {
   double total = sum;
@@ -56,7 +56,7 @@ void compute_tile(const Problem& p, int64_t index) {
   alignas(64) Sums total;
   std::fill_n(&total[0][0], kTile * kTile, 0.0f);
   int64_t k = 0;
-  do {  // one chunk of K, which is empty where K is 0
+  do {  // one chunk of K, which is empty if K is 0
     alignas(64) Sums sum = {};
     const int64_t end = std::min(k + mma_order::kChunk, p.k);
     add_chain<T>(k, end, row_count, row_of_a, col_count, column_of_b, sum,

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kRows = 8;  // that are split at a time; padded_rows() is a multiple of it
 
-// The address of an element's hi part; its lo part lies `plane_bytes` after it.
+// The address of an element's hi part; its lo part is `plane_bytes` after it.
 struct PartAddress {
   uint8_t* hi;
   int plane_bytes;

@@ -10,7 +10,7 @@
 
 namespace tiled::cpu {
 
-// Writes `presplit` from `source`, whose row_stride is between rows and col_stride along K.
+// Writes `presplit` from `source`, with row_stride between rows and col_stride along K.
 void write_presplit(const Matrix& source, const Presplit& presplit, const Context& context);
 
 // A row of a presplit operand without a batch.

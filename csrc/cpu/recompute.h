@@ -1,5 +1,5 @@
 #pragma once
-// Flagged elements, whose sums are NaN: they are recomputed in the chunked order
+// Flagged elements, with NaN sums: they are recomputed in the chunked order
 // (core/order_chunked.h).
 
 #include <atomic>
@@ -38,7 +38,7 @@ int64_t store_tile_recomputed(const Problem& p, const TileCoord<kTile>& at,
 }
 
 // Computes all tiles, each by compute_tile(p, index), which returns the number of
-// recomputed elements, and counts these where the context asks.
+// recomputed elements, and counts these if the context asks.
 template <int kTile, typename ComputeTile>
 void compute_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
   std::atomic<int64_t> recomputed = 0;

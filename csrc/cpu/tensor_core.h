@@ -8,7 +8,7 @@
 // none. Each addend loses its bits beyond the 25th after the binary point, and their exact sum is
 // cut to the 24 bits of a float32. Both truncate toward zero. A sum of zeros is +0.
 //
-// Where a factor or the sum is Inf or NaN the model gives NaN. A caller that needs Inf computes it
+// If a factor or the sum is Inf or NaN the model gives NaN. A caller that needs Inf computes it
 // by IEEE 754. For float16 factors the model expects sums that began with 0: they stay far from the
 // ends of a float32's range.
 
@@ -22,7 +22,7 @@
 
 namespace tiled::cpu {
 
-// Exponents of zero and of NaN, far from those of all numbers.
+// Exponents of zero and of NaN, far from the exponents of numbers.
 inline constexpr int kZeroExponent = -4096;
 inline constexpr int kNanExponent = 1 << 16;
 
@@ -34,7 +34,7 @@ template <>
 struct FactorType<Half> {
   using Real = float;
   static constexpr int kFraction = 10, kBias = 15, kInfinity = 0x7c00;
-  static constexpr int kSmallestTop = -100, kLargestExponent = 100;  // beyond those of all sums
+  static constexpr int kSmallestTop = -100, kLargestExponent = 100;  // beyond all sums
 };
 
 template <>
@@ -55,7 +55,7 @@ Real power_of_two(int exponent) {
 }
 
 // Brings a sum of 24 bits into the range of a float32: below the normal numbers it is truncated to
-// a multiple of 2^-149, where a zero is +0; above the range it is Inf.
+// a multiple of 2^-149, and a zero is +0; above the range it is Inf.
 inline float cut_to_range(double sum) {
   const bool subnormal = std::abs(sum) < 0x1p-126;
   const int cut = static_cast<int>(subnormal ? sum * 0x1p149 : 0.0);
@@ -108,7 +108,7 @@ template <int kN, typename T>
   }
 
   bool nan[kN];
-  Real align[kN];  // 2^(kFraction - top); any number where all addends are zero or one is NaN
+  Real align[kN];  // 2^(kFraction - top); any number if all addends are zero or one is NaN
   for (int n = 0; n < kN; ++n) {
     nan[n] = top[n] > kLargestExponent;
     top[n] = std::clamp(top[n], FactorType<T>::kSmallestTop, kLargestExponent);

@@ -21,7 +21,7 @@ constexpr int kTile = 32;  // rows and columns of C
 
 // A row of A or a column of B, in one chunk.
 struct OperandRow {
-  const float* data = nullptr;  // where the chunk begins
+  const float* data = nullptr;  // the chunk's beginning
   int64_t stride = 0;           // along K
   Group group = {};
 

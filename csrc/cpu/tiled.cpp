@@ -60,7 +60,7 @@ void compute_tile(const Problem& p, int64_t index) {
   b += col * p.b.col_stride;
 
   int64_t k = 0;
-  do {  // one chunk of K, which is empty where K is 0
+  do {  // one chunk of K, which is empty if K is 0
     alignas(64) Acc acc[kTile][kTile] = {};
     const int64_t chunk_end = std::min(k + kChunk, p.k);
     for (; k < chunk_end; k += kDepth) {

@@ -1,5 +1,5 @@
 #pragma once
-// Asynchronous copies by threads: PTX ISA, "cp.async". Commit and wait are those of
+// Asynchronous copies by threads: PTX ISA, "cp.async". Commit and wait are in
 // <cuda_pipeline_primitives.h>. Also L2 cache policies: PTX ISA, "createpolicy".
 
 #include <cstdint>
@@ -51,14 +51,14 @@ __device__ void cp_async_zfill(uint32_t to, const void* global, int bytes) {
   if constexpr (kBytes == 8) cp_async_8_zfill(to, global, bytes);
   if constexpr (kBytes == 16) cp_async_16_zfill(to, global, bytes);
 }
-// Copies four floats, of which no more than the first `bytes` are read; zeros for the rest.
+// Copies four floats, reads only the first `bytes` of them, and has zeros for the rest.
 __device__ inline void cp_async_x4_zfill(uint32_t to, const float* global, int bytes) {
   if (bytes % 16 == 0) return cp_async_16_zfill(to, global, bytes);
   _Pragma("unroll") for (int i = 0; i < 4; ++i)
       cp_async_4_zfill(to + i * 4, global + i, i * 4 < bytes ? 4 : 0);
 }
 
-// Copies eight 16-bit elements, of which no more than the first `count` are read. Not asynchronous:
+// Copies eight 16-bit elements, and reads only the first `count` of them. Not asynchronous:
 // cp.async has no 2-byte form.
 __device__ inline void copy_x8_16bit_zfill(uint32_t to, const void* global, int count) {
   const auto* from = static_cast<const uint16_t*>(global);

@@ -67,7 +67,7 @@ __device__ inline void consumer_release(uint64_t* empty) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
-// Where a thread is in a pipeline: a stage, and the parity of that stage's current phase.
+// A thread's place in a pipeline: a stage, and the parity of that stage's current phase.
 struct PipelineState {
   int stages, stage = 0, parity = 0;
   __device__ void advance() {

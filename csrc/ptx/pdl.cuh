@@ -1,5 +1,5 @@
 #pragma once
-// Programmatic dependent launch: PTX ISA, "griddepcontrol". Both do nothing before Hopper, where no
+// Programmatic dependent launch: PTX ISA, "griddepcontrol". Both do nothing before Hopper, as no
 // kernel overlaps the one before it.
 
 namespace tiled::ptx {

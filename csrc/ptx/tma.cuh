@@ -14,7 +14,7 @@ __device__ inline void bulk_load(void* smem, const void* global, int bytes, uint
                              bytes, barrier);
 }
 
-// Loads the box of a tensor map (kernels/common/tensor_map.h) whose first element is at `coords`.
+// Loads the box of a tensor map (kernels/common/tensor_map.h) that begins at `coords`.
 __device__ inline void tma_load(void* smem, const void* map, const int (&coords)[5],
                                 uint64_t* barrier) {
   asm volatile(

@@ -84,7 +84,7 @@ ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
 bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Context& context) {
   RealProblem real = plan.real;
   Problem& p = real.problem;
-  // Memory for a pass; null only where there is none.
+  // Memory for a pass; null only if there is none.
   const auto allocate = [&](int64_t bytes, auto& data) {
     data = bytes > 0 ? context.allocate(bytes) : nullptr;
     return bytes == 0 || data != nullptr;

@@ -17,11 +17,11 @@ struct ComplexPlan {
   bool reads_b_in_place;        // by the first choice, without a pass over B
 };
 
-// Throws the sentence of choices() (ladder.h) where `algorithm` takes no such operands.
+// Throws the sentence of choices() (ladder.h) if `algorithm` takes no such operands.
 ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
                          const Context& context);
 
-// Returns false, with C untouched, where there is no memory for a workspace.
+// Returns false, with C untouched, if there is no memory for a workspace.
 bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Context& context);
 
 // Writes what prepared_pack() describes.

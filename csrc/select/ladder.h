@@ -29,7 +29,7 @@ inline constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
 
 struct OrderTraits {
   std::string_view name;
-  int64_t chunk = 0;                      // of K, at whose multiples sums may be cut; 0 if nowhere
+  int64_t chunk = 0;                      // of K: sums may be cut at its multiples; 0 if nowhere
   int64_t min_k = 0, max_k = kAnyLength;  // other sums are in the chunked order
   // Rows and columns are scaled, and elements that lose too much precision by it are flagged and
   // recomputed in the chunked order.
@@ -92,7 +92,7 @@ struct Choice {
 std::vector<std::string> algorithms();
 
 // The kernels that may solve the problem, fastest first by their cost models: the one of that name,
-// or those of that family, or, for "auto", all of the order that precision, dtype, K and the device
+// or all of that family, or, for "auto", all of the order that precision, dtype, K and the device
 // determine. Returns at least one; throws a sentence if there is none. `complex`: the problem is
 // that of a complex one, which the sentence names.
 std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
@@ -105,7 +105,7 @@ void check_algorithm(const char* op, std::string_view algorithm, Precision preci
 void check_algorithm_name(const char* op, std::string_view algorithm);
 
 // Solves the problem by the first choice that finds memory for its workspace, or else by any other
-// kernel of the same order, which gives the same bits. Returns false, with C untouched, where none
+// kernel of the same order, which gives the same bits. Returns false, with C untouched, if none
 // does.
 bool launch(const std::vector<Choice>& choices, const Problem& p, const Context& context);
 

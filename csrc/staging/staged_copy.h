@@ -46,7 +46,7 @@ std::unique_ptr<SlotCopies> host_slot_copies(bool to_gpu);
 constexpr int kSlots = 4;                     // of a thread
 constexpr int64_t kLeastBytes = kSlots * 64;  // of memory, for a thread
 
-// Makes a copy by several threads, each of which calls make_copies() and has slots in `memory`. The
+// Makes a copy by several threads: each calls make_copies() and has slots in `memory`. The
 // GPU's side has rows, and the host's any strides. Returns when the host's side has been read or
 // written. Copies from the slots to the GPU may still be under way then: the next call waits for
 // a slot's copies before it fills the slot, if it comes from the same thread, with the same memory

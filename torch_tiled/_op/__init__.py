@@ -8,7 +8,7 @@ keys from the top of this list to the bottom, and skips each that its tensors an
     --------------  --------------------------  --------------------------------------------------
     vmap.py         FuncTorchBatched            makes the mapped dimension a batch dimension
     autocast.py     AutocastCPU, AutocastCUDA   casts operands to the region's dtype
-    autograd.py     Autograd                    applies a Function where a derivative is asked for
+    autograd.py     Autograd                    applies a Function if a derivative is asked for
     inplace.py      Autograd                    refuses derivatives through gemm_ and out=
                     ADInplaceOrView             counts the write in the tensor's version
     lazy.py         Conjugate, Negative         leaves the bits of complex views to csrc

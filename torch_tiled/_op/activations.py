@@ -1,6 +1,6 @@
 """The activations that torch_tiled.linear applies, as PyTorch functions.
 
-A kernel applies the activation in its epilogue. These functions serve where the activation has to
+A kernel applies the activation in its epilogue. These functions serve if the activation has to
 be an operator of its own: its derivative needs the product before the activation, or a bias differs
 among the examples of a vmap. The activation "none" has no entry.
 """

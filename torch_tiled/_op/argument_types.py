@@ -1,4 +1,4 @@
-"""Refuses arguments of a wrong type in a sentence, where PyTorch would print the schema."""
+"""Refuses arguments of a wrong type in a sentence; PyTorch would print the schema."""
 
 import re
 
@@ -26,7 +26,7 @@ def check_are_tensors(op, names, tensors, options):
         op: the operator's name, such as "tiled::matmul".
         names: the names of its arguments, in order.
         tensors: the values of the first of them.
-        options: the values of others, of which out is a tensor.
+        options: the values of others; out is a tensor.
     """
     pairs = [*zip(names, tensors, strict=False)]
     if "out" in options:

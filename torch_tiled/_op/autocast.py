@@ -1,6 +1,6 @@
 """The operators in autocast regions: matmul and linear cast their operands as torch.matmul does.
 
-float64 operands and those of other devices are not cast. gemm_ and matmul.out have no kernel here:
+float64 operands and other devices' operands are not cast. gemm_ and matmul.out have no kernel here:
 a written tensor keeps its dtype, as in torch.mm(..., out=).
 """
 
@@ -33,7 +33,7 @@ def _casting(op, device, key):
 
 
 def _casting_prepared(op_name, operand_name, casting):
-    """The kernel for a prepared operand. Its hi and lo parts are those of the uncast tensor, so the
+    """The kernel for a prepared operand. Its hi and lo parts are of the uncast tensor, so the
     product is the unprepared one."""
 
     def kernel(x, prepared, hi_lo, inverse_scales, *bias, **options):

@@ -1,6 +1,6 @@
 """The kernels at the Autograd key: matmul, linear and prepare.
 
-Where a derivative is asked for, a kernel applies a Function of derivatives.py; elsewhere it goes
+If a derivative is asked for, a kernel applies a Function of derivatives.py; elsewhere it goes
 down a level at once. Most calls do the latter and pay for every Python frame on their way, so each
 kernel spells out the same steps: register DTensor's rules, dispatch, translate an error. gemm_ and
 matmul.out, which have no derivative, have their kernels in inplace.py.
@@ -32,7 +32,7 @@ _redispatch_prepared_linear = redispatch_without_python(operators.linear.prepare
 
 
 def _apply(function, redispatch, keyset, options, *tensors):
-    """Applies a Function whose forward redispatches the operator below Autograd."""
+    """Applies a Function with a forward that redispatches the operator below Autograd."""
     grad_mode = torch.is_grad_enabled()
     keyset = keyset & AFTER_AUTOGRAD
 

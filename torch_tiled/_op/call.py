@@ -35,11 +35,11 @@ def call(entries, *tensors, **options):
             cheaper.
 
     Raises:
-        torch.OutOfMemoryError: where the operator itself can only raise a RuntimeError.
+        torch.OutOfMemoryError: memory ran out; the operator itself can only raise a RuntimeError.
         RuntimeError: as the operator does; also if an argument is of a wrong type.
     """
     op, direct, name, arguments = entries
-    # No handler where Dynamo traces: torch 2.14 shows what one raises again as a repr.
+    # No handler while Dynamo traces: torch 2.14 shows what one raises again as a repr.
     if is_dynamo_compiling():
         check_are_tensors(name, arguments, tensors, options)
         return op(*tensors, **options)
@@ -47,7 +47,7 @@ def call(entries, *tensors, **options):
         if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
             with BelowAutograd():
                 return direct(*tensors, **options)
-        register_if_needed()  # inference mode skips Autograd, whose kernels do it otherwise
+        register_if_needed()  # inference mode skips Autograd, and its kernels do it otherwise
         if is_jit_tracing() and transforms_active():
             _refuse_trace_of_transform(name)
         return op(*tensors, **options)

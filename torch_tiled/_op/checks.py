@@ -1,6 +1,6 @@
 """The argument checks of the operators, and the result's shape and dtype.
 
-Checks of dtypes and options are csrc's (binding/registry.h). Those of shapes and devices are here
+Checks of dtypes and options are csrc's (binding/registry.h). Shapes and devices are checked here
 as well as in csrc (binding/ops.cpp, core/product.cpp), with the same texts, since sizes may be
 symbolic: a bad call fails alike on meta tensors, under torch.compile, under vmap and on a device,
 as tests/ops/test_errors.py compares.
@@ -210,7 +210,7 @@ def check_options_of_linear(activation, algorithm, precision, dtype):
 def _is_split(b):
     """Returns whether prepare() splits b into hi and lo parts.
 
-    It does so where fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
+    It does so if fp16x3 products can be computed: on the CPU and on Hopper GPUs. Meta tensors,
     and FakeTensors on a GPU that is not there, count as split.
     """
     k = b.shape[0] * (2 if b.dtype in COMPLEX else 1)

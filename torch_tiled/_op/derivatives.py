@@ -123,7 +123,7 @@ class Matmul(SingleLevelFunction):
 
 
 class Linear(SingleLevelFunction):
-    """x @ weight.T + bias, with or without a relu, whose derivative needs only the result's sign.
+    """x @ weight.T + bias, with or without a relu: its derivative needs only the result's sign.
 
     Its arguments are `below`, a function that computes this one level down; the operator's options;
     x, weight and bias (or None).

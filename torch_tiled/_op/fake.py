@@ -19,7 +19,7 @@ from .namespace import NAMESPACE
 
 
 def _empty_result(check):
-    """The fake kernel of an operator whose check returns its result's shape and dtype."""
+    """The fake kernel of an operator, from a check that returns its result's shape and dtype."""
 
     def kernel(first, *others, **options):
         shape, dtype = check(first, *others, **options)

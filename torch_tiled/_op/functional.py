@@ -4,7 +4,7 @@ AOTAutograd replaces an operator that writes to its argument by auto_functionali
 of torch 2.13 does not compile that of complex tensors. For the real part of a complex tensor it
 passes the complex one to the operator. It replaces copy_, an operator of ATen, by others that
 Inductor compiles, in views of complex tensors, too. Other tensors take PyTorch's way, which copies
-nothing where Inductor finds that it need not.
+nothing if Inductor finds that it need not.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The operators on lazy views, whose values are conjugates or negatives of the numbers in memory.
+"""The operators on lazy views: their values are conjugates or negatives of the numbers in memory.
 
 csrc reads the bits of complex tensors, and multiplies by the numbers in memory with other signs. So
 a complex tensor falls through the key Conjugate, and passes Negative, which it may have as well:
@@ -6,7 +6,7 @@ a complex tensor falls through the key Conjugate, and passes Negative, which it 
 
 Two kinds of tensors are resolved here as by torch.matmul, and written tensors get the result:
 - real ones with the bit of a negative, such as z.conj().imag;
-- complex ones that an operator writes to, or reads while it writes, where Python passes them on,
+- complex ones that an operator writes to, or reads while it writes, if Python passes them on,
   unless they are traced.
 """
 
@@ -56,7 +56,7 @@ def resolve_for_python(*tensors):
     """Resolves lazy views that Python would pass on: in a TorchDispatchMode, and DTensors.
 
     PyTorch excludes the keys Conjugate and Negative there. So csrc could not ask for the bits, and
-    DTensor of torch 2.13 loses them where it divides a tensor into addends or gathers its shards.
+    DTensor of torch 2.13 loses them when it divides a tensor into addends or gathers its shards.
     Tensors that are traced keep them for the graph.
     """
     if not (dispatch_modes() or "torch.distributed.tensor" in sys.modules):

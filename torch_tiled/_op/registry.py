@@ -45,7 +45,7 @@ class Order:
 
     Attributes:
         name: "plain", "chunked", "fp16x3", "mma" or "tf32".
-        chunk: the length of K, in real numbers, at multiples of which sums may be cut, or None.
+        chunk: a length of K, in real numbers; sums may be cut at its multiples. Or None.
         min_k, max_k: the lengths of K of these sums; others are in the chunked order.
         is_guarded: whether elements may be flagged, and are recomputed in the chunked order.
         first_total: the zero to which the first chunk is added. -0 leaves it as it is.
@@ -82,5 +82,5 @@ def orders() -> dict[str, Order]:
 
 @functools.cache
 def family(algorithm: str) -> tuple[Kernel, ...]:
-    """The kernels that an algorithm names: one, or those of a family. They have one order."""
+    """The kernels that an algorithm names: one, or a family's. They have one order."""
     return tuple(x for x in kernels().values() if algorithm in (x.name, x.family))

@@ -26,7 +26,7 @@ def move_shards_to_front(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
     DTensor folds dimensions without communication if only the first of them is sharded, evenly. So
     one sharded dimension moves to the front, and others are gathered. The tensors have the same
-    sizes except in the last dimension, which stays where it is; those that are no DTensors are
+    sizes except in the last dimension, which stays in place; plain tensors are
     permuted alike.
     """
     if not _is_registered:

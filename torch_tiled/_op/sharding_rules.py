@@ -38,7 +38,7 @@ def _rows_and_batch(a, b, batch):
 
 
 def _products(a, b, batch):
-    """All rules (result, a, b) of a @ b, whose result has this batch."""
+    """All rules (result, a, b) of a @ b, with this batch in the result."""
     yield Replicate(), Replicate(), Replicate()
     yield from _rows_and_batch(a, b, batch)
     if b.ndim > 1:
@@ -58,7 +58,7 @@ def _matmul(a, b, *options, **_):
 
 
 def _gemm(c, a, b, **_):
-    """c stays where it is: its placement is that of the result, so that beta * c can be added."""
+    """c stays in place: the result has its placement, so that beta * c can be added."""
     return [([], list(rule)) for rule in _products(a, b, c.shape[:-2])]
 
 

@@ -11,9 +11,9 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
-# PyTorch's own wrappers, whose product is that of the tensors in them: DTensor; the result of a
+# PyTorch's own wrappers, which multiply the tensors in them: DTensor; the result of a
 # collective that may still run, which DTensor.to_local() returns; the tensors that torch.compile
-# and torch.export trace with. (Those of torch.func are torch.Tensors in Python.) They are named,
+# and torch.export trace with. (torch.func's are torch.Tensors in Python.) They are named,
 # since importing some takes long. Any other subclass may give a product a meaning of its own.
 _WRAPPERS = frozenset(
     (

@@ -1,7 +1,7 @@
 """The operators under torch.vmap: the kernels at FuncTorchBatched.
 
 A rule gets whole tensors and, for each, the dimension that is mapped over, or None. It moves that
-dimension to the front, where the operators take it for one more batch dimension.
+dimension to the front, and the operators take it for one more batch dimension.
 """
 
 import math
@@ -56,7 +56,7 @@ def _check_example(check, info, in_dims, *tensors, **options):
 
 
 def _meta_example(tensor, dim):
-    """A meta tensor in place of an example, where the mapped dimension has none."""
+    """A meta tensor in place of an example, if the mapped dimension has none."""
     if tensor is None:
         return None
     shape = list(tensor.shape)
@@ -66,7 +66,7 @@ def _meta_example(tensor, dim):
 
 
 def _as_matrices(in_dims, a, b):
-    """a and b as matrices whose batches broadcast, and the dimensions that the product gains."""
+    """a and b as matrices, their batches broadcast; and the dimensions that the product gains."""
     a_dim, b_dim = in_dims
     vector_a, vector_b = _rank(a, a_dim) == 1, _rank(b, b_dim) == 1
     a, b = _to_front(a, a_dim), _to_front(b, b_dim)

@@ -11,7 +11,7 @@ from .._op.supported import PLAIN_TYPES
 
 __all__ = ["fail", "public", "shown", "whole_number", "why_not_plain"]
 
-# PyTorch's subclasses whose elements as_subclass() does not give, and the expression that does.
+# PyTorch's subclasses without their elements in as_subclass(), and the expression that does.
 _REMEDIES = {
     "AsyncCollectiveTensor": "pass {0}.wait()",
     "DTensor": "pass {0}.full_tensor(), or {0}.to_local(), the part of this process",

@@ -121,8 +121,8 @@ def order_of(dtype, sizes, precision, algorithm, device):
     """Returns the Order in which a GPU sums a product of (m, n, k).
 
     Args:
-        device: the (compute capability, SMs) of the GPU, or None for the CPU, whose algorithm must
-            be named then.
+        device: the (compute capability, SMs) of the GPU, or None for the CPU, and then the
+            algorithm must be named.
     """
     if device is None:
         kernel = family(algorithm)[0]

@@ -190,7 +190,7 @@ def _streams_of_copies(device):
 class CudaQueues:
     """A CUDA stream for each queue. Work in different queues is ordered by events alone.
 
-    Products run in the stream that is current where this is made, so that PyTorch's allocator has
+    Products run in the stream that is current when this is made, so that PyTorch's allocator has
     their memory for the caller, too. Tests put the queues of a simulated device in its place, with
     the same methods.
     """

@@ -29,7 +29,7 @@ class Worker:
 
     Args:
         product: the PlannedProduct.
-        queues: those of the GPU.
+        queues: the GPU's.
         device: the GPU.
         machine: the Machine of the GPU.
 
@@ -322,7 +322,7 @@ class _Repair(Worker):
 
 
 def _replace_nan(old, new):
-    """`new` where `old` is NaN: of complex numbers, one part alone may be flagged.
+    """`new` in place of `old` if that is NaN: of complex numbers, one part alone may be flagged.
 
     Sums that are not flagged may be NaN, too, by the epilogue: sums of Inf, and any with a NaN in
     the bias. `new` is then NaN as well, unless a sum overflows in one order and not in the other.

@@ -2,7 +2,7 @@
 //
 // Idea:  Thread (row, col) walks along K: it loads an element of A and one of B, and adds their
 //        product to a sum in a register. The 32 lanes of a warp compute adjacent columns of one
-//        row. Where B and C are stored by rows, a warp's loads of B and its stores of C are
+//        row. If B and C are stored by rows, a warp's loads of B and its stores of C are
 //        coalesced; a load of A is one address for all lanes, a broadcast.
 // Limit: Every FMA takes two loads, so the load units are busy long before the FMA units are.
 // Next:  02 tiled: the threads of a block share what they load.
@@ -20,7 +20,7 @@ struct Tile {
   static constexpr int kM = 32, kN = 32;
   static constexpr int kThreads = kM * kN;
 };
-constexpr int kUnroll = 16;  // steps of K whose loads are in flight together
+constexpr int kUnroll = 16;                          // steps of K with loads in flight together
 constexpr int kBlocksPerSm = 2048 / Tile::kThreads;  // full occupancy: an SM has 2048 threads
 
 template <typename T>

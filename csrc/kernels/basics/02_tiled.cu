@@ -3,9 +3,9 @@
 // Idea:  A block computes a (kM, kN) tile of C. In each step it copies a (kM, kK) tile of A and a
 //        (kK, kN) tile of B into shared memory, multiplies them, and moves on by kK along K. An
 //        element of A is then read from global memory once for each tile of columns, not once for
-//        each column: 2MNK / kM reads in all, where naive has 2MNK. With kPerThread = 4, a thread
+//        each column: 2MNK / kM reads in all, and naive has 2MNK. With kPerThread = 4, a thread
 //        computes 4 x 4 elements of C in registers, and uses each number that it reads from shared
-//        memory four times. Tiles that reach beyond a matrix are padded with numbers whose products
+//        memory four times. Tiles that reach beyond a matrix are padded with numbers that
 //        change no sum (core/order_chunked.h), so that the inner loop has no branches.
 // Limit: Shared-memory bandwidth: a thread reads 2 numbers for each FMA with kPerThread = 1, and
 //        half a number with kPerThread = 4. No warp multiplies while its block loads.
@@ -62,7 +62,7 @@ class TileLoader {
     step_ = mn_step_ * mn_stride + k_step_ * k_stride;
   }
 
-  // Copies the next tile, of which k_left elements along K are in the matrix. Elements outside the
+  // Copies the next tile, with k_left elements along K in the matrix. Elements outside the
   // matrix become `pad`.
   __device__ void load(accumulator_t<T>* smem, int k_left, accumulator_t<T> pad) {
     UNROLL
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Tile::kThreads, kMinBlocks<Tile, T>)
   for (int i = 0; i < kPer * kPer; ++i) total[i / kPer][i % kPer] = kAddIdentity<Acc>;
 
   int64_t k_left = p.k;
-  do {  // one chunk of K at a time; K = 0 is one chunk whose sum is 0
+  do {  // one chunk of K at a time; K = 0 is one chunk with the sum 0
     Acc acc[kPer][kPer] = {};
     const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
     for (int k = 0; k < chunk; k += Tile::kK) {

@@ -38,7 +38,7 @@ inline double wave_cycles(int64_t blocks, int64_t sms, int m, int n, int64_t k, 
   return static_cast<double>(ceil_div(blocks, sms)) * (wave + fmas / rate);
 }
 
-// Returns how many SMs can run clusters. All blocks of a cluster are in one GPC, where some SMs are
+// Returns how many SMs can run clusters. All blocks of a cluster are in one GPC, so some SMs are
 // left over.
 inline int64_t sms_for_clusters(int64_t sms, int64_t cluster) {
   return cluster <= 2 ? sms : std::max<int64_t>(sms * 3 / 4, 1);

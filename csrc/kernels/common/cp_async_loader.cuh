@@ -38,7 +38,7 @@ class CpAsyncLoader {
     data_ = data + mn_ * mn_stride + k_ * k_stride;
   }
 
-  // Loads the next tile, of which k_left elements along K are in the matrix, and zeros beyond.
+  // Loads the next tile, with k_left elements along K in the matrix, and zeros beyond.
   __device__ void load(T (&tile)[kK][kPitch], int64_t k_left) {
     const uint32_t to = ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * kBytes;
     if (k_left >= kK) {
@@ -48,7 +48,7 @@ class CpAsyncLoader {
     }
     data_ += kK * k_stride_;
   }
-  // Loads the next tile, all of which is in the matrix.
+  // Loads the next tile, all of it in the matrix.
   __device__ void load_whole(T (&tile)[kK][kPitch]) {
     copy<false, true>(ptx::shared_address(&tile[0][0]) + (k_ * kPitch + mn_) * kBytes, kK);
     data_ += kK * k_stride_;

@@ -8,7 +8,7 @@ namespace tiled::cuda {
 
 // Divides numbers below 2^31 by a multiplication and a shift: Granlund and Montgomery, "Division by
 // Invariant Integers using Multiplication", 1994. A kernel locates its first tile before its first
-// load, where the latency of a division would be exposed.
+// load, so the latency of a division would be exposed.
 struct FastDivmod {
   uint32_t by, factor, shift;
 

@@ -7,7 +7,7 @@
 
 namespace tiled::cuda {
 
-// Loads eight elements of a row, of which `left` are in the matrix, and zeros for the rest.
+// Loads eight elements of a row, `left` of them in the matrix, and zeros for the rest.
 inline __device__ void load_x8(float (&x)[8], const float* data, int64_t stride, int64_t left,
                                bool vectorized) {
   if (vectorized && left >= 8) {

@@ -8,7 +8,7 @@ namespace tiled::cuda {
 
 struct TmaCoords {
   int at[kMaxTmaBatchRank] = {};
-  // For a map whose matrices are one batch dimension.
+  // For a map with one batch dimension.
   __device__ explicit TmaCoords(int index) : at{index} {}
   template <class Void>
   __device__ TmaCoords(const Batch& batch, const MatrixOf<Void>& matrix, int64_t index) {

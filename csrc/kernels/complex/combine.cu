@@ -1,6 +1,6 @@
 // combine: C = alpha * sums + bias + beta * C over complex numbers, if a real epilogue cannot.
 //
-// Idea:  One thread for each element, along the side of C whose elements are closer in memory.
+// Idea:  One thread for each element, along the side of C with closer elements in memory.
 // Limit: DRAM bandwidth; the sums are written and read once more.
 
 #include "core/complex_element.h"

@@ -6,7 +6,7 @@
 
 namespace tiled::cuda {
 
-// `only_if`: an int on the GPU, without which nothing is written where it is 0; or null.
+// `only_if`: an int on the GPU, and nothing is written if it is 0; or null.
 void launch_pack(const Pack& pack, const Context& context, const int* only_if = nullptr);
 void launch_combine(const Combine& combine, const Context& context);
 

@@ -4,7 +4,7 @@
 
 namespace tiled::h200 {
 
-// A warp computes warp_m x warp_n elements of C. Registers are those of a consumer and of a
+// A warp computes warp_m x warp_n elements of C. Registers are of a consumer and of a
 // producer thread if setmaxnreg moves them, or else 0. A block alone on its SM takes `alone`
 // cycles for one k, and blocks that share an SM have `rate` together. `overhead`: cycles of a tile
 // beside its products.

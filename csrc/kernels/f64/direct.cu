@@ -9,7 +9,7 @@
 //        split_k_reduce.cuh adds their sums.
 // Limit: Latency, and a chain of K / 8 mma.sync; neighbouring tiles load the same elements from L1
 //        or L2.
-// Next:  f64_mma, whose blocks load each element once for a larger tile.
+// Next:  f64_mma: its blocks load each element once for a larger tile.
 //
 //   a warp      load kAhead steps of 8 of K                         (registers)
 //               mma.sync of a step; load the step kAhead later      (K / 8 times)
@@ -103,7 +103,7 @@ class Reader {
     }
   }
 
-  // Loads a step, of which `k_left` k are left, and moves on to the next one.
+  // Loads a step, with `k_left` k left, and moves on to the next one.
   __device__ void load(const Params& params, int k_left, Fragments<Tile>& to) {
     const int64_t a_stride = params.p.a.col_stride, b_stride = params.p.b.row_stride;
     const bool inside[2] = {q() < k_left, q() + 4 < k_left};
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, Tile::kTile.blocks)
 
 namespace {
 
-// The problem whose C are partial sums in memory: (batch, m, n), the first of the chunks.
+// The problem with partial sums in memory as its C: (batch, m, n), the first of the chunks.
 Problem to_partial_sums(Problem p, double* sums) {
   p.c = {.data = sums, .row_stride = p.n, .col_stride = 1};
   int64_t stride = p.m * p.n;

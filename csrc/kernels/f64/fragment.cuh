@@ -11,7 +11,7 @@ namespace tiled::cuda::f64_mma {
 
 // Both operands, MN-major. Rows are padded, so that the lanes that read at once meet no bank
 // conflict: of A, eight lanes read 16 bytes of four k each; of B, sixteen lanes read 8 bytes. The
-// elements of a complex B are its numbers, each of which stands for two columns and two k
+// elements of a complex B are its numbers, and each stands for two columns and two k
 // (core/complex.h).
 template <class Tile>
 struct Stage {

@@ -3,9 +3,9 @@
 // Idea:  A float64 product of a tensor core adds its terms to C one after another, ascending in k,
 //        each as by fma(). That is the chunked order to the bit (core/order_chunked.h), at twice
 //        the rate of the CUDA cores. Producer warps copy operands by cp.async, MN-major, and
-//        transpose K-major ones by copying single elements, whose 8 bytes are enough; so there is
+//        transpose K-major ones by copying single elements, since 8 bytes are enough; so there is
 //        one kernel for all layouts and alignments. A consumer warp reads the fragments of a
-//        product while it multiplies those of the one before. Registers hold the sums of a chunk
+//        product while it multiplies the one before. Registers hold the sums of a chunk
 //        of K; the totals of finished chunks are in shared memory. Or blocks share K's chunks, and
 //        split_k_reduce.cuh adds their sums in order. Blocks are persistent, so that producers load
 //        the next tile while consumers store the last one.

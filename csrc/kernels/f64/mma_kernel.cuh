@@ -133,8 +133,8 @@ __device__ void produce(const Params& params, const WorkTile<Tile>& work, ptx::P
   }
 }
 
-// A consumer's fragments, and its sums. Fragments of the next kMmaK of K take the place of those of
-// A that are done with, and the other place of B.
+// A consumer's fragments, and its sums. Fragments of the next kMmaK of K take the place of
+// A's fragments that are done with, and the other place of B.
 template <class Tile>
 struct Accumulators {
   double a[Tile::kMmasM][2][2], b[2][Tile::kMmasN][2];
@@ -146,7 +146,7 @@ struct Accumulators {
   __device__ void read_a(const Stage<Tile>& stage, int row, int k, int i) {
     read_fragment_a(&stage.a[k], row + i * 16, a[i]);
   }
-  // `k_left` of the stage's k are those of the problem.
+  // `k_left` of the stage's k are the problem's.
   __device__ void read_b(const Stage<Tile>& stage, int col, int k, int k_left, int place) {
     UNROLL
     for (int j = 0; j < Tile::kMmasN; ++j) {
@@ -201,7 +201,7 @@ __device__ void consume(const Params& params, const WorkTile<Tile>& work, ptx::P
   // How many k of a stage there are, if `after` stages follow it.
   const int k_of_last = static_cast<int>((chunks.length - 1) % Tile::kK) + 1;
   const auto k_of_stage = [&](int after) { return after > 0 ? Tile::kK : k_of_last; };
-  // Multiplies the stage whose first fragments have been read, and reads those of the next one.
+  // Multiplies the stage; its first fragments have been read. Reads the next stage's.
   const auto multiply_stage = [&] {
     --stages_left;
     UNROLL

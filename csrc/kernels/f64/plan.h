@@ -14,7 +14,7 @@
 
 namespace tiled {
 
-// Several bounds of a kernel's cycles as one, which is nearly the largest, and more where two are
+// Several bounds of a kernel's cycles as one, which is nearly the largest, and more if two are
 // close. std::hypot of two numbers needs a newer libm than the wheel may.
 inline double root_of_squares(double x, double y, double z = 0) {
   return std::sqrt(x * x + y * y + z * z);
@@ -31,7 +31,7 @@ inline double f64_mma_step(const h200::F64MmaTile& tile, int64_t blocks) {
 // A tile's first row and column are 32-bit.
 inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
 
-// `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B as it lies.
+// `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B in place.
 inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::F64Mma;
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);

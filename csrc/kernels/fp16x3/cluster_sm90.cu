@@ -1,11 +1,11 @@
 // fp16x3_cluster: one launch, a chunk for each block, and a cluster for all chunks of a tile.
 //
-// Idea: a product whose operands fit in the shared memory of all blocks together is latency-bound:
+// Idea: a product is latency-bound if its operands fit in the shared memory of all blocks together:
 // it waits for memory, and for the chain of low products along a chunk. Here it waits for each of
 // them once, everywhere at the same time. A block holds a tile's operand rows for one chunk: rows
 // of A, and columns of B. A row comes by one bulk copy, or by elements if it is not K-major or
 // not aligned; a warp finds its largest magnitude and splits it in place. Some warps multiply by
-// mma.sync and send their sums to the first block of the cluster, which adds those of all chunks in
+// mma.sync and send their sums to the first block of the cluster, which adds all chunks' sums in
 // order.
 //
 // Limit: the chain of 128 dependent mma.sync, while nothing is read. Every block that needs a row
@@ -165,8 +165,8 @@ struct Accumulators {
   float total[4], low[4];
 };
 
-// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on, of which a_rows and b_rows
-// exist. A lane takes four adjacent elements of each 16 along K, where mma.sync takes two and two:
+// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on; a_rows and b_rows
+// exist. A lane takes four adjacent elements of each 16 along K, and mma.sync takes two and two:
 // a tensor-core sum of 16 products does not depend on their order. `length` is rounded up to a
 // multiple of 32 by zeros.
 __device__ inline Accumulators multiply(const float* a, int a_rows, const float* b, int b_rows,

@@ -34,7 +34,7 @@ struct Fp16x3DirectTile {
 inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {
     {64, 64, 32, 16, 2}, {32, 32, 16, 16, 4}, {16, 16, 16, 8, 10}};
 inline constexpr int kFp16x3DirectMostTiles = 8;  // of a block
-inline constexpr int kFp16x3DirectMostK = 511;    // whose parts are summed 16 of K at a time
+inline constexpr int kFp16x3DirectMostK = 511;    // sums of parts have 16 of K
 
 struct Fp16x3 {
   static constexpr int kWgmmaTile = 128;  // rows and columns of C

@@ -7,7 +7,7 @@
 namespace tiled::cuda {
 
 // Returns whether no row and no column is wide or coarse, and the rows' scales are moderate or 0.
-// descale() is then two multiplications, the first of which is exact.
+// descale() is then two multiplications, and the first is exact.
 template <int kPairs>
 __device__ bool are_plain(const float (&row_scales)[2], const float2 (&col_scales)[kPairs]) {
   bool plain = true;

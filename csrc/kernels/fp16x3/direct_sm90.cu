@@ -3,9 +3,9 @@
 // Idea:  In a batch of small products the blocks of an SM hide each other's latency, and the
 //        instructions for each element bound the time. So a warp loads whole operand rows into
 //        registers, finds their range there, splits them, and stores the parts to shared memory as
-//        ldmatrix reads them: each element is loaded and stored once. Rows whose elements are not
-//        adjacent along K are loaded twice instead, by threads that have a part of a row each. A
-//        block computes several tiles, one after another, and keeps the rows that they share.
+//        ldmatrix reads them: each element is loaded and stored once. Elements not adjacent
+//        along K are loaded twice instead, by threads that have a part of a row each. A block
+//        computes several tiles, one after another, and keeps the rows that they share.
 // Limit: The instructions that load, measure, split and store an element of an operand row: 12 to
 //        15. A tile of 64 x 64 has too few products for each of them.
 // Next:  fp16x3_wgmma, which splits each operand once.

@@ -37,7 +37,7 @@ struct BlockTiles {
   }
 };
 
-// The sums of a panel chunk, which begin with those of its first row and the launch's first column.
+// The sums of a panel chunk, from its first row and the launch's first column on.
 __device__ inline float* partial_sums(const OnTheFlyParams& params, const PanelChunk& panel_chunk) {
   const int64_t group = int64_t{panel_chunk.matrix} * params.chunks + panel_chunk.chunk;
   return params.partial_sums +

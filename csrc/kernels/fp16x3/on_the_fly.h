@@ -3,11 +3,11 @@
 // that is, in the kernel that multiplies it.
 //
 // The long operand is B, or A if m > n. The kernels compute the sums of C or of its transpose:
-// rows of sums are those of the short operand, and columns are those of the long one. A panel is
+// rows of sums are the short operand's, and columns are the long one's. A panel is
 // some rows of the short operand. A work tile is tile_cols columns of the long operand times a
 // panel, in one chunk of K and one matrix. Work tiles are numbered by columns first, then by
 // panels, chunks and matrices. The sums of work tiles go to a workspace, and a second kernel adds
-// those of all chunks in order (on_the_fly_sm90.cu).
+// the sums of all chunks in order (on_the_fly_sm90.cu).
 
 #include <cstdint>
 #include <functional>
@@ -37,7 +37,7 @@ struct OnTheFlyParams {
   // Flagged elements are listed, if there is a list, or else recomputed by the second kernel.
   RecomputeList recompute;
   unsigned long long* recomputed;  // counts elements that the second kernel recomputes, or null
-  Presplit short_presplit;         // for kernels whose short operand is split beforehand
+  Presplit short_presplit;         // for kernels with the short operand split beforehand
   // B is complex and stored as in_place_b() describes it; it is the long operand.
   bool b_is_complex;
   SignsOfB signs_of_b;
@@ -58,11 +58,11 @@ inline constexpr int64_t kMaxSumsBytes = int64_t{64} << 20, kLeastSumsBytes = in
 OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
                                  int64_t max_sums_bytes);
 
-// The bytes of partial_sums: those of all work tiles, up to max_sums_bytes, or of the work tiles of
+// The bytes of partial_sums: for all work tiles, up to max_sums_bytes, or for the work tiles of
 // the same columns in a matrix. A sub-problem never takes more than the problem.
 int64_t partial_sums_bytes(const OnTheFlyParams& params);
 
-// Computes C in launches whose sums fit in partial_sums. For each it calls launch(blocks), whose
+// Computes C in launches with sums that fit in partial_sums. For each it calls launch(blocks): its
 // blocks share the work tiles evenly and take `tiles_at_once` of them at a time; then it has the
 // sums added and stored.
 void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& context,

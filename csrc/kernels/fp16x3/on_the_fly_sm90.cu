@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 // The blocks of a launch: one on each SM. A block with tiles of two panel chunks loads two panels,
-// and its warps wait for each other in between. So where that leaves few SMs without work, each
+// and its warps wait for each other in between. So if that leaves few SMs without work, each
 // block takes tiles of a single panel chunk.
 unsigned launch_blocks(const OnTheFlyParams& params, int tiles_at_once, const Context& context) {
   const unsigned panel_chunks = params.panel_chunks();

@@ -18,7 +18,7 @@
 
 namespace tiled {
 
-// Where there are too few tiles for all SMs, K is split: chunk sums go to a workspace, and a second
+// If there are too few tiles for all SMs, K is split: chunk sums go to a workspace, and a second
 // kernel adds them in order.
 inline Plan fp16x3_wgmma_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
@@ -83,7 +83,7 @@ inline double fp16x3_cluster_row_cycles(const Problem& p, const Matrix& matrix, 
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
 inline constexpr int kFp16x3ClusterMostThreads = 512;
-// Returns a block's threads. More of them load and split sooner where a block has an SM to itself.
+// Returns a block's threads. More of them load and split sooner if a block has an SM to itself.
 inline int fp16x3_cluster_threads(int64_t blocks, int64_t sms) {
   return blocks <= sms ? kFp16x3ClusterMostThreads : kFp16x3ClusterMostThreads / 2;
 }
@@ -263,7 +263,7 @@ inline bool fp16x3_direct_keeps_a(const Problem& p) { return p.n >= p.m; }
 // Bytes from an operand row, hi parts and then lo parts, to the next in its shared memory: an odd
 // number of 16 bytes, so that ldmatrix and 128-bit stores of adjacent rows have no bank conflicts.
 HOST_DEVICE constexpr int fp16x3_direct_pitch(int k) { return (k + 15) / 16 * 64 + 16; }
-// The shared memory that it takes for a tile, in bytes: both parts of the operand rows, where C's
+// The shared memory that it takes for a tile, in bytes: both parts of the operand rows, and C's
 // tile takes the place of the rows that are not kept; the rows' scales and parts of their ranges.
 inline int64_t fp16x3_direct_smem(const Problem& p, const h200::Fp16x3DirectTile& tile) {
   const int64_t row = fp16x3_direct_pitch(static_cast<int>(p.k));
@@ -285,7 +285,7 @@ inline Fp16x3DirectLoad fp16x3_direct_load(const Matrix& matrix, int64_t rows, i
   }
   return {tile * Cost::kDirectStridedAlone, tile * Cost::kDirectStrided};
 }
-// An SM waits for blocks that wait for their loads and products, or is busy with those of all.
+// An SM waits for blocks that wait for their loads and products, or is busy with the work of all.
 inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
   const bool keeps_a = fp16x3_direct_keeps_a(p);

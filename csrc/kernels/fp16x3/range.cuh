@@ -35,11 +35,11 @@ struct BasicRange {
     largest = max(largest, other.largest) | (bits & kBits);
     smallest = min(smallest, other.smallest);
   }
-  // Adds the range of the lane whose number differs in the bits of `lanes`.
+  // Adds the range of the lane with a number that differs in the bits of `lanes`.
   __device__ void add_lane(int lanes) {
     add({__shfl_xor_sync(~0u, largest, lanes), __shfl_xor_sync(~0u, smallest, lanes)});
   }
-  // Adds a thread's vectors of a row, and those of the lanes that hold the same row: every kRows-th
+  // Adds a thread's vectors of a row, and of the lanes that hold the same row: every kRows-th
   // lane.
   template <int kRows, int kVectors>
   __device__ void add_row(const float (&x)[kVectors][8]) {

@@ -1,5 +1,5 @@
 #pragma once
-// Recomputes single elements of a product whose B is complex, as recompute_element.cuh does.
+// Recomputes single elements of a product with a complex B, as recompute_element.cuh does.
 
 #include <cstdint>
 
@@ -40,7 +40,7 @@ inline __device__ __noinline__ float recompute_complex(const Problem& p, const S
   return total;
 }
 
-// Recomputes an element by one thread. kComplex: of a complex B, whose signs these are.
+// Recomputes an element by one thread. kComplex: of a complex B with these signs.
 template <bool kComplex>
 __device__ float recompute_element(const Problem& p, const SignsOfB& signs, int64_t matrix,
                                    int64_t row, int64_t col, unsigned long long* counter) {

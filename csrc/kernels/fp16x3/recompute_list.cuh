@@ -85,7 +85,7 @@ inline __device__ void add_flagged_warp(const RecomputeList& list, int64_t regio
 }
 
 // Lists what a warp flags of its 16 rows of a region, unless no lane flags anything. All threads of
-// the warp call it; row and col are those of lane 0's first accumulator.
+// the warp call it; row and col are of lane 0's first accumulator.
 inline __device__ void append_flagged(const RecomputeList& list, int64_t batch, int64_t row,
                                       int64_t col, uint64_t flags) {
   if (!__any_sync(~0u, flags != 0)) return;

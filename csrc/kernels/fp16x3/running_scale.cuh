@@ -145,7 +145,7 @@ class RunningScale {
 
  private:
   __device__ uint32_t least_magnitude() const { return (least_ + 1) / 2; }
-  // Returns whether the lane's numbers so far, or the zeros that it has, may be those of a coarse
+  // Returns whether the lane's numbers so far, or the zeros that it has, may be of a coarse
   // column. If not, more numbers and a lower scale change nothing. While they may, all numbers are
   // added one by one, so that the least is known.
   __device__ bool is_coarse() const {

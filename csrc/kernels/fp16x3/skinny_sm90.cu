@@ -284,7 +284,7 @@ struct Accumulators {
 };
 
 // Loads a lane's elements of a column in a stage. A lane takes four adjacent ones of each 16 along
-// K, where mma.sync takes two and two: a tensor-core sum of 16 products does not depend on their
+// K, and mma.sync takes two and two: a tensor-core sum of 16 products does not depend on their
 // order, and the fragments of the short operand have the same one.
 template <bool kKMajor>
 __device__ void load_fragment(const uint8_t* stage, int col, Float32X4<kK16s>& x) {
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       load_short(params, smem, PanelChunk(params, next_panel_chunk));
       __pipeline_commit();
     };
-    // The panel's copies are committed before those of the long operand, so that waiting for the
+    // The panel's copies are committed before the long operand's, so that waiting for the
     // panel does not wait for the long operand.
     if (next_panel_chunk <= panel_chunk) begin_panel_chunk();
     if (starts) {

@@ -27,7 +27,7 @@ struct OperandToSplit {
   }
 };
 
-// Writes the presplits of at most two operands, of which the second may be complex, and sets
+// Writes the presplits of at most two operands, the second of them perhaps complex, and sets
 // `zeroed` to 0.
 void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroed,
                   const Context& context);

@@ -34,7 +34,7 @@ struct SplitParams {
   OperandParams operands[2];
 };
 
-// Loads eight numbers along K of a column of B', which are those of four complex numbers. `left` of
+// Loads eight numbers along K of a column of B', from four complex numbers. `left` of
 // the eight are in the matrix.
 __device__ void load_complex_x8(float (&x)[8], const float2* data, int64_t stride, int64_t left,
                                 bool vectorized, const ComplexColumn& column) {

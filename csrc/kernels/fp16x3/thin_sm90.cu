@@ -70,7 +70,7 @@ __device__ Range range_of(const float (&x)[kCount]) {
   return range;
 }
 
-// --- Rows whose elements are adjacent along K, or are not many: a warp has whole rows ------------
+// --- Rows with elements adjacent along K, or not many of them: a warp has whole rows -------------
 
 // A lane has two adjacent elements of every 64 of a row.
 template <int kPairs>
@@ -118,7 +118,7 @@ struct Row {
     }
     return fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale, bits));
   }
-  // Splits the row and stores hi and lo parts: those of 16 along K `step_bytes` apart, of four
+  // Splits the row and stores hi and lo parts: of 16 along K `step_bytes` apart, of four
   // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
   __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo) const {
     const int lane = lane_id();

@@ -1,7 +1,7 @@
 #pragma once
 // fp16x3_wgmma: the epilogues of a chunk and of a tile. The sums of a chunk are descaled and added
-// to those of the chunks before, or stored for the split-K reduction. The totals are stored to C,
-// and flagged if they are NaN. The split-K reduction ends in the same stores.
+// to the earlier sums, or stored for the split-K reduction. The totals are stored to C, and flagged
+// if they are NaN. The split-K reduction ends in the same stores.
 
 #include "core/epilogue.h"
 #include "kernels/common/load_bias.cuh"

@@ -98,7 +98,7 @@ struct LoPlanes {
 inline constexpr int kNoStage = -1;
 
 // Multiplies a step of K. `part` accumulates hi_a hi_b over kPromote of K and is then added to
-// `total`; `low` accumulates the two small products, the last of which are still running on return.
+// `total`; `low` accumulates the two small products, and the last ones are still running on return.
 // The stage of the step before, `to_release`, is released as soon as its products are finished.
 template <int kPromote>
 __device__ void multiply_step(Smem& smem, int stage_index, int to_release, LoPlanes lo_planes,

@@ -59,7 +59,7 @@ struct Params {
   Accumulators* partial_sums;
 };
 
-// The chunks that a block accumulates: all of them, or those of its K split, the grid's y.
+// The chunks that a block accumulates: all of them, or its K split's, the grid's y.
 struct KSplit {
   int first, end;
   __device__ explicit KSplit(const Problem& p) {

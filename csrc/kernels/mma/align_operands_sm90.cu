@@ -29,7 +29,7 @@ constexpr int kLanes = 8, kLaneGroups = 32 / kLanes;   // lanes that copy a segm
 constexpr int kSegment = kLanes * kX8;                 // elements
 constexpr int64_t kMaxIndex = (int64_t{1} << 31) - 1;  // of a segment, which FastDivmod divides
 
-// How an operand is copied. `rows` are those of the copy, which the source may have as columns.
+// How an operand is copied. `rows` are the copy's, which the source may have as columns.
 struct OperandCopy {
   Matrix from;  // row_stride is the distance between rows, col_stride the one of a row's elements
   Batch batch;  // without broadcast dimensions

@@ -16,12 +16,12 @@ inline constexpr RewriteCost kAlign16Bit{0.2, 64 * 0.2};  // its launch is in kL
 // box has at least 32 elements along its contiguous side.
 //
 // Narrow tiles are for a small C: more blocks, each with fewer bytes to load. Clusters of smaller
-// tiles are for rows not aligned to cache lines, whose boxes take more than one request a row: two
+// tiles are for rows not aligned to cache lines: their boxes take more than one request a row. Two
 // blocks share them. L2 merges requests for whole cache lines without a cluster.
 enum class Rows { kAny, kNotAlignedToLines };
 struct MmaTmaTile {
   int m, n, cluster, stages;
-  int tf32_stages;  // 0 where tf32_tma has no such tile
+  int tf32_stages;  // 0 if tf32_tma has no such tile
   Rows rows;
   double overhead, rate, rate_mn_major;
 };

@@ -7,7 +7,7 @@
 //        Tiles of all matrices share a grid.
 // Limit: The instructions that load single elements; neighbouring tiles load the same elements from
 //        L1 or L2. A chain of K / 16 dependent mma.sync, 33 cycles each.
-// Next:  mma_unaligned and mma_tma, whose blocks load each element once for a larger tile.
+// Next:  mma_unaligned and mma_tma: their blocks load each element once for a larger tile.
 //
 //   a warp      load kStepsInFlight steps of 16 of K                        (registers)
 //               mma.sync of a step; load the step kStepsInFlight later      (K / 16 times)

@@ -1,6 +1,6 @@
 #pragma once
 // Plans of the mma kernels, and of tf32_tma, which has the same main loop. Functions of one operand
-// take A or the transpose of B, whose `rows` are then B's columns (core/problem.h).
+// take A or the transpose of B; its `rows` are then B's columns (core/problem.h).
 
 #include <algorithm>
 #include <cmath>
@@ -27,15 +27,15 @@ constexpr int mma_narrow_box(int n) { return n == 96 || n == 32 ? 32 : 0; }
 // Returns whether boxes of 64 rows of an MN-major operand may read past the end of a stored row,
 // into the next one. TMA takes longer to zero-fill the part of a box outside the matrix than to
 // load it, unless stored rows are so short that all blocks request the same few cache lines. Boxes
-// of the last stage of K never read on, since the matrix may end there; those of the stage before
+// of the last stage of K never read on, since the matrix may end there; boxes of the stage before
 // it end within the last stage's rows.
 inline bool mma_reads_past_end(const Matrix& matrix, int64_t rows, int64_t k) {
   const int64_t last = (k - 1) % 64 + 1;
   return matrix.col_stride >= 16 && ceil_div(rows, 64) * 64 - rows <= last * matrix.col_stride;
 }
 
-// Returns whether an MN-major operand of few rows is transposed to K-major first: where it must be
-// copied anyway, where its boxes would be zero-filled, or where boxes that read on would load its
+// Returns whether an MN-major operand of few rows is transposed to K-major first: if it must be
+// copied anyway, if its boxes would be zero-filled, or if boxes that read on would load its
 // elements too often.
 inline bool mma_transposes_to_k_major(const Problem& p, const Matrix& matrix, int64_t rows) {
   constexpr int64_t kOften = 32;
@@ -51,7 +51,7 @@ inline bool mma_must_align(const Problem& p, const Matrix& matrix, int64_t rows)
          mma_transposes_to_k_major(p, matrix, rows);
 }
 
-// The strides of an operand as TMA loads it: its own, or those of its aligned copy. A copy stays
+// The strides of an operand as TMA loads it: its own, or its aligned copy's. A copy stays
 // K-major or MN-major, unless few rows are transposed to K-major. A single row becomes K-major,
 // whatever its strides. `is_b` decides between equal strides.
 //
@@ -144,7 +144,7 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
     const double requests = rows * requests_a + cols / tile.cluster * requests_b;
     const double l2_of_all = static_cast<double>(count) * requests * 2 * k / all /
                              (tile.n < 64 ? Cost::kL2Narrow : Cost::kL2);
-    constexpr int64_t kBlocksPerSm = 4;  // work tiles, at most, where K is split
+    constexpr int64_t kBlocksPerSm = 4;  // work tiles, at most, if K is split
     const int64_t most =
         choice.splits_k ? ceil_div(kBlocksPerSm * sms, std::max<int64_t>(count, 1)) : 1;
     for (int64_t splits = 1; splits != 0 && splits <= most;
@@ -187,7 +187,7 @@ inline int64_t mma_copy_bytes(const Problem& p, const Matrix& matrix, int64_t ro
          int64_t{sizeof(uint16_t)};
 }
 // The sums of each chunk of whole tiles if K is split, or else the totals of the tiles that are
-// being computed, up to those of whole tiles, while chunks follow. `own`: as the tile sees it.
+// being computed, up to the totals of whole tiles, while chunks follow. `own`: as the tile sees it.
 template <class Tile>
 int64_t mma_sums_bytes(const Problem& own, const Plan& plan, const Tile& tile, int64_t sms) {
   const int64_t chunks = ceil_div(own.k, mma_order::kChunk);
@@ -199,7 +199,7 @@ int64_t mma_sums_bytes(const Problem& own, const Plan& plan, const Tile& tile, i
 
 // --- mma_tma and tf32_tma ------------------------------------------------------------------------
 
-// mma_tma swaps A and B where C has few columns, and more rows than one wave of 64-row tiles
+// mma_tma swaps A and B if C has few columns, and more rows than one wave of 64-row tiles
 // covers: wide tiles then cover the transposed C in one wave. Its epilogue adds a bias to columns
 // only, so a product with a bias is not swapped.
 inline bool mma_tma_swaps_ab(const Problem& p, int64_t sms) {
@@ -240,7 +240,7 @@ inline WorkspaceBytes mma_tma_workspace(const Problem& p, const Plan& plan, int6
 
 // --- mma_unaligned -------------------------------------------------------------------------------
 
-// mma_unaligned reads the longer operand unaligned, as A: it swaps A and B where that is B.
+// mma_unaligned reads the longer operand unaligned, as A: it swaps A and B if that is B.
 inline bool mma_unaligned_swaps_ab(const Problem& p) { return p.n > p.m; }
 
 inline bool mma_unaligned_accepts(const Problem& p) {
@@ -276,7 +276,7 @@ inline WorkspaceBytes mma_unaligned_workspace(const Problem& p, const Plan& plan
 
 // --- mma_direct ----------------------------------------------------------------------------------
 
-// mma_direct swaps A and B where its tile has more rows than columns and C has fewer.
+// mma_direct swaps A and B if its tile has more rows than columns and C has fewer.
 inline bool mma_direct_swaps_ab(const Problem& p, const h200::MmaDirectTile& tile) {
   return tile.rows > tile.cols && p.n > p.m;
 }
@@ -301,8 +301,7 @@ inline bool mma_direct_stores_x4(const Problem& p, const h200::MmaDirectTile& ti
   return is_vector_aligned(p.batch, c, c.col_stride, c.row_stride, 4, sizeof(uint16_t));
 }
 
-// A warp waits for its loads, `ahead` steps of K at a time, or the SM is busy with those of all its
-// warps.
+// A warp waits for its loads, `ahead` steps of K at a time, or the SM is busy with all its warps.
 inline Plan mma_direct_plan(const Problem& p, int64_t sms) {
   using Cost = h200::MmaDirect;
   using enum MmaDirectLoads;

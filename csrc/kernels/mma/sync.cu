@@ -5,9 +5,9 @@
 //        MN-major data. If rows are 16-byte aligned, cp.async copies eight elements at once. If
 //        they are not, a thread loads the two aligned words that hold the eight and shifts
 //        them. Elements without unit stride are gathered one by one. The kernel also runs on
-//        Ampere and Ada, whose tensor cores round differently (docs/guide/numerics.md).
+//        Ampere and Ada: their tensor cores round differently (docs/guide/numerics.md).
 // Limit: issue slots, which ldmatrix and mma.sync share, and registers, which hold the fragments.
-// Next:  mma_tma, where TMA loads both operands, and wgmma reads them from shared memory.
+// Next:  mma_tma: TMA loads both operands, and wgmma reads them from shared memory.
 //
 //   all warps
 //   ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ namespace tiled::cuda {
 
 // --- Epilogues applied to a warp's accumulators in registers -------------------------------------
 
-// Accumulators are as wgmma leaves them (ptx/wgmma.cuh): 16 rows of a tile, of which a thread has
+// Accumulators are as wgmma leaves them (ptx/wgmma.cuh): 16 rows of a tile, and a thread has
 // kElements elements. Results replace the accumulators, so stores do not depend on the epilogue.
 
 // The columns of a warp's rows that are in shared memory at a time. The padding lets lanes write

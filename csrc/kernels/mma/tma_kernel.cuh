@@ -66,8 +66,8 @@ struct TileOf {
   // If B is MN-major: columns of the narrower box, if any, and columns that are loaded.
   static constexpr int kNarrowBox = kBMnMajor ? mma_narrow_box(kN) : 0;
   static constexpr int kBCols = kBMnMajor ? (kN - kNarrowBox + 63) / 64 * 64 + kNarrowBox : kN;
-  // The tile that the split-K reduction is instantiated for: one for all layouts whose accumulators
-  // are in the same order.
+  // The tile that the split-K reduction is instantiated for: one for all layouts with accumulators
+  // in the same order.
   using ReduceTile = TileOf<T, kM, kN, kCluster, kStages, false, (kNarrowBox > 0)>;
 
   static_assert(kM % kRows == 0 && kN % 16 == 0 && mma_order::kChunk % kK == 0);
@@ -81,8 +81,8 @@ template <class T, int kIndex, int kStages, bool kAMnMajor, bool kBMnMajor>
 using Tile = TileOf<T, h200::kMmaTmaTiles[kIndex].m, h200::kMmaTmaTiles[kIndex].n,
                     h200::kMmaTmaTiles[kIndex].cluster, kStages, kAMnMajor, kBMnMajor>;
 
-// The column in the tile of accumulators `i` to i + 31 of a row of kN, for a tile whose first
-// column is `first`. Boxes begin at multiples of their own width, so that none begins in the middle
+// The column in the tile of accumulators `i` to i + 31 of a row of kN, for a tile with the first
+// column `first`. Boxes begin at multiples of their own width, so that none begins in the middle
 // of a cache line: a tile of 96 columns that begins at an odd multiple of 32 has its narrow box
 // first. The accumulators of the narrow box are the last in either case.
 template <int kN, int kNarrowBox>
@@ -212,7 +212,7 @@ __device__ void drain(Smem<Tile, Epilogue>& smem, ptx::PipelineState pipe, int f
 template <class Tile>
 inline constexpr int kProducers = Tile::kN < 64 ? 4 : 2;
 
-// An operand's part of a tile: kRows rows of A or columns of B, of which `left` are in the matrix.
+// An operand's part of a tile: kRows rows of A or columns of B, `left` of them in the matrix.
 // If kCluster is 2, both blocks need it, and each loads half of it into both. Boxes that are
 // outside the matrix are not loaded. The stage then holds what was there before, which is
 // multiplied into rows or columns of C that are never stored. MN-major boxes have kBox rows, and

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 // --- Launches ------------------------------------------------------------------------------------
 
 // The size of the clusters that a kernel without clusters is launched in. Their blocks start close
-// to each other in the GPU, where L2 merges more of their requests; this pays if one wave of
+// to each other in the GPU, and L2 merges more of their requests; this pays if one wave of
 // blocks fills more than half of the GPU.
 template <class Tile, class Kernel>
 unsigned launch_cluster(Kernel kernel, size_t smem_bytes, int64_t blocks, int64_t sms) {

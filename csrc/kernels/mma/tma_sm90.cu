@@ -19,8 +19,8 @@
 //        of chunks in order. Operands with rows that are not 16-byte aligned are copied first. A
 //        and B are swapped for few columns of very many rows.
 //
-// Limit: power, for large products. For few tiles, the latency of a step's four wgmmas, each of
-//        which waits for the one before, however narrow it is; and K splits at chunks only.
+// Limit: power, for large products. For few tiles, the latency of a step's four wgmmas: each
+//        waits for the one before, however narrow it is; and K splits at chunks only.
 //        Nothing is multiplied during the last epilogue of a block, nor during any of a tile with
 //        one consumer warpgroup.
 //

@@ -252,8 +252,8 @@ class UnalignedLoader {
   int64_t pitch_;
   BankLayout<Tile> layout_;
   int rows_, k_;
-  int first_, byte_;  // the thread's first stored row, and where its 16 bytes are in each
-  bool copies_any_;   // false for the last lanes of a warp whose rows take 27 lanes
+  int first_, byte_;  // the thread's first stored row, and its 16 bytes' place in each
+  bool copies_any_;   // false for the last lanes of a warp if rows take 27 lanes
 };
 
 // Fills stages. If there are two producer warpgroups, they alternate.

@@ -3,7 +3,7 @@
 // Idea:  TMA cannot read rows that are not 16-byte aligned. If the other operand is short, copying
 //        such an operand first takes longer than the product. But wgmma takes A from registers,
 //        too. So producer threads copy A by cp.async in aligned pieces of 16 bytes, and consumers
-//        read their fragments of A from there, shifted by an element where necessary. TMA loads B,
+//        read their fragments of A from there, shifted by an element if necessary. TMA loads B,
 //        from an aligned copy if B is unaligned, too; if tiles are wide, pairs of blocks share it.
 //        If B is the longer operand, the kernel computes C transposed (swap_ab).
 // Limit: an MN-major A takes two requests to L2 for each stored row of a step. A step with a

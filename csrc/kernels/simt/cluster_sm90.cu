@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 3)
       }
       __pipeline_commit();
     }
-    // Beyond K there are numbers whose product is -0, which changes no sum.
+    // Beyond K there are numbers with the product -0, which changes no sum.
     const int padded = (length + 2 * kStep - 1) / (2 * kStep) * (2 * kStep);
     if (thread < rows + cols) {
       const bool is_row = thread < rows;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, 3)
       continue;
     }
     if (multiplies && length > 0) *ptx::map_shared_rank(&sums[round][rank][thread], 0) = sum;
-    // The first block adds a round's sums while the others store those of the next round elsewhere.
+    // The first block adds a round's sums while the others store the next round's elsewhere.
     ptx::cluster_sync();
     if (rank != 0 || !multiplies) continue;
     NO_UNROLL

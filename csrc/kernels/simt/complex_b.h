@@ -24,7 +24,7 @@ inline std::optional<Plan> simt_small_complex_plan(const Plan&, const Problem& p
   return simt_small_plan_of(with_parts_of_b(p), sms, kShareOfB);
 }
 
-// Returns whether B' has other signs than those of -y in b = x + iy.
+// Returns whether B' has other signs than -y in b = x + iy.
 inline bool is_signed(const SignsOfB& signs) { return signs.x_even || signs.y_even || signs.x_odd; }
 inline std::optional<Plan> simt_cp_async_complex_plan(const Plan&, const Problem& p,
                                                       const SignsOfB& signs, int64_t sms) {

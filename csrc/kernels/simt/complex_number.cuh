@@ -10,7 +10,7 @@
 namespace tiled::cuda {
 
 // Returns the element of B' with k % 2 == odd_k in a column, of the numbers (x, y) of a row of B
-// whose parts are z[0], z[1] and so on: those of column `col` and of the one beside it. An FMA
+// with parts z[0], z[1] and so on: of column `col` and of the one beside it. An FMA
 // negates a factor at no cost.
 __device__ inline float complex_number(const float* z, bool odd_k, int col) {
   return !odd_k ? z[col] : col % 2 == 0 ? -z[col + 1] : z[col - 1];

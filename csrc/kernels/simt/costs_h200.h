@@ -27,7 +27,7 @@ inline constexpr SimtCpAsyncTile kSimtCpAsyncTiles[] = {
     {16, 128, 4, 4, 4, 32, 4, 64, 2, 39, 69},  {32, 128, 4, 8, 8, 32, 3, 64, 2, 61, 84},
 };
 
-// A stage is unrolled by `unroll` of K. Registers are those of a consumer and of a producer thread
+// A stage is unrolled by `unroll` of K. Registers are of a consumer and of a producer thread
 // if setmaxnreg moves them, or else 0.
 struct SimtTmaTile {
   int m, n, thread_m, thread_n, k, unroll, stages, consumer_registers, producer_registers;
@@ -92,7 +92,7 @@ inline constexpr SimtSkinnyTile kSimtSkinnyTiles[] = {
     {8, kSimtSkinnyCols, 4, 2, 2, 24, 73},
     {16, kSimtSkinnyCols, 4, 4, 2, 58, 54},
 };
-// The same if the long operand is a complex B, of which a thread has whole numbers.
+// The same if the long operand is a complex B: a thread has whole numbers of it.
 inline constexpr SimtSkinnyTile kSimtSkinnyComplexTiles[] = {
     {2, kSimtSkinnyCols, 2, 2, 2, 18, 32},
     {4, kSimtSkinnyCols, 4, 2, 2, 18, 30},

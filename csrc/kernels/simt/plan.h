@@ -22,7 +22,7 @@ inline bool is_b_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 4);
 }
 
-// Returns whether C is read and written by 128-bit vectors along its rows, where they are inside.
+// Returns whether C is read and written by 128-bit vectors along its rows, if they are inside.
 inline bool is_c_vectorized(const Problem& p) {
   return is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 4);
 }
@@ -51,7 +51,7 @@ struct SimtKind {
 
 // Returns how many blocks the busiest SM has in the last wave, of `left` tiles, after `waves` full
 // ones. A first wave is spread evenly. In the next few waves, all blocks of an SM end together, and
-// new ones start there. Persistent blocks are spread over the SMs where `left` is at most half the
+// new ones start there. Persistent blocks are spread over the SMs if `left` is at most half the
 // number of SMs; otherwise at least two on one SM go on to another tile.
 inline int64_t last_wave_blocks(const SimtKind& kind, int64_t waves, int64_t left, int blocks,
                                 int64_t sms) {
@@ -345,7 +345,7 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
 
 // --- workspaces ----------------------------------------------------------------------------------
 
-// The partial sums of a split K: those of whole tiles, for each chunk.
+// The partial sums of a split K: of whole tiles, for each chunk.
 inline int64_t simt_partial_sums_bytes(const Problem& p, const Plan& plan) {
   if (plan.k_splits == 1) return 0;
   return ceil_div(p.k, kChunk) * count_tiles(p, plan.m, plan.n) * plan.m * plan.n *

@@ -14,7 +14,7 @@ namespace tiled::cuda {
 
 // A (kM, kN) tile of C, shared by threads that compute kThreadM x kThreadN elements each. The lanes
 // of a warp are kLanesM x kLanesN; a warp has adjacent elements, kWarpM x kWarpN. A thread's rows
-// and columns come in groups of 4, the groups of rows kLanesM * 4 apart and those of columns
+// and columns come in groups of 4, groups of rows kLanesM * 4 apart and groups of columns
 // kLanesN * 4. kComplex_: B is complex, read in place; its numbers stand for two columns and
 // two k (core/complex.h).
 template <int kM_, int kN_, int kThreadM_, int kThreadN_, int kLanesM_, bool kComplex_ = false>
@@ -99,7 +99,7 @@ struct Fragments {
 
   __device__ explicit Fragments(const SignsOfB& signs_of_b = {}) : signs(signs_of_b) {}
 
-  // Loads the elements for k, of which only k % (2 * kParts) counts, since it decides the buffers.
+  // Loads the elements for k. Only k % (2 * kParts) counts, since it decides the buffers.
   // a_smem and b_smem point at the thread's first row of A and first column of B for that k.
   __device__ void load(int k, const float* a_smem, const float* b_smem) {
     UNROLL

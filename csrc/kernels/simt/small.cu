@@ -6,7 +6,7 @@
 //        synchronizes again. An SM holds so many teams that some multiply while others wait. A tile
 //        begins and ends in few instructions: without mbarriers, without divisions if a matrix
 //        is one tile, and with 128-bit stores or stores of adjacent elements by adjacent threads.
-//        A complex B is read in place: a stage has its numbers, each of which stands for two
+//        A complex B is read in place: a stage has its numbers, and each stands for two
 //        columns and two k (core/complex.h).
 // Limit: DRAM bandwidth, for products of 32 x 32 x 32 and less. Larger ones read 16 numbers
 //        from shared memory for 64 FMAs, and issue cp.async beside them.
@@ -44,7 +44,7 @@ struct Tile : RegisterTile<kTiles[kIndex].m, kTiles[kIndex].n, kTiles[kIndex].th
                            kTiles[kIndex].thread_n, kTiles[kIndex].lanes_m, kComplex> {
   static constexpr int kK = kTiles[kIndex].k;            // of a stage
   static constexpr int kStages = kTiles[kIndex].stages;  // at most
-  static constexpr int kTeamThreads = Tile::kConsumers;  // all of which load, too
+  static constexpr int kTeamThreads = Tile::kConsumers;  // all of them load, too
   static constexpr int kTeams = kTiles[kIndex].teams;    // of a block
   static constexpr int kThreads = kTeamThreads * kTeams;
   static constexpr int kBlocksPerSm = kTiles[kIndex].blocks / kTeams;
@@ -63,7 +63,7 @@ struct Params {
   Problem p;
   bool a_vectorized, b_vectorized, c_vectorized;
   bool stores_plain;        // C is the sums unchanged, by rows
-  bool stores_plain_quads;  // and in 128-bit vectors of which none is partial
+  bool stores_plain_quads;  // and in 128-bit vectors, none of them partial
   int64_t tiles;
   int team_bytes;       // of shared memory
   SignsOfB signs_of_b;  // of a complex B

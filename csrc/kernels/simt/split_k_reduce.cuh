@@ -31,7 +31,7 @@ struct SplitKReduceParams {
 };
 
 inline constexpr int kReduceThreads = 256;
-inline constexpr int kReduceAhead = 8;  // chunks whose sums a thread loads before it adds them
+inline constexpr int kReduceAhead = 8;  // sums of chunks that a thread loads before it adds them
 
 // A thread has a quad; or kLanes threads do, which load the sums of chunks in turn, and the first
 // of them adds all.

@@ -284,7 +284,7 @@ void run(const Problem& p, const Plan& plan, const Context& context) {
 bool launch_simt_tma(const Problem& p, const Plan& plan, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   // Blocks that start while the transposition still runs gather on the SMs that are free first,
-  // where several can share one. They may where one wave holds all tiles; in a last wave that is
+  // if several can share one. They may if one wave holds all tiles; in a last wave that is
   // not full, persistent blocks that have gathered would leave the other SMs idle.
   const int64_t wave = int64_t{plan.blocks_per_sm} * context.sms;
   const bool starts_early =

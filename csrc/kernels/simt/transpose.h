@@ -8,7 +8,7 @@
 
 namespace tiled::cuda {
 
-// Returns a float32 problem with K > 0 whose operands are is_tma_aligned_mn_major(): an operand
+// Returns a float32 problem with K > 0 and operands that are is_tma_aligned_mn_major(): an operand
 // that is not is copied to a workspace by a kernel. If next_starts_early, the next kernel on the
 // stream may start before the copy is complete (PDL). Returns nothing if there is no memory for
 // the workspace.

@@ -32,7 +32,7 @@ struct Params {
 
 using Square = float[kSide][kSide + 1];  // (K, MN), padded against bank conflicts
 
-// Reads the square at (first_mn, first_k) of a matrix, of which mn_left by k_left elements are
+// Reads the square at (first_mn, first_k) of a matrix, with mn_left by k_left elements
 // inside; zeros beyond. Adjacent threads read along `near`, the dimension with the smaller stride.
 __device__ void load_square(const OperandCopy& operand, unsigned matrix, int64_t first_mn,
                             int64_t first_k, int mn_left, int k_left, Square& square) {

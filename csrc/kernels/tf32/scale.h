@@ -32,7 +32,7 @@ struct ScaledOperand {
   }
 };
 
-// Describes an operand whose matrix `from` has strides as above; the caller sets the memory.
+// Describes an operand with the matrix `from`, of strides as above; the caller sets the memory.
 inline ScaledOperand scaled_operand(const Batch& all, const Matrix& from, int64_t rows, int64_t k) {
   ScaledOperand x;
   const StoredBatch stored = stored_batch(all, from, 1, x.index);

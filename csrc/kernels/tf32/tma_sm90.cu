@@ -13,7 +13,7 @@
 //
 //   scale kernel:      A, B  -> fp16 rows, inverse scales
 //   mma_tma_kernel:    fp16 rows -> TMA -> wgmma -> acc (barriers: mma/tma_sm90.cu)
-//                      a chunk ends:  acc * inverse scales, NaN where in doubt
+//                      a chunk ends:  acc * inverse scales, NaN if in doubt
 //                      a tile ends:   NaNs -> recompute list; all else -> C
 //   recompute kernel:  recompute list -> C
 
@@ -71,7 +71,7 @@ struct Epilogue {
     // For the columns of each warpgroup's tile:
     alignas(16) float inverse_scale[Tile::kConsumers][Tile::kN], bias[Tile::kConsumers][Tile::kN];
   };
-  // Columns whose inverse scales a thread loads.
+  // The columns that a thread loads inverse scales of.
   static constexpr int kOwnCols = ceil_div(Tile::kN, Tile::kWarpgroup);
   static constexpr int kElements = Tile::kElements;
 
@@ -127,7 +127,7 @@ struct Epilogue {
       inverse_b[i] = in_tile < Tile::kN && col < p.n ? __ldg(scales_b + col) : 1.0f;
     }
     // If rows' scales are moderate or 0 and no group is wide, tf32::chunk_sum() is two
-    // multiplications, of which the first is exact.
+    // multiplications, and the first is exact.
     bool plain = true;
     UNROLL
     for (const float each : inverse_a) {
