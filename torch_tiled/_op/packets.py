@@ -6,32 +6,16 @@ So a call from Python asks first, and leaves these kernels out if they would do 
 elsewhere, and of an overload such as torch.ops.tiled.matmul.default, begin at the highest key.
 """
 
-import torch
-
-from .._internals import BelowAutograd, OpOverloadPacket
+from .._internals import OpOverloadPacket
+from .call import call, entry_points
 from .derivatives import plain_linear, plain_matmul
 from .fast_path import is_plain
-from .gradient_flow import is_differentiated
 from .inplace import is_plain_gemm, is_plain_write, plain_gemm_, plain_matmul_out
 from .namespace import operators
-from .out_of_memory import raise_if_out_of_memory
-from .sharding import register_if_needed
 
-__all__ = ["call"]
-
-
-def call(op, *args, **options):
-    """Calls an operator, below its Autograd key if the kernel there would do nothing."""
-    tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)]
-    try:
-        if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
-            with BelowAutograd():
-                return op(*args, **options)
-        register_if_needed()  # inference mode skips Autograd, and its kernels do it otherwise
-        return op(*args, **options)
-    except RuntimeError as error:
-        raise_if_out_of_memory(error)
-        raise
+_matmul = entry_points(operators.matmul)
+_linear = entry_points(operators.linear)
+_gemm = entry_points(operators.gemm_)
 
 
 class _Matmul(OpOverloadPacket):
@@ -42,7 +26,7 @@ class _Matmul(OpOverloadPacket):
             out = options.get("out")
             if len(options) == 1 and out is not None and is_plain_write(out, *args):
                 return plain_matmul_out(*args, out)
-        return call(self._op, *args, **options)
+        return call(_matmul, *args, **options)
 
 
 class _Linear(OpOverloadPacket):
@@ -51,7 +35,7 @@ class _Linear(OpOverloadPacket):
             x, weight, bias = args if len(args) == 3 else (*args, None)
             if is_plain(x, weight) if bias is None else is_plain(x, weight, bias):
                 return plain_linear(x, weight, bias)
-        return call(self._op, *args, **options)
+        return call(_linear, *args, **options)
 
 
 class _Gemm(OpOverloadPacket):
@@ -60,7 +44,7 @@ class _Gemm(OpOverloadPacket):
             factors = options.get("alpha", 1), options.get("beta", 1)
             if is_plain_gemm(*args, *factors):
                 return plain_gemm_(*args, *factors)
-        return call(self._op, *args, **options)
+        return call(_gemm, *args, **options)
 
 
 def enter():
