@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from helpers.needs import needs_cuda
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -203,3 +204,41 @@ def test_kept_plans_are_of_their_thread():
     for thread in threads:
         thread.join()
     assert found == [expected] * 8
+
+
+@needs_cuda
+def test_kept_plans_with_many_shapes_at_once():
+    """More shapes than are kept, by threads that take turns, have the bits of calls one by one."""
+    shapes = [(m, n, k) for m in (1, 7, 64, 200) for n in (3, 128, 256) for k in (5, 64, 300, 1100)]
+    operands = [
+        (torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")) for m, n, k in shapes
+    ]
+    expected = [torch_tiled.matmul(a, b, algorithm="auto") for a, b in operands]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def multiply(seed):
+        order = torch.randperm(len(shapes), generator=torch.Generator().manual_seed(seed)).tolist()
+        for i in order * 3:
+            if not torch.equal(torch_tiled.matmul(*operands[i]), expected[i]):
+                wrong.append(shapes[i])
+
+    threads = [threading.Thread(target=multiply, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_fork_plans_as_well():
+    expected = _plans()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, b"1" if _plans() == expected else b"0")
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 1) == b"1"
+    os.close(read)
+    os.waitpid(child, 0)
