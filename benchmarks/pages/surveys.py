@@ -5,17 +5,7 @@ from pathlib import Path
 from benchmarks.pages import plots
 from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
-from benchmarks.survey.regimes import (
-    BELOW,
-    HEADINGS,
-    REGIMES,
-    WITHOUT,
-    kind,
-    over_best,
-    regimes,
-    summary,
-    without_each,
-)
+from benchmarks.survey.regimes import BELOW, kind, over_best, regimes, summary, without_each
 
 PLOT = "random.svg"
 SEEDS_PAGE = "random_seeds"
@@ -77,7 +67,7 @@ def write(found: dict[str, dict]) -> str:
         rows = survey["rows"]
         about = f"{len(rows)} products of [seed {survey['header']['seed']}]({_file(name)}), on "
         parts += [f"### {kind(survey['header'])}", about + _place(survey)]
-        parts.append(table(WITHOUT, 1, without_each(rows)))
+        parts.append(table(1, without_each(rows)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,7 +80,7 @@ def write_seeds(found: dict[str, dict]) -> dict[str, str]:
         about += f"A kernel that writes one number takes {header['empty_us']['alone']:.2g} us in "
         about += "this way of timing."
         parts += [f"## {kind(header)}, seed {header['seed']}", about]
-        parts.append(table(HEADINGS, 1, regimes(survey["rows"])))
+        parts.append(table(1, regimes(survey["rows"])))
     return {SEEDS_PAGE: "\n\n".join(parts) + "\n"}
 
 
@@ -113,27 +103,36 @@ def _surveys(found: dict[str, dict]) -> str:
     lines = []
     for name, survey in found.items():
         header, rows = survey["header"], survey["rows"]
-        over = over_best(rows) if header["beside"] else None
-        seed = f"[{header['seed']}]({_file(name)})"
-        cells = [kind(header), _gpu(survey), header["git_commit"] or "-", seed]
-        count, mean, slower, _, *rest = summary([row["ratio"] for row in rows])
-        lines.append([*cells, count, mean, slower, *rest, figure(over, ".3f")])
-    headings = ["products", "GPU", "commit", "seed", "count", *HEADINGS[2:4], *HEADINGS[5:]]
-    headings.append("over fastest")
-    return table(headings, 3, lines)
+        cells = summary([row["ratio"] for row in rows])
+        count = cells.pop("products")
+        cells.pop(f"below {BELOW[1]}")
+        lines.append(
+            {
+                "products": kind(header),
+                "GPU": _gpu(survey),
+                "commit": header["git_commit"] or "-",
+                "seed": f"[{header['seed']}]({_file(name)})",
+                "count": count,
+                **cells,
+                "over fastest": figure(over_best(rows) if header["beside"] else None, ".3f"),
+            }
+        )
+    return table(3, lines)
 
 
 def _regimes(found: dict[str, dict]) -> str:
     """A column for each kind of products and each GPU."""
     columns: dict[str, list[dict]] = {}
     for survey in found.values():
-        columns.setdefault(f"{kind(survey['header'])}, {_gpu(survey)}", []).extend(survey["rows"])
-    cells = [
-        [f"{mean}, {share}" if count != "0" else "-" for _, count, mean, share, *_ in regimes(rows)]
-        for rows in columns.values()
-    ]
-    lines = [[name, *each] for name, *each in zip(REGIMES, *cells, strict=True)]
-    return table(["regime", *(name.removeprefix("float32, ") for name in columns)], 1, lines)
+        name = f"{kind(survey['header'])}, {_gpu(survey)}".removeprefix("float32, ")
+        columns.setdefault(name, []).extend(survey["rows"])
+    lines: dict[str, dict[str, str]] = {}
+    for name, rows in columns.items():
+        for cells in regimes(rows):
+            line = lines.setdefault(cells["regime"], {"regime": cells["regime"]})
+            shown = f"{cells['mean']}, {cells[f'below {BELOW[0]}']}"
+            line[name] = "-" if cells["products"] == "0" else shown
+    return table(1, list(lines.values()))
 
 
 def draw(found: dict[str, dict], path: Path) -> None:
@@ -142,11 +141,8 @@ def draw(found: dict[str, dict], path: Path) -> None:
     for survey in found.values():
         first.setdefault(kind(survey["header"]), survey)
     lines = -(-len(first) // 2)
-    figure, every = plots.pyplot().subplots(
-        *(lines, 2),
-        **{"figsize": (8, 0.6 + 2.8 * lines), "layout": "constrained"},
-        **{"sharex": True, "sharey": True, "squeeze": False},
-    )
+    shared = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, every = plots.subplots(lines, 2, size=(8, 0.6 + 2.8 * lines), **shared)
     for axes in every.flat[len(first) :]:
         axes.set_visible(False)
     for axes, (name, survey) in zip(every.flat, first.items(), strict=False):
@@ -155,7 +151,6 @@ def draw(found: dict[str, dict], path: Path) -> None:
         plots.set_numbers(axes.xaxis, 1)
         plots.set_numbers(axes.yaxis, 1, 2, 5)
         axes.axhline(1, color=plots.BLACK, linewidth=1)
-        plots.add_grid(axes)
         axes.set_title(f"{name.replace('`', '')}, {survey['header']['device']}", fontsize="small")
     figure.supxlabel("torch's time, us", fontsize="medium")
     figure.supylabel("torch's time / ours", fontsize="medium")

@@ -2,14 +2,15 @@
 
 import argparse
 import dataclasses
-import json
 import time
 from functools import partial
 
 import torch
 
+from benchmarks.command import DTYPES
 from benchmarks.gemm.check import full_precision_peer
-from benchmarks.gemm.options import DTYPES
+from benchmarks.pages import files
+from benchmarks.pages.rows import select
 from benchmarks.stream import cublasxt
 from benchmarks.stream.host_pool import HostPool
 from benchmarks.stream.ways import (
@@ -115,14 +116,17 @@ class Run:
             console.print(self.header["not_pinned"], markup=False)
 
     def close(self) -> None:
-        if self._pool is not None:
+        """Writes the results, and gives pinned memory back."""
+        self.save()
+        self._unpin()
+
+    def _unpin(self) -> None:
+        if self._is_pinned:
             self._pool.unpin()
             self._is_pinned = False
 
     def save(self) -> None:
-        if self.args.json:
-            results = {"header": self.header, "rows": self.rows}
-            self.args.json.write_text(json.dumps(results, indent=1) + "\n")
+        files.write(self.args.json, {"header": self.header, "rows": self.rows})
 
     def new_rows(self) -> list[dict]:
         """The rows since the last call."""
@@ -192,15 +196,10 @@ class Run:
         )
         self.save()
 
-    def _seconds_of(self, way: str, job: Job) -> float | None:
-        for row in self.rows:
-            if row["way"] == way and (row["dtype"], row["size"]) == (job.dtype, job.size):
-                return row["seconds"]
-        return None
-
     def _ratio(self, times: Times, job: Job, other: str) -> dict:
         """The speed over that of a row before."""
-        seconds = self._seconds_of(other, job)
+        before = select(self.rows, way=other, dtype=job.dtype, size=job.size)
+        seconds = before[0]["seconds"] if before else None
         ratio = seconds / times.median if seconds and times.median else None
         return {"ratio": ratio, "ratio_to": other}
 
@@ -215,20 +214,19 @@ class Run:
         """Adds the rows of a job; one that fails as a whole has a row that says why."""
         do = {
             "stream": self._stream,
-            "two_gpus": self._two_gpus,
+            "two_gpus": partial(self._streamed, gpus=2),
             "loop": self._loop,
             "cublasxt": self._cublasxt,
-            "pageable": self._pageable,
-            "link": self._link,
-            "staged link": self._staged_link,
+            "pageable": self._streamed,
+            "link": lambda job: self._copies(link_calls),
+            "staged link": lambda job: self._copies(staged_calls),
         }[job.way]
         try:
             if self.args.dry_run:
                 self._plan(job)
                 return
-            if job.way in ("pageable", "staged link") and self._is_pinned:
-                self._pool.unpin()
-                self._is_pinned = False
+            if job.way in ("pageable", "staged link"):
+                self._unpin()
             do(job)
         except Exception as error:  # the run goes on, since it may be the only one
             self.decline(job, text_of(error))
@@ -285,12 +283,12 @@ class Run:
                 fields["error"] = error_of(problem)
             self._add(job, inner, "in_core", **fields)
 
-    def _streamed(self, job: Job, devices, other: str) -> None:
+    def _streamed(self, job: Job, gpus: int = 1) -> None:
         """Another streamed product, beside the first one of the same size."""
-        problem = self._problem(job)
+        problem, devices = self._problem(job), self._devices(gpus)
         plan = self._planned(problem, devices)
         times = self._timed(job.way, streamed(problem, devices))
-        fields = {"plan": plan, **self._ratio(times, job, other)}
+        fields = {"plan": plan, **self._ratio(times, job, "stream")}
         if times.median:
             fields["error"] = error_of(problem)
             release(self.device)
@@ -298,12 +296,6 @@ class Run:
             if reference is not None:
                 fields["equal"] = is_equal(problem.c, reference)
         self._add(job, times, **fields)
-
-    def _two_gpus(self, job: Job) -> None:
-        self._streamed(job, self._devices(2), "stream")
-
-    def _pageable(self, job: Job) -> None:
-        self._streamed(job, self._devices(), "stream")
 
     def _loop(self, job: Job) -> None:
         """In torch's float32, and of float32 operands in TF32 as well."""
@@ -334,12 +326,6 @@ class Run:
         error = error_of(problem) if best.median else None
         fields = {"error": error, "block": best_block, **self._ratio(best, job, "stream")}
         self._add(job, best, **fields)
-
-    def _link(self, job: Job) -> None:
-        self._copies(link_calls)
-
-    def _staged_link(self, job: Job) -> None:
-        self._copies(staged_calls)
 
     def _copies(self, make_calls) -> None:
         """A row for each direction. What the copies write to C is nobody's result."""

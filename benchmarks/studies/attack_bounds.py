@@ -23,14 +23,8 @@ from pathlib import Path
 import torch
 
 import torch_tiled
+from benchmarks.command import Parser, at_least, new_file, positive
 from benchmarks.gemm.check import reference
-from benchmarks.gemm.options import (
-    check_folders,
-    check_least,
-    check_positive,
-    make_parser,
-    settle_device,
-)
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
 from benchmarks.studies.attack_ratios import approximate_ratios, exact_ratio, flagged
 
@@ -176,36 +170,24 @@ def replay(path, device):
 
 
 def parse(argv):
-    parser = make_parser("benchmarks.studies.attack_bounds", __doc__)
+    parser = Parser("benchmarks.studies.attack_bounds", __doc__, writes=False)
     option = parser.add_argument
     option("--order", nargs="+", choices=ORDERS, default=list(ORDERS), help="by default all")
-    option("--k", nargs="+", type=int, default=list(KS), help=f"by default {KS}")
-    option("--size", type=int, default=32, help="the rows and columns of a round")
+    option("--k", nargs="+", type=at_least(1), default=list(KS), help=f"by default {KS}")
+    option("--size", type=at_least(2), default=32, help="the rows and columns of a round")
     option("--seed", type=int, default=0, help="another one has other mutations")
-    option("--minutes", type=float, default=10, help="the search ends with the round after these")
-    option("--rounds", type=int, help="so many rounds instead, whatever time they take")
-    option("--save", type=Path, metavar="PATH", help="write the worst operands there")
+    option("--minutes", type=positive, default=10, help="the search ends after these")
+    option("--rounds", type=at_least(0), help="so many rounds instead, whatever time they take")
+    option("--save", type=new_file, metavar="PATH", help="write the worst operands there")
     option("--replay", type=Path, metavar="PATH", help="compute saved ones, search nothing")
-    args = parser.parse_args(argv)
-    _check(args, parser.error)
-    return args
-
-
-def _check(args, refuse):
-    settle_device(args, refuse)
+    args, refuse = parser.parse_args(argv), parser.error
     if args.order != ["ieee"] and not reference.takes("fp16x3_wgmma", torch.float32, args.device):
         refuse("the bounds of tensor cores are Hopper's; say --device cpu or --order ieee.")
-    if min(args.k) < 1:
-        refuse(f"--k is {min(args.k)}; it must be at least 1.")
-    if args.size < 2:
-        refuse(f"--size is {args.size}; it must be at least 2, as the first row is not mutated.")
-    check_positive(args, refuse, "minutes")
-    check_least(args, refuse, 0, "rounds")
-    check_folders(args, refuse, "save")
     args.cases = [(o, k) for o in args.order for k in args.k if k >= reference.MIN_K.get(o, 1)]
     if not args.cases:
         least = min(reference.MIN_K[name] for name in args.order)
         refuse(f"--k has no sum of {least} or more, and shorter ones are in the order of ieee.")
+    return args
 
 
 @contextmanager

@@ -20,23 +20,18 @@ product's errors have in common adds up: shrinkage grows as N does, and rounding
 in common as its square root. The plot needs matplotlib.
 """
 
-import json
+import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import torch_tiled
+from benchmarks.command import Parser, at_least, new_file
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
-from benchmarks.gemm.options import (
-    add_results,
-    check_folders,
-    check_least,
-    make_parser,
-    settle_device,
-)
-from benchmarks.pages.files import ResultsError, read
+from benchmarks.pages import files
 from benchmarks.studies import error_plots
 from benchmarks.studies.attack_operands import ORDERS
 from benchmarks.studies.attack_ratios import flagged
@@ -159,22 +154,41 @@ def powers(x, matrix, multiply):
             yield i + 1, x
 
 
+def run(
+    module: str,
+    description: str,
+    argv: list[str] | None,
+    measure: Callable[[argparse.Namespace], dict],
+    draw: Callable[[dict, Path], None],
+) -> int:
+    """The command of a study: draws results that are there, or measures, writes and draws them."""
+    args = parse(argv, module, description)
+    try:
+        if args.redraw:
+            results = files.read(args.redraw)
+        else:
+            results = {"header": machine.describe(args, "size", "seeds"), **measure(args)}
+            files.write(args.json, results)
+    except files.ResultsError as error:
+        print(error)
+        return 1
+    if args.plot:
+        draw(results, args.plot)
+    return 0
+
+
 def parse(argv, module="benchmarks.studies.errors", description=__doc__):
-    parser = make_parser(module, description)
+    parser = Parser(module, description)
     option = parser.add_argument
-    option("--k-max", type=int, default=131072, help="the largest K; the first is 64")
-    option("--size", type=int, default=32, help="M and N")
-    option("--seeds", type=int, default=reference.SEEDS, help="products to take the mean over")
-    add_results(parser)
-    option("--plot", type=Path, metavar="PATH", help="draw them there, as .svg or .png")
+    option("--k-max", type=at_least(64), default=131072, help="the largest K; the first is 64")
+    option("--size", type=at_least(1), default=32, help="M and N")
+    seeds = "products to take the mean over"
+    option("--seeds", type=at_least(1), default=reference.SEEDS, help=seeds)
+    option("--plot", type=new_file, metavar="PATH", help="draw them there, as .svg or .png")
     option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
     args = parser.parse_args(argv)
-    settle_device(args, parser.error)
     if args.redraw and not args.plot:
         parser.error("--redraw needs --plot, the file to draw.")
-    check_least(args, parser.error, 1, "seeds", "size")
-    check_least(args, parser.error, 64, "k_max")
-    check_folders(args, parser.error, "json", "plot")
     return args
 
 
@@ -187,36 +201,8 @@ def products_of(kinds, k_max):
             k *= 2
 
 
-def describe(args, module, argv):
-    """The header of the results of a command line."""
-    command_line = machine.command_line(module, argv, args.json, args.plot)
-    header = machine.describe(torch.device(args.device), command_line, args.commit)
-    return header | {"size": args.size, "seeds": args.seeds}
-
-
-def redraw(args, draw):
-    """Draws the results that a file has, and returns the exit status."""
-    try:
-        draw(read(args.redraw), args.plot)
-    except ResultsError as error:
-        print(error)
-        return 1
-    return 0
-
-
-def finish(args, results, draw):
-    """Writes and draws results where the command line says so."""
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    if args.plot:
-        draw(results, args.plot)
-
-
-def main(argv=None):
-    args = parse(argv)
-    if args.redraw:
-        return redraw(args, error_plots.draw)
-    header = describe(args, "benchmarks.studies.errors", argv)
+def measure(args):
+    """The rows of all operands, and those of repeated products."""
     ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)
     rows = []
     print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
@@ -232,8 +218,11 @@ def main(argv=None):
         found = [row for row in iterated if row["multiplications"] == length]
         errors = "  ".join(f"{row['error']:12.3g}" for row in found)
         print(f"{f'{length} products, orthogonal':27} {SIDE:7}  {errors}")
-    finish(args, {"header": header, "rows": rows, "iteration": iterated}, error_plots.draw)
-    return 0
+    return {"rows": rows, "iteration": iterated}
+
+
+def main(argv=None):
+    return run("benchmarks.studies.errors", __doc__, argv, measure, error_plots.draw)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ what it measured. On a CPU torch_tiled runs the algorithms that have the bits of
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -32,16 +31,11 @@ from functools import partial
 import torch
 
 import torch_tiled
+from benchmarks.command import Parser, Session, at_least
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer
-from benchmarks.gemm.measure import Operands, operand_sets, raise_clocks, side_by_side
-from benchmarks.gemm.options import (
-    add_results,
-    check_folders,
-    check_least,
-    make_parser,
-    settle_device,
-)
+from benchmarks.gemm.measure import Operands, operand_sets, side_by_side
+from benchmarks.pages import files
 from benchmarks.studies.hard_operands import HARD, hard_sets
 from benchmarks.studies.jax_product import PRESETS as JAX
 from benchmarks.studies.jax_product import Jax, NotRun
@@ -190,8 +184,7 @@ class Study:
         print(f"{seconds:5.0f} s", *(f"{k}={v}" for k, v in values.items()), flush=True)
 
     def save(self) -> None:
-        if self.args.json:
-            self.args.json.write_text(json.dumps(self.results, indent=1) + "\n")
+        files.write(self.args.json, self.results)
 
     def ways(self, sets: list[Operands]) -> list[Way]:
         return ways_of_torch(self.device) + (self.triton.ways(sets) if self.triton else [])
@@ -332,18 +325,14 @@ class Study:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.studies.which_way", __doc__)
+    parser = Parser("benchmarks.studies.which_way", __doc__)
     option = parser.add_argument
     option("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="m = n = k")
     option("--hard-size", type=int, default=HARD_SIZE, metavar="N", help="of the hard operands")
     option("--seconds", type=float, default=2.0, help="for the timings of each size")
-    option("--repeats", type=int, default=5, help="the fewest passes of each way")
+    option("--repeats", type=at_least(1), default=5, help="the fewest passes of each way")
     option("--limit", type=float, default=180.0, help="no preset of JAX begins after these seconds")
-    add_results(parser)
     args = parser.parse_args(argv)
-    settle_device(args, parser.error)
-    check_least(args, parser.error, 1, "repeats")
-    check_folders(args, parser.error, "json")
     step = 256 if args.device == "cuda" else 1  # every tile of Triton's divides it
     for size in (*args.sizes, args.hard_size):
         if size < step or size % step:
@@ -353,23 +342,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    device = torch.device(args.device)
-    command = machine.command_line("benchmarks.studies.which_way", argv, args.json)
-    header = machine.describe(device, command, args.commit)
+    header = machine.describe(args)
     study = Study(args, header)
-    raise_clocks(device)
-    header["clocks_before"] = machine.clocks(device)
-    for size in args.sizes:
-        study.speed(size)
-    study.hard(args.hard_size)
-    study.find_jax()
-    for size in sorted(args.sizes, key=lambda size: (size != args.hard_size, size)):
-        study.jax_speed(size)
-        if size == args.hard_size:
-            study.jax_hard(size)
-    header["clocks_after"] = machine.clocks(device)
-    study.save()
-    return 0
+    with Session(args, header, study.save) as session:
+        for size in args.sizes:
+            study.speed(size)
+        study.hard(args.hard_size)
+        study.find_jax()
+        for size in sorted(args.sizes, key=lambda size: (size != args.hard_size, size)):
+            study.jax_speed(size)
+            if size == args.hard_size:
+                study.jax_hard(size)
+    return session.status(False)
 
 
 if __name__ == "__main__":

@@ -129,13 +129,6 @@ def test_files_without_a_row_to_fit_are_refused_in_a_sentence(tmp_path, capsys):
     assert "/nowhere/r.json cannot be read" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--mhz -5", "--sms 0", "--compute-capability 75"])
-def test_a_gpu_that_cannot_be_is_refused(capsys, option):
-    with pytest.raises(SystemExit):
-        fit_costs.main(["r.json", *option.split()])
-    assert f"{option.split()[0]} is {option.split()[1]}; " in capsys.readouterr().err
-
-
 def test_picks_by_todays_costs_are_compared_with_the_fastest_kernel():
     shape = {"dtype": "float32", "precision": "ieee", "layout": "NN", "batch": 1}
     shape |= {"m": 512, "n": 512, "k": 512}
