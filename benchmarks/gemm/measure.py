@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,18 +62,9 @@ def operand_sets(
 ) -> list[Operands]:
     """Random normal operands: as many sets as fill the cache CACHES times, or `most`."""
     count = min(most, _sets(shape.operands * dtype.itemsize, device))
-    generator = torch.Generator(device).manual_seed(0)
-    batch = (shape.batch,) if shape.batch > 1 else ()
-
-    def stored(rows: int, columns: int, layout: str) -> torch.Tensor:
-        size = (rows, columns) if layout == "N" else (columns, rows)
-        values = torch.randn(*batch, *size, dtype=dtype, device=device, generator=generator)
-        return values if layout == "N" else values.mT
-
-    return [
-        (stored(shape.m, shape.k, shape.layout[0]), stored(shape.k, shape.n, shape.layout[1]))
-        for _ in range(count)
-    ]
+    options = {"dtype": dtype, "device": device}
+    make = partial(torch.randn, **options, generator=torch.Generator(device).manual_seed(0))
+    return [shape.stored(make) for _ in range(count)]
 
 
 def _sets(bytes_each: int, device: torch.device) -> int:

@@ -147,7 +147,7 @@ def write_16bit(measured: dict) -> str:
     )
     if copied:
         told += (
-            f"\n\nFor 1 to 16 rows of large weights a product reaches {_spread(copied)} of the "
+            f"\n\n1 to 16 rows of large weights: {_spread(copied)} of the "
             "rate of a copy of as many bytes."
         )
     return told

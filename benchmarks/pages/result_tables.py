@@ -17,18 +17,16 @@ INTRO = f"""# Results
 
 [benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from {SOURCE}.
 
-Each product is timed alternately with its peer, PyTorch's product of the same operands. If a name
-does not say otherwise, operands are random normal numbers. They are not in L2. A result is compared
-with float64 before its time is reported ([check.py](../../benchmarks/gemm/check.py)). The
-[suites](../../benchmarks/suites/suites.py) list the products.
+Each product of the [suites](../../benchmarks/suites/suites.py) is timed alternately with its peer,
+PyTorch's product of the same operands. If a name does not say otherwise, operands are random normal
+numbers. They are not in L2. Results are [compared](../../benchmarks/gemm/check.py) with float64.
 
 The tables have means of `auto`. The site's pages *Results, fp32* to *Results, 16-bit floats* have
-every row with its kernel and tile, and *Results, means* has the means of every kernel by name."""
+every row with its kernel and tile, and *Results, means* every kernel by name."""
 MEANS = """## Geometric means
 
-Each line is a suite, or a group of products in it. A ratio is the peer's time divided by ours, so
-torch_tiled is faster above 1. *Of a copy* is the time of a copy that moves as many bytes, divided
-by ours."""
+A ratio is the peer's time divided by ours, above 1 if torch_tiled is faster. *Of a copy* is the
+time of a copy of as many bytes, divided by ours."""
 COLUMNS = """\
 | column | meaning |
 | --- | --- |

@@ -12,36 +12,32 @@ SEEDS_PAGE = "random_seeds"
 ORDER = ("fp32", "ieee", "tf32", "bfloat16", "float16", "float64")  # of the files' kinds
 INTRO = """# Random products
 
-[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from the files
-`survey_<precision or dtype>_<seed>.json` in `benchmarks/results`.
+[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from
+`benchmarks/results/survey_<precision or dtype>_<seed>.json`.
 
 [benchmarks.survey](../../benchmarks/survey/__main__.py) draws
 [products](../../benchmarks/survey/products.py) with log-uniform sides from 1 on, K from 8, batches
-and every layout; most have a side that is not a multiple of 4. One replay of a CUDA graph of `auto`
-alternates with one of `torch.matmul` in the same precision, each after L2 was overwritten. A ratio
-is torch's median time divided by ours. A result is compared with float64 before its time is
-reported."""
+and every layout; most have a side that is not a multiple of 4. A CUDA graph of `auto` alternates
+with one of `torch.matmul` in the same precision, after L2 was overwritten. A ratio is torch's
+median time divided by ours. Results are compared with float64."""
 NOTHING = "No survey is committed yet."
-SHOWN = f"""\
-![Torch's time over ours against torch's time, a dot for each product]({PLOT})
-
-The plot has a dot for each product of one seed; above 1, torch_tiled is faster."""
+SHOWN = f"![Torch's time over ours against torch's time, a dot for each product of a seed]({PLOT})"
 SURVEYS = """## The surveys
 
-*Mean* is the geometric mean of the ratios, and a column *below* has the share of products with a
-smaller ratio. *Over fastest* is the mean factor from the time of the fastest kernel of the
-product's order to that of the picked one, if every kernel was timed."""
+*Mean* is geometric, and a column *below* has the share of products with a smaller ratio. *Over
+fastest* is the mean factor from the time of the fastest kernel of the product's order to that of
+the picked one. The site's page *Random products, by seed* has each seed by itself."""
 BY_REGIME = f"""## Regimes
 
 Each cell has the mean ratio of all seeds on a GPU, and the share of products with a ratio below
 {BELOW[0]}. The regimes overlap. A *side* is the shorter one of C, a *single* product has no batch,
-and the times are torch's. The site's page *Random products, by seed* has each seed by itself."""
+and the times are torch's."""
 WITHOUT_EACH = """## Without each kernel
 
-Every kernel that sums in the product's order was timed beside `auto`. The tables have the geometric
-mean of the time of the fastest other kernel, divided by that of the fastest kernel. It says how
-much slower products would be without the kernel: *all* of them, and *those* in which it is the
-fastest. `simt_thin` was deleted after [this measurement](../notes/simt.md)."""
+Every kernel that sums in the product's order was timed beside `auto`. The time of the fastest other
+kernel is divided by that of the fastest kernel, which says how much slower products would be
+without it: the geometric mean of *all*, and of *those* in which it is the fastest. `simt_thin` was
+deleted after [this measurement](../notes/simt.md)."""
 
 
 def surveys(results: Path) -> dict[str, dict]:
@@ -64,10 +60,9 @@ def write(found: dict[str, dict]) -> str:
     if beside:
         parts.append(WITHOUT_EACH)
     for name, survey in beside.items():
-        rows = survey["rows"]
-        about = f"{len(rows)} products of [seed {survey['header']['seed']}]({_file(name)}), on "
-        parts += [f"### {kind(survey['header'])}", about + _place(survey)]
-        parts.append(table(1, without_each(rows)))
+        header, rows = survey["header"], survey["rows"]
+        about = f"{len(rows)} products of [seed {header['seed']}]({_file(name)}), {_gpu(survey)}:"
+        parts += [f"### {kind(header)}", about, table(1, without_each(rows))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -92,32 +87,24 @@ def _gpu(survey: dict) -> str:
     return survey["header"]["device"].removeprefix("NVIDIA ").split()[0]
 
 
-def _place(survey: dict) -> str:
-    """The GPU, the commit and the day of a survey."""
-    header = survey["header"]
-    return f"{header['device']} at commit {header['git_commit']}, {header['time'][:10]}:"
-
-
 def _surveys(found: dict[str, dict]) -> str:
-    """A line for each survey."""
-    lines = []
+    """A line for the surveys of a kind on a GPU at a commit, whatever their seeds."""
+    alike: dict[tuple, dict[str, dict]] = {}
     for name, survey in found.items():
-        header, rows = survey["header"], survey["rows"]
+        header = survey["header"]
+        key = kind(header), _gpu(survey), header["git_commit"] or "-", bool(header["beside"])
+        alike.setdefault(key, {})[name] = survey
+    lines = []
+    for (products, gpu, commit, has_beside), some in alike.items():
+        rows = [row for survey in some.values() for row in survey["rows"]]
+        seeds = (f"[{x['header']['seed']}]({_file(name)})" for name, x in some.items())
         cells = summary([row["ratio"] for row in rows])
         count = cells.pop("products")
         cells.pop(f"below {BELOW[1]}")
-        lines.append(
-            {
-                "products": kind(header),
-                "GPU": _gpu(survey),
-                "commit": header["git_commit"] or "-",
-                "seed": f"[{header['seed']}]({_file(name)})",
-                "count": count,
-                **cells,
-                "over fastest": figure(over_best(rows) if header["beside"] else None, ".3f"),
-            }
-        )
-    return table(3, lines)
+        line = {"products": products, "GPU": gpu, "commit": commit, "seeds": ", ".join(seeds)}
+        over = figure(over_best(rows) if has_beside else None, ".3f")
+        lines.append({**line, "count": count, **cells, "over fastest": over})
+    return table(4, lines)
 
 
 def _regimes(found: dict[str, dict]) -> str:

@@ -27,7 +27,7 @@ import torch_tiled
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import plots
 from benchmarks.pages.rows import select
-from benchmarks.studies.errors import add, products_of, run
+from benchmarks.studies.errors import run, study
 
 LARGE = 2.0**12
 STYLES = {  # of the ways to multiply; the vendor's is the first
@@ -105,17 +105,10 @@ def figures(result, exact):
     return {"error": error, "part_error": max(of_parts)}
 
 
-def study(operands, k, ways, args):
-    """The rows of one kind of operands and one K: one for each way to multiply."""
-    rows = {way: {"operands": operands, "k": k, "product": way} for way in ways}
-    for seed in range(args.seeds):
-        torch.manual_seed(seed)
-        a, b = (x.to(args.device) for x in OPERANDS[operands](args.size, k, args.size))
-        exact = reference.product(a, b)
-        for way, multiply in ways.items():
-            add(rows[way], figures(multiply(a, b), exact), args.seeds)
-        add(rows["fp32"], {"recomputed": recomputed(a, b, args.device)}, args.seeds)
-    return list(rows.values())
+def found_of(kind, a, b, exact, results):
+    found = {way: figures(result, exact) for way, result in results.items()}
+    found["fp32"]["recomputed"] = recomputed(a, b, a.device.type)
+    return found
 
 
 def draw(results, path):
@@ -146,17 +139,8 @@ def draw(results, path):
 
 
 def measure(args):
-    ways, rows = products(args.device), []
-    heading = "  ".join(f"{way:>19}" for way in ways)
-    print(f"{'worse part (by modulus)':28} {'K':>6}  {heading}  recomputed")
     with full_precision_peer("fp32"):
-        for operands, k in products_of(OPERANDS, args.k_max):
-            found = study(operands, k, ways, args)
-            rows += found
-            errors = "  ".join(f"{x['part_error']:9.2e} ({x['error']:.1e})" for x in found)
-            share = next(row["recomputed"] for row in found if "recomputed" in row)
-            print(f"{operands:28} {k:6}  {errors}  {share:10.4f}", flush=True)
-    return {"rows": rows}
+        return {"rows": study(OPERANDS, products(args.device), found_of, args)}
 
 
 def main(argv=None):

@@ -105,24 +105,40 @@ def products(vendor, device):
     return ways
 
 
-def study(operands, k, ways, args):
-    """The rows of one kind of operands and one K: one for each way to multiply."""
-    rows = {way: {"operands": operands, "k": k, "product": way} for way in ways}
-    for seed in range(args.seeds):
-        torch.manual_seed(seed)
-        a, b = OPERANDS[operands](args.size, k, args.size)
-        share = guarded(a, b) if "fp16x3" in ways else 0.0
-        a, b = a.to(args.device), b.to(args.device)
-        exact = reference.product(a, b)
-        for way, multiply in ways.items():
-            result = multiply(a, b)
-            found = figures(result, exact)
-            if operands in POSITIVE:
-                found["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
-            if way == "fp16x3":
-                found["guarded"] = share
-            add(rows[way], found, args.seeds)
-    return list(rows.values())
+def study(kinds, ways, found_of, args):
+    """The rows of every kind of operands, K and way to multiply, printed as they come.
+
+    Args:
+        kinds: functions of m, k and n to two operands.
+        ways: functions of operands to their product.
+        found_of: a function of a kind, operands, the exact product and a result of each way to the
+            figures of each way.
+    """
+    every = []
+    print(f"{'operands':28} {'K':>6}  " + "  ".join(f"{way:>12}" for way in ways))
+    for kind, k in ((kind, 2**i) for kind in kinds for i in range(6, args.k_max.bit_length())):
+        rows = {way: {"operands": kind, "k": k, "product": way} for way in ways}
+        for seed in range(args.seeds):
+            torch.manual_seed(seed)
+            a, b = (x.to(args.device) for x in kinds[kind](args.size, k, args.size))
+            results = {way: multiply(a, b) for way, multiply in ways.items()}
+            found = found_of(kind, a, b, reference.product(a, b), results)
+            for way in ways:
+                add(rows[way], found[way], args.seeds)
+        every += rows.values()
+        said = "  ".join(f"{row['error']:12.3g}" for row in rows.values())
+        print(f"{kind:28} {k:6}  {said}", flush=True)
+    return every
+
+
+def found_of(kind, a, b, exact, results):
+    found = {way: figures(result, exact) for way, result in results.items()}
+    if kind in POSITIVE:
+        for way, result in results.items():
+            found[way]["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
+    if "fp16x3" in results:
+        found["fp16x3"]["guarded"] = guarded(a.cpu(), b.cpu())
+    return found
 
 
 def iterate(ways, args):
@@ -192,32 +208,15 @@ def parse(argv, module="benchmarks.studies.errors", description=__doc__):
     return args
 
 
-def products_of(kinds, k_max):
-    """Yields each kind of operands with each K: powers of two from 64 on."""
-    for kind in kinds:
-        k = 64
-        while k <= k_max:
-            yield kind, k
-            k *= 2
-
-
 def measure(args):
     """The rows of all operands, and those of repeated products."""
     ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)
-    rows = []
-    print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
     with full_precision_peer("fp32"):
-        for operands, k in products_of(OPERANDS, args.k_max):
-            found = study(operands, k, ways, args)
-            rows += found
-            errors = "  ".join(f"{row['error']:12.3g}" for row in found)
-            share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
-            print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
-        iterated = iterate(ways, args)
+        rows, iterated = study(OPERANDS, ways, found_of, args), iterate(ways, args)
     for length in LENGTHS:
         found = [row for row in iterated if row["multiplications"] == length]
         errors = "  ".join(f"{row['error']:12.3g}" for row in found)
-        print(f"{f'{length} products, orthogonal':27} {SIDE:7}  {errors}")
+        print(f"{f'{length} products, orthogonal':28} {SIDE:6}  {errors}")
     return {"rows": rows, "iteration": iterated}
 
 

@@ -19,6 +19,7 @@ import argparse
 import statistics
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,11 @@ import torch
 
 import torch_tiled
 from benchmarks.command import Parser, at_least, positive
-from benchmarks.gemm.report import make_console, text_table
+from benchmarks.gemm.report import make_console, product, text_table
 from benchmarks.pages.files import ResultsError, read
 from benchmarks.survey.regimes import timed
 from torch_tiled.ops import Explanation
 
-SHAPE = ("dtype", "precision", "layout", "batch", "m", "n", "k")
 K_STEP = 64  # K changes by multiples of this, which keeps the alignment of rows
 PULL = 1e-3  # weight of the squared logarithm of a factor: it decides where rows do not
 STEPS = 50
@@ -68,19 +68,11 @@ class Fit:
     error_after: float | None = None
 
 
-def plan(algorithm: str, shape: dict, gpu: Gpu) -> Explanation:
-    """The plan of explain() for a shape on a GPU that need not be there."""
-
-    def operand(rows: int, columns: int, letter: str) -> torch.Tensor:
-        size = (rows, columns) if letter == "N" else (columns, rows)
-        batch = (shape["batch"],) if shape["batch"] > 1 else ()
-        # Nothing touches this memory, so that it is never there.
-        x = torch.empty(*batch, *size, dtype=getattr(torch, shape["dtype"]))
-        return x if letter == "N" else x.mT
-
-    a = operand(shape["m"], shape["k"], shape["layout"][0])
-    b = operand(shape["k"], shape["n"], shape["layout"][1])
-    ways = {"algorithm": algorithm, "precision": shape["precision"]}
+def plan(algorithm: str, row: dict, gpu: Gpu) -> Explanation:
+    """The plan of explain() for a row's shape on a GPU that need not be there."""
+    # Nothing touches this memory, so that it is never there.
+    a, b = product(row).stored(partial(torch.empty, dtype=getattr(torch, row["dtype"])))
+    ways = {"algorithm": algorithm, "precision": row["precision"]}
     return torch_tiled.explain(a, b, **ways, compute_capability=gpu.compute_capability, sms=gpu.sms)
 
 
@@ -147,7 +139,7 @@ def over_best(row: dict, gpu: Gpu) -> float | None:
     times = timed(row)
     if len(times) < 2:
         return None
-    picked = plan("auto", {key: row[key] for key in SHAPE}, gpu).algorithm
+    picked = plan("auto", row, gpu).algorithm
     return times[picked] / min(times.values()) if picked in times else None
 
 
@@ -174,11 +166,10 @@ def samples(rows: list[dict], mhz: float, gpu: Gpu) -> list[Sample]:
     """The rows whose plan has the tile that ran."""
     found = []
     for row in rows:
-        shape = {key: row[key] for key in SHAPE}
         kernel, tile = row["kernel"], row["tile"]
-        told = plan(kernel, shape, gpu)
+        told = plan(kernel, row, gpu)
         if (told.algorithm, told.tile) == (kernel, tile):
-            split = parts(kernel, shape, gpu)
+            split = parts(kernel, row, gpu)
             found.append(Sample(kernel, tile, row["us"] * mhz, cycles(told), split))
     return found
 
