@@ -2,7 +2,7 @@
 
     python -m benchmarks.gemm
     python -m benchmarks.gemm --suite square skinny --json results.json
-    python -m benchmarks.gemm --suite square --energy --kernels
+    python -m benchmarks.gemm --suite square --energy
     python -m benchmarks.gemm --shape 4096x768x3072 --layout NT TN --dtype bfloat16
 
 measure.py says how it times, check.py what it demands of a result before it reports its time, and
@@ -33,7 +33,6 @@ from benchmarks.gemm.measure import (
     copy,
     extra_bytes,
     joules,
-    kernels_us,
     operand_sets,
     side_by_side,
 )
@@ -95,7 +94,6 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
             copies.append(copy(shape.elements * itemsize, device))
         spreads = side_by_side(calls + copies, seconds=args.seconds, repeats=args.repeats)
         used = [joules(call, energy) for call in calls] if energy else []
-        kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
     us, peer_us, *copy_us = spreads
     flops = shape.flops * (4 if DTYPES[job.dtype].is_complex else 1)
     per_joule = [flops / 1e9 / each for each in used] or [None, None]
@@ -128,7 +126,6 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         "operand_bytes": shape.operands * itemsize,
         "gflops_per_watt": per_joule[0],
         "peer_gflops_per_watt": per_joule[1],
-        "kernels_us": kernels,
     }
 
 

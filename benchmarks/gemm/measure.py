@@ -11,7 +11,6 @@ keeps the operands cold.
 """
 
 import itertools
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,24 +189,6 @@ def extra_bytes(call: Call) -> int | None:
     torch.cuda.reset_peak_memory_stats()
     result = function(*sets[0])
     return torch.cuda.max_memory_allocated() - before - result.nbytes
-
-
-def kernels_us(call: Call, calls: int = 10) -> dict[str, float]:
-    """The time of each CUDA kernel of a call, by PyTorch's profiler; kernels may overlap."""
-    function, sets = call
-    function(*sets[0])
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for operands in itertools.islice(itertools.cycle(sets), calls):
-            function(*operands)
-        torch.cuda.synchronize()
-    us: dict[str, float] = {}
-    for event in profile.events():
-        if event.device_type.name == "CUDA":
-            short = re.search(r"\w+(?=[<(])", event.name)  # no namespace, no template
-            name = short.group() if short else event.name
-            us[name] = us.get(name, 0.0) + event.time_range.elapsed_us() / calls
-    return us
 
 
 def raise_clocks(device: torch.device, seconds: float = 0.5) -> None:

@@ -24,7 +24,6 @@ def parse(argv: list[str] | None, description: str = "") -> argparse.Namespace:
     option("--seconds", type=positive, default=0.2, help="for each row, the peer's share included")
     option("--repeats", type=at_least(1), default=5, help="the fewest passes of each")
     option("--energy", action="store_true", help="GFLOP/s per watt of large squares, 5 s for each")
-    option("--kernels", action="store_true", help="time each CUDA kernel; may slow what follows")
     option("--profile", action="store_true", help="run each once for Nsight Compute, time nothing")
     option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
     option("--list", action="store_true", help="print the suites, run nothing")

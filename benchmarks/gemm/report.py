@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -34,41 +35,24 @@ def text_table(title: str | Text | None, left: int, rows: list[dict]) -> Table:
     return table
 
 
-class Steps:
+class Steps(Progress):
     """A progress bar on a terminal, and a plain line for each step elsewhere."""
 
     def __init__(self, console: Console, total: int | None):
-        self._console = console
-        self._total = total
-        self._done = 0
-        self._bar = Progress(
-            BarColumn(30),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            transient=True,
-            auto_refresh=False,  # a thread that draws would take time from what is timed
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self):
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_):
-        self._bar.stop()
+        # A thread that draws would take time from what is timed.
+        super().__init__(console=console, transient=True, auto_refresh=False)
+        self.disable = not console.is_terminal
+        self._task = self.add_task("", total=total)
 
     def begin(self, what: str) -> None:
-        self._bar.update(self._task, description=what, refresh=True)
+        self.update(self._task, description=escape(what), refresh=True)
 
     def finish(self, what: str) -> None:
-        self._done += 1
-        self._bar.advance(self._task)
-        if not self._console.is_terminal:
-            line = f"[{self._done}/{self._total or '?'}] {what}"
-            self._console.print(line, markup=False, soft_wrap=True)
+        self.advance(self._task)
+        (task,) = self.tasks
+        if self.disable:
+            line = f"[{task.completed:.0f}/{task.total or '?'}] {what}"
+            self.console.print(line, markup=False, soft_wrap=True)
 
 
 def sentence(row: dict) -> str:
@@ -81,7 +65,6 @@ def sentence(row: dict) -> str:
     if row["gflops_per_watt"]:
         ours, peer = row["gflops_per_watt"], row["peer_gflops_per_watt"]
         parts.append(f"{number(ours)} GFLOP/s per watt, {ours / peer:.2f}x {row['peer']}")
-    parts += [f"{name} {number(us)} us" for name, us in (row["kernels_us"] or {}).items()]
     return "; ".join(parts)
 
 

@@ -2,7 +2,6 @@
 
     python -m benchmarks.stream --json benchmarks/results/stream.json
     python -m benchmarks.stream --sizes 8192 --dtype float32 --peers in_core loop
-    python -m benchmarks.stream --dry-run
 
 A, B and C are square, on the host, in memory that is pinned once for all products. The product of
 each size is streamed within --budget bytes of the GPU. The peers:
@@ -48,7 +47,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--budget", type=at_least(1), default=BUDGET, help="bytes of the GPU for a product")
     option("--repeats", type=at_least(1), default=3, help="calls of each way, after a first one")
     option("--limit", type=float, metavar="SECONDS", help="no row begins after these")
-    option("--dry-run", action="store_true", help="plan the streamed products, multiply nothing")
     return parser.parse_args(argv)
 
 
@@ -69,15 +67,14 @@ def measure_all(run: Run, planned: list[Job], limit: float | None, console) -> N
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     console = make_console()
-    asked = ("sizes", "dtype", "peers", "budget", "repeats", "dry_run")
+    asked = ("sizes", "dtype", "peers", "budget", "repeats")
     header = machine.describe(args, *asked)
     header["gpus"] = torch.cuda.device_count() if args.device == "cuda" else 0
     header["cpus"] = len(os.sched_getaffinity(0))
     console.print(f"{header['device']}, torch {header['torch']}", markup=False)
     planned, run = jobs(args, header["gpus"]), Run(args, header)
     with Session(args, header, run.close) as session:
-        if not args.dry_run:
-            run.prepare(console)
+        run.prepare(console)
         measure_all(run, planned, args.limit, console)
     stream_report.print_results(console, {"header": header, "rows": run.rows})
     return session.status(any(row["failure"] for row in run.rows) or not run.rows)

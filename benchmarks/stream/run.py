@@ -52,11 +52,9 @@ class Job:
 def jobs(args: argparse.Namespace, gpus: int) -> list[Job]:
     """The jobs in their order: what matters most first, and last what needs pageable memory.
 
-    Where there is no GPU, and in a dry run, those that need one are left out.
+    Jobs that need a GPU are left out if there is none.
     """
     products = [(dtype, size) for dtype in args.dtype for size in args.sizes]
-    if args.dry_run:
-        return [Job("stream", *x) for x in products]
     found = [Job("link")] if "link" in args.peers else []
     found += [Job("stream", *x) for x in products]
     if "two_gpus" in args.peers and gpus >= 2:
@@ -222,9 +220,6 @@ class Run:
             "staged link": lambda job: self._copies(staged_calls),
         }[job.way]
         try:
-            if self.args.dry_run:
-                self._plan(job)
-                return
             if job.way in ("pageable", "staged link"):
                 self._unpin()
             do(job)
@@ -237,21 +232,13 @@ class Run:
         return [f"cuda:{i}" for i in range(gpus)] if self.device.type == "cuda" else "cpu"
 
     def _planned(self, problem: Problem, devices) -> dict | None:
-        """What the plan says, or None where there is none: the product itself says why."""
+        """What the plan says, or None if there is none: the product itself says why."""
+        options = {"devices": devices, "max_device_bytes": self.args.budget}
         try:
-            return self._plan_of(problem.a, problem.b, problem.c, devices)
+            plan = stream.plan(problem.a, problem.b, out=problem.c, **options)
         except Exception:
             return None
-
-    def _plan_of(self, a, b, out, devices) -> dict:
-        options = {"devices": devices, "max_device_bytes": self.args.budget}
-        plan = stream.plan(a, b, out=out, **options)
         return {name: getattr(plan, name) for name in PLANNED}
-
-    def _plan(self, job: Job) -> None:
-        """The row of a dry run."""
-        a = torch.empty(job.size, job.size, dtype=DTYPES[job.dtype], device="meta")
-        self._add(job, Times(), plan=self._plan_of(a, a, None, self._devices()))
 
     # --- jobs ------------------------------------------------------------------------------------
 

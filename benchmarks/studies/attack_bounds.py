@@ -1,8 +1,7 @@
 """Searches for operands whose errors come closest to the promised bounds, or exceed them.
 
-    python -m benchmarks.studies.attack_bounds --minutes 600 --save worst.pt
+    python -m benchmarks.studies.attack_bounds --minutes 600
     python -m benchmarks.studies.attack_bounds --order fp16x3 --k 512 1024 --rounds 100 --seed 3
-    python -m benchmarks.studies.attack_bounds --replay worst.pt
 
 For each order of summation and K, simulated annealing begins at rows and columns that are meant to
 err (attack_operands.py). A round mutates one pair of them, many times, and multiplies all mutated
@@ -13,17 +12,15 @@ same seed and number of rounds give the same results. The exit status is 1 where
 """
 
 import math
-import pickle
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
 import torch_tiled
-from benchmarks.command import Parser, at_least, new_file, positive
+from benchmarks.command import Parser, at_least, positive
 from benchmarks.gemm.check import reference
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
 from benchmarks.studies.attack_ratios import approximate_ratios, exact_ratio, flagged
@@ -106,13 +103,6 @@ def settled(search, device):
     return replace(trial, ratio=exact_ratio(search.order, a, b, (trial.result, ieee)))
 
 
-def replayed(trial, device):
-    """A trial by the library's result of today."""
-    order, a, b = ORDERS[trial.order], trial.a[None], trial.b[None]
-    products = multiply(order, a, b, device)
-    return replace(trial, result=products[0], ratio=exact_ratio(order, a, b, products))
-
-
 def search_all(searches, args):
     """Rounds of every search, as many as asked for or until the time is over; says once a minute
     how far it is."""
@@ -155,20 +145,6 @@ def status(trials):
     return 1 if wrong else 0
 
 
-def replay(path, device):
-    """Computes saved trials anew."""
-    try:
-        saved = [Trial(**each) for each in torch.load(path, weights_only=True)]
-    except (OSError, RuntimeError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
-        print(f"{path} cannot be read; it must be a file that --save wrote.")
-        return 1
-    trials = [replayed(trial, device) for trial in saved]
-    print(f"{'order':9} {'K':>6} {'saved':>7} {'now':>7}  began as")
-    for old, new in zip(saved, trials, strict=True):
-        print(f"{new.order:9} {len(new.a):6} {old.ratio:7.4f} {new.ratio:7.4f}  {new.began}")
-    return status(trials)
-
-
 def parse(argv):
     parser = Parser("benchmarks.studies.attack_bounds", __doc__, writes=False)
     option = parser.add_argument
@@ -178,8 +154,6 @@ def parse(argv):
     option("--seed", type=int, default=0, help="another one has other mutations")
     option("--minutes", type=positive, default=10, help="the search ends after these")
     option("--rounds", type=at_least(0), help="so many rounds instead, whatever time they take")
-    option("--save", type=new_file, metavar="PATH", help="write the worst operands there")
-    option("--replay", type=Path, metavar="PATH", help="compute saved ones, search nothing")
     args, refuse = parser.parse_args(argv), parser.error
     if args.order != ["ieee"] and not reference.takes("fp16x3_wgmma", torch.float32, args.device):
         refuse("the bounds of tensor cores are Hopper's; say --device cpu or --order ieee.")
@@ -204,8 +178,6 @@ def one_thread():
 @one_thread()
 def main(argv=None):
     args = parse(argv)
-    if args.replay:
-        return replay(args.replay, args.device)
     searches = [Search(name, k, args) for name, k in args.cases]
     try:
         search_all(searches, args)
@@ -213,8 +185,6 @@ def main(argv=None):
         print("Interrupted: this is what was found before.")
     trials = [settled(search, args.device) for search in searches]
     print_searches(searches, trials)
-    if args.save:
-        torch.save([asdict(trial) for trial in trials], args.save)
     return status(trials)
 
 

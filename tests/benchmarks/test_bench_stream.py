@@ -33,7 +33,7 @@ def make_run():
 
     def make(**options):
         args = {"sizes": [20], "dtype": ["float32"], "peers": ["in_core"], "budget": 1 << 24}
-        args |= {"repeats": 1, "dry_run": False, "device": "cpu", "json": None} | options
+        args |= {"repeats": 1, "device": "cpu", "json": None} | options
         run = Run(argparse.Namespace(**args), {})
         run.prepare(bench_stream.make_console())
         return run
@@ -53,10 +53,11 @@ def problem(m, n, k, dtype=torch.float32, budget=1 << 20):
 
 
 def test_a_run_has_a_row_for_each_way_dtype_and_size(bench):
-    status, results, output = bench("--sizes 20 33 --budget 10000000")
+    status, results, output = bench("--sizes 20 33 --budget 10000000 --commit abc")
     header, rows = results["header"], results["rows"]
     assert status == 0
     assert (header["sizes"], header["budget"], header["gpus"]) == ([20, 33], 10000000, 0)
+    assert header["git_commit"] == "abc"
     assert header["touch_seconds"] > 0 and header["pin_seconds"] is None
     products = [row for row in rows if row["way"] != "link"]
     ways = {"float32": ["stream", "in_core", "loop", "loop_tf32", "pageable"]}
@@ -89,18 +90,6 @@ def test_options_choose_the_rows(bench):
     assert results["rows"][0]["ratio"] is results["rows"][0]["equal"] is None
     _, results, _ = bench("--sizes 20 --dtype float32 --peers")
     assert [row["way"] for row in results["rows"]] == ["stream"]
-
-
-def test_a_dry_run_plans_large_products_and_multiplies_nothing(bench):
-    status, results, output = bench("--dry-run --sizes 16384 65536 --commit abc")
-    rows = results["rows"]
-    assert status == 0 and results["header"]["git_commit"] == "abc"
-    assert [row["size"] for row in rows] == [16384, 65536] * 2
-    for row in rows:
-        assert row["seconds"] is row["tflops"] is row["error"] is None
-        assert row["plan"]["device_bytes"] <= bench_stream.BUDGET
-    assert rows[1]["plan"]["seconds"] > rows[0]["plan"]["seconds"] > 0
-    assert "stream float32 65536" in output and "predicted" in output
 
 
 def test_what_needs_gpus_is_planned_where_there_are_some():

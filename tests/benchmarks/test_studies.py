@@ -129,27 +129,21 @@ def test_the_error_study_counts_what_the_guard_flags(operands, k, flags):
 ATTACK = "--device cpu --k 128 --rounds 1 --size 8".split()
 
 
-def test_an_attack_comes_close_to_the_bounds_and_can_be_replayed(tmp_path, capsys):
-    path = tmp_path / "worst.pt"
-    assert attack_bounds.main([*ATTACK, "--save", str(path)]) == 0
+def test_an_attack_comes_close_to_the_bounds_and_can_be_repeated(capsys):
+    assert attack_bounds.main(ATTACK) == 0
     said = capsys.readouterr().out
     ratios = {row.split()[0]: float(row.split()[4]) for row in said.splitlines()[1:]}
     assert list(ratios) == list(ORDERS)
     assert all(0.8 < ratio <= 1 for ratio in ratios.values())
-    assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 0
-    rows = [row.split() for row in capsys.readouterr().out.splitlines()[1:]]
-    assert {row[0]: float(row[2]) for row in rows} == ratios
-    assert all(row[2] == row[3] for row in rows)
     assert attack_bounds.main(ATTACK) == 0
     assert capsys.readouterr().out == said
 
 
-def test_an_attack_reports_an_exceeded_bound(tmp_path, monkeypatch, capsys):
-    promised, path = attack_ratios.promised, tmp_path / "worst.pt"
+def test_an_attack_reports_an_exceeded_bound(monkeypatch, capsys):
+    promised = attack_ratios.promised
     monkeypatch.setattr(attack_ratios, "promised", lambda *args: promised(*args) / 2)
-    assert attack_bounds.main([*ATTACK, "--order", "fp16x3", "--save", str(path)]) == 1
+    assert attack_bounds.main([*ATTACK, "--order", "fp16x3"]) == 1
     assert "A promise of fp16x3 is broken at K = 128: the result is " in capsys.readouterr().out
-    assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 1
 
 
 def test_an_attack_reports_other_bits_of_flagged_elements(monkeypatch, capsys):
@@ -171,11 +165,3 @@ def test_an_attack_knows_which_elements_are_flagged(name, with_flags):
         assert torch.equal(attack_ratios.flagged(order, a, b), expected)
         share += expected.double().mean().item() / len(names_of_starts(order))
     assert 0 < share < 0.5
-
-
-def test_an_attack_replays_a_file_that_is_there(tmp_path, capsys):
-    path = tmp_path / "no.pt"
-    for _ in range(2):
-        assert attack_bounds.main(["--device", "cpu", "--replay", str(path)]) == 1
-        assert "no.pt cannot be read" in capsys.readouterr().out
-        path.write_text("nothing that was saved")
