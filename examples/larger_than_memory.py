@@ -144,7 +144,7 @@ def default_devices() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, has_device=False)
     option = parser.add_argument
     option("--file", type=Path, help="of float32 rows; left out, of random numbers")
     option("--rows", type=whole, default=5000, help="of the random numbers")

@@ -128,13 +128,12 @@ class CountFlags(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def count(self, facts: torch_tiled.ops.Explanation) -> None:
-        if not hasattr(facts, "recomputed"):
-            return
-        flagged, _, elements, _ = facts.recomputed.split()
-        self.products += 1
-        self.with_flags += flagged != "0"
-        self.flagged += int(flagged)
-        self.elements += int(elements)
+        if "recomputed" in facts.values:
+            flagged = facts.values["recomputed"]
+            self.products += 1
+            self.with_flags += flagged > 0
+            self.flagged += flagged
+            self.elements += facts.values["sums"]
 
 
 def add_comparison(table: Table, name: str, task: Task, done: Comparison) -> None:

@@ -89,20 +89,12 @@ def overriding_means(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def as_it_is(model: nn.Module) -> nn.Module:
-    return model
-
-
-def no_statement(model: nn.Module) -> AbstractContextManager:
-    return contextlib.nullcontext()
-
-
 @dataclass(frozen=True)
 class Way:
     name: str
     attention: str  # as transformers calls it
-    prepare: Callable[[nn.Module], nn.Module] = as_it_is
-    statement: Callable[[nn.Module], AbstractContextManager] = no_statement
+    prepare: Callable[[nn.Module], nn.Module] = lambda model: model
+    statement: Callable[[nn.Module], AbstractContextManager] = lambda _: contextlib.nullcontext()
 
 
 WAYS = (

@@ -36,10 +36,11 @@ def device(text: str) -> str:
 class Parser(argparse.ArgumentParser):
     """The parser of an example with this docstring. PyTorch computes in IEEE float32 then."""
 
-    def __init__(self, docstring: str) -> None:
+    def __init__(self, docstring: str, *, has_device: bool = True) -> None:
         super().__init__(description=docstring.partition("\n")[0])
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        self.add_argument("--device", type=device, default=default)
+        if has_device:
+            default = "cuda" if torch.cuda.is_available() else "cpu"
+            self.add_argument("--device", type=device, default=default)
         self.add_argument("--seed", type=int, default=0)
         torch.set_float32_matmul_precision("highest")
 

@@ -90,9 +90,8 @@ def products(device):
 
 def recomputed(a, b, device):
     """The share of parts that the guard flags; 0 where the sum has no guard."""
-    told = torch_tiled.explain(a, b, **ours("fp32", device))
-    count = int(getattr(told, "recomputed", "0").split()[0])
-    return count / (2 * a.shape[0] * b.shape[1])
+    values = torch_tiled.explain(a, b, **ours("fp32", device)).values
+    return values.get("recomputed", 0) / (2 * a.shape[0] * b.shape[1])
 
 
 def figures(result, exact):

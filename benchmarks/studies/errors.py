@@ -33,8 +33,7 @@ from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import files
 from benchmarks.studies import error_plots
-from benchmarks.studies.attack_operands import ORDERS
-from benchmarks.studies.attack_ratios import flagged
+from benchmarks.studies.attack_bounds import ORDERS, flagged
 
 U = reference.U[torch.float32]
 ALGORITHMS = tuple(error_plots.LABELS)

@@ -34,7 +34,7 @@ import torch_tiled
 from benchmarks.command import Parser, Session, at_least
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer
-from benchmarks.gemm.measure import Operands, operand_sets, side_by_side
+from benchmarks.gemm.measure import Operands, clock_name, operand_sets, side_by_side
 from benchmarks.pages import files
 from benchmarks.studies.hard_operands import HARD, hard_sets
 from benchmarks.studies.jax_product import PRESETS as JAX
@@ -168,7 +168,6 @@ class Study:
         self._start = time.monotonic()
         self._deadline = self._start + args.limit
         self.triton, self._no_triton = self._found(Triton)
-        self.jax, self._no_jax = None, "it was not reached"
 
     def _found(self, kind: type) -> tuple:
         """What computes in a way, and why there is none."""
@@ -192,20 +191,20 @@ class Study:
     def sets(self, size: int) -> list[Operands]:
         return operand_sets(Shape(size, size, size), torch.float32, self.device)
 
-    def _not_run(self, names: list[str], why: str, size: int) -> None:
-        for name in names:
-            self.add(kind="speed", way=name, size=size, not_run=f"not run here: {why}")
+    def _not_run(self, name: str, why: str, size: int) -> None:
+        self.add(kind="speed", way=name, size=size, not_run=f"not run here: {why}")
 
     def speed(self, size: int) -> None:
         """Rows of normal operands by every way but JAX's."""
         sets = self.sets(size)
         ways = self.ways(sets)
-        for way in ways:
-            self._judge(way.name, errors(way.multiply(*sets[0]), *sets[0]))
+        found = [errors(way.multiply(*sets[0]), *sets[0]) for way in ways]
+        for way, each in zip(ways, found, strict=True):
+            if not each["error"] < MOST_ERROR:
+                raise Wrong(f"{way.name} errs by {each['error']:.3g} on normal operands")
         calls = [(way.multiply, sets) for way in ways]
         spreads = side_by_side(calls, seconds=self.args.seconds, repeats=self.args.repeats)
-        for way, spread in zip(ways, spreads, strict=True):
-            found = errors(way.multiply(*sets[0]), *sets[0])
+        for way, spread, each in zip(ways, spreads, found, strict=True):
             self.add(
                 kind="speed",
                 way=way.name,
@@ -214,18 +213,14 @@ class Study:
                 p10=spread.p10,
                 p90=spread.p90,
                 tflops=2 * size**3 / spread.median / 1e6,
-                clock="graph" if self.device.type == "cuda" else "perf_counter",
+                clock=clock_name(self.device),
                 note=way.note,
-                **found,
+                **each,
             )
         if not self.triton:
-            names = [f"Triton {each}" for each in TRITON]
-            self._not_run(names, self._no_triton, size)
+            for precision in TRITON:
+                self._not_run(f"Triton {precision}", self._no_triton, size)
         self.save()
-
-    def _judge(self, name: str, found: dict) -> None:
-        if not found["error"] < MOST_ERROR:
-            raise Wrong(f"{name} errs by {found['error']:.3g} on normal operands")
 
     def hard(self, size: int) -> None:
         """Rows of every kind of operands, by every way but JAX's."""
@@ -257,33 +252,38 @@ class Study:
             row |= {"us": us[0], "normal_us": us[1]}
         self.add(**row)
 
-    def find_jax(self) -> None:
-        """JAX begins when all else is done: it takes memory, and its compiler the GPU."""
-        self.jax, self._no_jax = self._found(Jax)
+    def by_jax(self, sizes: list[int], hard_size: int) -> None:
+        """Rows of JAX's presets: speeds from the host beside cuBLAS, and errors.
 
-    def jax_speed(self, size: int) -> None:
-        """Rows of JAX's presets, timed from the host beside cuBLAS."""
-        names = [f"JAX {preset}" for preset in JAX]
-        if not self.jax:
-            self._not_run(names, self._no_jax, size)
-            return
-        sets = self.sets(size)
-        arrays = self.jax.arrays(sets)
-        for preset, name in zip(JAX, names, strict=True):
-            if time.monotonic() > self._deadline:
-                self._not_run([name], "the time was over", size)
-                continue
-            try:
-                compiled = self.jax.compiled(preset, sets)
-            except NotRun as error:
-                self._not_run([name], str(error), size)
-                continue
-            self._jax_row(name, size, sets, arrays, compiled)
-        self.save()
+        JAX begins when all else is done: it takes memory, and its compiler the GPU.
+        """
+        jax, why = self._found(Jax)
+        for size in sorted(sizes, key=lambda size: (size != hard_size, size)):
+            sets = self.sets(size)
+            kinds = HARD if size == hard_size else ()
+            hard = {kind: hard_sets(kind, size, self.device, 1) for kind in kinds}
+            for preset in JAX:
+                name = f"JAX {preset}"
+                try:
+                    if not jax:
+                        raise NotRun(why)
+                    if time.monotonic() > self._deadline:
+                        raise NotRun("the time was over")
+                    self._jax_speed(name, sets, jax, jax.compiled(preset, sets))
+                    if hard:
+                        compiled = jax.compiled(preset, hard["normal"])
+                        for kind, ((a, b),) in hard.items():
+                            (result,) = jax.finish(compiled(jax.arrays([(a, b.contiguous())])))
+                            self._hard_row(name, kind, (a, b), torch.from_dlpack(result))
+                except NotRun as error:
+                    self._not_run(name, str(error), size)
+            self.save()
 
-    def _jax_row(self, name: str, size: int, sets: list, arrays: list, compiled) -> None:
+    def _jax_speed(self, name: str, sets: list[Operands], jax: Jax, compiled) -> None:
+        arrays, size = jax.arrays(sets), len(sets[0][0])
+
         def by_jax():
-            return self.jax.finish(compiled(arrays))
+            return jax.finish(compiled(arrays))
 
         def by_peer():
             for pair in sets:
@@ -292,7 +292,6 @@ class Study:
                 torch.cuda.synchronize()
 
         us = host_us({name: by_jax, "peer": by_peer}, len(sets), self.args.repeats)
-        found = errors(torch.from_dlpack(by_jax()[0]), *sets[0])
         self.add(
             kind="speed",
             way=name,
@@ -301,27 +300,8 @@ class Study:
             peer_us=us["peer"],
             tflops=2 * size**3 / us[name] / 1e6,
             clock="host",
-            **found,
+            **errors(torch.from_dlpack(by_jax()[0]), *sets[0]),
         )
-
-    def jax_hard(self, size: int) -> None:
-        """Rows of every kind of operands by JAX's presets: errors alone."""
-        if not self.jax:
-            return
-        every = {kind: hard_sets(kind, size, self.device, 1) for kind in HARD}
-        for preset in JAX:
-            if time.monotonic() > self._deadline:
-                break
-            try:
-                compiled = self.jax.compiled(preset, every["normal"])
-            except NotRun:
-                continue  # a row of the speeds says why
-            for kind, sets in every.items():
-                a, b = sets[0]
-                plain = [(a, b.contiguous())]
-                (result,) = self.jax.finish(compiled(self.jax.arrays(plain)))
-                self._hard_row(f"JAX {preset}", kind, sets[0], torch.from_dlpack(result))
-        self.save()
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -348,11 +328,7 @@ def main(argv: list[str] | None = None) -> int:
         for size in args.sizes:
             study.speed(size)
         study.hard(args.hard_size)
-        study.find_jax()
-        for size in sorted(args.sizes, key=lambda size: (size != args.hard_size, size)):
-            study.jax_speed(size)
-            if size == args.hard_size:
-                study.jax_hard(size)
+        study.by_jax(args.sizes, args.hard_size)
     return session.status(False)
 
 

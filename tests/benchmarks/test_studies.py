@@ -8,7 +8,7 @@ from helpers.specification import fp16x3_with_flags, tf32_with_flags
 
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import reference
-from benchmarks.studies import attack_bounds, attack_ratios
+from benchmarks.studies import attack_bounds
 from benchmarks.studies import complex_errors as complex_error_study
 from benchmarks.studies import errors as error_study
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
@@ -140,15 +140,17 @@ def test_an_attack_comes_close_to_the_bounds_and_can_be_repeated(capsys):
 
 
 def test_an_attack_reports_an_exceeded_bound(monkeypatch, capsys):
-    promised = attack_ratios.promised
-    monkeypatch.setattr(attack_ratios, "promised", lambda *args: promised(*args) / 2)
+    promised = attack_bounds.promised
+    monkeypatch.setattr(attack_bounds, "promised", lambda *args: promised(*args) / 2)
     assert attack_bounds.main([*ATTACK, "--order", "fp16x3"]) == 1
     assert "A promise of fp16x3 is broken at K = 128: the result is " in capsys.readouterr().out
 
 
 def test_an_attack_reports_other_bits_of_flagged_elements(monkeypatch, capsys):
-    monkeypatch.setattr(attack_ratios, "flagged", lambda order, a, b: torch.ones(1, 1).bool())
-    monkeypatch.setattr(attack_bounds, "flagged", lambda order, a, b: torch.ones(8, 8).bool())
+    def every(order, a, b):
+        return torch.ones(len(a), len(b)).bool()
+
+    monkeypatch.setattr(attack_bounds, "flagged", every)
     assert attack_bounds.main([*ATTACK, "--order", "tf32"]) == 1
     assert 'the element is flagged, and has not the bits of "ieee".' in capsys.readouterr().out
 
@@ -162,6 +164,6 @@ def test_an_attack_knows_which_elements_are_flagged(name, with_flags):
     for began in names_of_starts(order):
         a, b = (variants(x, 9, generator) for x in start(began, order, 1030, generator))
         expected = with_flags(a, b.mT)[1]
-        assert torch.equal(attack_ratios.flagged(order, a, b), expected)
+        assert torch.equal(attack_bounds.flagged(order, a, b), expected)
         share += expected.double().mean().item() / len(names_of_starts(order))
     assert 0 < share < 0.5

@@ -14,6 +14,7 @@ from benchmarks.suites import suites
 from benchmarks.suites.shapes import LAYOUTS
 from benchmarks.survey.fit_costs import Gpu
 from benchmarks.survey.fit_costs import plan as planned
+from torch_tiled._op import registry
 
 
 def test_a_suite_has_its_precisions_where_none_is_asked_for():
@@ -76,9 +77,10 @@ def on_hopper(monkeypatch):
 
 
 def test_every_kernel_of_float32_is_measured_at_the_sizes_of_the_ladder(on_hopper):
-    float32 = {
-        name for name in torch_tiled.algorithms() if not name.startswith(("mma", "tf32", "f64"))
-    } | {"auto"}
+    families = {name: registry.family(name)[0] for name in torch_tiled.algorithms()}
+    float32 = {"auto"} | {
+        name for name, x in families.items() if torch.float32 in x.dtypes and x.order != "tf32"
+    }
     measured = {}
     for job in on_hopper("ladder", "square"):
         assert job.precision == "fp32"
