@@ -92,13 +92,12 @@ def print_tables(console: Console, rows: list[dict]) -> None:
         is_batched = any(row["batch"] > 1 for row in group)
         lines, before = [], None
         for row in group:
-            sizes = {name: str(row[name]) for name in ("batch", "m", "n", "k", "layout")}
-            line = dict.fromkeys(sizes, "") if sizes == before else dict(sizes)
-            line["batch"] *= is_batched
-            before = sizes
+            shape = {name: str(row[name]) for name in ("layout", "batch", "m", "n", "k")}
+            shape["batch"] *= is_batched
             extra = row["extra_bytes"]
-            line |= {
+            line = {
                 "kernel\n(* by auto)": row["kernel"] + "*" * (row["algorithm"] == "auto"),
+                **(dict.fromkeys(shape, "") if shape == before else shape),
                 "us": number(row["us"]),
                 "spread": f"±{(row['us_p90'] - row['us_p10']) / 2 / row['us']:.1%}",
                 "TFLOP/s": number(row["tflops"]),
@@ -110,10 +109,8 @@ def print_tables(console: Console, rows: list[dict]) -> None:
                 "extra\nmemory": "" if extra is None else f"{extra / row['operand_bytes']:.2f}x",
             }
             lines.append(line)
-        table = text_table(Text(title), 0, lines)
-        for column in table.columns:
-            is_text = column.header == "layout" or str(column.header).startswith("kernel")
-            column.justify = "left" if is_text else "right"
+            before = shape
+        table = text_table(Text(title), 2, lines)
         table.collapse_padding = True
         console.print(table)
         console.print()

@@ -50,9 +50,9 @@ def _ratios(lines: dict[str, list[dict]]) -> str:
 
 def _epilogues(measured: dict, suite: str, precision: str) -> dict[str, list[dict]]:
     """The squares of an epilogue suite, against cuBLAS with PyTorch's epilogue."""
-    names = {"bias": "a bias", "relu": "a bias and ReLU", "gelu": "a bias and GELU"}
+    names = {"bias": "bias", "relu": "bias and ReLU", "gelu": "bias and GELU"}
     return {
-        f"4096 with {name}": squares(auto(measured, suite, precision=precision, variant=variant))
+        f"4096, {name}": squares(auto(measured, suite, precision=precision, variant=variant))
         for variant, name in names.items()
     }
 
@@ -96,10 +96,10 @@ def write_fp32(measured: dict) -> str:
             **_float32(measured, "fp32"),
             "odd sizes": [row for row in auto(measured, "ragged") if row["k"] % 2],
             "layers of transformers": layers,
-            "the gradient of a weight 768 wide: few tiles of 128 x 128": few_tiles,
-            "4096, such that every element is recomputed": flagged,
+            "gradients of weights 768 wide: few tiles": few_tiles,
+            "4096, every element recomputed": flagged,
             "a's columns and b's rows scaled against each other": opposed,
-            "decayed weights, half of the rows padded with zeros": padded,
+            "decayed weights, half of the rows zero": padded,
             **_epilogues(measured, "epilogue", "fp32"),
         }
     )

@@ -56,11 +56,12 @@ def measure_all(run: Run, planned: list[Job], limit: float | None, console) -> N
     with Steps(console, len(planned)) as steps:
         for job in planned:
             steps.begin(str(job))
+            before = len(run.rows)
             if limit is not None and time.monotonic() - start > limit:
                 run.decline(job, f"the limit of {limit:g} s was over")
             else:
                 run.do(job)
-            said = "; ".join(stream_report.sentence(row) for row in run.new_rows())
+            said = "; ".join(stream_report.sentence(row) for row in run.rows[before:])
             steps.finish(f"{job} ({time.monotonic() - start:.0f} s): {said}")
 
 

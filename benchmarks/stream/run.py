@@ -77,7 +77,6 @@ class Run:
         self.args, self.header = args, header
         self.device = torch.device(args.device)
         self.rows: list[dict] = []
-        self._told = 0  # rows
         self._pool: HostPool | None = None
         self._held: tuple | None = None  # what A and B are filled for
         self._is_pinned = False
@@ -126,11 +125,6 @@ class Run:
     def save(self) -> None:
         files.write(self.args.json, {"header": self.header, "rows": self.rows})
 
-    def new_rows(self) -> list[dict]:
-        """The rows since the last call."""
-        found, self._told = self.rows[self._told :], len(self.rows)
-        return found
-
     def _problem(self, job: Job) -> Problem:
         """The operands of a job, which are filled where those of another one are there."""
         size = (job.size, job.size, DTYPES[job.dtype])
@@ -154,21 +148,25 @@ class Run:
         room = 2 * self.args.budget
         return alternate(calls, self.args.repeats, self.device, room)
 
-    def _add(self, job: Job, times: Times, way: str | None = None, **fields) -> dict:
-        """Adds the row of a product, and writes the results."""
-        seconds = times.median
-        flops = 2.0 * job.size**3
+    def _add(self, job: Job, times: Times, problem: Problem | None = None, **fields) -> None:
+        """Adds the row of a product and writes the results; the error is that of the problem's C.
+
+        The ratio to a row before follows from "ratio_to", if the fields do not have it.
+        """
+        seconds, other = times.median, fields.get("ratio_to")
+        before = select(self.rows, way=other, dtype=job.dtype, size=job.size)
+        theirs = before[0]["seconds"] if before else None
         row = {
-            "way": way or job.way,
+            "way": job.way,
             "dtype": job.dtype,
             "size": job.size,
             "is_pinned": self._is_pinned,
             "seconds": seconds,
             "all_seconds": times.seconds,
-            "tflops": flops / seconds / 1e12 if seconds else None,
-            "ratio": None,  # the speed over that of "ratio_to"
+            "tflops": 2.0 * job.size**3 / seconds / 1e12 if seconds else None,
+            "ratio": theirs / seconds if theirs and seconds else None,  # of speeds
             "ratio_to": None,
-            "error": None,
+            "error": error_of(problem) if problem and seconds else None,
             "equal": None,  # to the bits of in_core
             "peak_bytes": times.peak_bytes,
             "block": None,
@@ -177,7 +175,6 @@ class Run:
         }
         self.rows.append(row | fields)
         self.save()
-        return self.rows[-1]
 
     def _add_copy(self, direction: str, moved: int | None, times: Times) -> None:
         seconds = times.median
@@ -193,13 +190,6 @@ class Run:
             }
         )
         self.save()
-
-    def _ratio(self, times: Times, job: Job, other: str) -> dict:
-        """The speed over that of a row before."""
-        before = select(self.rows, way=other, dtype=job.dtype, size=job.size)
-        seconds = before[0]["seconds"] if before else None
-        ratio = seconds / times.median if seconds and times.median else None
-        return {"ratio": ratio, "ratio_to": other}
 
     def decline(self, job: Job, why: str) -> None:
         """Adds a row that says why there is none of a job."""
@@ -256,33 +246,29 @@ class Run:
         times = self._alternate(calls)
         ours = times["stream"]
         inner = times.get("in_core", Times(failure=failure))
-        fields = {"plan": plan, "ratio_to": "in_core" if inner.median else None}
-        if ours.median:
-            fields["error"] = error_of(problem)
-            if inner.median:
+        fields = {"plan": plan}
+        if inner.median:
+            fields["ratio_to"] = "in_core"
+            if ours.median:
                 fields["ratio"] = inner.median / ours.median
                 fields["equal"] = is_equal(problem.c, product.result)
-        self._add(job, ours, **fields)
+        self._add(job, ours, problem, **fields)
         if "in_core" in self.args.peers:
-            fields = {}
             if inner.median:
                 problem.c.copy_(product.result)
-                fields["error"] = error_of(problem)
-            self._add(job, inner, "in_core", **fields)
+            self._add(job, inner, problem, way="in_core")
 
     def _streamed(self, job: Job, gpus: int = 1) -> None:
         """Another streamed product, beside the first one of the same size."""
         problem, devices = self._problem(job), self._devices(gpus)
-        plan = self._planned(problem, devices)
+        fields = {"plan": self._planned(problem, devices), "ratio_to": "stream"}
         times = self._timed(job.way, streamed(problem, devices))
-        fields = {"plan": plan, **self._ratio(times, job, "stream")}
-        if times.median:
-            fields["error"] = error_of(problem)
-            release(self.device)
-            reference = in_core_result(problem) if "in_core" in self.args.peers else None
+        release(self.device)
+        if times.median and "in_core" in self.args.peers:
+            reference = in_core_result(problem)
             if reference is not None:
                 fields["equal"] = is_equal(problem.c, reference)
-        self._add(job, times, **fields)
+        self._add(job, times, problem, **fields)
 
     def _loop(self, job: Job) -> None:
         """In torch's float32, and of float32 operands in TF32 as well."""
@@ -292,9 +278,7 @@ class Run:
             block = loop_block(problem)
             with full_precision_peer(precision):
                 times = self._timed(way, partial(loop, problem, block))
-            error = error_of(problem) if times.median else None
-            fields = {"error": error, "block": block, **self._ratio(times, job, "stream")}
-            self._add(job, times, way, **fields)
+            self._add(job, times, problem, way=way, block=block, ratio_to="stream")
 
     def _cublasxt(self, job: Job) -> None:
         """cublasXtSgemm by the best of its blocks."""
@@ -310,9 +294,7 @@ class Run:
                 if is_better or best_block is None:
                     best, best_block = times, block
         best.peak_bytes = None  # the library's memory is not PyTorch's
-        error = error_of(problem) if best.median else None
-        fields = {"error": error, "block": best_block, **self._ratio(best, job, "stream")}
-        self._add(job, best, **fields)
+        self._add(job, best, problem, block=best_block, ratio_to="stream")
 
     def _copies(self, make_calls) -> None:
         """A row for each direction. What the copies write to C is nobody's result."""
