@@ -88,7 +88,7 @@ def test_the_demo_shows_the_same_rows_for_every_number_of_rows(monkeypatch, caps
 def test_the_demo_refuses_other_devices(capsys):
     with pytest.raises(SystemExit):
         demo.main(["--device", "meta"])
-    assert "--device is meta; it must be cpu or cuda" in capsys.readouterr().err
+    assert "it is meta; it must be cpu, cuda or cuda:<index>" in capsys.readouterr().err
 
 
 @pytest.fixture
