@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.complex_operands import STORED, normal
+from helpers.complex_operands import STORED
 from helpers.needs import has_132_sms, needs_hopper
 from helpers.reference import assert_same, parts
 
@@ -24,8 +24,8 @@ def make_coarse(*views):
 def test_fp16x3_reads_b_as_it_lies(poisoned, rows, kernel, of_b):
     if kernel == "skinny" and rows == 300:
         pytest.skip("a is the longer operand, whose batch becomes rows")
-    a = normal(3, rows, 1100, dtype=torch.complex64, device="cuda")
-    b = normal(1100, 331, dtype=torch.complex64, device="cuda")
+    a = torch.randn(3, rows, 1100, dtype=torch.complex64, device="cuda")
+    b = torch.randn(1100, 331, dtype=torch.complex64, device="cuda")
     if of_b == "flagged":
         a[1, :, 700] *= 2.0**40
         b[700, ::3] = 0
@@ -33,7 +33,7 @@ def test_fp16x3_reads_b_as_it_lies(poisoned, rows, kernel, of_b):
     elif of_b == "few bits":
         make_coarse(a[..., ::2, :], b[..., ::3])
     elif of_b == "batched":
-        b = normal(3, 1100, 331, dtype=torch.complex64, device="cuda").mT.contiguous().mT
+        b = torch.randn(3, 1100, 331, dtype=torch.complex64, device="cuda").mT.contiguous().mT
     elif of_b == "one for all":
         a = a[:1].expand(3, rows, 1100)
     elif of_b == "shifted adjoint":
@@ -84,8 +84,8 @@ def assert_reads_b_as_it_lies(kernel, a, b):
 @pytest.mark.parametrize("kernel, tile, sizes", SMALL_TILES)
 def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
     batch, m, n, k = sizes
-    a = normal(batch, m, k, dtype=torch.complex64, device="cuda")
-    b = normal(batch, k, n, dtype=torch.complex64, device="cuda")
+    a = torch.randn(batch, m, k, dtype=torch.complex64, device="cuda")
+    b = torch.randn(batch, k, n, dtype=torch.complex64, device="cuda")
     if of_b == "flagged":
         a[0, :, k // 2] *= 2.0**40
         b[0, k // 2, ::3] = 0
@@ -118,8 +118,8 @@ def test_small_kernels_read_b_of_any_k(poisoned, kernel, of_b):
     """Both sides of each number of steps along K, and of multiples of 8 complex numbers."""
     for i, k in enumerate([64, 65, 71, 72, 89, 95, 96, 126, 127, 128, 160, 191, 192, 225, 255]):
         m, n = [1, 2, 15, 16, 17, 33, 64, 65][i % 8], [129, 1, 33, 7, 8, 65, 16][i % 7]
-        a = normal(5, m, k, dtype=torch.complex64, device="cuda")
-        b = normal(5, k, n, dtype=torch.complex64, device="cuda")
+        a = torch.randn(5, m, k, dtype=torch.complex64, device="cuda")
+        b = torch.randn(5, k, n, dtype=torch.complex64, device="cuda")
         b[i % 5, i:, n // 2] *= 2.0**-20
         b[i % 5, k - 1, n - 1] = [0, torch.nan, torch.inf, 1e30, 1e-42][i % 5]
         assert_reads_b_as_it_lies(kernel, a, STORED[of_b](b))
@@ -157,8 +157,8 @@ F64_TILES = [
 @pytest.mark.parametrize("kernel, tile, sizes", F64_TILES)
 def test_float64_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
     m, n, k = sizes
-    a = normal(m, k, dtype=torch.complex128, device="cuda")
-    b = normal(k, n, dtype=torch.complex128, device="cuda")
+    a = torch.randn(m, k, dtype=torch.complex128, device="cuda")
+    b = torch.randn(k, n, dtype=torch.complex128, device="cuda")
     if of_b == "tiny":  # products are less than the smallest number: sums are zeros with a sign
         a, b = 1e-200 * a, 1e-200 * b
     elif of_b == "batched":

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.complex_operands import STORED, normal
+from helpers.complex_operands import STORED
 from helpers.needs import needs_hopper
 from helpers.reference import assert_same, parts
 
@@ -39,8 +39,8 @@ def operands_of_simt(request):
     scale = 1 if request.param == "normal" else 1e-30
 
     def operands(batch, m, n, k, device):
-        a = scale * normal(batch, m, k, dtype=torch.complex64, device=device)
-        return a, scale * normal(batch, k, n, dtype=torch.complex64, device=device)
+        a = scale * torch.randn(batch, m, k, dtype=torch.complex64, device=device)
+        return a, scale * torch.randn(batch, k, n, dtype=torch.complex64, device=device)
 
     return operands
 
@@ -75,8 +75,8 @@ def test_every_k_of_simt_by_b_as_it_lies(kernel, sizes, of_b):
     """Each remainder of K in a stage, and in vectors."""
     *rows, n = sizes
     for k in (*range(1, 40), 511, 512, 513, 514, 515, 1024, 1500):
-        a = normal(*rows, k, dtype=torch.complex64, device="cuda")
-        b = STORED[of_b](normal(*rows[:-1], k, n, dtype=torch.complex64, device="cuda"))
+        a = torch.randn(*rows, k, dtype=torch.complex64, device="cuda")
+        b = STORED[of_b](torch.randn(*rows[:-1], k, n, dtype=torch.complex64, device="cuda"))
         result = torch_tiled.matmul(a, b, algorithm=kernel)
         assert_same(parts(result), parts(torch_tiled.matmul(a, b, algorithm="tiled64")))
 
@@ -107,8 +107,8 @@ def test_auto_reads_b_as_it_lies(precision, sizes):
 @pytest.mark.parametrize("precision, sizes", PICKED)
 def test_bits_of_auto_by_b_as_it_lies(precision, sizes):
     batch, m, n, k = sizes
-    a = normal(batch, m, k, dtype=torch.complex64, device="cuda")
-    b = normal(batch, k, n, dtype=torch.complex64, device="cuda")
+    a = torch.randn(batch, m, k, dtype=torch.complex64, device="cuda")
+    b = torch.randn(batch, k, n, dtype=torch.complex64, device="cuda")
     for y in (b, b.mT, b.mH):
         result = torch_tiled.matmul(a, y, precision=precision)
         assert_same(parts(result), parts(torch_tiled.matmul(a, y, algorithm="tiled64")))

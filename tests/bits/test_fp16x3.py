@@ -5,7 +5,7 @@ The host's kernel runs here as well. It models the tensor core and has the bits 
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER, needs_hopper
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.operands import (
     BATCHES,
     BOUNDED,
@@ -31,11 +31,6 @@ from helpers.specification import chunked_product, fp16x3_product, fp16x3_with_f
 import torch_tiled
 
 multiply, compare = FP16X3.multiply, FP16X3.compare
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
 
 
 # --- bits ----------------------------------------------------------------------------------------

@@ -14,19 +14,13 @@ from helpers.mma import (
     multiply,
     not_finite,
 )
-from helpers.needs import CPU_AND_HOPPER
+from helpers.needs import cpu_and_hopper  # noqa: F401
 from helpers.operands import LAYOUTS, in_layout
 from helpers.reference import ACTIVATIONS, assert_same, assert_within, bound, product
 from helpers.specification import chunked_product, fma, mma_product
 from helpers.thinning import pairwise
 
 import torch_tiled
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
-
 
 # --- bits ----------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER
+from helpers.needs import cpu_and_hopper  # noqa: F401
 from helpers.reference import (
     U,
     assert_same,
@@ -32,11 +32,6 @@ STUDY = ROOT / "benchmarks/results/complex_errors_hopper.json"
 UNIT = U[torch.float32]
 ORDERS = {"tiled": "chunked", "fp16x3": "fp16x3"}
 each_algorithm = pytest.mark.parametrize("algorithm", ORDERS)
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
 
 
 def multiply(a, b, device, algorithm):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER
+from helpers.needs import cpu_and_hopper  # noqa: F401
 from helpers.reference import (
     TF32_LOSS,
     U,
@@ -30,11 +30,6 @@ import torch_tiled
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs/guide/numerics.md"
 UNIT = U[torch.float32]
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
 
 
 def ieee(a, b):

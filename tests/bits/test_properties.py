@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 from helpers.reference import (
+    ALGORITHMS,
+    REAL,
     accumulation_dtype,
     assert_within,
     bound,
@@ -24,8 +26,6 @@ hypothesis = pytest.importorskip("hypothesis", reason="random problems need hypo
 from hypothesis import HealthCheck, assume, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = st.sampled_from([0, 1, 2, 3, 16, 17, 33, 65])
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -100,7 +100,7 @@ def random_values(draw, shape, dtype, device, integers=False):
 
 
 def draw_dtype(data, algorithm, device):
-    taken = [dtype for dtype in DTYPES if takes(algorithm, dtype, device)]
+    taken = [dtype for dtype in REAL if takes(algorithm, dtype, device)]
     return data.draw(st.sampled_from(taken), label="dtype")
 
 
@@ -213,7 +213,7 @@ def test_linear(device, algorithm, data):
 
 
 @every_algorithm
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_more_batch_dimensions_than_a_kernel_unravels(device, algorithm, dtype):
     """Ten dimensions in reverse order of memory, so that no two can be merged."""
 
@@ -250,7 +250,7 @@ def addresses(view):
 @random_problems(1000)
 @given(data=st.data())
 def test_output_is_refused_exactly_where_it_shares_bytes(device, data):
-    dtype = data.draw(st.sampled_from(DTYPES))
+    dtype = data.draw(st.sampled_from(REAL))
     out_dtype = data.draw(st.sampled_from([dtype, accumulation_dtype(dtype)]))
     batch, m, n, k = (data.draw(st.integers(1, 3)) for _ in range(4))
     memory = random_values(data.draw, (512 // dtype.itemsize,), dtype, device, integers=True)

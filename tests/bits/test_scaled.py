@@ -5,7 +5,7 @@ test_fp16x3.py and test_tf32.py hold the promises of one of them.
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER, needs_hopper
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.operands import (
     BATCHES,
     FEW_BITS,
@@ -32,11 +32,6 @@ def each_kind_and(names, *, fp16x3, tf32):
     values = [row(FP16X3, each) for each in fp16x3] + [row(TF32, each) for each in tf32]
     ids = [f"fp16x3-{i}" for i in range(len(fp16x3))] + [f"tf32-{i}" for i in range(len(tf32))]
     return pytest.mark.parametrize(f"kind, {names}", values, ids=ids)
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
 
 
 # --- bits ----------------------------------------------------------------------------------------

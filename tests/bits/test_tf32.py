@@ -5,7 +5,7 @@ The host's kernel models the tensor core and has the bits of a Hopper GPU.
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER, needs_hopper
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
 from helpers.reference import (
     ACTIVATIONS,
@@ -26,11 +26,6 @@ import torch_tiled
 
 multiply, compare = TF32.multiply, TF32.compare
 WAYS = TF32.ways
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
 
 
 def with_flagged_elements(m, k, n):

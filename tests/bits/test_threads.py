@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from helpers.reference import NAMED, REAL
 
 import torch_tiled
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+from torch_tiled._op.registry import family
 
 
 @pytest.fixture
@@ -21,15 +21,14 @@ def with_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_products(with_threads, algorithm, dtype):
     """Two batches of several tiles, with a row and a column that fp16x3 and tf32 recompute."""
     a, b = torch.randn(2, 150, 1100).to(dtype), torch.randn(2, 1100, 140).to(dtype)
     a[0, 7, 3], b[1, 5, 9] = torch.inf, torch.nan
-    ways = {"algorithm": algorithm}
-    if algorithm.startswith("tf32"):
-        ways["precision"] = "tf32"
+    is_tf32 = family(algorithm)[0].order == "tf32"
+    ways = {"algorithm": algorithm, "precision": "tf32" if is_tf32 else "fp32"}
     one, three = (with_threads(n, torch_tiled.matmul, a, b, **ways) for n in (1, 3))
     assert torch.equal(one.nan_to_num(), three.nan_to_num())
     assert torch.equal(one.isnan(), three.isnan())

@@ -7,15 +7,22 @@ left out of tests of more than PyTorch promises.
 
 import pytest
 import torch
-from helpers.reference import assert_within, bound, one_hot_bound, order, product
+from helpers.reference import (
+    ALGORITHMS,
+    FLOATS_16BIT,
+    NAMED,
+    REAL,
+    assert_within,
+    bound,
+    one_hot_bound,
+    order,
+    product,
+)
 from helpers.thinning import pairwise
 
 import torch_tiled
 from torch_tiled._op.registry import family
 
-NAMED = torch_tiled.algorithms()  # all but "auto"
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-FLOATS_16BIT = [torch.float16, torch.bfloat16]
 BITS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
@@ -24,7 +31,7 @@ BITS = {
 }
 
 every_algorithm = pytest.mark.parametrize("algorithm", NAMED)
-every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+every_float = pytest.mark.parametrize("dtype", REAL, ids=str)
 every_16bit_float = pytest.mark.parametrize("dtype", FLOATS_16BIT, ids=str)
 
 
@@ -247,7 +254,7 @@ def test_one_hot_rows_pick_elements(device, algorithm, dtype):
 
 
 @pairwise
-@pytest.mark.parametrize("algorithm", [*NAMED, "auto"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @every_float
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (17, 33, 65), (65, 129, 33)], ids=str)
 def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):

@@ -48,6 +48,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+import torch_tiled
 from torch_tiled._op.registry import family, orders
 
 U = {
@@ -72,6 +73,10 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 FLOATS_16BIT = (torch.float16, torch.bfloat16)
+REAL = (torch.float32, torch.float64, *FLOATS_16BIT)
+DTYPES = (*REAL, torch.complex64, torch.complex128)
+NAMED = torch_tiled.algorithms()  # all but "auto"
+ALGORITHMS = [*NAMED, "auto"]
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of complex numbers
 CHUNK = 1024  # of K in the chunked and the fp16x3 order
 MMA_CHUNK = 8192  # of K in the mma and the tf32 order

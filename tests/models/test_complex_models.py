@@ -1,6 +1,7 @@
 """Complex layers, conversions, overrides and prepared operands."""
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -15,9 +16,7 @@ from torch.testing import assert_close
 
 import torch_tiled
 
-
-def randn(*shape, device, dtype=torch.complex64, **options):
-    return torch.randn(shape, device=device, dtype=dtype, **options)
+randn = functools.partial(torch.randn, dtype=torch.complex64)
 
 
 # --- operators -----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from helpers.presplit import (
     assert_same_bits,
     launched,
     make_model,
-    randn,
     same_bits,
     takes_presplit,
 )
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler", "splits_on_cpu")
 
 
 def test_freeze_and_unfreeze(device):
-    model, x = make_model(device), randn(9, 140, device=device)
+    model, x = make_model(device), torch.randn(9, 140, device=device)
     expected = model(x)
     state = model.state_dict()
     assert torch_tiled.frozen_bytes(model) == 0
@@ -46,7 +45,7 @@ def test_freeze_and_unfreeze(device):
 
 
 def test_an_unchanged_weight_is_split_once(device):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         with mode():
             assert launched(model, x) == ["tiled::linear.prepared"] * 2
@@ -80,7 +79,7 @@ WRITES = {
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("write", WRITES)
 def test_writes_are_noticed(device, write, inference):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     with torch.inference_mode(inference):
         before = model(x)
         with torch.no_grad():
@@ -94,7 +93,7 @@ def test_writes_are_noticed(device, write, inference):
 def test_a_storage_that_follows_another_at_its_address_is_noticed(device):
     """Its address and version are the same as before, and tell nothing."""
     layer = torch_tiled.freeze(make_model(device)[0])
-    x = randn(9, 140, device=device)
+    x = torch.randn(9, 140, device=device)
     for i in range(10):
         layer.weight.data = torch.full((130, 140), float(i), device=device)
         assert_like_unfrozen(layer, x)
@@ -102,7 +101,7 @@ def test_a_storage_that_follows_another_at_its_address_is_noticed(device):
 
 
 def test_freezing_again_overwrites_the_split(device):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     memory = [buffer.data_ptr() for buffer in model.buffers()]
     model[0].weight.data.mul_(2)  # is not counted as a write
     torch_tiled.freeze(model)
@@ -113,7 +112,7 @@ def test_freezing_again_overwrites_the_split(device):
 @pytest.mark.usefixtures("collected")
 @needs_cuda
 def test_captured_graphs_read_the_new_split():
-    model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 140, device="cuda")
+    model, x = torch_tiled.freeze(make_model("cuda")), torch.randn(9, 140, device="cuda")
     model(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -130,7 +129,7 @@ def test_captured_graphs_read_the_new_split():
 @needs_cuda
 def test_capturing_after_a_write():
     """The graph reads the weight: a split would be captured and not run, so none is made."""
-    model, x = torch_tiled.freeze(make_model("cuda")), randn(9, 140, device="cuda")
+    model, x = torch_tiled.freeze(make_model("cuda")), torch.randn(9, 140, device="cuda")
     model(x)
     model[0].weight.mul_(2)
     torch_tiled.unfreeze(copy.deepcopy(model))(x)
@@ -149,7 +148,7 @@ def test_capturing_after_a_write():
 def test_inference_tensors(device, split_again):
     """Writes to a model made under inference_mode are not counted; freezing splits it anew."""
     with torch.inference_mode():
-        model, x = make_model(device), randn(9, 140, device=device)
+        model, x = make_model(device), torch.randn(9, 140, device=device)
         expected = model(x)
         torch_tiled.freeze(model)
         assert_same_bits(model(x), expected)
@@ -165,7 +164,7 @@ def test_inference_tensors(device, split_again):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_frozen_weight_has_no_gradient(device, training):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     model.requires_grad_().train(training)
     for compiled in (model, torch.compile(model, backend="eager")):
         for autocast in (False, True):
@@ -184,7 +183,7 @@ def test_other_gradients_flow(device):
     model = make_model(device)
     model[0].bias.requires_grad_()
     model[1].requires_grad_()
-    x = randn(9, 140, device=device, requires_grad=True)
+    x = torch.randn(9, 140, device=device, requires_grad=True)
     inputs = (x, model[0].bias, *model[1].parameters())
     grads = []
     for change in (torch_tiled.freeze, torch_tiled.unfreeze):
@@ -195,7 +194,7 @@ def test_other_gradients_flow(device):
 
 
 def test_autocast_of_frozen_layers(device):
-    model, x = make_model(device, algorithm="auto"), randn(9, 140, device=device)
+    model, x = make_model(device, algorithm="auto"), torch.randn(9, 140, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         expected = model(x)
         assert_same_bits(torch_tiled.freeze(model)(x), expected)
@@ -204,7 +203,7 @@ def test_autocast_of_frozen_layers(device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_other_dtypes(device, dtype):
     model = torch_tiled.freeze(make_model(device, algorithm="auto"))
-    x = randn(9, 140, device=device)
+    x = torch.randn(9, 140, device=device)
     model.to(dtype)
     assert torch_tiled.frozen_bytes(model) == 0
     assert_like_unfrozen(model, x.to(dtype))
@@ -216,20 +215,20 @@ def test_other_dtypes(device, dtype):
 def test_moving(device):
     model = torch_tiled.freeze(make_model("cpu", algorithm="auto")).to(device)
     assert {buffer.device.type for buffer in model.buffers()} == {device}
-    assert_like_unfrozen(model, randn(9, 140, device=device))
+    assert_like_unfrozen(model, torch.randn(9, 140, device=device))
     meta = torch_tiled.freeze(make_model("meta", algorithm="auto"))
     assert meta(torch.empty(9, 140, device="meta")).shape == (9, 30)
     meta.to_empty(device=device)
     for layer, other in zip(meta, model, strict=True):  # load_state_dict would tell the layer
         for parameter, value in zip(layer.parameters(), other.parameters(), strict=True):
             parameter.copy_(value)
-    x = randn(9, 140, device=device)
+    x = torch.randn(9, 140, device=device)
     assert_same_bits(meta(x), model(x))
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickled])
 def test_copies(device, duplicate):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     expected = model(x)
     model[0].weight.data.mul_(2)  # a copy cannot know of which weight the split was
     twin = duplicate(model)
@@ -244,7 +243,7 @@ def test_copies(device, duplicate):
 
 def test_state_dicts_go_both_ways(device):
     frozen, plain = torch_tiled.freeze(make_model(device)), make_model(device)
-    x = randn(9, 140, device=device)
+    x = torch.randn(9, 140, device=device)
     plain.load_state_dict(frozen.state_dict())
     assert_same_bits(plain(x), frozen(x))
     plain[0].weight.mul_(2)

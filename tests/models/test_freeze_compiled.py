@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.compiling import count_compilations
-from helpers.presplit import assert_same_bits, make_model, randn, recorder
+from helpers.presplit import assert_same_bits, make_model, recorder
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 from torch.testing import assert_close
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler", "splits_on_cpu")
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_frozen_layers_when_compiled(device, backend):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     graphs, record = recorder(backend)
     compiled = torch.compile(model, fullgraph=True, backend=record)
     assert_close(compiled(x), model(x))
@@ -36,7 +36,7 @@ def test_frozen_layers_when_compiled(device, backend):
 
 
 def test_a_copy_that_was_never_called_reads_its_weight_when_compiled(device):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     model[0].weight.data.mul_(2)
     twin = copy.deepcopy(model)
     expected = torch_tiled.unfreeze(copy.deepcopy(model))(x)
@@ -51,13 +51,13 @@ def test_a_copy_that_was_never_called_reads_its_weight_when_compiled(device):
 
 def test_dynamic_shapes_of_frozen_layers(device):
     model = torch_tiled.freeze(make_model(device))
-    inputs = [(randn(rows, 140, device=device),) for rows in (4, 7, 10)]
+    inputs = [(torch.randn(rows, 140, device=device),) for rows in (4, 7, 10)]
     assert count_compilations(model, inputs) == 1
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_frozen_layers_are_exported(device, strict, tmp_path):
-    model, x = torch_tiled.freeze(make_model(device)), randn(9, 140, device=device)
+    model, x = torch_tiled.freeze(make_model(device)), torch.randn(9, 140, device=device)
     rows = torch.export.Dim("rows", min=2)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
@@ -74,7 +74,7 @@ def test_frozen_layers_are_exported(device, strict, tmp_path):
 def test_other_weights_by_functional_call(device, compile):
     """A frozen layer uses its split for its own weight only."""
     layer = torch_tiled.freeze(make_model(device)[0])
-    x, other = randn(9, 140, device=device), make_model(device)[0]
+    x, other = torch.randn(9, 140, device=device), make_model(device)[0]
     weights = dict(other.named_parameters())
 
     def call(weights, x):
@@ -88,7 +88,7 @@ def test_other_weights_by_functional_call(device, compile):
 
 def test_compiled_graphs_notice_whose_weight_was_split(device):
     layer, other = torch_tiled.freeze(make_model(device)[0]), make_model(device)[0]
-    x = randn(9, 140, device=device)
+    x = torch.randn(9, 140, device=device)
     expected = torch_tiled.unfreeze(copy.deepcopy(layer))(x)
     graphs, record = recorder("eager")
     compiled = torch.compile(layer, fullgraph=True, backend=record)
@@ -102,7 +102,7 @@ def test_compiled_graphs_notice_whose_weight_was_split(device):
 
 def test_transforms_of_frozen_layers(device):
     layers = [torch_tiled.nn.Linear(140, 7, device=device) for _ in range(3)]
-    x = randn(5, 140, device=device)
+    x = torch.randn(5, 140, device=device)
     expected = torch.stack([layer(x) for layer in layers]).detach()
     for layer in layers:
         torch_tiled.freeze(layer.requires_grad_(False))

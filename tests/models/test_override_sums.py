@@ -7,6 +7,7 @@ import torch
 from helpers.compiling import BACKENDS
 from helpers.needs import needs_cuda
 from helpers.overriding import Products, operands
+from helpers.reference import REAL
 from torch.testing import assert_close
 
 import torch_tiled
@@ -25,10 +26,9 @@ FORMS = {
         c, a, b, **scales, out=c.new_empty(SUMS[name][0])
     ),
 }
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -11,7 +11,6 @@ from helpers.presplit import (
     assert_same_bits,
     hard_columns,
     presplit_algorithm,
-    randn,
     skip_without_presplit,
     takes_presplit,
 )
@@ -54,7 +53,7 @@ def unpack(hi_lo, inverse_scales, k, n):
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_hi_and_lo_hold_the_operand(device, poisoned, m, n, k):
     skip_without_presplit(device)
-    b = randn(k, n, device=device) * randn(n, device=device).mul(20).exp()
+    b = torch.randn(k, n, device=device) * torch.randn(n, device=device).mul(20).exp()
     b[:, ::3] = torch.exp2(torch.randint(10, (k, len(b[0, ::3])), device=device))
     b[:, 1::6] = b[:, 1::6].sign()
     hi, lo, inverse_scales = unpack(*ops.prepare(b), k, n)
@@ -116,7 +115,7 @@ def test_nothing_to_split(device, shape, dtype):
 
 
 def test_prepared_stands_for_its_tensor(device):
-    b = randn(140, 20, device=device)
+    b = torch.randn(140, 20, device=device)
     prepared = torch_tiled.prepare(b)
     assert prepared.tensor is b
     assert (prepared.shape, prepared.dtype, prepared.device) == (b.shape, b.dtype, b.device)
@@ -130,7 +129,7 @@ def test_prepared_stands_for_its_tensor(device):
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
     assert tree_unflatten(leaves, spec).transposed
     moved = tree_map(lambda leaf: leaf.cpu(), prepared)
-    a = randn(3, 140, device="cpu")
+    a = torch.randn(3, 140, device="cpu")
     assert_same_bits(
         torch_tiled.matmul(a, moved, algorithm="fp16x3"),
         torch_tiled.matmul(a, b.cpu(), algorithm="fp16x3"),
@@ -170,7 +169,7 @@ def test_a_prepared_complex64_operand_says_how_its_conjugate_is_prepared(device)
 
 
 def test_prepared_can_be_saved(device):
-    prepared = torch_tiled.prepare(randn(140, 20, device=device))
+    prepared = torch_tiled.prepare(torch.randn(140, 20, device=device))
     for twin in (saved(prepared, weights_only=True), copy.deepcopy(prepared)):
         assert torch.equal(twin.tensor, prepared.tensor)
         assert torch.equal(twin.hi_lo, prepared.hi_lo) and torch.equal(
@@ -200,8 +199,8 @@ def test_matmul_has_the_bits_of_the_unprepared(device, poisoned, m, n, k, algori
     for layout in (b, b.mT.contiguous().mT):
         prepared = torch_tiled.prepare(layout)
         for a in (
-            randn(m, k, device=device),
-            randn(k, device=device),
+            torch.randn(m, k, device=device),
+            torch.randn(k, device=device),
             hard_columns(k, m, device).mT,
         ):
             product = torch_tiled.matmul(a, prepared, algorithm=algorithm)
@@ -209,12 +208,12 @@ def test_matmul_has_the_bits_of_the_unprepared(device, poisoned, m, n, k, algori
 
 
 def test_batches_have_the_bits_of_the_unprepared(device):
-    prepared = torch_tiled.prepare(randn(140, 30, device=device))
+    prepared = torch_tiled.prepare(torch.randn(140, 30, device=device))
     for a in (
-        randn(4, 3, 140, device=device),
-        randn(3, 4, 140, device=device).transpose(0, 1),  # rows that cannot be merged
-        randn(2, 1, 3, 280, device=device)[..., ::2].expand(2, 5, 3, 140),
-        randn(4, 0, 140, device=device),
+        torch.randn(4, 3, 140, device=device),
+        torch.randn(3, 4, 140, device=device).transpose(0, 1),  # rows that cannot be merged
+        torch.randn(2, 1, 3, 280, device=device)[..., ::2].expand(2, 5, 3, 140),
+        torch.randn(4, 0, 140, device=device),
     ):
         for options in ({}, {"algorithm": presplit_algorithm(device)}, {"precision": "ieee"}):
             product = torch_tiled.matmul(a, prepared, **options)
@@ -225,11 +224,11 @@ def test_batches_have_the_bits_of_the_unprepared(device):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear_has_the_bits_of_the_unprepared(device, activation, bias):
     weight = hard_columns(130, 70, device).mT
-    bias = randn(70, device=device) if bias else None
+    bias = torch.randn(70, device=device) if bias else None
     prepared = torch_tiled.prepare(weight.mT).mT
     for algorithm in ("auto", presplit_algorithm(device), "tiled"):
         options = {"activation": activation, "algorithm": algorithm}
-        for x in (randn(130, device=device), randn(2, 9, 130, device=device)):
+        for x in (torch.randn(130, device=device), torch.randn(2, 9, 130, device=device)):
             y = torch_tiled.linear(x, prepared, bias, **options)
             assert_same_bits(y, torch_tiled.linear(x, weight, bias, **options))
 
@@ -239,7 +238,7 @@ def test_the_split_is_read_and_not_the_operand(device):
     skip_without_presplit(device)
     # On a GPU a small product may read b itself, which fp16x3_fused splits.
     m, n, k = (5, 30, 140) if device == "cpu" else (2048, 2048, 128)
-    a, b, bias = (randn(*s, device=device) for s in ((m, k), (k, n), (n,)))
+    a, b, bias = (torch.randn(*s, device=device) for s in ((m, k), (k, n), (n,)))
     hi_lo, inverse_scales = ops.prepare(b)
     for algorithm in ("fp16x3", *(["auto"] if device == "cuda" else [])):
         options = {"algorithm": algorithm}

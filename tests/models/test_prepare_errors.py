@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.presplit import randn, skip_without_presplit
+from helpers.presplit import skip_without_presplit
 from torch.autograd import forward_ad
 from torch.func import grad
 
@@ -78,7 +78,7 @@ def test_bad_calls_raise_the_same_sentence_on_meta_tensors(device, code):
 
 def test_a_misaligned_split(device):
     skip_without_presplit(device)
-    b = randn(128, 8, device=device)
+    b = torch.randn(128, 8, device=device)
     hi_lo, inverse_scales = ops.prepare(b)
     misaligned = torch.cat([hi_lo[:1], hi_lo])[1:]
     with pytest.raises(RuntimeError, match=r"hi_lo does not begin at a multiple of 16 bytes; pa"):
@@ -86,7 +86,7 @@ def test_a_misaligned_split(device):
 
 
 def test_operands_on_two_devices(device):
-    b = randn(128, 8, device=device)
+    b = torch.randn(128, 8, device=device)
     meta = tuple(x.to("meta") for x in ops.prepare(b))
     for call in (
         lambda: ops.matmul.prepared(b.mT, b, *meta),
@@ -98,7 +98,7 @@ def test_operands_on_two_devices(device):
 
 def test_orientations_are_not_mixed_up(device):
     """The shape of a square operand does not show that it is transposed."""
-    b = randn(128, 128, device=device)
+    b = torch.randn(128, 128, device=device)
     prepared = torch_tiled.prepare(b)
     with pytest.raises(RuntimeError, match=r"tiled::matmul: b is the transpose of a prepared op"):
         torch_tiled.matmul(b, prepared.mT)
@@ -136,8 +136,8 @@ REFUSAL = "{}, and a prepared operand has no derivative; call torch_tiled.unfree
 
 
 def test_derivatives_of_what_was_prepared_are_refused(device):
-    b = randn(140, 30, device=device, requires_grad=True)
-    a = randn(9, 140, device=device)
+    b = torch.randn(140, 30, device=device, requires_grad=True)
+    a = torch.randn(9, 140, device=device)
     prepared = torch_tiled.prepare(b)
     assert not prepared.inverse_scales.requires_grad
     calls = (

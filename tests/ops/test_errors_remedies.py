@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
+from helpers.reference import DTYPES
 
 import torch_tiled
 
 INTEGERS = [torch.int32, torch.int64, torch.uint32, torch.uint64]
 NARROW = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.float8_e4m3fn]
-FLOATS = [torch.float64, torch.float32]
 
 
 def message(call, *args, **options):
@@ -55,9 +55,6 @@ def test_complex_operands_of_half_precision(where):
         text = message(call)
         assert "is torch.complex32; supported are" in text
         assert "convert it, for example with .to(torch.complex64)" in text
-
-
-DTYPES = [*FLOATS, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]
 
 
 @pytest.mark.parametrize("x_dtype", DTYPES, ids=str)

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from helpers.reference import assert_within, gemm_bound, product, wide
+from helpers.reference import ALGORITHMS, DTYPES, assert_within, gemm_bound, product, wide
 from helpers.thinning import pairwise
 
 import torch_tiled
 
-ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
-REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-DTYPES = [*REAL, torch.complex64, torch.complex128]
 SHAPES = [  # c, a, b
     ((1, 1), (1, 1), (1, 1)),
     ((33, 65), (33, 70), (70, 65)),

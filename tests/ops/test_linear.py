@@ -6,6 +6,10 @@ import pytest
 import torch
 from helpers.reference import (
     ACTIVATIONS,
+    ALGORITHMS,
+    DTYPES,
+    NAMED,
+    REAL,
     U,
     activated_bound,
     assert_within,
@@ -16,10 +20,6 @@ from helpers.reference import (
 from helpers.thinning import pairwise
 
 import torch_tiled
-
-ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
-REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-DTYPES = [*REAL, torch.complex64, torch.complex128]
 
 
 @pairwise
@@ -52,7 +52,7 @@ def test_activations(device, algorithm, dtype, activation):
     assert_within(result, exact, activated_bound(exact, limit, dtype))
 
 
-@pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
+@pytest.mark.parametrize("algorithm", NAMED)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_at_the_edges(device, algorithm, activation):
     x = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [0.0], [1e30], [-1e30]])
@@ -89,7 +89,7 @@ def test_strides(device, algorithm):
     assert_within(result, exact, linear_bound(x, weight, bias, algorithm=algorithm))
 
 
-@pytest.mark.parametrize("algorithm", torch_tiled.algorithms())
+@pytest.mark.parametrize("algorithm", NAMED)
 def test_bias_is_one_more_rounding(device, algorithm):
     x, weight = torch.randn(9, 2000, device=device), torch.randn(11, 2000, device=device)
     bias = torch.randn(11, device=device)

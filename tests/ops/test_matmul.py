@@ -3,6 +3,9 @@
 import pytest
 import torch
 from helpers.reference import (
+    ALGORITHMS,
+    DTYPES,
+    NAMED,
     assert_within,
     bound,
     lengths,
@@ -13,11 +16,6 @@ from helpers.reference import (
 from helpers.thinning import pairwise
 
 import torch_tiled
-
-NAMED = torch_tiled.algorithms()  # all but "auto"
-ALGORITHMS = [*NAMED, "auto"]
-REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-DTYPES = [*REAL, torch.complex64, torch.complex128]
 
 # m, n, k: empty, single, primes, one off a tile, skinny, one off a chunk of the sum.
 SIZES = [

@@ -1,5 +1,6 @@
 """Gradients, double gradients and tangents of the operators, and what autograd must not do."""
 
+import functools
 import weakref
 
 import pytest
@@ -13,6 +14,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import torch_tiled
+
+randn = functools.partial(torch.randn, dtype=torch.float64, requires_grad=True)
 
 # Every pair of ranks from 1 to 4, broadcast both ways, then empty dimensions and K == 0.
 A_OF_RANK = {1: (3,), 2: (2, 3), 3: (2, 2, 3), 4: (2, 1, 2, 3)}
@@ -28,10 +31,6 @@ SHAPES = [(a, b) for a in A_OF_RANK.values() for b in B_OF_RANK.values()] + [
     ((2, 2, 0), (0, 3)),
     ((0, 2, 3), (3, 2)),
 ]
-
-
-def randn(*shape, device="cpu", dtype=torch.float64, requires_grad=True):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
 
 
 def check_derivatives(f, inputs):

@@ -1,5 +1,7 @@
 """The operators that write, under autograd: they refuse derivatives and count as writes."""
 
+import functools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -7,9 +9,7 @@ from torch.testing import assert_close
 
 import torch_tiled
 
-
-def randn(*shape, device="cpu", dtype=torch.float64, requires_grad=True):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
+randn = functools.partial(torch.randn, dtype=torch.float64, requires_grad=True)
 
 
 def test_writing_to_views_that_negate(device):

@@ -3,6 +3,7 @@
 The gradient of a real loss by a complex a is that of grad @ b^H.
 """
 
+import functools
 import itertools
 
 import pytest
@@ -18,16 +19,14 @@ from torch.testing import assert_close
 
 import torch_tiled
 
+randn = functools.partial(torch.randn, dtype=torch.complex128, requires_grad=True)
+
 A_OF_RANK = {1: (3,), 2: (2, 3), 3: (2, 2, 3), 4: (2, 1, 2, 3)}
 B_OF_RANK = {1: (3,), 2: (3, 2), 3: (2, 3, 2), 4: (1, 2, 3, 2)}
 SHAPES = [(a, b) for a in A_OF_RANK.values() for b in B_OF_RANK.values()]
 SHAPES += [((2, 2, 3), (1, 3, 2)), ((2, 0), (0, 3)), ((0, 2, 3), (3, 2))]
 
 VIEWS = LAZY_VIEWS | {"adjoint": lambda x: x.mT.contiguous().mH.conj()}
-
-
-def randn(*shape, device, dtype=torch.complex128, requires_grad=True):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
 
 
 def check_derivatives(f, inputs):

@@ -1,5 +1,6 @@
 """Complex products and lazy views in torch.compile, torch.export and torch.library.opcheck."""
 
+import functools
 import re
 
 import pytest
@@ -13,13 +14,11 @@ from torch.testing import assert_close
 
 import torch_tiled
 
+randn = functools.partial(torch.randn, dtype=torch.complex128)
+
 ops = torch.ops.tiled
 VIEWS = LAZY_VIEWS | {"adjoint": lambda x: x.mT.contiguous().mH}
 every_view = pytest.mark.parametrize("view", VIEWS)
-
-
-def randn(*shape, device, dtype=torch.complex128, requires_grad=False):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
 
 
 @pytest.fixture(autouse=True)

@@ -52,16 +52,16 @@ def ours_alone():
     return config.patch({"test_configs.autotune_choice_name_regex": "^tiled_"})
 
 
-def randn(*shape, device, dtype=torch.float32):
-    return torch.randn(shape, device=device, dtype=dtype)
-
-
 def products(x, w, bias):
     return x @ w, torch.bmm(x.view(2, -1, 96), w.expand(2, 96, 80)), torch.addmm(bias, x, w)
 
 
 def operands(device):
-    return randn(64, 96, device=device), randn(96, 80, device=device), randn(80, device=device)
+    return (
+        torch.randn(64, 96, device=device),
+        torch.randn(96, 80, device=device),
+        torch.randn(80, device=device),
+    )
 
 
 def test_offered(offered, device):
@@ -71,7 +71,7 @@ def test_offered(offered, device):
 
 def test_offered_in_backward(offered, device):
     layer = torch.nn.Linear(96, 80, device=device)
-    x = randn(64, 96, device=device).requires_grad_()
+    x = torch.randn(64, 96, device=device).requires_grad_()
     torch.compile(layer, mode=AUTOTUNE, fullgraph=True)(x).sum().backward()
     assert all(is_ours for _, is_ours in ours(offered))
     assert len(offered) >= 2
@@ -101,7 +101,7 @@ def test_gradients(device):
     model = torch.nn.Sequential(
         torch.nn.Linear(96, 80), torch.nn.ReLU(), torch.nn.Linear(80, 64, bias=False)
     ).to(device)
-    x = randn(64, 96, device=device)
+    x = torch.randn(64, 96, device=device)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     with ours_alone():
         compiled = torch.compile(model, mode=AUTOTUNE, fullgraph=True)
@@ -111,7 +111,10 @@ def test_gradients(device):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_other_dtypes_are_not_offered(dtype, offered, device):
-    a, b = randn(64, 96, device=device, dtype=dtype), randn(96, 80, device=device, dtype=dtype)
+    a, b = (
+        torch.randn(64, 96, device=device, dtype=dtype),
+        torch.randn(96, 80, device=device, dtype=dtype),
+    )
     torch.compile(torch.mm, mode=AUTOTUNE)(a, b)
     assert not any(is_ours for _, is_ours in ours(offered))
 
@@ -204,7 +207,7 @@ def test_code_from_the_cache_runs_in_a_process_of_its_own(tmp_path):
 @needs_hopper
 def test_wins_where_the_benchmark_says_so(offered):
     """A product of 2048 cubed, on which cuBLAS and Triton are slower by far."""
-    a, b = (randn(2048, 2048, device="cuda") for _ in range(2))
+    a, b = (torch.randn(2048, 2048, device="cuda") for _ in range(2))
     compiled = torch.compile(torch.mm, mode=AUTOTUNE)
     with config.patch(max_autotune_gemm_backends="ATEN,TRITON"):
         _, (code, *_) = run_and_get_code(compiled, a, b)

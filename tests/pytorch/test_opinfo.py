@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from helpers.reference import assert_within, bound, gemm_bound, linear_bound, product, wide
+from helpers.reference import (
+    ALGORITHMS,
+    DTYPES,
+    assert_within,
+    bound,
+    gemm_bound,
+    linear_bound,
+    product,
+    wide,
+)
 from helpers.thinning import pairwise
 
 import torch_tiled
@@ -16,16 +25,9 @@ PRODUCTS = ("matmul", "__rmatmul__", "mm", "bmm", "mv")
 ADDED_PRODUCTS = ("addmm", "baddbmm")
 LINEAR = "nn.functional.linear"
 
-every_algorithm = pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 every_layout = pytest.mark.parametrize("layout", ["contiguous", "noncontiguous"])
-every_dtype = pytest.mark.parametrize(
-    "dtype",
-    [
-        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-        *(torch.complex64, torch.complex128),
-    ],
-    ids=str,
-)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def every_op(*names):

@@ -1,5 +1,6 @@
 """The operators under torch.func's transforms and vmap, in every nesting, against torch.matmul."""
 
+import functools
 import itertools
 
 import pytest
@@ -12,9 +13,7 @@ from torch.testing import assert_close
 
 import torch_tiled
 
-
-def randn(*shape, device):
-    return torch.randn(shape, device=device, dtype=torch.float64)
+randn = functools.partial(torch.randn, dtype=torch.float64)
 
 
 def scalar(f):

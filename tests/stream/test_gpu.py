@@ -8,6 +8,7 @@ import gc
 import pytest
 import torch
 from helpers.needs import needs_cuda, needs_hopper
+from helpers.reference import ACTIVATIONS, DTYPES
 from helpers.streaming import assert_same_bits, poison
 from helpers.thinning import pairwise
 
@@ -17,17 +18,8 @@ from torch_tiled.stream.parts import plan_product
 from torch_tiled.stream.problem import make_linear_problem
 
 MIB = 1 << 20
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
-DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-    *(torch.complex64, torch.complex128),
-)
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 pinned_or_not = pytest.mark.parametrize("is_pinned", [False, True])
-
-
-def randn(*shape, dtype=torch.float32):
-    return torch.randn(shape, dtype=dtype)
 
 
 def layer(m, n, k, dtype=torch.float32):
@@ -109,7 +101,7 @@ FLOAT32 = [
 @pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
 @pytest.mark.parametrize("m, n, k", FLOAT32)
 def test_float32(m, n, k, precision, is_pinned):
-    a, b = pin_if(is_pinned, randn(m, k), randn(k, n))
+    a, b = pin_if(is_pinned, torch.randn(m, k), torch.randn(k, n))
     check(a, b, 96 * MIB if precision == "tf32" else 32 * MIB, precision=precision)
 
 
@@ -118,14 +110,14 @@ def test_float32(m, n, k, precision, is_pinned):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_dtypes(dtype, k):
     for is_pinned in (False, True):
-        a, b = randn(700, k, dtype=dtype), randn(k, 301, dtype=dtype)
+        a, b = torch.randn(700, k, dtype=dtype), torch.randn(k, 301, dtype=dtype)
         check(*pin_if(is_pinned, a, b), 64 * MIB)
 
 
 @needs_cuda
 @pinned_or_not
 def test_layouts(is_pinned):
-    (store,) = pin_if(is_pinned, randn(5003, 3001))
+    (store,) = pin_if(is_pinned, torch.randn(5003, 3001))
     a = store[:2000, 1:2001]  # misaligned
     for b in (store[:2000], store[:2000, ::2], store[::2][:2000], store[:, :2000].mT):
         check(a, b, 32 * MIB)
@@ -136,7 +128,7 @@ def test_layouts(is_pinned):
 @pinned_or_not
 def test_conjugate_and_negative_views(is_pinned):
     kind = {"dtype": torch.complex64}
-    a, b = pin_if(is_pinned, randn(300, 2001, **kind), randn(200, 2001, **kind))
+    a, b = pin_if(is_pinned, torch.randn(300, 2001, **kind), torch.randn(200, 2001, **kind))
     check(a, b.mH, 32 * MIB)
     check(a.conj(), b.mT, 32 * MIB)
     check(a.conj().imag, b.mT.real, 16 * MIB)
@@ -145,8 +137,8 @@ def test_conjugate_and_negative_views(is_pinned):
 @needs_cuda
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_flagged_elements_of_cut_k(precision):
-    a, b = randn(1000, 20000), randn(20000, 700)
-    a[100] *= torch.exp(randn(20000) * 20)
+    a, b = torch.randn(1000, 20000), torch.randn(20000, 700)
+    a[100] *= torch.exp(torch.randn(20000) * 20)
     a[:, 3] *= 1e-30
     a[5, 11111], b[777, 5] = torch.inf, torch.nan
     plan = check(a, b, 56 * MIB if precision == "tf32" else 24 * MIB, precision=precision)
@@ -155,16 +147,16 @@ def test_flagged_elements_of_cut_k(precision):
 
 @needs_cuda
 def test_batches():
-    check(randn(100, 3, 200, 100), randn(3, 100, 300), 32 * MIB)
-    check(randn(3, 900, 800), randn(3, 800, 900), 16 * MIB)
-    check(randn(7, 900, 800), randn(800, 900), 16 * MIB)
-    check(randn(800), randn(5, 800, 900), 16 * MIB)
-    check(randn(5, 6).mT[:, None], randn(6, 5, 4), 16 * MIB)
+    check(torch.randn(100, 3, 200, 100), torch.randn(3, 100, 300), 32 * MIB)
+    check(torch.randn(3, 900, 800), torch.randn(3, 800, 900), 16 * MIB)
+    check(torch.randn(7, 900, 800), torch.randn(800, 900), 16 * MIB)
+    check(torch.randn(800), torch.randn(5, 800, 900), 16 * MIB)
+    check(torch.randn(5, 6).mT[:, None], torch.randn(6, 5, 4), 16 * MIB)
 
 
 @needs_cuda
 def test_an_operand_on_the_gpu():
-    a, b = randn(3000, 2500), randn(2500, 2000)
+    a, b = torch.randn(3000, 2500), torch.randn(2500, 2000)
     expected = torch_tiled.matmul(a.cuda(), b.cuda()).cpu()
     for options in ({"max_device_bytes": 32 * MIB}, {}):
         assert torch.equal(stream.matmul(a.cuda(), b, **options), expected)
@@ -174,7 +166,7 @@ def test_an_operand_on_the_gpu():
 @needs_cuda
 def test_result_of_kernels_that_still_run():
     """An operand on the GPU may be the result of kernels in the caller's stream."""
-    a = randn(3000, 2500)
+    a = torch.randn(3000, 2500)
     b = torch.zeros(2500, 2000, device="cuda")
     torch.cuda._sleep(10**8)
     b += 1
@@ -184,7 +176,7 @@ def test_result_of_kernels_that_still_run():
 
 @needs_hopper
 def test_callers_state():
-    a, b = randn(600, 500), randn(500, 400)
+    a, b = torch.randn(600, 500), torch.randn(500, 400)
     side = torch.cuda.Stream()
     state = torch.cuda.get_rng_state()
     with torch.cuda.stream(side):
@@ -217,8 +209,8 @@ def test_smaller_tiles_where_memory_runs_out(call):
 @needs_two_gpus
 @pinned_or_not
 def test_two_gpus(is_pinned):
-    a, b = randn(3000, 2500), randn(2500, 2000)
-    c, d = randn(1000, 20000), randn(20000, 700)
+    a, b = torch.randn(3000, 2500), torch.randn(2500, 2000)
+    c, d = torch.randn(1000, 20000), torch.randn(20000, 700)
     d[777, 5] = torch.inf
     for x, y in ((a, b), (c, d)):
         x, y = pin_if(is_pinned, x, y)

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from helpers.reference import ACTIVATIONS
 from helpers.simulated_gpu import simulated
 from helpers.streaming import (
     COMPLEX_VIEWS,
@@ -31,7 +32,6 @@ from torch_tiled._op.namespace import operators
 from torch_tiled.stream.problem import make_linear_problem
 
 MIB = 1 << 20
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
 flagged_kinds = of_kinds([kind for kind in KINDS if kind[1] in ("fp16x3", "tf32")])
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
