@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, LOADS, in_layout
-from helpers.scaled import assert_has_bits_of_wgmma
+from helpers.tensor_cores import assert_has_bits_of_wgmma
 
 # Both sides of each number of steps that the kernel is compiled for, and of multiples of 16.
 SIZES_OF_K = [128, 129, 143, 144, 177, 191, 192, 253, 255, 256, 257, 319, 383, 384, 450, 510, 511]

@@ -8,7 +8,7 @@ import torch
 from helpers.needs import needs_hopper
 from helpers.operands import LAYOUTS, LOADS, in_layout
 from helpers.reference import assert_same
-from helpers.scaled import assert_has_bits_of_wgmma
+from helpers.tensor_cores import assert_has_bits_of_wgmma
 
 import torch_tiled
 

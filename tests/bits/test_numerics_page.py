@@ -23,8 +23,8 @@ from helpers.reference import (
     relative_error,
     roundings,
 )
-from helpers.scaled import FP16X3, TF32, each_kind
 from helpers.specification import CHUNK, MMA_CHUNK
+from helpers.tensor_cores import FP16X3, TF32, each_guarded_kind
 
 import torch_tiled
 
@@ -46,7 +46,7 @@ def with_wide_columns(k):
     return a, b
 
 
-@each_kind
+@each_guarded_kind
 @pytest.mark.parametrize("k", [128, 1500])
 def test_a_power_of_two_leaves_the_bits_where_scales_are_not_clamped(device, kind, k):
     """2^-113 is the least magnitude that a scale, 2^127 at most, brings to 2^14."""
@@ -62,7 +62,7 @@ def test_a_power_of_two_leaves_the_bits_where_scales_are_not_clamped(device, kin
         assert_same(kind.multiply(-power * a, b, device), -power * result)
 
 
-@each_kind
+@each_guarded_kind
 def test_a_power_of_two_may_change_bits_where_scales_are_clamped(device, kind):
     """Sums are 2^11 times smaller in scaled units then, and less than their columns' 64 small
     numbers ask for."""
@@ -118,11 +118,11 @@ def assert_saved(kind, device, first, second):
     assert_within(result, product(a, b), bound(a, b, algorithm="tiled"))
 
 
-@each_kind
+@each_guarded_kind
 def test_chunks_that_overflow_unflagged_leave_inf_or_what_ieee_has(device, kind):
     """Inf stays, unless it meets the other infinity. Then the element is recomputed, and mostly not
     finite."""
-    length = {"fp16x3": CHUNK, "tf32": MMA_CHUNK}[kind.name]
+    length = {"fp16x3": CHUNK, "tf32": MMA_CHUNK}[kind.order]
     sums = torch.tensor([[4.0, 0, -1], [-4, 1, 0], [4, -4, 0], [-1.5, -1.5, 4]])
     a = sums.repeat_interleave(length, 1) * 2.0**64
     b = torch.full((3 * length, 1), 2.0**63 / length)  # 1 stands for a chunk's sum of 2^127
