@@ -10,8 +10,6 @@ from helpers.memory import no_more_memory
 from helpers.needs import needs_cuda
 from helpers.reference import NAMED, PARTS, assert_same, parts, real_operands, takes
 from helpers.thinning import pairwise
-from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_tiled
 
@@ -247,31 +245,6 @@ def test_more_than_2_to_the_31_elements(claim_memory):
     del result
     wide = torch_tiled.matmul(b[:3], a.mT)  # B' has more than 2^32 reals
     assert torch.equal(wide[:, -70:], torch_tiled.matmul(b[:3], a[-70:].mT))
-
-
-class PassingOn(TorchDispatchMode):
-    """Calls each operator from Python, where PyTorch excludes the keys Conjugate and Negative."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "naive"])
-@pytest.mark.parametrize("view", ["conjugate", "negative", "both", "adjoint"])
-@pytest.mark.parametrize("shape", [(7,), (7, 5)], ids=str)
-def test_bits_of_views_within_a_dispatch_mode(device, algorithm, view, shape):
-    a = STORED[view](torch.randn(3, 7, dtype=torch.complex64, device=device))
-    b = torch.randn(*shape, dtype=torch.complex64, device=device)
-    out = STORED[view](torch.zeros_like(a @ b)) if len(shape) == 2 else torch.zeros_like(a @ b)
-    bias = torch.randn(3, dtype=torch.complex64, device=device).conj()
-    with torch.inference_mode(), PassingOn():
-        result = torch_tiled.matmul(a, b, algorithm=algorithm)
-        torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
-        layer = torch_tiled.linear(b.mT if b.dim() == 2 else b, a, bias, algorithm=algorithm)
-    expected = a @ b
-    assert_close(result, expected)
-    assert_close(out, expected)
-    assert_close(layer, expected.mT + bias if b.dim() == 2 else expected + bias)
 
 
 @pytest.mark.parametrize("algorithm", ["simt", "fp16x3", "naive"])

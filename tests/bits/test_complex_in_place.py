@@ -30,9 +30,6 @@ def make_coarse(*views):
         torch.view_as_real(x).sign_()
 
 
-# --- fp16x3 --------------------------------------------------------------------------------------
-
-
 def assert_reads_b_as_it_lies(kernel, packed, a, b):
     """The kernel has the bits of one that reads B', and as many flagged elements."""
     named = [kernel, packed]
@@ -127,8 +124,6 @@ def test_small_kernels_read_b_of_any_k(poisoned, kernel, of_b):
         assert_same(parts(torch_tiled.matmul(a, b)), expected)
 
 
-# --- simt and f64 --------------------------------------------------------------------------------
-
 TILES = [
     ("simt_skinny", "2x128", (2, 1, 330, 1100)),
     ("simt_skinny", "4x128", (2, 3, 330, 1100)),
@@ -198,15 +193,12 @@ def test_kernels_of_the_chunked_order_read_b_as_it_lies(
 )
 @pytest.mark.parametrize("of_b", ["as it is", "adjoint"])
 def test_every_k_of_simt_by_b_as_it_lies(kernel, sizes, of_b):
-    """Each remainder of K in a stage, and in vectors."""
     for k in (*range(1, 40), 511, 512, 513, 514, 515, 1024, 1500):
         a, b = operands(*sizes, k)
         b = stored(b, of_b)
         result = torch_tiled.matmul(a, b, algorithm=kernel)
         assert_same(parts(result), parts(torch_tiled.matmul(a, b, algorithm="tiled64")))
 
-
-# --- auto ----------------------------------------------------------------------------------------
 
 # Products for which a pass over B would take long.
 PICKED = [

@@ -109,7 +109,6 @@ def test_ieee_is_the_chunked_order(device):
 
 @pytest.mark.parametrize("algorithm", NAMED)
 def test_order_is_as_specified(device, algorithm):
-    """The chunked order and that of fp16x3, to the bit."""
     k = 2100
     a, b = torch.randn(3, k), torch.randn(k, 4)
     if order(algorithm, a) == "fp16x3":
@@ -142,9 +141,6 @@ def test_cpu_and_cuda_agree(algorithm, m, n, k):
         host = torch_tiled.matmul(a, b, algorithm=algorithm)
         cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm)
         assert torch.equal(cuda.cpu(), host), dtype
-
-
-# --- precision ieee in every size and layout -----------------------------------------------------
 
 
 def layouts(matrix):

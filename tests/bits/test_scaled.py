@@ -19,8 +19,6 @@ from helpers.tensor_cores import FP16X3, each_guarded_kind, for_kinds
 
 import torch_tiled
 
-# --- bits ----------------------------------------------------------------------------------------
-
 
 @for_kinds("k", fp16x3=[64, 1500], tf32=[64, 1500, 9000])
 def test_flagged_elements_are_recomputed_alone(device, kind, k):
@@ -107,9 +105,6 @@ def test_batches(device, kind, name):
     assert_same(kind.multiply(b.mT, a.mT, device), one_by_one(a).mT)
 
 
-# --- accuracy and range --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["mask", "one-hot", "signs", "int8"])
 @pytest.mark.parametrize("k", [128, 600, 1500])
 def test_coarse_groups_times_integers_to_2_to_23_are_exact(device, kind, k):
@@ -164,9 +159,6 @@ def test_overflow_gives_inf(device, kind, k):
     a[1] = -a[1]
     result = kind.multiply(a, b, device)
     assert (result[[0, 2]] == torch.inf).all() and (result[1] == -torch.inf).all()
-
-
-# --- the host against a GPU ----------------------------------------------------------------------
 
 
 @needs_hopper

@@ -87,18 +87,12 @@ def test_prepared_operands_are_read_unsplit(device):
         assert_same(torch_tiled.linear(a, prepared.mT, **ways), expected)
 
 
-# --- accuracy ------------------------------------------------------------------------------------
-
-
 def test_rounding_may_take_nearly_all_of_the_bound(device):
     """1 + 2^-11 lies between two numbers of 11 bits, and is rounded to 1."""
     a, b = torch.full((1, 64), 1 + 2.0**-11), torch.full((64, 1), 1 + 2.0**-11)
     result = multiply(a, b, device)
     assert result.item() == 64
     assert product(a, b) - 64 > 0.8 * bound(a, b, **WAYS)
-
-
-# --- the host against a GPU ----------------------------------------------------------------------
 
 
 @needs_hopper

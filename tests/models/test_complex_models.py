@@ -22,32 +22,6 @@ randn = functools.partial(torch.randn, dtype=torch.complex64)
 # --- operators -----------------------------------------------------------------------------------
 
 
-def test_real_and_complex_numbers_are_not_mixed(device):
-    z, x = randn(2, 2, device=device), randn(2, 2, device=device, dtype=torch.float32)
-    remedy = r"pass both in one dtype, for example with .to\(torch.complex64\)"
-    for call in (
-        lambda: torch_tiled.matmul(z, x),
-        lambda: torch_tiled.matmul(x.half(), z),
-        lambda: torch_tiled.linear(z, x),
-        lambda: torch_tiled.linear(z, z, x[0]),
-        lambda: torch_tiled.gemm_(x, z, z),
-        lambda: torch_tiled.gemm_(z, x, x),
-    ):
-        with pytest.raises(RuntimeError, match=remedy):
-            call()
-    with pytest.raises(RuntimeError, match=r".to\(torch.complex128\), which has all values"):
-        torch_tiled.matmul(z, x.double())
-    for a, out in ((z, x), (x, z)):
-        with pytest.raises(RuntimeError, match="it may have the operands' dtype"):
-            torch_tiled.matmul(a, a, out=out)
-    with pytest.raises(RuntimeError, match='activation "relu" is one of real numbers'):
-        torch_tiled.linear(z, z, activation="relu")
-    for factor in ("alpha", "beta"):
-        text = f"{factor} has the imaginary part 2.000000 and c is torch.float32; pass a real"
-        with pytest.raises(RuntimeError, match=text):
-            torch_tiled.gemm_(x.clone(), x, x, **{factor: 1 + 2j})
-
-
 @pytest.mark.parametrize("view", VIEWS)
 @every_complex
 def test_gemm_of_complex_factors(dtype, view, device):
@@ -94,24 +68,28 @@ def test_plain_calls_of_lazy_views(dtype, view, weight_view, device):
 
 @pytest.mark.parametrize("algorithm", ["auto", "naive"])
 @pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 @every_complex
-def test_lazy_views_in_a_dispatch_mode(dtype, view, algorithm, device):
+def test_lazy_views_in_a_dispatch_mode(dtype, mode, view, algorithm, device):
     """PyTorch excludes the keys of lazy views where a TorchDispatchMode runs an operator."""
     a, b, memory = (
         VIEWS[view](randn(*s, device=device, dtype=dtype)) for s in ((3, 40), (40, 5), (3, 5))
     )
     expected = a @ b
-    c = VIEWS[view](torch.zeros_like(memory))
-    with Products():
+    c, out = (VIEWS[view](torch.zeros_like(memory)) for _ in range(2))
+    with mode(), Products():
         results = [
             torch_tiled.matmul(a, b, algorithm=algorithm),
             torch_tiled.linear(a, b.mT, algorithm=algorithm),
             torch_tiled.gemm_(c, a, b, algorithm=algorithm),
+            torch_tiled.matmul(a, b, algorithm=algorithm, out=out),
         ]
         row = torch_tiled.matmul(a[0], b, algorithm=algorithm)
+        biased = torch_tiled.linear(a, b.mT, memory[0], algorithm=algorithm)
     for result in (*results, c):
         assert_close(result.resolve_conj().resolve_neg(), expected)
     assert_close(row, a[0] @ b)
+    assert_close(biased, expected + memory[0])
 
 
 # --- layers --------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ def test_frozen_layers_are_exported(device, strict, tmp_path):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_other_weights_by_functional_call(device, compile):
-    """A frozen layer uses its split for its own weight only."""
     layer = torch_tiled.freeze(make_model(device)[0])
     x, other = torch.randn(9, 140, device=device), make_model(device)[0]
     weights = dict(other.named_parameters())

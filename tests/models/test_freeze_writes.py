@@ -230,7 +230,6 @@ def test_a_replayed_graph_that_writes(capturable):
 
 
 def test_refreeze_leaves_layers_that_are_not_frozen():
-    """refreeze() freezes nothing."""
     model = make_model("cpu")
     torch_tiled.freeze(model[0])
     assert torch_tiled.refreeze(model) is model

@@ -27,9 +27,6 @@ STEP, TILE = 32, 128  # csrc/core/presplit.h
 SIZES = [(1, 1, 128), (5, 7, 129), (9, 128, 1024), (3, 131, 1000), (2, 300, 2085)]
 
 
-# --- what is made --------------------------------------------------------------------------------
-
-
 def padded(size, multiple):
     return -(-size // multiple) * multiple
 
@@ -187,9 +184,6 @@ def test_prepared_of_another_version_is_split_again(device, transposed):
     twin.__setstate__(state)
     assert torch.equal(twin.hi_lo, prepared.hi_lo) and twin.transposed is transposed
     assert torch.equal(twin.inverse_scales, prepared.inverse_scales)
-
-
-# --- products ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])

@@ -10,8 +10,6 @@ import torch_tiled
 
 ops = torch.ops.tiled
 
-# --- bad calls -----------------------------------------------------------------------------------
-
 NOT_MADE_OF = "which is not what torch_tiled.prepare makes of"
 
 

@@ -185,7 +185,6 @@ def test_a_quantized_layer_is_left_alone(make, device):
 
 @pytest.mark.filterwarnings("ignore")
 def test_torchao(device):
-    """torchao's quantize_ of a converted model, and override() around a quantized one."""
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     x = torch.randn(4, 64, device=device)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64, device=device), torch.nn.ReLU()).eval()

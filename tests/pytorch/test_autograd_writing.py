@@ -26,9 +26,6 @@ def test_writing_to_views_that_negate(device):
         assert_close(c.resolve_neg(), a @ b)
 
 
-# --- operators that write ------------------------------------------------------------------------
-
-
 def writing_calls(device):
     a, b = randn(2, 3, device=device), randn(3, 4, device=device)
     c = torch.zeros(2, 4, device=device, dtype=torch.float64)

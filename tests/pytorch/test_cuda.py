@@ -292,7 +292,6 @@ def test_out_of_memory_leaves_all_as_it_was():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_other_device_stays_current():
-    """A product leaves the current device as it found it."""
     current = torch.cuda.current_device()
     last = torch.cuda.device_count() - 1
     a = torch.randn(30, 30, device=f"cuda:{last}")

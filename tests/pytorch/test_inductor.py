@@ -97,7 +97,6 @@ def test_chosen(dynamic, device):
 
 
 def test_gradients(device):
-    """Compares a model compiled with torch_tiled as the only choice with the eager model."""
     model = torch.nn.Sequential(
         torch.nn.Linear(96, 80), torch.nn.ReLU(), torch.nn.Linear(80, 64, bias=False)
     ).to(device)

@@ -50,9 +50,6 @@ def test_every_product_of_these_is_torch_tiled_s(kind, device):
     assert not products_by_pytorch(record)
 
 
-# --- autocast ------------------------------------------------------------------------------------
-
-
 def watched(model):
     """Two lists that calls fill: the dtypes of modules, and inputs and outputs of products."""
     flow, products = [], []
@@ -113,9 +110,6 @@ def test_nested_regions(kind, device):
         assert torch.equal(model(x), first)
     assert (outside.dtype, first.dtype) == (torch.float32, torch.bfloat16)
     assert torch.equal(model(x), outside)
-
-
-# --- torch.func and forward AD -------------------------------------------------------------------
 
 
 def scalar(f):

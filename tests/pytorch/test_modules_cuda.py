@@ -9,8 +9,6 @@ from helpers.needs import needs_cuda
 
 import torch_tiled
 
-# --- streams and captured graphs -----------------------------------------------------------------
-
 # Products of 300 x 1030 x 1030 and more need a workspace on a Hopper GPU.
 LARGE = (1030, 1100, 1050)
 

@@ -144,7 +144,6 @@ class Computed(Dataset):
 
 
 def test_data_loader(one_thread):
-    """The workers of a DataLoader are forked and call the models."""
     dataset = Computed([serving_model(kind, "cpu") for kind in KINDS], torch.randn(12, 140))
     loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context="fork")
     expected = [torch.stack(columns) for columns in zip(*dataset, strict=True)]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from helpers.chaining import batched, flat, in_dims, two_of_each
 from helpers.reference import ACTIVATIONS
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import torch_tiled
@@ -18,6 +18,10 @@ randn = functools.partial(torch.randn, dtype=torch.float64)
 
 def scalar(f):
     return lambda *args: f(*args).sin().sum()
+
+
+def energy(f):
+    return lambda *args: f(*args).abs().square().sum()
 
 
 TRANSFORMS = {
@@ -130,28 +134,41 @@ def test_no_grad_inside_a_transform(device):
 SHAPES = {1: ((3,), (3,)), 2: ((2, 3), (3, 4)), 3: ((2, 2, 3), (2, 3, 4))}
 
 
+every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+KINDS = [*((torch.float64, name) for name in ("none", "relu", "gelu")), (torch.complex128, "none")]
+
+
+def check_vmap(ours, theirs, dims, tensors):
+    """Compares results, and gradients by example."""
+    every = tuple(range(len(tensors)))
+    for transform in (lambda f: f, lambda f: grad(energy(f), argnums=every)):
+        assert_close(*(vmap(transform(f), dims)(*tensors) for f in (ours, theirs)))
+
+
+@every_dtype
 @pytest.mark.parametrize("b_rank", SHAPES)
 @pytest.mark.parametrize("a_rank", SHAPES)
-def test_matmul_over_every_dimension(a_rank, b_rank, device):
+def test_matmul_over_every_dimension(a_rank, b_rank, dtype, device):
     for dims in in_dims(a_rank, b_rank):
-        a = randn(*batched(SHAPES[a_rank][0], dims[0]), device=device)
-        b = randn(*batched(SHAPES[b_rank][1], dims[1]), device=device)
-        assert_close(vmap(torch_tiled.matmul, dims)(a, b), vmap(torch.matmul, dims)(a, b))
-        ours = vmap(grad(scalar(torch_tiled.matmul), argnums=(0, 1)), dims)(a, b)
-        assert_close(ours, vmap(grad(scalar(torch.matmul), argnums=(0, 1)), dims)(a, b))
+        a = randn(*batched(SHAPES[a_rank][0], dims[0]), device=device, dtype=dtype).conj()
+        b = randn(*batched(SHAPES[b_rank][1], dims[1]), device=device, dtype=dtype)
+        b = b._neg_view() if dtype.is_complex else b
+        check_vmap(torch_tiled.matmul, torch.matmul, dims, (a, b))
 
 
 @pytest.mark.parametrize("x_shape", [(3,), (4, 3), (2, 4, 3), (0, 3)], ids=str)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
-def test_linear_over_every_dimension(activation, x_shape, device):
+@pytest.mark.parametrize("dtype, activation", KINDS, ids=str)
+def test_linear_over_every_dimension(dtype, activation, x_shape, device):
     for dims in in_dims(len(x_shape), 2, 1):
         x, weight, bias = (
-            randn(*batched(shape, dim), device=device)
+            randn(*batched(shape, dim), device=device, dtype=dtype)
             for shape, dim in zip((x_shape, (2, 3), (2,)), dims, strict=True)
         )
-        ours = vmap(lambda *ts: torch_tiled.linear(*ts, activation=activation), dims)
-        theirs = vmap(lambda *ts: ACTIVATIONS[activation](F.linear(*ts)), dims)
-        assert_close(ours(x, weight, bias), theirs(x, weight, bias))
+        check_vmap(
+            lambda *ts: torch_tiled.linear(*ts, activation=activation),
+            lambda *ts: ACTIVATIONS[activation](F.linear(*ts)),
+            *(dims, (x, weight.conj(), bias)),
+        )
 
 
 def test_linear_without_bias_over_weights(device):
@@ -253,28 +270,84 @@ def test_writing_under_grad(device):
     assert_close(grad(allowed)(a), torch.full_like(a, (a @ b).sum().item()))
 
 
-# --- uses ----------------------------------------------------------------------------------------
+# --- complex numbers -----------------------------------------------------------------------------
+
+complex_randn = functools.partial(torch.randn, dtype=torch.complex128)
 
 
-def test_per_sample_gradients(device):
-    layer = torch_tiled.nn.Linear(3, 2, activation="gelu", device=device, dtype=torch.float64)
-    parameters = {name: p.detach() for name, p in layer.named_parameters()}
-    x = randn(6, 3, device=device)
+def by_parts(f):
+    """f as a function of real tensors: PyTorch has no Jacobians of complex ones."""
 
-    def loss(parameters, sample):
-        return functional_call(layer, parameters, (sample,)).square().sum()
+    def of_parts(*args):
+        return torch.view_as_real(f(*map(torch.view_as_complex, args)).resolve_conj())
 
-    grads = vmap(grad(loss), (None, 0))(parameters, x)
-    for i, sample in enumerate(x):
-        layer.zero_grad()
-        layer(sample).square().sum().backward()
-        for name, p in layer.named_parameters():
-            assert_close(grads[name][i], p.grad)
+    return of_parts
 
 
-def test_ensemble(device):
-    layers = [torch_tiled.nn.Linear(3, 2, device=device, dtype=torch.float64) for _ in range(4)]
-    parameters, buffers = torch.func.stack_module_state(layers)
-    x = randn(5, 3, device=device)
-    ours = vmap(lambda p: functional_call(layers[0], (p, buffers), (x,)))(parameters)
-    assert_close(ours, torch.stack([layer(x) for layer in layers]))
+def two_of(x):
+    return torch.stack([x, 0.5j * x])
+
+
+OF_COMPLEX = {
+    "grad": lambda f: grad(energy(f), argnums=(0, 1)),
+    "vjp": lambda f: lambda a, b: vjp(f, a, b)[1](1j * f(a, b)),
+    "jvp": lambda f: lambda a, b: jvp(f, (a, b), (a.conj(), 1j * b)),
+    "jacrev": lambda f: lambda a, b: jacrev(by_parts(f), (0, 1))(*map(torch.view_as_real, (a, b))),
+    "vmap": lambda f: lambda a, b: vmap(f)(two_of(a), two_of(b)),
+    "vmap a": lambda f: lambda a, b: vmap(f, (0, None))(two_of(a), b),
+    "vmap b": lambda f: lambda a, b: vmap(f, (None, 0))(a, two_of(b)),
+}
+OUTER_OF_COMPLEX = ("vmap", "vmap a", "vmap b", "jvp")
+
+
+def of_views(matmul):
+    return lambda a, b: matmul(a.conj(), b.conj())
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["plain", "views"])
+@pytest.mark.parametrize("ranks", [*itertools.product((1, 2, 3), repeat=2)], ids=str)
+def test_complex_matmul_under_transforms(ranks, views, device):
+    a = complex_randn(*SHAPES[ranks[0]][0], device=device)
+    b = complex_randn(*SHAPES[ranks[1]][1], device=device)
+    ours, theirs = (of_views(f) if views else f for f in (torch_tiled.matmul, torch.matmul))
+    for name, transform in OF_COMPLEX.items():
+        assert_close(transform(ours)(a, b), transform(theirs)(a, b))
+        if name.startswith("vmap"):
+            continue
+        for outer in OUTER_OF_COMPLEX:
+            nested = [OF_COMPLEX[outer](transform(f)) for f in (ours, theirs)]
+            assert_close(nested[0](a, b), nested[1](a, b))
+
+
+def test_hessian_by_real_parts(device):
+    parts = [
+        torch.randn(shape, device=device, dtype=torch.float64) for shape in ((2, 3, 2), (3, 2, 2))
+    ]
+
+    def loss(matmul):
+        return lambda a, b: energy(matmul)(
+            torch.view_as_complex(a), torch.view_as_complex(b).conj()
+        )
+
+    for transform in (hessian, lambda f, argnums: jacrev(jacfwd(f, argnums), argnums)):
+        ours, theirs = (
+            transform(loss(f), argnums=(0, 1)) for f in (torch_tiled.matmul, torch.matmul)
+        )
+        assert_close(ours(*parts), theirs(*parts))
+
+
+def test_complex_gemm_under_vmap(device):
+    """c is a conjugate outside of vmap, and its conjugate inside. PyTorch maps no other views."""
+    shapes = (2, 4, 5), (5, 2, 3), (3, 4)
+    memory, a, b = (complex_randn(*shape, device=device) for shape in shapes)
+    c = memory.conj()
+
+    def write(c, a, b):
+        torch_tiled.gemm_(c.conj(), a.conj(), b, alpha=0.5 - 1j, beta=2j)
+        return c * 1
+
+    product = torch.einsum("imk,kn->mni", a.conj(), b)
+    expected = (2j * c.conj() + (0.5 - 1j) * product).conj()
+    assert_close(vmap(write, (2, 0, None), out_dims=2)(c, a, b), expected)
+    assert_close(c, expected)
+    assert_close(memory, expected.conj())

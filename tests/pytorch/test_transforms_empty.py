@@ -49,7 +49,6 @@ def assert_same(ours, theirs, dims, inputs):
 @pytest.mark.parametrize("dims", MATMUL_DIMS, ids=str)
 @pytest.mark.parametrize("shapes", RANKS, ids=str)
 def test_matmul(shapes, dims, device):
-    """vmap(matmul) over an empty batch."""
     dims = tuple(d and min(d, len(s)) for d, s in zip(dims, shapes, strict=True))
     assert_same(torch_tiled.matmul, torch.matmul, dims, operands(shapes, dims, device))
 
@@ -58,7 +57,6 @@ def test_matmul(shapes, dims, device):
 @pytest.mark.parametrize("x_shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 def test_linear(activation, x_shape, dims, device):
-    """vmap(linear) over an empty batch, and over an empty ensemble."""
     ours = functools.partial(torch_tiled.linear, activation=activation)
     act = ACTIVATIONS[activation]
     inputs = operands([x_shape, (5, 4), (5,)], dims, device)
@@ -66,14 +64,12 @@ def test_linear(activation, x_shape, dims, device):
 
 
 def test_writing(device):
-    """vmap of gemm_ and out= over an empty batch."""
     c, a, b = (torch.randn(0, *shape, device=device) for shape in ((3, 5), (3, 4), (4, 5)))
     assert vmap(torch_tiled.gemm_)(c, a, b).shape == (0, 3, 5)
     assert vmap(lambda out, a, b: torch_tiled.matmul(a, b, out=out))(c, a, b).shape == (0, 3, 5)
 
 
 def test_prepared(device):
-    """vmap over an empty batch that a prepared operand multiplies."""
     prepared = torch_tiled.prepare(torch.randn(64, 5, device=device))
     x = torch.randn(0, 3, 64, device=device)
     assert vmap(lambda x: torch_tiled.matmul(x, prepared))(x).shape == (0, 3, 5)
@@ -92,7 +88,6 @@ def converted(layer):
 
 @pytest.mark.parametrize("kind", ["layer", "converted", "frozen", "overridden"])
 def test_layers(kind, device):
-    """vmap of a layer over an empty batch, with and without per-example gradients."""
     if kind in ("converted", "overridden"):
         layer = torch.nn.Linear(64, 5, device=device)
     else:
@@ -124,7 +119,6 @@ def test_jacobians_of_nothing(transform, device):
 
 
 def test_nested(device):
-    """One of two nested batches is empty."""
     for lead in ((2, 0), (0, 2), (0, 0)):
         a, b = (torch.randn(*lead, *shape, device=device) for shape in ((3, 4), (4, 5)))
         assert vmap(vmap(torch_tiled.matmul))(a, b).shape == (*lead, 3, 5)
@@ -132,7 +126,6 @@ def test_nested(device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled(backend, device, fresh_compiler):
-    """Compiled code gets an empty batch after a full one."""
     f = torch.compile(vmap(torch_tiled.matmul), fullgraph=True, dynamic=True, backend=backend)
     for n in (3, 0, 2):
         a, b = (torch.randn(n, *shape, device=device) for shape in ((3, 4), (4, 5)))

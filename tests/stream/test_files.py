@@ -176,7 +176,6 @@ def test_names_of_files(tmp_path, name):
 
 @pytest.mark.parametrize("by", ["torch", "numpy"])
 def test_a_result_in_a_private_copy_of_a_file(files, by):
-    """Writes to it do not reach the file."""
     if by == "torch":
         out = mapped_by_torch(files[2], (M, N))
     else:

@@ -112,14 +112,6 @@ def test_a_simulated_gpu_takes_the_seconds_of_the_plan(algorithm, depth, kept):
         assert queues.seconds == pytest.approx(found.seconds, rel=1e-6)
 
 
-def test_the_seconds_of_ragged_sides():
-    a, b = torch.randn(77, 200), torch.randn(200, 61)
-    streamed = check(a, b, tile=(16, 16), pinned=True)
-    (found,), (queues,) = streamed.plans, streamed.queues
-    assert queues.seconds == pytest.approx(found.seconds, rel=1e-6)
-    assert queues.copied["in"] == found.bytes_in
-
-
 def padded(x):
     """The same matrix, with gaps between its rows."""
     return torch.nn.functional.pad(x, (0, 5))[..., :-5]
@@ -296,7 +288,6 @@ def test_a_result_with_gaps_is_staged():
 
 
 def test_both_directions_of_staging_share_a_rate():
-    """Staging in both directions shares the rate of the host's memory."""
     n = 3000
     nbytes, rate = 4 * n * n, Machine().staging_rate
     for devices in itertools.product(("cpu", "meta"), repeat=3):  # pageable, pinned

@@ -157,8 +157,6 @@ def elements_in_memory(x):
 @random_problems(30)
 @given(data=st.data())
 def test_a_larger_budget_makes_no_plan_slower(data):
-    """Neither tiles nor groups."""
-
     def size(label, most):
         return int(2 ** data.draw(st.floats(0, most), label=label))
 

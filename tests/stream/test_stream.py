@@ -223,7 +223,6 @@ def test_flagged_elements_across_slices(kind, pinned, workers):
 
 
 def test_flagged_elements_alone():
-    """Of one row, one column, and none."""
     for row, col in ((3, None), (None, 25), (3, 25), (None, None)):
         a, b = operands(torch.float32, 20, 30, 2100)
         if row is not None:
