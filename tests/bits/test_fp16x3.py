@@ -12,6 +12,7 @@ from helpers.operands import (
     LAYOUTS,
     OPERANDS,
     in_layout,
+    in_layouts,
     rows_of,
 )
 from helpers.reference import (
@@ -130,8 +131,7 @@ def test_host_and_gpu_agree_however_many_are_flagged(name, layout):
 )
 def test_gpu_kernels_agree_where_a_block_has_several_tiles(sizes, layout):
     m, k, n = sizes
-    a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
-    b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
+    a, b = in_layouts(layout, (m, k), (k, n))
     expected = torch_tiled.matmul(a, b, algorithm="fp16x3_wgmma")
     for algorithm in ("fp16x3_cluster", "fp16x3_thin", "fp16x3_skinny", "fp16x3_fused"):
         for _ in range(3):  # a race may show in one call only

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 from helpers.needs import needs_hopper
-from helpers.operands import LAYOUTS, LOADS, in_layout
+from helpers.operands import LAYOUTS, LOADS, in_layouts
 from helpers.reference import assert_same
 from helpers.tensor_cores import assert_has_bits_of_wgmma
 
@@ -111,8 +111,7 @@ def test_batches(kernel, sides, k, layout):
     for batch in BATCHES[kernel][2]:
         if (m + n) * k * math.prod(batch) > 2**30:
             continue  # memory
-        a = in_layout(torch.randn(*batch, m, k, device="cuda"), layout[0])
-        b = in_layout(torch.randn(batch[-1], k, n, device="cuda"), layout[1])
+        a, b = in_layouts(layout, (*batch, m, k), (batch[-1], k, n))
         a[..., -1, 5] = torch.inf
         like = torch.empty(*batch, n, m, device="cuda").mT if k % 8 else None
         assert_has_bits_of_wgmma(kernel, a, b, like)
