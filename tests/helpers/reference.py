@@ -365,11 +365,15 @@ def rounded_bound(exact, size, k, roundings, dtype):
 
 
 def assert_same(actual, expected):
-    """Asserts equal bits, signs of zeros included. Any NaN equals any other."""
-    assert actual.dtype == expected.dtype
+    """Asserts equal shapes and bits, signs of zeros included. Any NaN equals any other. Complex
+    numbers are compared by parts."""
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    if expected.is_complex():
+        actual, expected = parts(actual), parts(expected)
+    actual, expected = actual.resolve_neg(), expected.resolve_neg()
     nan = expected.isnan()
     assert torch.equal(actual.isnan(), nan)
-    bits = torch.int16 if actual.element_size() == 2 else torch.int32
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
     assert torch.equal(*(x.masked_fill(nan, 0).contiguous().view(bits) for x in (actual, expected)))
 
 

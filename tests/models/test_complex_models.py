@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from helpers.complex_operands import VIEWS, every_complex
 from helpers.copies import saved
 from helpers.overriding import Products
-from helpers.presplit import assert_same_bits
-from helpers.reference import assert_within, linear_bound, product
+from helpers.reference import assert_same, assert_within, linear_bound, product
 from torch.testing import assert_close
 
 import torch_tiled
@@ -168,18 +167,10 @@ def test_frozen_layers(dtype, device):
     with torch.no_grad():
         expected = layer(x.conj())
         torch_tiled.freeze(layer)
-        assert_same_parts(layer(x.conj()), expected)
+        assert_same(layer(x.conj()), expected)
         layer.weight.mul_(1j)
         expected = torch_tiled.linear(x, layer.weight, layer.bias)
-        assert_same_parts(layer(x), expected)
-
-
-def assert_same_parts(actual, expected):
-    assert actual.dtype == expected.dtype
-    if actual.dtype == torch.complex128:
-        assert torch.equal(actual, expected)
-    else:
-        assert_same_bits(*(torch.view_as_real(x) for x in (actual, expected)))
+        assert_same(layer(x), expected)
 
 
 # --- override ------------------------------------------------------------------------------------
@@ -249,9 +240,9 @@ def test_prepared_operands_change_no_bits(dtype, a_view, b_view, device):
     prepared = torch_tiled.prepare(b)
     for algorithm in prepared_algorithms(dtype):
         result = torch_tiled.matmul(a, prepared, algorithm=algorithm)
-        assert_same_parts(result, torch_tiled.matmul(a, b, algorithm=algorithm))
+        assert_same(result, torch_tiled.matmul(a, b, algorithm=algorithm))
         layer = torch_tiled.linear(a, prepared.mT, bias, algorithm=algorithm)
-        assert_same_parts(layer, torch_tiled.linear(a, b.mT, bias, algorithm=algorithm))
+        assert_same(layer, torch_tiled.linear(a, b.mT, bias, algorithm=algorithm))
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -265,7 +256,7 @@ def test_prepared_operands_are_saved(dtype, view, device):
             results = [
                 torch_tiled.matmul(a, each, algorithm=algorithm) for each in (prepared, other)
             ]
-            assert_same_parts(*results)
+            assert_same(*results)
 
 
 def test_prepared_bytes():

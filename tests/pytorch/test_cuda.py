@@ -1,14 +1,13 @@
 """Streams, threads, captured graphs, huge sizes and memory of a GPU, for operators and models."""
 
 import copy
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from helpers.modules import KINDS, assert_equal_tensors, in_threads, make, plain_model, results
 from helpers.needs import needs_cuda, needs_hopper
+from helpers.packaging import python
 from helpers.reference import assert_within, bound, product, takes
 
 import torch_tiled
@@ -273,10 +272,8 @@ else:
     torch.cuda.set_per_process_memory_fraction(1.0)
     print(torch.equal(result, expected))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == ("True" if room >= enough or k <= 1024 else "not enough")
+    found = python(program).strip()
+    assert found == ("True" if room >= enough or k <= 1024 else "not enough")
 
 
 def test_out_of_memory_leaves_all_as_it_was():
@@ -315,7 +312,7 @@ graph.replay()
 torch.cuda.synchronize()
 assert torch.equal(result, torch_tiled.matmul(a, a))
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    python(program)
 
 
 # --- models --------------------------------------------------------------------------------------

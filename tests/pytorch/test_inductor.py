@@ -1,8 +1,5 @@
 """torch_tiled's products as choices of Inductor's autotuning."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from unittest import mock
@@ -10,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers.needs import needs_hopper
+from helpers.packaging import python
 from torch._inductor import config, select_algorithm
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
@@ -194,12 +192,7 @@ print(counters["inductor"]["fxgraph_cache_hit"])
 
 
 def test_code_from_the_cache_runs_in_a_process_of_its_own(tmp_path):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    hits = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
+    hits = [python(PROGRAM, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert [hit.split()[-1] for hit in hits] == ["0", "1"]
 
 

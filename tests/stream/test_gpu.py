@@ -8,8 +8,8 @@ import gc
 import pytest
 import torch
 from helpers.needs import needs_cuda, needs_hopper
-from helpers.reference import ACTIVATIONS, DTYPES
-from helpers.streaming import assert_same_bits, poison
+from helpers.reference import ACTIVATIONS, DTYPES, assert_same
+from helpers.streaming import poison
 from helpers.thinning import pairwise
 
 import torch_tiled
@@ -54,7 +54,7 @@ def check_call(call, expected, plan, budget):
     taken = torch.cuda.max_memory_allocated() - before
     assert torch.cuda.memory_allocated() == before
     assert taken <= planned.device_bytes <= budget
-    assert_same_bits(out, expected)
+    assert_same(out, expected)
     return planned
 
 
@@ -203,7 +203,7 @@ def test_smaller_tiles_where_memory_runs_out(call):
         result = getattr(stream, call)(*given, max_device_bytes=200 * MIB, **options)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert_same_bits(result, expected)
+    assert_same(result, expected)
 
 
 @needs_two_gpus
@@ -217,7 +217,7 @@ def test_two_gpus(is_pinned):
         expected = within_the_gpu(torch_tiled.matmul, x, y)
         for devices in (["cuda:0", "cuda:1"], [1], ["cuda:1", "cuda:0"]):
             result = stream.matmul(x, y, devices=devices, max_device_bytes=24 * MIB)
-            assert_same_bits(result, expected)
+            assert_same(result, expected)
     assert torch.cuda.current_device() == 0
 
 
@@ -288,7 +288,7 @@ def test_an_operand_of_a_layer_on_the_gpu(on_gpu):
         moved += given[on_gpu].cuda()
         given[on_gpu] = moved
         found = stream.linear(**given, activation="silu", max_device_bytes=256 * MIB)
-        assert_same_bits(found, expected)
+        assert_same(found, expected)
 
 
 @needs_cuda
@@ -318,4 +318,4 @@ def test_a_layer_on_two_gpus():
                 devices=["cuda:0", "cuda:1"],
                 max_device_bytes=24 * MIB,
             )
-            assert_same_bits(found, expected)
+            assert_same(found, expected)

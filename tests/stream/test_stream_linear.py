@@ -6,13 +6,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from helpers.reference import ACTIVATIONS
+from helpers.reference import ACTIVATIONS, assert_same
 from helpers.simulated_gpu import simulated
 from helpers.streaming import (
     COMPLEX_VIEWS,
     KINDS,
     VIEWS,
-    assert_same_bits,
     both_sides,
     check_linear,
     cut_kinds,
@@ -159,7 +158,7 @@ def test_a_bias_of_a_file(tmp_path):
     x, weight, bias = operands(torch.float32, 20, 30, 40)
     bias.numpy().tofile(tmp_path / "bias")
     mapped = torch.from_numpy(np.memmap(tmp_path / "bias", np.float32, "r+"))
-    assert_same_bits(
+    assert_same(
         stream_linear(x, weight, mapped, tile=(9, 16)).result,
         torch_tiled.linear(x, weight, bias, algorithm="tiled"),
     )
@@ -182,7 +181,7 @@ def test_shapes(shape, n, pinned):
     for given in (bias, None):
         check_linear(x, weight, given, activation="gelu", tile=(8, 8), pinned=pinned)
         found = torch_tiled.stream.linear(x, weight, given, devices="cpu", algorithm="tiled")
-        assert_same_bits(found, torch_tiled.linear(x, weight, given, algorithm="tiled"))
+        assert_same(found, torch_tiled.linear(x, weight, given, algorithm="tiled"))
 
 
 @both_sides
@@ -204,7 +203,7 @@ def test_a_result_that_is_given():
             assert check_linear(x, weight, bias, out=out, **tiles).result is out
         call = torch_tiled.stream.linear
         assert call(x, weight, bias, out=poison(out), devices="cpu", algorithm="tiled") is out
-        assert_same_bits(out, torch_tiled.linear(x, weight, bias, algorithm="tiled"))
+        assert_same(out, torch_tiled.linear(x, weight, bias, algorithm="tiled"))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -233,7 +232,7 @@ def test_tiles_are_whole_after_ctrl_c():
         stream_linear(x, weight, bias, out=out, report=stop, **kind, **tiles)
     assert str(raised.value).startswith("a product of torch_tiled.stream was interrupted: ")
     for _, rows, cols in raised.value.done:
-        assert_same_bits(out[rows, cols], expected[rows, cols])
+        assert_same(out[rows, cols], expected[rows, cols])
 
 
 @pytest.mark.parametrize("algorithm", ["tiled", "fp16x3"])
@@ -260,7 +259,7 @@ def test_the_cpu_itself(kind, activation):
         found = torch_tiled.stream.linear(
             x, weight, bias, devices="cpu", **options(kind, activation)
         )
-    assert_same_bits(found, expected)
+    assert_same(found, expected)
 
 
 @every_activation
@@ -271,7 +270,7 @@ def test_the_cpu_by_auto(activation, dtype):
     kind = {"activation": "none" if dtype.is_complex else activation}
     for given in (bias, None, torch._neg_view(bias)):
         found = torch_tiled.stream.linear(x, weight, given, devices="cpu", **kind)
-        assert_same_bits(found, torch_tiled.linear(x, weight, given, **kind))
+        assert_same(found, torch_tiled.linear(x, weight, given, **kind))
 
 
 def test_gradients_that_are_off_are_no_error():
