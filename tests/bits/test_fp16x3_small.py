@@ -12,6 +12,8 @@ from helpers.tensor_cores import assert_has_bits_of_wgmma
 
 import torch_tiled
 
+pytestmark = needs_hopper
+
 # fp16x3_cluster copies rows in bulk, elements along K, elements along rows, and rows of which only
 # some begin at a multiple of 16 bytes.
 COPIES = {name: load for name, load in LOADS.items() if name != "one row for all"} | {
@@ -47,7 +49,6 @@ SIDES = {
 }
 
 
-@needs_hopper
 @pytest.mark.parametrize(
     "kernel, k, load_of_a, load_of_b",
     [
@@ -97,7 +98,6 @@ BATCHES = {
 }
 
 
-@needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "kernel, sides, k",
@@ -117,7 +117,6 @@ def test_batches(kernel, sides, k, layout):
         assert_has_bits_of_wgmma(kernel, a, b, like)
 
 
-@needs_hopper
 @pytest.mark.parametrize("k", [300, 1000, 2500])
 @pytest.mark.parametrize("m, n", [(1, 333), (333, 1), (5, 90)])
 def test_epilogue_of_thin(m, n, k):

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.utils.prune
-from helpers.converting import NAMES, classes, small_model
+from helpers.converting import NAMES, as_converted, classes, small_model
 from helpers.copies import COPIES, pickled
 from helpers.reference import assert_within, bound, linear_bound, product, rounded_bound
 from torch.nn.utils import parametrizations
@@ -28,8 +28,7 @@ def test_results_are_those_of_linear(device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_layer_of_16bit_floats(dtype, device):
-    layer = torch.nn.Linear(6, 8, device=device, dtype=dtype)
-    torch_tiled.convert(layer)
+    layer = as_converted(torch.nn.Linear(6, 8, device=device, dtype=dtype))
     x = torch.randn(5, 6, device=device, dtype=dtype, requires_grad=True)
     grad = torch.randn(5, 8, device=device, dtype=dtype)
     y = layer(x)
@@ -91,8 +90,7 @@ def test_the_model_itself():
 
 
 def test_converting_again_changes_the_precision_alone():
-    model = small_model()
-    torch_tiled.convert(model)
+    model = as_converted(small_model())
     assert model[0].precision == "fp32"
     assert torch_tiled.convert(model, include="0", precision="ieee").changed == ["0"]
     assert (model[0].precision, model[2].precision) == ("ieee", "fp32")
@@ -268,8 +266,9 @@ def test_wrapped_by_fully_shard():
 
 @pytest.mark.parametrize("copied", COPIES)
 def test_copies_are_converted(copied):
-    model = torch.nn.Sequential(small_model(), torch.nn.MultiheadAttention(8, 2))
-    torch_tiled.convert(model, precision="ieee")
+    model = as_converted(
+        torch.nn.Sequential(small_model(), torch.nn.MultiheadAttention(8, 2)), precision="ieee"
+    )
     other = copied(model)
     assert classes(other) == classes(model)
     x = torch.randn(2, 6)
@@ -282,8 +281,7 @@ def test_copies_are_converted(copied):
 
 @pytest.mark.parametrize("parametrize", [parametrizations.orthogonal, parametrizations.weight_norm])
 def test_a_layer_parametrized_since_is_not_reverted(parametrize):
-    model = small_model()
-    torch_tiled.convert(model)
+    model = as_converted(small_model())
     parametrize(model[0])
     expected = model[0].weight.clone()
     with pytest.raises(RuntimeError, match="nothing was reverted.*0: it was parametrized") as error:
@@ -296,8 +294,7 @@ def test_a_layer_parametrized_since_is_not_reverted(parametrize):
 
 
 def test_a_frozen_layer_is_reverted_unfrozen():
-    model = small_model()
-    torch_tiled.convert(model)
+    model = as_converted(small_model())
     torch_tiled.freeze(model)
     x = torch.randn(2, 6)
     with torch.no_grad():
@@ -308,8 +305,7 @@ def test_a_frozen_layer_is_reverted_unfrozen():
 
 
 def test_enabled():
-    model = small_model()
-    torch_tiled.convert(model, include="2")
+    model = as_converted(small_model(), include="2")
     with torch_tiled.enabled(model, precision="ieee") as report:
         assert report.changed == NAMES
         assert {model.get_submodule(name).precision for name in NAMES} == {"ieee"}
@@ -322,8 +318,9 @@ def test_enabled():
 
 
 def model_of_two():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    torch_tiled.convert(model, include="1")
+    model = as_converted(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), include="1"
+    )
     return model
 
 
@@ -351,8 +348,7 @@ def test_an_exception_within_enabled_is_seen():
 
 
 def test_moved_and_cast_models_go_on(device):
-    model = small_model()
-    torch_tiled.convert(model)
+    model = as_converted(small_model())
     model.to(device).to(torch.bfloat16).double()
     x = torch.randn(2, 6, device=device, dtype=torch.float64)
     y = model(x)

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from helpers.converting import as_converted
 from helpers.needs import needs_cuda
 from helpers.reference import DTYPES
 
@@ -42,16 +43,10 @@ CALLS = {
     "prepare": ("b", lambda t, value: torch_tiled.prepare(value)),
     "explain": ("a", lambda t, value: torch_tiled.explain(value, t)),
     "a layer": ("x", lambda t, value: torch_tiled.nn.Linear(2, 2)(value)),
-    "a converted layer": ("x", lambda t, value: converted()(value)),
-    "a strict one": ("x", lambda t, value: converted(strict=True)(value)),
+    "a converted layer": ("x", lambda t, value: as_converted(torch.nn.Linear(2, 2))(value)),
+    "a strict one": ("x", lambda t, value: as_converted(torch.nn.Linear(2, 2), strict=True)(value)),
 }
 OPS = {"a": "linear", "prepare": "prepare", "explain": "explain"}
-
-
-def converted(**options):
-    layer = torch.nn.Linear(2, 2)
-    torch_tiled.convert(layer, **options)
-    return layer
 
 
 def message(call, *args, **options):
@@ -137,7 +132,7 @@ def test_what_is_no_module():
 @pytest.mark.parametrize("option", ["include", "exclude"])
 def test_patterns_that_are_no_strings(option):
     for value in (3, ["0", 3]):
-        text = message(converted, **{option: value})
+        text = message(torch_tiled.convert, torch.nn.Linear(2, 2), **{option: value})
         expected = (
             f"torch_tiled.convert: {option} has a pattern of type int; pass a string, or several"
         )
@@ -162,7 +157,8 @@ def test_a_prepared_operand_in_the_wrong_place(device):
 @pytest.mark.parametrize("convert", [False, True])
 def test_compiled_code(convert, fresh_compiler):
     """Dynamo may put words of its own around the sentence, and no schema."""
-    function = converted() if convert else lambda x: torch_tiled.linear(x, torch.zeros(2, 2))
+    layer = as_converted(torch.nn.Linear(2, 2))
+    function = layer if convert else lambda x: torch_tiled.linear(x, torch.zeros(2, 2))
     sentence = r"x is of type list; pass a tensor, such as torch.tensor\(x, dtype=torch.float32\)"
     with pytest.raises(Exception, match=sentence) as error:
         torch.compile(function, backend="eager", fullgraph=True)([1.0])
@@ -171,8 +167,7 @@ def test_compiled_code(convert, fresh_compiler):
 
 def test_a_tracer_s_values_stand_for_tensors():
     """torch.fx traces a converted model by values that are no tensors."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
-    torch_tiled.convert(model)
+    model = as_converted(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()))
     traced = torch.fx.symbolic_trace(model)
     assert torch.ops.tiled.linear.default in [node.target for node in traced.graph.nodes]
     x = torch.randn(2, 4)
@@ -273,8 +268,7 @@ def test_parametrizations_are_kept():
     """remove_parametrizations() ends weight_norm or spectral_norm for good."""
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
     assert "remove_parametrizations" not in torch_tiled.convert(layer).left[""]
-    layer = torch.nn.Linear(2, 2)
-    torch_tiled.convert(layer)
+    layer = as_converted(torch.nn.Linear(2, 2))
     torch.nn.utils.parametrizations.weight_norm(layer)
     text = message(torch_tiled.revert, layer)  # nothing else helps
     assert "remove_parametrizations" in text and "ends the parametrization for good" in text

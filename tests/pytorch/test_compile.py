@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.compiling import BACKENDS, VIEWS, count_compilations
+from helpers.converting import as_converted
 from helpers.packaging import run
 from helpers.thinning import pairwise
 from torch._inductor.utils import run_and_get_code
@@ -337,8 +338,7 @@ def test_aoti_package(device, tmp_path):
 @torch.no_grad()
 def test_aoti_package_of_a_converted_model(device, tmp_path):
     layers = torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3, bias=False)
-    model = torch.nn.Sequential(*layers).to(device)
-    torch_tiled.convert(model)
+    model = as_converted(torch.nn.Sequential(*layers).to(device))
     rows = torch.export.Dim("rows", min=2, max=100)
     x = torch.randn(4, 6, device=device)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))

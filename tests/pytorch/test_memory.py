@@ -8,6 +8,7 @@ import functools
 
 import pytest
 import torch
+from helpers.converting import as_converted
 from helpers.memory import bytes_kept
 from helpers.reference import ACTIVATIONS
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -86,8 +87,7 @@ def frozen(activation, device):
 
 
 def converted(device):
-    model = torch.nn.Linear(IN, OUT, device=device)
-    torch_tiled.convert(model)
+    model = as_converted(torch.nn.Linear(IN, OUT, device=device))
     return model
 
 

@@ -17,6 +17,8 @@ from torch_tiled import stream
 from torch_tiled.stream.parts import plan_product
 from torch_tiled.stream.problem import make_linear_problem
 
+pytestmark = needs_cuda
+
 MIB = 1 << 20
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 pinned_or_not = pytest.mark.parametrize("is_pinned", [False, True])
@@ -96,7 +98,6 @@ FLOAT32 = [
 ]
 
 
-@needs_cuda
 @pinned_or_not
 @pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
 @pytest.mark.parametrize("m, n, k", FLOAT32)
@@ -105,7 +106,6 @@ def test_float32(m, n, k, precision, is_pinned):
     check(a, b, 96 * MIB if precision == "tf32" else 32 * MIB, precision=precision)
 
 
-@needs_cuda
 @pytest.mark.parametrize("k", [1000, 5001, 20001])
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_dtypes(dtype, k):
@@ -114,7 +114,6 @@ def test_dtypes(dtype, k):
         check(*pin_if(is_pinned, a, b), 64 * MIB)
 
 
-@needs_cuda
 @pinned_or_not
 def test_layouts(is_pinned):
     (store,) = pin_if(is_pinned, torch.randn(5003, 3001))
@@ -124,7 +123,6 @@ def test_layouts(is_pinned):
         check(b.mT, a.mT, 32 * MIB)
 
 
-@needs_cuda
 @pinned_or_not
 def test_conjugate_and_negative_views(is_pinned):
     kind = {"dtype": torch.complex64}
@@ -134,7 +132,6 @@ def test_conjugate_and_negative_views(is_pinned):
     check(a.conj().imag, b.mT.real, 16 * MIB)
 
 
-@needs_cuda
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_flagged_elements_of_cut_k(precision):
     a, b = torch.randn(1000, 20000), torch.randn(20000, 700)
@@ -145,7 +142,6 @@ def test_flagged_elements_of_cut_k(precision):
     assert plan.grid.slices > 1
 
 
-@needs_cuda
 def test_batches():
     check(torch.randn(100, 3, 200, 100), torch.randn(3, 100, 300), 32 * MIB)
     check(torch.randn(3, 900, 800), torch.randn(3, 800, 900), 16 * MIB)
@@ -154,7 +150,6 @@ def test_batches():
     check(torch.randn(5, 6).mT[:, None], torch.randn(6, 5, 4), 16 * MIB)
 
 
-@needs_cuda
 def test_an_operand_on_the_gpu():
     a, b = torch.randn(3000, 2500), torch.randn(2500, 2000)
     expected = torch_tiled.matmul(a.cuda(), b.cuda()).cpu()
@@ -163,7 +158,6 @@ def test_an_operand_on_the_gpu():
         assert torch.equal(stream.matmul(a, b.cuda(), **options), expected)
 
 
-@needs_cuda
 def test_result_of_kernels_that_still_run():
     """An operand on the GPU may be the result of kernels in the caller's stream."""
     a = torch.randn(3000, 2500)
@@ -186,7 +180,6 @@ def test_callers_state():
     assert torch.cuda.current_device() == 0
 
 
-@needs_cuda
 @pytest.mark.parametrize("call", ["matmul", "linear"])
 def test_smaller_tiles_where_memory_runs_out(call):
     """Another process may take the memory on which the plan counted."""
@@ -221,7 +214,6 @@ def test_two_gpus(is_pinned):
     assert torch.cuda.current_device() == 0
 
 
-@needs_cuda
 @pinned_or_not
 @pytest.mark.parametrize("k", [100, 1000, 5001, 20001])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -234,7 +226,6 @@ def test_layers_of_every_kind(dtype, activation, k, is_pinned):
     check_linear(*given[:2], None, 64 * MIB, activation=activation)
 
 
-@needs_cuda
 @pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("m, n, k", [(3000, 2000, 2500), (1031, 701, 9313), (130, 4000, 127)])
@@ -244,7 +235,6 @@ def test_layers_of_float32(m, n, k, activation, precision):
     check_linear(*layer(m, n, k), budget, activation=activation, precision=precision)
 
 
-@needs_cuda
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
@@ -261,7 +251,6 @@ def test_layers_with_flagged_elements_of_cut_k(dtype, precision, activation):
     assert plan.grid.slices > 1
 
 
-@needs_cuda
 def test_layers_of_shapes():
     """Vectors, batches that are no matrix, a K of 0, and products without a bias."""
     for x, n in (
@@ -276,7 +265,6 @@ def test_layers_of_shapes():
     assert torch.equal(stream.matmul(x, x.mT), torch.zeros(300, 300))
 
 
-@needs_cuda
 @pytest.mark.parametrize("on_gpu", ["x", "weight", "bias"])
 def test_an_operand_of_a_layer_on_the_gpu(on_gpu):
     """Kernels of the caller's stream may still compute it."""
@@ -291,14 +279,12 @@ def test_an_operand_of_a_layer_on_the_gpu(on_gpu):
         assert_same(found, expected)
 
 
-@needs_cuda
 def test_a_layer_with_both_operands_on_the_gpu():
     x, weight, bias = (t.cuda() for t in layer(30, 20, 40))
     with pytest.raises(RuntimeError, match=r"^torch_tiled.stream.linear: x is on cuda.* weight is"):
         stream.linear(x, weight, bias)
 
 
-@needs_cuda
 def test_a_bias_on_the_gpu_of_a_layer_on_the_cpu():
     x, weight, bias = layer(30, 20, 40)
     found = stream.linear(x, weight, bias.cuda(), devices="cpu")
