@@ -47,6 +47,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from helpers.specification import CHUNK, MMA_CHUNK
 
 import torch_tiled
 from torch_tiled._op.registry import family, orders
@@ -78,9 +79,7 @@ DTYPES = (*REAL, torch.complex64, torch.complex128)
 NAMED = torch_tiled.algorithms()  # all but "auto"
 ALGORITHMS = [*NAMED, "auto"]
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of complex numbers
-CHUNK = 1024  # of K in the chunked and the fp16x3 order
-MMA_CHUNK = 8192  # of K in the mma and the tf32 order
-MIN_K = {"fp16x3": 128, "tf32": 64}  # of these orders; shorter sums are in the chunked one
+MIN_K = {name: x.min_k for name, x in orders().items() if x.min_k}  # shorter sums are chunked
 TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 
@@ -189,7 +188,7 @@ def order(algorithm, a, precision="fp32"):
         ours = ("tf32", "fp16x3", "mma", "tiled")
         algorithm = next(x for x in ours if takes(x, a.dtype, a.device.type, precision))
     name = family(algorithm)[0].order
-    return name if k >= MIN_K.get(name, 0) else "chunked"
+    return name if k >= orders()[name].min_k else "chunked"
 
 
 def roundings(k, order):

@@ -14,12 +14,8 @@ from torch.testing import assert_close
 
 import torch_tiled
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 ops = torch.ops.tiled
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -99,6 +95,9 @@ def test_dynamic_shapes_need_no_guards_of_ours(device):
         (torch.randn(m, k, device=device), torch.randn(k, n, device=device)) for m, n, k in sizes
     ]
     assert count_compilations(torch_tiled.matmul, matrices) == 1
+    torch.compiler.reset()
+    pairs = [(a.to(torch.complex128), b.to(torch.complex128)) for a, b in matrices]
+    assert count_compilations(lambda a, b: torch_tiled.matmul(a.conj(), b), pairs) == 1
     torch.compiler.reset()
     batches = [
         (torch.randn(m, n, k, device=device), torch.randn(m, k, n, device=device))
@@ -264,38 +263,43 @@ def test_functionalize_takes_no_product_that_writes():
 
 
 class Model(torch.nn.Module):
-    def __init__(self):
+    """Two layers, of which the first has an activation of real numbers, and a product."""
+
+    def __init__(self, dtype):
         super().__init__()
-        self.first = torch_tiled.nn.Linear(6, 5, activation="gelu")
-        self.second = torch_tiled.nn.Linear(5, 6, bias=False)
+        activation = "none" if dtype.is_complex else "gelu"
+        self.first = torch_tiled.nn.Linear(6, 5, activation=activation, dtype=dtype)
+        self.second = torch_tiled.nn.Linear(5, 6, bias=False, dtype=dtype)
 
     def forward(self, x):
-        y = self.second(self.first(x))
-        return torch_tiled.matmul(y, x.mT)
+        y = self.second(self.first(x.conj()))
+        return torch_tiled.matmul(y, x.mH)
 
     def expected(self, x):
-        y = F.gelu(F.linear(x, self.first.weight, self.first.bias))
-        return F.linear(y, self.second.weight) @ x.mT
+        y = F.linear(x.conj(), self.first.weight, self.first.bias)
+        y = y if x.is_complex() else F.gelu(y)
+        return F.linear(y, self.second.weight) @ x.mH
 
 
-def export(device, strict):
-    model = Model().to(device).double()
+def export(device, strict, dtype=torch.float64):
+    model = Model(dtype).to(device)
     rows = torch.export.Dim("rows", min=2, max=1024)
-    x = torch.randn(4, 6, device=device, dtype=torch.float64)
+    x = torch.randn(4, 6, device=device, dtype=dtype)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
     return model, program
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize("strict", [False, True])
-def test_export(strict, device, tmp_path):
-    model, program = export(device, strict)
+def test_export(strict, dtype, device, tmp_path):
+    model, program = export(device, strict, dtype)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     assert {ops.matmul.default, ops.linear.default} <= called
     torch.export.save(program, tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2")
     lowered = program.run_decompositions()
     for rows in (2, 9):
-        x = torch.randn(rows, 6, device=device, dtype=torch.float64)
+        x = torch.randn(rows, 6, device=device, dtype=dtype)
         for p in (program, loaded, lowered):
             assert_close(p.module()(x), model.expected(x))
 

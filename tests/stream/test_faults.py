@@ -50,8 +50,8 @@ def assert_done_tiles_alone_are_there(interrupted, out, expected, sides=None):
     is_done = torch.zeros(expected.shape, dtype=torch.bool)
     m, n = sides or expected.shape[-2:]
     for matrix, rows, cols in interrupted.done:
-        whole = is_done.view(-1, n) if matrix is None else is_done.view(-1, m, n)[matrix]
-        tile = whole[rows, cols]
+        one, batch = is_done.view(-1, n), is_done.view(-1, m, n)
+        tile = one[rows, cols] if matrix is None else batch[matrix, rows, cols]
         assert not tile.any()
         tile.fill_(True)
     assert_same(out, torch.where(is_done, expected, torch.nan))

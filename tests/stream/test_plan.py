@@ -38,6 +38,14 @@ def meta(*shape, dtype=torch.float32):
     return torch.empty(shape, device="meta", dtype=dtype)
 
 
+def sizes_on_h200(*sides, is_staged=False):
+    """The Sizes of float32 matrices row by row, in pinned memory unless they are staged."""
+    order = order_of(torch.float32, sides, "fp32", "auto", (90, 132))
+    sizes = sizes_of(order, *sides)
+    a, b = (dataclasses.replace(x, is_staged=is_staged) for x in (sizes.a, sizes.b))
+    return dataclasses.replace(sizes, a=a, b=b)
+
+
 def plan(a, b, budget, **options):
     return torch_tiled.stream.plan(a, b, max_device_bytes=budget, **options)
 
@@ -143,8 +151,7 @@ def test_the_seconds_of_lines(layout, kept, depth):
 
 
 def test_narrow_panels_are_slower():
-    order = parts_module.order_of(torch.float32, (8192,) * 3, "fp32", "auto", (90, 132))
-    sizes, machine = sizes_of(order, 8192, 8192, 8192), simulated(GIB)[0].machine
+    sizes, machine = sizes_on_h200(8192, 8192, 8192), simulated(GIB)[0].machine
     tiles = (8192, 1024), (1024, 8192)
     tall, wide = (plan_module.Candidate(sizes, machine, x, 8192, "b") for x in tiles)
     assert tall.moved == wide.moved
@@ -169,10 +176,7 @@ def test_plans_of_make_plan_are_what_products_take():
 @pytest.mark.parametrize("sides", [(1500, 1500, 1500), (6000, 300, 900), (500, 700, 9000)], ids=str)
 def test_no_candidate_is_faster(sides, is_staged, workers):
     """The search leaves out only candidates that cannot be faster."""
-    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    pinned, machine = sizes_of(order, *sides), Machine()
-    a, b = (dataclasses.replace(x, is_staged=is_staged) for x in (pinned.a, pinned.b))
-    sizes = dataclasses.replace(pinned, a=a, b=b)
+    sizes, machine = sizes_on_h200(*sides, is_staged=is_staged), Machine()
     least = plan_module.least_budget(sizes, machine)
     for budget in (least, 2 * least, 8 * least, GIB):
         chains = plan_module._tiles(sizes, machine, budget)
@@ -209,9 +213,7 @@ def test_a_batch_of_one_b_is_one_product():
 
 
 def test_several_gpus_take_less_time():
-    sides = (65536,) * 3
-    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    sizes = sizes_of(order, *sides)
+    sizes = sizes_on_h200(65536, 65536, 65536)
     machine = simulated(GIB)[0].machine
     one, two, eight = (plan_module.make_plan(sizes, machine, 16 * GIB, n) for n in (1, 2, 8))
     assert eight.seconds < two.seconds < one.seconds
@@ -219,11 +221,7 @@ def test_several_gpus_take_less_time():
 
 
 def test_several_gpus_share_the_host_that_copies_for_staging():
-    sides = (16384,) * 3
-    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    pinned = sizes_of(order, *sides)
-    a, b = (dataclasses.replace(x, is_staged=True) for x in (pinned.a, pinned.b))
-    staged = dataclasses.replace(pinned, a=a, b=b)
+    staged = sizes_on_h200(16384, 16384, 16384, is_staged=True)
     machine = dataclasses.replace(simulated(GIB)[0].machine, staging_rate=1e9)
     one, two = (plan_module.make_plan(staged, machine, 4 * GIB, n) for n in (1, 2))
     assert one.bound == two.bound == "staging"
@@ -242,10 +240,7 @@ def test_staged_memory_is_slower():
 
 
 def test_fewer_threads_stage_more_slowly():
-    order = parts_module.order_of(torch.float32, (4096,) * 3, "fp32", "auto", (90, 132))
-    pinned = sizes_of(order, 4096, 4096, 4096)
-    a, b = (dataclasses.replace(x, is_staged=True) for x in (pinned.a, pinned.b))
-    staged = dataclasses.replace(pinned, a=a, b=b)
+    pinned, staged = (sizes_on_h200(4096, 4096, 4096, is_staged=x) for x in (False, True))
     seconds = []
     for threads in (8, 4, 1):
         machine = dataclasses.replace(Machine(), staging_threads=threads, staged_copy_seconds=0)
@@ -356,11 +351,10 @@ def test_long_sides_take_no_memory(sizes):
 
 
 def test_short_products_have_a_faster_clock():
-    order = parts_module.order_of(torch.float32, (8192,) * 3, "fp32", "auto", (90, 132))
     machine = simulated(GIB)[0].machine
     boosted = dataclasses.replace(machine, boost=1.25, boost_seconds=0.1)
     for size, gain in ((4096, 1.25), (131072, 1.001)):
-        sizes = sizes_of(order, *(size,) * 3)
+        sizes = sizes_on_h200(size, size, size)
         slow, fast = (
             plan_module.Candidate(sizes, x, (size, size), size, "b") for x in (machine, boosted)
         )
@@ -371,7 +365,7 @@ def test_short_products_have_a_faster_clock():
 
 
 def plan_on_cpu(a, b, budget):
-    return torch_tiled.stream.plan_on_cpu(a, b, max_device_bytes=budget, devices="cpu")
+    return plan(a, b, budget, devices="cpu")
 
 
 def test_groups_share_an_operand():
@@ -454,9 +448,7 @@ def test_no_plan_takes_less_time_than_its_launches():
 
 
 def test_launches_delay_products():
-    sides = 1000, 1000, 1000
-    order = order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    sizes = sizes_of(order, *sides)
+    sizes = sizes_on_h200(1000, 1000, 1000)
     fast, slow = machine.Machine(step_seconds=0), machine.Machine(step_seconds=1)
     candidates = [plan_module.Candidate(sizes, x, (300, 300), 1000, "b") for x in (fast, slow)]
     assert candidates[0].seconds(1) < 1 and 16 < candidates[1].seconds(1) < 17

@@ -28,11 +28,6 @@ import torch_tiled
 from torch_tiled.stream.order import order_of
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def operands(dtype, m, n, k):
     return torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
 

@@ -35,11 +35,6 @@ flagged_kinds = of_kinds([kind for kind in KINDS if kind[1] in ("fp16x3", "tf32"
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def operands(dtype, m, n, k):
     """x, a weight and a bias, of such sizes that activations bend them."""
     kind = torch.promote_types(dtype, torch.float32)
