@@ -27,6 +27,15 @@ from hypothesis import strategies as st  # noqa: E402
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
+def every_algorithm_and(*counts):
+    """Parametrizes a test by algorithm, each with so many random problems."""
+
+    def decorate(test):
+        return every_algorithm(random_problems(*counts)(given(data=st.data())(test)))
+
+    return decorate
+
+
 def random_values(draw, shape, dtype, device, integers=False):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     if integers:
@@ -70,9 +79,7 @@ def assert_untouched_around(out, memory):
     assert memory.isnan().all()
 
 
-@every_algorithm
-@random_problems(100, 25)
-@given(data=st.data())
+@every_algorithm_and(100, 25)
 def test_product(device, algorithm, data):
     a, b = draw_operands(data, algorithm, device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
@@ -83,9 +90,7 @@ def test_product(device, algorithm, data):
         assert torch.equal(c, torch_tiled.matmul(a, b, algorithm=algorithm))
 
 
-@every_algorithm
-@random_problems(50, 12)
-@given(data=st.data())
+@every_algorithm_and(50, 12)
 def test_product_into_a_slice(device, algorithm, data):
     a, b = draw_operands(data, algorithm, device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
@@ -98,9 +103,7 @@ def test_product_into_a_slice(device, algorithm, data):
     assert_untouched_around(out, memory)
 
 
-@every_algorithm
-@random_problems(50, 12)
-@given(data=st.data())
+@every_algorithm_and(50, 12)
 def test_gemm(device, algorithm, data):
     a, b = draw_operands(data, algorithm, device)
     assume(a.dim() > 1 and b.dim() > 1)
@@ -123,9 +126,7 @@ def test_gemm(device, algorithm, data):
     assert_untouched_around(c, memory)
 
 
-@every_algorithm
-@random_problems(50, 12)
-@given(data=st.data())
+@every_algorithm_and(50, 12)
 def test_linear(device, algorithm, data):
     dtype = draw_dtype(data, algorithm, device)
     m, n, k = (data.draw(SIZES) for _ in range(3))
