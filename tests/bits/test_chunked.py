@@ -343,7 +343,7 @@ def test_another_kernel_takes_more_rows_than_it_can_count():
         a = torch.empty(1, 1000, dtype=torch.float64, device="meta").expand(rows, 1000)
         b = torch.empty(1000, 1, dtype=torch.float64, device="meta")
         plan = torch_tiled.explain(a, b, algorithm="f64_mma", compute_capability=90, sms=132)
-        assert plan.algorithm.startswith(kernel)
+        assert plan.algorithm in {x.name for x in family(kernel)}
 
 
 def special(shape, spread, generator):
