@@ -94,12 +94,12 @@ TILES = [
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm, tile, problem", TILES)
-def test_every_tile(algorithm, tile, problem, layout):
-    a, b = operands(problem, layout, dtype=dtype_of(algorithm))
-    plan = torch_tiled.explain(a, b, algorithm=algorithm)
-    assert (plan.algorithm, plan.tile) == (algorithm, tile)
-    check(a, b, *(F64 if algorithm in F64 else [algorithm]))
+@pytest.mark.parametrize("kernel, tile, problem", TILES)
+def test_every_tile(kernel, tile, problem, layout):
+    a, b = operands(problem, layout, dtype=dtype_of(kernel))
+    plan = torch_tiled.explain(a, b, algorithm=kernel)
+    assert (plan.algorithm, plan.tile) == (kernel, tile)
+    check(a, b, *(F64 if kernel in F64 else [kernel]))
 
 
 # Every remainder of K in a stage, for each tile of simt_small and simt_skinny.
@@ -119,7 +119,7 @@ REMAINDERS = [
 
 
 @pytest.mark.parametrize(
-    "algorithm, shape, k",
+    "kernel, shape, k",
     [
         pytest.param(*name.values, shape, k, marks=name.marks)
         for each, shapes, lengths in REMAINDERS
@@ -127,12 +127,12 @@ REMAINDERS = [
         for shape, k in product(shapes, lengths)
     ],
 )
-def test_every_remainder_of_k(algorithm, shape, k):
+def test_every_remainder_of_k(kernel, shape, k):
     """A wrong end of K would lose an element, or multiply the NaN that follows a row."""
-    dtype = dtype_of(algorithm)
+    dtype = dtype_of(kernel)
     for layout, pitch in product(LAYOUTS, (0, 1, 2) if dtype == torch.float64 else (0, "aligned")):
         padding = {"aligned": True} if pitch == "aligned" else {"pitch": pitch}
-        check(*operands((*shape, k), layout, dtype=dtype, **padding), algorithm)
+        check(*operands((*shape, k), layout, dtype=dtype, **padding), kernel)
 
 
 # Every tile of simt_tma is among them.
@@ -147,23 +147,23 @@ SPLIT = [
 
 @needs_hopper
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm, problem", SPLIT)
-def test_split_k(algorithm, problem, layout):
+@pytest.mark.parametrize("kernel, problem", SPLIT)
+def test_split_k(kernel, problem, layout):
     *batch, m, n, _ = problem
-    a, b = operands(problem, layout, dtype=dtype_of(algorithm))
-    plan = torch_tiled.explain(a, b, algorithm=algorithm)
+    a, b = operands(problem, layout, dtype=dtype_of(kernel))
+    plan = torch_tiled.explain(a, b, algorithm=kernel)
     rows, cols = map(int, plan.tile.split("x"))
     assert int(plan.blocks) > prod(batch) * -(-m // rows) * -(-n // cols)
-    check(a, b, *(F64 if algorithm in F64 else [algorithm]))
+    check(a, b, *(F64 if kernel in F64 else [kernel]))
 
 
 # --- views, batches, epilogues and graphs --------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [100, 600, 1600])
-@pytest.mark.parametrize("algorithm", by_kernel(*SIMT, *F64))
-def test_views(algorithm, k):
-    store = torch.randn(3, 5, 703, 1705, dtype=dtype_of(algorithm), device="cuda")
+@pytest.mark.parametrize("kernel", by_kernel(*SIMT, *F64))
+def test_views(kernel, k):
+    store = torch.randn(3, 5, 703, 1705, dtype=dtype_of(kernel), device="cuda")
     a = store[:, :1, 1:401, 3 : 3 + k]  # misaligned, broadcast over 5
     shorter = (store[:1, :, :k, 5:305], store[0, 0, 1 : 1 + k, ::2], store[0, 0, :k, :1])
     for b in (
@@ -173,8 +173,8 @@ def test_views(algorithm, k):
         store[0, 0, ::1, 1 : 1 + k].mT[:, ::2],
         store[0, 0, :1, :1].expand(k, 40),
     ):
-        check(a, b, algorithm)
-        check(b.mT, a.mT, algorithm)
+        check(a, b, kernel)
+        check(b.mT, a.mT, kernel)
 
 
 # Batch dimensions of a and of b.
@@ -185,56 +185,56 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", by_kernel(*SIMT, "simt", *F64))
+@pytest.mark.parametrize("kernel", by_kernel(*SIMT, "simt", *F64))
 @pytest.mark.parametrize("m, n", [(5, 300), (300, 5), (40, 60)])
 @pytest.mark.parametrize("k", [100, 2100])
-def test_batches(algorithm, m, n, k):
+def test_batches(kernel, m, n, k):
     """Batches of one dimension and of several that do not merge, shared and broadcast operands."""
-    options = {"aligned": True, "dtype": dtype_of(algorithm)}
+    options = {"aligned": True, "dtype": dtype_of(kernel)}
     for of_a, of_b in BATCHES:
         batch = torch.broadcast_shapes(of_a, of_b)
         for layout in LAYOUTS:
             a = matrix((*of_a, m, k), layout[0], **options).expand(*batch, m, k)
             b = matrix((*of_b, k, n), layout[1], **options).expand(*batch, k, n)
-            check(a, b, algorithm)
-            check(a.movedim(0, -3), b.movedim(0, -3), algorithm)
+            check(a, b, kernel)
+            check(a.movedim(0, -3), b.movedim(0, -3), kernel)
 
 
-@pytest.mark.parametrize("algorithm", by_kernel(*SIMT, "simt"))
-def test_more_batch_dimensions_than_a_tensor_map_has(algorithm):
+@pytest.mark.parametrize("kernel", by_kernel(*SIMT, "simt"))
+def test_more_batch_dimensions_than_a_tensor_map_has(kernel):
     """No view can merge them, so that a kernel without tensor maps takes the product."""
     store = torch.randn(6, 6, 6, 6, 90, 100, device="cuda")
     a = store[::2, ::3, ::2, ::3]
-    check(a, a.mT, algorithm)
+    check(a, a.mT, kernel)
 
 
-@pytest.mark.parametrize("algorithm", by_kernel(*SIMT, *F64))
+@pytest.mark.parametrize("kernel", by_kernel(*SIMT, *F64))
 @pytest.mark.parametrize(
     "m, n", [(90, 128), (90, 131), (90, 13), (20001, 30), (20001, 64), (3, 700)]
 )
 @pytest.mark.parametrize("k", [100, 5000])
-def test_epilogues(algorithm, m, n, k):
+def test_epilogues(kernel, m, n, k):
     """Vectorized and scalar epilogues, with and without split-K, have the bits of tiled64."""
-    check_epilogues([algorithm], m, n, k, dtype=dtype_of(algorithm), device="cuda")
+    check_epilogues([kernel], m, n, k, dtype=dtype_of(kernel), device="cuda")
 
 
-@pytest.mark.parametrize("algorithm", [*by_kernel(*SIMT, "simt"), "f64"])
+@pytest.mark.parametrize("kernel", [*by_kernel(*SIMT, "simt"), "f64"])
 @pytest.mark.parametrize("problem", [(130, 500, 3000), (12, 500, 3000), (300, 40, 50, 60)])
 @needs_cuda
-def test_capture(algorithm, problem, collected):
-    a, b = operands(problem, "NT", dtype=dtype_of(algorithm))
-    check_capture(a, b, algorithm=algorithm, precision="ieee")
+def test_capture(kernel, problem, collected):
+    a, b = operands(problem, "NT", dtype=dtype_of(kernel))
+    check_capture(a, b, algorithm=kernel, precision="ieee")
 
 
 @needs_hopper
 @pytest.mark.parametrize(
-    "algorithm, problem",
+    "kernel, problem",
     [("simt_skinny", (500, 50000, 2049)), *((name, (64, 64, 65536)) for name in F64)],
 )
-def test_another_kernel_computes_if_partial_sums_do_not_fit(algorithm, problem):
+def test_another_kernel_computes_if_partial_sums_do_not_fit(kernel, problem):
     """Or the same kernel, without a split of K. No memory is left for the sums of chunks."""
-    options = {"aligned": algorithm not in F64, "dtype": dtype_of(algorithm)}
-    check_without_memory(algorithm, *operands(problem, "NN", **options))
+    options = {"aligned": kernel not in F64, "dtype": dtype_of(kernel)}
+    check_without_memory(kernel, *operands(problem, "NN", **options))
 
 
 # --- what one kernel takes -----------------------------------------------------------------------

@@ -5,15 +5,17 @@ The real operands are those of csrc/core/complex.h, which helpers.reference.real
 
 import pytest
 import torch
-from helpers.complex_operands import STORED, every_complex
+from helpers.complex_operands import COMPLEX, STORED, every_complex
 from helpers.memory import no_more_memory
 from helpers.needs import needs_cuda
 from helpers.reference import NAMED, PARTS, assert_same, parts, real_operands, takes
 from helpers.thinning import pairwise
 
 import torch_tiled
+from torch_tiled._op.registry import family
 
 # m, n, k: chunks of 1024 real products end at multiples of 512 complex numbers.
+FAMILIES = ["naive", "tiled", "simt", "f64", "fp16x3", "tf32"]
 SIZES = [
     (1, 1, 1),
     (3, 5, 63),
@@ -25,8 +27,16 @@ SIZES = [
 ]
 
 
-def options_of(algorithm):
-    return {"algorithm": algorithm, "precision": "tf32" if algorithm == "tf32" else "fp32"}
+def options_of(name):
+    is_tf32 = family(name)[0].order == "tf32"
+    return {"algorithm": name, "precision": "tf32" if is_tf32 else "fp32"}
+
+
+def each_taken(names):
+    """Each of these algorithms with each complex dtype that it takes."""
+    cases = [(name, dtype) for name in names for dtype in COMPLEX]
+    taken = [x for x in cases if takes(*x, precision=options_of(x[0])["precision"])]
+    return pytest.mark.parametrize("name, dtype", taken)
 
 
 def as_real_product(a, b, **options):
@@ -41,36 +51,31 @@ def skip_unless_taken(algorithm, dtype, device):
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)
-@every_complex
-@pytest.mark.parametrize("algorithm", NAMED)
-def test_parts_are_real_sums(device, algorithm, dtype, m, n, k):
-    skip_unless_taken(algorithm, dtype, device)
+@each_taken(NAMED)
+def test_parts_are_real_sums(device, name, dtype, m, n, k):
+    skip_unless_taken(name, dtype, device)
     a, b = (
         torch.randn(m, k, dtype=dtype, device=device),
         torch.randn(k, n, dtype=dtype, device=device),
     )
-    expected = as_real_product(a, b, **options_of(algorithm))
-    assert_same(parts(torch_tiled.matmul(a, b, **options_of(algorithm))), expected)
-
-
-FAMILIES = ["naive", "tiled", "simt", "f64", "fp16x3", "tf32"]
+    expected = as_real_product(a, b, **options_of(name))
+    assert_same(parts(torch_tiled.matmul(a, b, **options_of(name))), expected)
 
 
 @pairwise
 @pytest.mark.parametrize("of_out", ["as it is", "conjugate", "negative", "both", "transpose"])
 @pytest.mark.parametrize("of_b", STORED)
 @pytest.mark.parametrize("of_a", STORED)
-@every_complex
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_a_view_changes_no_bit(device, poisoned, algorithm, dtype, of_a, of_b, of_out):
-    skip_unless_taken(algorithm, dtype, device)
+@each_taken(FAMILIES)
+def test_a_view_changes_no_bit(device, poisoned, name, dtype, of_a, of_b, of_out):
+    skip_unless_taken(name, dtype, device)
     a = torch.randn(2, 37, 130, dtype=dtype, device=device)
     b = torch.randn(2, 130, 41, dtype=dtype, device=device)
-    expected = torch_tiled.matmul(a, b, **options_of(algorithm))
+    expected = torch_tiled.matmul(a, b, **options_of(name))
     a, b = STORED[of_a](a), STORED[of_b](b)
-    assert_same(torch_tiled.matmul(a, b, **options_of(algorithm)), expected)
+    assert_same(torch_tiled.matmul(a, b, **options_of(name)), expected)
     out = STORED[of_out](torch.full_like(expected, torch.nan))
-    torch_tiled.matmul(a, b, **options_of(algorithm), out=out)
+    torch_tiled.matmul(a, b, **options_of(name), out=out)
     assert_same(out, expected)
 
 
@@ -90,11 +95,10 @@ def test_a_product_of_views_copies_none(device, dtype):
         del result
 
 
-@every_complex
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_bits_depend_on_row_column_and_k_alone(device, algorithm, dtype):
-    skip_unless_taken(algorithm, dtype, device)
-    options = options_of(algorithm)
+@each_taken(FAMILIES)
+def test_bits_depend_on_row_column_and_k_alone(device, name, dtype):
+    skip_unless_taken(name, dtype, device)
+    options = options_of(name)
     a = torch.randn(3, 70, 600, dtype=dtype, device=device)
     b = torch.randn(600, 90, dtype=dtype, device=device)
     whole = torch_tiled.matmul(a, b, **options)
@@ -108,34 +112,32 @@ def test_bits_depend_on_row_column_and_k_alone(device, algorithm, dtype):
 
 
 @needs_cuda
-@every_complex
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_the_cpu_has_the_bits_of_the_gpu(algorithm, dtype):
-    skip_unless_taken(algorithm, dtype, "cuda")
+@each_taken(FAMILIES)
+def test_the_cpu_has_the_bits_of_the_gpu(name, dtype):
+    skip_unless_taken(name, dtype, "cuda")
     a, b = (
         torch.randn(2, 50, 700, dtype=dtype, device="cpu"),
         torch.randn(700, 60, dtype=dtype, device="cpu"),
     )
     a[0, 3, 4] *= 1e20  # flags elements, where elements are flagged
     for x, y in ((a, b), (a.conj(), b.conj())):
-        on_gpu = torch_tiled.matmul(x.cuda(), y.cuda(), **options_of(algorithm))
-        assert_same(on_gpu.cpu(), torch_tiled.matmul(x, y, **options_of(algorithm)))
+        on_gpu = torch_tiled.matmul(x.cuda(), y.cuda(), **options_of(name))
+        assert_same(on_gpu.cpu(), torch_tiled.matmul(x, y, **options_of(name)))
 
 
 SPECIAL = [0.0, -0.0, 1.0, -2.5, torch.inf, -torch.inf, torch.nan, 1e-40, 1e15]
 
 
-@every_complex
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_nan_and_inf_of_a_part(device, algorithm, dtype):
+@each_taken(FAMILIES)
+def test_nan_and_inf_of_a_part(device, name, dtype):
     """Each part is the sum of two products, as in torch.matmul, whatever the numbers are."""
-    skip_unless_taken(algorithm, dtype, device)
+    skip_unless_taken(name, dtype, device)
     x = torch.tensor(SPECIAL, dtype=PARTS[dtype], device=device)
     a = torch.complex(*torch.meshgrid(x, x, indexing="ij")).reshape(-1, 1)
     b = a.mT
     re = a.real * b.real - a.imag * b.imag
     im = a.real * b.imag + a.imag * b.real
-    result = parts(torch_tiled.matmul(a, b, **options_of(algorithm)))
+    result = parts(torch_tiled.matmul(a, b, **options_of(name)))
     for found, expected in ((result[..., 0], re), (result[..., 1], im)):
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.isinf(), expected.isinf())

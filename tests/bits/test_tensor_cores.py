@@ -144,15 +144,15 @@ def test_views_and_batches(device, kind):
         assert_same(out.cpu(), each[0, 0].to(kind.dtype))
 
 
-def by_algorithm(names, values):
-    """Each algorithm of each kind with each of these values."""
+def by_kernel(names, values):
+    """Each kernel of each kind with each of these values."""
 
     cases = {kind.order: pairs(kind.algorithms, values) for kind in (FP16X3, TF32, MMA[0])}
-    return for_kinds(f"algorithm, {names}", pairwise=True, **cases)
+    return for_kinds(f"kernel, {names}", pairwise=True, **cases)
 
 
-@by_algorithm("scales", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
-def test_gemm_finishes_the_same_sum(device, kind, algorithm, scales):
+@by_kernel("scales", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
+def test_gemm_finishes_the_same_sum(device, kind, kernel, scales):
     (a, b), c = kind.with_last_row_infinite(33, 200, 24), kind.randn(33, 24)
     alpha, beta = scales
     expected = torch.tensor(alpha) * kind.specified(a, b)
@@ -160,7 +160,7 @@ def test_gemm_finishes_the_same_sum(device, kind, algorithm, scales):
         expected = fma(torch.tensor(beta), c.float(), expected)
     if alpha == 0:
         expected = torch.tensor(beta) * c.float()  # a and b are not read
-    ways = kind.ways | {"algorithm": algorithm}
+    ways = kind.ways | {"algorithm": kernel}
     result = c.to(device, copy=True)
     torch_tiled.gemm_(result, a.to(device), b.to(device), alpha=alpha, beta=beta, **ways)
     assert_same(result.cpu(), expected.to(kind.dtype))
@@ -169,10 +169,10 @@ def test_gemm_finishes_the_same_sum(device, kind, algorithm, scales):
     assert_within(result, exact, gemm_bound(c, a, b, alpha, beta, **ways))
 
 
-@by_algorithm("activation", ACTIVATIONS)
-def test_linear_finishes_the_same_sum(device, kind, algorithm, activation):
+@by_kernel("activation", ACTIVATIONS)
+def test_linear_finishes_the_same_sum(device, kind, kernel, activation):
     (x, weight), bias = kind.with_last_row_infinite(33, 200, 24), kind.randn(24)
-    activate, ways = ACTIVATIONS[activation], kind.ways | {"algorithm": algorithm}
+    activate, ways = ACTIVATIONS[activation], kind.ways | {"algorithm": kernel}
     operands = (each.to(device) for each in (x, weight.mT, bias))
     y = torch_tiled.linear(*operands, activation=activation, **ways).cpu()
     if activation in ("none", "relu"):
