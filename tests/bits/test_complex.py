@@ -14,8 +14,8 @@ from helpers.thinning import pairwise
 import torch_tiled
 from torch_tiled._op.registry import family
 
-# m, n, k: chunks of 1024 real products end at multiples of 512 complex numbers.
 FAMILIES = ["naive", "tiled", "simt", "f64", "fp16x3", "tf32"]
+# m, n, k: chunks of 1024 real products end at multiples of 512 complex numbers.
 SIZES = [
     (1, 1, 1),
     (3, 5, 63),
