@@ -7,17 +7,12 @@ Two tables tell the time and the error of both, and how many rows of a product k
 other rows are multiplied beside them. PyTorch computes in IEEE float32, without TF32.
 """
 
-import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-# For a package that is built in place and not installed.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from shared import Parser, Table
 from torch.utils.benchmark import Timer
 
 import torch_tiled
@@ -48,15 +43,6 @@ PLANS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A square product: milliseconds and errors, PyTorch's and ours."""
-
-    size: int
-    ms: tuple[float, float]
-    errors: tuple[float, float]
-
-
 def milliseconds(product: Product, a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
     timer = Timer("product(a, b)", globals={"product": product, "a": a, "b": b})  # one thread
     return timer.blocked_autorange(min_run_time=seconds).median * 1e3
@@ -68,62 +54,40 @@ def error(product: Product, a: torch.Tensor, b: torch.Tensor) -> float:
     return ((product(a, b)[:CHECKED_ROWS] - exact).norm() / exact.norm()).item()
 
 
-def compare(products: tuple[Product, Product], size: int, device: str, seconds: float) -> Row:
-    a, b = torch.randn(2, size, size, device=device)
-    errors = tuple(error(product, a, b) for product in products)
-    ms = tuple(milliseconds(product, a, b, seconds) for product in products)
-    return Row(size, ms, errors)
-
-
 def equal_rows(product: Product, a: torch.Tensor, b: torch.Tensor, count: int) -> int:
     """How many of the first rows of a have the same bits in their product as among all rows."""
     return int((product(a[:count], b) == product(a, b)[:count]).all(dim=1).sum())
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = Parser(__doc__)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each time")
     args = parser.parse_args(argv)
-    device = torch.device(args.device).type
-    if device not in PLANS:
-        parser.error(f"--device is {args.device}; it must be cpu or cuda")
-    plan = PLANS[device]
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)
-    ours = partial(torch_tiled.matmul, algorithm=plan.algorithm)
-    products = torch.matmul, ours
+    plan = PLANS[torch.device(args.device).type]
+    products = torch.matmul, partial(torch_tiled.matmul, algorithm=plan.algorithm)
 
-    if device == "cuda":
-        print(f"{torch.cuda.get_device_name(args.device)}, float32")
-    else:
-        print(
-            f"On a CPU auto is torch.matmul itself, so this asks for algorithm={plan.algorithm!r}."
-        )
+    if args.device == "cpu":
+        print(f"On a CPU auto is torch.matmul itself, so this asks for {plan.algorithm!r} by name.")
         print("A model of Hopper's tensor cores computes its bits: equal on a GPU, but slow here.")
+    else:
+        print(f"{torch.cuda.get_device_name(args.device)}, float32")
 
-    print("\n               milliseconds               error against float64")
-    print("m = n = k     torch     tiled   ratio       torch     tiled")
+    print("\n                milliseconds            error against float64")
+    columns = "m = n = k d", "torch 9.3f", "tiled 9.3f", "ratio 6.2f", "torch 9.1e", "tiled 9.1e"
+    table = Table(*columns)
     for size in plan.sizes:
-        row = compare(products, size, args.device, args.seconds)
-        print(
-            f"{size:9}  {row.ms[0]:8.3f}  {row.ms[1]:8.3f}  {row.ms[0] / row.ms[1]:6.2f}"
-            f"     {row.errors[0]:7.1e}   {row.errors[1]:7.1e}"
-        )
+        a, b = torch.randn(2, size, size, device=args.device)
+        errors = [error(product, a, b) for product in products]
+        theirs, ours = (milliseconds(product, a, b, args.seconds) for product in products)
+        table.add(size, theirs, ours, theirs / ours, *errors)
 
     k, n = plan.weight
-    a, b = (
-        torch.randn(plan.counts[-1], k, device=args.device),
-        torch.randn(k, n, device=args.device),
-    )
-    print(
-        f"\nrows of a {tuple(a.shape)}, times b {tuple(b.shape)}: those that are equal to the bit"
-    )
-    print("to the same rows of the whole product")
-    print("rows alone     torch     tiled")
+    a, b = (torch.randn(*sides, device=args.device) for sides in ((plan.counts[-1], k), (k, n)))
+    print(f"\nrows of a {tuple(a.shape)}, times b {tuple(b.shape)}: those that are equal to the")
+    print("bit to the same rows of the whole product")
+    table = Table("rows alone d", "torch 8d", "tiled 8d")
     for count in plan.counts:
-        same = [equal_rows(product, a, b, count) for product in products]
-        print(f"{count:10}  {same[0]:8}  {same[1]:8}")
+        table.add(count, *(equal_rows(product, a, b, count) for product in products))
     explained = torch_tiled.explain(a, b, algorithm=plan.algorithm)
     print(f"\nThe whole product ran by {explained.algorithm}; torch_tiled.explain(a, b) tells why.")
 

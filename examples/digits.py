@@ -12,12 +12,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-# For a package that is built in place and not installed.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from shared import Parser, Table, whole
 from torch import nn
 from torch.nn import functional
 
@@ -76,27 +73,23 @@ def train(linear: Callable[..., nn.Linear], args: argparse.Namespace) -> Trained
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--algorithm",
-        default="auto",
-        choices=["auto", *torch_tiled.algorithms()],
-        help="of torch_tiled; its choice on a CPU is PyTorch's own product (default: %(default)s)",
-    )
+    parser = Parser(__doc__)
+    option = parser.add_argument
+    option("--epochs", type=whole, default=30)
+    option("--batch-size", type=whole, default=64)
+    option("--lr", type=float, default=0.05)
+    known = ["auto", *torch_tiled.algorithms()]
+    on_cpu = "of torch_tiled; its choice on a CPU is PyTorch's own product (default: %(default)s)"
+    option("--algorithm", default="auto", choices=known, metavar="NAME", help=on_cpu)
     args = parser.parse_args()
 
     ours = train(partial(torch_tiled.nn.Linear, algorithm=args.algorithm), args)
     theirs = train(nn.Linear, args)
 
     print(f"on {args.device}, {args.epochs} epochs of batches of {args.batch_size}")
-    print("epoch   loss with torch_tiled   loss with torch")
+    table = Table("epoch d", "loss with torch_tiled .6f", "loss with torch .6f")
     for epoch, losses in enumerate(zip(ours.losses, theirs.losses, strict=True), start=1):
-        print(f"{epoch:5}   {losses[0]:21.6f}   {losses[1]:15.6f}")
+        table.add(epoch, *losses)
     print(f"test accuracy: torch_tiled {ours.accuracy:.1%}, torch {theirs.accuracy:.1%}")
     apart = (ours.weights - theirs.weights).norm() / theirs.weights.norm()
     print(f"the weights end {apart:.1e} apart, relative to their norm")

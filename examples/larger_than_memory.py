@@ -24,11 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# For a package that is built in place and not installed.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-
 import torch
-from models import now
+from shared import Parser, now, whole
 
 import torch_tiled
 
@@ -146,29 +143,18 @@ def default_devices() -> list[str]:
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())] or ["cpu"]
 
 
-def whole(text: str) -> int:
-    """A positive whole number, such as 40e9."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if number < 1 or not number.is_integer():
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
-    return int(number)
-
-
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--file", type=Path, help="of float32 rows; left out, of random numbers")
-    parser.add_argument("--rows", type=whole, default=5000, help="of the random numbers")
-    parser.add_argument("--columns", type=whole, default=1024)
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="for the files made")
-    parser.add_argument("--max-device-bytes", type=whole, default=16 << 20, help="of each GPU")
-    parser.add_argument("--devices", nargs="+", default=default_devices())
-    parser.add_argument("--precision", choices=("fp32", "ieee"), default="fp32")
-    parser.add_argument("--algorithm", default="auto")
-    parser.add_argument("--projections", type=whole, default=20)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = Parser(__doc__, has_device=False)
+    option = parser.add_argument
+    option("--file", type=Path, help="of float32 rows; left out, of random numbers")
+    option("--rows", type=whole, default=5000, help="of the random numbers")
+    option("--columns", type=whole, default=1024)
+    option("--folder", default=tempfile.gettempdir(), help="for the files made")
+    option("--max-device-bytes", type=whole, default=16 << 20, help="of each GPU")
+    option("--devices", nargs="+", default=default_devices())
+    option("--precision", choices=("fp32", "ieee"), default="fp32")
+    option("--algorithm", default="auto")
+    option("--projections", type=whole, default=20)
     args = parser.parse_args(argv)
     if args.file is not None:
         if not args.file.is_file() or args.file.stat().st_size % (4 * args.columns):
@@ -187,7 +173,6 @@ def main(argv: list[str] | None = None) -> None:
     made = 4 * args.rows**2 + nbytes * (args.file is None)
     if made > (free := shutil.disk_usage(args.folder).free):
         parser.error(f"{made} bytes of files are made, and {args.folder} has {free}")
-    torch.manual_seed(args.seed % 2**64)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         x = mapped(args.file or Path(folder) / "x", args.rows, args.columns)
         if args.file is None:

@@ -12,18 +12,13 @@ index_add and the gradients of convolutions, may add in another order each time,
 trainings apart.
 """
 
-import argparse
 import copy
 import statistics
 import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
-
-# For a package that is built in place and not installed.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from shared import Parser, Table, now, whole
 from tasks import TASKS, Batch, Task
 from torch import nn
 from torch.autograd import DeviceType
@@ -68,13 +63,6 @@ class Training:
             return statistics.mean(self.task.loss(self.model, each).item() for each in batches)
         with torch.no_grad():
             return statistics.mean(self.task.accuracy(self.model, each).item() for each in batches)
-
-
-def now(tensor: torch.Tensor) -> float:
-    """The time when the tensor's device is done."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def draw(task: Task, count: int, device: str) -> list[Batch]:
@@ -140,69 +128,61 @@ class CountFlags(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def count(self, facts: torch_tiled.ops.Explanation) -> None:
-        if not hasattr(facts, "recomputed"):
-            return
-        flagged, _, elements, _ = facts.recomputed.split()
-        self.products += 1
-        self.with_flags += flagged != "0"
-        self.flagged += int(flagged)
-        self.elements += int(elements)
+        if "recomputed" in facts.values:
+            flagged = facts.values["recomputed"]
+            self.products += 1
+            self.with_flags += flagged > 0
+            self.flagged += flagged
+            self.elements += facts.values["sums"]
 
 
-HEADER = (
-    "                  ms a step               last loss          held out\n"
-    "model     layers    torch    tiled  ratio     torch     tiled  measure"
-    "   at first    torch    tiled    apart"
-)
-
-
-def row(name: str, task: Task, done: Comparison) -> str:
+def add_comparison(table: Table, name: str, task: Task, done: Comparison) -> None:
     before, after = done.theirs.milliseconds(), done.ours.milliseconds()
+    losses = done.theirs.losses[-1], done.ours.losses[-1]
     measure = "loss" if task.accuracy is None else "accuracy"
-    at_first, theirs, ours = done.scores
-    return (
-        f"{name:8}  {done.layers:6}  {before:7.2f}  {after:7.2f}  {before / after:5.2f}"
-        f"  {done.theirs.losses[-1]:8.5f}  {done.ours.losses[-1]:8.5f}"
-        f"  {measure:8}  {at_first:8.4f}  {theirs:7.4f}  {ours:7.4f}  {done.apart:7.1e}"
-    )
+    row = name, done.layers, before, after, before / after, *losses, measure, *done.scores
+    table.add(*row, done.apart)
+
+
+def add_flags(table: Table, name: str, found: CountFlags) -> None:
+    if found.products == 0:
+        print(f"{name:8}         0  (on this device no product has a guard)")
+        return
+    share = found.flagged / max(found.elements, 1)
+    table.add(name, found.products, found.with_flags, found.elements, found.flagged, share)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", help=f"of {', '.join(TASKS)} (default: all)")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="also print the share of a step that matrix products have with torch",
-    )
-    parser.add_argument(
-        "--flags",
-        action="store_true",
-        help='also print how many elements "fp32" flags and recomputes in one more step',
-    )
+    parser = Parser(__doc__)
+    option = parser.add_argument
+    option("models", nargs="*", help=f"of {', '.join(TASKS)} (default: all)")
+    option("--steps", type=whole, default=STEPS)
+    share = "also print the share of a step that matrix products have with torch"
+    option("--profile", action="store_true", help=share)
+    flagged = 'also print how many elements "fp32" flags and recomputes in one more step'
+    option("--flags", action="store_true", help=flagged)
     args = parser.parse_args()
     for name in args.models:
         if name not in TASKS:
             parser.error(f"there is no model {name}; choose of {', '.join(TASKS)}")
-    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    full = torch.device(args.device).type == "cuda"
 
     print(f"on {args.device}, {args.steps} steps each, interleaved; held out: data neither saw;")
     print("apart: the weights in the end, as a part of the way from where they began")
-    print(HEADER)
+    print(f"{'':18}{'ms a step':25}{'last loss':20}held out")
+    speed = "torch 7.2f", "tiled 7.2f", "ratio 5.2f"
+    held_out = "measure 8s", "at first .4f", "torch 7.4f", "tiled 7.4f"
+    columns = *speed, "torch 8.5f", "tiled 8.5f", *held_out, "apart 7.1e"
+    table = Table("model 8s", "layers d", *columns)
     times, flags = {}, {}
     for name in args.models or TASKS:
         torch.manual_seed(args.seed)
         try:
-            task = TASKS[name](full)
+            task = TASKS[name](full=args.device != "cpu")
         except ModuleNotFoundError as error:
             sys.exit(f"{name} needs {error.name}: pip install {error.name}")
         done = compare(task, args.device, args.steps)
-        print(row(name, task, done), flush=True)
+        add_comparison(table, name, task, done)
         if args.profile:
             times[name] = profiled(done.theirs, *draw(task, 1, args.device))
         if args.flags:
@@ -210,24 +190,16 @@ def main() -> None:
                 done.ours.step(*draw(task, 1, args.device))
     if times:
         print("\na step with torch, and the ratio if its matrix products took no time at all")
-        print("model     ms of products  ms of all  share  at most")
+        columns = "ms of products .2f", "ms of all .2f", "share 5.1%", "at most .2f"
+        table = Table("model 8s", *columns)
     for name, (products, total) in times.items():
-        at_most = total / (total - products)
-        print(f"{name:8}  {products:14.2f}  {total:9.2f}  {products / total:5.1%}  {at_most:7.2f}")
+        table.add(name, products, total, products / total, total / (total - products))
     if flags:
-        print(
-            "\na step's products that have a guard, those with flagged elements, and the elements"
-        )
-        print("model     products  flagged     elements  flagged    share")
+        print("\na step's products that have a guard, those with flagged elements, and elements")
+        columns = "products d", "with flags d", "elements 11d", "flagged d", "share 7.1e"
+        table = Table("model 8s", *columns)
     for name, found in flags.items():
-        if found.products == 0:
-            print(f"{name:8}         0  (on this device no product has a guard)")
-            continue
-        share = found.flagged / max(found.elements, 1)
-        print(
-            f"{name:8}  {found.products:8}  {found.with_flags:7}"
-            f"  {found.elements:11}  {found.flagged:7}  {share:7.1e}"
-        )
+        add_flags(table, name, found)
 
 
 if __name__ == "__main__":

@@ -16,21 +16,14 @@ Both are computed by torch.matmul in complex128 and in complex64, and by torch_t
 On a CPU torch_tiled multiplies by torch.matmul unless an algorithm is named, so one is named there.
 """
 
-import argparse
 import functools
 import math
-import re
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-# For a package that is built in place and not installed.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
-from models import now
+from shared import Parser, Table, now, whole
 
 import torch_tiled
 
@@ -149,7 +142,8 @@ def accuracy(state: torch.Tensor, exact: torch.Tensor) -> Accuracy:
 
 def show_circuits(circuits: list[Circuit], device: str, runs: int) -> None:
     print(f"{circuits[0].qubits} qubits: circuits")
-    print("circuit  gates  product                 ms a gate  1 - fidelity     error  norm - 1")
+    errors = "1 - fidelity .1e", "error 8.1e", "norm - 1 .1e"
+    table = Table("circuit s", "gates d", "product 22s", "ms a gate .3f", *errors)
     for circuit in circuits:
         exact = None if circuit.exact is None else circuit.exact.to(device)
         for way in ways(device):
@@ -162,11 +156,10 @@ def show_circuits(circuits: list[Circuit], device: str, runs: int) -> None:
                 start = now(state)
                 run()
                 seconds.append(now(state) - start)
-            ms = statistics.median(seconds) / len(circuit.gates) * 1e3
-            print(
-                f"{circuit.name:7}  {len(circuit.gates):5}  {way.name:22}  {ms:9.3f}"
-                f"  {found.infidelity:12.1e}  {found.error:8.1e}  {found.norm - 1:8.1e}"
-            )
+            gates = len(circuit.gates)
+            ms = statistics.median(seconds) / gates * 1e3
+            errors = found.infidelity, found.error, found.norm - 1
+            table.add(circuit.name, gates, way.name, ms, *errors)
 
 
 # --- pulses --------------------------------------------------------------------------------------
@@ -268,44 +261,35 @@ def show_pulses(spins: int, slices: int, device: str, steps: int) -> None:
     exact = spin_chain.to(torch.complex128, device)
     print(f"\n{spins} spins: pulses of {slices} slices, {steps} steps, for the Fourier transform")
     marks = sorted({0, steps // 4, steps // 2, steps})
-    heads = "".join(f"{f'loss at {step}':>15}" for step in marks)
-    print(f"product                 ms a step{heads}  in complex128")
+    losses = [f"loss at {step} 13.2e" for step in marks]
+    table = Table("product 22s", "ms a step .2f", *losses, "in complex128 .2e")
     for way in ways(device):
         learn(spin_chain, start, way, device, 1)  # warms up
         done = learn(spin_chain, start, way, device, steps)
         # The last column has the fields that were learned, judged in the same way for all.
         judged = infidelity(exact, done.fields.double(), torch.matmul).item()
-        losses = "".join(f"{done.losses[step]:15.2e}" for step in marks)
-        print(f"{way.name:22}  {done.seconds / steps * 1e3:9.2f}{losses}  {judged:13.2e}")
+        ms = done.seconds / steps * 1e3
+        table.add(way.name, ms, *(done.losses[step] for step in marks), judged)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--qubits", type=int, default=20, help="of the circuits")
-    parser.add_argument("--layers", type=int, default=10, help="of the random circuit")
-    parser.add_argument("--runs", type=int, default=3, help="of each circuit that are timed")
-    parser.add_argument("--spins", type=int, default=3, help="that learn a gate")
-    parser.add_argument("--slices", type=int, default=64, help="of time, of a pulse")
-    parser.add_argument("--steps", type=int, default=200, help="of gradient descent")
+    parser = Parser(__doc__)
+    option = parser.add_argument
+    option("--qubits", type=whole, default=20, help="of the circuits")
+    option("--layers", type=whole, default=10, help="of the random circuit")
+    option("--runs", type=whole, default=3, help="of each circuit that are timed")
+    option("--spins", type=whole, default=3, help="that learn a gate")
+    option("--slices", type=whole, default=64, help="of time, of a pulse")
+    option("--steps", type=whole, default=200, help="of gradient descent")
     args = parser.parse_args(argv)
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
-        parser.error(f"--device is {args.device}; it must be cpu, cuda or cuda:<index>")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; leave --device out or say --device cpu")
-    for name in ("qubits", "layers", "runs", "spins", "slices", "steps"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
     if args.qubits > MOST_QUBITS:
         parser.error(
             f"--qubits is {args.qubits}; it must be at most {MOST_QUBITS}, whose states take 16 GiB"
         )
     if args.slices < (least := 4 * args.spins):  # Taylor's series would not converge
         parser.error(f"--slices is {args.slices}; {args.spins} spins need at least {least}")
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)
     circuits = [random_circuit(args.qubits, args.layers), fourier_transform(args.qubits)]
-    if torch.device(args.device).type == "cpu":
+    if args.device == "cpu":
         print(f"torch_tiled multiplies by its algorithm {ON_CPU} on the CPU, where auto is torch's")
     show_circuits(circuits, args.device, args.runs)
     show_pulses(args.spins, args.slices, args.device, args.steps)

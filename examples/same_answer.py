@@ -13,7 +13,6 @@ On a CPU torch_tiled multiplies by torch.matmul unless an algorithm is named, so
 there. The model has 12 layers of width 2048 on a GPU, and 2 of width 128 on a CPU.
 """
 
-import argparse
 import contextlib
 import copy
 import statistics
@@ -21,13 +20,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-
-# For a package that is built in place and not installed.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
-from models import now
+from shared import Parser, Table, now, whole
 from tasks import llama_model
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -94,20 +89,12 @@ def overriding_means(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def as_it_is(model: nn.Module) -> nn.Module:
-    return model
-
-
-def no_statement(model: nn.Module) -> AbstractContextManager:
-    return contextlib.nullcontext()
-
-
 @dataclass(frozen=True)
 class Way:
     name: str
     attention: str  # as transformers calls it
-    prepare: Callable[[nn.Module], nn.Module] = as_it_is
-    statement: Callable[[nn.Module], AbstractContextManager] = no_statement
+    prepare: Callable[[nn.Module], nn.Module] = lambda model: model
+    statement: Callable[[nn.Module], AbstractContextManager] = lambda _: contextlib.nullcontext()
 
 
 WAYS = (
@@ -169,20 +156,13 @@ def ask(way: Way, model: nn.Module, prompts: torch.Tensor, tokens: int) -> Answe
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--tokens", type=int, default=8, help="to generate (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, help="tokens of a prompt; 64, on a CPU 5")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = Parser(__doc__)
+    option = parser.add_argument
+    option("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    option("--tokens", type=whole, default=8, help="to generate (default: %(default)s)")
+    option("--prompt", type=whole, help="tokens of a prompt; 64, on a CPU 5")
     args = parser.parse_args(argv)
-    if args.tokens < 1:
-        parser.error(f"--tokens is {args.tokens}; it must be at least 1")
-    if args.prompt is not None and args.prompt < 1:
-        parser.error(f"--prompt is {args.prompt}; it must be at least 1")
-    torch.set_float32_matmul_precision("highest")
-    full = torch.device(args.device).type == "cuda"
-    torch.manual_seed(args.seed)
+    full = args.device != "cpu"
     try:
         with torch.device(args.device):
             model = llama(full)
@@ -199,16 +179,13 @@ def main(argv: list[str] | None = None) -> None:
         print(f"On a CPU auto is torch.matmul itself: convert and override name {ON_CPU!r} here.")
     print(f"\nlogits: those of {PROMPTS} prompts that are equal to the bit alone and in the batch,")
     print(f"in all tokens of the prompt, and in {args.tokens} tokens that are generated")
-    print(f"{'':36}       logits               ms of a prompt")
-    print(f"{'':36}  prompt  generated  tokens     alone     batch")
+    counts = "prompt d", "generated d", "tokens d"
+    table = Table("dtype 8s", "way 26s", *counts, "ms alone .2f", "in a batch .2f")
     for dtype in args.dtype:
         for way in WAYS:
             done = ask(way, model.to(DTYPES[dtype]), prompts, args.tokens)
-            print(
-                f"{dtype:8}  {way.name:26}  {done.prefill:6}  {done.steps:9}  {done.tokens:6}"
-                f"  {done.alone_ms:8.2f}  {done.batch_ms:8.2f}",
-                flush=True,
-            )
+            same = done.prefill, done.steps, done.tokens
+            table.add(dtype, way.name, *same, done.alone_ms, done.batch_ms)
 
 
 if __name__ == "__main__":

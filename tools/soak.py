@@ -13,6 +13,7 @@ the state differs.
 """
 
 import argparse
+import functools
 import gc
 import random
 import sys
@@ -65,11 +66,8 @@ def side(choose: random.Random) -> int:
 
 def operand(choose: random.Random, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """A random matrix in a random layout: row- or column-major, padded, shifted."""
-    transposed, shift, pad = (
-        choose.random() < 0.5,
-        choose.choice((0, 0, 1, 3)),
-        choose.choice((0, 0, 5)),
-    )
+    transposed = choose.random() < 0.5
+    shift, pad = choose.choice((0, 0, 1, 3)), choose.choice((0, 0, 5))
     height, width = (cols, rows) if transposed else (rows, cols)
     memory = torch.randn(shift + height * (width + pad), device="cuda").to(dtype)
     x = memory[shift:].as_strided((height, width), (width + pad, 1), shift)
@@ -165,15 +163,11 @@ def in_green_context(choose: random.Random) -> None:
     need(torch.equal(result, expected), "a product in a green context")
 
 
-_green: dict[int, object] = {}
-
-
+@functools.cache
 def green_context(sms: int):
-    if sms not in _green:
-        from torch.cuda.green_contexts import GreenContext
+    from torch.cuda.green_contexts import GreenContext
 
-        _green[sms] = GreenContext.create(num_sms=sms, device_id=torch.cuda.current_device())
-    return _green[sms]
+    return GreenContext.create(num_sms=sms, device_id=torch.cuda.current_device())
 
 
 def out_of_memory(choose: random.Random) -> None:

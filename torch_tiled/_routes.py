@@ -59,7 +59,7 @@ def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
 def _uncast_on(device_type: str, route: Callable) -> Callable:
     """A route that is not taken in autocast regions of a device, since PyTorch casts nothing there.
 
-    tests/models/test_override_autocast.py compares all routes with PyTorch's lists.
+    tests/models/test_override.py compares all routes with PyTorch's lists.
     """
 
     def uncast(precision, input, *args, **options):

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gemm
     python -m benchmarks.gemm --suite square skinny --json results.json
-    python -m benchmarks.gemm --suite square --energy --kernels
+    python -m benchmarks.gemm --suite square --energy
     python -m benchmarks.gemm --shape 4096x768x3072 --layout NT TN --dtype bfloat16
 
 measure.py says how it times, check.py what it demands of a result before it reports its time, and
@@ -12,17 +12,17 @@ benchmarks.pages writes pages and plots of the results.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import torch
 
+from benchmarks import ROOT
+from benchmarks.command import DTYPES, Session
 from benchmarks.gemm import machine, report
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
 from benchmarks.gemm.jobs import Job, plan
@@ -33,43 +33,26 @@ from benchmarks.gemm.measure import (
     copy,
     extra_bytes,
     joules,
-    kernels_us,
     operand_sets,
-    raise_clocks,
     side_by_side,
 )
-from benchmarks.gemm.options import DTYPES, parse
+from benchmarks.gemm.options import parse
 from benchmarks.gemm.variants import VARIANTS, Contest, planned
-from benchmarks.suites import headline
+from benchmarks.pages import files
 from benchmarks.suites.suites import SUITES
+from torch_tiled._op import registry
 
-Energy = Callable[[], float]  # a counter of joules
-
+PLOT = ROOT / "build" / "headline.svg"
 HOST_CODE = (
     "This compares host code with torch.matmul, since the device is a CPU. The host's kernels are "
     "there for their bits, which are those of a GPU, not for speed; auto is torch.matmul itself."
 )
 
+Energy = Callable[[], float]  # a counter of joules
+
 
 class Declined(Exception):
     """The op does not take a problem, or it does not fit in memory; the message says why."""
-
-
-@dataclass
-class Run:
-    """The rows and the sentences that a run has found so far."""
-
-    results: list[dict] = field(default_factory=list)
-    declined: list[tuple[Job, str]] = field(default_factory=list)  # each with the reason
-    refused: list[str] = field(default_factory=list)
-
-    def save(self, path: Path, header: dict) -> None:
-        header = header | {
-            "geometric_means": geometric_means(self.results),
-            "declined": [f"{job} was not measured: {why}" for job, why in self.declined],
-            "refused": self.refused,
-        }
-        path.write_text(json.dumps({"header": header, "rows": self.results}, indent=1) + "\n")
 
 
 @contextmanager
@@ -88,30 +71,29 @@ def _may_decline() -> Iterator[None]:
 def contend(job: Job, sets: list) -> tuple[Contest, str | None, str | None]:
     """Both calls of a job, the kernel of ours and its tile.
 
-    Raises Declined where another kernel would run than the one that was asked for.
+    Raises Declined if another kernel would run than the one that was asked for.
     """
     ways = {"algorithm": job.algorithm, "precision": job.precision}
     contest = VARIANTS[job.variant](sets, **ways)
     kernel, tile = planned(contest, **ways)
-    if job.algorithm != "auto" and kernel and not kernel.startswith(job.algorithm):
+    if job.algorithm != "auto" and kernel not in [x.name for x in registry.family(job.algorithm)]:
         raise Declined(f"{kernel} takes its place for this K and these strides.")
     return contest, kernel, tile
 
 
 def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | None) -> dict:
-    """The row of one job. Raises Wrong where there is none to report."""
+    """The row of one job. Raises Wrong if there is none to report."""
     device, shape, itemsize = sets[0][0].device, job.shape, DTYPES[job.dtype].itemsize
     with full_precision_peer(job.precision):
         contest, kernel, tile = contend(job, sets)
         calls = [contest.ours, contest.peer]
-        verdict = judge(*map(_first, calls), *contest.operands[0], contest.truth)
+        error, peer_error = judge(*map(_first, calls), *contest.operands[0], contest.truth)
         extra = extra_bytes(contest.ours)
         copies = []
         if args.suites[job.suite].copy:
             copies.append(copy(shape.elements * itemsize, device))
         spreads = side_by_side(calls + copies, seconds=args.seconds, repeats=args.repeats)
         used = [joules(call, energy) for call in calls] if energy else []
-        kernels = kernels_us(contest.ours) if args.kernels and device.type == "cuda" else None
     us, peer_us, *copy_us = spreads
     flops = shape.flops * (4 if DTYPES[job.dtype].is_complex else 1)
     per_joule = [flops / 1e9 / each for each in used] or [None, None]
@@ -138,13 +120,12 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
         "peer_us": peer_us.median,
         "ratio": peer_us.median / us.median,
         "copy_us": copy_us[0].median if copy_us else None,
-        "error": verdict.error,
-        "peer_error": verdict.peer_error,
+        "error": error,
+        "peer_error": peer_error,
         "extra_bytes": extra,
         "operand_bytes": shape.operands * itemsize,
         "gflops_per_watt": per_joule[0],
         "peer_gflops_per_watt": per_joule[1],
-        "kernels_us": kernels,
     }
 
 
@@ -157,12 +138,18 @@ def _first(call: Call) -> Callable[[], torch.Tensor]:
     return partial(function, *sets[0])
 
 
-def measure_all(
-    jobs: list[Job], args: argparse.Namespace, energy: Energy | None, console, run: Run
-) -> None:
-    """Adds to `run` job by job, so that an interruption keeps what was measured before."""
-    device = torch.device(args.device)
-    held, sets = None, []
+@dataclass
+class Found:
+    """What a run has found so far."""
+
+    rows: list[dict] = field(default_factory=list)
+    declined: list[tuple[Job, str]] = field(default_factory=list)  # each with the reason
+    refused: list[str] = field(default_factory=list)
+
+
+def measure_all(args: argparse.Namespace, energy: Energy | None, console, found: Found) -> None:
+    """Adds to `found` job by job, so that an interruption keeps what was measured before."""
+    jobs, held, sets = plan(args), None, []
     with report.Steps(console, len(jobs)) as steps:
         for job in jobs:
             steps.begin(str(job))
@@ -171,19 +158,17 @@ def measure_all(
                     if held != (job.shape, job.dtype):
                         sets.clear()
                         held = None
-                        sets = operand_sets(job.shape, DTYPES[job.dtype], device)
+                        sets = operand_sets(job.shape, DTYPES[job.dtype], torch.device(args.device))
                         held = (job.shape, job.dtype)
                     hot = job.shape.energy and job.algorithm == "auto"
-                    row = measure(job, sets, args, energy if hot else None)
+                    found.rows.append(measure(job, sets, args, energy if hot else None))
+                steps.finish(f"{job}: {report.sentence(found.rows[-1])}")
             except Wrong as error:
-                run.refused.append(f"{job} is wrong: {error}.")
-                steps.finish(run.refused[-1])
+                found.refused.append(f"{job} is wrong: {error}.")
+                steps.finish(found.refused[-1])
             except Declined as error:
-                run.declined.append((job, str(error)))
+                found.declined.append((job, str(error)))
                 steps.finish(f"{job}: not measured")
-            else:
-                run.results.append(row)
-                steps.finish(f"{job}: {report.sentence(row)}")
 
 
 def profile(args: argparse.Namespace, console) -> int:
@@ -195,8 +180,7 @@ def profile(args: argparse.Namespace, console) -> int:
                 device = torch.device(args.device)
                 sets = operand_sets(job.shape, DTYPES[job.dtype], device, most=1)
                 contest, *_ = contend(job, sets)
-                for call in (contest.ours, contest.peer):
-                    product = _first(call)
+                for product in map(_first, (contest.ours, contest.peer)):
                     product()  # a first call may load code
                     torch.cuda.synchronize()
                     torch.cuda.profiler.start()
@@ -218,26 +202,15 @@ def print_suites(console) -> None:
             console.print(f"  {shape}  {shape.what or shape.group}".rstrip())
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv, __doc__.partition("\n")[0])
-    console = report.make_console()
-    if args.list:
-        print_suites(console)
-        return 0
-    if args.profile:
-        return profile(args, console)
-    return bench(args, console, machine.command_line("benchmarks.gemm", argv, args.json))
-
-
-def print_results(args: argparse.Namespace, console, run: Run) -> None:
+def print_results(args: argparse.Namespace, console, found: Found) -> None:
     """The tables, what was not measured or refused, and a plot of the suite headline."""
     short, rest = [], []
-    for row in run.results:
+    for row in found.rows:
         (short if args.suites[row["suite"]].summary else rest).append(row)
     report.print_summaries(console, short)
     report.print_tables(console, rest)
     report.print_means(console, geometric_means(rest))
-    for sentence in (*report.declinations(run.declined), *run.refused):
+    for sentence in (*report.declinations(found.declined), *found.refused):
         console.print(sentence, markup=False)
     if drawn := [row for row in short if row["suite"] == "headline"]:
         console.print(plot(drawn, torch.device(args.device)), markup=False, soft_wrap=True)
@@ -247,28 +220,22 @@ def plot(rows: list[dict], device: torch.device) -> str:
     """Draws the suite headline, and says where."""
     from benchmarks.pages.speed_plots import draw_headline
 
-    headline.PLOT.parent.mkdir(exist_ok=True)
+    PLOT.parent.mkdir(exist_ok=True)
     try:
-        draw_headline(rows, machine.device_name(device), headline.PLOT)
+        draw_headline(rows, machine.device_name(device), PLOT)
     except ModuleNotFoundError as error:
         return f"No plot was drawn, since {error.name} is not installed."
-    return f"The plot is in {os.path.relpath(headline.PLOT)}."
+    return f"The plot is in {os.path.relpath(PLOT)}."
 
 
-def bench(args: argparse.Namespace, console, command_line: str) -> int:
+def bench(args: argparse.Namespace, console) -> int:
     device = torch.device(args.device)
-    header = machine.describe(device, command_line, args.commit)
-    header["timing"] = {
-        "clock": clock_name(device),
-        "seconds": args.seconds,
-        "repeats": args.repeats,
-    }
+    header, found = machine.describe(args), Found()
+    timing = {"clock": clock_name(device), "seconds": args.seconds, "repeats": args.repeats}
+    header["timing"] = timing
     if args.suites and device.type == "cpu":
         console.print(HOST_CODE, markup=False)
     console.print(f"{header['device']}, torch {header['torch']}", markup=False)
-    raise_clocks(device)
-    header["clocks_before"] = machine.clocks(device)
-    run = Run()
     energy = None
     if args.energy:
         try:
@@ -276,26 +243,32 @@ def bench(args: argparse.Namespace, console, command_line: str) -> int:
         except machine.Unreadable as error:
             header["energy"] = f"Energy cannot be read: {error}."
             console.print(header["energy"], markup=False)
-    interrupted = False
-    try:
+
+    def save() -> None:
+        header["geometric_means"] = geometric_means(found.rows)
+        header["declined"] = [f"{job} was not measured: {why}" for job, why in found.declined]
+        header["refused"] = found.refused
+        files.write(args.json, {"header": header, "rows": found.rows})
+
+    with Session(args, header, save) as session:
         if args.overhead:
             header["overheads"] = machine.overheads(device)
             report.print_overheads(console, header["overheads"])
-        measure_all(plan(args), args, energy, console, run)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        header["clocks_after"] = machine.clocks(device)
-        if args.json:
-            run.save(args.json, header)
-    print_results(args, console, run)
-    if interrupted:
-        console.print("Interrupted: this is what was measured before.")
-        return 130
-    if args.suites and not run.results:
+        measure_all(args, energy, console, found)
+    print_results(args, console, found)
+    if args.suites and not found.rows and not session.is_interrupted:
         console.print("Nothing was measured.")
         return 1
-    return 1 if run.refused else 0
+    return session.status(bool(found.refused))
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv, __doc__.partition("\n")[0])
+    console = report.make_console()
+    if args.list:
+        print_suites(console)
+        return 0
+    return profile(args, console) if args.profile else bench(args, console)
 
 
 if __name__ == "__main__":

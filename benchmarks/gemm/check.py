@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from helpers import reference
@@ -13,15 +12,6 @@ Truth = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 
 MOST_ROWS = 256
 MOST_MATRICES = 16
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Relative Frobenius errors, and a sentence on what is wrong with our result, or None."""
-
-    error: float
-    peer_error: float
-    fault: str | None
 
 
 class Wrong(Exception):
@@ -62,28 +52,25 @@ def _poisoned():
         torch.use_deterministic_algorithms(enabled)
 
 
-def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
-    """Calls `ours` and `peer`, both the product of a and b, once and judges them by float64.
+def judge(ours: Product, peer: Product, a, b, truth: Truth) -> tuple[float, float]:
+    """Returns the relative Frobenius errors of `ours` and `peer`, both the product of a and b.
 
-    The result's memory holds NaN beforehand, and every element must be finite afterwards whose
+    The result's memory holds NaN beforehand, and every element must be finite afterwards if its
     operands are. Whole rows are compared: at most MOST_ROWS of at most MOST_MATRICES matrices,
     spread evenly with the first and the last among them, since the reference costs more than the
-    product.
+    product. Raises Wrong if our result is outside the bound.
     """
     with _poisoned():
         out = ours()
     finite = a.isfinite().all(-1)[..., None] & b.isfinite().all(-2)[..., None, :]
-    left = int((~out.isfinite() & finite).sum())
-    if left:
-        return Verdict(float("nan"), float("nan"), f"{left} of {out.numel()} elements not finite")
+    if left := int((~out.isfinite() & finite).sum()):
+        raise Wrong(f"{left} of {out.numel()} elements not finite; its time is not reported")
 
     rows = _spread(a.shape[-2], MOST_ROWS, a.device)
     a_rows, ours_rows, peer_rows = a[..., rows, :], out[..., rows, :], peer()[..., rows, :]
     if a.dim() == 3:
         matrices = _spread(a.shape[0], MOST_MATRICES, a.device)
-        a_rows, ours_rows, peer_rows, b = (
-            tensor[matrices] for tensor in (a_rows, ours_rows, peer_rows, b)
-        )
+        a_rows, ours_rows, peer_rows, b = (x[matrices] for x in (a_rows, ours_rows, peer_rows, b))
     exact, bound = truth(a_rows, b)
     is_complex = exact.is_complex()
     if is_complex:  # each part of an element has a bound of its own
@@ -91,29 +78,20 @@ def check(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
     same = (ours_rows == exact) | (ours_rows.isnan() & exact.isnan())  # for Inf and NaN
     finite = exact.isfinite()
     excess = torch.where(finite, (ours_rows.double() - exact).abs() - bound, (~same).double())
-    fault = None
     if bool((excess > 0).any()):
         worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
         part = ("real", "imaginary")[worst[-1]] + " part of " if is_complex else ""
         *batch, row, column = worst[:-1] if is_complex else worst
         where = (*(int(matrices[matrix]) for matrix in batch), int(rows[row]), column)
-        fault = (
+        raise Wrong(
             f"{part}element {where} is {ours_rows[worst].item():.9g} where float64 says "
-            f"{exact[worst].item():.9g} within {bound[worst].item():.2g}"
+            f"{exact[worst].item():.9g} within {bound[worst].item():.2g}; its time is not reported"
         )
-    errors = (
+    error, peer_error = (
         reference.relative_error(rows.where(finite, 0), exact.where(finite, 0))
         for rows in (ours_rows, peer_rows)
     )
-    return Verdict(*errors, fault)
-
-
-def judge(ours: Product, peer: Product, a, b, truth: Truth) -> Verdict:
-    """Calls check(), and raises Wrong where our time may not be reported."""
-    verdict = check(ours, peer, a, b, truth)
-    if verdict.fault:
-        raise Wrong(f"{verdict.fault}; its time is not reported")
-    return verdict
+    return error, peer_error
 
 
 def _spread(count: int, most: int, device: torch.device) -> torch.Tensor:

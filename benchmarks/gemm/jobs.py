@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch_tiled
+from benchmarks.command import DTYPES
 from benchmarks.gemm.check import reference
 from benchmarks.gemm.means import asked
-from benchmarks.gemm.options import DTYPES
 from benchmarks.suites.shapes import IN_PRECISIONS, Shape, Suite
 
 

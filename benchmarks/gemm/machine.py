@@ -1,11 +1,11 @@
 """The machine that a benchmark ran on: a results file's header, and the host's time of a call."""
 
+import argparse
+import copy
 import datetime
 import platform
-import shlex
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,12 +39,14 @@ def _nvidia_smi(device: torch.device, *fields: str) -> list[str] | None:
 
 def clocks(device: torch.device) -> dict | None:
     """Clocks in MHz, power in W and temperature in degrees now; None on a CPU."""
-    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-    values = _nvidia_smi(device, *fields)
-    if values is None:
-        return None
-    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-    return {name: _number(value) for name, value in zip(names, values, strict=True)}
+    fields = {
+        "sm_mhz": "clocks.sm",
+        "memory_mhz": "clocks.mem",
+        "power_w": "power.draw",
+        "temperature_c": "temperature.gpu",
+    }
+    values = _nvidia_smi(device, *fields.values())
+    return values and dict(zip(fields, map(_number, values), strict=True))
 
 
 def _number(text: str) -> float | None:
@@ -89,17 +91,11 @@ def _git_state(commit: str | None) -> tuple[str | None, bool | None]:
     return _output("git", "-C", str(ROOT), "rev-parse", "HEAD"), changes != ""
 
 
-def command_line(module: str, argv: list[str] | None, *files: Path | None) -> str:
-    """The command line for a results file, without the folders of these files."""
-    names = {str(file): file.name for file in files if file is not None}
-    words = sys.argv[1:] if argv is None else argv
-    return shlex.join(["python", "-m", module, *(names.get(word, word) for word in words)])
-
-
-def describe(device: torch.device, command_line: str, commit: str | None = None) -> dict:
-    """The part of the header that is known before anything has run."""
+def describe(args: argparse.Namespace, *options: str) -> dict:
+    """The part of the header that is known before anything has run, with the values of options."""
+    device = torch.device(args.device)
     driver = _nvidia_smi(device, "driver_version")
-    git_commit, git_dirty = _git_state(commit)
+    git_commit, git_dirty = _git_state(args.commit)
     return {
         "device": device_name(device),
         "driver": driver[0] if driver else None,
@@ -109,19 +105,20 @@ def describe(device: torch.device, command_line: str, commit: str | None = None)
         "numerics": torch_tiled.numerics_version,
         "git_commit": git_commit,
         "git_dirty": git_dirty,
-        "command_line": command_line,
+        "command_line": args.command_line,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **{name: getattr(args, name) for name in options},
     }
 
 
-# Each way to call: its name, how it is written, and the way of PyTorch's that it replaces.
-_CALLS = (
-    ("torch.mm", "torch.mm(x, weight)", "torch.mm"),
-    ("torch_tiled.matmul", "torch_tiled.matmul(x, weight)", "torch.mm"),
-    ("torch.ops.tiled.matmul", "torch.ops.tiled.matmul(x, weight)", "torch.mm"),
-    ("torch.nn.Linear", "layer(x)", "torch.nn.Linear"),
-    ("converted torch.nn.Linear", "converted(x)", "torch.nn.Linear"),
-)
+# Each way to call, as it is written, and the way of PyTorch's that it replaces.
+_CALLS = {
+    "torch.mm": ("torch.mm(x, weight)", "torch.mm"),
+    "torch_tiled.matmul": ("torch_tiled.matmul(x, weight)", "torch.mm"),
+    "torch.ops.tiled.matmul": ("torch.ops.tiled.matmul(x, weight)", "torch.mm"),
+    "torch.nn.Linear": ("layer(x)", "torch.nn.Linear"),
+    "converted torch.nn.Linear": ("converted(x)", "torch.nn.Linear"),
+}
 
 
 def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list[dict]:
@@ -136,43 +133,33 @@ def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list
     """
     rows = []
     for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16")):
-        scope = _scope(device, dtype)
+        layer = torch.nn.Linear(8, 8, device=device, dtype=dtype)
+        names = {
+            "torch": torch,
+            "torch_tiled": torch_tiled,
+            "x": torch.randn(8, 8, device=device, dtype=dtype),
+            "weight": torch.randn(8, 8, device=device, dtype=dtype, requires_grad=True),
+            "layer": layer,
+            "converted": copy.deepcopy(layer),
+        }
+        torch_tiled.convert(names["converted"])
         for backward in (False, True):
-            us = _host_us(scope, backward, batches, calls)
+            end = ".backward(x)" if backward else ""
+            timers = {way: Timer(call + end, globals=names) for way, (call, _) in _CALLS.items()}
+            seconds = {way: [] for way in timers}
+            with torch.set_grad_enabled(backward):
+                for _ in range(batches):
+                    for way, timer in timers.items():
+                        seconds[way].append(timer.timeit(calls).mean)
+            us = {way: statistics.median(times) * 1e6 for way, times in seconds.items()}
             rows += [
                 {
-                    "call": name + suffix,
+                    "call": way + suffix,
                     "backward": backward,
-                    "us": us[name],
+                    "us": us[way],
                     "peer": peer + suffix,
-                    "over_peer": us[name] / us[peer],
+                    "over_peer": us[way] / us[peer],
                 }
-                for name, _, peer in _CALLS
+                for way, (_, peer) in _CALLS.items()
             ]
     return rows
-
-
-def _scope(device: torch.device, dtype: torch.dtype) -> dict:
-    """The names that _CALLS use."""
-    where = {"device": device, "dtype": dtype}
-    converted = torch.nn.Linear(8, 8, **where)
-    torch_tiled.convert(converted)
-    return {
-        "torch": torch,
-        "torch_tiled": torch_tiled,
-        "x": torch.randn(8, 8, **where),
-        "weight": torch.randn(8, 8, **where, requires_grad=True),
-        "layer": torch.nn.Linear(8, 8, **where),
-        "converted": converted,
-    }
-
-
-def _host_us(scope: dict, backward: bool, batches: int, calls: int) -> dict[str, float]:
-    pass_back = ".backward(x)" if backward else ""
-    timers = {name: Timer(call + pass_back, globals=scope) for name, call, _ in _CALLS}
-    seconds = {name: [] for name in timers}
-    with torch.set_grad_enabled(backward):
-        for _ in range(batches):
-            for name, timer in timers.items():
-                seconds[name].append(timer.timeit(calls).mean)
-    return {name: statistics.median(times) * 1e6 for name, times in seconds.items()}

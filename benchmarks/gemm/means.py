@@ -1,7 +1,8 @@
 """The geometric means of a run's rows."""
 
-import math
 from collections.abc import Iterable
+
+from benchmarks.pages.rows import mean
 
 MEAN_OF = ("suite", "group", "dtype", "precision", "algorithm", "variant")
 
@@ -17,16 +18,11 @@ def geometric_means(rows: Iterable[dict]) -> list[dict]:
         dict(zip(MEAN_OF, key, strict=True))
         | {
             "rows": len(group),
-            "ratio": _mean(row["ratio"] for row in group),
-            "of_copy": _mean(row["copy_us"] / row["us"] for row in group if row["copy_us"]),
+            "ratio": mean(row["ratio"] for row in group),
+            "of_copy": mean(row["copy_us"] / row["us"] for row in group if row["copy_us"]),
         }
         for key, group in groups.items()
     ]
-
-
-def _mean(ratios: Iterable[float]) -> float | None:
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def asked(row: dict) -> str:

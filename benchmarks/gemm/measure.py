@@ -11,10 +11,10 @@ keeps the operands cold.
 """
 
 import itertools
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,18 +61,9 @@ def operand_sets(
 ) -> list[Operands]:
     """Random normal operands: as many sets as fill the cache CACHES times, or `most`."""
     count = min(most, _sets(shape.operands * dtype.itemsize, device))
-    generator = torch.Generator(device).manual_seed(0)
-    batch = (shape.batch,) if shape.batch > 1 else ()
-
-    def stored(rows: int, columns: int, layout: str) -> torch.Tensor:
-        size = (rows, columns) if layout == "N" else (columns, rows)
-        values = torch.randn(*batch, *size, dtype=dtype, device=device, generator=generator)
-        return values if layout == "N" else values.mT
-
-    return [
-        (stored(shape.m, shape.k, shape.layout[0]), stored(shape.k, shape.n, shape.layout[1]))
-        for _ in range(count)
-    ]
+    options = {"dtype": dtype, "device": device}
+    make = partial(torch.randn, **options, generator=torch.Generator(device).manual_seed(0))
+    return [shape.stored(make) for _ in range(count)]
 
 
 def _sets(bytes_each: int, device: torch.device) -> int:
@@ -198,24 +189,6 @@ def extra_bytes(call: Call) -> int | None:
     torch.cuda.reset_peak_memory_stats()
     result = function(*sets[0])
     return torch.cuda.max_memory_allocated() - before - result.nbytes
-
-
-def kernels_us(call: Call, calls: int = 10) -> dict[str, float]:
-    """The time of each CUDA kernel of a call, by PyTorch's profiler; kernels may overlap."""
-    function, sets = call
-    function(*sets[0])
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for operands in itertools.islice(itertools.cycle(sets), calls):
-            function(*operands)
-        torch.cuda.synchronize()
-    us: dict[str, float] = {}
-    for event in profile.events():
-        if event.device_type.name == "CUDA":
-            short = re.search(r"\w+(?=[<(])", event.name)  # no namespace, no template
-            name = short.group() if short else event.name
-            us[name] = us.get(name, 0.0) + event.time_range.elapsed_us() / calls
-    return us
 
 
 def raise_clocks(device: torch.device, seconds: float = 0.5) -> None:

@@ -11,13 +11,13 @@ tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_
 with every row to the site.
 """
 
-import argparse
+import functools
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.command import Parser
 from benchmarks.pages import (
     ladder,
     limits,
@@ -49,59 +49,47 @@ PLOTS = {
 
 def texts(results: Path) -> dict[Path, str]:
     """Returns the text of every page that shows results. Raises ResultsError or PageError."""
-    file = results / "hopper.json"
-    measured = read(file)
     surveys = random_page.surveys(results)
-    front, ways = results / "front_page.json", results / "which_way.json"
-    ratios = {**limits.BLOCKS, "random": lambda measured: limits.write_random(surveys)}
+    random = {"random": lambda _: limits.write_random(surveys)}
     source = {"source": lambda measured: f"{measured_on(measured['header'])}."}
-    choice, tf32 = source | which_product.BLOCKS, source | which_product.TF32_BLOCKS
-    means = {"means": result_tables.write_means}
-    pages = {
-        ladder.PAGE: with_blocks(ladder.PAGE, written(str(file), ladder.BLOCKS, measured)),
-        limits.PAGE: with_blocks(limits.PAGE, written(str(file), ratios, measured)),
-        which_product.PAGE: with_blocks(which_product.PAGE, written(str(ways), choice, read(ways))),
-        which_product.TF32_PAGE: with_blocks(
-            which_product.TF32_PAGE, written(str(file), tf32, measured)
-        ),
-        README: with_blocks(README, written(str(front), readme.BLOCKS, read(front))),
-    }
-    for name, page in SUITES.items():
-        found = results / f"{name}.json"
-        pages[page] = with_blocks(page, written(str(found), source, read(found)))
+    blocks = [
+        (ladder.PAGE, "hopper", ladder.BLOCKS),
+        (limits.PAGE, "hopper", limits.BLOCKS | random),
+        (which_product.PAGE, "which_way", source | which_product.BLOCKS),
+        (which_product.TF32_PAGE, "hopper", source | which_product.TF32_BLOCKS),
+        (README, "front_page", readme.BLOCKS),
+        *((page, name, source) for name, page in SUITES.items()),
+    ]
+    pages, cached = {}, functools.cache(read)
+    for page, name, writers in blocks:
+        file = results / f"{name}.json"
+        pages[page] = with_blocks(page, written(str(file), writers, cached(file)))
     if streamed := stream_page.read_results(results):
-        blocks = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
-        pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, blocks)
-    pages[KERNELS / "results.md"] = written(str(file), means, measured)["means"]
-    random = written(str(results), {"random": random_page.write}, surveys)["random"]
-    return pages | {KERNELS / "random.md": random}
+        tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
+        pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
+    hopper, means = results / "hopper.json", {"means": result_tables.write_means}
+    pages |= {KERNELS / "results.md": written(str(hopper), means, cached(hopper))["means"]}
+    every = written(str(results), {"random": random_page.write}, surveys)["random"]
+    return pages | {KERNELS / "random.md": every}
 
 
 def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
     """Returns what draws each plot to a path. Raises ResultsError."""
     drawn = {
-        path: partial(draw, read(results / f"{name}.json")) for path, (name, draw) in PLOTS.items()
+        path: functools.partial(draw, read(results / f"{name}.json"))
+        for path, (name, draw) in PLOTS.items()
     }
     if surveys := random_page.surveys(results):
-        drawn[KERNELS / random_page.PLOT] = partial(random_page.draw, surveys)
+        drawn[KERNELS / random_page.PLOT] = functools.partial(random_page.draw, surveys)
     if streamed := stream_page.read_results(results):
-        drawn[stream_page.PLOT] = partial(stream_page.draw, streamed)
+        drawn[stream_page.PLOT] = functools.partial(stream_page.draw, streamed)
     return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.pages",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=RESULTS,
-        metavar="FOLDER",
-        help="default: benchmarks/results",
-    )
+    parser = Parser("benchmarks.pages", __doc__, computes=False, writes=False)
+    default = {"default": RESULTS, "help": "default: benchmarks/results"}
+    parser.add_argument("--results", type=Path, metavar="FOLDER", **default)
     args = parser.parse_args(argv)
     try:
         pages = texts(args.results)

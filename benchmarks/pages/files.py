@@ -21,6 +21,12 @@ def read(path: Path) -> dict:
     return results
 
 
+def write(path: Path | None, results: dict) -> None:
+    """Writes a results file, if there is a path."""
+    if path:
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def in_lines(results: dict) -> str:
     """The text of a results file of many rows: a line for each of them."""
     header = json.dumps(results["header"], indent=1)

@@ -30,9 +30,11 @@ from benchmarks.pages.rows import (
     squares,
 )
 from benchmarks.suites.suites import LADDER_SIZES
+from torch_tiled._op import registry
 
 PAGE = ROOT / "docs" / "kernels" / "ladder.md"
 SIZE = LADDER_SIZES[-1]  # m = n = k, where kernels are compared
+MISSING = dict.fromkeys(("tflops", "ratio"))  # a row that was not measured
 
 # The columns of the table by size: a name, the dtype and the precision.
 WAYS = {
@@ -44,16 +46,20 @@ WAYS = {
 
 
 def source_of(kernel: str) -> tuple[Path, str]:
-    """The file of a kernel, and its idea: the title in the file's first line."""
-    titles = {}
+    """The file of a kernel, and its idea: the title in the file's first line.
+
+    The title has the name of the kernel, or that of its family if it stands for several.
+    """
+    names = kernel, registry.kernels()[kernel].family
+    found = {}
     for path in sorted((ROOT / "csrc/kernels").glob("*/*.cu")):
         title = re.match(r"// (?:\d\d )?(\w+): (.*)\.\n", path.read_text())
-        if title:
-            titles[title[1]] = path, title[2]
-    named = [name for name in titles if kernel.startswith(name)]
-    if not named:
-        raise PageError(f"No file of csrc/kernels has a title that begins with {kernel}.")
-    return titles[max(named, key=len)]
+        if title and title[1] in names:
+            found[title[1]] = path, title[2]
+    for name in names:
+        if name in found:
+            return found[name]
+    raise PageError(f"No file of csrc/kernels has a title that begins with {kernel}.")
 
 
 def copy_rate(measured: dict) -> tuple[float, float]:
@@ -79,21 +85,20 @@ def write_rungs(measured: dict) -> str:
     for kernel in kernels():
         path, idea = source_of(kernel)
         by_size = kernel_squares(measured["rows"], kernel)
-        at = by_size.get(SIZE)
+        at = by_size.get(SIZE, MISSING)
         picked = select(of_kernel(measured["rows"], kernel), algorithm="auto", variant="plain")
         rows.append(
-            [
-                f"`{kernel}`",
-                f"[{idea}](../../{path.relative_to(ROOT)})",
-                *(figure(by_size[n]["tflops"] if n in by_size else None) for n in LADDER_SIZES),
-                figure(at["tflops"] / peak(kernel) if at else None, ".2f"),
-                figure(at["ratio"] if at else None, ".2f"),
-                str(len(picked)),
-                figure(mean(row["ratio"] for row in picked) if picked else None, ".2f"),
-            ]
+            {
+                "kernel": f"`{kernel}`",
+                "idea": f"[{idea}](../../{path.relative_to(ROOT)})",
+                **{str(n): by_size.get(n, MISSING)["tflops"] for n in LADDER_SIZES},
+                "of the peak": figure(at["tflops"] and at["tflops"] / peak(kernel), ".2f"),
+                "of cuBLAS": figure(at["ratio"], ".2f"),
+                "picked by `auto`": len(picked),
+                "then of cuBLAS": figure(mean(row["ratio"] for row in picked), ".2f"),
+            }
         )
-    headings = ["kernel", "idea", *map(str, LADDER_SIZES), "of the peak", "of cuBLAS"]
-    return table([*headings, "picked by `auto`", "then of cuBLAS"], 2, rows)
+    return table(2, rows)
 
 
 def write_roofline(measured: dict) -> str:
@@ -103,10 +108,8 @@ def write_roofline(measured: dict) -> str:
         f"{PEAK:.1f} TFLOP/s;\n"
         f"- tensor cores: {SMS} SMs x {TENSOR_FMAS} FMAs x 2 FLOP x {CLOCK_MHZ} MHz = "
         f"{TENSOR_PEAK:.0f} TFLOP/s of 16-bit floats, a third of that by fp16x3;\n"
-        f"- memory: the largest copy in the results moves {moved / 1e6:.0f} MB at "
-        f"{rate / 1e12:.2f} TB/s;\n"
-        f"- CUDA cores and memory meet at {PEAK:.1f} / {rate / 1e12:.2f} = "
-        f"{PEAK * 1e12 / rate:.1f} FLOP a byte."
+        f"- memory: a copy of {moved / 1e6:.0f} MB at {rate / 1e12:.2f} TB/s;\n"
+        f"- both meet at {PEAK:.1f} / {rate / 1e12:.2f} = {PEAK * 1e12 / rate:.1f} FLOP a byte."
     )
 
 
@@ -114,37 +117,33 @@ def write_loads(measured: dict) -> str:
     rows = []
     for m, n in THREAD_TILES:
         fed = Tile(m, n, m, n).fed
-        part = f"{min(1, fed / LANES):.2f}"
-        rows.append([f"{m} x {n}", str(m + n), str(m * n), f"{fed:.0f}", part])
-    headings = ["elements of C a thread", "numbers loaded", "FMAs", "FMAs fed in a cycle"]
-    return table([*headings, f"of {LANES}"], 1, rows)
+        row = {"elements of C a thread": f"{m} x {n}", "numbers loaded": m + n, "FMAs": m * n}
+        row |= {"FMAs fed in a cycle": f"{fed:.0f}", f"of {LANES}": f"{min(1, fed / LANES):.2f}"}
+        rows.append(row)
+    return table(1, rows)
 
 
 def write_traffic(measured: dict) -> str:
     _, rate = copy_rate(measured)
     rows = []
     for kernel, tile in TILES.items():
-        read_bytes = 4 * tile.reads * SIZE**3
         intensity = 2 / (4 * tile.reads)
-        by_loads = PEAK * min(1, tile.fed / LANES)
         rows.append(
-            [
-                f"`{kernel}`",
-                f"{read_bytes / 1e9:.3g}",
-                f"{intensity:.3g}",
-                f"{min(PEAK, intensity * rate / 1e12):.3g}",
-                f"{tile.loads:.3g}",
-                f"{by_loads:.3g}",
-                _tflops(measured, kernel),
-            ]
+            {
+                "kernel": f"`{kernel}`",
+                "GB read": 4 * tile.reads * SIZE**3 / 1e9,
+                "FLOP a byte": intensity,
+                "roof by memory": min(PEAK, intensity * rate / 1e12),
+                "loads": float(tile.loads),
+                "roof by loads": PEAK * min(1, tile.fed / LANES),
+                "TFLOP/s": _tflops(measured, kernel),
+            }
         )
-    headings = ["kernel", "GB read", "FLOP a byte", "roof by memory", "loads", "roof by loads"]
-    return table([*headings, "TFLOP/s"], 1, rows)
+    return table(1, rows)
 
 
-def _tflops(measured: dict, kernel: str) -> str:
-    row = kernel_squares(measured["rows"], kernel).get(SIZE)
-    return figure(row["tflops"] if row else None)
+def _tflops(measured: dict, kernel: str) -> float | None:
+    return kernel_squares(measured["rows"], kernel).get(SIZE, MISSING)["tflops"]
 
 
 def write_tiles(measured: dict) -> str:
@@ -153,35 +152,31 @@ def write_tiles(measured: dict) -> str:
         limits = tile.limits()
         blocks = min(limits.values())
         rows.append(
-            [
-                f"`{kernel}`",
-                ", ".join(name for name, limit in limits.items() if limit == blocks),
-                str(tile.threads),
-                str(tile.registers),
-                str(tile.shared_bytes),
-                str(blocks),
-                f"{tile.m * math.sqrt(blocks * SMS):.0f}",
-                _tflops(measured, kernel),
-            ]
+            {
+                "kernel": f"`{kernel}`",
+                "limited by": ", ".join(x for x, limit in limits.items() if limit == blocks),
+                "threads": tile.threads,
+                "registers a thread": tile.registers,
+                "bytes of shared memory": tile.shared_bytes,
+                "blocks an SM": blocks,
+                "M = N that fills the GPU": f"{tile.m * math.sqrt(blocks * SMS):.0f}",
+                f"TFLOP/s at {SIZE}": _tflops(measured, kernel),
+            }
         )
-    headings = ["kernel", "limited by", "threads", "registers a thread"]
-    headings += ["bytes of shared memory", "blocks an SM", "M = N that fills the GPU"]
-    return "\n\n".join(
-        [table([*headings, f"TFLOP/s at {SIZE}"], 2, rows), _fastest_tiles(measured)]
-    )
+    return f"{table(2, rows)}\n\n{_fastest_tiles(measured)}"
 
 
 def _fastest_tiles(measured: dict) -> str:
     """The fastest tile at each size that all were measured at."""
     rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED}
-    sizes = sorted(set.intersection(*(set(each) for each in rates.values())))
-    if not sizes:
-        return "The tiles were not compared."
-    told = []
-    for size in sizes:
+    fastest: dict[str, list[str]] = {}
+    for size in sorted(set.intersection(*(set(each) for each in rates.values()))):
         best = max(TILED, key=lambda kernel: rates[kernel][size]["tflops"])
-        told.append(f"`{best}` at {size}")
-    return f"Fastest, as measured: {', '.join(told)}."
+        fastest.setdefault(best, []).append(str(size))
+    if not fastest:
+        return "The tiles were not compared."
+    told = (f"`{kernel}` at {', '.join(sizes)}" for kernel, sizes in fastest.items())
+    return f"Fastest: {'; '.join(told)}."
 
 
 def write_sizes(measured: dict) -> str:
@@ -189,17 +184,13 @@ def write_sizes(measured: dict) -> str:
     ways = {name: squares(measured["rows"], "auto", *way) for name, way in WAYS.items()}
     rows = []
     for size in sorted({size for found in ways.values() for size in found}):
-        cells = [str(size)]
-        for found in ways.values():
-            row = found.get(size)
-            cells += [
-                figure(row["tflops"] if row else None),
-                figure(peer_tflops(row) if row else None),
-                figure(row["ratio"] if row else None, ".2f"),
-            ]
-        rows.append(cells)
-    headings = [heading for name in ways for heading in (name, "cuBLAS", "ratio")]
-    return table(["m = n = k", *headings], 0, rows)
+        line: dict = {"m = n = k": size}
+        for name, found in ways.items():
+            row = found.get(size, MISSING)
+            line |= {name: row["tflops"], (name, "cuBLAS"): row["tflops"] and peer_tflops(row)}
+            line[name, "ratio"] = figure(row["ratio"], ".2f")
+        rows.append(line)
+    return table(0, rows)
 
 
 def write_fp16_peer(measured: dict) -> str:
@@ -208,10 +199,10 @@ def write_fp16_peer(measured: dict) -> str:
     if not found:
         return "cuBLAS's rate of float16 products was not measured."
     told = [
-        f"{peer_tflops(row) / 3:.3g} TFLOP/s at {row['m']}, where fp16x3 has {row['tflops']:.3g}"
+        f"{peer_tflops(row) / 3:.3g} TFLOP/s at {row['m']} (fp16x3: {row['tflops']:.3g})"
         for row in found
     ]
-    return f"A third of cuBLAS's rate of float16 products: {'; '.join(told)}."
+    return f"A third of cuBLAS's float16 rate: {', '.join(told)}."
 
 
 BLOCKS = {

@@ -42,17 +42,17 @@ def _ratios(lines: dict[str, list[dict]]) -> str:
     """A table with a line for each kind of product that was measured."""
     cells = []
     for what, rows in lines.items():
-        if rows:
-            ratios = [row["ratio"] for row in rows]
-            cells.append([what, str(len(rows)), f"{mean(ratios):.2f}", _spread(ratios)])
-    return table(["products", "measured", "mean ratio", "ratios"], 1, cells)
+        if ratios := [row["ratio"] for row in rows]:
+            line = {"products": what, "measured": len(rows), "mean ratio": f"{mean(ratios):.2f}"}
+            cells.append(line | {"ratios": _spread(ratios)})
+    return table(1, cells)
 
 
 def _epilogues(measured: dict, suite: str, precision: str) -> dict[str, list[dict]]:
     """The squares of an epilogue suite, against cuBLAS with PyTorch's epilogue."""
-    names = {"bias": "a bias", "relu": "a bias and ReLU", "gelu": "a bias and GELU"}
+    names = {"bias": "bias", "relu": "bias and ReLU", "gelu": "bias and GELU"}
     return {
-        f"4096 with {name}": squares(auto(measured, suite, precision=precision, variant=variant))
+        f"4096, {name}": squares(auto(measured, suite, precision=precision, variant=variant))
         for variant, name in names.items()
     }
 
@@ -96,10 +96,10 @@ def write_fp32(measured: dict) -> str:
             **_float32(measured, "fp32"),
             "odd sizes": [row for row in auto(measured, "ragged") if row["k"] % 2],
             "layers of transformers": layers,
-            "the gradient of a weight 768 wide: few tiles of 128 x 128": few_tiles,
-            "4096, such that every element is recomputed": flagged,
+            "gradients of weights 768 wide: few tiles": few_tiles,
+            "4096, every element recomputed": flagged,
             "a's columns and b's rows scaled against each other": opposed,
-            "decayed weights, half of the rows padded with zeros": padded,
+            "decayed weights, half of the rows zero": padded,
             **_epilogues(measured, "epilogue", "fp32"),
         }
     )
@@ -147,7 +147,7 @@ def write_16bit(measured: dict) -> str:
     )
     if copied:
         told += (
-            f"\n\nFor 1 to 16 rows of large weights a product reaches {_spread(copied)} of the "
+            f"\n\n1 to 16 rows of large weights: {_spread(copied)} of the "
             "rate of a copy of as many bytes."
         )
     return told
@@ -158,12 +158,12 @@ def write_energy(measured: dict) -> str:
     rows = [row for row in auto(measured, "mma_square") if row["gflops_per_watt"]]
     lines = []
     for size in sorted({row["m"] for row in rows}):
-        cells = [str(size)]
-        for field in ("gflops_per_watt", "peer_gflops_per_watt"):
-            found = [row[field] for row in rows if row["m"] == size]
-            cells.append(f"{min(found):.0f} to {max(found):.0f}")
-        lines.append(cells)
-    return table(["M = N = K", "ours", "cuBLAS"], 0, lines)
+        line = {"M = N = K": size}
+        for name, field in (("ours", "gflops_per_watt"), ("cuBLAS", "peer_gflops_per_watt")):
+            found = [row[field] for row in select(rows, m=size)]
+            line[name] = f"{min(found):.0f} to {max(found):.0f}"
+        lines.append(line)
+    return table(0, lines)
 
 
 def write_random(surveys: dict[str, dict]) -> str:
@@ -176,12 +176,16 @@ def write_random(surveys: dict[str, dict]) -> str:
             rows += survey["rows"]
             gpus.add(survey["header"]["device"].removeprefix("NVIDIA ").split()[0])
         thin = [row["ratio"] for row in rows if min(row["m"], row["n"]) == 1]
-        share = sum(row["ratio"] < 1 for row in rows) / len(rows)
-        cells = [str(len(rows)), f"{share:.0%}", figure(mean(thin) if thin else None, ".2f")]
-        lines.append([kind, *cells, ", ".join(sorted(gpus))])
-    return table(
-        ["random sizes of", "products", "slower", "mean with a side of 1", "GPU"], 1, lines
-    )
+        lines.append(
+            {
+                "random sizes of": kind,
+                "products": len(rows),
+                "slower": f"{sum(row['ratio'] < 1 for row in rows) / len(rows):.0%}",
+                "mean with a side of 1": figure(mean(thin), ".2f"),
+                "GPU": ", ".join(sorted(gpus)),
+            }
+        )
+    return table(1, lines)
 
 
 BLOCKS: dict[str, Callable[[dict], str]] = {

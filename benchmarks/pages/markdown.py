@@ -39,10 +39,20 @@ def written(source: str, writers: dict[str, Callable[[dict], str]], measured: di
         ) from error
 
 
-def table(headings: list[str], left: int, rows: list[list[str]]) -> str:
-    """A Markdown table, its first `left` columns aligned to the left and the rest to the right."""
+def table(left: int, rows: list[dict]) -> str:
+    """A Markdown table of rows by heading; its first `left` columns are aligned to the left.
+
+    A heading may be a tuple that ends with the text, so that columns may share a text. A cell that
+    is no text is written as it is if it is an integer, and else as figure() does.
+    """
+    if not rows:
+        return ""
+    headings = [each if isinstance(each, str) else each[-1] for each in rows[0]]
     rule = ["---"] * left + ["---:"] * (len(headings) - left)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
+    cells = [
+        [str(x) if isinstance(x, str | int) else figure(x) for x in row.values()] for row in rows
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *cells))
 
 
 def figure(value: float | None, form: str = ".3g") -> str:

@@ -1,26 +1,27 @@
-"""The style that plots share. They need matplotlib."""
+"""What plots share; plots.mplstyle has their style. They need matplotlib."""
 
 from pathlib import Path
 
 # The colours of Okabe and Ito, which the colour-blind can tell apart.
 BLACK, ORANGE, GREEN, BLUE = "#000000", "#e69f00", "#009e73", "#0072b2"
 VERMILION, PURPLE = "#d55e00", "#cc79a7"
+DASHED = {"linestyle": "--", "linewidth": 1}
 
 
 def pyplot():
-    """matplotlib.pyplot, set to draw the same file for the same results, with text as text."""
+    """matplotlib.pyplot with the style of plots.mplstyle."""
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams |= {"svg.hashsalt": "torch_tiled", "svg.fonttype": "none"}
     import matplotlib.pyplot
 
+    matplotlib.pyplot.style.use(Path(__file__).with_suffix(".mplstyle"))
     return matplotlib.pyplot
 
 
-def add_grid(axes) -> None:
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
+def subplots(*shape: int, size: tuple[float, float], **options):
+    """A figure of this size in inches, and its axes."""
+    return pyplot().subplots(*shape, figsize=size, **options)
 
 
 def add_dots(axes, xs: list[float], ys: list[float]) -> None:
@@ -33,8 +34,7 @@ def add_dots(axes, xs: list[float], ys: list[float]) -> None:
     path = Path(ends, [Path.MOVETO, Path.LINETO] * len(xs))
     path.should_simplify = False
     axes.add_patch(PathPatch(path, fill=False, edgecolor=BLUE, linewidth=1.5, capstyle="round"))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     axes.autoscale_view()
 
 
@@ -47,23 +47,15 @@ def set_numbers(axis, *digits: int) -> None:
     axis.set_major_formatter("{x:g}")
 
 
-def set_sizes(axes, sizes: list[int], label: str) -> None:
+def set_sizes(axes, sizes: list[int]) -> None:
     """A logarithmic horizontal axis with a tick at each size."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, labels=map(str, sizes))
     axes.minorticks_off()
-    axes.set_xlabel(label)
-
-
-def finish(figure, axes, title: str, path: Path) -> None:
-    """Adds grid and title to a plot of one panel, and saves it."""
-    add_grid(axes)
-    axes.set_title(title, fontsize="medium")
-    save(figure, path)
+    axes.set_xlabel("M = N = K")
 
 
 def save(figure, path: Path) -> None:
-    """Writes the plot on white, so that it is legible on a dark page, too."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, metadata=metadata, facecolor="white")
+    figure.savefig(path, metadata=metadata)
     pyplot().close(figure)

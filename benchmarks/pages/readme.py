@@ -25,15 +25,20 @@ def _each(values: list, form: str) -> str:
     return ", ".join(format(value, form) for value in values)
 
 
-def _product(row: dict, what: str) -> list[str]:
+def _product(row: dict) -> dict[str, str]:
     """A line of the table; the last column has the ratio of the errors if they differ."""
-    cells = [
-        f"{row[f'{whose}tflops']:.3g} TFLOP/s, error {row[f'{whose}error']:.1e}"
-        for whose in ("peer_", "")
-    ]
     ratio = row["error"] / row["peer_error"]
     error = "the same error" if 0.95 < ratio < 1.05 else f"{ratio:.2f} of the error"
-    return [what, *cells, f"**{row['ratio']:.2f}x** the speed, {error}"]
+    theirs, ours = (
+        f"{row[f'{whose}tflops']:.3g} TFLOP/s, error {row[f'{whose}error']:.1e}"
+        for whose in ("peer_", "")
+    )
+    gain = f"**{row['ratio']:.2f}x** the speed, {error}"
+    return _line(f"a {row['dtype']} product, {_cube(row['size'])}", theirs, ours, gain)
+
+
+def _line(what: str, theirs: str, ours: str, gain: str) -> dict[str, str]:
+    return {"": what, "PyTorch": theirs, "torch_tiled": ours, "what you gain": gain}
 
 
 def write_table(measured: dict) -> str:
@@ -42,40 +47,39 @@ def write_table(measured: dict) -> str:
         _row(measured, kind="product", dtype=dtype) for dtype in ("float32", "bfloat16")
     )
     trainings, streamed = _trainings(measured), _row(measured, kind="streamed")
-    names = ", ".join(row["model"].split()[0] for row in trainings)
     asked = [
         _row(measured, kind="prompts", dtype=dtype, way=way)
         for way in ("torch", "convert")
         for dtype in ("float32", "bfloat16")
     ]
     same, count = [row["same_prompts"] for row in asked], asked[0]["prompts"]
-    size, share = streamed["size"], streamed["in_core_seconds"] / streamed["seconds"]
+    share = streamed["in_core_seconds"] / streamed["seconds"]
     lines = [
-        _product(float32, "a float32 product, " + _cube(float32["size"])),
-        [
-            f"a training step in float32: {names}",
+        _product(float32),
+        _line(
+            f"a training step in float32: {', '.join(x['model'].split()[0] for x in trainings)}",
             f"{_each([row['peer_ms'] for row in trainings], '.1f')} ms",
             f"{_each([row['ms'] for row in trainings], '.1f')} ms",
             f"**{_each([row['ratio'] for row in trainings], '.2f')}x**, "
             "by `torch_tiled.convert(model)`",
-        ],
-        [
+        ),
+        _line(
             "prompts with the same logits alone and in a batch: float32, bfloat16",
             f"{same[0]} and {same[1]} of {count}",
             f"{same[2]} and {same[3]} of {count}",
             "the same bits, whoever else asks",
-        ],
-        _product(bfloat16, "a bfloat16 product, " + _cube(bfloat16["size"])),
-        [
-            f"a float32 product, {_cube(size)}: {streamed['bytes'] / GIB:g} GiB, "
+        ),
+        _product(bfloat16),
+        _line(
+            f"a float32 product, {_cube(streamed['size'])}: {streamed['bytes'] / GIB:g} GiB, "
             f"with {streamed['budget'] / GIB:g} GiB of the GPU",
             "does not fit",
             f"{streamed['tflops']:.3g} TFLOP/s",
             f"**{share:.2f}x** the speed within the GPU"
             + (", the same bits" if streamed["equal"] else ""),
-        ],
+        ),
     ]
-    return table(["", "PyTorch", "torch_tiled", "what you gain"], 4, lines)
+    return table(4, lines)
 
 
 def _cube(size: int) -> str:

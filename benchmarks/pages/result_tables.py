@@ -17,18 +17,16 @@ INTRO = f"""# Results
 
 [benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from {SOURCE}.
 
-Each product is timed alternately with its peer, PyTorch's product of the same operands. If a name
-does not say otherwise, operands are random normal numbers. They are not in L2. A result is compared
-with float64 before its time is reported ([check.py](../../benchmarks/gemm/check.py)). The
-[suites](../../benchmarks/suites/suites.py) list the products.
+Each product of the [suites](../../benchmarks/suites/suites.py) is timed alternately with its peer,
+PyTorch's product of the same operands. If a name does not say otherwise, operands are random normal
+numbers. They are not in L2. Results are [compared](../../benchmarks/gemm/check.py) with float64.
 
 The tables have means of `auto`. The site's pages *Results, fp32* to *Results, 16-bit floats* have
-every row with its kernel and tile, and *Results, means* has the means of every kernel by name."""
+every row with its kernel and tile, and *Results, means* every kernel by name."""
 MEANS = """## Geometric means
 
-Each line is a suite, or a group of products in it. A ratio is the peer's time divided by ours, so
-torch_tiled is faster above 1. *Of a copy* is the time of a copy that moves as many bytes, divided
-by ours."""
+A ratio is the peer's time divided by ours, above 1 if torch_tiled is faster. *Of a copy* is the
+time of a copy of as many bytes, divided by ours."""
 COLUMNS = """\
 | column | meaning |
 | --- | --- |
@@ -105,23 +103,22 @@ def _rows(rows: list[dict]) -> str:
     batched = any(row["batch"] > 1 for row in rows)
     copied = any(row["copy_us"] for row in rows)
     powered = any(row["gflops_per_watt"] for row in rows)
-    headings = ["layout", "algorithm", "kernel", "tile", *(["batch"] if batched else [])]
-    headings += ["m", "n", "k", "us", "TFLOP/s", "ratio", *(["of a copy"] if copied else [])]
-    headings += ["error", "peer's error"]
-    headings += ["GFLOP/s per watt", "peer's"] if powered else []
     lines = []
     for row in rows:
-        cells = [row["layout"], f"`{row['algorithm']}`", f"`{row['kernel']}`", row["tile"] or "-"]
-        cells += [str(row["batch"])] if batched else []
-        cells += [str(row[size]) for size in ("m", "n", "k")]
-        cells += [f"{row['us']:.1f}", f"{row['tflops']:.3g}", f"{row['ratio']:.2f}"]
-        copy_us = row["copy_us"]
-        cells += [figure(copy_us / row["us"] if copy_us else None, ".2f")] if copied else []
-        cells += [f"{row['error']:.1e}", f"{row['peer_error']:.1e}"]
-        watts = (row["gflops_per_watt"], row["peer_gflops_per_watt"])
-        cells += [figure(each, ".0f") for each in watts] if powered else []
-        lines.append(cells)
-    return table(headings, 4, lines)
+        line = {"layout": row["layout"]}
+        line |= {name: f"`{row[name]}`" for name in ("algorithm", "kernel")}
+        line["tile"] = row["tile"] or "-"
+        line |= {name: row[name] for name in (*(["batch"] if batched else []), "m", "n", "k")}
+        line |= {"us": f"{row['us']:.1f}", "TFLOP/s": float(row["tflops"])}
+        line["ratio"] = f"{row['ratio']:.2f}"
+        if copied:
+            line["of a copy"] = figure(row["copy_us"] and row["copy_us"] / row["us"], ".2f")
+        line |= {"error": f"{row['error']:.1e}", "peer's error": f"{row['peer_error']:.1e}"}
+        if powered:
+            line["GFLOP/s per watt"] = figure(row["gflops_per_watt"], ".0f")
+            line["peer's"] = figure(row["peer_gflops_per_watt"], ".0f")
+        lines.append(line)
+    return table(4, lines)
 
 
 def _means_of_auto(means: list[dict]) -> str:
@@ -132,23 +129,27 @@ def _means_of_auto(means: list[dict]) -> str:
     for mean in means:
         variant = "" if mean["variant"] == "plain" else mean["variant"]
         name = [mean["suite"], mean["dtype"] if many else "", mean["group"], variant]
-        cells = [", ".join(filter(None, name)), str(mean["rows"]), f"{mean['ratio']:.2f}"]
-        cells += [figure(mean["of_copy"], ".2f")] if copied else []
-        lines.append(cells)
-    return table(["suite", "products", "ratio", *(["of a copy"] if copied else [])], 1, lines)
+        line = {"suite": ", ".join(filter(None, name)), "products": mean["rows"]}
+        line["ratio"] = f"{mean['ratio']:.2f}"
+        line |= {"of a copy": figure(mean["of_copy"], ".2f")} if copied else {}
+        lines.append(line)
+    return table(1, lines)
 
 
 def _means(measured: dict) -> str:
     """The means of every algorithm, with the kernels that ran."""
-    means = measured["header"]["geometric_means"]
-    headings = ["suite", "group", "dtype", "precision", "algorithm", "kernels that ran"]
-    lines = []
-    for mean in means:
-        cells = [mean[key] for key in ("suite", "group", "dtype", "precision")]
-        cells += [asked(mean), _kernels(measured["rows"], mean)]
-        cells += [str(mean["rows"]), f"{mean['ratio']:.2f}", figure(mean["of_copy"], ".2f")]
-        lines.append(cells)
-    return table([*headings, "products", "ratio", "of a copy"], 6, lines)
+    lines = [
+        {
+            **{key: mean[key] for key in ("suite", "group", "dtype", "precision")},
+            "algorithm": asked(mean),
+            "kernels that ran": _kernels(measured["rows"], mean),
+            "products": mean["rows"],
+            "ratio": f"{mean['ratio']:.2f}",
+            "of a copy": figure(mean["of_copy"], ".2f"),
+        }
+        for mean in measured["header"]["geometric_means"]
+    ]
+    return table(6, lines)
 
 
 def _kernels(rows: list[dict], mean: dict) -> str:
@@ -161,15 +162,13 @@ def _kernels(rows: list[dict], mean: dict) -> str:
 
 def _overheads(rows: list[dict]) -> str:
     """The host's time of each way to call, in a column for each dtype and each kind of passes."""
-    lines: dict[str, list[str]] = {}
-    headings = []
+    lines: dict[str, dict[str, str]] = {}
     for row in rows:
         call, _, dtype = row["call"].partition(", ")
         passes = "forward and backward" if row["backward"] else "forward"
-        headings.append(f"{dtype or 'float32'}, {passes}")
-        lines.setdefault(call, []).append(f"{row['us']:.1f} ({row['over_peer']:.2f})")
-    cells = [[f"`{call}`", *times] for call, times in lines.items()]
+        line = lines.setdefault(call, {"call": f"`{call}`"})
+        line[f"{dtype or 'float32'}, {passes}"] = f"{row['us']:.1f} ({row['over_peer']:.2f})"
     return (
-        "The host's time of a call on 8x8 tensors in us, launches included, and in brackets its "
-        "multiple of PyTorch's:\n\n" + table(["call", *dict.fromkeys(headings)], 1, cells)
+        "A call on 8x8 tensors in us, launches included, and in brackets its multiple of "
+        "PyTorch's:\n\n" + table(1, list(lines.values()))
     )

@@ -66,7 +66,7 @@ def peer_tflops(row: dict) -> float:
     return row["tflops"] / row["ratio"]
 
 
-def mean(values: Iterable[float]) -> float:
-    """The geometric mean."""
+def mean(values: Iterable[float]) -> float | None:
+    """The geometric mean, or None if there is no value."""
     logs = [math.log(value) for value in values]
-    return math.exp(math.fsum(logs) / len(logs))
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None

@@ -99,19 +99,17 @@ def write_source(measured: dict) -> str:
 
 def write_rates(measured: dict) -> str:
     """TFLOP/s of every way, beside those of the streamed product."""
-    others = [way for way in _present(measured) if way != "stream"]
     lines = []
     for dtype, size in _kinds(measured):
         ours = _row(measured, "stream", dtype, size)
-        rates = (_row(measured, way, dtype, size)["tflops"] for way in others)
-        lines.append(
-            [
-                *(dtype, str(size), figure(ours["tflops"]), *(figure(rate) for rate in rates)),
-                *(figure(ours["ratio"], ".2f"), figure(hidden(measured, dtype, size), ".2f")),
-            ]
-        )
-    headings = ["dtype", "m = n = k", "streamed, TFLOP/s", *(STYLES[way][0] for way in others)]
-    return table([*headings, "speed / that within the GPU", "transfers hidden"], 1, lines)
+        line = {"dtype": dtype, "m = n = k": size, "streamed, TFLOP/s": ours["tflops"]}
+        for way in _present(measured):
+            if way != "stream":
+                line[STYLES[way][0]] = _row(measured, way, dtype, size)["tflops"]
+        line["speed / that within the GPU"] = figure(ours["ratio"], ".2f")
+        line["transfers hidden"] = figure(hidden(measured, dtype, size), ".2f")
+        lines.append(line)
+    return table(1, lines)
 
 
 def _present(measured: dict) -> list[str]:
@@ -122,46 +120,42 @@ def _present(measured: dict) -> list[str]:
 
 def write_seconds(measured: dict) -> str:
     """The seconds of every way with a plan, and what the plan predicted."""
-    ways = [way for way in _present(measured) if way in ("stream", "pageable", "two_gpus")]
     lines = []
     for dtype, size in _kinds(measured):
-        line = [dtype, str(size)]
-        for way in ways:
-            row = _row(measured, way, dtype, size)
-            line += [figure(row["seconds"]), figure((row["plan"] or {}).get("seconds"))]
+        line: dict = {"dtype": dtype, "m = n = k": size}
+        for way in _present(measured):
+            if way in ("stream", "pageable", "two_gpus"):
+                row = _row(measured, way, dtype, size)
+                line[f"{STYLES[way][0]}, s"] = row["seconds"]
+                line[way, "predicted"] = (row["plan"] or {}).get("seconds")
         lines.append(line)
-    names = [x for way in ways for x in (f"{STYLES[way][0]}, s", "predicted")]
-    return table(["dtype", "m = n = k", *names], 1, lines)
+    return table(1, lines)
 
 
 def write_errors(measured: dict) -> str:
     """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
-    ways = _present(measured)
     lines = []
     for dtype, size in _kinds(measured):
-        found = [_row(measured, way, dtype, size) for way in ways]
-        bits = [row["equal"] for row in found if row["equal"] is not None]
+        found = {way: _row(measured, way, dtype, size) for way in _present(measured)}
+        bits = [row["equal"] for row in found.values() if row["equal"] is not None]
+        line = {"dtype": dtype, "m = n = k": size}
+        line |= {STYLES[way][0]: figure(row["error"], ".1e") for way, row in found.items()}
         same = "-" if not bits else "equal" if all(bits) else "different"
-        errors = (figure(row["error"], ".1e") for row in found)
-        lines.append([dtype, str(size), *errors, same])
-    headings = ["dtype", "m = n = k", *(STYLES[way][0] for way in ways)]
-    return table([*headings, "bits of streamed products"], 1, lines)
+        lines.append(line | {"bits of streamed products": same})
+    return table(1, lines)
 
 
 def write_links(measured: dict) -> str:
     """The rate of copies between the host and the GPU."""
     found = select(measured["rows"], way="link")
-    lines = [[row["direction"], figure(row["gb_per_second"])] for row in found]
-    return table(["copies", "GB/s"], 1, lines)
+    return table(1, [{"copies": x["direction"], "GB/s": x["gb_per_second"]} for x in found])
 
 
 def draw(measured: dict, path: Path) -> None:
     """TFLOP/s by size, a panel for each dtype, and the share of transfers that is hidden."""
     dtypes = list(dict.fromkeys(dtype for dtype, _ in _kinds(measured)))
     count = len(dtypes) + 1
-    figure_, panels = plots.pyplot().subplots(
-        *(1, count), figsize=(0.5 + 3.8 * count, 4.4), layout="constrained", squeeze=False
-    )
+    figure_, panels = plots.subplots(1, count, size=(0.5 + 3.8 * count, 4.4), squeeze=False)
     *rates, share = panels[0]
     sizes = sorted({size for _, size in _kinds(measured)})
     for axes, dtype in zip(rates, dtypes, strict=True):
@@ -170,26 +164,24 @@ def draw(measured: dict, path: Path) -> None:
             points = sorted((row["size"], row["tflops"]) for row in found if row["tflops"])
             if points:
                 axes.plot(*zip(*points, strict=True), label=name, markersize=5, **style)
-        axes.set_ylabel("TFLOP/s")
-        axes.set_title(dtype, fontsize="medium")
+        axes.set(ylabel="TFLOP/s", title=dtype)
     for dtype in dtypes:
         shares = {size: hidden(measured, dtype, size) for size in sizes}
         points = [(size, value) for size, value in shares.items() if value is not None]
         if points:
             style = {"color": DTYPE_STYLES.get(dtype, plots.PURPLE), "marker": "o"}
             share.plot(*zip(*points, strict=True), label=dtype, markersize=5, **style)
-    share.axhline(1, color=plots.BLACK, linestyle="--", linewidth=1, label="all hidden")
-    share.set_ylabel("share that is hidden")
-    share.set_title("transfers to the GPU", fontsize="medium")
-    share.legend(fontsize="small", loc="lower right")
+    share.axhline(1, color=plots.BLACK, label="all hidden", **plots.DASHED)
+    share.set(ylabel="share that is hidden", title="transfers to the GPU")
+    share.legend(loc="lower right")
     lines = {line.get_label(): line for axes in rates for line in axes.lines}
     if lines:
-        figure_.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
+        every = {"handles": list(lines.values()), "ncols": len(lines), "fontsize": "medium"}
+        figure_.legend(loc="outside lower center", **every)
     for axes in panels[0]:
-        plots.set_sizes(axes, sizes, "M = N = K")
+        plots.set_sizes(axes, sizes)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]) if axes is share else 0)
-        plots.add_grid(axes)
-    figure_.suptitle(measured["header"]["device"], fontsize="medium")
+    figure_.suptitle(measured["header"]["device"])
     plots.save(figure_, path)
 
 

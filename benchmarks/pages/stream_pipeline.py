@@ -51,16 +51,11 @@ def draw(path: Path) -> None:
         if sum(each.queue == "compute" for each in spans) == STEPS and span.queue != "out":
             break
         spans.append(span)
-    figure, axes = plots.pyplot().subplots(figsize=(9, 2.9), layout="constrained")
+    figure, axes = plots.subplots(size=(9, 2.9))
     for span in spans:
         place, width = QUEUES.index(span.queue), 1e3 * (span.end - span.start)
-        axes.barh(
-            *(place, width),
-            left=1e3 * span.start,
-            height=0.7,
-            color=COLOURS[span.what],
-            edgecolor="white",
-        )
+        style = {"left": 1e3 * span.start, "color": COLOURS[span.what], "edgecolor": "white"}
+        axes.barh(place, width, height=0.7, **style)
         if span.queue != "out" and width > 7:
             label = ",".join(map(str, span.index))
             label = label if span.queue == "compute" else span.what + label
@@ -78,6 +73,7 @@ def draw(path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1e3 * spans[-1].end)
     axes.set_xlabel("ms, by the plan's model of an H200")
-    figure.legend(fontsize="small", loc="outside lower center", ncols=3)
-    title = f"float32, {SIZE} x {SIZE} x {SIZE} in {BUDGET >> 30} GiB: the first {STEPS} steps"
-    plots.finish(figure, axes, title, path)
+    figure.legend(loc="outside lower center", ncols=3)
+    size = f"{SIZE} x {SIZE} x {SIZE} in {BUDGET >> 30} GiB"
+    axes.set_title(f"float32, {size}: the first {STEPS} steps")
+    plots.save(figure, path)

@@ -5,53 +5,39 @@ from pathlib import Path
 from benchmarks.pages import plots
 from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
-from benchmarks.survey.regimes import (
-    BELOW,
-    HEADINGS,
-    REGIMES,
-    WITHOUT,
-    kind,
-    over_best,
-    regimes,
-    summary,
-    without_each,
-)
+from benchmarks.survey.regimes import BELOW, kind, over_best, regimes, summary, without_each
 
 PLOT = "random.svg"
 SEEDS_PAGE = "random_seeds"
 ORDER = ("fp32", "ieee", "tf32", "bfloat16", "float16", "float64")  # of the files' kinds
 INTRO = """# Random products
 
-[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from the files
-`survey_<precision or dtype>_<seed>.json` in `benchmarks/results`.
+[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from
+`benchmarks/results/survey_<precision or dtype>_<seed>.json`.
 
 [benchmarks.survey](../../benchmarks/survey/__main__.py) draws
 [products](../../benchmarks/survey/products.py) with log-uniform sides from 1 on, K from 8, batches
-and every layout; most have a side that is not a multiple of 4. One replay of a CUDA graph of `auto`
-alternates with one of `torch.matmul` in the same precision, each after L2 was overwritten. A ratio
-is torch's median time divided by ours. A result is compared with float64 before its time is
-reported."""
+and every layout; most have a side that is not a multiple of 4. A CUDA graph of `auto` alternates
+with one of `torch.matmul` in the same precision, after L2 was overwritten. A ratio is torch's
+median time divided by ours. Results are compared with float64."""
 NOTHING = "No survey is committed yet."
-SHOWN = f"""\
-![Torch's time over ours against torch's time, a dot for each product]({PLOT})
-
-The plot has a dot for each product of one seed; above 1, torch_tiled is faster."""
+SHOWN = f"![Torch's time over ours against torch's time, a dot for each product of a seed]({PLOT})"
 SURVEYS = """## The surveys
 
-*Mean* is the geometric mean of the ratios, and a column *below* has the share of products with a
-smaller ratio. *Over fastest* is the mean factor from the time of the fastest kernel of the
-product's order to that of the picked one, if every kernel was timed."""
+*Mean* is geometric, and a column *below* has the share of products with a smaller ratio. *Over
+fastest* is the mean factor from the time of the fastest kernel of the product's order to that of
+the picked one. The site's page *Random products, by seed* has each seed by itself."""
 BY_REGIME = f"""## Regimes
 
 Each cell has the mean ratio of all seeds on a GPU, and the share of products with a ratio below
 {BELOW[0]}. The regimes overlap. A *side* is the shorter one of C, a *single* product has no batch,
-and the times are torch's. The site's page *Random products, by seed* has each seed by itself."""
+and the times are torch's."""
 WITHOUT_EACH = """## Without each kernel
 
-Every kernel that sums in the product's order was timed beside `auto`. The tables have the geometric
-mean of the time of the fastest other kernel, divided by that of the fastest kernel. It says how
-much slower products would be without the kernel: *all* of them, and *those* in which it is the
-fastest. `simt_thin` was deleted after [this measurement](../notes/simt.md)."""
+Every kernel that sums in the product's order was timed beside `auto`. The time of the fastest other
+kernel is divided by that of the fastest kernel, which says how much slower products would be
+without it: the geometric mean of *all*, and of *those* in which it is the fastest. `simt_thin` was
+deleted after [this measurement](../notes/simt.md)."""
 
 
 def surveys(results: Path) -> dict[str, dict]:
@@ -74,10 +60,9 @@ def write(found: dict[str, dict]) -> str:
     if beside:
         parts.append(WITHOUT_EACH)
     for name, survey in beside.items():
-        rows = survey["rows"]
-        about = f"{len(rows)} products of [seed {survey['header']['seed']}]({_file(name)}), on "
-        parts += [f"### {kind(survey['header'])}", about + _place(survey)]
-        parts.append(table(WITHOUT, 1, without_each(rows)))
+        header, rows = survey["header"], survey["rows"]
+        about = f"{len(rows)} products of [seed {header['seed']}]({_file(name)}), {_gpu(survey)}:"
+        parts += [f"### {kind(header)}", about, table(1, without_each(rows))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,7 +75,7 @@ def write_seeds(found: dict[str, dict]) -> dict[str, str]:
         about += f"A kernel that writes one number takes {header['empty_us']['alone']:.2g} us in "
         about += "this way of timing."
         parts += [f"## {kind(header)}, seed {header['seed']}", about]
-        parts.append(table(HEADINGS, 1, regimes(survey["rows"])))
+        parts.append(table(1, regimes(survey["rows"])))
     return {SEEDS_PAGE: "\n\n".join(parts) + "\n"}
 
 
@@ -102,38 +87,39 @@ def _gpu(survey: dict) -> str:
     return survey["header"]["device"].removeprefix("NVIDIA ").split()[0]
 
 
-def _place(survey: dict) -> str:
-    """The GPU, the commit and the day of a survey."""
-    header = survey["header"]
-    return f"{header['device']} at commit {header['git_commit']}, {header['time'][:10]}:"
-
-
 def _surveys(found: dict[str, dict]) -> str:
-    """A line for each survey."""
-    lines = []
+    """A line for the surveys of a kind on a GPU at a commit, whatever their seeds."""
+    alike: dict[tuple, dict[str, dict]] = {}
     for name, survey in found.items():
-        header, rows = survey["header"], survey["rows"]
-        over = over_best(rows) if header["beside"] else None
-        seed = f"[{header['seed']}]({_file(name)})"
-        cells = [kind(header), _gpu(survey), header["git_commit"] or "-", seed]
-        count, mean, slower, _, *rest = summary([row["ratio"] for row in rows])
-        lines.append([*cells, count, mean, slower, *rest, figure(over, ".3f")])
-    headings = ["products", "GPU", "commit", "seed", "count", *HEADINGS[2:4], *HEADINGS[5:]]
-    headings.append("over fastest")
-    return table(headings, 3, lines)
+        header = survey["header"]
+        key = kind(header), _gpu(survey), header["git_commit"] or "-", bool(header["beside"])
+        alike.setdefault(key, {})[name] = survey
+    lines = []
+    for (products, gpu, commit, has_beside), some in alike.items():
+        rows = [row for survey in some.values() for row in survey["rows"]]
+        seeds = (f"[{x['header']['seed']}]({_file(name)})" for name, x in some.items())
+        cells = summary([row["ratio"] for row in rows])
+        count = cells.pop("products")
+        cells.pop(f"below {BELOW[1]}")
+        line = {"products": products, "GPU": gpu, "commit": commit, "seeds": ", ".join(seeds)}
+        over = figure(over_best(rows) if has_beside else None, ".3f")
+        lines.append({**line, "count": count, **cells, "over fastest": over})
+    return table(4, lines)
 
 
 def _regimes(found: dict[str, dict]) -> str:
     """A column for each kind of products and each GPU."""
     columns: dict[str, list[dict]] = {}
     for survey in found.values():
-        columns.setdefault(f"{kind(survey['header'])}, {_gpu(survey)}", []).extend(survey["rows"])
-    cells = [
-        [f"{mean}, {share}" if count != "0" else "-" for _, count, mean, share, *_ in regimes(rows)]
-        for rows in columns.values()
-    ]
-    lines = [[name, *each] for name, *each in zip(REGIMES, *cells, strict=True)]
-    return table(["regime", *(name.removeprefix("float32, ") for name in columns)], 1, lines)
+        name = f"{kind(survey['header'])}, {_gpu(survey)}".removeprefix("float32, ")
+        columns.setdefault(name, []).extend(survey["rows"])
+    lines: dict[str, dict[str, str]] = {}
+    for name, rows in columns.items():
+        for cells in regimes(rows):
+            line = lines.setdefault(cells["regime"], {"regime": cells["regime"]})
+            shown = f"{cells['mean']}, {cells[f'below {BELOW[0]}']}"
+            line[name] = "-" if cells["products"] == "0" else shown
+    return table(1, list(lines.values()))
 
 
 def draw(found: dict[str, dict], path: Path) -> None:
@@ -142,11 +128,8 @@ def draw(found: dict[str, dict], path: Path) -> None:
     for survey in found.values():
         first.setdefault(kind(survey["header"]), survey)
     lines = -(-len(first) // 2)
-    figure, every = plots.pyplot().subplots(
-        *(lines, 2),
-        **{"figsize": (8, 0.6 + 2.8 * lines), "layout": "constrained"},
-        **{"sharex": True, "sharey": True, "squeeze": False},
-    )
+    shared = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, every = plots.subplots(lines, 2, size=(8, 0.6 + 2.8 * lines), **shared)
     for axes in every.flat[len(first) :]:
         axes.set_visible(False)
     for axes, (name, survey) in zip(every.flat, first.items(), strict=False):
@@ -155,7 +138,6 @@ def draw(found: dict[str, dict], path: Path) -> None:
         plots.set_numbers(axes.xaxis, 1)
         plots.set_numbers(axes.yaxis, 1, 2, 5)
         axes.axhline(1, color=plots.BLACK, linewidth=1)
-        plots.add_grid(axes)
         axes.set_title(f"{name.replace('`', '')}, {survey['header']['device']}", fontsize="small")
     figure.supxlabel("torch's time, us", fontsize="medium")
     figure.supylabel("torch's time / ours", fontsize="medium")

@@ -58,14 +58,14 @@ def write_exact(measured: dict) -> str:
     """The share of elements that are not exact, or not symmetric, by way."""
     rows = select(measured["rows"], kind="hard")
     lines = [
-        [
-            _title(way),
-            *(_share(_of(rows, way=way, operands=kind), "inexact") for kind in EXACT),
-            _share(_of(rows, way=way, operands=GRAM), "asymmetric"),
-        ]
+        {
+            "way": _title(way),
+            **{kind: _share(_of(rows, way=way, operands=kind), "inexact") for kind in EXACT},
+            f"`{GRAM}`: not symmetric": _share(_of(rows, way=way, operands=GRAM), "asymmetric"),
+        }
         for way in _ways(rows)
     ]
-    return table(["way", *EXACT, f"`{GRAM}`: not symmetric"], 1, lines)
+    return table(1, lines)
 
 
 def _sizes(rows: list[dict]) -> list[int]:
@@ -77,15 +77,15 @@ def write_choice(measured: dict) -> str:
     rows = select(measured["rows"], kind="speed")
     sizes, lines = _sizes(rows), []
     for way in _ways(rows):
-        found = [_of(rows, way=way, size=size) for size in sizes]
-        speeds = [f"{row['us']:.0f}, {row['tflops']:.3g}" if row else "-" for row in found]
-        last = found[-1]
-        errors = [f"{last['error']:.1e}", _short(last["componentwise_u"])] if last else ["-", "-"]
-        lines.append([_title(way), *speeds, *errors])
-    largest = sizes[-1] if sizes else ""
-    headings = [f"{size}: us, TFLOP/s" for size in sizes]
-    headings += [f"error, {largest}", f"componentwise, {largest}"]
-    return table(["way", *headings], 1, lines)
+        line = {"way": _title(way)}
+        for size in sizes:
+            row = _of(rows, way=way, size=size)
+            cell = f"{row['us']:.0f}, {row['tflops']:.3g}" if row else "-"
+            line[f"{size}: us, TFLOP/s"] = cell
+        line[f"error, {size}"] = f"{row['error']:.1e}" if row else "-"
+        line[f"componentwise, {size}"] = _short(row["componentwise_u"]) if row else "-"
+        lines.append(line)
+    return table(1, lines)
 
 
 def write_hard(measured: dict) -> str:
@@ -99,16 +99,13 @@ def write_hard(measured: dict) -> str:
     def cell(row: dict | None) -> str:
         return f"{row['error']:.1e} ({_short(row['componentwise_u'])})" if row else "-"
 
-    def is_close(way: str) -> bool:
-        row = _of(rows, way=way, operands=NORMAL)
-        return row is None or row["error"] < COARSE
-
-    lines = [
-        [_title(way), *(cell(_of(rows, way=way, operands=kind)) for kind in kinds)]
-        for way in _ways(rows)
-        if is_close(way)
-    ]
-    return table(["way", *kinds], 1, lines)
+    lines = []
+    for way in _ways(rows):
+        usual = _of(rows, way=way, operands=NORMAL)
+        if usual is None or usual["error"] < COARSE:
+            cells = {kind: cell(_of(rows, way=way, operands=kind)) for kind in kinds}
+            lines.append({"way": _title(way), **cells})
+    return table(1, lines)
 
 
 def _kinds(rows: list[dict]) -> list[str]:
@@ -121,12 +118,13 @@ def write_cost(measured: dict) -> str:
     timed = ("torch_tiled fp32", "torch_tiled tf32", "torch_tiled ieee", "cuBLAS SGEMM")
     lines = []
     for kind in _kinds(rows):
-        if kind == NORMAL:
-            continue
-        found = [_of(rows, way=way, operands=kind) for way in timed]
-        times = [figure(row["us"] / row["normal_us"] if row else None, ".2f") for row in found]
-        lines.append([kind, _share(found[0], "flagged"), *times])
-    return table(["operands", "flagged", *map(_title, timed)], 1, lines)
+        if kind != NORMAL:
+            found = {way: _of(rows, way=way, operands=kind) for way in timed}
+            line = {"operands": kind, "flagged": _share(found[timed[0]], "flagged")}
+            for way, row in found.items():
+                line[_title(way)] = figure(row and row["us"] / row["normal_us"], ".2f")
+            lines.append(line)
+    return table(1, lines)
 
 
 def write_tf32(measured: dict) -> str:
@@ -136,22 +134,25 @@ def write_tf32(measured: dict) -> str:
     for size in sorted(fp32.keys() & tf32.keys()):
         if size >= LEAST_TF32:
             ours, rounded = fp32[size], tf32[size]
-            errors = rounded["peer_error"], ours["peer_error"], ours["error"]
-            speeds = peer_tflops(rounded), peer_tflops(ours), ours["tflops"]
-            cells = [figure(error, ".1e") for error in errors], [figure(x) for x in speeds]
-            lines.append([str(size), *cells[0], *cells[1]])
-    names = ["cuBLAS, TF32", "cuBLAS, float32", '`"fp32"`']
-    headings = [f"{what}: {name}" for what in ("error", "TFLOP/s") for name in names]
-    return table(["m = n = k", *headings], 0, lines)
+            lines.append(
+                {
+                    "m = n = k": size,
+                    "error: cuBLAS, TF32": f"{rounded['peer_error']:.1e}",
+                    "error: cuBLAS, float32": f"{ours['peer_error']:.1e}",
+                    'error: `"fp32"`': f"{ours['error']:.1e}",
+                    "TFLOP/s: cuBLAS, TF32": peer_tflops(rounded),
+                    "TFLOP/s: cuBLAS, float32": peer_tflops(ours),
+                    'TFLOP/s: `"fp32"`': ours["tflops"],
+                }
+            )
+    return table(0, lines)
 
 
 def draw(measured: dict, path: Path) -> None:
     """The time of each way against its error, a panel for each size."""
     rows = select(measured["rows"], kind="speed")
     sizes, ways = _sizes(rows), _ways(rows)
-    figure_, every = plots.pyplot().subplots(
-        1, max(1, len(sizes)), figsize=(11, 4.4), layout="constrained", squeeze=False
-    )
+    figure_, every = plots.subplots(1, max(1, len(sizes)), size=(11, 4.4), squeeze=False)
     members: dict[str, int] = {}
     for way in ways:
         family = way.partition(" ")[0]
@@ -162,17 +163,14 @@ def draw(measured: dict, path: Path) -> None:
                 label = way if axes is every[0][-1] else None
                 axes.plot(row["error"], row["us"], linestyle="", markersize=8, label=label, **style)
     for axes, size in zip(every[0], sizes, strict=False):  # without results a panel is empty
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log", xlabel="relative error against float64")
         plots.set_numbers(axes.yaxis, 1, 2, 5)
         axes.margins(0.12)
-        axes.set_title(f"{size} x {size} x {size}", fontsize="medium")
-        axes.set_xlabel("relative error against float64")
-        plots.add_grid(axes)
+        axes.set_title(f"{size} x {size} x {size}")
     every[0][0].set_ylabel("us (lower is faster)")
-    figure_.suptitle(measured["header"]["device"], fontsize="medium")
+    figure_.suptitle(measured["header"]["device"])
     if ways:
-        figure_.legend(fontsize="small", loc="outside right center")
+        figure_.legend(loc="outside right center")
     plots.save(figure_, path)
 
 

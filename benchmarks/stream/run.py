@@ -2,14 +2,15 @@
 
 import argparse
 import dataclasses
-import json
 import time
 from functools import partial
 
 import torch
 
+from benchmarks.command import DTYPES
 from benchmarks.gemm.check import full_precision_peer
-from benchmarks.gemm.options import DTYPES
+from benchmarks.pages import files
+from benchmarks.pages.rows import select
 from benchmarks.stream import cublasxt
 from benchmarks.stream.host_pool import HostPool
 from benchmarks.stream.ways import (
@@ -51,11 +52,9 @@ class Job:
 def jobs(args: argparse.Namespace, gpus: int) -> list[Job]:
     """The jobs in their order: what matters most first, and last what needs pageable memory.
 
-    Where there is no GPU, and in a dry run, those that need one are left out.
+    Jobs that need a GPU are left out if there is none.
     """
     products = [(dtype, size) for dtype in args.dtype for size in args.sizes]
-    if args.dry_run:
-        return [Job("stream", *x) for x in products]
     found = [Job("link")] if "link" in args.peers else []
     found += [Job("stream", *x) for x in products]
     if "two_gpus" in args.peers and gpus >= 2:
@@ -78,7 +77,6 @@ class Run:
         self.args, self.header = args, header
         self.device = torch.device(args.device)
         self.rows: list[dict] = []
-        self._told = 0  # rows
         self._pool: HostPool | None = None
         self._held: tuple | None = None  # what A and B are filled for
         self._is_pinned = False
@@ -115,19 +113,17 @@ class Run:
             console.print(self.header["not_pinned"], markup=False)
 
     def close(self) -> None:
-        if self._pool is not None:
+        """Writes the results, and gives pinned memory back."""
+        self.save()
+        self._unpin()
+
+    def _unpin(self) -> None:
+        if self._is_pinned:
             self._pool.unpin()
             self._is_pinned = False
 
     def save(self) -> None:
-        if self.args.json:
-            results = {"header": self.header, "rows": self.rows}
-            self.args.json.write_text(json.dumps(results, indent=1) + "\n")
-
-    def new_rows(self) -> list[dict]:
-        """The rows since the last call."""
-        found, self._told = self.rows[self._told :], len(self.rows)
-        return found
+        files.write(self.args.json, {"header": self.header, "rows": self.rows})
 
     def _problem(self, job: Job) -> Problem:
         """The operands of a job, which are filled where those of another one are there."""
@@ -152,21 +148,25 @@ class Run:
         room = 2 * self.args.budget
         return alternate(calls, self.args.repeats, self.device, room)
 
-    def _add(self, job: Job, times: Times, way: str | None = None, **fields) -> dict:
-        """Adds the row of a product, and writes the results."""
-        seconds = times.median
-        flops = 2.0 * job.size**3
+    def _add(self, job: Job, times: Times, problem: Problem | None = None, **fields) -> None:
+        """Adds the row of a product and writes the results; the error is that of the problem's C.
+
+        The ratio to a row before follows from "ratio_to", if the fields do not have it.
+        """
+        seconds, other = times.median, fields.get("ratio_to")
+        before = select(self.rows, way=other, dtype=job.dtype, size=job.size)
+        theirs = before[0]["seconds"] if before else None
         row = {
-            "way": way or job.way,
+            "way": job.way,
             "dtype": job.dtype,
             "size": job.size,
             "is_pinned": self._is_pinned,
             "seconds": seconds,
             "all_seconds": times.seconds,
-            "tflops": flops / seconds / 1e12 if seconds else None,
-            "ratio": None,  # the speed over that of "ratio_to"
+            "tflops": 2.0 * job.size**3 / seconds / 1e12 if seconds else None,
+            "ratio": theirs / seconds if theirs and seconds else None,  # of speeds
             "ratio_to": None,
-            "error": None,
+            "error": error_of(problem) if problem and seconds else None,
             "equal": None,  # to the bits of in_core
             "peak_bytes": times.peak_bytes,
             "block": None,
@@ -175,7 +175,6 @@ class Run:
         }
         self.rows.append(row | fields)
         self.save()
-        return self.rows[-1]
 
     def _add_copy(self, direction: str, moved: int | None, times: Times) -> None:
         seconds = times.median
@@ -192,18 +191,6 @@ class Run:
         )
         self.save()
 
-    def _seconds_of(self, way: str, job: Job) -> float | None:
-        for row in self.rows:
-            if row["way"] == way and (row["dtype"], row["size"]) == (job.dtype, job.size):
-                return row["seconds"]
-        return None
-
-    def _ratio(self, times: Times, job: Job, other: str) -> dict:
-        """The speed over that of a row before."""
-        seconds = self._seconds_of(other, job)
-        ratio = seconds / times.median if seconds and times.median else None
-        return {"ratio": ratio, "ratio_to": other}
-
     def decline(self, job: Job, why: str) -> None:
         """Adds a row that says why there is none of a job."""
         if job.size is None:
@@ -215,20 +202,16 @@ class Run:
         """Adds the rows of a job; one that fails as a whole has a row that says why."""
         do = {
             "stream": self._stream,
-            "two_gpus": self._two_gpus,
+            "two_gpus": partial(self._streamed, gpus=2),
             "loop": self._loop,
             "cublasxt": self._cublasxt,
-            "pageable": self._pageable,
-            "link": self._link,
-            "staged link": self._staged_link,
+            "pageable": self._streamed,
+            "link": lambda job: self._copies(link_calls),
+            "staged link": lambda job: self._copies(staged_calls),
         }[job.way]
         try:
-            if self.args.dry_run:
-                self._plan(job)
-                return
-            if job.way in ("pageable", "staged link") and self._is_pinned:
-                self._pool.unpin()
-                self._is_pinned = False
+            if job.way in ("pageable", "staged link"):
+                self._unpin()
             do(job)
         except Exception as error:  # the run goes on, since it may be the only one
             self.decline(job, text_of(error))
@@ -239,21 +222,13 @@ class Run:
         return [f"cuda:{i}" for i in range(gpus)] if self.device.type == "cuda" else "cpu"
 
     def _planned(self, problem: Problem, devices) -> dict | None:
-        """What the plan says, or None where there is none: the product itself says why."""
+        """What the plan says, or None if there is none: the product itself says why."""
+        options = {"devices": devices, "max_device_bytes": self.args.budget}
         try:
-            return self._plan_of(problem.a, problem.b, problem.c, devices)
+            plan = stream.plan(problem.a, problem.b, out=problem.c, **options)
         except Exception:
             return None
-
-    def _plan_of(self, a, b, out, devices) -> dict:
-        options = {"devices": devices, "max_device_bytes": self.args.budget}
-        plan = stream.plan(a, b, out=out, **options)
         return {name: getattr(plan, name) for name in PLANNED}
-
-    def _plan(self, job: Job) -> None:
-        """The row of a dry run."""
-        a = torch.empty(job.size, job.size, dtype=DTYPES[job.dtype], device="meta")
-        self._add(job, Times(), plan=self._plan_of(a, a, None, self._devices()))
 
     # --- jobs ------------------------------------------------------------------------------------
 
@@ -271,39 +246,29 @@ class Run:
         times = self._alternate(calls)
         ours = times["stream"]
         inner = times.get("in_core", Times(failure=failure))
-        fields = {"plan": plan, "ratio_to": "in_core" if inner.median else None}
-        if ours.median:
-            fields["error"] = error_of(problem)
-            if inner.median:
+        fields = {"plan": plan}
+        if inner.median:
+            fields["ratio_to"] = "in_core"
+            if ours.median:
                 fields["ratio"] = inner.median / ours.median
                 fields["equal"] = is_equal(problem.c, product.result)
-        self._add(job, ours, **fields)
+        self._add(job, ours, problem, **fields)
         if "in_core" in self.args.peers:
-            fields = {}
             if inner.median:
                 problem.c.copy_(product.result)
-                fields["error"] = error_of(problem)
-            self._add(job, inner, "in_core", **fields)
+            self._add(job, inner, problem, way="in_core")
 
-    def _streamed(self, job: Job, devices, other: str) -> None:
+    def _streamed(self, job: Job, gpus: int = 1) -> None:
         """Another streamed product, beside the first one of the same size."""
-        problem = self._problem(job)
-        plan = self._planned(problem, devices)
+        problem, devices = self._problem(job), self._devices(gpus)
+        fields = {"plan": self._planned(problem, devices), "ratio_to": "stream"}
         times = self._timed(job.way, streamed(problem, devices))
-        fields = {"plan": plan, **self._ratio(times, job, other)}
-        if times.median:
-            fields["error"] = error_of(problem)
-            release(self.device)
-            reference = in_core_result(problem) if "in_core" in self.args.peers else None
+        release(self.device)
+        if times.median and "in_core" in self.args.peers:
+            reference = in_core_result(problem)
             if reference is not None:
                 fields["equal"] = is_equal(problem.c, reference)
-        self._add(job, times, **fields)
-
-    def _two_gpus(self, job: Job) -> None:
-        self._streamed(job, self._devices(2), "stream")
-
-    def _pageable(self, job: Job) -> None:
-        self._streamed(job, self._devices(), "stream")
+        self._add(job, times, problem, **fields)
 
     def _loop(self, job: Job) -> None:
         """In torch's float32, and of float32 operands in TF32 as well."""
@@ -313,9 +278,7 @@ class Run:
             block = loop_block(problem)
             with full_precision_peer(precision):
                 times = self._timed(way, partial(loop, problem, block))
-            error = error_of(problem) if times.median else None
-            fields = {"error": error, "block": block, **self._ratio(times, job, "stream")}
-            self._add(job, times, way, **fields)
+            self._add(job, times, problem, way=way, block=block, ratio_to="stream")
 
     def _cublasxt(self, job: Job) -> None:
         """cublasXtSgemm by the best of its blocks."""
@@ -331,15 +294,7 @@ class Run:
                 if is_better or best_block is None:
                     best, best_block = times, block
         best.peak_bytes = None  # the library's memory is not PyTorch's
-        error = error_of(problem) if best.median else None
-        fields = {"error": error, "block": best_block, **self._ratio(best, job, "stream")}
-        self._add(job, best, **fields)
-
-    def _link(self, job: Job) -> None:
-        self._copies(link_calls)
-
-    def _staged_link(self, job: Job) -> None:
-        self._copies(staged_calls)
+        self._add(job, best, problem, block=best_block, ratio_to="stream")
 
     def _copies(self, make_calls) -> None:
         """A row for each direction. What the copies write to C is nobody's result."""

@@ -1,8 +1,7 @@
 """Searches for operands whose errors come closest to the promised bounds, or exceed them.
 
-    python -m benchmarks.studies.attack_bounds --minutes 600 --save worst.pt
+    python -m benchmarks.studies.attack_bounds --minutes 600
     python -m benchmarks.studies.attack_bounds --order fp16x3 --k 512 1024 --rounds 100 --seed 3
-    python -m benchmarks.studies.attack_bounds --replay worst.pt
 
 For each order of summation and K, simulated annealing begins at rows and columns that are meant to
 err (attack_operands.py). A round mutates one pair of them, many times, and multiplies all mutated
@@ -13,30 +12,119 @@ same seed and number of rounds give the same results. The exit status is 1 where
 """
 
 import math
-import pickle
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
+from helpers import specification
 
 import torch_tiled
+from benchmarks.command import Parser, at_least, positive
 from benchmarks.gemm.check import reference
-from benchmarks.gemm.options import (
-    check_folders,
-    check_least,
-    check_positive,
-    make_parser,
-    settle_device,
-)
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
-from benchmarks.studies.attack_ratios import approximate_ratios, exact_ratio, flagged
 
 KS = (64, 128, 129, 511, 512, 513, 1023, 1024, 1025, 2048, 4096, 8193)
 TEMPERATURE = 0.05  # by so much may a ratio fall in an early round
 HALF_LIFE = 100  # the round in which it is half as much
+FINITE = 2.0**127  # a finite result is promised where |A||B| is less
+
+
+# --- how close elements come to the bounds, and which are flagged --------------------------------
+
+# Operands are rows of K numbers each, the rows of a and the columns of b. `products` is the
+# library's product of them, and the product in the order of "ieee", whose bits flagged elements
+# must have.
+
+
+def promised(order, a, b, size):
+    """The elementwise bound where the magnitudes of the products add up to `size`."""
+    k = a.shape[1]
+    lost = reference.TF32_LOSS * size if order.summed == "tf32" else 0.0
+    roundings = reference.roundings(k, order.summed)
+    if order.summed == "fp16x3":
+        roundings = roundings - reference.COARSE * reference.is_coarse(a, b.mT)
+    gamma = reference.gamma(roundings, reference.U[torch.float32])
+    return lost + gamma * (size + lost) + k * reference.SMALLEST[torch.float32]
+
+
+def flagged(order, a, b):
+    """Which elements of the product of rows a and rows b the guard flags, by the specification."""
+    flags = torch.zeros(len(a), len(b), dtype=torch.bool)
+    if order.is_guarded:
+        for first in range(0, a.shape[1], order.chunk):
+            chunk = slice(first, first + order.chunk)
+            of_chunk = flagged_in_chunk(order, a[:, chunk].numpy(), b[:, chunk].numpy(), a.shape[1])
+            flags |= torch.from_numpy(of_chunk)
+    return flags
+
+
+def flagged_in_chunk(order, a, b, k):
+    """Which sums of a chunk are flagged. Float64 products decide it except near the threshold,
+    where those rows and columns are summed as specified."""
+    (a_hi, a_lo, _, a_small), (b_hi, b_lo, _, b_small) = map(specification.split, (a, b))
+    small = a_small[:, None] + b_small
+    if not small.any():
+        return small > 0
+    if order.summed == "fp16x3":
+        a_hi, b_hi = a_hi + a_lo * 2.0**-11, b_hi + b_lo * 2.0**-11
+    sums, sizes = abs(a_hi @ b_hi.T), abs(a_hi) @ abs(b_hi).T
+    roundings = reference.roundings(k, order.summed)
+    slack = reference.gamma(roundings, reference.U[torch.float32]) * sizes + 2.0**-18 * small
+
+    def are_flagged(scaled):
+        return specification.small_numbers_cost_too_much(scaled, a, b.T, a_small, b_small)
+
+    flags, doubtful = are_flagged(sums + slack), are_flagged((sums - slack).clip(min=0))
+    doubtful &= ~flags
+    if doubtful.any():
+        rows, cols = doubtful.any(1), doubtful.any(0)
+        flags[rows[:, None] & cols] = sums_as_specified(order, a[rows], b[cols].T, k)[1].flatten()
+    return flags
+
+
+def sums_as_specified(order, a, b, k):
+    """A chunk's sums, and which of them are flagged."""
+    if order.summed == "tf32":
+        return specification.tf32_chunk(a, b)
+    return specification.fp16x3_chunk(a, b, reference.promotion(k))
+
+
+def ratios(order, a, b, products, flags, error, size):
+    """Errors over bounds; 0 where nothing is promised, and infinite where a result is not finite or
+    a flagged element has other bits than those of "ieee"."""
+    result, ieee = products
+    ratio = torch.where(result.isfinite(), error / promised(order, a, b, size), math.inf)
+    same = result.view(torch.int32) == ieee.view(torch.int32)
+    ratio = torch.where(flags, torch.where(same, 0.0, math.inf), ratio)
+    return torch.where(size < FINITE, ratio, 0.0)
+
+
+def magnitudes(order, x):
+    """What errors are relative to: magnitudes in float64."""
+    return reference.raised(x) if order.summed == "mma" else x.double().abs()
+
+
+def approximate_ratios(order, a, b, products, flags):
+    """The ratios of all elements of the product of rows a and rows b, by float64 products."""
+    size = magnitudes(order, a) @ magnitudes(order, b).mT
+    error = (products[0].double() - a.double() @ b.double().mT).abs()
+    return ratios(order, a, b, products, flags, error, size)
+
+
+def exact_ratio(order, a, b, products):
+    """The ratio of one element. Products of float32 numbers are exact in float64, and math.fsum
+    rounds once the sum of them and of the result."""
+    addends = (a.double() * b.double()).flatten().tolist()
+    result = products[0].double().item()
+    error = abs(math.fsum([*addends, -result])) if math.isfinite(result) else math.inf
+    size = math.fsum((magnitudes(order, a) * magnitudes(order, b)).flatten().tolist())
+    error, size = (torch.full((1, 1), x, dtype=torch.float64) for x in (error, size))
+    return ratios(order, a, b, products, flagged(order, a, b), error, size).item()
+
+
+# --- the search ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -112,13 +200,6 @@ def settled(search, device):
     return replace(trial, ratio=exact_ratio(search.order, a, b, (trial.result, ieee)))
 
 
-def replayed(trial, device):
-    """A trial by the library's result of today."""
-    order, a, b = ORDERS[trial.order], trial.a[None], trial.b[None]
-    products = multiply(order, a, b, device)
-    return replace(trial, result=products[0], ratio=exact_ratio(order, a, b, products))
-
-
 def search_all(searches, args):
     """Rounds of every search, as many as asked for or until the time is over; says once a minute
     how far it is."""
@@ -161,51 +242,23 @@ def status(trials):
     return 1 if wrong else 0
 
 
-def replay(path, device):
-    """Computes saved trials anew."""
-    try:
-        saved = [Trial(**each) for each in torch.load(path, weights_only=True)]
-    except (OSError, RuntimeError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
-        print(f"{path} cannot be read; it must be a file that --save wrote.")
-        return 1
-    trials = [replayed(trial, device) for trial in saved]
-    print(f"{'order':9} {'K':>6} {'saved':>7} {'now':>7}  began as")
-    for old, new in zip(saved, trials, strict=True):
-        print(f"{new.order:9} {len(new.a):6} {old.ratio:7.4f} {new.ratio:7.4f}  {new.began}")
-    return status(trials)
-
-
 def parse(argv):
-    parser = make_parser("benchmarks.studies.attack_bounds", __doc__)
+    parser = Parser("benchmarks.studies.attack_bounds", __doc__, writes=False)
     option = parser.add_argument
     option("--order", nargs="+", choices=ORDERS, default=list(ORDERS), help="by default all")
-    option("--k", nargs="+", type=int, default=list(KS), help=f"by default {KS}")
-    option("--size", type=int, default=32, help="the rows and columns of a round")
+    option("--k", nargs="+", type=at_least(1), default=list(KS), help=f"by default {KS}")
+    option("--size", type=at_least(2), default=32, help="the rows and columns of a round")
     option("--seed", type=int, default=0, help="another one has other mutations")
-    option("--minutes", type=float, default=10, help="the search ends with the round after these")
-    option("--rounds", type=int, help="so many rounds instead, whatever time they take")
-    option("--save", type=Path, metavar="PATH", help="write the worst operands there")
-    option("--replay", type=Path, metavar="PATH", help="compute saved ones, search nothing")
-    args = parser.parse_args(argv)
-    _check(args, parser.error)
-    return args
-
-
-def _check(args, refuse):
-    settle_device(args, refuse)
+    option("--minutes", type=positive, default=10, help="the search ends after these")
+    option("--rounds", type=at_least(0), help="so many rounds instead, whatever time they take")
+    args, refuse = parser.parse_args(argv), parser.error
     if args.order != ["ieee"] and not reference.takes("fp16x3_wgmma", torch.float32, args.device):
         refuse("the bounds of tensor cores are Hopper's; say --device cpu or --order ieee.")
-    if min(args.k) < 1:
-        refuse(f"--k is {min(args.k)}; it must be at least 1.")
-    if args.size < 2:
-        refuse(f"--size is {args.size}; it must be at least 2, as the first row is not mutated.")
-    check_positive(args, refuse, "minutes")
-    check_least(args, refuse, 0, "rounds")
-    check_folders(args, refuse, "save")
     args.cases = [(o, k) for o in args.order for k in args.k if k >= reference.MIN_K.get(o, 1)]
     if not args.cases:
         least = min(reference.MIN_K[name] for name in args.order)
         refuse(f"--k has no sum of {least} or more, and shorter ones are in the order of ieee.")
+    return args
 
 
 @contextmanager
@@ -222,8 +275,6 @@ def one_thread():
 @one_thread()
 def main(argv=None):
     args = parse(argv)
-    if args.replay:
-        return replay(args.replay, args.device)
     searches = [Search(name, k, args) for name, k in args.cases]
     try:
         search_all(searches, args)
@@ -231,8 +282,6 @@ def main(argv=None):
         print("Interrupted: this is what was found before.")
     trials = [settled(search, args.device) for search in searches]
     print_searches(searches, trials)
-    if args.save:
-        torch.save([asdict(trial) for trial in trials], args.save)
     return status(trials)
 
 

@@ -7,10 +7,12 @@ is a function of rows (count, K) in the order's dtype and a generator to mutated
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from benchmarks.gemm.check import reference
+from torch_tiled._op import registry
 
 FP16_BITS = 11  # of a mantissa; hi and lo of a split have as many
 TIE = 1 + 2.0**-11  # halfway between two float16 numbers: the split has hi = 1
@@ -28,11 +30,11 @@ class Order:
 
     @property
     def chunk(self) -> int:
-        return reference.MMA_CHUNK if self.summed in ("mma", "tf32") else reference.CHUNK
+        return registry.orders()[self.summed].chunk
 
     @property
     def is_guarded(self) -> bool:
-        return self.summed in ("fp16x3", "tf32")
+        return registry.orders()[self.summed].is_guarded
 
 
 FLOAT32_SUMS = {"out_dtype": torch.float32}
@@ -98,15 +100,11 @@ def lost(order, k, cuts_sums):
     return below * 2.0 ** halved.double(), below * 2.0 ** (exponents - halved).double()
 
 
-def lost_beside(factor):
+def lost_beside(factor, order, k, generator):
     """One large product, of this factor with itself, beside which all others are lost."""
-
-    def start(order, k, generator):
-        a, b = lost(order, k, cuts_sums=True)
-        a[0] = b[0] = factor * 2.0**10
-        return a, b
-
-    return start
+    a, b = lost(order, k, cuts_sums=True)
+    a[0] = b[0] = factor * 2.0**10
+    return a, b
 
 
 def lost_upward(order, k, generator):
@@ -125,7 +123,7 @@ def at_the_guard(order, k, generator):
     the largest number of the row meets a zero, and those of the column meet the small ones, which
     lose as much as such numbers can."""
     is_split = order.summed == "fp16x3"
-    a, b = lost_beside(LOSSY if is_split else TIE)(order, k, generator)
+    a, b = lost_beside(LOSSY if is_split else TIE, order, k, generator)
     last = min(k, order.chunk)
     a[last - 5], b[last - 5] = 2.0**20, 0
     a[last - 4 : last] = 2.0**-19 - (3 * 2.0**-30 if is_split else 0)  # hi is 0
@@ -142,25 +140,17 @@ def beside_a_coarse_row(order, k, generator):
     return a, b
 
 
-def near_powers_of_two(ulps):
+def near_powers_of_two(ulps, order, k, generator):
     """Powers of two, off by so many units in the last place."""
-
-    def start(order, k, generator):
-        near = 1 + ulps * torch.finfo(order.dtype).eps
-        a, b = (near * 2.0 ** random_integers(-3, 4, (k,), generator).double() for _ in range(2))
-        return a, b
-
-    return start
+    near = 1 + ulps * torch.finfo(order.dtype).eps
+    a, b = (near * 2.0 ** random_integers(-3, 4, (k,), generator).double() for _ in range(2))
+    return a, b
 
 
-def one_number(mantissa):
+def one_number(mantissa, order, k, generator):
     """The same number everywhere, or the largest below 2 that the dtype has."""
-
-    def start(order, k, generator):
-        number = mantissa or 2 - torch.finfo(order.dtype).eps
-        return (torch.full((k,), number, dtype=torch.float64),) * 2
-
-    return start
+    number = mantissa or 2 - torch.finfo(order.dtype).eps
+    return (torch.full((k,), number, dtype=torch.float64),) * 2
 
 
 def cancelling(order, k, generator):
@@ -195,32 +185,28 @@ def clamped_scale(order, k, generator):
     return a * random_signs(k, generator), torch.full((k,), tiny**-0.5, dtype=torch.float64)
 
 
-def normal(order, k, generator):
-    return tuple(torch.randn(k, generator=generator, dtype=torch.float64) for _ in range(2))
-
-
-def uniform(order, k, generator):
-    return tuple(torch.rand(k, generator=generator, dtype=torch.float64) for _ in range(2))
+def drawn(sample, order, k, generator):
+    return tuple(sample(k, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
 STARTS = {
-    "lost beside 1": lost_beside(1.0),
-    "lost beside a tie": lost_beside(TIE),
-    "lost beside a lossy split": lost_beside(LOSSY),
+    "lost beside 1": partial(lost_beside, 1.0),
+    "lost beside a tie": partial(lost_beside, TIE),
+    "lost beside a lossy split": partial(lost_beside, LOSSY),
     "lost upward": lost_upward,
     "at the guard": at_the_guard,
     "beside a coarse row": beside_a_coarse_row,
-    "just above powers of two": near_powers_of_two(1),
-    "just below powers of two": near_powers_of_two(-0.5),
-    "mantissas of ones": one_number(None),
-    "ties": one_number(TIE),
-    "lossy splits": one_number(LOSSY),
+    "just above powers of two": partial(near_powers_of_two, 1),
+    "just below powers of two": partial(near_powers_of_two, -0.5),
+    "mantissas of ones": partial(one_number, None),
+    "ties": partial(one_number, TIE),
+    "lossy splits": partial(one_number, LOSSY),
     "cancelling": cancelling,
     "large at edges": large_at_edges,
     "subnormal": subnormal,
     "clamped scale": clamped_scale,
-    "normal": normal,
-    "uniform(0, 1)": uniform,
+    "normal": partial(drawn, torch.randn),
+    "uniform(0, 1)": partial(drawn, torch.rand),
 }
 
 
@@ -250,17 +236,9 @@ def scaled(rows, generator):
     return (rows.double() * 2.0 ** by.double()).to(rows.dtype)
 
 
-def negated(rows, generator):
-    return -rows
-
-
 def moved(rows, generator):
     """The numbers at other places of K."""
     return rows[:, torch.randperm(rows.shape[1], generator=generator)]
-
-
-def zeroed(rows, generator):
-    return torch.zeros_like(rows)
 
 
 def with_mantissas(rows, generator):
@@ -275,7 +253,14 @@ def with_mantissas(rows, generator):
     return torch.where(rows == 0, rows, magnitudes.copysign(rows))
 
 
-MUTATIONS = (nudged, scaled, negated, moved, zeroed, with_mantissas)
+MUTATIONS = (
+    nudged,
+    scaled,
+    lambda rows, _: -rows,
+    moved,
+    lambda rows, _: torch.zeros_like(rows),
+    with_mantissas,
+)
 
 
 def places(count, k, generator):

@@ -27,7 +27,7 @@ import torch_tiled
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import plots
 from benchmarks.pages.rows import select
-from benchmarks.studies.errors import add, describe, finish, parse, products_of, redraw
+from benchmarks.studies.errors import run, study
 
 LARGE = 2.0**12
 STYLES = {  # of the ways to multiply; the vendor's is the first
@@ -90,9 +90,8 @@ def products(device):
 
 def recomputed(a, b, device):
     """The share of parts that the guard flags; 0 where the sum has no guard."""
-    told = torch_tiled.explain(a, b, **ours("fp32", device))
-    count = int(getattr(told, "recomputed", "0").split()[0])
-    return count / (2 * a.shape[0] * b.shape[1])
+    values = torch_tiled.explain(a, b, **ours("fp32", device)).values
+    return values.get("recomputed", 0) / (2 * a.shape[0] * b.shape[1])
 
 
 def figures(result, exact):
@@ -105,17 +104,10 @@ def figures(result, exact):
     return {"error": error, "part_error": max(of_parts)}
 
 
-def study(operands, k, ways, args):
-    """The rows of one kind of operands and one K: one for each way to multiply."""
-    rows = {way: {"operands": operands, "k": k, "product": way} for way in ways}
-    for seed in range(args.seeds):
-        torch.manual_seed(seed)
-        a, b = (x.to(args.device) for x in OPERANDS[operands](args.size, k, args.size))
-        exact = reference.product(a, b)
-        for way, multiply in ways.items():
-            add(rows[way], figures(multiply(a, b), exact), args.seeds)
-        add(rows["fp32"], {"recomputed": recomputed(a, b, args.device)}, args.seeds)
-    return list(rows.values())
+def found_of(kind, a, b, exact, results):
+    found = {way: figures(result, exact) for way, result in results.items()}
+    found["fp32"]["recomputed"] = recomputed(a, b, a.device.type)
+    return found
 
 
 def draw(results, path):
@@ -123,48 +115,35 @@ def draw(results, path):
     rows, header = results["rows"], results["header"]
     kinds = list(dict.fromkeys(row["operands"] for row in rows))
     ways = list(dict.fromkeys(row["product"] for row in rows))
-    figure, grid = plots.pyplot().subplots(2, 2, figsize=(9, 7.6), layout="constrained")
+    figure, grid = plots.subplots(2, 2, size=(9, 7.6))
     for kind, axes in zip(kinds, grid.flat, strict=True):
         for way in ways:
             found, style = select(rows, operands=kind, product=way), STYLES.get(way, VENDOR_STYLE)
             ks = [row["k"] for row in found]
             errors, of_parts = ([row[x] for row in found] for x in ("error", "part_error"))
             axes.plot(ks, of_parts, label=way, markersize=4, **style)
-            axes.plot(ks, errors, color=style["color"], linestyle="--", linewidth=1)
-        axes.plot([], [], color="0.3", linestyle="--", linewidth=1, label="by modulus")
+            axes.plot(ks, errors, color=style["color"], **plots.DASHED)
+        axes.plot([], [], color="0.3", label="by modulus", **plots.DASHED)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("K, of complex numbers")
+        axes.set(yscale="log", xlabel="K, of complex numbers")
         axes.set_ylabel("relative error of the worse part")
-        axes.set_title(kind)
-        plots.add_grid(axes)
+        axes.set_title(kind, fontsize="large")
     handles = grid.flat[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=len(ways) + 1)
+    figure.legend(*handles, loc="outside lower center", ncols=len(ways) + 1, fontsize="medium")
     figure.suptitle(
         f"complex64 products against complex128: {header['device']}, torch {header['torch']}, "
-        f"M = N = {header['size']}, mean over {header['seeds']} seeds",
-        fontsize="medium",
+        f"M = N = {header['size']}, mean over {header['seeds']} seeds"
     )
     plots.save(figure, path)
 
 
-def main(argv=None):
-    args = parse(argv, "benchmarks.studies.complex_errors", __doc__)
-    if args.redraw:
-        return redraw(args, draw)
-    header = describe(args, "benchmarks.studies.complex_errors", argv)
-    ways, rows = products(args.device), []
-    heading = "  ".join(f"{way:>19}" for way in ways)
-    print(f"{'worse part (by modulus)':28} {'K':>6}  {heading}  recomputed")
+def measure(args):
     with full_precision_peer("fp32"):
-        for operands, k in products_of(OPERANDS, args.k_max):
-            found = study(operands, k, ways, args)
-            rows += found
-            errors = "  ".join(f"{x['part_error']:9.2e} ({x['error']:.1e})" for x in found)
-            share = next(row["recomputed"] for row in found if "recomputed" in row)
-            print(f"{operands:28} {k:6}  {errors}  {share:10.4f}", flush=True)
-    finish(args, {"header": header, "rows": rows}, draw)
-    return 0
+        return {"rows": study(OPERANDS, products(args.device), found_of, args)}
+
+
+def main(argv=None):
+    return run("benchmarks.studies.complex_errors", __doc__, argv, measure, draw)
 
 
 if __name__ == "__main__":

@@ -40,20 +40,19 @@ def draw(results, path):
     panels.append(partial(draw_guard, rows=rows, kinds=kinds))
 
     columns = -(-len(panels) // 2)
-    size = (13 * columns / 3, 7.6)
-    figure, grid = plots.pyplot().subplots(2, columns, figsize=size, layout="constrained")
+    figure, grid = plots.subplots(2, columns, size=(13 * columns / 3, 7.6))
     for panel, axes in zip(panels, grid.flat, strict=False):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("K")
         panel(axes, ways=ways)
-        plots.add_grid(axes)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     handles = grid.flat[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=len(ways))
+    figure.legend(*handles, loc="outside lower center", ncols=len(ways), fontsize="medium")
     figure.suptitle(
         f"float32 products against float64: {header['device']}, torch {header['torch']}, "
-        f"M = N = {header['size']}, mean over {header['seeds']} seeds"
+        f"M = N = {header['size']}, mean over {header['seeds']} seeds",
+        fontsize="large",
     )
     plots.save(figure, path)
 
@@ -64,46 +63,45 @@ def points(rows, x, y):
     return tuple(row[x] for row in found), tuple(row[y] for row in found)
 
 
-def draw_ways(axes, rows, ways, x, y):
+def draw_ways(axes, rows, ways, x, y, **labels):
     """A line for each way to multiply."""
     for way, style in zip(ways, STYLES, strict=False):
         found = points(select(rows, product=way), x, y)
         axes.plot(*found, label=LABELS.get(way, way), markersize=4, **style)
+    title = labels.pop("title")
+    axes.set(**labels)
+    axes.set_title(title, fontsize="large")
 
 
 def draw_errors(axes, rows, ways, kind):
-    draw_ways(axes, rows, ways, "k", "error")
-    axes.set_yscale("log")
-    axes.set_title(kind)
-    axes.set_ylabel("relative Frobenius error")
+    labels = {"title": kind, "ylabel": "relative Frobenius error", "yscale": "log"}
+    draw_ways(axes, rows, ways, "k", "error", **labels)
 
 
 def draw_bias(axes, rows, ways):
-    draw_ways(axes, rows, ways, "k", "bias_u")
+    labels = {"title": "bias on uniform(0, 1)"}
+    labels["ylabel"] = "mean relative error, units of $2^{-24}$"
+    draw_ways(axes, rows, ways, "k", "bias_u", **labels)
     axes.axhspan(-PROMISED, PROMISED, color="0.92", zorder=0)
     axes.text(64, PROMISED, "promised", va="bottom", color="0.4", fontsize="small")
     axes.set_ylim(-2 * PROMISED, 2 * PROMISED)  # a long sum in sequence leaves the range
-    axes.set_title("bias on uniform(0, 1)")
-    axes.set_ylabel("mean relative error, units of $2^{-24}$")
 
 
 def draw_shrinkage(axes, rows, ways):
-    draw_ways(axes, rows, ways, "k", "shrinkage_u")
-    axes.set_title("shrinkage on normal")
-    axes.set_ylabel("<error, exact> / |exact|², units of $2^{-24}$")
+    labels = {"title": "shrinkage on normal"}
+    labels["ylabel"] = "<error, exact> / |exact|², units of $2^{-24}$"
+    draw_ways(axes, rows, ways, "k", "shrinkage_u", **labels)
 
 
 def draw_iteration(axes, rows, ways):
-    draw_ways(axes, rows, ways, "multiplications", "error")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("N")
-    axes.set_title(f"N products by an orthogonal matrix of {rows[0]['k']} x {rows[0]['k']}")
-    axes.set_ylabel("relative Frobenius error")
+    labels = {"xscale": "log", "yscale": "log", "xlabel": "N"}
+    labels["title"] = f"N products by an orthogonal matrix of {rows[0]['k']} x {rows[0]['k']}"
+    labels["ylabel"] = "relative Frobenius error"
+    draw_ways(axes, rows, ways, "multiplications", "error", **labels)
 
 
 def draw_guard(axes, rows, ways, kinds):
-    shares = {}  # kinds whose shares are the same have one line
+    shares = {}  # kinds that have the same shares have one line
     for kind in kinds:
         share = points(select(rows, operands=kind), "k", "guarded")
         if any(share):  # some GPUs have no fp16x3
@@ -111,8 +109,7 @@ def draw_guard(axes, rows, ways, kinds):
     for ((ks, values), same), style in zip(shares.items(), GUARD_STYLES, strict=False):
         percents = [100 * value for value in values]
         axes.plot(ks, percents, label="\n".join(same), markersize=4, **style)
-    axes.set_ylim(-5, 105)
-    axes.set_title("recomputed by fp16x3's guard")
-    axes.set_ylabel("% of the elements")
+    axes.set(ylim=(-5, 105), ylabel="% of the elements")
+    axes.set_title("recomputed by fp16x3's guard", fontsize="large")
     if shares:
-        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(0, 0.6))
+        axes.legend(loc="center left", bbox_to_anchor=(0, 0.6))

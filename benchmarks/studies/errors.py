@@ -20,26 +20,20 @@ product's errors have in common adds up: shrinkage grows as N does, and rounding
 in common as its square root. The plot needs matplotlib.
 """
 
-import json
+import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import torch_tiled
+from benchmarks.command import Parser, at_least, new_file
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
-from benchmarks.gemm.options import (
-    add_results,
-    check_folders,
-    check_least,
-    make_parser,
-    settle_device,
-)
-from benchmarks.pages.files import ResultsError, read
+from benchmarks.pages import files
 from benchmarks.studies import error_plots
-from benchmarks.studies.attack_operands import ORDERS
-from benchmarks.studies.attack_ratios import flagged
+from benchmarks.studies.attack_bounds import ORDERS, flagged
 
 U = reference.U[torch.float32]
 ALGORITHMS = tuple(error_plots.LABELS)
@@ -110,24 +104,40 @@ def products(vendor, device):
     return ways
 
 
-def study(operands, k, ways, args):
-    """The rows of one kind of operands and one K: one for each way to multiply."""
-    rows = {way: {"operands": operands, "k": k, "product": way} for way in ways}
-    for seed in range(args.seeds):
-        torch.manual_seed(seed)
-        a, b = OPERANDS[operands](args.size, k, args.size)
-        share = guarded(a, b) if "fp16x3" in ways else 0.0
-        a, b = a.to(args.device), b.to(args.device)
-        exact = reference.product(a, b)
-        for way, multiply in ways.items():
-            result = multiply(a, b)
-            found = figures(result, exact)
-            if operands in POSITIVE:
-                found["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
-            if way == "fp16x3":
-                found["guarded"] = share
-            add(rows[way], found, args.seeds)
-    return list(rows.values())
+def study(kinds, ways, found_of, args):
+    """The rows of every kind of operands, K and way to multiply, printed as they come.
+
+    Args:
+        kinds: functions of m, k and n to two operands.
+        ways: functions of operands to their product.
+        found_of: a function of a kind, operands, the exact product and a result of each way to the
+            figures of each way.
+    """
+    every = []
+    print(f"{'operands':28} {'K':>6}  " + "  ".join(f"{way:>12}" for way in ways))
+    for kind, k in ((kind, 2**i) for kind in kinds for i in range(6, args.k_max.bit_length())):
+        rows = {way: {"operands": kind, "k": k, "product": way} for way in ways}
+        for seed in range(args.seeds):
+            torch.manual_seed(seed)
+            a, b = (x.to(args.device) for x in kinds[kind](args.size, k, args.size))
+            results = {way: multiply(a, b) for way, multiply in ways.items()}
+            found = found_of(kind, a, b, reference.product(a, b), results)
+            for way in ways:
+                add(rows[way], found[way], args.seeds)
+        every += rows.values()
+        said = "  ".join(f"{row['error']:12.3g}" for row in rows.values())
+        print(f"{kind:28} {k:6}  {said}", flush=True)
+    return every
+
+
+def found_of(kind, a, b, exact, results):
+    found = {way: figures(result, exact) for way, result in results.items()}
+    if kind in POSITIVE:
+        for way, result in results.items():
+            found[way]["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
+    if "fp16x3" in results:
+        found["fp16x3"]["guarded"] = guarded(a.cpu(), b.cpu())
+    return found
 
 
 def iterate(ways, args):
@@ -159,81 +169,58 @@ def powers(x, matrix, multiply):
             yield i + 1, x
 
 
+def run(
+    module: str,
+    description: str,
+    argv: list[str] | None,
+    measure: Callable[[argparse.Namespace], dict],
+    draw: Callable[[dict, Path], None],
+) -> int:
+    """The command of a study: draws results that are there, or measures, writes and draws them."""
+    args = parse(argv, module, description)
+    try:
+        if args.redraw:
+            results = files.read(args.redraw)
+        else:
+            results = {"header": machine.describe(args, "size", "seeds"), **measure(args)}
+            files.write(args.json, results)
+    except files.ResultsError as error:
+        print(error)
+        return 1
+    if args.plot:
+        draw(results, args.plot)
+    return 0
+
+
 def parse(argv, module="benchmarks.studies.errors", description=__doc__):
-    parser = make_parser(module, description)
+    parser = Parser(module, description)
     option = parser.add_argument
-    option("--k-max", type=int, default=131072, help="the largest K; the first is 64")
-    option("--size", type=int, default=32, help="M and N")
-    option("--seeds", type=int, default=reference.SEEDS, help="products to take the mean over")
-    add_results(parser)
-    option("--plot", type=Path, metavar="PATH", help="draw them there, as .svg or .png")
+    option("--k-max", type=at_least(64), default=131072, help="the largest K; the first is 64")
+    option("--size", type=at_least(1), default=32, help="M and N")
+    seeds = "products to take the mean over"
+    option("--seeds", type=at_least(1), default=reference.SEEDS, help=seeds)
+    option("--plot", type=new_file, metavar="PATH", help="draw them there, as .svg or .png")
     option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
     args = parser.parse_args(argv)
-    settle_device(args, parser.error)
     if args.redraw and not args.plot:
         parser.error("--redraw needs --plot, the file to draw.")
-    check_least(args, parser.error, 1, "seeds", "size")
-    check_least(args, parser.error, 64, "k_max")
-    check_folders(args, parser.error, "json", "plot")
     return args
 
 
-def products_of(kinds, k_max):
-    """Yields each kind of operands with each K: powers of two from 64 on."""
-    for kind in kinds:
-        k = 64
-        while k <= k_max:
-            yield kind, k
-            k *= 2
-
-
-def describe(args, module, argv):
-    """The header of the results of a command line."""
-    command_line = machine.command_line(module, argv, args.json, args.plot)
-    header = machine.describe(torch.device(args.device), command_line, args.commit)
-    return header | {"size": args.size, "seeds": args.seeds}
-
-
-def redraw(args, draw):
-    """Draws the results that a file has, and returns the exit status."""
-    try:
-        draw(read(args.redraw), args.plot)
-    except ResultsError as error:
-        print(error)
-        return 1
-    return 0
-
-
-def finish(args, results, draw):
-    """Writes and draws results where the command line says so."""
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    if args.plot:
-        draw(results, args.plot)
-
-
-def main(argv=None):
-    args = parse(argv)
-    if args.redraw:
-        return redraw(args, error_plots.draw)
-    header = describe(args, "benchmarks.studies.errors", argv)
+def measure(args):
+    """The rows of all operands, and those of repeated products."""
     ways = products("cuBLAS" if args.device == "cuda" else "torch.matmul", args.device)
-    rows = []
-    print(f"{'operands':27} {'K':>7}  " + "  ".join(f"{way:>12}" for way in ways) + "   guarded")
     with full_precision_peer("fp32"):
-        for operands, k in products_of(OPERANDS, args.k_max):
-            found = study(operands, k, ways, args)
-            rows += found
-            errors = "  ".join(f"{row['error']:12.3g}" for row in found)
-            share = next((f"{r['guarded']:10.4f}" for r in found if "guarded" in r), "")
-            print(f"{operands:27} {k:7}  {errors}{share}", flush=True)
-        iterated = iterate(ways, args)
+        rows, iterated = study(OPERANDS, ways, found_of, args), iterate(ways, args)
     for length in LENGTHS:
         found = [row for row in iterated if row["multiplications"] == length]
         errors = "  ".join(f"{row['error']:12.3g}" for row in found)
-        print(f"{f'{length} products, orthogonal':27} {SIDE:7}  {errors}")
-    finish(args, {"header": header, "rows": rows, "iteration": iterated}, error_plots.draw)
-    return 0
+        print(f"{f'{length} products, orthogonal':28} {SIDE:6}  {errors}")
+    return {"rows": rows, "iteration": iterated}
+
+
+def main(argv=None):
+    return run("benchmarks.studies.errors", __doc__, argv, measure, error_plots.draw)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ what it measured. On a CPU torch_tiled runs the algorithms that have the bits of
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -32,16 +31,11 @@ from functools import partial
 import torch
 
 import torch_tiled
+from benchmarks.command import Parser, Session, at_least
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer
-from benchmarks.gemm.measure import Operands, operand_sets, raise_clocks, side_by_side
-from benchmarks.gemm.options import (
-    add_results,
-    check_folders,
-    check_least,
-    make_parser,
-    settle_device,
-)
+from benchmarks.gemm.measure import Operands, clock_name, operand_sets, side_by_side
+from benchmarks.pages import files
 from benchmarks.studies.hard_operands import HARD, hard_sets
 from benchmarks.studies.jax_product import PRESETS as JAX
 from benchmarks.studies.jax_product import Jax, NotRun
@@ -174,7 +168,6 @@ class Study:
         self._start = time.monotonic()
         self._deadline = self._start + args.limit
         self.triton, self._no_triton = self._found(Triton)
-        self.jax, self._no_jax = None, "it was not reached"
 
     def _found(self, kind: type) -> tuple:
         """What computes in a way, and why there is none."""
@@ -190,8 +183,7 @@ class Study:
         print(f"{seconds:5.0f} s", *(f"{k}={v}" for k, v in values.items()), flush=True)
 
     def save(self) -> None:
-        if self.args.json:
-            self.args.json.write_text(json.dumps(self.results, indent=1) + "\n")
+        files.write(self.args.json, self.results)
 
     def ways(self, sets: list[Operands]) -> list[Way]:
         return ways_of_torch(self.device) + (self.triton.ways(sets) if self.triton else [])
@@ -199,20 +191,20 @@ class Study:
     def sets(self, size: int) -> list[Operands]:
         return operand_sets(Shape(size, size, size), torch.float32, self.device)
 
-    def _not_run(self, names: list[str], why: str, size: int) -> None:
-        for name in names:
-            self.add(kind="speed", way=name, size=size, not_run=f"not run here: {why}")
+    def _not_run(self, name: str, why: str, size: int) -> None:
+        self.add(kind="speed", way=name, size=size, not_run=f"not run here: {why}")
 
     def speed(self, size: int) -> None:
         """Rows of normal operands by every way but JAX's."""
         sets = self.sets(size)
         ways = self.ways(sets)
-        for way in ways:
-            self._judge(way.name, errors(way.multiply(*sets[0]), *sets[0]))
+        found = [errors(way.multiply(*sets[0]), *sets[0]) for way in ways]
+        for way, each in zip(ways, found, strict=True):
+            if not each["error"] < MOST_ERROR:
+                raise Wrong(f"{way.name} errs by {each['error']:.3g} on normal operands")
         calls = [(way.multiply, sets) for way in ways]
         spreads = side_by_side(calls, seconds=self.args.seconds, repeats=self.args.repeats)
-        for way, spread in zip(ways, spreads, strict=True):
-            found = errors(way.multiply(*sets[0]), *sets[0])
+        for way, spread, each in zip(ways, spreads, found, strict=True):
             self.add(
                 kind="speed",
                 way=way.name,
@@ -221,18 +213,14 @@ class Study:
                 p10=spread.p10,
                 p90=spread.p90,
                 tflops=2 * size**3 / spread.median / 1e6,
-                clock="graph" if self.device.type == "cuda" else "perf_counter",
+                clock=clock_name(self.device),
                 note=way.note,
-                **found,
+                **each,
             )
         if not self.triton:
-            names = [f"Triton {each}" for each in TRITON]
-            self._not_run(names, self._no_triton, size)
+            for precision in TRITON:
+                self._not_run(f"Triton {precision}", self._no_triton, size)
         self.save()
-
-    def _judge(self, name: str, found: dict) -> None:
-        if not found["error"] < MOST_ERROR:
-            raise Wrong(f"{name} errs by {found['error']:.3g} on normal operands")
 
     def hard(self, size: int) -> None:
         """Rows of every kind of operands, by every way but JAX's."""
@@ -264,33 +252,38 @@ class Study:
             row |= {"us": us[0], "normal_us": us[1]}
         self.add(**row)
 
-    def find_jax(self) -> None:
-        """JAX begins when all else is done: it takes memory, and its compiler the GPU."""
-        self.jax, self._no_jax = self._found(Jax)
+    def by_jax(self, sizes: list[int], hard_size: int) -> None:
+        """Rows of JAX's presets: speeds from the host beside cuBLAS, and errors.
 
-    def jax_speed(self, size: int) -> None:
-        """Rows of JAX's presets, timed from the host beside cuBLAS."""
-        names = [f"JAX {preset}" for preset in JAX]
-        if not self.jax:
-            self._not_run(names, self._no_jax, size)
-            return
-        sets = self.sets(size)
-        arrays = self.jax.arrays(sets)
-        for preset, name in zip(JAX, names, strict=True):
-            if time.monotonic() > self._deadline:
-                self._not_run([name], "the time was over", size)
-                continue
-            try:
-                compiled = self.jax.compiled(preset, sets)
-            except NotRun as error:
-                self._not_run([name], str(error), size)
-                continue
-            self._jax_row(name, size, sets, arrays, compiled)
-        self.save()
+        JAX begins when all else is done: it takes memory, and its compiler the GPU.
+        """
+        jax, why = self._found(Jax)
+        for size in sorted(sizes, key=lambda size: (size != hard_size, size)):
+            sets = self.sets(size)
+            kinds = HARD if size == hard_size else ()
+            hard = {kind: hard_sets(kind, size, self.device, 1) for kind in kinds}
+            for preset in JAX:
+                name = f"JAX {preset}"
+                try:
+                    if not jax:
+                        raise NotRun(why)
+                    if time.monotonic() > self._deadline:
+                        raise NotRun("the time was over")
+                    self._jax_speed(name, sets, jax, jax.compiled(preset, sets))
+                    if hard:
+                        compiled = jax.compiled(preset, hard["normal"])
+                        for kind, ((a, b),) in hard.items():
+                            (result,) = jax.finish(compiled(jax.arrays([(a, b.contiguous())])))
+                            self._hard_row(name, kind, (a, b), torch.from_dlpack(result))
+                except NotRun as error:
+                    self._not_run(name, str(error), size)
+            self.save()
 
-    def _jax_row(self, name: str, size: int, sets: list, arrays: list, compiled) -> None:
+    def _jax_speed(self, name: str, sets: list[Operands], jax: Jax, compiled) -> None:
+        arrays, size = jax.arrays(sets), len(sets[0][0])
+
         def by_jax():
-            return self.jax.finish(compiled(arrays))
+            return jax.finish(compiled(arrays))
 
         def by_peer():
             for pair in sets:
@@ -299,7 +292,6 @@ class Study:
                 torch.cuda.synchronize()
 
         us = host_us({name: by_jax, "peer": by_peer}, len(sets), self.args.repeats)
-        found = errors(torch.from_dlpack(by_jax()[0]), *sets[0])
         self.add(
             kind="speed",
             way=name,
@@ -308,42 +300,19 @@ class Study:
             peer_us=us["peer"],
             tflops=2 * size**3 / us[name] / 1e6,
             clock="host",
-            **found,
+            **errors(torch.from_dlpack(by_jax()[0]), *sets[0]),
         )
-
-    def jax_hard(self, size: int) -> None:
-        """Rows of every kind of operands by JAX's presets: errors alone."""
-        if not self.jax:
-            return
-        every = {kind: hard_sets(kind, size, self.device, 1) for kind in HARD}
-        for preset in JAX:
-            if time.monotonic() > self._deadline:
-                break
-            try:
-                compiled = self.jax.compiled(preset, every["normal"])
-            except NotRun:
-                continue  # a row of the speeds says why
-            for kind, sets in every.items():
-                a, b = sets[0]
-                plain = [(a, b.contiguous())]
-                (result,) = self.jax.finish(compiled(self.jax.arrays(plain)))
-                self._hard_row(f"JAX {preset}", kind, sets[0], torch.from_dlpack(result))
-        self.save()
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.studies.which_way", __doc__)
+    parser = Parser("benchmarks.studies.which_way", __doc__)
     option = parser.add_argument
     option("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="m = n = k")
     option("--hard-size", type=int, default=HARD_SIZE, metavar="N", help="of the hard operands")
     option("--seconds", type=float, default=2.0, help="for the timings of each size")
-    option("--repeats", type=int, default=5, help="the fewest passes of each way")
+    option("--repeats", type=at_least(1), default=5, help="the fewest passes of each way")
     option("--limit", type=float, default=180.0, help="no preset of JAX begins after these seconds")
-    add_results(parser)
     args = parser.parse_args(argv)
-    settle_device(args, parser.error)
-    check_least(args, parser.error, 1, "repeats")
-    check_folders(args, parser.error, "json")
     step = 256 if args.device == "cuda" else 1  # every tile of Triton's divides it
     for size in (*args.sizes, args.hard_size):
         if size < step or size % step:
@@ -353,23 +322,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    device = torch.device(args.device)
-    command = machine.command_line("benchmarks.studies.which_way", argv, args.json)
-    header = machine.describe(device, command, args.commit)
+    header = machine.describe(args)
     study = Study(args, header)
-    raise_clocks(device)
-    header["clocks_before"] = machine.clocks(device)
-    for size in args.sizes:
-        study.speed(size)
-    study.hard(args.hard_size)
-    study.find_jax()
-    for size in sorted(args.sizes, key=lambda size: (size != args.hard_size, size)):
-        study.jax_speed(size)
-        if size == args.hard_size:
-            study.jax_hard(size)
-    header["clocks_after"] = machine.clocks(device)
-    study.save()
-    return 0
+    with Session(args, header, study.save) as session:
+        for size in args.sizes:
+            study.speed(size)
+        study.hard(args.hard_size)
+        study.by_jax(args.sizes, args.hard_size)
+    return session.status(False)
 
 
 if __name__ == "__main__":

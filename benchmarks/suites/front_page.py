@@ -14,7 +14,6 @@ cannot be measured says why, and the exit status is then 1. --small is for a mac
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -23,17 +22,11 @@ from functools import partial
 import torch
 
 from benchmarks import ROOT
+from benchmarks.command import DTYPES, Parser, Session, at_least
 from benchmarks.gemm import machine, variants
 from benchmarks.gemm.check import full_precision_peer, judge
-from benchmarks.gemm.measure import operand_sets, raise_clocks, side_by_side
-from benchmarks.gemm.options import (
-    DTYPES,
-    add_results,
-    check_folders,
-    check_least,
-    make_parser,
-    settle_device,
-)
+from benchmarks.gemm.measure import operand_sets, side_by_side
+from benchmarks.pages import files
 from benchmarks.stream.host_pool import HostPool
 from benchmarks.stream.ways import (
     InCore,
@@ -64,7 +57,7 @@ def product(args: argparse.Namespace, dtype: str) -> dict:
     calls = [contest.ours, contest.peer]
     with full_precision_peer("fp32"):
         ours, peer = (partial(function, *sets[0]) for function, _ in calls)
-        verdict = judge(ours, peer, *sets[0], contest.truth)
+        error, peer_error = judge(ours, peer, *sets[0], contest.truth)
         spreads = side_by_side(calls, seconds=args.seconds, repeats=args.repeats)
     us, peer_us = (spread.median for spread in spreads)
     return {
@@ -75,8 +68,8 @@ def product(args: argparse.Namespace, dtype: str) -> dict:
         "ratio": peer_us / us,
         "tflops": 2 * size**3 / us / 1e6,
         "peer_tflops": 2 * size**3 / peer_us / 1e6,
-        "error": verdict.error,
-        "peer_error": verdict.peer_error,
+        "error": error,
+        "peer_error": peer_error,
     }
 
 
@@ -186,39 +179,30 @@ def measured(what: dict, measure) -> list[dict]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.suites.front_page", __doc__)
-    option = parser.add_argument
-    option("--small", action="store_true", help="sizes for a CPU, whose times say nothing")
+    parser = Parser("benchmarks.suites.front_page", __doc__)
+    option, count = parser.add_argument, at_least(1)
+    option("--small", action="store_true", help="sizes for a CPU, which say nothing of times")
     option("--seconds", type=float, default=3.0, help="for the timings of each product")
-    option("--repeats", type=int, default=5, help="the fewest passes or calls of each")
-    option("--steps", type=int, default=30, help="of each training")
-    option("--tokens", type=int, default=16, help="that are generated for each prompt")
-    add_results(parser)
-    args = parser.parse_args(argv)
-    settle_device(args, parser.error)
-    check_least(args, parser.error, 1, "repeats", "steps", "tokens")
-    check_folders(args, parser.error, "json")
-    return args
+    option("--repeats", type=count, default=5, help="the fewest passes or calls of each")
+    option("--steps", type=count, default=30, help="of each training")
+    option("--tokens", type=count, default=16, help="that are generated for each prompt")
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    device, start = torch.device(args.device), time.monotonic()
-    command = machine.command_line("benchmarks.suites.front_page", argv, args.json)
-    header = machine.describe(device, command, args.commit)
+    args, start = parse(argv), time.monotonic()
+    results = {"header": machine.describe(args), "rows": []}
     torch.set_float32_matmul_precision("highest")
-    results = {"header": header, "rows": []}
-    raise_clocks(device)
-    header["clocks_before"] = machine.clocks(device)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with (
+        Session(args, results["header"], partial(files.write, args.json, results)) as session,
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
         for what, measure in jobs(args):
             results["rows"] += measured(what, measure)
-            release(device)
-            header["clocks_after"] = machine.clocks(device)
-            if args.json:
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+            release(session.device)
+            session.save()
             print(f"{time.monotonic() - start:5.0f} s  {results['rows'][-1]}", flush=True)
-    return 1 if any("failure" in row for row in results["rows"]) else 0
+    return session.status(any("failure" in row for row in results["rows"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """A product to measure, and a suite of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 IN_PRECISIONS = ("float32", "complex64")  # the dtypes for which the op reads `precision`
@@ -34,6 +37,18 @@ class Shape:
     kernels: tuple[str, ...] = ()  # on CUDA these run here by name, beside `auto`
     energy: bool = False  # the product is long enough to count the energy it takes
     ways: tuple[Way, ...] = ()  # alone run here, where no dtype and no precision is asked for
+
+    def stored(self, make: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both operands in the shape's layout; `make` returns a tensor of the sizes it is given."""
+        batch = (self.batch,) if self.batch > 1 else ()
+
+        def operand(rows: int, columns: int, letter: str) -> torch.Tensor:
+            if letter == "N":
+                return make(*batch, rows, columns)
+            return make(*batch, columns, rows).mT
+
+        a, b = self.layout
+        return operand(self.m, self.k, a), operand(self.k, self.n, b)
 
     @property
     def operands(self) -> int:

@@ -20,19 +20,10 @@ from functools import partial
 import torch
 
 import torch_tiled
+from benchmarks.command import DTYPES, PRECISIONS, Parser, Session, at_least, positive
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
-from benchmarks.gemm.measure import Call, clock_name, raise_clocks, side_by_side
-from benchmarks.gemm.options import (
-    DTYPES,
-    PRECISIONS,
-    add_results,
-    check_folders,
-    check_least,
-    check_positive,
-    make_parser,
-    settle_device,
-)
+from benchmarks.gemm.measure import Call, clock_name, side_by_side
 from benchmarks.gemm.report import Steps, make_console
 from benchmarks.gemm.variants import Contest, plain
 from benchmarks.pages.files import in_lines
@@ -80,10 +71,10 @@ def measure(numbers: torch.Tensor, shape: Shape, args: argparse.Namespace) -> di
     picked = torch_tiled.explain(*first, **ways)
     tiles = beside(args.beside, picked, contest, args.precision)
     named = {name: partial(torch_tiled.matmul, **ways | {"algorithm": name}) for name in tiles}
-    peer, verdicts = partial(contest.peer[0], *first), {}
+    peer, errors = partial(contest.peer[0], *first), {}
     for name, function in {"auto": contest.ours[0], **named}.items():
         try:
-            verdicts[name] = judge(partial(function, *first), peer, *first, contest.truth)
+            errors[name] = judge(partial(function, *first), peer, *first, contest.truth)
         except Wrong as wrong:
             raise Wrong(f"{name}: {wrong}") from None
     calls: list[Call] = [contest.ours, contest.peer]
@@ -97,8 +88,7 @@ def measure(numbers: torch.Tensor, shape: Shape, args: argparse.Namespace) -> di
     row = {name: getattr(shape, name) for name in ("batch", "m", "n", "k", "layout")}
     row |= {"kernel": picked.algorithm, "tile": getattr(picked, "tile", None)}
     row |= {"us": us, "peer_us": peer_us, "ratio": short(peer_us / us)}
-    row["error"] = short(verdicts["auto"].error, 2)
-    row["peer_error"] = short(verdicts["auto"].peer_error, 2)
+    row["error"], row["peer_error"] = (short(each, 2) for each in errors["auto"])
     if neighbour:
         row["aligned_us"] = others.pop()
     if args.beside:
@@ -127,42 +117,34 @@ def measure_all(args: argparse.Namespace, console, rows: list[dict], refused: li
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.survey", __doc__)
+    parser = Parser("benchmarks.survey", __doc__)
     option = parser.add_argument
     option("--dtype", choices=DTYPES, default="float32")
     option("--precision", choices=PRECISIONS, default="fp32", help="of float32 and complex64")
     option("--seed", type=int, default=1, help="another one has other products")
     option("--model", action="store_true", help="the products of layers")
-    option("--count", type=int, help=f"products; by default {COUNT}, or what --seconds hold")
-    option("--seconds", type=float, help="the survey ends with the product after these")
-    option("--most", type=float, default=MOST_FMAS, help="FMAs of a product")
-    option("--repeats", type=int, default=7, help="passes of each")
+    counted = f"products; by default {COUNT}, or what --seconds hold"
+    option("--count", type=at_least(1), help=counted)
+    option("--seconds", type=positive, help="the survey ends with the product after these")
+    most = at_least(LEAST_FMAS, float)
+    option("--most", type=most, default=MOST_FMAS, help="FMAs of a product")
+    option("--repeats", type=at_least(1), default=7, help="passes of each")
     option(
         "--beside",
         nargs="+",
         choices=[*kernels(), "all"],
         default=[],
         metavar="KERNEL",
-        help="time these as well, or all, where they sum in auto's order",
+        help="time these as well, or all, if they sum in auto's order",
     )
     option("--aligned", action="store_true", help="time the next multiples of 64 as well")
-    add_results(parser)
     args = parser.parse_args(argv)
-    _check(args, parser.error)
+    if args.precision != "fp32" and args.dtype not in IN_PRECISIONS:
+        parser.error(f"--precision is {args.precision}, which is for float32 and complex64 alone.")
     if not args.seconds:
         args.count = args.count or COUNT
     args.beside = _taken(args, parser.error)
     return args
-
-
-def _check(args: argparse.Namespace, refuse) -> None:
-    settle_device(args, refuse)
-    if args.precision != "fp32" and args.dtype not in IN_PRECISIONS:
-        refuse(f"--precision is {args.precision}, which is for float32 and complex64 alone.")
-    check_least(args, refuse, 1, "count", "repeats")
-    check_positive(args, refuse, "seconds")
-    check_least(args, refuse, LEAST_FMAS, "most")
-    check_folders(args, refuse, "json")
 
 
 def _taken(args: argparse.Namespace, refuse) -> list[str]:
@@ -184,34 +166,25 @@ def _taken(args: argparse.Namespace, refuse) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     console, device = make_console(), torch.device(args.device)
-    command_line = machine.command_line("benchmarks.survey", argv, args.json)
-    header = machine.describe(device, command_line, args.commit)
     asked = ("dtype", "precision", "seed", "model", "count", "seconds", "most", "beside")
-    header |= {name: getattr(args, name) for name in asked}
-    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
-    raise_clocks(device)
-    header["clocks_before"] = machine.clocks(device)
+    header, rows, refused = machine.describe(args, *asked), [], []
     header["timing"] = {"clock": clock_name(device), "repeats": args.repeats, "l2": "overwritten"}
-    header["empty_us"] = empty_us(device)
-    rows: list[dict] = []
-    header["refused"] = refused = []
-    interrupted = False
-    try:
-        measure_all(args, console, rows, refused)
-    except KeyboardInterrupt:
-        interrupted = True
-    header["clocks_after"] = machine.clocks(device)
+    header["refused"] = refused
     results = {"header": header, "rows": rows}
-    if args.json:
-        args.json.write_text(in_lines(results))
+    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
+
+    def save() -> None:
+        if args.json:
+            args.json.write_text(in_lines(results))
+
+    with Session(args, header, save) as session:
+        header["empty_us"] = empty_us(device)
+        measure_all(args, console, rows, refused)
     if rows:
         survey_report.print_results(console, results)
     for said in refused:
         console.print(said, markup=False)
-    if interrupted:
-        console.print("Interrupted: this is what was measured before.")
-        return 130
-    return 1 if refused or not rows else 0
+    return session.status(bool(refused) or not rows)
 
 
 if __name__ == "__main__":

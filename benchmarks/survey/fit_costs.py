@@ -19,18 +19,19 @@ import argparse
 import statistics
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import torch_tiled
-from benchmarks.gemm.report import make_console, text_table
+from benchmarks.command import Parser, at_least, positive
+from benchmarks.gemm.report import make_console, product, text_table
 from benchmarks.pages.files import ResultsError, read
 from benchmarks.survey.regimes import timed
 from torch_tiled.ops import Explanation
 
-SHAPE = ("dtype", "precision", "layout", "batch", "m", "n", "k")
 K_STEP = 64  # K changes by multiples of this, which keeps the alignment of rows
 PULL = 1e-3  # weight of the squared logarithm of a factor: it decides where rows do not
 STEPS = 50
@@ -67,19 +68,11 @@ class Fit:
     error_after: float | None = None
 
 
-def plan(algorithm: str, shape: dict, gpu: Gpu) -> Explanation:
-    """The plan of explain() for a shape on a GPU that need not be there."""
-
-    def operand(rows: int, columns: int, letter: str) -> torch.Tensor:
-        size = (rows, columns) if letter == "N" else (columns, rows)
-        batch = (shape["batch"],) if shape["batch"] > 1 else ()
-        # Nothing touches this memory, so that it is never there.
-        x = torch.empty(*batch, *size, dtype=getattr(torch, shape["dtype"]))
-        return x if letter == "N" else x.mT
-
-    a = operand(shape["m"], shape["k"], shape["layout"][0])
-    b = operand(shape["k"], shape["n"], shape["layout"][1])
-    ways = {"algorithm": algorithm, "precision": shape["precision"]}
+def plan(algorithm: str, row: dict, gpu: Gpu) -> Explanation:
+    """The plan of explain() for a row's shape on a GPU that need not be there."""
+    # Nothing touches this memory, so that it is never there.
+    a, b = product(row).stored(partial(torch.empty, dtype=getattr(torch, row["dtype"])))
+    ways = {"algorithm": algorithm, "precision": row["precision"]}
     return torch_tiled.explain(a, b, **ways, compute_capability=gpu.compute_capability, sms=gpu.sms)
 
 
@@ -146,7 +139,7 @@ def over_best(row: dict, gpu: Gpu) -> float | None:
     times = timed(row)
     if len(times) < 2:
         return None
-    picked = plan("auto", {key: row[key] for key in SHAPE}, gpu).algorithm
+    picked = plan("auto", row, gpu).algorithm
     return times[picked] / min(times.values()) if picked in times else None
 
 
@@ -173,11 +166,10 @@ def samples(rows: list[dict], mhz: float, gpu: Gpu) -> list[Sample]:
     """The rows whose plan has the tile that ran."""
     found = []
     for row in rows:
-        shape = {key: row[key] for key in SHAPE}
         kernel, tile = row["kernel"], row["tile"]
-        told = plan(kernel, shape, gpu)
+        told = plan(kernel, row, gpu)
         if (told.algorithm, told.tile) == (kernel, tile):
-            split = parts(kernel, shape, gpu)
+            split = parts(kernel, row, gpu)
             found.append(Sample(kernel, tile, row["us"] * mhz, cycles(told), split))
     return found
 
@@ -231,40 +223,36 @@ def fits(found: list[Sample]) -> dict[tuple[str, str], Fit]:
 
 
 def print_fits(console, told: dict[tuple[str, str], Fit]) -> None:
-    headings = ["kernel", "tile", "rows", "time / model", "model's error", "overhead", "rate"]
     lines = [
-        (
-            *(kernel if tile == "all" else "", tile, str(each.rows)),
-            *(f"{each.ratio:.2f}", f"{each.error:.2f}"),
-            *("-" if x is None else f"x {x:.2f}" for x in (each.overhead, each.rate)),
-            "-" if each.error_after is None else f"{each.error_after:.2f}",
-        )
+        {
+            "kernel": kernel if tile == "all" else "",
+            "tile": tile,
+            "rows": str(each.rows),
+            "time / model": f"{each.ratio:.2f}",
+            "model's error": f"{each.error:.2f}",
+            "overhead": "-" if each.overhead is None else f"x {each.overhead:.2f}",
+            "rate": "-" if each.rate is None else f"x {each.rate:.2f}",
+            "error then": "-" if each.error_after is None else f"{each.error_after:.2f}",
+        }
         for (kernel, tile), each in told.items()
     ]
-    console.print(text_table(None, [*headings, "error then"], 2, lines))
+    console.print(text_table(None, 2, lines))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.survey.fit_costs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser("benchmarks.survey.fit_costs", __doc__, computes=False, writes=False)
     option = parser.add_argument
     option("results", nargs="+", type=Path, help="files of benchmarks.gemm and benchmarks.survey")
     option("--kernel", nargs="+", choices=torch_tiled.algorithms(), metavar="KERNEL")
-    option("--mhz", type=float, help="clock of the SMs; default: what the file's header says")
-    option("--compute-capability", type=int, default=90, help="default: %(default)s")
-    option("--sms", type=int, default=132, help="default: %(default)s, an H200's")
-    args = parser.parse_args(argv)
-    if args.mhz is not None and args.mhz <= 0:
-        parser.error(f"--mhz is {args.mhz:g}; it must be more than 0.")
-    if args.compute_capability < 80:
-        parser.error(
-            f"--compute-capability is {args.compute_capability}; 80 is the least, for 8.0."
-        )
-    if not 1 <= args.sms <= 1 << 16:
-        parser.error(f"--sms is {args.sms}; a GPU has from 1 to 65536.")
+    option("--mhz", type=positive, help="clock of the SMs; default: what the file's header says")
+    oldest = at_least(80)
+    option("--compute-capability", type=oldest, default=90, help="default: %(default)s")
+    option("--sms", type=at_least(1), default=132, help="default: %(default)s, an H200's")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
     console, gpu = make_console(), Gpu(args.compute_capability, args.sms)
     found, surveyed, count = [], [], 0
     try:

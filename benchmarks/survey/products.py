@@ -4,6 +4,7 @@ The products of a seed are one endless sequence, so a longer survey begins with 
 shorter one. They depend on neither dtype nor precision.
 """
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -106,13 +107,13 @@ def fits(numbers: torch.Tensor, shape: Shape) -> bool:
 
 def views(numbers: torch.Tensor, shape: Shape) -> Operands:
     """Both operands as views of the pool, in the shape's layout and batch."""
-    batch = (shape.batch,) if shape.batch > 1 else ()
+    at = 0
 
-    def stored(at: int, rows: int, columns: int, letter: str) -> torch.Tensor:
-        size = (rows, columns) if letter == "N" else (columns, rows)
-        piece = numbers[at : at + shape.batch * rows * columns].view(*batch, *size)
-        return piece if letter == "N" else piece.mT
+    def take(*size: int) -> torch.Tensor:
+        nonlocal at
+        count = math.prod(size)
+        piece = numbers[at : at + count].view(size)
+        at += -(-count // ALIGNED) * ALIGNED
+        return piece
 
-    after = -(-shape.batch * shape.m * shape.k // ALIGNED) * ALIGNED
-    a = stored(0, shape.m, shape.k, shape.layout[0])
-    return a, stored(after, shape.k, shape.n, shape.layout[1])
+    return shape.stored(take)

@@ -44,24 +44,27 @@ REGIMES: dict[str, Callable[[dict], bool]] = {
     "over 100 us": lambda row: row["peer_us"] > 100,
     "M, N, K multiples of 4": lambda row: all(row[size] % 4 == 0 for size in "mnk"),
 }
-HEADINGS = ["regime", "products", "mean", *(f"below {x}" for x in BELOW), "worst"]
 
 
-def regimes(rows: Rows) -> list[list[str]]:
-    """The cells of a table: for each regime the ratios of torch's time to ours."""
+def regimes(rows: Rows) -> list[dict[str, str]]:
+    """The lines of a table: for each regime the ratios of torch's time to ours."""
     return [
-        [name, *summary([row["ratio"] for row in rows if holds(row)])]
+        {"regime": name, **summary([row["ratio"] for row in rows if holds(row)])}
         for name, holds in REGIMES.items()
     ]
 
 
-def summary(ratios: list[float]) -> list[str]:
-    """The cells of HEADINGS but the first: the count of ratios, their mean, shares and least."""
+def summary(ratios: list[float]) -> dict[str, str]:
+    """The cells of some ratios: their count, their mean, shares and the least."""
+    limits = {f"below {limit}": limit for limit in BELOW}
     if not ratios:
-        return ["0", *("-" for _ in HEADINGS[2:])]
-    shares = (sum(ratio < limit for ratio in ratios) / len(ratios) for limit in BELOW)
-    cells = [str(len(ratios)), f"{statistics.geometric_mean(ratios):.2f}"]
-    return [*cells, *(f"{share:.0%}" for share in shares), f"{min(ratios):.2f}"]
+        return {"products": "0", **dict.fromkeys(["mean", *limits, "worst"], "-")}
+    shares = {
+        name: f"{sum(ratio < limit for ratio in ratios) / len(ratios):.0%}"
+        for name, limit in limits.items()
+    }
+    mean = f"{statistics.geometric_mean(ratios):.2f}"
+    return {"products": str(len(ratios)), "mean": mean, **shares, "worst": f"{min(ratios):.2f}"}
 
 
 def timed(row: dict) -> dict[str, float]:
@@ -74,11 +77,8 @@ def over_best(rows: Rows) -> float:
     return statistics.geometric_mean(row["us"] / min(timed(row).values()) for row in rows)
 
 
-WITHOUT = ["kernel", "fastest in", "all", "those"]
-
-
-def without_each(rows: Rows) -> list[list[str]]:
-    """The cells of a table: for each kernel, what products would lose without it.
+def without_each(rows: Rows) -> list[dict[str, str]]:
+    """The lines of a table: for each kernel, what products would lose without it.
 
     Only products count that more than one kernel was timed on. A loss is the time of the fastest
     other kernel divided by that of the fastest one. Its geometric mean is over all products, and
@@ -91,10 +91,12 @@ def without_each(rows: Rows) -> list[list[str]]:
         logs[first].append(math.log(found[second] / found[first]))
     means = {name: math.exp(math.fsum(each) / len(times)) for name, each in logs.items()}
     return [
-        [
-            *(name, str(len(logs[name])), f"{means[name]:.3f}"),
-            f"{math.exp(statistics.fmean(logs[name])):.2f}" if logs[name] else "-",
-        ]
+        {
+            "kernel": name,
+            "fastest in": str(len(logs[name])),
+            "all": f"{means[name]:.3f}",
+            "those": f"{math.exp(statistics.fmean(logs[name])):.2f}" if logs[name] else "-",
+        }
         for name in sorted(logs, key=means.__getitem__, reverse=True)
     ]
 

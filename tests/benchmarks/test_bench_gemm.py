@@ -6,16 +6,17 @@ from helpers.benchmarking import as_suite, tiny
 from helpers.reference import lengths, takes
 
 import torch_tiled
+from benchmarks.command import DTYPES
 from benchmarks.gemm import __main__ as bench_matmul
 from benchmarks.gemm import measure, report, variants
 from benchmarks.gemm.jobs import Job, plan
 from benchmarks.gemm.means import geometric_means
-from benchmarks.gemm.options import DTYPES, parse
+from benchmarks.gemm.options import parse
 from benchmarks.suites import shapes
 
 ROW_KEYS = "suite group op dtype precision algorithm kernel tile variant layout batch m n k"
 ROW_KEYS += " us us_p10 us_p90 tflops peer peer_us ratio copy_us error peer_error"
-ROW_KEYS += " extra_bytes operand_bytes gflops_per_watt peer_gflops_per_watt kernels_us"
+ROW_KEYS += " extra_bytes operand_bytes gflops_per_watt peer_gflops_per_watt"
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -40,7 +41,7 @@ def test_header_says_what_ran_where(bench, device):
     header = results["header"]
     assert header["torch"] == torch.__version__
     assert header["torch_tiled"] == torch_tiled.__version__
-    assert header["command_line"].startswith("python -m benchmarks.gemm ")
+    assert "python -m benchmarks.gemm " in header["command_line"]
     assert "--suite tiny" in header["command_line"]
     assert header["timing"]["clock"] == ("graph" if device == "cuda" else "perf_counter")
     assert header["refused"] == header["declined"] == []
@@ -102,7 +103,6 @@ def test_smoke_covers_every_kernel():
     arguments = parse(["--suite", "smoke"])
     jobs = plan(arguments)
     kernels = [x for x in torch_tiled.algorithms() if takes(x, torch.float32, arguments.device)]
-    assert {job.suite for job in jobs} == {"smoke"}
     assert {job.algorithm for job in jobs} == {*kernels, "auto"}
     assert {job.shape.layout for job in jobs} == set(shapes.LAYOUTS)
 
@@ -240,16 +240,15 @@ def test_memory_and_energy_are_reported_on_a_gpu(bench, monkeypatch, device):
     as_suite(monkeypatch, member)
     monkeypatch.setattr(measure, "POWER_SECONDS", 1e-3)
     monkeypatch.setattr(measure, "ENERGY_SECONDS", 0.3)
-    status, results, output = bench(*tiny(device, "--energy", "--kernels"))
+    status, results, output = bench(*tiny(device, "--energy"))
     assert status == 0
     (row,) = results["rows"]
     if device == "cpu":
         assert results["header"]["energy"] == "Energy cannot be read: only a GPU counts it."
         assert results["header"]["energy"] in output
-        assert row["extra_bytes"] is row["gflops_per_watt"] is row["kernels_us"] is None
+        assert row["extra_bytes"] is row["gflops_per_watt"] is None
         return
     assert row["extra_bytes"] >= 0
-    assert row["kernels_us"] and all(us > 0 for us in row["kernels_us"].values())
     assert "energy" in results["header"] or row["gflops_per_watt"] > 0
 
 
@@ -261,8 +260,8 @@ def test_energy_is_measured_for_the_kernel_that_auto_picks(monkeypatch):
     job = Job("smoke", shapes.Shape(4, 4, 4), "float32", "fp32", "auto", "plain")
     row = bench_matmul.measure(job, sets, args, lambda: 2.0)
     assert row["gflops_per_watt"] == row["peer_gflops_per_watt"] == 2 * 4**3 / 1e9 / 2.0
-    line = report.sentence(row | {"kernels_us": {"one_kernel": 12.34}})
-    assert line.endswith("GFLOP/s per watt, 1.00x torch.matmul; one_kernel 12.3 us")
+    line = report.sentence(row)
+    assert line.endswith("GFLOP/s per watt, 1.00x torch.matmul")
 
 
 # --- what is refused, and left out ---------------------------------------------------------------
@@ -280,32 +279,27 @@ def spoil(monkeypatch, damage):
     monkeypatch.setattr(torch_tiled, "matmul", wrong)
 
 
-def test_one_wrong_element_is_refused(bench, monkeypatch, device):
-    def damage(result):
-        result.view(-1, *result.shape[-2:])[0, -1, -1] += 0.001
-
-    spoil(monkeypatch, damage)
-    status, results, output = bench(*tiny(device))
-    assert status == 1
-    assert results["rows"] == []
-    assert len(results["header"]["refused"]) == 3
-    output = " ".join(output.split())  # where lines wrap depends on the device's name
-    assert "5x6x7 NN auto is wrong: element (4, 5) is" in output
-    assert "2 x 3x4x5 NN auto is wrong: element (0, 2, 3) is" in output
-    assert "300x2x9 NN auto is wrong: element (299, 1) is" in output
-
-
-@pytest.mark.parametrize("part, added", [("real", 0.001), ("imaginary", 0.001j)])
-def test_one_wrong_part_of_a_complex_element_is_refused(bench, monkeypatch, device, part, added):
+@pytest.mark.parametrize(
+    "dtype, added, said",
+    [
+        ("float32", 0.001, "element"),
+        ("complex64", 0.001, "real part of element"),
+        ("complex64", 0.001j, "imaginary part of element"),
+    ],
+)
+def test_one_wrong_element_is_refused(bench, monkeypatch, device, dtype, added, said):
     def damage(result):
         result.view(-1, *result.shape[-2:])[0, -1, -1] += added
 
     spoil(monkeypatch, damage)
-    status, results, output = bench(*tiny(device, "--dtype", "complex64"))
-    assert status == 1 and results["rows"] == []
-    output = " ".join(output.split())
-    assert f"5x6x7 NN auto is wrong: {part} part of element (4, 5) is" in output
-    assert f"2 x 3x4x5 NN auto is wrong: {part} part of element (0, 2, 3) is" in output
+    status, results, output = bench(*tiny(device, "--dtype", dtype))
+    assert status == 1
+    assert results["rows"] == []
+    assert len(results["header"]["refused"]) == 3
+    output = " ".join(output.split())  # where lines wrap depends on the device's name
+    assert f"5x6x7 NN auto is wrong: {said} (4, 5) is" in output
+    assert f"2 x 3x4x5 NN auto is wrong: {said} (0, 2, 3) is" in output
+    assert f"300x2x9 NN auto is wrong: {said} (299, 1) is" in output
 
 
 def test_an_element_left_unwritten_is_refused(bench, monkeypatch, device):
@@ -314,8 +308,7 @@ def test_an_element_left_unwritten_is_refused(bench, monkeypatch, device):
 
     monkeypatch.setattr(torch_tiled, "matmul", idle)
     status, results, output = bench(*tiny(device))
-    assert status == 1
-    assert results["rows"] == []
+    assert status == 1 and results["rows"] == []
     assert "30 of 30 elements not finite" in output
 
 
@@ -350,16 +343,8 @@ def test_a_problem_that_does_not_fit_in_memory_is_named_and_left_out(bench, monk
     assert output.count("was not measured: it does not fit in memory: no room") > 1
 
 
-def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
-    measure, calls = bench_matmul.measure, []
-
-    def interrupted(*args, **options):
-        calls.append(args)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return measure(*args, **options)
-
-    monkeypatch.setattr(bench_matmul, "measure", interrupted)
+def test_an_interruption_keeps_what_was_measured(bench, interrupt):
+    interrupt(bench_matmul, "measure")
     status, results, output = bench(*tiny("cpu"))
     assert status == 130
     assert len(results["rows"]) == 2

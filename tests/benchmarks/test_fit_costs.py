@@ -102,38 +102,32 @@ def test_a_survey_has_kernels_beside_the_one_that_ran_and_the_start_of_a_graph(t
     assert fit_costs.kernels_of(beside[0], None) == [beside[0]]
 
 
-@pytest.mark.parametrize("missing", [{"kernel": None}, {"tile": None}])
-def test_rows_without_a_kernel_or_a_tile_are_refused(tmp_path, capsys, missing):
-    rows = [row("mma_tma", 512, 512, 512), row("mma_tma", 512, 512, 512) | missing]
-    assert fit_costs.main([measured(tmp_path / "r.json", rows)]) == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith("Row 1 of ")
-    assert "does not say which kernel ran, and with which tile; measure on a GPU" in printed
-
-
-def test_a_file_without_a_clock_needs_one_named(tmp_path, capsys):
-    rows = [row("mma_tma", 4096, 4096, k) for k in (2048, 4096)]
-    file = measured(tmp_path / "r.json", rows, clocks_before=None)
+@pytest.mark.parametrize(
+    "change, header, sentence",
+    [
+        ({"kernel": None}, {}, "Row 1 of "),
+        (
+            {"tile": None},
+            {},
+            "does not say which kernel ran, and with which tile; ",
+        ),
+        ({}, {"clocks_before": None}, "has no clock of the SMs; name it with --mhz."),
+        ({"tile": "1x1"}, {}, "No row has a kernel and a tile that explain() would plan"),
+    ],
+)
+def test_results_that_cannot_be_fitted_are_refused(tmp_path, capsys, change, header, sentence):
+    usual = row("mma_tma", 512, 512, 512)
+    first = usual | {"tile": "1x1"} if "tile" in change else usual
+    file = measured(tmp_path / "r.json", [first, usual | change], **header)
     assert fit_costs.main([file]) == 1
-    assert "has no clock of the SMs; name it with --mhz." in " ".join(
-        capsys.readouterr().out.split()
-    )
-    assert fit_costs.main([file, "--mhz", str(MHZ)]) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    if header:
+        assert fit_costs.main([file, "--mhz", str(MHZ)]) == 0
 
 
-def test_files_without_a_row_to_fit_are_refused_in_a_sentence(tmp_path, capsys):
-    rows = [row("mma_tma", 512, 512, 512) | {"tile": "1x1"}]
-    assert fit_costs.main([measured(tmp_path / "r.json", rows)]) == 1
-    assert "No row has a kernel and a tile that explain() would plan" in capsys.readouterr().out
+def test_a_file_that_is_not_there_is_refused(capsys):
     assert fit_costs.main(["/nowhere/r.json"]) == 1
     assert "/nowhere/r.json cannot be read" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("option", ["--mhz -5", "--sms 0", "--compute-capability 75"])
-def test_a_gpu_that_cannot_be_is_refused(capsys, option):
-    with pytest.raises(SystemExit):
-        fit_costs.main(["r.json", *option.split()])
-    assert f"{option.split()[0]} is {option.split()[1]}; " in capsys.readouterr().err
 
 
 def test_picks_by_todays_costs_are_compared_with_the_fastest_kernel():

@@ -91,17 +91,6 @@ def test_every_row_names_its_kernel_and_its_tile(measured):
         assert {row["kernel"] for row in survey["rows"]} <= known
 
 
-def test_limits_have_the_share_of_random_products_that_are_slower():
-    header = {"device": "NVIDIA H100 80GB", "dtype": "float32", "precision": "ieee", "model": False}
-    found = [
-        {"m": m, "n": 9, "ratio": ratio} for m, ratio in ((1, 0.5), (9, 0.9), (9, 2), (9, 1.5))
-    ]
-    lines = limits.write_random({"survey_ieee_1": {"header": header, "rows": found}}).splitlines()
-    assert lines[2:] == ['| float32, `"ieee"` | 4 | 50% | 0.50 | H100 |']
-    wide = limits.write_random({"survey_ieee_1": {"header": header, "rows": found[1:2]}})
-    assert wide.splitlines()[2:] == ['| float32, `"ieee"` | 1 | 100% | - | H100 |']
-
-
 def test_every_row_is_in_a_table_of_the_site(measured):
     text = "\n".join(result_tables.write_rows(measured).values())
     assert len(re.findall(r"^\| [NT]{2} \|", text, re.MULTILINE)) == len(measured["rows"])

@@ -5,18 +5,16 @@ The real operands are those of csrc/core/complex.h, which helpers.reference.real
 
 import pytest
 import torch
-from helpers.complex_operands import STORED, normal
+from helpers.complex_operands import COMPLEX, STORED, every_complex
 from helpers.memory import no_more_memory
 from helpers.needs import needs_cuda
-from helpers.reference import PARTS, assert_same, parts, real_operands, takes
+from helpers.reference import NAMED, PARTS, assert_same, parts, real_operands, takes
 from helpers.thinning import pairwise
-from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_tiled
+from torch_tiled._op.registry import family
 
-DTYPES = [torch.complex64, torch.complex128]
-NAMED = torch_tiled.algorithms()
+FAMILIES = ["naive", "tiled", "simt", "f64", "fp16x3", "tf32"]
 # m, n, k: chunks of 1024 real products end at multiples of 512 complex numbers.
 SIZES = [
     (1, 1, 1),
@@ -29,8 +27,16 @@ SIZES = [
 ]
 
 
-def options_of(algorithm):
-    return {"algorithm": algorithm, "precision": "tf32" if algorithm == "tf32" else "fp32"}
+def options_of(name):
+    is_tf32 = family(name)[0].order == "tf32"
+    return {"algorithm": name, "precision": "tf32" if is_tf32 else "fp32"}
+
+
+def each_taken(names):
+    """Each of these algorithms with each complex dtype that it takes."""
+    cases = [(name, dtype) for name in names for dtype in COMPLEX]
+    taken = [x for x in cases if takes(*x, precision=options_of(x[0])["precision"])]
+    return pytest.mark.parametrize("name, dtype", taken)
 
 
 def as_real_product(a, b, **options):
@@ -45,42 +51,40 @@ def skip_unless_taken(algorithm, dtype, device):
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", NAMED)
-def test_parts_are_real_sums(device, algorithm, dtype, m, n, k):
-    skip_unless_taken(algorithm, dtype, device)
-    a, b = normal(m, k, dtype=dtype, device=device), normal(k, n, dtype=dtype, device=device)
-    expected = as_real_product(a, b, **options_of(algorithm))
-    assert_same(parts(torch_tiled.matmul(a, b, **options_of(algorithm))), expected)
-
-
-FAMILIES = ["naive", "tiled", "simt", "f64", "fp16x3", "tf32"]
+@each_taken(NAMED)
+def test_parts_are_real_sums(device, name, dtype, m, n, k):
+    skip_unless_taken(name, dtype, device)
+    a, b = (
+        torch.randn(m, k, dtype=dtype, device=device),
+        torch.randn(k, n, dtype=dtype, device=device),
+    )
+    expected = as_real_product(a, b, **options_of(name))
+    assert_same(parts(torch_tiled.matmul(a, b, **options_of(name))), expected)
 
 
 @pairwise
 @pytest.mark.parametrize("of_out", ["as it is", "conjugate", "negative", "both", "transpose"])
 @pytest.mark.parametrize("of_b", STORED)
 @pytest.mark.parametrize("of_a", STORED)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_a_view_changes_no_bit(device, poisoned, algorithm, dtype, of_a, of_b, of_out):
-    skip_unless_taken(algorithm, dtype, device)
-    a = normal(2, 37, 130, dtype=dtype, device=device)
-    b = normal(2, 130, 41, dtype=dtype, device=device)
-    expected = torch_tiled.matmul(a, b, **options_of(algorithm))
+@each_taken(FAMILIES)
+def test_a_view_changes_no_bit(device, poisoned, name, dtype, of_a, of_b, of_out):
+    skip_unless_taken(name, dtype, device)
+    a = torch.randn(2, 37, 130, dtype=dtype, device=device)
+    b = torch.randn(2, 130, 41, dtype=dtype, device=device)
+    expected = torch_tiled.matmul(a, b, **options_of(name))
     a, b = STORED[of_a](a), STORED[of_b](b)
-    assert_same(parts(torch_tiled.matmul(a, b, **options_of(algorithm))), parts(expected))
+    assert_same(torch_tiled.matmul(a, b, **options_of(name)), expected)
     out = STORED[of_out](torch.full_like(expected, torch.nan))
-    torch_tiled.matmul(a, b, **options_of(algorithm), out=out)
-    assert_same(parts(out), parts(expected))
+    torch_tiled.matmul(a, b, **options_of(name), out=out)
+    assert_same(out, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_complex
 def test_a_product_of_views_copies_none(device, dtype):
     """Rows of a and of the result lie as they are; B' is 4 reals for each number of b."""
     if device != "cuda":
         pytest.skip("the CPU allocator keeps no statistics")
-    a, b = (normal(512, 512, dtype=dtype, device=device) for _ in range(2))
+    a, b = (torch.randn(512, 512, dtype=dtype, device=device) for _ in range(2))
     for x, y in ((a, b), (a.conj(), b.mH), (torch._neg_view(a), b.mT)):
         torch_tiled.matmul(x, y, algorithm="tiled")
         torch.cuda.reset_peak_memory_stats()
@@ -91,13 +95,12 @@ def test_a_product_of_views_copies_none(device, dtype):
         del result
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_bits_depend_on_row_column_and_k_alone(device, algorithm, dtype):
-    skip_unless_taken(algorithm, dtype, device)
-    options = options_of(algorithm)
-    a = normal(3, 70, 600, dtype=dtype, device=device)
-    b = normal(600, 90, dtype=dtype, device=device)
+@each_taken(FAMILIES)
+def test_bits_depend_on_row_column_and_k_alone(device, name, dtype):
+    skip_unless_taken(name, dtype, device)
+    options = options_of(name)
+    a = torch.randn(3, 70, 600, dtype=dtype, device=device)
+    b = torch.randn(600, 90, dtype=dtype, device=device)
     whole = torch_tiled.matmul(a, b, **options)
     for rows, cols in (
         (slice(0, 1), slice(0, 90)),
@@ -109,31 +112,32 @@ def test_bits_depend_on_row_column_and_k_alone(device, algorithm, dtype):
 
 
 @needs_cuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_the_cpu_has_the_bits_of_the_gpu(algorithm, dtype):
-    skip_unless_taken(algorithm, dtype, "cuda")
-    a, b = normal(2, 50, 700, dtype=dtype, device="cpu"), normal(700, 60, dtype=dtype, device="cpu")
+@each_taken(FAMILIES)
+def test_the_cpu_has_the_bits_of_the_gpu(name, dtype):
+    skip_unless_taken(name, dtype, "cuda")
+    a, b = (
+        torch.randn(2, 50, 700, dtype=dtype, device="cpu"),
+        torch.randn(700, 60, dtype=dtype, device="cpu"),
+    )
     a[0, 3, 4] *= 1e20  # flags elements, where elements are flagged
     for x, y in ((a, b), (a.conj(), b.conj())):
-        on_gpu = torch_tiled.matmul(x.cuda(), y.cuda(), **options_of(algorithm))
-        assert_same(parts(on_gpu.cpu()), parts(torch_tiled.matmul(x, y, **options_of(algorithm))))
+        on_gpu = torch_tiled.matmul(x.cuda(), y.cuda(), **options_of(name))
+        assert_same(on_gpu.cpu(), torch_tiled.matmul(x, y, **options_of(name)))
 
 
 SPECIAL = [0.0, -0.0, 1.0, -2.5, torch.inf, -torch.inf, torch.nan, 1e-40, 1e15]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_nan_and_inf_of_a_part(device, algorithm, dtype):
+@each_taken(FAMILIES)
+def test_nan_and_inf_of_a_part(device, name, dtype):
     """Each part is the sum of two products, as in torch.matmul, whatever the numbers are."""
-    skip_unless_taken(algorithm, dtype, device)
+    skip_unless_taken(name, dtype, device)
     x = torch.tensor(SPECIAL, dtype=PARTS[dtype], device=device)
     a = torch.complex(*torch.meshgrid(x, x, indexing="ij")).reshape(-1, 1)
     b = a.mT
     re = a.real * b.real - a.imag * b.imag
     im = a.real * b.imag + a.imag * b.real
-    result = parts(torch_tiled.matmul(a, b, **options_of(algorithm)))
+    result = parts(torch_tiled.matmul(a, b, **options_of(name)))
     for found, expected in ((result[..., 0], re), (result[..., 1], im)):
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.isinf(), expected.isinf())
@@ -142,8 +146,8 @@ def test_nan_and_inf_of_a_part(device, algorithm, dtype):
 @pytest.mark.parametrize("where", [0, 1], ids=["re", "im"])
 def test_a_nan_stays_in_its_sums(device, where):
     """A NaN in one element of b spoils its column; a column beside it keeps its bits."""
-    a = normal(20, 300, dtype=torch.complex64, device=device)
-    b = normal(300, 20, dtype=torch.complex64, device=device)
+    a = torch.randn(20, 300, dtype=torch.complex64, device=device)
+    b = torch.randn(300, 20, dtype=torch.complex64, device=device)
     clean = torch_tiled.matmul(a, b, algorithm="fp16x3")
     torch.view_as_real(b)[7, 3, where] = torch.nan
     result = torch_tiled.matmul(a, b, algorithm="fp16x3")
@@ -155,8 +159,8 @@ def test_a_nan_stays_in_its_sums(device, where):
 def test_each_part_is_flagged_alone(device):
     """The imaginary sum of one element loses too much by its scale, and the real one does not."""
     k = 256
-    a = normal(20, k, dtype=torch.complex64, device=device)
-    b = normal(k, 20, dtype=torch.complex64, device=device)
+    a = torch.randn(20, k, dtype=torch.complex64, device=device)
+    b = torch.randn(k, 20, dtype=torch.complex64, device=device)
     torch.view_as_real(a)[3, 5] = torch.tensor([2.0**40, 0.0], device=device)
     torch.view_as_real(b)[5] = torch.tensor([1.0, 0.0], device=device)  # no imaginary part
     result = parts(torch_tiled.matmul(a, b, algorithm="fp16x3"))
@@ -173,14 +177,14 @@ HOPPER = {"compute_capability": 90, "sms": 132}
 @pytest.mark.parametrize("options", [{"algorithm": "tiled"}, HOPPER], ids=["tiled", "auto"])
 def test_explain_tells_of_the_passes(view, options):
     """A is packed where its rows are not contiguous, B unless the kernel reads it as it lies."""
-    a = STORED[view](normal(512, 256, dtype=torch.complex64, device="cpu"))
-    b = STORED[view](normal(256, 128, dtype=torch.complex64, device="cpu"))
+    a = STORED[view](torch.randn(512, 256, dtype=torch.complex64, device="cpu"))
+    b = STORED[view](torch.randn(256, 128, dtype=torch.complex64, device="cpu"))
     plan = torch_tiled.explain(a, b, **options)
     packed = "in {} bytes, to which a pass writes it"
     has_rows = a.stride(1) == 1
     assert plan.a_is_read == ("as it lies" if has_rows else packed.format(a.nbytes))
     assert plan.b_is_read == (packed.format(2 * b.nbytes) if options != HOPPER else "as it lies")
-    wide = normal(256, 256, dtype=torch.complex128, device="cpu")
+    wide = torch.randn(256, 256, dtype=torch.complex128, device="cpu")
     plan = torch_tiled.explain(wide.mH, wide, **HOPPER)
     assert plan.a_is_read == packed.format(wide.nbytes) and plan.b_is_read == "as it lies"
 
@@ -199,15 +203,15 @@ def test_explain_tells_of_no_pass_where_a_size_is_0(sizes):
 
 
 @needs_cuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_complex
 @pytest.mark.parametrize("of_a", ["as it is", "transpose"])
 @pytest.mark.parametrize("options", [{}, {"algorithm": "tiled"}], ids=["auto", "tiled"])
 def test_less_memory_gives_the_same_bits(dtype, of_a, options):
     """Where there is no memory for all of B', parts of the problem are solved one after another."""
     if dtype == torch.complex128 and not options:
         pytest.skip("f64_mma reads b as it lies")
-    a = STORED[of_a](normal(3, 200, 2000, dtype=dtype, device="cuda"))
-    b = normal(2000, 700, dtype=dtype, device="cuda")
+    a = STORED[of_a](torch.randn(3, 200, 2000, dtype=dtype, device="cuda"))
+    b = torch.randn(2000, 700, dtype=dtype, device="cuda")
     expected = torch_tiled.matmul(a, b, **options)
     out = torch.full_like(expected, torch.nan)
     room = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")
@@ -220,7 +224,7 @@ def test_less_memory_gives_the_same_bits(dtype, of_a, options):
 
 @needs_cuda
 def test_more_memory_than_there_is():
-    a, b = (normal(64, 64, dtype=torch.complex64, device="cuda") for _ in range(2))
+    a, b = (torch.randn(64, 64, dtype=torch.complex64, device="cuda") for _ in range(2))
     out, before = torch.full_like(a, torch.nan), (a.clone(), b.clone())
     with (
         no_more_memory(),
@@ -234,8 +238,8 @@ def test_more_memory_than_there_is():
 def test_more_than_2_to_the_31_elements(claim_memory):
     claim_memory(44 << 30)
     rows = 2**20 + 1
-    a = normal(rows, 1025, dtype=torch.complex64, device="cuda")
-    b = normal(1025, 1025, dtype=torch.complex64, device="cuda")
+    a = torch.randn(rows, 1025, dtype=torch.complex64, device="cuda")
+    b = torch.randn(1025, 1025, dtype=torch.complex64, device="cuda")
     result = torch_tiled.matmul(a, b)
     assert a.numel() * 2 > 2**31 and result.numel() * 2 > 2**31
     last = torch_tiled.matmul(a[-70:], b)
@@ -245,34 +249,9 @@ def test_more_than_2_to_the_31_elements(claim_memory):
     assert torch.equal(wide[:, -70:], torch_tiled.matmul(b[:3], a[-70:].mT))
 
 
-class PassingOn(TorchDispatchMode):
-    """Calls each operator from Python, where PyTorch excludes the keys Conjugate and Negative."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "naive"])
-@pytest.mark.parametrize("view", ["conjugate", "negative", "both", "adjoint"])
-@pytest.mark.parametrize("shape", [(7,), (7, 5)], ids=str)
-def test_bits_of_views_within_a_dispatch_mode(device, algorithm, view, shape):
-    a = STORED[view](normal(3, 7, dtype=torch.complex64, device=device))
-    b = normal(*shape, dtype=torch.complex64, device=device)
-    out = STORED[view](torch.zeros_like(a @ b)) if len(shape) == 2 else torch.zeros_like(a @ b)
-    bias = normal(3, dtype=torch.complex64, device=device).conj()
-    with torch.inference_mode(), PassingOn():
-        result = torch_tiled.matmul(a, b, algorithm=algorithm)
-        torch_tiled.matmul(a, b, algorithm=algorithm, out=out)
-        layer = torch_tiled.linear(b.mT if b.dim() == 2 else b, a, bias, algorithm=algorithm)
-    expected = a @ b
-    assert_close(result, expected)
-    assert_close(out, expected)
-    assert_close(layer, expected.mT + bias if b.dim() == 2 else expected + bias)
-
-
 @pytest.mark.parametrize("algorithm", ["simt", "fp16x3", "naive"])
 def test_sizes_of_which_two_are_too_many_to_count(algorithm):
-    a, b = (normal(*shape, dtype=torch.complex64, device="cpu") for shape in ((0, 1), (1, 1)))
+    a, b = (torch.randn(*shape, dtype=torch.complex64, device="cpu") for shape in ((0, 1), (1, 1)))
     with pytest.raises(RuntimeError, match=r"n = 4611686018427387904, .* above 2\*\*60"):
         torch_tiled.matmul(a, b.expand(1, 2**62), algorithm=algorithm)
     wide, real = b.expand(1, 2**62), torch.ones(1, 1).expand(1, 2**62)

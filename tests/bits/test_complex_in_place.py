@@ -1,12 +1,27 @@
-"""Kernels that read a complex B as it lies have the bits of kernels to which a pass writes B'."""
+"""Kernels that read a complex B as it lies have the bits of kernels to which a pass writes B'.
+
+A problem is (batch, m, n, k), for which the plan for 132 SMs (H100, H200) picks the tile.
+"""
 
 import pytest
 import torch
-from helpers.complex_operands import STORED, normal
+from helpers.complex_operands import STORED
 from helpers.needs import has_132_sms, needs_hopper
-from helpers.reference import assert_same, parts
+from helpers.reference import assert_same
 
 import torch_tiled
+from torch_tiled._op.registry import kernels
+
+LAYOUTS = [*STORED, "shifted adjoint"]
+
+
+def operands(batch, m, n, k, dtype=torch.complex64):
+    shapes = (batch, m, k), (batch, k, n)
+    return (torch.randn(shape, dtype=dtype, device="cuda") for shape in shapes)
+
+
+def stored(x, layout):
+    return STORED["shifted"](x.mT).mH if layout == "shifted adjoint" else STORED[layout](x)
 
 
 def make_coarse(*views):
@@ -15,41 +30,44 @@ def make_coarse(*views):
         torch.view_as_real(x).sign_()
 
 
+def assert_reads_b_as_it_lies(kernel, packed, a, b):
+    """The kernel has the bits of one that reads B', and as many flagged elements."""
+    named = [kernel, packed]
+    plan, other = (torch_tiled.explain(a, b, algorithm=name) for name in named)
+    assert (plan.algorithm, plan.b_is_read) == (kernel, "as it lies")
+    assert "bytes" in other.b_is_read
+    assert getattr(plan, "recomputed", None) == getattr(other, "recomputed", None)
+    result, expected = (torch_tiled.matmul(a, b, algorithm=name) for name in named)
+    assert_same(result, expected)
+    return plan, expected
+
+
 @needs_hopper
-@pytest.mark.parametrize(
-    "of_b", [*STORED, "flagged", "few bits", "batched", "one for all", "shifted adjoint"]
-)
-@pytest.mark.parametrize("kernel", ["skinny", "wgmma"])
+@pytest.mark.parametrize("of_b", [*LAYOUTS, "flagged", "few bits", "batched", "one for all"])
+@pytest.mark.parametrize("kernel", ["fp16x3_skinny", "fp16x3_wgmma"])
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 40, 300])
 def test_fp16x3_reads_b_as_it_lies(poisoned, rows, kernel, of_b):
-    if kernel == "skinny" and rows == 300:
+    if kernel == "fp16x3_skinny" and rows == 300:
         pytest.skip("a is the longer operand, whose batch becomes rows")
-    a = normal(3, rows, 1100, dtype=torch.complex64, device="cuda")
-    b = normal(1100, 331, dtype=torch.complex64, device="cuda")
+    a, b = operands(3, rows, 331, 1100)
+    if of_b == "batched":
+        b = b.mT.contiguous().mT
+    else:
+        b = b[0]
     if of_b == "flagged":
         a[1, :, 700] *= 2.0**40
         b[700, ::3] = 0
         b[5, 7] = torch.nan
     elif of_b == "few bits":
         make_coarse(a[..., ::2, :], b[..., ::3])
-    elif of_b == "batched":
-        b = normal(3, 1100, 331, dtype=torch.complex64, device="cuda").mT.contiguous().mT
     elif of_b == "one for all":
         a = a[:1].expand(3, rows, 1100)
-    elif of_b == "shifted adjoint":
-        b = STORED["shifted"](b.mT).mH
-    else:
-        b = STORED[of_b](b)
+    elif of_b in LAYOUTS:
+        b = stored(b, of_b)
     for x in (a, a.conj()):
-        named = [f"fp16x3_{name}" for name in (kernel, "fused")]
-        in_place, packed = (torch_tiled.explain(x, b, algorithm=name) for name in named)
-        assert in_place.b_is_read == "as it lies" and "bytes" in packed.b_is_read
-        assert getattr(in_place, "recomputed", None) == getattr(packed, "recomputed", None)
-        results = [parts(torch_tiled.matmul(x, b, algorithm=name)) for name in named]
-        assert_same(*results)
+        assert_reads_b_as_it_lies(kernel, "fp16x3_fused", x, b)
 
 
-# Batches for which the plan for 132 SMs (H100, H200) picks each tile: batch, m, n, k.
 SMALL_TILES = [
     ("fp16x3_direct", "64x64", (130, 64, 70, 100)),
     ("fp16x3_direct", "64x64", (300, 64, 64, 64)),
@@ -64,28 +82,12 @@ SMALL_TILES = [
 ]
 
 
-def assert_reads_b_as_it_lies(kernel, a, b):
-    """The kernel has the bits of one that reads B', and as many flagged elements."""
-    named = [kernel, "fp16x3_cluster"]
-    in_place, packed = (torch_tiled.explain(a, b, algorithm=name) for name in named)
-    assert (in_place.algorithm, in_place.b_is_read) == (kernel, "as it lies")
-    assert "bytes" in packed.b_is_read
-    assert in_place.recomputed == packed.recomputed
-    result, expected = (parts(torch_tiled.matmul(a, b, algorithm=name)) for name in named)
-    assert_same(result, expected)
-    assert_same(parts(torch_tiled.matmul(a, b)), expected)
-    return in_place
-
-
 @needs_hopper
-@pytest.mark.parametrize(
-    "of_b", [*STORED, "flagged", "few bits", "wide", "one for all", "shifted adjoint"]
-)
-@pytest.mark.parametrize("kernel, tile, sizes", SMALL_TILES)
-def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
-    batch, m, n, k = sizes
-    a = normal(batch, m, k, dtype=torch.complex64, device="cuda")
-    b = normal(batch, k, n, dtype=torch.complex64, device="cuda")
+@pytest.mark.parametrize("of_b", [*LAYOUTS, "flagged", "few bits", "wide", "one for all"])
+@pytest.mark.parametrize("kernel, tile, problem", SMALL_TILES)
+def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, problem, of_b):
+    a, b = operands(*problem)
+    k = problem[-1]
     if of_b == "flagged":
         a[0, :, k // 2] *= 2.0**40
         b[0, k // 2, ::3] = 0
@@ -96,19 +98,15 @@ def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
     elif of_b == "wide":  # small numbers are counted, and few elements are flagged
         torch.view_as_real(b)[:, ::7] *= 2.0**-25
         torch.view_as_real(b)[..., k // 3, :, 0] = 0
-    elif of_b == "one for all":
-        b = b[:1].expand(batch, k, n)
-    elif of_b == "shifted adjoint":
-        b = STORED["shifted"](b.mT).mH
     else:
-        b = STORED[of_b](b)
+        b = b[:1].expand_as(b) if of_b == "one for all" else stored(b, of_b)
     for x in (a, a.conj(), STORED["shifted"](a)):
-        explained = assert_reads_b_as_it_lies(kernel, x, b)
-        assert explained.tile == tile or of_b != "as it is" or not has_132_sms()
-        assert (of_b == "flagged") <= (explained.recomputed[0] != "0")
+        plan, expected = assert_reads_b_as_it_lies(kernel, "fp16x3_cluster", x, b)
+        assert_same(torch_tiled.matmul(x, b), expected)
+        assert plan.tile == tile or of_b != "as it is" or not has_132_sms()
+        assert (of_b == "flagged") <= (plan.recomputed[0] != "0")
         on_cpu = torch_tiled.matmul(x[-1].cpu(), b[-1].cpu(), algorithm="fp16x3")
-        on_gpu = torch_tiled.matmul(x, b, algorithm=kernel)[-1]
-        assert_same(parts(on_gpu.cpu()), parts(on_cpu))
+        assert_same(expected[-1].cpu(), on_cpu)
 
 
 @needs_hopper
@@ -118,60 +116,121 @@ def test_small_kernels_read_b_of_any_k(poisoned, kernel, of_b):
     """Both sides of each number of steps along K, and of multiples of 8 complex numbers."""
     for i, k in enumerate([64, 65, 71, 72, 89, 95, 96, 126, 127, 128, 160, 191, 192, 225, 255]):
         m, n = [1, 2, 15, 16, 17, 33, 64, 65][i % 8], [129, 1, 33, 7, 8, 65, 16][i % 7]
-        a = normal(5, m, k, dtype=torch.complex64, device="cuda")
-        b = normal(5, k, n, dtype=torch.complex64, device="cuda")
+        a, b = operands(5, m, n, k)
         b[i % 5, i:, n // 2] *= 2.0**-20
         b[i % 5, k - 1, n - 1] = [0, torch.nan, torch.inf, 1e30, 1e-42][i % 5]
-        assert_reads_b_as_it_lies(kernel, a, STORED[of_b](b))
+        b = stored(b, of_b)
+        _, expected = assert_reads_b_as_it_lies(kernel, "fp16x3_cluster", a, b)
+        assert_same(torch_tiled.matmul(a, b), expected)
 
 
-@pytest.mark.parametrize(
-    "kernel, batch, side",
-    [("fp16x3_direct", 4096, 64), ("fp16x3_direct", 64, 64), ("fp16x3_small", 1, 64)]
-    + [("fp16x3_small", 1, 256)],
-)
-def test_auto_reads_b_of_small_products_as_it_lies(kernel, batch, side):
-    a = torch.empty(batch, side, side, dtype=torch.complex64, device="meta")
-    plan = torch_tiled.explain(a, a, compute_capability=90, sms=132)
-    assert (plan.algorithm, plan.b_is_read) == (kernel, "as it lies")
-
-
-# Problems for which the plan for 132 SMs picks each tile.
-F64_TILES = [
-    ("f64_mma", "128x128", (2048, 1024, 515)),
-    ("f64_mma", "128x64", (1024, 512, 512)),
-    ("f64_mma", "64x64", (700, 350, 351)),
-    ("f64_mma", "32x32", (500, 250, 250)),
-    ("f64_mma", "16x64", (5, 4500, 50)),
-    ("f64_mma", "64x16", (9001, 3, 1050)),
-    ("f64_direct", "8x8", (100, 35, 750)),
-    ("f64_direct", "8x8", (3, 10, 1450)),
-    ("f64_direct", "16x8", (294, 248, 63)),
-    ("f64_direct", "16x16", (1000, 150, 11)),
-    ("f64_direct", "16x32", (2, 45001, 3)),
+TILES = [
+    ("simt_skinny", "2x128", (2, 1, 330, 1100)),
+    ("simt_skinny", "4x128", (2, 3, 330, 1100)),
+    ("simt_skinny", "8x128", (2, 7, 330, 1100)),
+    ("simt_skinny", "16x128", (2, 16, 330, 1100)),
+    ("simt_skinny", "16x128", (2, 75, 330, 1100)),
+    ("simt_skinny", "16x128", (3, 30, 130, 26)),
+    ("simt_small", "16x16", (1003, 15, 7, 50)),
+    ("simt_small", "32x32", (1003, 30, 16, 20)),
+    ("simt_small", "64x64", (1003, 62, 32, 20)),
+    ("simt_small", "32x32", (300, 62, 32, 511)),
+    ("simt_small", "64x64", (7, 700, 350, 20)),
+    ("simt_cp_async", "128x64", (1, 1401, 702, 20)),
+    ("simt_cp_async", "64x64", (1, 1024, 512, 36)),
+    ("simt_cp_async", "64x32", (1, 512, 256, 66)),
+    ("simt_cp_async", "32x32", (1, 130, 60, 50)),
+    ("simt_cp_async", "32x32", (2, 50, 52, 600)),
+    ("simt_cp_async", "16x128", (1, 12, 4500, 50)),
+    ("simt_cp_async", "32x128", (1, 20, 8500, 50)),
+    ("f64_mma", "128x128", (1, 2048, 1024, 515)),
+    ("f64_mma", "128x64", (1, 1024, 512, 512)),
+    ("f64_mma", "64x64", (1, 700, 350, 351)),
+    ("f64_mma", "32x32", (1, 500, 250, 250)),
+    ("f64_mma", "16x64", (1, 5, 4500, 50)),
+    ("f64_mma", "64x16", (1, 9001, 3, 1050)),
+    ("f64_direct", "8x8", (1, 100, 35, 750)),
+    ("f64_direct", "8x8", (1, 3, 10, 1450)),
+    ("f64_direct", "16x8", (1, 294, 248, 63)),
+    ("f64_direct", "16x16", (1, 1000, 150, 11)),
+    ("f64_direct", "16x32", (1, 2, 45001, 3)),
 ]
+# Views of an aligned b that every one of these kernels reads as it lies.
+ALIGNED_VIEWS = ["as it is", "conjugate", "negative", "both", "adjoint", "transpose"]
+ANY_VIEW = ("simt_small", "f64_mma", "f64_direct")  # kernels that read any b as it lies
 
 
 @needs_hopper
-@pytest.mark.parametrize("of_b", [*STORED, "tiny", "batched", "one for all", "shifted adjoint"])
-@pytest.mark.parametrize("kernel, tile, sizes", F64_TILES)
-def test_float64_kernels_read_b_as_it_lies(poisoned, kernel, tile, sizes, of_b):
-    m, n, k = sizes
-    a = normal(m, k, dtype=torch.complex128, device="cuda")
-    b = normal(k, n, dtype=torch.complex128, device="cuda")
-    if of_b == "tiny":  # products are less than the smallest number: sums are zeros with a sign
-        a, b = 1e-200 * a, 1e-200 * b
-    elif of_b == "batched":
-        a, b = a.view(1, m, k).repeat(2, 1, 1), torch.stack([b, b.flip(0)]).mT.contiguous().mT
-    elif of_b == "one for all":
-        b = b[:, :1].expand(k, n)
-    elif of_b == "shifted adjoint":
-        b = STORED["shifted"](b.mT).mH
+@pytest.mark.parametrize("of_b", [*LAYOUTS, "batched", "one for all"])
+@pytest.mark.parametrize("size", ["normal", "tiny"])
+@pytest.mark.parametrize("kernel, tile, problem", TILES)
+def test_kernels_of_the_chunked_order_read_b_as_it_lies(
+    poisoned, kernel, tile, problem, size, of_b
+):
+    """Products of tiny operands are less than the smallest number: sums are zeros with a sign."""
+    dtype = next(x for x in kernels()[kernel].dtypes if x.is_complex)
+    a, b = operands(*problem, dtype=dtype)
+    if size == "tiny":
+        scale = {torch.complex64: 1e-30, torch.complex128: 1e-200}[dtype]
+        a, b = scale * a, scale * b
+    if of_b == "batched":
+        a, b = torch.cat([a, a]), torch.cat([b, b.flip(1)]).mT.contiguous().mT
     else:
-        b = STORED[of_b](b)
-    for x in (a, a.conj()):
-        explained = torch_tiled.explain(x, b, algorithm=kernel)
-        assert explained.b_is_read == "as it lies"
-        assert explained.tile == tile or of_b == "batched"
+        b = b[..., :1].expand_as(b) if of_b == "one for all" else stored(b, of_b)
+    for x in (a, a.conj(), torch._neg_view(a)):
+        plan = torch_tiled.explain(x, b, algorithm=kernel)
+        if kernel in ANY_VIEW or of_b in ALIGNED_VIEWS:
+            assert plan.b_is_read == "as it lies"
+            assert plan.tile == tile or of_b == "batched"
         result = torch_tiled.matmul(x, b, algorithm=kernel)
-        assert_same(parts(result), parts(torch_tiled.matmul(x, b, algorithm="tiled64")))
+        assert_same(result, torch_tiled.matmul(x, b, algorithm="tiled64"))
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    "kernel, sizes",
+    [("simt_skinny", (1, 5, 140)), ("simt_small", (1003, 9, 11)), ("simt_cp_async", (1, 70, 45))],
+)
+@pytest.mark.parametrize("of_b", ["as it is", "adjoint"])
+def test_every_k_of_simt_by_b_as_it_lies(kernel, sizes, of_b):
+    for k in (*range(1, 40), 511, 512, 513, 514, 515, 1024, 1500):
+        a, b = operands(*sizes, k)
+        b = stored(b, of_b)
+        result = torch_tiled.matmul(a, b, algorithm=kernel)
+        assert_same(result, torch_tiled.matmul(a, b, algorithm="tiled64"))
+
+
+# Products for which a pass over B would take long.
+PICKED = [
+    ("fp32", "fp16x3_direct", (4096, 64, 64, 64)),
+    ("fp32", "fp16x3_direct", (64, 64, 64, 64)),
+    ("fp32", "fp16x3_small", (1, 64, 64, 64)),
+    ("fp32", "fp16x3_small", (1, 256, 256, 256)),
+    ("ieee", None, (1, 1, 4096, 4096)),
+    ("ieee", None, (1, 16, 4096, 4096)),
+    ("ieee", None, (1, 64, 4096, 4096)),
+    ("ieee", None, (1, 256, 256, 256)),
+    ("ieee", None, (1, 512, 512, 512)),
+    ("ieee", None, (4096, 16, 16, 16)),
+    ("ieee", None, (4096, 32, 32, 32)),
+    ("fp32", None, (4096, 32, 32, 32)),
+]
+
+
+@pytest.mark.parametrize("precision, kernel, problem", PICKED)
+def test_auto_reads_b_as_it_lies(precision, kernel, problem):
+    batch, m, n, k = problem
+    a, b = (torch.empty(batch, *x, dtype=torch.complex64, device="meta") for x in ((m, k), (k, n)))
+    plan = torch_tiled.explain(a, b, precision=precision, compute_capability=90, sms=132)
+    assert plan.b_is_read == "as it lies" and kernel in (None, plan.algorithm)
+
+
+@needs_hopper
+@pytest.mark.parametrize("precision, kernel, problem", PICKED)
+def test_bits_of_auto_by_b_as_it_lies(precision, kernel, problem):
+    """The chunked order has the bits of tiled64, and fp16x3 those of a kernel that reads B'."""
+    a, b = operands(*problem)
+    for y in (b, b.mT, b.mH) if kernel is None else (b,):
+        result = torch_tiled.matmul(a, y, precision=precision)
+        reference = "tiled64" if kernel is None else "fp16x3_cluster"
+        assert_same(result, torch_tiled.matmul(a, y, algorithm=reference))

@@ -12,13 +12,12 @@ import random
 import pytest
 import torch
 from helpers.needs import needs_hopper
-from helpers.reference import assert_within, bound, order, product, takes
+from helpers.reference import ALGORITHMS, NAMED, assert_within, bound, order, product, takes
 
 import torch_tiled
 
 SEEDS, CASES, EXACT_CASES = 20, 100, 10
 MOST_ELEMENTS = 10**7  # of a thin or batched product
-ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
 
 
 def size(rng, most):
@@ -131,7 +130,7 @@ def compare_kernels(rng, device):
     a = exact(rng, (*batch, m, k), dtype, device)
     b = exact(rng, (*rng.choice([batch, []]), k, n), dtype, device)
     first = {}
-    for algorithm in torch_tiled.algorithms():
+    for algorithm in NAMED:
         if not takes(algorithm, dtype, device, precision):
             continue
         out = torch.full((*batch, m, n), torch.nan, dtype=dtype, device=device)

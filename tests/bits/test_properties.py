@@ -1,12 +1,12 @@
 """Random products of any ranks, sizes, strides, dtypes and kernels, by hypothesis."""
 
 import itertools
-import math
-import os
 
 import pytest
 import torch
 from helpers.reference import (
+    ALGORITHMS,
+    REAL,
     accumulation_dtype,
     assert_within,
     bound,
@@ -15,79 +15,25 @@ from helpers.reference import (
     product,
     takes,
 )
-from helpers.thinning import fewer
 
 import torch_tiled
 
 hypothesis = pytest.importorskip("hypothesis", reason="random problems need hypothesis")
 
-from hypothesis import HealthCheck, assume, given, settings  # noqa: E402
+from helpers.strategies import SIZES, layouts, random_problems, shapes  # noqa: E402
+from hypothesis import assume, given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-ALGORITHMS = [*torch_tiled.algorithms(), "auto"]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-SIZES = st.sampled_from([0, 1, 2, 3, 16, 17, 33, 65])
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-def random_problems(max_examples):
-    """Settings for random problems, of which pytest without --all tries a quarter. Each run draws
-    new ones, except in continuous integration."""
-    return settings(
-        max_examples=fewer(max_examples, max_examples // 4),
-        deadline=None,
-        database=None,
-        derandomize="CI" in os.environ,
-        # The device is the same for all examples of a test.
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
+def every_algorithm_and(*counts):
+    """Parametrizes a test by algorithm, each with so many random problems."""
 
+    def decorate(test):
+        return every_algorithm(random_problems(*counts)(given(data=st.data())(test)))
 
-@st.composite
-def shapes(draw):
-    """Shapes of a and b that torch.matmul takes, of ranks 1 to 5, with batches that broadcast."""
-    m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
-    batch = draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=3))
-    matrices = []
-    for matrix in ((m, k), (k, n)):
-        own = batch[draw(st.integers(0, len(batch))) :]
-        own = [1 if draw(st.integers(0, 3)) == 0 else size for size in own]
-        matrices.append((*own, *matrix))
-    a, b = matrices
-    if len(a) == 2 and draw(st.integers(0, 4)) == 0:
-        a = (k,)
-    if len(b) == 2 and draw(st.integers(0, 4)) == 0:
-        b = (k,)
-    return a, b
-
-
-@st.composite
-def layouts(draw, shape, may_share=True):
-    """A function that stores values of that shape in a random layout, with NaN between them.
-
-    Dimensions are in any order, strided by 1 to 3 elements, and have gaps around them; the offset
-    may be misaligned. With may_share some dimensions have stride 0.
-    """
-    rank = len(shape)
-    order = draw(st.permutations(range(rank)))
-    steps = draw(st.tuples(*[st.sampled_from([1, 1, 1, 2, 3])] * rank))
-    before = draw(st.tuples(*[st.sampled_from([0, 0, 1, 3])] * rank))
-    offset = draw(st.sampled_from([0, 0, 1, 2, 3]))
-    chance = st.integers(0, 4) if may_share else st.just(1)
-    shared = draw(st.tuples(*[chance.map(lambda x: x == 0)] * rank))
-
-    def lay(values):
-        values = values[tuple(slice(0, 1) if s else slice(None) for s in shared)]
-        sizes = [b + n * s for b, n, s in zip(before, values.shape, steps, strict=True)]
-        memory = values.new_full((offset + math.prod(sizes),), torch.nan)
-        whole = memory[offset:].view([sizes[d] for d in order])
-        whole = whole.permute([order.index(d) for d in range(rank)])
-        slices = zip(before, steps, strict=True)
-        view = whole[tuple(slice(b, None, s) for b, s in slices)]
-        view.copy_(values)
-        return view.expand(shape)
-
-    return lay
+    return decorate
 
 
 def random_values(draw, shape, dtype, device, integers=False):
@@ -100,7 +46,7 @@ def random_values(draw, shape, dtype, device, integers=False):
 
 
 def draw_dtype(data, algorithm, device):
-    taken = [dtype for dtype in DTYPES if takes(algorithm, dtype, device)]
+    taken = [dtype for dtype in REAL if takes(algorithm, dtype, device)]
     return data.draw(st.sampled_from(taken), label="dtype")
 
 
@@ -133,9 +79,7 @@ def assert_untouched_around(out, memory):
     assert memory.isnan().all()
 
 
-@every_algorithm
-@random_problems(100)
-@given(data=st.data())
+@every_algorithm_and(100, 25)
 def test_product(device, algorithm, data):
     a, b = draw_operands(data, algorithm, device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
@@ -146,9 +90,7 @@ def test_product(device, algorithm, data):
         assert torch.equal(c, torch_tiled.matmul(a, b, algorithm=algorithm))
 
 
-@every_algorithm
-@random_problems(50)
-@given(data=st.data())
+@every_algorithm_and(50, 12)
 def test_product_into_a_slice(device, algorithm, data):
     a, b = draw_operands(data, algorithm, device)
     c = torch_tiled.matmul(a, b, algorithm=algorithm)
@@ -161,19 +103,7 @@ def test_product_into_a_slice(device, algorithm, data):
     assert_untouched_around(out, memory)
 
 
-@every_algorithm
-@random_problems(50)
-@given(data=st.data())
-def test_product_of_integers_is_exact(device, algorithm, data):
-    a, b = draw_operands(data, algorithm, device, integers=True)
-    out_dtype = accumulation_dtype(a.dtype)
-    c = torch_tiled.matmul(a, b, algorithm=algorithm, out_dtype=out_dtype)
-    assert torch.equal(c.double(), product(a, b))
-
-
-@every_algorithm
-@random_problems(50)
-@given(data=st.data())
+@every_algorithm_and(50, 12)
 def test_gemm(device, algorithm, data):
     a, b = draw_operands(data, algorithm, device)
     assume(a.dim() > 1 and b.dim() > 1)
@@ -189,12 +119,14 @@ def test_gemm(device, algorithm, data):
     exact = alpha * product(a, b) + (beta * before.double() if beta else 0)
     limit = gemm_bound(before, a, b, alpha, beta, algorithm=algorithm)
     assert_within(c, exact.expand(shape), limit.expand(shape))
+    if is_ours(algorithm, device):
+        twin = before.contiguous()
+        torch_tiled.gemm_(twin, a, b, alpha=alpha, beta=beta, algorithm=algorithm)
+        assert torch.equal(c, twin)
     assert_untouched_around(c, memory)
 
 
-@every_algorithm
-@random_problems(50)
-@given(data=st.data())
+@every_algorithm_and(50, 12)
 def test_linear(device, algorithm, data):
     dtype = draw_dtype(data, algorithm, device)
     m, n, k = (data.draw(SIZES) for _ in range(3))
@@ -213,7 +145,7 @@ def test_linear(device, algorithm, data):
 
 
 @every_algorithm
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_more_batch_dimensions_than_a_kernel_unravels(device, algorithm, dtype):
     """Ten dimensions in reverse order of memory, so that no two can be merged."""
 
@@ -247,10 +179,10 @@ def addresses(view):
         yield from range(start, start + view.itemsize)
 
 
-@random_problems(1000)
+@random_problems(1000, 250)
 @given(data=st.data())
 def test_output_is_refused_exactly_where_it_shares_bytes(device, data):
-    dtype = data.draw(st.sampled_from(DTYPES))
+    dtype = data.draw(st.sampled_from(REAL))
     out_dtype = data.draw(st.sampled_from([dtype, accumulation_dtype(dtype)]))
     batch, m, n, k = (data.draw(st.integers(1, 3)) for _ in range(4))
     memory = random_values(data.draw, (512 // dtype.itemsize,), dtype, device, integers=True)

@@ -117,7 +117,6 @@ def test_epilogues(pattern, columns_first, beta):
 
 
 def test_many_regions():
-    """More regions than blocks, and flagged elements of several patterns."""
     a, b = torch.randn(2500, 300, device="cuda"), torch.randn(300, 3000, device="cuda")
     a[:700, 0], a[700::50, 0] = 2.0**40, 2.0**40
     b[0, :2000] = 0

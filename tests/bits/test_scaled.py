@@ -1,48 +1,26 @@
 """The promises that fp16x3 and tf32 share: which elements are recomputed, and the range of scales.
 
-test_fp16x3.py and test_tf32.py hold the promises of one of them.
+test_tensor_cores.py has what mma promises, too.
 """
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER, needs_hopper
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.operands import (
     BATCHES,
     FEW_BITS,
     LAYOUTS,
-    OVERFLOWING,
     in_layout,
-    non_finite,
     rows_of,
 )
 from helpers.reference import assert_same, assert_within, bound, magnitude, one_hot_bound, product
-from helpers.scaled import FP16X3, TF32, each_kind
 from helpers.specification import chunked_product
-from helpers.thinning import pairwise
+from helpers.tensor_cores import FP16X3, each_guarded_kind, for_kinds
 
 import torch_tiled
 
 
-def each_kind_and(names, *, fp16x3, tf32):
-    """Each kind with its own values of a parameter, or of several."""
-
-    def row(kind, each):
-        return (kind, *each) if isinstance(each, tuple) else (kind, each)
-
-    values = [row(FP16X3, each) for each in fp16x3] + [row(TF32, each) for each in tf32]
-    ids = [f"fp16x3-{i}" for i in range(len(fp16x3))] + [f"tf32-{i}" for i in range(len(tf32))]
-    return pytest.mark.parametrize(f"kind, {names}", values, ids=ids)
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
-
-
-# --- bits ----------------------------------------------------------------------------------------
-
-
-@each_kind_and("k", fp16x3=[64, 1500], tf32=[64, 1500, 9000])
+@for_kinds("k", fp16x3=[64, 1500], tf32=[64, 1500, 9000])
 def test_flagged_elements_are_recomputed_alone(device, kind, k):
     """A small number beside large ones makes a row wide, and elements that cancel are flagged."""
     a, b = torch.randn(40, k), torch.randn(k, 50)
@@ -85,7 +63,7 @@ def operands_near_the_guard(m, n, k, chunk):
     return a, b.mT
 
 
-@each_kind_and("k", fp16x3=[128, 333, 511, 700, 1024, 2500], tf32=[64, 700, 2500])
+@for_kinds("k", fp16x3=[128, 333, 511, 700, 1024, 2500], tf32=[64, 700, 2500])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_numbers_are_counted_exactly(device, kind, k, layout):
     """One that is missed, or counted twice, would change which elements are flagged."""
@@ -97,7 +75,7 @@ def test_small_numbers_are_counted_exactly(device, kind, k, layout):
     assert_same(kind.multiply(a, b, device), expected)
 
 
-@each_kind
+@each_guarded_kind
 def test_explain_counts_recomputed_elements(device, kind):
     a, b = torch.randn(40, 1500), torch.randn(1500, 30)
     a[3, 4] = torch.inf
@@ -108,53 +86,23 @@ def test_explain_counts_recomputed_elements(device, kind):
     assert facts.recomputed == f"0 of {36 * 22} elements"
 
 
-@each_kind_and("k", fp16x3=[64, 200, 1500], tf32=[64, 200, 8200])
-def test_nan_and_inf_are_as_in_ieee(device, kind, k):
-    a, b = torch.randn(70, k), torch.randn(k, 45)
-    before = kind.multiply(a, b, device)
-    bad_a, bad_b = non_finite(70, k, 45)
-    rows, cols = bad_a.isfinite().all(1), bad_b.isfinite().all(0)
-    bad_a[rows], bad_b[:, cols] = a[rows], b[:, cols]
-    after = kind.multiply(bad_a, bad_b, device)
-    finite = rows[:, None] & cols
-    assert_same(after[finite], before[finite])
-    ieee = torch_tiled.matmul(bad_a, bad_b, algorithm="tiled", precision="ieee")
-    assert_same(after[~finite], ieee[~finite])
-    assert not after[~finite].isfinite().any()
+@each_guarded_kind
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches(device, kind, name):
+    k, n = 130, 37
+    b = BATCHES[name](k, n)
+    a = torch.randn(*b.shape[:-2], 20, k)
+    a[..., 3, 4] = torch.inf
 
+    def one_by_one(a):
+        rows = zip(a.expand(*b.shape[:-2], 20, k).flatten(0, -3), b.flatten(0, -3), strict=True)
+        each = torch.stack([kind.multiply(x, y, device) for x, y in rows])
+        return each.view(*b.shape[:-2], 20, n)
 
-@pairwise
-@each_kind
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("k", [67, 1100])
-def test_slices_of_a_product_are_products_of_slices(device, kind, layout, k):
-    a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
-    a[17, 5] = 1e-12  # makes the row wide, so that elements may be flagged
-    a, b = a.to(device), b.to(device)  # before they are sliced: a slice moves without its strides
-    whole = kind.multiply(a, b, device)
-    assert_same(kind.multiply(a.contiguous(), b.contiguous(), device), whole)
-    for m in (1, 2, 7, 16, 33, 64, 65, 128, 200):
-        rows = slice(m // 2, m // 2 + m)
-        assert_same(kind.multiply(a[rows], b, device), whole[rows])
-    for n in (1, 8, 15, 64, 129):
-        assert_same(kind.multiply(a[10:20], b[:, :n], device), whole[10:20, :n])
-    assert_same(kind.multiply(a[::7], b[:, 1::3], device), whole[::7, 1::3])
-
-
-# --- accuracy and range --------------------------------------------------------------------------
-
-
-@each_kind_and("k", fp16x3=[64, 100, 1024, 2049], tf32=[64, 100, 1024, 8200])
-def test_integers_are_exact(device, kind, k):
-    """Integers up to 2^11 are exact while |A||B| stays within 2^24."""
-    for largest in (2**11, 2**9, 2**7):
-        other = min(2**24 // (k * largest), 2**11)
-        a = torch.randint(-largest, largest + 1, (30, k)).float()
-        b = torch.randint(-other, other + 1, (k, 40)).float()
-        a[0], b[:, 0] = largest, other
-        a[1] = -largest
-        assert torch.equal(kind.multiply(a, b, device).double(), product(a, b))
-        assert torch.equal(kind.multiply(b.mT, a.mT, device).double(), product(a, b).mT)
+    first = a[(0,) * (a.dim() - 2)]
+    assert_same(kind.multiply(a, b, device), one_by_one(a))
+    assert_same(kind.multiply(first, b, device), one_by_one(first))
+    assert_same(kind.multiply(b.mT, a.mT, device), one_by_one(a).mT)
 
 
 @pytest.mark.parametrize("kind", ["mask", "one-hot", "signs", "int8"])
@@ -169,7 +117,7 @@ def test_coarse_groups_times_integers_to_2_to_23_are_exact(device, kind, k):
     assert torch.equal(FP16X3.multiply(b.mT, a.mT, device).double(), product(a, b).mT)
 
 
-@each_kind
+@each_guarded_kind
 @pytest.mark.parametrize("k", [64, 1500])
 def test_one_hot_rows_pick_elements(device, kind, k):
     """A picked element loses what its hi/lo split loses, whatever is beside it."""
@@ -178,10 +126,10 @@ def test_one_hot_rows_pick_elements(device, kind, k):
     one_hot = torch.nn.functional.one_hot(picked, k).float()
     for scale in (1, 1e-30, 1e30):
         rows, result = (scale * x)[picked], kind.multiply(one_hot, scale * x, device)
-        assert_within(result, rows.double(), one_hot_bound(rows, kind.name))
+        assert_within(result, rows.double(), one_hot_bound(rows, kind.order))
 
 
-@each_kind
+@each_guarded_kind
 def test_signs_that_cancel_leave_zero(device, kind):
     k = 1100
     signs = 1.0 - 2.0 * (torch.arange(k) % 2)
@@ -191,7 +139,7 @@ def test_signs_that_cancel_leave_zero(device, kind):
 
 
 # tf32 rounds factors up to 11 bits, so that its sums may be larger.
-@each_kind_and("k, largest", fp16x3=[(64, 127), (1025, 127)], tf32=[(64, 126), (8200, 126)])
+@for_kinds("k, largest", fp16x3=[(64, 127), (1025, 127)], tf32=[(64, 126), (8200, 126)])
 def test_finite_where_magnitudes_stay_below_2_to_127(device, kind, k, largest):
     for left, right in ((126, 0), (63, 63), (-20, 126), (-126, 127), (120, -149)):
         a = (2 * torch.rand(20, k) - 1) * 2.0**left
@@ -205,7 +153,7 @@ def test_finite_where_magnitudes_stay_below_2_to_127(device, kind, k, largest):
         assert_within(result, product(a, b), bound(a, b, **kind.ways))
 
 
-@each_kind_and("k", fp16x3=[64, 1025], tf32=[64, 8200])
+@for_kinds("k", fp16x3=[64, 1025], tf32=[64, 8200])
 def test_overflow_gives_inf(device, kind, k):
     a, b = torch.full((3, k), 2e19), torch.full((k, 4), 2e19)
     a[1] = -a[1]
@@ -213,25 +161,8 @@ def test_overflow_gives_inf(device, kind, k):
     assert (result[[0, 2]] == torch.inf).all() and (result[1] == -torch.inf).all()
 
 
-# --- the host against a GPU ----------------------------------------------------------------------
-
-
-SIZES = [(150, 1100, 137), (3, 300, 140), (140, 64, 5)]
-
-
 @needs_hopper
-@each_kind_and("sizes", fp16x3=[[*SIZES, (60, 500, 70)]], tf32=[[*SIZES, (130, 8208, 8)]])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*OVERFLOWING, "non-finite"])
-def test_host_and_gpu_agree_on_bad_input(name, layout, kind, sizes):
-    operands = OVERFLOWING | {"non-finite": non_finite}
-    for m, k, n in sizes:
-        a, b = operands[name](m, k, n)
-        kind.compare(in_layout(a, layout[0]), in_layout(b, layout[1]))
-
-
-@needs_hopper
-@each_kind_and("m", fp16x3=[40, 100], tf32=[40, 140])
+@for_kinds("m", fp16x3=[40, 100], tf32=[40, 140])
 @pytest.mark.parametrize("name", BATCHES)
 def test_host_and_gpu_agree_on_batches(name, kind, m):
     k, n = 1044, 132

@@ -1,82 +1,27 @@
-"""tf32, float32 products of scaled float16 factors on tensor cores: bits and accuracy.
+"""tf32, float32 products of scaled float16 factors on tensor cores.
 
 The host's kernel models the tensor core and has the bits of a Hopper GPU.
 """
 
 import pytest
 import torch
-from helpers.needs import CPU_AND_HOPPER, needs_hopper
-from helpers.operands import BATCHES, BOUNDED, LAYOUTS, OPERANDS, OVERFLOWING, in_layout
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
+from helpers.operands import LAYOUTS, OPERANDS, in_layout, in_layouts
 from helpers.reference import (
-    ACTIVATIONS,
-    activated_bound,
     assert_same,
     assert_within,
     bound,
-    gemm_bound,
-    linear_bound,
     product,
     relative_error,
     takes,
 )
-from helpers.scaled import TF32, TF32_KERNELS
-from helpers.specification import chunked_product, fma, tf32_product, tf32_with_flags
+from helpers.specification import tf32_with_flags
+from helpers.tensor_cores import TF32
 
 import torch_tiled
 
 multiply, compare = TF32.multiply, TF32.compare
 WAYS = TF32.ways
-
-
-@pytest.fixture(params=CPU_AND_HOPPER)
-def device(request):
-    return request.param
-
-
-def with_flagged_elements(m, k, n):
-    """Normal numbers with small ones and an Inf beside them, which flag some elements."""
-    a, b = torch.randn(m, k), torch.randn(k, n)
-    a[m // 2, ::2], b[1::2, n // 2 :] = 0, 0
-    a[m // 2, 4] = 1e-12
-    a[-1, -1] = torch.inf
-    assert 0 < tf32_with_flags(a, b)[1].sum() < m * n
-    return a, b
-
-
-# --- bits ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [64, 65, 100, 1000])
-@pytest.mark.parametrize("name", OVERFLOWING)
-def test_bits_are_as_specified(device, name, k):
-    a, b = OVERFLOWING[name](7, k, 6)
-    assert_same(multiply(a, b, device), tf32_product(a, b))
-
-
-@pytest.mark.parametrize("k", [8191, 8192, 8193, 16400])
-def test_bits_of_chunks_are_as_specified(device, k):
-    for name in ("normal", "uniform", "opposed by 2", "alternating", "overflow"):
-        a, b = OVERFLOWING[name](3, k, 4)
-        assert_same(multiply(a, b, device), tf32_product(a, b))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_bits_at_the_edges_of_tiles_are_as_specified(device, layout):
-    sizes = [1, 7, 64, 127, 128, 129, 130, 255, 256, 257]
-    for i, m in enumerate(sizes):
-        n, k = sizes[7 * i % 10], (64, 65, 67, 100)[i % 4]
-        a, b = torch.randn(m, k), torch.randn(k, n)
-        expected = tf32_product(a, b)
-        assert_same(multiply(in_layout(a, layout[0]), in_layout(b, layout[1]), device), expected)
-
-
-@pytest.mark.parametrize("k", [0, 1, 17, 63])
-def test_short_sums_are_in_chunks(device, k):
-    a, b = torch.randn(9, k), torch.randn(k, 11)
-    result = multiply(a, b, device)
-    assert_same(result, chunked_product(a, b) if k else torch.zeros(9, 11))
-    a, b = a.to(device), b.to(device)
-    assert_same(torch_tiled.matmul(a, b, algorithm="tiled", precision="ieee").cpu(), result)
 
 
 def test_large_sums_are_not_flagged(device):
@@ -98,100 +43,15 @@ def test_large_sums_are_not_flagged(device):
     assert facts.recomputed == "2 of 4 elements"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("k", [67, 1100])
-def test_vectors_are_rows_and_columns(device, layout, k):
-    a, b = in_layout(torch.randn(300, k), layout[0]), in_layout(torch.randn(k, 140), layout[1])
-    a[17, 5] = 1e-12  # makes the row wide, so that elements may be flagged
-    a, b = a.to(device), b.to(device)  # before they are sliced: a slice moves without its strides
-    whole = multiply(a, b, device)
-    assert_same(multiply(a[5], b, device), whole[5])
-    assert_same(multiply(a, b[:, 9], device), whole[:, 9])
-
-
-def test_views(device):
-    a, b = with_flagged_elements(20, 150, 30)
-    expected = tf32_product(a, b)
-    a, b = a.to(device), b.to(device)
-    memory = torch.full((41, 460), torch.nan, device=device)
-    assert_same(multiply(memory[1::2, 3:453:3].copy_(a), b, device), expected)
-    assert_same(multiply(memory[:20, 1:151].copy_(a), b, device), expected)
-    assert_same(
-        multiply(a, torch.empty(30, 151, device=device)[:, 1:].mT.copy_(b), device), expected
-    )
-    for view in (a[:1].expand(20, 150), a[:, :1].expand(20, 150)):
-        assert_same(multiply(view, b, device), multiply(view.contiguous(), b, device))
-    for out in (memory[:20, :60:2], memory[:30, 5:25].mT):
-        out.fill_(torch.nan)
-        torch_tiled.matmul(a, b, out=out, **WAYS)
-        assert_same(out.cpu(), expected)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_batches(device, name):
-    k, n = 100, 37
-    b = BATCHES[name](k, n)
-    a = torch.randn(*b.shape[:-2], 20, k)
-    a[..., 3, 4] = torch.inf
-
-    def expected(a):
-        rows = zip(a.expand(*b.shape[:-2], 20, k).flatten(0, -3), b.flatten(0, -3), strict=True)
-        return torch.stack([tf32_product(x, y) for x, y in rows]).view(*b.shape[:-2], 20, n)
-
-    first = a[(0,) * (a.dim() - 2)]
-    assert_same(multiply(a, b, device), expected(a))
-    assert_same(multiply(first, b, device), expected(first))
-    assert_same(multiply(b.mT, a.mT, device), expected(a).mT)
-
-
 def test_precision_tf32_does_not_change_other_kernels(device):
     """Their accuracy exceeds what the precision requires."""
-    a, b = with_flagged_elements(40, 1500, 50)
+    a, b = TF32.with_last_row_infinite(40, 1500, 50)
     a, b = a.to(device), b.to(device)
     for algorithm in torch_tiled.algorithms():
-        if algorithm.startswith("tf32") or not takes(algorithm, a.dtype, device):
+        if algorithm in TF32.algorithms or not takes(algorithm, a.dtype, device):
             continue
         result = torch_tiled.matmul(a, b, algorithm=algorithm, precision="tf32")
         assert_same(result, torch_tiled.matmul(a, b, algorithm=algorithm))
-
-
-# --- epilogues and gradients ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", TF32_KERNELS)
-@pytest.mark.parametrize("alpha, beta", [(1, 1), (0.7, 0), (3.7, -0.1), (0, 2)])
-def test_gemm_finishes_the_same_sum(device, algorithm, alpha, beta):
-    (a, b), c = with_flagged_elements(33, 200, 24), torch.randn(33, 24)
-    expected = torch.tensor(alpha) * tf32_product(a, b)
-    if beta:
-        expected = fma(torch.tensor(beta), c, expected)
-    if alpha == 0:
-        expected = torch.tensor(beta) * c  # a and b are not read
-    options = {"alpha": alpha, "beta": beta, "algorithm": algorithm, "precision": "tf32"}
-    result = torch_tiled.gemm_(c.to(device, copy=True), a.to(device), b.to(device), **options)
-    assert_same(result.cpu(), expected)
-    finite = slice(None, -1)
-    ways = {"algorithm": algorithm, "precision": "tf32"}
-    exact = alpha * product(a[finite], b) + beta * c[finite].double()
-    limit = gemm_bound(c[finite], a[finite], b, alpha, beta, **ways)
-    assert_within(result.cpu()[finite], exact, limit)
-
-
-@pytest.mark.parametrize("algorithm", TF32_KERNELS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_linear_finishes_the_same_sum(device, algorithm, activation):
-    (x, weight), bias = with_flagged_elements(33, 200, 24), torch.randn(24)
-    activate = ACTIVATIONS[activation]
-    expected = activate(tf32_product(x, weight) + bias)
-    ways = {"algorithm": algorithm, "precision": "tf32"}
-    operands = (each.to(device) for each in (x, weight.mT, bias))
-    y = torch_tiled.linear(*operands, activation=activation, **ways).cpu()
-    if activation in ("none", "relu"):
-        assert_same(y, expected)
-    x, y = x[:-1], y[:-1]  # the finite rows
-    exact = activate(product(x, weight) + bias.double())
-    limit = linear_bound(x, weight.mT, bias, **ways)
-    assert_within(y, exact, activated_bound(exact, limit, y.dtype))
 
 
 @pytest.mark.parametrize("k", [100, 9000])
@@ -218,46 +78,13 @@ def test_compiled(device):
 
 
 def test_prepared_operands_are_read_unsplit(device):
-    a, b = (each.to(device) for each in with_flagged_elements(20, 100, 30))
+    a, b = (each.to(device) for each in TF32.with_last_row_infinite(20, 100, 30))
     prepared = torch_tiled.prepare(b)
-    for algorithm in (*TF32_KERNELS, "auto"):
+    for algorithm in (*TF32.algorithms, "auto"):
         ways = {"algorithm": algorithm, "precision": "tf32"}
         expected = torch_tiled.matmul(a, b, **ways)
         assert_same(torch_tiled.matmul(a, prepared, **ways), expected)
         assert_same(torch_tiled.linear(a, prepared.mT, **ways), expected)
-
-
-# --- explain -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "k, order",
-    [
-        (63, "1 chunk of at most 1024 in K, each ascending"),
-        (64, "1 chain of at most 8192 in K on tensor cores, of scaled float16"),
-        (8193, "2 chains of at most 8192 in K on tensor cores, of scaled float16"),
-    ],
-)
-def test_explain_says_the_order(device, k, order):
-    a, b = torch.ones(3, k, device=device), torch.ones(k, 2, device=device)
-    for name in ["tf32", "auto"] if device == "cuda" else ["tf32"]:
-        facts = torch_tiled.explain(a, b, algorithm=name, precision="tf32")
-        assert facts.order == f"{order}, added in order"
-        if k >= 64:
-            assert facts.algorithm.startswith("tf32")
-            groups = k // 8192 + 1
-            counts = f"{3 * groups} of a's rows and {2 * groups} of b's columns in a matrix"
-            assert facts.scale_groups == f"{counts}, one a chunk"
-
-
-# --- accuracy ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [64, 65, 500, 1024, 8200])
-@pytest.mark.parametrize("name", BOUNDED)
-def test_elementwise_bound(device, name, k):
-    a, b = OPERANDS[name](24, k, 20)
-    assert_within(multiply(a, b, device), product(a, b), bound(a, b, **WAYS))
 
 
 def test_rounding_may_take_nearly_all_of_the_bound(device):
@@ -266,25 +93,6 @@ def test_rounding_may_take_nearly_all_of_the_bound(device):
     result = multiply(a, b, device)
     assert result.item() == 64
     assert product(a, b) - 64 > 0.8 * bound(a, b, **WAYS)
-
-
-@pytest.mark.parametrize("k", [64, 8200])
-def test_a_sum_of_nothing_is_positive_zero(device, k):
-    result = multiply(torch.full((3, k), -0.0), torch.ones(k, 4), device)
-    assert_same(result, torch.zeros(3, 4))
-
-
-# --- the host against a GPU ----------------------------------------------------------------------
-
-
-@needs_hopper
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("k", [64, 65, 72, 79, 127, 128, 129, 200, 1000, 1111])
-def test_host_and_gpu_agree(k, layout):
-    sizes = [1, 2, 7, 8, 9, 16, 31, 64, 65, 127, 128, 129, 136, 255, 256, 257]
-    for i, m in enumerate(sizes):
-        n = sizes[(5 * i + k) % len(sizes)]
-        compare(in_layout(torch.randn(m, k), layout[0]), in_layout(torch.randn(k, n), layout[1]))
 
 
 @needs_hopper
@@ -301,7 +109,7 @@ def test_host_and_gpu_agree_on_many_tiles(layout):
 @needs_hopper
 @pytest.mark.parametrize("m, k, n", [(20, 24600, 30), (150, 16400, 70)])
 def test_host_and_gpu_agree_where_several_blocks_sum(m, k, n):
-    a, b = with_flagged_elements(m, k, n)
+    a, b = TF32.with_last_row_infinite(m, k, n)
     compare(a, b)
     compare(torch.stack([a, a.flip(1)]), b)
 
@@ -310,8 +118,7 @@ def test_host_and_gpu_agree_where_several_blocks_sum(m, k, n):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("m, k, n", [(2048, 2048, 2048), (4095, 4093, 4097), (1, 20000, 3000)])
 def test_large_products(m, k, n, layout):
-    a = in_layout(torch.randn(m, k, device="cuda"), layout[0])
-    b = in_layout(torch.randn(k, n, device="cuda"), layout[1])
+    a, b = in_layouts(layout, (m, k), (k, n))
     result = torch_tiled.matmul(a, b, precision="tf32")
     for _ in range(3):  # a race may show in one call only
         assert torch.equal(torch_tiled.matmul(a, b, precision="tf32"), result)
@@ -331,3 +138,14 @@ def test_error_is_that_of_the_vendors_tf32(monkeypatch, k):
     vendor = relative_error(torch.matmul(a, b), exact)
     assert vendor > 1e-5  # it is TF32
     assert relative_error(torch_tiled.matmul(a, b, precision="tf32"), exact) <= 1.01 * vendor
+
+
+@pytest.mark.parametrize("k", [64, 8193])
+def test_explain_counts_the_groups_of_scales(device, k):
+    a, b = torch.ones(3, k, device=device), torch.ones(k, 2, device=device)
+    for name in ["tf32", "auto"] if device == "cuda" else ["tf32"]:
+        facts = torch_tiled.explain(a, b, algorithm=name, precision="tf32")
+        assert facts.algorithm in TF32.algorithms
+        groups = k // 8192 + 1
+        counts = f"{3 * groups} of a's rows and {2 * groups} of b's columns in a matrix"
+        assert facts.scale_groups == f"{counts}, one a chunk"

@@ -7,15 +7,22 @@ left out of tests of more than PyTorch promises.
 
 import pytest
 import torch
-from helpers.reference import assert_within, bound, one_hot_bound, order, product
+from helpers.reference import (
+    ALGORITHMS,
+    FLOATS_16BIT,
+    NAMED,
+    REAL,
+    assert_within,
+    bound,
+    one_hot_bound,
+    order,
+    product,
+)
 from helpers.thinning import pairwise
 
 import torch_tiled
 from torch_tiled._op.registry import family
 
-NAMED = torch_tiled.algorithms()  # all but "auto"
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-FLOATS_16BIT = [torch.float16, torch.bfloat16]
 BITS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
@@ -24,7 +31,7 @@ BITS = {
 }
 
 every_algorithm = pytest.mark.parametrize("algorithm", NAMED)
-every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+every_float = pytest.mark.parametrize("dtype", REAL, ids=str)
 every_16bit_float = pytest.mark.parametrize("dtype", FLOATS_16BIT, ids=str)
 
 
@@ -54,14 +61,38 @@ def assert_same_values(actual, expected):
 # --- one term: every bit is known ----------------------------------------------------------------
 
 
+FEW = [1.5, 0.75, 1.25, 3.0, 2.0**-7, 3 * 2.0**-12, 5 * 2.0**6]
+
+
+def special(dtype):
+    top, smallest = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
+    x = [0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, top, -top, smallest, -smallest]
+    return torch.tensor(x, dtype=dtype)
+
+
+# Functions of a dtype that make a column and a row, and the dtypes.
+TERMS = {
+    "every 16-bit float by 1": (lambda d: (all_16bit_floats(d), torch.ones(1)), FLOATS_16BIT),
+    "1 by every 16-bit float": (lambda d: (torch.ones(1), all_16bit_floats(d)), FLOATS_16BIT),
+    "every 16-bit float by few": (
+        lambda d: (all_16bit_floats(d), torch.tensor(FEW)),
+        FLOATS_16BIT,
+    ),
+    # The products have all magnitudes, with overflow to Inf and with denormals, which are kept.
+    "random patterns": (lambda d: (random_patterns(d, 600), random_patterns(d, 400)), REAL),
+    "special values": (lambda d: (special(d), special(d)), REAL),
+}
+
+
 @every_algorithm
-@every_16bit_float
-def test_every_16bit_float_times_one_is_itself(device, dtype, algorithm):
-    x = all_16bit_floats(dtype).to(device)
-    one = torch.ones(1, 1, dtype=dtype, device=device)
-    column, row = x[:, None], x[None, :]
-    assert_same_values(torch_tiled.matmul(column, one, algorithm=algorithm), column)
-    assert_same_values(torch_tiled.matmul(one, row, algorithm=algorithm), row)
+@pytest.mark.parametrize(
+    "dtype, name", [(dtype, name) for name, (_, dtypes) in TERMS.items() for dtype in dtypes]
+)
+def test_a_product_of_two_is_rounded_once(device, dtype, name, algorithm):
+    column, row = (x.to(dtype) for x in TERMS[name][0](dtype))
+    a, b = column[:, None], row[None, :]
+    actual = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
+    assert_same_values(actual, a * b)
 
 
 @every_algorithm
@@ -71,35 +102,6 @@ def test_every_16bit_float_widens_exactly(device, dtype, algorithm):
     one = torch.ones(1, 1, dtype=dtype, device=device)
     wide = torch_tiled.matmul(x, one, algorithm=algorithm, out_dtype=torch.float32)
     assert_same_values(wide, x.cpu().float())
-
-
-@every_algorithm
-@every_float
-def test_product_of_two_is_rounded_once(device, dtype, algorithm):
-    """The products have all magnitudes, with overflow to Inf and with denormals, which are kept."""
-    a = random_patterns(dtype, 600)[:, None]
-    b = random_patterns(dtype, 400)[None, :]
-    actual = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
-    assert_same_values(actual, a * b)
-
-
-@every_algorithm
-@every_float
-def test_products_of_special_values(device, dtype, algorithm):
-    top, smallest = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
-    x = [0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, top, -top, smallest, -smallest]
-    a, b = torch.tensor(x, dtype=dtype)[:, None], torch.tensor(x, dtype=dtype)[None, :]
-    actual = torch_tiled.matmul(a.to(device), b.to(device), algorithm=algorithm)
-    assert_same_values(actual, a * b)
-
-
-@every_algorithm
-@every_16bit_float
-def test_every_16bit_float_times_few_is_rounded_to_nearest_even(device, dtype, algorithm):
-    x = all_16bit_floats(dtype)[:, None]
-    few = torch.tensor([[1.5, 0.75, 1.25, 3.0, 2.0**-7, 3 * 2.0**-12, 5 * 2.0**6]], dtype=dtype)
-    actual = torch_tiled.matmul(x.to(device), few.to(device), algorithm=algorithm)
-    assert_same_values(actual, x * few)
 
 
 # --- rounding of the sum -------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def test_one_hot_rows_pick_elements(device, algorithm, dtype):
 
 
 @pairwise
-@pytest.mark.parametrize("algorithm", [*NAMED, "auto"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @every_float
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (17, 33, 65), (65, 129, 33)], ids=str)
 def test_nan_and_inf_go_where_torch_has_them(device, algorithm, dtype, shape):

@@ -1,7 +1,6 @@
 """The examples run, and both of their trainings learn the same."""
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import models
 import pytest
 import same_answer
 import torch
+from helpers.packaging import output_of, run
 from helpers.small_models import TASKS, small
 from torch.testing import assert_close
 
@@ -35,18 +35,16 @@ def test_both_trainings_learn_the_same(name, device):
 
 def test_one_command_prints_three_rows(device):
     options = ["--steps", "4", "--device", device, "--profile", "--flags"]
-    command = [sys.executable, COMMAND, "pinn", *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    text = output_of(sys.executable, COMMAND, "pinn", *options)
     compared, profiled, flags = [
-        line.split() for line in done.stdout.splitlines() if line.startswith("pinn")
+        line.split() for line in text.splitlines() if line.startswith("pinn")
     ]
     assert compared.pop(7) == "loss" and len(compared) == 11
     assert all(math.isfinite(float(number)) for number in compared[1:])
     products, total, _, at_most = [float(number.rstrip("%")) for number in profiled[1:]]
     assert 0 < products < total and at_most > 1
     if flags[1] == "0":  # on the CPU, and before Hopper
-        assert "no product has a guard" in done.stdout
+        assert "no product has a guard" in text
         return
     products, with_flags, elements, flagged, share = map(float, flags[1:])
     assert 0 <= with_flags <= products and 0 <= flagged <= elements and 0 <= share <= 1
@@ -64,9 +62,9 @@ def test_flags_are_counted():
 
 
 def test_an_unknown_model_is_refused_with_a_list_of_models():
-    done = subprocess.run([sys.executable, COMMAND, "gpt3"], capture_output=True, text=True)
+    done = run(sys.executable, COMMAND, "gpt3")
     assert done.returncode == 2
-    assert f"there is no model gpt3; choose of {', '.join(TASKS)}" in done.stderr
+    assert f"there is no model gpt3; choose of {', '.join(TASKS)}" in done.stdout
 
 
 def test_the_demo_shows_the_same_rows_for_every_number_of_rows(monkeypatch, capsys, device):
@@ -88,7 +86,7 @@ def test_the_demo_shows_the_same_rows_for_every_number_of_rows(monkeypatch, caps
 def test_the_demo_refuses_other_devices(capsys):
     with pytest.raises(SystemExit):
         demo.main(["--device", "meta"])
-    assert "--device is meta; it must be cpu or cuda" in capsys.readouterr().err
+    assert "it is meta; it must be cpu, cuda or cuda:<index>" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -226,10 +224,8 @@ def test_a_budget_that_is_too_small_is_a_sentence(capsys):
 def test_the_digits_example_trains_both_networks(device):
     pytest.importorskip("sklearn", reason="no scikit-learn")
     script = COMMAND.with_name("digits.py")
-    command = [sys.executable, script, "--epochs", "2", "--algorithm", "tiled", "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    options = ["--epochs", "2", "--algorithm", "tiled", "--device", device]
+    lines = output_of(sys.executable, "-W", "ignore", script, *options).splitlines()
     curves = [[float(number) for number in line.split()] for line in lines[2:4]]
     assert [curve[0] for curve in curves] == [1, 2]
     assert curves[1][1] < curves[0][1]

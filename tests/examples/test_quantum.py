@@ -122,9 +122,9 @@ def test_the_example_prints_a_row_for_each_way(capsys, device):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--qubits", "0"], "--qubits is 0; it must be at least 1"),
+        (["--qubits", "0"], "argument --qubits: '0' is no positive whole number"),
         (["--qubits", "70"], "--qubits is 70; it must be at most 30"),
-        (["--device", "meta"], "--device is meta; it must be cpu, cuda or cuda:<index>"),
+        (["--device", "meta"], "it is meta; it must be cpu, cuda or cuda:<index>"),
     ],
 )
 def test_the_example_refuses_what_it_cannot_run(arguments, sentence, capsys):

@@ -226,6 +226,14 @@ SENTENCES = {
         "out is torch.float64 and the operands are torch.float32; it may have the operands' dtype "
         "or, for float16 and bfloat16, torch.float32"
     ),
+    f"{MATMUL}out=t(2, 2, dtype=cfloat))": (
+        "out is torch.complex64 and the operands are torch.float32; it may have the operands' "
+        "dtype or, for float16 and bfloat16, torch.float32"
+    ),
+    of_dtype(torch.cfloat, f"out={X}"): (
+        "out is torch.float32 and the operands are torch.complex64; it may have the operands' "
+        "dtype or, for float16 and bfloat16, torch.float32"
+    ),
     "matmul(t(2, 3), t(3, 4), out=t(2, 1).expand(2, 4))": shared("out", (2, 4), (1, 0)),
     # gemm_
     "gemm_(t(2, 4), t(3), t(3, 4))": c_ranks((2, 4), (3,)),

@@ -6,16 +6,12 @@ from torch.testing import assert_close
 BACKENDS = ["aot_eager", "inductor"]
 
 
-def randn(*shape, device, dtype=torch.float32, requires_grad=False):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
-
-
 VIEWS = {
-    "plain": lambda *shape, **kw: randn(*shape, **kw),
-    "transposed": lambda *shape, **kw: randn(*shape[:-2], *shape[:-3:-1], **kw).mT,
-    "strided": lambda *shape, **kw: randn(*shape[:-1], 2 * shape[-1], **kw)[..., ::2],
-    "offset": lambda *shape, **kw: randn(*shape[:-1], shape[-1] + 1, **kw)[..., 1:],
-    "expanded": lambda *shape, **kw: randn(*shape[:-2], 1, shape[-1], **kw).expand(shape),
+    "plain": lambda *shape, **kw: torch.randn(*shape, **kw),
+    "transposed": lambda *shape, **kw: torch.randn(*shape[:-2], *shape[:-3:-1], **kw).mT,
+    "strided": lambda *shape, **kw: torch.randn(*shape[:-1], 2 * shape[-1], **kw)[..., ::2],
+    "offset": lambda *shape, **kw: torch.randn(*shape[:-1], shape[-1] + 1, **kw)[..., 1:],
+    "expanded": lambda *shape, **kw: torch.randn(*shape[:-2], 1, shape[-1], **kw).expand(shape),
 }
 
 

@@ -25,7 +25,3 @@ STORED = {
     "strided": lambda x: x.repeat_interleave(2, -2).repeat_interleave(3, -1)[..., ::2, ::3],
     "shifted": lambda x: torch.cat([x[..., :1], x], -1)[..., 1:],
 }
-
-
-def normal(*shape, dtype, device):
-    return torch.randn(*shape, dtype=dtype, device=device)

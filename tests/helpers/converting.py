@@ -2,6 +2,8 @@
 
 import torch
 
+import torch_tiled
+
 
 def small_model(device="cpu", dtype=None):
     """Layers at three depths, one of them shared, and two that tie their weights."""
@@ -19,3 +21,8 @@ NAMES = ["0", "1.0", "1.2.1", "2"]
 
 def classes(model):
     return {name: type(module) for name, module in model.named_modules()}
+
+
+def as_converted(model, **options):
+    torch_tiled.convert(model, **options)
+    return model

@@ -2,32 +2,11 @@
 
 import pytest
 import torch
-from helpers.reference import U, assert_same
-from helpers.specification import mma_product
+from helpers.reference import U
 
 import torch_tiled
-from torch_tiled._op.registry import kernels
-
-MMA_ALGORITHMS = (*(x.name for x in kernels().values() if x.order == "mma"), "mma")
 
 each_16bit_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-
-
-def multiply(a, b, device, **options):
-    """Multiplies on a device and returns the product on the host. Asserts that all mma kernels, and
-    `auto` on a GPU, have the same bits."""
-    a, b = a.to(device), b.to(device)
-    result = torch_tiled.matmul(a, b, algorithm="mma", **options)
-    for algorithm in (*MMA_ALGORITHMS, *(["auto"] if device == "cuda" else [])):
-        assert_same(torch_tiled.matmul(a, b, algorithm=algorithm, **options), result)
-    return result.cpu()
-
-
-def check(a, b, device):
-    """Asserts that float32 and 16-bit results have the bits of the specification."""
-    expected = mma_product(a, b)
-    assert_same(multiply(a, b, device, out_dtype=torch.float32), expected)
-    assert_same(multiply(a, b, device), expected.to(a.dtype))
 
 
 def pair_of(f):
@@ -104,15 +83,6 @@ OPERANDS = FINITE | {
     "patterns": pair_of(patterns),
     "not finite": not_finite,
 }
-
-
-def compare(a, b, **options):
-    """Asserts that the mma kernels of a GPU have the bits of the host's."""
-    host = torch_tiled.matmul(a, b, algorithm="mma", **options)
-    for algorithm in (*MMA_ALGORITHMS, "auto"):
-        for _ in range(3):  # a race may show in one call only
-            cuda = torch_tiled.matmul(a.cuda(), b.cuda(), algorithm=algorithm, **options)
-            assert_same(cuda.cpu(), host)
 
 
 def check_twin(algorithm, a, b, *, times=1, **options):

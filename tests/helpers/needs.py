@@ -13,6 +13,12 @@ needs_hopper = pytest.mark.skipif(
 CPU_AND_HOPPER = ["cpu", pytest.param("cuda", marks=needs_hopper)]
 
 
+@pytest.fixture(name="device", params=CPU_AND_HOPPER)
+def cpu_and_hopper(request):
+    """In place of the fixture of conftest.py, in a file that imports this one."""
+    return request.param
+
+
 def has_132_sms():
     """Whether the GPU is one that tests of plans name tiles for: an H100 SXM or an H200."""
     return torch.cuda.get_device_properties().multi_processor_count == 132

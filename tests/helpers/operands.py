@@ -18,6 +18,12 @@ def in_layout(x, letter):
     return x.mT.contiguous().mT if letter == "T" else x
 
 
+def in_layouts(layout, a_shape, b_shape, dtype=torch.float32):
+    """Random operands on a GPU."""
+    a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in (a_shape, b_shape))
+    return in_layout(a, layout[0]), in_layout(b, layout[1])
+
+
 def pair_of(f):
     """Operands a and b that f makes of their shapes."""
     return lambda m, k, n: (f(m, k), f(k, n))

@@ -1,5 +1,7 @@
 """Operands, functions and a count of products, for tests of torch_tiled.override."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from helpers.calls import Calls
@@ -18,6 +20,15 @@ class Products(Calls):
         """Returns how many products PyTorch computed, and how many torch_tiled."""
         theirs = [name for name in self.names("aten") if name[6:].partition(".")[0] in THEIRS]
         return len(theirs), len(self.names())
+
+
+@contextlib.contextmanager
+def ours_alone():
+    """Asserts that torch_tiled computes the products in this context, at least one."""
+    with Products() as seen:
+        yield
+    theirs, ours = seen.products()
+    assert theirs == 0 and ours > 0
 
 
 def operands(*shapes, device="cpu", dtype=torch.float64, **options):

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def run(*command, cwd=ROOT, **environment) -> subprocess.CompletedProcess:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=1800,
     )
 
 
@@ -49,3 +51,10 @@ def needed_libraries(library: Path) -> set[str]:
     """The libraries that a library loads, without the versions in their names."""
     dynamic = binutils("readelf", "--dynamic", "--wide", library)
     return {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.+)\]", dynamic)}
+
+
+def python(code: str, *arguments, **options) -> str:
+    """What a Python process prints for the code, which sees this checkout and its tests."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    options = {"PYTHONPATH": path} | options
+    return output_of(sys.executable, "-W", "ignore", "-c", code, *arguments, **options)

@@ -38,10 +38,6 @@ def splits_on_cpu():
         frozen._splits = original
 
 
-def randn(*shape, device, **options):
-    return torch.randn(shape, device=device, **options)
-
-
 def same_bits(x, y):
     return x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
@@ -53,14 +49,14 @@ def assert_same_bits(x, y):
 
 def hard_columns(k, n, device):
     """A random matrix whose first and last eight columns are hard to split, each in another way."""
-    b = randn(k, n, device=device)
+    b = torch.randn(k, n, device=device)
     columns = [
         lambda x: x * 0,
         lambda x: x * torch.nan,
         lambda x: torch.where(torch.arange(k, device=device) == k // 2, torch.inf, x),
         lambda x: x * 1e-42,  # subnormal
         lambda x: x * 1e38,
-        lambda x: x * randn(k, device=device).mul(8).exp(),  # wide
+        lambda x: x * torch.randn(k, device=device).mul(8).exp(),  # wide
         lambda x: torch.where(torch.arange(k, device=device) == k - 1, 1e30, x),
         lambda x: x.sign(),  # coarse
         lambda x: torch.where(torch.arange(k, device=device) < 1024, x.sign(), x),

@@ -47,7 +47,9 @@ import math
 
 import torch
 import torch.nn.functional as F
+from helpers.specification import CHUNK, MMA_CHUNK
 
+import torch_tiled
 from torch_tiled._op.registry import family, orders
 
 U = {
@@ -72,10 +74,12 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 FLOATS_16BIT = (torch.float16, torch.bfloat16)
+REAL = (torch.float32, torch.float64, *FLOATS_16BIT)
+DTYPES = (*REAL, torch.complex64, torch.complex128)
+NAMED = torch_tiled.algorithms()  # all but "auto"
+ALGORITHMS = [*NAMED, "auto"]
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of complex numbers
-CHUNK = 1024  # of K in the chunked and the fp16x3 order
-MMA_CHUNK = 8192  # of K in the mma and the tf32 order
-MIN_K = {"fp16x3": 128, "tf32": 64}  # of these orders; shorter sums are in the chunked one
+MIN_K = {name: x.min_k for name, x in orders().items() if x.min_k}  # shorter sums are chunked
 TF32_LOSS = 2.0**-10 + 2.0**-22 + 2.0**-14  # of |A||B|, before anything is summed
 
 
@@ -184,7 +188,7 @@ def order(algorithm, a, precision="fp32"):
         ours = ("tf32", "fp16x3", "mma", "tiled")
         algorithm = next(x for x in ours if takes(x, a.dtype, a.device.type, precision))
     name = family(algorithm)[0].order
-    return name if k >= MIN_K.get(name, 0) else "chunked"
+    return name if k >= orders()[name].min_k else "chunked"
 
 
 def roundings(k, order):
@@ -360,11 +364,15 @@ def rounded_bound(exact, size, k, roundings, dtype):
 
 
 def assert_same(actual, expected):
-    """Asserts equal bits, signs of zeros included. Any NaN equals any other."""
-    assert actual.dtype == expected.dtype
+    """Asserts equal shapes and bits, signs of zeros included. Any NaN equals any other. Complex
+    numbers are compared by parts."""
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    if expected.is_complex():
+        actual, expected = parts(actual), parts(expected)
+    actual, expected = actual.resolve_neg(), expected.resolve_neg()
     nan = expected.isnan()
     assert torch.equal(actual.isnan(), nan)
-    bits = torch.int16 if actual.element_size() == 2 else torch.int32
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
     assert torch.equal(*(x.masked_fill(nan, 0).contiguous().view(bits) for x in (actual, expected)))
 
 

@@ -2,11 +2,9 @@
 
 import torch
 from helpers.memory import no_more_memory
-from helpers.reference import assert_same
+from helpers.reference import ACTIVATIONS, assert_same
 
 import torch_tiled
-
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
 
 
 def matrix(shape, layout="N", *, pitch=0, aligned=False, dtype=torch.float32, device="cuda"):

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.utils.prune
-from helpers.converting import small_model
+from helpers.converting import as_converted, small_model
 from torch.testing import assert_close
 
 import torch_tiled
@@ -21,8 +21,9 @@ def fallen_back(**options):
     It calls a layer twice.
     """
     layer = torch.nn.Linear(6, 6)
-    model = torch.nn.Sequential(layer, torch.nn.ReLU(), layer, torch.nn.Linear(6, 3))
-    torch_tiled.convert(model, **options)
+    model = as_converted(
+        torch.nn.Sequential(layer, torch.nn.ReLU(), layer, torch.nn.Linear(6, 3)), **options
+    )
     model.requires_grad_(False)
     return to_integers(model, torch.int64), torch.randint(-9, 9, (2, 6))
 
@@ -73,8 +74,7 @@ def test_each_reason_is_given_once():
     assert warnings_of(model, x.int()) == sentences("its weight is torch.int32")
     to_integers(model, torch.int64)
     assert warnings_of(model, x) == []
-    layer = torch.nn.Linear(6, 8)
-    torch_tiled.convert(layer)
+    layer = as_converted(torch.nn.Linear(6, 8))
     sparse = torch.randn(2, 6).to_sparse()
     (text,) = warnings_of(layer, sparse)
     assert text == (
@@ -140,8 +140,7 @@ def test_a_compiled_model_says_it_where_it_is_traced():
 
 
 def test_a_nested_input_computes_by_torch():
-    model = small_model()
-    torch_tiled.convert(model)
+    model = as_converted(small_model())
     parts = [torch.randn(n, 6) for n in (2, 5)]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
     with pytest.warns(UserWarning, match="computes by torch, since its input is a nested tensor"):
@@ -162,7 +161,6 @@ def test_strict_layers_raise(compiled):
 
 
 def test_other_errors_are_torch_tiled_s():
-    model = small_model()
-    torch_tiled.convert(model)
+    model = as_converted(small_model())
     with pytest.raises(RuntimeError, match="tiled::linear"):
         model(torch.randn(2, 7))

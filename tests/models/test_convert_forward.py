@@ -114,7 +114,6 @@ def test_a_layer_whose_hook_was_removed_is_converted():
 
 
 def test_the_forward_of_another_layer_stays():
-    """A bound forward of another layer is not the layer's own, and convert leaves it alone."""
     model, x = small_model(), torch.randn(3, 6)
     model[0].forward = torch.nn.Linear(6, 8).forward
     expected = model(x)
@@ -125,7 +124,6 @@ def test_the_forward_of_another_layer_stays():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_copies_of_a_layer_whose_hook_was_removed(copied):
-    """The bound forward of a copy belongs to the copy."""
     model, x = small_model(), torch.randn(3, 6)
     add_hook(model[0])
     remove_hook(model[0])
@@ -138,7 +136,6 @@ def test_copies_of_a_layer_whose_hook_was_removed(copied):
 
 @torch.no_grad()
 def test_offloaded_by_accelerate():
-    """The same with accelerate itself, where it is installed."""
     accelerate = pytest.importorskip("accelerate")
     model, x = small_model(), torch.randn(3, 6)
     expected = model(x)

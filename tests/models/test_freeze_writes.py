@@ -12,7 +12,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from helpers.needs import needs_cuda
-from helpers.presplit import assert_like_unfrozen, make_model, presplit_algorithm, randn, same_bits
+from helpers.presplit import assert_like_unfrozen, make_model, presplit_algorithm, same_bits
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -144,7 +144,10 @@ UNNOTICED = {
 
 def served(device, model=None):
     """A layer that is frozen and was called, and its input."""
-    layer, x = torch_tiled.freeze(model or make_model(device)[0]), randn(9, 140, device=device)
+    layer, x = (
+        torch_tiled.freeze(model or make_model(device)[0]),
+        torch.randn(9, 140, device=device),
+    )
     with torch.no_grad():
         return layer, x, layer(x)
 
@@ -227,7 +230,6 @@ def test_a_replayed_graph_that_writes(capturable):
 
 
 def test_refreeze_leaves_layers_that_are_not_frozen():
-    """refreeze() freezes nothing."""
     model = make_model("cpu")
     torch_tiled.freeze(model[0])
     assert torch_tiled.refreeze(model) is model

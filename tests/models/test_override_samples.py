@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.reference import assert_within, rounded_bound
+from helpers.reference import DTYPES, assert_within, rounded_bound
 from torch.testing import assert_close
 
 import torch_tiled
@@ -30,14 +30,7 @@ def doubled(sample, change=lambda x: x):
     return wide
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64),
-        *(torch.complex64, torch.complex128),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64], ids=str)
 @pytest.mark.parametrize("op", [x for x in op_db if x.name in OPS], ids=lambda x: x.formatted_name)
 def test_pytorch_s_own_samples(op, dtype, device):
     if dtype not in op.supported_dtypes(device):

@@ -7,7 +7,7 @@ import torch
 from helpers.calls import Calls
 from helpers.chaining import flat, two_of_each
 from helpers.compiling import VIEWS, count_compilations
-from helpers.presplit import assert_same_bits, presplit_algorithm, randn, takes_presplit
+from helpers.presplit import assert_same_bits, presplit_algorithm, takes_presplit
 from helpers.reference import ACTIVATIONS
 from helpers.thinning import each_value
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_are_those_of_the_unprepared(device, activation):
     options = {"algorithm": presplit_algorithm(device), "activation": activation}
-    weight = randn(70, 140, device=device)
+    weight = torch.randn(70, 140, device=device)
     prepared = torch_tiled.prepare(weight.mT).mT
-    x = randn(2, 9, 140, device=device, requires_grad=True)
-    bias = randn(70, device=device, requires_grad=True)
+    x = torch.randn(2, 9, 140, device=device, requires_grad=True)
+    bias = torch.randn(70, device=device, requires_grad=True)
     results = []
     for operand in (prepared, weight):
         y = torch_tiled.linear(x, operand, bias, **options)
@@ -43,8 +43,8 @@ def test_gradients_are_those_of_the_unprepared(device, activation):
 
 @pytest.mark.parametrize("a_shape", [(140,), (9, 140), (2, 3, 140)], ids=str)
 def test_gradients_of_matmul_are_those_of_the_unprepared(device, a_shape):
-    b = randn(140, 30, device=device)
-    a = randn(*a_shape, device=device, requires_grad=True)
+    b = torch.randn(140, 30, device=device)
+    a = torch.randn(*a_shape, device=device, requires_grad=True)
     options = {"algorithm": presplit_algorithm(device)}
     grads = []
     for operand in (torch_tiled.prepare(b), b):
@@ -54,9 +54,9 @@ def test_gradients_of_matmul_are_those_of_the_unprepared(device, a_shape):
 
 
 def test_backward_keeps_the_operand_and_nothing_else(device):
-    b = randn(140, 30, device=device)
+    b = torch.randn(140, 30, device=device)
     prepared = torch_tiled.prepare(b)
-    a = randn(9, 140, device=device, requires_grad=True)
+    a = torch.randn(9, 140, device=device, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         out = torch_tiled.matmul(a, prepared, algorithm="tiled16", precision="ieee")
@@ -84,8 +84,8 @@ TRANSFORMS = {
 @pytest.mark.parametrize("a_shape", [(129,), (2, 129)], ids=str)
 def test_pairs_of_transforms(device, a_shape, activation):
     """Only three elements of a vary, since Jacobians of long rows are large."""
-    b, bias = randn(129, 2, device=device), randn(2, device=device)
-    a = randn(*a_shape, device=device)
+    b, bias = torch.randn(129, 2, device=device), torch.randn(2, device=device)
+    a = torch.randn(*a_shape, device=device)
     options = {"algorithm": presplit_algorithm(device)}
 
     def f(operand):
@@ -108,11 +108,11 @@ def test_pairs_of_transforms(device, a_shape, activation):
 
 
 def test_vmap(device):
-    b = randn(140, 30, device=device)
+    b = torch.randn(140, 30, device=device)
     prepared = torch_tiled.prepare(b)
     options = {"algorithm": presplit_algorithm(device)}
     for shape, dim in (((5, 140), 0), ((140, 5), 1), ((9, 5, 140), 1), ((2, 9, 140, 5), 3)):
-        a = randn(*shape, device=device)
+        a = torch.randn(*shape, device=device)
         with Calls() as record:
             ours = vmap(lambda a, p: torch_tiled.matmul(a, p, **options), (dim, None))(a, prepared)
         assert record.names() == ["tiled::matmul.prepared"]
@@ -126,7 +126,7 @@ def test_vmap(device):
 
 def test_vmap_over_what_was_prepared(device):
     options = {"algorithm": presplit_algorithm(device)}
-    bs, a, biases = (randn(*s, device=device) for s in ((3, 140, 30), (9, 140), (3, 30)))
+    bs, a, biases = (torch.randn(*s, device=device) for s in ((3, 140, 30), (9, 140), (3, 30)))
     parts = [torch.stack(t) for t in zip(*(ops.prepare(b) for b in bs), strict=True)]
 
     def product(b, hi_lo, inverse_scales):
@@ -156,7 +156,7 @@ def test_vmap_over_what_was_prepared(device):
 
 
 def test_autocast_computes_the_unprepared(device):
-    a, b, bias = (randn(*s, device=device) for s in ((9, 140), (140, 30), (30,)))
+    a, b, bias = (torch.randn(*s, device=device) for s in ((9, 140), (140, 30), (30,)))
     prepared = torch_tiled.prepare(b)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(device, dtype=dtype):
@@ -176,11 +176,11 @@ def test_autocast_computes_the_unprepared(device):
 
 @pytest.mark.parametrize("shape", [(128, 5), (127, 5), (1025, 130), (128, 0), (0, 5)], ids=str)
 def test_meta(device, shape):
-    b = randn(*shape, device=device)
+    b = torch.randn(*shape, device=device)
     if takes_presplit(device):
         for real, meta in zip(ops.prepare(b), ops.prepare(b.to("meta")), strict=True):
             assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, (1,))
-    a = randn(2, 3, shape[0], device="meta")
+    a = torch.randn(2, 3, shape[0], device="meta")
     prepared = torch_tiled.prepare(b.to("meta"))
     assert torch_tiled.matmul(a, prepared).shape == (2, 3, shape[1])
     assert torch_tiled.linear(a, prepared.mT).shape == (2, 3, shape[1])
@@ -192,7 +192,7 @@ def test_opcheck(device, view):
     b = make(129, 5, device=device)
     torch.library.opcheck(ops.prepare.default, (b,))
     hi_lo, inverse_scales = ops.prepare(b)
-    bias = randn(5, device=device)
+    bias = torch.randn(5, device=device)
     for live in (False, True):
         for shape in ((3, 129), (2, 3, 129)):
             a = make(*shape, device=device).detach().requires_grad_(live)
@@ -203,7 +203,7 @@ def test_opcheck(device, view):
 
 
 def test_flops(device):
-    a, b = randn(2, 9, 140, device=device), randn(140, 30, device=device)
+    a, b = torch.randn(2, 9, 140, device=device), torch.randn(140, 30, device=device)
     prepared = torch_tiled.prepare(b)
     for call in (
         lambda: torch_tiled.matmul(a, prepared),
@@ -225,9 +225,9 @@ def test_compile(device, backend, dynamic):
 
     compiled = torch.compile(f, fullgraph=True, backend=backend, dynamic=dynamic)
     for k, n in ((140, 70), (1030, 90)):
-        b, weight = randn(k, n, device=device), randn(40, n, device=device)
+        b, weight = torch.randn(k, n, device=device), torch.randn(40, n, device=device)
         prepared = torch_tiled.prepare(b), torch_tiled.prepare(weight.mT).mT
-        a = randn(9, k, device=device, requires_grad=True)
+        a = torch.randn(9, k, device=device, requires_grad=True)
         results = []
         for value in (compiled(a, *prepared), f(a, b, weight)):
             (a_grad,) = torch.autograd.grad(value, a, torch.ones_like(value))
@@ -239,7 +239,7 @@ def test_compile(device, backend, dynamic):
 def test_dynamic_shapes_need_no_guards_of_ours(device):
     sizes = [(4, 66, 140), (7, 80, 190), (10, 300, 1200)]
     inputs = [
-        (randn(m, k, device=device), torch_tiled.prepare(randn(k, n, device=device)))
+        (torch.randn(m, k, device=device), torch_tiled.prepare(torch.randn(k, n, device=device)))
         for m, n, k in sizes
     ]
     assert count_compilations(torch_tiled.matmul, inputs) == 1
@@ -249,7 +249,7 @@ def test_dynamic_shapes_need_no_guards_of_ours(device):
 
 def test_prepare_when_compiled(device):
     compiled = torch.compile(torch_tiled.prepare, fullgraph=True, backend="aot_eager")
-    b = randn(140, 30, device=device)
+    b = torch.randn(140, 30, device=device)
     (ours, our_spec), (theirs, spec) = map(tree_flatten, (compiled(b), torch_tiled.prepare(b)))
     assert our_spec == spec
     for x, y in zip(ours, theirs, strict=True):
@@ -268,8 +268,8 @@ class Product(torch.nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(device, strict, tmp_path):
     options = {"algorithm": presplit_algorithm(device)}
-    b = randn(140, 30, device=device)
-    args = (randn(9, 140, device=device), torch_tiled.prepare(b))
+    b = torch.randn(140, 30, device=device)
+    args = (torch.randn(9, 140, device=device), torch_tiled.prepare(b))
     program = torch.export.export(Product(**options), args, strict=strict)
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert called == [ops.matmul.prepared]

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.converting import as_converted
 from helpers.overriding import Products
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
@@ -118,8 +119,7 @@ def test_override_does_not_write_to_them(make, device):
 def test_a_converted_layer_leaves_them_to_pytorch(where, make, device):
     """A weight that is replaced after the conversion, as torchao's quantize_ does; or an input."""
     layer, x = torch.nn.Linear(4, 4, device=device), torch.randn(3, 4, device=device)
-    strict = torch.nn.Linear(4, 4, device=device)
-    torch_tiled.convert(strict, strict=True)
+    strict = as_converted(torch.nn.Linear(4, 4, device=device), strict=True)
     torch_tiled.convert(layer)
     if where == "input":
         x = make(3, 4, device=device)
@@ -159,8 +159,7 @@ def overridden(x, w):
 @pytest.mark.filterwarnings("ignore:torch_tiled. the model")
 def test_compiled_code_leaves_them_to_pytorch(make, device, fresh_compiler):
     """Only the graph is looked at: what a subclass does in one is between it and torch.compile."""
-    layer = torch.nn.Linear(4, 4, bias=False, device=device)
-    torch_tiled.convert(layer)
+    layer = as_converted(torch.nn.Linear(4, 4, bias=False, device=device))
     x, w = torch.randn(3, 4, device=device), make(4, 4, device=device)
     plain = torch.randn(4, 4, device=device)
 
@@ -185,7 +184,6 @@ def test_a_quantized_layer_is_left_alone(make, device):
 
 @pytest.mark.filterwarnings("ignore")
 def test_torchao(device):
-    """torchao's quantize_ of a converted model, and override() around a quantized one."""
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     x = torch.randn(4, 64, device=device)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64, device=device), torch.nn.ReLU()).eval()
@@ -225,8 +223,7 @@ def test_parameters_and_buffers_are_ours(around, device):
 
 def test_fake_tensors_are_ours():
     """Tools that estimate memory or time run a model on FakeTensors."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    torch_tiled.convert(model, strict=True)
+    torch_tiled.convert(torch.nn.Sequential(torch.nn.Linear(4, 4)), strict=True)
     with FakeTensorMode() as mode, warnings.catch_warnings():
         warnings.simplefilter("error")
         fake = mode.from_tensor(torch.randn(3, 4))
@@ -241,8 +238,7 @@ def test_fake_tensors_are_ours():
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_layer_is_ours(strict):
     """torch.export runs a model on FunctionalTensors unless it is strict."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4)).eval()
-    torch_tiled.convert(model, strict=True)
+    model = as_converted(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), strict=True)
     program = torch.export.export(model, (torch.randn(3, 4),), strict=strict)
     targets = [str(node.target) for node in program.graph.nodes]
     assert "tiled.linear.default" in targets
@@ -253,8 +249,7 @@ def test_the_result_of_a_collective_is_ours():
     collectives = pytest.importorskip("torch.distributed._functional_collectives")
     if not torch.distributed.is_available():
         pytest.skip("torch was built without distributed")
-    layer = torch.nn.Linear(4, 4)
-    torch_tiled.convert(layer, strict=True)
+    layer = as_converted(torch.nn.Linear(4, 4), strict=True)
     x = torch.randn(3, 4)
     pending = collectives.AsyncCollectiveTensor(x)
     with torch.no_grad():
@@ -262,8 +257,7 @@ def test_the_result_of_a_collective_is_ours():
 
 
 def test_wrapped_tensors_of_transforms_are_ours(device):
-    layer = torch.nn.Linear(4, 4, device=device)
-    torch_tiled.convert(layer, strict=True)
+    layer = as_converted(torch.nn.Linear(4, 4, device=device), strict=True)
     x = torch.randn(3, 4, device=device)
     assert_close(torch.vmap(layer)(x), layer(x))
     gradient = torch.func.grad(lambda x: layer(x).sum())(x)

@@ -66,9 +66,6 @@ def test_out_and_out_dtype_disagree():
         torch_tiled.matmul(f32(2, 2), f32(2, 2), out=f32(2, 2), out_dtype=torch.float64)
 
 
-# --- flops ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "a_shape, b_shape, flops",
     [

@@ -1,16 +1,9 @@
 """What `import torch_tiled` imports, each case in a Python process of its own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from helpers.packaging import python
 
-import torch_tiled
-
-ROOT = Path(torch_tiled.__file__).resolve().parent.parent
 HEAVY = (
     "torch._dynamo",
     "torch._inductor",
@@ -23,15 +16,7 @@ HEAVY = (
 
 def run(code):
     """What Python prints for the code, a line each."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return python(code).splitlines()
 
 
 def test_the_import_adds_modules_of_torch_tiled_alone():

@@ -11,14 +11,13 @@ REGIONS = [torch.bfloat16, torch.float16]
 OPERANDS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
-def randn(*shape, device, dtype=torch.float32, requires_grad=False):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
-
-
 @pytest.mark.parametrize("dtype", OPERANDS, ids=str)
 @pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_matmul(region, dtype, device):
-    a, b = randn(4, 8, device=device, dtype=dtype), randn(8, 2, device=device, dtype=dtype)
+    a, b = (
+        torch.randn(4, 8, device=device, dtype=dtype),
+        torch.randn(8, 2, device=device, dtype=dtype),
+    )
     with torch.autocast(device, dtype=region):
         expected = torch.matmul(a, b)
         for op in (torch_tiled.matmul, torch.ops.tiled.matmul):
@@ -29,8 +28,8 @@ def test_matmul(region, dtype, device):
 
 @pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_mixed_operands(region, device):
-    a = randn(4, 8, device=device, dtype=torch.float16)
-    b = randn(8, 2, device=device)
+    a = torch.randn(4, 8, device=device, dtype=torch.float16)
+    b = torch.randn(8, 2, device=device)
     with torch.autocast(device, dtype=region):
         assert_close(torch_tiled.matmul(a, b), torch.matmul(a, b))
         with pytest.raises(RuntimeError, match="pass both in one dtype"):
@@ -42,8 +41,8 @@ def test_mixed_operands(region, device):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("region", REGIONS, ids=str)
 def test_linear(region, bias, device):
-    x, weight = randn(4, 8, device=device), randn(2, 8, device=device)
-    bias = randn(2, device=device) if bias else None
+    x, weight = torch.randn(4, 8, device=device), torch.randn(2, 8, device=device)
+    bias = torch.randn(2, device=device) if bias else None
     with torch.autocast(device, dtype=region):
         assert_close(torch_tiled.linear(x, weight, bias), F.linear(x, weight, bias))
         y = torch_tiled.linear(x, weight, bias, activation="relu")
@@ -51,7 +50,7 @@ def test_linear(region, bias, device):
 
 
 def test_out_dtype_keeps_the_sums(device):
-    a, b = randn(4, 8, device=device), randn(8, 2, device=device)
+    a, b = torch.randn(4, 8, device=device), torch.randn(8, 2, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         out = torch_tiled.matmul(a, b, out_dtype=torch.float32)
     assert out.dtype == torch.float32
@@ -59,8 +58,8 @@ def test_out_dtype_keeps_the_sums(device):
 
 
 def test_gradients(device):
-    inputs = [randn(*s, device=device, requires_grad=True) for s in ((4, 8), (2, 8), (2,))]
-    seed = randn(4, 2, device=device).bfloat16()
+    inputs = [torch.randn(*s, device=device, requires_grad=True) for s in ((4, 8), (2, 8), (2,))]
+    seed = torch.randn(4, 2, device=device).bfloat16()
     grads = []
     for f in (torch_tiled.linear, F.linear):
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -71,7 +70,7 @@ def test_gradients(device):
 
 
 def test_what_is_written_keeps_its_dtype(device):
-    a, b = randn(4, 8, device=device), randn(8, 2, device=device)
+    a, b = torch.randn(4, 8, device=device), torch.randn(8, 2, device=device)
     out, c = torch.empty(4, 2, device=device), torch.zeros(4, 2, device=device)
     expected = torch.empty_like(out)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -85,7 +84,7 @@ def test_what_is_written_keeps_its_dtype(device):
 
 
 def test_regions_that_are_off(device):
-    a, b = randn(4, 8, device=device), randn(8, 2, device=device)
+    a, b = torch.randn(4, 8, device=device), torch.randn(8, 2, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         with torch.autocast(device, enabled=False):
             assert torch_tiled.matmul(a, b).dtype == torch.float32
@@ -93,7 +92,7 @@ def test_regions_that_are_off(device):
 
 
 def test_under_transforms(device):
-    a, b = randn(3, 4, 8, device=device), randn(8, 2, device=device)
+    a, b = torch.randn(3, 4, 8, device=device), torch.randn(8, 2, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         ours = torch.func.vmap(torch_tiled.matmul, (0, None))(a, b)
         assert_close(ours, torch.func.vmap(torch.matmul, (0, None))(a, b))
@@ -103,7 +102,7 @@ def test_under_transforms(device):
 
 
 def test_compiled(device):
-    a, b = randn(4, 8, device=device), randn(8, 2, device=device)
+    a, b = torch.randn(4, 8, device=device), torch.randn(8, 2, device=device)
 
     def f(a, b):
         with torch.autocast(device, dtype=torch.bfloat16):

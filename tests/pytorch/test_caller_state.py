@@ -130,9 +130,6 @@ def can_compute(a, b, ways):
         return False
 
 
-# --- a default device ----------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["meta", pytest.param("cuda", marks=needs_cuda)])
 def default(request):
     """A default device and dtype, which tensors of the library's own must not have."""

@@ -1,11 +1,12 @@
 """Complex products and lazy views in torch.compile, torch.export and torch.library.opcheck."""
 
+import functools
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.compiling import BACKENDS, count_compilations
+from helpers.compiling import BACKENDS
 from helpers.complex_operands import VIEWS as LAZY_VIEWS
 from helpers.complex_operands import every_complex
 from torch._subclasses import FakeTensorMode
@@ -13,18 +14,12 @@ from torch.testing import assert_close
 
 import torch_tiled
 
+randn = functools.partial(torch.randn, dtype=torch.complex128)
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 ops = torch.ops.tiled
 VIEWS = LAZY_VIEWS | {"adjoint": lambda x: x.mT.contiguous().mH}
 every_view = pytest.mark.parametrize("view", VIEWS)
-
-
-def randn(*shape, device, dtype=torch.complex128, requires_grad=False):
-    return torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
-
-
-@pytest.fixture(autouse=True)
-def fresh(fresh_compiler):
-    pass
 
 
 # --- opcheck, FakeTensors and meta tensors -------------------------------------------------------
@@ -133,12 +128,6 @@ def test_lazy_views_from_outside_and_inside(backend, view, device):
     compiled = torch.compile(torch_tiled.matmul, fullgraph=True, backend=backend)
     assert_close(compiled(a, b.mT), a @ b.mT)
     assert_close(compiled(VIEWS[view](a), VIEWS[view](b).mT), expected)
-
-
-def test_dynamic_shapes_need_no_guards_of_ours(device):
-    sizes = [(4, 5, 6), (7, 8, 9), (10, 3, 12), (64, 65, 66)]
-    matrices = [(randn(m, k, device=device), randn(k, n, device=device)) for m, n, k in sizes]
-    assert count_compilations(lambda a, b: torch_tiled.matmul(a.conj(), b), matrices) == 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -307,36 +296,6 @@ def test_prepared_in_a_graph(backend, device):
 
 
 # --- torch.export --------------------------------------------------------------------------------
-
-
-class Model(torch.nn.Module):
-    def __init__(self, device):
-        super().__init__()
-        self.layer = torch_tiled.nn.Linear(6, 5, device=device, dtype=torch.complex128)
-
-    def forward(self, x):
-        y = self.layer(x.conj())
-        return torch_tiled.matmul(y, y.mH)
-
-    def expected(self, x):
-        y = F.linear(x.conj(), self.layer.weight, self.layer.bias)
-        return y @ y.mH
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export(strict, device, tmp_path):
-    model = Model(device)
-    rows = torch.export.Dim("rows", min=2, max=1024)
-    x = randn(4, 6, device=device)
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
-    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
-    assert {ops.matmul.default, ops.linear.default} <= called
-    torch.export.save(program, tmp_path / "model.pt2")
-    loaded = torch.export.load(tmp_path / "model.pt2")
-    for rows in (2, 9):
-        x = randn(rows, 6, device=device)
-        for p in (program, loaded, program.run_decompositions()):
-            assert_close(p.module()(x), model.expected(x))
 
 
 class Writing(torch.nn.Module):

@@ -8,11 +8,15 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.distributed import check, checks_in, mesh_of, random
+from helpers.distributed import assert_passed, check, checks_in, mesh_of, random
 from helpers.thinning import thinned
 from torch.testing import assert_close
 
 import torch_tiled
+
+if dist.is_available():
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"
@@ -20,15 +24,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def placements(rank):
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
     return [Replicate(), Partial("sum"), Partial("avg"), *(Shard(dim) for dim in range(rank))]
 
 
 def distribute(x, mesh, where):
     """x on a mesh, requiring a gradient. The addends of a partial one differ."""
-    from torch.distributed.tensor import DTensor, Partial, distribute_tensor
-
     if not any(isinstance(placement, Partial) for placement in where):
         return distribute_tensor(x, mesh, where).requires_grad_()
     (placement,) = where
@@ -38,20 +38,22 @@ def distribute(x, mesh, where):
     return DTensor.from_local(x * share, mesh, where).requires_grad_()
 
 
+def energy(x):
+    return (x.abs() if x.is_complex() else x).square().sum()
+
+
 def assert_equals_one_device(ours, theirs, tensors, mesh, wheres):
     """Compares result and gradients of DTensors with PyTorch's of plain tensors."""
-    from torch.distributed.tensor import Partial
-
     spread = [distribute(x, mesh, where) for x, where in zip(tensors, wheres, strict=True)]
     plain = [x.clone().requires_grad_() for x in tensors]
     result, expected = ours(*spread), theirs(*plain)
     assert result.shape == expected.shape
     assert_close(result.full_tensor(), expected)
-    gradients = torch.autograd.grad(result.full_tensor().square().sum(), spread)
-    wanted = torch.autograd.grad(expected.square().sum(), plain)
+    gradients = torch.autograd.grad(energy(result.full_tensor()), spread)
+    wanted = torch.autograd.grad(energy(expected), plain)
     for gradient, one, where in zip(gradients, wanted, wheres, strict=True):
         if not any(isinstance(placement, Partial) for placement in where):
-            assert_close(gradient.full_tensor(), one)
+            assert_close(gradient.full_tensor().resolve_conj(), one)
 
 
 @check
@@ -73,8 +75,6 @@ def matmul_of_dtensors():
 
 @check
 def matmul_on_a_mesh_of_two_dimensions():
-    from torch.distributed.tensor import Replicate, Shard
-
     mesh = mesh_of(2, dist.get_world_size() // 2)
     every = [Replicate(), Shard(0), Shard(1)]
     for where in thinned(itertools.product(every, repeat=4)):
@@ -107,9 +107,6 @@ def linear_of_dtensors():
 
 @check
 def nothing_is_sent_where_nothing_need_be():
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.debug import CommDebugMode
-
     mesh = mesh_of()
     a, b = random((8, 4), (4, 8))
     assert mesh.size() > 1
@@ -143,15 +140,11 @@ def assert_writes_in_place(ours, theirs, tensors, mesh, wheres):
 
 def without_means(rank):
     """The placements without Partial("avg"), which DTensor converts to no Partial("sum")."""
-    from torch.distributed.tensor import Partial
-
     return [placement for placement in placements(rank) if placement != Partial("avg")]
 
 
 @check
 def gemm_of_dtensors():
-    from torch.distributed.tensor import Partial, Replicate
-
     def ours(c, a, b):
         assert torch_tiled.gemm_(c, a, b, alpha=0.5, beta=-2) is c
 
@@ -169,8 +162,6 @@ def gemm_of_dtensors():
 
 @check
 def matmul_into_dtensors():
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
     def ours(out, a, b):
         assert torch_tiled.matmul(a, b, out=out) is out
 
@@ -193,8 +184,6 @@ def matmul_into_dtensors():
 
 @check
 def gemm_on_a_mesh_of_two_dimensions():
-    from torch.distributed.tensor import Replicate, Shard
-
     mesh = mesh_of(2, dist.get_world_size() // 2)
     every = list(itertools.product([Replicate(), Shard(0), Shard(1)], repeat=2))
     for where, where_a in itertools.product(every, every):
@@ -205,9 +194,6 @@ def gemm_on_a_mesh_of_two_dimensions():
 
 @check
 def nothing_is_sent_to_write_where_nothing_need_be():
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.debug import CommDebugMode
-
     mesh = mesh_of()
     for wheres in (
         (Shard(0), Shard(0), Replicate()),
@@ -228,8 +214,6 @@ def nothing_is_sent_to_write_where_nothing_need_be():
 
 @check
 def written_in_compiled_code():
-    from torch.distributed.tensor import Replicate, Shard
-
     def write(c, a, b):
         torch_tiled.gemm_(torch_tiled.matmul(a, b, out=c), a, b)
 
@@ -241,8 +225,6 @@ def written_in_compiled_code():
 
 @check
 def results_have_the_dtype_that_was_asked_for():
-    from torch.distributed.tensor import Shard
-
     mesh = mesh_of()
     a, b = random((8, 4), (4, 8), dtype=torch.bfloat16)
     spread = distribute(a, mesh, [Shard(0)]), distribute(b, mesh, [Shard(1)])
@@ -253,8 +235,6 @@ def results_have_the_dtype_that_was_asked_for():
 
 @check
 def prepared_operands():
-    from torch.distributed.tensor import Replicate, Shard
-
     mesh = mesh_of()
     a, b = random((8, 70), (70, 4))
     with torch.no_grad():
@@ -266,8 +246,6 @@ def prepared_operands():
 
 @check
 def inference_mode():
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     mesh = mesh_of()
     a, b = random((8, 4), (4, 8))
     with torch.inference_mode():
@@ -280,8 +258,6 @@ def inference_mode():
 
 @check
 def override_of_dtensors():
-    from torch.distributed.tensor import Shard
-
     mesh = mesh_of()
     with torch_tiled.override(strict=True):
         assert_equals_one_device(
@@ -289,7 +265,84 @@ def override_of_dtensors():
         )
 
 
+# --- complex numbers -----------------------------------------------------------------------------
+
+VIEWS = {
+    "plain": lambda x: x,
+    "conj": lambda x: x.conj(),
+    "adjoint": lambda x: x.mT.contiguous().mH,
+    "negative": lambda x: -x.conj(),
+}
+
+
+def complex_random(*shapes):
+    return random(*shapes, dtype=torch.complex128)
+
+
+def whole_or_shards():
+    return [[Replicate()], [Shard(0)], [Shard(1)]]
+
+
+@check
+def complex_matmul():
+    mesh, tensors = mesh_of(), complex_random((8, 4), (4, 12))
+    views = itertools.product(VIEWS.values(), repeat=2)
+    cases = itertools.product(views, itertools.product(whole_or_shards(), repeat=2))
+    for (view_a, view_b), wheres in thinned([(x, tuple(map(tuple, y))) for x, y in cases]):
+        ours, theirs = (
+            lambda a, b, f=f, x=view_a, y=view_b: f(x(a), y(b))
+            for f in (torch_tiled.matmul, torch.matmul)
+        )
+        assert_equals_one_device(ours, theirs, tensors, mesh, wheres)
+
+
+@check
+def complex_linear():
+    mesh, tensors = mesh_of(), complex_random((8, 4), (12, 4), (12,))
+    for wheres in itertools.product(whole_or_shards(), whole_or_shards(), whole_or_shards()[:2]):
+        assert_equals_one_device(
+            lambda x, weight, bias: torch_tiled.linear(x.conj(), weight, bias.conj()),
+            lambda x, weight, bias: torch.nn.functional.linear(x.conj(), weight, bias.conj()),
+            *(tensors, mesh, wheres),
+        )
+
+
+@check
+def conjugates_that_are_written():
+    mesh, tensors = mesh_of(), complex_random((8, 12), (8, 4), (4, 12))
+    c, a, b = tensors
+    product = a.conj() @ b
+    for wheres in thinned(itertools.product(map(tuple, whole_or_shards()), repeat=3)):
+        written, a, b = (
+            distribute(x.clone(), mesh, where).detach()
+            for x, where in zip(tensors, wheres, strict=True)
+        )
+        torch_tiled.gemm_(written.conj(), a.conj(), b, alpha=1 + 2j, beta=1j)
+        assert_close(written.full_tensor(), ((1 + 2j) * product + 1j * c.conj()).conj())
+        torch_tiled.matmul(a.conj(), b, out=written.conj())
+        assert_close(written.full_tensor(), product.conj())
+
+
+@check
+def prepared_conjugates():
+    mesh, (a, b) = mesh_of(), complex_random((8, 70), (70, 4))
+    with torch.no_grad():
+        prepared = torch_tiled.prepare(distribute(b, mesh, [Replicate()]).detach().conj())
+        for where in whole_or_shards():
+            result = torch_tiled.matmul(distribute(a, mesh, where).conj(), prepared)
+            assert_close(result.full_tensor(), a.conj() @ b.conj())
+
+
+@check
+def nothing_is_sent_for_complex_shards():
+    mesh, (a, b) = mesh_of(), complex_random((8, 4), (4, 8))
+    spread = distribute(a, mesh, [Shard(0)]), distribute(b, mesh, [Replicate()])
+    with CommDebugMode() as sent:
+        result = torch_tiled.matmul(spread[0].conj(), spread[1])
+    assert result.placements == (Shard(0),)
+    assert sent.get_total_counts() == 0
+
+
 @pytest.mark.parametrize("name", checks_in(globals()))
 def test_in_processes(name, failures):
-    texts = [f"In process {rank}:\n{text}" for each, rank, text in failures if each == name]
-    assert not texts, "\n".join(texts)
+    assert_passed(name, failures)

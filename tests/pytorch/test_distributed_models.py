@@ -9,11 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.copies import saved
-from helpers.distributed import check, checks_in, device, mesh_of, own_part, random
+from helpers.distributed import assert_passed, check, checks_in, device, mesh_of, own_part, random
 from helpers.presplit import splits_on_cpu
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import torch_tiled
+
+if dist.is_available():
+    from torch.distributed.checkpoint import state_dict as checkpoints
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor import parallel
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"
@@ -51,18 +57,12 @@ def steps(model, batches, after_backward=lambda: None):
 
 @check
 def tensor_parallel():
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     (batches,) = random((3, 4, 8))
     expected, model = network(), network()
     losses = steps(expected, batches)
     torch_tiled.convert(model, strict=True)
-    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
-    parallelize_module(model, mesh_of(), plan)
+    plan = {"*.up": parallel.ColwiseParallel(), "*.down": parallel.RowwiseParallel()}
+    parallel.parallelize_module(model, mesh_of(), plan)
     assert type(model[0].up) is torch_tiled.converted.Linear
     assert_close(steps(model, batches), losses)
     for name, parameter in model.named_parameters():
@@ -70,7 +70,7 @@ def tensor_parallel():
         assert_close(full, expected.get_parameter(name))
     # Now the plan comes first, and then the conversion.
     model = network()
-    parallelize_module(model, mesh_of(), plan)
+    parallel.parallelize_module(model, mesh_of(), plan)
     torch_tiled.convert(model, strict=True)
     assert_close(steps(model, batches), losses)
     torch_tiled.revert(model)
@@ -79,13 +79,6 @@ def tensor_parallel():
 
 @check
 def fully_sharded():
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-        set_model_state_dict,
-    )
-    from torch.distributed.fsdp import fully_shard
-
     (batches,) = random((3, 8, 8))
     own = own_part(batches)
     expected, model = network(), network()
@@ -96,12 +89,14 @@ def fully_sharded():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     steps(model, own)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
-    state = get_model_state_dict(model, options=options)
+    options = checkpoints.StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
+    state = checkpoints.get_model_state_dict(model, options=options)
     other = network()
     other.load_state_dict(state)  # a checkpoint for one device, and for PyTorch's layers
     assert_close(dict(other.state_dict()), dict(expected.state_dict()))
-    set_model_state_dict(model, network().state_dict(), options=options)  # and one from there
+    checkpoints.set_model_state_dict(
+        model, network().state_dict(), options=options
+    )  # and one from there
     assert_close(model(own[0]), network()(own[0]))
 
 
@@ -137,8 +132,6 @@ def double(model):
 
 @check
 def frozen_in_shards():
-    from torch.distributed.fsdp import fully_shard
-
     def shard(model):
         fully_shard(model, mesh=mesh_of())
         return model
@@ -153,7 +146,6 @@ def frozen_in_shards():
 @check
 def frozen_in_flat_shards():
     """FullyShardedDataParallel keeps weights as vectors, and freeze() splits them when gathered."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
 
     def shard(model):
         return FullyShardedDataParallel(
@@ -217,8 +209,6 @@ def collectives_into_a_frozen_weight():
 @splits_on_cpu()
 def a_frozen_layer_in_data_parallel():
     """DistributedDataParallel writes the first process's weights to all others."""
-    from torch.nn.parallel import DistributedDataParallel
-
     torch.manual_seed(dist.get_rank())
     (x,) = random((4, 128), dtype=torch.float32)
     layer = torch_tiled.freeze(torch_tiled.nn.Linear(128, 128, algorithm="fp16x3").to(device()))
@@ -231,8 +221,6 @@ def a_frozen_layer_in_data_parallel():
 
 @check
 def data_parallel():
-    from torch.nn.parallel import DistributedDataParallel
-
     (batches,) = random((3, 8, 8))
     own = own_part(batches)
     expected, model = network(), network()
@@ -248,5 +236,4 @@ def data_parallel():
 
 @pytest.mark.parametrize("name", checks_in(globals()))
 def test_in_processes(name, failures):
-    texts = [f"In process {rank}:\n{text}" for each, rank, text in failures if each == name]
-    assert not texts, "\n".join(texts)
+    assert_passed(name, failures)

@@ -1,8 +1,5 @@
 """torch_tiled's products as choices of Inductor's autotuning."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from unittest import mock
@@ -10,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers.needs import needs_hopper
+from helpers.packaging import python
 from torch._inductor import config, select_algorithm
 from torch._inductor.utils import run_and_get_code
 from torch.testing import assert_close
@@ -52,16 +50,16 @@ def ours_alone():
     return config.patch({"test_configs.autotune_choice_name_regex": "^tiled_"})
 
 
-def randn(*shape, device, dtype=torch.float32):
-    return torch.randn(shape, device=device, dtype=dtype)
-
-
 def products(x, w, bias):
     return x @ w, torch.bmm(x.view(2, -1, 96), w.expand(2, 96, 80)), torch.addmm(bias, x, w)
 
 
 def operands(device):
-    return randn(64, 96, device=device), randn(96, 80, device=device), randn(80, device=device)
+    return (
+        torch.randn(64, 96, device=device),
+        torch.randn(96, 80, device=device),
+        torch.randn(80, device=device),
+    )
 
 
 def test_offered(offered, device):
@@ -71,7 +69,7 @@ def test_offered(offered, device):
 
 def test_offered_in_backward(offered, device):
     layer = torch.nn.Linear(96, 80, device=device)
-    x = randn(64, 96, device=device).requires_grad_()
+    x = torch.randn(64, 96, device=device).requires_grad_()
     torch.compile(layer, mode=AUTOTUNE, fullgraph=True)(x).sum().backward()
     assert all(is_ours for _, is_ours in ours(offered))
     assert len(offered) >= 2
@@ -97,11 +95,10 @@ def test_chosen(dynamic, device):
 
 
 def test_gradients(device):
-    """Compares a model compiled with torch_tiled as the only choice with the eager model."""
     model = torch.nn.Sequential(
         torch.nn.Linear(96, 80), torch.nn.ReLU(), torch.nn.Linear(80, 64, bias=False)
     ).to(device)
-    x = randn(64, 96, device=device)
+    x = torch.randn(64, 96, device=device)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     with ours_alone():
         compiled = torch.compile(model, mode=AUTOTUNE, fullgraph=True)
@@ -111,7 +108,10 @@ def test_gradients(device):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_other_dtypes_are_not_offered(dtype, offered, device):
-    a, b = randn(64, 96, device=device, dtype=dtype), randn(96, 80, device=device, dtype=dtype)
+    a, b = (
+        torch.randn(64, 96, device=device, dtype=dtype),
+        torch.randn(96, 80, device=device, dtype=dtype),
+    )
     torch.compile(torch.mm, mode=AUTOTUNE)(a, b)
     assert not any(is_ours for _, is_ours in ours(offered))
 
@@ -192,19 +192,14 @@ print(counters["inductor"]["fxgraph_cache_hit"])
 
 
 def test_code_from_the_cache_runs_in_a_process_of_its_own(tmp_path):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    hits = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
+    hits = [python(PROGRAM, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert [hit.split()[-1] for hit in hits] == ["0", "1"]
 
 
 @needs_hopper
 def test_wins_where_the_benchmark_says_so(offered):
     """A product of 2048 cubed, on which cuBLAS and Triton are slower by far."""
-    a, b = (randn(2048, 2048, device="cuda") for _ in range(2))
+    a, b = (torch.randn(2048, 2048, device="cuda") for _ in range(2))
     compiled = torch.compile(torch.mm, mode=AUTOTUNE)
     with config.patch(max_autotune_gemm_backends="ATEN,TRITON"):
         _, (code, *_) = run_and_get_code(compiled, a, b)

@@ -94,7 +94,6 @@ for _activation in ACTIVATIONS:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_keep_their_gradients(name, mode, device):
-    """A function is traced with or without gradients, saved, loaded, and differentiated."""
     f, expected_operators = FUNCTIONS[name]
     inputs = [torch.randn(shape, device=device) for shape in ((3, 64), (5, 64), (5,))]
     examples = [x.clone().requires_grad_(mode == "grad") for x in inputs]
@@ -174,7 +173,6 @@ def losses(model, x):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_train_after_a_trace(kind, mode, device):
-    """A model is traced, in a file or not, and trained as the model of nn.Linear is."""
     theirs = plain_model(device)
     x = torch.randn(3, 64, device=device, dtype=torch.float64)
     expected = losses(copy.deepcopy(theirs), x)
@@ -200,14 +198,12 @@ def test_a_traced_frozen_layer_reads_what_is_loaded(device):
 
 
 def test_other_sizes(device):
-    """A trace is called with a batch of another size than the example's."""
     model = of_layers(plain_model(device))
     x = torch.randn(7, 64, device=device, dtype=torch.float64)
     assert torch.equal(torch.jit.trace(model, (x[:3],))(x), model(x))
 
 
 def test_autocast(device):
-    """A trace in an autocast region records its casts."""
     x = torch.randn(3, 64, device=device)
     model = converted(plain_model(device).float())
     with torch.autocast(device, dtype=torch.bfloat16):

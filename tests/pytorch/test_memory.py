@@ -8,6 +8,7 @@ import functools
 
 import pytest
 import torch
+from helpers.converting import as_converted
 from helpers.memory import bytes_kept
 from helpers.reference import ACTIVATIONS
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -86,8 +87,7 @@ def frozen(activation, device):
 
 
 def converted(device):
-    model = torch.nn.Linear(IN, OUT, device=device)
-    torch_tiled.convert(model)
+    model = as_converted(torch.nn.Linear(IN, OUT, device=device))
     return model
 
 
@@ -137,15 +137,12 @@ def train(f, device, region):
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_keep_no_memory(case, device):
-    """A training loop, whose layers are checkpointed or not."""
     f = CASES[case](device)
     steps = [train(f, device, region) for region in REGIONS.values()]
     assert bytes_kept(lambda: [step() for step in steps], device) == 0
 
 
 def test_a_whole_recomputation_keeps_no_memory(device):
-    """A checkpoint that recomputes its whole region, and one in another."""
-
     def nested(f, x):
         return checkpoint(lambda x: checkpoint(f, x, use_reentrant=False), x, use_reentrant=False)
 
@@ -175,7 +172,6 @@ def test_a_hook_that_raises_keeps_no_memory(device):
 @pytest.mark.parametrize("region", ["plain", "checkpointed"])
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 def test_compiled_steps_keep_no_memory(activation, region, device, fresh_compiler):
-    """A compiled training loop."""
     f = layer(activation, device)
     compiled = torch.compile(lambda x: REGIONS[region](f, x), backend="aot_eager", fullgraph=True)
     step = train(compiled, device, REGIONS["plain"])
@@ -184,7 +180,6 @@ def test_compiled_steps_keep_no_memory(activation, region, device, fresh_compile
 
 @pytest.mark.parametrize("kind", ["layer", "prepared_linear"])
 def test_compiled_in_a_checkpoint_keeps_no_memory(kind, device, fresh_compiler):
-    """A compiled layer that a checkpoint recomputes."""
     f = torch.compile(CASES[f"{kind} relu"](device), backend="aot_eager")
     assert bytes_kept(train(f, device, REGIONS["checkpointed"]), device) == 0
 

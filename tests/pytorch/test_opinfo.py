@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from helpers.reference import assert_within, bound, gemm_bound, linear_bound, product, wide
+from helpers.reference import (
+    ALGORITHMS,
+    DTYPES,
+    assert_within,
+    bound,
+    gemm_bound,
+    linear_bound,
+    product,
+    wide,
+)
 from helpers.thinning import pairwise
 
 import torch_tiled
@@ -16,23 +25,21 @@ PRODUCTS = ("matmul", "__rmatmul__", "mm", "bmm", "mv")
 ADDED_PRODUCTS = ("addmm", "baddbmm")
 LINEAR = "nn.functional.linear"
 
-every_algorithm = pytest.mark.parametrize("algorithm", [*torch_tiled.algorithms(), "auto"])
-every_layout = pytest.mark.parametrize("layout", ["contiguous", "noncontiguous"])
-every_dtype = pytest.mark.parametrize(
-    "dtype",
-    [
-        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-        *(torch.complex64, torch.complex128),
-    ],
-    ids=str,
-)
 
-
-def every_op(*names):
+def every_case(*names):
+    """Parametrizes a test by the operators of these names, and by dtype, algorithm and layout."""
     # The variant that is left out has other sizes only.
     ops = [op for op in op_db if op.name in names and op.variant_test_name != "triton_optimized"]
     assert {op.name for op in ops} == set(names)
-    return pytest.mark.parametrize("op", ops, ids=lambda op: op.formatted_name)
+
+    def decorate(test):
+        parametrize = pytest.mark.parametrize
+        test = parametrize("layout", ["contiguous", "noncontiguous"])(test)
+        test = parametrize("algorithm", ALGORITHMS)(test)
+        test = parametrize("dtype", DTYPES, ids=str)(test)
+        return pairwise(parametrize("op", ops, ids=lambda op: op.formatted_name)(test))
+
+    return decorate
 
 
 def samples(op, device, dtype, layout):
@@ -54,11 +61,7 @@ def assert_like_torch(actual, expected, exact, limit, torch_limit):
     assert_within(actual, wide(expected), limit + torch_limit)
 
 
-@pairwise
-@every_op(*PRODUCTS)
-@every_dtype
-@every_algorithm
-@every_layout
+@every_case(*PRODUCTS)
 def test_product(device, op, dtype, algorithm, layout):
     for sample, expected in samples(op, device, dtype, layout):
         a, b = sample.input, sample.args[0]
@@ -69,11 +72,7 @@ def test_product(device, op, dtype, algorithm, layout):
         assert_like_torch(actual, expected, product(a, b), limit, torch_limit)
 
 
-@pairwise
-@every_op(*ADDED_PRODUCTS)
-@every_dtype
-@every_algorithm
-@every_layout
+@every_case(*ADDED_PRODUCTS)
 def test_added_product(device, op, dtype, algorithm, layout):
     for sample, expected in samples(op, device, dtype, layout):
         c = sample.input.expand(expected.shape)
@@ -85,11 +84,7 @@ def test_added_product(device, op, dtype, algorithm, layout):
         assert_like_torch(actual, expected, exact, limit, torch_limit)
 
 
-@pairwise
-@every_op(LINEAR)
-@every_dtype
-@every_algorithm
-@every_layout
+@every_case(LINEAR)
 def test_linear(device, op, dtype, algorithm, layout):
     for sample, expected in samples(op, device, dtype, layout):
         x, weight, bias = sample.input, sample.args[0], (*sample.args[1:], None)[0]

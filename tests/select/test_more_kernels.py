@@ -2,13 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers.packaging import ROOT, python, run
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "hopper_kernel"
 
 USE = """
@@ -31,13 +29,8 @@ print("equal bits")
 
 
 def build(folder, target, **environment):
-    return subprocess.run(
-        (sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(target)),
-        cwd=ROOT,
-        env={**os.environ, "TORCH_TILED_KERNELS": str(folder), **environment},
-        capture_output=True,
-        text=True,
-    )
+    command = ("setup.py", "--quiet", "build_ext", "--build-lib", target)
+    return run(sys.executable, *command, TORCH_TILED_KERNELS=str(folder), **environment)
 
 
 @pytest.mark.skipif(
@@ -47,23 +40,16 @@ def build(folder, target, **environment):
 )
 def test_the_example_is_built_with_the_library_and_has_the_bits_of_its_order(tmp_path):
     done = build(FOLDER, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
     ignore = shutil.ignore_patterns("*.so", "*.json", "__pycache__")
     shutil.copytree(
         ROOT / "torch_tiled", tmp_path / "torch_tiled", ignore=ignore, dirs_exist_ok=True
     )
-    used = subprocess.run(
-        (sys.executable, "-c", USE),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert used.stdout == "equal bits\n", used.stdout + used.stderr
+    assert python(USE, cwd=tmp_path, PYTHONPATH=str(tmp_path)) == "equal bits\n"
 
 
 @pytest.mark.parametrize("cuda", ["auto", "0"])
 def test_a_folder_without_kernels_is_refused(tmp_path, cuda):
     done = build(tmp_path if cuda == "auto" else FOLDER, tmp_path, TORCH_TILED_CUDA=cuda)
     assert done.returncode != 0
-    assert "pass a folder with a kernels.def and .cu files, in a build with CUDA" in done.stderr
+    assert "pass a folder with a kernels.def and .cu files, in a build with CUDA" in done.stdout

@@ -1,25 +1,20 @@
 """What goes wrong on the way: memory runs out, copies fail, Ctrl-C. And what progress is told."""
 
+import copy
 import gc
+import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from unittest import mock
 
 import pytest
 import torch
-from helpers.streaming import (
-    assert_same_bits,
-    both_sides,
-    check,
-    failing_steps,
-    poison,
-    run_module,
-    stream,
-)
+from helpers.copies import pickled
+from helpers.packaging import python
+from helpers.reference import assert_same
+from helpers.streaming import both_sides, check, failing_steps, poison, run_module, stream
 
 import torch_tiled
 from torch_tiled.stream import Interrupted
@@ -49,15 +44,17 @@ def run_into(out, a, b, *, workers=1, report=lambda progress: None, pinned=False
     return raised.value
 
 
-def assert_done_tiles_alone_are_there(interrupted, out, expected):
-    """Checks that tiles of `done` are complete, and that all else is NaN, as it was."""
+def assert_done_tiles_alone_are_there(interrupted, out, expected, sides=None):
+    """Checks that tiles of `done` are complete, where class Interrupted and docs/guide/stream.md
+    say, and that all else is NaN, as it was. `sides` are m and n where vectors have no such."""
     is_done = torch.zeros(expected.shape, dtype=torch.bool)
-    matrices = is_done if is_done.dim() == 2 else is_done.flatten(0, -3)
+    m, n = sides or expected.shape[-2:]
     for matrix, rows, cols in interrupted.done:
-        tile = matrices[rows, cols] if matrix is None else matrices[matrix, rows, cols]
+        one, batch = is_done.view(-1, n), is_done.view(-1, m, n)
+        tile = one[rows, cols] if matrix is None else batch[matrix, rows, cols]
         assert not tile.any()
         tile.fill_(True)
-    assert_same_bits(out, torch.where(is_done, expected, torch.nan))
+    assert_same(out, torch.where(is_done, expected, torch.nan))
     return is_done
 
 
@@ -207,7 +204,7 @@ def test_ctrl_c_before_flagged_tiles_are_repaired():
         interrupted = run_into(out, a, b, depth=1024, algorithm="fp16x3")
     assert 16 in {rows.start for _, rows, _ in interrupted.done}
     for _, rows, cols in interrupted.done:
-        assert_same_bits(out[rows, cols], expected[rows, cols])
+        assert_same(out[rows, cols], expected[rows, cols])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), NO_MEMORY])
@@ -219,12 +216,12 @@ def test_what_ends_a_repair(error):
     options = {"depth": 1024, "algorithm": "fp16x3"}
     with failing_steps({37: error}):  # after 12 tiles of 3 slices
         if isinstance(error, torch.OutOfMemoryError):
-            assert_same_bits(stream(a, b, **options, **GRID).result, expected)
+            assert_same(stream(a, b, **options, **GRID).result, expected)
             return
         interrupted = run_into(out, a, b, **options)
     assert len(interrupted.done) == 9 and interrupted.tiles == 12
     for _, rows, cols in interrupted.done:
-        assert_same_bits(out[rows, cols], expected[rows, cols])
+        assert_same(out[rows, cols], expected[rows, cols])
 
 
 def test_ctrl_c_while_workers_begin():
@@ -367,6 +364,76 @@ except torch_tiled.stream.Interrupted as interrupted:
 
 def test_ctrl_c_again_while_a_block_on_the_cpu_ends():
     """The block is then whole, and nothing is written once the call has raised."""
-    command = [sys.executable, "-c", AGAIN]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout.split() == ["1", str(32 * 32), "1"]
+    assert python(AGAIN).split() == ["1", str(32 * 32), "1"]
+
+
+INTERRUPTED = [
+    *[((60, 40), (40, 70)), ((90,), (90, 140)), ((140, 90), (90,))],
+    *[((3, 30, 40), (3, 40, 20)), ((2, 3, 30, 40), (2, 1, 40, 20)), ((2, 3, 30, 40), (40, 20))],
+    *[((3, 1, 30, 40), (2, 40, 20)), ((2, 40, 50), (50,)), ((50,), (2, 50, 40))],
+]
+
+
+def on_cpu(a, b, out, step):
+    matmul, count = run_module.matmul, itertools.count(1)
+
+    def multiply(*arguments, **options):
+        if next(count) == step:
+            raise KeyboardInterrupt
+        return matmul(*arguments, **options)
+
+    patches = {"matmul": multiply, "_CPU_TILE": 7}
+    with mock.patch.multiple(run_module, **patches), pytest.raises(Interrupted) as raised:
+        torch_tiled.stream.matmul(a, b, out=out, devices="cpu", algorithm="tiled")
+    return raised.value
+
+
+def on_gpu(a, b, out, step):
+    with failing_steps({step: KeyboardInterrupt()}), pytest.raises(Interrupted) as raised:
+        stream(a, b, out=out, tile=(7, 7))
+    return raised.value
+
+
+WAYS = {
+    "cpu": lambda *arguments: on_cpu(*arguments, step=4),
+    "simulated": lambda *arguments: on_gpu(*arguments, step=12),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("a, b", INTERRUPTED, ids=str)
+def test_tiles_are_where_the_docs_say(a, b, way):
+    a, b = torch.randn(a), torch.randn(b)
+    sides = a.shape[-2] if a.dim() > 1 else 1, b.shape[-1] if b.dim() > 1 else 1
+    expected = torch_tiled.matmul(a, b, algorithm="tiled")
+    out = poison(torch.empty_like(expected))
+    interrupted = way(a, b, out)
+    is_done = assert_done_tiles_alone_are_there(interrupted, out, expected, sides)
+    assert is_done.any() and not is_done.all()
+
+
+CASES = {
+    "out": ((7, 0, True), "7 tiles are in out, and the others are as they were; "),
+    "flagged": ((7, 2, True), "7 tiles are in out, 2 have NaN where elements were not recomputed"),
+    "no out": ((7, 2, False), "7 tiles are complete, and lost; a call with out= keeps them"),
+}
+
+
+@pytest.mark.parametrize("arguments, text", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
+def test_copies(again, arguments, text):
+    done = [(None, slice(0, 7), slice(7, 14)), (3, slice(0, 7), slice(None))]
+    interrupted = Interrupted(done, *arguments)
+    assert f"2 of {text}" in str(interrupted)
+    copied = again(interrupted)
+    assert type(copied) is Interrupted and str(copied) == str(interrupted)
+    assert (copied.done, copied.tiles) == (done, 7)
+
+
+@pytest.mark.parametrize("way", [on_cpu, on_gpu])
+@pytest.mark.parametrize("has_out", [False, True])
+def test_the_text_says_whether_tiles_are_kept(way, has_out):
+    out = torch.empty(30, 40) if has_out else None
+    interrupted = way(torch.randn(30, 20), torch.randn(20, 40), out, 12)
+    text = "are in out, and the others are" if has_out else "are complete, and lost; "
+    assert text in str(interrupted) and f"of {interrupted.tiles} tiles" in str(interrupted)

@@ -7,7 +7,8 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from helpers.streaming import assert_same_bits, sentence_of, stream
+from helpers.reference import assert_same
+from helpers.streaming import sentence_of, stream
 
 import torch_tiled
 from torch_tiled.stream.host_memory import read_mappings
@@ -68,7 +69,7 @@ quiet = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable
 @both_ways
 def test_operands_of_files(files, mapped, on_cpu):
     a, b = mapped(files[0], (M, K)), mapped(files[1], (K, N))
-    assert_same_bits(multiply(a, b, on_cpu=on_cpu), product(files))
+    assert_same(multiply(a, b, on_cpu=on_cpu), product(files))
 
 
 @both_ways
@@ -81,7 +82,7 @@ def test_a_result_in_a_file(files, by, on_cpu):
     a, b = mapped_by_torch(files[0], (M, K)), mapped_by_torch(files[1], (K, N))
     assert multiply(a, b, out, on_cpu=on_cpu) is out
     on_disk = torch.from_numpy(np.fromfile(files[2], np.float32)).view(M, N)
-    assert_same_bits(on_disk, product(files))
+    assert_same(on_disk, product(files))
 
 
 def test_a_part_of_a_larger_file(tmp_path):
@@ -93,7 +94,7 @@ def test_a_part_of_a_larger_file(tmp_path):
     stream(a, b, out=out, **GRID)
     on_disk = torch.from_numpy(np.fromfile(path, np.float32)).view(2 * M, 2 * N)
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
-    assert_same_bits(on_disk[5 : 5 + M, 9 : 9 + N], expected)
+    assert_same(on_disk[5 : 5 + M, 9 : 9 + N], expected)
     assert (on_disk == 7).sum() == 4 * M * N - M * N
 
 
@@ -155,7 +156,7 @@ def test_a_file_with_a_header(tmp_path):
     for mode in ("r+", "c"):
         mapped = np.memmap(path, np.uint8, mode, offset=10_001).view(np.float32).reshape(M, K)
         found = stream(torch.from_numpy(mapped), b, **GRID).result
-        assert_same_bits(found, torch_tiled.matmul(torch.from_numpy(x), b, algorithm="tiled"))
+        assert_same(found, torch_tiled.matmul(torch.from_numpy(x), b, algorithm="tiled"))
     os.truncate(path, 10_001 + 4 * M * K - 1)
     with pytest.raises(RuntimeError, match=f"a reaches to byte {10_001 + 4 * M * K} of"):
         torch_tiled.stream.matmul(torch.from_numpy(mapped), b)
@@ -169,14 +170,13 @@ def test_names_of_files(tmp_path, name):
     a.numpy().tofile(os.fsdecode(path))
     mapped = torch.from_numpy(np.memmap(os.fsdecode(path), np.float32, "r+", shape=(M, K)))
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
-    assert_same_bits(stream(mapped, b, **GRID).result, expected)
+    assert_same(stream(mapped, b, **GRID).result, expected)
     os.remove(path)
-    assert_same_bits(stream(mapped, b, **GRID).result, expected)
+    assert_same(stream(mapped, b, **GRID).result, expected)
 
 
 @pytest.mark.parametrize("by", ["torch", "numpy"])
 def test_a_result_in_a_private_copy_of_a_file(files, by):
-    """Writes to it do not reach the file."""
     if by == "torch":
         out = mapped_by_torch(files[2], (M, N))
     else:
@@ -212,7 +212,7 @@ def test_results_in_memory_of_no_file(memory):
     """Private memory is refused only where writes would be lost."""
     out, a, b = memory(), torch.randn(M, K), torch.randn(K, N)
     stream(a, b, out=out, **GRID)
-    assert_same_bits(out, torch_tiled.matmul(a, b, algorithm="tiled"))
+    assert_same(out, torch_tiled.matmul(a, b, algorithm="tiled"))
 
 
 def test_safetensors(tmp_path):
@@ -221,7 +221,7 @@ def test_safetensors(tmp_path):
     safetensors.save_file({"a": a, "b": b}, tmp_path / "x.safetensors")
     found = safetensors.load_file(tmp_path / "x.safetensors")
     expected = torch_tiled.matmul(a, b, algorithm="tiled")
-    assert_same_bits(stream(found["a"], found["b"], **GRID).result, expected)
+    assert_same(stream(found["a"], found["b"], **GRID).result, expected)
 
 
 def test_an_operand_s_file_that_is_mapped_again(tmp_path):

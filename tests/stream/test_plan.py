@@ -7,11 +7,14 @@ import re
 import pytest
 import torch
 from helpers.simulated_gpu import simulated
-from helpers.streaming import check, parts_module, plan_module, sizes_of, stream
+from helpers.streaming import check, parts_module, plan_module, plan_of, sizes_of, stream
 from helpers.thinning import each_value
 
 import torch_tiled
+from torch_tiled.stream import machine
+from torch_tiled.stream import order as order_module
 from torch_tiled.stream.machine import Machine
+from torch_tiled.stream.order import order_of
 from torch_tiled.stream.problem import make_problem
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -33,6 +36,14 @@ SIZES = [(5000, 70000, 3000), (300, 200, 9_000_000)]
 
 def meta(*shape, dtype=torch.float32):
     return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def sizes_on_h200(*sides, is_staged=False):
+    """The Sizes of float32 matrices row by row, in pinned memory unless they are staged."""
+    order = order_of(torch.float32, sides, "fp32", "auto", (90, 132))
+    sizes = sizes_of(order, *sides)
+    a, b = (dataclasses.replace(x, is_staged=is_staged) for x in (sizes.a, sizes.b))
+    return dataclasses.replace(sizes, a=a, b=b)
 
 
 def plan(a, b, budget, **options):
@@ -112,14 +123,6 @@ def test_a_simulated_gpu_takes_the_seconds_of_the_plan(algorithm, depth, kept):
         assert queues.seconds == pytest.approx(found.seconds, rel=1e-6)
 
 
-def test_the_seconds_of_ragged_sides():
-    a, b = torch.randn(77, 200), torch.randn(200, 61)
-    streamed = check(a, b, tile=(16, 16), pinned=True)
-    (found,), (queues,) = streamed.plans, streamed.queues
-    assert queues.seconds == pytest.approx(found.seconds, rel=1e-6)
-    assert queues.copied["in"] == found.bytes_in
-
-
 def padded(x):
     """The same matrix, with gaps between its rows."""
     return torch.nn.functional.pad(x, (0, 5))[..., :-5]
@@ -148,8 +151,7 @@ def test_the_seconds_of_lines(layout, kept, depth):
 
 
 def test_narrow_panels_are_slower():
-    order = parts_module.order_of(torch.float32, (8192,) * 3, "fp32", "auto", (90, 132))
-    sizes, machine = sizes_of(order, 8192, 8192, 8192), simulated(GIB)[0].machine
+    sizes, machine = sizes_on_h200(8192, 8192, 8192), simulated(GIB)[0].machine
     tiles = (8192, 1024), (1024, 8192)
     tall, wide = (plan_module.Candidate(sizes, machine, x, 8192, "b") for x in tiles)
     assert tall.moved == wide.moved
@@ -174,10 +176,7 @@ def test_plans_of_make_plan_are_what_products_take():
 @pytest.mark.parametrize("sides", [(1500, 1500, 1500), (6000, 300, 900), (500, 700, 9000)], ids=str)
 def test_no_candidate_is_faster(sides, is_staged, workers):
     """The search leaves out only candidates that cannot be faster."""
-    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    pinned, machine = sizes_of(order, *sides), Machine()
-    a, b = (dataclasses.replace(x, is_staged=is_staged) for x in (pinned.a, pinned.b))
-    sizes = dataclasses.replace(pinned, a=a, b=b)
+    sizes, machine = sizes_on_h200(*sides, is_staged=is_staged), Machine()
     least = plan_module.least_budget(sizes, machine)
     for budget in (least, 2 * least, 8 * least, GIB):
         chains = plan_module._tiles(sizes, machine, budget)
@@ -214,9 +213,7 @@ def test_a_batch_of_one_b_is_one_product():
 
 
 def test_several_gpus_take_less_time():
-    sides = (65536,) * 3
-    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    sizes = sizes_of(order, *sides)
+    sizes = sizes_on_h200(65536, 65536, 65536)
     machine = simulated(GIB)[0].machine
     one, two, eight = (plan_module.make_plan(sizes, machine, 16 * GIB, n) for n in (1, 2, 8))
     assert eight.seconds < two.seconds < one.seconds
@@ -224,11 +221,7 @@ def test_several_gpus_take_less_time():
 
 
 def test_several_gpus_share_the_host_that_copies_for_staging():
-    sides = (16384,) * 3
-    order = parts_module.order_of(torch.float32, sides, "fp32", "auto", (90, 132))
-    pinned = sizes_of(order, *sides)
-    a, b = (dataclasses.replace(x, is_staged=True) for x in (pinned.a, pinned.b))
-    staged = dataclasses.replace(pinned, a=a, b=b)
+    staged = sizes_on_h200(16384, 16384, 16384, is_staged=True)
     machine = dataclasses.replace(simulated(GIB)[0].machine, staging_rate=1e9)
     one, two = (plan_module.make_plan(staged, machine, 4 * GIB, n) for n in (1, 2))
     assert one.bound == two.bound == "staging"
@@ -247,10 +240,7 @@ def test_staged_memory_is_slower():
 
 
 def test_fewer_threads_stage_more_slowly():
-    order = parts_module.order_of(torch.float32, (4096,) * 3, "fp32", "auto", (90, 132))
-    pinned = sizes_of(order, 4096, 4096, 4096)
-    a, b = (dataclasses.replace(x, is_staged=True) for x in (pinned.a, pinned.b))
-    staged = dataclasses.replace(pinned, a=a, b=b)
+    pinned, staged = (sizes_on_h200(4096, 4096, 4096, is_staged=x) for x in (False, True))
     seconds = []
     for threads in (8, 4, 1):
         machine = dataclasses.replace(Machine(), staging_threads=threads, staged_copy_seconds=0)
@@ -296,7 +286,6 @@ def test_a_result_with_gaps_is_staged():
 
 
 def test_both_directions_of_staging_share_a_rate():
-    """Staging in both directions shares the rate of the host's memory."""
     n = 3000
     nbytes, rate = 4 * n * n, Machine().staging_rate
     for devices in itertools.product(("cpu", "meta"), repeat=3):  # pageable, pinned
@@ -362,12 +351,124 @@ def test_long_sides_take_no_memory(sizes):
 
 
 def test_short_products_have_a_faster_clock():
-    order = parts_module.order_of(torch.float32, (8192,) * 3, "fp32", "auto", (90, 132))
     machine = simulated(GIB)[0].machine
     boosted = dataclasses.replace(machine, boost=1.25, boost_seconds=0.1)
     for size, gain in ((4096, 1.25), (131072, 1.001)):
-        sizes = sizes_of(order, *(size,) * 3)
+        sizes = sizes_on_h200(size, size, size)
         slow, fast = (
             plan_module.Candidate(sizes, x, (size, size), size, "b") for x in (machine, boosted)
         )
         assert slow.product_seconds / fast.product_seconds == pytest.approx(gain, abs=0.001)
+
+
+# --- batches, what is kept, and launches ---------------------------------------------------------
+
+
+def plan_on_cpu(a, b, budget):
+    return plan(a, b, budget, devices="cpu")
+
+
+def test_groups_share_an_operand():
+    """Its one matrix is loaded once, and has one slot."""
+    a, b = torch.randn(7, 20, 30), torch.randn(7, 30, 40)
+    for x, y in ((a[:1].expand_as(a), b), (a[0], b), (a.mT.contiguous().mT, b[0])):
+        options = {"matrices": 2, "pinned": True}
+        (queues,) = check(x, y, **options).queues
+        found = plan_of(x, y, **options)
+        one, many = (20 * 30, 7 * 30 * 40) if y.dim() == 3 else (30 * 40, 7 * 20 * 30)
+        assert queues.copied["in"] == found.bytes_in == 4 * (one + many)
+        assert found.passes_a == found.passes_b == 1
+
+
+@pytest.mark.parametrize("shares", ["a", "b"])
+def test_matrices_one_by_one_read_a_shared_operand_again(shares):
+    a, b = torch.randn(3, 50, 40), torch.randn(3, 40, 60)
+    a, b = (a[:1].expand_as(a), b) if shares == "a" else (a, b[:1].expand_as(b))
+    a = a if shares == "a" else a.mT.contiguous().mT  # such a batch is no matrix of more rows
+    options = {"tile": (50, 60), "pinned": True}
+    copied = sum(x.copied["in"] for x in check(a, b, **options).queues)
+    found = plan_of(a, b, **options)
+    assert (found.repeats, found.matrices) == (3, 0)
+    assert (found.passes_a, found.passes_b) == ((3, 1), (1, 3))[shares == "b"]
+    assert copied == found.bytes_in == 3 * 4 * (50 * 40 + 40 * 60)
+
+
+def test_batches_that_are_broadcast_against_each_other():
+    """The last dimension goes in groups, for each index of the first one."""
+    a, b = torch.randn(3, 1, 20, 30), torch.randn(1, 4, 30, 40)
+    streamed = check(a, b, matrices=3, pinned=True)
+    found = plan_of(a, b, matrices=3, pinned=True)
+    assert found.shape == (12, 20, 40, 30) and found.repeats == 3
+    assert found.grid.rows == 2 and found.steps == 6  # groups of 3 and of 1
+    assert found.passes_a == 1 and found.passes_b == 3
+    copied = sum(x.copied["in"] for x in streamed.queues)
+    assert copied == found.bytes_in == 4 * (3 * 20 * 30 + 3 * 4 * 30 * 40)
+    assert "3 times 2 groups of 3 matrices" in str(found)
+
+
+def test_a_plan_of_several_groups_overlaps_copies_with_products():
+    """One of the whole batch would be copied in, multiplied and copied out one after another."""
+    a, b = meta(5000, 128, 64), meta(5000, 64, 96)
+    found = plan_on_cpu(a, b, GIB)
+    assert found.grid.rows > 2
+    host = machine.Machine()
+    seconds = found.seconds - host.start_seconds - host.call_seconds
+    assert seconds < 0.8 * (found.in_seconds + found.product_seconds + found.out_seconds)
+
+
+def test_a_simulated_gpu_takes_the_seconds_of_groups():
+    for m, n, k, matrices in (
+        *[(60, 40, 50, x) for x in (1, 2, 4, 11)],
+        *[(60, 1, 50, 4), (1, 40, 50, 4), (60, 40, 1, 4), (32, 64, 96, 4), (1, 1, 64, 11)],
+    ):
+        a, b = torch.randn(11, m, k), torch.randn(11, k, n)
+        (queues,) = check(a, b, matrices=matrices, pinned=True).queues
+        found = plan_of(a, b, matrices=matrices, pinned=True)
+        assert queues.seconds == pytest.approx(found.seconds, rel=1e-6)
+
+
+def test_a_batch_has_no_kept_operand():
+    found = plan_on_cpu(meta(50, 100, 300), meta(50, 300, 200), GIB)
+    assert found.matrices and found.kept is None
+    assert "those of both operands stream" in str(found)
+
+
+def test_what_is_bound_by_launches():
+    found = plan_on_cpu(meta(100_000, 1), meta(1, 100_000), 2 * MIB)
+    assert found.bound == "launches" and "bound by launches" in str(found)
+    assert found.launch_seconds == found.steps * machine.Machine().step_seconds
+    assert found.seconds >= found.launch_seconds
+    assert f"steps      {found.steps}\n" in str(found)
+
+
+def test_no_plan_takes_less_time_than_its_launches():
+    for size in (1, 300, 3000):
+        found = plan_on_cpu(meta(size, size), meta(size, size), GIB)
+        assert found.seconds >= found.launch_seconds
+
+
+def test_launches_delay_products():
+    sizes = sizes_on_h200(1000, 1000, 1000)
+    fast, slow = machine.Machine(step_seconds=0), machine.Machine(step_seconds=1)
+    candidates = [plan_module.Candidate(sizes, x, (300, 300), 1000, "b") for x in (fast, slow)]
+    assert candidates[0].seconds(1) < 1 and 16 < candidates[1].seconds(1) < 17
+
+
+@pytest.mark.parametrize("slices, kept", [(1, "b"), (2, "b"), (3, None)])
+def test_no_operand_is_kept_where_both_stream(slices, kept):
+    """Two slices of a panel have a slot each, and a third one has none."""
+    a, b = torch.randn(40, 1024 * slices), torch.randn(1024 * slices, 40)
+    options = {"tile": (20, 20), "depth": 1024, "kept": "b", "pinned": True}
+    (queues,) = check(a, b, **options).queues
+    found = plan_of(a, b, **options)
+    assert found.kept == kept and queues.copied["in"] == found.bytes_in
+    assert ("those of both operands stream" in str(found)) == (kept is None)
+    assert found.passes_b == (1 if kept else 2)
+
+
+def test_few_plans_of_kernels_are_asked_for():
+    """A plan takes tens of milliseconds, most of them for cycles and workspaces of kernels."""
+    plan_module.make_plan.cache_clear()
+    order_module._cost.cache_clear()
+    plan_on_cpu(meta(65536, 65536), meta(65536, 65536), 16 * GIB)
+    assert order_module._cost.cache_info().misses < 1000

@@ -2,22 +2,20 @@
 
 import itertools
 import math
-import os
 
 import pytest
 import torch
 from helpers.streaming import check, plan_of
-from helpers.thinning import fewer
 
 import torch_tiled
 from torch_tiled.stream.machine import MIB
 
 hypothesis = pytest.importorskip("hypothesis", reason="random problems need hypothesis")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from helpers.strategies import layouts, random_problems, shapes  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-SIZES = st.sampled_from([0, 1, 2, 3, 16, 17, 33, 65])
 # (dtype, algorithm, the chunk of K).
 KINDS = [
     (torch.float32, "tiled", 1024),
@@ -28,42 +26,6 @@ KINDS = [
 ]
 
 
-def random_problems(max_examples):
-    return settings(
-        max_examples=fewer(10 * max_examples, max_examples),
-        deadline=None,
-        database=None,
-        derandomize="CI" in os.environ,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-
-
-def draw_layout(data, values):
-    """The values in dimensions of any order, strided and misaligned, with NaN between them."""
-    rank = values.dim()
-    order = data.draw(st.permutations(range(rank)), label="order of dimensions")
-    steps = data.draw(st.tuples(*[st.sampled_from([1, 1, 1, 2, 3])] * rank), label="steps")
-    offset = data.draw(st.sampled_from([0, 0, 1, 3]), label="offset")
-    sizes = [size * step for size, step in zip(values.shape, steps, strict=True)]
-    memory = values.new_full((offset + math.prod(sizes),), torch.nan)
-    whole = memory[offset:].view([sizes[d] for d in order])
-    whole = whole.permute([order.index(d) for d in range(rank)])
-    view = whole[tuple(slice(None, None, step) for step in steps)]
-    return view.copy_(values)
-
-
-def draw_shapes(data, k):
-    m, n = data.draw(SIZES, label="m"), data.draw(SIZES, label="n")
-    batch = data.draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=2), label="batch")
-    shapes = []
-    for matrix in ((m, k), (k, n)):
-        own = batch[data.draw(st.integers(0, len(batch))) :]
-        own = [1 if data.draw(st.integers(0, 3)) == 0 else size for size in own]
-        is_vector = not own and data.draw(st.integers(0, 4)) == 0
-        shapes.append((k,) if is_vector else (*own, *matrix))
-    return shapes
-
-
 def draw_operands(data, dtype, shapes):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1), label="values"))
     spread = data.draw(st.sampled_from([0, 0, 0, 20]), label="spread")
@@ -71,13 +33,13 @@ def draw_operands(data, dtype, shapes):
     for shape in shapes:
         values = torch.randn(shape, dtype=torch.float64, generator=generator)
         values *= torch.exp(spread * torch.randn(shape[-1:], generator=generator))
-        values = draw_layout(data, values.to(dtype))
+        values = data.draw(layouts(shape, may_share=False))(values.to(dtype))
         shares = values.dim() > 2 and data.draw(st.integers(0, 4), label="shared") == 0
         found.append(values[:1].expand_as(values) if shares else values)
     return found
 
 
-@random_problems(120)
+@random_problems(1200, 120)
 @given(data=st.data())
 def test_random_tiles(data):
     dtype, algorithm, chunk = data.draw(st.sampled_from(KINDS), label="kind")
@@ -85,7 +47,7 @@ def test_random_tiles(data):
     k = data.draw(
         st.sampled_from([1025, 1600, 2048, 2100] if is_cut else [0, 1, 17, 130]), label="k"
     )
-    a, b = draw_operands(data, dtype, draw_shapes(data, k))
+    a, b = draw_operands(data, dtype, data.draw(shapes(k, most_batches=2), label="shapes"))
     check(
         a,
         b,
@@ -100,13 +62,13 @@ def test_random_tiles(data):
     )
 
 
-@random_problems(20)
+@random_problems(200, 20)
 @given(data=st.data())
 def test_random_budgets(data):
     """Within a budget of a plan's own choice, or a sentence that names a larger one."""
     dtype, algorithm, _ = data.draw(st.sampled_from(KINDS), label="kind")
     k = data.draw(st.sampled_from([130, 1500]), label="k")
-    a, b = draw_operands(data, dtype, draw_shapes(data, k))
+    a, b = draw_operands(data, dtype, data.draw(shapes(k, most_batches=2), label="shapes"))
     budget = data.draw(st.integers(2**20, 2**23), label="budget")
     try:
         streamed = check(a, b, algorithm=algorithm, budget=budget)
@@ -118,13 +80,13 @@ def test_random_budgets(data):
     assert all(plan is None or plan.device_bytes <= budget for plan in streamed.plans)
 
 
-@random_problems(60)
+@random_problems(600, 60)
 @given(data=st.data())
 def test_plans_count_the_bytes_that_products_copy(data):
     """Of batches of all kinds, in groups or not, by plans of any sizes and of make_plan."""
     is_cut = data.draw(st.integers(0, 3), label="cut") == 0
     k = data.draw(st.sampled_from([1025, 2100, 3000] if is_cut else [1, 17, 130]), label="k")
-    a, b = draw_operands(data, torch.float32, draw_shapes(data, k))
+    a, b = draw_operands(data, torch.float32, data.draw(shapes(k, most_batches=2), label="shapes"))
     options = {"pinned": data.draw(st.booleans(), label="pinned")}
     if data.draw(st.booleans(), label="make_plan"):
         options["budget"] = data.draw(st.integers(4, 8), label="budget") * MIB
@@ -154,11 +116,9 @@ def elements_in_memory(x):
     return math.prod(size for size, step in sizes if step) * x.shape[-2:].numel()
 
 
-@random_problems(30)
+@random_problems(300, 30)
 @given(data=st.data())
 def test_a_larger_budget_makes_no_plan_slower(data):
-    """Neither tiles nor groups."""
-
     def size(label, most):
         return int(2 ** data.draw(st.floats(0, most), label=label))
 

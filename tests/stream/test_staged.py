@@ -2,21 +2,18 @@
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.needs import needs_cuda
+from helpers.packaging import python
 
 from torch_tiled._op.namespace import operators
 from torch_tiled.stream.machine import Machine
 from torch_tiled.stream.staging import CudaQueues, Staging
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 UNTOUCHED = 7
@@ -171,12 +168,7 @@ def test_threads_end_with_the_one_that_calls():
 
 def run_program(text):
     """Runs a program that may copy_by() so many threads, and checks that it ends well."""
-    program = [sys.executable, "-c", f"from stream.test_staged import *\n{text}"]
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    found = subprocess.run(
-        program, env=os.environ | {"PYTHONPATH": path}, timeout=120, capture_output=True, text=True
-    )
-    assert found.returncode == 0, found.stderr
+    python(f"from stream.test_staged import *\n{text}")
 
 
 @pytest.mark.parametrize("threads", [0, 2, 4])
@@ -197,6 +189,7 @@ def test_a_limit_of_threads():
     """Those that there are do the work. A thread takes 8 MiB of addresses or more for its stack."""
     run_program("""
 import resource
+from pathlib import Path
 copy_by(2)
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 most = pages * resource.getpagesize() + 2**24

@@ -6,12 +6,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from helpers.reference import ACTIVATIONS, assert_same
 from helpers.simulated_gpu import simulated
 from helpers.streaming import (
     COMPLEX_VIEWS,
     KINDS,
     VIEWS,
-    assert_same_bits,
     both_sides,
     check_linear,
     cut_kinds,
@@ -31,14 +31,8 @@ from torch_tiled._op.namespace import operators
 from torch_tiled.stream.problem import make_linear_problem
 
 MIB = 1 << 20
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "tanh", "silu")
 flagged_kinds = of_kinds([kind for kind in KINDS if kind[1] in ("fp16x3", "tf32")])
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def operands(dtype, m, n, k):
@@ -159,7 +153,7 @@ def test_a_bias_of_a_file(tmp_path):
     x, weight, bias = operands(torch.float32, 20, 30, 40)
     bias.numpy().tofile(tmp_path / "bias")
     mapped = torch.from_numpy(np.memmap(tmp_path / "bias", np.float32, "r+"))
-    assert_same_bits(
+    assert_same(
         stream_linear(x, weight, mapped, tile=(9, 16)).result,
         torch_tiled.linear(x, weight, bias, algorithm="tiled"),
     )
@@ -182,7 +176,7 @@ def test_shapes(shape, n, pinned):
     for given in (bias, None):
         check_linear(x, weight, given, activation="gelu", tile=(8, 8), pinned=pinned)
         found = torch_tiled.stream.linear(x, weight, given, devices="cpu", algorithm="tiled")
-        assert_same_bits(found, torch_tiled.linear(x, weight, given, algorithm="tiled"))
+        assert_same(found, torch_tiled.linear(x, weight, given, algorithm="tiled"))
 
 
 @both_sides
@@ -204,7 +198,7 @@ def test_a_result_that_is_given():
             assert check_linear(x, weight, bias, out=out, **tiles).result is out
         call = torch_tiled.stream.linear
         assert call(x, weight, bias, out=poison(out), devices="cpu", algorithm="tiled") is out
-        assert_same_bits(out, torch_tiled.linear(x, weight, bias, algorithm="tiled"))
+        assert_same(out, torch_tiled.linear(x, weight, bias, algorithm="tiled"))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -233,7 +227,7 @@ def test_tiles_are_whole_after_ctrl_c():
         stream_linear(x, weight, bias, out=out, report=stop, **kind, **tiles)
     assert str(raised.value).startswith("a product of torch_tiled.stream was interrupted: ")
     for _, rows, cols in raised.value.done:
-        assert_same_bits(out[rows, cols], expected[rows, cols])
+        assert_same(out[rows, cols], expected[rows, cols])
 
 
 @pytest.mark.parametrize("algorithm", ["tiled", "fp16x3"])
@@ -260,7 +254,7 @@ def test_the_cpu_itself(kind, activation):
         found = torch_tiled.stream.linear(
             x, weight, bias, devices="cpu", **options(kind, activation)
         )
-    assert_same_bits(found, expected)
+    assert_same(found, expected)
 
 
 @every_activation
@@ -271,7 +265,7 @@ def test_the_cpu_by_auto(activation, dtype):
     kind = {"activation": "none" if dtype.is_complex else activation}
     for given in (bias, None, torch._neg_view(bias)):
         found = torch_tiled.stream.linear(x, weight, given, devices="cpu", **kind)
-        assert_same_bits(found, torch_tiled.linear(x, weight, given, **kind))
+        assert_same(found, torch_tiled.linear(x, weight, given, **kind))
 
 
 def test_gradients_that_are_off_are_no_error():
@@ -295,52 +289,6 @@ def test_what_progress_is_told():
 
 
 X, W, B = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(5)
-Z = torch.complex64
-
-
-# A name, the arguments, the options, and parts of the sentence.
-BAD_CALLS = [
-    ("features", (X, W.mT), {}, ["x is (3, 4)", "weight is (4, 5)", "x's last dimension"]),
-    ("a scalar", (torch.tensor(1.0), W), {}, ["x is ()", "x's last dimension"]),
-    ("a vector", (X, W[0]), {}, ["weight is (4,)", "(out_features, in_features)"]),
-    ("a batch", (X, W[None]), {}, ["weight is (1, 5, 4)", "(out_features, in_features)"]),
-    ("two dtypes", (X, W.double()), {}, ["float32", "float64", ".to(torch.float64)"]),
-    ("integers", (X.int(), W.int()), {}, ["x is torch.int32", "convert it"]),
-    ("numpy", (X, W.numpy()), {}, ["weight is of type ndarray", "torch.from_numpy"]),
-    ("prepared", (X, torch_tiled.prepare(W.mT).mT), {}, ["weight of shape (5, 4) is", ".tensor"]),
-    ("length of bias", (X, W, B[:4]), {}, ["bias is (4,)", "must be (out_features,)"]),
-    ("a matrix as bias", (X, W, B[None]), {}, ["bias is (1, 5)", "must be (out_features,)"]),
-    ("a scalar as bias", (X, W, B[0]), {}, ["bias is ()", "must be (out_features,)"]),
-    ("a number as bias", (X, W, 1.0), {}, ["bias is of type float", "pass a tensor"]),
-    ("dtype of bias", (X, W, B.double()), {}, ["bias is torch.float64", "x is torch.float32"]),
-    ("bias on meta", (X, W, B.to("meta")), {}, ["bias is on meta", "CPU or a CUDA device"]),
-    ("gradient of x", (X.clone().requires_grad_(), W), {}, ["x requires", "x.detach()"]),
-    ("gradient of weight", (X, torch.nn.Parameter(W)), {}, ["weight requires", "weight.detach()"]),
-    (
-        "gradient of bias",
-        (X, W, torch.nn.Parameter(B)),
-        {},
-        ["bias requires", "torch_tiled.linear"],
-    ),
-    ("activation", (X, W), {"activation": "elu"}, ['no activation "elu"', "choose none, relu"]),
-    ("no activation", (X, W), {"activation": None}, ['no activation "None"', "choose none"]),
-    ("a complex one", (X.to(Z), W.to(Z)), {"activation": "relu"}, ["real numbers", "choose none"]),
-    ("algorithm", (X, W), {"algorithm": "magic"}, ['no algorithm "magic"', "choose auto"]),
-    ("precision", (X, W), {"precision": "fp8"}, ['no precision "fp8"', "choose fp32"]),
-    ("shape of out", (X, W), {"out": torch.zeros(5, 3)}, ["out is (5, 3)", "(3, 5)"]),
-    ("dtype of out", (X.half(), W.half()), {"out": torch.zeros(3, 5)}, ["float32", "x's dtype"]),
-    ("out", (X, W), {"out": torch.zeros(1, 5).expand(3, 5)}, ["out has", "share memory"]),
-    ("out is x", (X, W[:4]), {"out": X}, ["out may share memory with x", "another tensor"]),
-    ("out is bias", (X[:1], W, B), {"out": B[None]}, ["memory with bias", "another tensor"]),
-    ("devices", (X, W), {"devices": []}, ["devices is empty"]),
-    ("bytes", (X, W), {"max_device_bytes": -1}, ["max_device_bytes is -1", "positive"]),
-]
-
-
-@pytest.mark.parametrize("args, options, parts", [pytest.param(*x[1:], id=x[0]) for x in BAD_CALLS])
-def test_bad_calls(args, options, parts):
-    text = sentence_of(torch_tiled.stream.linear, *args, **options)
-    assert [part for part in parts if part not in text] == [], text
 
 
 def test_transforms_and_tangents():
