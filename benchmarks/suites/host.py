@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from benchmarks.command import DTYPES, Parser, Session, at_least
 
 import torch_tiled
+from benchmarks.command import DTYPES, Parser, Session, at_least
 from benchmarks.gemm import machine
 from benchmarks.pages import files
 
