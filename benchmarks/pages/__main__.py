@@ -6,9 +6,9 @@
 The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
 benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
 benchmarks.suites.front_page, host.json of benchmarks.suites.host, any number of
-survey_<precision or dtype>_<seed>.json of benchmarks.survey, and of benchmarks.stream stream.json and stream_peers.json if they were measured.
-tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
-with every row to the site.
+survey_<precision or dtype>_<seed>.json of benchmarks.survey, and of benchmarks.stream stream.json
+and stream_peers.json if they were measured. tests/benchmarks/test_pages.py fails if a page differs
+from these. tools/result_pages.py adds pages with every row to the site.
 """
 
 import functools
