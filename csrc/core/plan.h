@@ -21,6 +21,7 @@ struct Plan {
 };
 
 // The bytes of each allocation that a launch of a plan makes, if there is memory for all of them.
+// The launcher takes its sizes from the functions that return these, so they cannot differ.
 using WorkspaceBytes = std::array<int64_t, 2>;
 
 }  // namespace tiled

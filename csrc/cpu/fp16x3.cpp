@@ -91,32 +91,27 @@ void multiply_chunk(const OperandRow (&rows)[kTile], int row_count, const Operan
 // Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
   const TileCoord<kTile> at(p, index);
-  const auto [batch, row, col, row_count, col_count] = at;
-  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, batch);
-  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, batch);
-  a += row * p.a.row_stride;
-  b += col * p.b.col_stride;
-
+  const auto [a, b] = operands_of<float>(p, at);
   alignas(64) Sums sum;
   std::fill_n(&sum[0][0], kTile * kTile, kAddIdentity<float>);
   for (int64_t k = 0; k < p.k; k += kChunk) {
     const int64_t chunk = std::min<int64_t>(p.k - k, kChunk);
     OperandRow rows[kTile], cols[kTile];
-    for (int i = 0; i < row_count; ++i) {
+    for (int i = 0; i < at.rows; ++i) {
       rows[i] = {.data = a + i * p.a.row_stride + k * p.a.col_stride, .stride = p.a.col_stride};
       rows[i].set_scale(chunk);
     }
-    for (int j = 0; j < col_count; ++j) {
+    for (int j = 0; j < at.cols; ++j) {
       cols[j] = {.data = b + j * p.b.col_stride + k * p.b.row_stride,
                  .stride = p.b.row_stride,
-                 .presplit = {p.b_presplit, col + j},
+                 .presplit = {p.b_presplit, at.col + j},
                  .begin = k};
       cols[j].set_scale(chunk);
     }
     alignas(64) Sums total = {}, low = {};
-    multiply_chunk(rows, row_count, cols, col_count, chunk, fp16x3::promotion(p.k), total, low);
-    for (int i = 0; i < row_count; ++i) {
-      for (int j = 0; j < col_count; ++j) {
+    multiply_chunk(rows, at.rows, cols, at.cols, chunk, fp16x3::promotion(p.k), total, low);
+    for (int i = 0; i < at.rows; ++i) {
+      for (int j = 0; j < at.cols; ++j) {
         sum[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], rows[i].group.inverse_scale,
                                        cols[j].group.inverse_scale, fp16x3::promotion(p.k));
       }

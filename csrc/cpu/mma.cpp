@@ -43,14 +43,12 @@ float add_not_finite(float sum, OperandRow<T> a, OperandRow<T> b, int64_t from, 
 template <typename T>
 void compute_tile(const Problem& p, int64_t index) {
   const TileCoord<kTile> at(p, index);
-  const auto [batch, row, col, row_count, col_count] = at;
-  const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
-  const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
+  const auto operands = operands_of<T>(p, at);
   const auto row_of_a = [&](int i) {
-    return OperandRow<T>{a + (row + i) * p.a.row_stride, p.a.col_stride};
+    return OperandRow<T>{operands.first + i * p.a.row_stride, p.a.col_stride};
   };
   const auto column_of_b = [&](int j) {
-    return OperandRow<T>{b + (col + j) * p.b.col_stride, p.b.row_stride};
+    return OperandRow<T>{operands.second + j * p.b.col_stride, p.b.row_stride};
   };
 
   alignas(64) Sums total;
@@ -59,12 +57,12 @@ void compute_tile(const Problem& p, int64_t index) {
   do {  // one chunk of K, which is empty if K is 0
     alignas(64) Sums sum = {};
     const int64_t end = std::min(k + mma_order::kChunk, p.k);
-    add_chain<T>(k, end, row_count, row_of_a, col_count, column_of_b, sum,
+    add_chain<T>(k, end, at.rows, row_of_a, at.cols, column_of_b, sum,
                  [&](float before, int i, int j, int64_t from) {
                    return add_not_finite(before, row_of_a(i), column_of_b(j), from, end);
                  });
     k = end;
-    for (int i = 0; i < row_count; ++i) {
+    for (int i = 0; i < at.rows; ++i) {
       for (int j = 0; j < kTile; ++j) total[i][j] += sum[i][j];
     }
   } while (k < p.k);
@@ -72,21 +70,11 @@ void compute_tile(const Problem& p, int64_t index) {
   store_tile<T>(p, at, total);
 }
 
-template <typename T>
-void launch(const Problem& p, const Context& context) {
-  context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) compute_tile<T>(p, tile);
-  });
-}
-
 }  // namespace
 
 bool launch_mma(const Problem& p, const Plan&, const Context& context) {
-  if (p.dtype == DType::kFloat16) {
-    launch<Half>(p, context);
-  } else {
-    launch<BFloat16>(p, context);
-  }
+  const bool half = p.dtype == DType::kFloat16;
+  for_tiles<kTile>(p, context, half ? compute_tile<Half> : compute_tile<BFloat16>);
   return true;
 }
 

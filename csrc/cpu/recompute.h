@@ -20,10 +20,7 @@ float sum_in_chunks(int64_t k, const float* a, int64_t a_stride, const float* b,
 template <int kTile>
 int64_t store_tile_recomputed(const Problem& p, const TileCoord<kTile>& at,
                               float (&sums)[kTile][kTile]) {
-  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch) +
-                   at.row * p.a.row_stride;
-  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch) +
-                   at.col * p.b.col_stride;
+  const auto [a, b] = operands_of<float>(p, at);
   int64_t recomputed = 0;
   for (int i = 0; i < at.rows && !p.keeps_flagged; ++i) {
     for (int j = 0; j < at.cols; ++j) {
@@ -42,9 +39,8 @@ int64_t store_tile_recomputed(const Problem& p, const TileCoord<kTile>& at,
 template <int kTile, typename ComputeTile>
 void compute_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
   std::atomic<int64_t> recomputed = 0;
-  context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) recomputed += compute_tile(p, tile);
-  });
+  for_tiles<kTile>(p, context,
+                   [&](const Problem& p, int64_t tile) { recomputed += compute_tile(p, tile); });
   if (context.recomputed != nullptr) *context.recomputed += recomputed;
 }
 

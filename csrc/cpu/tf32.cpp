@@ -36,11 +36,7 @@ struct OperandRow {
 // Returns the number of recomputed elements.
 int64_t compute_tile(const Problem& p, int64_t index) {
   const TileCoord<kTile> at(p, index);
-  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);
-  const float* b = static_cast<const float*>(p.b.data) + batch_offset(p.batch, p.b, at.batch);
-  a += at.row * p.a.row_stride;
-  b += at.col * p.b.col_stride;
-
+  const auto [a, b] = operands_of<float>(p, at);
   alignas(64) float total[kTile][kTile] = {};
   for (int64_t k = 0; k < p.k; k += mma_order::kChunk) {
     const int64_t chunk = std::min<int64_t>(p.k - k, mma_order::kChunk);

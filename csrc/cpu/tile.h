@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
+#include "core/context.h"
 #include "core/epilogue.h"
 #include "core/problem.h"
 
@@ -25,6 +27,22 @@ struct TileCoord {
     cols = static_cast<int>(std::min<int64_t>(p.n - col, kTile));
   }
 };
+
+// The first elements of the rows of A and of the columns of B that a tile is a product of.
+template <typename T, int kTile>
+std::pair<const T*, const T*> operands_of(const Problem& p, const TileCoord<kTile>& at) {
+  const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, at.batch);
+  const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, at.batch);
+  return {a + at.row * p.a.row_stride, b + at.col * p.b.col_stride};
+}
+
+// Calls compute_tile(p, index) for all tiles, on several threads.
+template <int kTile, typename ComputeTile>
+void for_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
+  context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) compute_tile(p, tile);
+  });
+}
 
 // Applies the epilogue to a tile's sums, and stores those inside C.
 template <typename T, int kTile>

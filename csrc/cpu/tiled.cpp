@@ -53,20 +53,15 @@ void compute_tile(const Problem& p, int64_t index) {
   std::fill_n(&total[0][0], kTile * kTile, kAddIdentity<Acc>);
 
   const TileCoord<kTile> at(p, index);
-  const auto [batch, row, col, rows_left, cols_left] = at;
-  const T* a = static_cast<const T*>(p.a.data) + batch_offset(p.batch, p.a, batch);
-  const T* b = static_cast<const T*>(p.b.data) + batch_offset(p.batch, p.b, batch);
-  a += row * p.a.row_stride;
-  b += col * p.b.col_stride;
-
+  auto [a, b] = operands_of<T>(p, at);
   int64_t k = 0;
   do {  // one chunk of K, which is empty if K is 0
     alignas(64) Acc acc[kTile][kTile] = {};
     const int64_t chunk_end = std::min(k + kChunk, p.k);
     for (; k < chunk_end; k += kDepth) {
       const int k_left = static_cast<int>(std::min<int64_t>(chunk_end - k, kDepth));
-      load_tile<T>(a_tile, a, p.a.row_stride, p.a.col_stride, rows_left, k_left, kPadA<Acc>);
-      load_tile<T>(b_tile, b, p.b.col_stride, p.b.row_stride, cols_left, k_left, kPadB<Acc>);
+      load_tile<T>(a_tile, a, p.a.row_stride, p.a.col_stride, at.rows, k_left, kPadA<Acc>);
+      load_tile<T>(b_tile, b, p.b.col_stride, p.b.row_stride, at.cols, k_left, kPadB<Acc>);
       a += kDepth * p.a.col_stride;
       b += kDepth * p.b.row_stride;
       multiply_tiles(acc, a_tile, b_tile);
@@ -81,12 +76,8 @@ void compute_tile(const Problem& p, int64_t index) {
 
 template <int kTile>
 void launch(const Problem& p, const Context& context) {
-  const int64_t tiles = count_tiles(p, kTile, kTile);
-  with_element_type(p.dtype, [&]<typename T>() {
-    context.parallel_for(tiles, [&](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) compute_tile<T, kTile>(p, tile);
-    });
-  });
+  with_element_type(p.dtype,
+                    [&]<typename T>() { for_tiles<kTile>(p, context, compute_tile<T, kTile>); });
 }
 
 }  // namespace

@@ -14,25 +14,24 @@
 #include "core/order_mma.h"
 #include "core/order_tf32.h"
 #include "kernels/basics/plan.h"
-#include "kernels/f64/complex_mma.h"
 #include "kernels/f64/plan.h"
-#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/mma/plan.h"
-#include "kernels/simt/complex_b.h"
 #include "kernels/simt/plan.h"
 #include "kernels/tf32/plan.h"
 
 namespace tiled {
 
-// Declares what a row names, so that a kernel needs no header.
-#define KERNEL(name, family, twin, ...)                            \
-  Plan name##_plan(const Problem&, int64_t sms);                   \
-  namespace cuda {                                                 \
-  bool launch_##name(const Problem&, const Plan&, const Context&); \
-  }                                                                \
-  namespace cpu {                                                  \
-  bool launch_##twin(const Problem&, const Plan&, const Context&); \
+// Declares what a row names, so that a kernel needs no header. Only rows that name
+// launch_<name>_complex need to define it.
+#define KERNEL(name, family, twin, ...)                                                       \
+  Plan name##_plan(const Problem&, int64_t sms);                                              \
+  namespace cuda {                                                                            \
+  bool launch_##name(const Problem&, const Plan&, const Context&);                            \
+  bool launch_##name##_complex(const Problem&, const Plan&, const ComplexB&, const Context&); \
+  }                                                                                           \
+  namespace cpu {                                                                             \
+  bool launch_##twin(const Problem&, const Plan&, const Context&);                            \
   }
 #include "select/kernels.def"
 #undef KERNEL

@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     # With it are the passes before and after a kernel.
     "select": {
         *("core/*", "kernels/*/plan.h", "kernels/fp16x3/split.h", "cpu/presplit.h"),
-        *("kernels/complex/passes.h", "kernels/*/complex_*.h", "cpu/complex.h"),
+        *("kernels/complex/passes.h", "cpu/complex.h"),
     },
     # The host's kernels, which define the bits.
     "cpu": {"core/*"},
@@ -39,8 +39,8 @@ MAY_INCLUDE = {
     },
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     # Units that instantiate the kernels of mma_tma and mma_unaligned.
-    "kernels/mma/tma_instances": {"core/element.h", "kernels/mma/tma_launch.cuh"},
-    "kernels/mma/unaligned_instances": {"core/element.h", "kernels/mma/unaligned_launch.cuh"},
+    "kernels/mma/tma_instances": {"kernels/mma/tma_launch.cuh"},
+    "kernels/mma/unaligned_instances": {"kernels/mma/unaligned_launch.cuh"},
     "kernels/tf32": {
         *("cuda", "core/*", "ptx/*", "kernels/common/*"),
         *("kernels/mma/*", "kernels/fp16x3/*"),

@@ -38,6 +38,11 @@ inline double wave_cycles(int64_t blocks, int64_t sms, int m, int n, int64_t k, 
   return static_cast<double>(ceil_div(blocks, sms)) * (wave + fmas / rate);
 }
 
+// Replaces `best` by a faster plan. It has no cycles before the first one.
+inline void keep_faster(Plan& best, const Plan& plan) {
+  if (best.cycles == 0 || plan.cycles < best.cycles) best = plan;
+}
+
 // Returns how many SMs can run clusters. All blocks of a cluster are in one GPC, so some SMs are
 // left over.
 inline int64_t sms_for_clusters(int64_t sms, int64_t cluster) {

@@ -26,7 +26,6 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
-#include "kernels/f64/complex_mma.h"
 #include "kernels/f64/fragment.cuh"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
@@ -269,16 +268,14 @@ void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const C
   };
   double* partial_sums = nullptr;
   if (k_splits > 1) {
-    const int64_t elements = p.batch.count * p.m * p.n;
-    partial_sums =
-        static_cast<double*>(context.allocate(k_splits * elements * int64_t{sizeof(double)}));
+    partial_sums = static_cast<double*>(context.allocate(f64_partial_sums_bytes(p, k_splits)));
     if (partial_sums == nullptr) return run<Tile>(p, 1, signs_of_b, context);
     params.p = to_partial_sums(p, partial_sums);
     params.c_in_pairs = p.n % 2 == 0;
     params.chunk_warps = 1;
     params.tiles = tiles * k_splits;
     params.chunk_tiles = FastDivmod::of(static_cast<uint32_t>(tiles));
-    params.chunk_stride = elements;
+    params.chunk_stride = p.batch.count * p.m * p.n;
   }
   const int tiles_of_block = kWarps / params.chunk_warps;
   constexpr size_t kMostBytes = (kWarps + kWarps / 2) * sizeof(WarpSums<Tile>);

@@ -1,12 +1,16 @@
 // f64_mma with its largest tiles, which need Hopper's shared memory and setmaxnreg.
 
-#include "kernels/f64/instance.h"
 #include "kernels/f64/mma_kernel.cuh"
 
 namespace tiled::cuda::f64_mma {
 
-void launch_large_tile(const Problem& p, const Plan& plan, const Context& context) {
-  run_tile<0, kLargeTiles, false>(p, plan, {}, context);
+template <bool kComplex>
+void launch_large_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                       const Context& context) {
+  run_tile<0, kLargeTiles, kComplex>(p, plan, signs, context);
 }
+template void launch_large_tile<false>(const Problem&, const Plan&, const SignsOfB&,
+                                       const Context&);
+template void launch_large_tile<true>(const Problem&, const Plan&, const SignsOfB&, const Context&);
 
 }  // namespace tiled::cuda::f64_mma

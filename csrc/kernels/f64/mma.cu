@@ -17,23 +17,39 @@
 //   cp.async A and B of stage s -----> wait full[s], mma.sync
 //   next stage                         end of a chunk: add to the totals
 //                                      end of a tile: epilogue
+//
+// A complex B is read in place: its numbers are the elements of a stage, and a lane takes from each
+// the part that its column and its k have of B' (core/complex.h).
 
-#include "kernels/f64/instance.h"
 #include "kernels/f64/mma_kernel.cuh"
 #include "kernels/f64/plan.h"
 
 namespace tiled::cuda {
+namespace f64_mma {
+namespace {
 
 // The large tiles need more shared memory than GPUs before Hopper have.
-bool launch_f64_mma(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace f64_mma;
+template <bool kComplex>
+bool launch(const Problem& p, const Plan& plan, const SignsOfB& signs, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   if (plan.tile < kLargeTiles && context.on_hopper()) {
-    launch_large_tile(p, plan, context);
+    launch_large_tile<kComplex>(p, plan, signs, context);
   } else {
-    run_tile<kLargeTiles, kTiles - kLargeTiles, false>(p, plan, {}, context);
+    run_tile<kLargeTiles, kTiles - kLargeTiles, kComplex>(p, plan, signs, context);
   }
   return true;
+}
+
+}  // namespace
+}  // namespace f64_mma
+
+bool launch_f64_mma(const Problem& p, const Plan& plan, const Context& context) {
+  return f64_mma::launch<false>(p, plan, {}, context);
+}
+
+bool launch_f64_mma_complex(const Problem& p, const Plan& plan, const ComplexB& b,
+                            const Context& context) {
+  return f64_mma::launch<true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda

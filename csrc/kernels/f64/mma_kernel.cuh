@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "core/order_chunked.h"
 #include "kernels/common/batch_offsets.cuh"
@@ -14,9 +15,8 @@
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/tile_scheduler.cuh"
-#include "kernels/f64/costs_h200.h"
 #include "kernels/f64/fragment.cuh"
-#include "kernels/f64/instance.h"
+#include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
 #include "ptx/mbarrier.cuh"
@@ -28,6 +28,8 @@
 namespace tiled::cuda::f64_mma {
 
 inline constexpr int kMmaK = 8;  // of K in a product
+inline constexpr int kTiles = std::size(h200::kF64MmaTiles);
+inline constexpr int kLargeTiles = 2;  // the first ones, which are compiled for Hopper alone
 
 // A warp computes kWarpM x kWarpN of the tile: kMmasM x kMmasN products of 16 x 8.
 template <int kIndex, bool kComplex_ = false>
@@ -290,7 +292,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 template <class Tile>
 void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
   constexpr int64_t kBytes = sizeof(double);
-  const int64_t chunks = ceil_div(p.k, kChunk), tiles = count_tiles(p, Tile::kM, Tile::kN);
+  const int64_t tiles = count_tiles(p, Tile::kM, Tile::kN);
   constexpr int64_t kMostTiles = int64_t{1} << 31;
   Params params{
       .p = p,
@@ -307,8 +309,8 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
   };
   if (plan.k_splits > 1) {
     if (tiles <= kMostTiles) {
-      params.partial_sums =
-          static_cast<double*>(context.allocate(chunks * p.batch.count * p.m * p.n * kBytes));
+      const int64_t bytes = f64_partial_sums_bytes(p, ceil_div(p.k, kChunk));
+      params.partial_sums = static_cast<double*>(context.allocate(bytes));
     }
     if (params.partial_sums == nullptr) {
       Plan not_split = plan;
@@ -337,5 +339,10 @@ void run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
     return true;
   });
 }
+
+// Launches one of the large tiles.
+template <bool kComplex>
+void launch_large_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
+                       const Context& context);
 
 }  // namespace tiled::cuda::f64_mma

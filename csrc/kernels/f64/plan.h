@@ -117,15 +117,13 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
                                                           static_cast<double>(chunks) / all;
       const double cycles =
           root_of_squares(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram) + reduce;
-      if (best.cycles == 0 || cycles < best.cycles) {
-        best = {.tile = static_cast<int>(i),
-                .m = tile.m,
-                .n = tile.n,
-                .k_splits = splits,
-                .blocks_per_sm = tile.blocks,
-                .blocks = ceil_div(tiles * sharers, kF64DirectWarps),
-                .cycles = cycles};
-      }
+      keep_faster(best, {.tile = static_cast<int>(i),
+                         .m = tile.m,
+                         .n = tile.n,
+                         .k_splits = splits,
+                         .blocks_per_sm = tile.blocks,
+                         .blocks = ceil_div(tiles * sharers, kF64DirectWarps),
+                         .cycles = cycles});
     }
   }
   best.cycles += Cost::kLaunch;

@@ -33,7 +33,6 @@
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/recompute_element.cuh"
-#include "kernels/fp16x3/recomputed_counter.h"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
@@ -433,8 +432,6 @@ OperandParams operand_params(const Problem& p, const Matrix& matrix, int64_t cou
 
 bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& context) {
   using namespace fp16x3_cluster;
-  const RecomputedCounter counter(context);
-  if (counter.lacks_memory()) return false;
   Params params{};
   params.operands[0] = operand_params(p, p.a, p.m, plan.m);
   params.operands[1] = operand_params(p, transposed(p.b), p.n, plan.n);
@@ -444,20 +441,21 @@ bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& co
   params.cluster = static_cast<int>(plan.k_splits);
   params.chunks = static_cast<int>(ceil_div(p.k, kChunk));
   params.identity_epilogue = p.epilogue.is_identity();
-  params.recomputed = counter.on_gpu();
   params.p = p;
   allow_shared_memory(fp16x3_cluster_kernel, kMaxSharedMemory);
   const int64_t bytes = sizeof(Smem) + fp16x3_cluster_smem(p, plan.m, plan.n, plan.k_splits);
-
-  for_tile_grids(p, plan.m, plan.n, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
-    params.batch = batch, params.operands[0].first = row, params.operands[1].first = col;
-    grid.x *= static_cast<unsigned>(params.cluster);
-    launch_clusters_pdl(fp16x3_cluster_kernel, static_cast<unsigned>(params.cluster), grid,
-                        fp16x3_cluster_threads(plan.blocks, context.sms),
-                        static_cast<size_t>(bytes), context, params);
+  const int threads = fp16x3_cluster_threads(plan.blocks, context.sms);
+  const auto cluster = static_cast<unsigned>(params.cluster);
+  return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
+    params.recomputed = recomputed;
+    for_tile_grids(p, plan.m, plan.n, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
+      params.batch = batch, params.operands[0].first = row, params.operands[1].first = col;
+      grid.x *= cluster;
+      launch_clusters_pdl(fp16x3_cluster_kernel, cluster, grid, threads, static_cast<size_t>(bytes),
+                          context, params);
+    });
+    return true;
   });
-  counter.read();
-  return true;
 }
 
 }  // namespace tiled::cuda

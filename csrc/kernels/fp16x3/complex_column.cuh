@@ -5,6 +5,7 @@
 
 #include "core/complex.h"
 #include "core/element.h"
+#include "kernels/common/launch.h"
 
 namespace tiled::cuda {
 
@@ -52,6 +53,32 @@ class ComplexColumns {
     return (first ? 1u << 15 : 0) | (second ? 1u << 31 : 0);
   }
   uint32_t signs_[2], order_[2];
+};
+
+// Stores parts of an operand row, one or more pairs along K: in that row, or in the two of a column
+// of a complex B, which are `pitch` apart. The odd one is first if `swapped`.
+template <bool kComplex>
+struct PairStore {
+  __device__ PairStore(const SignsOfB&, int, bool) {}
+  template <typename Pairs>
+  __device__ void operator()(uint8_t* to, const Pairs& pairs) const {
+    *reinterpret_cast<Pairs*>(to) = pairs;
+  }
+};
+template <>
+struct PairStore<true> {
+  ComplexColumns columns;
+  int offset[2];
+
+  __device__ PairStore(const SignsOfB& signs, int pitch, bool swapped)
+      : columns(signs, swapped), offset{swapped ? pitch : 0, swapped ? 0 : pitch} {}
+  template <typename Pairs>
+  __device__ void operator()(uint8_t* to, const Pairs& pairs) const {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<Pairs*>(to + offset[i]) = columns.pair(pairs, i);
+    }
+  }
 };
 
 }  // namespace tiled::cuda

@@ -24,15 +24,11 @@
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/descale.cuh"
-#include "kernels/fp16x3/direct_tile.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
-#include "kernels/fp16x3/recompute_complex.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
-#include "kernels/fp16x3/recomputed_counter.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pack.cuh"
@@ -40,6 +36,38 @@
 
 namespace tiled::cuda {
 namespace fp16x3_direct {
+
+// --- The tile and its shared memory --------------------------------------------------------------
+
+// Operand rows are A's rows and B's columns. In shared memory an operand row is its hi parts, then
+// its lo parts, along K; K is padded with zeros to a multiple of 16. A column of a complex B is
+// loaded and split once, as a row of numbers' parts x, y, ..., and stored as two operand rows.
+
+template <int kIndex, bool kComplex_>
+struct Tile {
+  static constexpr bool kComplex = kComplex_;  // B is stored as in_place_b() describes it
+  static constexpr h200::Fp16x3DirectTile kTile = h200::kFp16x3DirectTiles[kIndex];
+  static constexpr int kM = kTile.m, kN = kTile.n, kOperandRows = kM + kN;
+  static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n;
+  static constexpr int kWarps = kTile.warps(), kThreads = kWarps * 32;
+  static constexpr int kBlocksPerSm = kTile.blocks;  // by registers
+};
+
+struct OperandParams {
+  const float* data;
+  int64_t row_stride;  // in elements, as is k_stride
+  int k_stride;
+  SignsOfB signs;  // of a complex operand
+};
+
+template <class Tile>
+struct Smem {
+  float inverse_scale[Tile::kOperandRows];
+  Range parts[2][Tile::kThreads];  // of what a thread loaded of a row, for A and for B
+  uint8_t rows[];                  // (kOperandRows, fp16x3_direct_pitch(k)); then C's tile
+};
+
+HOST_DEVICE inline int padded_k(int k) { return (k + 15) / 16 * 16; }
 
 // --- Loading and splitting -----------------------------------------------------------------------
 
@@ -525,22 +553,20 @@ OperandParams operand_params(const Matrix& matrix, const SignsOfB& signs) {
 template <bool kComplex>
 bool run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
-  const RecomputedCounter counter(context);
-  if (counter.lacks_memory()) return false;
   Params params{};
   params.operands[0] = operand_params(p.a, {});
   params.operands[1] = operand_params(transposed(p.b), signs_of_b);
   params.identity_epilogue = p.epilogue.is_identity();
-  params.recomputed = counter.on_gpu();
   params.p = p;
   params.keeps_a = fp16x3_direct_keeps_a(p);
   params.tiles = plan.tiles_per_block;
-  with_tile<std::size(h200::kFp16x3DirectTiles)>(plan.tile, [&]<int kIndex>() {
-    launch<Tile<kIndex, kComplex>>(params, context);
-    return true;
+  return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
+    params.recomputed = recomputed;
+    return with_tile<std::size(h200::kFp16x3DirectTiles)>(plan.tile, [&]<int kIndex>() {
+      launch<Tile<kIndex, kComplex>>(params, context);
+      return true;
+    });
   });
-  counter.read();
-  return true;
 }
 
 }  // namespace

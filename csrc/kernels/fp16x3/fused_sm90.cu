@@ -34,7 +34,8 @@
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/fused_tile.cuh"
 #include "kernels/fp16x3/on_the_fly.cuh"
-#include "kernels/fp16x3/recomputed_counter.h"
+#include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/recompute_element.cuh"
 #include "kernels/fp16x3/running_scale.cuh"
 #include "kernels/fp16x3/split.h"
 #include "ptx/cp_async.cuh"
@@ -442,14 +443,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 namespace {
 
-// Returns whether flagged elements are listed for the recompute kernel, which needs a launch more.
-// The reduction would recompute a flagged row much later than that kernel.
-bool lists_flagged(const Problem& p) {
-  constexpr double kMinProducts = 1u << 31;
-  const auto rows = static_cast<double>(p.batch.count * p.m);
-  return rows * static_cast<double>(p.n) * static_cast<double>(p.k) >= kMinProducts;
-}
-
 template <bool kKMajor>
 CUtensorMap long_map(const OnTheFlyParams& params) {
   using Box = LongBox<kKMajor>;
@@ -476,32 +469,26 @@ void run(OnTheFlyParams& params, const Context& context) {
 }  // namespace
 }  // namespace fp16x3_fused
 
-bool launch_fp16x3_fused(const Problem& p, const Plan&, const Context& context) {
+bool launch_fp16x3_fused(const Problem& p, const Plan& plan, const Context& context) {
   using namespace fp16x3_fused;
-  const RecomputedCounter counter(context);
-  if (counter.lacks_memory()) return false;
-  const bool few_rows = std::min(p.m, p.n) <= 64;
-  OnTheFlyParams params = on_the_fly_params(p, Tile::kCols, few_rows ? 64 : 128, kMaxSumsBytes);
-  params.recomputed = counter.on_gpu();
-  const bool lists = lists_flagged(p);
-  OperandToSplit short_operand{params.short_operand, p.batch, params.short_presplit};
-  const auto take_buffers = [&](Workspace& workspace) {
-    params.partial_sums =
-        workspace.take<float>(partial_sums_bytes(params) / int64_t{sizeof(float)}).data();
-    short_operand.take_presplit(workspace);
-    if (lists) params.recompute = RecomputeList::take(workspace, p, RecomputeList::kCols);
-  };
-  void* memory = context.allocate(workspace_bytes(take_buffers));
-  if (memory == nullptr) return false;
-  Workspace workspace(memory);
-  take_buffers(workspace);
-  params.short_presplit = short_operand.presplit;
-  const auto zeroed = lists ? params.recompute.zeroed_with_flags(p) : std::span<int>{};
-  launch_split({&short_operand, 1}, zeroed, context);
-  few_rows ? run<64>(params, context) : run<128>(params, context);
-  if (lists) launch_recompute(p, params.recompute, context);
-  counter.read();
-  return true;
+  return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
+    void* memory = context.allocate(fp16x3_fused_workspace(p, plan, context.sms)[0]);
+    if (memory == nullptr) return false;
+    Workspace workspace(memory);
+    const Fp16x3FusedBuffers buffers(p, plan.n, workspace);
+    const bool few_rows = std::min(p.m, p.n) <= 64, lists = fp16x3_fused_lists_flagged(p);
+    OnTheFlyParams params = on_the_fly_params(p, Tile::kCols, few_rows ? 64 : 128);
+    params.recomputed = recomputed;
+    params.partial_sums = buffers.partial_sums;
+    params.recompute = buffers.recompute;
+    params.short_presplit = buffers.short_operand;
+    const OperandToSplit short_operand{params.short_operand, p.batch, buffers.short_operand};
+    const auto zeroed = lists ? params.recompute.zeroed_with_flags(p) : std::span<int>{};
+    launch_split({&short_operand, 1}, zeroed, context);
+    few_rows ? run<64>(params, context) : run<128>(params, context);
+    if (lists) launch_recompute(p, params.recompute, context);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda

@@ -1,4 +1,4 @@
-// The host's side of splitting on the fly (on_the_fly.h), and the kernel that adds the sums of
+// The host's side of splitting on the fly (on_the_fly.cuh), and the kernel that adds the sums of
 // chunks in order and stores C.
 
 #include <algorithm>
@@ -8,8 +8,9 @@
 #include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp16x3/on_the_fly.h"
-#include "kernels/fp16x3/recompute_complex.cuh"
+#include "kernels/common/sub_problems.h"
+#include "kernels/fp16x3/on_the_fly.cuh"
+#include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "ptx/pdl.cuh"
 
@@ -145,8 +146,7 @@ void launch_reduce(const OnTheFlyParams& params, const Context& context) {
 
 }  // namespace
 
-OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
-                                 int64_t max_sums_bytes) {
+OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows) {
   OnTheFlyParams params{};
   params.p = p;
   const LongAndShort sides = long_and_short(p);
@@ -165,15 +165,9 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
   params.panels = static_cast<unsigned>(ceil_div(params.short_count, max_rows));
   params.chunks = static_cast<unsigned>(ceil_div(p.k, kChunk));
   params.adds_chunks = true;
-  params.max_sums_bytes = max_sums_bytes;
+  params.max_sums_bytes = kFp16x3MostSums;
   params.short_presplit = {.rows = params.short_count, .k = p.k};
   return params;
-}
-
-int64_t partial_sums_bytes(const OnTheFlyParams& params) {
-  const int64_t all = params.p.batch.count * ceil_div(params.long_count, params.tile_cols);
-  const int64_t col_tile_bytes = LaunchSize(params).col_tile_bytes;
-  return std::max(std::min(all * col_tile_bytes, params.max_sums_bytes), col_tile_bytes);
 }
 
 void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& context,
@@ -191,6 +185,22 @@ void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& co
       if (params.adds_chunks) launch_reduce(params, context);
     }
   }
+}
+
+bool run_with_sums(const Problem& p, const Plan& plan, const Context& context,
+                   WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms),
+                   const std::function<void(const Problem& part, float* partial_sums,
+                                            unsigned long long* recomputed)>& run) {
+  constexpr int64_t kLeast = int64_t{1} << 20;
+  return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
+    const auto bytes = [&](const Problem& part) { return workspace(part, plan, context.sms)[0]; };
+    const auto run_part = [&](const Problem& part, void* memory) {
+      run(part, static_cast<float*>(memory), recomputed);
+    };
+    if (bytes(p) > 0) return run_sub_problems(p, context, kLeast, bytes, run_part);
+    run_part(p, nullptr);
+    return true;
+  });
 }
 
 }  // namespace tiled::cuda

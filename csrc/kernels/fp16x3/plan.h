@@ -6,15 +6,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <optional>
 #include <utility>
 
+#include "core/complex.h"
 #include "core/order_chunked.h"
 #include "core/presplit.h"
 #include "core/stored_batch.h"
 #include "kernels/common/cost_model.h"
 #include "kernels/common/workspace.h"
 #include "kernels/fp16x3/costs_h200.h"
-#include "kernels/fp16x3/recompute_list_bytes.h"
+#include "kernels/fp16x3/recompute_list.h"
 
 namespace tiled {
 
@@ -131,14 +133,12 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
       const double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
       const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
-      if (best.cycles == 0 || cycles < best.cycles) {
-        best = {.tile = static_cast<int>(i),
-                .m = m,
-                .n = n,
-                .k_splits = cluster,
-                .blocks = blocks,
-                .cycles = cycles};
-      }
+      keep_faster(best, {.tile = static_cast<int>(i),
+                         .m = m,
+                         .n = n,
+                         .k_splits = cluster,
+                         .blocks = blocks,
+                         .cycles = cycles});
     }
   }
   return best;
@@ -318,36 +318,77 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
       const double cycles =
           std::max({static_cast<double>(ceil_div(blocks, resident)) * alone,
                     static_cast<double>(blocks) / static_cast<double>(sms) * busy, dram});
-      if (best.cycles == 0 || cycles < best.cycles) {
-        best = {.tile = static_cast<int>(i),
-                .m = tile.m,
-                .n = tile.n,
-                .blocks = blocks,
-                .cycles = cycles,
-                .tiles_per_block = count};
-      }
+      keep_faster(best, {.tile = static_cast<int>(i),
+                         .m = tile.m,
+                         .n = tile.n,
+                         .blocks = blocks,
+                         .cycles = cycles,
+                         .tiles_per_block = count});
     }
   }
   return best;
 }
 
+// --- a complex B, read in place ------------------------------------------------------------------
+
+inline std::optional<Plan> fp16x3_small_complex_plan(const Plan& packed, const Problem&,
+                                                     const SignsOfB&, int64_t) {
+  return packed;
+}
+// It splits a number once for both of its columns.
+inline std::optional<Plan> fp16x3_direct_complex_plan(const Plan& packed, const Problem&,
+                                                      const SignsOfB&, int64_t) {
+  Plan plan = packed;
+  plan.cycles *= h200::Fp16x3::kDirectComplexB;
+  return plan;
+}
+// B has to be the long operand. The plan of this kernel has no choice of tiles.
+inline std::optional<Plan> fp16x3_skinny_complex_plan(const Plan& packed, const Problem& p,
+                                                      const SignsOfB&, int64_t) {
+  if (p.m > p.n) return std::nullopt;
+  Plan plan = packed;
+  plan.cycles *= h200::Fp16x3::kSkinnyComplexB;
+  return plan;
+}
+// B is split in place. Flagged elements are recomputed by B', which a pass then writes.
+inline std::optional<Plan> fp16x3_wgmma_complex_plan(const Plan& packed, const Problem&,
+                                                     const SignsOfB&, int64_t) {
+  return packed;
+}
+
 // --- workspaces ----------------------------------------------------------------------------------
 
-inline int64_t fp16x3_presplit_bytes(const Problem& p, int64_t rows, int64_t matrices) {
-  const Presplit presplit{.rows = rows, .k = p.k};
-  return cuda::workspace_bytes([&](cuda::Workspace& workspace) {
-    workspace.take<uint8_t>(presplit.matrix_bytes() * matrices);
-    workspace.take<float>(presplit.matrix_groups() * matrices);
-  });
+// Takes the memory of the presplit of so many matrices.
+inline void take_presplit(cuda::Workspace& workspace, Presplit& presplit, int64_t matrices) {
+  presplit.hi_lo = workspace.take<uint8_t>(presplit.matrix_bytes() * matrices).data();
+  presplit.inverse_scales = workspace.take<float>(presplit.matrix_groups() * matrices).data();
+}
+// The buffers of fp16x3_wgmma besides the operands and C. `b` has none if the problem brings its
+// presplit. partial_sums: of all tiles and chunks, with split-K.
+struct Fp16x3WgmmaBuffers {
+  cuda::RecomputeList recompute;
+  Presplit a, b;
+  float* partial_sums;
+
+  Fp16x3WgmmaBuffers(const Problem& p, int64_t k_splits, cuda::Workspace& workspace)
+      : recompute(cuda::RecomputeList::take(workspace, p, kTile)),
+        a{.rows = p.m, .k = p.k},
+        b{.rows = p.n, .k = p.k} {
+    take_presplit(workspace, a, stored_matrices(p.batch, p.a));
+    if (p.b_presplit.hi_lo == nullptr) take_presplit(workspace, b, stored_matrices(p.batch, p.b));
+    const int64_t chunks = count_tiles(p, kTile, kTile) * ceil_div(p.k, kChunk);
+    partial_sums = workspace.take<float>(k_splits > 1 ? chunks * kTile * kTile : 0).data();
+  }
+
+ private:
+  static constexpr int kTile = h200::Fp16x3::kWgmmaTile;
+};
+inline int64_t fp16x3_wgmma_bytes(const Problem& p, int64_t k_splits) {
+  return cuda::workspace_bytes(
+      [&](cuda::Workspace& workspace) { Fp16x3WgmmaBuffers(p, k_splits, workspace); });
 }
 inline WorkspaceBytes fp16x3_wgmma_workspace(const Problem& p, const Plan& plan, int64_t) {
-  constexpr int64_t kTile = h200::Fp16x3::kWgmmaTile;
-  const bool splits_b = p.b_presplit.hi_lo == nullptr;
-  const int64_t chunk_sums = count_tiles(p, kTile, kTile) * ceil_div(p.k, kChunk) * kTile * kTile;
-  return {recompute_list_bytes(p, kTile) +
-          fp16x3_presplit_bytes(p, p.m, stored_matrices(p.batch, p.a)) +
-          (splits_b ? fp16x3_presplit_bytes(p, p.n, stored_matrices(p.batch, p.b)) : 0) +
-          (plan.k_splits > 1 ? chunk_sums * int64_t{sizeof(float)} : 0)};
+  return {fp16x3_wgmma_bytes(p, plan.k_splits)};
 }
 
 // The sums of work tiles that fp16x3_skinny, fp16x3_fused and fp16x3_thin store before chunks are
@@ -366,16 +407,33 @@ inline WorkspaceBytes fp16x3_skinny_workspace(const Problem& p, const Plan& plan
 inline WorkspaceBytes fp16x3_thin_workspace(const Problem& p, const Plan&, int64_t) {
   return {p.k <= kChunk ? 0 : fp16x3_partial_sums_bytes(p, kFp16x3ThinRows)};
 }
-// Returns whether flagged elements are listed, or else recomputed by the kernel that adds chunks.
+// Returns whether flagged elements are listed for the recompute kernel, which needs a launch more,
+// or else recomputed by the kernel that adds chunks, which takes much longer for a flagged row.
 inline bool fp16x3_fused_lists_flagged(const Problem& p) {
   constexpr double kMinProducts = 1u << 31;
   const auto rows = static_cast<double>(p.batch.count * p.m);
   return rows * static_cast<double>(p.n) * static_cast<double>(p.k) >= kMinProducts;
 }
+// The buffers of fp16x3_fused besides the operands and C. `recompute` has none if flagged elements
+// are not listed.
+struct Fp16x3FusedBuffers {
+  float* partial_sums;
+  Presplit short_operand;
+  cuda::RecomputeList recompute;
+
+  Fp16x3FusedBuffers(const Problem& p, int64_t tile_cols, cuda::Workspace& workspace)
+      : short_operand{.rows = std::min(p.m, p.n), .k = p.k} {
+    const int64_t sums = fp16x3_partial_sums_bytes(p, tile_cols) / int64_t{sizeof(float)};
+    partial_sums = workspace.take<float>(sums).data();
+    take_presplit(workspace, short_operand, p.batch.count);
+    if (fp16x3_fused_lists_flagged(p)) {
+      recompute = cuda::RecomputeList::take(workspace, p, cuda::RecomputeList::kCols);
+    }
+  }
+};
 inline WorkspaceBytes fp16x3_fused_workspace(const Problem& p, const Plan& plan, int64_t) {
-  return {fp16x3_partial_sums_bytes(p, plan.n) +
-          fp16x3_presplit_bytes(p, std::min(p.m, p.n), p.batch.count) +
-          (fp16x3_fused_lists_flagged(p) ? recompute_list_bytes(p, 128) : 0)};
+  return {cuda::workspace_bytes(
+      [&](cuda::Workspace& workspace) { Fp16x3FusedBuffers(p, plan.n, workspace); })};
 }
 
 }  // namespace tiled

@@ -3,11 +3,19 @@
 // would take longer than the few elements that there are as a rule. The functions use no shared
 // memory, which lets blocks that add sums share an SM with those that still multiply.
 
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/complex.h"
+#include "core/context.h"
 #include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "core/problem.h"
+#include "kernels/common/check.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/store_noinline.cuh"
+#include "kernels/fp16x3/complex_column.cuh"
 
 namespace tiled::cuda {
 
@@ -116,6 +124,64 @@ inline __device__ float recompute_if_flagged(const Problem& p, bool flagged, int
     if (static_cast<int>(threadIdx.x) % 32 == source) own = sum;
   }
   return own;
+}
+
+// --- A complex B ---------------------------------------------------------------------------------
+
+// Recomputes an element by one thread, and counts it if there is a counter. B is stored as
+// in_place_b() describes it. A warp of threads, each with an element of its own, waits for the
+// longest: few products have such elements, and K is all that they read.
+inline __device__ __noinline__ float recompute_complex(const Problem& p, const SignsOfB& signs,
+                                                       int64_t matrix, int64_t row, int64_t col,
+                                                       unsigned long long* counter) {
+  if (counter != nullptr) atomicAdd(counter, 1ull);
+  const ComplexColumn column(signs, col);
+  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, matrix) +
+                   row * p.a.row_stride;
+  const auto* b = reinterpret_cast<const float2*>(static_cast<const float*>(p.b.data) +
+                                                  batch_offset(p.batch, p.b, matrix) +
+                                                  col / 2 * 2 * p.b.col_stride);
+  float total = kAddIdentity<float>;
+  for (int64_t left = p.k; left > 0; left -= kChunk) {
+    const int pairs = static_cast<int>(min(left, int64_t{kChunk})) / 2;
+    float acc = 0;
+    _Pragma("unroll 4") for (int i = 0; i < pairs; ++i) {
+      const float2 numbers = column.numbers(__ldg(b));
+      acc = fused_multiply_add(__ldg(a), numbers.x, acc);
+      acc = fused_multiply_add(__ldg(a + p.a.col_stride), numbers.y, acc);
+      a += 2 * p.a.col_stride, b += p.b.row_stride;
+    }
+    total += acc;
+  }
+  return total;
+}
+
+// Recomputes an element by one thread. kComplex: of a complex B, whose signs these are.
+template <bool kComplex>
+__device__ float recompute_element(const Problem& p, const SignsOfB& signs, int64_t matrix,
+                                   int64_t row, int64_t col, unsigned long long* counter) {
+  if constexpr (kComplex) return recompute_complex(p, signs, matrix, row, col, counter);
+  return recompute_by_thread(p, matrix, row, col, counter);
+}
+
+// --- The host's side -----------------------------------------------------------------------------
+
+// Calls run(counter) for a kernel that recomputes elements by itself and counts them in the GPU's
+// memory, or run(nullptr) if the context does not ask for the count. Returns false if run() does,
+// or, with nothing run, if there is no memory for the counter.
+template <class Run>
+bool with_recomputed_counter(const Context& context, const Run& run) {
+  if (context.recomputed == nullptr) return run(nullptr);
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  unsigned long long count = 0;
+  auto* on_gpu = static_cast<unsigned long long*>(context.allocate(sizeof count));
+  if (on_gpu == nullptr) return false;
+  check(cudaMemsetAsync(on_gpu, 0, sizeof count, stream));
+  if (!run(on_gpu)) return false;
+  check(cudaMemcpyAsync(&count, on_gpu, sizeof count, cudaMemcpyDeviceToHost, stream));
+  check(cudaStreamSynchronize(stream));
+  *context.recomputed += static_cast<int64_t>(count);
+  return true;
 }
 
 }  // namespace tiled::cuda

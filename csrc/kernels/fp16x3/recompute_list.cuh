@@ -3,64 +3,31 @@
 // (core/order_chunked.h) once the kernel that flags them has ended.
 
 #include <cstdint>
-#include <span>
 
 #include "core/context.h"
 #include "core/problem.h"
 #include "kernels/common/launch.h"
-#include "kernels/common/workspace.h"
+#include "kernels/fp16x3/recompute_list.h"
 
 namespace tiled::cuda {
 
-// A region is the part of C that four warps accumulate by wgmma, 64 rows by at most 128 columns.
-// The list names the regions with flagged elements, in the order in which warps come upon them.
-struct RecomputeList {
-  static constexpr int kWarpRows = 16, kWarps = 4, kRows = kWarpRows * kWarps, kCols = 128;
-  // Bit i of [warp][lane] flags accumulator i of that lane (ptx/wgmma.cuh).
-  using Flags = uint64_t[kWarps][32];
-
-  int tile_cols = kCols;                 // of the kernel that flags; regions begin with its tiles
-  int64_t regions_m = 0, regions_n = 0;  // of a matrix
-  Flags* flags = nullptr;                // of all regions, listed or not
-  int* count = nullptr;                  // of listed regions
-  unsigned* flagged_warps = nullptr;     // for each region, as bits: the warps that wrote flags
-  int* listed = nullptr;                 // indices of regions
-
-  static RecomputeList take(Workspace& workspace, const Problem& p, int tile_cols) {
-    RecomputeList list{.tile_cols = tile_cols,
-                       .regions_m = ceil_div(p.m, kRows),
-                       .regions_n = ceil_div(p.n, tile_cols) * ceil_div(tile_cols, kCols)};
-    const int64_t regions = list.regions(p);
-    list.flags = workspace.take<Flags>(regions).data();
-    list.count = workspace.take<int>(1 + regions).data();
-    list.flagged_warps = reinterpret_cast<unsigned*>(list.count + 1);
-    list.listed = workspace.take<int>(regions).data();
-    return list;
-  }
-  int64_t regions(const Problem& p) const { return p.batch.count * regions_m * regions_n; }
-  // To be set to 0 before a kernel that calls append_flagged(): count and flagged_warps.
-  std::span<int> zeroed(const Problem& p) const {
-    return {count, static_cast<size_t>(1 + regions(p))};
-  }
-  // To be set to 0 before a kernel that calls append_element(): flags, too, which precede them.
-  std::span<int> zeroed_with_flags(const Problem& p) const {
-    int* first = reinterpret_cast<int*>(flags);
-    return {first, static_cast<size_t>(count - first) + zeroed(p).size()};
-  }
-
-  __device__ int64_t region(int64_t batch, int64_t row, int64_t col) const {
-    const int64_t tile = col / tile_cols;
-    const int in_tile = static_cast<int>(col - tile * tile_cols) / kCols;
-    return (batch * regions_m + row / kRows) * regions_n + tile * ceil_div(tile_cols, kCols) +
-           in_tile;
-  }
-  __device__ TileIndex coord(int64_t region) const {
-    const int64_t in_row = region % regions_n, in_tile = in_row % ceil_div(tile_cols, kCols);
-    return {.batch = region / regions_n / regions_m,
-            .row = region / regions_n % regions_m * kRows,
-            .col = in_row / ceil_div(tile_cols, kCols) * tile_cols + in_tile * kCols};
-  }
-};
+// The region of an element.
+__device__ inline int64_t region_of(const RecomputeList& list, int64_t batch, int64_t row,
+                                    int64_t col) {
+  const int64_t tile = col / list.tile_cols;
+  const int in_tile = static_cast<int>(col - tile * list.tile_cols) / RecomputeList::kCols;
+  return (batch * list.regions_m + row / RecomputeList::kRows) * list.regions_n +
+         tile * ceil_div(list.tile_cols, RecomputeList::kCols) + in_tile;
+}
+// The first element of a region.
+__device__ inline TileIndex first_of_region(const RecomputeList& list, int64_t region) {
+  const int64_t in_row = region % list.regions_n,
+                in_tile = in_row % ceil_div(list.tile_cols, RecomputeList::kCols);
+  return {.batch = region / list.regions_n / list.regions_m,
+          .row = region / list.regions_n % list.regions_m * RecomputeList::kRows,
+          .col = in_row / ceil_div(list.tile_cols, RecomputeList::kCols) * list.tile_cols +
+                 in_tile * RecomputeList::kCols};
+}
 
 // The place of an accumulator in its warp's rows of a region.
 struct AccumulatorCoord {
@@ -92,7 +59,7 @@ inline __device__ void append_flagged(const RecomputeList& list, int64_t batch, 
   const int lane = threadIdx.x % 32;
   const int warp =
       static_cast<int>(__shfl_sync(~0u, row, 0) % RecomputeList::kRows) / RecomputeList::kWarpRows;
-  const int64_t region = __shfl_sync(~0u, list.region(batch, row, col), 0);
+  const int64_t region = __shfl_sync(~0u, region_of(list, batch, row, col), 0);
   list.flags[region][warp][lane] = flags;
   if (lane == 0) add_flagged_warp(list, region, warp);
 }
@@ -100,8 +67,8 @@ inline __device__ void append_flagged(const RecomputeList& list, int64_t batch, 
 // Lists a single element. Any thread may call it.
 inline __device__ __noinline__ void append_element(const RecomputeList& list, int64_t batch,
                                                    int64_t row, int64_t col) {
-  const int64_t region = list.region(batch, row, col);
-  const TileIndex first = list.coord(region);
+  const int64_t region = region_of(list, batch, row, col);
+  const TileIndex first = first_of_region(list, region);
   const auto in_region = static_cast<int>(row - first.row);
   const int warp = in_region / RecomputeList::kWarpRows;
   const auto [lane, accumulator] =

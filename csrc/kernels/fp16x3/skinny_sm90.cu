@@ -29,15 +29,12 @@
 
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
-#include "kernels/common/sub_problems.h"
-#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/on_the_fly.cuh"
+#include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
-#include "kernels/fp16x3/recomputed_counter.h"
 #include "kernels/fp16x3/running_scale.cuh"
-#include "kernels/fp16x3/skinny_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
@@ -47,6 +44,52 @@
 
 namespace tiled::cuda {
 namespace fp16x3_skinny {
+
+// --- The tile and its shared memory --------------------------------------------------------------
+
+// Each warpgroup of a block has work tiles and stages of its own.
+struct Tile {
+  static constexpr int kMaxRows = 32;  // of a panel
+  static constexpr int kCols = 32;     // of a work tile
+  static constexpr int kWarpgroups = 4, kWarpgroup = 128, kThreads = kWarpgroups * kWarpgroup;
+};
+
+// A stage of the long operand in shared memory, K-major or MN-major as in global memory. Vectors of
+// 16 bytes are permuted so that no two lanes of load_fragment() share a bank. The elements of a
+// complex operand are its numbers. Each stands for two columns and two of K (core/complex.h).
+template <bool kKMajor_, bool kComplex_>
+struct LongStage {
+  static constexpr bool kKMajor = kKMajor_, kComplex = kComplex_;
+  using Element = std::conditional_t<kComplex, float2, float>;
+  static constexpr int kParts = kComplex ? 2 : 1, kVector = 4 / kParts;
+  static constexpr int kCols = Tile::kCols / kParts, kK = kStageK / kParts;  // in elements
+  static constexpr int kBytes = kCols * kK * int{sizeof(Element)};
+
+  // The offset of an element, in bytes.
+  static __device__ constexpr int offset(int col, int k) {
+    if (kComplex) return (kKMajor ? col * kK + k : k * kCols + (col ^ k / 2 % 4 * 4)) * 8;
+    return kKMajor ? (col * kStageK + (k / 4 ^ col % 2 * 4) * 4 + k % 4) * 4
+                   : (k * kCols + (col / 4 ^ k / 4 % 4 * 2) * 4 + col % 4) * 4;
+  }
+};
+
+// 16 rows by 16 of K of the short operand. It holds float32 elements, row by row, until it is split
+// in place; then the hi parts, 16 bytes a lane as mma.sync takes them, and after them the lo parts.
+struct ShortFragment {
+  uint8_t bytes[1024];
+};
+
+// A panel has kRowTiles times 16 rows.
+template <int kRowTiles>
+struct Smem {
+  static constexpr int kStages = kRowTiles == 1 ? 4 : 3;  // of real elements
+  alignas(1024) ShortFragment short_operand[kChunk / 16][kRowTiles];
+  uint8_t long_operand[Tile::kWarpgroups][kStages * LongStage<true, false>::kBytes];
+  // Range of the panel's rows; `bits` has the last 16 bits of `largest`.
+  uint32_t largest[Tile::kMaxRows], smallest[Tile::kMaxRows], bits[Tile::kMaxRows];
+  float inverse_scale[Tile::kMaxRows];
+};
+static_assert(sizeof(Smem<1>) <= kMaxSharedMemory && sizeof(Smem<2>) <= kMaxSharedMemory);
 
 // --- Loading -------------------------------------------------------------------------------------
 
@@ -527,49 +570,31 @@ void run(OnTheFlyParams& params, const Context& context) {
   });
 }
 
+// `complex` is null for a real product.
+bool launch(const Problem& p, const Plan& plan, const ComplexB* complex, const Context& context) {
+  const auto run_part = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
+    OnTheFlyParams params = on_the_fly_params(part, Tile::kCols, Tile::kMaxRows);
+    params.partial_sums = sums, params.recomputed = recomputed;
+    if (complex != nullptr) {
+      params.b_is_complex = true, params.signs_of_b = complex->signs;
+      const auto [inner, outer] = std::minmax(part.b.row_stride, part.b.col_stride);
+      params.long_vectorized = is_vector_aligned(part.batch, part.b, inner, 2 * outer, 4);
+    }
+    run(params, context);
+  };
+  return run_with_sums(p, plan, context, fp16x3_skinny_workspace, run_part);
+}
+
 }  // namespace
 }  // namespace fp16x3_skinny
 
-namespace {
-
-// If memory is short, sub-problems share a smaller workspace for their sums.
-template <class ParamsOf>
-bool launch_skinny(const Problem& p, const Context& context, const ParamsOf& params_of) {
-  const RecomputedCounter counter(context);
-  if (counter.lacks_memory()) return false;
-  const auto bytes = [&](const Problem& part) { return partial_sums_bytes(params_of(part)); };
-  const auto run = [&](const Problem& part, void* workspace) {
-    OnTheFlyParams params = params_of(part);
-    params.partial_sums = static_cast<float*>(workspace);
-    params.recomputed = counter.on_gpu();
-    fp16x3_skinny::run(params, context);
-  };
-  if (!run_sub_problems(p, context, kLeastSumsBytes, bytes, run)) return false;
-  counter.read();
-  return true;
+bool launch_fp16x3_skinny(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_skinny::launch(p, plan, nullptr, context);
 }
 
-OnTheFlyParams params_of_tiles(const Problem& p) {
-  using fp16x3_skinny::Tile;
-  return on_the_fly_params(p, Tile::kCols, Tile::kMaxRows, kMaxSumsBytes);
-}
-
-}  // namespace
-
-bool launch_fp16x3_skinny(const Problem& p, const Plan&, const Context& context) {
-  return launch_skinny(p, context, params_of_tiles);
-}
-
-bool launch_fp16x3_skinny_complex(const Problem& p, const Plan&, const ComplexB& b,
+bool launch_fp16x3_skinny_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                                   const Context& context) {
-  return launch_skinny(p, context, [&](const Problem& part) {
-    OnTheFlyParams params = params_of_tiles(part);
-    params.b_is_complex = true;
-    params.signs_of_b = b.signs;
-    const auto [inner, outer] = std::minmax(part.b.row_stride, part.b.col_stride);
-    params.long_vectorized = is_vector_aligned(part.batch, part.b, inner, 2 * outer, 4);
-    return params;
-  });
+  return fp16x3_skinny::launch(p, plan, &b, context);
 }
 
 }  // namespace tiled::cuda

@@ -29,13 +29,10 @@
 #include "core/problem.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp16x3/complex_b.h"
 #include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
-#include "kernels/fp16x3/recompute_complex.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
-#include "kernels/fp16x3/recomputed_counter.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
@@ -540,22 +537,19 @@ OperandParams operand_params(const Batch& batch, const Matrix& matrix, int64_t c
 
 template <bool kComplex>
 bool run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const Context& context) {
-  const RecomputedCounter counter(context);
-  if (counter.lacks_memory()) return false;
   Params params{};
   params.operands[0] = operand_params(p.batch, p.a, p.m, {});
   params.operands[1] = operand_params(p.batch, transposed(p.b), p.n, signs_of_b);
   params.identity_epilogue = p.epilogue.is_identity();
-  params.recomputed = counter.on_gpu();
   params.p = p;
-
-  with_tile<std::size(h200::kFp16x3SmallTiles)>(plan.tile, [&]<int kIndex>() {
-    constexpr h200::Fp16x3SmallTile kTile = h200::kFp16x3SmallTiles[kIndex];
-    launch<Tile<kTile.m, kTile.n, kTile.warp_cols, kTile.warps, kComplex>>(params, context);
-    return true;
+  return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
+    params.recomputed = recomputed;
+    return with_tile<std::size(h200::kFp16x3SmallTiles)>(plan.tile, [&]<int kIndex>() {
+      constexpr h200::Fp16x3SmallTile kTile = h200::kFp16x3SmallTiles[kIndex];
+      launch<Tile<kTile.m, kTile.n, kTile.warp_cols, kTile.warps, kComplex>>(params, context);
+      return true;
+    });
   });
-  counter.read();
-  return true;
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "core/context.h"
 #include "core/presplit.h"
 #include "core/problem.h"
-#include "kernels/common/workspace.h"
 
 namespace tiled::cuda {
 
@@ -20,11 +19,6 @@ struct OperandToSplit {
   // The operand is a complex B, stored as in_place_b() describes it, transposed.
   bool is_complex = false;
   SignsOfB signs_of_b = {};
-
-  void take_presplit(Workspace& workspace) {
-    presplit.hi_lo = workspace.take<uint8_t>(presplit.matrix_bytes() * batch.count).data();
-    presplit.inverse_scales = workspace.take<float>(presplit.matrix_groups() * batch.count).data();
-  }
 };
 
 // Writes the presplits of at most two operands, the second of them perhaps complex, and sets

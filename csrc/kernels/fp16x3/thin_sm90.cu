@@ -22,14 +22,11 @@
 #include "core/problem.h"
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/launch.h"
-#include "kernels/common/sub_problems.h"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
-#include "kernels/fp16x3/recomputed_counter.h"
-#include "kernels/fp16x3/thin_tile.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pack.cuh"
@@ -39,12 +36,97 @@
 namespace tiled::cuda {
 namespace fp16x3_thin {
 
+// --- Tiles, their order, and shared memory -------------------------------------------------------
+
+// A tile has kRows rows of the long operand and kCols of the short one.
+inline constexpr int kRows = kFp16x3ThinRows, kCols = kFp16x3ThinCols;
+inline constexpr int kSteps = 8;  // of 16 along K, for each warp that loads
+inline constexpr int kSlice = kSteps * 16;
+
+// A chunk of the long operand, which warps keep in shared memory: they have no registers for it.
+struct LongChunk {
+  const float* first;  // of the launch's first row
+  int length;
+};
+
+// The shared memory of a block. kWarps of its warps load.
+template <int kWarps>
+struct Smem {
+  static constexpr int kThreads = (kWarps + 1) * 32;  // one warp multiplies
+  // Fragments of the long operand: for each step hi, then lo, of each lane row g and row g + 8.
+  static constexpr int kStepBytes = 2 * 32 * 16 + 64;  // fewer bank conflicts
+  uint8_t long_operand[kWarps * kSteps][kStepBytes];
+  uint8_t zeros[16];
+  float inverse_scales[kRows + kCols];
+  Range ranges[kWarps][kRows];           // of the long operand's slices
+  uint8_t small_numbers[kWarps][kRows];  // in slices of wide rows
+  LongChunk long_chunk[kWarps];
+  // Fragments of the short operand, which has `cols` rows: for each step, row and q hi, then lo.
+  uint8_t short_operand[];
+
+  // The fragments of one step more are loaded, and not used.
+  static constexpr int bytes(int cols) {
+    return static_cast<int>(sizeof(Smem)) + (kWarps * kSteps + 1) * cols * 64;
+  }
+};
+
+// The lane and the warp, read anew each time, so that a loop keeps no addresses that depend on them
+// in registers.
+__device__ inline int lane_id() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+__device__ inline int warp_id() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return ptx::warp_uniform(static_cast<unsigned>(thread) / 32);
+}
+
+// The long operand's rows are columns of the sums, as in all kernels that split on the fly.
+struct Params : OnTheFlyParams {
+  unsigned tiles, tiles_of_block;                // in all, and at most
+  unsigned group;                                // blocks that take tiles in turn
+  unsigned panel_chunks_apart, col_tiles_apart;  // a block's tile and its next one
+};
+
+// The tiles of a block. A group of blocks has adjacent tiles, so that each block seldom enters
+// another panel chunk and loads its rows of the short operand.
+struct Tiles {
+  unsigned panel_chunk, col_tile;  // of this tile
+  unsigned left;                   // with this one
+  bool enters_panel_chunk = true;
+
+  __device__ explicit Tiles(const Params& params) {
+    const unsigned group = blockIdx.x / params.group, member = blockIdx.x % params.group;
+    const unsigned first = group * params.group * params.tiles_of_block + member;
+    panel_chunk = first / params.col_tiles, col_tile = first % params.col_tiles;
+    left = min(params.tiles_of_block, (params.tiles - first + params.group - 1) / params.group);
+  }
+  // Goes on to the next tile. Returns whether there is one.
+  __device__ bool advance(const Params& params) {
+    unsigned next = panel_chunk + params.panel_chunks_apart;
+    col_tile += params.col_tiles_apart;
+    if (col_tile >= params.col_tiles) col_tile -= params.col_tiles, ++next;
+    enters_panel_chunk = next != panel_chunk;
+    panel_chunk = next;
+    return --left > 0;
+  }
+  // The first row of the long operand, and how many there are.
+  __device__ int64_t first_row(const Params& params) const {
+    return (params.first_col_tile + col_tile) * kRows;
+  }
+  __device__ int rows(const Params& params) const {
+    return static_cast<int>(min(params.long_count - first_row(params), int64_t{kRows}));
+  }
+};
+
+// --- Loading and splitting -----------------------------------------------------------------------
+
 // Operands are split to fragments of mma.sync: with g = lane / 4 and q = lane % 4, of each 16 along
 // K a lane takes the four adjacent ones from 4 q on, of rows g and g + 8 of the long operand and of
 // row g of the short one. mma.sync has two and two instead: a tensor-core sum of 16 products does
 // not depend on their order, and both operands have the same one.
-
-// --- Loading and splitting -----------------------------------------------------------------------
 
 // The larger number, or NaN if one of them is.
 __device__ inline float max_or_nan(float x, float y) {
@@ -491,20 +573,12 @@ void launch(Params& params, const Context& context) {
 }  // namespace
 }  // namespace fp16x3_thin
 
-// If memory is short, sub-problems share a smaller workspace for their sums.
-bool launch_fp16x3_thin(const Problem& p, const Plan&, const Context& context) {
+bool launch_fp16x3_thin(const Problem& p, const Plan& plan, const Context& context) {
   using namespace fp16x3_thin;
-  const RecomputedCounter counter(context);
-  if (counter.lacks_memory()) return false;
-  const auto params_of = [](const Problem& part) {
-    return on_the_fly_params(part, kRows, kCols, kMaxSumsBytes);
-  };
-  const auto bytes = [&](const Problem& part) { return partial_sums_bytes(params_of(part)); };
-  const auto run = [&](const Problem& part, void* workspace) {
+  const auto run = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
     Params params{};
-    static_cast<OnTheFlyParams&>(params) = params_of(part);
-    params.partial_sums = static_cast<float*>(workspace);
-    params.recomputed = counter.on_gpu();
+    static_cast<OnTheFlyParams&>(params) = on_the_fly_params(part, kRows, kCols);
+    params.partial_sums = sums, params.recomputed = recomputed;
     params.adds_chunks = params.chunks > 1;
     const bool k_major = params.long_operand.col_stride == 1;
     run_on_the_fly(params, 1, context, [&](unsigned) {
@@ -517,13 +591,7 @@ bool launch_fp16x3_thin(const Problem& p, const Plan&, const Context& context) {
       }
     });
   };
-  if (p.k <= kChunk) {
-    run(p, nullptr);
-  } else if (!run_sub_problems(p, context, kLeastSumsBytes, bytes, run)) {
-    return false;
-  }
-  counter.read();
-  return true;
+  return run_with_sums(p, plan, context, fp16x3_thin_workspace, run);
 }
 
 }  // namespace tiled::cuda

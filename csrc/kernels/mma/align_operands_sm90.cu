@@ -137,7 +137,7 @@ std::optional<Problem> align_operands(const Problem& p, const Context& context, 
     copy.batch = stored.batch;
     copy.from = to_row_major ? stored.from : transposed(stored.from);
     offsets[i] = bytes;
-    bytes += copy.batch.count * stored_rows * copy.pitch * int64_t{sizeof(uint16_t)};
+    bytes += mma_copy_bytes(p, mn_by_k, mn, i == 1);
     *operands[i] = to;
   }
   if (bytes == 0) return aligned;

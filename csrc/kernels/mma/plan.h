@@ -186,15 +186,34 @@ inline int64_t mma_copy_bytes(const Problem& p, const Matrix& matrix, int64_t ro
   return stored_matrices(p.batch, matrix) * lines * std::max(copy.row_stride, copy.col_stride) *
          int64_t{sizeof(uint16_t)};
 }
-// The sums of each chunk of whole tiles if K is split, or else the totals of the tiles that are
-// being computed, up to the totals of whole tiles, while chunks follow. `own`: as the tile sees it.
+// The tile of a cluster of blocks, as C sees it, and the accumulators of a block. A warpgroup has
+// accumulators for 64 rows, also if it multiplies fewer.
+struct MmaClusterShape {
+  int m, n, cluster;
+  int64_t accumulators;
+  int64_t count(const Problem& own) const { return count_tiles(own, m * cluster, n); }
+};
+// The sums of each chunk of whole tiles if K is split. `own`: the problem as the tile sees it.
+inline int64_t mma_partial_sums_bytes(const Problem& own, const MmaClusterShape& tile) {
+  return ceil_div(own.k, mma_order::kChunk) * tile.count(own) * tile.cluster * tile.accumulators *
+         int64_t{sizeof(float)};
+}
+// The totals of the tiles that are being computed while chunks follow: `elements` of each tile are
+// neither in registers nor in shared memory.
+inline int64_t mma_totals_bytes(const Problem& own, const MmaClusterShape& tile, int64_t elements,
+                                int64_t sms) {
+  if (own.k <= mma_order::kChunk) return 0;
+  return std::min(tile.count(own), sms / tile.cluster) * tile.cluster * elements *
+         int64_t{sizeof(float)};
+}
+// What a launch takes at most. The kernel alone knows how much of the totals it keeps elsewhere.
 template <class Tile>
 int64_t mma_sums_bytes(const Problem& own, const Plan& plan, const Tile& tile, int64_t sms) {
-  const int64_t chunks = ceil_div(own.k, mma_order::kChunk);
-  if (chunks <= 1) return 0;
-  const int64_t tiles = count_tiles(own, tile.m * tile.cluster, tile.n) * tile.cluster;
-  const int64_t at_once = plan.k_splits > 1 ? tiles * chunks : std::min(tiles, sms);
-  return at_once * tile.m * tile.n * int64_t{sizeof(float)};
+  int64_t rows = tile.m;
+  if constexpr (requires { tile.warpgroup_rows; }) rows = tile.m / tile.warpgroup_rows * 64;
+  const MmaClusterShape shape{tile.m, tile.n, tile.cluster, rows * tile.n};
+  return plan.k_splits > 1 ? mma_partial_sums_bytes(own, shape)
+                           : mma_totals_bytes(own, shape, shape.accumulators, sms);
 }
 
 // --- mma_tma and tf32_tma ------------------------------------------------------------------------
@@ -325,9 +344,8 @@ inline Plan mma_direct_plan(const Problem& p, int64_t sms) {
     const double cycles = std::max({std::ceil(static_cast<double>(tiles) / warps) * alone,
                                     static_cast<double>(tiles) / static_cast<double>(sms) * busy,
                                     mma_dram_cycles(p, static_cast<double>(sms), Cost::kDram)});
-    if (best.cycles == 0 || cycles < best.cycles) {
-      best = {.tile = static_cast<int>(i), .m = m, .n = n, .blocks = tiles, .cycles = cycles};
-    }
+    keep_faster(best,
+                {.tile = static_cast<int>(i), .m = m, .n = n, .blocks = tiles, .cycles = cycles});
   }
   best.cycles += Cost::kLaunch;
   return best;

@@ -106,10 +106,10 @@ bool launch_persistent(void (*kernel)(typename EpilogueOf<Tile>::Params),
   params.tiles = count_tiles(p, Tile::kCluster * Tile::kM, Tile::kN);
   params.k_per_split = p.k;
   const int64_t chunks = ceil_div(p.k, mma_order::kChunk);
-  // One element of every consumer thread of a cluster.
-  constexpr int64_t kBytes = Tile::kCluster * Tile::kConsumerThreads * int64_t{sizeof(float)};
+  constexpr MmaClusterShape kShape{Tile::kM, Tile::kN, Tile::kCluster,
+                                   Tile::kElements * Tile::kConsumerThreads};
   if (k_splits > 1) {
-    void* partial_sums = context.allocate(chunks * params.tiles * Tile::kElements * kBytes);
+    void* partial_sums = context.allocate(mma_partial_sums_bytes(p, kShape));
     if (partial_sums != nullptr) {
       params.workspace = static_cast<float4*>(partial_sums);
       params.k_splits = static_cast<uint32_t>(k_splits);
@@ -119,8 +119,9 @@ bool launch_persistent(void (*kernel)(typename EpilogueOf<Tile>::Params),
   }
   const int64_t work_tiles = params.tiles * params.k_splits;
   const auto clusters = std::min<int64_t>(work_tiles, context.sms / Tile::kCluster);
-  if (chunks > 1 && kTotalInWorkspace<Tile, Epilogue> > 0 && params.workspace == nullptr) {
-    void* totals = context.allocate(clusters * kTotalInWorkspace<Tile, Epilogue> * kBytes);
+  constexpr int64_t kTotals = kTotalInWorkspace<Tile, Epilogue> * Tile::kConsumerThreads;
+  if (chunks > 1 && kTotals > 0 && params.workspace == nullptr) {
+    void* totals = context.allocate(mma_totals_bytes(p, kShape, kTotals, context.sms));
     if (totals == nullptr) return false;
     params.workspace = static_cast<float4*>(totals);
   }
@@ -212,3 +213,10 @@ bool run_mma_tma_tile(const Problem& p, int64_t k_splits, const Context& context
 }
 
 }  // namespace tiled::cuda
+
+// Instantiates the kernels of a tile for both types.
+#define MMA_TMA_TILE(m, n, cluster)                                                              \
+  template bool run_mma_tma_tile<Half, mma_tma_tile(m, n, cluster)>(const Problem&, int64_t,     \
+                                                                    const Context&);             \
+  template bool run_mma_tma_tile<BFloat16, mma_tma_tile(m, n, cluster)>(const Problem&, int64_t, \
+                                                                        const Context&)

@@ -1,6 +1,6 @@
 #pragma once
-// The launch of mma_unaligned_kernel, which several translation units instantiate: one for each
-// type and layout of A.
+// The launch of mma_unaligned_kernel, which two translation units instantiate: one for each
+// layout of A.
 
 #include "core/context.h"
 #include "core/plan.h"

@@ -15,7 +15,6 @@
 #include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
-#include "kernels/simt/complex_b.h"
 #include "kernels/simt/plan.h"
 #include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/split_k_reduce.cuh"
@@ -225,7 +224,8 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
   };
   const int64_t chunks = ceil_div(p.k, kChunk);
   if (plan.k_splits > 1) {
-    params.partial_sums = context.allocate(chunks * params.tiles * int64_t{sizeof(TileSums<Tile>)});
+    static_assert(sizeof(TileSums<Tile>) == Tile::kM * Tile::kN * sizeof(float));
+    params.partial_sums = context.allocate(simt_partial_sums_bytes(p, plan));
     if (params.partial_sums == nullptr) {
       Plan not_split = plan;
       not_split.k_splits = 1;

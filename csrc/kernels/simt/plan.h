@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 
+#include "core/complex.h"
 #include "core/order_chunked.h"
 #include "core/stored_batch.h"
 #include "kernels/common/cost_model.h"
@@ -328,19 +330,47 @@ inline Plan simt_cluster_plan(const Problem& p, int64_t sms) {
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
       const double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
       const double cycles = std::max(waves * alone, share * shared);
-      if (best.cycles == 0 || cycles < best.cycles) {
-        best = {.tile = static_cast<int>(i),
-                .m = m,
-                .n = n,
-                .k_splits = cluster,
-                .blocks = blocks,
-                .cycles = cycles};
-      }
+      keep_faster(best, {.tile = static_cast<int>(i),
+                         .m = m,
+                         .n = n,
+                         .k_splits = cluster,
+                         .blocks = blocks,
+                         .cycles = cycles});
     }
   }
   const double dram = simt_dram_cycles(p, h200::kSimtDramOfThreads, sms);
   best.cycles = Cost::kLaunch + std::max(best.cycles, dram);
   return best;
+}
+
+// --- a complex B, read in place ------------------------------------------------------------------
+
+// The problem with the parts of B's numbers as its B.
+inline Problem with_parts_of_b(Problem p) {
+  p.b = parts_of_b(p.b);
+  return p;
+}
+
+inline std::optional<Plan> simt_small_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                   int64_t sms) {
+  return simt_small_plan_of(with_parts_of_b(p), sms, kShareOfB);
+}
+
+// Returns whether B' has other signs than those of -y in b = x + iy.
+inline bool is_signed(const SignsOfB& signs) { return signs.x_even || signs.y_even || signs.x_odd; }
+inline std::optional<Plan> simt_cp_async_complex_plan(const Plan&, const Problem& p,
+                                                      const SignsOfB& signs, int64_t sms) {
+  Plan plan = simt_cp_async_plan_of(with_parts_of_b(p), sms, kShareOfB);
+  if (is_signed(signs)) plan.cycles *= h200::Simt::kComplexBSigned;
+  if (plan.tile == 0) plan.cycles *= h200::Simt::kComplexBLargeTile;
+  return plan;
+}
+
+// B has to be the long operand, and a tensor map has to describe the parts of its numbers.
+inline std::optional<Plan> simt_skinny_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                    int64_t sms) {
+  if (p.m > p.n || !is_tma_aligned(p.batch, with_parts_of_b(p).b)) return std::nullopt;
+  return simt_skinny_plan_of(h200::kSimtSkinnyComplexTiles, p, sms, kShareOfB);
 }
 
 // --- workspaces ----------------------------------------------------------------------------------
@@ -366,11 +396,14 @@ inline WorkspaceBytes simt_tma_workspace(const Problem& p, const Plan& plan, int
           simt_partial_sums_bytes(p, plan)};
 }
 // The sums of work tiles, one chunk each, if there are several chunks.
-inline WorkspaceBytes simt_skinny_workspace(const Problem& p, const Plan&, int64_t) {
+inline int64_t simt_skinny_partial_sums_bytes(const Problem& p) {
   const int64_t chunks = ceil_div(p.k, kChunk), cols = h200::kSimtSkinnyCols;
-  if (chunks <= 1) return {};
-  return {p.batch.count * chunks * std::min(p.m, p.n) * ceil_div(std::max(p.m, p.n), cols) * cols *
-          int64_t{sizeof(float)}};
+  if (chunks <= 1) return 0;
+  return p.batch.count * chunks * std::min(p.m, p.n) * ceil_div(std::max(p.m, p.n), cols) * cols *
+         int64_t{sizeof(float)};
+}
+inline WorkspaceBytes simt_skinny_workspace(const Problem& p, const Plan&, int64_t) {
+  return {simt_skinny_partial_sums_bytes(p)};
 }
 
 }  // namespace tiled

@@ -2,15 +2,80 @@
 // The part of a tile that a thread holds in registers: fragments of A and B, and sums of C.
 
 #include <algorithm>
+#include <cstdint>
 #include <type_traits>
 
+#include "core/complex.h"
+#include "core/element.h"
 #include "core/order_chunked.h"
 #include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/launch.h"
-#include "kernels/simt/complex_number.cuh"
-#include "kernels/simt/lane_layout.cuh"
 
 namespace tiled::cuda {
+
+// --- The lanes of a warp -------------------------------------------------------------------------
+
+// The row and the column of a lane among the kRows x kCols lanes of a warp.
+//
+// Shared memory serves a warp's 128-bit load in fewer wavefronts if every lane reads the address
+// of lane ^ 1, or every lane that of lane ^ 2: it then merges the requests of such pairs. In the
+// paired order, bit 0 of the lane counts columns and bit 1 counts rows. So lane ^ 1 has the same
+// row and reads the same elements of A, and lane ^ 2 has the same column and reads the same of B.
+template <int kRows, int kCols, bool kPaired = true>
+struct LaneCoord {
+  int row, col;
+  __device__ explicit LaneCoord(int lane) {
+    static_assert(kRows * kCols <= 32);
+    lane = swap_bits(lane);
+    row = lane / kCols, col = lane % kCols;
+  }
+  __device__ static int lane(int row, int col) { return swap_bits(row * kCols + col); }
+
+ private:
+  // Exchanges bit 1 with the lowest bit of the row: from a lane to row * kCols + col, and back.
+  __device__ static int swap_bits(int lane) {
+    if constexpr (kPaired && kRows > 1 && kCols > 2) {
+      lane = lane % 2 + lane / kCols % 2 * 2 + lane % kCols / 4 * 4 + lane / 2 % 2 * kCols +
+             lane / (2 * kCols) * (2 * kCols);
+    }
+    return lane;
+  }
+};
+
+// --- The numbers of a complex B, in registers ----------------------------------------------------
+
+// Returns the element of B' with k % 2 == odd_k in a column, of the numbers (x, y) of a row of B
+// whose parts are z[0], z[1] and so on: those of column `col` and of the one beside it. An FMA
+// negates a factor at no cost.
+__device__ inline float complex_number(const float* z, bool odd_k, int col) {
+  return !odd_k ? z[col] : col % 2 == 0 ? -z[col + 1] : z[col - 1];
+}
+
+// The signs of B' as signs of x, of y and of the elements of A with an odd k, beside the one of -y.
+// These suffice: in B' of x + iy, an odd number of the four is negative.
+class ComplexSigns {
+ public:
+  __device__ explicit ComplexSigns(const SignsOfB& negated)
+      : x_(sign(negated.x_even)),
+        y_(sign(negated.y_even)),
+        odd_a_(sign(negated.x_even != negated.x_odd)) {}
+
+  // Applies them to kParts parts of a row of B, which begin with an x.
+  template <int kParts>
+  __device__ void apply_to_b(float (&z)[kParts]) const {
+    UNROLL
+    for (int j = 0; j < kParts; ++j) flip(z[j], j % 2 == 0 ? x_ : y_);
+  }
+  __device__ void apply_to_odd_a(float& a) const { flip(a, odd_a_); }
+
+ private:
+  __device__ static uint32_t sign(bool negative) { return negative ? 1u << 31 : 0; }
+  __device__ static void flip(float& x, uint32_t sign) { x = float_of(bits_of(x) ^ sign); }
+
+  uint32_t x_, y_, odd_a_;
+};
+
+// --- A thread's part of a tile -------------------------------------------------------------------
 
 // A (kM, kN) tile of C, shared by threads that compute kThreadM x kThreadN elements each. The lanes
 // of a warp are kLanesM x kLanesN; a warp has adjacent elements, kWarpM x kWarpN. A thread's rows

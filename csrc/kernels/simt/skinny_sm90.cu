@@ -27,10 +27,8 @@
 #include "kernels/common/launch.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/common/tensor_map_coords.cuh"
-#include "kernels/simt/complex_b.h"
-#include "kernels/simt/complex_number.cuh"
-#include "kernels/simt/lane_layout.cuh"
 #include "kernels/simt/plan.h"
+#include "kernels/simt/register_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pdl.cuh"
@@ -431,10 +429,8 @@ bool launch_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
   params.chunks = FastDivmod::of(static_cast<uint32_t>(ceil_div(p.k, kChunk)));
   params.col_tiles =
       FastDivmod::of(static_cast<uint32_t>(ceil_div(params.long_count, h200::kSimtSkinnyCols)));
-  if (params.chunks.by > 1) {
-    const int64_t elements =
-        p.batch.count * params.chunks.by * params.short_count * params.partial_pitch();
-    params.partial_sums = static_cast<float*>(context.allocate(elements * int64_t{sizeof(float)}));
+  if (const int64_t bytes = simt_skinny_partial_sums_bytes(p); bytes > 0) {
+    params.partial_sums = static_cast<float*>(context.allocate(bytes));
     if (params.partial_sums == nullptr) return false;
   }
   const bool k_major = params.long_operand.col_stride < params.long_operand.row_stride;

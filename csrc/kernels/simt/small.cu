@@ -29,7 +29,6 @@
 #include "kernels/common/cp_async_loader.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
-#include "kernels/simt/complex_b.h"
 #include "kernels/simt/plan.h"
 #include "kernels/simt/register_tile.cuh"
 #include "kernels/simt/store.cuh"

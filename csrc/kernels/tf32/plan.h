@@ -4,9 +4,10 @@
 #include <cstdint>
 
 #include "kernels/common/workspace.h"
-#include "kernels/fp16x3/recompute_list_bytes.h"
+#include "kernels/fp16x3/recompute_list.h"
 #include "kernels/mma/plan.h"
 #include "kernels/tf32/costs_h200.h"
+#include "kernels/tf32/scale.h"
 
 namespace tiled {
 
@@ -18,21 +19,31 @@ inline Plan tf32_tma_plan(const Problem& p, int64_t sms) {
   return plan;
 }
 
-// The recompute list; both operands as fp16, with an inverse scale for each row in a chunk; and the
-// totals of the tiles that are being computed, while chunks follow.
+// The buffers of tf32_tma besides the operands and C: the recompute list, both operands as fp16,
+// and the totals of finished chunks, if registers and shared memory do not suffice.
+struct Tf32Buffers {
+  cuda::RecomputeList recompute;
+  cuda::ScaledOperand a, b;
+  float* totals;
+
+  Tf32Buffers(const Problem& p, int tile_cols, int64_t sms, cuda::Workspace& workspace)
+      : recompute(cuda::RecomputeList::take(workspace, p, tile_cols)),
+        a(cuda::scaled_operand(p.batch, p.a, p.m, p.k)),
+        b(cuda::scaled_operand(p.batch, transposed(p.b), p.n, p.k)) {
+    for (cuda::ScaledOperand* x : {&a, &b}) {
+      x->fp16 = workspace.take<uint16_t>(x->matrix_elements() * x->batch.count).data();
+      x->inverse_scales = workspace.take<float>(x->matrix_groups() * x->batch.count).data();
+    }
+    constexpr int64_t kTotals = 128 * 256;  // of the largest tile
+    totals = workspace.take<float>(p.k > mma_order::kChunk ? sms * kTotals : 0).data();
+  }
+};
+inline int64_t tf32_buffer_bytes(const Problem& p, int tile_cols, int64_t sms) {
+  return cuda::workspace_bytes(
+      [&](cuda::Workspace& workspace) { Tf32Buffers(p, tile_cols, sms, workspace); });
+}
 inline WorkspaceBytes tf32_tma_workspace(const Problem& p, const Plan& plan, int64_t sms) {
-  const int64_t chunks = ceil_div(p.k, mma_order::kChunk), pitch = ceil_div(p.k, 64) * 64;
-  const auto take_operand = [&](cuda::Workspace& workspace, const Matrix& matrix, int64_t rows) {
-    const int64_t matrices = stored_matrices(p.batch, matrix);
-    workspace.take<uint16_t>(rows * pitch * matrices);
-    workspace.take<float>(chunks * ceil_div(rows, 8) * 8 * matrices);
-  };
-  const int64_t operands = cuda::workspace_bytes([&](cuda::Workspace& workspace) {
-    take_operand(workspace, p.a, p.m);
-    take_operand(workspace, p.b, p.n);
-    workspace.take<float>(chunks > 1 ? sms * 128 * 256 : 0);  // the largest tile's
-  });
-  return {recompute_list_bytes(p, plan.n) + operands,
+  return {tf32_buffer_bytes(p, plan.n, sms),
           plan.k_splits > 1 ? mma_sums_bytes(p, plan, h200::kMmaTmaTiles[plan.tile], sms) : 0};
 }
 

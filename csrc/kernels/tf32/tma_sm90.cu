@@ -37,6 +37,7 @@
 #include "kernels/mma/tma_epilogue.cuh"
 #include "kernels/mma/tma_kernel.cuh"
 #include "kernels/mma/tma_launch.cuh"
+#include "kernels/tf32/plan.h"
 #include "kernels/tf32/scale.h"
 #include "ptx/named_barrier.cuh"
 
@@ -243,28 +244,10 @@ struct Epilogue {
 
 namespace {
 
-// The buffers that the launches need besides the operands and C.
-struct Buffers {
-  ScaledOperand a, b;
-  RecomputeList recompute;
-  float4* totals;  // of finished chunks, if registers and shared memory do not suffice
-
-  Buffers(const Problem& p, int tile_cols, const Context& context, Workspace& workspace)
-      : a(scaled_operand(p.batch, p.a, p.m, p.k)),
-        b(scaled_operand(p.batch, transposed(p.b), p.n, p.k)) {
-    recompute = RecomputeList::take(workspace, p, tile_cols);
-    for (ScaledOperand* x : {&a, &b}) {
-      x->fp16 = workspace.take<uint16_t>(x->matrix_elements() * x->batch.count).data();
-      x->inverse_scales = workspace.take<float>(x->matrix_groups() * x->batch.count).data();
-    }
-    constexpr int64_t kTotals = 128 * 256 / 4;  // float4s of the largest tile
-    totals = workspace.take<float4>(p.k > mma_order::kChunk ? context.sms * kTotals : 0).data();
-  }
-};
-
 template <int kIndex, int kStages>
-void run_tile(const Problem& p, const Buffers& buffers, int64_t k_splits, const Context& context) {
-  const auto& [a, b, recompute, totals] = buffers;
+void run_tile(const Problem& p, const Tf32Buffers& buffers, int64_t k_splits,
+              const Context& context) {
+  const auto& [recompute, a, b, totals] = buffers;
   using Tile = mma_tma::Tile<Half, kIndex, kStages, false, false>;
   const auto tma_operand = [](const ScaledOperand& x) {
     mma_tma::TmaOperand operand;
@@ -280,7 +263,7 @@ void run_tile(const Problem& p, const Buffers& buffers, int64_t k_splits, const 
   params.p.a = a.index, params.p.b = b.index;
   params.inverse_a = tf32_tma::InverseScales(a), params.inverse_b = tf32_tma::InverseScales(b);
   params.recompute = recompute;
-  params.workspace = totals;
+  params.workspace = reinterpret_cast<float4*>(totals);
   params.steps = EpilogueSteps::of(p.epilogue);
   params.stores_from_registers = p.c.col_stride == 1 && !params.steps.more;
   params.vectorized_x2 = is_vector_aligned<float2>(p.batch, p.c, p.c.col_stride, p.c.row_stride);
@@ -300,7 +283,7 @@ int64_t buffer_bytes(const Problem& p, int tile_cols, const Context& context) {
     return std::max(buffer_bytes(parts->first, tile_cols, context),
                     buffer_bytes(parts->second, tile_cols, context));
   }
-  return workspace_bytes([&](Workspace& workspace) { Buffers(p, tile_cols, context, workspace); });
+  return tf32_buffer_bytes(p, tile_cols, context.sms);
 }
 
 void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& context) {
@@ -309,7 +292,7 @@ void run(const Problem& p, const Plan& plan, uint8_t* workspace, const Context& 
     return run(parts->second, plan, workspace, context);
   }
   Workspace memory(workspace);
-  const Buffers buffers(p, h200::kMmaTmaTiles[plan.tile].n, context, memory);
+  const Tf32Buffers buffers(p, plan.n, context.sms, memory);
   launch_scale(buffers.a, buffers.b, buffers.recompute.zeroed(p), context);
   with_tile<std::size(h200::kMmaTmaTiles)>(plan.tile, [&]<int kIndex>() {
     constexpr int kStages = h200::kMmaTmaTiles[kIndex].tf32_stages;
@@ -331,9 +314,7 @@ bool launch_tf32_tma(const Problem& p, const Plan& plan, const Context& context)
   if (count_tiles(p, 1, 1) == 0) return true;
   Problem unprepared = p;
   unprepared.b_presplit = {};  // this kernel does not read it; without it n may be split, too
-  const auto bytes = [&](const Problem& part) {
-    return buffer_bytes(part, h200::kMmaTmaTiles[plan.tile].n, context);
-  };
+  const auto bytes = [&](const Problem& part) { return buffer_bytes(part, plan.n, context); };
   return run_sub_problems(
       unprepared, context, 0, bytes,
       [&](const Problem& part, uint8_t* workspace) { run(part, plan, workspace, context); });

@@ -1,10 +1,11 @@
-// mma_unaligned for bfloat16 and an MN-major A.
+// mma_unaligned for an MN-major A.
 
-#include "core/element.h"
 #include "kernels/mma/unaligned_launch.cuh"
 
 namespace tiled::cuda::mma_unaligned {
 
+template bool launch<Half, true, false>(const EpilogueParams&, const Plan&, const Context&);
+template bool launch<Half, true, true>(const EpilogueParams&, const Plan&, const Context&);
 template bool launch<BFloat16, true, false>(const EpilogueParams&, const Plan&, const Context&);
 template bool launch<BFloat16, true, true>(const EpilogueParams&, const Plan&, const Context&);
 

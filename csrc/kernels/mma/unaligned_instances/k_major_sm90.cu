@@ -1,10 +1,11 @@
-// mma_unaligned for bfloat16 and a K-major A.
+// mma_unaligned for a K-major A.
 
-#include "core/element.h"
 #include "kernels/mma/unaligned_launch.cuh"
 
 namespace tiled::cuda::mma_unaligned {
 
+template bool launch<Half, false, false>(const EpilogueParams&, const Plan&, const Context&);
+template bool launch<Half, false, true>(const EpilogueParams&, const Plan&, const Context&);
 template bool launch<BFloat16, false, false>(const EpilogueParams&, const Plan&, const Context&);
 template bool launch<BFloat16, false, true>(const EpilogueParams&, const Plan&, const Context&);
 
