@@ -56,6 +56,7 @@ from torch._functorch.pyfunctorch import (
 from torch._functorch.utils import (
     enable_single_level_autograd_function as allow_single_level_function,
 )
+from torch._ops import OpOverloadPacket
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
@@ -73,6 +74,7 @@ __all__ = [
     "FunctionalTensorMode",
     "GetAttrKey",
     "InductorCandidates",
+    "OpOverloadPacket",
     "SingleLevelFunction",
     "allow_single_level_function",
     "apply_vmap_rule",

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from . import ops
 from ._op.gradient_flow import why_differentiated
-from ._op.supported import SIXTEEN_BIT, why_unsupported
+from ._op.supported import SIXTEEN_BIT, is_supported
 from .einsum import einsum
 
 __all__ = ["ROUTES", "UNREACHED", "broadcasts", "linear"]
@@ -21,14 +21,14 @@ __all__ = ["ROUTES", "UNREACHED", "broadcasts", "linear"]
 
 def _takes(*tensors: torch.Tensor) -> bool:
     """Returns whether torch_tiled multiplies these: one dtype, or autocast makes it one."""
-    dtypes = set()
+    one_dtype = True
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or why_unsupported(tensor) is not None:
+        if not is_supported(tensor):
             return False
-        dtypes.add(tensor.dtype)
-    if len(dtypes) == 1:
+        one_dtype = one_dtype and tensor.dtype is tensors[0].dtype
+    if one_dtype:
         return True
-    return all(map(_is_cast, dtypes)) and _is_autocast(tensors[0])
+    return all(_is_cast(tensor.dtype) for tensor in tensors) and _is_autocast(tensors[0])
 
 
 def _is_cast(dtype: torch.dtype) -> bool:
@@ -75,12 +75,13 @@ def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
     """a @ b, if a and b have these ranks."""
     if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
         return None
-    if a.dim() == 0 or b.dim() == 0 or out_dtype not in (None, a.dtype, torch.float32):
+    if a.dim() == 0 or b.dim() == 0:
         return None
-    if out_dtype is not None and _is_autocast(a):  # PyTorch does not cast then
-        return None
-    if out_dtype == a.dtype:
-        out_dtype = None
+    if out_dtype is not None:
+        if out_dtype not in (a.dtype, torch.float32) or _is_autocast(a):  # it is not cast then
+            return None
+        if out_dtype == a.dtype:
+            out_dtype = None
     if out is None:
         return ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
     rows = a.shape[-2:-1] if a.dim() > 1 else ()
@@ -96,7 +97,9 @@ def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
 
 def _have_ranks(a, b, ranks) -> bool:
     """Returns whether a and b have these ranks and the same batch: no function broadcasts it."""
-    return (a.dim(), b.dim()) == ranks and a.shape[:-2] == b.shape[: max(b.dim() - 2, 0)]
+    if (a.dim(), b.dim()) != ranks:
+        return False
+    return ranks[0] == 2 or a.shape[:-2] == b.shape[:-2]
 
 
 def _matmul(precision, input, other, *, out=None):
@@ -107,8 +110,9 @@ def _of_ranks(*ranks: int) -> Callable:
     """mm, bmm or mv, which take operands of these ranks."""
 
     def multiply(precision, input, other=None, out_dtype=None, **options):
-        for name in ("mat2", "vec"):
-            other = options.pop(name, other)
+        if options:
+            for name in ("mat2", "vec"):
+                other = options.pop(name, other)
         return _multiply(precision, input, other, ranks=ranks, out_dtype=out_dtype, **options)
 
     return multiply

@@ -9,6 +9,7 @@ from ._op.call import call, entry_points
 from ._op.checks import check_options
 from ._op.derivatives import plain_linear, plain_matmul
 from ._op.fast_path import is_plain
+from ._op.inplace import is_plain_gemm, is_plain_write, plain_gemm_, plain_matmul_out
 from ._op.namespace import operators
 from .explanation import Explanation, explanation_of
 from .prepared import Prepared
@@ -77,6 +78,9 @@ def matmul(
                 f"{out_dtype}, or drop out_dtype, so that the result is rounded to {out.dtype}"
             )
         _refuse_prepared(b, "out")
+        if algorithm == "auto" and precision == "fp32" and is_plain_write(out, a, b):
+            plain_matmul_out(a, b, out)
+            return out
         call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
         return out
     if algorithm == "auto" and precision == "fp32" and out_dtype is None:
@@ -246,6 +250,9 @@ def gemm_(
         >>> torch_tiled.gemm_(c, a, b, alpha=0.5, beta=0) is c
         True
     """
+    if algorithm == "auto" and precision == "fp32" and is_plain_gemm(c, a, b, alpha, beta):
+        plain_gemm_(c, a, b, alpha, beta)
+        return c
     options = {"algorithm": algorithm, "precision": precision}
     for name, factor in (("alpha", alpha), ("beta", beta)):
         is_real = isinstance(factor, numbers.Real) or not isinstance(factor, numbers.Complex)

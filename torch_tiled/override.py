@@ -63,11 +63,12 @@ class override(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in ROUTES:
-            result = ROUTES[func](self.precision, *args, **kwargs)
+        route = ROUTES.get(func)
+        if route is not None:
+            result = route(self.precision, *args, **kwargs)
             if result is not None:
                 return result
-        if self.strict and (func in ROUTES or func in UNREACHED):
+        if self.strict and (route is not None or func in UNREACHED):
             _tell(func)
         return func(*args, **kwargs)
 

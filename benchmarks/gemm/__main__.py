@@ -251,9 +251,6 @@ def bench(args: argparse.Namespace, console) -> int:
         files.write(args.json, {"header": header, "rows": found.rows})
 
     with Session(args, header, save) as session:
-        if args.overhead:
-            header["overheads"] = machine.overheads(device)
-            report.print_overheads(console, header["overheads"])
         measure_all(args, energy, console, found)
     print_results(args, console, found)
     if args.suites and not found.rows and not session.is_interrupted:

@@ -1,16 +1,13 @@
-"""The machine that a benchmark ran on: a results file's header, and the host's time of a call."""
+"""The machine that a benchmark ran on: a results file's header."""
 
 import argparse
-import copy
 import datetime
 import platform
-import statistics
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.utils.benchmark import Timer
 
 import torch_tiled
 from benchmarks import ROOT
@@ -109,57 +106,3 @@ def describe(args: argparse.Namespace, *options: str) -> dict:
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **{name: getattr(args, name) for name in options},
     }
-
-
-# Each way to call, as it is written, and the way of PyTorch's that it replaces.
-_CALLS = {
-    "torch.mm": ("torch.mm(x, weight)", "torch.mm"),
-    "torch_tiled.matmul": ("torch_tiled.matmul(x, weight)", "torch.mm"),
-    "torch.ops.tiled.matmul": ("torch.ops.tiled.matmul(x, weight)", "torch.mm"),
-    "torch.nn.Linear": ("layer(x)", "torch.nn.Linear"),
-    "converted torch.nn.Linear": ("converted(x)", "torch.nn.Linear"),
-}
-
-
-def overheads(device: torch.device, batches: int = 51, calls: int = 200) -> list[dict]:
-    """Wall time of calls on 8x8 tensors, launches included: forward, and forward and backward.
-
-    The calls are timed on float32 and on bfloat16, whose names say so. A time is the median over
-    batches of calls; the ways to call alternate, batch by batch.
-
-    Returns:
-        A row for each way to call: its name ("call"), whether "backward" is in it, its time
-        ("us"), PyTorch's way ("peer") and the multiple of that way's time ("over_peer").
-    """
-    rows = []
-    for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16")):
-        layer = torch.nn.Linear(8, 8, device=device, dtype=dtype)
-        names = {
-            "torch": torch,
-            "torch_tiled": torch_tiled,
-            "x": torch.randn(8, 8, device=device, dtype=dtype),
-            "weight": torch.randn(8, 8, device=device, dtype=dtype, requires_grad=True),
-            "layer": layer,
-            "converted": copy.deepcopy(layer),
-        }
-        torch_tiled.convert(names["converted"])
-        for backward in (False, True):
-            end = ".backward(x)" if backward else ""
-            timers = {way: Timer(call + end, globals=names) for way, (call, _) in _CALLS.items()}
-            seconds = {way: [] for way in timers}
-            with torch.set_grad_enabled(backward):
-                for _ in range(batches):
-                    for way, timer in timers.items():
-                        seconds[way].append(timer.timeit(calls).mean)
-            us = {way: statistics.median(times) * 1e6 for way, times in seconds.items()}
-            rows += [
-                {
-                    "call": way + suffix,
-                    "backward": backward,
-                    "us": us[way],
-                    "peer": peer + suffix,
-                    "over_peer": us[way] / us[peer],
-                }
-                for way, (_, peer) in _CALLS.items()
-            ]
-    return rows

@@ -25,13 +25,12 @@ def parse(argv: list[str] | None, description: str = "") -> argparse.Namespace:
     option("--repeats", type=at_least(1), default=5, help="the fewest passes of each")
     option("--energy", action="store_true", help="GFLOP/s per watt of large squares, 5 s for each")
     option("--profile", action="store_true", help="run each once for Nsight Compute, time nothing")
-    option("--overhead", action="store_true", help="the host's time of a call (alone, or as well)")
     option("--list", action="store_true", help="print the suites, run nothing")
     args = parser.parse_args(argv)
     if args.profile and args.device == "cpu":
         parser.error("--profile is for kernels on a GPU; torch sees none, or --device is cpu.")
     default = "headline" if args.device == "cuda" else "host"
-    names = args.suite or ([] if args.overhead or args.shape else [default])
+    names = args.suite or ([] if args.shape else [default])
     args.suites = {name: SUITES[name] for name in names}
     if args.shape:
         args.suites["asked"] = Suite("what --shape says", tuple(args.shape))

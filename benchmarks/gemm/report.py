@@ -171,16 +171,3 @@ def print_means(console: Console, means: list[dict]) -> None:
     ]
     if lines:
         console.print(text_table("geometric means of the ratio", 5, lines))
-
-
-def print_overheads(console: Console, rows: list[dict]) -> None:
-    lines = [
-        {
-            "call": row["call"],
-            "passes": "forward, backward" if row["backward"] else "forward",
-            "us": f"{row['us']:.2f}",
-            "over PyTorch's": f"{row['over_peer']:.2f}x",
-        }
-        for row in rows
-    ]
-    console.print(text_table("host time of a call on 8x8 tensors", 2, lines))

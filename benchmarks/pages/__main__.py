@@ -5,10 +5,10 @@
 
 The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
 benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
-benchmarks.suites.front_page, any number of survey_<precision or dtype>_<seed>.json of
-benchmarks.survey, and of benchmarks.stream stream.json and stream_peers.json if they were measured.
-tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
-with every row to the site.
+benchmarks.suites.front_page, host.json of benchmarks.suites.host, any number of
+survey_<precision or dtype>_<seed>.json of benchmarks.survey, and of benchmarks.stream stream.json
+and stream_peers.json if they were measured. tests/benchmarks/test_pages.py fails if a page differs
+from these. tools/result_pages.py adds pages with every row to the site.
 """
 
 import functools
@@ -67,8 +67,10 @@ def texts(results: Path) -> dict[Path, str]:
     if streamed := stream_page.read_results(results):
         tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
         pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
-    hopper, means = results / "hopper.json", {"means": result_tables.write_means}
-    pages |= {KERNELS / "results.md": written(str(hopper), means, cached(hopper))["means"]}
+    hopper, host = results / "hopper.json", results / "host.json"
+    means = written(str(hopper), {"means": result_tables.write_means}, cached(hopper))["means"]
+    times = written(str(host), {"host": result_tables.write_host}, cached(host))["host"]
+    pages |= {KERNELS / "results.md": f"{means}\n{times}\n"}
     every = written(str(results), {"random": random_page.write}, surveys)["random"]
     return pages | {KERNELS / "random.md": every}
 

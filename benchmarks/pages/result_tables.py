@@ -53,8 +53,6 @@ def write_means(measured: dict) -> str:
         ]
         if means:
             parts += [f"### {title}", _means_of_auto(means)]
-    if header.get("overheads"):
-        parts += ["## Host time", _overheads(header["overheads"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -160,15 +158,28 @@ def _kernels(rows: list[dict], mean: dict) -> str:
     return ", ".join(name if len(names) == 1 else f"{name} {ran.count(name)}" for name in names)
 
 
-def _overheads(rows: list[dict]) -> str:
-    """The host's time of each way to call, in a column for each dtype and each kind of passes."""
-    lines: dict[str, dict[str, str]] = {}
-    for row in rows:
-        call, _, dtype = row["call"].partition(", ")
-        passes = "forward and backward" if row["backward"] else "forward"
-        line = lines.setdefault(call, {"call": f"`{call}`"})
-        line[f"{dtype or 'float32'}, {passes}"] = f"{row['us']:.1f} ({row['over_peer']:.2f})"
-    return (
-        "A call on 8x8 tensors in us, launches included, and in brackets its multiple of "
-        "PyTorch's:\n\n" + table(1, list(lines.values()))
+def write_host(measured: dict) -> str:
+    """The part of docs/kernels/results.md on the host's time, by benchmarks.suites.host."""
+    rows = [
+        {
+            "call": f"`{row['call']}`",
+            "beside": f"`{row['peer']}`",
+            "dtype": row["dtype"],
+            "size": row["size"],
+            "us": row["us"],
+            "PyTorch's": row["peer_us"],
+            "ratio": f"{row['ratio']:.2f}",
+            "medians": f"{row['us_median']:.1f}, {row['peer_us_median']:.1f}",
+        }
+        for row in measured["rows"]
+    ]
+    return "\n\n".join(
+        [
+            "## Host time",
+            "The host's time of a call on squares of a size, in us, launches included: the least "
+            "of many turns of calls, and the medians. The ratio is PyTorch's time over that of "
+            f"torch_tiled. {measured_on(measured['header'])} with `python -m "
+            "benchmarks.suites.host`.",
+            table(3, rows),
+        ]
     )

@@ -87,12 +87,21 @@ int sms_of_current_context(int device) {
     return properties(device).sms;
   }
 #if CUDA_VERSION >= 12040
+  static const auto get_id = driver_function<decltype(&cuCtxGetId)>("cuCtxGetId", 12000);
   static const auto get_resource =
       driver_function<decltype(&cuCtxGetDevResource)>("cuCtxGetDevResource", 12040);
+  // The answer for this thread's last context. A handle may be used again, an id is not.
+  thread_local unsigned long long last_id = 0;
+  thread_local int last_sms = 0;
+  unsigned long long id = 0;
+  const bool has_id = get_id != nullptr && get_id(current, &id) == CUDA_SUCCESS;
+  if (has_id && last_sms > 0 && id == last_id) return last_sms;
   CUdevResource resource{};
   if (get_resource != nullptr &&
       get_resource(current, &resource, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS) {
-    return std::clamp(static_cast<int>(resource.sm.smCount), 1, properties(device).sms);
+    const int sms = std::clamp(static_cast<int>(resource.sm.smCount), 1, properties(device).sms);
+    if (has_id) last_id = id, last_sms = sms;
+    return sms;
   }
 #endif
   return properties(device).sms;

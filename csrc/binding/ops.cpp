@@ -84,6 +84,10 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   }
 }
 
+void plain_matmul_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+  matmul_out(a, b, "auto", "fp32", out);
+}
+
 // A complex factor of gemm_, in two parts, since schemas have no complex numbers.
 std::complex<double> make_factor(const char* op, const char* name, double real, double imaginary,
                                  const Tensor& c) {
@@ -128,13 +132,17 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
   }
 }
 
+void plain_gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta) {
+  gemm_(c, a, b, alpha, beta, "auto", "fp32", 0, 0);
+}
+
 // The result that gemm_ would write to c, in memory of its own, for graphs: see
 // torch_tiled/_op/functional.py.
 Tensor gemm(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real, double beta_real,
             const std::string& algorithm, const std::string& precision, double alpha_imag,
             double beta_imag) {
   check_given("tiled::gemm_", {"c", c});
-  const std::vector<int64_t> shape(c.sizes().begin(), c.sizes().end());
+  const Shape shape(c.sizes().begin(), c.sizes().end());
   Tensor result = allocate("tiled::gemm_", shape, c.scalar_type(), c);
   if (beta_real != 0 || beta_imag != 0) torch::stable::copy_(result, c);
   gemm_(result, a, b, alpha_real, beta_real, algorithm, precision, alpha_imag, beta_imag);
@@ -284,7 +292,9 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "-> (str kernel, float cycles, int[] bytes)");
   // These have no options: parsing them takes much of the host's time for a small product.
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
+  m.def("_plain_matmul_out(Tensor a, Tensor b, Tensor(a!) out) -> ()");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("_plain_gemm_(Tensor(a!) c, Tensor a, Tensor b, float alpha, float beta) -> ()");
   m.def("algorithms() -> str[]");
   m.def(
       "explain(Tensor a, Tensor b, *, str algorithm=\"auto\", str precision=\"fp32\", "
@@ -298,22 +308,24 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
 }
 
 // One set of functions serves both devices; in a build without CUDA they fail with a sentence.
-#define IMPLEMENT(m)                                             \
-  m.impl("matmul", TORCH_BOX(&tiled::matmul));                   \
-  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));      \
-  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));      \
-  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));           \
-  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul)); \
-  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                     \
-  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                      \
-  m.impl("linear", TORCH_BOX(&tiled::linear));                   \
-  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear)); \
-  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));         \
-  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));  \
-  m.impl("_activate_", TORCH_BOX(&tiled::activate_));            \
-  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));          \
-  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));          \
-  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));      \
+#define IMPLEMENT(m)                                                \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));                      \
+  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));         \
+  m.impl("_plain_matmul_out", TORCH_BOX(&tiled::plain_matmul_out)); \
+  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));         \
+  m.impl("_plain_gemm_", TORCH_BOX(&tiled::plain_gemm_));           \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));              \
+  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul));    \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                        \
+  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                         \
+  m.impl("linear", TORCH_BOX(&tiled::linear));                      \
+  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));    \
+  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));            \
+  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));     \
+  m.impl("_activate_", TORCH_BOX(&tiled::activate_));               \
+  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));             \
+  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));             \
+  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));         \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }

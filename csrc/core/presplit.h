@@ -23,6 +23,8 @@ struct Presplit {
   float* inverse_scales = nullptr;
   int64_t rows = 0, k = 0;  // of one matrix; the matrices of a batch follow one another
 
+  bool operator==(const Presplit&) const = default;
+
   HOST_DEVICE int64_t padded_rows() const { return ceil_div(rows, 8) * 8; }
   HOST_DEVICE int64_t padded_k() const { return ceil_div(k, kK) * kK; }
   HOST_DEVICE int64_t matrix_bytes() const { return padded_rows() * padded_k() * 4; }

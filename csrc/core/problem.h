@@ -37,6 +37,8 @@ struct Batch {
   int rank = 0;
   int64_t count = 1;  // product of size[0 .. rank)
   int64_t size[kMaxBatchRank] = {};
+
+  bool operator==(const Batch&) const = default;
 };
 
 template <class Void>
@@ -45,6 +47,8 @@ struct MatrixOf {
   int64_t row_stride = 0;
   int64_t col_stride = 0;
   int64_t batch_stride[kMaxBatchRank] = {};
+
+  bool operator==(const MatrixOf&) const = default;
 };
 using Matrix = MatrixOf<const void>;  // an operand
 using OutMatrix = MatrixOf<void>;
@@ -56,6 +60,7 @@ struct Epilogue {
   int64_t bias_stride = 0;
   Activation activation = Activation::kNone;
 
+  bool operator==(const Epilogue&) const = default;
   // Returns whether C is the sums unchanged.
   HOST_DEVICE bool is_identity() const {
     return alpha == 1 && beta == 0 && bias == nullptr && activation == Activation::kNone;
@@ -79,6 +84,8 @@ struct Problem {
   OutMatrix c;
   Presplit b_presplit;  // of a B without a batch; its pointers are null if B was not split
   Epilogue epilogue;
+
+  bool operator==(const Problem&) const = default;
 };
 
 // The number of (rows, cols) tiles that cover C over the whole batch.

@@ -69,9 +69,7 @@ std::string to_string(std::span<const int64_t> shape) {
 
 std::optional<Shape> broadcast(std::span<const int64_t> a, std::span<const int64_t> b) {
   if (a.size() < b.size()) std::swap(a, b);
-  Shape shape;
-  shape.reserve(a.size() + 2);  // a product's shape has two more
-  shape.assign(a.begin(), a.end());
+  Shape shape(a.begin(), a.end());
   const size_t missing = a.size() - b.size();
   for (size_t i = 0; i < b.size(); ++i) {
     int64_t& size = shape[missing + i];
@@ -103,8 +101,8 @@ Shape contiguous_strides(std::span<const int64_t> shape) {
 bool Strided::empty() const { return std::ranges::find(sizes, 0) != sizes.end(); }
 
 void Strided::insert(int64_t at, int64_t size, int64_t stride) {
-  sizes.insert(sizes.begin() + at, size);
-  strides.insert(strides.begin() + at, stride);
+  sizes.insert(at, size);
+  strides.insert(at, stride);
 }
 
 void Strided::swap_last_two() {

@@ -1,7 +1,10 @@
 #pragma once
 // Shapes and strides: broadcasting, and views that overlap.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,7 +14,48 @@
 
 namespace tiled {
 
-using Shape = std::vector<int64_t>;
+// A list of sizes or strides, which allocates memory only for more than kFew of them.
+class Shape {
+ public:
+  static constexpr size_t kFew = 8;
+
+  Shape() = default;
+  explicit Shape(size_t size) { resize(size); }  // of zeros
+  Shape(std::initializer_list<int64_t> values) : Shape(values.begin(), values.end()) {}
+  template <class Iterator>
+  Shape(Iterator first, Iterator last) : Shape(static_cast<size_t>(last - first)) {
+    std::copy(first, last, begin());
+  }
+
+  size_t size() const { return size_; }
+  int64_t* data() { return size_ > kFew ? many_.data() : few_.data(); }
+  const int64_t* data() const { return size_ > kFew ? many_.data() : few_.data(); }
+  int64_t* begin() { return data(); }
+  int64_t* end() { return data() + size_; }
+  const int64_t* begin() const { return data(); }
+  const int64_t* end() const { return data() + size_; }
+  int64_t& operator[](int64_t i) { return data()[i]; }
+  int64_t operator[](int64_t i) const { return data()[i]; }
+  int64_t back() const { return end()[-1]; }
+
+  void insert(int64_t at, int64_t value) {
+    resize(size_ + 1);
+    std::copy_backward(begin() + at, end() - 1, end());
+    data()[at] = value;
+  }
+  void push_back(int64_t value) { insert(static_cast<int64_t>(size_), value); }
+
+ private:
+  void resize(size_t size) {
+    if (size > kFew && size_ <= kFew) many_.assign(few_.begin(), few_.begin() + size_);
+    if (size > kFew) many_.resize(size);
+    size_ = size;
+  }
+
+  size_t size_ = 0;
+  std::array<int64_t, kFew> few_ = {};
+  std::vector<int64_t> many_;  // all of them, if they are more
+};
 
 std::string to_string(std::span<const int64_t> shape);  // "(2, 3)", as Python writes it
 

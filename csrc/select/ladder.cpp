@@ -1,7 +1,10 @@
 #include "select/ladder.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <iterator>
+#include <optional>
 #include <ranges>
 #include <utility>
 
@@ -218,6 +221,68 @@ std::vector<Choice> planned(const std::vector<const Kernel*>& kernels, const Pro
   return choices;
 }
 
+// Everything that choices() depends on. Of pointers that is their alignment.
+struct Question {
+  Problem problem;
+  std::string algorithm;
+  int sms, compute_capability;
+  bool complex;
+
+  Question(std::string_view name, const Problem& p, const Context& context, bool is_complex)
+      : problem(p),
+        algorithm(name),
+        sms(context.sms),
+        compute_capability(context.compute_capability),
+        complex(is_complex) {
+    problem.op = "";
+    keep_alignment(problem.a.data);
+    keep_alignment(problem.b.data);
+    keep_alignment(problem.c.data);
+    keep_alignment(problem.b_presplit.hi_lo);
+    keep_alignment(problem.b_presplit.inverse_scales);
+    keep_alignment(problem.epilogue.bias);
+  }
+  bool operator==(const Question&) const = default;
+
+  size_t hash() const {
+    const Problem& p = problem;
+    size_t value = 0;
+    for (const int64_t part : {p.m, p.n, p.k, p.batch.count, p.a.row_stride, p.b.row_stride}) {
+      value = (value ^ static_cast<size_t>(part)) * 0x9E3779B97F4A7C15;
+    }
+    return value ^ value >> 32;
+  }
+
+ private:
+  template <class T>
+  static void keep_alignment(T*& pointer) {
+    constexpr uintptr_t kAlignment = kCacheLineBytes;  // more than a plan asks for
+    if (pointer == nullptr) return;
+    const uintptr_t offset = reinterpret_cast<uintptr_t>(pointer) % kAlignment;
+    pointer = reinterpret_cast<T*>(kAlignment + offset);
+  }
+};
+
+// The answers to the last questions of a thread, about products on a GPU.
+class KeptChoices {
+ public:
+  template <class Answer>
+  const std::vector<Choice>& find(Question question, const Answer& answer) {
+    Entry& entry = entries_[question.hash() % entries_.size()];
+    if (!entry || entry->first != question) entry.emplace(std::move(question), answer());
+    return entry->second;
+  }
+
+ private:
+  using Entry = std::optional<std::pair<Question, std::vector<Choice>>>;
+  std::vector<Entry> entries_ = std::vector<Entry>(64);
+};
+
+bool keeps_choices() {
+  static const char* value = std::getenv("TORCH_TILED_KEEP_PLANS");
+  return value == nullptr || std::string_view(value) != "0";
+}
+
 }  // namespace
 
 bool Kernel::runs_on(const Context& context, DType dtype) const {
@@ -285,7 +350,12 @@ std::vector<std::string> algorithms() {
 
 std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
                             bool complex) {
-  return planned(candidates(algorithm, p, context, complex), p, context);
+  const auto choose = [&] {
+    return planned(candidates(algorithm, p, context, complex), p, context);
+  };
+  if (context.on_host() || !keeps_choices()) return choose();
+  thread_local KeptChoices kept;
+  return kept.find(Question(algorithm, p, context, complex), choose);
 }
 
 bool launch(const std::vector<Choice>& choices, const Problem& p, const Context& context) {

@@ -14,7 +14,7 @@ from benchmarks.gemm.means import geometric_means
 from benchmarks.gemm.options import parse
 from benchmarks.suites import suites
 
-# --- what is printed, and the host's time --------------------------------------------------------
+# --- what is printed -----------------------------------------------------------------------------
 
 
 def test_output_fits_a_hundred_columns(bench):
@@ -24,20 +24,6 @@ def test_output_fits_a_hundred_columns(bench):
     table = output[output.index("tiny: ") :]
     assert "peer's" in table and "geometric means" in table
     assert max(map(len, output.splitlines())) <= report.WIDTH
-
-
-def test_the_host_time_of_calls_is_measured(bench, device):
-    status, results, output = bench("--overhead", "--device", device)
-    assert status == 0
-    assert results["rows"] == []
-    rows = results["header"]["overheads"]
-    assert [row["backward"] for row in rows] == 2 * ([False] * 5 + [True] * 5)
-    assert [row["call"].endswith(", bfloat16") for row in rows] == [False] * 10 + [True] * 10
-    us = {(row["call"], row["backward"]): row["us"] for row in rows}
-    assert len(us) == len(rows) and min(us.values()) > 0
-    for row in rows:
-        assert row["over_peer"] == row["us"] / us[row["peer"], row["backward"]]
-    assert "converted torch.nn.Linear" in output
 
 
 # --- for a profiler ------------------------------------------------------------------------------

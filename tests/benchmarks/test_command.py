@@ -6,11 +6,11 @@ import torch
 from benchmarks.gemm import __main__ as gemm
 from benchmarks.stream import __main__ as stream
 from benchmarks.studies import attack_bounds, complex_errors, errors, which_way
-from benchmarks.suites import front_page
+from benchmarks.suites import front_page, host
 from benchmarks.survey import __main__ as survey
 from benchmarks.survey import fit_costs
 
-EVERY = (gemm, stream, survey, front_page, which_way, errors, complex_errors, attack_bounds)
+EVERY = (gemm, stream, survey, front_page, host, which_way, errors, complex_errors, attack_bounds)
 
 
 @pytest.mark.parametrize(

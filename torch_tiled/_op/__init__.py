@@ -23,11 +23,12 @@ PyTorch's own kernel handles Functionalize. Inside torch.func transforms, the
 dispatcher starts over once for each level, the innermost transform first: a level of vmap runs the
 kernel of FuncTorchBatched, a level of grad or jvp that of Autograd.
 
-The functions in torch_tiled/ops.py enter in one of three ways:
+The functions in torch_tiled/ops.py, and torch.ops.tiled.matmul, linear and gemm_ as packets.py has
+Python call them, enter in one of three ways:
 
     file            used for                    where it enters
     --------------  --------------------------  --------------------------------------------------
-    fast_path.py    plain tensors, no options   _plain_matmul or _plain_linear, which skip Autograd
+    fast_path.py    plain tensors, no options   _plain_matmul and the like, which skip Autograd
     call.py         plain tensors, options,     the operator, below Autograd
                     nothing to differentiate
     call.py         everything else             the operator, at its highest key
@@ -53,10 +54,23 @@ import torch
 from . import library  # noqa: F401, first: the modules below look up operators that it loads
 
 # isort: split
-from . import autocast, autograd, fake, fast_path, flops, functional, inplace, layouts, lazy, vmap
+from . import (
+    autocast,
+    autograd,
+    fake,
+    fast_path,
+    flops,
+    functional,
+    inplace,
+    layouts,
+    lazy,
+    packets,
+    vmap,
+)
 from .namespace import NAMESPACE
 
 _registrations = torch.library.Library(NAMESPACE, "FRAGMENT")  # they last as long as this object
 for _module in (vmap, autocast, autograd, inplace, lazy, functional, fake, layouts, fast_path):
     _module.register(_registrations)
 flops.register()
+packets.enter()

@@ -1,9 +1,11 @@
-"""How the functions of torch_tiled/ops.py call an operator."""
+"""How the functions of torch_tiled/ops.py, and torch.ops.tiled, call an operator."""
 
+import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._internals import (
     BelowAutograd,
+    OpOverloadPacket,
     argument_names,
     call_without_python,
     is_jit_tracing,
@@ -18,41 +20,45 @@ from .sharding import register_if_needed
 
 
 def entry_points(op):
-    """An OpOverload, the same without its Python frame, and names for errors; for call()."""
-    name = name_in_texts(op)
-    return op, call_without_python(op), name, argument_names(op)
+    """What call() takes of an OpOverload, or of an OpOverloadPacket.
+
+    Returns the operator, the same without its Python frame, and names for errors.
+    """
+    overload = op.default if isinstance(op, OpOverloadPacket) else op
+    return op, call_without_python(op), name_in_texts(overload), argument_names(overload)
 
 
-def call(entries, *tensors, **options):
+def call(entries, *args, **options):
     """Calls an operator, below its Autograd key if the kernel there would do nothing.
 
     That kernel is Python, and finding out that it is not needed costs less than calling it.
 
     Args:
         entries: entry_points(op).
-        tensors: the operator's tensors, without a bias that is None.
-        options: its keyword arguments. A call without those that have their default values is
-            cheaper.
+        args: the operator's tensors.
+        options: its keyword arguments. A call without those with default values is cheaper.
 
     Raises:
-        torch.OutOfMemoryError: memory ran out; the operator itself can only raise a RuntimeError.
+        torch.OutOfMemoryError: where the operator itself can only raise a RuntimeError.
         RuntimeError: as the operator does; also if an argument is of a wrong type.
     """
     op, direct, name, arguments = entries
-    # No handler while Dynamo traces: torch 2.14 shows what one raises again as a repr.
+    # No handler where Dynamo traces: torch 2.14 shows what one raises again as a repr.
     if is_dynamo_compiling():
-        check_are_tensors(name, arguments, tensors, options)
-        return op(*tensors, **options)
+        check_are_tensors(name, arguments, args, options)
+        return op(*args, **options)
     try:
-        if "out" not in options and is_plain(*tensors) and not is_differentiated(*tensors):
-            with BelowAutograd():
-                return direct(*tensors, **options)
+        if "out" not in options:
+            tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)]
+            if is_plain(*tensors) and not is_differentiated(*tensors):
+                with BelowAutograd():
+                    return direct(*args, **options)
         register_if_needed()  # inference mode skips Autograd, and its kernels do it otherwise
         if is_jit_tracing() and transforms_active():
             _refuse_trace_of_transform(name)
-        return op(*tensors, **options)
+        return direct(*args, **options)
     except (RuntimeError, AttributeError) as error:
-        check_are_tensors(name, arguments, tensors, options)
+        check_are_tensors(name, arguments, args, options)
         raise_if_out_of_memory(error)
         raise_if_of_wrong_type(error)
         raise

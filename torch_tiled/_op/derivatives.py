@@ -122,6 +122,29 @@ class Matmul(SingleLevelFunction):
             return _sum(from_a, from_b)
 
 
+class PlainMatmul(SingleLevelFunction):
+    """a @ b of two matrices that are is_plain(): Matmul with as little as a small product allows.
+
+    Its arguments are a and b. It has no jvp, since no level of forward AD is active.
+    """
+
+    @staticmethod
+    def forward(ctx, a, b):
+        needs_a, needs_b = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        return fast_path.matmul(a, b)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None
+        a, b = ctx.saved_tensors
+        needs_a, needs_b = gradients_asked_for(ctx, ctx.needs_input_grad)
+        grad_a = _product(grad, b.mH, {}) if needs_a else None
+        return grad_a, _product(a.mH, grad, {}) if needs_b else None
+
+
 class Linear(SingleLevelFunction):
     """x @ weight.T + bias, with or without a relu: its derivative needs only the result's sign.
 
@@ -191,6 +214,8 @@ def plain_matmul(a, b):
         if not ((a.requires_grad or b.requires_grad) and torch.is_grad_enabled()):
             return fast_path.matmul(a, b)
         if not autocast_active():
+            if a.dim() == b.dim() == 2:
+                return PlainMatmul.apply(a, b)
             return Matmul.apply(fast_path.matmul, {}, a, b)
     except RuntimeError as error:
         raise_if_out_of_memory(error)

@@ -1,8 +1,9 @@
 """The fast path: products with default options of tensors that only autograd may observe.
 
 The dispatcher's Python kernels and the parsing of options cost as much as a small product. The
-operators tiled::_plain_matmul and tiled::_plain_linear have neither, and is_plain() finds out if
-they may be called. derivatives.py wraps them for tensors that require grad.
+operators tiled::_plain_matmul, _plain_linear, _plain_matmul_out and _plain_gemm_ have neither, and
+is_plain() finds out if they may be called. derivatives.py wraps the first two for tensors that
+require grad, and inplace.py the others, which count no write in the tensor's version.
 """
 
 import torch
@@ -21,6 +22,8 @@ from .supported import PLAIN_TYPES
 
 matmul = call_without_python(operators._plain_matmul.default)
 linear = call_without_python(operators._plain_linear.default)
+matmul_out = call_without_python(operators._plain_matmul_out.default)
+gemm_ = call_without_python(operators._plain_gemm_.default)
 
 
 def is_plain(*tensors):
@@ -54,16 +57,28 @@ _GENERAL_KEYS = (
 
 
 def _general_matmul(a, b):
-    return operators.matmul(a, b)
+    return operators.matmul.default(a, b)
 
 
 def _general_linear(x, weight, bias):
-    return operators.linear(x, weight, bias)
+    return operators.linear.default(x, weight, bias)
+
+
+def _general_matmul_out(a, b, out):
+    return operators.matmul.out(a, b, out=out)
+
+
+def _general_gemm_(c, a, b, alpha, beta):
+    return operators.gemm_.default(c, a, b, alpha=alpha, beta=beta)
 
 
 def register(library):
-    kernels = {"_plain_matmul": _general_matmul, "_plain_linear": _general_linear}
-    for name, kernel in kernels.items():
+    for name, kernel in (
+        ("_plain_matmul", _general_matmul),
+        ("_plain_linear", _general_linear),
+        ("_plain_matmul_out", _general_matmul_out),
+        ("_plain_gemm_", _general_gemm_),
+    ):
         for key in _GENERAL_KEYS:
             library.impl(name, kernel, key)
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")

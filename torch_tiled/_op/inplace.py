@@ -15,7 +15,14 @@ import functools
 import torch
 from torch.autograd.graph import increment_version
 
-from .._internals import AFTER_AUTOGRAD, AFTER_INPLACE, redispatch_without_python
+from .._internals import (
+    AFTER_AUTOGRAD,
+    AFTER_INPLACE,
+    autocast_active,
+    redispatch_without_python,
+)
+from . import fast_path
+from .fast_path import is_plain
 from .gradient_flow import is_differentiated_in_graph, why_differentiated
 from .lazy import resolve_for_python
 from .namespace import operators
@@ -93,6 +100,45 @@ def _refuse_inference_tensor(op, written, tensor):
 def _record_write(tensor):
     if not tensor.is_inference():
         increment_version(tensor)
+
+
+# --- The fast path -------------------------------------------------------------------------------
+
+
+def is_plain_write(written, a, b):
+    """Returns whether nothing but the version of `written` can observe a product that it gets."""
+    if not is_plain(written, a, b) or written.is_inference() or autocast_active():
+        return False
+    needs_grad = written.requires_grad or a.requires_grad or b.requires_grad
+    return not (needs_grad and torch.is_grad_enabled())
+
+
+def is_plain_gemm(c, a, b, alpha, beta):
+    """is_plain_write() of gemm_, whose factors are floats, or integers that a float holds."""
+    for factor in (alpha, beta):
+        if type(factor) is not float and not (type(factor) is int and abs(factor) < 1 << 53):
+            return False
+    return is_plain_write(c, a, b)
+
+
+def plain_matmul_out(a, b, out):
+    """matmul.out without options, if is_plain_write(out, a, b)."""
+    try:
+        fast_path.matmul_out(a, b, out)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    increment_version(out)
+
+
+def plain_gemm_(c, a, b, alpha, beta):
+    """gemm_ without options, if is_plain_gemm(c, a, b, alpha, beta)."""
+    try:
+        fast_path.gemm_(c, a, b, alpha, beta)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    increment_version(c)
 
 
 def register(library):

@@ -26,7 +26,12 @@ from .namespace import operators
 from .supported import PLAIN_TYPES
 
 _matmul, _linear = operators.matmul, operators.linear
-_WRITING = {_matmul.out: "out", operators.gemm_.default: "c"}  # and the name of what is written
+_WRITING = {  # and the name of what is written
+    _matmul.out: "out",
+    operators._plain_matmul_out.default: "out",
+    operators.gemm_.default: "c",
+    operators._plain_gemm_.default: "c",
+}
 _READING = (
     *(_matmul.default, _matmul.prepared, _linear.default, _linear.prepared),
     *(operators.prepare.default, operators.explain.default, operators._gemm.default),
@@ -94,4 +99,4 @@ def register(library):
             else:
                 kernel = functools.partial(_kernel, op, below)
                 library.impl(name, kernel, key, with_keyset=True)
-    library.impl("_is_conj", torch.library.fallthrough_kernel, "Negative")
+    library.impl("_conj_bit", torch.library.fallthrough_kernel, "Negative")

@@ -2,11 +2,12 @@
 
 import torch
 
-__all__ = ["COMPLEX", "DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT", "why_unsupported"]
+__all__ = ["COMPLEX", "DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT", "is_supported", "why_unsupported"]
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 COMPLEX = (torch.complex64, torch.complex128)
 DTYPES = (torch.float32, torch.float64, *SIXTEEN_BIT, *COMPLEX)
+_STRIDED = torch.strided
 _DEVICES = ("cpu", "cuda", "meta")
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -23,6 +24,14 @@ _WRAPPERS = frozenset(
         "torch._subclasses.functional_tensor.FunctionalTensor",
     )
 )
+
+
+def is_supported(tensor: torch.Tensor) -> bool:
+    """Returns whether this is a tensor that torch_tiled multiplies."""
+    if type(tensor) in PLAIN_TYPES and tensor.dtype in DTYPES and tensor.layout is _STRIDED:
+        if (tensor.is_cuda or tensor.is_cpu) and not tensor.is_nested:
+            return True
+    return isinstance(tensor, torch.Tensor) and why_unsupported(tensor) is None
 
 
 def why_unsupported(tensor: torch.Tensor, name: str = "operand") -> str | None:

@@ -1,7 +1,5 @@
 #include "kernels/common/sub_problems.h"
 
-#include <algorithm>
-
 #include "core/presplit.h"
 #include "core/split_in_two.h"
 #include "kernels/common/check.h"
@@ -13,10 +11,12 @@ std::optional<std::pair<Problem, Problem>> split_in_two(const Problem& p) {
   return tiled::split_in_two(p, along_m, Presplit::kRows, sizeof(float));
 }
 
-int64_t free_memory() {
+bool fits_in_free_memory(int64_t bytes) {
+  constexpr int64_t kNotAsked = int64_t{1} << 30;
+  if (bytes <= kNotAsked) return true;
   size_t free = 0, all = 0;
   check(cudaMemGetInfo(&free, &all));
-  return std::max(static_cast<int64_t>(free), kSmallWorkspace);
+  return bytes <= static_cast<int64_t>(free);
 }
 
 }  // namespace tiled::cuda

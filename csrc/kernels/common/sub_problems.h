@@ -15,13 +15,12 @@ namespace tiled::cuda {
 // the smaller one. Nothing if the problem is a single tile.
 std::optional<std::pair<Problem, Problem>> split_in_two(const Problem& p);
 
-// Workspaces up to this size are allocated without asking the driver for the free memory.
+// A workspace is not made smaller than this for lack of memory.
 inline constexpr int64_t kSmallWorkspace = int64_t{64} << 20;
 
-int64_t free_memory();
-inline bool fits_in_free_memory(int64_t bytes) {
-  return bytes <= kSmallWorkspace || bytes <= free_memory();
-}
+// Returns whether the driver has that much free memory. Asking it takes as long as a launch, so up
+// to 1 GiB the allocator finds out, which may have memory that the driver does not know as free.
+bool fits_in_free_memory(int64_t bytes);
 
 // Calls run(part) for the parts of a problem that is split in two `times` times.
 template <class Run>

@@ -1,0 +1,201 @@
+"""Measures how long the host takes for a call, PyTorch's and torch_tiled's in turns.
+
+    python -m benchmarks.suites.host --json benchmarks/results/host.json
+    python -m benchmarks.suites.host --small --device cpu
+
+A turn is a few calls, between which nothing waits for the GPU and after which all does, so that the
+GPU's time does not count. The process stays on one core of the CPU. A row has the least and the
+median time of a call over all turns, in microseconds. PyTorch computes in IEEE float32.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+import torch_tiled
+from benchmarks.command import DTYPES, Parser, Session, at_least
+from benchmarks.gemm import machine
+from benchmarks.pages import files
+
+Call = Callable[[], object]
+WARM_SECONDS = 1.0  # until the core has its clock
+CALLS = {8: 100, 1024: 30, 2048: 30, 4096: 20}  # of a turn, by size: fewer than the GPU can queue
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A way of calling, and what it is compared with."""
+
+    name: str
+    peer_name: str
+    ours: Call
+    peer: Call
+
+
+def contests(size: int, dtype: torch.dtype, device: str) -> Iterator[Contest]:
+    """The ways to multiply two squares of this size."""
+    make = partial(torch.randn, size, size, device=device, dtype=dtype)
+    a, b, c = make(), make(), make()
+    yield Contest(
+        "torch.ops.tiled.matmul",
+        "torch.mm",
+        lambda: torch.ops.tiled.matmul(a, b),
+        lambda: torch.mm(a, b),
+    )
+    yield Contest(
+        "torch_tiled.matmul",
+        "torch.matmul",
+        lambda: torch_tiled.matmul(a, b),
+        lambda: torch.matmul(a, b),
+    )
+    if size > 8:
+        return
+    yield Contest(
+        "torch_tiled.matmul, out=",
+        "torch.mm, out=",
+        lambda: torch_tiled.matmul(a, b, out=c),
+        lambda: torch.mm(a, b, out=c),
+    )
+    yield Contest(
+        "torch_tiled.gemm_",
+        "Tensor.addmm_",
+        lambda: torch_tiled.gemm_(c, a, b, beta=0.5),
+        lambda: c.addmm_(a, b, beta=0.5),
+    )
+    if dtype == torch.float32:
+        yield from of_models(a, b, device)
+
+
+def of_models(a: torch.Tensor, b: torch.Tensor, device: str) -> Iterator[Contest]:
+    """Calls with a gradient, of layers and under override."""
+
+    def overridden():
+        with torch_tiled.override():
+            for _ in range(10):
+                torch.mm(a, b)
+
+    def ten():
+        for _ in range(10):
+            torch.mm(a, b)
+
+    yield Contest("torch.mm under override, ten calls", "torch.mm, ten calls", overridden, ten)
+    x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+
+    def step(multiply: Callable) -> None:
+        x.grad = y.grad = None
+        multiply(x, y).backward(a)
+
+    yield Contest(
+        "torch_tiled.matmul, forward and backward",
+        "torch.mm, forward and backward",
+        lambda: step(torch_tiled.matmul),
+        lambda: step(torch.mm),
+    )
+    theirs = torch.nn.Linear(64, 64, device=device)
+    ours = torch_tiled.nn.Linear(64, 64, device=device)
+    rows = torch.randn(8, 64, device=device)
+    for name, mode in (("no_grad", torch.no_grad), ("with gradients", contextlib.nullcontext)):
+
+        def under(layer, mode=mode):
+            with mode():
+                return layer(rows)
+
+        yield Contest(
+            f"torch_tiled.nn.Linear, {name}",
+            f"torch.nn.Linear, {name}",
+            partial(under, ours),
+            partial(under, theirs),
+        )
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def turn(call: Call, calls: int, device: str) -> float:
+    """Microseconds of a call."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def measured(contest: Contest, calls: int, turns: int, device: str) -> dict:
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(turns):
+        for call, each in zip((contest.ours, contest.peer), times, strict=True):
+            each.append(turn(call, calls, device))
+    synchronize(device)
+    (us, median), (peer_us, peer_median) = ((min(x), statistics.median(x)) for x in times)
+    return {
+        "call": contest.name,
+        "peer": contest.peer_name,
+        "us": us,
+        "peer_us": peer_us,
+        "ratio": peer_us / us,
+        "us_median": median,
+        "peer_us_median": peer_median,
+    }
+
+
+def jobs(small: bool) -> Iterator[tuple[int, str]]:
+    for dtype in ("float32", "bfloat16", "float64", "complex64"):
+        yield 8, dtype
+    if not small:
+        for size in (1024, 2048, 4096):
+            for dtype in ("float32", "bfloat16"):
+                yield size, dtype
+
+
+def pin_to_a_core() -> None:
+    """Keeps the process on one of its cores, by which a call's time varies less."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser("benchmarks.suites.host", __doc__)
+    parser.add_argument("--small", action="store_true", help="the smallest products alone")
+    parser.add_argument("--turns", type=at_least(1), default=60, help="of each call")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    results = {"header": machine.describe(args), "rows": []}
+    torch.set_float32_matmul_precision("highest")
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    pin_to_a_core()
+    try:
+        with Session(args, results["header"], partial(files.write, args.json, results)) as session:
+            for size, dtype in jobs(args.small):
+                for contest in contests(size, DTYPES[dtype], args.device):
+                    end = time.perf_counter() + WARM_SECONDS * (not args.small)
+                    while turn(contest.peer, 1, args.device) and time.perf_counter() < end:
+                        pass
+                    row = measured(contest, CALLS[size], args.turns, args.device)
+                    results["rows"].append({"dtype": dtype, "size": size} | row)
+                    print(
+                        f"{size:5} {dtype:10} {row['call']:42} {row['us']:6.2f} us, {row['peer']}"
+                        f" {row['peer_us']:6.2f} us, ratio {row['ratio']:.2f}"
+                        f" (medians {row['us_median']:.2f}, {row['peer_us_median']:.2f})",
+                        flush=True,
+                    )
+    finally:
+        if affinity is not None:
+            os.sched_setaffinity(0, affinity)
+    return session.status(failed=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
