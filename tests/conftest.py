@@ -84,8 +84,9 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out products that an algorithm refuses for their dtype or device (test_errors.py has
-    those), and the cases that thinning.py finds superfluous."""
+    """Leaves out products in precision fp32 that an algorithm refuses for their dtype or device
+    (test_errors.py has those), and the cases that thinning.py finds superfluous. A parameter of
+    another name than `algorithm`, such as `kernel`, leaves out nothing."""
 
     def refused(item):
         params = getattr(item, "callspec", None) and item.callspec.params or {}

@@ -17,7 +17,9 @@ VIEWS = {
 
 def count_compilations(f, inputs):
     """Returns how many graphs are compiled for these inputs with dynamic shapes."""
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend=counter)
     for args in inputs:
         assert_close(compiled(*args), f(*args))
