@@ -163,11 +163,15 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
             return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
         if not _have_ranks(a, b, ranks):
             return None
+        if b.dim() == 1 and 0 in a.shape:  # PyTorch does not expand input then
+            return None
         if not input.is_complex() and any(isinstance(x, complex) for x in (alpha, beta)):
             return None
         if beta == 0 and input.requires_grad:  # its gradient is zeros, and not None
             return None
         if sum_batch:
+            if a.shape[2] != b.shape[1]:  # a batch of 0 would hide it
+                return None
             a, b = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
         if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
             return ops.linear(a, b.mT, input, precision=precision)

@@ -28,13 +28,13 @@ class override(TorchFunctionMode):
 
     PyTorch computes what torch_tiled does not multiply: integers, complex32, real beside complex
     operands, sparse, nested and quantized tensors, tensor subclasses that are not PyTorch's own,
-    other devices, an out= that would be resized, sums with alpha=0, and einsum of a single operand;
-    in autocast regions also sums that are written, products with out_dtype, and functions that
-    PyTorch does not cast there (mv and addmv on the CPU, inner on CUDA). It also computes products
-    inside of other functions, which the statement does not see: scaled_dot_product_attention,
-    multi_head_attention_forward (of torch.nn.MultiheadAttention and the Transformer layers), RNNs,
-    multi_dot, matrix_power, tensordot, bilinear, dot, cdist and convolutions. With strict=True each
-    of them warns.
+    other devices, an out= that would be resized, sums with alpha=0, addmv of an empty matrix, and
+    einsum of a single operand; in autocast regions also sums that are written, products with
+    out_dtype, and functions that PyTorch does not cast there (mv and addmv on the CPU, inner on
+    CUDA). It also computes products inside of other functions, which the statement does not see:
+    scaled_dot_product_attention, multi_head_attention_forward (of torch.nn.MultiheadAttention and
+    the Transformer layers), RNNs, multi_dot, matrix_power, tensordot, bilinear, dot, cdist and
+    convolutions. With strict=True each of them warns.
 
     Statements nest, and the innermost one counts. A statement holds for its own thread. Compiled
     functions may be called in one or contain one; torch.compile recompiles a function that is

@@ -74,9 +74,11 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   const Product product = make_product_into(options.op, a, b, out);
   if (!is_torch_product(a, b, options) || hides_lazy_bits(out)) {
     run(options, product, a, out);
-  } else if (out.is_contiguous()) {
+  } else if (out.is_contiguous() && lazy_bits(out) == Lazy{}) {
     torch_product(options.op, a, b, out);
-  } else {  // torch.matmul folds a batch into rows, and not every out can be viewed so
+  } else {
+    // torch.matmul folds a batch into rows, and not every out can be viewed so. To a lazy out torch
+    // 2.13 writes the conjugate of the product if it copies an operand first.
     const Tensor c = allocate(options.op, product.shape, out.scalar_type(), a);
     torch_product(options.op, a, b, c);
     Tensor written = out;
