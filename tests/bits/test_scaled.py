@@ -94,15 +94,14 @@ def test_batches(device, kind, name):
     a = torch.randn(*b.shape[:-2], 20, k)
     a[..., 3, 4] = torch.inf
 
-    def one_by_one(a):
-        rows = zip(a.expand(*b.shape[:-2], 20, k).flatten(0, -3), b.flatten(0, -3), strict=True)
-        each = torch.stack([kind.multiply(x, y, device) for x, y in rows])
-        return each.view(*b.shape[:-2], 20, n)
+    def one_by_one(a, b, batch):
+        pairs = zip(*(x.expand(*batch, *x.shape[-2:]).flatten(0, -3) for x in (a, b)), strict=True)
+        each = torch.stack([kind.multiply(x, y, device) for x, y in pairs])
+        return each.view(*batch, *each.shape[-2:])
 
-    first = a[(0,) * (a.dim() - 2)]
-    assert_same(kind.multiply(a, b, device), one_by_one(a))
-    assert_same(kind.multiply(first, b, device), one_by_one(first))
-    assert_same(kind.multiply(b.mT, a.mT, device), one_by_one(a).mT)
+    first, batch = a[(0,) * (a.dim() - 2)], b.shape[:-2]
+    for x, y in ((a, b), (first, b), (b.mT, a.mT)):
+        assert_same(kind.multiply(x, y, device), one_by_one(x, y, batch))
 
 
 @pytest.mark.parametrize("kind", ["mask", "one-hot", "signs", "int8"])

@@ -272,7 +272,7 @@ else:
     torch.cuda.set_per_process_memory_fraction(1.0)
     print(torch.equal(result, expected))
 """
-    found = python(program).strip()
+    *_, found = python(program).splitlines()  # PyTorch may have logged failed allocations
     assert found == ("True" if room >= enough or k <= 1024 else "not enough")
 
 
