@@ -205,6 +205,39 @@ class Linear(SingleLevelFunction):
             return tangent if relu is None else _threshold_backward(tangent, relu, 0)
 
 
+class PlainLinear(SingleLevelFunction):
+    """x @ weight.T + bias of tensors that are is_plain(): Linear with as little as that allows.
+
+    Its arguments are x, weight and bias (or None). It has no jvp, as PlainMatmul.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return fast_path.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = gradients_asked_for(ctx, ctx.needs_input_grad)
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            grad_x = _product(grad, weight.conj(), {})
+        if grad.dim() != 2:
+            grad = grad.reshape(math.prod(grad.shape[:-1]), grad.shape[-1])
+        if needs_weight:
+            if x.dim() != 2:
+                x = x.reshape(grad.shape[0], x.shape[-1])
+            grad_weight = _product(grad.mT, x.conj(), {})
+        if needs_bias:
+            grad_bias = grad.sum(0)
+        return grad_x, grad_weight, grad_bias
+
+
 # The fast path's products, differentiable: what matmul and linear compute without options for
 # tensors that are is_plain(). The general operators take autocast, which is one more key.
 
@@ -228,7 +261,7 @@ def plain_linear(x, weight, bias):
         if not is_differentiated(x, weight, bias):
             return fast_path.linear(x, weight, bias)
         if not autocast_active():
-            return Linear.apply(fast_path.linear, {}, x, weight, bias)
+            return PlainLinear.apply(x, weight, bias)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
