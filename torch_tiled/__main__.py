@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
 import sys
 
 from .info import as_table, info
-from .trace import draw, trace
+from .trace import MOST_STEPS, draw, trace
 
 
 def main() -> int:
@@ -30,13 +31,25 @@ def main() -> int:
     added.add_argument("--all", action="store_true", help="draw every phase of every block")
 
     options = parser.parse_args()
-    return options.run(options)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may have ASCII alone
+    try:
+        code = options.run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as of `| head -1`; what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _size(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a size; give a whole number from 1")
+    digits = text.lstrip("0")
+    if text.isdecimal() and 0 < len(digits) <= 9 and int(digits) <= MOST_STEPS:
+        return int(digits)
+    raise argparse.ArgumentTypeError(
+        f"{text} is not a size; give a whole number from 1 to {MOST_STEPS}"
+    )
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -48,7 +61,7 @@ def _info(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     try:
         draw(trace(options.m, options.n, options.k, options.tile), every=options.all)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
 """The classes that torch_tiled.convert gives to layers.
 
 convert() assigns one of these to a layer's __class__ and sets its _origin; revert() undoes both.
-None of them is instantiated.
+Code that rebuilds a layer by its class constructs one, as it would the class before.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -21,7 +22,7 @@ from ._op.supported import PLAIN_TYPES, why_unsupported
 from ._routes import broadcasts
 from ._routes import linear as linear_of_pytorch
 from ._warning import warn
-from .ops import linear
+from .ops import check_precision, linear
 
 __all__ = ["Converted", "Linear", "NonDynamicallyQuantizableLinear", "Origin", "converted_class"]
 
@@ -47,6 +48,12 @@ class Converted:
     _origin: Origin
     # _multiply(input, weight, bias) is forward, by torch_tiled, for a bias that does not broadcast.
     _multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+    def _construct(self, kind: type, precision: str, *args: Any) -> None:
+        """Makes a layer that convert() would have made of kind(*args)."""
+        check_precision(precision)
+        kind.__init__(self, *args)
+        self._origin = Origin(kind, "", precision, strict=False)
 
     @property
     def precision(self) -> str:
@@ -122,9 +129,19 @@ _told: weakref.WeakKeyDictionary[Origin, set[str]] = weakref.WeakKeyDictionary()
 class Linear(Converted, nn.Linear):
     """The class of a converted torch.nn.Linear."""
 
+    _kind = torch.nn.Linear
+
+    def __init__(
+        self, in_features, out_features, bias=True, device=None, dtype=None, *, precision="fp32"
+    ):
+        sizes = in_features, out_features
+        self._construct(self._kind, precision, *sizes, bias, device, dtype)
+
 
 class NonDynamicallyQuantizableLinear(Linear, _NDQLinear):
     """The class of a converted torch.nn.modules.linear.NonDynamicallyQuantizableLinear."""
+
+    _kind = _NDQLinear
 
 
 _CONVERTED_CLASSES = {
@@ -150,6 +167,9 @@ def _conv1d() -> type:
 
     class Conv1D(Converted, Original):
         """The class of a converted transformers.pytorch_utils.Conv1D."""
+
+        def __init__(self, nf, nx, *, precision="fp32"):
+            self._construct(Original, precision, nf, nx)
 
         def _multiply(self, input, weight, bias):
             return linear(input, weight.mT, bias, precision=self.precision)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from . import stream
 from ._op.namespace import LIBRARY
 from .ops import matmul
 from .version import __version__, numerics_version
@@ -15,12 +16,22 @@ from .version import __version__, numerics_version
 __all__ = ["as_table", "info"]
 
 _SIZES = 33, 47, 256  # m, n, k: partial tiles of C, and K long enough for tensor cores
-# The dtypes of the products, and the dtype that each is summed in.
+# The dtypes of the products, and the dtype that each is summed in, of complex numbers each part.
 _SUMMED_IN = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
+    torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
 }
+# (the operands' dtype, the result's, whether it is streamed) of each product.
+_KINDS = (
+    *((dtype, dtype, False) for dtype in _SUMMED_IN),
+    (torch.float16, torch.float32, False),
+    (torch.bfloat16, torch.float32, False),
+    (torch.float32, torch.float32, True),
+)
 
 
 def info() -> dict:
@@ -37,8 +48,8 @@ def info() -> dict:
         - "running": "python", "torch" and "cuda", the version of torch's CUDA or "none".
         - "devices": for each its "device" and "name"; for GPUs also "capability" and "code", the
           architecture in the library that the GPU runs.
-        - "products": for each its "device", "dtype" and "algorithm", and "error": None, or a
-          sentence.
+        - "products": for each its "device", "dtype", "out_dtype", "streamed" (whether it is one
+          of torch_tiled.stream) and "algorithm", and "error": None, or a sentence.
         - "ok": whether no product has an error.
 
     Examples:
@@ -100,7 +111,10 @@ def as_table(facts: dict) -> str:
             text += f", compute capability {device['capability']}, code for it: {device['code']}"
         lines.append((device["device"], text))
     for product in facts["products"]:
-        name = f"{product['dtype']} on {product['device']}"
+        name = product["dtype"]
+        if product["out_dtype"] != name:
+            name += f" to {product['out_dtype']}"
+        name += f"{', streamed' if product['streamed'] else ''} on {product['device']}"
         lines.append((name, f"{product['algorithm']}: {product['error'] or 'ok'}"))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
@@ -169,34 +183,46 @@ def _products() -> list[dict]:
         {
             "device": device,
             "dtype": str(dtype).removeprefix("torch."),
+            "out_dtype": str(out_dtype).removeprefix("torch."),
+            "streamed": streamed,
             "algorithm": algorithm,
-            "error": _error(dtype, device, algorithm),
+            "error": _error(dtype, out_dtype, streamed, device, algorithm),
         }
         for device, algorithm in algorithms.items()
-        for dtype in _SUMMED_IN
+        for dtype, out_dtype, streamed in _KINDS
     ]
 
 
-def _error(dtype: torch.dtype, device: str, algorithm: str) -> str | None:
+def _error(
+    dtype: torch.dtype, out_dtype: torch.dtype, streamed: bool, device: str, algorithm: str
+) -> str | None:
     """Computes a product, and returns a sentence on its wrong elements, or None.
 
     A sum of K products in any order errs by at most (K + 2) u |A||B|; u is the unit roundoff
     of the dtype that it is summed in, and the 2 covers terms of second order; tensor cores err by
-    less at this K (docs/guide/numerics.md). The float64 product that it is compared with also has
-    such an error. The sum is then rounded to its dtype.
+    less at this K (docs/guide/numerics.md). A part of a complex sum has 2 K products, which |A||B|
+    bounds as well. The float64 product that it is compared with also has such an error. The sum is
+    then rounded to its dtype.
     """
     m, n, k = _SIZES
+    wide = torch.complex128 if dtype.is_complex else torch.float64
     generator = torch.Generator().manual_seed(0)  # leaves the default one alone
-    a = torch.randn(m, k, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
-    b = torch.randn(k, n, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+    a = torch.randn(m, k, generator=generator, dtype=wide, device="cpu").to(dtype)
+    b = torch.randn(k, n, generator=generator, dtype=wide, device="cpu").to(dtype)
     try:
-        product = matmul(a.to(device), b.to(device), algorithm=algorithm).cpu()
+        if streamed:
+            product = stream.matmul(a, b, devices=device, algorithm=algorithm)
+        else:
+            options = {"algorithm": algorithm, "out_dtype": out_dtype}
+            product = matmul(a.to(device), b.to(device), **options).cpu()
     except RuntimeError as error:
         return str(error)
-    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    limit = (k + 2) * (_roundoff(_SUMMED_IN[dtype]) + _roundoff(torch.float64)) * size
-    limit += _roundoff(dtype) * (exact.abs() + limit)
-    error = (product.double() - exact).abs()
+    exact, size = a.to(wide) @ b.to(wide), a.to(wide).abs() @ b.to(wide).abs()
+    terms = 2 * k if dtype.is_complex else k
+    limit = (terms + 2) * (_roundoff(_SUMMED_IN[dtype]) + _roundoff(torch.float64)) * size
+    limit += _roundoff(out_dtype) * (exact.abs() + limit)
+    difference = product.to(wide) - exact
+    error = torch.view_as_real(difference).abs().amax(-1) if dtype.is_complex else difference.abs()
     wrong = ~(error <= limit)  # a NaN is wrong
     if not wrong.any():
         return None

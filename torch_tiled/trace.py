@@ -5,6 +5,7 @@ tile of A and a tile of B to shared memory, and adds their product to its accumu
 that it copies is used by a whole row or column of the tile.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ import torch
 __all__ = ["Phase", "Traced", "draw", "trace"]
 
 _MOST_PHASES = 16  # drawn without --all, unless one block has more
+MOST_STEPS = 2**14  # elements of C and phases, each a step of Python
+_MOST_COPIED = 2**22  # elements of tiles, which a Traced keeps
 
 
 class _GlobalMemory:
@@ -95,7 +98,7 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
         A Traced.
 
     Raises:
-        ValueError: a size is not positive.
+        ValueError: a size is not positive, or the product is too large to trace.
 
     Examples:
         >>> from torch_tiled.trace import trace
@@ -106,6 +109,13 @@ def trace(m: int, n: int, k: int, tile: int) -> Traced:
     for name, size in (("m", m), ("n", n), ("k", k), ("tile", tile)):
         if size < 1:
             raise ValueError(f"{name} is {size}; a product to trace has sizes of at least 1")
+    phases = math.prod(-(-size // tile) for size in (m, n, k))
+    if m * n + phases > MOST_STEPS or phases * tile**2 > _MOST_COPIED:
+        raise ValueError(
+            f"a product ({m}, {k}) ({k}, {n}) in tiles of {tile} x {tile} has {m * n} elements and "
+            f"{phases} phases; at most {MOST_STEPS} of both together, and {_MOST_COPIED} elements "
+            f"in the tiles of A, are traced: choose smaller sizes"
+        )
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(1, 10, (m, k), generator=generator)
     b = torch.randint(1, 10, (k, n), generator=generator)
@@ -215,7 +225,7 @@ def _draw_matrices(console, *matrices) -> None:
         console.print(Columns(drawings, padding=(0, gap)))
     else:
         for each in drawings:
-            console.print(each, overflow="ellipsis")
+            console.print(each, overflow="crop" if console.options.ascii_only else "ellipsis")
     console.print()
 
 

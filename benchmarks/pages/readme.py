@@ -67,7 +67,7 @@ def write_table(measured: dict) -> str:
             "prompts with the same logits alone and in a batch: float32, bfloat16",
             f"{same[0]} and {same[1]} of {count}",
             f"{same[2]} and {same[3]} of {count}",
-            "the same bits, whoever else asks",
+            "the same bits, whatever else is in the batch",
         ),
         _product(bfloat16),
         _line(

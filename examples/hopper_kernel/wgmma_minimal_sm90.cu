@@ -8,8 +8,7 @@
 // Next:  csrc/kernels/mma: TMA, a pipeline of stages, and warpgroups that only load.
 //
 //   all threads   load A and B of a step -> shared memory, zeros beyond the matrix
-//                 fence_proxy_async()   the stores are visible to wgmma, which reads by another
-//                 proxy
+//                 fence_proxy_async()   wgmma, which reads by another proxy, sees the stores
 //                 __syncthreads()       both tiles are complete
 //                 4 wgmma, wait         for all of them
 //                 __syncthreads()       no wgmma reads the tiles any more; next step

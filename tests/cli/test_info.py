@@ -19,7 +19,8 @@ from torch_tiled.info import as_table, info
 
 PACKAGE = Path(torch_tiled.__file__).resolve().parent
 ARCHITECTURES = ["compute_80", "sm_80", "sm_90a"]  # what setup.py compiles for
-DTYPES = ["float32", "float64", "bfloat16"]
+DTYPES = ["float32", "float64", "float16", "bfloat16", "complex64", "complex128"]
+MIXED = [("float16", "float32"), ("bfloat16", "float32")]
 
 
 def in_a_process(cwd: Path) -> subprocess.CompletedProcess:
@@ -81,7 +82,9 @@ def test_versions_and_library():
 def test_products_are_right(device):
     facts = info()
     products = [each for each in facts["products"] if each["device"].startswith(device)]
-    assert [each["dtype"] for each in products] == DTYPES
+    kinds = [(each["dtype"], each["out_dtype"], each["streamed"]) for each in products]
+    whole = [*((dtype, dtype, False) for dtype in DTYPES), *((*each, False) for each in MIXED)]
+    assert kinds == [*whole, ("float32", "float32", True)]
     assert {each["algorithm"] for each in products} == {"tiled" if device == "cpu" else "auto"}
     assert {each["error"] for each in products} == {None}
     assert facts["ok"] is True
@@ -174,7 +177,7 @@ def test_a_wrong_product_is_printed_and_exits_with_1(monkeypatch, command):
 
     def wrong(a, b, **options):
         product = right(a, b, **options)
-        if a.dtype == torch.float64:
+        if a.dtype in (torch.float64, torch.complex128):
             product[3, 5] *= 1 + 1e-11
             product[4, 6] = torch.nan
         return product
@@ -185,7 +188,8 @@ def test_a_wrong_product_is_printed_and_exits_with_1(monkeypatch, command):
     table = rows(output)
     assert table["float32 on cpu"] == "tiled: ok"
     assert table["bfloat16 on cpu"] == "tiled: ok"
-    assert table["float64 on cpu"].startswith("tiled: 2 of 1551 elements are wrong: at (3, 5) is ")
+    for name in ("float64 on cpu", "complex128 on cpu"):
+        assert table[name].startswith("tiled: 2 of 1551 elements are wrong: at (3, 5) is ")
 
 
 def test_a_product_that_raises_is_printed_and_exits_with_1(monkeypatch, command):
@@ -193,6 +197,7 @@ def test_a_product_that_raises_is_printed_and_exits_with_1(monkeypatch, command)
         raise RuntimeError("tiled::matmul: no")
 
     monkeypatch.setattr(module, "matmul", refuse)
+    monkeypatch.setattr(module.stream, "matmul", refuse)
     status, output = command("info", "--json")
     assert status == 1
     facts = json.loads(output)

@@ -17,7 +17,7 @@ from .._internals import (
     transforms_active,
 )
 from .activations import ACTIVATIONS
-from .derivatives import Linear, Matmul, without
+from .derivatives import Linear, Matmul, forget_saved, without
 from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
 from .lazy import resolve_for_python
 from .namespace import operators
@@ -45,10 +45,14 @@ def _apply(function, redispatch, keyset, options, *tensors):
             with torch.set_grad_enabled(grad_mode), set_forward_ad_enabled(True):
                 return redispatch(keyset, *tensors, **options)
 
-    if transforms_active():
-        with allow_single_level_function():
-            return function.apply(below, options, *tensors)
-    return function.apply(below, options, *tensors)
+    try:
+        if transforms_active():
+            with allow_single_level_function():
+                return function.apply(below, options, *tensors)
+        return function.apply(below, options, *tensors)
+    except BaseException:
+        forget_saved(below)
+        raise
 
 
 def _matmul(keyset, a, b, **options):

@@ -90,7 +90,7 @@ def _product_shape(op, a, b):
 
 
 def _check_written(op, name, tensor):
-    if 0 in tensor.shape:  # nothing is written
+    if any(isinstance(size, int) and size == 0 for size in tensor.shape):  # nothing is written
         return
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if isinstance(stride, int) and stride == 0 and size > 1:

@@ -158,15 +158,16 @@ class Linear(SingleLevelFunction):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, options, x, weight, _ = inputs
+        below, options, x, weight, _ = inputs
         _, _, needs_x, needs_weight, _ = ctx.needs_input_grad
-        # An alias of the output is saved, not the output itself, which refers to this Function:
-        # torch.utils.checkpoint ends a recomputation by an exception amid the saving, which would
-        # leave the two referring to each other. The derivative needs no gradient of the alias.
-        relu = output.detach() if options.get("activation") == "relu" else None
+        is_relu = options.get("activation") == "relu"
         ctx.set_materialize_grads(False)
+        # The output itself is saved, since PyTorch's relu has a second derivative by it, of zeros.
+        relu = output if is_relu else None
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, relu)
-        ctx.save_for_forward(x, weight, relu)
+        ctx.save_for_forward(x, weight, output.detach() if is_relu else None)
+        if is_relu:
+            below.ctx = ctx  # for forget_saved()
         ctx.options, ctx.shape = without(options, "activation"), output.shape
 
     @staticmethod
@@ -236,6 +237,15 @@ class PlainLinear(SingleLevelFunction):
         if needs_bias:
             grad_bias = grad.sum(0)
         return grad_x, grad_weight, grad_bias
+
+
+def forget_saved(below):
+    """Ends the references between a Linear and its output if saving them has raised.
+
+    torch.utils.checkpoint ends a recomputation by an exception amid the saving.
+    """
+    if ctx := getattr(below, "ctx", None):
+        ctx.save_for_backward()
 
 
 # The fast path's products, differentiable: what matmul and linear compute without options for

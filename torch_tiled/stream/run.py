@@ -35,7 +35,8 @@ def run(problem, settings, report):
         return _run_on_cpu(problem, report)
     parts = parts_of(problem, settings)
     clock, done = Clock(), []
-    for later, part in reversed(list(enumerate(reversed(parts)))):
+    for i, part in enumerate(parts):
+        later = len(parts) - 1 - i
         _Run(problem, settings, part, report, clock, done, len(parts), later).run()
 
 

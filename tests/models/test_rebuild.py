@@ -1,0 +1,137 @@
+"""Every class that a model shows can be constructed, subclassed, copied and pickled."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import torch_tiled
+from torch_tiled.converted import Converted
+
+
+def converted(layer):
+    torch_tiled.convert(layer)
+    return layer
+
+
+def conv1d(rows, cols):
+    return pytest.importorskip("transformers.pytorch_utils").Conv1D(cols, rows)
+
+
+CLASSES = {
+    "Linear": lambda: type(converted(torch.nn.Linear(4, 3))),
+    "NonDynamicallyQuantizableLinear": lambda: type(
+        converted(torch.nn.modules.linear.NonDynamicallyQuantizableLinear(4, 3))
+    ),
+    "Conv1D": lambda: type(converted(conv1d(4, 3))),
+    "torch_tiled.nn.Linear": lambda: torch_tiled.nn.Linear,
+}
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+}
+
+
+@pytest.fixture(params=CLASSES)
+def kind(request):
+    return CLASSES[request.param]()
+
+
+def sizes(kind):
+    return (3, 4) if kind.__name__ == "Conv1D" else (4, 3)  # Conv1D takes outputs first
+
+
+def assert_works(layer, kind):
+    x = torch.randn(2, 4)
+    weight = layer.weight if kind.__name__ == "Conv1D" else layer.weight.mT
+    assert type(layer) is kind
+    torch.testing.assert_close(layer(x), x @ weight + layer.bias)
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_rebuilt(kind, way):
+    layer = kind(*sizes(kind), precision="ieee")
+    assert_works(layer, kind)
+    other = way(layer)
+    assert_works(other, kind)
+    assert other.precision == "ieee" and repr(other) == repr(layer)
+    other.load_state_dict(layer.state_dict())
+
+
+def test_reverted_and_converted_again(kind):
+    layer = kind(*sizes(kind))
+    if not isinstance(layer, Converted):
+        return
+    assert torch_tiled.revert(layer).changed == [""]
+    plain = type(layer)
+    assert not isinstance(layer, Converted) and plain.__module__.split(".")[0] != "torch_tiled"
+    assert torch_tiled.convert(layer, precision="tf32").changed == [""]
+    assert type(layer) is kind and layer.precision == "tf32"
+
+
+def test_subclassed(kind):
+    class Doubled(kind):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.factor = 2
+
+        def forward(self, input):
+            return self.factor * super().forward(input)
+
+    layer = Doubled(*sizes(kind))
+    x = torch.randn(2, 4)
+    assert torch.equal(layer(x), 2 * kind.forward(layer, x))
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+
+
+def test_arguments_are_those_of_the_class_before(kind):
+    with pytest.raises(RuntimeError, match="there is no precision"):
+        kind(*sizes(kind), precision="fp8")
+    if kind.__name__ == "Conv1D":
+        return
+    names = list(inspect.signature(torch.nn.Linear).parameters)
+    assert list(inspect.signature(kind).parameters)[: len(names)] == names
+    assert kind(4, 3, bias=False, dtype=torch.float64).weight.dtype == torch.float64
+    assert kind(4, 3, False).bias is None
+    assert torch.nn.utils.skip_init(kind, 4, 3)(torch.ones(4)).shape == (3,)
+
+
+def public_values():
+    """An object of each class that torch_tiled's functions return or take."""
+    a, b = torch.randn(4, 130), torch.randn(130, 5)
+    shown = []
+    torch_tiled.stream.matmul(a, b, devices="cpu", progress=shown.append)
+    return {
+        "Prepared": torch_tiled.prepare(b),
+        "Prepared, transposed": torch_tiled.prepare(b).mT,
+        "Explanation": torch_tiled.explain(a, b),
+        "Report": torch_tiled.convert(torch.nn.Linear(3, 4)),
+        "Plan": torch_tiled.stream.plan(a, b, max_device_bytes=2**24),
+        "Progress": shown[-1],
+        "Interrupted": torch_tiled.stream.Interrupted([(None, slice(2), slice(3))], 3),
+        "override": torch_tiled.override("ieee", strict=True),
+        "a forward for kernelize": torch_tiled.layers.LinearTF32(),
+        "a frozen layer": torch_tiled.freeze(torch_tiled.nn.Linear(4, 3)),
+    }
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_public_values(way):
+    for name, value in public_values().items():
+        other = way(value)
+        assert type(other) is type(value), name
+        if name == "override":
+            assert (other.precision, other.strict) == ("ieee", True)
+        else:
+            assert repr(other) == repr(value), name
+
+
+def test_public_names():
+    for module in (torch_tiled, torch_tiled.nn, torch_tiled.layers, torch_tiled.stream):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value):
+                assert pickle.loads(pickle.dumps(value)) is value
