@@ -160,26 +160,18 @@ def _kernels(rows: list[dict], mean: dict) -> str:
 
 def write_host(measured: dict) -> str:
     """The part of docs/kernels/results.md on the host's time, by benchmarks.suites.host."""
-    rows = [
-        {
-            "call": f"`{row['call']}`",
-            "beside": f"`{row['peer']}`",
-            "dtype": row["dtype"],
-            "size": row["size"],
-            "us": row["us"],
-            "PyTorch's": row["peer_us"],
-            "ratio": f"{row['ratio']:.2f}",
-            "medians": f"{row['us_median']:.1f}, {row['peer_us_median']:.1f}",
-        }
-        for row in measured["rows"]
-    ]
+    dtypes = dict.fromkeys(row["dtype"] for row in measured["rows"])
+    lines: dict[tuple, dict[str, str | int]] = {}
+    for row in measured["rows"]:
+        named = {"call": f"`{row['call']}`", "beside": f"`{row['peer']}`", "size": row["size"]}
+        line = lines.setdefault(tuple(named.values()), named | dict.fromkeys(dtypes, "-"))
+        line[row["dtype"]] = f"{row['us']:.1f} ({row['ratio']:.2f})"
     return "\n\n".join(
         [
             "## Host time",
             "The host's time of a call on squares of a size, in us, launches included: the least "
-            "of many turns of calls, and the medians. The ratio is PyTorch's time over that of "
-            f"torch_tiled. {measured_on(measured['header'])} with `python -m "
-            "benchmarks.suites.host`.",
-            table(3, rows),
+            "of many turns of calls, and in brackets PyTorch's time over it. "
+            f"{measured_on(measured['header'])} by `python -m benchmarks.suites.host`.",
+            table(2, list(lines.values())),
         ]
     )
