@@ -5,8 +5,6 @@ from collections.abc import Iterable
 
 import torch
 
-from torch_tiled._op import registry
-
 # The kinds of products: the dtype and the precisions of their rows.
 FLOAT32, BFLOAT16 = ("float32", ("fp32", "ieee")), ("bfloat16", ("fp32",))
 TF32, FLOAT64 = ("float32", ("tf32",)), ("float64", ("fp32",))
@@ -33,14 +31,16 @@ def squares(
     return dict(sorted(first.items()))
 
 
-def kernels() -> list[str]:
-    """The kernels in the order of the ladder."""
-    return list(registry.kernels())
+def kernels() -> dict:
+    """The kernels by name, in the order of the ladder."""
+    from torch_tiled._op import registry  # not above: the site is made without the library
+
+    return registry.kernels()
 
 
 def kind(kernel: str) -> tuple[str, tuple[str, ...]]:
     """The dtype and the precisions of a kernel's rows."""
-    row = registry.kernels()[kernel]
+    row = kernels()[kernel]
     if row.order == "tf32":
         return TF32
     every = FLOAT32, FLOAT64, BFLOAT16

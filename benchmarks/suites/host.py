@@ -1,4 +1,4 @@
-"""Measures how long the host takes for a call, PyTorch's and torch_tiled's in turns.
+"""Measures how long the host takes for a call of PyTorch's and of torch_tiled's, alternately.
 
     python -m benchmarks.suites.host --json benchmarks/results/host.json
     python -m benchmarks.suites.host --small --device cpu
