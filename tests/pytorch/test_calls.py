@@ -138,6 +138,30 @@ def test_a_gradient_flows(name):
     assert operands[0].grad is not None
 
 
+class _Wrapped:
+    """No tensor, but what stands for one: calls get the tensor, and double it first."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        def unwrap(x):
+            return x.tensor * 2 if isinstance(x, cls) else x
+
+        options = {name: unwrap(x) for name, x in (kwargs or {}).items()}
+        return func(*map(unwrap, args), **options)
+
+
+@pytest.mark.parametrize("name", ["op", "op_named", "op_with_option", "op_linear_named", "matmul"])
+def test_a_gradient_flows_through_what_stands_for_a_tensor(name):
+    a, *others = _operands()
+    expected, actual = a.clone().requires_grad_(), a.clone().requires_grad_()
+    CALLS[name](2 * expected, *others).sum().backward()
+    CALLS[name](_Wrapped(actual), *others).sum().backward()
+    assert torch.equal(actual.grad, expected.grad)
+
+
 @pytest.mark.parametrize("name", sorted(WRITING))
 def test_a_write_refuses_a_gradient(name):
     a, *others = _operands()

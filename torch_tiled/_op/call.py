@@ -18,6 +18,9 @@ from .namespace import name_in_texts
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
 
+# What is no tensor, nor stands for one: an object with __torch_function__ may have a gradient.
+_OPTIONS = (str, int, float, torch.dtype, type(None))
+
 
 def entry_points(op):
     """What call() takes of an OpOverload, or of an OpOverloadPacket.
@@ -49,7 +52,7 @@ def call(entries, *args, **options):
         return op(*args, **options)
     try:
         if "out" not in options:
-            tensors = [x for x in (*args, *options.values()) if isinstance(x, torch.Tensor)]
+            tensors = [x for x in (*args, *options.values()) if not isinstance(x, _OPTIONS)]
             if is_plain(*tensors) and not is_differentiated(*tensors):
                 with BelowAutograd():
                     return direct(*args, **options)
