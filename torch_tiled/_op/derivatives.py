@@ -63,6 +63,31 @@ def _product_reduced_to(shape, batch, x, y, options):
     return _product(x, y, options).sum_to_size(shape)
 
 
+def _gradients_of_matrices(grad, a, b, needs_a, needs_b, options):
+    """The gradients of two matrices, from that of a @ b. None for one that is not needed."""
+    grad_a = _product(grad, b.mH, options) if needs_a else None
+    return grad_a, _product(a.mH, grad, options) if needs_b else None
+
+
+def _gradients_of_layer(grad, x, weight, needed, options):
+    """The gradients of x, weight and bias, from that of x @ weight.T + bias.
+
+    Args:
+        needed: whether each of the three is needed; the gradients of others are None.
+    """
+    needs_x, needs_weight, needs_bias = needed
+    grad_x = grad_weight = grad_bias = None
+    if needs_x:
+        grad_x = _product(grad, weight.conj(), options)
+    if needs_weight or needs_bias:
+        by_row, x_by_row = _fold_batch_into_rows(grad, x if needs_weight else grad)
+    if needs_weight:
+        grad_weight = _product(by_row.mT, x_by_row.conj(), options)
+    if needs_bias:
+        grad_bias = by_row.sum(0)
+    return grad_x, grad_weight, grad_bias
+
+
 class Matmul(SingleLevelFunction):
     """a @ b.
 
@@ -91,13 +116,9 @@ class Matmul(SingleLevelFunction):
         needs_a, needs_b = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         options = without(ctx.options, "out_dtype")
         grad = grad.to(ctx.dtype)
-        grad_a = grad_b = None
         if len(ctx.a_shape) == len(ctx.b_shape) == 2:
-            if needs_a:
-                grad_a = _product(grad, b.mH, options)
-            if needs_b:
-                grad_b = _product(a.mH, grad, options)
-            return None, None, grad_a, grad_b
+            return None, None, *_gradients_of_matrices(grad, a, b, needs_a, needs_b, options)
+        grad_a = grad_b = None
         # Vectors become matrices: a is a row, b a column.
         a_shape, b_shape = ctx.a_shape, ctx.b_shape
         if len(b_shape) == 1:
@@ -141,8 +162,7 @@ class PlainMatmul(SingleLevelFunction):
             return None, None
         a, b = ctx.saved_tensors
         needs_a, needs_b = gradients_asked_for(ctx, ctx.needs_input_grad)
-        grad_a = _product(grad, b.mH, {}) if needs_a else None
-        return grad_a, _product(a.mH, grad, {}) if needs_b else None
+        return _gradients_of_matrices(grad, a, b, needs_a, needs_b, {})
 
 
 class Linear(SingleLevelFunction):
@@ -175,20 +195,10 @@ class Linear(SingleLevelFunction):
         if grad is None:
             return None, None, None, None, None
         x, weight, relu = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
-        needs_x, needs_weight, needs_bias = gradients_asked_for(ctx, needed)
+        needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         if relu is not None:
             grad = _threshold_backward(grad, relu, 0)
-        grad_x = grad_weight = grad_bias = None
-        if needs_x:
-            grad_x = _product(grad, weight.conj(), ctx.options)
-        if needs_weight or needs_bias:
-            by_row, x_by_row = _fold_batch_into_rows(grad, x if needs_weight else grad)
-        if needs_weight:
-            grad_weight = _product(by_row.mT, x_by_row.conj(), ctx.options)
-        if needs_bias:
-            grad_bias = by_row.sum(0)
-        return None, None, grad_x, grad_weight, grad_bias
+        return None, None, *_gradients_of_layer(grad, x, weight, needed, ctx.options)
 
     @staticmethod
     def jvp(ctx, _, __, x_tangent, weight_tangent, bias_tangent):
@@ -224,19 +234,8 @@ class PlainLinear(SingleLevelFunction):
         if grad is None:
             return None, None, None
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = gradients_asked_for(ctx, ctx.needs_input_grad)
-        grad_x = grad_weight = grad_bias = None
-        if needs_x:
-            grad_x = _product(grad, weight.conj(), {})
-        if grad.dim() != 2:
-            grad = grad.reshape(math.prod(grad.shape[:-1]), grad.shape[-1])
-        if needs_weight:
-            if x.dim() != 2:
-                x = x.reshape(grad.shape[0], x.shape[-1])
-            grad_weight = _product(grad.mT, x.conj(), {})
-        if needs_bias:
-            grad_bias = grad.sum(0)
-        return grad_x, grad_weight, grad_bias
+        needed = gradients_asked_for(ctx, ctx.needs_input_grad)
+        return _gradients_of_layer(grad, x, weight, needed, {})
 
 
 def forget_saved(below):
