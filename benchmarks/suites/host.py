@@ -157,10 +157,26 @@ def jobs(small: bool) -> Iterator[tuple[int, str]]:
                 yield size, dtype
 
 
-def pin_to_a_core() -> None:
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
     """Keeps the process on one of its cores, by which a call's time varies less."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def warm(call: Call, seconds: float, device: str) -> None:
+    """Calls until the core has its clock, and once at least."""
+    end = time.perf_counter() + seconds
+    turn(call, 1, device)
+    while time.perf_counter() < end:
+        turn(call, 1, device)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -174,26 +190,22 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     results = {"header": machine.describe(args), "rows": []}
     torch.set_float32_matmul_precision("highest")
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    pin_to_a_core()
-    try:
-        with Session(args, results["header"], partial(files.write, args.json, results)) as session:
-            for size, dtype in jobs(args.small):
-                for contest in contests(size, DTYPES[dtype], args.device):
-                    end = time.perf_counter() + WARM_SECONDS * (not args.small)
-                    while turn(contest.peer, 1, args.device) and time.perf_counter() < end:
-                        pass
-                    row = measured(contest, CALLS[size], args.turns, args.device)
-                    results["rows"].append({"dtype": dtype, "size": size} | row)
-                    print(
-                        f"{size:5} {dtype:10} {row['call']:42} {row['us']:6.2f} us, {row['peer']}"
-                        f" {row['peer_us']:6.2f} us, ratio {row['ratio']:.2f}"
-                        f" (medians {row['us_median']:.2f}, {row['peer_us_median']:.2f})",
-                        flush=True,
-                    )
-    finally:
-        if affinity is not None:
-            os.sched_setaffinity(0, affinity)
+    seconds = 0 if args.small else WARM_SECONDS
+    with (
+        one_core(),
+        Session(args, results["header"], partial(files.write, args.json, results)) as session,
+    ):
+        for size, dtype in jobs(args.small):
+            for contest in contests(size, DTYPES[dtype], args.device):
+                warm(contest.peer, seconds, args.device)
+                row = measured(contest, CALLS[size], args.turns, args.device)
+                results["rows"].append({"dtype": dtype, "size": size} | row)
+                print(
+                    f"{size:5} {dtype:10} {row['call']:42} {row['us']:6.2f} us, {row['peer']}"
+                    f" {row['peer_us']:6.2f} us, ratio {row['ratio']:.2f}"
+                    f" (medians {row['us_median']:.2f}, {row['peer_us_median']:.2f})",
+                    flush=True,
+                )
     return session.status(failed=False)
 
 

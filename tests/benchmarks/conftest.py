@@ -25,6 +25,17 @@ def run(tmp_path, capsys):
 
 
 @pytest.fixture
+def run_in_line(run):
+    """`run`, with the output in one line."""
+
+    def run_main(main, options):
+        status, results, output = run(main, options)
+        return status, results, " ".join(output.split())
+
+    return run_main
+
+
+@pytest.fixture
 def bench(monkeypatch, run):
     """Runs benchmarks.gemm in the same way, with a suite "tiny" that is TINY."""
     as_suite(monkeypatch, *TINY)

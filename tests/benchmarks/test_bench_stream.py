@@ -17,14 +17,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def bench(run):
+def bench(run_in_line):
     """Runs the benchmark on the CPU: (exit status, JSON, output in one line)."""
-
-    def run_stream(options):
-        status, results, output = run(bench_stream.main, f"--device cpu --repeats 1 {options}")
-        return status, results, " ".join(output.split())
-
-    return run_stream
+    quick = "--device cpu --repeats 1"
+    return lambda options: run_in_line(bench_stream.main, f"{quick} {options}")
 
 
 @pytest.fixture

@@ -23,14 +23,9 @@ def first(count, *args, **options):
 
 
 @pytest.fixture
-def measure(run):
+def measure(run_in_line):
     """Runs the survey: (exit status, JSON, output in one line)."""
-
-    def run_survey(options):
-        status, results, output = run(survey.main, f"{QUICK} {options}")
-        return status, results, " ".join(output.split())
-
-    return run_survey
+    return lambda options: run_in_line(survey.main, f"{QUICK} {options}")
 
 
 # --- the products --------------------------------------------------------------------------------
