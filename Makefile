@@ -17,12 +17,13 @@ CXX_FILES := $(shell find csrc examples -name "*.h" -o -name "*.cpp" -o -name "*
 # nvcc, cuobjdump and ncu are found in the usual place too, when PATH lacks them.
 export PATH := $(PATH):$(or $(CUDA_HOME),/usr/local/cuda)/bin
 
-.PHONY: help build wheel check_wheel release hub test demo bench docs format lint memcheck soak sass \
-  profile clean
+.PHONY: help build wheel check_wheel release hub test test_gpus demo bench docs format lint memcheck \
+  soak sass profile clean
 
 help:
 	@echo 'make test  [ARGS="-k naive"]         run the tests; ARGS=--all for every combination'
 	@echo 'make test TORCH=2.14.1               the same with that torch, in .venv-2.14.1'
+	@echo 'make test_gpus                       the tests that need two GPUs, all of them'
 	@echo 'make demo                            fp32 beside torch.matmul: speed, error, equal bits'
 	@echo 'make bench [SUITE="square skinny"]   measure against torch.matmul; ARGS as well'
 	@echo 'make build                           build torch_tiled/_C.so where it is out of date'
@@ -81,6 +82,9 @@ hub: $(VENV)/wheel_tools
 
 test: build $(RUN_VENV)/made
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
+
+test_gpus: build $(RUN_VENV)/made
+	$(RUN) -m pytest -v --all -m several_gpus $(ARGS)
 
 demo: build $(RUN_VENV)/made
 	$(RUN) examples/demo.py $(ARGS)

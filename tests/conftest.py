@@ -70,6 +70,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "thinned(strength): see tests/helpers/thinning.py")
+    config.addinivalue_line("markers", "several_gpus: needs two GPUs; make test_gpus runs these")
     names_a_case = any("[" in argument for argument in config.args)
     use_whole_products(config.getoption("--all") or names_a_case)
 
@@ -98,6 +99,12 @@ def pytest_collection_modifyitems(config, items):
     stays = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in stays])
     items[:] = kept
+
+
+def pytest_runtest_setup(item):
+    gpus = torch.cuda.device_count()
+    if item.get_closest_marker("several_gpus") and gpus < 2:
+        pytest.skip(f"needs two GPUs, and this machine has {gpus or 'none'}")
 
 
 def pytest_terminal_summary(terminalreporter):

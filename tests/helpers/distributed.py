@@ -87,10 +87,6 @@ def failed_checks(files, backend):
         return list(failures)
 
 
-def too_few_gpus():
-    return torch.cuda.device_count() < WORLDS["nccl"] or not dist.is_nccl_available()
-
-
 def assert_passed(name, failures):
     texts = [f"In process {rank}:\n{text}" for each, rank, text in failures if each == name]
     assert not texts, "\n".join(texts)

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from helpers.distributed import failed_checks, too_few_gpus
+from helpers.distributed import failed_checks
 from helpers.workers import once_per_run
 
 FILES = sorted(Path(__file__).parent.glob("test_distributed*.py"))
-GPUS = pytest.mark.skipif(too_few_gpus(), reason="fewer than two GPUs")
 
 
-@pytest.fixture(scope="session", params=["gloo", pytest.param("nccl", marks=GPUS)])
+@pytest.fixture(
+    scope="session", params=["gloo", pytest.param("nccl", marks=pytest.mark.several_gpus)]
+)
 def failures(request, tmp_path_factory):
     """The checks that failed on a backend: (name, rank, traceback). They all run in one set of
     processes, since to start those takes longer than most checks."""

@@ -255,6 +255,24 @@ def test_kept_plans_with_many_shapes_at_once():
     assert wrong == []
 
 
+@pytest.mark.several_gpus
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_kept_plans_by_device(dtype):
+    """Calls of equal shapes that alternate between GPUs have equal bits, and stay on theirs."""
+    for m, n, k in [(8, 8, 8), (200, 256, 1100), (1030, 1100, 2050)]:
+        a, b = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+        operands = [(a.to(f"cuda:{i}"), b.to(f"cuda:{i}")) for i in range(2)]
+        outs = [x.new_full((m, n), torch.nan) for x, _ in operands]
+        for _ in range(20):
+            results = [torch_tiled.matmul(*pair) for pair in operands]
+            for (x, y), out in zip(operands, outs):
+                torch_tiled.matmul(x, y, out=out)
+            assert [x.device.index for x in results] == [0, 1]
+            for result in results[1:] + outs:
+                assert torch.equal(result.cpu(), results[0].cpu())
+    assert torch.cuda.current_device() == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_of_a_fork_plans_as_well():
     expected = _plans()

@@ -289,7 +289,7 @@ def test_out_of_memory_leaves_all_as_it_was():
     assert_within(torch_tiled.matmul(small, small), product(small, small), bound(small, small))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.several_gpus
 def test_other_device_stays_current():
     current = torch.cuda.current_device()
     last = torch.cuda.device_count() - 1

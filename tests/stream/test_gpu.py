@@ -20,7 +20,6 @@ from torch_tiled.stream.problem import make_linear_problem
 pytestmark = needs_cuda
 
 MIB = 1 << 20
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 pinned_or_not = pytest.mark.parametrize("is_pinned", [False, True])
 
 
@@ -199,7 +198,7 @@ def test_smaller_tiles_where_memory_runs_out(call):
     assert_same(result, expected)
 
 
-@needs_two_gpus
+@pytest.mark.several_gpus
 @pinned_or_not
 def test_two_gpus(is_pinned):
     a, b = torch.randn(3000, 2500), torch.randn(2500, 2000)
@@ -291,7 +290,7 @@ def test_a_bias_on_the_gpu_of_a_layer_on_the_cpu():
     assert torch.equal(found, torch_tiled.linear(x, weight, bias))
 
 
-@needs_two_gpus
+@pytest.mark.several_gpus
 def test_a_layer_on_two_gpus():
     for k in (2500, 20000):
         x, weight, bias = layer(1000, 2000, k)
