@@ -265,7 +265,7 @@ def test_kept_plans_by_device(dtype):
         outs = [x.new_full((m, n), torch.nan) for x, _ in operands]
         for _ in range(20):
             results = [torch_tiled.matmul(*pair) for pair in operands]
-            for (x, y), out in zip(operands, outs):
+            for (x, y), out in zip(operands, outs, strict=True):
                 torch_tiled.matmul(x, y, out=out)
             assert [x.device.index for x in results] == [0, 1]
             for result in results[1:] + outs:
