@@ -76,6 +76,10 @@ class Parser(argparse.ArgumentParser):
 
         The command line has the names of files without their folders.
         """
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(
+                errors="replace"
+            )  # a terminal of ASCII shows a ? for what it lacks
         args = super().parse_args(argv)
         if "device" in args:
             has_gpu = torch.cuda.is_available()

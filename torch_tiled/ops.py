@@ -93,7 +93,9 @@ def matmul(
     if isinstance(b, Prepared) and out_dtype is None:
         return call(_prepared_matmul, a, *_right_operand(b), **options)
     _refuse_prepared(b, "out_dtype")
-    return call(_matmul, a, b, out_dtype=out_dtype, **options)
+    if out_dtype is not None:
+        options["out_dtype"] = out_dtype
+    return call(_matmul, a, b, **options)
 
 
 def _refuse_prepared(b, option):

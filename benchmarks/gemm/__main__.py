@@ -13,6 +13,7 @@ benchmarks.pages writes pages and plots of the results.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ HOST_CODE = (
     "there for their bits, which are those of a GPU, not for speed; auto is torch.matmul itself."
 )
 
+# What PyTorch says in a RuntimeError where it finds no memory for a tensor on a CPU.
+NO_MEMORY = re.compile("can't allocate memory|Storage size calculation overflowed")
+
 Energy = Callable[[], float]  # a counter of joules
 
 
@@ -63,6 +67,8 @@ def _may_decline() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise Declined(f"it does not fit in memory: {error}") from error
     except RuntimeError as error:
+        if NO_MEMORY.search(str(error)):
+            raise Declined(f"it does not fit in memory: {error}") from error
         if not str(error).startswith("tiled::"):
             raise
         raise Declined(str(error)) from error

@@ -99,6 +99,12 @@ def of_models(a: torch.Tensor, b: torch.Tensor, device: str) -> Iterator[Contest
         lambda: step(torch_tiled.matmul),
         lambda: step(torch.mm),
     )
+    yield Contest(
+        'torch_tiled.matmul, precision="ieee"',
+        "torch.matmul",
+        lambda: torch_tiled.matmul(a, b, precision="ieee"),
+        lambda: torch.matmul(a, b),
+    )
     theirs = torch.nn.Linear(64, 64, device=device)
     ours = torch_tiled.nn.Linear(64, 64, device=device)
     rows = torch.randn(8, 64, device=device)
