@@ -167,8 +167,9 @@ class Freezable:
     """
 
     _frozen = False
-    # (the Parameter that was split, an alias of it, its version at the time). The alias keeps the
-    # storage alive, so that no other tensor gets its address. None if this layer has split nothing.
+    # (the Parameter that was split, an alias of it, its version and place at the time). The alias
+    # keeps the storage alive, so that no other tensor gets its address. None if this layer has split
+    # nothing.
     _split_of = None
 
     def _freeze(self):
@@ -187,7 +188,8 @@ class Freezable:
             del self._hi_lo, self._inverse_scales
 
     def _prepared_weight(self):
-        return Prepared(self.weight, self._hi_lo, self._inverse_scales, transposed=True)
+        buffers = self._buffers  # Module.__getattr__ takes longer
+        return Prepared(self.weight, buffers["_hi_lo"], buffers["_inverse_scales"], transposed=True)
 
     def _can_be_split(self):
         """Returns whether the weight is a plain tensor, so that writes to it can be noticed.
@@ -211,7 +213,7 @@ class Freezable:
                     old.copy_(tensor)
                 else:
                     setattr(self, name, tensor)
-        self._split_of = (self.weight, alias, version)
+        self._split_of = (self.weight, alias, version, _place(alias))
         if self._hi_lo.numel() > 0:
             _watch(self)
 
@@ -231,9 +233,8 @@ class Freezable:
             _forget_splits_after_compiled_steps()
             split_of = self._split_of
         if split_of is not None:
-            owner, alias, version = split_of
-            same = owner is weight and version_of(weight) == version
-            if same and weight.data_ptr() == alias.data_ptr() and _are_alike(weight, alias):
+            owner, _, version, place = split_of
+            if owner is weight and version_of(weight) == version and _place(weight) == place:
                 return True
         if weight.is_cuda and torch.cuda.is_current_stream_capturing():
             return False  # a split would be captured and not run
@@ -263,6 +264,11 @@ def _is_plain(tensor):
 
 def _are_alike(x, y):
     return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
+
+
+def _place(x):
+    """What tells tensors of different memory apart: an address is of one device alone."""
+    return x.data_ptr(), x.dtype, x.shape, x.stride()
 
 
 def _splits(weight):

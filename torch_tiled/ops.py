@@ -7,7 +7,7 @@ import torch
 
 from ._op.call import call, entry_points
 from ._op.checks import check_options
-from ._op.derivatives import plain_linear, plain_matmul
+from ._op.derivatives import plain_linear, plain_matmul, plain_prepared_linear
 from ._op.fast_path import is_plain
 from ._op.inplace import is_plain_gemm, is_plain_write, plain_gemm_, plain_matmul_out
 from ._op.namespace import operators
@@ -191,8 +191,13 @@ def linear(
         torch.Size([8, 16])
     """
     if isinstance(weight, Prepared):
-        operands = (x, *_weight(weight)) if bias is None else (x, *_weight(weight), bias)
+        matrix, hi_lo, inverse_scales = _weight(weight)
+        operands = x, matrix, hi_lo, inverse_scales, bias
+        if bias is None:
+            operands = operands[:-1]
         if activation == "none" and algorithm == "auto" and precision == "fp32":
+            if is_plain(*operands):
+                return plain_prepared_linear(x, matrix, hi_lo, inverse_scales, bias)
             return call(_prepared_linear, *operands)
         options = {"activation": activation, "algorithm": algorithm, "precision": precision}
         return call(_prepared_linear, *operands, **options)

@@ -208,6 +208,11 @@ Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_l
   return run_layer(layer, x, weight, bias, prepared);
 }
 
+Tensor plain_prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_lo,
+                             const Tensor& inverse_scales, const std::optional<Tensor>& bias) {
+  return prepared_linear(x, weight, hi_lo, inverse_scales, bias, "none", "auto", "fp32");
+}
+
 std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
   const char* op = "tiled::prepare";
   check_given(op, {"b", b});
@@ -296,6 +301,9 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def("_plain_matmul(Tensor a, Tensor b) -> Tensor");
   m.def("_plain_matmul_out(Tensor a, Tensor b, Tensor(a!) out) -> ()");
   m.def("_plain_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def(
+      "_plain_linear.prepared(Tensor x, Tensor weight, Tensor hi_lo, Tensor inverse_scales, "
+      "Tensor? bias) -> Tensor");
   m.def("_plain_gemm_(Tensor(a!) c, Tensor a, Tensor b, float alpha, float beta) -> ()");
   m.def("algorithms() -> str[]");
   m.def(
@@ -310,24 +318,25 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
 }
 
 // One set of functions serves both devices; in a build without CUDA they fail with a sentence.
-#define IMPLEMENT(m)                                                \
-  m.impl("matmul", TORCH_BOX(&tiled::matmul));                      \
-  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));         \
-  m.impl("_plain_matmul_out", TORCH_BOX(&tiled::plain_matmul_out)); \
-  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));         \
-  m.impl("_plain_gemm_", TORCH_BOX(&tiled::plain_gemm_));           \
-  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));              \
-  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul));    \
-  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                        \
-  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                         \
-  m.impl("linear", TORCH_BOX(&tiled::linear));                      \
-  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));    \
-  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));            \
-  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));     \
-  m.impl("_activate_", TORCH_BOX(&tiled::activate_));               \
-  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));             \
-  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));             \
-  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));         \
+#define IMPLEMENT(m)                                                          \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));                                \
+  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));                   \
+  m.impl("_plain_matmul_out", TORCH_BOX(&tiled::plain_matmul_out));           \
+  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));                   \
+  m.impl("_plain_linear.prepared", TORCH_BOX(&tiled::plain_prepared_linear)); \
+  m.impl("_plain_gemm_", TORCH_BOX(&tiled::plain_gemm_));                     \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));                        \
+  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul));              \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                                  \
+  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                                   \
+  m.impl("linear", TORCH_BOX(&tiled::linear));                                \
+  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));              \
+  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
+  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));               \
+  m.impl("_activate_", TORCH_BOX(&tiled::activate_));                         \
+  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));                       \
+  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));                       \
+  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));                   \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }

@@ -265,6 +265,16 @@ def plain_matmul(a, b):
     return _matmul(a, b)
 
 
+def plain_prepared_linear(x, weight, hi_lo, inverse_scales, bias):
+    try:
+        if not is_differentiated(x, weight, bias):
+            return fast_path.prepared_linear(x, weight, hi_lo, inverse_scales, bias)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return operators.linear.prepared(x, weight, hi_lo, inverse_scales, bias)
+
+
 def plain_linear(x, weight, bias):
     try:
         if not is_differentiated(x, weight, bias):

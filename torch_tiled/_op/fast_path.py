@@ -3,7 +3,8 @@
 The dispatcher's Python kernels and the parsing of options cost as much as a small product. The
 operators tiled::_plain_matmul, _plain_linear, _plain_matmul_out and _plain_gemm_ have neither, and
 is_plain() finds out if they may be called. derivatives.py wraps the first two for tensors that
-require grad, and inplace.py the others, which count no write in the tensor's version.
+require grad, and inplace.py the others, which count no write in the tensor's version. The overload
+_plain_linear.prepared is for calls in which nothing is differentiated.
 """
 
 import torch
@@ -22,6 +23,7 @@ from .supported import PLAIN_TYPES
 
 matmul = call_without_python(operators._plain_matmul.default)
 linear = call_without_python(operators._plain_linear.default)
+prepared_linear = call_without_python(operators._plain_linear.prepared)
 matmul_out = call_without_python(operators._plain_matmul_out.default)
 gemm_ = call_without_python(operators._plain_gemm_.default)
 
@@ -64,6 +66,10 @@ def _general_linear(x, weight, bias):
     return operators.linear.default(x, weight, bias)
 
 
+def _general_prepared_linear(x, weight, hi_lo, inverse_scales, bias):
+    return operators.linear.prepared(x, weight, hi_lo, inverse_scales, bias)
+
+
 def _general_matmul_out(a, b, out):
     return operators.matmul.out(a, b, out=out)
 
@@ -76,6 +82,7 @@ def register(library):
     for name, kernel in (
         ("_plain_matmul", _general_matmul),
         ("_plain_linear", _general_linear),
+        ("_plain_linear.prepared", _general_prepared_linear),
         ("_plain_matmul_out", _general_matmul_out),
         ("_plain_gemm_", _general_gemm_),
     ):

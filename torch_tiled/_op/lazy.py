@@ -36,6 +36,7 @@ _READING = (
     *(_matmul.default, _matmul.prepared, _linear.default, _linear.prepared),
     *(operators.prepare.default, operators.explain.default, operators._gemm.default),
     *(operators._plain_matmul.default, operators._plain_linear.default),
+    operators._plain_linear.prepared,
     *(operators._multiply_into_.default, operators._add_chunk_.default),  # to plain tensors
 )
 
