@@ -200,7 +200,9 @@ def is_in_fsdp_shards(module):
     hooks on the module that owns them.
     """
     hooks = module._load_state_dict_post_hooks
-    return bool(hooks) and any(hook.__module__.startswith("torch.distributed.fsdp.") for hook in hooks.values())
+    return bool(hooks) and any(
+        hook.__module__.startswith("torch.distributed.fsdp.") for hook in hooks.values()
+    )
 
 
 def version_of(tensor):

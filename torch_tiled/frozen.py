@@ -168,8 +168,7 @@ class Freezable:
 
     _frozen = False
     # (the Parameter that was split, an alias of it, its version and place at the time). The alias
-    # keeps the storage alive, so that no other tensor gets its address. None if this layer has split
-    # nothing.
+    # keeps the storage alive, so that no other tensor gets its address. None without a split.
     _split_of = None
 
     def _freeze(self):

@@ -105,20 +105,26 @@ def of_models(a: torch.Tensor, b: torch.Tensor, device: str) -> Iterator[Contest
         lambda: torch_tiled.matmul(a, b, precision="ieee"),
         lambda: torch.matmul(a, b),
     )
-    theirs = torch.nn.Linear(64, 64, device=device)
-    ours = torch_tiled.nn.Linear(64, 64, device=device)
-    rows = torch.randn(8, 64, device=device)
-    for name, mode in (("no_grad", torch.no_grad), ("with gradients", contextlib.nullcontext)):
+    for name, features, mode in (
+        ("no_grad", 64, torch.no_grad),
+        ("with gradients", 64, contextlib.nullcontext),
+        ("frozen, no_grad", 256, torch.no_grad),  # a frozen layer splits weights from K = 128 on
+    ):
+        ours = torch_tiled.nn.Linear(features, features, device=device)
+        if "frozen" in name:
+            torch_tiled.freeze(ours)
 
-        def under(layer, mode=mode):
+        rows = torch.randn(8, features, device=device)
+
+        def under(layer, mode=mode, rows=rows):
             with mode():
                 return layer(rows)
 
         yield Contest(
             f"torch_tiled.nn.Linear, {name}",
-            f"torch.nn.Linear, {name}",
+            f"torch.nn.Linear, {name.removeprefix('frozen, ')}",
             partial(under, ours),
-            partial(under, theirs),
+            partial(under, torch.nn.Linear(features, features, device=device)),
         )
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/complex_element.h"
+#include "cpu/parallel.h"
 
 namespace tiled::cpu {
 namespace {
@@ -37,13 +38,14 @@ void pack_tile(const Pack& pack, int64_t matrix, int64_t first_row, int64_t firs
 void run_pack(const Pack& pack, const Context& context) {
   const int64_t tiles_down = ceil_div(pack.rows, kTile), tiles_across = ceil_div(pack.cols, kTile);
   with_part_type(pack.dtype, [&]<typename T>() {
-    context.parallel_for(
-        pack.batch.count * tiles_down * tiles_across, [&](int64_t begin, int64_t end) {
-          for (int64_t tile = begin; tile < end; ++tile) {
-            pack_tile<T>(pack, tile / tiles_across / tiles_down,
-                         tile / tiles_across % tiles_down * kTile, tile % tiles_across * kTile);
-          }
-        });
+    parallel_for(context, pack.batch.count * tiles_down * tiles_across, kTile * kTile,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t tile = begin; tile < end; ++tile) {
+                     pack_tile<T>(pack, tile / tiles_across / tiles_down,
+                                  tile / tiles_across % tiles_down * kTile,
+                                  tile % tiles_across * kTile);
+                   }
+                 });
   });
 }
 
@@ -51,13 +53,14 @@ void run_combine(const Combine& combine, const Context& context) {
   const Problem& p = combine.problem;
   with_part_type(p.dtype, [&]<typename T>() {
     const Scalars<T> scalars(combine.epilogue);
-    context.parallel_for(p.batch.count * p.m, [&](int64_t begin, int64_t end) {
-      for (int64_t index = begin; index < end; ++index) {  // a row of C
-        for (int64_t col = 0; col < p.n; ++col) {
-          combine_element<T>(combine, scalars, index / p.m, index % p.m, col);
-        }
-      }
-    });
+    parallel_for(context, p.batch.count * p.m, static_cast<double>(p.n),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t index = begin; index < end; ++index) {  // a row of C
+                     for (int64_t col = 0; col < p.n; ++col) {
+                       combine_element<T>(combine, scalars, index / p.m, index % p.m, col);
+                     }
+                   }
+                 });
   });
 }
 

@@ -1,11 +1,11 @@
 // naive on the CPU: one element after another, each a dot product along K.
 
-#include "core/context.h"
 #include "core/element.h"
 #include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "cpu/parallel.h"
 #include "cpu/simd.h"
 
 namespace tiled::cpu {
@@ -40,8 +40,9 @@ void compute(const Problem& p, int64_t begin, int64_t end) {
 
 bool launch_naive(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype, [&]<typename T>() {
-    context.parallel_for(p.batch.count * p.m,
-                         [&](int64_t begin, int64_t end) { compute<T>(p, begin, end); });
+    const double operations = static_cast<double>(p.n) * static_cast<double>(p.k + 1);
+    parallel_for(context, p.batch.count * p.m, operations,
+                 [&](int64_t begin, int64_t end) { compute<T>(p, begin, end); });
   });
   return true;
 }

@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/epilogue.h"
 #include "core/problem.h"
+#include "cpu/parallel.h"
 
 namespace tiled::cpu {
 
@@ -39,7 +40,8 @@ std::pair<const T*, const T*> operands_of(const Problem& p, const TileCoord<kTil
 // Calls compute_tile(p, index) for all tiles, on several threads.
 template <int kTile, typename ComputeTile>
 void for_tiles(const Problem& p, const Context& context, const ComputeTile& compute_tile) {
-  context.parallel_for(count_tiles(p, kTile, kTile), [&](int64_t begin, int64_t end) {
+  const double operations = double{kTile * kTile} * static_cast<double>(p.k + 1);
+  parallel_for(context, count_tiles(p, kTile, kTile), operations, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) compute_tile(p, tile);
   });
 }
