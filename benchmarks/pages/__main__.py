@@ -12,12 +12,11 @@ from these. tools/result_pages.py adds pages with every row to the site.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import RESULTS, ROOT
-from benchmarks.command import Parser
+from benchmarks.command import Parser, exit_with
 from benchmarks.pages import (
     ladder,
     limits,
@@ -107,4 +106,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)
