@@ -48,14 +48,14 @@ WAYS = {
 def source_of(kernel: str) -> tuple[Path, str]:
     """The file of a kernel, and its idea: the title in the file's first line.
 
-    The title has the name of the kernel, or that of its family if it stands for several.
+    The title has the names of kernels, or that of their family if it stands for all.
     """
     names = kernel, registry.kernels()[kernel].family
     found = {}
     for path in sorted((ROOT / "csrc/kernels").glob("*/*.cu")):
-        title = re.match(r"// (?:\d\d )?(\w+): (.*)\.\n", path.read_text())
-        if title and title[1] in names:
-            found[title[1]] = path, title[2]
+        title = re.match(r"// (?:\d\d )?([\w, ]+): (.*)\.\n", path.read_text())
+        if title:
+            found |= dict.fromkeys(title[1].split(", "), (path, title[2]))
     for name in names:
         if name in found:
             return found[name]
@@ -167,11 +167,12 @@ def write_tiles(measured: dict) -> str:
 
 
 def _fastest_tiles(measured: dict) -> str:
-    """The fastest tile at each size that all were measured at."""
+    """The fastest measured tile at each size that all of them were measured at."""
     rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED}
+    rates = {kernel: squares for kernel, squares in rates.items() if squares}
     fastest: dict[str, list[str]] = {}
-    for size in sorted(set.intersection(*(set(each) for each in rates.values()))):
-        best = max(TILED, key=lambda kernel: rates[kernel][size]["tflops"])
+    for size in sorted(set.intersection(*map(set, rates.values())) if rates else ()):
+        best = max(rates, key=lambda kernel: rates[kernel][size]["tflops"])
         fastest.setdefault(best, []).append(str(size))
     if not fastest:
         return "The tiles were not compared."

@@ -5,7 +5,7 @@ the tiles with the sources.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_tiled._op.registry import kernels
 
@@ -45,6 +45,9 @@ class Tile:
     thread_n: int = 1
     k: int = 0
     registers: int = 0  # a thread's, for float32 on compute capability 9.0 (cuobjdump -res-usage)
+    pads: tuple[int, int] = (0, 0)  # floats that rows of A's and B's tiles are padded by
+    transposes_a: bool = False  # its tile in shared memory is (k, m)
+    stages: int = 1
 
     @property
     def reads(self) -> float:
@@ -67,8 +70,10 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """The float32 arrays a_smem[kM][kK + 4] and b_smem[kK][kN + kPerThread] of 02_tiled.cu."""
-        return 4 * (self.m * (self.k + 4) + self.k * (self.n + self.thread_n))
+        """The float32 arrays a_smem and b_smem of csrc/kernels/basics."""
+        rows = self.k if self.transposes_a else self.m
+        padding = rows * self.pads[0] + self.k * self.pads[1]
+        return 4 * self.stages * (self.m * self.k + self.k * self.n + padding)
 
     def limits(self) -> dict[str, int]:
         """How many blocks an SM has room for, by resource."""
@@ -81,11 +86,16 @@ class Tile:
         }
 
 
-# The tiles of 02_tiled.cu, whose sizes the page compares.
+# The tiles of csrc/kernels/basics, whose sizes the page compares.
+_VECTORIZED = Tile(128, 128, 8, 8, k=16, registers=249, pads=(4, 4), transposes_a=True)
 TILED = {
-    "tiled16": Tile(16, 16, k=16, registers=38),
+    "tiled16": Tile(16, 16, k=16, registers=39),
     "tiled32": Tile(32, 32, k=32, registers=32),
-    "tiled64": Tile(64, 64, 4, 4, k=16, registers=80),
+    "padded32": Tile(32, 32, k=32, registers=32, pads=(4, 1)),
+    "tiled64": Tile(64, 64, 4, 4, k=16, registers=80, pads=(4, 4)),
+    "register_tile": Tile(128, 128, 8, 8, k=16, registers=239, pads=(4, 4)),
+    "vectorized": _VECTORIZED,
+    "double_buffered": replace(_VECTORIZED, registers=237, stages=2),
 }
 # Elements of C a thread, for the table of what the load units feed.
 THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))

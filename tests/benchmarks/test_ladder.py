@@ -15,27 +15,32 @@ from benchmarks.pages.markdown import PageError
 from torch_tiled.trace import trace
 
 KERNELS = ladder.ROOT / "csrc/kernels"
-TILED = KERNELS / "basics/02_tiled.cu"
+BASICS = KERNELS / "basics"
+# The file of a rung, and the arguments of its Tile: tile, depth, elements a thread each way if it
+# has several, and blocks an SM unless it is 1.
+RUNGS = {
+    "tiled16": ("02_tiled.cu", "tiled", (16, 16, 6)),
+    "tiled32": ("02_tiled.cu", "tiled", (32, 32, 2)),
+    "padded32": ("03_bank_conflicts.cu", "padded", (32, 32, 2)),
+    "tiled64": ("04_register_tile.cu", "register_tile", (64, 16, 4, 3)),
+    "register_tile": ("04_register_tile.cu", "register_tile", (128, 16, 8, 1)),
+    "vectorized": ("05_vectorized.cu", "vectorized", (128, 16, 8)),
+    "double_buffered": ("06_double_buffered.cu", "double_buffered", (128, 16, 8)),
+}
 
 
-def launched() -> dict[str, list[int]]:
-    """The kernels of 02_tiled.cu: tile, depth, elements a thread each way, blocks an SM."""
-    found = re.findall(r"launch_(tiled\d+)\(.*?launch<Tile<(.*?)>>", TILED.read_text(), re.DOTALL)
-    return {kernel: [int(number) for number in numbers.split(",")] for kernel, numbers in found}
-
-
-def test_tiles_are_those_of_the_kernels():
-    """And as many blocks fit as the kernels' launch bounds ask the compiler for."""
-    tiles = {
-        kernel: [tile.m, tile.k, tile.thread_m, min(tile.limits().values())]
-        for kernel, tile in roofline.TILED.items()
-    }
-    assert tiles == launched()
-    assert all(x.m == x.n and x.thread_m == x.thread_n for x in roofline.TILED.values())
-    source = TILED.read_text()
-    arrays = ("a_smem[Tile::kM][Tile::kPitchA]", "b_smem[Tile::kK][Tile::kPitchB]")
-    for text in ("kPitchA = kK + 4;", "kPitchB = kN + kPerThread;", *arrays):
-        assert source.count(text) == 1, text
+@pytest.mark.parametrize("kernel", roofline.TILED)
+def test_tiles_are_those_of_the_kernels(kernel):
+    """And as many blocks fit as the kernel's launch bounds ask the compiler for."""
+    file, _, numbers = RUNGS[kernel]
+    tile = roofline.TILED[kernel]
+    per_thread = (tile.thread_m,) if tile.thread_m > 1 else ()
+    blocks = min(tile.limits().values())
+    ours = (tile.m, tile.k, *per_thread, blocks)
+    assert numbers in (ours, ours[:-1]) and (numbers == ours or blocks == 1)
+    assert tile.m == tile.n and tile.thread_m == tile.thread_n
+    source = (BASICS / file).read_text()
+    assert f"Tile<{', '.join(map(str, numbers))}>" in source and f"launch_{kernel}(" in source
     assert source.count("__shared__") == 2
 
 
@@ -58,8 +63,9 @@ def test_the_compiler_says_the_same_of_a_tile(kernel):
     command = [cuobjdump, "-res-usage", str(ladder.ROOT / "torch_tiled/_C.so")]
     usage = subprocess.run(command, capture_output=True, text=True).stdout
     on_hopper = [part for part in usage.split("\narch = ") if part.startswith("sm_90")]
-    numbers = "".join(f"ELi{number}" for number in launched()[kernel])[1:]
-    function = rf"tiled_kernelIf\w*TileI{numbers}E\w*:\n.*REG:(\d+) .*SHARED:(\d+) "
+    _, name, arguments = RUNGS[kernel]
+    numbers = "".join(f"ELi{number}" for number in arguments)[1:]
+    function = rf"\d{name}_kernelIf\w*TileI{numbers}E\w*:\n.*REG:(\d+) .*SHARED:(\d+) "
     found = [each for part in on_hopper for each in re.findall(function, part)]
     if not on_hopper:
         pytest.skip("built without CUDA")
@@ -70,7 +76,7 @@ def test_the_compiler_says_the_same_of_a_tile(kernel):
 
 
 def test_blocks_are_bounded_by_what_there_is_least_room_for():
-    small = roofline.Tile(16, 16, k=16, registers=16)
+    small = roofline.Tile(16, 16, k=16, registers=16, pads=(4, 1))
     assert small.shared_bytes == 4 * (16 * 20 + 16 * 17) == 2368
     assert small.limits() == {"registers": 16, "threads": 8, "shared memory": 68}
     # A warp of 33 registers a thread, 1056, gets 1280: 12 warps in each part of 16384.
@@ -90,8 +96,8 @@ def test_the_model_of_traffic_counts_what_trace_counts(size, tile):
 
 def test_every_kernel_has_a_file_whose_title_begins_with_its_name(tmp_path, monkeypatch):
     files = {kernel: ladder.source_of(kernel)[0] for kernel in rows.kernels()}
-    assert {files[f"tiled{size}"] for size in (16, 32, 64)} == {TILED}
-    others = [file for kernel, file in files.items() if not kernel.startswith("tiled")]
+    assert all(files[kernel] == BASICS / file for kernel, (file, *_) in RUNGS.items())
+    others = [file for kernel, file in files.items() if kernel not in RUNGS]
     assert len(others) == len(set(others))
     assert all(idea for _, idea in map(ladder.source_of, files))
     monkeypatch.setattr(ladder, "ROOT", tmp_path)
