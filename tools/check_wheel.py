@@ -56,6 +56,7 @@ def main() -> None:
         for command in (
             ["-c", IMPORTS],
             ["-m", "torch_tiled", "info"],
+            ["-m", "torch_tiled", "trace", "4", "4", "4", "--html", "trace.html"],
             ["-P", TOOLS / "smoke.py", installed],
         ):
             run([python, *command], elsewhere, environment)

@@ -27,8 +27,10 @@ NEEDED = ["setuptools>=70.1", "pytest", "pytest-xdist"]
 WELCOME = [
     "expecttest",
     "hypothesis",
+    "ipykernel",
     "kernels>=0.17",
     "matplotlib",
+    "nbclient",
     "numpy",
     "opt_einsum",
     "rich",

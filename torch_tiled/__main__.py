@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+from ._trace_page import page
 from .info import as_table, info
 from .trace import MOST_STEPS, draw, trace
 
@@ -28,7 +29,10 @@ def main() -> int:
         added.add_argument(name, type=_size, help=what)
     text = "rows and columns of a tile (default: 2)"
     added.add_argument("--tile", type=_size, default=2, metavar="SIZE", help=text)
-    added.add_argument("--all", action="store_true", help="draw every phase of every block")
+    drawing = added.add_mutually_exclusive_group()
+    drawing.add_argument("--all", action="store_true", help="draw every phase of every block")
+    text = "write a page that plays every phase, instead of drawing in the terminal"
+    drawing.add_argument("--html", metavar="FILE", help=text)
 
     options = parser.parse_args()
     if hasattr(sys.stdout, "reconfigure"):
@@ -60,10 +64,25 @@ def _info(options: argparse.Namespace) -> int:
 
 def _trace(options: argparse.Namespace) -> int:
     try:
-        draw(trace(options.m, options.n, options.k, options.tile), every=options.all)
+        traced = trace(options.m, options.n, options.k, options.tile)
+        if options.html is not None:
+            return _write(page(traced), options.html)
+        draw(traced, every=options.all)
     except (ModuleNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
+
+
+def _write(text: str, path: str) -> int:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        remedy = "name a file, in a folder that is there and that you may write to"
+        print(f"{path!r} cannot be written ({error.strerror}); {remedy}", file=sys.stderr)
+        return 1
+    print(f"wrote {path}, a page for any browser")
     return 0
 
 

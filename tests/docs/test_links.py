@@ -58,6 +58,7 @@ def test_every_page_of_docs_is_in_the_navigation():
     named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")]
     pages += [f"kernels/{name}.md" for name in (*FAMILIES, MEANS_PAGE, SEEDS_PAGE)]
+    pages += [f"course/{path.stem}.md" for path in ROOT.glob("docs/course/*.ipynb")]
     assert sorted(named) == sorted(pages)
 
 

@@ -171,7 +171,7 @@ def test_wheel_is_for_every_python_and_has_all_it_needs(wheel):
         metadata = archive.read(f"torch_tiled-{version}.dist-info/METADATA").decode()
     python_files = {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
     packaged = {name for name in names if ".dist-info/" not in name}
-    others = {"torch_tiled/_C.so", "torch_tiled/_C.json", "torch_tiled/py.typed"}
+    others = {f"torch_tiled/{name}" for name in ("_C.so", "_C.json", "py.typed", "trace.html")}
     assert packaged == python_files | others
     requirements = re.findall(r"^Requires-Dist: (.*)", metadata, re.MULTILINE)
     assert requirements == ["torch>=2.11", 'rich; extra == "trace"']
