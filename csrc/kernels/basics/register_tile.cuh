@@ -1,0 +1,99 @@
+#pragma once
+// What the kernels with several elements of C a thread share.
+
+#include <cstdint>
+
+#include "core/epilogue.h"
+#include "kernels/common/launch.h"
+
+namespace tiled::cuda {
+
+// --- C, from 04 on -------------------------------------------------------------------------------
+
+// A thread's i-th row or column, counted from its first one: groups of 4, half a tile apart.
+template <class Tile>
+__device__ constexpr int nth(int i) {
+  return i % 4 + i / 4 * (Tile::kM / 2);
+}
+
+// Adds the products of two fragments to the sums, row by row.
+template <typename Acc, int kPer>
+__device__ void multiply(const Acc (&a)[kPer], const Acc (&b)[kPer], Acc (&sums)[kPer * kPer]) {
+  UNROLL
+  for (int i = 0; i < kPer * kPer; ++i) {
+    sums[i] = fused_multiply_add(a[i / kPer], b[i % kPer], sums[i]);
+  }
+}
+
+// Stores a thread's sums, kPer rows of kPer. One row's code serves all rows: registers have no
+// index, so the other rows move up.
+template <typename T, class Tile>
+__device__ void store_sums(const Problem& p, const TileIndex& tile, int row, int col, int rows_left,
+                           int cols_left, accumulator_t<T> (&sums)[Tile::kPer * Tile::kPer]) {
+  constexpr int kPer = Tile::kPer;
+  const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
+  NO_UNROLL
+  for (int i = 0; i < kPer; ++i) {
+    const int r = row + nth<Tile>(i);
+    UNROLL
+    for (int j = 0; j < kPer; ++j) {
+      const int c = col + nth<Tile>(j);
+      if (r < rows_left && c < cols_left) {
+        store<T>(p, c_offset, tile.row + r, tile.col + c, sums[j]);
+      }
+    }
+    UNROLL
+    for (int x = 0; x < kPer * (kPer - 1); ++x) sums[x] = sums[x + kPer];
+  }
+}
+
+// --- A and B, from 05 on -------------------------------------------------------------------------
+
+// Elements that one instruction loads or stores.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Vector {
+  T x[kCount];
+};
+
+// Loads kCount elements, or returns as many `pad` if they are not inside the matrix.
+template <int kCount, typename T>
+__device__ auto load_vector(const T* from, bool inside, accumulator_t<T> pad) {
+  Vector<T, kCount> x = {};
+  if (inside) x = *reinterpret_cast<const Vector<T, kCount>*>(from);
+  Vector<accumulator_t<T>, kCount> wide;
+  UNROLL
+  for (int i = 0; i < kCount; ++i) wide.x[i] = inside ? widen(x.x[i]) : pad;
+  return wide;
+}
+
+// Returns whether all vectors of kCount elements in a tile are aligned and in the matrix as a
+// whole. They are `inner` apart along a row of `length`; rows are `outer` apart.
+template <int kCount, typename T>
+__device__ bool is_vectorized(const T* data, int64_t inner, int64_t outer, int64_t length) {
+  return inner == 1 && outer > 1 && outer % kCount == 0 && length % kCount == 0 &&
+         reinterpret_cast<uintptr_t>(data) % sizeof(Vector<T, kCount>) == 0;
+}
+
+// The vectors of `width` elements of an operand's tiles that a thread copies, along the smaller
+// stride. `mn` counts rows of A, or columns of B, mn_left of them in the matrix.
+template <class Tile, typename T>
+struct ThreadVectors {
+  const T* data;               // the first one of the next tile
+  int mn, k, mn_step, k_step;  // its place, and from there to the thread's next one
+  int64_t step, k_stride;      // the same in global memory; from one k to the next
+  int mn_left;
+
+  __device__ ThreadVectors(const T* tile, int64_t mn_stride, int64_t k_stride, int mn_left,
+                           int width)
+      : k_stride(k_stride), mn_left(mn_left) {
+    const bool k_major = k_stride < mn_stride;
+    const int lanes = (k_major ? Tile::kK : Tile::kM) / width;
+    const int along = threadIdx.x % lanes * width, across = threadIdx.x / lanes;
+    mn = k_major ? across : along, mn_step = k_major ? Tile::kThreads / lanes : 0;
+    k = k_major ? along : across, k_step = k_major ? 0 : Tile::kThreads / lanes;
+    data = tile + mn * mn_stride + k * k_stride;
+    step = mn_step * mn_stride + k_step * k_stride;
+  }
+};
+
+}  // namespace tiled::cuda
