@@ -18,6 +18,7 @@ FOLDER = ROOT / "csrc/kernels/basics"
 BANKS = 32  # of shared memory, each a word of 4 bytes wide
 WARP = 32
 QUARTER = 8  # lanes of a warp that a 128-bit access serves at a time
+SECTOR = 32  # bytes that L2 and DRAM read at once
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Rung:
     name: str
     path: Path
     function: str  # the name of its __global__ function
+    arguments: tuple[int, ...]  # of its tile's template
     constants: dict[str, int] = field(hash=False)
     # The dimensions of a_smem and b_smem in elements, by name, as they are declared.
     arrays: dict[str, tuple[str, ...]] = field(hash=False)
@@ -124,24 +126,25 @@ def evaluate(expression: str, constants: dict[str, int]) -> int:
     return eval(expression.replace("/", "//"), {"__builtins__": {}}, dict(constants))
 
 
-def _tile_of(source: str, launcher: str) -> str:
-    """The text within Tile<...> that a launcher names, for float32; "" if Tile is no template."""
+def _arguments(source: str, launcher: str) -> tuple[int, ...]:
+    """Those of the Tile<...> that a launcher names, for float32; () if Tile is no template."""
     aliases = dict(re.findall(r"using (\w+)\s*=\s*(.*?);", source, re.DOTALL))
     text = launcher
     while not (found := re.findall(r"\bTile<([\d,\s]+)>", text)):
         named = [name for name in re.findall(r"\w+", text) if name in aliases]
         if not named:
-            return ""
+            return ()
         text = " ".join(aliases.pop(name) for name in dict.fromkeys(named))
-    return found[-1]  # std::conditional_t has float32's tile after float64's
+    # std::conditional_t has float32's tile after float64's.
+    return tuple(map(int, found[-1].split(",")))
 
 
-def _constants(source: str, arguments: str) -> dict[str, int]:
+def _constants(source: str, arguments: tuple[int, ...]) -> dict[str, int]:
     """The static constants of the struct Tile, with these arguments of its template."""
     struct = r"(template <[^>]*>\n)?struct Tile \{(.*?)\n\};"
     head, body = re.search(struct, source, re.DOTALL).groups()
     names = re.findall(r"int (\w+)", head or "")
-    known = dict(zip(names, map(int, re.findall(r"\d+", arguments)), strict=True))
+    known = dict(zip(names, arguments, strict=True))
     for line in re.findall(r"static constexpr int (.*?);", body, re.DOTALL):
         for name, value in re.findall(r"(\w+) = ([^,]+)", line):
             known[name] = evaluate(value, known)
@@ -156,19 +159,25 @@ def _rungs_of(path: Path) -> list[Rung]:
     }
     function = re.search(r"\b(\w+_kernel)\(const __grid_constant__", source)[1]
     launchers = re.findall(r"^bool launch_(\w+)\((.*?)^\}", source, re.DOTALL | re.MULTILINE)
-    return [
-        Rung(
-            name,
-            path,
-            function,
-            _constants(source, _tile_of(source, launcher)),
-            arrays,
-            vector=4 if "kVector" in source else 1,
-            transposes_vectors="kVector" in source and "cp_async" not in source,
-            itemsize=2 if "wgmma" in source else 4,
+    found = []
+    for name, launcher in launchers:
+        arguments = _arguments(source, launcher)
+        constants = _constants(source, arguments)
+        has_vectors = "kVector" in source
+        found.append(
+            Rung(
+                name,
+                path,
+                function,
+                arguments,
+                constants,
+                arrays,
+                vector=4 if has_vectors else 1,
+                transposes_vectors=has_vectors and "cp_async" not in source,
+                itemsize=2 if "wgmma" in source else 4,
+            )
         )
-        for name, launcher in launchers
-    ]
+    return found
 
 
 @functools.cache

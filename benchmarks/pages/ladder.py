@@ -30,7 +30,6 @@ from benchmarks.pages.rows import (
     squares,
 )
 from benchmarks.suites.suites import LADDER_SIZES
-from torch_tiled._op import registry
 
 PAGE = ROOT / "docs" / "kernels" / "ladder.md"
 SIZE = LADDER_SIZES[-1]  # m = n = k, where kernels are compared
@@ -46,20 +45,13 @@ WAYS = {
 
 
 def source_of(kernel: str) -> tuple[Path, str]:
-    """The file of a kernel, and its idea: the title in the file's first line.
-
-    The title has the name of the kernel, or that of its family if it stands for several.
-    """
-    names = kernel, registry.kernels()[kernel].family
-    found = {}
+    """The file that launches a kernel, and its idea: the title in the file's first line."""
     for path in sorted((ROOT / "csrc/kernels").glob("*/*.cu")):
-        title = re.match(r"// (?:\d\d )?(\w+): (.*)\.\n", path.read_text())
-        if title and title[1] in names:
-            found[title[1]] = path, title[2]
-    for name in names:
-        if name in found:
-            return found[name]
-    raise PageError(f"No file of csrc/kernels has a title that begins with {kernel}.")
+        text = path.read_text()
+        title = re.match(r"// (?:\d\d )?\w+: (.*)\.\n", text)
+        if title and f"bool launch_{kernel}(" in text:
+            return path, title[1]
+    raise PageError(f"No file of csrc/kernels with a title launches {kernel}.")
 
 
 def copy_rate(measured: dict) -> tuple[float, float]:

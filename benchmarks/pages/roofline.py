@@ -7,6 +7,7 @@ the tiles with the sources.
 import math
 from dataclasses import dataclass
 
+from benchmarks.pages.course_kernels import rungs
 from torch_tiled._op.registry import kernels
 
 # An H200 (compute capability 9.0).
@@ -37,14 +38,14 @@ def peak(kernel: str) -> float:
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of C of a block, and of a thread. `k` and `registers` where the page has them."""
+    """The tile of C of a block, and of a thread; the rest where the page has it."""
 
     m: int
     n: int
     thread_m: int = 1
     thread_n: int = 1
-    k: int = 0
     registers: int = 0  # a thread's, for float32 on compute capability 9.0 (cuobjdump -res-usage)
+    shared_bytes: int = 0
 
     @property
     def reads(self) -> float:
@@ -65,11 +66,6 @@ class Tile:
     def threads(self) -> int:
         return self.m // self.thread_m * (self.n // self.thread_n)
 
-    @property
-    def shared_bytes(self) -> int:
-        """The float32 arrays a_smem[kM][kK + 4] and b_smem[kK][kN + kPerThread] of 02_tiled.cu."""
-        return 4 * (self.m * (self.k + 4) + self.k * (self.n + self.thread_n))
-
     def limits(self) -> dict[str, int]:
         """How many blocks an SM has room for, by resource."""
         warp = math.ceil(self.registers * 32 / REGISTERS_AT_A_TIME) * REGISTERS_AT_A_TIME
@@ -81,11 +77,17 @@ class Tile:
         }
 
 
-# The tiles of 02_tiled.cu, whose sizes the page compares.
+def tile_of(kernel: str, registers: int) -> Tile:
+    """The tile of a kernel of the course, as its source has it."""
+    rung = rungs()[kernel]
+    return Tile(rung.m, rung.n, rung.per, rung.per, registers, rung.shared_bytes)
+
+
+# The tiles that the page compares.
 TILED = {
-    "tiled16": Tile(16, 16, k=16, registers=38),
-    "tiled32": Tile(32, 32, k=32, registers=32),
-    "tiled64": Tile(64, 64, 4, 4, k=16, registers=80),
+    "tiled16": tile_of("tiled16", registers=38),
+    "tiled32": tile_of("tiled32", registers=32),
+    "tiled64": tile_of("tiled64", registers=80),
 }
 # Elements of C a thread, for the table of what the load units feed.
 THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))

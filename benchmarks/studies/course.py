@@ -130,27 +130,25 @@ def profiled(metrics: dict[str, float | None]) -> dict:
     }
 
 
-def profiles(log: str, jobs: list[Job]) -> list[dict]:
+def profiles(log: str, jobs: list[Job]) -> Iterator[dict]:
     """A profile for each job: the launches that are its kernel's, in order. Raises NoProfile."""
-    found, every = [], rungs()
-    left = launches(log)
+    every, left = rungs(), launches(log)
     for job in jobs:
         function = every[job.algorithm].function
-        metrics = next((metrics for name, metrics in left if f"{function}<" in name), None)
+        metrics = next((metrics for name, metrics in left if f"::{function}<" in name), None)
         if metrics is None:
-            raise NoProfile(f"ncu shows no {function} of {job}: {last_line(log)}")
+            raise NoProfile(f"it shows no {function} of {job}; {last_line(log)}")
         fields = {"kernel": job.algorithm, "dtype": job.dtype, "layout": job.shape.layout}
-        found.append(fields | {"size": job.shape.m} | profiled(metrics))
-    return found
+        yield fields | {"size": job.shape.m} | profiled(metrics)
 
 
 def last_line(log: str) -> str:
     """What ncu says of itself last."""
     said = [line for line in log.splitlines() if line.startswith("==")]
-    return said[-1].strip("= ") if said else "it says nothing"
+    return f"its last line is: {said[-1]}" if said else "it says nothing"
 
 
-def ask_ncu(args: argparse.Namespace, jobs: list[Job]) -> list[dict]:
+def ask_ncu(args: argparse.Namespace, jobs: list[Job]) -> Iterator[dict]:
     """Profiles of the jobs. Raises NoProfile."""
     if args.device == "cpu":
         raise NoProfile("there is no GPU here")
@@ -165,8 +163,8 @@ def ask_ncu(args: argparse.Namespace, jobs: list[Job]) -> list[dict]:
             raise NoProfile(f"ncu took more than {args.limit:.0f} s") from None
         text = log.read_text() if log.exists() else ""
     if done.returncode:
-        raise NoProfile(f"ncu ended with status {done.returncode}: {last_line(text)}")
-    return profiles(text, jobs)
+        raise NoProfile(f"ncu ended with status {done.returncode}; {last_line(text)}")
+    yield from profiles(text, jobs)
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -210,12 +208,18 @@ def main(argv: list[str] | None = None) -> int:
         save()
         jobs = plan(argparse.Namespace(**vars(args) | {"suites": {"": suite(args.profile_size)}}))
         try:
-            counted += ask_ncu(args, jobs)
-            header["profile"] = f"Nsight Compute counted {len(counted)} products."
+            for each in ask_ncu(args, jobs):
+                counted.append(each)
+            header["profile"] = f"Nsight Compute counted {len(counted)} products"
         except NoProfile as error:
-            header["profile"] = f"Nsight Compute was not asked, or said nothing: {error}."
+            header["profile"] = f"Nsight Compute counted {len(counted)} products: {error}"
+        unknown = [name for name in METRICS if counted and all(x[name] is None for x in counted)]
+        header["unknown_metrics"] = [METRICS[name] for name in unknown]
     print_results(args, console, found)
-    console.print(header.get("profile", ""), markup=False)
+    if "profile" in header:
+        console.print(f"{header['profile']}.", markup=False)
+    for metric in header.get("unknown_metrics", []):
+        console.print(f"Nsight Compute knows no {metric} here.", markup=False)
     return session.status(bool(found.refused))
 
 
