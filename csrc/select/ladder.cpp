@@ -60,14 +60,16 @@ constexpr Kernel kKernels[] = {
 #undef KERNEL
 };
 
-// Returns whether the rows of each family stand together, and have one order and dtypes.
+// Returns whether the rows of each family stand together, and have one order, dtypes and
+// by_name_only.
 constexpr bool families_agree() {
   for (const Kernel& kernel : kKernels) {
     bool ended = false;
     for (const Kernel* other = &kernel; other != std::end(kKernels); ++other) {
       if (other->family != kernel.family) {
         ended = true;
-      } else if (ended || other->order != kernel.order || other->dtypes != kernel.dtypes) {
+      } else if (ended || other->order != kernel.order || other->dtypes != kernel.dtypes ||
+                 other->by_name_only != kernel.by_name_only) {
         return false;
       }
     }
@@ -164,6 +166,12 @@ void check_dtype_and_precision(const char* op, const Kernel& kernel, std::string
   }
 }
 
+// Returns whether a kernel gives the bits of an order, and may do so in another kernel's place.
+bool stands_in(const Kernel& kernel, Order order, const Problem& p, const Context& context) {
+  return kernel.order == order && !kernel.by_name_only && kernel.runs_on(context, p.dtype) &&
+         kernel.takes(p, context);
+}
+
 // Returns the kernels among which `algorithm` lets the cost models choose, in the table's order: at
 // least one.
 std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem& p,
@@ -200,8 +208,7 @@ std::vector<const Kernel*> candidates(std::string_view algorithm, const Problem&
   if (found.empty() || falls_back) {
     found.clear();
     for (const Kernel& kernel : kKernels) {
-      const bool same_bits = kernel.order == order && kernel.runs_on(context, p.dtype);
-      if (same_bits && kernel.takes(p, context)) found.push_back(&kernel);
+      if (stands_in(kernel, order, p, context)) found.push_back(&kernel);
     }
   }
   return found;
@@ -367,8 +374,7 @@ bool launch(const std::vector<Choice>& choices, const Problem& p, const Context&
   std::vector<const Kernel*> others;
   for (const Kernel& kernel : kKernels) {
     const bool tried = std::ranges::find(choices, &kernel, &Choice::kernel) != choices.end();
-    const bool same_bits = kernel.order == choices.front().kernel->order;
-    if (!tried && same_bits && kernel.runs_on(context, p.dtype) && kernel.takes(p, context)) {
+    if (!tried && stands_in(kernel, choices.front().kernel->order, p, context)) {
       others.push_back(&kernel);
     }
   }

@@ -67,6 +67,7 @@ struct Kernel {
   Launch cuda;  // null in a build without CUDA
   Launch cpu;
   Order order;
+  bool by_name_only = false;  // runs if its name or its family's is given, never in another's place
   Dtypes dtypes = Dtypes::kAny;
   Gpus gpus = Gpus::kAny;  // the host runs every kernel's twin
   int64_t min_k = 0, max_k = kAnyLength;
@@ -93,8 +94,8 @@ std::vector<std::string> algorithms();
 
 // The kernels that may solve the problem, fastest first by their cost models: the one of that name,
 // or all of that family, or, for "auto", all of the order that precision, dtype, K and the device
-// determine. Returns at least one; throws a sentence if there is none. `complex`: the problem is
-// that of a complex one, which the sentence names.
+// determine and that are not by_name_only. Returns at least one; throws a sentence if there is
+// none. `complex`: the problem is that of a complex one, which the sentence names.
 std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
                             bool complex = false);
 
@@ -105,8 +106,8 @@ void check_algorithm(const char* op, std::string_view algorithm, Precision preci
 void check_algorithm_name(const char* op, std::string_view algorithm);
 
 // Solves the problem by the first choice that finds memory for its workspace, or else by any other
-// kernel of the same order, which gives the same bits. Returns false, with C untouched, if none
-// does.
+// kernel of the same order that is not by_name_only, which gives the same bits. Returns false, with
+// C untouched, if none does.
 bool launch(const std::vector<Choice>& choices, const Problem& p, const Context& context);
 
 }  // namespace tiled

@@ -29,7 +29,7 @@ MAY_INCLUDE = {
     # A family of kernels knows no other, with two exceptions: fp16x3 recomputes by simt's main
     # loop and, for that, has a complex B written as a real one, and tf32 multiplies by mma's and
     # recomputes by fp16x3's kernel.
-    "kernels/basics": {"core/*", "kernels/common/*"},
+    "kernels/basics": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/complex": {"core/*", "kernels/common/*"},
     "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},

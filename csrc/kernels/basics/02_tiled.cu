@@ -43,9 +43,10 @@ class TileLoader {
  public:
   __device__ TileLoader(const T* data, int64_t mn_stride, int64_t k_stride, int mn_left)
       : k_stride_(k_stride), mn_left_(mn_left) {
+    const int thread = threadIdx.x;
     const bool k_major = k_stride < mn_stride;
-    mn_ = k_major ? threadIdx.x / Tile::kK : threadIdx.x % kMN;
-    k_ = k_major ? threadIdx.x % Tile::kK : threadIdx.x / kMN;
+    mn_ = k_major ? thread / Tile::kK : thread % kMN;
+    k_ = k_major ? thread % Tile::kK : thread / kMN;
     mn_step_ = k_major ? Tile::kThreads / Tile::kK : 0;
     k_step_ = k_major ? 0 : Tile::kThreads / kMN;
     data_ = data + mn_ * mn_stride + k_ * k_stride;

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     k_left -= chunk;
   } while (k_left > 0);
 
-  store_sums<T, Tile>(p, tile, row, col, rows_left, cols_left, total);
+  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, total);
 }
 
 }  // namespace

@@ -25,25 +25,25 @@ __device__ void multiply(const Acc (&a)[kPer], const Acc (&b)[kPer], Acc (&sums)
   }
 }
 
-// Stores a thread's sums, kPer rows of kPer. One row's code serves all rows: registers have no
-// index, so the other rows move up.
+// Stores a thread's sums, kPer rows of kPer. The code of 4 serves all: registers have no index, so
+// the others move up. The tile is located again, which leaves registers to the main loop.
 template <typename T, class Tile>
-__device__ void store_sums(const Problem& p, const TileIndex& tile, int row, int col, int rows_left,
+__device__ void store_sums(const Problem& p, int64_t first_tile, int row, int col, int rows_left,
                            int cols_left, accumulator_t<T> (&sums)[Tile::kPer * Tile::kPer]) {
   constexpr int kPer = Tile::kPer;
+  const TileIndex tile = tile_index<Tile>(p, first_tile + blockIdx.x);
   const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
   NO_UNROLL
-  for (int i = 0; i < kPer; ++i) {
-    const int r = row + nth<Tile>(i);
+  for (int first = 0; first < kPer * kPer; first += 4) {
+    const int r = row + nth<Tile>(first / kPer), c = col + nth<Tile>(first % kPer);
     UNROLL
-    for (int j = 0; j < kPer; ++j) {
-      const int c = col + nth<Tile>(j);
-      if (r < rows_left && c < cols_left) {
-        store<T>(p, c_offset, tile.row + r, tile.col + c, sums[j]);
+    for (int j = 0; j < 4; ++j) {
+      if (r < rows_left && c + j < cols_left) {
+        store<T>(p, c_offset, tile.row + r, tile.col + c + j, sums[j]);
       }
     }
     UNROLL
-    for (int x = 0; x < kPer * (kPer - 1); ++x) sums[x] = sums[x + kPer];
+    for (int i = 0; i < kPer * kPer - 4; ++i) sums[i] = sums[i + 4];
   }
 }
 
