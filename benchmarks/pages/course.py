@@ -5,6 +5,7 @@ results lack is "-", and without the file every measured figure is.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from benchmarks.pages import course_drawings, plots
 from benchmarks.pages.course_kernels import SECTOR, Rung, rungs
 from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
-from benchmarks.pages.roofline import TILED
+from benchmarks.pages.roofline import SMS, TILED
 from benchmarks.pages.rows import peer_tflops, select
 
 FOLDER = ROOT / "docs" / "course"
 INDEX = FOLDER / "index.md"
 STAIRCASE = FOLDER / "staircase.svg"
 LAYOUTS = ("NN", "NT")
+MEMORIES = ("l2", "dram")
 SIZE = 4096  # m = n = k of the tables and of the model
 STUDY = "python -m benchmarks.studies.course"
 
@@ -43,7 +45,7 @@ def _row(measured: dict, kernel: str, layout: str, key: str = "rows") -> dict | 
 
 def _both(measured: dict, cell: Callable[[str], float | None], form: str) -> str:
     """A cell with a figure for each layout."""
-    return " / ".join(figure(cell(layout), form) for layout in LAYOUTS)
+    return ", ".join(figure(cell(layout), form) for layout in LAYOUTS)
 
 
 def _tflops(measured: dict, kernel: str, layout: str) -> float | None:
@@ -112,22 +114,27 @@ def _column(measured: dict, rung: Rung, before: str | None) -> dict[str, str]:
         earlier = before and _tflops(measured, before, layout)
         return _ratio(_tflops(measured, name, layout), earlier)
 
-    registers = figure(_profile(measured, name, "NN", "registers"), ".0f")
-    occupancy = [
-        _profile(measured, name, "NN", f"{kind}occupancy_percent") for kind in ("", "achieved_")
-    ]
+    def pair(form: str, *values: float | None) -> str:
+        return ", ".join(figure(value, form) for value in values)
+
+    def counted(field: str) -> float | None:
+        return _profile(measured, name, "NN", field)
+
+    occupancy = counted("occupancy_percent"), counted("achieved_occupancy_percent")
     return {
-        "TFLOP/s": both(".3g", _tflops),
+        "TFLOP/s: NN, NT": both(".3g", _tflops),
         "of cuBLAS": _both(measured, of_peer, ".2f"),
         "over the kernel before": _both(measured, step, ".2f"),
-        "registers a thread": registers,
-        "blocks an SM": figure(_blocks(measured, name), ".0f"),
-        "occupancy, reached, %": " / ".join(figure(each, ".0f") for each in occupancy),
-        "shared loads over ideal": both(".2f", _over_ideal, "load"),
-        "shared stores over ideal": both(".2f", _over_ideal, "store"),
-        f"{pipe} pipe busy, %": both(".0f", _profile, f"{pipe}_percent"),
-        "issue slots busy, %": both(".0f", _profile, "issue_percent"),
-        "warps stalled an issue": _stalls(measured, name),
+        "shared loads, stores over ideal": pair(
+            ".2f", *(_over_ideal(measured, name, "NN", kind) for kind in ("load", "store"))
+        ),
+        "registers, blocks an SM": pair(".0f", counted("registers"), _blocks(measured, name)),
+        "occupancy, reached, %": pair(".0f", *occupancy),
+        "GB from L2, DRAM": pair(".3g", *(_gigabytes(measured, name, "NN", x) for x in MEMORIES)),
+        f"{pipe} pipe, issue busy, %": pair(
+            ".0f", counted(f"{pipe}_percent"), counted("issue_percent")
+        ),
+        "stalls": _stalls(measured, name),
     }
 
 
@@ -135,7 +142,7 @@ def _transposed(columns: dict[str, dict[str, str]]) -> str:
     """A table with a column for each key."""
     lines = dict.fromkeys(line for column in columns.values() for line in column)
     rows = [
-        {"NN / NT": line, **{name: column.get(line, "") for name, column in columns.items()}}
+        {"kernel": line, **{name: column.get(line, "") for name, column in columns.items()}}
         for line in lines
     ]
     return table(1, rows)
@@ -152,18 +159,22 @@ def write_step(step: int, measured: dict) -> str:
 
 
 def write_reads(measured: dict) -> str:
-    """Tiles of 1, 16, 32 and 64: shared memory, blocks, and reads by the model and as counted."""
+    """The tiles that roofline.py compares: what limits them, and reads, as modelled and counted."""
     rows = []
-    for name in ("naive", *TILED):
-        rung = rungs()[name]
+    for name, tile in TILED.items():
+        limits = tile.limits()
+        blocks = min(limits.values())
+        size = profiled_size(measured)
         rows.append(
             {
                 "kernel": f"`{name}`",
-                "T": rung.m if rung.stages else 1,
-                "shared memory": f"{rung.shared_bytes} B",
-                "blocks an SM": figure(_blocks(measured, name), ".0f"),
+                "blocks an SM": blocks,
+                "limited by": ", ".join(x for x, limit in limits.items() if limit == blocks),
+                "registers a thread": tile.registers,
+                "bytes of shared memory": tile.shared_bytes,
+                "M = N that fills the GPU": f"{tile.m * math.sqrt(blocks * SMS):.0f}",
                 "TFLOP/s": _tflops(measured, name, "NN"),
-                "GB, 2MNK / T": model_gigabytes(rung, profiled_size(measured)),
+                "GB, 2MNK / T": model_gigabytes(rungs()[name], size),
                 "GB from L2": _gigabytes(measured, name, "NN", "l2"),
                 "GB from DRAM": _gigabytes(measured, name, "NN", "dram"),
             }
@@ -206,25 +217,22 @@ def write_banks(measured: dict) -> str:
 
 
 def write_staircase(measured: dict) -> str:
-    """A row for each kernel."""
-    rows, paths = [], pages()
-    before = None
+    """A row for each kernel, with a link to its page."""
+    rows, paths, before = [], pages(), None
     for name, rung in rungs().items():
         row = _row(measured, name, "NN")
-        tflops, title = row and row["tflops"], paths[rung.step].stem
+        tflops = row and row["tflops"]
+        step = _ratio(tflops, before and _tflops(measured, before, "NN"))
         rows.append(
             {
-                "step": f"[{title.replace('_', ' ')}]({title}.md)",
-                "kernel": f"`{name}`",
+                "kernel": f"{rung.step}. [`{name}`]({paths[rung.step].name})",
                 "TFLOP/s": tflops,
                 "of cuBLAS": figure(row and row["ratio"], ".2f"),
-                "over the kernel before": figure(
-                    _ratio(tflops, before and _tflops(measured, before, "NN")), ".2f"
-                ),
+                "over the kernel before": figure(step, ".2f"),
             }
         )
         before = name
-    return table(2, rows)
+    return table(1, rows)
 
 
 def write_source(measured: dict) -> str:

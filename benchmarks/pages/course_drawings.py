@@ -254,12 +254,12 @@ def draw_tensor_core(path: Path) -> None:
     tile.set(xlim=(0, edge + rung.n), ylim=(edge + rung.m, 0), aspect="equal")
     tile.axis("off")
     tile.set_title(f"a stage: 4 boxes of {box} x {box}", fontsize="small")
-    halves = range(0, rung.m, box)
-    fill(tile, plots.BLUE, [(edge + row, 0, box, box) for row in halves], "boxes of A")
-    fill(tile, plots.ORANGE, [(0, edge + column, box, box) for column in halves], "boxes of B")
+    boxes = range(0, rung.m, box)
+    fill(tile, plots.BLUE, [(edge + row, 0, box, box) for row in boxes], "boxes of A")
+    fill(tile, plots.ORANGE, [(0, edge + column, box, box) for column in boxes], "boxes of B")
     warps = rung.threads // WARP
     for warp, color in zip(range(warps), ("#00583f", "#009e73", "#5cc3a5", "#a8dcc9"), strict=True):
-        rows = [edge + half + warp * box // warps for half in halves]
+        rows = [edge + row + warp * box // warps for row in boxes]
         cells = [(row, edge, box / warps, rung.n) for row in rows]
         fill(tile, color, cells, "rows of C, by warp" if warp == 1 else "")
     loads, products = staged(rung.stages, 8, 0.8, 1.2)

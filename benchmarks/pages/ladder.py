@@ -1,10 +1,10 @@
 """The generated blocks of docs/kernels/ladder.md. A figure that the results lack is "-"."""
 
-import math
 import re
 from pathlib import Path
 
 from benchmarks import ROOT
+from benchmarks.pages.course_kernels import rungs
 from benchmarks.pages.files import ResultsError
 from benchmarks.pages.markdown import PageError, figure, measured_on, table
 from benchmarks.pages.roofline import (
@@ -72,11 +72,16 @@ def write_source(measured: dict) -> str:
 
 
 def write_rungs(measured: dict) -> str:
-    """Every kernel: its squares, and how often `auto` picked it."""
+    """Every kernel: its squares, and how often `auto` picked it.
+
+    A kernel that is measured for the course alone is left out.
+    """
     rows = []
     for kernel in kernels():
         path, idea = source_of(kernel)
         by_size = kernel_squares(measured["rows"], kernel)
+        if kernel in rungs() and not by_size:
+            continue
         at = by_size.get(SIZE, MISSING)
         picked = select(of_kernel(measured["rows"], kernel), algorithm="auto", variant="plain")
         rows.append(
@@ -139,26 +144,6 @@ def _tflops(measured: dict, kernel: str) -> float | None:
 
 
 def write_tiles(measured: dict) -> str:
-    rows = []
-    for kernel, tile in TILED.items():
-        limits = tile.limits()
-        blocks = min(limits.values())
-        rows.append(
-            {
-                "kernel": f"`{kernel}`",
-                "limited by": ", ".join(x for x, limit in limits.items() if limit == blocks),
-                "threads": tile.threads,
-                "registers a thread": tile.registers,
-                "bytes of shared memory": tile.shared_bytes,
-                "blocks an SM": blocks,
-                "M = N that fills the GPU": f"{tile.m * math.sqrt(blocks * SMS):.0f}",
-                f"TFLOP/s at {SIZE}": _tflops(measured, kernel),
-            }
-        )
-    return f"{table(2, rows)}\n\n{_fastest_tiles(measured)}"
-
-
-def _fastest_tiles(measured: dict) -> str:
     """The fastest tile at each size that all were measured at."""
     rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED}
     fastest: dict[str, list[str]] = {}
