@@ -18,6 +18,7 @@ def markdown(notebook: dict, name: str) -> str:
 def on_files(files: Files, config) -> Files:
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         text = markdown(json.loads(file.content_string), file.name + ".ipynb")
+        text = text.replace("<details>", '<details markdown="1">')  # else its text stays as it is
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         files.append(File.generated(config, page, content=text))
     return files
