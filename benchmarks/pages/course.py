@@ -14,7 +14,7 @@ from benchmarks.pages import course_drawings, plots
 from benchmarks.pages.course_kernels import SECTOR, Rung, rungs
 from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
-from benchmarks.pages.roofline import SMS, TILED
+from benchmarks.pages.roofline import SMS, TILED_SIZES
 from benchmarks.pages.rows import peer_tflops, select
 
 FOLDER = ROOT / "docs" / "course"
@@ -161,7 +161,7 @@ def write_step(step: int, measured: dict) -> str:
 def write_reads(measured: dict) -> str:
     """The tiles that roofline.py compares: what limits them, and reads, as modelled and counted."""
     rows = []
-    for name, tile in TILED.items():
+    for name, tile in TILED_SIZES.items():
         limits = tile.limits()
         blocks = min(limits.values())
         size = profiled_size(measured)

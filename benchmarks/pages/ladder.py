@@ -15,7 +15,7 @@ from benchmarks.pages.roofline import (
     TENSOR_FMAS,
     TENSOR_PEAK,
     THREAD_TILES,
-    TILED,
+    TILED_SIZES,
     TILES,
     Tile,
     peak,
@@ -48,7 +48,7 @@ def source_of(kernel: str) -> tuple[Path, str]:
     """The file that launches a kernel, and its idea: the title in the file's first line."""
     for path in sorted((ROOT / "csrc/kernels").glob("*/*.cu")):
         text = path.read_text()
-        title = re.match(r"// (?:\d\d )?\w+: (.*)\.\n", text)
+        title = re.match(r"// (?:\d\d )?[\w, ]+: (.*)\.\n", text)
         if title and f"bool launch_{kernel}(" in text:
             return path, title[1]
     raise PageError(f"No file of csrc/kernels with a title launches {kernel}.")
@@ -145,10 +145,10 @@ def _tflops(measured: dict, kernel: str) -> float | None:
 
 def write_tiles(measured: dict) -> str:
     """The fastest tile at each size that all were measured at."""
-    rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED}
+    rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED_SIZES}
     fastest: dict[str, list[str]] = {}
     for size in sorted(set.intersection(*(set(each) for each in rates.values()))):
-        best = max(TILED, key=lambda kernel: rates[kernel][size]["tflops"])
+        best = max(rates, key=lambda kernel: rates[kernel][size]["tflops"])
         fastest.setdefault(best, []).append(str(size))
     if not fastest:
         return "The tiles were not compared."

@@ -83,13 +83,13 @@ def tile_of(kernel: str, registers: int) -> Tile:
     return Tile(rung.m, rung.n, rung.per, rung.per, registers, rung.shared_bytes)
 
 
-# The tiles that the page compares.
-TILED = {
-    "tiled16": tile_of("tiled16", registers=38),
-    "tiled32": tile_of("tiled32", registers=32),
-    "tiled64": tile_of("tiled64", registers=80),
-}
+# The tiles of the course with their registers.
+_REGISTERS = {"tiled16": 39, "tiled32": 32, "padded32": 32, "tiled64": 80}
+_REGISTERS |= {"register_tile": 239, "vectorized": 249, "double_buffered": 237}
+TILED = {kernel: tile_of(kernel, registers) for kernel, registers in _REGISTERS.items()}
+# The tiles of the family tiled, which the pages compare.
+TILED_SIZES = {kernel: TILED[kernel] for kernel in ("tiled16", "tiled32", "tiled64")}
 # Elements of C a thread, for the table of what the load units feed.
 THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))
 # The kernels that the model of traffic is for. naive has no tile: each thread reads for itself.
-TILES = {"naive": Tile(1, 1), **TILED, "simt_tma": Tile(256, 128, 8, 16)}
+TILES = {"naive": Tile(1, 1), **TILED_SIZES, "simt_tma": Tile(256, 128, 8, 16)}

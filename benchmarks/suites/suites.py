@@ -193,10 +193,12 @@ FLOAT64 = (
     *squares(64, batch=4096, group="batches"),
     *squares(512, batch=64, group="batches"),
 )
+# The rungs that run by name alone (csrc/kernels/basics), besides tensor_core.
+COURSE = ("padded32", "register_tile", "vectorized", "double_buffered")
 # Shapes that kernels are made for, on which they run by name.
 KERNELS = (
     Shape(512, 512, 512, kernels=("naive", "tiled16", "tiled32", "fp16x3_small")),
-    Shape(2048, 2048, 2048, kernels=("tiled64", "simt_tma", "fp16x3_wgmma")),
+    Shape(2048, 2048, 2048, kernels=("tiled64", *COURSE, "simt_tma", "fp16x3_wgmma")),
     Shape(1021, 1031, 1033, kernels=("simt_cp_async",)),
     Shape(32, 32, 32, batch=10_000, kernels=("simt_small",)),
     Shape(55, 587, 176, batch=96, layout="NT", kernels=("fp16x3_direct", "fp16x3_small")),
@@ -212,7 +214,7 @@ KERNELS = (
 )
 MMA_UNALIGNED = ("mma_sync", "mma_unaligned", "mma_tma")
 MMA_KERNELS = (
-    *squares(*LADDER_SIZES, kernels=("mma_sync", "mma_tma")),
+    *squares(*LADDER_SIZES, kernels=("tensor_core", "mma_sync", "mma_tma")),
     Shape(30, 50, 40, kernels=("mma_direct", "mma_tma")),
     Shape(48784, 6, 11, batch=96, layout="TT", kernels=("mma_direct", "mma_tma")),
     Shape(64, 4097, 4099, kernels=MMA_UNALIGNED),

@@ -5,7 +5,8 @@
 //        memory, by any strides, in the order in which wgmma reads them. Four wgmma instructions
 //        then multiply the two tiles from there, into accumulators in registers.
 // Limit: the tensor cores wait for every load: one stage of shared memory, and one element a load.
-// Next:  csrc/kernels/mma: TMA, a pipeline of stages, and warpgroups that only load.
+// Next:  csrc/kernels/basics/07_tensor_core_sm90.cu: TMA and a ring of stages. csrc/kernels/mma has
+//        warpgroups that only load.
 //
 //   all threads   load A and B of a step -> shared memory, zeros beyond the matrix
 //                 fence_proxy_async()   wgmma, which reads by another proxy, sees the stores
@@ -31,8 +32,8 @@ struct Tile {
 
 }  // namespace
 
-// The cost model: cycles of the busiest SM. Without measured costs, numbers larger than those of
-// other kernels keep "auto" from picking it, and algorithm="wgmma_minimal" still runs it.
+// The cost model: cycles of the busiest SM. Without measured costs, the row is by_name_only, so
+// that "auto" never picks the kernel.
 Plan wgmma_minimal_plan(const Problem& p, int64_t sms) {
   constexpr double kLaunch = 1e5, kStep = 4000;
   const int64_t tiles = count_tiles(p, Tile::kM, Tile::kN);

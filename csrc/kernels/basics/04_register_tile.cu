@@ -1,4 +1,4 @@
-// 04 register_tile: a thread computes several elements of C in registers.
+// 04 tiled64, register_tile: a thread computes several elements of C in registers.
 //
 // Idea:  A thread has kPer x kPer elements of C. For each k it reads kPer numbers of A and kPer of
 //        B from shared memory, and uses each kPer times: half a number for each FMA with 4 x 4
