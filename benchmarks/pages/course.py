@@ -260,13 +260,14 @@ def draw_staircase(measured: dict, path: Path) -> None:
                 axes.annotate(f"{rate:.3g}", (place, rate), ha="center", va="bottom")
         if peers:
             axes.axhline(sum(peers) / len(peers), color=plots.BLACK, label="cuBLAS", **plots.DASHED)
-            axes.legend(loc="upper left")
         labels = [f"{rung.step:02} {rung.name}" for rung in group]
         axes.set_xticks(places, labels=labels, rotation=35, ha="right")
         axes.set_xlim(-0.6, len(group) - 0.4)
         axes.set(title=dtype, ylabel="TFLOP/s")
         axes.set_ylim(bottom=0)
         axes.grid(False, axis="x")
+    if peers:
+        panels[0].legend(loc="center left")
     header = measured["header"]
     where = header["device"] if header else "not measured yet"
     figure_.suptitle(f"{SIZE} x {SIZE} x {SIZE}, {where}")
