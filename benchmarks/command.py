@@ -1,10 +1,12 @@
 """What the commands of benchmarks share: their options, and what ends a run."""
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -22,21 +24,28 @@ DTYPES = {
 PRECISIONS = ("fp32", "ieee", "tf32")
 
 
-def at_least(least: float, kind: Callable[[str], float] = int) -> Callable[[str], float]:
-    """A type of arguments: numbers from `least` on."""
+MOST = 2**63 - 1  # that PyTorch takes for a size or a seed
+
+
+def at_least(
+    least: float, kind: Callable[[str], float] = int, most: int = MOST
+) -> Callable[[str], float]:
+    """A type of arguments: numbers from `least` to `most`."""
 
     def number(text: str) -> float:
         value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"it is {text}; it must be at least {least:.6g}.")
+        if not least <= value <= most:
+            limit = f"at least {least:.6g}" if value < least else f"at most {most}"
+            raise argparse.ArgumentTypeError(f"it is {text}; it must be {limit}.")
         return value
 
     return number
 
 
 def positive(text: str) -> float:
-    if not (value := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be more than 0.")
+    if not 0 < (value := float(text)) < float("inf"):
+        limit = "finite" if value > 0 else "more than 0"
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be {limit}.")
     return value
 
 
@@ -45,6 +54,8 @@ def new_file(text: str) -> Path:
     path = Path(text)
     if not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"it is {text}; the folder {path.parent} does not exist.")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"it is {text!r}, a folder; name a file.")
     return path
 
 
@@ -90,6 +101,20 @@ class Parser(argparse.ArgumentParser):
         words = [names.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
         args.command_line = f"{self.prog} {shlex.join(words)}"
         return args
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Ends the process by a command's status, or by 1 if its output has nowhere to go."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"{error.filename or 'the output'}: {error.strerror}.", file=sys.stderr)
+        # What is buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
 
 
 class Session:

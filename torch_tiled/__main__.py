@@ -42,7 +42,10 @@ def main() -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except BrokenPipeError:  # as of `| head -1`; what is buffered has nowhere to go
+    except OSError as error:  # a pipe that was closed, as by `| head -1`; a disk that is full
+        if not isinstance(error, BrokenPipeError):
+            print(f"the output cannot be written: {error.strerror}", file=sys.stderr)
+        # What is buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -174,7 +174,8 @@ def assume_constant_result(function):
 
 
 def argument_names(overload):
-    return [argument.name for argument in overload._schema.arguments]
+    """The names of the arguments that may be positional."""
+    return [x.name for x in overload._schema.arguments if not x.kwarg_only]
 
 
 def distinguish_by_options(overload, *options):

@@ -244,7 +244,7 @@ def convert(
         Products without a layer (F.linear, @, einsum in a forward) are torch's as before.
     """
     check_is_module("torch_tiled.convert", model)
-    check_precision(precision)
+    check_precision("torch_tiled.convert", precision)
     included, excluded = _patterns("include", include), _patterns("exclude", exclude)
     names_of = {}
     for name, module in model.named_modules(remove_duplicate=False):

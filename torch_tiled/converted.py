@@ -51,7 +51,7 @@ class Converted:
 
     def _construct(self, kind: type, precision: str, *args: Any) -> None:
         """Makes a layer that convert() would have made of kind(*args)."""
-        check_precision(precision)
+        check_precision(f"torch_tiled.{type(self).__name__}", precision)
         kind.__init__(self, *args)
         self._origin = Origin(kind, "", precision, strict=False)
 

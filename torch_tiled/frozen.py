@@ -1,5 +1,6 @@
 """Frozen layers: torch_tiled.nn.Linear with a weight that is split once, for inference."""
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -69,8 +70,9 @@ def freeze(model: _Model) -> _Model:
         model.
 
     Raises:
-        RuntimeError: a weight has a dtype or is on a GPU that torch_tiled does not support.
-        torch.OutOfMemoryError: there is no memory for the hi and lo parts.
+        RuntimeError: a weight has a dtype or is on a GPU that torch_tiled does not support. No
+            layer is frozen then that was not before.
+        torch.OutOfMemoryError: as RuntimeError; there is no memory for the hi and lo parts.
 
     Examples:
         >>> model = torch.nn.Sequential(torch_tiled.nn.Linear(64, 16), torch.nn.ReLU())
@@ -78,8 +80,14 @@ def freeze(model: _Model) -> _Model:
         >>> with torch.no_grad():
         ...     y = model(torch.randn(8, 64))
     """
-    for layer in _layers("freeze", model):
-        layer._freeze()
+    layers = [layer for layer in _layers("freeze", model) if not layer._frozen]
+    try:
+        for layer in _layers("freeze", model):
+            layer._freeze()
+    except BaseException:
+        for layer in layers:
+            layer._unfreeze()
+        raise
     return model
 
 
@@ -159,6 +167,16 @@ def _layers(function, model):
     return [layer for layer in model.modules() if isinstance(layer, Freezable)]
 
 
+@dataclasses.dataclass
+class _Split:
+    """What a layer has split."""
+
+    weight: torch.Tensor  # the Parameter
+    alias: torch.Tensor  # keeps the storage alive, so that no other tensor gets its address
+    version: int | None  # of the weight at the time
+    place: tuple  # of the weight at the time
+
+
 class Freezable:
     """The part of torch_tiled.nn.Linear that freezes its weight.
 
@@ -167,9 +185,9 @@ class Freezable:
     """
 
     _frozen = False
-    # (the Parameter that was split, an alias of it, its version and place at the time). The alias
-    # keeps the storage alive, so that no other tensor gets its address. None without a split.
-    _split_of = None
+    _split_of: _Split | None = None
+    # The id() of the layer that allocated the buffers: a copy may have those of another layer.
+    _allocated_by = None
 
     def _freeze(self):
         if not self._frozen:
@@ -182,9 +200,9 @@ class Freezable:
 
     def _unfreeze(self):
         if self._frozen:
-            self._frozen = False
-            self._split_of = None
             del self._hi_lo, self._inverse_scales
+            for name in ("_frozen", "_split_of", "_allocated_by"):
+                self.__dict__.pop(name, None)
 
     def _prepared_weight(self):
         buffers = self._buffers  # Module.__getattr__ takes longer
@@ -208,11 +226,13 @@ class Freezable:
             new = _hi_lo_and_scales(alias)
             for name, tensor in zip(("_hi_lo", "_inverse_scales"), new, strict=True):
                 old = getattr(self, name)
-                if _are_alike(old, tensor) and not old.is_inference():
+                is_own = self._allocated_by == id(self)
+                if is_own and _are_alike(old, tensor) and not old.is_inference():
                     old.copy_(tensor)
                 else:
                     setattr(self, name, tensor)
-        self._split_of = (self.weight, alias, version, _place(alias))
+        self._allocated_by = id(self)
+        self._split_of = _Split(self.weight, alias, version, _place(alias))
         if self._hi_lo.numel() > 0:
             _watch(self)
 
@@ -225,15 +245,15 @@ class Freezable:
             # Dynamo guards on this comparison. torch.export without Dynamo replaces the layer's
             # tensors by its own, so that it would fail. (is_exporting() is not asked: with torch
             # 2.11 Dynamo takes it for true.)
-            return not is_dynamo_compiling() or split_of[0] is weight
+            return not is_dynamo_compiling() or split_of.weight is weight
         if is_jit_tracing() or not self._can_be_split():
             return False
         if _compiled_steps.unseen:
             _forget_splits_after_compiled_steps()
             split_of = self._split_of
         if split_of is not None:
-            owner, _, version, place = split_of
-            if owner is weight and version_of(weight) == version and _place(weight) == place:
+            is_same = split_of.weight is weight and split_of.version == version_of(weight)
+            if is_same and split_of.place == _place(weight):
                 return True
         if weight.is_cuda and torch.cuda.is_current_stream_capturing():
             return False  # a split would be captured and not run
@@ -251,9 +271,16 @@ class Freezable:
         if self._frozen:
             self._split()
 
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        for name in ("_split_of", "_allocated_by"):
+            state.pop(name, None)
+        state["_buffers"] = self._buffers.copy()  # which a shallow copy would share
+        return state
+
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._split_of = None
+        self._split_of = self._allocated_by = None  # pickles of older versions have a split
 
 
 def _is_plain(tensor):
@@ -321,12 +348,12 @@ def _after_step(optimizer, args, kwargs):
         return
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     written = {_storage(p) for p in parameters if _has_storage(p) and _may_be_stepped(p)}
-    _forget_splits(lambda weight, alias: _storage(alias) in written)
+    _forget_splits(lambda split: _storage(split.alias) in written)
 
 
 def _forget_splits_after_compiled_steps():
     _compiled_steps.unseen = False  # first, so that a step that runs meanwhile is seen
-    _forget_splits(lambda weight, alias: _may_be_stepped(weight))
+    _forget_splits(lambda split: _may_be_stepped(split.weight))
 
 
 def _forget_splits(is_written):
@@ -334,7 +361,7 @@ def _forget_splits(is_written):
         layers = list(_split_layers)
     for layer in layers:
         split_of = layer._split_of
-        if split_of is not None and is_written(*split_of[:2]):
+        if split_of is not None and is_written(split_of):
             layer._split_of = None
 
 

@@ -9,7 +9,13 @@ from ._op.call import call, entry_points
 from ._op.checks import check_options
 from ._op.derivatives import plain_linear, plain_matmul, plain_prepared_linear
 from ._op.fast_path import is_plain
-from ._op.inplace import is_plain_gemm, is_plain_write, plain_gemm_, plain_matmul_out
+from ._op.inplace import (
+    constant_factor,
+    is_plain_gemm,
+    is_plain_write,
+    plain_gemm_,
+    plain_matmul_out,
+)
 from ._op.namespace import operators
 from .explanation import Explanation, explanation_of
 from .prepared import Prepared
@@ -81,8 +87,8 @@ def matmul(
         if algorithm == "auto" and precision == "fp32" and is_plain_write(out, a, b):
             plain_matmul_out(a, b, out)
             return out
-        call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
-        return out
+        result = call(_matmul_out, a, b, out=out, algorithm=algorithm, precision=precision)
+        return out if result is None else result  # that of a handler of __torch_function__
     if algorithm == "auto" and precision == "fp32" and out_dtype is None:
         if is_plain(a, b):
             return plain_matmul(a, b)
@@ -262,13 +268,15 @@ def gemm_(
         return c
     options = {"algorithm": algorithm, "precision": precision}
     for name, factor in (("alpha", alpha), ("beta", beta)):
+        if isinstance(factor, torch.Tensor):
+            factor = constant_factor(name, factor)
         is_real = isinstance(factor, numbers.Real) or not isinstance(factor, numbers.Complex)
         if not is_real:  # schemas have no complex numbers
             options[name], options[f"{name}_imag"] = factor.real, factor.imag
         else:
             options[name] = factor
-    call(_gemm, c, a, b, **options)
-    return c
+    result = call(_gemm, c, a, b, **options)
+    return c if result is None else result  # that of a handler of __torch_function__
 
 
 def algorithms() -> list[str]:
@@ -285,9 +293,9 @@ def algorithms() -> list[str]:
     return operators.algorithms()
 
 
-def check_precision(precision: str) -> None:
-    """Raises the RuntimeError of a product in this precision if there is no such precision."""
-    check_options("tiled::linear", precision=precision)
+def check_precision(function: str, precision: str) -> None:
+    """Raises a RuntimeError of this function if there is no such precision."""
+    check_options(function, precision=precision)
 
 
 def explain(

@@ -57,7 +57,7 @@ class override(TorchFunctionMode):
     def __init__(self, precision: str = "fp32", *, strict: bool = False) -> None:
         super().__init__()
         if not is_compiling():
-            check_precision(precision)
+            check_precision("torch_tiled.override", precision)
         self.precision = precision
         self.strict = strict
 

@@ -14,7 +14,6 @@ benchmarks.pages writes pages and plots of the results.
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from functools import partial
 import torch
 
 from benchmarks import ROOT
-from benchmarks.command import DTYPES, Session
+from benchmarks.command import DTYPES, Session, exit_with
 from benchmarks.gemm import machine, report
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
 from benchmarks.gemm.jobs import Job, plan
@@ -275,4 +274,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -42,5 +42,5 @@ def shape(text: str) -> Shape:
         return Shape.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text} is no shape; write MxNxK, or BATCHxMxNxK, of numbers from 1 on."
+            f"{text} is no shape; write MxNxK, or BATCHxMxNxK, of numbers from 1 to 2**63 - 1."
         ) from error

@@ -13,12 +13,11 @@ with every row to the site.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import RESULTS, ROOT
-from benchmarks.command import Parser
+from benchmarks.command import Parser, exit_with
 from benchmarks.pages import (
     course,
     ladder,
@@ -114,4 +113,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -22,12 +22,11 @@ docs/guide/stream.md.
 
 import argparse
 import os
-import sys
 import time
 
 import torch
 
-from benchmarks.command import DTYPES, Parser, Session, at_least
+from benchmarks.command import DTYPES, Parser, Session, at_least, exit_with
 from benchmarks.gemm import machine
 from benchmarks.gemm.report import Steps, make_console
 from benchmarks.stream import report as stream_report
@@ -40,8 +39,8 @@ BUDGET = 16 << 30
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("benchmarks.stream", __doc__)
     option = parser.add_argument
-    sizes = {"nargs": "+", "type": at_least(1), "default": list(SIZES), "metavar": "N"}
-    option("--sizes", **sizes, help="m = n = k")
+    sizes = {"nargs": "+", "metavar": "N", "default": list(SIZES)}
+    option("--sizes", type=at_least(1, most=1 << 24), **sizes, help="m = n = k")
     option("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"])
     option("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="default: all of them")
     option("--budget", type=at_least(1), default=BUDGET, help="bytes of the GPU for a product")
@@ -82,4 +81,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

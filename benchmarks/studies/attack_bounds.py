@@ -12,7 +12,6 @@ same seed and number of rounds give the same results. The exit status is 1 where
 """
 
 import math
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import torch
 from helpers import specification
 
 import torch_tiled
-from benchmarks.command import Parser, at_least, positive
+from benchmarks.command import Parser, at_least, exit_with, positive
 from benchmarks.gemm.check import reference
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
 
@@ -248,7 +247,7 @@ def parse(argv):
     option("--order", nargs="+", choices=ORDERS, default=list(ORDERS), help="by default all")
     option("--k", nargs="+", type=at_least(1), default=list(KS), help=f"by default {KS}")
     option("--size", type=at_least(2), default=32, help="the rows and columns of a round")
-    option("--seed", type=int, default=0, help="another one has other mutations")
+    option("--seed", type=at_least(0), default=0, help="another one has other mutations")
     option("--minutes", type=positive, default=10, help="the search ends after these")
     option("--rounds", type=at_least(0), help="so many rounds instead, whatever time they take")
     args, refuse = parser.parse_args(argv), parser.error
@@ -286,4 +285,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -18,12 +18,12 @@ figures are means over seeds:
 The plot needs matplotlib.
 """
 
-import sys
 from functools import partial
 
 import torch
 
 import torch_tiled
+from benchmarks.command import exit_with
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import plots
 from benchmarks.pages.rows import select
@@ -147,4 +147,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -21,14 +21,13 @@ in common as its square root. The plot needs matplotlib.
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import torch_tiled
-from benchmarks.command import Parser, at_least, new_file
+from benchmarks.command import Parser, at_least, exit_with, new_file
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import files
@@ -224,4 +223,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

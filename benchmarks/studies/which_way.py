@@ -22,7 +22,6 @@ what it measured. On a CPU torch_tiled runs the algorithms that have the bits of
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from functools import partial
 import torch
 
 import torch_tiled
-from benchmarks.command import Parser, Session, at_least
+from benchmarks.command import Parser, Session, at_least, exit_with
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer
 from benchmarks.gemm.measure import Operands, clock_name, operand_sets, side_by_side
@@ -333,4 +332,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 
 from benchmarks import ROOT
-from benchmarks.command import DTYPES, Parser, Session, at_least
+from benchmarks.command import DTYPES, Parser, Session, at_least, exit_with
 from benchmarks.gemm import machine, variants
 from benchmarks.gemm.check import full_precision_peer, judge
 from benchmarks.gemm.measure import operand_sets, side_by_side
@@ -206,4 +206,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from functools import partial
 import torch
 
 import torch_tiled
-from benchmarks.command import DTYPES, Parser, Session, at_least
+from benchmarks.command import DTYPES, Parser, Session, at_least, exit_with
 from benchmarks.gemm import machine
 from benchmarks.pages import files
 
@@ -222,4 +221,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

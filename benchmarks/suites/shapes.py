@@ -69,7 +69,7 @@ class Shape:
     def parse(cls, text: str) -> "Shape":
         """The shape that "MxNxK" or "BATCHxMxNxK" says. Raises ValueError for anything else."""
         *batch, m, n, k = (int(size) for size in text.split("x"))
-        if len(batch) > 1 or min(*batch, m, n, k) < 1:
+        if len(batch) > 1 or not 1 <= min(*batch, m, n, k) <= max(*batch, m, n, k) < 2**63:
             raise ValueError(text)
         return cls(m, n, k, *batch)
 

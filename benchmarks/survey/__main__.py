@@ -13,14 +13,13 @@ shows the files survey_<precision or dtype>_<seed>.json in docs/kernels/random.m
 
 import argparse
 import itertools
-import sys
 import time
 from functools import partial
 
 import torch
 
 import torch_tiled
-from benchmarks.command import DTYPES, PRECISIONS, Parser, Session, at_least, positive
+from benchmarks.command import DTYPES, PRECISIONS, Parser, Session, at_least, exit_with, positive
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
 from benchmarks.gemm.measure import Call, clock_name, side_by_side
@@ -121,7 +120,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option = parser.add_argument
     option("--dtype", choices=DTYPES, default="float32")
     option("--precision", choices=PRECISIONS, default="fp32", help="of float32 and complex64")
-    option("--seed", type=int, default=1, help="another one has other products")
+    option("--seed", type=at_least(0), default=1, help="another one has other products")
     option("--model", action="store_true", help="the products of layers")
     counted = f"products; by default {COUNT}, or what --seconds hold"
     option("--count", type=at_least(1), help=counted)
@@ -188,4 +187,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -17,7 +17,6 @@ the one that ran (survey.py --beside all). For such rows the last line says how 
 
 import argparse
 import statistics
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 import torch_tiled
-from benchmarks.command import Parser, at_least, positive
+from benchmarks.command import Parser, at_least, exit_with, positive
 from benchmarks.gemm.report import make_console, product, text_table
 from benchmarks.pages.files import ResultsError, read
 from benchmarks.survey.regimes import timed
@@ -281,4 +280,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

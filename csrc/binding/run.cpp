@@ -107,7 +107,7 @@ Context make_context(const char* op, const Tensor& like) {
 Epilogue OpEpilogue::real() const {
   return {.alpha = alpha.real(),
           .beta = beta.real(),
-          .bias = bias == nullptr ? nullptr : bias->const_data_ptr(),
+          .bias = bias == nullptr ? nullptr : data_of(*bias),
           .bias_stride = bias == nullptr ? 0 : bias->stride(0),
           .activation = activation};
 }
@@ -115,7 +115,7 @@ Epilogue OpEpilogue::real() const {
 ComplexEpilogue OpEpilogue::complex() const {
   ComplexEpilogue epilogue{.alpha = alpha, .beta = beta};
   if (bias != nullptr) {
-    epilogue.bias = bias->const_data_ptr();
+    epilogue.bias = data_of(*bias);
     epilogue.bias_stride = bias->stride(0);
     epilogue.bias_lazy = lazy_bits(*bias);
   }

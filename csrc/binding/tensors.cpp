@@ -159,8 +159,20 @@ void check_dtype_of_out(const char* op, ScalarType out, ScalarType operands) {
                "; it may have the operands' dtype or, for float16 and bfloat16, torch.float32");
 }
 
-Strided readable(const Tensor& x) { return describe(x, x.const_data_ptr()); }
-Strided writable(const Tensor& x) { return describe(x, x.mutable_data_ptr()); }
+const void* data_of(const Tensor& x) {
+  const void* data = x.const_data_ptr();
+  if (data == nullptr && x.numel() > 0) {
+    fail("tiled", "a tensor of shape " + shape_of(x) +
+                      " has no memory: its storage was freed, or is not allocated yet (FSDP frees "
+                      "that of parameters between their uses); pass it while it has memory");
+  }
+  return data;
+}
+Strided readable(const Tensor& x) { return describe(x, data_of(x)); }
+Strided writable(const Tensor& x) {
+  data_of(x);
+  return describe(x, x.mutable_data_ptr());
+}
 
 void check_written(const char* op, Named c, const Product& product) {
   const Strided written = writable(c.tensor);
@@ -263,7 +275,7 @@ PreparedOperand prepared_operand(const char* op, Named b, const Product& product
                  ", which is not what torch_tiled.prepare makes of " + b.name + ", " +
                  describe(b.tensor) + "; prepare it again");
   }
-  auto* bytes = static_cast<uint8_t*>(const_cast<void*>(hi_lo.const_data_ptr()));
+  auto* bytes = static_cast<uint8_t*>(const_cast<void*>(data_of(hi_lo)));
   if (reinterpret_cast<uintptr_t>(bytes) % kAlignment != 0) {
     fail(op, "hi_lo does not begin at a multiple of " + std::to_string(kAlignment) +
                  " bytes; pass its clone()");
@@ -272,7 +284,7 @@ PreparedOperand prepared_operand(const char* op, Named b, const Product& product
   if (splits) {
     prepared.presplit.hi_lo = bytes;
     prepared.presplit.inverse_scales =
-        static_cast<float*>(const_cast<void*>(inverse_scales.const_data_ptr()));
+        static_cast<float*>(const_cast<void*>(data_of(inverse_scales)));
   }
   if (sizes.packed_bytes > 0) prepared.packed = bytes + sizes.presplit_bytes;
   return prepared;

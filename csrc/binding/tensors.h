@@ -64,6 +64,8 @@ void check_dtype_of_out(const char* op, ScalarType out, ScalarType operands);
 Lazy lazy_bits(const Tensor& x);
 // Returns whether x has such bits that PyTorch's operators would not see here.
 bool hides_lazy_bits(const Tensor& x);
+// The address of what is read. Throws a sentence if x has elements and no memory.
+const void* data_of(const Tensor& x);
 // Reading a copy-on-write tensor leaves it shared; writing does not.
 Strided readable(const Tensor& x);
 Strided writable(const Tensor& x);

@@ -245,6 +245,66 @@ def test_copies(device, duplicate):
     assert_like_unfrozen(model, x)
 
 
+def clones(layer):
+    """A layer's copies that have its buffers at first, with parameters of their own."""
+    cloned = layer.__new__(type(layer))  # as learn2learn's clone_module
+    cloned.__dict__ = layer.__dict__.copy()
+    cloned._buffers = layer._buffers.copy()
+    for clone in (layer._replicate_for_data_parallel(), cloned, copy.copy(layer)):
+        clone._parameters = dict(layer._parameters)
+        yield clone
+
+
+@torch.no_grad()
+def test_clones_split_into_memory_of_their_own(device):
+    layer = torch_tiled.freeze(make_model(device))[0]
+    x = torch.randn(9, 140, device=device)
+
+    def check(frozen):
+        assert_same_bits(frozen(x), torch_tiled.unfreeze(copy.deepcopy(frozen))(x))
+
+    for clone in clones(layer):
+        layer(x)
+        clone.weight = torch.nn.Parameter(torch.randn_like(layer.weight), requires_grad=False)
+        check(clone)
+        check(layer)
+        layer.weight.mul_(2)
+        check(layer)
+        check(clone)
+
+
+def test_a_copy_is_frozen_by_itself(device):
+    layer, x = torch_tiled.freeze(make_model(device))[0], torch.randn(9, 140, device=device)
+    expected = layer(x)
+    torch_tiled.unfreeze(copy.copy(layer))
+    assert_same_bits(layer(x), expected)
+    duplicate = copy.copy(layer)
+    assert torch_tiled.frozen_bytes(layer) > 0
+    torch_tiled.unfreeze(layer)
+    assert_same_bits(duplicate(x), expected)
+
+
+def test_freezing_is_all_or_nothing(device):
+    model = make_model(device)
+    torch_tiled.freeze(model[2])
+    bad = torch_tiled.nn.Linear(4, 4, device=device)
+    ones = torch.ones(4, 4, dtype=torch.int32, device=device)
+    bad.weight = torch.nn.Parameter(ones, requires_grad=False)
+    with pytest.raises(RuntimeError, match="torch.int32"):
+        torch_tiled.freeze(torch.nn.Sequential(*model, bad))
+    assert [each._frozen for each in (model[0], model[2], bad)] == [False, True, False]
+
+
+@torch.no_grad()
+def test_reverted_layers_keep_no_trace(device):
+    model = torch.nn.Sequential(torch.nn.Linear(140, 8, device=device))
+    before = set(vars(model[0]))
+    torch_tiled.convert(model)
+    torch_tiled.freeze(model)(torch.randn(9, 140, device=device))
+    torch_tiled.revert(model)
+    assert set(vars(model[0])) == before
+
+
 def test_state_dicts_go_both_ways(device):
     frozen, plain = torch_tiled.freeze(make_model(device)), make_model(device)
     x = torch.randn(9, 140, device=device)

@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from helpers.needs import needs_cuda
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -181,6 +182,41 @@ def test_an_operator_stays_what_pytorch_knows():
 
     a, b, *_ = _operands()
     assert torch.equal(scripted(a, b), ops.matmul(a, b))
+
+
+class _Answers(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return "an answer"
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_the_answer_of_a_mode_is_returned(name):
+    operands = _operands()
+    with _Answers():
+        assert CALLS[name](*operands) == "an answer"
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_factors_that_are_tensors(name):
+    a, b, _, _, c = _operands()
+    expected = torch_tiled.gemm_(c.clone(), a, b, **{name: 2.0})
+    call = lambda factor: torch_tiled.gemm_(c.clone(), a, b, **{name: factor})  # noqa: E731
+    assert torch.equal(call(torch.tensor(2.0)), expected)
+    assert torch.equal(torch.compile(call, backend="aot_eager")(torch.tensor(2.0)), expected)
+    with pytest.raises(RuntimeError, match=f"but {name} of shape .* requires grad"):
+        call(torch.tensor(2.0, requires_grad=True))
+    for transform, factor in ((torch.func.vmap, torch.ones(3)), (torch.func.grad, torch.ones(()))):
+        with pytest.raises(RuntimeError, match=f"tiled::gemm_: .*{name}"):
+            transform(lambda x: call(x).sum())(factor)
+
+
+def test_too_many_arguments():
+    a, _, w, bias, _ = _operands()
+    for bias_given in (bias, None):
+        with pytest.raises(RuntimeError, match="takes 3 positional arguments, and 4 were given"):
+            ops.linear(a, w, bias_given, 3)
+    with pytest.raises(RuntimeError, match="activation is of type int; pass a string"):
+        ops.linear(a, w, None, activation=3)
 
 
 def test_running_out_of_memory_has_its_type():

@@ -28,7 +28,13 @@ def check_are_tensors(op, names, tensors, options):
         tensors: the values of the first of them.
         options: the values of others; out is a tensor.
     """
-    pairs = [*zip(names, tensors, strict=False)]
+    if len(tensors) > len(names):
+        raise RuntimeError(
+            f"{op}: it takes {len(names)} positional arguments, and {len(tensors)} were given; "
+            f"pass options by name"
+        ) from None
+    given = zip(names, tensors, strict=False)
+    pairs = [(name, x) for name, x in given if not (x is None and name == "bias")]
     if "out" in options:
         pairs.append(("out", options["out"]))
     for name, value in pairs:
@@ -71,7 +77,7 @@ def check_is_module(function, model):
 
 def raise_if_of_wrong_type(error):
     """Raises a RuntimeError of one sentence if PyTorch refused the type of an option."""
-    if (found := _OF_SCHEMA.match(str(error))) and found[2] in _EXPECTED:
+    if (found := _OF_SCHEMA.search(str(error))) and found[2] in _EXPECTED:
         op, expected, name, kind = found.groups()
         if expected == "float" and kind in ("int", "Fraction"):  # others are taken
             raise RuntimeError(

@@ -19,7 +19,9 @@ from .._internals import (
     AFTER_AUTOGRAD,
     AFTER_INPLACE,
     autocast_active,
+    is_wrapped,
     redispatch_without_python,
+    transforms_active,
 )
 from . import fast_path
 from .fast_path import is_plain
@@ -71,6 +73,17 @@ def _refuse_derivatives(op, written, **tensors):
                 f"shape {tuple(tensor.shape)} {why}; call torch_tiled.matmul or linear, which "
                 f"are differentiable, or, if no derivative is needed, detach {name} first"
             )
+
+
+def constant_factor(name, factor):
+    """The number in a factor of gemm_ that is a tensor of one element."""
+    if transforms_active() and is_wrapped(factor):
+        raise RuntimeError(
+            f"tiled::gemm_: {name} is a tensor that a transform of torch.func maps or "
+            f"differentiates, and a factor is a constant; pass a number"
+        )
+    _refuse_derivatives("tiled::gemm_", "c", **{name: factor})
+    return factor.item()
 
 
 # --- ADInplaceOrView -----------------------------------------------------------------------------
