@@ -1,4 +1,4 @@
-"""Writes the pages and the plots that show results: README, docs/kernels and docs/guide.
+"""Writes the pages and the plots that show results: README, and docs/kernels, guide and course.
 
     python -m benchmarks.pages
     python -m benchmarks.pages --results folder
@@ -6,9 +6,10 @@
 The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
 benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
 benchmarks.suites.front_page, host.json of benchmarks.suites.host, any number of
-survey_<precision or dtype>_<seed>.json of benchmarks.survey, and of benchmarks.stream stream.json
-and stream_peers.json if they were measured. tests/benchmarks/test_pages.py fails if a page differs
-from these. tools/result_pages.py adds pages with every row to the site.
+survey_<precision or dtype>_<seed>.json of benchmarks.survey, and if they were measured course.json
+of benchmarks.studies.course, and stream.json and stream_peers.json of benchmarks.stream.
+tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
+with every row to the site.
 """
 
 import functools
@@ -18,6 +19,7 @@ from pathlib import Path
 from benchmarks import RESULTS, ROOT
 from benchmarks.command import Parser, exit_with
 from benchmarks.pages import (
+    course,
     ladder,
     limits,
     readme,
@@ -63,6 +65,10 @@ def texts(results: Path) -> dict[Path, str]:
     for page, name, writers in blocks:
         file = results / f"{name}.json"
         pages[page] = with_blocks(page, written(str(file), writers, cached(file)))
+    learned = course.read_results(results)
+    for page, writers in course.blocks().items():
+        tables = written(f"{results}/course.json", writers, learned)
+        pages[page] = with_blocks(page, tables)
     if streamed := stream_page.read_results(results):
         tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
         pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
@@ -84,6 +90,7 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
         drawn[KERNELS / random_page.PLOT] = functools.partial(random_page.draw, surveys)
     if streamed := stream_page.read_results(results):
         drawn[stream_page.PLOT] = functools.partial(stream_page.draw, streamed)
+    drawn |= course.drawings(course.read_results(results))
     return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
 
 

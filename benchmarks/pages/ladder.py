@@ -1,10 +1,10 @@
 """The generated blocks of docs/kernels/ladder.md. A figure that the results lack is "-"."""
 
-import math
 import re
 from pathlib import Path
 
 from benchmarks import ROOT
+from benchmarks.pages.course_kernels import rungs
 from benchmarks.pages.files import ResultsError
 from benchmarks.pages.markdown import PageError, figure, measured_on, table
 from benchmarks.pages.roofline import (
@@ -15,7 +15,7 @@ from benchmarks.pages.roofline import (
     TENSOR_FMAS,
     TENSOR_PEAK,
     THREAD_TILES,
-    TILED,
+    TILED_SIZES,
     TILES,
     Tile,
     peak,
@@ -30,7 +30,6 @@ from benchmarks.pages.rows import (
     squares,
 )
 from benchmarks.suites.suites import LADDER_SIZES
-from torch_tiled._op import registry
 
 PAGE = ROOT / "docs" / "kernels" / "ladder.md"
 SIZE = LADDER_SIZES[-1]  # m = n = k, where kernels are compared
@@ -46,20 +45,13 @@ WAYS = {
 
 
 def source_of(kernel: str) -> tuple[Path, str]:
-    """The file of a kernel, and its idea: the title in the file's first line.
-
-    The title has the names of kernels, or that of their family if it stands for all.
-    """
-    names = kernel, registry.kernels()[kernel].family
-    found = {}
+    """The file that launches a kernel, and its idea: the title in the file's first line."""
     for path in sorted((ROOT / "csrc/kernels").glob("*/*.cu")):
-        title = re.match(r"// (?:\d\d )?([\w, ]+): (.*)\.\n", path.read_text())
-        if title:
-            found |= dict.fromkeys(title[1].split(", "), (path, title[2]))
-    for name in names:
-        if name in found:
-            return found[name]
-    raise PageError(f"No file of csrc/kernels has a title that begins with {kernel}.")
+        text = path.read_text()
+        title = re.match(r"// (?:\d\d )?[\w, ]+: (.*)\.\n", text)
+        if title and f"bool launch_{kernel}(" in text:
+            return path, title[1]
+    raise PageError(f"No file of csrc/kernels with a title launches {kernel}.")
 
 
 def copy_rate(measured: dict) -> tuple[float, float]:
@@ -80,11 +72,16 @@ def write_source(measured: dict) -> str:
 
 
 def write_rungs(measured: dict) -> str:
-    """Every kernel: its squares, and how often `auto` picked it."""
+    """Every kernel: its squares, and how often `auto` picked it.
+
+    A kernel that is measured for the course alone is left out.
+    """
     rows = []
     for kernel in kernels():
         path, idea = source_of(kernel)
         by_size = kernel_squares(measured["rows"], kernel)
+        if kernel in rungs() and not by_size:
+            continue
         at = by_size.get(SIZE, MISSING)
         picked = select(of_kernel(measured["rows"], kernel), algorithm="auto", variant="plain")
         rows.append(
@@ -147,31 +144,10 @@ def _tflops(measured: dict, kernel: str) -> float | None:
 
 
 def write_tiles(measured: dict) -> str:
-    rows = []
-    for kernel, tile in TILED.items():
-        limits = tile.limits()
-        blocks = min(limits.values())
-        rows.append(
-            {
-                "kernel": f"`{kernel}`",
-                "limited by": ", ".join(x for x, limit in limits.items() if limit == blocks),
-                "threads": tile.threads,
-                "registers a thread": tile.registers,
-                "bytes of shared memory": tile.shared_bytes,
-                "blocks an SM": blocks,
-                "M = N that fills the GPU": f"{tile.m * math.sqrt(blocks * SMS):.0f}",
-                f"TFLOP/s at {SIZE}": _tflops(measured, kernel),
-            }
-        )
-    return f"{table(2, rows)}\n\n{_fastest_tiles(measured)}"
-
-
-def _fastest_tiles(measured: dict) -> str:
-    """The fastest measured tile at each size that all of them were measured at."""
-    rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED}
-    rates = {kernel: squares for kernel, squares in rates.items() if squares}
+    """The fastest tile at each size that all were measured at."""
+    rates = {kernel: kernel_squares(measured["rows"], kernel) for kernel in TILED_SIZES}
     fastest: dict[str, list[str]] = {}
-    for size in sorted(set.intersection(*map(set, rates.values())) if rates else ()):
+    for size in sorted(set.intersection(*(set(each) for each in rates.values()))):
         best = max(rates, key=lambda kernel: rates[kernel][size]["tflops"])
         fastest.setdefault(best, []).append(str(size))
     if not fastest:

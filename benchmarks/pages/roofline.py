@@ -5,8 +5,9 @@ the tiles with the sources.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from benchmarks.pages.course_kernels import rungs
 from torch_tiled._op.registry import kernels
 
 # An H200 (compute capability 9.0).
@@ -37,17 +38,14 @@ def peak(kernel: str) -> float:
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of C of a block, and of a thread. `k` and `registers` where the page has them."""
+    """The tile of C of a block, and of a thread; the rest where the page has it."""
 
     m: int
     n: int
     thread_m: int = 1
     thread_n: int = 1
-    k: int = 0
     registers: int = 0  # a thread's, for float32 on compute capability 9.0 (cuobjdump -res-usage)
-    pads: tuple[int, int] = (0, 0)  # floats that rows of A's and B's tiles are padded by
-    transposes_a: bool = False  # its tile in shared memory is (k, m)
-    stages: int = 1
+    shared_bytes: int = 0
 
     @property
     def reads(self) -> float:
@@ -68,13 +66,6 @@ class Tile:
     def threads(self) -> int:
         return self.m // self.thread_m * (self.n // self.thread_n)
 
-    @property
-    def shared_bytes(self) -> int:
-        """The float32 arrays a_smem and b_smem of csrc/kernels/basics."""
-        rows = self.k if self.transposes_a else self.m
-        padding = rows * self.pads[0] + self.k * self.pads[1]
-        return 4 * self.stages * (self.m * self.k + self.k * self.n + padding)
-
     def limits(self) -> dict[str, int]:
         """How many blocks an SM has room for, by resource."""
         warp = math.ceil(self.registers * 32 / REGISTERS_AT_A_TIME) * REGISTERS_AT_A_TIME
@@ -86,18 +77,19 @@ class Tile:
         }
 
 
-# The tiles of csrc/kernels/basics, whose sizes the page compares.
-_VECTORIZED = Tile(128, 128, 8, 8, k=16, registers=249, pads=(4, 4), transposes_a=True)
-TILED = {
-    "tiled16": Tile(16, 16, k=16, registers=39),
-    "tiled32": Tile(32, 32, k=32, registers=32),
-    "padded32": Tile(32, 32, k=32, registers=32, pads=(4, 1)),
-    "tiled64": Tile(64, 64, 4, 4, k=16, registers=80, pads=(4, 4)),
-    "register_tile": Tile(128, 128, 8, 8, k=16, registers=239, pads=(4, 4)),
-    "vectorized": _VECTORIZED,
-    "double_buffered": replace(_VECTORIZED, registers=237, stages=2),
-}
+def tile_of(kernel: str, registers: int) -> Tile:
+    """The tile of a kernel of the course, as its source has it."""
+    rung = rungs()[kernel]
+    return Tile(rung.m, rung.n, rung.per, rung.per, registers, rung.shared_bytes)
+
+
+# The tiles of the course with their registers.
+_REGISTERS = {"tiled16": 39, "tiled32": 32, "padded32": 32, "tiled64": 80}
+_REGISTERS |= {"register_tile": 239, "vectorized": 249, "double_buffered": 237}
+TILED = {kernel: tile_of(kernel, registers) for kernel, registers in _REGISTERS.items()}
+# The tiles of the family tiled, which the pages compare.
+TILED_SIZES = {kernel: TILED[kernel] for kernel in ("tiled16", "tiled32", "tiled64")}
 # Elements of C a thread, for the table of what the load units feed.
 THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))
 # The kernels that the model of traffic is for. naive has no tile: each thread reads for itself.
-TILES = {"naive": Tile(1, 1), **TILED, "simt_tma": Tile(256, 128, 8, 16)}
+TILES = {"naive": Tile(1, 1), **TILED_SIZES, "simt_tma": Tile(256, 128, 8, 16)}

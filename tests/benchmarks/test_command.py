@@ -5,12 +5,13 @@ import torch
 
 from benchmarks.gemm import __main__ as gemm
 from benchmarks.stream import __main__ as stream
-from benchmarks.studies import attack_bounds, complex_errors, errors, which_way
+from benchmarks.studies import attack_bounds, complex_errors, course, errors, which_way
 from benchmarks.suites import front_page, host
 from benchmarks.survey import __main__ as survey
 from benchmarks.survey import fit_costs
 
-EVERY = (gemm, stream, survey, front_page, host, which_way, errors, complex_errors, attack_bounds)
+EVERY = (gemm, stream, survey, front_page, host, course, which_way, errors, complex_errors)
+EVERY += (attack_bounds,)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ EVERY = (gemm, stream, survey, front_page, host, which_way, errors, complex_erro
         (errors, "--plot no/e.svg", "argument --plot: it is no/e.svg; the folder no does not"),
         (errors, "--redraw r.json", "--redraw needs --plot, the file to draw."),
         (which_way, "--sizes 0 --device cpu", "a size is 0; it must be a multiple of 1"),
+        (course, "--size 0", "argument --size: it is 0; it must be at least 1."),
+        (course, "--profile --device cpu", "--profile is for kernels on a GPU; "),
         (attack_bounds, "--size 1", "argument --size: it is 1; it must be at least 2."),
         (attack_bounds, "--rounds -1", "argument --rounds: it is -1"),
         (attack_bounds, "--order tf32 --k 63 --device cpu", "--k has no sum of 64 or more"),
