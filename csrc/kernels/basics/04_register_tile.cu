@@ -92,12 +92,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm * 4 / sizeo
   TileLoader<Tile, 1, Tile::kPitchB, T> load_b(b + tile.col * p.b.col_stride, p.b.col_stride,
                                                p.b.row_stride, cols_left);
 
-  Acc total[kSums];  // row by row, the sums of finished chunks
-  UNROLL
-  for (int i = 0; i < kSums; ++i) total[i] = kAddIdentity<Acc>;
+  Acc sums[kSums];  // row by row
   int64_t k_left = p.k;
   do {  // one chunk of K at a time; K = 0 is one chunk with the sum 0
-    Acc acc[kSums] = {};
+    UNROLL
+    for (Acc& sum : sums) sum = 0;
     const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
     for (int k = 0; k < chunk; k += Tile::kK) {
       load_a.load(&a_smem[0][0], chunk - k, kPadA<Acc>);
@@ -112,34 +111,33 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm * 4 / sizeo
           a_frag[i] = a_smem[row + nth<Tile>(i)][kk];
           b_frag[i] = b_smem[kk][col + nth<Tile>(i)];
         }
-        multiply(a_frag, b_frag, acc);
+        multiply(a_frag, b_frag, sums);
       }
       __syncthreads();  // no thread reads them any more
     }
-    UNROLL
-    for (int i = 0; i < kSums; ++i) total[i] += acc[i];
+    add_to_totals<Tile>(k_left == p.k, k_left == chunk, sums);
     k_left -= chunk;
   } while (k_left > 0);
 
-  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, total);
+  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, sums);
 }
 
 // float64 has registers for 4 x 4 elements alone.
 using Tile64 = Tile<64, 16, 4, 3>;
 template <typename T>
-using TileOf = std::conditional_t<std::is_same_v<T, double>, Tile64, Tile<128, 16, 8, 1>>;
+using TileOf = std::conditional_t<std::is_same_v<T, double>, Tile64, Tile<128, 16, 8, 2>>;
 
 }  // namespace
 
 bool launch_tiled64(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype, [&]<typename T>() {
-    launch_tiles<Tile64>(register_tile_kernel<T, Tile64>, p, context);
+    launch_with_totals<T, Tile64>(register_tile_kernel<T, Tile64>, p, context);
   });
   return true;
 }
 bool launch_register_tile(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype, [&]<typename T>() {
-    launch_tiles<TileOf<T>>(register_tile_kernel<T, TileOf<T>>, p, context);
+    launch_with_totals<T, TileOf<T>>(register_tile_kernel<T, TileOf<T>>, p, context);
   });
   return true;
 }

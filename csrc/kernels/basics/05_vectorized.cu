@@ -48,14 +48,14 @@ class TileLoader {
   // which has k_left more elements along K.
   __device__ void load(Acc (&smem)[Tile::kK][Tile::kPitch], int k_left, Acc pad) {
     const auto copy = [&]<int kCount>() {
-      UNROLL
-      for (int i = 0; i < Tile::kM * Tile::kK / Tile::kThreads / kCount; ++i) {
-        const int mn = my_.mn + i * my_.mn_step, k = my_.k + i * my_.k_step;
-        const bool inside = mn < my_.mn_left && k < k_left;
-        const auto x = load_vector<kCount>(my_.data + i * my_.step, inside, pad);
+      const T* from = my_.data;
+      int mn = my_.mn, k = my_.k;
+      _Pragma("unroll 2") for (int i = 0; i < Tile::kM * Tile::kK / Tile::kThreads / kCount; ++i) {
+        const auto x = load_vector<kCount>(from, mn < my_.mn_left && k < k_left, pad);
         UNROLL
         for (int e = 0; e < kCount && k_major_; ++e) smem[k + e][mn] = x.x[e];
         if (!k_major_) reinterpret_cast<Vector<Acc, kCount>&>(smem[k][mn]) = x;
+        from += my_.step, mn += my_.mn_step, k += my_.k_step;
       }
     };
     vectorized_ ? copy.template operator()<kVector>() : copy.template operator()<1>();
@@ -69,7 +69,7 @@ class TileLoader {
 };
 
 template <typename T, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, 512 / Tile::kThreads)
     vectorized_kernel(const __grid_constant__ Problem p, int64_t first_tile) {
   using Acc = accumulator_t<T>;
   constexpr int kPer = Tile::kPer, kSums = kPer * kPer;
@@ -88,12 +88,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   TileLoader<Tile, T> load_b(b + tile.col * p.b.col_stride, p.b.col_stride, p.b.row_stride,
                              cols_left, p.k);
 
-  Acc total[kSums];  // row by row, the sums of finished chunks
-  UNROLL
-  for (int i = 0; i < kSums; ++i) total[i] = kAddIdentity<Acc>;
+  Acc sums[kSums];  // row by row
   int64_t k_left = p.k;
   do {  // one chunk of K at a time; K = 0 is one chunk with the sum 0
-    Acc acc[kSums] = {};
+    UNROLL
+    for (Acc& sum : sums) sum = 0;
     const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
     for (int k = 0; k < chunk; k += Tile::kK) {
       load_a.load(a_smem, chunk - k, kPadA<Acc>);
@@ -108,16 +107,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           a_frag[i] = a_smem[kk][row + nth<Tile>(i)];
           b_frag[i] = b_smem[kk][col + nth<Tile>(i)];
         }
-        multiply(a_frag, b_frag, acc);
+        multiply(a_frag, b_frag, sums);
       }
       __syncthreads();  // no thread reads them any more
     }
-    UNROLL
-    for (int i = 0; i < kSums; ++i) total[i] += acc[i];
+    add_to_totals<Tile>(k_left == p.k, k_left == chunk, sums);
     k_left -= chunk;
   } while (k_left > 0);
 
-  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, total);
+  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, sums);
 }
 
 }  // namespace
@@ -125,7 +123,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 bool launch_vectorized(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype, [&]<typename T>() {  // float64 has registers for 4 x 4 elements
     using Own = std::conditional_t<std::is_same_v<T, double>, Tile<64, 16, 4>, Tile<128, 16, 8>>;
-    launch_tiles<Own>(vectorized_kernel<T, Own>, p, context);
+    launch_with_totals<T, Own>(vectorized_kernel<T, Own>, p, context);
   });
   return true;
 }

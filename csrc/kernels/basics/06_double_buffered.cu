@@ -49,17 +49,17 @@ class TileLoader {
   // matrix, which has k_left more elements along K.
   __device__ void load(Acc (&smem)[Tile::kK][Tile::kPitch], int k_left) {
     const auto copy = [&]<int kCount>() {
-      UNROLL
-      for (int i = 0; i < Tile::kM * Tile::kK / Tile::kThreads / kCount; ++i) {
-        const int mn = my_.mn + i * my_.mn_step, k = my_.k + i * my_.k_step;
+      const T* from = my_.data;
+      int mn = my_.mn, k = my_.k;
+      _Pragma("unroll 4") for (int i = 0; i < Tile::kM * Tile::kK / Tile::kThreads / kCount; ++i) {
         const bool inside = mn < my_.mn_left && k < k_left;
-        const T* from = my_.data + i * my_.step;
         auto& to = reinterpret_cast<Vector<Acc, kCount>&>(smem[k][mn]);
         if constexpr (sizeof(T) == 2) {
           to = load_vector<kCount>(from, inside, 0);
         } else {
           ptx::cp_async_zfill<sizeof(to)>(ptx::shared_address(&to), from, inside ? sizeof(to) : 0);
         }
+        from += my_.step, mn += my_.mn_step, k += my_.k_step;
       }
     };
     vectorized_ ? copy.template operator()<kVector>() : copy.template operator()<1>();
@@ -73,7 +73,7 @@ class TileLoader {
 };
 
 template <typename T, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, 512 / Tile::kThreads)
     double_buffered_kernel(const __grid_constant__ Problem p, int64_t first_tile) {
   using Acc = accumulator_t<T>;
   constexpr int kPer = Tile::kPer, kSums = kPer * kPer;
@@ -91,9 +91,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   TileLoader<Tile, T> load_b(b + tile.col * p.b.col_stride, p.b.col_stride, p.b.row_stride,
                              cols_left);
 
-  Acc total[kSums];  // row by row, the sums of finished chunks
-  UNROLL
-  for (int i = 0; i < kSums; ++i) total[i] = kAddIdentity<Acc>;
+  Acc sums[kSums];  // row by row
   int64_t k_left = p.k;
   int stage = 0;
   const auto load = [&](int to, int64_t left) {
@@ -104,7 +102,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   };
   load(stage, k_left);
   do {  // one chunk of K at a time; K = 0 is one chunk with the sum 0
-    Acc acc[kSums] = {};
+    UNROLL
+    for (Acc& sum : sums) sum = 0;
     const int chunk = static_cast<int>(min(k_left, int64_t{kChunk}));
     for (int k = 0; k < chunk; k += Tile::kK) {
       __pipeline_wait_prior(0);
@@ -117,7 +116,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           a_frag[i] = a_smem[stage][kk][row + nth<Tile>(i)];
           b_frag[i] = b_smem[stage][kk][col + nth<Tile>(i)];
         }
-        multiply(a_frag, b_frag, acc);
+        multiply(a_frag, b_frag, sums);
       };
       if (chunk - k >= Tile::kK) {
         UNROLL
@@ -128,12 +127,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       }
       stage ^= 1;
     }
-    UNROLL
-    for (int i = 0; i < kSums; ++i) total[i] += acc[i];
+    add_to_totals<Tile>(k_left == p.k, k_left == chunk, sums);
     k_left -= chunk;
   } while (k_left > 0);
 
-  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, total);
+  store_sums<T, Tile>(p, first_tile, row, col, rows_left, cols_left, sums);
 }
 
 }  // namespace
@@ -141,7 +139,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 bool launch_double_buffered(const Problem& p, const Plan&, const Context& context) {
   with_element_type(p.dtype, [&]<typename T>() {  // float64 has registers for 4 x 4 elements
     using Own = std::conditional_t<std::is_same_v<T, double>, Tile<64, 16, 4>, Tile<128, 16, 8>>;
-    launch_tiles<Own>(double_buffered_kernel<T, Own>, p, context);
+    launch_with_totals<T, Own>(double_buffered_kernel<T, Own>, p, context);
   });
   return true;
 }

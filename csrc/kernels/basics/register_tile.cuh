@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include "core/element.h"
 #include "core/epilogue.h"
+#include "core/order_chunked.h"
 #include "kernels/common/launch.h"
 
 namespace tiled::cuda {
@@ -23,6 +25,33 @@ __device__ void multiply(const Acc (&a)[kPer], const Acc (&b)[kPer], Acc (&sums)
   for (int i = 0; i < kPer * kPer; ++i) {
     sums[i] = fused_multiply_add(a[i / kPer], b[i % kPer], sums[i]);
   }
+}
+
+// Adds the totals of the chunks before to a chunk's sums, and keeps the new totals for the next
+// one. They wait in dynamic shared memory, so that a thread has registers for one set of sums
+// alone.
+template <class Tile, typename Acc>
+__device__ void add_to_totals(bool is_first, bool is_last, Acc (&sums)[Tile::kPer * Tile::kPer]) {
+  extern __shared__ __align__(16) uint8_t totals[];
+  auto* total = reinterpret_cast<Acc*>(totals) + threadIdx.x;
+  UNROLL
+  for (int i = 0; i < Tile::kPer * Tile::kPer; ++i) {
+    sums[i] += is_first ? kAddIdentity<Acc> : total[i * Tile::kThreads];
+    if (!is_last) total[i * Tile::kThreads] = sums[i];
+  }
+}
+
+// launch_tiles() with shared memory for the totals, if there are several chunks.
+template <typename T, class Tile>
+void launch_with_totals(void (*kernel)(Problem, int64_t), const Problem& p,
+                        const Context& context) {
+  constexpr size_t kBytes = Tile::kM * Tile::kN * sizeof(accumulator_t<T>);
+  const size_t bytes = p.k > kChunk ? kBytes : 0;
+  allow_shared_memory(kernel, kBytes);
+  for_grids(count_tiles(p, Tile::kM, Tile::kN), [&](int64_t first, unsigned blocks) {
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    kernel<<<blocks, Tile::kThreads, bytes, stream>>>(p, first);
+  });
 }
 
 // Stores a thread's sums, kPer rows of kPer. The code of 4 serves all: registers have no index, so
