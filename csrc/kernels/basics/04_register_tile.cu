@@ -5,8 +5,9 @@
 //        elements (tiled64), a quarter with 8 x 8 (register_tile). Its rows and columns come in
 //        groups of 4, 128-bit vectors of B. With 8 adjacent columns, lanes would read every other
 //        vector, and two lanes would share each bank; so the second group is half a tile away.
-// Limit: Instructions that load, one for each element. No warp multiplies while its block loads,
-//        and the sums and totals of 8 x 8 elements leave registers for one block an SM.
+//        With the totals of finished chunks in registers, too, an SM would have room for one block
+//        of 8 x 8 elements a thread; they wait in shared memory.
+// Limit: Instructions that load, one for each element. No warp multiplies while its block loads.
 // Next:  05 vectorized: four elements in one load.
 //
 //   all threads   load A and B of a step -> shared memory
@@ -55,8 +56,7 @@ class TileLoader {
   // Copies the next tile: element (mn, k) to smem[mn * kPitchMN + k * kPitchK], and `pad` to
   // those outside the matrix, which has k_left more elements along K.
   __device__ void load(accumulator_t<T>* smem, int k_left, accumulator_t<T> pad) {
-    UNROLL
-    for (int i = 0; i < kMN * Tile::kK / Tile::kThreads; ++i) {
+    _Pragma("unroll 4") for (int i = 0; i < kMN * Tile::kK / Tile::kThreads; ++i) {
       const int mn = mn_ + i * mn_step_, k = k_ + i * k_step_;
       const bool inside = mn < mn_left_ && k < k_left;
       smem[mn * kPitchMN + k * kPitchK] = inside ? widen(data_[i * step_]) : pad;

@@ -5,7 +5,7 @@
 //        not, the same loop loads single elements, for all threads of a block alike. A is
 //        transposed on the way into shared memory, to (kK, kM) as B is (kK, kN), so that a thread
 //        reads its fragments by 128-bit loads: four instructions for 64 FMAs.
-// Limit: Latency: an SM has room for one block, which waits for memory in each step.
+// Limit: Latency: a block waits for memory in each step, and an SM has one other block.
 // Next:  06 double buffered: a step is loaded while the one before is multiplied.
 //
 //   all threads   load A and B of a step -> shared memory
