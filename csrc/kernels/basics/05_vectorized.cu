@@ -27,6 +27,7 @@ template <int kTile, int kDepth, int kPerThread>
 struct Tile {
   static constexpr int kM = kTile, kN = kTile, kK = kDepth;
   static constexpr int kPer = kPerThread, kThreads = (kM / kPer) * (kN / kPer);
+  static constexpr int kBlocksPerSm = 2;
   // From one row to the next in shared memory, padded against bank conflicts.
   static constexpr int kPitch = kTile + 4;
   static_assert(kThreads % kTile == 0 && kThreads % kK == 0 && kTile * kK % kThreads == 0);
@@ -69,7 +70,7 @@ class TileLoader {
 };
 
 template <typename T, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 512 / Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     vectorized_kernel(const __grid_constant__ Problem p, int64_t first_tile) {
   using Acc = accumulator_t<T>;
   constexpr int kPer = Tile::kPer, kSums = kPer * kPer;
