@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "binding/json.h"
+#include "binding/mixed.h"
 #include "binding/run.h"
 #include "binding/torch_product.h"
 #include "core/error.h"
@@ -18,6 +19,14 @@ namespace {
 const char* layout(const Strided& x) {
   const int64_t row = x.strides[x.rank() - 2], col = x.strides[x.rank() - 1];
   return col == 1 ? "N" : row == 1 ? "T" : "strided";
+}
+
+// The bytes of memory that x spans.
+int64_t bytes_of(const Strided& x) {
+  if (x.empty()) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < x.rank(); ++d) last += (x.sizes[d] - 1) * x.strides[d];
+  return (last + 1) * x.element_size;
 }
 
 Context hypothetical_context(const char* op, int64_t compute_capability, int64_t sms) {
@@ -67,13 +76,17 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
                            const std::string& precision, int64_t compute_capability, int64_t sms) {
   const Options options = make_options("tiled::explain", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
-  const Product product = make_product(options.op, readable(a), readable(b));
+  Product product = make_product(options.op, readable(a), readable(b));
   check_countable(options.op, product);
+  const bool mixed = is_mixed(a.scalar_type(), b.scalar_type());
+  const ScalarType type = dtype_of_product(a.scalar_type(), b.scalar_type());
+  std::string dtypes = dtype_name(a.scalar_type());
+  if (mixed) dtypes += " and " + dtype_name(b.scalar_type());
   std::vector<std::string> shape;
   for (const int64_t size : product.shape) shape.push_back(json(size));
   Fields fields = sizes_of(product.m, product.n, product.k);
   fields.insert(fields.end(), {{"shape", json_list(shape)},
-                               {"dtype", json(dtype_name(a.scalar_type()))},
+                               {"dtype", json(dtypes)},
                                {"precision", json(precision)},
                                {"a_layout", json(layout(product.a))},
                                {"b_layout", json(layout(product.b))}});
@@ -82,8 +95,23 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
     fields.emplace_back("algorithm", json("torch.matmul"));
     return json(fields);
   }
-  const bool complex = is_complex(a.scalar_type());
-  ComplexProblem z = make_complex_problem(options, product, a.scalar_type());
+  Tensor wide_a = a, wide_b = b;
+  if (mixed && hypothetical) {
+    for (Strided* x : {&product.a, &product.b}) {
+      if (x->element_size != sizeof(float)) *x = upcast_layout(*x);
+    }
+  } else if (mixed) {
+    wide_a = upcast(options.op, a), wide_b = upcast(options.op, b);
+    product = make_product(options.op, readable(wide_a), readable(wide_b));
+  }
+  if (mixed) {
+    const bool of_a = is_16bit(a.scalar_type());
+    fields.insert(fields.end(), {{"reads_operands", json_bool(true)},
+                                 {"a_pass_bytes", json(of_a ? bytes_of(product.a) : 0)},
+                                 {"b_pass_bytes", json(of_a ? 0 : bytes_of(product.b))}});
+  }
+  const bool complex = is_complex(type);
+  ComplexProblem z = make_complex_problem(options, product, type);
   const Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
   lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
@@ -108,9 +136,9 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
   }
   append_choice(fields, chosen, p, context);
   if (!hypothetical && traits(chosen.front().kernel->order).is_guarded) {  // the product can tell
-    const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
+    const Tensor result = allocate(options.op, product.shape, type, a);
     int64_t recomputed = 0;
-    run(options, product, a, result, {}, {}, {.recomputed = &recomputed});
+    run(options, product, wide_a, result, {}, {}, {.recomputed = &recomputed});
     fields.emplace_back("recomputed", json(recomputed));
     fields.emplace_back("sums", json((complex ? 2 : 1) * result.numel()));
   }

@@ -62,11 +62,12 @@ Activation parse_activation(const char* op, const std::string& name) {
 }
 
 OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Product& product,
-                                const std::optional<Tensor>& bias, const std::string& activation) {
+                                const std::optional<Tensor>& bias, const std::string& activation,
+                                ScalarType out) {
   OpEpilogue epilogue{.activation = parse_activation(op, activation)};
   if (bias) {
     check_same_device(op, {"bias", *bias}, x);
-    check_same_dtype(op, {"bias", *bias}, x);
+    check_dtype_of_bias(op, bias->scalar_type(), x, weight, out);
     if (bias->dim() != 1 || bias->size(0) != product.n) {
       fail(op, "bias is " + shape_of(*bias) + " and " + weight.name + " is " +
                    shape_of(weight.tensor) + "; bias must be (out_features,)");
