@@ -95,30 +95,29 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
     fields.emplace_back("algorithm", json("torch.matmul"));
     return json(fields);
   }
-  Tensor wide_a = a, wide_b = b;
-  if (mixed && hypothetical) {
-    for (Strided* x : {&product.a, &product.b}) {
-      if (x->element_size != sizeof(float)) *x = upcast_layout(*x);
-    }
-  } else if (mixed) {
-    wide_a = upcast(options.op, a), wide_b = upcast(options.op, b);
-    product = make_product(options.op, readable(wide_a), readable(wide_b));
-  }
-  if (mixed) {
-    const bool of_a = is_16bit(a.scalar_type());
-    fields.insert(fields.end(), {{"reads_operands", json_bool(true)},
-                                 {"a_pass_bytes", json(of_a ? bytes_of(product.a) : 0)},
-                                 {"b_pass_bytes", json(of_a ? 0 : bytes_of(product.b))}});
-  }
   const bool complex = is_complex(type);
   ComplexProblem z = make_complex_problem(options, product, type);
   const Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
-  lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
+  auto outer = lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
   const Context context = hypothetical ? hypothetical_context(options.op, compute_capability, sms)
                                        : make_context(options.op, a);
-  Problem p = z.problem;
   std::vector<Choice> chosen;
+  if (mixed) {
+    int64_t a_bytes = 0, b_bytes = 0;
+    if (!context.on_host() && outer.empty()) chosen = choices(algorithm, z.problem, context);
+    if (chosen.empty() || !chosen.front().kernel->mixed.in_place) {
+      Strided& narrow = is_16bit(a.scalar_type()) ? product.a : product.b;
+      narrow = upcast_layout(narrow);
+      (is_16bit(a.scalar_type()) ? a_bytes : b_bytes) = bytes_of(narrow);
+      z = make_complex_problem(options, product, type);
+      lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
+    }
+    fields.insert(fields.end(), {{"reads_operands", json_bool(!c.empty() && product.k > 0)},
+                                 {"a_pass_bytes", json(a_bytes)},
+                                 {"b_pass_bytes", json(b_bytes)}});
+  }
+  Problem p = z.problem;
   if (complex) {
     ComplexPlan plan = plan_complex(algorithm, z, context);
     p = plan.real.problem;
@@ -137,6 +136,9 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
   append_choice(fields, chosen, p, context);
   if (!hypothetical && traits(chosen.front().kernel->order).is_guarded) {  // the product can tell
     const Tensor result = allocate(options.op, product.shape, type, a);
+    const Tensor wide_a = mixed ? upcast(options.op, a) : a;
+    const Tensor wide_b = mixed ? upcast(options.op, b) : b;
+    if (mixed) product = make_product(options.op, readable(wide_a), readable(wide_b));
     int64_t recomputed = 0;
     run(options, product, wide_a, result, {}, {}, {.recomputed = &recomputed});
     fields.emplace_back("recomputed", json(recomputed));

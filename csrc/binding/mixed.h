@@ -1,6 +1,7 @@
 #pragma once
 // Products of mixed operands, one float16 or bfloat16 and one float32. They are the float32 product
-// of both operands in float32, to the bit, rounded once if the result is not float32.
+// of both operands in float32, to the bit, rounded once if the result is not float32. A kernel may
+// read the 16-bit operand in place (run_in_place() of binding/run.h); others read an upcast copy.
 
 #include "binding/tensors.h"
 

@@ -39,6 +39,12 @@ namespace {
 Tensor multiply(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
                 ScalarType out, const PreparedOperand& prepared_b) {
   if (is_mixed(a.scalar_type(), b.scalar_type())) {
+    if (a.is_cuda()) {
+      const Tensor c = allocate(options.op, product.shape, ScalarType::Float, a);
+      if (run_in_place(options, product, a, b, c, {}, prepared_b)) {
+        return rounded(options.op, c, out);
+      }
+    }
     const Tensor wide_a = upcast(options.op, a), wide_b = upcast(options.op, b);
     const Product wide = make_product(options.op, readable(wide_a), readable(wide_b));
     const Tensor c = multiply(options, wide, wide_a, wide_b, ScalarType::Float, prepared_b);
@@ -83,6 +89,7 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   Tensor written = out;
   if (is_mixed(a.scalar_type(), b.scalar_type())) {
     if (out.scalar_type() == ScalarType::Float) {
+      if (run_in_place(options, product, a, b, out)) return;
       return matmul_out(upcast(options.op, a), upcast(options.op, b), algorithm, precision, out);
     }
     torch::stable::copy_(written, multiply(options, product, a, b, ScalarType::Float, {}));
@@ -140,6 +147,7 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
   if (epilogue.alpha == 0.0) {
     product.k = 0;  // A and B are not read, as in BLAS
   } else if (mixed) {
+    if (run_in_place(options, product, a, b, c, epilogue)) return;
     return gemm_(c, upcast(options.op, a), upcast(options.op, b), alpha_real, beta_real, algorithm,
                  precision, alpha_imag, beta_imag);
   }
@@ -197,12 +205,18 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
   const ScalarType type = x.scalar_type();
   const bool by_torch = is_torch_product(x, weight, options) && !(bias && hides_lazy_bits(*bias));
   if (is_mixed(type, weight.scalar_type()) || (by_torch && out != type)) {
-    const Tensor wide_x = upcast(options.op, x), wide_weight = upcast(options.op, weight);
     std::optional<Tensor> wide_bias;
     if (bias) wide_bias = upcast(options.op, *bias);
-    Layer wide{options, make_linear(options.op, readable(wide_x), readable(wide_weight)), epilogue,
-               ScalarType::Float};
+    Layer wide{options, product, epilogue, ScalarType::Float};
     if (bias) wide.epilogue.bias = &*wide_bias;
+    if (x.is_cuda()) {
+      const Tensor y = allocate(options.op, product.shape, wide.out, x);
+      if (run_in_place(options, product, x, weight, y, wide.epilogue, prepared_weight)) {
+        return rounded(options.op, y, out);
+      }
+    }
+    const Tensor wide_x = upcast(options.op, x), wide_weight = upcast(options.op, weight);
+    wide.product = make_linear(options.op, readable(wide_x), readable(wide_weight));
     const Tensor y = run_layer(wide, wide_x, wide_weight, wide_bias, prepared_weight);
     return rounded(options.op, y, out);
   }

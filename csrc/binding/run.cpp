@@ -255,4 +255,24 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
   run_real(run, product, c, epilogue, prepared_b.presplit);
 }
 
+bool run_in_place(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
+                  const Tensor& c, const OpEpilogue& epilogue, const PreparedOperand& prepared_b) {
+  if (!c.is_cuda()) return false;
+  const torch::stable::accelerator::DeviceGuard guard(c.get_device_index());
+  Workspaces workspaces{options.op, c};
+  Context context = make_context(options.op, c);
+  context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
+  Problem p = make_problem(options, product, ScalarType::Float, ScalarType::Float);
+  p.epilogue = epilogue.real();
+  p.b_presplit = prepared_b.presplit;
+  const Strided c_matrices = product.matrices(writable(c));
+  const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
+  if (!outer.empty() || c_matrices.empty()) return false;
+  const Choice best = choices(options.algorithm, p, context).front();
+  const bool is_a = is_16bit(a.scalar_type());
+  const Narrow narrow{.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
+  const auto launch = best.kernel->mixed.launch;
+  return launch != nullptr && launch(p, best.plan, narrow, context);
+}
+
 }  // namespace tiled

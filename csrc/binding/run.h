@@ -78,4 +78,10 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
          const OpEpilogue& epilogue = {}, const PreparedOperand& prepared_b = {},
          const Flagged& flagged = {});
 
+// Computes the product of mixed operands into a float32 c on a GPU, if the fastest kernel reads the
+// 16-bit operand in place. Otherwise returns false: it has to be upcast (binding/mixed.h).
+bool run_in_place(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
+                  const Tensor& c, const OpEpilogue& epilogue = {},
+                  const PreparedOperand& prepared_b = {});
+
 }  // namespace tiled

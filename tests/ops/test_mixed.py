@@ -92,6 +92,20 @@ def test_values(device, algorithm, narrow, side):
         assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), expected)
 
 
+@pytest.mark.parametrize("side", SIDES)
+@either
+@pytest.mark.parametrize("algorithm", ["fp16x3_wgmma", "fp16x3_fused", "fp16x3_skinny"])
+def test_lo_parts(device, algorithm, narrow, side):
+    """Tiles and chunks of K in which the 16-bit operand has lo parts, beside others."""
+    a, b = torch.randn(3, 300, 2100), torch.randn(3, 2100, 200)
+    for x in (a[0, 140], a[1, :, 1024:], b[1, :1024, 7], b[2]):
+        x *= torch.exp2(-torch.randint(0, 24, x.shape))
+        x[..., 0] = 2.0**15
+    a, b = mix(a.to(device), b.to(device), side, narrow)
+    expected = torch_tiled.matmul(a.float(), b.float(), algorithm=algorithm)
+    assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), expected)
+
+
 @pairwise
 @pytest.mark.parametrize("algorithm", ["naive", "tiled", "simt", "fp16x3", "auto"])
 @pytest.mark.parametrize("side", SIDES)
@@ -176,6 +190,15 @@ def test_explain(side, device):
         assert (plan.b_is_read, plan.a_is_read) == (texts if side == "a" else texts[::-1])
     computed = torch_tiled.explain(a, b, algorithm="fp16x3")
     assert computed.recomputed == f"0 of {9 * 20} elements"
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_explain_of_a_kernel_that_reads_16_bits(side):
+    a, b = (torch.empty(4096, 4096, device="meta") for _ in SIDES)
+    a, b = mix(a, b, side, torch.bfloat16)
+    plan = torch_tiled.explain(a, b, compute_capability=90, sms=132)
+    assert plan.algorithm == "fp16x3_wgmma"
+    assert (plan.a_is_read, plan.b_is_read) == ("as it lies", "as it lies")
 
 
 def test_operands_of_a_broadcast_batch_are_not_expanded():
