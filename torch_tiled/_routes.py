@@ -16,7 +16,7 @@ from ._op.gradient_flow import why_differentiated
 from ._op.supported import SIXTEEN_BIT, is_supported
 from .einsum import einsum
 
-__all__ = ["ROUTES", "UNREACHED", "broadcasts", "linear"]
+__all__ = ["ROUTES", "UNREACHED", "broadcasts", "is_autocast", "linear"]
 
 
 def _takes(*tensors: torch.Tensor) -> bool:
@@ -28,7 +28,7 @@ def _takes(*tensors: torch.Tensor) -> bool:
         one_dtype = one_dtype and tensor.dtype is tensors[0].dtype
     if one_dtype:
         return True
-    return all(_is_cast(tensor.dtype) for tensor in tensors) and _is_autocast(tensors[0])
+    return all(_is_cast(tensor.dtype) for tensor in tensors) and is_autocast(tensors[0])
 
 
 def _is_cast(dtype: torch.dtype) -> bool:
@@ -36,13 +36,14 @@ def _is_cast(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype != torch.float64
 
 
-def _is_autocast(tensor: torch.Tensor) -> bool:
+def is_autocast(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor's device is in an autocast region."""
     return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Casts tensors as autocast does, if it is on."""
-    if not _is_autocast(tensors[0]):
+    if not is_autocast(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x.to(dtype) if _is_cast(x.dtype) else x for x in tensors)
@@ -64,7 +65,7 @@ def _uncast_on(device_type: str, route: Callable) -> Callable:
 
     def uncast(precision, input, *args, **options):
         if isinstance(input, torch.Tensor) and input.device.type == device_type:
-            if _is_autocast(input):
+            if is_autocast(input):
                 return None
         return route(precision, input, *args, **options)
 
@@ -78,7 +79,7 @@ def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
     if a.dim() == 0 or b.dim() == 0:
         return None
     if out_dtype is not None:
-        if out_dtype not in (a.dtype, torch.float32) or _is_autocast(a):  # it is not cast then
+        if out_dtype not in (a.dtype, torch.float32) or is_autocast(a):  # it is not cast then
             return None
         if out_dtype == a.dtype:
             out_dtype = None
@@ -195,7 +196,7 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
 
 def _write(tensor, add, *args, **options):
     """Writes the sum to a tensor of its shape. PyTorch does not autocast these functions."""
-    result = None if _is_autocast(tensor) else add(*args, **options)
+    result = None if is_autocast(tensor) else add(*args, **options)
     if result is None or not _takes(result, tensor):
         return None
     fits = (result.shape, result.device) == (tensor.shape, tensor.device)
@@ -236,7 +237,7 @@ def _einsum(precision, equation, *operands):
     def multiply(a, b):
         return ops.matmul(a, b, precision=precision)
 
-    if operands[0].is_cuda and _is_autocast(operands[0]):  # PyTorch casts once, before all of it
+    if operands[0].is_cuda and is_autocast(operands[0]):  # PyTorch casts once, before all of it
         operands = _autocast(*operands)
         with torch.autocast("cuda", enabled=False):
             return einsum(equation, *operands, multiply=multiply)

@@ -18,8 +18,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinea
 
 from . import nn
 from ._internals import assume_constant_result
-from ._op.supported import PLAIN_TYPES, why_unsupported
-from ._routes import broadcasts
+from ._op.supported import PLAIN_TYPES, SIXTEEN_BIT, why_unsupported
+from ._routes import broadcasts, is_autocast
 from ._routes import linear as linear_of_pytorch
 from ._warning import warn
 from .ops import check_precision, linear
@@ -72,8 +72,12 @@ class Converted:
             or not (bias is None or type(bias) in PLAIN_TYPES)
         ):
             reason = self._why_torch(input, weight, bias)
+            if reason is None and _is_mixed(input, weight):
+                return self._origin.kind.forward(self, input)
             if reason is None:
                 return self._multiply(input, weight, bias)
+        elif input.dtype is not weight.dtype and _is_mixed(input, weight):
+            return self._origin.kind.forward(self, input)
         else:
             try:
                 return self._multiply(input, weight, bias)
@@ -120,6 +124,14 @@ class Converted:
             if reason not in told:
                 warn(text)
                 told.add(reason)
+
+
+def _is_mixed(input, weight) -> bool:
+    """Returns whether PyTorch refuses these dtypes, which torch_tiled.linear takes."""
+    if not isinstance(input, torch.Tensor) or is_autocast(input):
+        return False
+    dtypes = {input.dtype, weight.dtype}
+    return torch.float32 in dtypes and bool(dtypes & set(SIXTEEN_BIT))
 
 
 _lock = threading.RLock()

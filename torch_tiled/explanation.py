@@ -41,6 +41,7 @@ def explanation_of(values):
     real = values.get("real_product")
     if real:
         texts["real_product"] = _sizes(real)
+    if "reads_operands" in values:
         for name in ("a", "b"):
             texts[f"{name}_is_read"] = _reading(values, name)
     waves = -(-values["blocks"] // values["sms"])

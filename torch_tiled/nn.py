@@ -27,6 +27,8 @@ class Linear(Freezable, torch.nn.Linear):
             complex.
         precision: as for torch_tiled.matmul.
         algorithm: as for torch_tiled.matmul.
+        out_dtype: as for torch_tiled.linear: torch.float32 keeps the sums of a layer of 16-bit
+            floats.
 
     Raises:
         RuntimeError: there is no such activation, precision or algorithm, or no such activation of
@@ -37,6 +39,8 @@ class Linear(Freezable, torch.nn.Linear):
         >>> layer(torch.randn(8, 32)).shape
         torch.Size([8, 16])
     """
+
+    out_dtype: torch.dtype | None = None  # of layers that were pickled without one
 
     def __init__(
         self,
@@ -49,12 +53,14 @@ class Linear(Freezable, torch.nn.Linear):
         activation: str = "none",
         precision: str = "fp32",
         algorithm: str = "auto",
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         check_options_of_linear(activation, algorithm, precision, dtype)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
         self.precision = precision
         self.algorithm = algorithm
+        self.out_dtype = out_dtype
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self._multiply(input, self.weight, self.bias)
@@ -67,11 +73,13 @@ class Linear(Freezable, torch.nn.Linear):
             activation=self.activation,
             algorithm=self.algorithm,
             precision=self.precision,
+            out_dtype=self.out_dtype,
         )
 
     def extra_repr(self):
         return (
             f"{super().extra_repr()}, activation={self.activation}, "
             f"precision={self.precision}, algorithm={self.algorithm}"
+            f"{'' if self.out_dtype is None else f', out_dtype={self.out_dtype}'}"
             f"{', frozen' if self._frozen else ''}"
         )

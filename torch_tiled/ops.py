@@ -49,9 +49,10 @@ def matmul(
 
     Args:
         a: (m, k), or (k,), or a batch (..., m, k), of any strides.
-        b: (k, n), or (k,), or a batch (..., k, n), of a's dtype and on its device. The batch
-            dimensions of a and b broadcast. Without out and out_dtype, b may be
-            torch_tiled.prepare(b).
+        b: (k, n), or (k,), or a batch (..., k, n), of a's dtype and on its device; or a and b are
+            mixed: one is float16 or bfloat16 and the other float32, and the product is that of
+            a.float() and b.float(), to the bit. The batch dimensions of a and b broadcast. Without
+            out, b may be torch_tiled.prepare(b).
         algorithm: one of torch_tiled.algorithms(), or "auto", which picks by the problem.
         precision: how float32 and complex64 operands are multiplied; ignored for other dtypes.
             "fp32" uses tensor cores on Hopper GPUs, and is as accurate as an SGEMM that adds in
@@ -59,13 +60,15 @@ def matmul(
             one order on every GPU; "tf32" may round a and b to TF32's 11 bits, which "auto" does on
             Hopper. On the CPU, "auto" is torch.matmul in every precision. docs/guide/numerics.md
             has the error bounds.
-        out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums.
-        out: a tensor of the result's shape that is written to. Its dtype is the operands' or, for
+        out_dtype: torch.float32 for float16 or bfloat16 operands, to keep the float32 sums; for
+            mixed operands the 16-bit dtype, to round them.
+        out: a tensor of the result's shape that is written to. Its dtype is an operand's or, for
             float16 and bfloat16, torch.float32. It has no gradient, may not share memory with a or
             b, and is never resized.
 
     Returns:
-        The product, contiguous, of a's dtype or out_dtype; or out.
+        The product, contiguous, of out_dtype or the operands' dtype (of mixed ones float32); or
+        out.
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit, or an option is unknown. The text names
@@ -83,7 +86,11 @@ def matmul(
                 f"tiled::matmul: out is {out.dtype} and out_dtype is {out_dtype}; pass an out of "
                 f"{out_dtype}, or drop out_dtype, so that the result is rounded to {out.dtype}"
             )
-        _refuse_prepared(b, "out")
+        if isinstance(b, Prepared):
+            raise RuntimeError(
+                "tiled::matmul: out is not taken with a prepared b; pass b.tensor, the unprepared "
+                "operand"
+            )
         if algorithm == "auto" and precision == "fp32" and is_plain_write(out, a, b):
             plain_matmul_out(a, b, out)
             return out
@@ -96,20 +103,11 @@ def matmul(
             return call(_prepared_matmul, a, *_right_operand(b))
         return call(_matmul, a, b)
     options = {"algorithm": algorithm, "precision": precision}
-    if isinstance(b, Prepared) and out_dtype is None:
-        return call(_prepared_matmul, a, *_right_operand(b), **options)
-    _refuse_prepared(b, "out_dtype")
     if out_dtype is not None:
         options["out_dtype"] = out_dtype
-    return call(_matmul, a, b, **options)
-
-
-def _refuse_prepared(b, option):
     if isinstance(b, Prepared):
-        raise RuntimeError(
-            f"tiled::matmul: {option} is not taken with a prepared b; pass b.tensor, the "
-            f"unprepared operand"
-        )
+        return call(_prepared_matmul, a, *_right_operand(b), **options)
+    return call(_matmul, a, b, **options)
 
 
 def _right_operand(b):
@@ -168,6 +166,7 @@ def linear(
     activation: str = "none",
     algorithm: str = "auto",
     precision: str = "fp32",
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """activation(x @ weight.T + bias) in one launch.
 
@@ -176,16 +175,17 @@ def linear(
 
     Args:
         x: (..., in_features), with at least one dimension, of the dtypes of torch_tiled.matmul.
-        weight: (out_features, in_features), of x's dtype and on its device; or
-            torch_tiled.prepare(weight.mT).mT.
-        bias: (out_features,), of x's dtype and on its device; or None.
+        weight: (out_features, in_features), on x's device and of its dtype, or mixed as in
+            torch_tiled.matmul; or torch_tiled.prepare(weight.mT).mT.
+        bias: (out_features,), on x's device and of the dtype of x, weight or the result; or None.
         activation: "none", "relu", "gelu", "gelu_tanh" (its tanh approximation), "tanh" or "silu";
             "none" alone for complex operands.
         algorithm: as for torch_tiled.matmul.
         precision: as for torch_tiled.matmul.
+        out_dtype: as for torch_tiled.matmul. Bias and activation come before the rounding.
 
     Returns:
-        (..., out_features), of x's dtype, contiguous.
+        (..., out_features), contiguous, of torch_tiled.matmul's dtype.
 
     Raises:
         RuntimeError: as torch_tiled.matmul does.
@@ -196,24 +196,28 @@ def linear(
         >>> torch_tiled.linear(x, weight, bias, activation="relu").shape
         torch.Size([8, 16])
     """
+    is_default = (
+        activation == "none" and algorithm == "auto" and precision == "fp32" and out_dtype is None
+    )
     if isinstance(weight, Prepared):
         matrix, hi_lo, inverse_scales = _weight(weight)
         operands = x, matrix, hi_lo, inverse_scales, bias
         if bias is None:
             operands = operands[:-1]
-        if activation == "none" and algorithm == "auto" and precision == "fp32":
-            if is_plain(*operands):
-                return plain_prepared_linear(x, matrix, hi_lo, inverse_scales, bias)
-            return call(_prepared_linear, *operands)
-        options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-        return call(_prepared_linear, *operands, **options)
-    operands = (x, weight) if bias is None else (x, weight, bias)
-    if activation == "none" and algorithm == "auto" and precision == "fp32":
-        if is_plain(*operands):
+        if is_default and is_plain(*operands):
+            return plain_prepared_linear(x, matrix, hi_lo, inverse_scales, bias)
+        entry = _prepared_linear
+    else:
+        operands = (x, weight) if bias is None else (x, weight, bias)
+        if is_default and is_plain(*operands):
             return plain_linear(x, weight, bias)
-        return call(_linear, *operands)
+        entry = _linear
+    if is_default:
+        return call(entry, *operands)
     options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-    return call(_linear, *operands, **options)
+    if out_dtype is not None:
+        options["out_dtype"] = out_dtype
+    return call(entry, *operands, **options)
 
 
 def _weight(weight):
@@ -241,9 +245,10 @@ def gemm_(
     Args:
         c: (..., m, n), of the dtypes of torch_tiled.matmul and of any strides. With beta = 0 it is
             not read.
-        a: (..., m, k), of c's dtype and on its device. With alpha = 0, a and b are not read.
-        b: (..., k, n), of c's dtype and on its device. The batch dimensions of a and b broadcast to
-            c's.
+        a: (..., m, k), on c's device and of its dtype; or, if c is float32, a and b are
+            torch_tiled.matmul's mixed operands, or float16 or bfloat16. With alpha = 0, a and b are
+            not read.
+        b: (..., k, n), as a. The batch dimensions of a and b broadcast to c's.
         alpha: a number that multiplies the product; it may be complex if c is.
         beta: a number, by which c is multiplied before the product is added; it may be complex if
             c is.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "binding/json.h"
+#include "binding/mixed.h"
 #include "binding/run.h"
 #include "binding/torch_product.h"
 #include "core/error.h"
@@ -18,6 +19,14 @@ namespace {
 const char* layout(const Strided& x) {
   const int64_t row = x.strides[x.rank() - 2], col = x.strides[x.rank() - 1];
   return col == 1 ? "N" : row == 1 ? "T" : "strided";
+}
+
+// The bytes of memory that x spans.
+int64_t bytes_of(const Strided& x) {
+  if (x.empty()) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < x.rank(); ++d) last += (x.sizes[d] - 1) * x.strides[d];
+  return (last + 1) * x.element_size;
 }
 
 Context hypothetical_context(const char* op, int64_t compute_capability, int64_t sms) {
@@ -67,13 +76,17 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
                            const std::string& precision, int64_t compute_capability, int64_t sms) {
   const Options options = make_options("tiled::explain", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
-  const Product product = make_product(options.op, readable(a), readable(b));
+  Product product = make_product(options.op, readable(a), readable(b));
   check_countable(options.op, product);
+  const bool mixed = is_mixed(a.scalar_type(), b.scalar_type());
+  const ScalarType type = dtype_of_product(a.scalar_type(), b.scalar_type());
+  std::string dtypes = dtype_name(a.scalar_type());
+  if (mixed) dtypes += " and " + dtype_name(b.scalar_type());
   std::vector<std::string> shape;
   for (const int64_t size : product.shape) shape.push_back(json(size));
   Fields fields = sizes_of(product.m, product.n, product.k);
   fields.insert(fields.end(), {{"shape", json_list(shape)},
-                               {"dtype", json(dtype_name(a.scalar_type()))},
+                               {"dtype", json(dtypes)},
                                {"precision", json(precision)},
                                {"a_layout", json(layout(product.a))},
                                {"b_layout", json(layout(product.b))}});
@@ -82,15 +95,29 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
     fields.emplace_back("algorithm", json("torch.matmul"));
     return json(fields);
   }
-  const bool complex = is_complex(a.scalar_type());
-  ComplexProblem z = make_complex_problem(options, product, a.scalar_type());
+  const bool complex = is_complex(type);
+  ComplexProblem z = make_complex_problem(options, product, type);
   const Strided c{
       .element_size = 1, .sizes = product.shape, .strides = contiguous_strides(product.shape)};
-  lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
+  auto outer = lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
   const Context context = hypothetical ? hypothetical_context(options.op, compute_capability, sms)
                                        : make_context(options.op, a);
-  Problem p = z.problem;
   std::vector<Choice> chosen;
+  if (mixed) {
+    int64_t a_bytes = 0, b_bytes = 0;
+    if (!context.on_host() && outer.empty()) chosen = choices(algorithm, z.problem, context);
+    if (chosen.empty() || !chosen.front().kernel->mixed.in_place) {
+      Strided& narrow = is_16bit(a.scalar_type()) ? product.a : product.b;
+      narrow = upcast_layout(narrow);
+      (is_16bit(a.scalar_type()) ? a_bytes : b_bytes) = bytes_of(narrow);
+      z = make_complex_problem(options, product, type);
+      lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
+    }
+    fields.insert(fields.end(), {{"reads_operands", json_bool(!c.empty() && product.k > 0)},
+                                 {"a_pass_bytes", json(a_bytes)},
+                                 {"b_pass_bytes", json(b_bytes)}});
+  }
+  Problem p = z.problem;
   if (complex) {
     ComplexPlan plan = plan_complex(algorithm, z, context);
     p = plan.real.problem;
@@ -108,9 +135,12 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
   }
   append_choice(fields, chosen, p, context);
   if (!hypothetical && traits(chosen.front().kernel->order).is_guarded) {  // the product can tell
-    const Tensor result = allocate(options.op, product.shape, a.scalar_type(), a);
+    const Tensor result = allocate(options.op, product.shape, type, a);
+    const Tensor wide_a = mixed ? upcast(options.op, a) : a;
+    const Tensor wide_b = mixed ? upcast(options.op, b) : b;
+    if (mixed) product = make_product(options.op, readable(wide_a), readable(wide_b));
     int64_t recomputed = 0;
-    run(options, product, a, result, {}, {}, {.recomputed = &recomputed});
+    run(options, product, wide_a, result, {}, {}, {.recomputed = &recomputed});
     fields.emplace_back("recomputed", json(recomputed));
     fields.emplace_back("sums", json((complex ? 2 : 1) * result.numel()));
   }

@@ -17,6 +17,7 @@
 
 #include "binding/copies.h"
 #include "binding/explain.h"
+#include "binding/mixed.h"
 #include "binding/namespace.h"
 #include "binding/registry.h"
 #include "binding/run.h"
@@ -37,6 +38,18 @@ namespace {
 
 Tensor multiply(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
                 ScalarType out, const PreparedOperand& prepared_b) {
+  if (is_mixed(a.scalar_type(), b.scalar_type())) {
+    if (a.is_cuda()) {
+      const Tensor c = allocate(options.op, product.shape, ScalarType::Float, a);
+      if (run_in_place(options, product, a, b, c, {}, prepared_b)) {
+        return rounded(options.op, c, out);
+      }
+    }
+    const Tensor wide_a = upcast(options.op, a), wide_b = upcast(options.op, b);
+    const Product wide = make_product(options.op, readable(wide_a), readable(wide_b));
+    const Tensor c = multiply(options, wide, wide_a, wide_b, ScalarType::Float, prepared_b);
+    return rounded(options.op, c, out);
+  }
   const Tensor c = allocate(options.op, product.shape, out, a);
   if (is_torch_product(a, b, options)) {
     torch_product(options.op, a, b, c);
@@ -50,20 +63,21 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
               const std::string& precision, std::optional<ScalarType> out_dtype) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
-  const ScalarType out = check_out_dtype(options.op, a.scalar_type(), out_dtype);
+  const ScalarType out = check_out_dtype(options.op, a.scalar_type(), b.scalar_type(), out_dtype);
   const Product product = make_product(options.op, readable(a), readable(b));
   return multiply(options, product, a, b, out, {});
 }
 
 Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& hi_lo,
                        const Tensor& inverse_scales, const std::string& algorithm,
-                       const std::string& precision) {
+                       const std::string& precision, std::optional<ScalarType> out_dtype) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
+  const ScalarType out = check_out_dtype(options.op, a.scalar_type(), b.scalar_type(), out_dtype);
   const Product product = make_product(options.op, readable(a), readable(b));
   const PreparedOperand prepared =
       prepared_operand(options.op, {"b", b}, product, hi_lo, inverse_scales);
-  return multiply(options, product, a, b, a.scalar_type(), prepared);
+  return multiply(options, product, a, b, out, prepared);
 }
 
 Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "auto", "fp32", {}); }
@@ -72,7 +86,14 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
                 const std::string& precision, const Tensor& out) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
   const Product product = make_product_into(options.op, a, b, out);
-  if (!is_torch_product(a, b, options) || hides_lazy_bits(out)) {
+  Tensor written = out;
+  if (is_mixed(a.scalar_type(), b.scalar_type())) {
+    if (out.scalar_type() == ScalarType::Float) {
+      if (run_in_place(options, product, a, b, out)) return;
+      return matmul_out(upcast(options.op, a), upcast(options.op, b), algorithm, precision, out);
+    }
+    torch::stable::copy_(written, multiply(options, product, a, b, ScalarType::Float, {}));
+  } else if (!is_torch_product(a, b, options) || hides_lazy_bits(out)) {
     run(options, product, a, out);
   } else if (out.is_contiguous() && lazy_bits(out) == Lazy{}) {
     torch_product(options.op, a, b, out);
@@ -81,7 +102,6 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
     // 2.13 writes the conjugate of the product if it copies an operand first.
     const Tensor c = allocate(options.op, product.shape, out.scalar_type(), a);
     torch_product(options.op, a, b, c);
-    Tensor written = out;
     torch::stable::copy_(written, c);
   }
 }
@@ -107,7 +127,7 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
   const Options options = make_options("tiled::gemm_", algorithm, precision);
   check_operands(options.op, {"a", a}, {"b", b});
   check_same_device(options.op, {"c", c}, {"a", a});
-  check_same_dtype(options.op, {"c", c}, {"a", a});
+  check_dtype_of_c(options.op, c.scalar_type(), Named{"a", a}, Named{"b", b});
   if (a.dim() < 2 || b.dim() < 2 || c.dim() < 2) {
     fail(options.op, "c is " + shape_of(c) + ", a is " + shape_of(a) + " and b is " + shape_of(b) +
                          "; each must be a matrix or a batch of matrices");
@@ -123,14 +143,21 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
   const OpEpilogue epilogue{.alpha = make_factor(options.op, "alpha", alpha_real, alpha_imag, c),
                             .beta = make_factor(options.op, "beta", beta_real, beta_imag, c)};
   check_written(options.op, {"c", c}, product);
-  if (epilogue.alpha == 0.0) product.k = 0;  // A and B are not read, as in BLAS
+  const bool mixed = is_mixed(a.scalar_type(), b.scalar_type());
+  if (epilogue.alpha == 0.0) {
+    product.k = 0;  // A and B are not read, as in BLAS
+  } else if (mixed) {
+    if (run_in_place(options, product, a, b, c, epilogue)) return;
+    return gemm_(c, upcast(options.op, a), upcast(options.op, b), alpha_real, beta_real, algorithm,
+                 precision, alpha_imag, beta_imag);
+  }
   if (is_torch_product(a, b, options) && product.k > 0) {
     const ScalarType type = is_16bit(a.scalar_type()) ? ScalarType::Float : a.scalar_type();
     const Tensor sums = allocate(options.op, product.shape, type, a);
     torch_product(options.op, a, b, sums);
     apply_epilogue_to(options, product, sums, c, epilogue);
   } else {
-    run(options, product, a, c, epilogue);
+    run(options, product, mixed ? c : a, c, epilogue);
   }
 }
 
@@ -156,53 +183,78 @@ struct Layer {
   Options options;
   Product product;
   OpEpilogue epilogue;
+  ScalarType out;
 };
 
 Layer make_layer(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                  const std::string& activation, const std::string& algorithm,
-                 const std::string& precision) {
+                 const std::string& precision, std::optional<ScalarType> out_dtype) {
   const Options options = make_options("tiled::linear", algorithm, precision);
   check_operands(options.op, {"x", x}, {"weight", weight});
+  const ScalarType out =
+      check_out_dtype(options.op, x.scalar_type(), weight.scalar_type(), out_dtype);
   Product product = make_linear(options.op, readable(x), readable(weight));
-  const OpEpilogue epilogue =
-      make_linear_epilogue(options.op, {"x", x}, {"weight", weight}, product, bias, activation);
-  return {options, std::move(product), epilogue};
+  const OpEpilogue epilogue = make_linear_epilogue(options.op, {"x", x}, {"weight", weight},
+                                                   product, bias, activation, out);
+  return {options, std::move(product), epilogue, out};
 }
 
 Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
                  const std::optional<Tensor>& bias, const PreparedOperand& prepared_weight) {
-  const auto& [options, product, epilogue] = layer;
-  if (is_torch_product(x, weight, options) &&
-      !(bias && hides_lazy_bits(*bias))) {  // linear.out would round twice
+  const auto& [options, product, epilogue, out] = layer;
+  const ScalarType type = x.scalar_type();
+  const bool by_torch = is_torch_product(x, weight, options) && !(bias && hides_lazy_bits(*bias));
+  if (is_mixed(type, weight.scalar_type()) || (by_torch && out != type)) {
+    std::optional<Tensor> wide_bias;
+    if (bias) wide_bias = upcast(options.op, *bias);
+    Layer wide{options, product, epilogue, ScalarType::Float};
+    if (bias) wide.epilogue.bias = &*wide_bias;
+    if (x.is_cuda()) {
+      const Tensor y = allocate(options.op, product.shape, wide.out, x);
+      if (run_in_place(options, product, x, weight, y, wide.epilogue, prepared_weight)) {
+        return rounded(options.op, y, out);
+      }
+    }
+    const Tensor wide_x = upcast(options.op, x), wide_weight = upcast(options.op, weight);
+    wide.product = make_linear(options.op, readable(wide_x), readable(wide_weight));
+    const Tensor y = run_layer(wide, wide_x, wide_weight, wide_bias, prepared_weight);
+    return rounded(options.op, y, out);
+  }
+  if (by_torch) {  // linear.out would round twice
     try {
       return torch_linear(options.op, x, weight, bias, epilogue.activation);
     } catch (const std::runtime_error&) {
       // If memory is short, this fails with a sentence.
-      allocate(options.op, product.shape, x.scalar_type(), x);
+      allocate(options.op, product.shape, type, x);
       throw;
     }
   }
-  const Tensor y = allocate(options.op, product.shape, x.scalar_type(), x);
-  run(options, product, x, y, epilogue, prepared_weight);
+  Tensor y = allocate(options.op, product.shape, out, x);
+  if (bias && bias->scalar_type() != type) {  // float32, and kernels read a bias of x's dtype
+    torch::stable::copy_(y, *bias);
+    run(options, product, x, y, {.beta = 1, .activation = epilogue.activation}, prepared_weight);
+  } else {
+    run(options, product, x, y, epilogue, prepared_weight);
+  }
   return y;
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const std::string& activation, const std::string& algorithm,
-              const std::string& precision) {
-  const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision);
+              const std::string& precision, std::optional<ScalarType> out_dtype) {
+  const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision, out_dtype);
   return run_layer(layer, x, weight, bias, {});
 }
 
 Tensor plain_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  return linear(x, weight, bias, "none", "auto", "fp32");
+  return linear(x, weight, bias, "none", "auto", "fp32", {});
 }
 
 Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_lo,
                        const Tensor& inverse_scales, const std::optional<Tensor>& bias,
                        const std::string& activation, const std::string& algorithm,
-                       const std::string& precision) {
-  const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision);
+                       const std::string& precision, std::optional<ScalarType> out_dtype) {
+  const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision, out_dtype);
   const PreparedOperand prepared =
       prepared_operand(layer.options.op, {"weight", weight}, layer.product, hi_lo, inverse_scales);
   return run_layer(layer, x, weight, bias, prepared);
@@ -210,7 +262,7 @@ Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_l
 
 Tensor plain_prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_lo,
                              const Tensor& inverse_scales, const std::optional<Tensor>& bias) {
-  return prepared_linear(x, weight, hi_lo, inverse_scales, bias, "none", "auto", "fp32");
+  return prepared_linear(x, weight, hi_lo, inverse_scales, bias, "none", "auto", "fp32", {});
 }
 
 std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
@@ -265,7 +317,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   // splitting. The bits are matmul's.
   m.def(
       "matmul.prepared(Tensor a, Tensor b, Tensor hi_lo, Tensor inverse_scales, *, "
-      "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+      "str algorithm=\"auto\", str precision=\"fp32\", ScalarType? out_dtype=None) -> Tensor");
   m.def(
       "gemm_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1, float beta=1, "
       "str algorithm=\"auto\", str precision=\"fp32\", float alpha_imag=0, float beta_imag=0) "
@@ -276,11 +328,11 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "-> Tensor");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
-      "str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+      "str algorithm=\"auto\", str precision=\"fp32\", ScalarType? out_dtype=None) -> Tensor");
   m.def(
       "linear.prepared(Tensor x, Tensor weight, Tensor hi_lo, Tensor inverse_scales, Tensor? "
-      "bias=None, *, "
-      "str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\") -> Tensor");
+      "bias=None, *, str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\", "
+      "ScalarType? out_dtype=None) -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
@@ -313,8 +365,8 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def("_registry() -> str");
   m.def(
       "_check_options(str op, str[] names, str[] dtypes, *, str? algorithm=None, "
-      "str? precision=None, str? activation=None, str? out_dtype=None, str? dtype_of_out=None) "
-      "-> ()");
+      "str? precision=None, str? activation=None, str? out_dtype=None, str? dtype_of_out=None, "
+      "str? dtype_of_c=None, str? dtype_of_bias=None) -> ()");
 }
 
 // One set of functions serves both devices; in a build without CUDA they fail with a sentence.

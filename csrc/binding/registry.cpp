@@ -65,13 +65,12 @@ std::string registry() {
   return json(Fields{{"kernels", json_list(rows)}, {"orders", json_list(orders)}});
 }
 
-void check_options(const std::string& op_name, const std::vector<std::string>& names,
-                   const std::vector<std::string>& dtypes,
-                   const std::optional<std::string>& algorithm,
-                   const std::optional<std::string>& precision,
-                   const std::optional<std::string>& activation,
-                   const std::optional<std::string>& out_dtype,
-                   const std::optional<std::string>& dtype_of_out) {
+void check_options(
+    const std::string& op_name, const std::vector<std::string>& names,
+    const std::vector<std::string>& dtypes, const std::optional<std::string>& algorithm,
+    const std::optional<std::string>& precision, const std::optional<std::string>& activation,
+    const std::optional<std::string>& out_dtype, const std::optional<std::string>& dtype_of_out,
+    const std::optional<std::string>& dtype_of_c, const std::optional<std::string>& dtype_of_bias) {
   const char* op = op_name.c_str();
   std::optional<Precision> parsed_precision;
   std::optional<Activation> parsed_activation;
@@ -81,21 +80,23 @@ void check_options(const std::string& op_name, const std::vector<std::string>& n
   for (size_t i = 0; i < std::min(names.size(), dtypes.size()); ++i) {
     operands.push_back({names[i].c_str(), parse_dtype(op_name, dtypes[i])});
   }
-  for (const NamedDtype& each : operands) check_dtype(op, each);
-  for (size_t i = 1; i < operands.size(); ++i) {
-    check_same_dtype(op, operands[i - 1], operands[i]);
-  }
   if (operands.empty()) {
     if (algorithm) check_algorithm_name(op, *algorithm);
     return;
   }
-  const NamedDtype& first = operands.front();
-  if (out_dtype) check_out_dtype(op, first.type, parse_dtype(op_name, *out_dtype));
-  if (dtype_of_out) check_dtype_of_out(op, parse_dtype(op_name, *dtype_of_out), first.type);
-  if (activation) check_activation(op, *parsed_activation, *activation, first);
+  const NamedDtype &a = operands.front(), &b = operands.back();
+  check_dtypes(op, a, b);
+  std::optional<ScalarType> out;
+  if (out_dtype) out = parse_dtype(op_name, *out_dtype);
+  out = check_out_dtype(op, a.type, b.type, out);
+  if (dtype_of_out) check_dtype_of_out(op, parse_dtype(op_name, *dtype_of_out), a.type, b.type);
+  if (dtype_of_c) check_dtype_of_c(op, parse_dtype(op_name, *dtype_of_c), a, b);
+  if (dtype_of_bias) check_dtype_of_bias(op, parse_dtype(op_name, *dtype_of_bias), a, b, *out);
+  if (activation) check_activation(op, *parsed_activation, *activation, a);
   if (algorithm) {
-    check_algorithm(op, *algorithm, parsed_precision.value_or(Precision::kFp32),
-                    *supported(first.type), is_complex(first.type));
+    const ScalarType type = dtype_of_product(a.type, b.type);
+    check_algorithm(op, *algorithm, parsed_precision.value_or(Precision::kFp32), *supported(type),
+                    is_complex(type));
   }
 }
 

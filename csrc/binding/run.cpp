@@ -62,11 +62,12 @@ Activation parse_activation(const char* op, const std::string& name) {
 }
 
 OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Product& product,
-                                const std::optional<Tensor>& bias, const std::string& activation) {
+                                const std::optional<Tensor>& bias, const std::string& activation,
+                                ScalarType out) {
   OpEpilogue epilogue{.activation = parse_activation(op, activation)};
   if (bias) {
     check_same_device(op, {"bias", *bias}, x);
-    check_same_dtype(op, {"bias", *bias}, x);
+    check_dtype_of_bias(op, bias->scalar_type(), x, weight, out);
     if (bias->dim() != 1 || bias->size(0) != product.n) {
       fail(op, "bias is " + shape_of(*bias) + " and " + weight.name + " is " +
                    shape_of(weight.tensor) + "; bias must be (out_features,)");
@@ -252,6 +253,26 @@ void run(const Options& options, const Product& product, const Tensor& a, const 
   run.context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
   if (is_complex(a.scalar_type())) return run_complex(run, product, c, epilogue, prepared_b);
   run_real(run, product, c, epilogue, prepared_b.presplit);
+}
+
+bool run_in_place(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
+                  const Tensor& c, const OpEpilogue& epilogue, const PreparedOperand& prepared_b) {
+  if (!c.is_cuda()) return false;
+  const torch::stable::accelerator::DeviceGuard guard(c.get_device_index());
+  Workspaces workspaces{options.op, c};
+  Context context = make_context(options.op, c);
+  context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
+  Problem p = make_problem(options, product, ScalarType::Float, ScalarType::Float);
+  p.epilogue = epilogue.real();
+  p.b_presplit = prepared_b.presplit;
+  const Strided c_matrices = product.matrices(writable(c));
+  const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
+  if (!outer.empty() || c_matrices.empty()) return false;
+  const Choice best = choices(options.algorithm, p, context).front();
+  const bool is_a = is_16bit(a.scalar_type());
+  const Narrow narrow{.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
+  const auto launch = best.kernel->mixed.launch;
+  return launch != nullptr && launch(p, best.plan, narrow, context);
 }
 
 }  // namespace tiled

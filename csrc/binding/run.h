@@ -42,9 +42,11 @@ Activation parse_activation(const char* op, const std::string& name);
 // Refuses an activation of real numbers, of this name, for complex operands.
 void check_activation(const char* op, Activation activation, const std::string& name, NamedDtype x);
 
-// Checks the bias and the activation of a layer's product; the epilogue points to the bias.
+// Checks the bias and the activation of a layer's product, which has the dtype `out`; the epilogue
+// points to the bias.
 OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Product& product,
-                                const std::optional<Tensor>& bias, const std::string& activation);
+                                const std::optional<Tensor>& bias, const std::string& activation,
+                                ScalarType out);
 
 // The context of a tensor's device, without an allocator.
 Context make_context(const char* op, const Tensor& like);
@@ -71,9 +73,15 @@ struct Flagged {
   bool kept = false;              // they become NaN, for the caller to recompute
 };
 
-// Computes the product into c.
+// Computes the product into c. Its operands have the dtype and the device of `a`.
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
          const OpEpilogue& epilogue = {}, const PreparedOperand& prepared_b = {},
          const Flagged& flagged = {});
+
+// Computes the product of mixed operands into a float32 c on a GPU, if the fastest kernel reads the
+// 16-bit operand in place. Otherwise returns false: it has to be upcast (binding/mixed.h).
+bool run_in_place(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
+                  const Tensor& c, const OpEpilogue& epilogue = {},
+                  const PreparedOperand& prepared_b = {});
 
 }  // namespace tiled

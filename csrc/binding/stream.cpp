@@ -93,8 +93,9 @@ void multiply_into_(const Tensor& c, const Tensor& a, const Tensor& b, const Ten
                     const std::string& precision) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
   const Product product = make_product_into(options.op, a, b, c);
-  const OpEpilogue epilogue =
-      make_linear_epilogue(options.op, {"a", a}, {"b", b}, product, bias, activation);
+  check_same_dtype(options.op, {"a", a}, {"b", b});
+  const OpEpilogue epilogue = make_linear_epilogue(options.op, {"a", a}, {"b", b}, product, bias,
+                                                   activation, a.scalar_type());
   PreparedOperand prepared;
   if (hi_lo.numel() > 0 || inverse_scales.numel() > 0) {
     prepared = prepared_operand(options.op, {"b", b}, product, hi_lo, inverse_scales);
@@ -111,8 +112,8 @@ void activate_(const Tensor& x, const std::string& activation) {
   Strided a = readable(x), b = a;
   a.sizes[1] = b.sizes[0] = 0;
   const Product product = make_product(options.op, a, b);
-  OpEpilogue epilogue =
-      make_linear_epilogue(options.op, {"x", x}, {"x", x}, product, {}, activation);
+  OpEpilogue epilogue = make_linear_epilogue(options.op, {"x", x}, {"x", x}, product, {},
+                                             activation, x.scalar_type());
   epilogue.alpha = -0.0;
   epilogue.beta = 1;
   run(options, product, x, x, epilogue);
@@ -122,6 +123,7 @@ void add_chunk_(const Tensor& sums, const Tensor& a, const Tensor& b, const std:
                 const std::string& precision) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
   const Product product = make_product_into(options.op, a, b, sums);
+  check_same_dtype(options.op, {"a", a}, {"b", b});
   run(options, product, a, sums, {.beta = 1}, {}, {.kept = true});
 }
 

@@ -39,6 +39,15 @@ const char* conversion_of(ScalarType type) {
   }
 }
 
+// Returns whether a product of operands that check_dtypes() takes may be written as `out`.
+bool may_hold(ScalarType out, ScalarType a, ScalarType b) {
+  return out == a || out == b || (out == ScalarType::Float && is_16bit(a));
+}
+
+std::string names_of(ScalarType a, ScalarType b) {
+  return a == b ? dtype_name(a) : dtype_name(a) + " and " + dtype_name(b);
+}
+
 Strided describe(const Tensor& x, const void* data) {
   return {.data = data,
           .element_size = static_cast<int64_t>(x.element_size()),
@@ -93,8 +102,8 @@ bool is_complex(ScalarType type) {
   return type == ScalarType::ComplexFloat || type == ScalarType::ComplexDouble;
 }
 
-bool may_hold(ScalarType out, ScalarType operands) {
-  return out == operands || (out == ScalarType::Float && is_16bit(operands));
+bool is_mixed(ScalarType a, ScalarType b) {
+  return (is_16bit(a) && b == ScalarType::Float) || (a == ScalarType::Float && is_16bit(b));
 }
 
 void check_dtype(const char* op, NamedDtype x) {
@@ -120,6 +129,12 @@ void check_same_dtype(const char* op, NamedDtype x, NamedDtype y) {
                dtype_name(both) + "), which has all values of both");
 }
 
+void check_dtypes(const char* op, NamedDtype x, NamedDtype y) {
+  check_dtype(op, x);
+  check_dtype(op, y);
+  if (!is_mixed(x.type, y.type)) check_same_dtype(op, x, y);
+}
+
 void check_given(const char* op, Named x) {
   if (!x.tensor.defined()) fail(op, std::string(x.name) + " is None; it must be a tensor");
 }
@@ -141,22 +156,32 @@ void check_operands(const char* op, Named x, Named y) {
   check_same_device(op, x, y);
   const ScalarType type = x.tensor.scalar_type();  // each call searches all dtypes
   if (supported(type) && type == y.tensor.scalar_type()) return;
-  check_dtype(op, x);
-  check_dtype(op, y);
-  check_same_dtype(op, x, y);
+  check_dtypes(op, x, y);
 }
 
-ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out) {
-  if (!out) return operands;
-  if (may_hold(*out, operands)) return *out;
-  fail(op, "out_dtype is " + dtype_name(*out) + " and the operands are " + dtype_name(operands) +
+ScalarType check_out_dtype(const char* op, ScalarType a, ScalarType b,
+                           std::optional<ScalarType> out) {
+  if (!out) return dtype_of_product(a, b);
+  if (may_hold(*out, a, b)) return *out;
+  fail(op, "out_dtype is " + dtype_name(*out) + " and the operands are " + names_of(a, b) +
                "; it may be the operands' dtype or, for float16 and bfloat16, torch.float32");
 }
 
-void check_dtype_of_out(const char* op, ScalarType out, ScalarType operands) {
-  if (may_hold(out, operands)) return;
-  fail(op, "out is " + dtype_name(out) + " and the operands are " + dtype_name(operands) +
+void check_dtype_of_out(const char* op, ScalarType out, ScalarType a, ScalarType b) {
+  if (may_hold(out, a, b)) return;
+  fail(op, "out is " + dtype_name(out) + " and the operands are " + names_of(a, b) +
                "; it may have the operands' dtype or, for float16 and bfloat16, torch.float32");
+}
+
+void check_dtype_of_c(const char* op, ScalarType c, NamedDtype a, NamedDtype b) {
+  if (c == ScalarType::Float && may_hold(c, a.type, b.type)) return;
+  for (const NamedDtype& operand : {a, b}) check_same_dtype(op, {"c", c}, operand);
+}
+
+void check_dtype_of_bias(const char* op, ScalarType bias, NamedDtype x, NamedDtype weight,
+                         ScalarType out) {
+  if (bias == x.type || bias == weight.type || bias == out) return;
+  check_same_dtype(op, {"bias", bias}, x);
 }
 
 const void* data_of(const Tensor& x) {
@@ -192,7 +217,7 @@ void check_written(const char* op, Named c, const Product& product) {
 Product make_product_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
   check_operands(op, {"a", a}, {"b", b});
   check_same_device(op, {"out", out}, {"a", a});
-  check_dtype_of_out(op, out.scalar_type(), a.scalar_type());
+  check_dtype_of_out(op, out.scalar_type(), a.scalar_type(), b.scalar_type());
   Product product = make_product(op, readable(a), readable(b));
   if (!std::ranges::equal(out.sizes(), product.shape)) {
     fail(op, "out is " + shape_of(out) + " and the product is " + to_string(product.shape) +
@@ -203,16 +228,16 @@ Product make_product_into(const char* op, const Tensor& a, const Tensor& b, cons
 }
 
 std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
-                                   const Tensor& like, const char* what) {
+                                   const Tensor& like, const char* what, const Shape* strides) {
   if (!count_elements(shape, size_of(dtype))) {
     fail(op, std::string("the ") + what + " would be " + to_string(shape) +
                  ", more bytes than 63 bits can count");
   }
-  const Shape strides = contiguous_strides(shape);
+  const Shape dense = strides == nullptr ? contiguous_strides(shape) : *strides;
   AtenTensorHandle handle = nullptr;
   const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   const auto device = like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), dense.data(),
                                dtype_code, device, like.get_device_index(), &handle) == 0) {
     return Tensor(handle);
   }
@@ -234,8 +259,8 @@ void fail_out_of_memory(const char* op, const Shape& shape, ScalarType dtype, co
 }
 
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
-                const char* what) {
-  std::optional<Tensor> made = try_allocate(op, shape, dtype, like, what);
+                const char* what, const Shape* strides) {
+  std::optional<Tensor> made = try_allocate(op, shape, dtype, like, what, strides);
   if (!made) fail_out_of_memory(op, shape, dtype, like, what);
   return *std::move(made);
 }

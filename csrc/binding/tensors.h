@@ -29,9 +29,12 @@ std::string shape_of(const Tensor& x);
 std::optional<DType> supported(ScalarType type);
 bool is_16bit(ScalarType type);
 bool is_complex(ScalarType type);
-// Returns whether a product may be written as `out`: the operands' dtype, or float32 for float16
-// and bfloat16.
-bool may_hold(ScalarType out, ScalarType operands);
+// Returns whether one operand is float16 or bfloat16 and the other float32: binding/mixed.h.
+bool is_mixed(ScalarType a, ScalarType b);
+// Returns the dtype of a product unless its caller asks for another: float32 for mixed operands.
+inline ScalarType dtype_of_product(ScalarType a, ScalarType b) {
+  return a == b ? a : ScalarType::Float;
+}
 
 // A tensor, and its name in messages.
 struct Named {
@@ -53,11 +56,20 @@ void check_given(const char* op, Named x);
 void check_dtype(const char* op, NamedDtype x);
 void check_same_dtype(const char* op, NamedDtype x, NamedDtype y);
 void check_same_device(const char* op, Named x, Named y);
+// Checks that operands of these dtypes have a product: they have one dtype or are mixed.
+void check_dtypes(const char* op, NamedDtype x, NamedDtype y);
 // Makes all of these checks for the operands of a product.
 void check_operands(const char* op, Named x, Named y);
-// Returns the dtype of a product, for which the caller may ask by `out`.
-ScalarType check_out_dtype(const char* op, ScalarType operands, std::optional<ScalarType> out);
-void check_dtype_of_out(const char* op, ScalarType out, ScalarType operands);
+// Returns the dtype of a product, for which the caller may ask by `out`: an operand's, or float32
+// for float16 and bfloat16.
+ScalarType check_out_dtype(const char* op, ScalarType a, ScalarType b,
+                           std::optional<ScalarType> out);
+void check_dtype_of_out(const char* op, ScalarType out, ScalarType a, ScalarType b);
+// Checks c of gemm_, which has the operands' dtype or is float32 beside 16-bit ones.
+void check_dtype_of_c(const char* op, ScalarType c, NamedDtype a, NamedDtype b);
+// Checks the bias of a layer with a result of dtype `out`: it has that dtype, or an operand's.
+void check_dtype_of_bias(const char* op, ScalarType bias, NamedDtype x, NamedDtype weight,
+                         ScalarType out);
 
 // The bits of a lazy view of complex numbers. Real ones have none here: the dispatcher's key
 // Negative resolves them.
@@ -74,15 +86,17 @@ void check_written(const char* op, Named c, const Product& product);
 // Returns the product of a and b, after all checks of them and of `out`, to which it is written.
 Product make_product_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out);
 
-// Returns a contiguous tensor on the device of `like`, which messages call `what`, or nothing if
-// there is no memory for it. PyTorch's own text of a failure does not cross the ABI.
+// Returns a tensor on the device of `like`, which messages call `what`, or nothing if there is no
+// memory for it. It is contiguous, or has the strides that are given. PyTorch's own text of a
+// failure does not cross the ABI.
 std::optional<Tensor> try_allocate(const char* op, const Shape& shape, ScalarType dtype,
-                                   const Tensor& like, const char* what);
+                                   const Tensor& like, const char* what,
+                                   const Shape* strides = nullptr);
 [[noreturn]] void fail_out_of_memory(const char* op, const Shape& shape, ScalarType dtype,
                                      const Tensor& like, const char* what);
 // try_allocate(), or else fail_out_of_memory().
 Tensor allocate(const char* op, const Shape& shape, ScalarType dtype, const Tensor& like,
-                const char* what = "result");
+                const char* what = "result", const Shape* strides = nullptr);
 
 // A right operand that tiled::prepare has read. Its pointers are null if its tensors are empty,
 // since b was not worth preparing.

@@ -23,12 +23,13 @@
 namespace tiled {
 
 // Declares what a row names, so that a kernel needs no header. Only rows that name
-// launch_<name>_complex need to define it.
+// launch_<name>_complex or launch_<name>_mixed need to define it.
 #define KERNEL(name, family, twin, ...)                                                       \
   Plan name##_plan(const Problem&, int64_t sms);                                              \
   namespace cuda {                                                                            \
   bool launch_##name(const Problem&, const Plan&, const Context&);                            \
   bool launch_##name##_complex(const Problem&, const Plan&, const ComplexB&, const Context&); \
+  bool launch_##name##_mixed(const Problem&, const Plan&, const Narrow&, const Context&);     \
   }                                                                                           \
   namespace cpu {                                                                             \
   bool launch_##twin(const Problem&, const Plan&, const Context&);                            \
@@ -43,6 +44,7 @@ namespace tiled {
 #endif
 #define READS_COMPLEX_B(name) \
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex)}
+#define READS_MIXED(name) {.in_place = true, .launch = TILED_CUDA(launch_##name##_mixed)}
 #define READS_COMPLEX_B_AND_PACK(name) \
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex), .needs_pack = true}
 

@@ -11,6 +11,7 @@
 
 #include "core/complex.h"
 #include "core/context.h"
+#include "core/mixed.h"
 #include "core/plan.h"
 #include "core/problem.h"
 
@@ -61,6 +62,13 @@ struct ReadsComplexB {
 inline WorkspaceBytes no_workspace(const Problem&, const Plan&, int64_t) { return {}; }
 inline bool accepts_all(const Problem&) { return true; }
 
+// How a kernel reads the 16-bit operand of a mixed product in place, on the GPU (core/mixed.h).
+struct ReadsMixed {
+  bool in_place = false;
+  // Returns false, with C untouched, if there is no memory for its workspace.
+  bool (*launch)(const Problem&, const Plan&, const Narrow&, const Context&) = nullptr;
+};
+
 struct Kernel {
   std::string_view name, family;  // a family's name stands for the fastest of its kernels
   Plan (*plan)(const Problem&, int64_t sms);
@@ -77,6 +85,7 @@ struct Kernel {
   // What a launch of the plan allocates. With less memory it may still solve the problem.
   WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms) = no_workspace;
   ReadsComplexB complex_b = {};  // by default, a pass writes B'
+  ReadsMixed mixed = {};         // by default, a pass upcasts the 16-bit operand
 
   bool runs_on(const Context& context, DType dtype) const;
   bool takes(const Problem& p, const Context& context) const;

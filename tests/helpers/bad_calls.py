@@ -184,6 +184,20 @@ SENTENCES = {
     "matmul(t(2, dtype=bfloat16), t(2, 2, dtype=half))": mixed(
         "a", "bfloat16", "b", "float16", torch.float32
     ),
+    "matmul(t(2, 2, dtype=float64), t(2, 2, dtype=half))": mixed(
+        "a", "float64", "b", "float16", torch.float64
+    ),
+    "matmul(t(2, 2, dtype=half), t(2, 2, dtype=cfloat))": mixed(
+        "a", "float16", "b", "complex64", torch.complex64
+    ),
+    f"matmul(t(2, 2, dtype=half), {X}, out_dtype=float64)": out_dtype(
+        "float64", "float16 and torch.float32"
+    ),
+    f"matmul(t(2, 2, dtype=half), {X}, algorithm='mma')": not_taken("mma", torch.float32),
+    f"matmul({X}, t(2, 2, dtype=half), out=t(2, 2, dtype=bfloat16))": (
+        "out is torch.bfloat16 and the operands are torch.float32 and torch.float16; it may have "
+        "the operands' dtype or, for float16 and bfloat16, torch.float32"
+    ),
     **{
         of_dtype(of, f"out_dtype={to}"): out_dtype(to, of)
         for of, to in (
@@ -247,8 +261,12 @@ SENTENCES = {
     "gemm_(t(1, 2, 4), t(5, 2, 3), t(3, 4))": c_shape((1, 2, 4), (5, 2, 4)),
     "gemm_(t(2, 4), t(5, 2, 3), t(3, 4))": c_shape((2, 4), (5, 2, 4)),
     f"gemm_({X}, t(2, 2, dtype=int32), {X})": f"a is {unsupported(torch.int32)}",
-    f"gemm_({X}, t(2, 2, dtype=half), t(2, 2, dtype=half))": mixed(
-        "c", "float32", "a", "float16", torch.float32
+    f"gemm_(t(2, 2, dtype=half), {X}, {X})": mixed("c", "float16", "a", "float32", torch.float32),
+    f"gemm_(t(2, 2, dtype=half), t(2, 2, dtype=half), {X})": mixed(
+        "c", "float16", "b", "float32", torch.float32
+    ),
+    f"gemm_(t(2, 2, dtype=float64), t(2, 2, dtype=half), {X})": mixed(
+        "c", "float64", "a", "float16", torch.float64
     ),
     f"gemm_({X}, {X}, t(2, 2, dtype=float64))": mixed(
         "a", "float32", "b", "float64", torch.float64
@@ -277,8 +295,18 @@ SENTENCES = {
     "linear(t(2, 3), t(4, 3, dtype=float8_e4m3fn))": (
         f"weight is {unsupported(torch.float8_e4m3fn)}"
     ),
-    "linear(t(2, 3, dtype=bfloat16), t(4, 3))": mixed(
-        "x", "bfloat16", "weight", "float32", torch.float32
+    "linear(t(2, 3, dtype=bfloat16), t(4, 3, dtype=half))": mixed(
+        "x", "bfloat16", "weight", "float16", torch.float32
+    ),
+    "linear(t(2, 3, dtype=bfloat16), t(4, 3), out_dtype=half)": out_dtype(
+        "float16", "bfloat16 and torch.float32"
+    ),
+    f"{LINEAR}out_dtype=half)": out_dtype("float16", "float32"),
+    "linear(t(2, 3, dtype=bfloat16), t(4, 3, dtype=bfloat16), t(4))": mixed(
+        "bias", "float32", "x", "bfloat16", torch.float32
+    ),
+    "linear(t(2, 3, dtype=bfloat16), t(4, 3), t(4, dtype=half))": mixed(
+        "bias", "float16", "x", "bfloat16", torch.float32
     ),
     f"{LINEAR}activation='swish')": (
         'there is no activation "swish"; choose none, relu, gelu, gelu_tanh, tanh or silu'

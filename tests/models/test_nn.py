@@ -71,6 +71,23 @@ def test_options_reach_the_operator(device):
     assert torch.equal(layer(x), naive)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.usefixtures("splits_on_cpu")
+def test_out_dtype(dtype, frozen, device):
+    """The sums of a layer of 16-bit floats, and a layer of mixed operands."""
+    layer = torch_tiled.nn.Linear(160, 3, device=device, dtype=dtype, out_dtype=torch.float32)
+    layer = torch_tiled.freeze(layer.eval()) if frozen else layer
+    assert "out_dtype=torch.float32" in repr(layer)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    for given in {torch.bfloat16, dtype} if dtype != torch.float16 else {dtype}:
+        x = torch.randn(4, 160, device=device).to(given)
+        with torch.no_grad():
+            y = layer(x)
+        assert y.dtype == torch.float32
+        assert_close(y, torch.nn.functional.linear(x.float(), weight.float(), bias.float()))
+
+
 def test_repr():
     layer = torch_tiled.nn.Linear(8, 3, activation="gelu", algorithm="tiled")
     assert repr(layer) == (

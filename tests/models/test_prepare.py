@@ -14,7 +14,7 @@ from helpers.presplit import (
     skip_without_presplit,
     takes_presplit,
 )
-from helpers.reference import ACTIVATIONS, CHUNK
+from helpers.reference import ACTIVATIONS, CHUNK, assert_same
 from torch.autograd import forward_ad
 from torch.func import grad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -340,9 +340,22 @@ def test_orientations_are_not_mixed_up(device):
         torch_tiled.matmul(b, prepared.mT)
     with pytest.raises(RuntimeError, match=r"tiled::linear: weight was prepared as the right ope"):
         torch_tiled.linear(b, prepared)
-    for options in ({"out": torch.empty_like(b)}, {"out_dtype": torch.float32}):
-        with pytest.raises(RuntimeError, match=r"out(_dtype)? is not taken with a prepared b; "):
-            torch_tiled.matmul(b, prepared, **options)
+    with pytest.raises(RuntimeError, match="out is not taken with a prepared b; "):
+        torch_tiled.matmul(b, prepared, out=torch.empty_like(b))
+
+
+def test_out_dtype(device):
+    b = torch.randn(128, 64, device=device)
+    for narrow in (torch.float16, torch.bfloat16):
+        a = torch.randn(32, 128, device=device).to(narrow)
+        for x, y, dtype in ((a, b, narrow), (a, b, None), (a, b.to(narrow), torch.float32)):
+            options = {"out_dtype": dtype, "algorithm": presplit_algorithm(device)}
+            if y.dtype != torch.float32:
+                options["algorithm"] = "auto"
+            prepared = torch_tiled.prepare(y)
+            result = torch_tiled.matmul(x, prepared, **options)
+            assert_same(result, torch_tiled.matmul(x, y, **options))
+            assert_same(torch_tiled.linear(x, prepared.mT, **options), result)
 
 
 def test_only_dense_tensors_are_taken(device):

@@ -43,7 +43,14 @@ def test_meta_of_the_others(device):
     assert shapes_and_strides(meta) == shapes_and_strides(real)
     half = torch.empty(2, 3, device="meta", dtype=torch.float16)
     assert torch_tiled.matmul(half, half.mT, out_dtype=torch.float32).dtype == torch.float32
+    wide = torch.empty(3, 4, device="meta")
+    assert torch_tiled.matmul(half, wide).dtype == torch.float32
+    for dtype in (torch.float16, torch.float32):
+        options = {"out_dtype": dtype}
+        assert torch_tiled.matmul(half, wide, **options).dtype == dtype
+        assert torch_tiled.linear(half, wide.mT, wide[0].to(dtype), **options).dtype == dtype
     c = torch.empty(2, 2, device="meta")
+    assert torch_tiled.gemm_(c, half, half.mT) is c
     a = torch.empty(2, 3, device="meta")
     assert torch_tiled.gemm_(c, a, a.mT) is c
     assert torch_tiled.matmul(a, a.mT, out=c) is c

@@ -33,6 +33,12 @@ def test_opcheck_matmul(view, requires_grad, device):
         torch.library.opcheck(
             ops.matmul.default, (half, half.mT), {"out_dtype": torch.float32, "algorithm": "naive"}
         )
+    if view != "expanded" or not requires_grad:
+        a = make(3, 4, device=device).bfloat16().requires_grad_(requires_grad)
+        b = make(4, 5, device=device).requires_grad_(requires_grad)
+        for options in ({}, {"out_dtype": torch.bfloat16}):
+            torch.library.opcheck(ops.matmul.default, (a, b), options)
+            torch.library.opcheck(ops.linear.default, (a, b.mT), options)
 
 
 @pytest.mark.parametrize("view", [name for name in VIEWS if name != "expanded"])

@@ -231,6 +231,17 @@ def results_have_the_dtype_that_was_asked_for():
     for out_dtype in (None, torch.float32, None):
         result = torch_tiled.matmul(*spread, out_dtype=out_dtype)
         assert result.dtype == result.to_local().dtype == (out_dtype or torch.bfloat16)
+        layer = torch_tiled.linear(spread[0], spread[1].mT, out_dtype=out_dtype)
+        assert layer.dtype == layer.to_local().dtype == result.dtype
+    wide = b.float()
+    for where in (Replicate(), Shard(0), Shard(1)):
+        operands = distribute(a, mesh, [Shard(1)]), distribute(wide, mesh, [where])
+        for out_dtype in (None, torch.bfloat16):
+            result = torch_tiled.matmul(*operands, out_dtype=out_dtype)
+            assert result.dtype == result.to_local().dtype == (out_dtype or torch.float32)
+            result.float().sum().backward()
+            assert_close(result.full_tensor().float(), a.float() @ wide, rtol=0.02, atol=0.02)
+        assert operands[0].grad is None or operands[0].grad.dtype == torch.bfloat16
 
 
 @check

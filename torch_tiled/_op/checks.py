@@ -25,9 +25,11 @@ def check_options(op, operands=(), **options):
     Args:
         op: the operator's name in texts.
         operands: the (name, dtype) of each operand.
-        options: algorithm, precision, activation, and out_dtype or dtype_of_out, as far as they
-            are to be checked.
+        options: algorithm, precision, activation, out_dtype, and dtype_of_out, dtype_of_c or
+            dtype_of_bias, as far as they are to be checked.
     """
+    if options.get("out_dtype", op) is None:
+        del options["out_dtype"]
     options = ((name, str(value)) for name, value in options.items())  # not all come by a schema
     _check_texts(op, tuple((name, str(dtype)) for name, dtype in operands), tuple(options))
 
@@ -59,8 +61,16 @@ def _check_same_device(op, x_name, x, y_name, y):
 
 
 def _check_operands(op, x_name, x, y_name, y, **options):
+    """Checks the operands of a product, and returns their names and dtypes for check_options()."""
     _check_same_device(op, x_name, x, y_name, y)
-    check_options(op, ((x_name, x.dtype), (y_name, y.dtype)), **options)
+    operands = (x_name, x.dtype), (y_name, y.dtype)
+    check_options(op, operands, **options)
+    return operands
+
+
+def dtype_of_product(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The dtype of a product unless out_dtype says another: float32 for mixed operands."""
+    return a if a == b else torch.float32
 
 
 def _product_shape(op, a, b):
@@ -104,18 +114,18 @@ def _check_written(op, name, tensor):
 def check_matmul(a, b, *, algorithm="auto", precision="fp32", out_dtype=None):
     """Returns the result's shape and dtype."""
     op = "tiled::matmul"
-    dtype = a.dtype if out_dtype is None else out_dtype
-    _check_operands(op, "a", a, "b", b, precision=precision, out_dtype=dtype)
+    options = {"precision": precision, "out_dtype": out_dtype}
+    operands = _check_operands(op, "a", a, "b", b, **options)
     shape = _product_shape(op, a, b)
-    check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
-    return shape, dtype
+    check_options(op, operands, algorithm=algorithm, precision=precision)
+    return shape, out_dtype or dtype_of_product(a.dtype, b.dtype)
 
 
 def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
     op = "tiled::matmul"
-    _check_operands(op, "a", a, "b", b, precision=precision)
+    operands = _check_operands(op, "a", a, "b", b, precision=precision)
     _check_same_device(op, "out", out, "a", a)
-    check_options(op, (("a", a.dtype),), dtype_of_out=out.dtype)
+    check_options(op, operands, dtype_of_out=out.dtype)
     shape = _product_shape(op, a, b)
     _check(
         out.shape == shape,
@@ -125,7 +135,7 @@ def check_matmul_out(a, b, out, *, algorithm="auto", precision="fp32"):
         ),
     )
     _check_written(op, "out", out)
-    check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
+    check_options(op, operands, algorithm=algorithm, precision=precision)
 
 
 def check_gemm_(
@@ -141,8 +151,9 @@ def check_gemm_(
     beta_imag=0.0,
 ):
     op = "tiled::gemm_"
-    _check_operands(op, "a", a, "b", b, precision=precision)
-    _check_operands(op, "c", c, "a", a)
+    operands = _check_operands(op, "a", a, "b", b, precision=precision)
+    _check_same_device(op, "c", c, "a", a)
+    check_options(op, operands, dtype_of_c=c.dtype)
     if min(a.dim(), b.dim(), c.dim()) < 2:
         raise RuntimeError(
             f"{op}: c is {_shape(c)}, a is {_shape(a)} and b is {_shape(b)}; "
@@ -165,14 +176,23 @@ def check_gemm_(
                 f"real {name}, or complex tensors"
             )
     _check_written(op, "c", c)
-    check_options(op, (("a", a.dtype),), algorithm=algorithm, precision=precision)
+    check_options(op, operands, algorithm=algorithm, precision=precision)
 
 
-def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", precision="fp32"):
+def check_linear(
+    x,
+    weight,
+    bias=None,
+    *,
+    activation="none",
+    algorithm="auto",
+    precision="fp32",
+    out_dtype=None,
+):
     """Returns the result's shape and dtype."""
     op = "tiled::linear"
     check_options(op, precision=precision, activation=activation)
-    _check_operands(op, "x", x, "weight", weight)
+    operands = _check_operands(op, "x", x, "weight", weight, out_dtype=out_dtype)
 
     def sentence(reason):
         return f"{op}: x is {_shape(x)} and weight is {_shape(weight)}; {reason}"
@@ -182,15 +202,17 @@ def check_linear(x, weight, bias=None, *, activation="none", algorithm="auto", p
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise RuntimeError(sentence("x's last dimension must equal weight's"))
     if bias is not None:
-        _check_operands(op, "bias", bias, "x", x)
+        _check_same_device(op, "bias", bias, "x", x)
+        check_options(op, operands, out_dtype=out_dtype, dtype_of_bias=bias.dtype)
         if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
             raise RuntimeError(
                 f"{op}: bias is {_shape(bias)} and weight is {_shape(weight)}; "
                 f"bias must be (out_features,)"
             )
     options = {"activation": activation, "algorithm": algorithm, "precision": precision}
-    check_options(op, (("x", x.dtype),), **options)
-    return (*x.shape[:-1], weight.shape[0]), x.dtype
+    check_options(op, operands, **options)
+    dtype = out_dtype or dtype_of_product(x.dtype, weight.dtype)
+    return (*x.shape[:-1], weight.shape[0]), dtype
 
 
 def check_options_of_linear(activation, algorithm, precision, dtype):

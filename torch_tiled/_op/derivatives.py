@@ -3,6 +3,9 @@
 A Function here is a SingleLevelFunction: it differentiates one level of PyTorch's transforms. Its
 forward calls the same operator one level down. Its backward and jvp call the operators at the top
 again, so that derivatives have derivatives and transforms of torch.func nest in any order.
+
+A gradient has its tensor's dtype. If operands and result differ in theirs, it is computed in
+float32, by mixed products, and the autograd engine rounds it once when backward returns it.
 """
 
 import math
@@ -106,7 +109,7 @@ class Matmul(SingleLevelFunction):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
         ctx.save_for_forward(a, b)
-        ctx.a_shape, ctx.b_shape, ctx.dtype = a.shape, b.shape, a.dtype
+        ctx.a_shape, ctx.b_shape, ctx.is_mixed = a.shape, b.shape, a.dtype != b.dtype
 
     @staticmethod
     def backward(ctx, grad):
@@ -115,7 +118,8 @@ class Matmul(SingleLevelFunction):
         a, b = ctx.saved_tensors
         needs_a, needs_b = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         options = without(ctx.options, "out_dtype")
-        grad = grad.to(ctx.dtype)
+        if ctx.is_mixed:
+            grad = grad.float()
         if len(ctx.a_shape) == len(ctx.b_shape) == 2:
             return None, None, *_gradients_of_matrices(grad, a, b, needs_a, needs_b, options)
         grad_a = grad_b = None
@@ -189,6 +193,7 @@ class Linear(SingleLevelFunction):
         if is_relu:
             below.ctx = ctx  # for forget_saved()
         ctx.options, ctx.shape = without(options, "activation"), output.shape
+        ctx.is_mixed, ctx.dtype = x.dtype != weight.dtype, output.dtype
 
     @staticmethod
     def backward(ctx, grad):
@@ -198,7 +203,10 @@ class Linear(SingleLevelFunction):
         needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         if relu is not None:
             grad = _threshold_backward(grad, relu, 0)
-        return None, None, *_gradients_of_layer(grad, x, weight, needed, ctx.options)
+        if ctx.is_mixed:
+            grad = grad.float()
+        options = without(ctx.options, "out_dtype")
+        return None, None, *_gradients_of_layer(grad, x, weight, needed, options)
 
     @staticmethod
     def jvp(ctx, _, __, x_tangent, weight_tangent, bias_tangent):
@@ -211,7 +219,8 @@ class Linear(SingleLevelFunction):
         with set_forward_ad_enabled(True):  # a jvp runs with it off; the level below may need it
             if x_tangent is None and bias_tangent is not None:
                 # The clone is needed: a tangent may neither alias another nor overlap itself.
-                from_x = bias_tangent.expand(ctx.shape).clone(memory_format=torch.contiguous_format)
+                from_x = bias_tangent.to(ctx.dtype).expand(ctx.shape)
+                from_x = from_x.clone(memory_format=torch.contiguous_format)
             tangent = _sum(from_x, from_weight)
             return tangent if relu is None else _threshold_backward(tangent, relu, 0)
 

@@ -120,6 +120,8 @@ def register():
         (operators.prepare.default, _prepare),
     ):
         register_sharding(op)(rules)
-    distinguish_by_options(operators.matmul.default, "out_dtype")
-    distinguish_by_options(operators.linear.default, "activation")
+    for op in (operators.matmul.default, operators.matmul.prepared):
+        distinguish_by_options(op, "out_dtype")
+    for op in (operators.linear.default, operators.linear.prepared):
+        distinguish_by_options(op, "activation", "out_dtype")
     torch.library.register_torch_dispatch(operators.matmul.out, DTensor, _write_matmul_out)

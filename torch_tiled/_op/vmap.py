@@ -17,6 +17,7 @@ from .checks import (
     check_matmul_out,
     check_prepared_linear,
     check_prepared_matmul,
+    dtype_of_product,
 )
 from .namespace import NAMESPACE, operators
 
@@ -124,10 +125,13 @@ def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **op
     in_dims = (*in_dims, None)[:3]  # a call without bias has two
     x_dim, weight_dim, bias_dim = in_dims
     _check_example(check_linear, info, in_dims, x, weight, bias, activation=activation, **options)
+    dtype = options.get("out_dtype") or dtype_of_product(x.dtype, weight.dtype)
     x, weight = _to_front(x, x_dim), _to_front(weight, weight_dim)
     if weight_dim is None and bias_dim is None:
         return _linear(x, weight, bias, activation=activation, **options), 0
     # No kernel takes a bias or weight for each example: product, bias and activation are separate.
+    if x.dtype != weight.dtype:  # the product is float32, and rounded at the end
+        options.pop("out_dtype", None)
     batch = x.shape[: x_dim is not None]
     rows = x.shape[len(batch) : -1]
     x = x.reshape(*batch, math.prod(rows), x.shape[-1])
@@ -135,7 +139,7 @@ def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **op
     if bias is not None:
         y = y + _to_front(bias, bias_dim).unsqueeze(-2)
     y = y.reshape(info.batch_size, *rows, y.shape[-1])
-    return y if activation == "none" else ACTIVATIONS[activation](y), 0
+    return (y if activation == "none" else ACTIVATIONS[activation](y)).to(dtype), 0
 
 
 # A prepared operand is one matrix. If each example has its own, the products are unprepared ones,

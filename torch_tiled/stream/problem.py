@@ -259,16 +259,28 @@ def _check_no_transform(name, x, function):
 def _check_matmul(a, b, out=None, **options):
     if out is not None:
         check_matmul_out(a, b, out, **options)
-    return check_matmul(a, b, **options)
+    kind = check_matmul(a, b, **options)
+    _refuse_mixed(a=a, b=b)
+    return kind
 
 
 def _check_linear(x, weight, bias=None, out=None, *, activation, **options):
     kind = check_linear(x, weight, bias, activation=activation, **options)
+    _refuse_mixed(x=x, weight=weight)
     if out is not None and out.dtype != x.dtype:
         fail(f"out is {out.dtype} and x is {x.dtype}; pass an out of x's dtype")
     if out is not None:
         check_matmul_out(x, weight.mT, out, **options)
     return kind
+
+
+def _refuse_mixed(**operands):
+    (x_name, x), (y_name, y) = operands.items()
+    if x.dtype != y.dtype:
+        fail(
+            f"{x_name} is {x.dtype} and {y_name} is {y.dtype}; a streamed product takes one dtype, "
+            "so pass both in float32, for example with .to(torch.float32)"
+        )
 
 
 def _like(x):

@@ -11,6 +11,27 @@
 
 namespace tiled::cuda {
 
+// Bytes that say which rows of a 16-bit operand may have lo parts that are not 0: one for every
+// kRows rows, in each chunk of each tile of a presplit.
+struct LoFlags {
+  static constexpr int kRows = 8, kOfTile = Presplit::kRows / kRows;
+
+  uint8_t* bytes = nullptr;
+
+  // Of all tiles in a chunk. Chunks of one matrix follow one another.
+  HOST_DEVICE static int64_t bytes_of_chunk(const Presplit& presplit) {
+    return ceil_div(presplit.rows, Presplit::kRows) * kOfTile;
+  }
+  HOST_DEVICE static int64_t bytes_of_matrix(const Presplit& presplit) {
+    return ceil_div(presplit.k, kChunk) * bytes_of_chunk(presplit);
+  }
+  HOST_DEVICE uint8_t* of(const Presplit& presplit, int64_t matrix, int64_t chunk,
+                          int64_t tile) const {
+    return bytes + matrix * bytes_of_matrix(presplit) + chunk * bytes_of_chunk(presplit) +
+           tile * kOfTile;
+  }
+};
+
 // An operand, with A's rows or B's columns as rows, and the place of its split.
 struct OperandToSplit {
   Matrix matrix;  // row_stride: between rows; col_stride: along K
@@ -19,7 +40,14 @@ struct OperandToSplit {
   // The operand is a complex B, stored as in_place_b() describes it, transposed.
   bool is_complex = false;
   SignsOfB signs_of_b = {};
+  DType dtype = DType::kFloat32;  // or a 16-bit one, beside a float32 operand
+  LoFlags has_lo = {};            // to be written for a 16-bit operand
 };
+
+// Writes a 16-bit operand in float32, K-major and without gaps. Writes nothing if the int on
+// the GPU is 0.
+void launch_upcast(const OperandToSplit& operand, float* to, const int* only_if,
+                   const Context& context);
 
 // Writes the presplits of at most two operands, the second of them perhaps complex, and sets
 // `zeroed` to 0.

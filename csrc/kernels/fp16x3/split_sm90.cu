@@ -18,7 +18,7 @@
 namespace tiled::cuda {
 namespace {
 
-constexpr int kRows = 8;
+constexpr int kRows = LoFlags::kRows;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kThreadsPerRow = kThreads / kRows;
 constexpr int kVectors = kChunk / 8 / kThreadsPerRow;  // of eight elements, a thread
@@ -56,7 +56,33 @@ __device__ void load_complex_x8(float (&x)[8], const float2* data, int64_t strid
   }
 }
 
-template <bool kComplexB>
+template <typename T>
+__device__ void load_narrow_x8(float (&x)[8], const T* data, int64_t stride, int64_t left,
+                               bool vectorized) {
+  alignas(16) T numbers[8];
+  if (vectorized && left >= 8) {
+    *reinterpret_cast<uint4*>(numbers) = *reinterpret_cast<const uint4*>(data);
+  } else {
+    UNROLL
+    for (int i = 0; i < 8; ++i) numbers[i] = i < left ? data[i * stride] : T{};
+  }
+  UNROLL
+  for (int i = 0; i < 8; ++i) x[i] = widen(numbers[i]);
+}
+
+// Writes whether a block's rows may have lo parts, also for the rows that its tile lacks.
+__device__ void store_has_lo(const OperandParams& own, int64_t matrix, int64_t chunk,
+                             unsigned row_block, bool has_lo) {
+  constexpr unsigned kOfTile = LoFlags::kOfTile;
+  const OperandToSplit& operand = own.operand;
+  uint8_t* flags = operand.has_lo.of(operand.presplit, matrix, chunk, row_block / kOfTile);
+  flags[row_block % kOfTile] = has_lo;
+  if (row_block != own.row_blocks - 1) return;
+  for (unsigned i = row_block % kOfTile + 1; i < kOfTile; ++i) flags[i] = 0;
+}
+
+// T: the dtype of a 16-bit operand, if there is one, or else float.
+template <typename T, bool kComplexB>
 __global__ void __launch_bounds__(kThreads, 4)
     split_kernel(const __grid_constant__ SplitParams params, int* zeroed, int64_t zeros) {
   ptx::pdl_launch_dependents();
@@ -78,15 +104,20 @@ __global__ void __launch_bounds__(kThreads, 4)
   Range range;
   float x[kVectors][8];
   const bool complex = kComplexB && second;
-  const float* data = static_cast<const float*>(source.data) +
-                      batch_offset(own.operand.batch, source, matrix) +
-                      (complex ? row / 2 * 2 : row) * source.row_stride + k * source.col_stride;
+  const bool narrow = sizeof(T) == 2 && own.operand.dtype != DType::kFloat32;
+  const int64_t offset = batch_offset(own.operand.batch, source, matrix) +
+                         (complex ? row / 2 * 2 : row) * source.row_stride + k * source.col_stride;
+  const float* data = static_cast<const float*>(source.data) + (narrow ? 0 : offset);
   const int64_t left = row < presplit.rows ? presplit.k - k : 0;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    const float* from = data + j * (kThreadsPerRow * 8) * source.col_stride;
+    const int64_t next = j * (kThreadsPerRow * 8) * source.col_stride;
+    const float* from = data + next;
     const int64_t left_from = left - j * (kThreadsPerRow * 8);
-    if (complex) {
+    if (narrow) {
+      load_narrow_x8(x[j], static_cast<const T*>(source.data) + offset + next, source.col_stride,
+                     left_from, own.vectorized);
+    } else if (complex) {
       load_complex_x8(x[j], reinterpret_cast<const float2*>(from), source.col_stride, left_from,
                       own.vectorized, ComplexColumn(own.operand.signs_of_b, row));
     } else {
@@ -108,7 +139,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 
   const float scale = fp16x3::scale(range.largest);
-  if (__syncthreads_or(range.is_wide(scale))) {
+  const bool is_wide = __syncthreads_or(range.is_wide(scale));
+  if (narrow && threadIdx.x == 0) {
+    store_has_lo(own, matrix, chunk, block % own.row_blocks, is_wide);
+  }
+  if (is_wide) {
     UNROLL
     for (int j = 0; j < kVectors; ++j) {
       add_small_numbers(&inverse_scales[block_row], count_small_numbers(x[j], scale));
@@ -141,11 +176,39 @@ OperandParams make_params(const OperandToSplit& operand) {
   OperandParams params;
   params.operand = operand;
   const int64_t pitch = operand.is_complex ? 2 * matrix.row_stride : matrix.row_stride;
-  params.vectorized = is_vector_aligned<float4>(operand.batch, matrix, matrix.col_stride, pitch);
+  const int64_t element_bytes = size_of(operand.dtype);
+  params.vectorized = is_vector_aligned(operand.batch, matrix, matrix.col_stride, pitch,
+                                        element_bytes == 2 ? 8 : 4, element_bytes);
   params.row_blocks = static_cast<unsigned>(operand.presplit.padded_rows() / kRows);
   params.chunks = static_cast<unsigned>(ceil_div(operand.presplit.k, kChunk));
   params.blocks = static_cast<unsigned>(params.row_blocks * params.chunks * operand.batch.count);
   return params;
+}
+
+template <typename T>
+__global__ void upcast_kernel(const __grid_constant__ OperandToSplit operand, float* to,
+                              const int* only_if) {
+  if (*only_if == 0) return;
+  const Matrix& from = operand.matrix;
+  const int64_t size = operand.presplit.rows * operand.presplit.k;
+  const int64_t threads = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < size * operand.batch.count;
+       i += threads) {
+    const int64_t row = i % size / operand.presplit.k, k = i % operand.presplit.k;
+    const auto* matrix =
+        static_cast<const T*>(from.data) + batch_offset(operand.batch, from, i / size);
+    to[i] = widen(matrix[row * from.row_stride + k * from.col_stride]);
+  }
+}
+
+// Calls f.template operator()<T>() with the dtype of a 16-bit operand, or else float.
+template <typename F>
+void with_narrow_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16: return f.template operator()<Half>();
+    case DType::kBFloat16: return f.template operator()<BFloat16>();
+    default: return f.template operator()<float>();
+  }
 }
 
 }  // namespace
@@ -160,9 +223,25 @@ void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroe
     params.operands[i] = make_params(operands[i]);
     blocks += params.operands[i].blocks;
   }
-  const auto kernel = operands.back().is_complex ? split_kernel<true> : split_kernel<false>;
-  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-      params, zeroed.data(), static_cast<int64_t>(zeroed.size()));
+  DType narrow = operands.front().dtype;
+  if (narrow == DType::kFloat32) narrow = operands.back().dtype;
+  with_narrow_type(narrow, [&]<typename T>() {
+    const auto kernel =
+        operands.back().is_complex ? split_kernel<float, true> : split_kernel<T, false>;
+    kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        params, zeroed.data(), static_cast<int64_t>(zeroed.size()));
+  });
+  check(cudaGetLastError());
+}
+
+void launch_upcast(const OperandToSplit& operand, float* to, const int* only_if,
+                   const Context& context) {
+  constexpr int kBlocksPerSm = 4;
+  with_narrow_type(operand.dtype, [&]<typename T>() {
+    upcast_kernel<T>
+        <<<kBlocksPerSm * context.sms, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+            operand, to, only_if);
+  });
   check(cudaGetLastError());
 }
 
