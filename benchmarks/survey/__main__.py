@@ -147,8 +147,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _taken(args: argparse.Namespace, refuse) -> list[str]:
-    """The kernels of --beside; all of those that take the dtype and the precision, for "all"."""
-    asked = kernels() if "all" in args.beside else args.beside
+    """The kernels of --beside; for "all", those that "auto" may pick in the dtype and precision."""
+    auto = [name for name, kernel in kernels().items() if not kernel.by_name_only]
+    asked = auto if "all" in args.beside else args.beside
     operand = torch.empty(64, 64, dtype=DTYPES[args.dtype], device=args.device)
     taken = []
     for name in asked:

@@ -45,6 +45,7 @@ std::string registry() {
         {"needs_hopper", json_bool(kernel.gpus == Gpus::kHopper)},
         {"min_k", json(kernel.min_k)},
         {"max_k", length_or_null(kernel.max_k)},
+        {"by_name_only", json_bool(kernel.by_name_only)},
         {"keeps_flagged", json_bool(kernel.keeps_flagged)},
         {"reads_presplit_b", json_bool(kernel.reads_presplit_b)},
         {"reads_complex_b", json_bool(kernel.complex_b.plan != nullptr)},

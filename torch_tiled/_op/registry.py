@@ -22,6 +22,7 @@ class Kernel:
         dtypes: the dtypes of operands that it takes.
         needs_hopper: whether it runs on Hopper GPUs alone, and on the CPU as its twin.
         min_k, max_k: the lengths of K that it takes, in real numbers; None if there is no limit.
+        by_name_only: whether "auto" and other kernels' families leave it out.
         keeps_flagged: whether it can leave flagged elements NaN.
         reads_presplit_b: whether it leaves the split of a prepared B out.
         reads_complex_b: whether it reads a complex B in place.
@@ -34,6 +35,7 @@ class Kernel:
     needs_hopper: bool
     min_k: int
     max_k: int | None
+    by_name_only: bool
     keeps_flagged: bool
     reads_presplit_b: bool
     reads_complex_b: bool
