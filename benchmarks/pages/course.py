@@ -98,6 +98,13 @@ def _stalls(measured: dict, kernel: str) -> str:
     return ", ".join(told) if told else "-"
 
 
+def _step(measured: dict, kernel: str, before: str | None, layout: str) -> float | None:
+    """The rate of a kernel over that of the one before, if both multiply one dtype."""
+    if before is None or rungs()[before].itemsize != rungs()[kernel].itemsize:
+        return None
+    return _ratio(_tflops(measured, kernel, layout), _tflops(measured, before, layout))
+
+
 def _column(measured: dict, rung: Rung, before: str | None) -> dict[str, str]:
     """What was measured of a kernel, by the name of a line."""
     name = rung.name
@@ -111,8 +118,7 @@ def _column(measured: dict, rung: Rung, before: str | None) -> dict[str, str]:
         return row and row["ratio"]
 
     def step(layout: str) -> float | None:
-        earlier = before and _tflops(measured, before, layout)
-        return _ratio(_tflops(measured, name, layout), earlier)
+        return _step(measured, name, before, layout)
 
     def pair(form: str, *values: float | None) -> str:
         return ", ".join(figure(value, form) for value in values)
@@ -222,7 +228,7 @@ def write_staircase(measured: dict) -> str:
     for name, rung in rungs().items():
         row = _row(measured, name, "NN")
         tflops = row and row["tflops"]
-        step = _ratio(tflops, before and _tflops(measured, before, "NN"))
+        step = _step(measured, name, before, "NN")
         rows.append(
             {
                 "kernel": f"{rung.step}. [`{name}`]({paths[rung.step].name})",

@@ -263,7 +263,7 @@ def draw_tensor_core(path: Path) -> None:
         cells = [(row, edge, box / warps, rung.n) for row in rows]
         fill(tile, color, cells, "rows of C, by warp" if warp == 1 else "")
     loads, products = staged(rung.stages, 8, 0.8, 1.2)
-    title = f"{rung.stages} stages: a step of K has a colour"
+    title = f"{rung.stages} stages, each with a colour"
     timeline(time, {"TMA, step": loads, "wgmma, step": products}, title)
     figure.legend(loc="outside lower center", ncols=3)
     plots.save(figure, path)
