@@ -87,10 +87,6 @@ class Parser(argparse.ArgumentParser):
 
         The command line has the names of files without their folders.
         """
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(
-                errors="replace"
-            )  # a terminal of ASCII shows a ? for what it lacks
         args = super().parse_args(argv)
         if "device" in args:
             has_gpu = torch.cuda.is_available()
@@ -105,6 +101,8 @@ class Parser(argparse.ArgumentParser):
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Ends the process by a command's status, or by 1 if its output has nowhere to go."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may have ASCII alone
     try:
         status = main()
         sys.stdout.flush()

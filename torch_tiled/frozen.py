@@ -80,12 +80,13 @@ def freeze(model: _Model) -> _Model:
         >>> with torch.no_grad():
         ...     y = model(torch.randn(8, 64))
     """
-    layers = [layer for layer in _layers("freeze", model) if not layer._frozen]
+    layers = _layers("freeze", model)
+    unfrozen = [layer for layer in layers if not layer._frozen]
     try:
-        for layer in _layers("freeze", model):
+        for layer in layers:
             layer._freeze()
     except BaseException:
-        for layer in layers:
+        for layer in unfrozen:
             layer._unfreeze()
         raise
     return model
@@ -159,7 +160,7 @@ def frozen_bytes(model: torch.nn.Module) -> int:
         0
     """
     layers = _layers("frozen_bytes", model)
-    return sum(layer._prepared_weight().nbytes for layer in layers if layer._frozen)
+    return sum(layer._prepared(layer.weight).nbytes for layer in layers if layer._frozen)
 
 
 def _layers(function, model):
@@ -204,41 +205,42 @@ class Freezable:
             for name in ("_frozen", "_split_of", "_allocated_by"):
                 self.__dict__.pop(name, None)
 
-    def _prepared_weight(self):
+    def _prepared(self, weight):
         buffers = self._buffers  # Module.__getattr__ takes longer
-        return Prepared(self.weight, buffers["_hi_lo"], buffers["_inverse_scales"], transposed=True)
+        return Prepared(weight, buffers["_hi_lo"], buffers["_inverse_scales"], transposed=True)
 
-    def _can_be_split(self):
+    def _can_be_split(self, weight):
         """Returns whether the weight is a plain tensor, so that writes to it can be noticed.
 
         A tensor that a transform or subclass wraps, or that is gathered from shards, is none.
         """
-        return _is_plain(self.weight) and not is_in_fsdp_shards(self)
+        return _is_plain(weight) and not is_in_fsdp_shards(self)
 
     def _split(self):
         """Splits the weight, into the same memory if it fits: captured graphs read that memory."""
         self._split_of = None  # for the case that prepare() raises
-        if not self._can_be_split() or self.weight.dim() != 2:  # FSDP's shards may be vectors
+        weight = self.weight
+        if not self._can_be_split(weight) or weight.dim() != 2:  # FSDP's shards may be vectors
             return
+        is_own = self._allocated_by == id(self)
         with torch.inference_mode(False), torch.no_grad():
-            alias = self.weight.detach()
+            alias = weight.detach()
             version = version_of(alias)  # before it is read
             new = _hi_lo_and_scales(alias)
             for name, tensor in zip(("_hi_lo", "_inverse_scales"), new, strict=True):
                 old = getattr(self, name)
-                is_own = self._allocated_by == id(self)
                 if is_own and _are_alike(old, tensor) and not old.is_inference():
                     old.copy_(tensor)
                 else:
                     setattr(self, name, tensor)
         self._allocated_by = id(self)
-        self._split_of = _Split(self.weight, alias, version, _place(alias))
+        self._split_of = _Split(weight, alias, version, _place(alias))
         if self._hi_lo.numel() > 0:
             _watch(self)
 
-    def _is_split(self):
-        """Returns whether the split is of the current weight. Outside of graphs it splits again."""
-        weight, split_of = self.weight, self._split_of
+    def _is_split(self, weight):
+        """Returns whether the split is of the layer's weight. Outside of graphs it splits again."""
+        split_of = self._split_of
         if is_compiling():
             if split_of is None:
                 return False
@@ -246,7 +248,7 @@ class Freezable:
             # tensors by its own, so that it would fail. (is_exporting() is not asked: with torch
             # 2.11 Dynamo takes it for true.)
             return not is_dynamo_compiling() or split_of.weight is weight
-        if is_jit_tracing() or not self._can_be_split():
+        if is_jit_tracing() or not self._can_be_split(weight):
             return False
         if _compiled_steps.unseen:
             _forget_splits_after_compiled_steps()

@@ -68,7 +68,7 @@ class Linear(Freezable, torch.nn.Linear):
     def _multiply(self, input, weight, bias):
         return linear(
             input,
-            self._prepared_weight() if self._frozen and self._is_split() else weight,
+            self._prepared(weight) if self._frozen and self._is_split(weight) else weight,
             bias,
             activation=self.activation,
             algorithm=self.algorithm,

@@ -200,24 +200,16 @@ def linear(
         activation == "none" and algorithm == "auto" and precision == "fp32" and out_dtype is None
     )
     if isinstance(weight, Prepared):
-        matrix, hi_lo, inverse_scales = _weight(weight)
-        operands = x, matrix, hi_lo, inverse_scales, bias
-        if bias is None:
-            operands = operands[:-1]
-        if is_default and is_plain(*operands):
-            return plain_prepared_linear(x, matrix, hi_lo, inverse_scales, bias)
-        entry = _prepared_linear
+        entry, plain, operands = _prepared_linear, plain_prepared_linear, (x, *_weight(weight))
     else:
-        operands = (x, weight) if bias is None else (x, weight, bias)
-        if is_default and is_plain(*operands):
-            return plain_linear(x, weight, bias)
-        entry = _linear
+        entry, plain, operands = _linear, plain_linear, (x, weight)
+    given = operands if bias is None else (*operands, bias)
     if is_default:
-        return call(entry, *operands)
+        return plain(*operands, bias) if is_plain(*given) else call(entry, *given)
     options = {"activation": activation, "algorithm": algorithm, "precision": precision}
     if out_dtype is not None:
         options["out_dtype"] = out_dtype
-    return call(entry, *operands, **options)
+    return call(entry, *given, **options)
 
 
 def _weight(weight):

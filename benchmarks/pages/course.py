@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.pages import course_drawings, plots
-from benchmarks.pages.course_kernels import SECTOR, Rung, rungs
+from benchmarks.pages.course_kernels import LAYOUTS, SECTOR, SIZE, Rung, rungs
 from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
 from benchmarks.pages.roofline import SMS, TILED_SIZES
@@ -20,9 +20,7 @@ from benchmarks.pages.rows import peer_tflops, select
 FOLDER = ROOT / "docs" / "course"
 INDEX = FOLDER / "index.md"
 STAIRCASE = FOLDER / "staircase.svg"
-LAYOUTS = ("NN", "NT")
 MEMORIES = ("l2", "dram")
-SIZE = 4096  # m = n = k of the tables and of the model
 STUDY = "python -m benchmarks.studies.course"
 
 

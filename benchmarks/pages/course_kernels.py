@@ -15,6 +15,8 @@ from pathlib import Path
 from benchmarks import ROOT
 
 FOLDER = ROOT / "csrc/kernels/basics"
+SIZE = 4096  # m = n = k of what the study measures and the pages show
+LAYOUTS = ("NN", "NT")
 BANKS = 32  # of shared memory, each a word of 4 bytes wide
 WARP = 32
 QUARTER = 8  # lanes of a warp that a 128-bit access serves at a time

@@ -23,19 +23,17 @@ from pathlib import Path
 import torch
 
 from benchmarks import ROOT
-from benchmarks.command import Parser, Session, at_least, positive
+from benchmarks.command import Parser, Session, at_least, exit_with, positive
 from benchmarks.gemm import machine, report
 from benchmarks.gemm.__main__ import Found, measure_all, print_results, profile
 from benchmarks.gemm.jobs import Job, plan
 from benchmarks.gemm.measure import clock_name
 from benchmarks.pages import files
-from benchmarks.pages.course_kernels import rungs
+from benchmarks.pages.course_kernels import LAYOUTS, SIZE, rungs
 from benchmarks.suites.shapes import Suite, Way
 from benchmarks.suites.suites import products
 from torch_tiled._op import registry
 
-SIZE = 4096  # m = n = k
-LAYOUTS = ("NN", "NT")
 CUDA = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 
 METRICS = {
@@ -224,4 +222,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -8,10 +8,10 @@ import pytest
 
 from torch_tiled._op import registry
 
+nbformat = pytest.importorskip("nbformat", reason="the notebook runs by nbclient")
 nbclient = pytest.importorskip("nbclient", reason="the notebook runs by nbclient")
 pytest.importorskip("ipykernel", reason="the notebook runs in ipykernel")
 pytest.importorskip("matplotlib", reason="the notebook has plots")
-import nbformat  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOK = ROOT / "docs" / "course" / "course.ipynb"

@@ -200,7 +200,10 @@ def test_the_answer_of_a_mode_is_returned(name):
 def test_factors_that_are_tensors(name):
     a, b, _, _, c = _operands()
     expected = torch_tiled.gemm_(c.clone(), a, b, **{name: 2.0})
-    call = lambda factor: torch_tiled.gemm_(c.clone(), a, b, **{name: factor})  # noqa: E731
+
+    def call(factor):
+        return torch_tiled.gemm_(c.clone(), a, b, **{name: factor})
+
     assert torch.equal(call(torch.tensor(2.0)), expected)
     assert torch.equal(torch.compile(call, backend="aot_eager")(torch.tensor(2.0)), expected)
     with pytest.raises(RuntimeError, match=f"but {name} of shape .* requires grad"):

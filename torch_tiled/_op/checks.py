@@ -28,7 +28,7 @@ def check_options(op, operands=(), **options):
         options: algorithm, precision, activation, out_dtype, and dtype_of_out, dtype_of_c or
             dtype_of_bias, as far as they are to be checked.
     """
-    if options.get("out_dtype", op) is None:
+    if "out_dtype" in options and options["out_dtype"] is None:
         del options["out_dtype"]
     options = ((name, str(value)) for name, value in options.items())  # not all come by a schema
     _check_texts(op, tuple((name, str(dtype)) for name, dtype in operands), tuple(options))
