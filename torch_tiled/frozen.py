@@ -187,7 +187,7 @@ class Freezable:
 
     _frozen = False
     _split_of: _Split | None = None
-    # The id() of the layer that allocated the buffers: a copy may have those of another layer.
+    # The id() of the layer that allocated the buffers: a copy may have another layer's.
     _allocated_by = None
 
     def _freeze(self):

@@ -129,7 +129,7 @@ def evaluate(expression: str, constants: dict[str, int]) -> int:
 
 
 def _arguments(source: str, launcher: str) -> tuple[int, ...]:
-    """Those of the Tile<...> that a launcher names, for float32; () if Tile is no template."""
+    """The arguments of the Tile<...> that a launcher names, for float32; () without a template."""
     aliases = dict(re.findall(r"using (\w+)\s*=\s*(.*?);", source, re.DOTALL))
     text = launcher
     while not (found := re.findall(r"\bTile<([\d,\s]+)>", text)):

@@ -27,7 +27,7 @@ def check(algorithm, actual, expected):
 
 
 def mix(a, b, side, narrow):
-    """The operands, of which that on this side becomes a 16-bit one."""
+    """The operands; the one on this side becomes a 16-bit one."""
     return (a.to(narrow), b) if side == "a" else (a, b.to(narrow))
 
 
