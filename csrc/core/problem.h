@@ -58,6 +58,7 @@ struct Epilogue {
   double beta = 0;             // 0: C is never read
   const void* bias = nullptr;  // in the operands' dtype
   int64_t bias_stride = 0;
+  int64_t bias_batch_stride = 0;  // from a group's bias to the next one's, in a grouped product
   Activation activation = Activation::kNone;
 
   bool operator==(const Epilogue&) const = default;
@@ -72,6 +73,25 @@ struct Epilogue {
   }
 };
 
+// The side that a grouped product cuts into groups, if it is one. Group g is a product by itself:
+//
+//   kM   some rows of A by matrix g of B          -> the same rows of C
+//   kN   matrix g of A by some columns of B       -> the same columns of C
+//   kK   some columns of A by the same rows of B  -> matrix g of C
+//
+// The batch counts the groups and has one dimension. The batch stride of an operand that is cut, or
+// of a C that is cut, is 0, and Problem's m, n or k is the length of all groups together.
+enum class GroupedSide { kNone, kM, kN, kK };
+
+struct Groups {
+  GroupedSide side = GroupedSide::kNone;
+  // The end of each group, on the GPU: the first group begins at 0, and each other one at the end
+  // of the group before. Nothing on the host knows whether they ascend and stay inside.
+  const int32_t* ends = nullptr;
+
+  bool operator==(const Groups&) const = default;
+};
+
 struct Problem {
   const char* op = "";  // "tiled::matmul", for error messages
   DType dtype = DType::kFloat32;
@@ -84,6 +104,7 @@ struct Problem {
   OutMatrix c;
   Presplit b_presplit;  // of a B without a batch; its pointers are null if B was not split
   Epilogue epilogue;
+  Groups groups;
 
   bool operator==(const Problem&) const = default;
 };

@@ -193,9 +193,10 @@ __device__ int multiply_chunk(Smem& smem, ptx::PipelineState& pipe, int steps, L
 }
 
 // Returns whether the chunk that begins with the next stage has the lo plane of a 16-bit operand.
+// Of a warp only the lane that releases the stage reads what the stage says.
 __device__ inline bool chunk_has_lo(const Smem& smem, const ptx::PipelineState& pipe) {
   ptx::mbarrier_wait(const_cast<uint64_t*>(&smem.full[pipe.stage]), pipe.parity);
-  return smem.has_lo[pipe.stage];
+  return __any_sync(~0u, threadIdx.x % 32 == 0 && smem.has_lo[pipe.stage]);
 }
 
 // --- The kernel ----------------------------------------------------------------------------------
