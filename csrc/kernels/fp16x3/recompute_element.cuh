@@ -35,14 +35,10 @@ struct RowAndColumn {
   __device__ void advance(int64_t k) { a += k * a_stride, b += k * b_stride; }
 };
 
-// Recomputes an element by one thread, and counts it if there is a counter.
-inline __device__ __noinline__ float recompute_by_thread(const Problem& p, int64_t batch,
-                                                         int64_t row, int64_t col,
-                                                         unsigned long long* counter) {
-  if (counter != nullptr) atomicAdd(counter, 1ull);
-  RowAndColumn from(p, batch, row, col);
+// Sums `left` products of a row and a column by one thread.
+inline __device__ float sum_by_thread(RowAndColumn from, int64_t left) {
   float total = kAddIdentity<float>;
-  for (int64_t left = p.k; left > 0; left -= kChunk) {
+  for (; left > 0; left -= kChunk) {
     const int length = static_cast<int>(min(left, int64_t{kChunk}));
     float acc = 0;
     _Pragma("unroll 8") for (int k = 0; k < length; ++k, from.advance(1)) {
@@ -51,6 +47,14 @@ inline __device__ __noinline__ float recompute_by_thread(const Problem& p, int64
     total += acc;
   }
   return total;
+}
+
+// Recomputes an element by one thread, and counts it if there is a counter.
+inline __device__ __noinline__ float recompute_by_thread(const Problem& p, int64_t batch,
+                                                         int64_t row, int64_t col,
+                                                         unsigned long long* counter) {
+  if (counter != nullptr) atomicAdd(counter, 1ull);
+  return sum_by_thread(RowAndColumn(p, batch, row, col), p.k);
 }
 
 // A warp sums kChunksPerWarp chunks of an element at a time, kLanesPerChunk lanes each.

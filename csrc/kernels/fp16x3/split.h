@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/presplit.h"
 #include "core/problem.h"
+#include "kernels/grouped/group_tiles.h"
 
 namespace tiled::cuda {
 
@@ -44,6 +45,17 @@ struct OperandToSplit {
   LoFlags has_lo = {};            // to be written for a 16-bit operand
 };
 
+// How launch_split() reads an operand that a grouped product cuts: the tiles of each group, of
+// Presplit::kRows rows or of kChunk of K, follow one another in the presplit. Each begins at its
+// `padded`, in units of kPad rows or of Presplit::kK of K; `presplit` has padded_length() rows, or
+// K, and a chunk of inverse scales for each of the tiles if K is cut.
+struct CutOperands {
+  static constexpr int kPad = 8;  // rows
+  GroupTiles tiles;
+  bool of[2] = {};  // which of the operands is cut
+  GroupedSide side = GroupedSide::kNone;
+};
+
 // Writes a 16-bit operand in float32, K-major and without gaps. Writes nothing if the int on
 // the GPU is 0.
 void launch_upcast(const OperandToSplit& operand, float* to, const int* only_if,
@@ -52,6 +64,6 @@ void launch_upcast(const OperandToSplit& operand, float* to, const int* only_if,
 // Writes the presplits of at most two operands, the second of them perhaps complex, and sets
 // `zeroed` to 0.
 void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroed,
-                  const Context& context);
+                  const Context& context, const CutOperands& cut = {});
 
 }  // namespace tiled::cuda

@@ -27,11 +27,52 @@ static_assert(kThreadsPerRow % (Presplit::kK / 8) == 0, "a thread's vectors are 
 struct OperandParams {
   OperandToSplit operand;
   bool vectorized = false;  // 128-bit loads along K
+  bool is_cut = false;      // into the groups of a grouped product
   unsigned row_blocks = 0, chunks = 0, blocks = 0;
 };
 
 struct SplitParams {
   OperandParams operands[2];
+  const GroupTile* group_tiles = nullptr;
+};
+
+// What a block splits: rows and K in the operand, and their place in the presplit.
+struct Part {
+  int64_t row, k;           // of the block's first element in the operand
+  int rows, length;         // of the block, at most kRows, and of its chunk
+  int64_t first_row, step;  // of the tile and of the chunk in the presplit
+  int in_tile, tile_rows;   // the block's first row in its tile, and the tile's rows
+  int64_t scales_row, scales_chunk;
+
+  // A tile has whole blocks.
+  __device__ Part(const Presplit& presplit, unsigned row_block, int64_t chunk)
+      : row(int64_t{row_block} * kRows),
+        k(chunk * kChunk),
+        rows(static_cast<int>(min(presplit.rows - row, int64_t{kRows}))),
+        length(static_cast<int>(min(presplit.k - k, int64_t{kChunk}))),
+        first_row(row / Presplit::kRows * Presplit::kRows),
+        step(k / Presplit::kK),
+        in_tile(static_cast<int>(row - first_row)),
+        tile_rows(presplit.tile_rows(row / Presplit::kRows)),
+        scales_row(row),
+        scales_chunk(chunk) {}
+  // Rows are cut: the blocks are those of whole tiles.
+  __device__ void cut_rows(const GroupTile* tiles, unsigned row_block) {
+    constexpr unsigned kBlocks = Presplit::kRows / kRows;
+    const GroupTile tile = tiles[row_block / kBlocks];
+    in_tile = static_cast<int>(row_block % kBlocks) * kRows;
+    row = tile.first + in_tile;
+    rows = tile.group == GroupTile::kNoGroup ? 0 : min(tile.count - in_tile, kRows);
+    first_row = int64_t{tile.padded} * CutOperands::kPad;
+    tile_rows = static_cast<int>(ceil_div(tile.count, kRows)) * kRows;
+    scales_row = first_row + in_tile;
+  }
+  // K is cut.
+  __device__ void cut_k(const GroupTile* tiles, int64_t chunk) {
+    const GroupTile tile = tiles[chunk];
+    k = tile.first, step = tile.padded;
+    length = tile.group == GroupTile::kNoGroup ? 0 : tile.count;
+  }
 };
 
 // Loads eight numbers along K of a column of B', from four complex numbers. `left` of
@@ -81,8 +122,9 @@ __device__ void store_has_lo(const OperandParams& own, int64_t matrix, int64_t c
   for (unsigned i = row_block % kOfTile + 1; i < kOfTile; ++i) flags[i] = 0;
 }
 
-// T: the dtype of a 16-bit operand, if there is one, or else float.
-template <typename T, bool kComplexB>
+// T: the dtype of a 16-bit operand, if there is one, or else float. kCut: what a grouped product
+// cuts, rows (kM, also for columns of B) or K.
+template <typename T, bool kComplexB, GroupedSide kCut = GroupedSide::kNone>
 __global__ void __launch_bounds__(kThreads, 4)
     split_kernel(const __grid_constant__ SplitParams params, int* zeroed, int64_t zeros) {
   ptx::pdl_launch_dependents();
@@ -97,9 +139,16 @@ __global__ void __launch_bounds__(kThreads, 4)
   const unsigned matrix = block / own.row_blocks / own.chunks;
   const int64_t chunk = block / own.row_blocks % own.chunks;
   const int block_row = threadIdx.x % kRows;
-  const int64_t row = int64_t{block % own.row_blocks} * kRows + block_row;
   const int k8 = threadIdx.x / kRows;  // the thread's first vector of the chunk
-  const int64_t k = chunk * kChunk + k8 * 8;
+  Part part(presplit, block % own.row_blocks, chunk);
+  if constexpr (kCut != GroupedSide::kNone) {
+    if (own.is_cut) {
+      kCut == GroupedSide::kM ? part.cut_rows(params.group_tiles, block % own.row_blocks)
+                              : part.cut_k(params.group_tiles, chunk);
+      if (part.rows <= 0 || part.length == 0) return;
+    }
+  }
+  const int64_t row = part.row + block_row, k = part.k + k8 * 8;
 
   Range range;
   float x[kVectors][8];
@@ -108,12 +157,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int64_t offset = batch_offset(own.operand.batch, source, matrix) +
                          (complex ? row / 2 * 2 : row) * source.row_stride + k * source.col_stride;
   const float* data = static_cast<const float*>(source.data) + (narrow ? 0 : offset);
-  const int64_t left = row < presplit.rows ? presplit.k - k : 0;
+  const int left = block_row < part.rows ? part.length - k8 * 8 : 0;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const int64_t next = j * (kThreadsPerRow * 8) * source.col_stride;
     const float* from = data + next;
-    const int64_t left_from = left - j * (kThreadsPerRow * 8);
+    const int left_from = left - j * (kThreadsPerRow * 8);
     if (narrow) {
       load_narrow_x8(x[j], static_cast<const T*>(source.data) + offset + next, source.col_stride,
                      left_from, own.vectorized);
@@ -150,13 +199,15 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     __syncthreads();
   }
-  const int64_t tile = row / Presplit::kRows;
-  const int plane_bytes = Presplit::plane_bytes(presplit.tile_rows(tile));
-  uint8_t* first_step = presplit.hi_lo + presplit.step_offset(matrix, tile, k / Presplit::kK) +
-                        Presplit::swizzle(row % Presplit::kRows, k8 % (Presplit::kK / 8));
+  const int plane_bytes = Presplit::plane_bytes(part.tile_rows);
+  uint8_t* first_step = presplit.hi_lo + matrix * presplit.matrix_bytes() +
+                        part.first_row * presplit.padded_k() * 4 +
+                        (part.step + k8 / (Presplit::kK / 8)) * 2 * plane_bytes +
+                        Presplit::swizzle(part.in_tile + block_row, k8 % (Presplit::kK / 8));
+  const int padded_length = (part.length + Presplit::kK - 1) / Presplit::kK * Presplit::kK;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    if (k + j * (kThreadsPerRow * 8) >= presplit.padded_k()) break;
+    if ((k8 + j * kThreadsPerRow) * 8 >= padded_length) break;
     uint4 hi, lo;
     ptx::split_x8(x[j], scale, hi, lo);
     uint8_t* step = first_step + j * (kThreadsPerRow * 8 / Presplit::kK) * 2 * plane_bytes;
@@ -166,7 +217,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x < kRows) {
     store_inverse_scale(&inverse_scales[block_row], range.largest, range.is_coarse(scale));
     presplit
-        .inverse_scales[matrix * presplit.matrix_groups() + chunk * presplit.padded_rows() + row] =
+        .inverse_scales[matrix * presplit.matrix_groups() +
+                        part.scales_chunk * presplit.padded_rows() + part.scales_row + block_row] =
         inverse_scales[block_row];
   }
 }
@@ -183,6 +235,19 @@ OperandParams make_params(const OperandToSplit& operand) {
   params.chunks = static_cast<unsigned>(ceil_div(operand.presplit.k, kChunk));
   params.blocks = static_cast<unsigned>(params.row_blocks * params.chunks * operand.batch.count);
   return params;
+}
+
+// A cut operand has a block for each place that a tile of the list may have.
+void cut(OperandParams& params, const CutOperands& cut) {
+  const auto tiles = static_cast<unsigned>(cut.tiles.most);
+  params.is_cut = true;
+  if (cut.side == GroupedSide::kK) {
+    params.chunks = tiles;
+    params.vectorized = false;  // groups may begin anywhere
+  } else {
+    params.row_blocks = tiles * (Presplit::kRows / kRows);
+  }
+  params.blocks = params.row_blocks * params.chunks;
 }
 
 template <typename T>
@@ -216,18 +281,24 @@ void with_narrow_type(DType dtype, F&& f) {
 // A block reads at least 8 * kMinK elements, so an operand that fits in memory never needs more
 // blocks than a grid can have.
 void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroed,
-                  const Context& context) {
+                  const Context& context, const CutOperands& to_cut) {
   SplitParams params{};
+  params.group_tiles = to_cut.tiles.tiles;
   unsigned blocks = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     params.operands[i] = make_params(operands[i]);
+    if (to_cut.of[i]) cut(params.operands[i], to_cut);
     blocks += params.operands[i].blocks;
   }
   DType narrow = operands.front().dtype;
   if (narrow == DType::kFloat32) narrow = operands.back().dtype;
   with_narrow_type(narrow, [&]<typename T>() {
-    const auto kernel =
-        operands.back().is_complex ? split_kernel<float, true> : split_kernel<T, false>;
+    auto kernel = operands.back().is_complex ? split_kernel<float, true> : split_kernel<T, false>;
+    if (to_cut.side == GroupedSide::kK) {
+      kernel = split_kernel<float, false, GroupedSide::kK>;
+    } else if (to_cut.side != GroupedSide::kNone) {
+      kernel = split_kernel<float, false, GroupedSide::kM>;
+    }
     kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
         params, zeroed.data(), static_cast<int64_t>(zeroed.size()));
   });
