@@ -49,6 +49,11 @@ inline __device__ float sum_by_thread(RowAndColumn from, int64_t left) {
   return total;
 }
 
+inline __device__ __noinline__ float sum_by_thread_noinline(const RowAndColumn& from,
+                                                            int64_t length) {
+  return sum_by_thread(from, length);
+}
+
 // Recomputes an element by one thread, and counts it if there is a counter.
 inline __device__ __noinline__ float recompute_by_thread(const Problem& p, int64_t batch,
                                                          int64_t row, int64_t col,
