@@ -16,6 +16,7 @@
 //   the block   stores C, adjacent elements by adjacent threads
 //   the block   goes on to its next tile: loads the rows that it does not share
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 
@@ -24,11 +25,14 @@
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
+#include "kernels/common/workspace.h"
 #include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
+#include "kernels/grouped/group_tiles.h"
+#include "kernels/grouped/launch.h"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pack.cuh"
@@ -43,9 +47,10 @@ namespace fp16x3_direct {
 // its lo parts, along K; K is padded with zeros to a multiple of 16. A column of a complex B is
 // loaded and split once, as a row of numbers' parts x, y, ..., and stored as two operand rows.
 
-template <int kIndex, bool kComplex_>
+template <int kIndex, bool kComplex_, bool kGrouped_ = false>
 struct Tile {
   static constexpr bool kComplex = kComplex_;  // B is stored as in_place_b() describes it
+  static constexpr bool kGrouped = kGrouped_;  // A's rows come from a list of groups' tiles
   static constexpr h200::Fp16x3DirectTile kTile = h200::kFp16x3DirectTiles[kIndex];
   static constexpr int kM = kTile.m, kN = kTile.n, kOperandRows = kM + kN;
   static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n;
@@ -336,6 +341,7 @@ struct Params {
   bool keeps_a;                    // A's rows are split once for all tiles of a block; else B's
   int tiles;                       // of a block
   Problem p;
+  const GroupTile* group_tiles;  // of a grouped product: `row` is an index of these
 };
 
 // Multiplies a warp tile that begins at `row` and `col`, and adds its chunk sums, not descaled, to
@@ -383,6 +389,27 @@ __device__ void multiply(const uint8_t* rows, int row, int col, int k,
       UNROLL
       for (int e = 0; e < kColTiles * 4; ++e) total[i][e] += part[i][e / 4][e % 4];
     }
+  }
+}
+
+// Stores an element of a group, with the group's bias.
+inline __device__ __noinline__ void store_grouped(const Problem& p, int64_t group, int64_t row,
+                                                  int64_t col, float sum) {
+  const Epilogue& epilogue = p.epilogue;
+  if (epilogue.bias != nullptr) {
+    sum += static_cast<const float*>(
+        epilogue.bias)[group * epilogue.bias_batch_stride + col * epilogue.bias_stride];
+  }
+  static_cast<float*>(p.c.data)[row * p.c.row_stride + col * p.c.col_stride] = sum;
+}
+
+// Stores zeros to some columns of the rows that no group has. All threads of the block call it.
+inline __device__ __noinline__ void store_zeros(const Problem& p, const GroupTile& tile,
+                                                int64_t first_col, int64_t end_col) {
+  const int64_t cols = end_col - first_col;
+  for (int64_t i = threadIdx.x; i < tile.count * cols; i += blockDim.x) {
+    const int64_t row = tile.first + i / cols, col = first_col + i % cols;
+    static_cast<float*>(p.c.data)[row * p.c.row_stride + col * p.c.col_stride] = 0;
   }
 }
 
@@ -442,7 +469,11 @@ struct Staged {
       } else if (params.identity_epilogue) {
         continue;
       }
-      store_noinline(p, c_offset, row, col, sum);
+      if constexpr (Tile::kGrouped) {
+        store_grouped(p, batch, row, col, sum);
+      } else {
+        store_noinline(p, c_offset, row, col, sum);
+      }
     }
   }
 };
@@ -493,12 +524,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   Smem<Tile>& smem = *reinterpret_cast<Smem<Tile>*>(smem_bytes);
   ptx::pdl_launch_dependents();
   const Problem& p = params.p;
-  const int64_t matrix = params.matrix + blockIdx.z;
-  const bool keeps_a = params.keeps_a;
+  const bool keeps_a = Tile::kGrouped || params.keeps_a;
   const int tiles = params.tiles;
+  int64_t matrix = params.matrix + blockIdx.z;
+  int group_rows = 0;
   int64_t row = params.row + int64_t{blockIdx.y} * (keeps_a ? 1 : tiles) * Tile::kM;
   int64_t col = params.col + int64_t{blockIdx.x} * (keeps_a ? tiles : 1) * Tile::kN;
+  if constexpr (Tile::kGrouped) {
+    ptx::pdl_wait();
+    const GroupTile tile = params.group_tiles[params.row + blockIdx.y];
+    if (tile.count == 0) return;
+    matrix = tile.group, row = tile.first, group_rows = tile.count;
+    if (tile.group == GroupTile::kNoGroup) {
+      store_zeros(p, tile, col, min(col + int64_t{tiles} * Tile::kN, p.n));
+      return;
+    }
+  }
   const BatchOffsets offsets(p, matrix);
+  const int64_t c_offset = Tile::kGrouped ? 0 : offsets.c;  // groups share one C
   const int k = static_cast<int>(p.k);
   const auto& [a, b] = params.operands;
   const float* a_from = a.data + offsets.a + row * a.row_stride;
@@ -508,16 +551,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       reinterpret_cast<float*>(smem.rows + (keeps_a ? Tile::kM * fp16x3_direct_pitch(k) : 0));
   ptx::pdl_wait();
   NO_UNROLL
-  for (int i = 0; i < tiles && row < p.m && col < p.n; ++i) {
-    const int rows = static_cast<int>(min(p.m - row, int64_t{Tile::kM}));
+  for (int i = 0; i < tiles && (Tile::kGrouped || row < p.m) && col < p.n; ++i) {
+    const int rows =
+        Tile::kGrouped ? group_rows : static_cast<int>(min(p.m - row, int64_t{Tile::kM}));
     const int cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
     if (i > 0) __syncthreads();  // C's tile is stored
     load_and_split<Tile>(params.operands, {a_from, rows, i == 0 || !keeps_a},
                          {b_from, cols, i == 0 || keeps_a}, k, smem);
     if (p.c.row_stride >= p.c.col_stride) {
-      finish_tile<Tile, true>(params, smem, sums, offsets.c, matrix, row, col, rows, cols);
+      finish_tile<Tile, true>(params, smem, sums, c_offset, matrix, row, col, rows, cols);
     } else {
-      finish_tile<Tile, false>(params, smem, sums, offsets.c, matrix, row, col, rows, cols);
+      finish_tile<Tile, false>(params, smem, sums, c_offset, matrix, row, col, rows, cols);
     }
     if (keeps_a) {
       col += Tile::kN, b_from += Tile::kN * b.row_stride;
@@ -569,11 +613,50 @@ bool run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
   });
 }
 
+// The tiles of the list in place of those of A: a block keeps the rows of one for tiles along N.
+template <class Tile>
+void launch_grouped_tiles(Params& params, const GroupTiles& list, const Context& context) {
+  Problem rows = params.p;
+  rows.m = list.most, rows.batch = {};
+  const auto kernel = fp16x3_direct_kernel<Tile>;
+  Problem wide = params.p;
+  wide.m = 0;  // for which A is kept
+  const auto bytes = static_cast<size_t>(fp16x3_direct_smem(wide, Tile::kTile));
+  allow_shared_memory(kernel, kMaxSharedMemory);
+  for_tile_grids(rows, 1, Tile::kN * params.tiles,
+                 [&](int64_t, int64_t tile, int64_t col, dim3 grid) {
+                   params.row = tile, params.col = col;
+                   launch_pdl(kernel, grid, Tile::kThreads, bytes, context, params);
+                 });
+}
+
 }  // namespace
 }  // namespace fp16x3_direct
 
 bool launch_fp16x3_direct(const Problem& p, const Plan& plan, const Context& context) {
   return fp16x3_direct::run<false>(p, plan, {}, context);
+}
+
+bool launch_grouped_fp16x3_direct(const Problem& p, const Plan& plan, const Context& context) {
+  using namespace fp16x3_direct;
+  Params params{};
+  params.operands[0] = operand_params(p.a, {});
+  params.operands[1] = operand_params(transposed(p.b), {});
+  params.identity_epilogue = p.epilogue.is_identity();
+  params.p = p;
+  params.tiles =
+      static_cast<int>(std::min<int64_t>(ceil_div(p.n, plan.n), h200::kFp16x3DirectMostTiles));
+  void* memory = context.allocate(
+      workspace_bytes([&](Workspace& each) { GroupTiles::take(p, plan.m, each); }));
+  if (memory == nullptr) return false;
+  Workspace workspace(memory);
+  const GroupTiles list = GroupTiles::take(p, plan.m, workspace);
+  launch_group_tiles(p, plan.m, 1, list, context);
+  params.group_tiles = list.tiles;
+  return with_tile<std::size(h200::kFp16x3DirectTiles)>(plan.tile, [&]<int kIndex>() {
+    launch_grouped_tiles<Tile<kIndex, false, true>>(params, list, context);
+    return true;
+  });
 }
 
 bool launch_fp16x3_direct_complex(const Problem& p, const Plan& plan, const ComplexB& b,

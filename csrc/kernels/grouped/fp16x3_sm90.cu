@@ -174,51 +174,64 @@ __device__ float recompute(const Problem& p, const WorkTile<kSide>& tile, int64_
   }
 }
 
-// Adds the bias and stores the sums, which shared memory has, so that the loop need not be
-// unrolled.
+// Recomputes those of a thread's sums that are NaN. They go through shared memory, so that the loop
+// need not be unrolled.
+template <GroupedSide kSide>
+__device__ void recompute_flagged(const Problem& p, const WorkTile<kSide>& tile, const InTile& at,
+                                  float4 (&staging)[Tile::kElements / 4][Tile::kWarpgroup],
+                                  int thread, float (&sum)[Tile::kElements]) {
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
+  NO_UNROLL
+  for (int i = 0; i < Tile::kElements; ++i) {
+    float& x = reinterpret_cast<float*>(&staging[i / 4][thread])[i % 4];
+    if (!isnan(x) || at.row_of(i) >= tile.rows || at.col_of(i) >= tile.cols) continue;
+    x = recompute(p, tile, tile.row + at.row_of(i), tile.col + at.col_of(i));
+  }
+  UNROLL
+  for (int i = 0; i < Tile::kElements; i += 4) {
+    const float4 x4 = staging[i / 4][thread];
+    sum[i] = x4.x, sum[i + 1] = x4.y, sum[i + 2] = x4.z, sum[i + 3] = x4.w;
+  }
+}
+
+// Adds the bias, if there is one, and stores a thread's sums.
 template <GroupedSide kSide>
 __device__ void store(const GroupedParams& params, const WorkTile<kSide>& tile, const InTile& at,
-                      const Consumer& me, Accumulators& sums) {
+                      float (&sum)[Tile::kElements]) {
   const Problem& p = params.p;
-  const bool zero = tile.group == GroupTile::kNoGroup;
+  const int cols_left = tile.cols - at.col;
+  if (p.epilogue.bias != nullptr && tile.group != GroupTile::kNoGroup) {
+    const auto* bias = static_cast<const float*>(p.epilogue.bias) +
+                       tile.group * p.epilogue.bias_batch_stride +
+                       (tile.col + at.col) * p.epilogue.bias_stride;
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += 4) {
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        if (i * 2 + j >= cols_left) continue;
+        const float of_col = __ldg(bias + (i * 2 + j) * p.epilogue.bias_stride);
+        sum[i + j] += of_col, sum[i + j + 2] += of_col;
+      }
+    }
+  }
   const int64_t matrix = kSide == GroupedSide::kK ? tile.group : 0;
   float* c = static_cast<float*>(p.c.data) + matrix * p.c.batch_stride[0] +
              (tile.row + at.row) * p.c.row_stride + (tile.col + at.col) * p.c.col_stride;
-  const auto* bias = static_cast<const float*>(zero ? nullptr : p.epilogue.bias);
-  if (bias != nullptr) {
-    bias +=
-        tile.group * p.epilogue.bias_batch_stride + (tile.col + at.col) * p.epilogue.bias_stride;
-  }
-  NO_UNROLL
-  for (int i = 0; i < Tile::kElements; i += 4) {
-    const float4 x4 = sums[i / 4][me.thread];
-    const float of_thread[] = {x4.x, x4.y, x4.z, x4.w};
-    const int col = at.col_of(i);
-    float biases[2] = {0, 0};
+  UNROLL
+  for (int down = 0; down < 2; ++down, c += 8 * p.c.row_stride) {
+    if (at.row + down * 8 >= tile.rows) break;
+    float* to = c;
     UNROLL
-    for (int j = 0; j < 2; ++j) {
-      if (bias != nullptr && col + j < tile.cols)
-        biases[j] = bias[(i * 2 + j) * p.epilogue.bias_stride];
-    }
-    UNROLL
-    for (int down = 0; down < 2; ++down) {
-      const int row = at.row + down * 8;
-      if (row >= tile.rows || col >= tile.cols) continue;
-      float x[2];
-      UNROLL
-      for (int j = 0; j < 2; ++j) {
-        x[j] = of_thread[down * 2 + j];
-        if (isnan(x[j]) && col + j < tile.cols) {
-          x[j] = recompute(p, tile, tile.row + row, tile.col + col + j);
-        }
-        if (bias != nullptr) x[j] += biases[j];
-      }
-      float* to = c + down * 8 * p.c.row_stride + i * 2 * p.c.col_stride;
-      if (params.allows_x2_store && col + 1 < tile.cols) {
-        *reinterpret_cast<float2*>(to) = {x[0], x[1]};
+    for (int i = down * 2; i < Tile::kElements; i += 4, to += 8 * p.c.col_stride) {
+      const int col = i / 4 * 8;
+      if (params.allows_x2_store && col + 1 < cols_left) {
+        *reinterpret_cast<float2*>(to) = {sum[i], sum[i + 1]};
       } else {
-        to[0] = x[0];
-        if (col + 1 < tile.cols) to[p.c.col_stride] = x[1];
+        if (col < cols_left) to[0] = sum[i];
+        if (col + 1 < cols_left) to[p.c.col_stride] = sum[i + 1];
       }
     }
   }
@@ -262,15 +275,19 @@ __device__ void consume(const GroupedParams& params, Smem& smem) {
         wgmma::fence_operand(low);
         me.release(smem, last);
         descale_chunk(total, low, row_scales, col_scales, promotion);
-        add_to_totals(totals, me.thread, chunk > 0, /*has_next=*/true, total);
+        add_to_totals(totals, me.thread, chunk > 0, chunk < tile.chunks - 1, total);
       }
+      bool flagged = false;
+      UNROLL
+      for (const float each : total) flagged |= isnan(each);
+      if (flagged) recompute_flagged(params.p, tile, at, totals, me.thread, total);
     } else if (tile.group == GroupTile::kNoGroup) {
       UNROLL
-      for (int i = 0; i < Tile::kElements / 4; ++i) totals[i][me.thread] = {0, 0, 0, 0};
+      for (float& each : total) each = 0;
     } else {
       continue;
     }
-    store(params, tile, at, me, totals);
+    store(params, tile, at, total);
   }
 }
 

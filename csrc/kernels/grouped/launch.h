@@ -3,6 +3,7 @@
 // groups end. What no group has is set to 0. Of the epilogue only a bias is applied.
 
 #include "core/context.h"
+#include "core/plan.h"
 #include "core/problem.h"
 
 namespace tiled::cuda {
@@ -14,6 +15,8 @@ bool launch_grouped(const Problem& p, const Context& context);
 // float32 by three float16 products, on Hopper. Groups of less than fp16x3::kMinK of K are left to
 // launch_grouped_chunked().
 bool launch_grouped_fp16x3(const Problem& p, const Context& context);
+// The same by fp16x3_direct, if rows are cut, by a plan of equal groups.
+bool launch_grouped_fp16x3_direct(const Problem& p, const Plan& plan, const Context& context);
 
 // float32 and float64 in the chunked order. If K is cut, groups with more than `most_k` are left
 // out.
