@@ -38,6 +38,11 @@ MAY_INCLUDE = {
         *("kernels/simt/*", "kernels/complex/passes.h"),
     },
     "kernels/mma": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
+    # Grouped products multiply by the main loops of other families.
+    "kernels/grouped": {
+        *("cuda", "core/*", "ptx/*", "kernels/common/*"),
+        *("kernels/basics/*", "kernels/mma/*"),
+    },
     # Units that instantiate the kernels of mma_tma and mma_unaligned.
     "kernels/mma/tma_instances": {"kernels/mma/tma_launch.cuh"},
     "kernels/mma/unaligned_instances": {"kernels/mma/unaligned_launch.cuh"},
