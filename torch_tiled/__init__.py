@@ -11,6 +11,7 @@ from . import _op  # noqa: F401
 from . import inductor, layers, nn, stream
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
+from .grouped import grouped_mm, segment_matmul
 from .ops import algorithms, explain, gemm_, linear, matmul, prepare
 from .override import override
 from .prepared import Prepared
@@ -26,6 +27,7 @@ __all__ = [
     "freeze",
     "frozen_bytes",
     "gemm_",
+    "grouped_mm",
     "inductor",
     "layers",
     "linear",
@@ -36,6 +38,7 @@ __all__ = [
     "prepare",
     "refreeze",
     "revert",
+    "segment_matmul",
     "stream",
     "unfreeze",
 ]

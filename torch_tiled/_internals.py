@@ -10,6 +10,7 @@ import itertools
 import sys
 
 import torch
+from torch import _grouped_mm as torch_grouped_mm
 from torch import _neg_view as negative_view
 from torch._C import (
     DispatchKey,
@@ -98,6 +99,7 @@ __all__ = [
     "redispatch_without_python",
     "register_pytree_node",
     "set_forward_ad_enabled",
+    "torch_grouped_mm",
     "transforms_active",
     "version_of",
 ]

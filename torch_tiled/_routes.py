@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from . import ops
+from ._internals import torch_grouped_mm
 from ._op.gradient_flow import why_differentiated
 from ._op.supported import SIXTEEN_BIT, is_supported
 from .einsum import einsum
+from .grouped import grouped_mm
 
 __all__ = ["ROUTES", "UNREACHED", "broadcasts", "is_autocast", "linear"]
 
@@ -244,6 +246,18 @@ def _einsum(precision, equation, *operands):
     return einsum(equation, *operands, multiply=multiply)  # on the CPU each product casts
 
 
+@functools.partial(_uncast_on, "cpu")
+@functools.partial(_uncast_on, "cuda")
+def _grouped_mm(precision, a, b=None, offs=None, bias=None, out_dtype=None, **named):
+    b = named.pop("mat2", named.pop("mat_b", b))
+    # PyTorch takes no bias, no other out_dtype and no float64.
+    if named or bias is not None or not _takes(a, b) or out_dtype not in (None, a.dtype):
+        return None
+    if a.dtype not in (torch.float32, *SIXTEEN_BIT):
+        return None
+    return grouped_mm(a, b, offs=offs, precision=precision)
+
+
 _mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _uncast_on("cpu", _of_ranks(2, 1))
 _addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _uncast_on("cpu", _adding(2, 1))
 _addbmm = _adding(3, 3, sum_batch=True)
@@ -276,6 +290,8 @@ ROUTES = {
     torch.Tensor.inner: _inner,
     F.linear: linear,
     torch.einsum: _einsum,
+    F.grouped_mm: _grouped_mm,
+    torch_grouped_mm: _grouped_mm,
 }
 
 # Functions with products inside of them, which no TorchFunctionMode sees.
@@ -284,7 +300,6 @@ UNREACHED = {
     F.scaled_dot_product_attention,
     F.bilinear,
     torch.bilinear,
-    F.grouped_mm,
     F.scaled_mm,
     F.scaled_grouped_mm,
     torch.linalg.multi_dot,

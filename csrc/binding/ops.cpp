@@ -1,6 +1,8 @@
 // The operators as PyTorch sees them: schemas and bodies. binding/ alone knows PyTorch, and of
 // PyTorch only its stable ABI, so that one binary serves many versions.
 
+#include "binding/ops.h"
+
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -17,6 +19,7 @@
 
 #include "binding/copies.h"
 #include "binding/explain.h"
+#include "binding/grouped.h"
 #include "binding/mixed.h"
 #include "binding/namespace.h"
 #include "binding/registry.h"
@@ -59,6 +62,8 @@ Tensor multiply(const Options& options, const Product& product, const Tensor& a,
   return c;
 }
 
+}  // namespace
+
 Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
               const std::string& precision, std::optional<ScalarType> out_dtype) {
   const Options options = make_options("tiled::matmul", algorithm, precision);
@@ -67,6 +72,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::string& algorithm,
   const Product product = make_product(options.op, readable(a), readable(b));
   return multiply(options, product, a, b, out, {});
 }
+
+namespace {
 
 Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& hi_lo,
                        const Tensor& inverse_scales, const std::string& algorithm,
@@ -81,6 +88,8 @@ Tensor prepared_matmul(const Tensor& a, const Tensor& b, const Tensor& hi_lo,
 }
 
 Tensor plain_matmul(const Tensor& a, const Tensor& b) { return matmul(a, b, "auto", "fp32", {}); }
+
+}  // namespace
 
 void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
                 const std::string& precision, const Tensor& out) {
@@ -106,6 +115,8 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   }
 }
 
+namespace {
+
 void plain_matmul_out(const Tensor& a, const Tensor& b, const Tensor& out) {
   matmul_out(a, b, "auto", "fp32", out);
 }
@@ -120,6 +131,8 @@ std::complex<double> make_factor(const char* op, const char* name, double real, 
   }
   return {real, imaginary};
 }
+
+}  // namespace
 
 void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real, double beta_real,
            const std::string& algorithm, const std::string& precision, double alpha_imag,
@@ -160,6 +173,8 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
     run(options, product, mixed ? c : a, c, epilogue);
   }
 }
+
+namespace {
 
 void plain_gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta) {
   gemm_(c, a, b, alpha, beta, "auto", "fp32", 0, 0);
@@ -239,12 +254,16 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
   return y;
 }
 
+}  // namespace
+
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const std::string& activation, const std::string& algorithm,
               const std::string& precision, std::optional<ScalarType> out_dtype) {
   const Layer layer = make_layer(x, weight, bias, activation, algorithm, precision, out_dtype);
   return run_layer(layer, x, weight, bias, {});
 }
+
+namespace {
 
 Tensor plain_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   return linear(x, weight, bias, "none", "auto", "fp32", {});
@@ -263,6 +282,11 @@ Tensor prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_l
 Tensor plain_prepared_linear(const Tensor& x, const Tensor& weight, const Tensor& hi_lo,
                              const Tensor& inverse_scales, const std::optional<Tensor>& bias) {
   return prepared_linear(x, weight, hi_lo, inverse_scales, bias, "none", "auto", "fp32", {});
+}
+
+Tensor plain_grouped_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs,
+                        const std::optional<Tensor>& bias) {
+  return grouped_mm(a, b, offs, bias, {}, "fp32");
 }
 
 std::tuple<Tensor, Tensor> prepare_operand(const Tensor& b) {
@@ -333,6 +357,9 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "linear.prepared(Tensor x, Tensor weight, Tensor hi_lo, Tensor inverse_scales, Tensor? "
       "bias=None, *, str activation=\"none\", str algorithm=\"auto\", str precision=\"fp32\", "
       "ScalarType? out_dtype=None) -> Tensor");
+  m.def(
+      "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, "
+      "ScalarType? out_dtype=None, str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
@@ -356,6 +383,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "_plain_linear.prepared(Tensor x, Tensor weight, Tensor hi_lo, Tensor inverse_scales, "
       "Tensor? bias) -> Tensor");
+  m.def("_plain_grouped_mm(Tensor a, Tensor b, Tensor? offs, Tensor? bias) -> Tensor");
   m.def("_plain_gemm_(Tensor(a!) c, Tensor a, Tensor b, float alpha, float beta) -> ()");
   m.def("algorithms() -> str[]");
   m.def(
@@ -383,6 +411,8 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_gemm", TORCH_BOX(&tiled::gemm));                                   \
   m.impl("linear", TORCH_BOX(&tiled::linear));                                \
   m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));              \
+  m.impl("grouped_mm", TORCH_BOX(&tiled::grouped_mm));                        \
+  m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));           \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
   m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));               \
   m.impl("_activate_", TORCH_BOX(&tiled::activate_));                         \

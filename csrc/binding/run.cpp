@@ -1,12 +1,10 @@
 #include "binding/run.h"
 
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "select/complex.h"
@@ -25,24 +23,6 @@ namespace {
 void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
   torch::stable::parallel_for(0, count, 1, body);
 }
-
-// The workspaces of one product, which live until all of its kernels are launched.
-struct Workspaces {
-  const char* op;
-  const Tensor& like;
-  std::vector<Tensor> made = {};
-  int64_t refused = 0;  // the fewest bytes for which there was no memory
-
-  void* allocate(int64_t bytes) {
-    auto workspace = try_allocate(op, {bytes}, ScalarType::Byte, like, "workspace");
-    if (!workspace) {
-      refused = refused == 0 ? bytes : std::min(refused, bytes);
-      return nullptr;
-    }
-    made.push_back(*std::move(workspace));
-    return made.back().mutable_data_ptr();
-  }
-};
 
 }  // namespace
 
@@ -103,6 +83,26 @@ Context make_context(const char* op, const Tensor& like) {
                " and this torch_tiled was built without CUDA; rebuild it with nvcc on the PATH "
                "and TORCH_TILED_CUDA=1");
 #endif
+}
+
+Launches::Launches(const char* op, const Tensor& like) : op_(op), like_(like) {
+  if (like.is_cuda()) guard_.emplace(like.get_device_index());
+  context = make_context(op, like);
+  context.allocate = [this](int64_t bytes) { return allocate(bytes); };
+}
+
+void* Launches::allocate(int64_t bytes) {
+  auto workspace = try_allocate(op_, {bytes}, ScalarType::Byte, like_, "workspace");
+  if (!workspace) {
+    refused_ = refused_ == 0 ? bytes : std::min(refused_, bytes);
+    return nullptr;
+  }
+  workspaces_.push_back(*std::move(workspace));
+  return workspaces_.back().mutable_data_ptr();
+}
+
+void Launches::fail_for_memory() const {
+  fail_out_of_memory(op_, {refused_}, ScalarType::Byte, like_, "workspace");
 }
 
 Epilogue OpEpilogue::real() const {
@@ -171,48 +171,43 @@ namespace {
 // The parts of run() that real and complex products share.
 struct Run {
   const Options& options;
-  Context context;
-  Workspaces& workspaces;
+  Launches& launches;
   bool keeps_flagged;
-
-  [[noreturn]] void fail() const {
-    fail_out_of_memory(options.op, {workspaces.refused}, ScalarType::Byte, workspaces.like,
-                       "workspace");
-  }
 };
 
 void run_real(const Run& run, const Product& product, const Tensor& c, const OpEpilogue& epilogue,
-              const Presplit& b_presplit) {
-  const ScalarType operands = run.workspaces.like.scalar_type();
+              ScalarType operands, const Presplit& b_presplit) {
+  const Context& context = run.launches.context;
   Problem p = make_problem(run.options, product, operands, c.scalar_type());
   p.epilogue = epilogue.real();
   p.b_presplit = b_presplit;
   p.keeps_flagged = run.keeps_flagged;
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
-  const std::vector<Choice> chosen = choices(run.options.algorithm, p, run.context);
+  const std::vector<Choice> chosen = choices(run.options.algorithm, p, context);
   if (c_matrices.empty()) return;
   const auto solve = [&](const Problem& inner, const std::vector<Choice>& best) {
-    const bool launched = launch(best, inner, run.context);
-    run.workspaces.made.clear();
-    if (!launched) run.fail();
+    const bool launched = launch(best, inner, context);
+    run.launches.free_workspaces();
+    if (!launched) run.launches.fail_for_memory();
   };
   if (outer.empty()) return solve(p, chosen);
   for_outer_batch(p, outer, product.a.element_size, c_matrices.element_size,
                   [&](const Problem& inner) {
                     // Matrices of the outer batch may be aligned differently, so each is planned.
-                    solve(inner, choices(run.options.algorithm, inner, run.context));
+                    solve(inner, choices(run.options.algorithm, inner, context));
                   });
 }
 
 // Solves the problem, or parts of it one after another if there is no memory for its passes.
 void solve_complex(const Run& run, const ComplexProblem& z) {
-  const ComplexPlan plan = plan_complex(run.options.algorithm, z, run.context);
-  const bool launched = launch_complex(plan, z, run.context);
-  run.workspaces.made.clear();
+  const Context& context = run.launches.context;
+  const ComplexPlan plan = plan_complex(run.options.algorithm, z, context);
+  const bool launched = launch_complex(plan, z, context);
+  run.launches.free_workspaces();
   if (launched) return;
   const auto parts = split_in_two(z);
-  if (!parts) run.fail();
+  if (!parts) run.launches.fail_for_memory();
   solve_complex(run, parts->first);
   solve_complex(run, parts->second);
 }
@@ -230,7 +225,7 @@ void run_complex(const Run& run, const Product& product, const Tensor& c,
   const auto outer =
       lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), z.problem);
   if (c_matrices.empty()) {
-    plan_complex(run.options.algorithm, z, run.context);  // refuses what it would refuse
+    plan_complex(run.options.algorithm, z, run.launches.context);  // refuses what it would refuse
     return;
   }
   for_outer_batch(z.problem, outer, product.a.element_size, c_matrices.element_size,
@@ -245,23 +240,18 @@ void run_complex(const Run& run, const Product& product, const Tensor& c,
 
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
          const OpEpilogue& epilogue, const PreparedOperand& prepared_b, const Flagged& flagged) {
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (a.is_cuda()) guard.emplace(a.get_device_index());
-  Workspaces workspaces{options.op, a};
-  Run run{options, make_context(options.op, a), workspaces, flagged.kept};
-  run.context.recomputed = flagged.recomputed;
-  run.context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
+  Launches launches(options.op, a);
+  launches.context.recomputed = flagged.recomputed;
+  const Run run{options, launches, flagged.kept};
   if (is_complex(a.scalar_type())) return run_complex(run, product, c, epilogue, prepared_b);
-  run_real(run, product, c, epilogue, prepared_b.presplit);
+  run_real(run, product, c, epilogue, a.scalar_type(), prepared_b.presplit);
 }
 
 bool run_in_place(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
                   const Tensor& c, const OpEpilogue& epilogue, const PreparedOperand& prepared_b) {
   if (!c.is_cuda()) return false;
-  const torch::stable::accelerator::DeviceGuard guard(c.get_device_index());
-  Workspaces workspaces{options.op, c};
-  Context context = make_context(options.op, c);
-  context.allocate = [&workspaces](int64_t bytes) { return workspaces.allocate(bytes); };
+  Launches launches(options.op, c);
+  const Context& context = launches.context;
   Problem p = make_problem(options, product, ScalarType::Float, ScalarType::Float);
   p.epilogue = epilogue.real();
   p.b_presplit = prepared_b.presplit;

@@ -1,12 +1,15 @@
 #pragma once
 // From tensors to a problem, and from there to the kernel that solves it.
 
+#include <torch/csrc/stable/accelerator.h>
+
 #include <complex>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "binding/tensors.h"
 #include "core/complex.h"
@@ -50,6 +53,28 @@ OpEpilogue make_linear_epilogue(const char* op, Named x, Named weight, const Pro
 
 // The context of a tensor's device, without an allocator.
 Context make_context(const char* op, const Tensor& like);
+
+// What launches on a tensor's device need: it is the current one, and workspaces live until
+// free_workspaces(), which is after all kernels of a product are launched.
+class Launches {
+ public:
+  Launches(const char* op, const Tensor& like);
+  Launches(const Launches&) = delete;
+
+  Context context;
+  void free_workspaces() { workspaces_.clear(); }
+  // Says for how many bytes there was no memory.
+  [[noreturn]] void fail_for_memory() const;
+
+ private:
+  void* allocate(int64_t bytes);
+
+  const char* op_;
+  const Tensor& like_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+  std::vector<Tensor> workspaces_;
+  int64_t refused_ = 0;  // the fewest bytes for which there was no memory
+};
 
 // The problem, without its matrices and its epilogue.
 Problem make_problem(const Options& options, const Product& product, ScalarType operands,

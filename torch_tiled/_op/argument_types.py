@@ -34,7 +34,7 @@ def check_are_tensors(op, names, tensors, options):
             f"pass options by name"
         ) from None
     given = zip(names, tensors, strict=False)
-    pairs = [(name, x) for name, x in given if not (x is None and name == "bias")]
+    pairs = [(name, x) for name, x in given if not (x is None and name in ("bias", "offs"))]
     if "out" in options:
         pairs.append(("out", options["out"]))
     for name, value in pairs:

@@ -1,4 +1,5 @@
-"""The operators in autocast regions: matmul and linear cast their operands as torch.matmul does.
+"""The operators in autocast regions: matmul, linear and grouped_mm cast their operands as
+torch.matmul does.
 
 float64 operands and other devices' operands are not cast. gemm_ and matmul.out have no kernel here:
 a written tensor keeps its dtype, as in torch.mm(..., out=).
@@ -12,6 +13,7 @@ from .namespace import operators
 
 _matmul = operators.matmul.default
 _linear = operators.linear.default
+_grouped_mm = operators.grouped_mm.default
 
 
 def _casting(op, device, key):
@@ -49,5 +51,6 @@ def register(library):
         matmul, linear = (_casting(op, device, excluded) for op in (_matmul, _linear))
         library.impl("matmul", matmul, key)
         library.impl("linear", linear, key)
+        library.impl("grouped_mm", _casting(_grouped_mm, device, excluded), key)
         library.impl("matmul.prepared", _casting_prepared("tiled::matmul", "b", matmul), key)
         library.impl("linear.prepared", _casting_prepared("tiled::linear", "weight", linear), key)

@@ -1,4 +1,4 @@
-"""The kernels at the Autograd key: matmul, linear and prepare.
+"""The kernels at the Autograd key: matmul, linear, grouped_mm and prepare.
 
 If a derivative is asked for, a kernel applies a Function of derivatives.py; elsewhere it goes
 down a level at once. Most calls do the latter and pay for every Python frame on their way, so each
@@ -17,7 +17,7 @@ from .._internals import (
     transforms_active,
 )
 from .activations import ACTIVATIONS
-from .derivatives import Linear, Matmul, forget_saved, without
+from .derivatives import GroupedMm, Linear, Matmul, forget_saved, without
 from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
 from .lazy import resolve_for_python
 from .namespace import operators
@@ -26,6 +26,7 @@ from .sharding import register_if_needed
 
 _redispatch_matmul = redispatch_without_python(operators.matmul.default)
 _redispatch_linear = redispatch_without_python(operators.linear.default)
+_redispatch_grouped_mm = redispatch_without_python(operators.grouped_mm.default)
 _redispatch_prepare = redispatch_without_python(operators.prepare.default)
 _redispatch_prepared_matmul = redispatch_without_python(operators.matmul.prepared)
 _redispatch_prepared_linear = redispatch_without_python(operators.linear.prepared)
@@ -92,6 +93,22 @@ def _differentiated_linear(redispatch, keyset, options, *tensors):
     return ACTIVATIONS[activation](y)
 
 
+def _grouped_mm(keyset, a, b, offs=None, bias=None, **options):
+    register_if_needed()
+    try:
+        a, b, bias = resolve_for_python(a, b, bias)
+        if not is_differentiated_in_graph(a, b, bias):
+            return _redispatch_grouped_mm(keyset & AFTER_AUTOGRAD, a, b, offs, bias, **options)
+        return _apply(GroupedMm, _grouped_mm_below, keyset, options, a, b, bias, offs)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
+def _grouped_mm_below(keyset, a, b, bias, offs, **options):
+    return _redispatch_grouped_mm(keyset, a, b, offs, bias, **options)
+
+
 def _prepare(keyset, b):
     register_if_needed()
     try:
@@ -142,6 +159,7 @@ def _prepared_linear(keyset, x, weight, hi_lo, inverse_scales, bias=None, **opti
 def register(library):
     library.impl("matmul", _matmul, "Autograd", with_keyset=True)
     library.impl("linear", _linear, "Autograd", with_keyset=True)
+    library.impl("grouped_mm", _grouped_mm, "Autograd", with_keyset=True)
     library.impl("matmul.prepared", _prepared_matmul, "Autograd", with_keyset=True)
     library.impl("linear.prepared", _prepared_linear, "Autograd", with_keyset=True)
     library.impl("prepare", _prepare, "Autograd", with_keyset=True)

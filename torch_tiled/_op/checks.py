@@ -215,6 +215,72 @@ def check_linear(
     return (*x.shape[:-1], weight.shape[0]), dtype
 
 
+def check_grouped_mm(a, b, offs=None, bias=None, *, out_dtype=None, precision="fp32"):
+    """Returns the result's shape and dtype."""
+    op = "tiled::grouped_mm"
+    check_options(op, precision=precision)
+    operands = _check_operands(op, "a", a, "b", b)
+    if a.dtype in COMPLEX:
+        raise RuntimeError(
+            f"{op}: a and b are {a.dtype}, and grouped products are of real numbers; call "
+            f"torch_tiled.matmul for each group"
+        )
+    check_options(op, operands, out_dtype=out_dtype)
+    groups, shape = _grouped_shape(op, a, b, offs)
+    if bias is not None:
+        _check_same_device(op, "bias", bias, "a", a)
+        check_options(op, operands, out_dtype=out_dtype, dtype_of_bias=bias.dtype)
+        if a.dim() == 3 and b.dim() == 2:
+            raise RuntimeError(
+                f"{op}: bias is {_shape(bias)} and b is cut by columns, of which groups have "
+                f"different ones; add it to the result"
+            )
+        row, rows = shape[-1:], (groups, shape[-1])
+        _check(
+            bias.shape == (row if bias.dim() == 1 else rows),
+            lambda: (
+                f"{op}: bias is {_shape(bias)}; it must be {tuple(row)} for all groups, or {rows}"
+            ),
+        )
+    return shape, out_dtype or dtype_of_product(a.dtype, b.dtype)
+
+
+def _grouped_shape(op, a, b, offs):
+    """The number of groups, and the shape of the result."""
+
+    def sentence(reason):
+        return f"{op}: a is {_shape(a)} and b is {_shape(b)}; {reason}"
+
+    if not {a.dim(), b.dim()} <= {2, 3}:
+        raise RuntimeError(sentence("each must have 2 or 3 dimensions"))
+    _check(a.shape[-1] == b.shape[-2], lambda: sentence("a's columns must equal b's rows"))
+    matrix = a.shape[-2], b.shape[-1]
+    if a.dim() == b.dim() == 3:
+        _check(a.shape[0] == b.shape[0], lambda: sentence("they must have as many matrices"))
+        if offs is not None:
+            raise RuntimeError(sentence("offs cuts a matrix, and both are batches; pass no offs"))
+        return a.shape[0], (a.shape[0], *matrix)
+    if offs is None:
+        raise RuntimeError(sentence("pass offs, the end of each group"))
+    _check_same_device(op, "offs", offs, "a", a)
+    if offs.dtype != torch.int32:
+        raise RuntimeError(
+            f"{op}: offs is {offs.dtype}; it must be torch.int32, for example by .to(torch.int32)"
+        )
+    if offs.dim() != 1:
+        raise RuntimeError(f"{op}: offs is {_shape(offs)}; it must be (groups,)")
+    (groups,) = offs.shape
+    if a.dim() != b.dim():
+        _check(
+            (a if a.dim() == 3 else b).shape[0] == groups,
+            lambda: sentence(f"offs is {_shape(offs)}, and it must have an end for each matrix"),
+        )
+    length = matrix[0] if b.dim() == 3 else matrix[1] if a.dim() == 3 else a.shape[-1]
+    if any(isinstance(x, int) and x > 2**31 - 1 for x in (length, groups)):
+        raise RuntimeError(sentence(f"offs is {_shape(offs)}, and 32 bits count at most 2**31 - 1"))
+    return groups, matrix if a.dim() != b.dim() else (groups, *matrix)
+
+
 def check_options_of_linear(activation, algorithm, precision, dtype):
     """Raises the RuntimeError of linear for an option that it takes with no operands of a dtype.
 

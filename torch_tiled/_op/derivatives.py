@@ -1,4 +1,4 @@
-"""The derivatives of matmul and linear, as autograd Functions.
+"""The derivatives of matmul, linear and grouped_mm, as autograd Functions.
 
 A Function here is a SingleLevelFunction: it differentiates one level of PyTorch's transforms. Its
 forward calls the same operator one level down. Its backward and jvp call the operators at the top
@@ -24,9 +24,11 @@ from .gradient_flow import is_differentiated
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import move_shards_to_front
+from .supported import SIXTEEN_BIT
 
 _matmul = operators.matmul.default
 _linear = operators.linear.default
+_grouped_mm = operators.grouped_mm.default
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 
@@ -247,6 +249,118 @@ class PlainLinear(SingleLevelFunction):
         return _gradients_of_layer(grad, x, weight, needed, {})
 
 
+def _grouped_product(x, y, offs, options):
+    """grouped_mm(x, y), by the fast path if it may be taken."""
+    if not options and (is_plain(x, y) if offs is None else is_plain(x, y, offs)):
+        return plain_grouped_mm(x, y, offs, None)
+    return _grouped_mm(x, y, offs, **options)
+
+
+def _gradients_of_groups(grad, a, b, offs, bias_dim, needed, options):
+    """The gradients of a, b and bias, from that of grouped_mm(a, b): grouped products again.
+
+    Args:
+        bias_dim: the number of the bias's dimensions.
+        needed: whether each of the three is needed; the gradients of others are None.
+    """
+    needs_a, needs_b, needs_bias = needed
+    grad_a = grad_b = grad_bias = None
+    if needs_a:
+        grad_a = _grouped_product(grad, b.mT, offs, options)
+    if needs_b:
+        grad_b = _grouped_product(a.mT, grad, offs, options)
+    if needs_bias:
+        if grad.dim() == 2:  # the sums of each group's rows: the others have no bias
+            ones = grad.new_ones(1, 1).expand(1, grad.shape[0])
+            wide = {"out_dtype": torch.float32} if grad.dtype in SIXTEEN_BIT else {}
+            grad = _grouped_product(ones, grad, offs, wide)
+        grad_bias = grad.sum(1 if bias_dim == 2 else (0, 1))
+    return grad_a, grad_b, grad_bias
+
+
+class GroupedMm(SingleLevelFunction):
+    """The products of groups.
+
+    Its arguments are `below`, a function that computes them one level down; the operator's options;
+    a, b, bias and offs (or None).
+    """
+
+    @staticmethod
+    def forward(below, options, a, b, bias, offs):
+        return below(a, b, bias, offs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.options, a, b, bias, offs = inputs
+        _, _, needs_a, needs_b, _, _ = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, offs)
+        ctx.save_for_forward(a, b, offs)
+        ctx.is_mixed, ctx.shape, ctx.dtype = a.dtype != b.dtype, output.shape, output.dtype
+        ctx.bias_dim = 0 if bias is None else bias.dim()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None, None, None
+        a, b, offs = ctx.saved_tensors
+        needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:5])
+        if ctx.is_mixed:
+            grad = grad.float()
+        options = without(ctx.options, "out_dtype")
+        grads = _gradients_of_groups(grad, a, b, offs, ctx.bias_dim, needed, options)
+        return None, None, *grads, None
+
+    @staticmethod
+    def jvp(ctx, _, __, a_tangent, b_tangent, bias_tangent, ___):
+        a, b, offs = ctx.saved_tensors
+        tangent = None
+        if a_tangent is not None:
+            tangent = _grouped_mm(a_tangent, b, offs, bias_tangent, **ctx.options)
+        if b_tangent is not None:
+            bias = bias_tangent if a_tangent is None else None
+            from_b = _grouped_mm(a, b_tangent, offs, bias, **ctx.options)
+            with set_forward_ad_enabled(True):  # a jvp runs with it off
+                return _sum(tangent, from_b)
+        if tangent is not None:
+            return tangent
+        # The bias alone: its rows are the product of a column of ones by them.
+        ones = bias_tangent.new_ones(1, 1)
+        if len(ctx.shape) == 2:
+            groups, ones = offs.shape[0], ones.expand(ctx.shape[0], 1)
+        else:
+            groups, offs, ones = ctx.shape[0], None, ones.expand(*ctx.shape[:2], 1)
+        rows = bias_tangent.unsqueeze(-2).expand(groups, 1, ctx.shape[-1])
+        result = _grouped_mm(ones, rows, offs)
+        with set_forward_ad_enabled(True):
+            return result.to(ctx.dtype)
+
+
+class PlainGroupedMm(SingleLevelFunction):
+    """The products of groups that are is_plain(): GroupedMm with as little as that allows.
+
+    Its arguments are a, b, bias and offs (or None). It has no jvp, as PlainMatmul.
+    """
+
+    @staticmethod
+    def forward(ctx, a, b, bias, offs):
+        needs_a, needs_b, _, _ = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, offs)
+        ctx.is_mixed, ctx.bias_dim = a.dtype != b.dtype, 0 if bias is None else bias.dim()
+        return fast_path.grouped_mm(a, b, offs, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None
+        a, b, offs = ctx.saved_tensors
+        needed = gradients_asked_for(ctx, ctx.needs_input_grad[:3])
+        if ctx.is_mixed:
+            grad = grad.float()
+        return *_gradients_of_groups(grad, a, b, offs, ctx.bias_dim, needed, {}), None
+
+
 def forget_saved(below):
     """Ends the references between a Linear and its output if saving them has raised.
 
@@ -294,3 +408,15 @@ def plain_linear(x, weight, bias):
         raise_if_out_of_memory(error)
         raise
     return _linear(x, weight, bias)
+
+
+def plain_grouped_mm(a, b, offs, bias):
+    try:
+        if not is_differentiated(a, b, bias):
+            return fast_path.grouped_mm(a, b, offs, bias)
+        if not autocast_active():
+            return PlainGroupedMm.apply(a, b, bias, offs)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return _grouped_mm(a, b, offs, bias)

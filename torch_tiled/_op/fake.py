@@ -8,6 +8,7 @@ import torch
 
 from .checks import (
     check_gemm_,
+    check_grouped_mm,
     check_linear,
     check_matmul,
     check_matmul_out,
@@ -50,6 +51,7 @@ def register(library):
         ("_gemm", _fake_gemm),
         ("linear", _empty_result(check_linear)),
         ("linear.prepared", _empty_result(check_prepared_linear)),
+        ("grouped_mm", _empty_result(check_grouped_mm)),
         ("prepare", _fake_prepare),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

@@ -1,9 +1,10 @@
 """The fast path: products with default options of tensors that only autograd may observe.
 
 The dispatcher's Python kernels and the parsing of options cost as much as a small product. The
-operators tiled::_plain_matmul, _plain_linear, _plain_matmul_out and _plain_gemm_ have neither, and
-is_plain() finds out if they may be called. derivatives.py wraps the first two for tensors that
-require grad, and inplace.py the others, which count no write in the tensor's version. The overload
+operators tiled::_plain_matmul, _plain_linear, _plain_grouped_mm, _plain_matmul_out and _plain_gemm_
+have neither, and is_plain() finds out if they may be called. derivatives.py wraps the first three
+for tensors that require grad, and inplace.py the others, which count no write in the tensor's
+version. The overload
 _plain_linear.prepared is for calls in which nothing is differentiated.
 """
 
@@ -25,6 +26,7 @@ matmul = call_without_python(operators._plain_matmul.default)
 linear = call_without_python(operators._plain_linear.default)
 prepared_linear = call_without_python(operators._plain_linear.prepared)
 matmul_out = call_without_python(operators._plain_matmul_out.default)
+grouped_mm = call_without_python(operators._plain_grouped_mm.default)
 gemm_ = call_without_python(operators._plain_gemm_.default)
 
 
@@ -74,6 +76,10 @@ def _general_matmul_out(a, b, out):
     return operators.matmul.out(a, b, out=out)
 
 
+def _general_grouped_mm(a, b, offs, bias):
+    return operators.grouped_mm.default(a, b, offs, bias)
+
+
 def _general_gemm_(c, a, b, alpha, beta):
     return operators.gemm_.default(c, a, b, alpha=alpha, beta=beta)
 
@@ -85,6 +91,7 @@ def register(library):
         ("_plain_linear.prepared", _general_prepared_linear),
         ("_plain_matmul_out", _general_matmul_out),
         ("_plain_gemm_", _general_gemm_),
+        ("_plain_grouped_mm", _general_grouped_mm),
     ):
         for key in _GENERAL_KEYS:
             library.impl(name, kernel, key)

@@ -30,11 +30,18 @@ def _linear_flops(x_shape, weight_shape, *_, **__):
     return 2 * math.prod(x_shape) * weight_shape[0]
 
 
+def _grouped_mm_flops(a_shape, b_shape, *_, **__):
+    """Groups share a's rows, or K, or b's columns, so all of them together count."""
+    rows = a_shape[-2:] if len(b_shape) == 2 else a_shape
+    return 2 * math.prod(rows) * b_shape[-1]
+
+
 def _register_formulas(register_flop_formula):
     register_flop_formula(operators.matmul)(_matmul_flops)
     register_flop_formula(operators.gemm_)(_gemm_flops)
     register_flop_formula(operators._gemm)(_gemm_flops)
     register_flop_formula(operators.linear)(_linear_flops)
+    register_flop_formula(operators.grouped_mm)(_grouped_mm_flops)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

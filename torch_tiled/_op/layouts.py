@@ -63,7 +63,8 @@ def register(library):
     matmul, linear = operators.matmul, operators.linear
     overloads = (
         *(matmul.default, matmul.out, matmul.prepared, operators.gemm_.default),
-        *(linear.default, linear.prepared, operators.prepare.default),
+        *(linear.default, linear.prepared, operators.grouped_mm.default),
+        operators.prepare.default,
     )
     for op in overloads:
         for key in _REFUSED_KEYS:

@@ -37,6 +37,7 @@ _READING = (
     *(operators.prepare.default, operators.explain.default, operators._gemm.default),
     *(operators._plain_matmul.default, operators._plain_linear.default),
     operators._plain_linear.prepared,
+    *(operators.grouped_mm.default, operators._plain_grouped_mm.default),
     *(operators._multiply_into_.default, operators._add_chunk_.default),  # to plain tensors
 )
 

@@ -12,6 +12,7 @@ from .._internals import apply_vmap_rule, current_interpreter
 from .activations import ACTIVATIONS
 from .checks import (
     check_gemm_,
+    check_grouped_mm,
     check_linear,
     check_matmul,
     check_matmul_out,
@@ -25,6 +26,7 @@ _matmul = operators.matmul.default
 _matmul_out = operators.matmul.out
 _gemm = operators.gemm_.default
 _linear = operators.linear.default
+_grouped_mm = operators.grouped_mm.default
 _prepared_matmul = operators.matmul.prepared
 _prepared_linear = operators.linear.prepared
 
@@ -53,7 +55,7 @@ def _check_example(check, info, in_dims, *tensors, **options):
         examples = [_meta_example(tensor, dim) for tensor, dim in pairs]
     else:
         examples = [t if dim is None else t.select(dim, 0) for t, dim in pairs]
-    check(*examples, **options)
+    return check(*examples, **options)
 
 
 def _meta_example(tensor, dim):
@@ -142,6 +144,25 @@ def _vmap_linear(info, in_dims, x, weight, bias=None, *, activation="none", **op
     return (y if activation == "none" else ACTIVATIONS[activation](y)).to(dtype), 0
 
 
+def _vmap_grouped_mm(info, in_dims, a, b, offs=None, bias=None, **options):
+    in_dims = (*in_dims, None, None)[:4]
+    a_dim, *other_dims = in_dims
+    tensors = a, b, offs, bias
+    shape, dtype = _check_example(check_grouped_mm, info, in_dims, *tensors, **options)
+    count = info.batch_size
+    if other_dims == [None] * 3 and (_rank(a, a_dim), b.dim()) == (2, 3):
+        if count * shape[0] < 2**31:  # the examples' rows of a group are one group
+            y = _grouped_mm(a.movedim(a_dim, 1).flatten(0, 1), b, offs * count, bias, **options)
+            return y.reshape(shape[0], count, shape[1]), 1
+    examples = [
+        [x if dim is None else x.select(dim, i) for x, dim in zip(tensors, in_dims, strict=True)]
+        for i in range(count)
+    ]
+    if not examples:
+        return a.new_empty((0, *shape), dtype=dtype), 0
+    return torch.stack([_grouped_mm(*example, **options) for example in examples]), 0
+
+
 # A prepared operand is one matrix. If each example has its own, the products are unprepared ones,
 # with the same bits.
 
@@ -191,6 +212,7 @@ def register(library):
         ("gemm_", _vmap_gemm),
         ("linear", _vmap_linear),
         ("linear.prepared", _vmap_prepared_linear),
+        ("grouped_mm", _vmap_grouped_mm),
         ("prepare", _vmap_prepare),
     ):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=library)

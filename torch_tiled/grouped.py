@@ -1,0 +1,112 @@
+"""Products of groups: grouped_mm, and segment_matmul with the arguments of pyg-lib."""
+
+import torch
+
+from ._op.call import call, entry_points
+from ._op.derivatives import plain_grouped_mm
+from ._op.fast_path import is_plain
+from ._op.namespace import operators
+
+__all__ = ["grouped_mm", "segment_matmul"]
+
+_grouped_mm = entry_points(operators.grouped_mm.default)
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str = "fp32",
+) -> torch.Tensor:
+    """The products of groups in one launch, with the semantics of torch.nn.functional.grouped_mm.
+
+    A matrix (two dimensions) is cut into groups, the first of which begins at 0 and each other one
+    at the end of the group before. A batch (three dimensions) has a matrix for each group.
+
+    A group's product has the bits of torch_tiled.matmul of its operands, or with a bias of
+    torch_tiled.linear, whatever the other groups are. Rows or columns that no group has are 0.
+
+    Args:
+        a: (rows, k), cut by rows; (groups, m, k); or, if b is a matrix too, (m, k), cut along k. It
+            has any strides and one of the real dtypes of torch_tiled.matmul.
+        b: (groups, k, n); (k, columns), cut by columns; or, if a is a matrix too, (k, n), cut along
+            k. It is on a's device and of its dtype, or mixed as in torch_tiled.matmul.
+        offs: (groups,), the end of each group, ascending, of torch.int32 and on a's device; it is
+            read there, so a CUDA graph may be replayed with others. None if a and b are batches.
+        bias: (n,), or (groups, n) with a row for each group; of the dtype of a, b or the result;
+            not for a b that is cut by columns. Or None.
+        out_dtype: as for torch_tiled.matmul.
+        precision: as for torch_tiled.matmul.
+
+    Returns:
+        (rows, n) if a is cut by rows, (m, columns) if b is cut by columns, and else (groups, m, n);
+        contiguous, of torch_tiled.matmul's dtype.
+
+    Raises:
+        RuntimeError: as torch_tiled.matmul does; also for an offs of another dtype or shape and, on
+            the CPU, one that descends or ends outside. On a GPU such an offs raises nothing: groups
+            end where the matrix does, and are empty if they end before they begin.
+        torch.OutOfMemoryError: as torch_tiled.matmul does.
+
+    Examples:
+        >>> tokens, experts = torch.randn(10, 16), torch.randn(3, 16, 8)
+        >>> offs = torch.tensor([4, 4, 9], dtype=torch.int32)
+        >>> torch_tiled.grouped_mm(tokens, experts, offs=offs).shape
+        torch.Size([10, 8])
+    """
+    given = (a, b) if offs is None else (a, b, offs)
+    if bias is not None:
+        given = (*given, bias)
+    if precision == "fp32" and out_dtype is None:
+        if is_plain(*given):
+            return plain_grouped_mm(a, b, offs, bias)
+        return call(_grouped_mm, a, b, offs, bias)
+    options = {"precision": precision}
+    if out_dtype is not None:
+        options["out_dtype"] = out_dtype
+    return call(_grouped_mm, a, b, offs, bias, **options)
+
+
+def segment_matmul(
+    x: torch.Tensor, ptr: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x[ptr[i]:ptr[i + 1]] @ weight[i] + bias[i] for each i, as pyg_lib.ops.segment_matmul.
+
+    Args:
+        x: (rows, k), of the dtypes of torch_tiled.grouped_mm.
+        ptr: (groups + 1,), ascending from 0 on, of torch.int64 or torch.int32 and on x's device.
+        weight: (groups, k, n).
+        bias: (groups, n), or None.
+
+    Returns:
+        (rows, n). Rows from ptr[-1] on are 0.
+
+    Raises:
+        RuntimeError: as torch_tiled.grouped_mm does; also for a ptr of another dtype or shape and,
+            on the CPU, one that does not begin with 0.
+
+    Examples:
+        >>> ptr = torch.tensor([0, 4, 9])
+        >>> torch_tiled.segment_matmul(torch.randn(9, 16), ptr, torch.randn(2, 16, 8)).shape
+        torch.Size([9, 8])
+    """
+    op = "torch_tiled.segment_matmul"
+    if not isinstance(ptr, torch.Tensor) or ptr.dtype not in (torch.int64, torch.int32):
+        given = ptr.dtype if isinstance(ptr, torch.Tensor) else f"of type {type(ptr).__name__}"
+        raise RuntimeError(f"{op}: ptr is {given}; pass a tensor of torch.int64 or torch.int32")
+    if x.dim() != 2 or weight.dim() != 3 or ptr.dim() != 1:
+        raise RuntimeError(
+            f"{op}: x is {tuple(x.shape)}, ptr is {tuple(ptr.shape)} and weight is "
+            f"{tuple(weight.shape)}; they must be (rows, k), (groups + 1,) and (groups, k, n)"
+        )
+    if ptr.is_cpu and is_plain(ptr) and ptr.shape[0] > 0:
+        first, last = int(ptr[0]), int(ptr[-1])
+        if first != 0 or last > x.shape[0]:
+            raise RuntimeError(
+                f"{op}: ptr begins with {first} and ends with {last}; it must begin with 0 and end "
+                f"with at most {x.shape[0]}, the number of x's rows"
+            )
+    return grouped_mm(x, weight, offs=ptr[1:].to(torch.int32), bias=bias)
