@@ -261,8 +261,8 @@ bool run_in_place(const Options& options, const Product& product, const Tensor& 
   const Choice best = choices(options.algorithm, p, context).front();
   const bool is_a = is_16bit(a.scalar_type());
   const Narrow narrow{.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
-  const auto launch = best.kernel->mixed.launch;
-  return launch != nullptr && launch(p, best.plan, narrow, context);
+  const auto& [in_place, launch] = best.kernel->mixed;
+  return launch != nullptr && in_place(p, narrow) && launch(p, best.plan, narrow, context);
 }
 
 }  // namespace tiled

@@ -44,7 +44,8 @@ namespace tiled {
 #endif
 #define READS_COMPLEX_B(name) \
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex)}
-#define READS_MIXED(name) {.in_place = true, .launch = TILED_CUDA(launch_##name##_mixed)}
+#define READS_MIXED(name) \
+  {.in_place = name##_reads_mixed, .launch = TILED_CUDA(launch_##name##_mixed)}
 #define READS_COMPLEX_B_AND_PACK(name) \
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex), .needs_pack = true}
 

@@ -64,7 +64,9 @@ inline bool accepts_all(const Problem&) { return true; }
 
 // How a kernel reads the 16-bit operand of a mixed product in place, on the GPU (core/mixed.h).
 struct ReadsMixed {
-  bool in_place = false;
+  bool (*in_place)(const Problem&, const Narrow&) = [](const Problem&, const Narrow&) {
+    return false;
+  };
   // Returns false, with C untouched, if there is no memory for its workspace.
   bool (*launch)(const Problem&, const Plan&, const Narrow&, const Context&) = nullptr;
 };

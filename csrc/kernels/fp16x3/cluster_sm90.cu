@@ -27,7 +27,10 @@
 
 #include <cstdint>
 
+#include "core/element.h"
 #include "core/epilogue.h"
+#include "core/mixed.h"
+#include "core/order_chunked.h"
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/descale.cuh"
@@ -51,8 +54,9 @@ namespace fp16x3_cluster {
 
 struct OperandParams {
   // The members that every block reads first are adjacent.
-  const float* data;
+  const void* data;
   int64_t row_stride, k_stride, count;  // count: of operand rows
+  DType dtype;                          // float32, or a 16-bit one of rows that come by bulk copies
   int64_t first;                        // of this launch
   int tile;                             // operand rows of a tile
   RowCopy copy;
@@ -113,6 +117,26 @@ inline constexpr int kWarpTileElements = 128;
 // time. The pitch of rows is half the banks more than a multiple of it, since multiply() reads two
 // rows at a time.
 inline constexpr int kSplitStep = 128;
+
+// Where the elements of a 16-bit row are copied to: the second half of the place that they have as
+// float32, so that widen_row() overwrites none before it has read it.
+__device__ inline uint8_t* narrow_row(float* row, int length) {
+  const int padded = (length + kSplitStep - 1) / kSplitStep * kSplitStep;
+  return reinterpret_cast<uint8_t*>(row) + padded * 2;
+}
+// Widens such a row to float32, in place. The whole warp calls it.
+template <typename T>
+__device__ void widen_row(float* row, int length) {
+  const int lane = threadIdx.x % 32;
+  const auto* from = reinterpret_cast<const uint2*>(narrow_row(row, length)) + lane;
+  auto* to = reinterpret_cast<float4*>(row) + lane;
+  for (int at = 0; at < length; at += kSplitStep, from += 32, to += 32) {
+    const uint2 x4 = *from;
+    const auto* x = reinterpret_cast<const T*>(&x4);
+    __syncwarp();  // all lanes have read
+    *to = {widen(x[0]), widen(x[1]), widen(x[2]), widen(x[3])};
+  }
+}
 
 // Splits a row in place, and returns its inverse scale. The whole warp calls it. The row has zeros
 // from its end to a multiple of kSplitStep. Vector i of four elements comes from place i ^
@@ -221,6 +245,7 @@ struct Params {
   int cluster, chunks;
   int64_t batch;                   // the first matrix of this launch
   bool identity_epilogue;          // C is the sums unchanged
+  bool is_mixed;                   // an operand is a 16-bit one
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Problem p;
 };
@@ -239,6 +264,35 @@ __device__ __noinline__ int64_t offset(const Problem& p,
                                        const int64_t (&batch_stride)[kMaxBatchRank],
                                        int64_t index) {
   return batch_offset(p.batch, batch_stride, index);
+}
+
+// Recomputes an element of a product of mixed operands, by one thread.
+__device__ __noinline__ float recompute_mixed(const Params& params, int64_t matrix, int64_t row,
+                                              int64_t col) {
+  const Problem& p = params.p;
+  if (params.recomputed != nullptr) atomicAdd(params.recomputed, 1ull);
+  const auto& [a, b] = params.operands;
+  const int64_t from_a = offset(p, p.a.batch_stride, matrix) + row * a.row_stride;
+  const int64_t from_b = offset(p, p.b.batch_stride, matrix) + col * b.row_stride;
+  const auto load = [](const OperandParams& operand, int64_t at) {
+    switch (operand.dtype) {
+      case DType::kBFloat16: return widen(static_cast<const BFloat16*>(operand.data)[at]);
+      case DType::kFloat16: return widen(static_cast<const Half*>(operand.data)[at]);
+      default: return static_cast<const float*>(operand.data)[at];
+    }
+  };
+  float total = kAddIdentity<float>;
+  NO_UNROLL
+  for (int64_t first = 0; first < p.k; first += kChunk) {
+    float acc = 0;
+    NO_UNROLL
+    for (int64_t k = first; k < min(first + kChunk, p.k); ++k) {
+      acc = fused_multiply_add(load(a, from_a + k * a.k_stride), load(b, from_b + k * b.k_stride),
+                               acc);
+    }
+    total += acc;
+  }
+  return total;
 }
 
 // The first row and column of the block's tile.
@@ -268,9 +322,13 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
     const int64_t c_row = first_row(params) + row, c_col = first_col(params) + col;
     const bool flagged = exists && isnan(sum);
     if (__any_sync(~0u, flagged)) {
-      const float recomputed =
-          recompute_if_flagged(p, flagged, matrix, c_row, c_col, params.recomputed);
-      if (flagged) sum = recomputed;
+      if (params.is_mixed) {
+        if (flagged) sum = recompute_mixed(params, matrix, c_row, c_col);
+      } else {
+        const float recomputed =
+            recompute_if_flagged(p, flagged, matrix, c_row, c_col, params.recomputed);
+        if (flagged) sum = recomputed;
+      }
     }
     if (!exists) continue;
     if (params.identity_epilogue) {
@@ -310,17 +368,16 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
     if (warp == 0) ptx::mbarrier_init(&smem.sums_full, 1);
     ptx::fence_mbarrier_init();
   }
-  // The first element of an operand's first row.
+  // The offset of an operand's first row, in elements.
   const auto first_element = [&](bool is_b) {
     const OperandParams& operand = params.operands[is_b];
-    const float* from =
-        operand.data + (is_b ? first_col(params) : first_row(params)) * operand.row_stride;
+    int64_t from = (is_b ? first_col(params) : first_row(params)) * operand.row_stride;
     if (params.p.batch.rank != 0) {
       from += offset(params.p, (is_b ? params.p.b : params.p.a).batch_stride, matrix);
     }
     return from;
   };
-  const float *const from_a = first_element(false), *const from_b = first_element(true);
+  const int64_t from_a = first_element(false), from_b = first_element(true);
   ptx::pdl_wait();
   NO_UNROLL
   for (int first = 0, parity = 0; first < chunks; first += cluster, parity ^= 1) {
@@ -334,10 +391,13 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
         const bool is_b = i >= rows;
         const OperandParams& operand = params.operands[is_b];
         if (operand.copy != RowCopy::kBulk) continue;
-        const int row = is_b ? i - rows : i;
-        ptx::arrive_expect_tx(&smem.row_full[i], length * 4);
-        ptx::bulk_load(rows_smem + i * pitch,
-                       (is_b ? from_b : from_a) + k + row * operand.row_stride, length * 4,
+        const int64_t from =
+            (is_b ? from_b : from_a) + k + (is_b ? i - rows : i) * operand.row_stride;
+        const int size = operand.dtype == DType::kFloat32 ? 4 : 2;
+        float* row = rows_smem + i * pitch;
+        ptx::arrive_expect_tx(&smem.row_full[i], length * size);
+        ptx::bulk_load(size == 4 ? reinterpret_cast<uint8_t*>(row) : narrow_row(row, length),
+                       static_cast<const uint8_t*>(operand.data) + from * size, length * size,
                        &smem.row_full[i]);
       }
       if (warp == 0 && rank == 0 && cluster > 1) {
@@ -350,8 +410,9 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
     for (int is_b = 0; elements && is_b < 2; ++is_b) {
       const OperandParams& operand = params.operands[is_b];
       if (operand.copy == RowCopy::kBulk) continue;
-      copy_elements(operand, (is_b ? from_b : from_a) + k * operand.k_stride, is_b ? cols : rows,
-                    length, is_b ? cols_smem : rows_smem, pitch);
+      const float* from =
+          static_cast<const float*>(operand.data) + (is_b ? from_b : from_a) + k * operand.k_stride;
+      copy_elements(operand, from, is_b ? cols : rows, length, is_b ? cols_smem : rows_smem, pitch);
     }
     if (elements) {
       __pipeline_commit();
@@ -361,13 +422,17 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
     NO_UNROLL
     for (int i = warp; i < rows + cols && length > 0; i += warps) {
       const bool is_b = i >= rows;
-      const RowCopy copy = params.operands[is_b].copy;
+      const OperandParams& operand = params.operands[is_b];
+      const RowCopy copy = operand.copy;
       const int swizzled = swizzle(copy, is_b ? i - rows : i);
       float* row = rows_smem + i * pitch;
+      if (copy == RowCopy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], parity);
+      if (operand.dtype == DType::kBFloat16) widen_row<BFloat16>(row, length);
+      if (operand.dtype == DType::kFloat16) widen_row<Half>(row, length);
+      __syncwarp();  // the zeros overwrite what was widened behind the end
       NO_UNROLL
       for (int at = length + lane; at < padded; at += 32) row[at ^ swizzled] = 0;
-      if (copy == RowCopy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], parity);
-      __syncwarp();  // the zeros are there, too
+      __syncwarp();
       smem.inverse_scale[i] = split_row(row, length, swizzled / 4);
     }
     __syncthreads();
@@ -418,23 +483,24 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
 namespace {
 
 OperandParams operand_params(const Problem& p, const Matrix& matrix, int64_t count, int tile) {
-  return {.data = static_cast<const float*>(matrix.data),
+  return {.data = matrix.data,
           .row_stride = matrix.row_stride,
           .k_stride = matrix.col_stride,
           .count = count,
+          .dtype = DType::kFloat32,
           .first = 0,
           .tile = tile,
           .copy = fp16x3_cluster_copy(p, matrix, std::min<int64_t>(count, tile))};
 }
 
-}  // namespace
-}  // namespace fp16x3_cluster
-
-bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace fp16x3_cluster;
+bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context) {
   Params params{};
   params.operands[0] = operand_params(p, p.a, p.m, plan.m);
   params.operands[1] = operand_params(p, transposed(p.b), p.n, plan.n);
+  if (narrow != nullptr) {
+    OperandParams& operand = params.operands[narrow->is_a ? 0 : 1];
+    operand.copy = RowCopy::kBulk, operand.dtype = narrow->dtype, params.is_mixed = true;
+  }
   params.k = p.k;
   params.promotion = fp16x3::promotion(p.k);
   params.pitch = static_cast<int>(fp16x3_cluster_pitch(p.k));
@@ -456,6 +522,18 @@ bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& co
     });
     return true;
   });
+}
+
+}  // namespace
+}  // namespace fp16x3_cluster
+
+bool launch_fp16x3_cluster(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_cluster::run(p, plan, nullptr, context);
+}
+
+bool launch_fp16x3_cluster_mixed(const Problem& p, const Plan& plan, const Narrow& narrow,
+                                 const Context& context) {
+  return fp16x3_cluster::run(p, plan, &narrow, context);
 }
 
 }  // namespace tiled::cuda

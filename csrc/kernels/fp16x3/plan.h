@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/complex.h"
+#include "core/mixed.h"
 #include "core/order_chunked.h"
 #include "core/presplit.h"
 #include "core/stored_batch.h"
@@ -328,6 +329,16 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   }
   return best;
 }
+
+// --- a 16-bit operand, read in place -------------------------------------------------------------
+
+// fp16x3_cluster copies its rows in bulk, which end at 16 bytes.
+inline bool fp16x3_cluster_reads_mixed(const Problem& p, const Narrow& narrow) {
+  const Matrix matrix = narrow.is_a ? p.a : transposed(p.b);
+  return p.k % 8 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 8,
+                                           size_of(narrow.dtype));
+}
+inline bool fp16x3_wgmma_reads_mixed(const Problem&, const Narrow&) { return true; }
 
 // --- a complex B, read in place ------------------------------------------------------------------
 
