@@ -8,8 +8,11 @@ file; tests/pytorch/test_internals.py checks that each name exists and does what
 import functools
 import itertools
 import sys
+import types
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import _grouped_mm as torch_grouped_mm
 from torch import _neg_view as negative_view
 from torch._C import (
@@ -81,6 +84,7 @@ __all__ = [
     "apply_vmap_rule",
     "argument_names",
     "assume_constant_result",
+    "attention_by",
     "autocast_active",
     "call_without_python",
     "current_interpreter",
@@ -173,6 +177,33 @@ def assume_constant_result(function):
     """torch.compiler.assume_constant_result, which would import torch._dynamo."""
     function._dynamo_marked_constant = True
     return function
+
+
+def attention_by(linear: Callable) -> Callable:
+    """torch.nn.functional.multi_head_attention_forward with its projections by another linear.
+
+    PyTorch's function calls F.linear as a global, and in a TorchFunctionMode it is handed to the
+    mode as a whole. So this is the same code with other globals. They have no __name__, by which
+    Dynamo would look for them in PyTorch's. Dynamo does not trace into PyTorch's own function, and
+    could not trace its check of key_padding_mask.
+    """
+
+    def check_key_padding_mask(mask, keys, batch):
+        if mask.shape != (batch, keys):
+            raise AssertionError(
+                f"key_padding_mask is {tuple(mask.shape)}; it must be {(batch, keys)}"
+            )
+
+    scope = {name: value for name, value in vars(F).items() if name != "__name__"}
+    scope |= {
+        "linear": linear,
+        "has_torch_function": lambda tensors: False,
+        "_check_key_padding_mask": check_key_padding_mask,
+    }
+    for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
+        function = scope[name]
+        scope[name] = types.FunctionType(function.__code__, scope, name, function.__defaults__)
+    return scope[name]
 
 
 def argument_names(overload):

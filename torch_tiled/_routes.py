@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from . import ops
-from ._internals import torch_grouped_mm
+from ._internals import attention_by, torch_grouped_mm
 from ._op.gradient_flow import why_differentiated
 from ._op.supported import SIXTEEN_BIT, is_supported
 from .einsum import einsum
 from .grouped import grouped_mm
+from .pointwise import pointwise
 
-__all__ = ["ROUTES", "UNREACHED", "broadcasts", "is_autocast", "linear"]
+__all__ = ["ATTENTION", "ROUTES", "UNREACHED", "broadcasts", "is_autocast", "linear"]
 
 
 def _takes(*tensors: torch.Tensor) -> bool:
@@ -258,6 +259,48 @@ def _grouped_mm(precision, a, b=None, offs=None, bias=None, out_dtype=None, **na
     return grouped_mm(a, b, offs=offs, precision=precision)
 
 
+def _conv(rank: int) -> Callable:
+    """torch.nn.functional.conv1d, conv2d or conv3d, if it multiplies each pixel by one matrix."""
+
+    def conv(precision, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        if not _takes(input, weight, *(() if bias is None else (bias,))):
+            return None
+        if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or groups != 1:
+            return None
+        if any(size != 1 for size in weight.shape[2:]) or not _are(stride, rank, 1):
+            return None
+        if not _are(dilation, rank) or not (padding in ("valid", "same") or _are(padding, rank, 0)):
+            return None
+        x = input if input.dim() == rank + 2 else input.unsqueeze(0)
+        if x.shape[1] != weight.shape[1] or 0 in x.shape[1:] or 0 in weight.shape:
+            return None
+        if bias is not None and bias.shape != weight.shape[:1]:
+            return None
+        result = pointwise(precision, x, weight, bias)
+        return result if x is input else result.squeeze(0)
+
+    return conv
+
+
+def _are(given, rank: int, wanted: int | None = None) -> bool:
+    """Returns whether an option of a convolution is this number, or without one positive."""
+    values = given if isinstance(given, (list, tuple)) else (given,)
+    if len(values) not in (1, rank) or not all(isinstance(value, int) for value in values):
+        return False
+    return all(value > 0 if wanted is None else value == wanted for value in values)
+
+
+def _linear_or_torch(precision, input, weight, bias=None):
+    result = linear(precision, input, weight, bias)
+    return F.linear(input, weight, bias) if result is None else result
+
+
+# torch.nn.functional.multi_head_attention_forward with projections by torch_tiled.
+ATTENTION = {
+    precision: attention_by(functools.partial(_linear_or_torch, precision))
+    for precision in ("fp32", "ieee", "tf32")
+}
+
 _mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _uncast_on("cpu", _of_ranks(2, 1))
 _addmm, _baddbmm, _addmv = _adding(2, 2), _adding(3, 3), _uncast_on("cpu", _adding(2, 1))
 _addbmm = _adding(3, 3, sum_batch=True)
@@ -292,6 +335,9 @@ ROUTES = {
     torch.einsum: _einsum,
     F.grouped_mm: _grouped_mm,
     torch_grouped_mm: _grouped_mm,
+    F.conv1d: _conv(1),
+    F.conv2d: _conv(2),
+    F.conv3d: _conv(3),
 }
 
 # Functions with products inside of them, which no TorchFunctionMode sees.
@@ -330,9 +376,6 @@ UNREACHED = {
     torch.rnn_tanh_cell,
     torch.rnn_relu_cell,
     F.conv_tbc,
-    torch.conv1d,
-    torch.conv2d,
-    torch.conv3d,
     torch.conv_transpose1d,
     torch.conv_transpose2d,
     torch.conv_transpose3d,

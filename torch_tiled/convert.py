@@ -7,9 +7,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 
-from . import nn
+from . import converted, nn
 from ._op.argument_types import check_is_module
 from ._op.supported import why_unsupported
 from .converted import Converted, Origin, converted_class
@@ -26,9 +27,9 @@ class Row:
     Attributes:
         name: as in model.named_modules(); "" is the model itself.
         kind: the name of its class, which is the same before and after.
-        shape: (in_features, out_features), or None if it has no such sizes.
+        shape: (in_features, out_features) or (in_channels, out_channels), or None.
         action: "converted", "to be converted" in a dry run, "reverted", or "left" alone.
-        reason: why it was left alone, or "".
+        reason: why it was left alone, or what converting it means; or "".
 
     Examples:
         >>> row = torch_tiled.convert(torch.nn.Linear(64, 8), dry_run=True).rows[0]
@@ -102,7 +103,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
         return "it is parametrized; convert the model first, then parametrize it"
     if _named_base(kind, "FSDPModule"):
         return "it is wrapped by fully_shard; convert the model first"
-    if isinstance(module, torch.nn.LazyLinear):
+    if isinstance(module, LazyModuleMixin):
         return "it is lazy, without a weight yet; convert the model after its first call"
     if "quantized" in kind.__module__.split("."):
         return "it is quantized"
@@ -114,7 +115,7 @@ def _why_not(module: torch.nn.Module) -> str | None:
         return f"it is a {kind.__module__}.{kind.__qualname__}, which may compute something else"
     if "forward" in vars(module) and not _has_its_class_forward(module):
         return "it has a forward of its own, set on the instance"
-    weight = module.weight
+    weight = _weight(module)
     if isinstance(weight, UninitializedParameter):
         return "it has no weight yet; convert the model after its first call"
     if weight.is_meta:
@@ -122,14 +123,28 @@ def _why_not(module: torch.nn.Module) -> str | None:
     return why_unsupported(weight, "weight")
 
 
+def _kind(module: torch.nn.Module) -> type:
+    """Returns the class of a module before any conversion."""
+    return module._origin.kind if isinstance(module, Converted) else type(module)
+
+
+def _weight(module: torch.nn.Module) -> torch.Tensor:
+    """Returns the weight of a layer, or the first of several."""
+    if not isinstance(module, torch.nn.MultiheadAttention):
+        return module.weight
+    return module.q_proj_weight if module.in_proj_weight is None else module.in_proj_weight
+
+
 def _has_its_class_forward(module: torch.nn.Module) -> bool:
     """Returns whether the forward set on the instance is that of its class, bound to it.
 
-    Accelerate sets it when its hooks are removed. Converted.forward computes by the class, too.
+    Accelerate sets it when its hooks are removed. That of a converted class computes by the class
+    that the layer has, too.
     """
     forward = vars(module).get("forward")
     function = getattr(forward, "__func__", None)
-    return function in (type(module).forward, Converted.forward) and forward.__self__ is module
+    is_ours = getattr(function, "__module__", None) == converted.__name__
+    return (is_ours or function is type(module).forward) and forward.__self__ is module
 
 
 def _set_class(module: torch.nn.Module, kind: type) -> None:
@@ -140,15 +155,13 @@ def _set_class(module: torch.nn.Module, kind: type) -> None:
 
 # Modules with products outside of a layer's forward, and what computes them.
 _UNREACHED = {
-    torch.nn.MultiheadAttention: "multi_head_attention_forward reads its projections' weights",
-    torch.nn.TransformerEncoderLayer: (
-        "in eval(), without gradients, one operator reads its layers' weights; its layers are "
-        "converted where it does not"
-    ),
     torch.nn.RNNBase: "its products are in one operator",
     torch.nn.RNNCellBase: "its products are in one operator",
     torch.nn.Bilinear: "its product is torch.nn.functional.bilinear",
 }
+# Modules with a fast path: in eval(), without gradients, one operator reads their layers' weights.
+_WITH_FAST_PATH = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
+_CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _NOTE = "Products without a layer (F.linear, @, einsum in a forward) are torch's as before."
 
 
@@ -156,8 +169,10 @@ def _is_layer(module: torch.nn.Module) -> bool:
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return module.original_name in ("Linear", "NonDynamicallyQuantizableLinear", "Conv1D")
-    if isinstance(module, (torch.nn.Linear, Converted)):
+    if isinstance(module, (torch.nn.Linear, torch.nn.MultiheadAttention, Converted)):
         return True
+    if isinstance(module, _CONVOLUTIONS):
+        return _why_no_product(module) is None
     if any(
         base.__name__ == "Conv1D" and "transformers" in base.__module__ for base in kind.__mro__
     ):
@@ -165,8 +180,18 @@ def _is_layer(module: torch.nn.Module) -> bool:
     return "quantized" in kind.__module__.split(".") and hasattr(module, "in_features")
 
 
+def _why_no_product(module: torch.nn.Module) -> str | None:
+    """Returns why a convolution is not a product, or None if it is one."""
+    for name, wanted in (("kernel_size", 1), ("stride", 1), ("padding", 0)):
+        value = getattr(module, name)
+        if not isinstance(value, str) and any(each != wanted for each in value):
+            return f"its {name} is {value}; one with only {wanted} is a product"
+    return None if module.groups == 1 else f"its groups are {module.groups}; one is a product"
+
+
 def _shape(module: torch.nn.Module) -> tuple[int, int] | None:
     names = ("nx", "nf") if hasattr(module, "nf") else ("in_features", "out_features")
+    names = ("in_channels", "out_channels") if isinstance(module, _CONVOLUTIONS) else names
     sizes = tuple(getattr(module, name, None) for name in names)
     return sizes if all(isinstance(size, int) for size in sizes) else None
 
@@ -206,10 +231,15 @@ def convert(
     torch_tiled.revert(model) undoes the conversion.
 
     The layers of exactly these classes are converted: torch.nn.Linear, its
-    NonDynamicallyQuantizableLinear, and Conv1D of transformers. A subclass may compute something
-    else, and is left alone. So is a layer that is parametrized, wrapped by fully_shard, quantized,
-    on the meta device or lazy; the report says why. So convert first, then parametrize, shard and
-    compile.
+    NonDynamicallyQuantizableLinear, Conv1D of transformers, torch.nn.MultiheadAttention (its
+    projections), and torch.nn.Conv1d, Conv2d and Conv3d with a kernel of 1, stride 1, no padding
+    and groups 1. A subclass may compute something else, and is left alone. So is a layer that is
+    parametrized, wrapped by fully_shard, quantized, on the meta device or lazy; the report says
+    why. So convert first, then parametrize, shard and compile.
+
+    A torch.nn.TransformerEncoder or TransformerEncoderLayer with a converted layer changes its
+    class, too: it calls its layers in eval() as in train(), without PyTorch's fast path and nested
+    tensors. Rows of padding are then not zeros.
 
     float64 layers are converted, too. On an H100 torch_tiled multiplies float64 at 0.95 of cuBLAS's
     speed for squares from 2048 on, and at 0.85 with 1 to 128 rows.
@@ -255,23 +285,44 @@ def convert(
             return True
         return filter_fn is not None and not filter_fn(module, names[0])
 
-    rows, layers, refused = [], [], []
+    done = "to be converted" if dry_run else "converted"
+    found, layers, refused = {}, [], []
     for module, names in names_of.items():
         name, action = names[0], "left"
+        if isinstance(module, _WITH_FAST_PATH):
+            continue  # it depends on its layers
         if _is_layer(module):
             if is_filtered_out(module, names):
                 reason = "filtered out"
             elif reason := _why_not(module):
                 refused.append(f"{name or 'the model'}: {reason}")
             else:
-                action = "to be converted" if dry_run else "converted"
+                action, reason = done, ""
                 layers.append((name, module))
+        elif isinstance(module, _CONVOLUTIONS):
+            reason = _why_no_product(module)
         else:
             kinds = (unreached for unreached in _UNREACHED if isinstance(module, unreached))
             reason = _UNREACHED.get(next(kinds, None))
             if reason is None:
                 continue
-        rows.append(Row(name, type(module).__name__, _shape(module), action, reason or ""))
+        found[module] = action, reason
+    changed = {module for _, module in layers}
+    for module, names in names_of.items():
+        if not isinstance(module, _WITH_FAST_PATH):
+            continue
+        if converted_class(_kind(module)) is None:
+            found[module] = "left", "in eval(), without gradients, it reads its layers' weights"
+        elif changed.isdisjoint(module.modules()):
+            found[module] = "left", "no layer in it is converted"
+        else:
+            found[module] = done, "it calls its layers, without PyTorch's fast path"
+            layers.append((names[0], module))
+    rows = [
+        Row(names[0], type(module).__name__, _shape(module), *found[module])
+        for module, names in names_of.items()
+        if module in found
+    ]
     if strict and refused:
         raise RuntimeError(
             "torch_tiled.convert: with strict=True nothing was converted, since these layers "
@@ -279,7 +330,7 @@ def convert(
         )
     if not dry_run:
         for name, module in layers:
-            kind = module._origin.kind if isinstance(module, Converted) else type(module)
+            kind = _kind(module)
             module._origin = Origin(kind, name, precision, strict)
             _set_class(module, converted_class(kind))
     return Report(tuple(rows), (_NOTE,))

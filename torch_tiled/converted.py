@@ -6,6 +6,7 @@ Code that rebuilds a layer by its class constructs one, as it would the class be
 
 import dataclasses
 import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -13,18 +14,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.compiler import is_compiling
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinear
 
 from . import nn
 from ._internals import assume_constant_result
 from ._op.supported import PLAIN_TYPES, SIXTEEN_BIT, why_unsupported
-from ._routes import broadcasts, is_autocast
+from ._routes import ATTENTION, ROUTES, broadcasts, is_autocast
 from ._routes import linear as linear_of_pytorch
 from ._warning import warn
 from .ops import check_precision, linear
 
-__all__ = ["Converted", "Linear", "NonDynamicallyQuantizableLinear", "Origin", "converted_class"]
+__all__ = [
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "Converted",
+    "Linear",
+    "MultiheadAttention",
+    "NonDynamicallyQuantizableLinear",
+    "Origin",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "converted_class",
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,21 +57,51 @@ class Origin:
 class Converted:
     """The base of all converted classes."""
 
-    activation = "none"
-    algorithm = "auto"
     _origin: Origin
-    # _multiply(input, weight, bias) is forward, by torch_tiled, for a bias that does not broadcast.
-    _multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-    def _construct(self, kind: type, precision: str, *args: Any) -> None:
-        """Makes a layer that convert() would have made of kind(*args)."""
-        check_precision(f"torch_tiled.{type(self).__name__}", precision)
-        kind.__init__(self, *args)
-        self._origin = Origin(kind, "", precision, strict=False)
 
     @property
     def precision(self) -> str:
         return self._origin.precision
+
+    @assume_constant_result
+    def _tell(self, reason: str, strict: bool) -> None:
+        """Warns that torch computes, once for each layer and reason; raises if strict.
+
+        In compiled code this runs while a graph is traced, and the graph guards on its arguments.
+        """
+        origin = self._origin
+        name = f"{origin.name or 'the model'} ({origin.kind.__name__})"
+        text = f"torch_tiled: {name} computes by torch, since {reason}"
+        if strict:
+            raise RuntimeError(f"{text}, which strict=True forbids")
+        with _lock:
+            told = _told.setdefault(origin, set())
+            if reason not in told:
+                warn(text)
+                told.add(reason)
+
+
+def _constructor(kind: type) -> Callable:
+    """An __init__ that makes a layer which convert() would have made of one of this class."""
+
+    def __init__(self, *args: Any, precision: str = "fp32", **options: Any) -> None:
+        check_precision(f"torch_tiled.{type(self).__name__}", precision)
+        kind.__init__(self, *args, **options)
+        self._origin = Origin(kind, "", precision, strict=False)
+
+    signature = inspect.signature(kind.__init__)
+    last = inspect.Parameter("precision", inspect.Parameter.KEYWORD_ONLY, default="fp32")
+    __init__.__signature__ = signature.replace(parameters=[*signature.parameters.values(), last])
+    return __init__
+
+
+class _ConvertedLinear(Converted):
+    """The base of layers that are linear maps of their input's last dimension."""
+
+    activation = "none"
+    algorithm = "auto"
+    # _multiply(input, weight, bias) is forward, by torch_tiled, for a bias that does not broadcast.
+    _multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not isinstance(self, Converted):
@@ -97,10 +141,8 @@ class Converted:
 
     def _why_torch(self, input, weight, bias) -> str | None:
         """Returns why _multiply does not compute this call, or None if it does or should raise."""
-        tensors = {"weight": weight, "input": input, "bias": bias}
-        for name, tensor in tensors.items():
-            if reason := why_unsupported(tensor, name):
-                return reason
+        if reason := _why_unsupported(weight=weight, input=input, bias=bias):
+            return reason
         if bias is not None and isinstance(input, torch.Tensor):
             cols = self._matrix(weight).shape[:1]
             rows = input.shape[:-1] or (1,)  # PyTorch takes a vector for a row
@@ -108,22 +150,13 @@ class Converted:
                 return f"its bias is {tuple(bias.shape)}"
         return None
 
-    @assume_constant_result
-    def _tell(self, reason: str, strict: bool) -> None:
-        """Warns that torch computes, once for each layer and reason; raises if strict.
 
-        In compiled code this runs while a graph is traced, and the graph guards on its arguments.
-        """
-        origin = self._origin
-        name = f"{origin.name or 'the model'} ({origin.kind.__name__})"
-        text = f"torch_tiled: {name} computes by torch, since {reason}"
-        if strict:
-            raise RuntimeError(f"{text}, which strict=True forbids")
-        with _lock:
-            told = _told.setdefault(origin, set())
-            if reason not in told:
-                warn(text)
-                told.add(reason)
+def _why_unsupported(**tensors: torch.Tensor | None) -> str | None:
+    """Returns why torch_tiled does not multiply one of these tensors, or None."""
+    for name, tensor in tensors.items():
+        if reason := why_unsupported(tensor, name):
+            return reason
+    return None
 
 
 def _is_mixed(input, weight) -> bool:
@@ -138,27 +171,153 @@ _lock = threading.RLock()
 _told: weakref.WeakKeyDictionary[Origin, set[str]] = weakref.WeakKeyDictionary()
 
 
-class Linear(Converted, nn.Linear):
+class Linear(_ConvertedLinear, nn.Linear):
     """The class of a converted torch.nn.Linear."""
 
-    _kind = torch.nn.Linear
-
-    def __init__(
-        self, in_features, out_features, bias=True, device=None, dtype=None, *, precision="fp32"
-    ):
-        sizes = in_features, out_features
-        self._construct(self._kind, precision, *sizes, bias, device, dtype)
+    __init__ = _constructor(torch.nn.Linear)
 
 
 class NonDynamicallyQuantizableLinear(Linear, _NDQLinear):
     """The class of a converted torch.nn.modules.linear.NonDynamicallyQuantizableLinear."""
 
-    _kind = _NDQLinear
+    __init__ = _constructor(_NDQLinear)
+
+
+class _Pointwise(Converted):
+    """The base of convolutions with a kernel of 1."""
+
+    _route: Callable[..., torch.Tensor | None]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self, Converted):  # as in _ConvertedLinear
+            return type(self).forward(self, input)
+        weight, bias = self.weight, self.bias
+        options = self.stride, self.padding, self.dilation, self.groups
+        result = self._route(self.precision, input, weight, bias, *options)
+        if result is not None:
+            return result
+        if reason := _why_unsupported(weight=weight, input=input, bias=bias):
+            self._tell(reason, self._origin.strict)
+        return self._origin.kind.forward(self, input)
+
+
+class Conv1d(_Pointwise, torch.nn.Conv1d):
+    """The class of a converted torch.nn.Conv1d."""
+
+    __init__ = _constructor(torch.nn.Conv1d)
+    _route = staticmethod(ROUTES[F.conv1d])
+
+
+class Conv2d(_Pointwise, torch.nn.Conv2d):
+    """The class of a converted torch.nn.Conv2d."""
+
+    __init__ = _constructor(torch.nn.Conv2d)
+    _route = staticmethod(ROUTES[F.conv2d])
+
+
+class Conv3d(_Pointwise, torch.nn.Conv3d):
+    """The class of a converted torch.nn.Conv3d."""
+
+    __init__ = _constructor(torch.nn.Conv3d)
+    _route = staticmethod(ROUTES[F.conv3d])
+
+
+class MultiheadAttention(Converted, torch.nn.MultiheadAttention):
+    """The class of a converted torch.nn.MultiheadAttention: its projections are torch_tiled's."""
+
+    __init__ = _constructor(torch.nn.MultiheadAttention)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        options = {
+            "key_padding_mask": key_padding_mask,
+            "need_weights": need_weights,
+            "attn_mask": attn_mask,
+            "average_attn_weights": average_attn_weights,
+            "is_causal": is_causal,
+        }
+        if not isinstance(self, Converted):  # as in _ConvertedLinear
+            return type(self).forward(self, query, key, value, **options)
+        in_proj, q_proj = self.in_proj_weight, self.q_proj_weight
+        weight = q_proj if in_proj is None else in_proj
+        if reason := _why_unsupported(query=query, key=key, value=value, weight=weight):
+            self._tell(reason, self._origin.strict)
+            return self._origin.kind.forward(self, query, key, value, **options)
+        swaps = self.batch_first and query.dim() == 3
+        if swaps:  # a tensor that is given twice stays one, which in_proj multiplies once
+            first, second, third = query, key, value
+            query = first.transpose(0, 1)
+            key = query if second is first else second.transpose(0, 1)
+            value = key if third is second else third.transpose(0, 1)
+        output, shares = ATTENTION[self.precision](
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            in_proj,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            training=self.training,
+            use_separate_proj_weight=in_proj is None,
+            q_proj_weight=q_proj,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            **options,
+        )
+        return (output.transpose(0, 1) if swaps else output), shares
+
+
+def _reading(name: str, value: Any) -> property:
+    """An attribute that reads as `value`, although the layer keeps its own for revert()."""
+    return property(lambda self: value, lambda self, own: self.__dict__.update({name: own}))
+
+
+class TransformerEncoderLayer(Converted, torch.nn.TransformerEncoderLayer):
+    """The class of a torch.nn.TransformerEncoderLayer with converted layers, which it calls.
+
+    In eval() without gradients PyTorch's would be one operator that reads their weights.
+    """
+
+    __init__ = _constructor(torch.nn.TransformerEncoderLayer)
+    forward = torch.nn.TransformerEncoderLayer.forward
+    activation_relu_or_gelu = _reading("activation_relu_or_gelu", 0)  # neither, for that operator
+
+
+class TransformerEncoder(Converted, torch.nn.TransformerEncoder):
+    """The class of a torch.nn.TransformerEncoder with converted layers, which get no nested tensor.
+
+    PyTorch's makes nested tensors of padded ones for that operator alone.
+    """
+
+    __init__ = _constructor(torch.nn.TransformerEncoder)
+    forward = torch.nn.TransformerEncoder.forward
+    use_nested_tensor = _reading("use_nested_tensor", False)
 
 
 _CONVERTED_CLASSES = {
     torch.nn.Linear: Linear,
     _NDQLinear: NonDynamicallyQuantizableLinear,
+    torch.nn.Conv1d: Conv1d,
+    torch.nn.Conv2d: Conv2d,
+    torch.nn.Conv3d: Conv3d,
+    torch.nn.MultiheadAttention: MultiheadAttention,
+    torch.nn.TransformerEncoderLayer: TransformerEncoderLayer,
+    torch.nn.TransformerEncoder: TransformerEncoder,
 }
 
 
@@ -177,11 +336,10 @@ def _conv1d() -> type:
     """Makes the class Conv1D of this module, when transformers is imported already."""
     from transformers.pytorch_utils import Conv1D as Original
 
-    class Conv1D(Converted, Original):
+    class Conv1D(_ConvertedLinear, Original):
         """The class of a converted transformers.pytorch_utils.Conv1D."""
 
-        def __init__(self, nf, nx, *, precision="fp32"):
-            self._construct(Original, precision, nf, nx)
+        __init__ = _constructor(Original)
 
         def _multiply(self, input, weight, bias):
             return linear(input, weight.mT, bias, precision=self.precision)

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from ._internals import assume_constant_result
-from ._routes import ROUTES, UNREACHED
+from ._op.supported import PLAIN_TYPES
+from ._routes import ATTENTION, ROUTES, UNREACHED
 from ._warning import warn
 from .ops import check_precision
 
@@ -18,10 +20,11 @@ class override(TorchFunctionMode):
     """A with statement in which PyTorch's matrix products are torch_tiled's.
 
     Python code in the statement that calls torch.matmul, mm, bmm, mv, inner, addmm, addbmm,
-    baddbmm, addmv, their methods and in-place forms, @, torch.nn.functional.linear or torch.einsum
-    gets the result from torch_tiled. So it does the gradients, even if they are computed after the
-    statement. Results are PyTorch's except for rounding; dtypes and shapes are the same, and errors
-    are RuntimeErrors, too.
+    baddbmm, addmv, their methods and in-place forms, @, torch.einsum, or of torch.nn.functional
+    linear, conv1d, conv2d and conv3d with a kernel of 1 (stride 1, no padding, groups 1) and the
+    projections of multi_head_attention_forward, gets the result from torch_tiled. So it does the
+    gradients, even if they are computed after the statement. Results are PyTorch's except for
+    rounding; dtypes and shapes are the same, and errors are RuntimeErrors, too.
 
     float64 products are torch_tiled's, too. On an H100 they have 0.95 of the speed of cuBLAS's for
     squares from 2048 on, and 0.85 with 1 to 128 rows.
@@ -32,9 +35,9 @@ class override(TorchFunctionMode):
     einsum of a single operand; in autocast regions also sums that are written, products with
     out_dtype, and functions that PyTorch does not cast there (mv and addmv on the CPU, inner on
     CUDA). It also computes products inside of other functions, which the statement does not see:
-    scaled_dot_product_attention, multi_head_attention_forward (of torch.nn.MultiheadAttention and
-    the Transformer layers), RNNs, multi_dot, matrix_power, tensordot, bilinear, dot, cdist and
-    convolutions. With strict=True each of them warns.
+    scaled_dot_product_attention, the products between the projections of
+    multi_head_attention_forward, RNNs, multi_dot, matrix_power, tensordot, bilinear, dot, cdist and
+    other convolutions. With strict=True each of them warns.
 
     Statements nest, and the innermost one counts. A statement holds for its own thread. Compiled
     functions may be called in one or contain one; torch.compile recompiles a function that is
@@ -70,17 +73,19 @@ class override(TorchFunctionMode):
                 return result
         if self.strict and (route is not None or func in UNREACHED):
             _tell(func)
+        if func is F.multi_head_attention_forward and PLAIN_TYPES.issuperset(types):
+            return ATTENTION[self.precision](*args, **kwargs)
         return func(*args, **kwargs)
 
 
 @assume_constant_result
 def _tell(func: Callable) -> None:
     """Warns that PyTorch computes func. In compiled code this runs while a graph is traced."""
-    reason = (
-        "torch_tiled does not take its operands or options"
-        if func in ROUTES
-        else "its products are inside of it"
-    )
+    reason = "its products are inside of it"
+    if func in ROUTES:
+        reason = "torch_tiled does not take its operands or options"
+    elif func is F.multi_head_attention_forward:
+        reason = "only its projections can be taken out of it"
     name = f"torch.{func.__name__}"  # torch.mm has other names, such as torch.spmm
     if func not in ROUTES or getattr(torch, func.__name__, None) != func:
         name = resolve_name(func)

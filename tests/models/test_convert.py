@@ -223,20 +223,6 @@ def test_old_style_pruning_goes_on():
     assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_modules_that_bypass_their_layers_are_named(dtype):
-    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=dtype).eval()
-    x = torch.randn(2, 5, 16, dtype=dtype)
-    expected = model(x)
-    report = torch_tiled.convert(model)
-    assert report.changed == ["self_attn.out_proj", "linear1", "linear2"]
-    assert "one operator" in report.left[""]
-    assert "multi_head_attention_forward" in report.left["self_attn"]
-    assert_close(model(x), expected)
-    with torch.no_grad():
-        assert_close(model(x), expected)
-
-
 def test_wrapped_by_fully_shard():
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     torch.distributed.init_process_group(

@@ -20,12 +20,17 @@ def conv1d(rows, cols):
     return pytest.importorskip("transformers.pytorch_utils").Conv1D(cols, rows)
 
 
+def conv2d(rows, cols):
+    return torch.nn.Conv2d(rows, cols, 1)
+
+
 CLASSES = {
     "Linear": lambda: type(converted(torch.nn.Linear(4, 3))),
     "NonDynamicallyQuantizableLinear": lambda: type(
         converted(torch.nn.modules.linear.NonDynamicallyQuantizableLinear(4, 3))
     ),
     "Conv1D": lambda: type(converted(conv1d(4, 3))),
+    "Conv2d": lambda: type(converted(conv2d(4, 3))),
     "torch_tiled.nn.Linear": lambda: torch_tiled.nn.Linear,
 }
 COPIES = {
@@ -41,14 +46,19 @@ def kind(request):
 
 
 def sizes(kind):
-    return (3, 4) if kind.__name__ == "Conv1D" else (4, 3)  # Conv1D takes outputs first
+    others = {"Conv1D": (3, 4), "Conv2d": (4, 3, 1)}  # Conv1D takes outputs first
+    return others.get(kind.__name__, (4, 3))
+
+
+def example(kind):
+    return torch.randn(2, 4, 1, 1) if kind.__name__ == "Conv2d" else torch.randn(2, 4)
 
 
 def assert_works(layer, kind):
-    x = torch.randn(2, 4)
-    weight = layer.weight if kind.__name__ == "Conv1D" else layer.weight.mT
+    x = example(kind)
+    weight = layer.weight if kind.__name__ == "Conv1D" else layer.weight.flatten(1).mT
     assert type(layer) is kind
-    torch.testing.assert_close(layer(x), x @ weight + layer.bias)
+    torch.testing.assert_close(layer(x).flatten(1), x.flatten(1) @ weight + layer.bias)
 
 
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
@@ -82,7 +92,7 @@ def test_subclassed(kind):
             return self.factor * super().forward(input)
 
     layer = Doubled(*sizes(kind))
-    x = torch.randn(2, 4)
+    x = example(kind)
     assert torch.equal(layer(x), 2 * kind.forward(layer, x))
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
 
@@ -92,11 +102,39 @@ def test_arguments_are_those_of_the_class_before(kind):
         kind(*sizes(kind), precision="fp8")
     if kind.__name__ == "Conv1D":
         return
-    names = list(inspect.signature(torch.nn.Linear).parameters)
+    before = torch.nn.Conv2d if kind.__name__ == "Conv2d" else torch.nn.Linear
+    names = list(inspect.signature(before).parameters)
     assert list(inspect.signature(kind).parameters)[: len(names)] == names
-    assert kind(4, 3, bias=False, dtype=torch.float64).weight.dtype == torch.float64
-    assert kind(4, 3, False).bias is None
-    assert torch.nn.utils.skip_init(kind, 4, 3)(torch.ones(4)).shape == (3,)
+    arguments = sizes(kind)
+    assert kind(*arguments, bias=False, dtype=torch.float64).weight.dtype == torch.float64
+    between = (1, 0, 1, 1) if before is torch.nn.Conv2d else ()  # from stride to groups
+    assert kind(*arguments, *between, False).bias is None
+    assert torch.nn.utils.skip_init(kind, *arguments)(example(kind)).shape[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize(
+    "kind, arguments, inputs",
+    [
+        (torch_tiled.converted.MultiheadAttention, (8, 2), 3),
+        (torch_tiled.converted.TransformerEncoderLayer, (8, 2, 16), 1),
+        (
+            torch_tiled.converted.TransformerEncoder,
+            (torch.nn.TransformerEncoderLayer(8, 2, 4), 2),
+            1,
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_attention_rebuilt(kind, arguments, inputs, way):
+    layer = way(kind(*arguments, precision="ieee").eval())
+    x = [torch.randn(5, 3, 8)] * inputs
+    expected = type(layer).__mro__[2].forward(layer, *x)
+    assert layer.precision == "ieee" and type(layer) is kind
+    torch.testing.assert_close(layer(*x), expected)
+    torch_tiled.revert(layer)
+    assert type(layer) is kind.__mro__[2]
+    torch.testing.assert_close(layer(*x), expected)
 
 
 def public_values():

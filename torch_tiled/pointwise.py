@@ -1,0 +1,68 @@
+"""Convolutions with a kernel of 1 as matrix products, which read the input through its strides."""
+
+import torch
+
+from . import ops
+
+__all__ = ["pointwise"]
+
+
+def pointwise(
+    precision: str, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The convolution of a batch with a kernel of 1, stride 1, no padding and one group.
+
+    A channels_last input is x @ weight.T + bias, in one launch. Any other is weight @ x for each
+    image, and the bias is added to its rounded elements. Both have the bits of the product.
+
+    Args:
+        input: (n, c, *sizes) with no empty dimension but n.
+        weight: (o, c, 1, ...).
+        bias: (o,), or None.
+
+    Returns:
+        (n, o, *sizes), in the memory format of the input.
+    """
+    weight = weight.flatten(1)
+    if _is_channels_last(input):
+        return _of_rows(precision, input, weight, bias)
+    if input.shape[2:].numel() == 1 or not _is_flat(input.shape[2:], input.stride()[2:]):
+        y = _of_rows(precision, input, weight, bias).flatten(1)
+    else:
+        y = ops.matmul(weight, input.flatten(2), precision=precision)
+        if bias is not None:
+            y = y + bias.to(y.dtype).unsqueeze(-1)  # y may have been cast by autocast
+    return y.reshape(input.shape[0], weight.shape[0], *input.shape[2:])
+
+
+def _of_rows(precision, input, weight, bias):
+    """The convolution with a row of the product for each pixel: its strides are channels_last."""
+    return ops.linear(input.movedim(1, -1), weight, bias, precision=precision).movedim(-1, 1)
+
+
+def _is_channels_last(x) -> bool:
+    """Returns whether PyTorch takes x for channels_last or channels_last_3d, by its strides.
+
+    Strides of dimensions of 1 can fit several formats. The rule is Tensor.suggest_memory_format()
+    in C++; convolutions in one dimension have no such format.
+    """
+    sizes, strides = x.shape, x.stride()
+    if x.dim() < 4 or x.numel() == 0 or strides[1] == 0:
+        return False
+    least = 0
+    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+        if strides[d] < least or (d == 0 and least == strides[1]):
+            return False
+        least = strides[d] * sizes[d]
+    return True
+
+
+def _is_flat(sizes, strides) -> bool:
+    """Returns whether dimensions of these sizes and strides can be viewed as one."""
+    wanted = None
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1:
+            if wanted is not None and stride != wanted:
+                return False
+            wanted = size * stride
+    return True
