@@ -387,6 +387,7 @@ EINSUM = [
     ["ij,jk,kl->il", (3, 4), (4, 5), (5, 6)],
     ["ij,jk,l->ikl", (3, 4), (4, 5), (6,)],
 ]
+GROUPED = [[(2, 8, 16), (2, 16, 16)]]
 OPERANDS = {
     "matmul": MATMUL,
     "linalg_matmul": MATMUL,
@@ -406,6 +407,8 @@ OPERANDS = {
     "inner": INNER,
     "linear": LINEAR,
     "einsum": EINSUM,
+    "grouped_mm": GROUPED,
+    "_grouped_mm": GROUPED,
 }
 
 
