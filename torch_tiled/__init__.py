@@ -8,7 +8,7 @@ inductor.py and layers.py. _op/ is the plumbing of the operators in PyTorch's di
 from . import _op  # noqa: F401
 
 # isort: split
-from . import inductor, layers, nn, stream
+from . import experts, inductor, layers, nn, stream
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .grouped import grouped_mm, segment_matmul
@@ -23,6 +23,7 @@ __all__ = [
     "algorithms",
     "convert",
     "enabled",
+    "experts",
     "explain",
     "freeze",
     "frozen_bytes",

@@ -29,6 +29,9 @@ class override(TorchFunctionMode):
     float64 products are torch_tiled's, too. On an H100 they have 0.95 of the speed of cuBLAS's for
     squares from 2048 on, and 0.85 with 1 to 128 rows.
 
+    torch.nn.functional.grouped_mm of float32, float16 and bfloat16 is torch_tiled.grouped_mm,
+    except in autocast regions, where PyTorch does not cast it, and in compiled code.
+
     PyTorch computes what torch_tiled does not multiply: integers, complex32, real beside complex
     operands, sparse, nested and quantized tensors, tensor subclasses that are not PyTorch's own,
     other devices, an out= that would be resized, sums with alpha=0, addmv of an empty matrix, and

@@ -180,8 +180,9 @@ MatrixOf<Void> grouped_matrix(Void* data, const Strided& x) {
 void launch(Precision precision, const Sizes& sizes, const Operands& operands, ScalarType dtype,
             const Tensor& c) {
   Launches launches(kOp, c);
-  Problem p = make_problem({kOp, kAuto, precision}, {.m = sizes.m, .n = sizes.n, .k = sizes.k},
-                           dtype, c.scalar_type());
+  Product product;
+  product.m = sizes.m, product.n = sizes.n, product.k = sizes.k;
+  Problem p = make_problem({kOp, kAuto, precision}, product, dtype, c.scalar_type());
   p.batch = {.rank = 1, .count = sizes.groups, .size = {sizes.groups}};
   p.a = grouped_matrix(operands.a.data, operands.a);
   p.b = grouped_matrix(operands.b.data, operands.b);
@@ -192,7 +193,8 @@ void launch(Precision precision, const Sizes& sizes, const Operands& operands, S
     p.epilogue.bias_stride = bias->stride(bias->dim() - 1);
     p.epilogue.bias_batch_stride = bias->dim() == 2 ? bias->stride(0) : 0;
   }
-  const Tensor ends = torch::stable::contiguous(operands.offs);
+  const Tensor& offs = operands.offs;
+  const Tensor ends = offs.is_contiguous() ? offs : torch::stable::contiguous(offs);
   p.groups = {.side = sizes.side, .ends = static_cast<const int32_t*>(data_of(ends))};
   if (!cuda::launch_grouped(p, launches.context)) launches.fail_for_memory();
 }

@@ -14,7 +14,10 @@ import torch_tiled
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMED = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
 # Modules of whose names torch_tiled's own are a part, and those that it has as they are.
-MODULES = ("torch_tiled", "torch_tiled.nn", "torch_tiled.inductor", "torch_tiled.info")
+MODULES = (
+    *("torch_tiled", "torch_tiled.nn", "torch_tiled.inductor", "torch_tiled.info"),
+    "torch_tiled.experts",
+)
 
 
 def found(name: str):

@@ -105,6 +105,53 @@ def linear_of_dtensors():
         )
 
 
+def each_group(a, b, *bias):
+    """grouped_mm of groups that end at 3, 3 and 6, by masks."""
+    if a.ndim == b.ndim == 3:
+        return a @ b + (bias[0].unsqueeze(-2) if bias else 0)
+    index = torch.arange(8, device=a.device)
+    groups = [(index < 3), (index < 0), (index >= 3) & (index < 6)]
+    if a.ndim == b.ndim == 2:
+        products = [(a * group) @ b for group in groups]
+        return torch.stack(products) + (bias[0].unsqueeze(-2) if bias else 0)
+    if a.ndim == 3:
+        return sum(a[i] @ (b * group) for i, group in enumerate(groups))
+    added = bias[0].expand(3, -1) if bias else torch.zeros_like(b[:, 0])
+    return sum(group[:, None] * (a @ b[i] + added[i]) for i, group in enumerate(groups))
+
+
+@check
+def grouped_mm_of_dtensors():
+    mesh = mesh_of()
+    shapes = [((8, 4), (3, 4, 8)), ((3, 8, 4), (4, 8)), ((4, 8), (8, 4)), ((3, 8, 4), (3, 4, 8))]
+    cases = [
+        ((a, b), *wheres)
+        for a, b in shapes
+        for wheres in itertools.product(
+            placements(len(a)), placements(len(b)), (None, *placements(1), *placements(2))
+        )
+        if wheres[2] is None or len(a) <= len(b)
+    ]
+    offs = torch.tensor([3, 3, 6], dtype=torch.int32, device=mesh.device_type)
+    offs = distribute_tensor(offs, mesh, [Replicate()])
+    for (a, b), *wheres in thinned(cases):
+        operands = [a, b]
+        if wheres[2] is not None:
+            operands.append((3, b[-1]) if wheres[2] in placements(2)[-1:] else (b[-1],))
+        is_batch = len(a) == len(b) == 3
+
+        def ours(a, b, *bias, offs=None if is_batch else offs):
+            return torch_tiled.grouped_mm(a, b, offs=offs, bias=bias[0] if bias else None)
+
+        assert_equals_one_device(
+            ours,
+            each_group,
+            random(*operands),
+            mesh,
+            [[where] for where in wheres[: len(operands)]],
+        )
+
+
 @check
 def nothing_is_sent_where_nothing_need_be():
     mesh = mesh_of()

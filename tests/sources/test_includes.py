@@ -14,7 +14,8 @@ CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 MAY_INCLUDE = {
     # The operators, which alone know PyTorch: schemas, checks, outputs, streams.
     "binding": {
-        *("torch", "cuda", "dlfcn.h", "core/*", "select/*", "staging/*", "cpu/apply_epilogue.h")
+        *("torch", "cuda", "dlfcn.h", "core/*", "select/*", "staging/*", "cpu/apply_epilogue.h"),
+        "kernels/grouped/launch.h",
     },
     # Copies by threads of the host, which know neither PyTorch nor CUDA.
     "staging": {"unistd.h", "emmintrin.h"},

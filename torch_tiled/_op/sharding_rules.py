@@ -77,6 +77,32 @@ def _linear(x, weight, bias=None, *options, activation="none", **_):
     return _with_options(rules, options)
 
 
+def _grouped_mm(a, b, offs=None, bias=None, *_, **__):
+    """A side that offs cuts stays whole, since all groups must have the same ends everywhere."""
+    cuts_a, cuts_b = a.ndim == 2, b.ndim == 2
+    of_batch = int(cuts_a == cuts_b)  # the result's dimensions before its rows
+    rules = [(Replicate(), Replicate(), Replicate(), Replicate())]  # result, a, b, bias
+    if cuts_b or not cuts_a:  # rows
+        rules.append((Shard(of_batch), Shard(a.ndim - 2), Replicate(), Replicate()))
+    if cuts_a or not cuts_b:  # columns
+        cols = Shard(b.ndim - 1)
+        last = None if bias is None else Shard(bias.ndim - 1)
+        rules.append((Shard(of_batch + 1), Replicate(), cols, last))
+    if not (cuts_a and cuts_b):  # k
+        rules.append((Partial("sum"), Shard(a.ndim - 1), Shard(b.ndim - 2), Partial("sum")))
+    if not (cuts_a or cuts_b):
+        of_groups = Shard(0) if bias is None or bias.ndim == 2 else Replicate()
+        rules.append((Shard(0), Shard(0), Shard(0), of_groups))
+    for pending in _PENDING:
+        rules.append((pending, pending, Replicate(), pending))
+        rules.append((pending, Replicate(), pending, pending))
+    whole = None if offs is None else Replicate()
+    return [
+        ([out], [of_a, of_b, whole, None if bias is None else of_bias])
+        for out, of_a, of_b, of_bias in rules
+    ]
+
+
 # A prepared operand is replicated: its hi and lo parts cannot be sharded as its elements can.
 
 
@@ -117,10 +143,11 @@ def register():
         (operators.gemm_.default, _gemm),
         (operators.linear.default, _linear),
         (operators.linear.prepared, _prepared_linear),
+        (operators.grouped_mm.default, _grouped_mm),
         (operators.prepare.default, _prepare),
     ):
         register_sharding(op)(rules)
-    for op in (operators.matmul.default, operators.matmul.prepared):
+    for op in (operators.matmul.default, operators.matmul.prepared, operators.grouped_mm.default):
         distinguish_by_options(op, "out_dtype")
     for op in (operators.linear.default, operators.linear.prepared):
         distinguish_by_options(op, "activation", "out_dtype")
