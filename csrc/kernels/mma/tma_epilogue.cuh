@@ -355,18 +355,24 @@ struct Epilogue {
     const int64_t row = tile.row + warp * 16;
     Staging& staging = smem.staging[warp];
     const auto& bias = smem.bias[warp / 4];
-    const auto column = [&](int i) {
-      return column_in_tile<Tile::kN, Tile::kNarrowBox>(i, tile.col);
-    };
+    const auto column = columns_of(tile);
     if (params.steps.bias_relu) apply_bias_relu(p.epilogue, bias, column, acc);
     if (params.steps.more) {
       apply_epilogue<false, T>(p, params.steps.combines, c_offset, row, tile.col, bias,
                                staging.rows, column, acc);
     }
+    store_tile(p, c_offset, tile, params.by_tma, acc);
+  }
+  // Stores what the tile has of the rows and columns of p.
+  __device__ void store_tile(const Problem& p, int64_t c_offset, const TileCoord& tile, bool by_tma,
+                             float (&acc)[Tile::kElements]) const {
+    using T = typename Tile::T;
+    const int warp = threadIdx.x / 32 - 4;
+    const int64_t row = tile.row + warp * 16;
+    Staging& staging = smem.staging[warp];
+    const auto column = columns_of(tile);
     if constexpr (kStoresByTma<Tile>) {
-      if (params.by_tma) {
-        return store_by_tma<Tile>(p, params.c, tile, warp, staging.boxes, acc);
-      }
+      if (by_tma) return store_by_tma<Tile>(p, params.c, tile, warp, staging.boxes, acc);
     }
     T* c = static_cast<T*>(p.c.data) + c_offset;
     if (params.is_16bit && params.vectorized_x8) {
@@ -376,6 +382,11 @@ struct Epilogue {
     } else {
       store_rows<T>(p, params.vectorized_x4, c_offset, row, tile.col, staging.rows, column, acc);
     }
+  }
+  // Returns column_in_tile() of the tile.
+  __device__ static auto columns_of(const TileCoord& tile) {
+    return
+        [first = tile.col](int i) { return column_in_tile<Tile::kN, Tile::kNarrowBox>(i, first); };
   }
   __device__ float4* shared_total() const {
     const int lane = threadIdx.x % 32;

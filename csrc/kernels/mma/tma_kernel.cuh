@@ -153,7 +153,20 @@ struct WorkTile {
   TileCoord tile;
   int64_t index;  // of the cluster's tile
   int64_t k_begin, k_end;
+  int rows, cols;  // of A and of B that are loaded, as OperandTile::left counts them
 };
+
+// Returns how many of `all` rows or columns are left from `first` on, at most more than any tile
+// has.
+__device__ inline int left_in_matrix(int64_t all, int first) {
+  return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
+}
+
+// This and locate_work_tile() say which work tiles there are. Grouped products have their own.
+template <class Tile>
+__device__ int64_t count_work_tiles(const MainloopParams& params) {
+  return params.tiles * params.k_splits;
+}
 
 template <class Tile>
 __device__ WorkTile locate_work_tile(const MainloopParams& params, int64_t index) {
@@ -163,8 +176,11 @@ __device__ WorkTile locate_work_tile(const MainloopParams& params, int64_t index
     index -= split * params.tiles;
   }
   const int64_t k_begin = split * params.k_per_split;
-  return {locate_in_cluster<Tile>(params.scheduler, index), index, k_begin,
-          min(k_begin + params.k_per_split, params.p.k)};
+  const int64_t k_end = min(k_begin + params.k_per_split, params.p.k);
+  const TileCoord tile = locate_in_cluster<Tile>(params.scheduler, index);
+  const int rows = left_in_matrix(params.p.m, tile.row),
+            cols = left_in_matrix(params.p.n, tile.col);
+  return {tile, index, k_begin, k_end, rows, cols};
 }
 
 // --- The stages in shared memory -----------------------------------------------------------------
@@ -278,17 +294,14 @@ __device__ void produce(const typename Epilogue::Params& params, Smem<Tile, Epil
   ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
   constexpr unsigned kCluster = Tile::kCluster;
   const int64_t begin = blockIdx.x / kCluster;
-  for (int64_t index = begin; index < params.tiles * params.k_splits;
-       index += gridDim.x / kCluster) {
-    const WorkTile work_tile = locate_work_tile<Tile>(params, index);
+  const int64_t work_tiles = count_work_tiles<Tile>(params);
+  for (int64_t index = begin; index < work_tiles; index += gridDim.x / kCluster) {
+    const auto work_tile = locate_work_tile<Tile>(params, index);
     const TileCoord& tile = work_tile.tile;
-    const auto left = [](int64_t all, int first) {
-      return static_cast<int>(max(min(all - first, int64_t{1} << 16), int64_t{0}));
-    };
     const OperandTile<Tile::kM, Tile::kAMnMajor, 1> a{
-        params.a, tile.row, left(p.m, tile.row), Epilogue::batch_coords(p, p.a, tile.batch), 0};
+        params.a, tile.row, work_tile.rows, Epilogue::batch_coords(p, p.a, tile.batch), 0};
     const OperandTile<Tile::kN, Tile::kBMnMajor, Tile::kCluster, Tile::kNarrowBox> b{
-        params.b, tile.col, left(p.n, tile.col), Epilogue::batch_coords(p, p.b, tile.batch),
+        params.b, tile.col, work_tile.cols, Epilogue::batch_coords(p, p.b, tile.batch),
         rank<Tile>()};
     const int bytes = a.bytes(Tile::kK) + b.bytes(Tile::kK);
     if (index == begin) ptx::pdl_wait();
@@ -343,20 +356,19 @@ __device__ void prefetch_total(const float4* from, int left,
   }
 }
 
-// Adds the total of the chunks before, if any, to the accumulators of the chunk that begins at
-// `chunk`, and keeps the new total if more chunks follow. The first elements in the workspace have
+// Adds the total of the chunks before, if any, to the accumulators of a chunk, and keeps the new
+// total if it is not the last one. The first elements in the workspace have
 // been prefetched; the next ones are prefetched before the current ones are stored.
 template <class Tile, class Epilogue>
-__device__ void add_earlier_chunks(const Epilogue& epilogue, const Problem& p, int64_t chunk,
+__device__ void add_earlier_chunks(const Epilogue& epilogue, bool is_first, bool is_last,
                                    float (&total)[kTotalInRegisters<Tile, Epilogue> + 1],
                                    float4 (&prefetched)[kPrefetched / 4], float4* workspace,
                                    float (&acc)[Tile::kElements]) {
   constexpr int kInRegisters = kTotalInRegisters<Tile, Epilogue>;
   constexpr int kInShared = kTotalInShared<Tile, Epilogue>;
-  const bool more = chunk + mma_order::kChunk < p.k;
   UNROLL
   for (int i = 0; i < kInRegisters; ++i) {
-    if (chunk > 0) acc[i] += total[i];
+    if (!is_first) acc[i] += total[i];
     total[i] = acc[i];
   }
   const auto x4_of = [&](int first) {
@@ -366,15 +378,15 @@ __device__ void add_earlier_chunks(const Epilogue& epilogue, const Problem& p, i
     float4* shared = epilogue.shared_total();
     UNROLL
     for (int i = 0; i < kInShared; i += 4, shared += 32) {
-      if (chunk > 0) add_x4(&acc[kInRegisters + i], *shared);
-      if (more) *shared = x4_of(kInRegisters + i);
+      if (!is_first) add_x4(&acc[kInRegisters + i], *shared);
+      if (!is_last) *shared = x4_of(kInRegisters + i);
     }
     __syncwarp();  // other lanes write there next, in end_tile()
   }
   UNROLL
   for (int first = kInRegisters + kInShared; first < Tile::kElements; first += kPrefetched) {
     const int count = min(kPrefetched, Tile::kElements - first);
-    if (chunk > 0) {
+    if (!is_first) {
       UNROLL
       for (int i = 0; i < count; i += 4) add_x4(&acc[first + i], prefetched[i / 4]);
       if (first + kPrefetched < Tile::kElements) {
@@ -384,7 +396,7 @@ __device__ void add_earlier_chunks(const Epilogue& epilogue, const Problem& p, i
     }
     UNROLL
     for (int i = 0; i < count; i += 4, workspace += Tile::kConsumerThreads) {
-      if (more) __stcg(workspace, x4_of(first + i));
+      if (!is_last) __stcg(workspace, x4_of(first + i));
     }
   }
 }
@@ -419,6 +431,7 @@ namespace wgmma = ptx::wgmma;
 // The named barrier of the ping-pong. The epilogue has one for each warpgroup, from 1 on.
 template <class Tile>
 inline constexpr int kPingPongBarrier = 1 + Tile::kConsumers;
+constexpr int kNoStage = -1;
 
 // Issues the wgmmas of a stage: a warpgroup's rows of the tile by all columns. kIsKTail: the stage
 // has `depth` of K only.
@@ -461,7 +474,6 @@ __device__ void multiply_stage(const Smem<Tile, Epilogue>& smem, int stage, int 
 template <class Tile, class Epilogue>
 __device__ int multiply_chunk(Smem<Tile, Epilogue>& smem, ptx::PipelineState& pipe, int length,
                               int warpgroup, int lane, float (&acc)[Tile::kElements]) {
-  constexpr int kNone = -1;
   UNROLL
   for (float& each : acc) each = 0;
   // If a chunk has as many steps as the pipeline has stages, no warpgroup is in the next chunk
@@ -469,13 +481,13 @@ __device__ int multiply_chunk(Smem<Tile, Epilogue>& smem, ptx::PipelineState& pi
   const bool ping_pong = Tile::kSoloSteps > 0 && length >= Tile::kStages * Tile::kK;
   const int solo_k = ping_pong && warpgroup == 1
                          ? (ceil_div(length, Tile::kK) - Tile::kSoloSteps) * Tile::kK
-                         : kNone;
-  int to_release = kNone;
+                         : kNoStage;
+  int to_release = kNoStage;
   const auto multiply = [&]<bool kIsKTail>(int depth) {
     ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
     multiply_stage<kIsKTail, Tile>(smem, pipe.stage, depth, warpgroup, acc);
     wgmma::wait_group<1>();
-    if (to_release != kNone) release(smem, to_release, lane);
+    if (to_release != kNoStage) release(smem, to_release, lane);
     to_release = pipe.stage;
     pipe.advance();
   };
@@ -500,18 +512,19 @@ __device__ void consume(const typename Epilogue::Params& params, Smem<Tile, Epil
   constexpr int kBlock = kTotalInWorkspace<Tile, Epilogue> / 4 * Tile::kConsumerThreads;
   const int warpgroup = ptx::warp_uniform(threadIdx.x / Tile::kWarpgroup) - 1;
   const int lane = threadIdx.x % 32;
-  const Problem& p = params.p;
   constexpr unsigned kCluster = Tile::kCluster;
   Epilogue epilogue(params, smem.epilogue);
   ptx::PipelineState pipe{.stages = Tile::kStages};
   ptx::pdl_wait();
-  const int64_t work_tiles = params.tiles * params.k_splits;
+  const int64_t work_tiles = count_work_tiles<Tile>(params);
   for (int64_t index = blockIdx.x / kCluster; index < work_tiles; index += gridDim.x / kCluster) {
-    const WorkTile work_tile = locate_work_tile<Tile>(params, index);
-    const TileCoord& tile = work_tile.tile;
+    const auto work_tile = locate_work_tile<Tile>(params, index);
+    const auto& tile = work_tile.tile;
     if (params.k_splits == 1) epilogue.begin_tile(tile);
     float acc[Tile::kElements], total[kTotalInRegisters<Tile, Epilogue> + 1];
-    for (int64_t chunk = work_tile.k_begin; chunk < work_tile.k_end; chunk += mma_order::kChunk) {
+    int64_t chunk = work_tile.k_begin;
+    bool is_first = true;
+    do {  // no K is one chunk with the sum 0
       const auto length =
           static_cast<int>(min(work_tile.k_end - chunk, int64_t{mma_order::kChunk}));
       const bool is_last = chunk + length == work_tile.k_end;
@@ -520,24 +533,25 @@ __device__ void consume(const typename Epilogue::Params& params, Smem<Tile, Epil
       float4* workspace =
           params.workspace + int64_t{blockIdx.x} * kBlock + (threadIdx.x - Tile::kWarpgroup);
       float4 prefetched[kPrefetched / 4];
-      if (kTotalInWorkspace<Tile, Epilogue> > 0 && chunk > 0 && params.k_splits == 1) {
+      if (kTotalInWorkspace<Tile, Epilogue> > 0 && !is_first && params.k_splits == 1) {
         prefetch_total<Tile>(workspace, kTotalInWorkspace<Tile, Epilogue>, prefetched);
       }
       wgmma::wait_group<0>();
       wgmma::fence_operand(acc);
-      release(smem, last_stage, lane);
+      if (last_stage != kNoStage) release(smem, last_stage, lane);
       epilogue.end_chunk(tile, chunk, acc);
       if (params.k_splits > 1) {
         store_partial_sums<Tile>(params, chunk / mma_order::kChunk, work_tile.index, acc);
         continue;
       }
-      if (chunk == 0) {
+      if (is_first) {
         UNROLL
         for (float& each : acc) each += 0.0f;  // chunks are added from +0: a -0 becomes +0
       }
-      if (p.k <= mma_order::kChunk) continue;
-      add_earlier_chunks<Tile>(epilogue, p, chunk, total, prefetched, workspace, acc);
-    }
+      if (params.p.k <= mma_order::kChunk) continue;
+      add_earlier_chunks<Tile>(epilogue, is_first, is_last, total, prefetched, workspace, acc);
+      is_first = false;
+    } while ((chunk += mma_order::kChunk) < work_tile.k_end);
     if (params.k_splits == 1) epilogue.end_tile(tile, acc);
   }
   epilogue.finish();
@@ -571,7 +585,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // nvcc places the else branch first, so the first loads do not wait for instruction fetches.
   if (threadIdx.x >= Tile::kWarpgroup) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    consume<Tile, Epilogue>(params, smem, [&](const WorkTile&, bool, auto&... args) {
+    consume<Tile, Epilogue>(params, smem, [&](const auto&, bool, auto&... args) {
       return multiply_chunk<Tile, Epilogue>(smem, args...);
     });
   } else {
