@@ -35,7 +35,10 @@ bool launch_fp16x3(const Problem& p, const Context& context) {
 
 bool launch_grouped(const Problem& p, const Context& context) {
   constexpr int64_t kAnyK = std::numeric_limits<int64_t>::max();
-  if (is_16bit(p.dtype)) return launch_grouped_mma_sync(p, context);
+  if (is_16bit(p.dtype)) {
+    return context.on_hopper() && grouped_mma_tma_accepts(p) ? launch_grouped_mma_tma(p, context)
+                                                             : launch_grouped_mma_sync(p, context);
+  }
   if (p.dtype == DType::kFloat64 || p.precision == Precision::kIeee || !context.on_hopper()) {
     return launch_grouped_chunked(p, context, kAnyK);
   }
