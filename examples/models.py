@@ -12,6 +12,7 @@ index_add and the gradients of convolutions, may add in another order each time,
 trainings apart.
 """
 
+import contextlib
 import copy
 import statistics
 import sys
@@ -35,8 +36,8 @@ PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "linea
 class Training:
     """A model in training, step by step."""
 
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        self.model, self.task = model, task
+    def __init__(self, model: nn.Module, task: Task, overrides: bool = False) -> None:
+        self.model, self.task, self.overrides = model, task, overrides
         self.optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -44,15 +45,26 @@ class Training:
     def step(self, batch: Batch) -> None:
         start = now(batch[0])
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.model, batch)
-        loss.backward()
+        loss = self.differentiate(batch)
         self.optimizer.step()
         self.seconds.append(now(batch[0]) - start)
         self.losses.append(loss.item())
 
+    def differentiate(self, batch: Batch) -> torch.Tensor:
+        """Adds the gradients of a batch, and returns its loss."""
+        with torch_tiled.override() if self.overrides else contextlib.nullcontext():
+            loss = self.task.loss(self.model, batch)
+            loss.backward()
+        return loss
+
     def milliseconds(self) -> float:
         """The median step, without the first ones, in which memory is found."""
         return 1000 * statistics.median(self.seconds[len(self.seconds) // 4 :])
+
+    def gradients(self, batch: Batch) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        self.differentiate(batch)
+        return torch.cat([x.grad.flatten().double() for x in self.model.parameters()])
 
     def weights(self) -> torch.Tensor:
         return nn.utils.parameters_to_vector(self.model.parameters()).detach()
@@ -69,9 +81,21 @@ def draw(task: Task, count: int, device: str) -> list[Batch]:
     return [tuple(each.to(device) for each in task.batch()) for _ in range(count)]
 
 
+def errors(trainings: tuple[Training, ...], task: Task, batch: Batch) -> tuple[float, ...]:
+    """The relative errors of the gradients of a batch, against those in float64."""
+    model = copy.deepcopy(trainings[0].model).double()
+    if hasattr(model, "set_experts_implementation"):  # PyTorch's grouped_mm takes no float64
+        model.set_experts_implementation("eager")
+    exact = Training(model, task)
+    right = exact.gradients(tuple(x.double() if x.is_floating_point() else x for x in batch))
+    found = (each.gradients(batch) for each in trainings)
+    return tuple(((x - right).norm() / right.norm()).item() for x in found)
+
+
 @dataclass
 class Comparison:
     layers: int  # converted
+    errors: tuple[float, ...]  # of the first gradients: theirs, ours
     theirs: Training
     ours: Training
     scores: tuple[float, float, float]  # on data held out: at first, in the end theirs, ours
@@ -83,7 +107,9 @@ def compare(task: Task, device: str, steps: int) -> Comparison:
     model = task.model.to(device)
     converted = copy.deepcopy(model)
     layers = len(torch_tiled.convert(converted).changed)
-    theirs, ours = Training(model, task), Training(converted, task)
+    task.prepare(converted)
+    theirs, ours = Training(model, task), Training(converted, task, task.overrides)
+    of_gradients = errors((theirs, ours), task, batches[0])
     start, at_first = theirs.weights(), theirs.score(held_out)
     for batch in batches:  # interleaved, so that both have the same clocks
         theirs.step(batch)
@@ -91,7 +117,7 @@ def compare(task: Task, device: str, steps: int) -> Comparison:
     moved = (theirs.weights() - start).norm()
     apart = ((ours.weights() - theirs.weights()).norm() / moved).item()
     scores = (at_first, theirs.score(held_out), ours.score(held_out))
-    return Comparison(layers, theirs, ours, scores, apart)
+    return Comparison(layers, of_gradients, theirs, ours, scores, apart)
 
 
 def profiled(training: Training, batch: Batch) -> tuple[float, float]:
@@ -140,7 +166,17 @@ def add_comparison(table: Table, name: str, task: Task, done: Comparison) -> Non
     before, after = done.theirs.milliseconds(), done.ours.milliseconds()
     losses = done.theirs.losses[-1], done.ours.losses[-1]
     measure = "loss" if task.accuracy is None else "accuracy"
-    row = name, done.layers, before, after, before / after, *losses, measure, *done.scores
+    row = (
+        name,
+        done.layers,
+        before,
+        after,
+        before / after,
+        *done.errors,
+        *losses,
+        measure,
+        *done.scores,
+    )
     table.add(*row, done.apart)
 
 
@@ -169,10 +205,19 @@ def main() -> None:
 
     print(f"on {args.device}, {args.steps} steps each, interleaved; held out: data neither saw;")
     print("apart: the weights in the end, as a part of the way from where they began")
-    print(f"{'':18}{'ms a step':25}{'last loss':20}held out")
+    headings = f"{'ms a step':25}{'gradients off by':19}{'last loss':20}held out"
+    print(f"{'':18}{headings}")
     speed = "torch 7.2f", "tiled 7.2f", "ratio 5.2f"
     held_out = "measure 8s", "at first .4f", "torch 7.4f", "tiled 7.4f"
-    columns = *speed, "torch 8.5f", "tiled 8.5f", *held_out, "apart 7.1e"
+    columns = (
+        *speed,
+        "torch 7.1e",
+        "tiled 7.1e",
+        "torch 8.5f",
+        "tiled 8.5f",
+        *held_out,
+        "apart 7.1e",
+    )
     table = Table("model 8s", "layers d", *columns)
     times, flags = {}, {}
     for name in args.models or TASKS:

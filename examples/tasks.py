@@ -1,16 +1,18 @@
-"""Seven models as people have them, and for each something to learn: what models.py trains.
+"""Ten models as people have them, and for each something to learn: what models.py trains.
 
 Each has two sizes, one as it is used, which wants a GPU, and one that a CPU trains in seconds. The
-five of transformers have random weights, and their data are drawn by a rule: nothing is downloaded.
+six of transformers have random weights, and their data are drawn by a rule: nothing is downloaded.
 Dropout is off everywhere: trainings that are to be compared would drop different numbers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+import torch_tiled
 
 CLASSES = 4
 
@@ -33,6 +35,9 @@ class Task:
     learning_rate: float
     # Of a batch, from 0 to 1, where there is a right answer.
     accuracy: Callable[[nn.Module, Batch], torch.Tensor] | None = None
+    # What else the converted model needs, beside torch_tiled.convert().
+    prepare: Callable[[nn.Module], object] = lambda model: None
+    overrides: bool = False  # the converted model runs under torch_tiled.override()
 
 
 def learning_rate(full: bool) -> float:
@@ -86,6 +91,105 @@ def language(model: nn.Module, full: bool) -> Task:
         return (frequencies.expand(sentences, -1).multinomial(length, replacement=True),)
 
     return Task(model, loss, batch, learning_rate(full))
+
+
+def experts(full: bool) -> Task:
+    """A mixture of 32 experts, of which a token gets 4."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    width, heads, count = (768, 12, 32) if full else (64, 2, 4)
+    config = MixtralConfig(
+        hidden_size=width,
+        intermediate_size=width,
+        num_hidden_layers=8 if full else 2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        num_local_experts=count,
+        num_experts_per_tok=count // 8 or 2,
+        vocab_size=32000 if full else 100,
+        use_cache=False,
+    )
+
+    def prepare(model: nn.Module) -> None:
+        torch_tiled.experts.register()
+        model.set_experts_implementation("torch_tiled")
+
+    return replace(language(MixtralForCausalLM(config), full), prepare=prepare)
+
+
+class Float32Head(nn.Module):
+    """Words' logits in float32, of activations and weights in bfloat16."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width, dtype=torch.bfloat16)
+        self.norm = nn.LayerNorm(width, dtype=torch.bfloat16)
+        self.mixes = False  # by products of bfloat16 operands that are not rounded
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden, words = self.norm(self.embed(tokens)), self.embed.weight
+        if self.mixes:
+            return torch_tiled.linear(hidden, words, out_dtype=torch.float32)
+        return functional.linear(hidden.float(), words.float())
+
+
+def head(full: bool) -> Task:
+    """The head of a language model alone: a loss in float32 over 16-bit activations."""
+    sentences, length, vocabulary, width = (8, 512, 32000, 2048) if full else (4, 32, 100, 64)
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        (tokens,) = batch
+        logits = model(tokens[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def batch() -> Batch:
+        return (torch.randint(vocabulary, (sentences, length)),)
+
+    def prepare(model: nn.Module) -> None:
+        model.mixes = True
+
+    model = Float32Head(vocabulary, width)
+    return Task(model, loss, batch, learning_rate(full), prepare=prepare)
+
+
+class SpectralConvolution(nn.Module):
+    """A matrix for each of the lowest frequencies, and one for each pixel."""
+
+    def __init__(self, width: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        shape = width, width, modes, modes, 2
+        self.weight = nn.Parameter(torch.randn(shape) / width)  # real and imaginary parts
+        self.pixels = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        modes = self.modes
+        spectrum = torch.fft.rfft2(x)
+        weight = torch.view_as_complex(self.weight)
+        low = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :modes, :modes], weight)
+        rest = (0, spectrum.shape[3] - modes, 0, spectrum.shape[2] - modes)
+        return torch.fft.irfft2(functional.pad(low, rest), s=x.shape[2:]) + self.pixels(x)
+
+
+def fno(full: bool) -> Task:
+    """A Fourier neural operator learns to solve the heat equation: to blur its input."""
+    width, modes, size, count = (128, 32, 128, 16) if full else (8, 4, 16, 4)
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 1)]
+    for _ in range(4):
+        layers += [SpectralConvolution(width, modes), nn.GELU()]
+    model = nn.Sequential(*layers, nn.Conv2d(width, width, 1), nn.GELU(), nn.Conv2d(width, 1, 1))
+    frequency = torch.fft.fftfreq(size)[:, None] ** 2 + torch.fft.rfftfreq(size) ** 2
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        before, after = batch
+        return functional.mse_loss(model(before), after)
+
+    def batch() -> Batch:
+        before = torch.randn(count, 1, size, size)
+        after = torch.fft.irfft2(torch.fft.rfft2(before) * torch.exp(-50 * frequency))
+        return before, after
+
+    return Task(model, loss, batch, learning_rate(full), overrides=True)
 
 
 def bert(full: bool) -> Task:
@@ -231,8 +335,11 @@ TASKS = {
     "gpt2": gpt2,
     "bert": bert,
     "llama": llama,
+    "experts": experts,
+    "head": head,
     "vit": vit,
     "convnext": convnext,
+    "fno": fno,
     "graph": graph,
     "pinn": pinn,
 }
