@@ -416,6 +416,22 @@ def test_what_is_no_tensor(name, value, text):
     assert str(raised.value).startswith(f"tiled::grouped_mm: {text}")
 
 
+def test_out_of_memory(device):
+    """Views of little memory that have a large product."""
+    rows, cols = 2**31 - 1, 2**20
+    one = torch.ones(1, device=device)
+    assert_raises(
+        f"tiled::grouped_mm: out of memory: the result ({rows}, {cols}) of torch.float32 needs "
+        f"{4 * rows * cols} bytes on {one.device}",
+        torch_tiled.grouped_mm,
+        one.expand(rows, 1),
+        one.expand(1, 1, cols),
+        offs=torch.tensor([rows], dtype=torch.int32, device=device),
+        kind=torch.OutOfMemoryError,
+    )
+    assert_still_multiplies(device)
+
+
 def test_sparse_operands_are_refused():
     assert_raises(
         "tiled::grouped_mm: a is a sparse tensor (torch.sparse_coo, torch.float32), and only dense "
