@@ -19,7 +19,7 @@ def register(name: str = "torch_tiled", *, precision: str = "fp32") -> None:
 
     Args:
         name: of the implementation; one of this name is replaced.
-        precision: as for torch_tiled.matmul.
+        precision: as for torch_tiled.grouped_mm.
 
     Raises:
         RuntimeError: there is no such precision.

@@ -39,7 +39,7 @@ def grouped_mm(
         bias: (n,), or (groups, n) with a row for each group; of the dtype of a, b or the result;
             not for a b that is cut by columns. Or None.
         out_dtype: as for torch_tiled.matmul.
-        precision: as for torch_tiled.matmul.
+        precision: as for torch_tiled.matmul, but groups of float32 on Hopper GPUs have no "tf32".
 
     Returns:
         (rows, n) if a is cut by rows, (m, columns) if b is cut by columns, and else (groups, m, n);

@@ -371,6 +371,16 @@ def test_override(call, dtype, case, device):
     assert_close(grads, torch.autograd.grad(expected, (a, b), torch.ones_like(expected)))
 
 
+def test_override_in_tf32(device):
+    """No kernel for groups rounds to TF32."""
+    a, b = torch.randn(32, 16, device=device), torch.randn(3, 16, 8, device=device)
+    offs = offsets(device, (8, 0, 24))
+    for precision, same in (("fp32", "fp32"), ("tf32", "fp32"), ("ieee", "ieee")):
+        with torch_tiled.override(precision=precision):
+            y = F.grouped_mm(a, b, offs=offs)
+        assert torch.equal(y, torch_tiled.grouped_mm(a, b, offs=offs, precision=same))
+
+
 def test_override_leaves_the_others(device):
     a, b = torch.randn(32, 16, device=device), torch.randn(3, 16, 8, device=device)
     offs = offsets(device, (8, 0, 24))
@@ -380,11 +390,10 @@ def test_override_leaves_the_others(device):
         (a, b, {"bias": b[0, 0]}),
         (a, b, {"out_dtype": torch.float64}),
     ):
-        for is_ours in (False, True):
-            texts = []
-            with torch_tiled.override() if is_ours else torch.no_grad():
-                with pytest.raises((RuntimeError, ValueError)) as raised:
-                    F.grouped_mm(x, y, offs=offs, **options)
+        texts = []
+        for context in (torch.no_grad(), torch_tiled.override()):
+            with context, pytest.raises((RuntimeError, ValueError)) as raised:
+                F.grouped_mm(x, y, offs=offs, **options)
             texts.append((type(raised.value), str(raised.value)))
         assert len(set(texts)) == 1
 
