@@ -28,6 +28,7 @@ struct GroupedTileCoord : TileCoord {
 };
 
 struct GroupedWorkTile {
+  static constexpr bool kHasK = false;  // a group may have none
   GroupedTileCoord tile;
   int64_t index, k_begin, k_end;
   int rows, cols;

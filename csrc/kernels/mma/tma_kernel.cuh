@@ -150,6 +150,7 @@ __device__ TileCoord locate_in_cluster(const TileScheduler& scheduler, int64_t i
 
 // A tile of C over one K split.
 struct WorkTile {
+  static constexpr bool kHasK = true;  // at least one stage
   TileCoord tile;
   int64_t index;  // of the cluster's tile
   int64_t k_begin, k_end;
@@ -170,11 +171,9 @@ __device__ int64_t count_work_tiles(const MainloopParams& params) {
 
 template <class Tile>
 __device__ WorkTile locate_work_tile(const MainloopParams& params, int64_t index) {
-  uint32_t split = 0;
-  if (params.k_splits > 1) {
-    split = params.by_tiles.divide(static_cast<uint32_t>(index));
-    index -= split * params.tiles;
-  }
+  const uint32_t split =
+      params.k_splits > 1 ? params.by_tiles.divide(static_cast<uint32_t>(index)) : 0;
+  index -= split * params.tiles;
   const int64_t k_begin = split * params.k_per_split;
   const int64_t k_end = min(k_begin + params.k_per_split, params.p.k);
   const TileCoord tile = locate_in_cluster<Tile>(params.scheduler, index);
@@ -522,9 +521,11 @@ __device__ void consume(const typename Epilogue::Params& params, Smem<Tile, Epil
     const auto& tile = work_tile.tile;
     if (params.k_splits == 1) epilogue.begin_tile(tile);
     float acc[Tile::kElements], total[kTotalInRegisters<Tile, Epilogue> + 1];
-    int64_t chunk = work_tile.k_begin;
     bool is_first = true;
-    do {  // no K is one chunk with the sum 0
+    // No K, if the work tile may have none, is one chunk with the sum 0.
+    for (int64_t chunk = work_tile.k_begin;
+         chunk < work_tile.k_end || (is_first && !work_tile.kHasK);
+         chunk += mma_order::kChunk, is_first = false) {
       const auto length =
           static_cast<int>(min(work_tile.k_end - chunk, int64_t{mma_order::kChunk}));
       const bool is_last = chunk + length == work_tile.k_end;
@@ -538,7 +539,7 @@ __device__ void consume(const typename Epilogue::Params& params, Smem<Tile, Epil
       }
       wgmma::wait_group<0>();
       wgmma::fence_operand(acc);
-      if (last_stage != kNoStage) release(smem, last_stage, lane);
+      if (work_tile.kHasK || last_stage != kNoStage) release(smem, last_stage, lane);
       epilogue.end_chunk(tile, chunk, acc);
       if (params.k_splits > 1) {
         store_partial_sums<Tile>(params, chunk / mma_order::kChunk, work_tile.index, acc);
@@ -550,8 +551,7 @@ __device__ void consume(const typename Epilogue::Params& params, Smem<Tile, Epil
       }
       if (params.p.k <= mma_order::kChunk) continue;
       add_earlier_chunks<Tile>(epilogue, is_first, is_last, total, prefetched, workspace, acc);
-      is_first = false;
-    } while ((chunk += mma_order::kChunk) < work_tile.k_end);
+    }
     if (params.k_splits == 1) epilogue.end_tile(tile, acc);
   }
   epilogue.finish();
