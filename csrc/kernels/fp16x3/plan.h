@@ -375,6 +375,11 @@ inline Fp16x3RowsGrid fp16x3_rows_grid(const Problem& p, int64_t sms) {
           .col_blocks = static_cast<unsigned>(col_blocks),
           .ranges = static_cast<unsigned>(ranges)};
 }
+// Row tiles are counted by 32 bits.
+inline bool fp16x3_rows_accepts(const Problem& p) {
+  const int64_t of_matrix = ceil_div(std::max(p.m, p.n), h200::kFp16x3RowsOfTile);
+  return of_matrix * p.batch.count < int64_t{1} << 31;
+}
 // Returns whether the short operand has to be split, or else is B, with a presplit.
 inline bool fp16x3_rows_splits(const Problem& p) {
   return p.m <= p.n || p.b_presplit.hi_lo == nullptr;
@@ -400,15 +405,14 @@ inline Plan fp16x3_rows_plan(const Problem& p, int64_t sms) {
   const double dram = 4 * elements / static_cast<double>(sms) / Cost::kRowsDram;
   const int64_t split_rows =
       fp16x3_rows_splits(p) ? sides.short_count * stored_matrices(p.batch, sides.short_operand) : 0;
-  Problem split{.k = p.k};
-  return {
-      .tile = static_cast<int>(&tile - h200::kFp16x3RowsTiles),
-      .m = static_cast<int>(grid.block_tiles) * Presplit::kRows,
-      .n = h200::kFp16x3RowsOfTile,
-      .blocks = int64_t{grid.tiles} * grid.col_blocks,
-      .cycles = Cost::kRowsLaunch + rewrite_cycles(split, sms, split_rows, 0, h200::kSplitFp16x3) +
-                std::max(waves * (Cost::kRowsBlock + k * Cost::kRowsBlockK + std::max(alone, busy)),
-                         dram)};
+  const double split = static_cast<double>(split_rows) / static_cast<double>(sms) *
+                       std::max(k * h200::kSplitFp16x3.element, h200::kSplitFp16x3.row);
+  const double wave = Cost::kRowsBlock + k * Cost::kRowsBlockK + std::max(alone, busy);
+  return {.tile = static_cast<int>(&tile - h200::kFp16x3RowsTiles),
+          .m = static_cast<int>(grid.block_tiles) * Presplit::kRows,
+          .n = h200::kFp16x3RowsOfTile,
+          .blocks = int64_t{grid.tiles} * grid.col_blocks,
+          .cycles = Cost::kRowsLaunch + split + std::max(waves * wave, dram)};
 }
 
 // --- a complex B, read in place ------------------------------------------------------------------

@@ -26,7 +26,6 @@
 #include "core/order_fp16x3.h"
 #include "core/presplit.h"
 #include "core/stored_batch.h"
-#include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/workspace.h"
@@ -60,13 +59,12 @@ struct Tile {
   static constexpr int kWarpgroup = 128, kWarpgroups = kTile.warpgroups;
   static constexpr int kThreads = kWarpgroups * kWarpgroup;
   static constexpr int kElements = kCols / 2;  // accumulators a thread
-  using Staging =
-      float[kWarpgroups][kElements][kWarpgroup];  // a sum of each thread after the other
   static constexpr int kPromotion = fp16x3::promotion(kTile.k);
   static_assert(kPromotion == 16);
 };
 
-// Which adjacent elements a thread loads or stores at once.
+// Which two adjacent elements a thread loads or stores at once, if any. Pairs are aligned, and none
+// is cut by the end of the matrix.
 enum class Pairs { kNone, kOfRow, kOfColumn };
 
 struct Params {
@@ -79,36 +77,46 @@ struct Params {
   bool one_weight;                      // all matrices have the same short operand
   Fp16x3RowsGrid grid;
   int64_t c_row_stride, c_col_stride;
+  bool bias_relu_at_most;          // is all that the epilogue has
   unsigned long long* recomputed;  // counts recomputed elements, or null
 };
 
 template <class Tile>
 struct Smem {
-  typename Tile::Staging staging;             // sums, on their way through rare epilogues
-  float inverse_scales[kFp16x3RowsMostCols];  // of the block's columns
+  float sums[Tile::kWarpgroups][Tile::kElements][Tile::kWarpgroup];  // before rare epilogues
+  float inverse_scales[kFp16x3RowsMostCols];                         // of the block's columns
   uint64_t full;
   int parity;    // of the phase of `full` that ends with the block's columns
   unsigned end;  // of the block's row tiles; both are here because registers are short
   alignas(1024) uint8_t parts[];  // of the block's columns, as in Presplit
-
-  __device__ float* sums() {
-    return &staging[threadIdx.x / Tile::kWarpgroup][0][threadIdx.x % Tile::kWarpgroup];
-  }
 };
 
 // Up to 64 rows of a matrix.
 struct RowTile {
-  int64_t matrix, row;
+  unsigned matrix;
   int rows;
+  int64_t row;
 
   __device__ RowTile(const Params& params, unsigned tile) {
-    const unsigned of_matrix = tile / params.grid.tiles_of_matrix;
-    matrix = of_matrix;
-    row = int64_t{tile - of_matrix * params.grid.tiles_of_matrix} * h200::kFp16x3RowsOfTile;
+    matrix = tile / params.grid.tiles_of_matrix;
+    row = int64_t{tile - matrix * params.grid.tiles_of_matrix} * h200::kFp16x3RowsOfTile;
     const int64_t left = params.grid.rows - row;
     rows = static_cast<int>(min(left, int64_t{h200::kFp16x3RowsOfTile}));
   }
 };
+
+// batch_offset() of a matrix, without the last division.
+__device__ inline int64_t offset_of(const Batch& batch, const int64_t (&stride)[kMaxBatchRank],
+                                    unsigned matrix) {
+  int64_t offset = 0;
+  NO_UNROLL
+  for (int d = batch.rank - 1; d > 0; --d) {
+    const auto size = static_cast<unsigned>(batch.size[d]);
+    offset += matrix % size * stride[d];
+    matrix /= size;
+  }
+  return offset + matrix * stride[0];
+}
 
 // --- The long operand ----------------------------------------------------------------------------
 
@@ -119,25 +127,42 @@ __device__ inline int first_row() {
 }
 __device__ inline int first_of_four() { return static_cast<int>(threadIdx.x) % 4 * 2; }
 
-// Loads a thread's elements of a row tile, and zeros beyond K. A row beyond the last one is the
-// last one again.
+// Loads a thread's elements of a row tile, and zeros beyond K. Rows beyond the last one are the
+// last ones again.
 template <class Tile>
 __device__ void load(const Params& params, const RowTile& tile,
                      float (&x)[2][Tile::kMostSteps * 4]) {
   const Matrix& from = params.long_operand;
   const int64_t row_stride = from.row_stride, k_stride = from.col_stride;
-  const int row = min(first_row(), tile.rows - 1), next = min(row + 1, tile.rows - 1);
+  const int row = min(first_row(), (tile.rows - 1) / 2 * 2), next = min(row + 1, tile.rows - 1);
   const int left = static_cast<int>(params.p.k) - first_of_four();
   const float* first = static_cast<const float*>(from.data) +
-                       batch_offset(params.p.batch, from, tile.matrix) +
+                       offset_of(params.p.batch, from.batch_stride, tile.matrix) +
                        first_of_four() * k_stride + tile.row * row_stride;
+  const float* at[] = {first + row * row_stride, first + next * row_stride};
   const auto exists = [&](int e) {
     return e < Tile::kFullSteps * 4 || e / 4 * 16 + e / 2 % 2 * 8 + e % 2 < left;
   };
   UNROLL
   for (int e = Tile::kFullSteps * 4; e < Tile::kMostSteps * 4; ++e) x[0][e] = x[1][e] = 0;
-  if (params.loads == Pairs::kOfRow) {  // K is even
-    const float* at[] = {first + row * row_stride, first + next * row_stride};
+  const auto load_strided = [&]<bool kPairs>() {
+    UNROLL
+    for (int e = 0; e < Tile::kMostSteps * 4; ++e) {
+      if (kPairs && exists(e)) {
+        const float2 x2 = __ldg(reinterpret_cast<const float2*>(at[0]));
+        x[0][e] = x2.x, x[1][e] = x2.y;
+      } else if (exists(e)) {
+        x[0][e] = __ldg(at[0]), x[1][e] = __ldg(at[1]);
+      }
+      // Without this the compiler would keep a multiple of the stride for each element.
+      UNROLL
+      for (const float*& each : at) {
+        each += e % 2 == 0 ? k_stride : 7 * k_stride;
+        asm volatile("" : "+l"(each));
+      }
+    }
+  };
+  if (params.loads == Pairs::kOfRow) {
     UNROLL
     for (int e = 0; e < Tile::kMostSteps * 4; e += 2) {
       UNROLL
@@ -147,34 +172,10 @@ __device__ void load(const Params& params, const RowTile& tile,
         x[i][e] = x2.x, x[i][e + 1] = x2.y;
       }
     }
-    return;
-  }
-  // The pointers go from element to element: the compiler would keep a multiple of the stride for
-  // each of them.
-  const auto advance = [&](const float*& at, int e) {
-    at += e % 2 == 0 ? k_stride : 7 * k_stride;
-    asm volatile("" : "+l"(at));
-  };
-  if (params.loads == Pairs::kOfColumn) {  // the number of rows is even
-    const float* at = first + min(first_row(), tile.rows - 2);
-    UNROLL
-    for (int e = 0; e < Tile::kMostSteps * 4; ++e) {
-      if (exists(e)) {
-        const float2 x2 = __ldg(reinterpret_cast<const float2*>(at));
-        x[0][e] = x2.x, x[1][e] = x2.y;
-      }
-      advance(at, e);
-    }
-    return;
-  }
-  const float* at[] = {first + row * row_stride, first + next * row_stride};
-  UNROLL
-  for (int e = 0; e < Tile::kMostSteps * 4; ++e) {
-    UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (exists(e)) x[i][e] = __ldg(at[i]);
-      advance(at[i], e);
-    }
+  } else if (params.loads == Pairs::kOfColumn) {
+    load_strided.template operator()<true>();
+  } else {
+    load_strided.template operator()<false>();
   }
 }
 
@@ -189,7 +190,8 @@ __device__ void prefetch(const Params& params, const RowTile& tile) {
   const int inner = k_major ? k : tile.rows, outer = k_major ? tile.rows : k;
   const int64_t stride = k_major ? from.row_stride : from.col_stride;
   const float* first = static_cast<const float*>(from.data) +
-                       batch_offset(params.p.batch, from, tile.matrix) + tile.row * from.row_stride;
+                       offset_of(params.p.batch, from.batch_stride, tile.matrix) +
+                       tile.row * from.row_stride;
   const int thread = static_cast<int>(threadIdx.x) % Tile::kWarpgroup;
   NO_UNROLL
   for (int i = thread / 2; i < outer; i += Tile::kWarpgroup / 2) {
@@ -320,14 +322,14 @@ struct Place {
   int rows, col, cols;
 };
 
-// Stores a thread's sums one by one, after any epilogue, and recomputes flagged ones. They are in
-// Smem::staging.
+// Stores a thread's sums one by one, after any epilogue, and recomputes flagged ones. The sums are
+// in Smem::sums.
 template <class Tile, bool kLongIsA>
-__device__ __noinline__ void store_each(const Params& params, unsigned index, int rows, int col,
-                                        int cols, const float* sums) {
+__device__ __noinline__ void store_each(const Params& params, const float* sums, unsigned index,
+                                        int rows, int col, int cols) {
   const RowTile tile(params, index);
   const int64_t row = tile.row + first_row();
-  const int64_t c_offset = batch_offset(params.p.batch, params.p.c, tile.matrix);
+  const int64_t c_offset = offset_of(params.p.batch, params.p.c.batch_stride, tile.matrix);
   NO_UNROLL
   for (int i = 0; i < Tile::kElements; ++i) {
     const int down = i / 2 % 2, right = i / 4 * 8 + i % 2;
@@ -340,98 +342,51 @@ __device__ __noinline__ void store_each(const Params& params, unsigned index, in
   }
 }
 
-// Applies an activation to a thread's sums in Smem::staging.
-template <class Tile>
-__device__ __noinline__ void activate_sums(Activation activation, float* sums) {
-  NO_UNROLL
-  for (int i = 0; i < Tile::kElements; i += 4) {
-    float each[4];
-    UNROLL
-    for (int j = 0; j < 4; ++j) each[j] = sums[(i + j) * Tile::kWarpgroup];
-    activate_each(activation, each);
-    UNROLL
-    for (int j = 0; j < 4; ++j) sums[(i + j) * Tile::kWarpgroup] = each[j];
-  }
-}
-
-// Applies an epilogue that does not read C to a thread's sums.
+// Stores a thread's sums, which are in C from `to` on. All threads of a warp call it.
 template <class Tile, bool kLongIsA>
-__device__ void apply_epilogue(const Params& params, const Place& place, float* staging,
-                               float (&sums)[Tile::kElements]) {
-  const Epilogue& epilogue = params.p.epilogue;
-  const auto alpha = static_cast<float>(epilogue.alpha);
+__device__ void store_sums(const Params& params, const Place& place, float* to, Smem<Tile>& smem,
+                           float (&sums)[Tile::kElements]) {
+  const auto has = [&](int i) { return i / 2 % 2 < place.rows && i / 4 * 8 + i % 2 < place.cols; };
+  bool possible = params.bias_relu_at_most;
   UNROLL
-  for (float& sum : sums) sum *= alpha;
+  for (int i = 0; i < Tile::kElements; ++i) possible &= !isnan(sums[i]) || !has(i);
+  if (!__all_sync(~0u, possible)) {
+    float* rare = &smem.sums[threadIdx.x / Tile::kWarpgroup][0][threadIdx.x % Tile::kWarpgroup];
+    UNROLL
+    for (int i = 0; i < Tile::kElements; ++i) rare[i * Tile::kWarpgroup] = sums[i];
+    return store_each<Tile, kLongIsA>(params, rare, place.tile, place.rows, place.col, place.cols);
+  }
+  const Epilogue& epilogue = params.p.epilogue;
   if (epilogue.bias != nullptr) {
     const int64_t first = kLongIsA ? place.col : RowTile(params, place.tile).row + first_row();
     const float* bias = static_cast<const float*>(epilogue.bias) + first * epilogue.bias_stride;
     UNROLL
     for (int i = 0; i < Tile::kElements; ++i) {
       const int at = kLongIsA ? i / 4 * 8 + i % 2 : i / 2 % 2;
-      if (at < (kLongIsA ? place.cols : place.rows)) {
-        sums[i] += __ldg(bias + at * epilogue.bias_stride);
-      }
+      if (has(i)) sums[i] += __ldg(bias + at * epilogue.bias_stride);
     }
   }
-  if (epilogue.activation == Activation::kNone) return;
   if (epilogue.activation == Activation::kRelu) {
     UNROLL
     for (float& sum : sums) sum = activate(Activation::kRelu, sum);
-    return;
   }
-  UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) staging[i * Tile::kWarpgroup] = sums[i];
-  activate_sums<Tile>(epilogue.activation, staging);
-  UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) sums[i] = staging[i * Tile::kWarpgroup];
-}
-
-// Stores a thread's sums, which are in C from `to` on. All threads of a warp call it.
-template <class Tile, bool kLongIsA>
-__device__ void store_sums(const Params& params, const Place& place, float* to, float* staging,
-                           float (&sums)[Tile::kElements]) {
-  const Epilogue& epilogue = params.p.epilogue;
-  bool possible = epilogue.beta == 0;
-  UNROLL
-  for (int i = 0; i < Tile::kElements; ++i) {
-    possible &= !isnan(sums[i]) || i / 4 * 8 + i % 2 >= place.cols;
-  }
-  if (!__all_sync(~0u, possible)) {
-    UNROLL
-    for (int i = 0; i < Tile::kElements; ++i) staging[i * Tile::kWarpgroup] = sums[i];
-    return store_each<Tile, kLongIsA>(params, place.tile, place.rows, place.col, place.cols,
-                                      staging);
-  }
-  if (!epilogue.is_identity()) apply_epilogue<Tile, kLongIsA>(params, place, staging, sums);
-  const int64_t down = params.c_row_stride, right = params.c_col_stride;
+  const auto at = [&](int i) {
+    return to + i / 2 % 2 * params.c_row_stride + (i / 4 * 8 + i % 2) * params.c_col_stride;
+  };
   if (params.stores == Pairs::kOfRow) {
     UNROLL
     for (int i = 0; i < Tile::kElements; i += 2) {
-      if (i / 2 % 2 >= place.rows) continue;
-      float* at = to + i / 2 % 2 * down + i / 4 * 8;
-      if (i / 4 * 8 + 1 < place.cols) {
-        *reinterpret_cast<float2*>(at) = {sums[i], sums[i + 1]};
-      } else if (i / 4 * 8 < place.cols) {
-        *at = sums[i];
-      }
+      if (has(i)) *reinterpret_cast<float2*>(at(i)) = {sums[i], sums[i + 1]};
+    }
+  } else if (params.stores == Pairs::kOfColumn) {
+    UNROLL
+    for (int i = 0; i < Tile::kElements; i += i % 2 == 0 ? 1 : 3) {
+      if (has(i)) *reinterpret_cast<float2*>(at(i)) = {sums[i], sums[i + 2]};
     }
   } else {
-    const bool pairs = params.stores == Pairs::kOfColumn && place.rows >= 2;
     UNROLL
-    for (int j = 0; j < Tile::kElements / 4; ++j, to += 8 * right) {
-      UNROLL
-      for (int e = 0; e < 2; ++e) {
-        if (j * 8 + e >= place.cols) continue;
-        float* at = to + e * right;
-        if (pairs) {
-          *reinterpret_cast<float2*>(at) = {sums[j * 4 + e], sums[j * 4 + e + 2]};
-        } else {
-          UNROLL
-          for (int i = 0; i < 2; ++i) {
-            if (i < place.rows) at[i * down] = sums[j * 4 + e + i * 2];
-          }
-        }
-      }
+    for (int i = 0; i < Tile::kElements; ++i) {
+      if (has(i)) *at(i) = sums[i];
     }
   }
 }
@@ -452,7 +407,7 @@ __device__ void multiply_row_tile(const Params& params, unsigned index, unsigned
               .col = first_col + first_of_four(),
               .cols = cols - first_of_four()};
   float* to = static_cast<float*>(params.p.c.data) +
-              batch_offset(params.p.batch, params.p.c, tile.matrix) +
+              offset_of(params.p.batch, params.p.c.batch_stride, tile.matrix) +
               (tile.row + first_row()) * params.c_row_stride + place.col * params.c_col_stride;
   NO_UNROLL
   for (int col = 0; col < cols; col += Tile::kCols) {
@@ -471,7 +426,7 @@ __device__ void multiply_row_tile(const Params& params, unsigned index, unsigned
           *reinterpret_cast<const float2*>(&smem.inverse_scales[col + j * 8 + first_of_four()]);
     }
     descale_chunk(total, low, rows.inverse_scales, col_scales, Tile::kPromotion);
-    store_sums<Tile, kLongIsA>(params, place, to, smem.sums(), total);
+    store_sums<Tile, kLongIsA>(params, place, to, smem, total);
     place.col += Tile::kCols, place.cols -= Tile::kCols, to += Tile::kCols * params.c_col_stride;
   }
 }
@@ -503,7 +458,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     next = params.one_weight ? smem.end : min(smem.end, (matrix + 1) * grid.tiles_of_matrix);
     unsigned i = begin + warpgroup;
     if (i < next) prefetch<Tile>(params, RowTile(params, i));
-    const int64_t of_short = batch_offset(params.p.batch, params.short_stride, matrix);
+    const int64_t of_short = offset_of(params.p.batch, params.short_stride, matrix);
     load_short<Tile>(params, of_short, first_tile, smem);
     NO_UNROLL
     for (; i < next; i += Tile::kWarpgroups) {
@@ -524,13 +479,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 namespace {
 
-// The adjacent elements that are aligned for a thread to take at once. The matrix is seen from its
-// long side.
+// The pairs of a matrix of that many rows and columns, as the kernel sees them.
 template <class Void>
 Pairs pairs_of(const Problem& p, const MatrixOf<Void>& matrix, int64_t row_stride,
-               int64_t col_stride) {
-  if (is_vector_aligned<float2>(p.batch, matrix, col_stride, row_stride)) return Pairs::kOfRow;
-  if (is_vector_aligned<float2>(p.batch, matrix, row_stride, col_stride)) return Pairs::kOfColumn;
+               int64_t col_stride, int64_t rows, int64_t cols) {
+  const auto aligned = [&](int64_t inner, int64_t outer) {
+    return is_vector_aligned<float2>(p.batch, matrix, inner, outer);
+  };
+  if (cols % 2 == 0 && aligned(col_stride, row_stride)) return Pairs::kOfRow;
+  if (rows % 2 == 0 && aligned(row_stride, col_stride)) return Pairs::kOfColumn;
   return Pairs::kNone;
 }
 
@@ -552,15 +509,18 @@ bool launch_fp16x3_rows(const Problem& p, const Plan& plan, const Context& conte
   if (count_tiles(p, 1, 1) == 0) return true;
   const LongAndShort sides = long_and_short(p);
   return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
-    Params params{.p = p, .long_operand = sides.long_operand, .recomputed = recomputed};
+    Params params{};
+    params.p = p;
+    params.recomputed = recomputed;
+    params.bias_relu_at_most = p.epilogue.is_bias_relu_at_most();
     params.grid = fp16x3_rows_grid(p, context.sms);
+    params.long_operand = sides.long_operand;
+    params.loads = pairs_of(p, params.long_operand, params.long_operand.row_stride,
+                            params.long_operand.col_stride, sides.long_count, p.k);
     params.c_row_stride = sides.long_is_a ? p.c.row_stride : p.c.col_stride;
     params.c_col_stride = sides.long_is_a ? p.c.col_stride : p.c.row_stride;
-    params.loads = pairs_of(p, params.long_operand, params.long_operand.row_stride,
-                            params.long_operand.col_stride);
-    if (params.loads == Pairs::kOfRow && p.k % 2 != 0) params.loads = Pairs::kNone;
-    if (params.loads == Pairs::kOfColumn && sides.long_count % 2 != 0) params.loads = Pairs::kNone;
-    params.stores = pairs_of(p, p.c, params.c_row_stride, params.c_col_stride);
+    params.stores = pairs_of(p, p.c, params.c_row_stride, params.c_col_stride, sides.long_count,
+                             sides.short_count);
     params.splits = fp16x3_rows_splits(p);
     params.one_weight = stored_matrices(p.batch, sides.short_operand) == 1;
     if (params.splits) {
