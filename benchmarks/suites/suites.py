@@ -202,6 +202,7 @@ KERNELS = (
     Shape(1021, 1031, 1033, kernels=("simt_cp_async",)),
     Shape(32, 32, 32, batch=10_000, kernels=("simt_small",)),
     Shape(55, 587, 176, batch=96, layout="NT", kernels=("fp16x3_direct", "fp16x3_small")),
+    Shape(1024, 256, 256, batch=64, kernels=("fp16x3_rows",)),
     Shape(1, 1181, 349, batch=32, kernels=("fp16x3_thin", "fp16x3_direct")),
     Shape(8, 4096, 4096, layout="NT", kernels=("simt_skinny", "fp16x3_skinny")),
     Shape(128, 4096, 4096, layout="NT", kernels=("fp16x3_fused",)),

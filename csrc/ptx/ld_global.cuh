@@ -1,5 +1,5 @@
 #pragma once
-// Loads from global memory: PTX ISA, "ld.global.nc".
+// Loads from global memory, and into L2: PTX ISA, "ld.global.nc" and "prefetch".
 
 namespace tiled::ptx {
 
@@ -9,6 +9,11 @@ __device__ inline double ld_global_nc(const double* at) {
   double x;
   asm volatile("ld.global.nc.L2::128B.f64 %0, [%1];" : "=d"(x) : "l"(at));
   return x;
+}
+
+// Loads the cache line of an address into L2.
+__device__ inline void prefetch_l2(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 }  // namespace tiled::ptx

@@ -130,17 +130,21 @@ TILED_MMA(128, "256", TILED_NAMES_0 ", " TILED_NAMES_32 ", " TILED_NAMES_64 ", "
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" names       \
                "}, {" a_at "}, " b_at ", accumulate, 1, 1, " b_major_at ";\n}"                 \
                : __VA_ARGS__                                                                   \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1), "n"(kBMnMajor))
-#define TILED_MMA_A_IN_REGISTERS(count, ...)                                 \
-  template <bool kBFloat16, bool kBMnMajor>                                  \
-  __device__ void mma(float(&d)[count], const uint32_t(&a)[4], uint64_t b) { \
-    if constexpr (kBFloat16) {                                               \
-      TILED_WGMMA_A_IN_REGISTERS("bf16", __VA_ARGS__);                       \
-    } else {                                                                 \
-      TILED_WGMMA_A_IN_REGISTERS("f16", __VA_ARGS__);                        \
-    }                                                                        \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                 "r"(static_cast<int>(accumulate)), "n"(kBMnMajor))
+#define TILED_MMA_A_IN_REGISTERS(count, ...)                               \
+  template <bool kBFloat16 = false, bool kBMnMajor = false>                \
+  __device__ void mma(float(&d)[count], const uint32_t(&a)[4], uint64_t b, \
+                      bool accumulate = true) {                            \
+    if constexpr (kBFloat16) {                                             \
+      TILED_WGMMA_A_IN_REGISTERS("bf16", __VA_ARGS__);                     \
+    } else {                                                               \
+      TILED_WGMMA_A_IN_REGISTERS("f16", __VA_ARGS__);                      \
+    }                                                                      \
   }
 
+TILED_MMA_A_IN_REGISTERS(16, "32", TILED_NAMES_0_TO_15, "%16, %17, %18, %19", "%20", "%21", "%22",
+                         TILED_D16(0))
 TILED_MMA_A_IN_REGISTERS(32, "64", TILED_NAMES_0, "%32, %33, %34, %35", "%36", "%37", "%38",
                          TILED_D32(0))
 TILED_MMA_A_IN_REGISTERS(64, "128", TILED_NAMES_0 ", " TILED_NAMES_32, "%64, %65, %66, %67", "%68",

@@ -330,6 +330,92 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   return best;
 }
 
+// fp16x3_rows sees C, or C transposed, with its rows along the long operand. A block has the
+// columns of one or two tiles of the short operand's presplit in shared memory, and a range of row
+// tiles.
+inline constexpr int kFp16x3RowsMostCols = 2 * Presplit::kRows;
+struct Fp16x3RowsGrid {
+  int64_t rows;                     // of a matrix
+  unsigned tiles_of_matrix, tiles;  // row tiles
+  unsigned block_tiles,
+      col_blocks;   // tiles of the presplit that a block has; the blocks that have them all
+  unsigned ranges;  // that the row tiles are cut in
+};
+inline const h200::Fp16x3RowsTile& fp16x3_rows_tile(int64_t k) {
+  return h200::kFp16x3RowsTiles[k > h200::kFp16x3RowsTiles[0].k ? 1 : 0];
+}
+// The bytes of shared memory that a block takes: its columns, and before them sums, inverse scales
+// and a barrier.
+constexpr int64_t fp16x3_rows_header(const h200::Fp16x3RowsTile& tile) {
+  return tile.warpgroups * tile.cols * h200::kFp16x3RowsOfTile * 4 + kFp16x3RowsMostCols * 4 + 1024;
+}
+inline int64_t fp16x3_rows_smem(const Problem& p, unsigned block_tiles) {
+  const int64_t cols = std::min<int64_t>(ceil_div(std::min(p.m, p.n), 64) * 64, Presplit::kRows);
+  return fp16x3_rows_header(fp16x3_rows_tile(p.k)) +
+         cols * block_tiles * Presplit{.k = p.k}.padded_k() * 4;
+}
+inline Fp16x3RowsGrid fp16x3_rows_grid(const Problem& p, int64_t sms) {
+  const LongAndShort sides = long_and_short(p);
+  const int64_t of_matrix = ceil_div(sides.long_count, h200::kFp16x3RowsOfTile);
+  const int64_t tiles = of_matrix * p.batch.count;
+  const int64_t col_tiles = ceil_div(sides.short_count, Presplit::kRows);
+  const bool two = col_tiles % 2 == 0 && fp16x3_rows_smem(p, 2) <= kMaxSharedMemory;
+  const int64_t col_blocks = col_tiles / (two ? 2 : 1);
+  // Ranges that end with a matrix load no second short operand, if they are as short as others.
+  const auto longest = [&](int64_t ranges) {
+    return ceil_div(ceil_div(tiles, ranges), fp16x3_rows_tile(p.k).warpgroups);
+  };
+  int64_t ranges =
+      std::clamp<int64_t>(sms / std::max<int64_t>(col_blocks, 1), 1, std::max<int64_t>(tiles, 1));
+  const int64_t of_matrices = ranges / std::max<int64_t>(p.batch.count, 1) * p.batch.count;
+  if (of_matrices > 0 && longest(of_matrices) <= longest(ranges)) ranges = of_matrices;
+  return {.rows = sides.long_count,
+          .tiles_of_matrix = static_cast<unsigned>(of_matrix),
+          .tiles = static_cast<unsigned>(tiles),
+          .block_tiles = two ? 2u : 1u,
+          .col_blocks = static_cast<unsigned>(col_blocks),
+          .ranges = static_cast<unsigned>(ranges)};
+}
+// Row tiles are counted by 32 bits.
+inline bool fp16x3_rows_accepts(const Problem& p) {
+  const int64_t of_matrix = ceil_div(std::max(p.m, p.n), h200::kFp16x3RowsOfTile);
+  return of_matrix * p.batch.count < int64_t{1} << 31;
+}
+// Returns whether the short operand has to be split, or else is B, with a presplit.
+inline bool fp16x3_rows_splits(const Problem& p) {
+  return p.m <= p.n || p.b_presplit.hi_lo == nullptr;
+}
+// A warpgroup waits for its loads, its split and its products, an SM is busy with all of them, or
+// memory is.
+inline Plan fp16x3_rows_plan(const Problem& p, int64_t sms) {
+  using Cost = h200::Fp16x3;
+  const Fp16x3RowsGrid grid = fp16x3_rows_grid(p, sms);
+  const h200::Fp16x3RowsTile& tile = fp16x3_rows_tile(p.k);
+  const LongAndShort sides = long_and_short(p);
+  const auto k = static_cast<double>(p.k);
+  const int64_t cols = std::min<int64_t>(sides.short_count, grid.block_tiles * Presplit::kRows);
+  const auto pieces = static_cast<double>(ceil_div(cols, 64));
+  const int64_t of_range = ceil_div(int64_t{grid.tiles}, std::max<int64_t>(grid.ranges, 1));
+  const auto waves = static_cast<double>(ceil_div(int64_t{grid.ranges} * grid.col_blocks, sms));
+  const double each =
+      Cost::kRowsTile + k * Cost::kRowsK + pieces * (Cost::kRowsPiece + k * Cost::kRowsPieceK);
+  const double alone = static_cast<double>(ceil_div(of_range, tile.warpgroups)) * each;
+  const double busy =
+      static_cast<double>(of_range) * k * (Cost::kRowsBusyK + pieces * Cost::kRowsBusyPieceK);
+  const auto elements = static_cast<double>(((p.m + p.n) * p.k + p.m * p.n) * p.batch.count);
+  const double dram = 4 * elements / static_cast<double>(sms) / Cost::kRowsDram;
+  const int64_t split_rows =
+      fp16x3_rows_splits(p) ? sides.short_count * stored_matrices(p.batch, sides.short_operand) : 0;
+  const double split = static_cast<double>(split_rows) / static_cast<double>(sms) *
+                       std::max(k * h200::kSplitFp16x3.element, h200::kSplitFp16x3.row);
+  const double wave = Cost::kRowsBlock + k * Cost::kRowsBlockK + std::max(alone, busy);
+  return {.tile = static_cast<int>(&tile - h200::kFp16x3RowsTiles),
+          .m = static_cast<int>(grid.block_tiles) * Presplit::kRows,
+          .n = h200::kFp16x3RowsOfTile,
+          .blocks = int64_t{grid.tiles} * grid.col_blocks,
+          .cycles = Cost::kRowsLaunch + split + std::max(waves * wave, dram)};
+}
+
 // --- a 16-bit operand, read in place -------------------------------------------------------------
 
 // fp16x3_cluster copies its rows in bulk, which end at 16 bytes.
@@ -445,6 +531,21 @@ struct Fp16x3FusedBuffers {
 inline WorkspaceBytes fp16x3_fused_workspace(const Problem& p, const Plan& plan, int64_t) {
   return {cuda::workspace_bytes(
       [&](cuda::Workspace& workspace) { Fp16x3FusedBuffers(p, plan.n, workspace); })};
+}
+// The presplit of the short operand of fp16x3_rows.
+struct Fp16x3RowsBuffers {
+  Presplit short_operand;
+
+  Fp16x3RowsBuffers(const Problem& p, cuda::Workspace& workspace)
+      : short_operand{.rows = std::min(p.m, p.n), .k = p.k} {
+    if (!fp16x3_rows_splits(p)) return;
+    take_presplit(workspace, short_operand,
+                  stored_matrices(p.batch, long_and_short(p).short_operand));
+  }
+};
+inline WorkspaceBytes fp16x3_rows_workspace(const Problem& p, const Plan&, int64_t) {
+  return {
+      cuda::workspace_bytes([&](cuda::Workspace& workspace) { Fp16x3RowsBuffers(p, workspace); })};
 }
 
 }  // namespace tiled
