@@ -5,7 +5,8 @@
 
 The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
 benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
-benchmarks.suites.front_page, host.json of benchmarks.suites.host, any number of
+benchmarks.suites.front_page, host.json of benchmarks.suites.host, layers.json of
+benchmarks.suites.layers, any number of
 survey_<precision or dtype>_<seed>.json of benchmarks.survey, and if they were measured course.json
 of benchmarks.studies.course, and stream.json and stream_peers.json of benchmarks.stream.
 tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
@@ -35,6 +36,7 @@ from benchmarks.pages.markdown import PageError, measured_on, with_blocks, writt
 
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "kernels"
+LAYERS = "mixed", "pointwise", "grouped"  # the suites of KERNELS / "layers.md"
 SUITES = {"float64": KERNELS / "f64.md", "complex": KERNELS / "complex.md"}  # a file's suites
 # The plots: the file, the results that it shows, and what draws it.
 PLOTS = {
@@ -53,7 +55,9 @@ def texts(results: Path) -> dict[Path, str]:
     surveys = random_page.surveys(results)
     random = {"random": lambda _: limits.write_random(surveys)}
     source = {"source": lambda measured: f"{measured_on(measured['header'])}."}
+    layers = {x: functools.partial(result_tables.write_layers, suite=x) for x in LAYERS}
     blocks = [
+        (KERNELS / "layers.md", "layers", source | layers),
         (ladder.PAGE, "hopper", ladder.BLOCKS),
         (limits.PAGE, "hopper", limits.BLOCKS | random),
         (which_product.PAGE, "which_way", source | which_product.BLOCKS),

@@ -158,6 +158,26 @@ def _kernels(rows: list[dict], mean: dict) -> str:
     return ", ".join(name if len(names) == 1 else f"{name} {ran.count(name)}" for name in names)
 
 
+def write_layers(measured: dict, suite: str) -> str:
+    """A table of a suite of benchmarks.suites.layers."""
+    return table(
+        1,
+        [
+            {
+                "product": row["what"],
+                "us": row["us"],
+                "TFLOP/s": row["tflops"],
+                "PyTorch, us": row["peer_us"],
+                "ratio": f"{row['ratio']:.2f}",
+                "error": f"{row['error']:.1e}" if "error" in row else "-",
+                "PyTorch's": f"{row['peer_error']:.1e}" if "error" in row else "-",
+            }
+            for row in measured["rows"]
+            if row["suite"] == suite
+        ],
+    )
+
+
 def write_host(measured: dict) -> str:
     """The part of docs/kernels/results.md on the host's time, by benchmarks.suites.host."""
     dtypes = dict.fromkeys(row["dtype"] for row in measured["rows"])

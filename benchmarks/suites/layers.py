@@ -1,11 +1,13 @@
-"""Times what layers ask for beside PyTorch's way to it: mixed operands and grouped products.
+"""Times what layers ask for beside PyTorch: mixed operands, pointwise convolutions, groups.
 
     python -m benchmarks.suites.layers --json benchmarks/results/layers.json
     python -m benchmarks.suites.layers --small --device cpu
 
 The suite `mixed` multiplies bfloat16 by float32, where PyTorch upcasts and multiplies in IEEE
 float32; its heads compute float32 logits of bfloat16 activations, beside PyTorch's bfloat16
-product. The suite `grouped` has groups of equal sizes and of sizes by Zipf's law; its peer is
+product. The suite `pointwise` calls torch.nn.functional.conv2d with a kernel of 1, under
+torch_tiled.override() and without, where cuDNN runs its fastest algorithm without TF32. The suite
+`grouped` has groups of equal sizes and of sizes by Zipf's law; its peer is
 torch.nn.functional.grouped_mm in bfloat16, and torch.mm for each group in float32, where
 grouped_mm reads offs on the host. Functions are timed as benchmarks.gemm times products, and
 errors are relative Frobenius against float64.
@@ -101,6 +103,38 @@ def mixed(device: torch.device, small: bool) -> Iterator[Contest]:
     )
 
 
+# --- pointwise -----------------------------------------------------------------------------------
+
+
+def by_override(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    with torch_tiled.override():
+        return F.conv2d(x, weight)
+
+
+def exactly_pointwise(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x.double(), weight.double())
+
+
+def pointwise(device: torch.device, small: bool) -> Iterator[Contest]:
+    formats = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
+    images, channels, sides = (2, (8,), (5,)) if small else (32, (64, 128, 256, 512), (28, 56))
+    for c, side, (name, layout) in itertools.product(channels, sides, formats.items()):
+
+        def make() -> Operands:
+            x = torch.randn(images, c, side, side, device=device)  # noqa: B023
+            return x.to(memory_format=layout), torch.randn(c, c, 1, 1, device=device)  # noqa: B023
+
+        yield Contest(
+            "pointwise",
+            f"{images} x {c} x {side} x {side}, {name}",
+            by_override,
+            F.conv2d,
+            operands(make, device),
+            2 * images * side**2 * c**2,
+            exactly_pointwise,
+        )
+
+
 # --- grouped -------------------------------------------------------------------------------------
 
 
@@ -174,14 +208,14 @@ def measured(contest: Contest) -> dict:
     row = {"suite": contest.suite, "what": contest.what, "us": ours.median, "p10": ours.p10}
     row |= {"p90": ours.p90, "peer_us": peer.median, "ratio": peer.median / ours.median}
     row["tflops"] = contest.flops / ours.median / 1e6
-    if a.shape[0] * b.shape[-1] <= SLAB:
+    c = contest.ours(a, b)
+    if c.numel() <= SLAB:
         exact = contest.exact(a, b)
-        row |= {"error": error(contest.ours(a, b), exact)}
-        row |= {"peer_error": error(contest.peer(a, b), exact)}
+        row |= {"error": error(c, exact), "peer_error": error(contest.peer(a, b), exact)}
     return row
 
 
-SUITES = {"mixed": mixed, "grouped": grouped}
+SUITES = {"mixed": mixed, "pointwise": pointwise, "grouped": grouped}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

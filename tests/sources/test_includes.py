@@ -42,7 +42,7 @@ MAY_INCLUDE = {
     # Grouped products multiply by the main loops of other families.
     "kernels/grouped": {
         *("cuda", "core/*", "ptx/*", "kernels/common/*"),
-        *("kernels/basics/*", "kernels/mma/*"),
+        *("kernels/basics/*", "kernels/mma/*", "kernels/fp16x3/*"),
     },
     # Units that instantiate the kernels of mma_tma and mma_unaligned.
     "kernels/mma/tma_instances": {"kernels/mma/tma_launch.cuh"},

@@ -36,12 +36,14 @@ inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {
 inline constexpr int kFp16x3DirectMostTiles = 8;  // of a block
 inline constexpr int kFp16x3DirectMostK = 511;    // sums of parts have 16 of K
 
-// fp16x3_rows: the longest K, the warpgroups of a block, by registers, and the columns that one
-// multiplies at once. A warpgroup takes kFp16x3RowsOfTile rows at a time.
+// fp16x3_rows: the longest K, the warpgroups of a block, by registers, the columns that one
+// multiplies at once, and the cycles of a busy SM for each k of 64 columns of a row tile. A
+// warpgroup takes kFp16x3RowsOfTile rows at a time.
 struct Fp16x3RowsTile {
   int k, warpgroups, cols;
+  double busy_piece;
 };
-inline constexpr Fp16x3RowsTile kFp16x3RowsTiles[] = {{128, 3, 32}, {256, 2, 64}};
+inline constexpr Fp16x3RowsTile kFp16x3RowsTiles[] = {{128, 3, 32, 15.5}, {256, 2, 64, 12}};
 inline constexpr int kFp16x3RowsOfTile = 64;
 inline constexpr int kFp16x3RowsMostK = 256;
 
@@ -72,10 +74,10 @@ struct Fp16x3 {
   static constexpr double kDirectKMajor = 0.265, kDirectStrided = 0.343, kDirectWarpTile = 1.365;
   static constexpr double kDirectDram = 9;  // bytes of operands and C per cycle and SM
   // fp16x3_rows: the launches of both kernels; a block, with the parts that it loads, for each k; a
-  // row tile of a warpgroup, for each k, and for each k of 64 columns; and the same of a busy SM.
+  // row tile of a warpgroup, for each k, and for each k of 64 columns; and each k of a busy SM.
   static constexpr double kRowsLaunch = 8000, kRowsBlock = 2500, kRowsBlockK = 8;
   static constexpr double kRowsTile = 1800, kRowsK = 7, kRowsPiece = 400, kRowsPieceK = 7.5;
-  static constexpr double kRowsBusyK = 6, kRowsBusyPieceK = 6.5;
+  static constexpr double kRowsBusyK = 31;
   static constexpr double kRowsDram = 13;  // bytes of operands and C per cycle and SM
   // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more if
   // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one

@@ -401,7 +401,7 @@ inline Plan fp16x3_rows_plan(const Problem& p, int64_t sms) {
       Cost::kRowsTile + k * Cost::kRowsK + pieces * (Cost::kRowsPiece + k * Cost::kRowsPieceK);
   const double alone = static_cast<double>(ceil_div(of_range, tile.warpgroups)) * each;
   const double busy =
-      static_cast<double>(of_range) * k * (Cost::kRowsBusyK + pieces * Cost::kRowsBusyPieceK);
+      static_cast<double>(of_range) * k * (Cost::kRowsBusyK + pieces * tile.busy_piece);
   const auto elements = static_cast<double>(((p.m + p.n) * p.k + p.m * p.n) * p.batch.count);
   const double dram = 4 * elements / static_cast<double>(sms) / Cost::kRowsDram;
   const int64_t split_rows =

@@ -27,12 +27,14 @@
 #include "core/presplit.h"
 #include "core/stored_batch.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/workspace.h"
 #include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/grouped.h"
 #include "kernels/fp16x3/plan.h"
-#include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
+#include "kernels/fp16x3/rows_split.cuh"
 #include "kernels/fp16x3/split.h"
 #include "ptx/ld_global.cuh"
 #include "ptx/mbarrier.cuh"
@@ -45,194 +47,6 @@ namespace tiled::cuda {
 namespace fp16x3_rows {
 
 namespace wgmma = ptx::wgmma;
-
-// --- The tile, its shared memory and the kernel's parameters -------------------------------------
-
-// Rows are those of the long operand, columns are rows of the short one: C's, or its transpose's.
-
-template <int kIndex>
-struct Tile {
-  static constexpr h200::Fp16x3RowsTile kTile = h200::kFp16x3RowsTiles[kIndex];
-  static constexpr int kRows = h200::kFp16x3RowsOfTile, kCols = kTile.cols;
-  static constexpr int kMostSteps = kTile.k / 16;        // steps of 16 of K
-  static constexpr int kFullSteps = fp16x3::kMinK / 16;  // that every K has
-  static constexpr int kWarpgroup = 128, kWarpgroups = kTile.warpgroups;
-  static constexpr int kThreads = kWarpgroups * kWarpgroup;
-  static constexpr int kElements = kCols / 2;  // accumulators a thread
-  static constexpr int kPromotion = fp16x3::promotion(kTile.k);
-  static_assert(kPromotion == 16);
-};
-
-// Which two adjacent elements a thread loads or stores at once, if any. Pairs are aligned, and none
-// is cut by the end of the matrix.
-enum class Pairs { kNone, kOfRow, kOfColumn };
-
-struct Params {
-  Problem p;
-  Matrix long_operand;                  // row_stride: between rows; col_stride: along K
-  Pairs loads, stores;                  // of the long operand and of C
-  Presplit presplit;                    // of the short operand
-  int64_t short_stride[kMaxBatchRank];  // counts its stored matrices
-  bool splits;                          // the previous kernel is the split of the short operand
-  bool one_weight;                      // all matrices have the same short operand
-  Fp16x3RowsGrid grid;
-  int64_t c_row_stride, c_col_stride;
-  bool bias_relu_at_most;          // is all that the epilogue has
-  unsigned long long* recomputed;  // counts recomputed elements, or null
-};
-
-template <class Tile>
-struct Smem {
-  float sums[Tile::kWarpgroups][Tile::kElements][Tile::kWarpgroup];  // before rare epilogues
-  float inverse_scales[kFp16x3RowsMostCols];                         // of the block's columns
-  uint64_t full;
-  int parity;    // of the phase of `full` that ends with the block's columns
-  unsigned end;  // of the block's row tiles; both are here because registers are short
-  alignas(1024) uint8_t parts[];  // of the block's columns, as in Presplit
-};
-
-// Up to 64 rows of a matrix.
-struct RowTile {
-  unsigned matrix;
-  int rows;
-  int64_t row;
-
-  __device__ RowTile(const Params& params, unsigned tile) {
-    matrix = tile / params.grid.tiles_of_matrix;
-    row = int64_t{tile - matrix * params.grid.tiles_of_matrix} * h200::kFp16x3RowsOfTile;
-    const int64_t left = params.grid.rows - row;
-    rows = static_cast<int>(min(left, int64_t{h200::kFp16x3RowsOfTile}));
-  }
-};
-
-// batch_offset() of a matrix, without the last division.
-__device__ inline int64_t offset_of(const Batch& batch, const int64_t (&stride)[kMaxBatchRank],
-                                    unsigned matrix) {
-  int64_t offset = 0;
-  NO_UNROLL
-  for (int d = batch.rank - 1; d > 0; --d) {
-    const auto size = static_cast<unsigned>(batch.size[d]);
-    offset += matrix % size * stride[d];
-    matrix /= size;
-  }
-  return offset + matrix * stride[0];
-}
-
-// --- The long operand ----------------------------------------------------------------------------
-
-// A thread has two adjacent rows of a row tile: accumulators i are in row i / 2 % 2 of them. It has
-// elements 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of every 16 of K, for q = lane % 4.
-__device__ inline int first_row() {
-  return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 * 2;
-}
-__device__ inline int first_of_four() { return static_cast<int>(threadIdx.x) % 4 * 2; }
-
-// Loads a thread's elements of a row tile, and zeros beyond K. Rows beyond the last one are the
-// last ones again.
-template <class Tile>
-__device__ void load(const Params& params, const RowTile& tile,
-                     float (&x)[2][Tile::kMostSteps * 4]) {
-  const Matrix& from = params.long_operand;
-  const int64_t row_stride = from.row_stride, k_stride = from.col_stride;
-  const int row = min(first_row(), (tile.rows - 1) / 2 * 2), next = min(row + 1, tile.rows - 1);
-  const int left = static_cast<int>(params.p.k) - first_of_four();
-  const float* first = static_cast<const float*>(from.data) +
-                       offset_of(params.p.batch, from.batch_stride, tile.matrix) +
-                       first_of_four() * k_stride + tile.row * row_stride;
-  const float* at[] = {first + row * row_stride, first + next * row_stride};
-  const auto exists = [&](int e) {
-    return e < Tile::kFullSteps * 4 || e / 4 * 16 + e / 2 % 2 * 8 + e % 2 < left;
-  };
-  UNROLL
-  for (int e = Tile::kFullSteps * 4; e < Tile::kMostSteps * 4; ++e) x[0][e] = x[1][e] = 0;
-  const auto load_strided = [&]<bool kPairs>() {
-    UNROLL
-    for (int e = 0; e < Tile::kMostSteps * 4; ++e) {
-      if (kPairs && exists(e)) {
-        const float2 x2 = __ldg(reinterpret_cast<const float2*>(at[0]));
-        x[0][e] = x2.x, x[1][e] = x2.y;
-      } else if (exists(e)) {
-        x[0][e] = __ldg(at[0]), x[1][e] = __ldg(at[1]);
-      }
-      // Without this the compiler would keep a multiple of the stride for each element.
-      UNROLL
-      for (const float*& each : at) {
-        each += e % 2 == 0 ? k_stride : 7 * k_stride;
-        asm volatile("" : "+l"(each));
-      }
-    }
-  };
-  if (params.loads == Pairs::kOfRow) {
-    UNROLL
-    for (int e = 0; e < Tile::kMostSteps * 4; e += 2) {
-      UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (!exists(e)) continue;
-        const float2 x2 = __ldg(reinterpret_cast<const float2*>(at[i] + e * 4));
-        x[i][e] = x2.x, x[i][e + 1] = x2.y;
-      }
-    }
-  } else if (params.loads == Pairs::kOfColumn) {
-    load_strided.template operator()<true>();
-  } else {
-    load_strided.template operator()<false>();
-  }
-}
-
-// Loads a row tile into L2, if it is contiguous along one side. A warpgroup calls it.
-template <class Tile>
-__device__ void prefetch(const Params& params, const RowTile& tile) {
-  constexpr int kLine = kCacheLineBytes / sizeof(float);
-  const Matrix& from = params.long_operand;
-  const bool k_major = from.col_stride == 1;
-  if (!k_major && from.row_stride != 1) return;
-  const int k = static_cast<int>(params.p.k);
-  const int inner = k_major ? k : tile.rows, outer = k_major ? tile.rows : k;
-  const int64_t stride = k_major ? from.row_stride : from.col_stride;
-  const float* first = static_cast<const float*>(from.data) +
-                       offset_of(params.p.batch, from.batch_stride, tile.matrix) +
-                       tile.row * from.row_stride;
-  const int thread = static_cast<int>(threadIdx.x) % Tile::kWarpgroup;
-  NO_UNROLL
-  for (int i = thread / 2; i < outer; i += Tile::kWarpgroup / 2) {
-    NO_UNROLL
-    for (int j = thread % 2 * kLine; j < inner; j += 2 * kLine) {
-      ptx::prefetch_l2(first + i * stride + j);
-    }
-  }
-}
-
-// The fragments of a thread's rows: A of wgmma, for each 16 of K.
-template <class Tile>
-struct Parts {
-  uint32_t hi[Tile::kMostSteps][4], lo[Tile::kMostSteps][4];
-  float inverse_scales[2];
-
-  // Splits the rows. Four lanes have a row.
-  __device__ void split(const float (&x)[2][Tile::kMostSteps * 4]) {
-    UNROLL
-    for (int i = 0; i < 2; ++i) {
-      Range range;
-      range.add_all(x[i]);
-      range.add_lane(1);
-      range.add_lane(2);
-      const float scale = fp16x3::scale(range.largest);
-      uint32_t small_numbers = 0;
-      if (__any_sync(~0u, range.is_wide(scale))) {
-        small_numbers = count_small_numbers(x[i], scale);
-        small_numbers += __shfl_xor_sync(~0u, small_numbers, 1);
-        small_numbers += __shfl_xor_sync(~0u, small_numbers, 2);
-      }
-      inverse_scales[i] =
-          fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale));
-      UNROLL
-      for (int e = 0; e < Tile::kMostSteps * 4; e += 2) {
-        const int at = i + e / 2 % 2 * 2;
-        ptx::split_x2(x[i][e] * scale, x[i][e + 1] * scale, hi[e / 4][at], lo[e / 4][at]);
-      }
-    }
-  }
-};
 
 // --- The short operand ---------------------------------------------------------------------------
 
@@ -322,12 +136,20 @@ struct Place {
   int rows, col, cols;
 };
 
+// The bias of a group's column.
+__device__ inline float load_bias(const Params& params, unsigned group, int64_t col) {
+  const Epilogue& epilogue = params.p.epilogue;
+  if (epilogue.bias == nullptr) return 0;
+  return __ldg(static_cast<const float*>(epilogue.bias) + group * epilogue.bias_batch_stride +
+               col * epilogue.bias_stride);
+}
+
 // Stores a thread's sums one by one, after any epilogue, and recomputes flagged ones. The sums are
 // in Smem::sums.
 template <class Tile, bool kLongIsA>
 __device__ __noinline__ void store_each(const Params& params, const float* sums, unsigned index,
                                         int rows, int col, int cols) {
-  const RowTile tile(params, index);
+  const RowTile<Tile> tile(params, index);
   const int64_t row = tile.row + first_row();
   const int64_t c_offset = offset_of(params.p.batch, params.p.c.batch_stride, tile.matrix);
   NO_UNROLL
@@ -338,7 +160,13 @@ __device__ __noinline__ void store_each(const Params& params, const float* sums,
     const int64_t n = kLongIsA ? col + right : row + down;
     float sum = sums[i * Tile::kWarpgroup];
     if (isnan(sum)) sum = recompute_by_thread(params.p, tile.matrix, m, n, params.recomputed);
-    store<float>(params.p, c_offset, m, n, sum);
+    if constexpr (Tile::kGrouped) {
+      const float bias = load_bias(params, tile.matrix, n);
+      static_cast<float*>(params.p.c.data)[m * params.c_row_stride + n * params.c_col_stride] =
+          params.p.epilogue.bias == nullptr ? sum : sum + bias;
+    } else {
+      store<float>(params.p, c_offset, m, n, sum);
+    }
   }
 }
 
@@ -358,8 +186,12 @@ __device__ void store_sums(const Params& params, const Place& place, float* to, 
   }
   const Epilogue& epilogue = params.p.epilogue;
   if (epilogue.bias != nullptr) {
-    const int64_t first = kLongIsA ? place.col : RowTile(params, place.tile).row + first_row();
+    const int64_t first =
+        kLongIsA ? place.col : RowTile<Tile>(params, place.tile).row + first_row();
     const float* bias = static_cast<const float*>(epilogue.bias) + first * epilogue.bias_stride;
+    if constexpr (Tile::kGrouped) {
+      bias += RowTile<Tile>(params, place.tile).matrix * epilogue.bias_batch_stride;
+    }
     UNROLL
     for (int i = 0; i < Tile::kElements; ++i) {
       const int at = kLongIsA ? i / 4 * 8 + i % 2 : i / 2 % 2;
@@ -401,7 +233,7 @@ __device__ void multiply_row_tile(const Params& params, unsigned index, unsigned
   const int first_col = static_cast<int>(first_tile) * Presplit::kRows;
   const int cols = min(static_cast<int>(presplit.rows) - first_col,
                        static_cast<int>(params.grid.block_tiles) * Presplit::kRows);
-  const RowTile tile(params, index);
+  const RowTile<Tile> tile(params, index);
   Place place{.tile = index,
               .rows = min(tile.rows - first_row(), 2),
               .col = first_col + first_of_four(),
@@ -431,6 +263,40 @@ __device__ void multiply_row_tile(const Params& params, unsigned index, unsigned
   }
 }
 
+// How many row tiles there are; the matrix of the short operand that one of them has, or the group;
+// and the first row tile behind those with the same one.
+template <class Tile>
+__device__ unsigned count_row_tiles(const Params& params) {
+  if constexpr (!Tile::kGrouped) return params.grid.tiles;
+  return static_cast<unsigned>(params.groups.first_tile[params.p.batch.count + 1]);
+}
+template <class Tile>
+__device__ unsigned matrix_of(const Params& params, unsigned tile) {
+  if constexpr (!Tile::kGrouped) return tile / params.grid.tiles_of_matrix;
+  return static_cast<unsigned>(params.groups.tiles[tile].group);
+}
+template <class Tile>
+__device__ unsigned end_of_matrix(const Params& params, unsigned matrix) {
+  if (params.one_weight) return ~0u;
+  if constexpr (!Tile::kGrouped) return (matrix + 1) * params.grid.tiles_of_matrix;
+  const bool exists = matrix != static_cast<unsigned>(GroupTile::kNoGroup);
+  return exists ? static_cast<unsigned>(params.groups.first_tile[matrix + 1]) : ~0u;
+}
+
+// Sets rows that no group has to 0, in all columns of the block. A warpgroup calls it.
+template <class Tile>
+__device__ void store_zeros(const Params& params, unsigned index, unsigned first_tile) {
+  const RowTile<Tile> tile(params, index);
+  const int64_t first_col = int64_t{first_tile} * Presplit::kRows;
+  const int cols = static_cast<int>(
+      min(params.p.n - first_col, int64_t{params.grid.block_tiles} * Presplit::kRows));
+  for (int i = static_cast<int>(threadIdx.x) % Tile::kWarpgroup; i < tile.rows * cols;
+       i += Tile::kWarpgroup) {
+    static_cast<float*>(params.p.c.data)[(tile.row + i / cols) * params.c_row_stride +
+                                         (first_col + i % cols) * params.c_col_stride] = 0;
+  }
+}
+
 template <class Tile, bool kLongIsA>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp16x3_rows_kernel(const __grid_constant__ Params params) {
@@ -442,11 +308,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::fence_mbarrier_init();
   }
   ptx::pdl_launch_dependents();
-  if (!params.splits) ptx::pdl_wait();
+  if (Tile::kGrouped || !params.splits) ptx::pdl_wait();
   const Fp16x3RowsGrid& grid = params.grid;
   const unsigned first_tile = blockIdx.x * grid.block_tiles;
   const auto bound = [&](unsigned i) {
-    return static_cast<unsigned>(uint64_t{grid.tiles} * i / gridDim.y);
+    return static_cast<unsigned>(uint64_t{count_row_tiles<Tile>(params)} * i / gridDim.y);
   };
   if (threadIdx.x == 0) smem.end = bound(blockIdx.y + 1);
   __syncthreads();
@@ -454,10 +320,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // The block's row tiles, in parts that share a matrix of the short operand.
   NO_UNROLL
   for (unsigned begin = bound(blockIdx.y), next; begin < smem.end; begin = next) {
-    const unsigned matrix = begin / grid.tiles_of_matrix;
-    next = params.one_weight ? smem.end : min(smem.end, (matrix + 1) * grid.tiles_of_matrix);
+    const unsigned matrix = matrix_of<Tile>(params, begin);
+    next = min(smem.end, end_of_matrix<Tile>(params, matrix));
     unsigned i = begin + warpgroup;
-    if (i < next) prefetch<Tile>(params, RowTile(params, i));
+    if constexpr (Tile::kGrouped) {
+      if (matrix == static_cast<unsigned>(GroupTile::kNoGroup)) {
+        for (; i < next; i += Tile::kWarpgroups) store_zeros<Tile>(params, i, first_tile);
+        continue;
+      }
+    }
+    if (i < next) prefetch<Tile>(params, RowTile<Tile>(params, i));
     const int64_t of_short = offset_of(params.p.batch, params.short_stride, matrix);
     load_short<Tile>(params, of_short, first_tile, smem);
     NO_UNROLL
@@ -465,11 +337,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       Parts<Tile> rows;
       {
         float x[2][Tile::kMostSteps * 4];
-        load<Tile>(params, RowTile(params, i), x);
+        load<Tile>(params, RowTile<Tile>(params, i), x);
         rows.split(x);
       }
       if (i + Tile::kWarpgroups < next) {
-        prefetch<Tile>(params, RowTile(params, i + Tile::kWarpgroups));
+        prefetch<Tile>(params, RowTile<Tile>(params, i + Tile::kWarpgroups));
       }
       ptx::mbarrier_wait(&smem.full, smem.parity);
       multiply_row_tile<Tile, kLongIsA>(params, i, first_tile, rows, smem);
@@ -491,21 +363,28 @@ Pairs pairs_of(const Problem& p, const MatrixOf<Void>& matrix, int64_t row_strid
   return Pairs::kNone;
 }
 
-template <class Tile>
-void launch(const Params& params, bool long_is_a, const Context& context) {
+template <class Tile, bool kLongIsA>
+void launch(const Params& params, const Context& context) {
   static_assert(sizeof(Smem<Tile>) == fp16x3_rows_header(Tile::kTile));
-  const auto kernel = long_is_a ? fp16x3_rows_kernel<Tile, true> : fp16x3_rows_kernel<Tile, false>;
+  const auto kernel = fp16x3_rows_kernel<Tile, kLongIsA>;
   allow_shared_memory(kernel, kMaxSharedMemory);
   launch_pdl(kernel, dim3(params.grid.col_blocks, params.grid.ranges), Tile::kThreads,
              static_cast<size_t>(fp16x3_rows_smem(params.p, params.grid.block_tiles)), context,
              params);
 }
 
-}  // namespace
-}  // namespace fp16x3_rows
+// What a launch needs besides the operands and C.
+struct Buffers {
+  Presplit short_operand;
+  GroupTiles groups;
 
-bool launch_fp16x3_rows(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace fp16x3_rows;
+  Buffers(const Problem& p, bool grouped, Workspace& workspace) {
+    if (fp16x3_rows_splits(p)) short_operand = Fp16x3RowsBuffers(p, workspace).short_operand;
+    if (grouped) groups = GroupTiles::take(p, h200::kFp16x3RowsOfTile, workspace);
+  }
+};
+
+bool run(const Problem& p, const Plan& plan, bool grouped, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
   const LongAndShort sides = long_and_short(p);
   return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
@@ -523,25 +402,52 @@ bool launch_fp16x3_rows(const Problem& p, const Plan& plan, const Context& conte
                              sides.short_count);
     params.splits = fp16x3_rows_splits(p);
     params.one_weight = stored_matrices(p.batch, sides.short_operand) == 1;
+    const auto take = [&](Workspace& workspace) { return Buffers(p, grouped, workspace); };
+    const int64_t bytes = workspace_bytes(take);
+    void* memory = bytes > 0 ? context.allocate(bytes) : nullptr;
+    if (bytes > 0 && memory == nullptr) return false;
+    Workspace workspace(memory);
+    const Buffers buffers = take(workspace);
+    if (grouped) {
+      params.groups = buffers.groups;
+      params.one_weight = false;
+      // The rows of a group may begin anywhere.
+      for (Pairs* pairs : {&params.loads, &params.stores}) {
+        if (*pairs == Pairs::kOfColumn) *pairs = Pairs::kNone;
+      }
+      launch_group_tiles(p, h200::kFp16x3RowsOfTile, 1, buffers.groups, context);
+    }
+    params.presplit = params.splits ? buffers.short_operand : p.b_presplit;
     if (params.splits) {
-      void* memory = context.allocate(fp16x3_rows_workspace(p, plan, context.sms)[0]);
-      if (memory == nullptr) return false;
-      Workspace workspace(memory);
-      params.presplit = Fp16x3RowsBuffers(p, workspace).short_operand;
       Matrix index;
       const StoredBatch stored = stored_batch(p.batch, sides.short_operand, 1, index);
       std::copy(std::begin(index.batch_stride), std::end(index.batch_stride), params.short_stride);
       const OperandToSplit short_operand{
           .matrix = stored.from, .batch = stored.batch, .presplit = params.presplit};
       launch_split({&short_operand, 1}, {}, context);
-    } else {
-      params.presplit = p.b_presplit;
     }
     return with_tile<std::size(h200::kFp16x3RowsTiles)>(plan.tile, [&]<int kIndex>() {
-      launch<Tile<kIndex>>(params, sides.long_is_a, context);
+      if (grouped) {
+        launch<Tile<kIndex, true>, true>(params, context);
+      } else if (sides.long_is_a) {
+        launch<Tile<kIndex>, true>(params, context);
+      } else {
+        launch<Tile<kIndex>, false>(params, context);
+      }
       return true;
     });
   });
+}
+
+}  // namespace
+}  // namespace fp16x3_rows
+
+bool launch_fp16x3_rows(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_rows::run(p, plan, false, context);
+}
+
+bool launch_grouped_fp16x3_rows(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_rows::run(p, plan, true, context);
 }
 
 }  // namespace tiled::cuda

@@ -8,7 +8,7 @@
 #include "core/context.h"
 #include "core/presplit.h"
 #include "core/problem.h"
-#include "kernels/grouped/group_tiles.h"
+#include "kernels/common/group_tiles.h"
 
 namespace tiled::cuda {
 

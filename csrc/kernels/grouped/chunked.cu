@@ -23,8 +23,8 @@
 #include "core/order_chunked.h"
 #include "kernels/basics/register_tile.cuh"
 #include "kernels/common/cp_async_loader.cuh"
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
-#include "kernels/grouped/group_tiles.h"
 #include "kernels/grouped/work_tile.cuh"
 #include "ptx/pdl.cuh"
 

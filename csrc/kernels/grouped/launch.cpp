@@ -1,10 +1,12 @@
 #include "kernels/grouped/launch.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
 #include "core/error.h"
 #include "core/order_fp16x3.h"
+#include "kernels/fp16x3/grouped.h"
 #include "kernels/fp16x3/plan.h"
 
 namespace tiled::cuda {
@@ -20,14 +22,21 @@ Problem equal_groups(const Problem& p) {
   return equal;
 }
 
+// The kernel with the fewest cycles for equal groups.
 bool launch_fp16x3(const Problem& p, const Context& context) {
-  if (p.groups.side == GroupedSide::kM && p.k <= h200::kFp16x3DirectMostK) {
-    const Problem equal = equal_groups(p);
-    const Plan direct = fp16x3_direct_plan(equal, context.sms);
-    if (direct.cycles < fp16x3_wgmma_plan(equal, context.sms).cycles) {
-      return launch_grouped_fp16x3_direct(p, direct, context);
-    }
+  if (p.groups.side != GroupedSide::kM) return launch_grouped_fp16x3(p, context);
+  const Problem equal = equal_groups(p);
+  const double cycles = fp16x3_wgmma_plan(equal, context.sms).cycles;
+  const auto never = std::numeric_limits<double>::infinity();
+  Plan direct{.cycles = never}, rows{.cycles = never};
+  if (p.k <= h200::kFp16x3DirectMostK) direct = fp16x3_direct_plan(equal, context.sms);
+  if (p.k <= h200::kFp16x3RowsMostK && equal.m > p.n && fp16x3_rows_accepts(equal)) {
+    rows = fp16x3_rows_plan(equal, context.sms);
   }
+  if (direct.cycles < std::min(rows.cycles, cycles)) {
+    return launch_grouped_fp16x3_direct(p, direct, context);
+  }
+  if (rows.cycles < cycles) return launch_grouped_fp16x3_rows(p, rows, context);
   return launch_grouped_fp16x3(p, context);
 }
 

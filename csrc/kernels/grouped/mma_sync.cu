@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
-#include "kernels/grouped/group_tiles.h"
 #include "kernels/grouped/work_tile.cuh"
 #include "kernels/mma/instance.h"
 #include "kernels/mma/sync_kernel.cuh"

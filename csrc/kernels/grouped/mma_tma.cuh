@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/grouped/group_tiles.h"
+#include "kernels/common/group_tiles.h"
 #include "kernels/mma/tma_epilogue.cuh"
 #include "kernels/mma/tma_kernel.cuh"
 #include "ptx/mbarrier.cuh"

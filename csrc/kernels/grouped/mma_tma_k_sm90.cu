@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
-#include "kernels/grouped/group_tiles.h"
 #include "kernels/grouped/mma_tma.cuh"
 #include "kernels/mma/instance.h"
 #include "kernels/mma/tma_launch.cuh"

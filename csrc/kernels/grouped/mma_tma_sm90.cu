@@ -13,8 +13,8 @@
 #include <cstdint>
 
 #include "kernels/common/fast_divmod.cuh"
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
-#include "kernels/grouped/group_tiles.h"
 #include "kernels/grouped/mma_tma.cuh"
 #include "kernels/mma/instance.h"
 #include "kernels/mma/tma_launch.cuh"

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
-#include "kernels/grouped/group_tiles.h"
 
 namespace tiled::cuda {
 

@@ -6,8 +6,8 @@
 #include <cub/block/block_scan.cuh>
 #include <cuda/functional>
 
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
-#include "kernels/grouped/group_tiles.h"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
