@@ -135,7 +135,8 @@ def measure(job: Job, sets: list, args: argparse.Namespace, energy: Energy | Non
 
 
 def _peer(device_type: str, contest: Contest) -> str:
-    return ("cuBLAS" if device_type == "cuda" else "torch.matmul") + contest.peer_suffix
+    names = ("cuDNN", "conv2d") if contest.is_convolution else ("cuBLAS", "torch.matmul")
+    return names[device_type != "cuda"] + contest.peer_suffix
 
 
 def _first(call: Call) -> Callable[[], torch.Tensor]:

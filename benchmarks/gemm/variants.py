@@ -1,5 +1,6 @@
 """The calls that are timed on a shape: its plain product, and the variants that a suite names."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ class Contest:
     operands: list[Operands]
     truth: Truth
     peer_suffix: str = ""
+    is_convolution: bool = False  # the peer is cuDNN, or PyTorch's conv2d on a CPU
 
 
 def planned(contest: Contest, **ways) -> tuple[str, str | None]:
@@ -114,6 +116,26 @@ def padded(sets: list[Operands], **ways) -> Contest:
     return decayed(sets, **ways)
 
 
+def pointwise(sets: list[Operands], **ways) -> Contest:
+    """A batch of images by one weight, beside a convolution with a kernel of 1.
+
+    In layout NN a is the weight and b has the images in NCHW; in NT a has them in channels_last and
+    b is the weight. The convolution's result is viewed as the product's.
+    """
+    is_nchw = sets[0][1].stride(-1) == 1
+    sets = [tuple(x if x.dim() == 3 else x.unsqueeze(0) for x in pair) for pair in sets]
+    sets = [(a[:1].expand_as(a), b) if is_nchw else (a, b[:1].expand_as(b)) for a, b in sets]
+
+    def peer(a, b):
+        images, weight = (b, a[0]) if is_nchw else (a.mT, b[0].mT)
+        side = math.isqrt(images.shape[-1])
+        sides = (side, side) if side**2 == images.shape[-1] else (-1, 1)
+        y = F.conv2d(images.unflatten(-1, sides), weight[:, :, None, None]).flatten(2)
+        return y if is_nchw else y.mT
+
+    return replace(plain(sets, **ways), peer=(peer, sets), is_convolution=True)
+
+
 def linear(activation: str, sets: list[Operands], **ways) -> Contest:
     """activation(a @ b + bias): b is the transpose of a layer's weight."""
     bias = torch.randn_like(sets[0][1][..., 0, :])
@@ -147,4 +169,5 @@ VARIANTS: dict[str, Callable[..., Contest]] = {
     "relu": partial(linear, "relu"),
     "gelu": partial(linear, "gelu"),
     "fp16 peer": against_fp16,
+    "pointwise": pointwise,
 }

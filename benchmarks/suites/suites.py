@@ -179,6 +179,21 @@ LONG_K = (
     ),
     *products((64, 64, 1_000_000), layouts=["NT"], group="little but K"),
 )
+POINTWISE = tuple(
+    shape
+    for c in (64, 128, 256, 512)
+    for side in (28, 56)
+    for shape in (
+        Shape(c, side**2, c, batch=32, what=f"{c} channels, {side}x{side}", group="NCHW"),
+        Shape(
+            *(side**2, c, c),
+            batch=32,
+            layout="NT",
+            what=f"{c} channels, {side}x{side}",
+            group="channels_last",
+        ),
+    )
+)
 FLOAT64 = (
     *squares(128, 256, 512, 1024, group="squares to 1024"),
     *squares(2048, 4096, 8192, 16384, layouts=LAYOUTS, group="squares from 2048"),
@@ -399,6 +414,11 @@ SUITES = {
         "every kernel of precision tf32 by name, on squares",
         squares(*LADDER_SIZES, kernels=("tf32_tma",)),
         **TF32,
+    ),
+    "pointwise": Suite(
+        "32 images by a convolution with a kernel of 1, in NCHW and channels_last, beside conv2d",
+        POINTWISE,
+        ("pointwise",),
     ),
     "fp16_peer": Suite(
         "three float16 products by fp16x3, beside one by cuBLAS",

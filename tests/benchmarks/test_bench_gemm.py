@@ -9,6 +9,7 @@ import torch_tiled
 from benchmarks.command import DTYPES
 from benchmarks.gemm import __main__ as bench_matmul
 from benchmarks.gemm import measure, report, variants
+from benchmarks.gemm.check import full_precision_peer
 from benchmarks.gemm.jobs import Job, plan
 from benchmarks.gemm.means import geometric_means
 from benchmarks.gemm.options import parse
@@ -145,6 +146,27 @@ def test_every_variant_is_held_to_its_reference(bench, monkeypatch, device):
         assert f"{algorithm}, bad row" in output
         plain = geometric_means([rows["plain"]])
         assert [mean for mean in results["header"]["geometric_means"] if mean in plain] == plain
+
+
+def test_pointwise_convolutions_are_products(bench, monkeypatch, device):
+    shape = shapes.Shape(8, 9, 5, batch=2)
+    members = shape, shapes.Shape(9, 8, 5, batch=2, layout="NT")
+    as_suite(monkeypatch, *members, variants=("pointwise",))
+    status, results, _ = bench(*tiny(device))
+    assert status == 0
+    peer = "cuDNN" if device == "cuda" else "conv2d"
+    assert [row["peer"] for row in results["rows"]] == [peer] * 2
+    for member in members:
+        operands = [member.stored(lambda *sizes: torch.randn(*sizes, device=device))]
+        contest = variants.pointwise(operands, algorithm="auto", precision="fp32")
+        ((a, b),) = contest.operands
+        images = (b if member is shape else a.mT).unflatten(-1, (3, 3))
+        is_last = images.is_contiguous(memory_format=torch.channels_last)
+        assert is_last == (member is not shape)
+        with full_precision_peer("fp32"):
+            result = contest.peer[0](a, b)
+        torch.testing.assert_close(result, a @ b)
+        assert result.stride(-1) == 1
 
 
 def test_flagged_operands_are_recomputed():

@@ -56,11 +56,11 @@ def test_16_bit_rows_are_aligned_as_their_suite_says():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_peer_may_use_tf32_only_where_it_is_asked_for(precision):
-    flags = torch.backends.cuda.matmul
-    before = flags.allow_tf32
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [each.allow_tf32 for each in flags]
     with full_precision_peer(precision):
-        assert flags.allow_tf32 == (precision == "tf32")
-    assert flags.allow_tf32 == before
+        assert [each.allow_tf32 for each in flags] == [precision == "tf32"] * 2
+    assert [each.allow_tf32 for each in flags] == before
 
 
 @pytest.fixture

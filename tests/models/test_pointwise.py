@@ -268,14 +268,14 @@ def test_autocast(form, device):
 @FORMS
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled(backend, form, device, fresh_compiler):
-    layer = as_converted(torch.nn.Conv2d(5, 7, 1, device=device))
+    layer = as_converted(torch.nn.Conv2d(5, 7, 1, device=device, dtype=torch.float64))
 
     def step(x):
         return F.gelu(layer(x)).square().sum()
 
     compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
     for shape in [(3, 5, 4, 6), (2, 5, 8, 3)]:
-        x = form(torch.randn(shape, device=device)).requires_grad_()
+        x = form(torch.randn(shape, device=device, dtype=torch.float64)).requires_grad_()
         expected = torch.autograd.grad(step(x), [x, *layer.parameters()])
         assert_close(torch.autograd.grad(compiled(x), [x, *layer.parameters()]), expected)
     program = torch.export.export(layer, (x,))
@@ -363,17 +363,17 @@ def test_report_of_convolutions():
 
 
 def test_nothing_else_changes(device):
-    model = small_model(device).to(memory_format=torch.channels_last)
+    model = small_model(device).double().to(memory_format=torch.channels_last)
     called = []
     model[1].register_forward_hook(lambda *_: called.append("hook"))
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     kinds, state = classes(model), model.state_dict()
-    x = torch.randn(2, 3, 5, 4, device=device)
+    x = torch.randn(2, 3, 5, 4, device=device, dtype=torch.float64)
     expected = model(x)
     torch_tiled.convert(model, precision="ieee")
     assert model[1].precision == "ieee"
     assert_close(model(x), expected)
-    other = small_model(device)
+    other = small_model(device).double()
     other.load_state_dict(model.state_dict())
     assert_close(other(x), expected)
     model.load_state_dict(state)
