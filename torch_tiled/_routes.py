@@ -268,12 +268,12 @@ def _conv(rank: int) -> Callable:
             return None
         if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or groups != 1:
             return None
-        if any(size != 1 for size in weight.shape[2:]) or not _are(stride, rank, 1):
+        if weight.shape[2:].numel() != 1 or not _are(stride, rank, 1):
             return None
         if not _are(dilation, rank) or not (padding in ("valid", "same") or _are(padding, rank, 0)):
             return None
         x = input if input.dim() == rank + 2 else input.unsqueeze(0)
-        if x.shape[1] != weight.shape[1] or 0 in x.shape[1:] or 0 in weight.shape:
+        if x.shape[1] != weight.shape[1] or 0 in (*x.shape[1:], weight.shape[0]):
             return None
         if bias is not None and bias.shape != weight.shape[:1]:
             return None
@@ -284,11 +284,12 @@ def _conv(rank: int) -> Callable:
 
 
 def _are(given, rank: int, wanted: int | None = None) -> bool:
-    """Returns whether an option of a convolution is this number, or without one positive."""
-    values = given if isinstance(given, (list, tuple)) else (given,)
-    if len(values) not in (1, rank) or not all(isinstance(value, int) for value in values):
-        return False
-    return all(value > 0 if wanted is None else value == wanted for value in values)
+    """Returns whether an option of a convolution is this integer, or without one positive."""
+    values = given if isinstance(given, (tuple, list)) else (given,)
+    for value in values:
+        if not isinstance(value, int) or (value < 1 if wanted is None else value != wanted):
+            return False
+    return len(values) in (1, rank)
 
 
 def _linear_or_torch(precision, input, weight, bias=None):

@@ -258,25 +258,13 @@ class MultiheadAttention(Converted, torch.nn.MultiheadAttention):
             query = first.transpose(0, 1)
             key = query if second is first else second.transpose(0, 1)
             value = key if third is second else third.transpose(0, 1)
+        sizes, biases = (self.embed_dim, self.num_heads), (self.bias_k, self.bias_v)
+        last = self.dropout, self.out_proj.weight, self.out_proj.bias, self.training
+        options |= {"use_separate_proj_weight": in_proj is None, "q_proj_weight": q_proj}
+        options |= {"k_proj_weight": self.k_proj_weight, "v_proj_weight": self.v_proj_weight}
         output, shares = ATTENTION[self.precision](
-            query,
-            key,
-            value,
-            self.embed_dim,
-            self.num_heads,
-            in_proj,
-            self.in_proj_bias,
-            self.bias_k,
-            self.bias_v,
-            self.add_zero_attn,
-            self.dropout,
-            self.out_proj.weight,
-            self.out_proj.bias,
-            training=self.training,
-            use_separate_proj_weight=in_proj is None,
-            q_proj_weight=q_proj,
-            k_proj_weight=self.k_proj_weight,
-            v_proj_weight=self.v_proj_weight,
+            *(query, key, value, *sizes, in_proj, self.in_proj_bias, *biases, self.add_zero_attn),
+            *last,
             **options,
         )
         return (output.transpose(0, 1) if swaps else output), shares

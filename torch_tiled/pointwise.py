@@ -12,8 +12,9 @@ def pointwise(
 ) -> torch.Tensor:
     """The convolution of a batch with a kernel of 1, stride 1, no padding and one group.
 
-    A channels_last input is x @ weight.T + bias, in one launch. Any other is weight @ x for each
-    image, and the bias is added to its rounded elements. Both have the bits of the product.
+    A channels_last input is x @ weight.T + bias, in one launch, and so are images of one pixel. Any
+    other is weight @ x for each image, and the bias is added to its rounded elements. Both have the
+    bits of that product, which differ in "fp32" as do those of exchanged operands.
 
     Args:
         input: (n, c, *sizes) with no empty dimension but n.
@@ -26,12 +27,16 @@ def pointwise(
     weight = weight.flatten(1)
     if _is_channels_last(input):
         return _of_rows(precision, input, weight, bias)
-    if input.shape[2:].numel() == 1 or not _is_flat(input.shape[2:], input.stride()[2:]):
+    if input.shape[2:].numel() == 1:
         y = _of_rows(precision, input, weight, bias).flatten(1)
     else:
-        y = ops.matmul(weight, input.flatten(2), precision=precision)
+        is_flat = _is_flat(input.shape[2:], input.stride()[2:])
+        x = input.flatten(2) if is_flat else input.movedim(1, -2)  # else by rows of the image
+        y = ops.matmul(weight, x, precision=precision)
         if bias is not None:
-            y = y + bias.to(y.dtype).unsqueeze(-1)  # y may have been cast by autocast
+            y = y + bias.to(y.dtype).unsqueeze(-1)  # autocast may have cast y
+        if not is_flat:
+            y = y.movedim(-2, 1).flatten(1)
     return y.reshape(input.shape[0], weight.shape[0], *input.shape[2:])
 
 

@@ -20,25 +20,27 @@ class Wrong(Exception):
 
 @contextmanager
 def full_precision_peer(precision: str):
-    """torch.matmul in the precision asked for, while this context lasts.
+    """torch.matmul, and cuDNN, in the precision asked for, while this context lasts.
 
     float32 may be rounded to TF32 only where the precision is "tf32", and 16-bit floats are
-    reduced in float32.
+    reduced in float32. cuDNN times its algorithms and takes the fastest.
     """
-    flags = torch.backends.cuda.matmul
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     wanted = {
-        "allow_tf32": precision == "tf32",
-        "allow_fp16_reduced_precision_reduction": False,
-        "allow_bf16_reduced_precision_reduction": False,
+        (matmul, "allow_tf32"): precision == "tf32",
+        (matmul, "allow_fp16_reduced_precision_reduction"): False,
+        (matmul, "allow_bf16_reduced_precision_reduction"): False,
+        (cudnn, "allow_tf32"): precision == "tf32",
+        (cudnn, "benchmark"): True,
     }
-    found = {name: getattr(flags, name) for name in wanted}
-    for name, value in wanted.items():
-        setattr(flags, name, value)
+    found = {flag: getattr(*flag) for flag in wanted}
+    for flag, value in wanted.items():
+        setattr(*flag, value)
     try:
         yield
     finally:
-        for name, value in found.items():
-            setattr(flags, name, value)
+        for flag, value in found.items():
+            setattr(*flag, value)
 
 
 @contextmanager
