@@ -37,6 +37,7 @@ class Task:
     accuracy: Callable[[nn.Module, Batch], torch.Tensor] | None = None
     # What else the converted model needs, beside torch_tiled.convert().
     prepare: Callable[[nn.Module], object] = lambda model: None
+    has_experts: bool = False  # of transformers
     overrides: bool = False  # the converted model runs under torch_tiled.override()
 
 
@@ -114,7 +115,8 @@ def experts(full: bool) -> Task:
         torch_tiled.experts.register()
         model.set_experts_implementation("torch_tiled")
 
-    return replace(language(MixtralForCausalLM(config), full), prepare=prepare)
+    task = language(MixtralForCausalLM(config), full)
+    return replace(task, prepare=prepare, has_experts=True)
 
 
 class Float32Head(nn.Module):
@@ -123,14 +125,15 @@ class Float32Head(nn.Module):
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width, dtype=torch.bfloat16)
-        self.norm = nn.LayerNorm(width, dtype=torch.bfloat16)
+        self.body = nn.Linear(width, width, dtype=torch.bfloat16)
         self.mixes = False  # by products of bfloat16 operands that are not rounded
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden, words = self.norm(self.embed(tokens)), self.embed.weight
+        hidden, words = self.body(self.embed(tokens)).relu(), self.embed.weight
+        wide = torch.promote_types(hidden.dtype, torch.float32)
         if self.mixes:
-            return torch_tiled.linear(hidden, words, out_dtype=torch.float32)
-        return functional.linear(hidden.float(), words.float())
+            return torch_tiled.linear(hidden, words, out_dtype=wide)
+        return functional.linear(hidden.to(wide), words.to(wide))
 
 
 def head(full: bool) -> Task:

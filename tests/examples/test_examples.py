@@ -39,7 +39,7 @@ def test_one_command_prints_three_rows(device):
     compared, profiled, flags = [
         line.split() for line in text.splitlines() if line.startswith("pinn")
     ]
-    assert compared.pop(7) == "loss" and len(compared) == 11
+    assert compared.pop(9) == "loss" and len(compared) == 13
     assert all(math.isfinite(float(number)) for number in compared[1:])
     products, total, _, at_most = [float(number.rstrip("%")) for number in profiled[1:]]
     assert 0 < products < total and at_most > 1
