@@ -1,5 +1,5 @@
 #pragma once
-// Loads from global memory, and into L2: PTX ISA, "ld.global.nc" and "prefetch".
+// Loads from global memory, and into caches: PTX ISA, "ld.global.nc" and "prefetch".
 
 namespace tiled::ptx {
 
@@ -11,7 +11,10 @@ __device__ inline double ld_global_nc(const double* at) {
   return x;
 }
 
-// Loads the cache line of an address into L2.
+// Loads the cache line of an address into L1, or into L2.
+__device__ inline void prefetch_l1(const void* at) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
 __device__ inline void prefetch_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }

@@ -43,7 +43,7 @@ struct Fp16x3RowsTile {
   int k, warpgroups, cols;
   double busy_piece;
 };
-inline constexpr Fp16x3RowsTile kFp16x3RowsTiles[] = {{128, 3, 32, 15.5}, {256, 2, 64, 12}};
+inline constexpr Fp16x3RowsTile kFp16x3RowsTiles[] = {{128, 3, 32, 14}, {256, 2, 64, 9.5}};
 inline constexpr int kFp16x3RowsOfTile = 64;
 inline constexpr int kFp16x3RowsMostK = 256;
 
@@ -77,7 +77,7 @@ struct Fp16x3 {
   // row tile of a warpgroup, for each k, and for each k of 64 columns; and each k of a busy SM.
   static constexpr double kRowsLaunch = 8000, kRowsBlock = 2500, kRowsBlockK = 8;
   static constexpr double kRowsTile = 1800, kRowsK = 7, kRowsPiece = 400, kRowsPieceK = 7.5;
-  static constexpr double kRowsBusyK = 31;
+  static constexpr double kRowsBusyK = 29;
   static constexpr double kRowsDram = 13;  // bytes of operands and C per cycle and SM
   // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more if
   // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one

@@ -29,6 +29,7 @@
 #include "kernels/fp16x3/wgmma_mainloop.cuh"
 #include "kernels/fp16x3/wgmma_tile.cuh"
 #include "kernels/grouped/launch.h"
+#include "ptx/ld_global.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/pdl.cuh"
@@ -97,6 +98,8 @@ struct WorkTile {
     } else {
       const int64_t across = kCutRows ? params.tiles_n : params.tiles_m;
       const GroupTile tile = list.tiles[index / across];
+      const int64_t next = index + gridDim.x;
+      if (next < params.tiles) ptx::prefetch_l1(&list.tiles[next / across]);
       const int64_t other = index % across * Tile::kM;
       const int64_t cut = int64_t{tile.padded} * CutOperands::kPad;
       group = tile.group, exists = tile.count > 0;

@@ -18,6 +18,7 @@
 #include "kernels/grouped/mma_tma.cuh"
 #include "kernels/mma/instance.h"
 #include "kernels/mma/tma_launch.cuh"
+#include "ptx/ld_global.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
@@ -39,18 +40,33 @@ __device__ int64_t count_work_tiles(const GroupedMnParams& params) {
   return int64_t{params.list.first_tile[params.p.batch.count + 1]} * params.by_across.by;
 }
 
+// The place of a tile: in the list, and across it.
+struct PlaceInList {
+  uint32_t listed, across;
+};
+
 // Rasterization for L2, as by TileScheduler: tiles are numbered in bands, and within a band down
 // its columns.
 template <class Tile>
-__device__ GroupedWorkTile locate_work_tile(const GroupedMnParams& params, int64_t index) {
+__device__ PlaceInList place_in_list(const GroupedMnParams& params, int64_t index) {
   constexpr int kBand = ClusterTile<Tile>::kRasterRows;
-  const Problem& p = params.p;
   const auto band = static_cast<uint32_t>(params.by_band.divide(index));
   const auto in_band = static_cast<uint32_t>(index - int64_t{band} * params.by_band.by);
-  const uint32_t listed = params.list.first_tile[p.batch.count + 1] - band * kBand;
-  const uint32_t across = listed >= kBand ? in_band / kBand : in_band / listed;
-  const GroupTile cut =
-      params.list.tiles[band * kBand + in_band - across * min(listed, uint32_t{kBand})];
+  const uint32_t left = params.list.first_tile[params.p.batch.count + 1] - band * kBand;
+  const uint32_t across = left >= kBand ? in_band / kBand : in_band / left;
+  return {band * kBand + in_band - across * min(left, uint32_t{kBand}), across};
+}
+
+// Also asks for the list's part on the block's next tile, so that nothing waits for it.
+template <class Tile>
+__device__ GroupedWorkTile locate_work_tile(const GroupedMnParams& params, int64_t index) {
+  const Problem& p = params.p;
+  const auto [listed, across] = place_in_list<Tile>(params, index);
+  const GroupTile cut = params.list.tiles[listed];
+  const int64_t next = index + gridDim.x / Tile::kCluster;
+  if (next < count_work_tiles<Tile>(params)) {
+    ptx::prefetch_l1(&params.list.tiles[place_in_list<Tile>(params, next).listed]);
+  }
   const bool cuts_m = p.groups.side == GroupedSide::kM, has_group = cut.group >= 0;
   const int above = rank<Tile>() * Tile::kM;  // rows of the cluster's tile
   const int row =
@@ -117,9 +133,14 @@ bool grouped_mma_tma_accepts(const Problem& p) {
   const bool loads = p.k > 0 && p.batch.count > 0 && fits_tma_coords(p) &&
                      is_tma_aligned(p.batch, p.a, size_of(p.dtype)) &&
                      is_tma_aligned(p.batch, p.b, size_of(p.dtype));
-  // A box of part of a K-major row has at least 16 bytes of it, so groups do not end between boxes.
-  const bool cuts_k = p.groups.side == GroupedSide::kK;
-  return loads && !(cuts_k && (!is_mn_major(p.a) || !is_mn_major(transposed(p.b))));
+  // A box begins at 16 aligned bytes, and a group anywhere: it is not cut along contiguous
+  // elements.
+  const bool a_mn_major = is_mn_major(p.a), b_mn_major = is_mn_major(transposed(p.b));
+  switch (p.groups.side) {
+    case GroupedSide::kM: return loads && !a_mn_major;
+    case GroupedSide::kN: return loads && !b_mn_major;
+    default: return loads && a_mn_major && b_mn_major;
+  }
 }
 
 bool launch_grouped_mma_tma(const Problem& p, const Context& context) {
@@ -134,9 +155,11 @@ bool launch_grouped_mma_tma(const Problem& p, const Context& context) {
   bool launched = false;
   with_mma_kind(p, [&]<class T, bool kAMnMajor, bool kBMnMajor>() {
     const auto try_tile = [&]<int kIndex>() {
-      using Tile =
-          mma_tma::Tile<T, kIndex, h200::kMmaTmaTiles[kIndex].stages, kAMnMajor, kBMnMajor>;
-      if (best == kIndex) launched = mma_tma::launch_grouped_tile<Tile>(p, context);
+      if constexpr (!(kAMnMajor && kBMnMajor)) {
+        using Tile =
+            mma_tma::Tile<T, kIndex, h200::kMmaTmaTiles[kIndex].stages, kAMnMajor, kBMnMajor>;
+        if (best == kIndex) launched = mma_tma::launch_grouped_tile<Tile>(p, context);
+      }
     };
     try_tile.template operator()<kTiles[0]>();
     try_tile.template operator()<kTiles[1]>();
