@@ -206,7 +206,8 @@ def test_float32(sizes, masked, need_weights, device):
     options = {"attn_mask": mask, "need_weights": need_weights}
     exact, limit = exact_attention(layer, x.double(), 0 if mask is None else mask.double())
     wide, wide_mask = x.double(), None if mask is None else mask.double()
-    assert_close(exact, layer.double()(wide, wide, wide, attn_mask=wide_mask)[0])
+    with without_fast_path():
+        assert_close(exact, layer.double()(wide, wide, wide, attn_mask=wide_mask)[0])
     assert limit.mean() < exact.abs().mean() / 64
     layer.float()
     results = []
@@ -258,7 +259,7 @@ def test_encoders(training, grad, call, device):
 
     with without_fast_path():
         expected = run()
-    fast = run()
+    fast = run() if device == "cpu" else expected  # CUDA's fast path is not for float64
     torch_tiled.convert(model, strict=True)
     with Products() as seen:
         result = run()
@@ -272,7 +273,8 @@ def test_encoders(training, grad, call, device):
     rows = ~padding(device) if call == "padding" else slice(None)
     assert_close(result[rows], fast[rows])
     torch_tiled.revert(model)
-    assert_close(run(), fast)
+    with contextlib.nullcontext() if device == "cpu" else without_fast_path():
+        assert_close(run(), fast)
 
 
 @pytest.mark.parametrize("training", [False, True])

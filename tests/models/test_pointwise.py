@@ -129,13 +129,12 @@ def test_every_layout(shape, layout, dtype, device, poisoned):
     if not is_row_by_row:
         assert torch.equal(rows(biased), rows(y) + bias)
     exact = product(rows(x), matrix.mT) + wide(bias)
-    if dtype.is_complex:
-        assert_within(rows(biased), exact, linear_bound(rows(x), matrix, bias))
-    else:  # rounded with the bias, or before it and again
+    limit = linear_bound(rows(x), matrix, bias)
+    if dtype in (torch.float16, torch.bfloat16) and not (is_row_by_row and device == "cuda"):
+        # It is rounded before the bias is added, as by PyTorch's own linear of some strides.
         size = wide(rows(x)).abs() @ wide(matrix.mT).abs() + wide(bias).abs()
-        once = linear_bound(rows(x), matrix, bias)
-        twice = rounded_bound(exact, size, shape[1] + 1, 2, dtype)
-        assert_within(rows(biased), exact, torch.maximum(once, twice))
+        limit = rounded_bound(exact, size, shape[1] + 1, 2, dtype)
+    assert_within(rows(biased), exact, limit)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
