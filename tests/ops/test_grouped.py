@@ -460,6 +460,30 @@ def clamped(values, length):
 @needs_cuda
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "ieee"])
+@pytest.mark.parametrize("layout", ["row-major", "transposed", "misaligned"])
+@pytest.mark.parametrize(("n", "k"), [(48, 128), (264, 200), (264, 512), (131, 2049), (520, 64)])
+def test_groups_of_many_tiles(poisoned, kind, dtype, precision, layout, n, k):
+    """Tiles that end inside, in each kernel: on an H200 K and N decide which one takes them."""
+    sizes, rest = [1400, 0, 1, 129, 64, 1906], 37
+    a_shape, b_shape = shapes(kind, len(sizes), sum(sizes) + rest, 264, n, k)
+
+    def stored(shape):
+        pad = int(layout == "misaligned")
+        size = *shape[:-2], *(reversed(shape[-2:]) if layout == "transposed" else shape[-2:])
+        x = torch.randn(*size[:-1], size[-1] + pad, dtype=dtype, device="cuda")[..., pad:]
+        return x.mT if layout == "transposed" else x
+
+    a, b = stored(a_shape), stored(b_shape)
+    wide = a * torch.randint(-8, 8, a.shape, device="cuda").to(dtype).exp2()  # "fp32" flags some
+    for each in (a, wide):
+        c = torch_tiled.grouped_mm(each, b, offs=offsets(sizes, "cuda"), precision=precision)
+        check(kind, c, by_group(kind, each, b, sizes, precision=precision), sizes)
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("dtype", REAL, ids=str)
 @pytest.mark.parametrize(
     "values", [(90, 20, 60), (-5, 10, 200), (300, 0, 70), (2**31 - 1, -(2**31), 50)], ids=str
 )
