@@ -5,10 +5,10 @@
 
 #include "core/order_fp16x3.h"
 #include "core/presplit.h"
+#include "kernels/common/group_tiles.h"
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
-#include "kernels/common/group_tiles.h"
 #include "ptx/ld_global.cuh"
 #include "ptx/pack.cuh"
 
