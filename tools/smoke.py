@@ -48,6 +48,23 @@ def products() -> None:
     assert {"naive", "tiled16", "fp16x3_wgmma"} <= set(torch_tiled.algorithms())
 
 
+@tries("grouped_mm", "segment_matmul")
+def groups() -> None:
+    a, b = draw(9, 7), draw(2, 7, 3)
+    ends = torch.tensor([0, 4, 9], device=DEVICE)
+    expected = torch.cat([a[:4] @ b[0], a[4:] @ b[1]])
+    close(torch_tiled.grouped_mm(a, b, offs=ends[1:].int()), expected)
+    close(torch_tiled.segment_matmul(a, ends, b), expected)
+
+
+@tries("experts")
+def experts() -> None:
+    try:
+        torch_tiled.experts.register()
+    except ImportError as error:  # transformers is no dependency
+        assert "transformers" in str(error)
+
+
 @tries("explain", "numerics_version", "__version__")
 def facts() -> None:
     assert torch_tiled.explain(draw(5, 7), draw(7, 3), **KERNEL).algorithm.startswith("tiled")

@@ -268,7 +268,7 @@ def _conv(rank: int) -> Callable:
             return None
         if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or groups != 1:
             return None
-        if weight.shape[2:].numel() != 1 or not _are(stride, rank, 1):
+        if math.prod(weight.shape[2:]) != 1 or not _are(stride, rank, 1):
             return None
         if not _are(dilation, rank) or not (padding in ("valid", "same") or _are(padding, rank, 0)):
             return None

@@ -196,9 +196,9 @@ def _shape(module: torch.nn.Module) -> tuple[int, int] | None:
     return sizes if all(isinstance(size, int) for size in sizes) else None
 
 
-def _patterns(option: str, patterns: str | Iterable[str] | None) -> tuple[str, ...]:
-    if patterns is None or isinstance(patterns, str):
-        return () if patterns is None else (patterns,)
+def _patterns(option: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(patterns, str):
+        return (patterns,)
     several = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
     for pattern in several:
         if not isinstance(pattern, str):
@@ -275,23 +275,35 @@ def convert(
     """
     check_is_module("torch_tiled.convert", model)
     check_precision("torch_tiled.convert", precision)
-    included, excluded = _patterns("include", include), _patterns("exclude", exclude)
+    if filter_fn is not None and not callable(filter_fn):
+        raise RuntimeError(
+            f"torch_tiled.convert: filter_fn is of type {type(filter_fn).__name__}; pass a "
+            f"function, or patterns for names as include or exclude"
+        )
+    included = _patterns("include", "*" if include is None else include)
+    excluded = _patterns("exclude", () if exclude is None else exclude)
     names_of = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names_of.setdefault(module, []).append(name)
 
     def is_filtered_out(module, names):
-        if _matches(names, excluded) or (included and not _matches(names, included)):
+        if _matches(names, excluded) or not _matches(names, included):
             return True
         return filter_fn is not None and not filter_fn(module, names[0])
 
+    # Attention multiplies by their weights and does not call them.
+    of_attention = {
+        module.out_proj for module in names_of if _kind(module) is torch.nn.MultiheadAttention
+    }
     done = "to be converted" if dry_run else "converted"
     found, layers, refused = {}, [], []
     for module, names in names_of.items():
         name, action = names[0], "left"
         if isinstance(module, _WITH_FAST_PATH):
             continue  # it depends on its layers
-        if _is_layer(module):
+        if module in of_attention:
+            reason = "its attention multiplies by its weight"
+        elif _is_layer(module):
             if is_filtered_out(module, names):
                 reason = "filtered out"
             elif reason := _why_not(module):

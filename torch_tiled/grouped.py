@@ -97,6 +97,9 @@ def segment_matmul(
     if not isinstance(ptr, torch.Tensor) or ptr.dtype not in (torch.int64, torch.int32):
         given = ptr.dtype if isinstance(ptr, torch.Tensor) else f"of type {type(ptr).__name__}"
         raise RuntimeError(f"{op}: ptr is {given}; pass a tensor of torch.int64 or torch.int32")
+    for name, given in (("x", x), ("weight", weight)):
+        if not isinstance(given, torch.Tensor):
+            raise RuntimeError(f"{op}: {name} is of type {type(given).__name__}; pass a tensor")
     if x.dim() != 2 or weight.dim() != 3 or ptr.dim() != 1:
         raise RuntimeError(
             f"{op}: x is {tuple(x.shape)}, ptr is {tuple(ptr.shape)} and weight is "
@@ -109,4 +112,7 @@ def segment_matmul(
                 f"{op}: ptr begins with {first} and ends with {last}; it must begin with 0 and end "
                 f"with at most {x.shape[0]}, the number of x's rows"
             )
-    return grouped_mm(x, weight, offs=ptr[1:].to(torch.int32), bias=bias)
+    ends = ptr[1:]
+    if ends.dtype == torch.int64:
+        ends = ends.clamp(-1, 2**31 - 1).to(torch.int32)  # what is outside stays outside
+    return grouped_mm(x, weight, offs=ends, bias=bias)

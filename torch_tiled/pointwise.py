@@ -1,5 +1,7 @@
 """Convolutions with a kernel of 1 as matrix products, which read the input through its strides."""
 
+import math
+
 import torch
 
 from . import ops
@@ -27,7 +29,7 @@ def pointwise(
     weight = weight.flatten(1)
     if _is_channels_last(input):
         return _of_rows(precision, input, weight, bias)
-    if input.shape[2:].numel() == 1:
+    if math.prod(input.shape[2:]) == 1:
         y = _of_rows(precision, input, weight, bias).flatten(1)
     else:
         is_flat = _is_flat(input.shape[2:], input.stride()[2:])

@@ -109,6 +109,7 @@ def test_converting_again_changes_the_precision_alone():
         ({"include": ["0", "2"], "exclude": "2"}, ["0"]),
         ({"exclude": ["1.*", "0"]}, ["2"]),
         ({"include": "nothing"}, []),
+        ({"include": []}, []),
     ],
 )
 def test_filters(options, names):
@@ -119,6 +120,15 @@ def test_filters(options, names):
     report = torch_tiled.convert(model, **options)
     assert report.changed == dry.changed == names
     assert report.left == {name: "filtered out" for name in NAMES if name not in names}
+
+
+def test_a_pattern_in_the_place_of_the_function():
+    sentence = (
+        "torch_tiled.convert: filter_fn is of type str; pass a function, or patterns for names as "
+        "include or exclude"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)}$"):
+        torch_tiled.convert(small_model(), "1.*")
 
 
 @pytest.mark.parametrize(

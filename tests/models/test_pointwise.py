@@ -286,6 +286,10 @@ def test_compiled(backend, form, device, fresh_compiler):
     program = torch.export.export(layer, (x,))
     assert "tiled" in str(program.graph)
     assert torch.equal(program.module()(x), layer(x))
+    sizes = {2: torch.export.Dim("height", min=2), 3: torch.export.Dim("width", min=2)}
+    program = torch.export.export(layer, (x.detach(),), dynamic_shapes=(sizes,), strict=False)
+    y = form(torch.randn(2, 5, 7, 9, device=device, dtype=torch.float64))
+    assert torch.equal(program.module()(y), layer(y))
     with torch_tiled.override():
         found = torch.compile(F.conv2d, backend=backend, fullgraph=True)(x, layer.weight)
     assert_close(found, convolved(x, layer.weight))

@@ -252,6 +252,12 @@ def test_errors_of_segment_matmul():
         ),
     ):
         assert_raises(f"{op}: {sentence}", torch_tiled.segment_matmul, x, ptr, weight)
+    ptr = torch.tensor([0, 4, 9])
+    sentence = "weight is of type list; pass a tensor"
+    assert_raises(f"{op}: {sentence}", torch_tiled.segment_matmul, x, ptr, list(weight))
+    with pytest.raises(RuntimeError, match=r"offs\[1\] is 2147483647"):  # not 9, by 32 bits
+        each = torch.func.vmap(torch_tiled.segment_matmul, (0, None, None))
+        each(x[None], torch.tensor([0, 4, 2**32 + 9]), weight)
 
 
 # --- errors --------------------------------------------------------------------------------------

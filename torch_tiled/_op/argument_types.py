@@ -53,6 +53,7 @@ def _described(name, value, given):
             tensor = f"torch.stack({name})"
         else:
             dtype = next((x.dtype for x in given if x.dtype in DTYPES), torch.float64)
+            dtype = torch.int32 if name == "offs" else dtype
             tensor = f"torch.tensor({name}, dtype={dtype})"
         if name in ("c", "out"):  # they are written to
             remedy = f"make a tensor first, {name} = {tensor}, and pass that: it has the result"
