@@ -25,22 +25,26 @@ def full_precision_peer(precision: str):
     float32 may be rounded to TF32 only where the precision is "tf32", and 16-bit floats are
     reduced in float32. cuDNN times its algorithms and takes the fastest.
     """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     wanted = {
-        (matmul, "allow_tf32"): precision == "tf32",
-        (matmul, "allow_fp16_reduced_precision_reduction"): False,
-        (matmul, "allow_bf16_reduced_precision_reduction"): False,
-        (cudnn, "allow_tf32"): precision == "tf32",
-        (cudnn, "benchmark"): True,
+        "allow_tf32": precision == "tf32",
+        "allow_fp16_reduced_precision_reduction": False,
+        "allow_bf16_reduced_precision_reduction": False,
     }
-    found = {flag: getattr(*flag) for flag in wanted}
-    for flag, value in wanted.items():
-        setattr(*flag, value)
+    found = {name: getattr(flags, name) for name in wanted}
+    for name, value in wanted.items():
+        setattr(flags, name, value)
     try:
-        yield
+        with cudnn.flags(
+            enabled=cudnn.enabled,
+            benchmark=True,
+            deterministic=cudnn.deterministic,
+            allow_tf32=precision == "tf32",
+        ):
+            yield
     finally:
-        for flag, value in found.items():
-            setattr(*flag, value)
+        for name, value in found.items():
+            setattr(flags, name, value)
 
 
 @contextmanager

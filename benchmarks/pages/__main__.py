@@ -57,13 +57,13 @@ def texts(results: Path) -> dict[Path, str]:
     source = {"source": lambda measured: f"{measured_on(measured['header'])}."}
     layers = {x: functools.partial(result_tables.write_layers, suite=x) for x in LAYERS}
     blocks = [
-        (KERNELS / "layers.md", "layers", source | layers),
         (ladder.PAGE, "hopper", ladder.BLOCKS),
         (limits.PAGE, "hopper", limits.BLOCKS | random),
         (which_product.PAGE, "which_way", source | which_product.BLOCKS),
         (which_product.TF32_PAGE, "hopper", source | which_product.TF32_BLOCKS),
         (README, "front_page", readme.BLOCKS),
         *((page, name, source) for name, page in SUITES.items()),
+        (KERNELS / "layers.md", "layers", source | layers),
     ]
     pages, cached = {}, functools.cache(read)
     for page, name, writers in blocks:

@@ -190,7 +190,7 @@ def write_host(measured: dict) -> str:
         [
             "## Host time",
             "The host's time of a call on squares of a size, in us, launches included: the least "
-            "of many turns of calls, and in brackets PyTorch's time over it. "
+            "of many turns, and in brackets PyTorch's time over it. "
             f"{measured_on(measured['header'])} by `python -m benchmarks.suites.host`.",
             table(2, list(lines.values())),
         ]

@@ -41,7 +41,7 @@ def test_object_takes_only_the_c_runtime_and_the_stable_abi():
     c_runtime = re.compile(r"@+(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+$")
     bookkeeping = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
     rest = {name for name in undefined_symbols(LIBRARY) if not c_runtime.search(name)} - bookkeeping
-    stable_abi = {name for name in rest if re.match(r"(aoti_)?torch_[a-z0-9_]+$", name)}
+    stable_abi = {name for name in rest if re.match(r"(aoti_)?torch_[A-Za-z0-9_]+$", name)}
     assert rest == stable_abi
     assert "aoti_torch_library_init_def" in stable_abi
 
