@@ -60,13 +60,14 @@ def operand_sets(
     shape: Shape, dtype: torch.dtype, device: torch.device, most: int = MOST_SETS
 ) -> list[Operands]:
     """Random normal operands: as many sets as fill the cache CACHES times, or `most`."""
-    count = min(most, _sets(shape.operands * dtype.itemsize, device))
+    count = min(most, count_sets(shape.operands * dtype.itemsize, device))
     options = {"dtype": dtype, "device": device}
     make = partial(torch.randn, **options, generator=torch.Generator(device).manual_seed(0))
     return [shape.stored(make) for _ in range(count)]
 
 
-def _sets(bytes_each: int, device: torch.device) -> int:
+def count_sets(bytes_each: int, device: torch.device) -> int:
+    """How many sets of operands fill the cache CACHES times, within limits."""
     return min(MOST_SETS, max(2, -(-CACHES * cache_bytes(device) // bytes_each)))
 
 
@@ -78,7 +79,7 @@ def copy(moved: int, device: torch.device) -> Call:
     size = max(1, moved // 8)  # a float32 is read and written
     pairs = [
         (torch.randn(size, device=device), torch.empty(size, device=device))
-        for _ in range(_sets(moved, device))
+        for _ in range(count_sets(moved, device))
     ]
     return lambda source, out: torch.neg(source, out=out), pairs
 

@@ -15,7 +15,7 @@ errors are relative Frobenius against float64.
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,8 +26,9 @@ import torch_tiled
 from benchmarks.command import DTYPES, Parser, Session, exit_with
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer
-from benchmarks.gemm.measure import MOST_SETS, Operands, Product, cache_bytes, side_by_side
+from benchmarks.gemm.measure import Operands, Product, count_sets, side_by_side
 from benchmarks.pages import files
+from benchmarks.suites.shapes import LAYOUTS, Shape
 
 SECONDS = 0.3  # for a row
 GROUPS = ((64, 1024, 256, 256), (64, 1024, 128, 128), (256, 64, 128, 128), (8, 4096, 1024, 1024))
@@ -43,14 +44,12 @@ class Contest:
     peer: Product
     sets: list[Operands]
     flops: int
-    exact: Product  # in float64, of the first rows of the first operand
+    exact: Product  # in float64
 
 
-def operands(make, device: torch.device) -> list[Operands]:
-    """As many pairs as L2 does not hold."""
+def operands(make: Callable[[], Operands], device: torch.device) -> list[Operands]:
     first = make()
-    moved = sum(x.numel() * x.itemsize for x in first)
-    count = min(MOST_SETS, max(2, 4 * cache_bytes(device) // moved))
+    count = count_sets(sum(x.nbytes for x in first), device)
     return [first, *(make() for _ in range(count - 1))]
 
 
@@ -65,40 +64,31 @@ def exactly(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.double() @ b.double()
 
 
+def mixed_pair(shape: Shape, device: torch.device) -> Operands:
+    a, b = shape.stored(partial(torch.randn, device=device))
+    return a.bfloat16(), b
+
+
 def mixed(device: torch.device, small: bool) -> Iterator[Contest]:
-    normal = partial(torch.randn, device=device)
-
-    def stored(rows: int, columns: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
-        if letter == "N":
-            return normal(rows, columns, dtype=dtype)
-        return normal(columns, rows, dtype=dtype).mT
-
-    def contest(what: str, m: int, n: int, k: int, layout: str) -> Contest:
-        def make() -> Operands:
-            a = stored(m, k, layout[0], torch.bfloat16)
-            return a, stored(k, n, layout[1], torch.float32)
-
-        sets, flops = operands(make, device), 2 * m * n * k
-        return Contest("mixed", what, torch_tiled.matmul, by_upcast, sets, flops, exactly)
+    def contest(what: str, shape: Shape) -> Contest:
+        sets = operands(partial(mixed_pair, shape, device), device)
+        return Contest("mixed", what, torch_tiled.matmul, by_upcast, sets, shape.flops, exactly)
 
     for size in (64,) if small else (4096, 8192):
-        for layout in ("NN", "NT", "TN", "TT"):
-            yield contest(f"{size} cubed {layout}", size, size, size, layout)
+        for layout in LAYOUTS:
+            yield contest(f"{size} cubed {layout}", Shape(size, size, size, layout=layout))
     for m, n, k in () if small else ROUTERS:
-        yield contest(f"router {m} x {n} x {k}", m, n, k, "NT")
-    tokens, width, words = (16, 32, 64) if small else (8192, 4096, 151_936)
-
-    def make_head() -> Operands:
-        weight = normal(words, width, dtype=torch.bfloat16)
-        return normal(tokens, width, dtype=torch.bfloat16), weight.mT
-
+        yield contest(f"router {m} x {n} x {k}", Shape(m, n, k, layout="NT"))
+    tokens, words, width = (16, 64, 32) if small else (8192, 151_936, 4096)
+    head = Shape(tokens, words, width, layout="NT")
+    normal = partial(torch.randn, device=device, dtype=torch.bfloat16)
     yield Contest(
         "mixed",
         f"float32 logits, {tokens} x {words} x {width}",
         partial(torch_tiled.matmul, out_dtype=torch.float32),
         torch.matmul,
-        operands(make_head, device),
-        2 * tokens * words * width,
+        operands(partial(head.stored, normal), device),
+        head.flops,
         exactly,
     )
 
@@ -115,21 +105,23 @@ def exactly_pointwise(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x.double(), weight.double())
 
 
+def images_and_weight(
+    count: int, channels: int, side: int, layout: torch.memory_format, device: torch.device
+) -> Operands:
+    x = torch.randn(count, channels, side, side, device=device).to(memory_format=layout)
+    return x, torch.randn(channels, channels, 1, 1, device=device)
+
+
 def pointwise(device: torch.device, small: bool) -> Iterator[Contest]:
     formats = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
     images, channels, sides = (2, (8,), (5,)) if small else (32, (64, 128, 256, 512), (28, 56))
     for c, side, (name, layout) in itertools.product(channels, sides, formats.items()):
-
-        def make() -> Operands:
-            x = torch.randn(images, c, side, side, device=device)  # noqa: B023
-            return x.to(memory_format=layout), torch.randn(c, c, 1, 1, device=device)  # noqa: B023
-
         yield Contest(
             "pointwise",
             f"{images} x {c} x {side} x {side}, {name}",
             by_override,
             F.conv2d,
-            operands(make, device),
+            operands(partial(images_and_weight, images, c, side, layout, device), device),
             2 * images * side**2 * c**2,
             exactly_pointwise,
         )
@@ -157,6 +149,13 @@ def exactly_grouped(bounds: list[int], a: torch.Tensor, b: torch.Tensor) -> torc
     return for_each_group(bounds, a.double(), b.double())
 
 
+def rows_and_weights(
+    rows: int, groups: int, n: int, k: int, layout: str, normal: Callable[..., torch.Tensor]
+) -> Operands:
+    weights = normal(groups, k, n) if layout == "NN" else normal(groups, n, k).mT
+    return normal(rows, k), weights
+
+
 def by_torch(dtype: str, offs: torch.Tensor, bounds: list[int]) -> Product:
     if dtype == "float32":
         return partial(for_each_group, bounds)
@@ -175,11 +174,7 @@ def grouped(device: torch.device, small: bool) -> Iterator[Contest]:
         offs = ends(groups, rows, law, device)
         bounds = offs.tolist()
 
-        def make() -> Operands:
-            normal = partial(torch.randn, device=device, dtype=DTYPES[dtype])  # noqa: B023
-            weight = normal(groups, k, n) if layout == "NN" else normal(groups, n, k).mT  # noqa: B023
-            return normal(rows, k), weight  # noqa: B023
-
+        normal = partial(torch.randn, device=device, dtype=DTYPES[dtype])
         yield Contest(
             "grouped",
             f"{groups} of ({m}, {n}, {k}), {dtype}, {law}, {layout}",
@@ -187,7 +182,7 @@ def grouped(device: torch.device, small: bool) -> Iterator[Contest]:
             partial(for_each_group, bounds)
             if dtype == "float32"
             else partial(F.grouped_mm, offs=offs),
-            operands(make, device),
+            operands(partial(rows_and_weights, rows, groups, n, k, layout, normal), device),
             2 * rows * n * k,
             partial(exactly_grouped, bounds),
         )
