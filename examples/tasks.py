@@ -95,7 +95,7 @@ def language(model: nn.Module, full: bool) -> Task:
 
 
 def experts(full: bool) -> Task:
-    """A mixture of 32 experts, of which a token gets 4."""
+    """A mixture of 32 experts; a token gets 4 of them."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     width, heads, count = (768, 12, 32) if full else (64, 2, 4)

@@ -16,7 +16,7 @@ def pointwise(
 
     A channels_last input is x @ weight.T + bias, in one launch, and so are images of one pixel. Any
     other is weight @ x for each image, and the bias is added to its rounded elements. Both have the
-    bits of that product, which differ in "fp32" as do those of exchanged operands.
+    bits of that product, which differ in "fp32", as products of exchanged operands do.
 
     Args:
         input: (n, c, *sizes) with no empty dimension but n.

@@ -106,12 +106,11 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
   if (mixed) {
     int64_t a_bytes = 0, b_bytes = 0;
     if (!context.on_host() && outer.empty()) chosen = choices(algorithm, z.problem, context);
-    const bool is_a = is_16bit(a.scalar_type());
-    const Narrow narrow{.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
+    const Narrow narrow = narrow_of(a, b);
     if (chosen.empty() || !chosen.front().kernel->mixed.in_place(z.problem, narrow)) {
-      Strided& upcast = is_a ? product.a : product.b;
+      Strided& upcast = narrow.is_a ? product.a : product.b;
       upcast = upcast_layout(upcast);
-      (is_a ? a_bytes : b_bytes) = bytes_of(upcast);
+      (narrow.is_a ? a_bytes : b_bytes) = bytes_of(upcast);
       z = make_complex_problem(options, product, type);
       lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
     }

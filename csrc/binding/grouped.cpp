@@ -25,7 +25,7 @@ using torch::stable::unsqueeze;
 constexpr const char* kOp = "tiled::grouped_mm";
 const std::string kAuto = "auto";
 
-// The sizes of a grouped product. Those of a batch have the side kNone.
+// The sizes of a grouped product. A plain batch has the side kNone.
 struct Sizes {
   GroupedSide side;
   int64_t groups, m, n, k;

@@ -23,6 +23,11 @@ Tensor as_strided(const char* op, const Tensor& x, const Shape& sizes, const Sha
 
 }  // namespace
 
+Narrow narrow_of(const Tensor& a, const Tensor& b) {
+  const bool is_a = is_16bit(a.scalar_type());
+  return {.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
+}
+
 Strided upcast_layout(const Strided& x) {
   constexpr int64_t kPitch = 16 / sizeof(float);
   alignas(16) static float never_read[kPitch];

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "binding/mixed.h"
 #include "core/error.h"
 #include "select/complex.h"
 #include "select/ladder.h"
@@ -259,8 +260,7 @@ bool run_in_place(const Options& options, const Product& product, const Tensor& 
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
   if (!outer.empty() || c_matrices.empty()) return false;
   const Choice best = choices(options.algorithm, p, context).front();
-  const bool is_a = is_16bit(a.scalar_type());
-  const Narrow narrow{.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
+  const Narrow narrow = narrow_of(a, b);
   const auto& [in_place, launch] = best.kernel->mixed;
   return launch != nullptr && in_place(p, narrow) && launch(p, best.plan, narrow, context);
 }

@@ -323,7 +323,7 @@ bool run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
   });
 }
 
-// The tiles of the list in place of those of A: a block keeps the rows of one for tiles along N.
+// The list says which rows of A a block has: it keeps the rows of one tile for tiles along N.
 template <class Tile>
 void launch_grouped_tiles(Params& params, const GroupTiles& list, const Context& context) {
   Problem rows = params.p;

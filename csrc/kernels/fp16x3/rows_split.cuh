@@ -17,7 +17,7 @@ namespace fp16x3_rows {
 
 // --- The tile, its shared memory and the kernel's parameters -------------------------------------
 
-// Rows are those of the long operand, columns are rows of the short one: C's, or its transpose's.
+// Rows belong to the long operand, and columns are rows of the short one: C's, or its transpose's.
 
 template <int kIndex, bool kGrouped_ = false>
 struct Tile {

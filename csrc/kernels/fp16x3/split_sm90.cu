@@ -56,7 +56,7 @@ struct Part {
         tile_rows(presplit.tile_rows(row / Presplit::kRows)),
         scales_row(row),
         scales_chunk(chunk) {}
-  // Rows are cut: the blocks are those of whole tiles.
+  // Rows are cut: the blocks make up whole tiles.
   __device__ void cut_rows(const GroupTile* tiles, unsigned row_block) {
     constexpr unsigned kBlocks = Presplit::kRows / kRows;
     const GroupTile tile = tiles[row_block / kBlocks];

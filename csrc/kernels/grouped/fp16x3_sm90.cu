@@ -177,7 +177,7 @@ __device__ float recompute(const Problem& p, const WorkTile<kSide>& tile, int64_
   }
 }
 
-// Recomputes those of a thread's sums that are NaN. They go through shared memory, so that the loop
+// Recomputes a thread's sums that are NaN. They go through shared memory, so that the loop
 // need not be unrolled.
 template <GroupedSide kSide>
 __device__ void recompute_flagged(const Problem& p, const WorkTile<kSide>& tile, const InTile& at,
