@@ -264,7 +264,7 @@ def run(command: list[str]) -> str:
 class CompilerOutput:
     """The lines of a compiler's output."""
 
-    registers: list[str] = field(default_factory=list)  # a kernel's, with the bytes it spills
+    registers: list[str] = field(default_factory=list)  # a kernel's, and its local memory
     warnings: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # under CI=true they are errors
 
@@ -275,16 +275,17 @@ def read_compiler(text: str) -> CompilerOutput:
         filter = subprocess.run(["c++filt", "-p"], input=text, capture_output=True, text=True)
         text = filter.stdout
     output = CompilerOutput()
-    kernel = arch = spilled = None
+    kernel = arch = stack = spilled = None
     for line in text.splitlines():
         if found := re.search(r"Compiling entry function '(.+)' for '(.+)'", line):
             kernel = re.sub(r"(\(anonymous namespace\)|\w+)::", "", found[1])
             arch = found[2]
-        elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
-            spilled = sum(map(int, found.groups()))
+        elif found := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill .*, (\d+) bytes", line):
+            stack, *moved = map(int, found.groups())
+            spilled = sum(moved)
         elif kernel and (found := re.search(r"Used (\d+) registers", line)):
-            used = f"  {arch:6} {found[1]:>3} registers {spilled:>4} B spilled  {kernel}"
-            output.registers.append(used)
+            used = f"{found[1]:>3} registers {spilled:>4} B spilled {stack:>4} B stack"
+            output.registers.append(f"  {arch:6} {used}  {kernel}")
             if spilled and not DEBUG:
                 output.faults.append(f"  {kernel} spills {spilled} bytes of registers on {arch}.")
             kernel = None

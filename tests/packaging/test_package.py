@@ -285,8 +285,8 @@ ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions
 file.cu(7): warning #177-D: variable "i" was declared but never referenced
 """
 REGISTERS = [
-    "  sm_80   40 registers    0 B spilled  naive_kernel",
-    "  sm_90a 255 registers  216 B spilled  tiled_kernel",
+    "  sm_80   40 registers    0 B spilled    0 B stack  naive_kernel",
+    "  sm_90a 255 registers  216 B spilled   72 B stack  tiled_kernel",
 ]
 WARNING = '  file.cu(7): warning #177-D: variable "i" was declared but never referenced'
 

@@ -9,17 +9,18 @@
 
 namespace tiled::cuda {
 
-// Loads the biases, of type T, of the kCols columns from `col` on, widened to float; columns
-// outside the matrix get 0. The problem must have a bias. All threads of a warpgroup call it, with
-// a named barrier of their own.
+// Loads the biases, of type T, of the kCols columns from `col` on, widened to float; columns from
+// `end` on get 0. The epilogue must have a bias; `group` is 0 unless the product is grouped. All
+// threads of a warpgroup call it, with a named barrier of their own.
 template <class T, int kCols>
-__device__ void load_bias(const Problem& p, int64_t col, int barrier, float (&bias)[kCols]) {
+__device__ void load_bias(const Epilogue& epilogue, int64_t group, int64_t end, int64_t col,
+                          int barrier, float (&bias)[kCols]) {
   constexpr int kWarpgroup = 128;
   ptx::named_barrier_sync(barrier, kWarpgroup);  // all have read the previous tile's
-  const auto* from = static_cast<const T*>(p.epilogue.bias);
+  const auto* from = static_cast<const T*>(epilogue.bias) + group * epilogue.bias_batch_stride;
   UNROLL
   for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kCols; i += kWarpgroup) {
-    bias[i] = col + i < p.n ? widen(from[(col + i) * p.epilogue.bias_stride]) : 0;
+    bias[i] = col + i < end ? widen(from[(col + i) * epilogue.bias_stride]) : 0;
   }
   ptx::named_barrier_sync(barrier, kWarpgroup);
 }

@@ -252,7 +252,7 @@ __device__ inline void store_tile(const Params& params, const ThreadCoord& coord
                                   float (&sum)[Tile::kElements], float (&bias)[Tile::kN],
                                   Accumulators& staging) {
   if (params.p.epilogue.bias != nullptr) {
-    load_bias<float>(params.p, coord.tile_col, barrier, bias);
+    load_bias<float>(params.p.epilogue, 0, params.p.n, coord.tile_col, barrier, bias);
   }
   if (!try_store(params, coord, sum, bias)) store_each(params, coord, sum, bias, staging);
 }

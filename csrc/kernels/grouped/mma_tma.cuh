@@ -66,11 +66,8 @@ struct GroupedEpilogue {
   }
   __device__ void begin_tile(const GroupedTileCoord& tile) const {
     if (params.p.epilogue.bias == nullptr) return;
-    Problem group{.n = tile.col_end};
-    group.epilogue.bias = static_cast<const typename Tile::T*>(params.p.epilogue.bias) +
-                          tile.batch * params.p.epilogue.bias_batch_stride;
-    group.epilogue.bias_stride = params.p.epilogue.bias_stride;
-    load_bias<typename Tile::T>(group, tile.col, 1 + warpgroup(), own.smem.bias[warpgroup()]);
+    load_bias<typename Tile::T>(params.p.epilogue, tile.batch, tile.col_end, tile.col,
+                                1 + warpgroup(), own.smem.bias[warpgroup()]);
   }
   __device__ void end_chunk(const TileCoord&, int64_t, float (&)[Tile::kElements]) const {}
   __device__ void end_tile(const GroupedTileCoord& tile, float (&acc)[Tile::kElements]) const {
@@ -78,15 +75,14 @@ struct GroupedEpilogue {
     if (tile.has_group) {
       apply_bias_relu(p.epilogue, own.smem.bias[warpgroup()], Own::columns_of(tile), acc);
     }
-    Problem of_c{.dtype = p.dtype, .out_dtype = p.out_dtype, .m = tile.row_end, .n = tile.col_end};
-    of_c.c = {.data = p.c.data, .row_stride = p.c.row_stride, .col_stride = p.c.col_stride};
     const int warp = ptx::warp_uniform(threadIdx.x / 32) - 4;
     const bool by_tma = params.by_tma && tile.row + warp * 16 + 16 <= tile.row_end;
     if (params.by_tma && !by_tma) {  // TMA may still read the previous tile's boxes
       if (threadIdx.x % 32 == 0) ptx::tma_store_wait_group_read<0>();
       __syncwarp();
     }
-    own.store_tile(of_c, tile.batch * p.c.batch_stride[0], tile, by_tma, acc);
+    own.store_tile({tile.row_end, tile.col_end}, tile.batch * p.c.batch_stride[0], tile, by_tma,
+                   acc);
   }
   __device__ float4* shared_total() const { return own.shared_total(); }
   __device__ void finish() const { own.finish(); }

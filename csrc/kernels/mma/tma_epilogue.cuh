@@ -145,19 +145,24 @@ __device__ void apply_epilogue(const Problem& p, bool combines, int64_t c_offset
 
 // --- Stores through shared memory: any output dtype and strides ----------------------------------
 
+// Where the rows and columns of C end, or those of a tile's group within C.
+struct StoreEnds {
+  int64_t row, col;
+};
+
 // Stores a warp's 16 rows of a tile, from (row, col) on, kStagedCols columns at a time, as T or
 // float: a lane four adjacent floats if vectorized_x4, or else one column. The loop is not
 // unrolled: it takes the first accumulators and moves the others down. column_in_tile(i) is the
 // column in the tile of accumulators i to i + 31 of a row.
 template <class T, int kElements, class ColumnInTile>
-__device__ void store_rows(const Problem& p, bool vectorized_x4, int64_t c_offset, int64_t row,
-                           int64_t col, RowStaging& staging, const ColumnInTile& column_in_tile,
-                           float (&acc)[kElements]) {
+__device__ void store_rows(const Problem& p, const StoreEnds& ends, bool vectorized_x4,
+                           int64_t c_offset, int64_t row, int64_t col, RowStaging& staging,
+                           const ColumnInTile& column_in_tile, float (&acc)[kElements]) {
   // Accumulators that a thread stages at a time.
   constexpr int kStaged = kElements < kStagedCols / 2 ? kElements : kStagedCols / 2;
   const int lane = threadIdx.x % 32;
-  const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
-  const int64_t end = min(p.n, col + kElements * 2);
+  const auto rows = static_cast<int>(min(ends.row - row, int64_t{16}));
+  const int64_t end = min(ends.col, col + kElements * 2);
   const int64_t offset = c_offset + row * p.c.row_stride;
   NO_UNROLL
   for (int first = 0; first < kElements * 2; first += kStagedCols) {
@@ -219,11 +224,12 @@ __device__ void pack_16bit(int col, const float (&acc)[Tile::kElements], uint32_
 // Stores a warp's 16 rows of a tile, from (row, col) on, by eight elements of a row at a time if
 // kVectorizedX8, or else one by one.
 template <class Tile, bool kVectorizedX8>
-__device__ void store_16bit(const Problem& p, typename Tile::T* c, int64_t row, int64_t col,
-                            RowStaging16Bit& staging, const float (&acc)[Tile::kElements]) {
+__device__ void store_16bit(const Problem& p, const StoreEnds& ends, typename Tile::T* c,
+                            int64_t row, int64_t col, RowStaging16Bit& staging,
+                            const float (&acc)[Tile::kElements]) {
   const int lane = threadIdx.x % 32;
-  const auto rows = static_cast<int>(min(p.m - row, int64_t{16}));
-  const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
+  const auto rows = static_cast<int>(min(ends.row - row, int64_t{16}));
+  const auto cols = static_cast<int>(min(ends.col - col, int64_t{Tile::kN}));
   c += row * p.c.row_stride + col;
   UNROLL
   for (int first = 0; first < Tile::kN; first += kStagedCols16Bit) {
@@ -280,8 +286,8 @@ using StoreBox = uint8_t[16 * kStagedCols16Bit * 2];
 
 // Stores the rows of warp `warp` of the consumers. One box is filled while TMA reads the other.
 template <class Tile>
-__device__ void store_by_tma(const Problem& p, const CUtensorMap& map, const TileCoord& tile,
-                             int warp, StoreBox (&staging)[2],
+__device__ void store_by_tma(const Problem& p, const StoreEnds& ends, const CUtensorMap& map,
+                             const TileCoord& tile, int warp, StoreBox (&staging)[2],
                              const float (&acc)[Tile::kElements]) {
   const int lane = threadIdx.x % 32, row = tile.row + warp * 16;
   const TmaCoords matrix(p.batch, p.c, tile.batch);
@@ -302,7 +308,7 @@ __device__ void store_by_tma(const Problem& p, const CUtensorMap& map, const Til
     __syncwarp();
     if (lane == 0) {
       const int coords[] = {tile.col + first, row, matrix.at[0], matrix.at[1], matrix.at[2]};
-      if (row < p.m && coords[0] < p.n) ptx::tma_store(&map, coords, box);
+      if (row < ends.row && coords[0] < ends.col) ptx::tma_store(&map, coords, box);
       ptx::tma_store_commit_group();
     }
   }
@@ -344,7 +350,8 @@ struct Epilogue {
   __device__ void begin_tile(const TileCoord& tile) const {
     if (params.p.epilogue.bias == nullptr) return;
     const int warpgroup = static_cast<int>(threadIdx.x) / Tile::kWarpgroup - 1;
-    load_bias<typename Tile::T>(params.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
+    load_bias<typename Tile::T>(params.p.epilogue, 0, params.p.n, tile.col, 1 + warpgroup,
+                                smem.bias[warpgroup]);
   }
   __device__ void end_chunk(const TileCoord&, int64_t, float (&)[Tile::kElements]) const {}
   __device__ void end_tile(const TileCoord& tile, float (&acc)[Tile::kElements]) const {
@@ -361,26 +368,27 @@ struct Epilogue {
       apply_epilogue<false, T>(p, params.steps.combines, c_offset, row, tile.col, bias,
                                staging.rows, column, acc);
     }
-    store_tile(p, c_offset, tile, params.by_tma, acc);
+    store_tile({p.m, p.n}, c_offset, tile, params.by_tma, acc);
   }
-  // Stores what the tile has of the rows and columns of p.
-  __device__ void store_tile(const Problem& p, int64_t c_offset, const TileCoord& tile, bool by_tma,
-                             float (&acc)[Tile::kElements]) const {
+  // Stores what the tile has of the rows and columns before `ends`.
+  __device__ void store_tile(const StoreEnds& ends, int64_t c_offset, const TileCoord& tile,
+                             bool by_tma, float (&acc)[Tile::kElements]) const {
     using T = typename Tile::T;
+    const Problem& p = params.p;
     const int warp = threadIdx.x / 32 - 4;
     const int64_t row = tile.row + warp * 16;
     Staging& staging = smem.staging[warp];
     const auto column = columns_of(tile);
     if constexpr (kStoresByTma<Tile>) {
-      if (by_tma) return store_by_tma<Tile>(p, params.c, tile, warp, staging.boxes, acc);
+      if (by_tma) return store_by_tma<Tile>(p, ends, params.c, tile, warp, staging.boxes, acc);
     }
     T* c = static_cast<T*>(p.c.data) + c_offset;
     if (params.is_16bit && params.vectorized_x8) {
-      store_16bit<Tile, true>(p, c, row, tile.col, staging.rows_16bit, acc);
+      store_16bit<Tile, true>(p, ends, c, row, tile.col, staging.rows_16bit, acc);
     } else if (params.is_16bit) {
-      store_16bit<Tile, false>(p, c, row, tile.col, staging.rows_16bit, acc);
+      store_16bit<Tile, false>(p, ends, c, row, tile.col, staging.rows_16bit, acc);
     } else {
-      store_rows<T>(p, params.vectorized_x4, c_offset, row, tile.col, staging.rows, column, acc);
+      store_rows<T>(p, ends, params.vectorized_x4, c_offset, row, tile.col, staging.rows, column, acc);
     }
   }
   // Returns column_in_tile() of the tile.

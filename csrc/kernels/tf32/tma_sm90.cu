@@ -101,7 +101,8 @@ struct Epilogue {
   }
   __device__ void begin_tile(const TileCoord& tile) const {
     if (params.p.epilogue.bias == nullptr) return;
-    load_bias<float>(params.p, tile.col, 1 + warpgroup, smem.bias[warpgroup]);
+    load_bias<float>(params.p.epilogue, 0, params.p.n, tile.col, 1 + warpgroup,
+                     smem.bias[warpgroup]);
   }
 
   // Multiplies a chunk's sums by the inverse scales of their rows and columns. `chunk` is the k at
@@ -234,7 +235,7 @@ struct Epilogue {
       apply_epilogue<true, float>(p, params.steps.combines, c_offset, tile.row, tile.col, bias,
                                   staging, column_in_tile, acc);
     }
-    store_rows<float>(p, params.vectorized_x4, c_offset, tile.row, tile.col, staging,
+    store_rows<float>(p, {p.m, p.n}, params.vectorized_x4, c_offset, tile.row, tile.col, staging,
                       column_in_tile, acc);
   }
   __device__ void finish() const {}
