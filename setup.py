@@ -280,7 +280,7 @@ def read_compiler(text: str) -> CompilerOutput:
         if found := re.search(r"Compiling entry function '(.+)' for '(.+)'", line):
             kernel = re.sub(r"(\(anonymous namespace\)|\w+)::", "", found[1])
             arch = found[2]
-        elif found := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill .*, (\d+) bytes", line):
+        elif found := re.search(r"(\d+) bytes stack frame, (\d+) .* stores, (\d+)", line):
             stack, *moved = map(int, found.groups())
             spilled = sum(moved)
         elif kernel and (found := re.search(r"Used (\d+) registers", line)):

@@ -388,7 +388,8 @@ struct Epilogue {
     } else if (params.is_16bit) {
       store_16bit<Tile, false>(p, ends, c, row, tile.col, staging.rows_16bit, acc);
     } else {
-      store_rows<T>(p, ends, params.vectorized_x4, c_offset, row, tile.col, staging.rows, column, acc);
+      store_rows<T>(p, ends, params.vectorized_x4, c_offset, row, tile.col, staging.rows, column,
+                    acc);
     }
   }
   // Returns column_in_tile() of the tile.
