@@ -105,14 +105,19 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
   std::vector<Choice> chosen;
   if (mixed) {
     int64_t a_bytes = 0, b_bytes = 0;
-    if (!context.on_host() && outer.empty()) chosen = choices(algorithm, z.problem, context);
     const Narrow narrow = narrow_of(a, b);
-    if (chosen.empty() || !chosen.front().kernel->mixed.in_place(z.problem, narrow)) {
+    if (!context.on_host() && outer.empty()) {
+      chosen = mixed_choices(algorithm, z.problem, narrow, context);
+    }
+    const bool in_place =
+        !chosen.empty() && chosen.front().kernel->mixed.in_place(z.problem, narrow);
+    if (!in_place) {
       Strided& upcast = narrow.is_a ? product.a : product.b;
       upcast = upcast_layout(upcast);
       (narrow.is_a ? a_bytes : b_bytes) = bytes_of(upcast);
       z = make_complex_problem(options, product, type);
       lay_out_batch(product.a, product.b, product.matrices(c), nullptr, z.problem);
+      chosen.clear();
     }
     fields.insert(fields.end(), {{"reads_operands", json_bool(!c.empty() && product.k > 0)},
                                  {"a_pass_bytes", json(a_bytes)},
@@ -131,7 +136,7 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
                                  {"reads_operands", json_bool(!c.empty() && product.k > 0)},
                                  {"a_pass_bytes", json(a_bytes)},
                                  {"b_pass_bytes", json(b_bytes)}});
-  } else {
+  } else if (chosen.empty()) {
     chosen = choices(algorithm, p, context);
   }
   append_choice(fields, chosen, p, context);

@@ -259,8 +259,8 @@ bool run_in_place(const Options& options, const Product& product, const Tensor& 
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
   if (!outer.empty() || c_matrices.empty()) return false;
-  const Choice best = choices(options.algorithm, p, context).front();
   const Narrow narrow = narrow_of(a, b);
+  const Choice best = mixed_choices(options.algorithm, p, narrow, context).front();
   const auto& [in_place, launch] = best.kernel->mixed;
   return launch != nullptr && in_place(p, narrow) && launch(p, best.plan, narrow, context);
 }

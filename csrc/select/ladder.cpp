@@ -368,6 +368,21 @@ std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const 
   return kept.find(Question(algorithm, p, context, complex), choose);
 }
 
+std::vector<Choice> mixed_choices(std::string_view algorithm, const Problem& p,
+                                  const Narrow& narrow, const Context& context) {
+  // Of the copy: its launch, 3 us, and bytes per cycle and SM.
+  constexpr double kLaunch = 5000, kDram = 13;
+  const int64_t elements = (narrow.is_a ? p.m : p.n) * p.k * p.batch.count;
+  const auto bytes = static_cast<double>(elements) * (size_of(narrow.dtype) + sizeof(float));
+  std::vector<Choice> all = choices(algorithm, p, context);
+  for (Choice& choice : all) {
+    if (choice.kernel->mixed.in_place(p, narrow)) continue;
+    choice.plan.cycles += kLaunch + bytes / context.sms / kDram;
+  }
+  std::ranges::stable_sort(all, {}, [](const Choice& choice) { return choice.plan.cycles; });
+  return all;
+}
+
 bool launch(const std::vector<Choice>& choices, const Problem& p, const Context& context) {
   const auto run = [&](const Choice& choice) {
     const Launch launch = context.on_host() ? choice.kernel->cpu : choice.kernel->cuda;

@@ -110,6 +110,12 @@ std::vector<std::string> algorithms();
 std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const Context& context,
                             bool complex = false);
 
+// choices() of a mixed product on a GPU: cycles count a copy to float32 of the 16-bit operand for
+// each kernel that cannot read it in place. `p` is the float32 problem, with that operand's
+// strides.
+std::vector<Choice> mixed_choices(std::string_view algorithm, const Problem& p,
+                                  const Narrow& narrow, const Context& context);
+
 // Throws the sentence of choices() that follows from the arguments alone, for any device.
 void check_algorithm(const char* op, std::string_view algorithm, Precision precision, DType dtype,
                      bool complex);
