@@ -1,11 +1,15 @@
 """Products of groups: grouped_mm, and segment_matmul with the arguments of pyg-lib."""
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from ._internals import dispatch_modes, is_jit_tracing, unwrapped
 from ._op.call import call, entry_points
+from ._op.checks import check_segment_matmul
 from ._op.derivatives import plain_grouped_mm
 from ._op.fast_path import is_plain
 from ._op.namespace import operators
+from ._op.supported import PLAIN_TYPES
 
 __all__ = ["grouped_mm", "segment_matmul"]
 
@@ -86,7 +90,8 @@ def segment_matmul(
 
     Raises:
         RuntimeError: as torch_tiled.grouped_mm does; also for a ptr of another dtype or shape and,
-            on the CPU, one that does not begin with 0.
+            on the CPU, one that does not begin with 0. On a GPU, under a TorchDispatchMode and in a
+            compiled or traced graph the first group begins at row 0, whatever ptr[0] is.
 
     Examples:
         >>> ptr = torch.tensor([0, 4, 9])
@@ -97,22 +102,21 @@ def segment_matmul(
     if not isinstance(ptr, torch.Tensor) or ptr.dtype not in (torch.int64, torch.int32):
         given = ptr.dtype if isinstance(ptr, torch.Tensor) else f"of type {type(ptr).__name__}"
         raise RuntimeError(f"{op}: ptr is {given}; pass a tensor of torch.int64 or torch.int32")
-    for name, given in (("x", x), ("weight", weight)):
+    for name, given in (("x", x), ("weight", weight), ("bias", x if bias is None else bias)):
         if not isinstance(given, torch.Tensor):
             raise RuntimeError(f"{op}: {name} is of type {type(given).__name__}; pass a tensor")
-    if x.dim() != 2 or weight.dim() != 3 or ptr.dim() != 1:
-        raise RuntimeError(
-            f"{op}: x is {tuple(x.shape)}, ptr is {tuple(ptr.shape)} and weight is "
-            f"{tuple(weight.shape)}; they must be (rows, k), (groups + 1,) and (groups, k, n)"
-        )
-    if ptr.is_cpu and is_plain(ptr) and ptr.shape[0] > 0:
-        first, last = int(ptr[0]), int(ptr[-1])
-        if first != 0 or last > x.shape[0]:
-            raise RuntimeError(
-                f"{op}: ptr begins with {first} and ends with {last}; it must begin with 0 and end "
-                f"with at most {x.shape[0]}, the number of x's rows"
-            )
+    is_in_graph = is_dynamo_compiling() or is_jit_tracing() or dispatch_modes()
+    has_values = not is_in_graph and ptr.is_cpu and type(unwrapped(ptr)) in PLAIN_TYPES
+    ranks = x.dim(), ptr.dim(), weight.dim(), 2 if bias is None else bias.dim()
+    if ranks != (2, 1, 3, 2) or (has_values and len(ptr) > 0 and unwrapped(ptr[0]).any()):
+        check_segment_matmul(x, ptr, weight, bias, has_values=has_values)
     ends = ptr[1:]
     if ends.dtype == torch.int64:
         ends = ends.clamp(-1, 2**31 - 1).to(torch.int32)  # what is outside stays outside
-    return grouped_mm(x, weight, offs=ends, bias=bias)
+    if is_dynamo_compiling():  # it shows an error that is raised in a handler as a repr
+        return grouped_mm(x, weight, offs=ends, bias=bias)
+    try:
+        return grouped_mm(x, weight, offs=ends, bias=bias)
+    except RuntimeError:
+        check_segment_matmul(x, ptr, weight, bias, has_values=has_values)
+        raise
