@@ -126,8 +126,8 @@ def write_seconds(measured: dict) -> str:
         for way in _present(measured):
             if way in ("stream", "pageable", "two_gpus"):
                 row = _row(measured, way, dtype, size)
-                line[f"{STYLES[way][0]}, s"] = row["seconds"]
-                line[way, "predicted"] = (row["plan"] or {}).get("seconds")
+                predicted = figure((row["plan"] or {}).get("seconds"))
+                line[f"{STYLES[way][0]}, s"] = f"{figure(row['seconds'])} ({predicted})"
         lines.append(line)
     return table(1, lines)
 
@@ -135,11 +135,14 @@ def write_seconds(measured: dict) -> str:
 def write_errors(measured: dict) -> str:
     """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
     lines = []
-    for dtype, size in _kinds(measured):
-        found = {way: _row(measured, way, dtype, size) for way in _present(measured)}
-        bits = [row["equal"] for row in found.values() if row["equal"] is not None]
-        line = {"dtype": dtype, "m = n = k": size}
-        line |= {STYLES[way][0]: figure(row["error"], ".1e") for way, row in found.items()}
+    for dtype in dict.fromkeys(dtype for dtype, _ in _kinds(measured)):
+        found = {way: select(_products(measured), way=way, dtype=dtype) for way in STYLES}
+        line = {"dtype": dtype}
+        for way in _present(measured):
+            errors = sorted(row["error"] for row in found[way] if row["error"] is not None)
+            ends = dict.fromkeys(figure(x, ".1e") for x in errors[:1] + errors[-1:])
+            line[STYLES[way][0]] = " to ".join(ends) or "-"
+        bits = [x["equal"] for rows in found.values() for x in rows if x["equal"] is not None]
         same = "-" if not bits else "equal" if all(bits) else "different"
         lines.append(line | {"bits of streamed products": same})
     return table(1, lines)
