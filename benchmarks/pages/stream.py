@@ -30,6 +30,7 @@ STYLES = {
     "loop_tf32": ("loop, TF32", {"color": plots.GREEN, "marker": "D"}),
     "cublasxt": ("cublasXt", {"color": plots.VERMILION, "marker": "v"}),
 }
+PLANNED = "stream", "pageable", "two_gpus"  # the ways with a plan
 DTYPE_STYLES = {"float32": plots.BLUE, "bfloat16": plots.VERMILION}
 
 
@@ -98,13 +99,13 @@ def write_source(measured: dict) -> str:
 
 
 def write_rates(measured: dict) -> str:
-    """TFLOP/s of every way, beside those of the streamed product."""
+    """TFLOP/s of the streamed product, of the one in the GPU and of peers."""
     lines = []
     for dtype, size in _kinds(measured):
         ours = _row(measured, "stream", dtype, size)
         line = {"dtype": dtype, "m = n = k": size, "streamed, TFLOP/s": ours["tflops"]}
         for way in _present(measured):
-            if way != "stream":
+            if way not in PLANNED:
                 line[STYLES[way][0]] = _row(measured, way, dtype, size)["tflops"]
         line["speed / that within the GPU"] = figure(ours["ratio"], ".2f")
         line["transfers hidden"] = figure(hidden(measured, dtype, size), ".2f")
@@ -124,7 +125,7 @@ def write_seconds(measured: dict) -> str:
     for dtype, size in _kinds(measured):
         line: dict = {"dtype": dtype, "m = n = k": size}
         for way in _present(measured):
-            if way in ("stream", "pageable", "two_gpus"):
+            if way in PLANNED:
                 row = _row(measured, way, dtype, size)
                 predicted = figure((row["plan"] or {}).get("seconds"))
                 line[f"{STYLES[way][0]}, s"] = f"{figure(row['seconds'])} ({predicted})"
