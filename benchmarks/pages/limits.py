@@ -22,6 +22,11 @@ def squares(rows: Iterable[dict]) -> list[dict]:
     return [row for row in rows if row["m"] == row["n"] == row["k"]]
 
 
+def _by_size(rows: list[dict], *ranges: tuple[int, int]) -> dict[str, list[dict]]:
+    """The squares of sizes from one to another."""
+    return {f"{a} to {b}": [row for row in rows if a <= row["m"] <= b] for a, b in ranges}
+
+
 def few_rows(rows: Iterable[dict], least: int, most: int) -> list[dict]:
     """The products of suite skinny with so many rows: of large weights, and of routers."""
     few = [row for row in rows if row["group"].startswith("m = ") or row["group"] == "router"]
@@ -114,8 +119,7 @@ def write_tf32(measured: dict) -> str:
     found = squares(rows)
     return _ratios(
         {
-            **{str(size): select(found, m=size) for size in (256, 512, 1024, 2048)},
-            "4096 to 16384": [row for row in found if row["m"] >= 4096],
+            **_by_size(found, (256, 512), (1024, 2048), (4096, 16384)),
             "4095 x 4097 x 4093": select(rows, group="odd sizes"),
         }
     )
@@ -131,7 +135,7 @@ def write_16bit(measured: dict) -> str:
     copied = [row["copy_us"] / row["us"] for row in decoded if row["copy_us"] and row["m"] <= 16]
     told = _ratios(
         {
-            **{str(size): select(found, m=size) for size in sorted({row["m"] for row in found})},
+            **_by_size(found, (512, 1024), (2048, 4096), (8192, 16384)),
             "odd sizes": auto(measured, "mma_ragged", group="odd sizes"),
             "layers of transformers, no side odd": [row for row in layers if row not in odd],
             "the same, a side of 50257": odd,

@@ -152,7 +152,7 @@ def write_errors(measured: dict) -> str:
 def write_links(measured: dict) -> str:
     """The rate of copies between the host and the GPU."""
     found = select(measured["rows"], way="link")
-    return table(1, [{"copies": x["direction"], "GB/s": x["gb_per_second"]} for x in found])
+    return table(1, [{"copies": "GB/s"} | {x["direction"]: x["gb_per_second"] for x in found}])
 
 
 def draw(measured: dict, path: Path) -> None:
