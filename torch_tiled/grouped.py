@@ -81,7 +81,8 @@ def segment_matmul(
 
     Args:
         x: (rows, k), of the dtypes of torch_tiled.grouped_mm.
-        ptr: (groups + 1,), ascending from 0 on, of torch.int64 or torch.int32 and on x's device.
+        ptr: (groups + 1,), ascending from 0 on and on x's device, of torch.int32, or of
+            torch.int64, which is converted first, in two launches on a GPU.
         weight: (groups, k, n).
         bias: (groups, n), or None.
 
