@@ -106,10 +106,10 @@ def segment_matmul(
     for name, given in (("x", x), ("weight", weight), ("bias", x if bias is None else bias)):
         if not isinstance(given, torch.Tensor):
             raise RuntimeError(f"{op}: {name} is of type {type(given).__name__}; pass a tensor")
-    is_in_graph = is_dynamo_compiling() or is_jit_tracing() or dispatch_modes()
-    has_values = not is_in_graph and ptr.is_cpu and type(unwrapped(ptr)) in PLAIN_TYPES
+    has_values = ptr.is_cpu and not (is_dynamo_compiling() or is_jit_tracing() or dispatch_modes())
+    has_values = has_values and type(unwrapped(ptr)) in PLAIN_TYPES
     ranks = x.dim(), ptr.dim(), weight.dim(), 2 if bias is None else bias.dim()
-    if ranks != (2, 1, 3, 2) or (has_values and len(ptr) > 0 and unwrapped(ptr[0]).any()):
+    if ranks != (2, 1, 3, 2) or (has_values and _begins_late(ptr)):
         check_segment_matmul(x, ptr, weight, bias, has_values=has_values)
     ends = ptr[1:]
     if ends.dtype == torch.int64:
@@ -121,3 +121,9 @@ def segment_matmul(
     except RuntimeError:
         check_segment_matmul(x, ptr, weight, bias, has_values=has_values)
         raise
+
+
+def _begins_late(ptr):
+    """Returns whether ptr, or one that torch.vmap maps, does not begin with 0."""
+    first = unwrapped(ptr[:1])
+    return first.numel() > 0 and (first.item() != 0 if first.numel() == 1 else first.any())
