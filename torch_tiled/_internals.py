@@ -52,6 +52,7 @@ from torch._C import (
 from torch._C import (
     _will_engine_execute_node as will_run,
 )
+from torch._C._functorch import get_unwrapped
 from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch._functorch.autograd_function import custom_function_call_vmap_helper as apply_vmap_rule
 from torch._functorch.pyfunctorch import (
@@ -105,6 +106,7 @@ __all__ = [
     "set_forward_ad_enabled",
     "torch_grouped_mm",
     "transforms_active",
+    "unwrapped",
     "version_of",
 ]
 
@@ -137,6 +139,13 @@ def has_tangent(tensor):
 def may_be_in_a_graph():
     """Returns whether a graph of Dynamo or torch.export may be running."""
     return "torch._dynamo" in sys.modules
+
+
+def unwrapped(tensor):
+    """The tensor inside of those of torch.func's transforms: under torch.vmap, of all examples."""
+    while is_wrapped(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def gradients_asked_for(ctx, needed):

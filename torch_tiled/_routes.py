@@ -263,12 +263,14 @@ def _grouped_mm(precision, a, b=None, offs=None, bias=None, out_dtype=None, **na
 def _conv(rank: int) -> Callable:
     """torch.nn.functional.conv1d, conv2d or conv3d, if it multiplies each pixel by one matrix."""
 
+    kernel = (1,) * rank
+
     def conv(precision, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-        if not _takes(input, weight, *(() if bias is None else (bias,))):
+        if groups != 1 or not _takes(input, weight, *(() if bias is None else (bias,))):
             return None
-        if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or groups != 1:
+        if weight.shape[2:] != kernel or input.dim() not in (rank + 1, rank + 2):
             return None
-        if math.prod(weight.shape[2:]) != 1 or not _are(stride, rank, 1):
+        if not _are(stride, rank, 1):
             return None
         if not _are(dilation, rank) or not (padding in ("valid", "same") or _are(padding, rank, 0)):
             return None

@@ -237,9 +237,9 @@ def convert(
     parametrized, wrapped by fully_shard, quantized, on the meta device or lazy; the report says
     why. So convert first, then parametrize, shard and compile.
 
-    A torch.nn.TransformerEncoder or TransformerEncoderLayer with a converted layer changes its
-    class, too: it calls its layers in eval() as in train(), without PyTorch's fast path and nested
-    tensors. Rows of padding are then not zeros.
+    A torch.nn.TransformerEncoder (or a subclass) or TransformerEncoderLayer with a converted layer
+    changes its class, too: it calls its layers in eval() as in train(), without PyTorch's fast path
+    and nested tensors. Rows of padding are then not zeros.
 
     float64 layers are converted, too. On an H100 torch_tiled multiplies float64 at 0.95 of cuBLAS's
     speed for squares from 2048 on, and at 0.85 with 1 to 128 rows.
@@ -323,7 +323,8 @@ def convert(
     for module, names in names_of.items():
         if not isinstance(module, _WITH_FAST_PATH):
             continue
-        if converted_class(_kind(module)) is None:
+        kind, is_parametrized = _kind(module), torch.nn.utils.parametrize.is_parametrized(module)
+        if _named_base(kind, "FSDPModule") or is_parametrized or converted_class(kind) is None:
             found[module] = "left", "in eval(), without gradients, it reads its layers' weights"
         elif changed.isdisjoint(module.modules()):
             found[module] = "left", "no layer in it is converted"

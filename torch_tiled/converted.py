@@ -4,6 +4,7 @@ convert() assigns one of these to a layer's __class__ and sets its _origin; reve
 Code that rebuilds a layer by its class constructs one, as it would the class before.
 """
 
+import copyreg
 import dataclasses
 import functools
 import inspect
@@ -297,6 +298,30 @@ class TransformerEncoder(Converted, torch.nn.TransformerEncoder):
     use_nested_tensor = _reading("use_nested_tensor", False)
 
 
+@functools.cache
+def _encoder(kind: type) -> type:
+    """Makes the same of a subclass of torch.nn.TransformerEncoder."""
+
+    class Encoder(Converted, kind):
+        __init__ = _constructor(kind)
+        use_nested_tensor = TransformerEncoder.use_nested_tensor
+
+        def __reduce_ex__(self, protocol):  # a pickle cannot name this class
+            function, arguments, *rest = super().__reduce_ex__(max(protocol, 2))
+            if function is copyreg.__newobj__:
+                function, arguments = _new_encoder, (kind,)
+            return function, arguments, *rest
+
+    Encoder.__name__, Encoder.__qualname__ = kind.__name__, kind.__qualname__
+    Encoder.__module__, Encoder.__doc__ = kind.__module__, kind.__doc__
+    return Encoder
+
+
+def _new_encoder(kind: type) -> torch.nn.Module:
+    encoder = _encoder(kind)
+    return encoder.__new__(encoder)
+
+
 _CONVERTED_CLASSES = {
     torch.nn.Linear: Linear,
     _NDQLinear: NonDynamicallyQuantizableLinear,
@@ -313,6 +338,8 @@ def converted_class(kind: type) -> type | None:
     """Returns the converted class for layers of exactly this class, or None if there is none."""
     if kind in _CONVERTED_CLASSES:
         return _CONVERTED_CLASSES[kind]
+    if issubclass(kind, torch.nn.TransformerEncoder):  # it keeps its own forward
+        return _encoder(kind)
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and kind is transformers.Conv1D:
         return _conv1d()

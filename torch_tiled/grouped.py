@@ -1,11 +1,15 @@
 """Products of groups: grouped_mm, and segment_matmul with the arguments of pyg-lib."""
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from ._internals import dispatch_modes, is_jit_tracing, unwrapped
 from ._op.call import call, entry_points
+from ._op.checks import check_segment_matmul
 from ._op.derivatives import plain_grouped_mm
 from ._op.fast_path import is_plain
 from ._op.namespace import operators
+from ._op.supported import PLAIN_TYPES
 
 __all__ = ["grouped_mm", "segment_matmul"]
 
@@ -77,7 +81,8 @@ def segment_matmul(
 
     Args:
         x: (rows, k), of the dtypes of torch_tiled.grouped_mm.
-        ptr: (groups + 1,), ascending from 0 on, of torch.int64 or torch.int32 and on x's device.
+        ptr: (groups + 1,), ascending from 0 on and on x's device, of torch.int32, or of
+            torch.int64, which is converted first, in two launches on a GPU.
         weight: (groups, k, n).
         bias: (groups, n), or None.
 
@@ -86,7 +91,8 @@ def segment_matmul(
 
     Raises:
         RuntimeError: as torch_tiled.grouped_mm does; also for a ptr of another dtype or shape and,
-            on the CPU, one that does not begin with 0.
+            on the CPU, one that does not begin with 0. On a GPU, under a TorchDispatchMode and in a
+            compiled or traced graph the first group begins at row 0, whatever ptr[0] is.
 
     Examples:
         >>> ptr = torch.tensor([0, 4, 9])
@@ -97,22 +103,27 @@ def segment_matmul(
     if not isinstance(ptr, torch.Tensor) or ptr.dtype not in (torch.int64, torch.int32):
         given = ptr.dtype if isinstance(ptr, torch.Tensor) else f"of type {type(ptr).__name__}"
         raise RuntimeError(f"{op}: ptr is {given}; pass a tensor of torch.int64 or torch.int32")
-    for name, given in (("x", x), ("weight", weight)):
+    for name, given in (("x", x), ("weight", weight), ("bias", x if bias is None else bias)):
         if not isinstance(given, torch.Tensor):
             raise RuntimeError(f"{op}: {name} is of type {type(given).__name__}; pass a tensor")
-    if x.dim() != 2 or weight.dim() != 3 or ptr.dim() != 1:
-        raise RuntimeError(
-            f"{op}: x is {tuple(x.shape)}, ptr is {tuple(ptr.shape)} and weight is "
-            f"{tuple(weight.shape)}; they must be (rows, k), (groups + 1,) and (groups, k, n)"
-        )
-    if ptr.is_cpu and is_plain(ptr) and ptr.shape[0] > 0:
-        first, last = int(ptr[0]), int(ptr[-1])
-        if first != 0 or last > x.shape[0]:
-            raise RuntimeError(
-                f"{op}: ptr begins with {first} and ends with {last}; it must begin with 0 and end "
-                f"with at most {x.shape[0]}, the number of x's rows"
-            )
+    has_values = ptr.is_cpu and not (is_dynamo_compiling() or is_jit_tracing() or dispatch_modes())
+    has_values = has_values and type(unwrapped(ptr)) in PLAIN_TYPES
+    ranks = x.dim(), ptr.dim(), weight.dim(), 2 if bias is None else bias.dim()
+    if ranks != (2, 1, 3, 2) or (has_values and _begins_late(ptr)):
+        check_segment_matmul(x, ptr, weight, bias, has_values=has_values)
     ends = ptr[1:]
     if ends.dtype == torch.int64:
         ends = ends.clamp(-1, 2**31 - 1).to(torch.int32)  # what is outside stays outside
-    return grouped_mm(x, weight, offs=ends, bias=bias)
+    if is_dynamo_compiling():  # it shows an error that is raised in a handler as a repr
+        return grouped_mm(x, weight, offs=ends, bias=bias)
+    try:
+        return grouped_mm(x, weight, offs=ends, bias=bias)
+    except RuntimeError:
+        check_segment_matmul(x, ptr, weight, bias, has_values=has_values)
+        raise
+
+
+def _begins_late(ptr):
+    """Returns whether ptr, or one that torch.vmap maps, does not begin with 0."""
+    first = unwrapped(ptr[:1])
+    return first.numel() > 0 and (first.item() != 0 if first.numel() == 1 else first.any())

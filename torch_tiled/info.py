@@ -10,6 +10,7 @@ import torch
 
 from . import stream
 from ._op.namespace import LIBRARY
+from .grouped import grouped_mm
 from .ops import matmul
 from .version import __version__, numerics_version
 
@@ -25,12 +26,14 @@ _SUMMED_IN = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
-# (the operands' dtype, the result's, whether it is streamed) of each product.
+# (the operands' dtype, the result's, "streamed", "grouped" or "") of each product.
 _KINDS = (
-    *((dtype, dtype, False) for dtype in _SUMMED_IN),
-    (torch.float16, torch.float32, False),
-    (torch.bfloat16, torch.float32, False),
-    (torch.float32, torch.float32, True),
+    *((dtype, dtype, "") for dtype in _SUMMED_IN),
+    (torch.float16, torch.float32, ""),
+    (torch.bfloat16, torch.float32, ""),
+    (torch.float32, torch.float32, "streamed"),
+    (torch.float32, torch.float32, "grouped"),
+    (torch.bfloat16, torch.bfloat16, "grouped"),
 )
 
 
@@ -49,7 +52,8 @@ def info() -> dict:
         - "devices": for each its "device" and "name"; for GPUs also "capability" and "code", the
           architecture in the library that the GPU runs.
         - "products": for each its "device", "dtype", "out_dtype", "streamed" (whether it is one
-          of torch_tiled.stream) and "algorithm", and "error": None, or a sentence.
+          of torch_tiled.stream), "grouped" (whether it is grouped_mm's) and "algorithm", and
+          "error": None, or a sentence.
         - "ok": whether no product has an error.
 
     Examples:
@@ -114,7 +118,8 @@ def as_table(facts: dict) -> str:
         name = product["dtype"]
         if product["out_dtype"] != name:
             name += f" to {product['out_dtype']}"
-        name += f"{', streamed' if product['streamed'] else ''} on {product['device']}"
+        name += "".join(f", {x}" for x in ("streamed", "grouped") if product[x])
+        name += f" on {product['device']}"
         lines.append((name, f"{product['algorithm']}: {product['error'] or 'ok'}"))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
@@ -184,17 +189,18 @@ def _products() -> list[dict]:
             "device": device,
             "dtype": str(dtype).removeprefix("torch."),
             "out_dtype": str(out_dtype).removeprefix("torch."),
-            "streamed": streamed,
-            "algorithm": algorithm,
-            "error": _error(dtype, out_dtype, streamed, device, algorithm),
+            "streamed": way == "streamed",
+            "grouped": way == "grouped",
+            "algorithm": "auto" if way == "grouped" else algorithm,  # it takes no other
+            "error": _error(dtype, out_dtype, way, device, algorithm),
         }
         for device, algorithm in algorithms.items()
-        for dtype, out_dtype, streamed in _KINDS
+        for dtype, out_dtype, way in _KINDS
     ]
 
 
 def _error(
-    dtype: torch.dtype, out_dtype: torch.dtype, streamed: bool, device: str, algorithm: str
+    dtype: torch.dtype, out_dtype: torch.dtype, way: str, device: str, algorithm: str
 ) -> str | None:
     """Computes a product, and returns a sentence on its wrong elements, or None.
 
@@ -210,8 +216,12 @@ def _error(
     a = torch.randn(m, k, generator=generator, dtype=wide, device="cpu").to(dtype)
     b = torch.randn(k, n, generator=generator, dtype=wide, device="cpu").to(dtype)
     try:
-        if streamed:
+        if way == "streamed":
             product = stream.matmul(a, b, devices=device, algorithm=algorithm)
+        elif way == "grouped":  # rows in two groups, of which the second has the opposite of b
+            ends = torch.tensor([m // 3, m], dtype=torch.int32, device=device)
+            product = grouped_mm(a.to(device), torch.stack([b, -b]).to(device), offs=ends).cpu()
+            product[m // 3 :].neg_()
         else:
             options = {"algorithm": algorithm, "out_dtype": out_dtype}
             product = matmul(a.to(device), b.to(device), **options).cpu()

@@ -29,17 +29,20 @@ def pointwise(
     weight = weight.flatten(1)
     if _is_channels_last(input):
         return _of_rows(precision, input, weight, bias)
-    if math.prod(input.shape[2:]) == 1:
+    pixels = input.shape[2:]
+    if math.prod(pixels) == 1:
         y = _of_rows(precision, input, weight, bias).flatten(1)
     else:
-        is_flat = _is_flat(input.shape[2:], input.stride()[2:])
+        is_flat = input.is_contiguous() or _is_flat(pixels, input.stride()[2:])
         x = input.flatten(2) if is_flat else input.movedim(1, -2)  # else by rows of the image
         y = ops.matmul(weight, x, precision=precision)
         if bias is not None:
-            y = y + bias.to(y.dtype).unsqueeze(-1)  # autocast may have cast y
+            if bias.dtype != y.dtype:  # autocast has cast y
+                bias = bias.to(y.dtype)
+            y = y + bias.unsqueeze(-1)
         if not is_flat:
             y = y.movedim(-2, 1).flatten(1)
-    return y.reshape(input.shape[0], weight.shape[0], *input.shape[2:])
+    return y.reshape(input.shape[0], weight.shape[0], *pixels)
 
 
 def _of_rows(precision, input, weight, bias):

@@ -33,10 +33,10 @@ from benchmarks.pages import stream as stream_page
 from benchmarks.pages import surveys as random_page
 from benchmarks.pages.files import ResultsError, read
 from benchmarks.pages.markdown import PageError, measured_on, with_blocks, written
+from benchmarks.suites.layers import SUITES as LAYERS
 
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "kernels"
-LAYERS = "mixed", "pointwise", "grouped"  # the suites of KERNELS / "layers.md"
 SUITES = {"float64": KERNELS / "f64.md", "complex": KERNELS / "complex.md"}  # a file's suites
 # The plots: the file, the results that it shows, and what draws it.
 PLOTS = {

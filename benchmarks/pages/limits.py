@@ -22,6 +22,11 @@ def squares(rows: Iterable[dict]) -> list[dict]:
     return [row for row in rows if row["m"] == row["n"] == row["k"]]
 
 
+def _by_size(rows: list[dict], *ranges: tuple[int, int]) -> dict[str, list[dict]]:
+    """The squares of sizes from one to another."""
+    return {f"{a} to {b}": [row for row in rows if a <= row["m"] <= b] for a, b in ranges}
+
+
 def few_rows(rows: Iterable[dict], least: int, most: int) -> list[dict]:
     """The products of suite skinny with so many rows: of large weights, and of routers."""
     few = [row for row in rows if row["group"].startswith("m = ") or row["group"] == "router"]
@@ -33,6 +38,14 @@ def small_batches(rows: Iterable[dict], least: int, most: int) -> list[dict]:
     return [row for row in rows if all(least <= row[side] <= most for side in ("m", "n", "k"))]
 
 
+def _mean_and_spread(rows: list[dict]) -> str:
+    """The ratios of these rows: the mean, and the least and the most if there are several."""
+    if not rows:
+        return "-"
+    ratios = [row["ratio"] for row in rows]
+    return f"{mean(ratios):.2f}" + (f", {_spread(ratios)}" if len(rows) > 1 else "")
+
+
 def _spread(values: list[float]) -> str:
     least, most = f"{min(values):.2f}", f"{max(values):.2f}"
     return least if least == most else f"{least} to {most}"
@@ -40,28 +53,31 @@ def _spread(values: list[float]) -> str:
 
 def _ratios(lines: dict[str, list[dict]]) -> str:
     """A table with a line for each kind of product that was measured."""
-    cells = []
-    for what, rows in lines.items():
-        if ratios := [row["ratio"] for row in rows]:
-            line = {"products": what, "measured": len(rows), "mean ratio": f"{mean(ratios):.2f}"}
-            cells.append(line | {"ratios": _spread(ratios)})
-    return table(1, cells)
+    return table(
+        1,
+        [
+            {"products": what, "measured": len(rows), "ratio": _mean_and_spread(rows)}
+            for what, rows in lines.items()
+            if rows
+        ],
+    )
 
 
 def _epilogues(measured: dict, suite: str, precision: str) -> dict[str, list[dict]]:
     """The squares of an epilogue suite, against cuBLAS with PyTorch's epilogue."""
-    names = {"bias": "bias", "relu": "bias and ReLU", "gelu": "bias and GELU"}
-    return {
-        f"4096, {name}": squares(auto(measured, suite, precision=precision, variant=variant))
-        for variant, name in names.items()
-    }
+    found = [
+        auto(measured, suite, precision=precision, variant=x) for x in ("bias", "relu", "gelu")
+    ]
+    return {"4096, bias alone, with ReLU and with GELU": squares(itertools.chain(*found))}
 
 
 def _float32(measured: dict, precision: str) -> dict[str, list[dict]]:
     """The kinds of float32 products that both precisions are measured on."""
     skinny = auto(measured, "skinny", precision=precision)
     batched = auto(measured, "batched", precision=precision)
+    suite, odd = ("square", "ragged") if precision == "fp32" else ("ieee", "ieee")
     return {
+        "squares, 128 to 16384": squares(auto(measured, suite, precision=precision)),
         "one row": few_rows(skinny, 1, 1),
         "2 to 32 rows": few_rows(skinny, 2, 32),
         "64 and 128 rows": few_rows(skinny, 64, 128),
@@ -69,40 +85,33 @@ def _float32(measured: dict, precision: str) -> dict[str, list[dict]]:
         "cubes of 8 to 32 in a batch": small_batches(batched, 8, 32),
         "batches of 64 x 64 to 128 x 128, K from 64": small_batches(batched, 64, 128),
         "batches of 2048 x 2048 and 2048 x 128": [row for row in batched if row["m"] > 128],
+        "odd sizes": [row for row in auto(measured, odd, precision=precision) if row["k"] % 2],
+        **_epilogues(measured, "epilogue", precision),
     }
 
 
-def write_ieee(measured: dict) -> str:
-    return _ratios(
-        {
-            "squares, 128 to 16384": squares(auto(measured, "ieee")),
-            **_float32(measured, "ieee"),
-            "odd sizes: wave quantization": auto(measured, "ieee", group="odd sizes"),
-            **_epilogues(measured, "epilogue", "ieee"),
-        }
-    )
-
-
-def write_fp32(measured: dict) -> str:
+def write_float32(measured: dict) -> str:
     layers = auto(measured, "transformer")
     of_weights = select(layers, layout="TN")
     few_tiles = [row for row in of_weights if 768 in (row["m"], row["n"])]
     few_tiles = [row for row in few_tiles if max(row["m"], row["n"]) <= 3072]
     flagged = auto(measured, "guard", precision="fp32", variant="flagged")
     opposed, padded = (auto(measured, name, variant=name) for name in ("opposed", "padded"))
-    return _ratios(
-        {
-            "squares, 128 to 16384": squares(auto(measured, "square", precision="fp32")),
-            **_float32(measured, "fp32"),
-            "odd sizes": [row for row in auto(measured, "ragged") if row["k"] % 2],
-            "layers of transformers": layers,
-            "gradients of weights 768 wide: few tiles": few_tiles,
-            "4096, every element recomputed": flagged,
-            "a's columns and b's rows scaled against each other": opposed,
-            "decayed weights, half of the rows zero": padded,
-            **_epilogues(measured, "epilogue", "fp32"),
-        }
-    )
+    ieee = _float32(measured, "ieee")
+    fp32 = _float32(measured, "fp32") | {
+        "layers of transformers": layers,
+        "gradients of weights 768 wide: few tiles": few_tiles,
+        "4096, every element recomputed": flagged,
+        "a's columns and b's rows scaled against each other": opposed,
+        "decayed weights, half of the rows zero": padded,
+    }
+    lines = []
+    for what, rows in fp32.items():
+        line = {"products": what}
+        for name, found in (('`"fp32"`', rows), ('`"ieee"`', ieee.get(what, []))):
+            line |= {(name, "measured"): len(found) or "-", name: _mean_and_spread(found)}
+        lines.append(line)
+    return table(1, lines)
 
 
 def write_tf32(measured: dict) -> str:
@@ -110,8 +119,7 @@ def write_tf32(measured: dict) -> str:
     found = squares(rows)
     return _ratios(
         {
-            **{str(size): select(found, m=size) for size in (256, 512, 1024, 2048)},
-            "4096 to 16384": [row for row in found if row["m"] >= 4096],
+            **_by_size(found, (256, 512), (1024, 2048), (4096, 16384)),
             "4095 x 4097 x 4093": select(rows, group="odd sizes"),
         }
     )
@@ -127,7 +135,7 @@ def write_16bit(measured: dict) -> str:
     copied = [row["copy_us"] / row["us"] for row in decoded if row["copy_us"] and row["m"] <= 16]
     told = _ratios(
         {
-            **{str(size): select(found, m=size) for size in sorted({row["m"] for row in found})},
+            **_by_size(found, (512, 1024), (2048, 4096), (8192, 16384)),
             "odd sizes": auto(measured, "mma_ragged", group="odd sizes"),
             "layers of transformers, no side odd": [row for row in layers if row not in odd],
             "the same, a side of 50257": odd,
@@ -189,8 +197,7 @@ def write_random(surveys: dict[str, dict]) -> str:
 
 
 BLOCKS: dict[str, Callable[[dict], str]] = {
-    "ieee": write_ieee,
-    "fp32": write_fp32,
+    "float32": write_float32,
     "tf32": write_tf32,
     "16bit": write_16bit,
     "energy": write_energy,

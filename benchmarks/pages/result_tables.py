@@ -180,18 +180,25 @@ def write_layers(measured: dict, suite: str) -> str:
 
 def write_host(measured: dict) -> str:
     """The part of docs/kernels/results.md on the host's time, by benchmarks.suites.host."""
-    dtypes = dict.fromkeys(row["dtype"] for row in measured["rows"])
-    lines: dict[tuple, dict[str, str | int]] = {}
+    lines: dict[tuple, dict[str, str]] = {}
     for row in measured["rows"]:
-        named = {"call": f"`{row['call']}`", "beside": f"`{row['peer']}`", "size": row["size"]}
-        line = lines.setdefault(tuple(named.values()), named | dict.fromkeys(dtypes, "-"))
+        line = lines.setdefault((row["size"], row["call"], row["peer"]), {})
         line[row["dtype"]] = f"{row['us']:.1f} ({row['ratio']:.2f})"
+    dtypes = dict.fromkeys(row["dtype"] for row in measured["rows"])
+    several, one = [], []
+    for (size, call, peer), times in lines.items():
+        named = {"call": f"`{call}`", "beside": f"`{peer}`"}
+        if len(times) > 1:
+            several.append(named | {"size": size} | dict.fromkeys(dtypes, "-") | times)
+        else:
+            one.append(named | times)
     return "\n\n".join(
         [
             "## Host time",
             "The host's time of a call on squares of a size, in us, launches included: the least "
-            "of many turns, and in brackets PyTorch's time over it. "
+            "of many turns, and in brackets its peer's time over it. "
             f"{measured_on(measured['header'])} by `python -m benchmarks.suites.host`.",
-            table(2, list(lines.values())),
+            table(2, several),
+            table(2, one),
         ]
     )

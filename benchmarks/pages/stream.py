@@ -30,6 +30,7 @@ STYLES = {
     "loop_tf32": ("loop, TF32", {"color": plots.GREEN, "marker": "D"}),
     "cublasxt": ("cublasXt", {"color": plots.VERMILION, "marker": "v"}),
 }
+PLANNED = "stream", "pageable", "two_gpus"  # the ways with a plan
 DTYPE_STYLES = {"float32": plots.BLUE, "bfloat16": plots.VERMILION}
 
 
@@ -98,13 +99,13 @@ def write_source(measured: dict) -> str:
 
 
 def write_rates(measured: dict) -> str:
-    """TFLOP/s of every way, beside those of the streamed product."""
+    """TFLOP/s of the streamed product, of the one in the GPU and of peers."""
     lines = []
     for dtype, size in _kinds(measured):
         ours = _row(measured, "stream", dtype, size)
         line = {"dtype": dtype, "m = n = k": size, "streamed, TFLOP/s": ours["tflops"]}
         for way in _present(measured):
-            if way != "stream":
+            if way not in PLANNED:
                 line[STYLES[way][0]] = _row(measured, way, dtype, size)["tflops"]
         line["speed / that within the GPU"] = figure(ours["ratio"], ".2f")
         line["transfers hidden"] = figure(hidden(measured, dtype, size), ".2f")
@@ -124,10 +125,10 @@ def write_seconds(measured: dict) -> str:
     for dtype, size in _kinds(measured):
         line: dict = {"dtype": dtype, "m = n = k": size}
         for way in _present(measured):
-            if way in ("stream", "pageable", "two_gpus"):
+            if way in PLANNED:
                 row = _row(measured, way, dtype, size)
-                line[f"{STYLES[way][0]}, s"] = row["seconds"]
-                line[way, "predicted"] = (row["plan"] or {}).get("seconds")
+                predicted = figure((row["plan"] or {}).get("seconds"))
+                line[f"{STYLES[way][0]}, s"] = f"{figure(row['seconds'])} ({predicted})"
         lines.append(line)
     return table(1, lines)
 
@@ -135,11 +136,14 @@ def write_seconds(measured: dict) -> str:
 def write_errors(measured: dict) -> str:
     """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
     lines = []
-    for dtype, size in _kinds(measured):
-        found = {way: _row(measured, way, dtype, size) for way in _present(measured)}
-        bits = [row["equal"] for row in found.values() if row["equal"] is not None]
-        line = {"dtype": dtype, "m = n = k": size}
-        line |= {STYLES[way][0]: figure(row["error"], ".1e") for way, row in found.items()}
+    for dtype in dict.fromkeys(dtype for dtype, _ in _kinds(measured)):
+        found = {way: select(_products(measured), way=way, dtype=dtype) for way in STYLES}
+        line = {"dtype": dtype}
+        for way in _present(measured):
+            errors = sorted(row["error"] for row in found[way] if row["error"] is not None)
+            ends = dict.fromkeys(figure(x, ".1e") for x in errors[:1] + errors[-1:])
+            line[STYLES[way][0]] = " to ".join(ends) or "-"
+        bits = [x["equal"] for rows in found.values() for x in rows if x["equal"] is not None]
         same = "-" if not bits else "equal" if all(bits) else "different"
         lines.append(line | {"bits of streamed products": same})
     return table(1, lines)
@@ -148,7 +152,7 @@ def write_errors(measured: dict) -> str:
 def write_links(measured: dict) -> str:
     """The rate of copies between the host and the GPU."""
     found = select(measured["rows"], way="link")
-    return table(1, [{"copies": x["direction"], "GB/s": x["gb_per_second"]} for x in found])
+    return table(1, [{"copies": "GB/s"} | {x["direction"]: x["gb_per_second"] for x in found}])
 
 
 def draw(measured: dict, path: Path) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 import torch_tiled
 from benchmarks.command import DTYPES, Parser, Session, at_least, exit_with
@@ -44,12 +45,6 @@ def contests(size: int, dtype: torch.dtype, device: str) -> Iterator[Contest]:
     make = partial(torch.randn, size, size, device=device, dtype=dtype)
     a, b, c = make(), make(), make()
     yield Contest(
-        "torch.ops.tiled.matmul",
-        "torch.mm",
-        lambda: torch.ops.tiled.matmul(a, b),
-        lambda: torch.mm(a, b),
-    )
-    yield Contest(
         "torch_tiled.matmul",
         "torch.matmul",
         lambda: torch_tiled.matmul(a, b),
@@ -57,6 +52,12 @@ def contests(size: int, dtype: torch.dtype, device: str) -> Iterator[Contest]:
     )
     if size > 8:
         return
+    yield Contest(
+        "torch.ops.tiled.matmul",
+        "torch.mm",
+        lambda: torch.ops.tiled.matmul(a, b),
+        lambda: torch.mm(a, b),
+    )
     yield Contest(
         "torch_tiled.matmul, out=",
         "torch.mm, out=",
@@ -69,23 +70,69 @@ def contests(size: int, dtype: torch.dtype, device: str) -> Iterator[Contest]:
         lambda: torch_tiled.gemm_(c, a, b, beta=0.5),
         lambda: c.addmm_(a, b, beta=0.5),
     )
+    if dtype in (torch.float32, torch.bfloat16):
+        yield from of_groups(a, device)
     if dtype == torch.float32:
         yield from of_models(a, b, device)
+        yield from of_convolutions(device)
+
+
+def ten_under_override(name: str, call: Call) -> Contest:
+    """Ten calls of one function of PyTorch's, in a statement of override and without."""
+
+    def ten():
+        for _ in range(10):
+            call()
+
+    def overridden():
+        with torch_tiled.override():
+            ten()
+
+    return Contest(f"{name} under override, ten calls", f"{name}, ten calls", overridden, ten)
+
+
+def of_groups(rows: torch.Tensor, device: str) -> Iterator[Contest]:
+    """Two groups of four rows, beside PyTorch's grouped product and a plain product of ours."""
+    weights = torch.randn(2, 8, 8, device=device, dtype=rows.dtype)
+    weight = weights[0]
+    offs, ptr = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([4, 8], [0, 4, 8]))
+
+    def grouped():
+        return torch_tiled.grouped_mm(rows, weights, offs=offs)
+
+    def segments():
+        return torch_tiled.segment_matmul(rows, ptr, weights)
+
+    def plain():
+        return torch_tiled.matmul(rows, weight)
+
+    def by_torch():
+        return F.grouped_mm(rows, weights, offs=offs)
+
+    yield Contest("torch_tiled.grouped_mm", "F.grouped_mm", grouped, by_torch)
+    yield Contest("torch_tiled.grouped_mm", "torch_tiled.matmul", grouped, plain)
+    yield Contest("torch_tiled.segment_matmul", "torch_tiled.matmul", segments, plain)
+
+
+def of_convolutions(device: str) -> Iterator[Contest]:
+    """Pointwise convolutions of one image of 2 x 2 pixels and 8 channels, without gradients."""
+    weight = torch.randn(8, 8, 1, 1, device=device)
+    layer, converted = (torch.nn.Conv2d(8, 8, 1, device=device) for _ in range(2))
+    torch_tiled.convert(converted)
+    image = torch.randn(1, 8, 2, 2, device=device)
+    yield ten_under_override("F.conv2d", lambda: F.conv2d(image, weight))
+    for name, x in (("", image), (", channels_last", image.to(memory_format=torch.channels_last))):
+        yield Contest(
+            f"converted nn.Conv2d{name}",
+            "nn.Conv2d",
+            torch.no_grad()(partial(converted, x)),
+            torch.no_grad()(partial(layer, x)),
+        )
 
 
 def of_models(a: torch.Tensor, b: torch.Tensor, device: str) -> Iterator[Contest]:
     """Calls with a gradient, of layers and under override."""
-
-    def overridden():
-        with torch_tiled.override():
-            for _ in range(10):
-                torch.mm(a, b)
-
-    def ten():
-        for _ in range(10):
-            torch.mm(a, b)
-
-    yield Contest("torch.mm under override, ten calls", "torch.mm, ten calls", overridden, ten)
+    yield ten_under_override("torch.mm", lambda: torch.mm(a, b))
     x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
 
     def step(multiply: Callable) -> None:

@@ -179,9 +179,7 @@ def grouped(device: torch.device, small: bool) -> Iterator[Contest]:
             "grouped",
             f"{groups} of ({m}, {n}, {k}), {dtype}, {law}, {layout}",
             partial(torch_tiled.grouped_mm, offs=offs),
-            partial(for_each_group, bounds)
-            if dtype == "float32"
-            else partial(F.grouped_mm, offs=offs),
+            by_torch(dtype, offs, bounds),
             operands(partial(rows_and_weights, rows, groups, n, k, layout, normal), device),
             2 * rows * n * k,
             partial(exactly_grouped, bounds),

@@ -262,11 +262,7 @@ Tensor grouped_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>&
                   const std::string& precision) {
   [[maybe_unused]] const Precision parsed = parse_precision(kOp, precision);
   check_operands(kOp, {"a", a}, {"b", b});
-  if (is_complex(a.scalar_type())) {
-    fail(kOp, "a and b are " + dtype_name(a.scalar_type()) +
-                  ", and grouped products are of real numbers; call torch_tiled.matmul for each "
-                  "group");
-  }
+  if (is_complex(a.scalar_type())) check_dtype(kOp, {"a", a});
   const ScalarType out = check_out_dtype(kOp, a.scalar_type(), b.scalar_type(), out_dtype);
   const Sizes sizes = check_shapes(a, b, offs);
   if (bias) check_bias(*bias, sizes, a, b, out);

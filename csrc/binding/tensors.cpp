@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <string_view>
 #include <utility>
 
 #include "core/complex.h"
@@ -37,6 +38,12 @@ const char* conversion_of(ScalarType type) {
       return "convert it, for example with .to(torch.float64), exact for integers up to 2**53";
     default: return "convert it, for example with .to(torch.float32)";
   }
+}
+
+// Returns whether the operator or function of this name computes grouped products, which are of
+// real numbers.
+bool takes_groups(std::string_view op) {
+  return op == "tiled::grouped_mm" || op == "torch_tiled.segment_matmul";
 }
 
 // Returns whether a product of operands that check_dtypes() takes may be written as `out`.
@@ -107,10 +114,15 @@ bool is_mixed(ScalarType a, ScalarType b) {
 }
 
 void check_dtype(const char* op, NamedDtype x) {
-  if (supported(x.type)) return;
+  const bool is_grouped = takes_groups(op);
+  if (supported(x.type) && !(is_grouped && is_complex(x.type))) return;
+  const bool is_any_complex = is_complex(x.type) || x.type == ScalarType::ComplexHalf;
   fail(op, std::string(x.name) + " is " + dtype_name(x.type) +
-               "; supported are float32, float64, float16, bfloat16, complex64 and complex128: " +
-               conversion_of(x.type));
+               "; supported are float32, float64, " +
+               (is_grouped ? "float16 and bfloat16: "
+                           : "float16, bfloat16, complex64 and complex128: ") +
+               (is_grouped && is_any_complex ? "call torch_tiled.matmul for each group"
+                                             : conversion_of(x.type)));
 }
 
 void check_same_dtype(const char* op, NamedDtype x, NamedDtype y) {

@@ -15,6 +15,10 @@ def test_every_way_of_calling_is_measured_beside_pytorchs(run, device):
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16", "float64", "complex64"}
     calls = {row["call"] for row in rows}
     assert {"torch.ops.tiled.matmul", "torch_tiled.gemm_", "torch_tiled.nn.Linear, no_grad"} < calls
+    assert {"torch_tiled.grouped_mm", "torch_tiled.segment_matmul"} < calls
+    assert {"F.conv2d under override, ten calls", "converted nn.Conv2d, channels_last"} < calls
+    peers = {row["peer"] for row in rows if row["call"] == "torch_tiled.grouped_mm"}
+    assert peers == {"F.grouped_mm", "torch_tiled.matmul"}
     for row in rows:
         assert 0 < row["us"] <= row["us_median"]
         assert row["ratio"] == row["peer_us"] / row["us"]

@@ -82,6 +82,13 @@ def test_versions_and_library():
 def test_products_are_right(device):
     facts = info()
     products = [each for each in facts["products"] if each["device"].startswith(device)]
+    grouped = [each for each in products if each["grouped"]]
+    assert [(each["dtype"], each["out_dtype"], each["streamed"]) for each in grouped] == [
+        (dtype, dtype, False) for dtype in ("float32", "bfloat16")
+    ]
+    assert {each["algorithm"] for each in grouped} == {"auto"}
+    assert {each["error"] for each in grouped} == {None}
+    products = [each for each in products if not each["grouped"]]
     kinds = [(each["dtype"], each["out_dtype"], each["streamed"]) for each in products]
     whole = [*((dtype, dtype, False) for dtype in DTYPES), *((*each, False) for each in MIXED)]
     assert kinds == [*whole, ("float32", "float32", True)]
@@ -192,12 +199,27 @@ def test_a_wrong_product_is_printed_and_exits_with_1(monkeypatch, command):
         assert table[name].startswith("tiled: 2 of 1551 elements are wrong: at (3, 5) is ")
 
 
+def test_a_wrong_group_is_printed(monkeypatch, command):
+    def in_one_group(a, b, offs):
+        return a @ b[0]
+
+    monkeypatch.setattr(module, "grouped_mm", in_one_group)
+    status, output = command("info")
+    assert status == 1
+    table = rows(output)
+    assert table["float32, grouped on cpu"].startswith(
+        "auto: 1034 of 1551 elements are wrong: at (11,"
+    )
+    assert table["float32 on cpu"] == "tiled: ok"
+
+
 def test_a_product_that_raises_is_printed_and_exits_with_1(monkeypatch, command):
-    def refuse(a, b, **options):
+    def refuse(*operands, **options):
         raise RuntimeError("tiled::matmul: no")
 
     monkeypatch.setattr(module, "matmul", refuse)
     monkeypatch.setattr(module.stream, "matmul", refuse)
+    monkeypatch.setattr(module, "grouped_mm", refuse)
     status, output = command("info", "--json")
     assert status == 1
     facts = json.loads(output)

@@ -57,6 +57,14 @@ def unsupported(dtype):
     return f"{dtype}; {SUPPORTED_ARE}{remedy}"
 
 
+def unsupported_in_groups(dtype):
+    """The sentence on an operand of this dtype: groups have no complex numbers."""
+    sentence = unsupported(dtype).replace(", bfloat16, complex64 and complex128", " and bfloat16")
+    if not dtype.is_complex:
+        return sentence
+    return sentence.partition(": ")[0] + ": call torch_tiled.matmul for each group"
+
+
 def one_dtype(dtype):
     return f"pass both in one dtype, for example with .to({dtype}), which has all values of both"
 

@@ -224,13 +224,20 @@ def test_float32(sizes, masked, need_weights, device):
 # --- the Transformer layers ----------------------------------------------------------------------
 
 
-def encoder(device="cpu", dtype=torch.float64, layers=2, **options):
+class OwnEncoder(torch.nn.TransformerEncoder):
+    def forward(self, src, *args, **options):
+        return super().forward(src, *args, **options) * self.scale
+
+    scale = 2
+
+
+def encoder(
+    device="cpu", dtype=torch.float64, layers=2, kind=torch.nn.TransformerEncoder, **options
+):
     layer = torch.nn.TransformerEncoderLayer(
         EMBED, HEADS, 32, batch_first=True, device=device, dtype=dtype, **options
     )
-    return torch.nn.TransformerEncoder(layer, layers, norm=torch.nn.LayerNorm(EMBED)).to(
-        device, dtype
-    )
+    return kind(layer, layers, norm=torch.nn.LayerNorm(EMBED)).to(device, dtype)
 
 
 def padding(device):
@@ -244,11 +251,15 @@ CALLS = {
 }
 
 
+ENCODERS = [torch.nn.TransformerEncoder, OwnEncoder]
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_encoders(training, grad, call, device):
-    model = encoder(device, activation="gelu").train(training)
+def test_encoders(training, grad, call, kind, device):
+    model = encoder(device, kind=kind, activation="gelu").train(training)
     x = torch.randn(2, 5, EMBED, device=device, dtype=torch.float64)
 
     def run():
@@ -301,8 +312,9 @@ def test_a_transformer(training, device):
     assert len(seen.names()) == 4 + 2 * (2 + 3 + 2)
 
 
-def test_report_of_encoders():
-    model = encoder(layers=1)
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_report_of_encoders(kind):
+    model = encoder(layers=1, kind=kind)
     kinds, before = classes(model), {n: dict(vars(m)) for n, m in model.named_modules()}
     dry = torch_tiled.convert(model, dry_run=True)
     assert classes(model) == kinds
@@ -312,7 +324,9 @@ def test_report_of_encoders():
     assert report.changed == dry.changed == names
     assert list(report.left) == ["layers.0.self_attn.out_proj"]
     assert report.rows[1].reason == "it calls its layers, without PyTorch's fast path"
-    assert type(model) is converted.TransformerEncoder
+    assert type(model) is converted.converted_class(kind)
+    assert issubclass(type(model), (converted.Converted, kind))
+    assert [row.kind for row in report.rows][:2] == [kind.__name__, "TransformerEncoderLayer"]
     assert type(model.layers[0].self_attn) is converted.MultiheadAttention
     assert torch_tiled.convert(model, precision="ieee").changed == names
     assert torch_tiled.revert(model).changed == names
@@ -368,9 +382,10 @@ def test_nested_tensors_are_pytorch_s():
     assert_close(result.unbind(), expected.unbind())
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("copied", COPIES)
-def test_copies_are_converted(copied):
-    model = as_converted(encoder())
+def test_copies_are_converted(copied, kind):
+    model = as_converted(encoder(kind=kind))
     other = copied(model)
     assert classes(other) == classes(model)
     other.load_state_dict(encoder().state_dict())

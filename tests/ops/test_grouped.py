@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers.bad_calls import assert_raises, assert_still_multiplies, unsupported
+from helpers.bad_calls import assert_raises, assert_still_multiplies, unsupported_in_groups
 from helpers.compiling import VIEWS
 from helpers.needs import needs_cuda
 from helpers.reference import FLOATS_16BIT, REAL, assert_within, bound, product
@@ -229,37 +229,6 @@ def test_segment_matmul(device, dtype, has_bias):
     check("rows", y, by_group("rows", x, weight, [4, 0, 5], bias), [4, 0, 5])
 
 
-def test_errors_of_segment_matmul():
-    x, weight = torch.randn(9, 8), torch.randn(2, 8, 4)
-    op = "torch_tiled.segment_matmul"
-    for ptr, sentence in (
-        ([0, 4, 9], "ptr is of type list; pass a tensor of torch.int64 or torch.int32"),
-        (torch.ones(3), "ptr is torch.float32; pass a tensor of torch.int64 or torch.int32"),
-        (
-            torch.tensor([[0, 4, 9]]),
-            "x is (9, 8), ptr is (1, 3) and weight is (2, 8, 4); they must be (rows, k), "
-            "(groups + 1,) and (groups, k, n)",
-        ),
-        (
-            torch.tensor([1, 4, 9]),
-            "ptr begins with 1 and ends with 9; it must begin with 0 and end with at most 9, the "
-            "number of x's rows",
-        ),
-        (
-            torch.tensor([0, 4, 2**33]),
-            f"ptr begins with 0 and ends with {2**33}; it must begin with 0 and end with at most "
-            f"9, the number of x's rows",
-        ),
-    ):
-        assert_raises(f"{op}: {sentence}", torch_tiled.segment_matmul, x, ptr, weight)
-    ptr = torch.tensor([0, 4, 9])
-    sentence = "weight is of type list; pass a tensor"
-    assert_raises(f"{op}: {sentence}", torch_tiled.segment_matmul, x, ptr, list(weight))
-    with pytest.raises(RuntimeError, match=r"offs\[1\] is 2147483647"):  # not 9, by 32 bits
-        each = torch.func.vmap(torch_tiled.segment_matmul, (0, None, None))
-        each(x[None], torch.tensor([0, 4, 2**32 + 9]), weight)
-
-
 # --- errors --------------------------------------------------------------------------------------
 
 
@@ -337,10 +306,17 @@ BAD = {
     ),
     "complex": (
         (A.to(torch.complex64), B.to(torch.complex64), OFFS),
-        "a and b are torch.complex64, and grouped products are of real numbers; call "
-        "torch_tiled.matmul for each group",
+        f"a is {unsupported_in_groups(torch.complex64)}",
     ),
-    "integers": ((A.int(), B.int(), OFFS), f"a is {unsupported(torch.int32)}"),
+    "complex beside real": (
+        (A, B.to(torch.complex64), OFFS),
+        f"b is {unsupported_in_groups(torch.complex64)}",
+    ),
+    "complex32": (
+        (A.to(torch.complex32), B.to(torch.complex32), OFFS),
+        f"a is {unsupported_in_groups(torch.complex32)}",
+    ),
+    "integers": ((A.int(), B.int(), OFFS), f"a is {unsupported_in_groups(torch.int32)}"),
 }
 
 

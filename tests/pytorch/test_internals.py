@@ -237,6 +237,14 @@ def test_is_wrapped():
         assert seen == [False, True]
 
 
+def test_unwrapped():
+    x = torch.arange(6).view(2, 3)
+    seen = []
+    torch.func.vmap(torch.func.vmap(lambda y: seen.append(_internals.unwrapped(y)) or y))(x)
+    assert torch.equal(seen[0], x)
+    assert _internals.unwrapped(x) is x
+
+
 def test_negative_view():
     x = torch.randn(3)
     negative = _internals.negative_view(x)

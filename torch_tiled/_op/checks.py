@@ -10,7 +10,14 @@ import functools
 
 import torch
 
-from .._internals import DispatchKey, DispatchKeySet, redispatch_without_python
+from .._internals import (
+    DispatchKey,
+    DispatchKeySet,
+    is_wrapped,
+    redispatch_without_python,
+    unwrapped,
+)
+from .layouts import check_are_dense
 from .namespace import operators
 from .registry import orders
 from .supported import COMPLEX
@@ -219,13 +226,7 @@ def check_grouped_mm(a, b, offs=None, bias=None, *, out_dtype=None, precision="f
     """Returns the result's shape and dtype."""
     op = "tiled::grouped_mm"
     check_options(op, precision=precision)
-    operands = _check_operands(op, "a", a, "b", b)
-    if a.dtype in COMPLEX:
-        raise RuntimeError(
-            f"{op}: a and b are {a.dtype}, and grouped products are of real numbers; call "
-            f"torch_tiled.matmul for each group"
-        )
-    check_options(op, operands, out_dtype=out_dtype)
+    operands = _check_operands(op, "a", a, "b", b, out_dtype=out_dtype)
     groups, shape = _grouped_shape(op, a, b, offs)
     if bias is not None:
         _check_same_device(op, "bias", bias, "a", a)
@@ -279,6 +280,47 @@ def _grouped_shape(op, a, b, offs):
     if any(isinstance(x, int) and x > 2**31 - 1 for x in (length, groups)):
         raise RuntimeError(sentence(f"offs is {_shape(offs)}, and 32 bits count at most 2**31 - 1"))
     return groups, matrix if a.dim() != b.dim() else (groups, *matrix)
+
+
+def check_segment_matmul(x, ptr, weight, bias, *, has_values):
+    """Raises the error that grouped_mm has for these, in the words of segment_matmul.
+
+    Args:
+        has_values: whether ptr's may be read. Mapped by torch.vmap, ptr has several.
+    """
+    op = "torch_tiled.segment_matmul"
+    check_are_dense(op, {"x": x, "ptr": ptr, "weight": weight, "bias": bias})
+    rank_of_bias = 2 if bias is None else bias.dim()
+    if (x.dim(), ptr.dim(), weight.dim(), rank_of_bias) != (2, 1, 3, 2) or (
+        x.shape[1] != weight.shape[1]
+        or ptr.shape[0] != weight.shape[0] + 1
+        or (bias is not None and bias.shape != weight.shape[::2])
+    ):
+        names = "x", "ptr", "weight", "bias"
+        given = zip(names, (x, ptr, weight, bias), strict=True)
+        shapes = [f"{name} is {_shape(each)}" for name, each in given if each is not None]
+        wanted = "(rows, k), (groups + 1,), (groups, k, n) and (groups, n)"
+        raise RuntimeError(f"{op}: {', '.join(shapes)}; {', '.join(names)} must be {wanted}")
+    operands = _check_operands(op, "x", x, "weight", weight)
+    _check_same_device(op, "ptr", ptr, "x", x)
+    if bias is not None:
+        _check_same_device(op, "bias", bias, "x", x)
+        check_options(op, operands, dtype_of_bias=bias.dtype)
+    if has_values:
+        check_ptr(ptr, x.shape[0])
+
+
+def check_ptr(ptr, rows):
+    """Raises an error of segment_matmul if ptr does not ascend from 0 on to at most these rows."""
+    op = "torch_tiled.segment_matmul"
+    wrong = torch.cat([ptr[:1] != 0, ptr.diff() < 0]) | (ptr > rows)
+    if not unwrapped(wrong).any():
+        return
+    if is_wrapped(ptr):
+        raise RuntimeError(f"{op}: each ptr must ascend from 0 on to at most {rows}, x's rows")
+    i = int(wrong.nonzero()[0])
+    must = f"at least {int(ptr[i - 1])}, the end of the group before, and at most {rows}, x's rows"
+    raise RuntimeError(f"{op}: ptr[{i}] is {int(ptr[i])}; it must be {must if i else 0}")
 
 
 def check_options_of_linear(activation, algorithm, precision, dtype):

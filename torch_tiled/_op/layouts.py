@@ -47,16 +47,20 @@ def why_not_dense(name, tensor):
     return f"{kind} tensor ({tensor.layout}, {tensor.dtype})", remedy
 
 
-def _refuse_layout(op, *args, **options):
-    """A kernel of op that raises for its first argument that is not a dense tensor."""
-    arguments = dict(zip(argument_names(op), args, strict=False)) | options
+def check_are_dense(op, arguments):
+    """Raises a RuntimeError of op for the first argument that is a tensor and not a dense one."""
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and (found := why_not_dense(name, value)):
             kind, remedy = found
             raise RuntimeError(
-                f"{name_in_texts(op)}: {name} is a {kind}, and only dense tensors are taken; use "
-                f"{remedy}"
+                f"{op}: {name} is a {kind}, and only dense tensors are taken; use {remedy}"
             )
+
+
+def _refuse_layout(op, *args, **options):
+    """A kernel of op for other layouts."""
+    arguments = dict(zip(argument_names(op), args, strict=False)) | options
+    check_are_dense(name_in_texts(op), arguments)
 
 
 def register(library):
