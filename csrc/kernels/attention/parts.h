@@ -1,0 +1,63 @@
+#pragma once
+// k and v as attention_kernel reads them: scaled and split once into float16 parts.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/attention.h"
+#include "core/context.h"
+#include "core/order_attention.h"
+#include "kernels/common/workspace.h"
+
+namespace tiled::cuda::attention {
+
+// Queries of a warpgroup, and keys of a tile. A warp splits kRows / 4 of them.
+inline constexpr int kRows = tiled::attention::kTile;
+
+// What a tile of keys has beside the parts of k, and beside those of v. Both are copied in bulk, in
+// multiples of 16 bytes.
+struct alignas(16) KeyScales {
+  float inverse[kRows];  // 2^-s_k
+  float largest[4];      // of inverse[], by the warp that split the rows
+};
+struct alignas(16) ValueScales {
+  int exponent[kRows];    // -s_v
+  float scale[kRows];     // 2^(s_v - kSumShift)
+  int least[4], most[4];  // of exponent[], by warp
+};
+
+// The parts of k or v: (matrices, 2, rows, columns), hi and then lo. Columns are padded with zeros
+// to `columns`, whole blocks of 64, the width of a box.
+struct Parts {
+  Half* data = nullptr;
+  int64_t matrices = 0, rows = 0, columns = 0;
+
+  static Parts take(int64_t matrices, int64_t rows, int64_t columns, Workspace& workspace) {
+    return {workspace.take<Half>(matrices * 2 * rows * columns).data(), matrices, rows, columns};
+  }
+};
+
+struct SplitOperands {
+  Parts k, v;
+  uint32_t key_tiles = 0;               // of a matrix
+  KeyScales* key_scales = nullptr;      // (matrices, key_tiles)
+  ValueScales* value_scales = nullptr;  // the same
+
+  static SplitOperands take(const AttentionProblem& p, Workspace& workspace) {
+    const int64_t matrices = p.batch * p.kv_heads, tiles = ceil_div(p.keys, kRows);
+    const int64_t columns = ceil_div(std::max(p.head_size, p.value_size), 64) * 64;
+    return {.k = Parts::take(matrices, p.keys, columns, workspace),
+            .v = Parts::take(matrices, p.keys, columns, workspace),
+            .key_tiles = static_cast<uint32_t>(tiles),
+            .key_scales = workspace.take<KeyScales>(matrices * tiles).data(),
+            .value_scales = workspace.take<ValueScales>(matrices * tiles).data()};
+  }
+};
+
+void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context);
+
+// The kernels of launch.cpp. They launch accepted problems, with sums and keys.
+void launch_large(const AttentionProblem& p, const SplitOperands& parts, const Context& context);
+void launch_small(const AttentionProblem& p, const Context& context);
+
+}  // namespace tiled::cuda::attention

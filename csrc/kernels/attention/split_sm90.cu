@@ -1,0 +1,53 @@
+// Splits k and v of an attention into float16 parts (parts.h), a tile of 64 rows a block.
+
+#include <cstdint>
+
+#include "kernels/attention/parts.h"
+#include "kernels/attention/split_rows.cuh"
+#include "kernels/common/launch.h"
+#include "ptx/pdl.cuh"
+
+namespace tiled::cuda::attention {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct Params {
+  RowReader k, v;
+  SplitOperands to;
+};
+
+template <int kBlocks>
+__global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__ Params params) {
+  ptx::pdl_launch_dependents();
+  ptx::pdl_wait();
+  const bool is_v = blockIdx.y == 1;
+  const uint32_t index = blockIdx.x, tiles = params.to.key_tiles, matrix = index / tiles;
+  const int first = static_cast<int>(index - matrix * tiles) * kRows;
+  const Parts& to = is_v ? params.to.v : params.to.k;
+  const auto store = [&](int row, int column, uint2 hi, uint2 lo) {
+    if (first + row >= to.rows) return;
+    Half* at = to.data + (int64_t{matrix} * 2 * to.rows + first + row) * to.columns + column;
+    *reinterpret_cast<uint2*>(at) = hi;
+    *reinterpret_cast<uint2*>(at + to.rows * to.columns) = lo;
+  };
+  if (is_v) {
+    const RowReader& v = params.v;
+    split_values<kBlocks>(v, v.matrix(matrix), first, params.to.value_scales[index], store);
+  } else {
+    const RowReader& k = params.k;
+    split_keys<kBlocks>(k, k.matrix(matrix), first, params.to.key_scales[index], store);
+  }
+}
+
+}  // namespace
+
+void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context) {
+  const Params params{RowReader(p.k, p.kv_heads, p.keys, p.head_size),
+                      RowReader(p.v, p.kv_heads, p.keys, p.value_size), to};
+  const auto tiles = static_cast<unsigned>(to.k.matrices * to.key_tiles);
+  const auto kernel = to.k.columns == 64 ? split_kernel<1> : split_kernel<2>;
+  launch_pdl(kernel, dim3(tiles, 2), kThreads, 0, context, params);
+}
+
+}  // namespace tiled::cuda::attention

@@ -1,0 +1,381 @@
+#pragma once
+// What a warpgroup does with 64 queries and a tile of 64 keys: two products on tensor cores, the
+// softmax between them, and the sums over tiles. Accumulator i of wgmma is in row lane / 4 +
+// i / 2 % 2 * 8 of a warp, here the first or the second row of a thread, and in column i / 4 * 8 +
+// lane % 4 * 2 + i % 2.
+
+#include <cstdint>
+
+#include "core/order_attention.h"
+#include "kernels/attention/parts.h"
+#include "kernels/attention/split_rows.cuh"
+#include "kernels/common/launch.h"
+#include "ptx/pack.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tiled::cuda::attention {
+
+namespace wgmma = ptx::wgmma;
+
+using Box = uint8_t[kRows * 128];  // 64 rows of 64 columns, swizzled
+// Boxes of 64 columns, of hi and then of lo.
+template <int kBlocks>
+using Boxes = Box[2][kBlocks];
+
+struct QueryParams {
+  AttentionProblem p;
+  RowReader q;
+  uint32_t query_tiles;
+  bool pairs;  // of out's columns are stored at once
+
+  QueryParams(const AttentionProblem& p, int queries)
+      : p(p),
+        q(p.q, p.heads, p.queries, p.head_size),
+        query_tiles(static_cast<uint32_t>(ceil_div(p.queries, queries))) {
+    const auto even = [](int64_t stride) { return stride % 2 == 0; };
+    pairs = p.out.col_stride == 1 && even(p.value_size) && even(p.out.row_stride) &&
+            even(p.out.head_stride) && even(p.out.batch_stride) &&
+            reinterpret_cast<uintptr_t>(p.out.data) % sizeof(float2) == 0;
+  }
+};
+
+// The queries of a block. The last ones of a causal head, which see most keys, come first.
+struct Work {
+  uint32_t matrix, batch, head, kv_matrix;
+  int first;  // query
+
+  __device__ Work(const QueryParams& params, int queries)
+      : matrix(blockIdx.x / params.query_tiles) {
+    const auto heads = static_cast<uint32_t>(params.p.heads);
+    const auto kv_heads = static_cast<uint32_t>(params.p.kv_heads);
+    const uint32_t tile = params.query_tiles - 1 - (blockIdx.x - matrix * params.query_tiles);
+    batch = matrix / heads, head = matrix - batch * heads;
+    kv_matrix = batch * kv_heads + head / (heads / kv_heads);
+    first = static_cast<int>(tile) * queries;
+  }
+  // The tiles of keys that any of the queries from `first` to `end` sees.
+  __device__ static int key_tiles(const AttentionProblem& p, int64_t end) {
+    return static_cast<int>(ceil_div(p.visible_keys(min(end, p.queries) - 1), kRows));
+  }
+};
+
+// Stores parts as TMA would: of each eight rows of a box, the 16 bytes at i are at i ^ row % 8.
+template <int kBlocks>
+__device__ auto store_to(Boxes<kBlocks>& to) {
+  return [&to](int row, int column, uint2 hi, uint2 lo) {
+    const int at = row * 128 + (column % 64 * 2 ^ row % 8 * 16);
+    *reinterpret_cast<uint2*>(&to[0][column / 64][at]) = hi;
+    *reinterpret_cast<uint2*>(&to[1][column / 64][at]) = lo;
+  };
+}
+
+// --- Products ------------------------------------------------------------------------------------
+
+inline constexpr int kScores = kRows / 2;  // accumulators of a thread
+using Scores = float[kScores];
+// Exponentials of the scores as wgmma reads them from registers, 16 keys at a time.
+struct Fragments {
+  uint32_t hi[kRows / 16][4], lo[kRows / 16][4];
+};
+
+// Begins scores = q k^T.
+template <int kBlocks>
+__device__ void multiply_keys(const Boxes<kBlocks>& q, const Boxes<kBlocks>& k, Scores& scores) {
+  wgmma::fence_operand(scores);
+  wgmma::fence();
+  bool accumulate = false;
+  UNROLL
+  for (int product = 0; product < 3; ++product) {  // lo hi, hi lo, hi hi
+    UNROLL
+    for (int step = 0; step < kBlocks * 4; ++step) {
+      const uint64_t a = wgmma::swizzled_descriptor<0>(q[product == 0][step / 4]);
+      const uint64_t b = wgmma::swizzled_descriptor<0>(k[product == 1][step / 4]);
+      wgmma::mma(scores, a + step % 4 * 2, b + step % 4 * 2, accumulate);
+      accumulate = true;
+    }
+  }
+  wgmma::commit_group();
+}
+
+// Begins out = p v.
+template <int kBlocks>
+__device__ void multiply_values(Fragments& p, const Boxes<kBlocks>& v, float (&out)[kBlocks * 32]) {
+  wgmma::fence_operand(p.hi);
+  wgmma::fence_operand(p.lo);
+  wgmma::fence_operand(out);
+  wgmma::fence();
+  bool accumulate = false;
+  UNROLL
+  for (int product = 0; product < 3; ++product) {
+    const uint64_t b = wgmma::swizzled_descriptor<sizeof(Box)>(v[product == 1][0]);
+    UNROLL
+    for (int step = 0; step < kRows / 16; ++step) {
+      wgmma::mma<false, true>(out, (product == 0 ? p.lo : p.hi)[step], b + step * 128, accumulate);
+      accumulate = true;
+    }
+  }
+  wgmma::commit_group();
+}
+
+// Waits for all products that have begun. Their accumulators may then be read.
+template <int... kCounts>
+__device__ void finish(float (&... accumulators)[kCounts]) {
+  wgmma::wait_group<0>();
+  (wgmma::fence_operand(accumulators), ...);
+}
+
+// --- Queries and their softmax -------------------------------------------------------------------
+
+__device__ inline int max_of_row(int x) {
+  x = max(x, __shfl_xor_sync(~0u, x, 1));
+  return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// The sums of a tile: m and l of the order for the two rows of a thread.
+struct TileSums {
+  int exponent[2];
+  float sum[2] = {0, 0};
+};
+
+// What a thread has of the queries of its warpgroup: two rows.
+template <int kBlocks, bool kHasMask>
+struct Queries {
+  static constexpr int kOut = kBlocks * 32;
+
+  const QueryParams& params;
+  const Work work;
+  int query[2];
+  float factor[2];  // query_factor()
+  int end[2];       // of the keys that the query sees
+  const void* mask[2];
+  int exponent[2] = {order::kLowest, order::kLowest};  // M, L and O of the order
+  float sum[2] = {0, 0};
+  float out[kOut] = {};
+
+  // first: of the warpgroup's queries
+  __device__ Queries(const QueryParams& params, const Work& work, int first)
+      : params(params), work(work) {
+    const AttentionProblem& p = params.p;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      query[row] = first + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4 + row * 8;
+      const int64_t inside = min(int64_t{query[row]}, p.queries - 1);
+      end[row] = static_cast<int>(p.visible_keys(inside));
+      if constexpr (kHasMask) {
+        const int64_t offset = work.batch * p.mask.batch_stride + work.head * p.mask.head_stride +
+                               inside * p.mask.row_stride;
+        mask[row] = element_of_mask(p.mask.data, offset);
+      }
+    }
+  }
+
+  __device__ const void* element_of_mask(const void* data, int64_t offset) const {
+    return params.p.mask_kind == MaskKind::kBool
+               ? static_cast<const void*>(static_cast<const bool*>(data) + offset)
+               : static_cast<const float*>(data) + offset;
+  }
+
+  // Splits the queries to shared memory, and finds their factors.
+  __device__ void split(int first, Boxes<kBlocks>& to) {
+    constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto scale_of = [&](int at, uint32_t largest) {
+      const float own = order::query_factor(params.p.scale, largest);
+      UNROLL
+      for (int row = 0; row < 2; ++row) {
+        const int wanted = lane / 4 + row * 8;  // of the warp's
+        const float found = __shfl_sync(~0u, own, wanted % kAtOnce * kLanes);
+        if (at % 16 / kAtOnce == wanted / kAtOnce) factor[row] = found;
+      }
+      return fp16x3::scale(largest);
+    };
+    split_rows<kBlocks>(params.q, params.q.matrix(work.matrix), first, scale_of,
+                        store_to<kBlocks>(to));
+  }
+
+  // What a key adds to a row's logarithm, and whether the row sees it.
+  __device__ float bias_of(int row, int key, bool& seen) const {
+    if (!kHasMask || !seen) return 0;
+    const void* at = element_of_mask(mask[row], key * params.p.mask.col_stride);
+    if (params.p.mask_kind == MaskKind::kBool) {
+      seen = *static_cast<const bool*>(at);
+      return 0;
+    }
+    const float bias = *static_cast<const float*>(at);
+    seen = bias != -INFINITY;
+    return bias;
+  }
+
+  // Turns scores into fractions of logarithms, and the integers beside them with the values'
+  // exponents into `whole`, plus kRounderBits. Returns the largest of a thread's in `largest`.
+  // kChecked: a key may be hidden, a logarithm large, or there is a mask.
+  template <bool kChecked>
+  __device__ void round_scores(const KeyScales& keys, const ValueScales& values, int first_key,
+                               Scores& scores, int (&whole)[kScores], int (&largest)[2]) const {
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+    UNROLL
+    for (int i = 0; i < kScores; i += 4) {
+      const int key = i * 2 + column;
+      const auto inverse = *reinterpret_cast<const float2*>(&keys.inverse[key]);
+      const auto exponent = *reinterpret_cast<const int2*>(&values.exponent[key]);
+      UNROLL
+      for (int j = i; j < i + 4; ++j) {
+        const int row = j / 2 % 2, right = j % 2;
+        const float score = scores[j] * (right == 0 ? inverse.x : inverse.y);
+        order::Log2 log2;
+        bool seen = true;
+        if constexpr (kChecked) {
+          const int at = first_key + key + right;
+          seen = at < end[row];
+          const float bias = bias_of(row, at, seen);
+          log2 = kHasMask ? order::add_bias(score, factor[row], bias)
+                          : order::round_any_log2(score, factor[row]);
+          if (!seen) log2 = {order::kMasked, 0};
+        } else {
+          log2 = order::round_log2(score, factor[row]);
+        }
+        scores[j] = log2.fraction;
+        whole[j] = log2.whole + order::kRounderBits + (right == 0 ? exponent.x : exponent.y);
+        largest[row] = max(largest[row], whole[j]);
+      }
+    }
+  }
+
+  // Turns the fractions and integers into exponentials of the exponent `largest`, less
+  // kRounderBits, splits them, and adds them to the thread's part of `sum`. kWide: the values'
+  // exponents differ so much that an exponential that is 0 may count in the sum.
+  template <bool kWide>
+  __device__ void exponentiate(const ValueScales& values, const Scores& scores,
+                               const int (&whole)[kScores], const int (&largest)[2], Fragments& p,
+                               float (&sum)[2]) const {
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+    int counted[2] = {INT_MIN, INT_MIN};  // from here on whole parts count
+    if constexpr (kWide) {
+      UNROLL
+      for (int i = 0; i < kScores; ++i) {
+        int& of_row = counted[i / 2 % 2];
+        of_row = max(of_row, whole[i] - values.exponent[i / 4 * 8 + column + i % 2]);
+      }
+      UNROLL
+      for (int& each : counted) each = max_of_row(each) - order::kCounted;
+    }
+    UNROLL
+    for (int i = 0; i < kScores; i += 4) {
+      const auto scale = *reinterpret_cast<const float2*>(&values.scale[i * 2 + column]);
+      UNROLL
+      for (int row = 0; row < 2; ++row) {
+        float x[2];
+        UNROLL
+        for (int right = 0; right < 2; ++right) {
+          const int j = i + row * 2 + right;
+          const float fraction = order::exp2_fraction(scores[j]);
+          x[right] = fraction * order::power_of_two(whole[j], 14 - largest[row]);
+          sum[row] = fmaf(x[right], right == 0 ? scale.x : scale.y, sum[row]);
+          if constexpr (kWide) {
+            const int of_key = whole[j] - values.exponent[i * 2 + column + right];
+            if (x[right] != 0 || of_key < counted[row]) continue;
+            const int power = of_key - largest[row] + 14 - order::kSumShift;
+            sum[row] = fmaf(fraction, order::power_of_two(power), sum[row]);
+          }
+        }
+        const __half2 rounded = __floats2half2_rn(x[0], x[1]);
+        const float2 back = __half22float2(rounded);
+        const int fragment = i / 8, element = i / 4 % 2 * 2 + row;
+        p.hi[fragment][element] = reinterpret_cast<const uint32_t&>(rounded);
+        p.lo[fragment][element] = ptx::pack_x2(x[0] - back.x, x[1] - back.y);
+      }
+    }
+  }
+
+  // Turns the scores of a tile into exponentials and their sums.
+  __device__ TileSums softmax(const KeyScales& keys, const ValueScales& values, int first_key,
+                              Scores& scores, Fragments& p) const {
+    int whole[kScores];
+    int largest[2] = {INT_MIN, INT_MIN};
+    const auto max_of = [](const auto(&x)[4]) { return max(max(x[0], x[1]), max(x[2], x[3])); };
+    // A score's magnitude is at most 2^30 for each column.
+    const float most = max_of(keys.largest) * (0x1p30f * 64 * kBlocks);
+    bool checked = kHasMask;
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      checked = checked || first_key + kRows > end[row] ||
+                !(fabsf(factor[row]) * most < order::kLargeLog2);
+    }
+    if (__any_sync(~0u, checked)) {
+      round_scores<true>(keys, values, first_key, scores, whole, largest);
+    } else {
+      round_scores<false>(keys, values, first_key, scores, whole, largest);
+    }
+    TileSums sums;
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = max(max_of_row(largest[row]), order::kLowest + order::kRounderBits);
+      sums.exponent[row] = largest[row] - order::kRounderBits;
+    }
+    const int least =
+        -max_of({-values.least[0], -values.least[1], -values.least[2], -values.least[3]});
+    if (max_of(values.most) - least <= order::kMostSpread) {
+      exponentiate<false>(values, scores, whole, largest, p, sums.sum);
+    } else {
+      exponentiate<true>(values, scores, whole, largest, p, sums.sum);
+    }
+    UNROLL
+    for (float& each : sums.sum) {
+      each += __shfl_xor_sync(~0u, each, 1);
+      each += __shfl_xor_sync(~0u, each, 2);
+    }
+    return sums;
+  }
+
+  // Joins a tile's sums to those of the tiles before.
+  __device__ void join(const TileSums& sums, const float (&of_tile)[kOut]) {
+    order::Join join[2];
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      join[row] = order::join_exponents(exponent[row], sums.exponent[row]);
+      exponent[row] = join[row].joined;
+      sum[row] = order::join(sum[row], sums.sum[row], join[row]);
+    }
+    // An old factor of 1 changes nothing, and is what rows mostly have.
+    if (__all_sync(~0u, join[0].old_factor == 1 && join[1].old_factor == 1)) {
+      UNROLL
+      for (int i = 0; i < kOut; ++i) {
+        out[i] = fmaf(of_tile[i], join[i / 2 % 2].new_factor, out[i]);
+      }
+    } else {
+      UNROLL
+      for (int i = 0; i < kOut; ++i) out[i] = order::join(out[i], of_tile[i], join[i / 2 % 2]);
+    }
+  }
+
+  __device__ void store() const {
+    const AttentionProblem& p = params.p;
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      if (query[row] >= p.queries) continue;
+      auto* to = static_cast<float*>(p.out.data) + work.batch * p.out.batch_stride +
+                 work.head * p.out.head_stride + query[row] * p.out.row_stride;
+      UNROLL
+      for (int i = 0; i < kOut; i += 4) {
+        const int at = i * 2 + column;
+        const float2 both = {order::quotient(out[i + row * 2], sum[row]),
+                             order::quotient(out[i + row * 2 + 1], sum[row])};
+        if (params.pairs) {
+          if (at < p.value_size) *reinterpret_cast<float2*>(to + at) = both;
+        } else {
+          if (at < p.value_size) to[at * p.out.col_stride] = both.x;
+          if (at + 1 < p.value_size) to[(at + 1) * p.out.col_stride] = both.y;
+        }
+      }
+      if (column == 0) {
+        const int64_t index = work.matrix * p.queries + query[row];
+        p.sum[index] = sum[row];
+        p.exponent[index] = exponent[row] - 14 + order::kSumShift;
+      }
+    }
+  }
+};
+
+}  // namespace tiled::cuda::attention
