@@ -28,7 +28,7 @@
 // exp2_fraction(fraction_j) * power_of_two(whole_j - m + 14 - kSumShift).
 //
 // The state (M, L, O) of the tiles so far, first (kLowest, 0, 0), is joined with (m, l, o) by
-// join(). In the end out = O * 2^-kSumShift / L, or 0 if L is 0, and the denominator of the softmax
+// join(). In the end out = O * inverse_of_sum(L), and the denominator of the softmax
 // is L * 2^(M - 14 + kSumShift).
 //
 // Powers of two scale without rounding. So the bits of a row depend on its query, on the keys that
@@ -171,8 +171,8 @@ HOST_DEVICE inline float join(float old_sum, float new_sum, const Join& by) {
   return fmaf(new_sum, by.new_factor, old_sum * by.old_factor);
 }
 
-// out from a row's sums.
-HOST_DEVICE inline float quotient(float o, float l) { return l == 0 ? 0.0f : o * 0x1p-27f / l; }
+// What O is multiplied by: 2^-kSumShift / L.
+HOST_DEVICE inline float inverse_of_sum(float l) { return l == 0 ? 0.0f : 0x1p-27f / l; }
 static_assert(kSumShift == 27);
 
 }  // namespace tiled::attention

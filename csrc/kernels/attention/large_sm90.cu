@@ -105,7 +105,9 @@ __device__ void consume(const Params& params, Smem<Tile>& smem, int warpgroup) {
   const int own_tiles = first < params.p.queries ? Work::key_tiles(params.p, first + kRows) : 0;
   const Boxes<kBlocks>& q = smem.q[warpgroup];
   Queries<kBlocks, Tile::kHasMask> queries(params, work, first);
-  queries.split(first, smem.q[warpgroup]);
+  auto scaler = queries.scaler();
+  const auto store = [&](auto... part) { store_parts<kBlocks>(smem.q[warpgroup], part...); };
+  split_rows<kBlocks>(params.q, params.q.matrix(work.matrix), first, scaler, store);
   ptx::fence_proxy_async();
   ptx::named_barrier_sync(1 + warpgroup, Tile::kWarpgroup);
   ptx::PipelineState pipe{.stages = Tile::kStages};

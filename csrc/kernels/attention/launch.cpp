@@ -12,7 +12,7 @@ bool attention_accepts(const AttentionProblem& p, const Context& context) {
 }
 
 bool launch_attention(const AttentionProblem& p, const Context& context) {
-  constexpr int64_t kFewKeys = 256;
+  constexpr int64_t kFewKeys = 128;
   if (p.keys <= kFewKeys) {
     attention::launch_small(p, context);
     return true;

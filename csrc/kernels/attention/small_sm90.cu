@@ -5,6 +5,9 @@
 //        waits for memory, other blocks of the SM compute.
 // Limit: latency, and keys and values are split once for each 64 queries.
 
+#include <cuda_pipeline_primitives.h>
+
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/parts.h"
@@ -29,6 +32,13 @@ struct Params : QueryParams {
   RowReader k, v;
 };
 
+// Waits for the rows that the warp has staged.
+__device__ void wait_for_rows() {
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+}
+
 template <int kBlocks, bool kHasMask>
 __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
     small_attention_kernel(const __grid_constant__ Params params) {
@@ -39,14 +49,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
   const Work work(params, kRows);
   const int tiles = Work::key_tiles(params.p, work.first + kRows);
   Queries<kBlocks, kHasMask> queries(params, work, work.first);
-  queries.split(work.first, smem.q);
   const float* k = params.k.matrix(work.kv_matrix);
   const float* v = params.v.matrix(work.kv_matrix);
+  stage_rows<kBlocks>(params.q, params.q.matrix(work.matrix), work.first, smem.q);
+  stage_rows<kBlocks>(params.k, k, 0, smem.k);
+  stage_rows<kBlocks>(params.v, v, 0, smem.v);
+  wait_for_rows();
+  auto query_scaler = queries.scaler();
+  split_staged<kBlocks>(smem.q, query_scaler);
   NO_UNROLL
   for (int tile = 0; tile < tiles; ++tile) {
-    const int first = tile * kRows;
-    split_keys<kBlocks>(params.k, k, first, smem.key_scales, store_to<kBlocks>(smem.k));
-    split_values<kBlocks>(params.v, v, first, smem.value_scales, store_to<kBlocks>(smem.v));
+    const int first = tile * kRows, next = first + kRows;
+    wait_for_rows();
+    KeyScaler key_scaler{smem.key_scales};
+    split_staged<kBlocks>(smem.k, key_scaler);
+    ValueScaler value_scaler{smem.value_scales, params.v.rows - first};
+    split_staged<kBlocks>(smem.v, value_scaler);
     ptx::fence_proxy_async();
     __syncthreads();
     Scores scores;
@@ -54,11 +72,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
     float of_tile[kBlocks * 32];
     multiply_keys<kBlocks>(smem.q, smem.k, scores);
     finish(scores);
+    __syncthreads();  // all warps have multiplied the keys
+    if (tile + 1 < tiles) stage_rows<kBlocks>(params.k, k, next, smem.k);
     const TileSums sums = queries.softmax(smem.key_scales, smem.value_scales, first, scores, p);
     multiply_values<kBlocks>(p, smem.v, of_tile);
     finish(of_tile);
-    queries.join(sums, of_tile);
     __syncthreads();
+    if (tile + 1 < tiles) stage_rows<kBlocks>(params.v, v, next, smem.v);
+    queries.join(sums, of_tile);
   }
   queries.store();
 }

@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
     *reinterpret_cast<uint2*>(at + to.rows * to.columns) = lo;
   };
   if (is_v) {
-    const RowReader& v = params.v;
-    split_values<kBlocks>(v, v.matrix(matrix), first, params.to.value_scales[index], store);
+    ValueScaler scaler{params.to.value_scales[index], params.v.rows - first};
+    split_rows<kBlocks>(params.v, params.v.matrix(matrix), first, scaler, store);
   } else {
-    const RowReader& k = params.k;
-    split_keys<kBlocks>(k, k.matrix(matrix), first, params.to.key_scales[index], store);
+    KeyScaler scaler{params.to.key_scales[index]};
+    split_rows<kBlocks>(params.k, params.k.matrix(matrix), first, scaler, store);
   }
 }
 

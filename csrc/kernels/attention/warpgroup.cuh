@@ -17,11 +17,6 @@ namespace tiled::cuda::attention {
 
 namespace wgmma = ptx::wgmma;
 
-using Box = uint8_t[kRows * 128];  // 64 rows of 64 columns, swizzled
-// Boxes of 64 columns, of hi and then of lo.
-template <int kBlocks>
-using Boxes = Box[2][kBlocks];
-
 struct QueryParams {
   AttentionProblem p;
   RowReader q;
@@ -58,16 +53,6 @@ struct Work {
     return static_cast<int>(ceil_div(p.visible_keys(min(end, p.queries) - 1), kRows));
   }
 };
-
-// Stores parts as TMA would: of each eight rows of a box, the 16 bytes at i are at i ^ row % 8.
-template <int kBlocks>
-__device__ auto store_to(Boxes<kBlocks>& to) {
-  return [&to](int row, int column, uint2 hi, uint2 lo) {
-    const int at = row * 128 + (column % 64 * 2 ^ row % 8 * 16);
-    *reinterpret_cast<uint2*>(&to[0][column / 64][at]) = hi;
-    *reinterpret_cast<uint2*>(&to[1][column / 64][at]) = lo;
-  };
-}
 
 // --- Products ------------------------------------------------------------------------------------
 
@@ -137,6 +122,26 @@ struct TileSums {
   float sum[2] = {0, 0};
 };
 
+// Scales queries, and keeps query_factor() of a thread's two rows.
+template <int kBlocks>
+struct QueryScaler {
+  using Place = LanePlace<kBlocks>;
+  float scale;
+  float (&factor)[2];
+
+  __device__ float operator()(int at, uint32_t largest) {
+    const float own = order::query_factor(scale, largest);
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      const int wanted = static_cast<int>(threadIdx.x) % 32 / 4 + row * 8;  // of the warp's
+      const float found = __shfl_sync(~0u, own, wanted % Place::kAtOnce * Place::kLanes);
+      if (at % 16 / Place::kAtOnce == wanted / Place::kAtOnce) factor[row] = found;
+    }
+    return fp16x3::scale(largest);
+  }
+  __device__ void finish() const {}
+};
+
 // What a thread has of the queries of its warpgroup: two rows.
 template <int kBlocks, bool kHasMask>
 struct Queries {
@@ -176,23 +181,7 @@ struct Queries {
                : static_cast<const float*>(data) + offset;
   }
 
-  // Splits the queries to shared memory, and finds their factors.
-  __device__ void split(int first, Boxes<kBlocks>& to) {
-    constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto scale_of = [&](int at, uint32_t largest) {
-      const float own = order::query_factor(params.p.scale, largest);
-      UNROLL
-      for (int row = 0; row < 2; ++row) {
-        const int wanted = lane / 4 + row * 8;  // of the warp's
-        const float found = __shfl_sync(~0u, own, wanted % kAtOnce * kLanes);
-        if (at % 16 / kAtOnce == wanted / kAtOnce) factor[row] = found;
-      }
-      return fp16x3::scale(largest);
-    };
-    split_rows<kBlocks>(params.q, params.q.matrix(work.matrix), first, scale_of,
-                        store_to<kBlocks>(to));
-  }
+  __device__ QueryScaler<kBlocks> scaler() { return {params.p.scale, factor}; }
 
   // What a key adds to a row's logarithm, and whether the row sees it.
   __device__ float bias_of(int row, int key, bool& seen) const {
@@ -357,11 +346,11 @@ struct Queries {
       if (query[row] >= p.queries) continue;
       auto* to = static_cast<float*>(p.out.data) + work.batch * p.out.batch_stride +
                  work.head * p.out.head_stride + query[row] * p.out.row_stride;
+      const float inverse = order::inverse_of_sum(sum[row]);
       UNROLL
       for (int i = 0; i < kOut; i += 4) {
         const int at = i * 2 + column;
-        const float2 both = {order::quotient(out[i + row * 2], sum[row]),
-                             order::quotient(out[i + row * 2 + 1], sum[row])};
+        const float2 both = {out[i + row * 2] * inverse, out[i + row * 2 + 1] * inverse};
         if (params.pairs) {
           if (at < p.value_size) *reinterpret_cast<float2*>(to + at) = both;
         } else {
