@@ -1,0 +1,47 @@
+#pragma once
+// Scaled dot product attention as launchers take it.
+
+#include <cstdint>
+
+#include "core/element.h"
+
+namespace tiled {
+
+// A tensor of (batch, heads, rows, columns) with strides in elements.
+template <class Void>
+struct HeadsOf {
+  Void* data = nullptr;
+  int64_t batch_stride = 0, head_stride = 0, row_stride = 0, col_stride = 0;
+};
+using Heads = HeadsOf<const void>;
+
+enum class MaskKind { kNone, kBool, kFloat };
+
+// out[b, h, i] = sum over j of p[j] v[b, g, j], with p the softmax over j of
+// scale * (q[b, h, i] . k[b, g, j]) + mask[b, h, i, j], and g = h / (heads / kv_heads). A key that
+// a boolean mask is false for, or that is past the causal end, has no share.
+struct AttentionProblem {
+  DType dtype = DType::kFloat32;  // of q, k, v and out
+  int64_t batch = 1, heads = 1, kv_heads = 1;
+  int64_t queries = 0, keys = 0;
+  int64_t head_size = 0, value_size = 0;  // columns of q and k; of v and out
+  Heads q, k, v;
+  HeadsOf<void> out;
+  // The softmax's denominator is sum * 2^exponent, of (batch, heads, queries), contiguous.
+  float* sum = nullptr;
+  int32_t* exponent = nullptr;
+  float scale = 1;
+  bool causal = false;
+  int64_t causal_offset = 0;  // query i sees keys 0 to i + causal_offset
+  MaskKind mask_kind = MaskKind::kNone;
+  Heads mask;  // (batch, heads, queries, keys), of bool or float32; strides are 0 where it expands
+
+  // The number of keys that query i may see without the mask.
+  HOST_DEVICE int64_t visible_keys(int64_t i) const {
+    if (!causal) return keys;
+    const int64_t end = i + causal_offset + 1;
+    return end < 0 ? 0 : end < keys ? end : keys;
+  }
+};
+
+}  // namespace tiled
