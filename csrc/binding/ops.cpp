@@ -363,7 +363,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "ScalarType? out_dtype=None, str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, int? causal_offset, float scale) "
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, float scale) "
       "-> (Tensor out, Tensor sum, Tensor exponent)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
