@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
         )
     if algorithm == "auto" and not runs_on_gpu(query, key, value, attn_mask):
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa=enable_gqa
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
