@@ -5,7 +5,8 @@ import functools
 import pytest
 import torch
 from helpers.attention import draw, operator, ours, reference, to
-from helpers.compiling import BACKENDS, count_compilations
+from helpers.compiling import BACKENDS
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
@@ -177,10 +178,15 @@ def test_compiled(device, backend, case, fresh_compiler):
 
 
 def test_other_sizes_compile_nothing_more(fresh_compiler):
-    """Dynamo starts anew once, at the first call, when it finds that scale is a constant."""
-    inputs = [draw(2, 4, 4, size, size + 6, 8, 5) for size in (7, 9, 17)]
+    counter = CompileCounterWithBackend("aot_eager")
     function = functools.partial(ours, is_causal=True)
-    assert count_compilations(function, inputs) == count_compilations(function, inputs[:1])
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
+    counts = set()
+    for size in (7, 9, 17):
+        tensors = draw(2, 4, 4, size, size + 6, 8, 5)
+        assert torch.equal(compiled(*tensors), function(*tensors))
+        counts.add(counter.frame_count)
+    assert len(counts) == 1
 
 
 def test_auto_compiles(device, fresh_compiler):
