@@ -8,25 +8,7 @@ from helpers.attention_bounds import attention_bound
 from helpers.reference import assert_within
 from helpers.thinning import pairwise
 
-
-def normal(*shape):
-    return torch.randn(shape)
-
-
-OPERANDS = {  # functions of shapes that draw q and k, and v
-    "normal": (normal, normal),
-    "uniform": (lambda *shape: torch.rand(shape), lambda *shape: torch.rand(shape)),
-    "lognormal": (lambda *shape: 0.3 * torch.randn(shape).exp(), lambda *s: torch.randn(s).exp()),
-    "large logits": (lambda *shape: 4 * torch.randn(shape), normal),
-    "equal keys": (lambda *shape: torch.randn(*shape[:-2], 1, shape[-1]).expand(shape), normal),
-}
-
-
-def operands(name, queries, keys, columns):
-    of_q_and_k, of_v = OPERANDS[name]
-    shape = 1, 2, keys, columns
-    return of_q_and_k(1, 2, queries, columns), of_q_and_k(*shape), of_v(*shape)
-
+from benchmarks.studies.attention_errors import OPERANDS, operands
 
 MASKS = {
     "none": lambda s, t: (None, None),
@@ -64,7 +46,7 @@ def test_bound_of_large_and_small_numbers(device, sizes):
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("keys, columns", [(256, 64), (1024, 128)])
 def test_at_most_twice_pytorch_s_error(device, name, keys, columns):
-    """In the norm of all elements. The docs have a table of both."""
+    """In the norm of all elements. benchmarks.studies.attention_errors prints both."""
     q, k, v = operands(name, 32, keys, columns)
     expected, _ = exact(q, k, v)
     ours = operator(*to(device, q, k, v), None, None, columns**-0.5)[0].cpu()
