@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from helpers.attention import draw, exact, operator, to
 from helpers.attention_bounds import attention_bound
+from helpers.needs import cpu_and_hopper  # noqa: F401
 from helpers.reference import assert_within
 from helpers.thinning import pairwise
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import attention_specification as specification
 from helpers.attention import draw, operator, ours, to
-from helpers.needs import needs_cuda
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_same
 from helpers.strategies import layouts, random_problems
 from helpers.thinning import pairwise
@@ -203,7 +203,7 @@ def test_the_result_of_an_expanded_query_is_contiguous(device):
     assert operator(q, k, v, None, None, 1.0)[0].is_contiguous()
 
 
-@needs_cuda
+@needs_hopper
 @pytest.mark.parametrize("queries, keys", [(1, 5000), (300, 300), (1000, 1000), (129, 4097)])
 @pytest.mark.parametrize("causal_offset", [None, 0])
 @pytest.mark.parametrize("columns", [64, 128])

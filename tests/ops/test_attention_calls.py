@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from helpers.attention import draw, exact, operator, ours, to
 from helpers.attention_bounds import attention_bound
 from helpers.bad_calls import assert_raises
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_within
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing import assert_close
@@ -139,6 +140,42 @@ def test_auto_of_what_no_kernel_takes(device):
     for dtype, columns in ((torch.float64, 8), (torch.bfloat16, 8), (torch.float32, 136)):
         tensors = to(device, *draw(1, 2, 2, 9, 11, columns, dtype=dtype))
         assert torch.equal(auto(*tensors), F.scaled_dot_product_attention(*tensors))
+
+
+@needs_hopper
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])
+def test_auto_and_override_on_hopper(mask):
+    q, k, v = to("cuda", *draw(1, 2, 1, 9, 11, 64))
+    bias = None if mask is None else torch.randn(9, 11, device="cuda")
+    bias = bias > 0 if mask == torch.bool else bias
+    expected = ours(q, k, v, bias, enable_gqa=True)
+    assert torch.equal(auto(q, k, v, bias, enable_gqa=True), expected)
+    call = functools.partial(F.scaled_dot_product_attention, enable_gqa=True)
+    for precision in ("fp32", "tf32"):
+        with torch_tiled.override(precision):
+            assert torch.equal(call(q, k, v, bias), expected)
+    theirs = call(q, k, v, bias)
+    with torch_tiled.override("ieee"):
+        assert torch.equal(call(q, k, v, bias), theirs)
+    with torch_tiled.override():
+        assert call(q, k, v, bias, dropout_p=0.9).shape == expected.shape
+        wide = to("cuda", *draw(1, 2, 1, 9, 11, 136))
+        assert torch.equal(call(*wide), auto(*wide, enable_gqa=True))
+
+
+@needs_hopper
+def test_columns_that_no_gpu_s_kernel_takes():
+    q, k, v = to("cuda", *draw(1, 2, 2, 9, 11, 136))
+    with pytest.raises(RuntimeError, match="on a GPU it takes up to 128 columns"):
+        ours(q, k, v)
+
+
+def test_override_leaves_a_cpu_to_pytorch():
+    q, k, v = draw(1, 2, 2, 9, 11, 64)
+    with torch_tiled.override():
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(9, 11))
+    mask = torch.ones(9, 11, dtype=torch.bool).tril(2)
+    assert torch.equal(found, F.scaled_dot_product_attention(q, k, v, mask))
 
 
 def test_auto_in_autocast_regions(device):

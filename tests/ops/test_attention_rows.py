@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.attention import draw, ours, to
+from helpers.needs import cpu_and_hopper  # noqa: F401
 from torch.nn.attention.bias import causal_lower_right
 
 SHAPES = pytest.mark.parametrize("keys, columns", [(5, 8), (64, 64), (150, 64), (200, 128)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.attention import draw, operator, ours, reference, to
 from helpers.compiling import BACKENDS
+from helpers.needs import cpu_and_hopper  # noqa: F401
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, jvp, vmap
