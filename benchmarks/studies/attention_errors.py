@@ -65,11 +65,11 @@ def errors(name: str, queries: int, keys: int, columns: int, device: str) -> lis
     return [*(float(x.norm() / wanted.norm()) for x in differences), float(shrinkage)]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--queries", type=int, default=64)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print("| operands | keys | columns | `fp16x3` | PyTorch | its plain products | shrinkage |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in OPERANDS:
