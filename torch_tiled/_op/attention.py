@@ -30,9 +30,8 @@ def _attention_weights(q, k, mask, causal_offset, scale):
         return torch.softmax(scores, -1)
     folded, scores = scores.shape, scores.reshape(*q.shape[:3], k.shape[2])
     if causal_offset is not None:
-        queries = torch.arange(q.shape[2], device=q.device).unsqueeze(1)
-        keys = torch.arange(k.shape[2], device=q.device)
-        scores = scores.masked_fill(keys > queries + causal_offset, -torch.inf)
+        hidden = scores.new_ones(scores.shape[2:], dtype=torch.bool).triu(causal_offset + 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
     if mask is not None:
         is_bool = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask

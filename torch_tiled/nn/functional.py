@@ -89,8 +89,6 @@ def runs_on_gpu(query, key, value, attn_mask=None) -> bool:
         return False
     if any(x.dtype != torch.float32 or x.dim() < 2 for x in tensors):
         return False
-    if any(type(x).__name__ == "DTensor" for x in tensors):  # the operator has no rule for it
-        return False
     if any(x.shape[-1] == 0 or x.shape[-1] > _MOST_COLUMNS for x in tensors):
         return False
     if attn_mask is not None and not _is_causal_bias(attn_mask):
