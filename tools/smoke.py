@@ -103,6 +103,16 @@ def models() -> None:
     assert layer.weight.grad is not None
 
 
+@tries("nn")
+def attention() -> None:
+    q, k, v = draw(2, 3, 5, 8), draw(2, 3, 7, 8), draw(2, 3, 7, 8)
+    expected = torch.softmax(q @ k.mT * 8**-0.5, -1) @ v
+    function = torch_tiled.nn.functional.scaled_dot_product_attention
+    close(function(q, k, v), expected)
+    if DEVICE == "cpu" or torch.cuda.get_device_capability() == (9, 0):
+        close(function(q, k, v, algorithm="fp16x3"), expected)
+
+
 @tries("layers")
 def layers() -> None:
     layer = torch.nn.Linear(7, 3, device=DEVICE)

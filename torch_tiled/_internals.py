@@ -101,6 +101,7 @@ __all__ = [
     "keys_after",
     "may_be_in_a_graph",
     "negative_view",
+    "primal_of",
     "redispatch_without_python",
     "register_pytree_node",
     "set_forward_ad_enabled",
@@ -134,6 +135,11 @@ def has_tangent(tensor):
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     return forward_ad.unpack_dual(tensor, level=0).tangent is not None
+
+
+def primal_of(tensor):
+    """The tensor (or None) without its forward-mode tangent at this level of transforms."""
+    return None if tensor is None else forward_ad.unpack_dual(tensor, level=0).primal
 
 
 def may_be_in_a_graph():

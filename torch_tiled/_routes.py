@@ -17,6 +17,7 @@ from ._op.gradient_flow import why_differentiated
 from ._op.supported import SIXTEEN_BIT, is_supported
 from .einsum import einsum
 from .grouped import grouped_mm
+from .nn.functional import attention, runs_on_gpu
 from .pointwise import pointwise
 
 __all__ = ["ATTENTION", "ROUTES", "UNREACHED", "broadcasts", "is_autocast", "linear"]
@@ -294,6 +295,24 @@ def _are(given, rank: int, wanted: int | None = None) -> bool:
     return len(values) in (1, rank)
 
 
+def _attention(
+    precision,
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+):
+    # Its products are split, which "ieee" does not allow.
+    if precision == "ieee" or dropout_p != 0 or not runs_on_gpu(query, key, value, attn_mask):
+        return None
+    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
 def _linear_or_torch(precision, input, weight, bias=None):
     result = linear(precision, input, weight, bias)
     return F.linear(input, weight, bias) if result is None else result
@@ -339,6 +358,7 @@ ROUTES = {
     torch.einsum: _einsum,
     F.grouped_mm: _grouped_mm,
     torch_grouped_mm: _grouped_mm,
+    F.scaled_dot_product_attention: _attention,
     F.conv1d: _conv(1),
     F.conv2d: _conv(2),
     F.conv3d: _conv(3),
@@ -347,7 +367,6 @@ ROUTES = {
 # Functions with products inside of them, which no TorchFunctionMode sees.
 UNREACHED = {
     F.multi_head_attention_forward,
-    F.scaled_dot_product_attention,
     F.bilinear,
     torch.bilinear,
     F.scaled_mm,

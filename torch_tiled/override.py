@@ -31,6 +31,8 @@ class override(TorchFunctionMode):
 
     torch.nn.functional.grouped_mm of float32, float16 and bfloat16 is torch_tiled.grouped_mm,
     except in autocast regions, where PyTorch does not cast it, and in compiled code.
+    scaled_dot_product_attention is torch_tiled.nn.functional's for float32 tensors of up to 128
+    columns on a Hopper GPU, without dropout, and unless the precision is "ieee".
 
     PyTorch computes what torch_tiled does not multiply: integers, complex32, real beside complex
     operands, sparse, nested and quantized tensors, tensor subclasses that are not PyTorch's own,
@@ -38,9 +40,8 @@ class override(TorchFunctionMode):
     einsum of a single operand; in autocast regions also sums that are written, products with
     out_dtype, and functions that PyTorch does not cast there (mv and addmv on the CPU, inner on
     CUDA). It also computes products inside of other functions, which the statement does not see:
-    scaled_dot_product_attention, the products between the projections of
-    multi_head_attention_forward, RNNs, multi_dot, matrix_power, tensordot, bilinear, dot, cdist and
-    other convolutions. With strict=True each of them warns.
+    those between the projections of multi_head_attention_forward, RNNs, multi_dot, matrix_power,
+    tensordot, bilinear, dot, cdist and other convolutions. With strict=True each of them warns.
 
     Statements nest, and the innermost one counts. A statement holds for its own thread. Compiled
     functions may be called in one or contain one; torch.compile recompiles a function that is

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/attention.h"
 #include "binding/copies.h"
 #include "binding/explain.h"
 #include "binding/grouped.h"
@@ -361,6 +362,9 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, "
       "ScalarType? out_dtype=None, str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, float scale) "
+      "-> (Tensor out, Tensor sum, Tensor exponent)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
   m.def(
@@ -414,6 +418,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("grouped_mm", TORCH_BOX(&tiled::grouped_mm));                        \
   m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));           \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
+  m.impl("attention", TORCH_BOX(&tiled::run_attention));                      \
   m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));               \
   m.impl("_activate_", TORCH_BOX(&tiled::activate_));                         \
   m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));                       \

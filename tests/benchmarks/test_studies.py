@@ -8,7 +8,7 @@ from helpers.specification import fp16x3_with_flags, tf32_with_flags
 
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import reference
-from benchmarks.studies import attack_bounds
+from benchmarks.studies import attack_bounds, attention_errors
 from benchmarks.studies import complex_errors as complex_error_study
 from benchmarks.studies import errors as error_study
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
@@ -32,6 +32,18 @@ def test_the_error_study_writes_and_draws_its_results(run, tmp_path):
     assert "uniform(0, 1)" in output
     drawn = redrawn(error_study, results, tmp_path)
     assert "shrinkage on normal" in drawn and "by an orthogonal" in drawn
+
+
+def test_the_study_of_attention_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setattr(attention_errors, "SIZES", ((70, 16),))
+    attention_errors.main(["--queries", "3"])
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert "PyTorch" in head and len(rows) == len(attention_errors.OPERANDS)
+    for row in rows:
+        name, keys, columns, *errors, shrinkage = (x.strip() for x in row.strip("|").split("|"))
+        assert name in attention_errors.OPERANDS and (keys, columns) == ("70", "16")
+        assert all(0 < float(error) < 100 for error in errors)
+        assert abs(float(shrinkage.removesuffix(" u"))) < 50
 
 
 def redrawn(study, results, folder):

@@ -402,6 +402,7 @@ OPERANDS = {
     "__rmatmul__": [[b, a] for a, b in MATMUL],
     "mm": [[(3, 4), (4, 5)]],
     "bmm": [[(2, 3, 4), (2, 4, 5)]],
+    "scaled_dot_product_attention": [[(1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4)]],
     "mv": [[(3, 4), (4,)]],
     "addmm": ADDMM,
     "addmm_": ADDMM[1:],

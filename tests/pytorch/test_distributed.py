@@ -42,18 +42,18 @@ def energy(x):
     return (x.abs() if x.is_complex() else x).square().sum()
 
 
-def assert_equals_one_device(ours, theirs, tensors, mesh, wheres):
+def assert_equals_one_device(ours, theirs, tensors, mesh, wheres, **tolerance):
     """Compares result and gradients of DTensors with PyTorch's of plain tensors."""
     spread = [distribute(x, mesh, where) for x, where in zip(tensors, wheres, strict=True)]
     plain = [x.clone().requires_grad_() for x in tensors]
     result, expected = ours(*spread), theirs(*plain)
     assert result.shape == expected.shape
-    assert_close(result.full_tensor(), expected)
+    assert_close(result.full_tensor(), expected, **tolerance)
     gradients = torch.autograd.grad(energy(result.full_tensor()), spread)
     wanted = torch.autograd.grad(energy(expected), plain)
     for gradient, one, where in zip(gradients, wanted, wheres, strict=True):
         if not any(isinstance(placement, Partial) for placement in where):
-            assert_close(gradient.full_tensor().resolve_conj(), one)
+            assert_close(gradient.full_tensor().resolve_conj(), one, **tolerance)
 
 
 @check
@@ -150,6 +150,45 @@ def grouped_mm_of_dtensors():
             mesh,
             [[where] for where in wheres[: len(operands)]],
         )
+
+
+@check
+def attention_of_dtensors():
+    mesh = mesh_of()
+    wheres = [Replicate(), Shard(0), Shard(1), Shard(2)]
+    cases = itertools.product(
+        (8, 4, 1), (None, (8, 12), (2, 1, 8, 12)), (False, True), wheres, wheres
+    )
+    for kv_heads, bias, is_causal, of_q, of_kv in thinned(cases):
+        if bias is not None and is_causal:
+            continue
+        shapes = (2, 8, 8, 4), (2, kv_heads, 12, 4), (2, kv_heads, 12, 6)
+        tensors = random(*shapes, *([] if bias is None else [bias]), dtype=torch.float32)
+        options = {"is_causal": is_causal, "enable_gqa": True}
+
+        def ours(*x, options=options):
+            function = torch_tiled.nn.functional.scaled_dot_product_attention
+            return function(*x, **options, algorithm="fp16x3")
+
+        def theirs(*x, options=options):
+            return torch.nn.functional.scaled_dot_product_attention(*x, **options)
+
+        spread = [[of_q], [of_kv], [of_kv], [Replicate()]][: len(tensors)]
+        assert_equals_one_device(ours, theirs, tensors, mesh, spread, rtol=1e-4, atol=1e-4)
+
+
+@check
+def attention_of_shards_sends_nothing():
+    mesh = mesh_of()
+    q, k, v = random(*[(4, 8, 6, 4)] * 3, dtype=torch.float32)
+    function = torch_tiled.nn.functional.scaled_dot_product_attention
+    expected = function(q, k, v, is_causal=True, algorithm="fp16x3")
+    for where in (Shard(0), Shard(1)):
+        spread = [distribute(x, mesh, [where]) for x in (q, k, v)]
+        with CommDebugMode() as sent:
+            result = function(*spread, is_causal=True, algorithm="fp16x3")
+        assert result.placements == (where,) and sent.get_total_counts() == 0
+        assert torch.equal(result.full_tensor(), expected)
 
 
 @check

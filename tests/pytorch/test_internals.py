@@ -48,6 +48,22 @@ def test_forward_ad_active():
     assert seen == [True]
 
 
+def test_primal_of():
+    assert _internals.primal_of(None) is None
+    seen = []
+
+    def function(x):
+        primal = _internals.primal_of(x)
+        seen.append(_internals.has_tangent(primal))
+        return primal * x
+
+    x = torch.full((2,), 3.0)
+    tangent = torch.func.jvp(function, (x,), (torch.ones(2),))[1]
+    assert tangent.tolist() == [3.0, 3.0] and seen == [False]  # half of that of x * x
+    nested = torch.func.jvp(lambda x: torch.func.jvp(function, (x,), (x,))[1], (x,), (x,))[1]
+    assert nested.tolist() == [18.0, 18.0]  # other levels keep theirs: x x, along x
+
+
 def test_set_forward_ad_enabled():
     x = torch.ones(2)
     with forward_ad.dual_level():

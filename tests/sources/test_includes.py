@@ -15,7 +15,7 @@ MAY_INCLUDE = {
     # The operators, which alone know PyTorch: schemas, checks, outputs, streams.
     "binding": {
         *("torch", "cuda", "dlfcn.h", "core/*", "select/*", "staging/*", "cpu/apply_epilogue.h"),
-        "kernels/grouped/launch.h",
+        *("cpu/attention.h", "kernels/attention/launch.h", "kernels/grouped/launch.h"),
     },
     # Copies by threads of the host, which know neither PyTorch nor CUDA.
     "staging": {"unistd.h", "emmintrin.h"},
@@ -30,6 +30,7 @@ MAY_INCLUDE = {
     # A family of kernels knows no other, with two exceptions: fp16x3 recomputes by simt's main
     # loop and, for that, has a complex B written as a real one, and tf32 multiplies by mma's and
     # recomputes by fp16x3's kernel.
+    "kernels/attention": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/basics": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/complex": {"core/*", "kernels/common/*"},
     "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},

@@ -1,4 +1,4 @@
-"""The kernels at the Autograd key: matmul, linear, grouped_mm and prepare.
+"""The kernels at the Autograd key: matmul, linear, grouped_mm, attention and prepare.
 
 If a derivative is asked for, a kernel applies a Function of derivatives.py; elsewhere it goes
 down a level at once. Most calls do the latter and pay for every Python frame on their way, so each
@@ -17,6 +17,7 @@ from .._internals import (
     transforms_active,
 )
 from .activations import ACTIVATIONS
+from .attention import Attention
 from .derivatives import GroupedMm, Linear, Matmul, forget_saved, without
 from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
 from .lazy import resolve_for_python
@@ -27,6 +28,7 @@ from .sharding import register_if_needed
 _redispatch_matmul = redispatch_without_python(operators.matmul.default)
 _redispatch_linear = redispatch_without_python(operators.linear.default)
 _redispatch_grouped_mm = redispatch_without_python(operators.grouped_mm.default)
+_redispatch_attention = redispatch_without_python(operators.attention.default)
 _redispatch_prepare = redispatch_without_python(operators.prepare.default)
 _redispatch_prepared_matmul = redispatch_without_python(operators.matmul.prepared)
 _redispatch_prepared_linear = redispatch_without_python(operators.linear.prepared)
@@ -109,6 +111,19 @@ def _grouped_mm_below(keyset, a, b, bias, offs, **options):
     return _redispatch_grouped_mm(keyset, a, b, offs, bias, **options)
 
 
+def _attention(keyset, q, k, v, mask, causal_offset, scale):
+    register_if_needed()
+    options = {"causal_offset": causal_offset, "scale": scale}
+    try:
+        q, k, v, mask = resolve_for_python(q, k, v, mask)
+        if not is_differentiated_in_graph(q, k, v, mask):
+            return _redispatch_attention(keyset & AFTER_AUTOGRAD, q, k, v, mask, **options)
+        return _apply(Attention, _redispatch_attention, keyset, options, q, k, v, mask)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
 def _prepare(keyset, b):
     register_if_needed()
     try:
@@ -162,4 +177,5 @@ def register(library):
     library.impl("grouped_mm", _grouped_mm, "Autograd", with_keyset=True)
     library.impl("matmul.prepared", _prepared_matmul, "Autograd", with_keyset=True)
     library.impl("linear.prepared", _prepared_linear, "Autograd", with_keyset=True)
+    library.impl("attention", _attention, "Autograd", with_keyset=True)
     library.impl("prepare", _prepare, "Autograd", with_keyset=True)

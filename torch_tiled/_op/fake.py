@@ -7,6 +7,7 @@ Sizes may be symbolic.
 import torch
 
 from .checks import (
+    check_attention,
     check_gemm_,
     check_grouped_mm,
     check_linear,
@@ -37,6 +38,16 @@ def _fake_prepare(b):
     )
 
 
+def _fake_attention(q, k, v, mask, causal_offset, scale):
+    """The result has q's order of dimensions, as in csrc/binding/attention.cpp."""
+    shape = check_attention(q, k, v, mask)
+    order, strides = [0, 1, 2], q.stride()[:3]
+    if all(stride != 0 for stride in strides):
+        order.sort(key=lambda dim: -strides[dim])
+    out = torch.empty_permuted(shape, [*order, 3], dtype=q.dtype, device=q.device)
+    return out, q.new_empty(shape[:3]), q.new_empty(shape[:3], dtype=torch.int32)
+
+
 def _fake_gemm(c, a, b, **options):
     check_gemm_(c, a, b, **options)
     return torch.empty(c.shape, dtype=c.dtype, device=c.device)
@@ -52,6 +63,7 @@ def register(library):
         ("linear", _empty_result(check_linear)),
         ("linear.prepared", _empty_result(check_prepared_linear)),
         ("grouped_mm", _empty_result(check_grouped_mm)),
+        ("attention", _fake_attention),
         ("prepare", _fake_prepare),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

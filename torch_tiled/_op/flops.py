@@ -36,12 +36,18 @@ def _grouped_mm_flops(a_shape, b_shape, *_, **__):
     return 2 * math.prod(rows) * b_shape[-1]
 
 
+def _attention_flops(q_shape, k_shape, v_shape, *_, **__):
+    """All keys count, seen or not, as in PyTorch's formula."""
+    return 2 * math.prod(q_shape[:3]) * k_shape[2] * (q_shape[3] + v_shape[3])
+
+
 def _register_formulas(register_flop_formula):
     register_flop_formula(operators.matmul)(_matmul_flops)
     register_flop_formula(operators.gemm_)(_gemm_flops)
     register_flop_formula(operators._gemm)(_gemm_flops)
     register_flop_formula(operators.linear)(_linear_flops)
     register_flop_formula(operators.grouped_mm)(_grouped_mm_flops)
+    register_flop_formula(operators.attention)(_attention_flops)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

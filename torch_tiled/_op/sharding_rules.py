@@ -103,6 +103,28 @@ def _grouped_mm(a, b, offs=None, bias=None, *_, **__):
     ]
 
 
+def _attention(q, k, v, mask, causal_offset, scale):
+    """Batch, heads, and queries without a causal end, which depends on their places."""
+
+    def mask_shard(dim):
+        own = -1 if mask is None else dim - 4 + mask.ndim
+        return Shard(own) if own >= 0 and mask.shape[own] != 1 else Replicate()
+
+    def rule(of_q, of_kv, of_mask):
+        tensors = [of_q, of_kv, of_kv, None if mask is None else of_mask]
+        return [of_q] * 3, [*tensors, None, None]
+
+    rules = [rule(Replicate(), Replicate(), Replicate()), rule(Shard(0), Shard(0), mask_shard(0))]
+    kv_heads = k.shape[1]
+    if kv_heads == q.shape[1] or kv_heads % q.mesh.size() == 0:  # groups of heads stay whole
+        rules.append(rule(Shard(1), Shard(1), mask_shard(1)))
+    elif kv_heads == 1:
+        rules.append(rule(Shard(1), Replicate(), mask_shard(1)))
+    if causal_offset is None:
+        rules.append(rule(Shard(2), Replicate(), mask_shard(2)))
+    return rules
+
+
 # A prepared operand is replicated: its hi and lo parts cannot be sharded as its elements can.
 
 
@@ -144,6 +166,7 @@ def register():
         (operators.linear.default, _linear),
         (operators.linear.prepared, _prepared_linear),
         (operators.grouped_mm.default, _grouped_mm),
+        (operators.attention.default, _attention),
         (operators.prepare.default, _prepare),
     ):
         register_sharding(op)(rules)

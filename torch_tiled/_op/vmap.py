@@ -11,6 +11,7 @@ import torch
 from .._internals import apply_vmap_rule, current_interpreter
 from .activations import ACTIVATIONS
 from .checks import (
+    check_attention,
     check_gemm_,
     check_grouped_mm,
     check_linear,
@@ -27,6 +28,7 @@ _matmul_out = operators.matmul.out
 _gemm = operators.gemm_.default
 _linear = operators.linear.default
 _grouped_mm = operators.grouped_mm.default
+_attention = operators.attention.default
 _prepared_matmul = operators.matmul.prepared
 _prepared_linear = operators.linear.prepared
 
@@ -163,6 +165,26 @@ def _vmap_grouped_mm(info, in_dims, a, b, offs=None, bias=None, **options):
     return torch.stack([_grouped_mm(*example, **options) for example in examples]), 0
 
 
+def _vmap_attention(info, in_dims, q, k, v, mask, causal_offset, scale):
+    dims, count = in_dims[:4], info.batch_size
+    batch = _check_example(check_attention, info, dims, q, k, v, mask)[0]
+
+    def fold(x, dim):
+        """The examples' batches as one."""
+        x = x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
+        return x.flatten(0, 1)
+
+    if mask is not None:
+        mask = _pad_rank(_to_front(mask, dims[3]), dims[3], 4)
+        if dims[3] is not None:
+            mask = fold(mask.expand(count, batch, *mask.shape[2:]), 0)
+        elif mask.dim() == 4 and mask.shape[0] != 1:
+            mask = fold(mask, None)
+    q, k, v = map(fold, (q, k, v), dims[:3])
+    results = _attention(q, k, v, mask, causal_offset, scale)
+    return tuple(x.unflatten(0, (count, batch)) for x in results), (0, 0, 0)
+
+
 # A prepared operand is one matrix. If each example has its own, the products are unprepared ones,
 # with the same bits.
 
@@ -213,6 +235,7 @@ def register(library):
         ("linear", _vmap_linear),
         ("linear.prepared", _vmap_prepared_linear),
         ("grouped_mm", _vmap_grouped_mm),
+        ("attention", _vmap_attention),
         ("prepare", _vmap_prepare),
     ):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=library)

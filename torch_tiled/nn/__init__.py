@@ -1,12 +1,13 @@
-"""Layers: torch.nn.Linear by torch_tiled.linear."""
+"""Layers: torch.nn.Linear by torch_tiled.linear. Functions are in functional.py."""
 
 import torch
 
-from ._op.checks import check_options_of_linear
-from .frozen import Freezable
-from .ops import linear
+from .._op.checks import check_options_of_linear
+from ..frozen import Freezable
+from ..ops import linear
+from . import functional
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "functional"]
 
 
 class Linear(Freezable, torch.nn.Linear):

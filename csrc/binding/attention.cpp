@@ -1,0 +1,157 @@
+#include "binding/attention.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+
+#include "binding/run.h"
+#include "core/attention.h"
+#include "core/error.h"
+#include "cpu/attention.h"
+#ifdef TORCH_TILED_WITH_CUDA
+#include "kernels/attention/launch.h"
+#endif
+
+namespace tiled {
+namespace {
+
+constexpr const char* kOp = "tiled::attention";
+
+// --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
+
+void check_types(const Tensor& q, const Tensor& k, const Tensor& v) {
+  for (const Named& x : {Named{"q", q}, Named{"k", k}, Named{"v", v}}) {
+    check_same_device(kOp, x, {"q", q});
+    if (x.tensor.scalar_type() != ScalarType::Float) {
+      fail(kOp, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
+                    "; q, k and v must be torch.float32");
+    }
+  }
+}
+
+void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto refuse = [&](const char* reason) {
+    fail(kOp, "q is " + shape_of(q) + ", k is " + shape_of(k) + " and v is " + shape_of(v) + "; " +
+                  reason);
+  };
+  if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) {
+    refuse("each must have 4 dimensions: batch, heads, rows and columns");
+  }
+  if (q.size(0) != k.size(0) || q.size(0) != v.size(0)) refuse("their batches must be equal");
+  if (k.size(1) != v.size(1)) refuse("k and v must have as many heads");
+  const int64_t kv_heads = k.size(1);
+  if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
+    refuse("q's heads must be a multiple of k's");
+  }
+  if (q.size(3) != k.size(3)) refuse("q and k must have as many columns");
+  if (k.size(2) != v.size(2)) refuse("k and v must have as many rows");
+}
+
+// Returns the mask with a stride of 0 in each dimension that it is expanded in.
+Heads expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
+  check_same_device(kOp, {"mask", mask}, {"q", q});
+  const ScalarType type = mask.scalar_type();
+  if (type != ScalarType::Bool && type != ScalarType::Float) {
+    fail(kOp, "mask is " + dtype_name(type) + "; it must be torch.bool or torch.float32");
+  }
+  const Shape scores = {q.size(0), q.size(1), q.size(2), k.size(2)};
+  std::array<int64_t, 4> strides = {};
+  bool expands = mask.dim() <= 4;
+  for (int64_t d = 4 - mask.dim(), i = 0; expands && i < mask.dim(); ++d, ++i) {
+    if (mask.size(i) == scores[d]) {
+      strides[d] = mask.stride(i);
+    } else {
+      expands = mask.size(i) == 1;
+    }
+  }
+  if (!expands) {
+    fail(kOp, "mask is " + shape_of(mask) + "; it must expand to " + to_string(scores) +
+                  ", which are batch, heads, queries and keys");
+  }
+  return {data_of(mask), strides[0], strides[1], strides[2], strides[3]};
+}
+
+// --- memory --------------------------------------------------------------------------------------
+
+template <class Void>
+HeadsOf<Void> heads(Void* data, const Tensor& x) {
+  return {data, x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+// Returns memory for the result. Its columns are contiguous, and its other dimensions have the
+// order of q's strides; that of a contiguous tensor if q is expanded.
+Tensor allocate_out(const Tensor& q, const Tensor& v) {
+  const Shape shape = {q.size(0), q.size(1), q.size(2), v.size(3)};
+  std::array<int64_t, 3> order = {0, 1, 2};
+  if (q.stride(0) != 0 && q.stride(1) != 0 && q.stride(2) != 0) {
+    std::ranges::stable_sort(order, std::ranges::greater{}, [&](int64_t d) { return q.stride(d); });
+  }
+  Shape strides(4);
+  int64_t stride = 1;
+  const auto append = [&](int64_t d) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(shape[d], 1);
+  };
+  append(3);
+  for (size_t i = order.size(); i-- > 0;) append(order[i]);
+  return allocate(kOp, shape, ScalarType::Float, q, "result", &strides);
+}
+
+void launch(const AttentionProblem& p, const Tensor& q) {
+  Launches launches(kOp, q);
+#ifdef TORCH_TILED_WITH_CUDA
+  if (q.is_cuda()) {
+    if (!cuda::attention_accepts(p, launches.context)) {
+      fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
+                    std::to_string(p.value_size) +
+                    " columns; on a GPU it takes up to 128 columns, on Hopper (compute capability "
+                    "9.0) alone");
+    }
+    if (!cuda::launch_attention(p, launches.context)) launches.fail_for_memory();
+    return;
+  }
+#endif
+  cpu::launch_attention(p, launches.context);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const std::optional<Tensor>& mask,
+                                                 std::optional<int64_t> causal_offset,
+                                                 double scale) {
+  check_types(q, k, v);
+  check_shapes(q, k, v);
+  AttentionProblem p;
+  p.batch = q.size(0), p.heads = q.size(1), p.kv_heads = k.size(1);
+  p.queries = q.size(2), p.keys = k.size(2);
+  p.head_size = q.size(3), p.value_size = v.size(3);
+  p.scale = static_cast<float>(scale);
+  p.causal = causal_offset.has_value(), p.causal_offset = causal_offset.value_or(0);
+  if (mask) {
+    p.mask = expand_mask(*mask, q, k);
+    p.mask_kind = mask->scalar_type() == ScalarType::Bool ? MaskKind::kBool : MaskKind::kFloat;
+  }
+  const Shape rows = {p.batch, p.heads, p.queries};
+  Tensor out = allocate_out(q, v);
+  Tensor sum = allocate(kOp, rows, ScalarType::Float, q);
+  Tensor exponent = allocate(kOp, rows, ScalarType::Int, q);
+  if (sum.numel() == 0) return {out, sum, exponent};
+  if (p.keys == 0) {
+    torch::stable::zero_(out);
+    torch::stable::zero_(sum);
+    torch::stable::zero_(exponent);
+    return {out, sum, exponent};
+  }
+  p.q = heads(data_of(q), q);
+  p.k = heads(data_of(k), k);
+  p.v = heads(data_of(v), v);
+  p.out = heads(out.mutable_data_ptr(), out);
+  p.sum = static_cast<float*>(sum.mutable_data_ptr());
+  p.exponent = static_cast<int32_t*>(exponent.mutable_data_ptr());
+  launch(p, q);
+  return {out, sum, exponent};
+}
+
+}  // namespace tiled

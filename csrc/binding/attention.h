@@ -1,0 +1,22 @@
+#pragma once
+// Scaled dot product attention of float32 tensors, in the order of core/order_attention.h.
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "binding/tensors.h"
+
+namespace tiled {
+
+// Returns out, (batch, heads, queries, columns of v), with the dimensions of q in memory's order;
+// and the softmax's denominator sum * 2^exponent, each (batch, heads, queries).
+//
+// mask: of bool or float32, expanded to (batch, heads, queries, keys).
+// causal_offset: query i sees keys 0 to i + causal_offset.
+std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const std::optional<Tensor>& mask,
+                                                 std::optional<int64_t> causal_offset,
+                                                 double scale);
+
+}  // namespace tiled

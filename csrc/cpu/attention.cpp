@@ -1,0 +1,235 @@
+// Attention on the CPU: the specification as a program. It computes a block of queries tile of keys
+// by tile of keys as core/order_attention.h says, by a model of the tensor core.
+
+#include "cpu/attention.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/order_attention.h"
+#include "cpu/chain.h"
+#include "cpu/parallel.h"
+#include "cpu/tensor_core.h"
+
+namespace tiled::cpu {
+namespace {
+
+using namespace attention;
+
+constexpr int kQueries = 32;            // of a block
+constexpr int kDepth = 16;              // products of a tensor-core sum
+constexpr int kColumns = 64;            // of v at once
+constexpr int kSteps = kTile / kDepth;  // tensor-core sums over the keys of a tile
+constexpr int kSumParts = 4;            // of a tile's sum l
+
+// A row of q, k or v in memory.
+struct OperandRow {
+  const float* data;
+  int64_t size, stride;
+
+  OperandRow(const Heads& x, int64_t batch, int64_t head, int64_t row, int64_t size)
+      : data(static_cast<const float*>(x.data) + batch * x.batch_stride + head * x.head_stride +
+             row * x.row_stride),
+        size(size),
+        stride(x.col_stride) {}
+
+  uint32_t largest() const {
+    uint32_t bits = 0;
+    for (int64_t c = 0; c < size; ++c) bits = std::max(bits, finite_bits(data[c * stride]));
+    return bits;
+  }
+
+  // The parts of column c, or zeros beyond the last column.
+  fp16x3::Split split(int64_t c, float scale) const {
+    return attention::split(c < size ? data[c * stride] * scale : 0.0f);
+  }
+};
+
+// The hi and lo parts of kN rows or columns, kDepth products after another.
+template <int kN>
+struct Parts {
+  std::vector<Factors<kN>> hi, lo;
+
+  explicit Parts(int64_t steps) : hi(steps), lo(steps) {}
+
+  void set(int64_t k, int n, fp16x3::Split parts) {
+    hi[k / kDepth].set(k % kDepth, n, parts.hi);
+    lo[k / kDepth].set(k % kDepth, n, parts.lo);
+  }
+};
+
+// Adds products of all of K to kN sums, which are zeros: the small products first.
+template <int kN>
+void multiply(float (&sums)[kN], const Parts<1>& a, const Parts<kN>& b) {
+  const auto add = [&](const std::vector<Factors<1>>& x, const std::vector<Factors<kN>>& y) {
+    for (size_t step = 0; step < x.size(); ++step) multiply_row(x[step], y[step], sums);
+  };
+  add(a.lo, b.hi);
+  add(a.hi, b.lo);
+  add(a.hi, b.hi);
+}
+
+// A tile of keys and their values, which all queries of a block read.
+struct Tile {
+  int64_t first = 0;  // its first key
+  int count = 0;      // of keys
+  Parts<kTile> keys;
+  std::vector<Parts<kColumns>> values;  // for each kColumns columns
+  float inverse_scale[kTile];           // of a key
+  int value_scale[kTile];               // the exponent s of a value row
+
+  explicit Tile(const AttentionProblem& p)
+      : keys(ceil_div(p.head_size, kDepth)),
+        values(ceil_div(p.value_size, kColumns), Parts<kColumns>(kSteps)) {}
+
+  void load(const AttentionProblem& p, int64_t batch, int64_t head, int64_t key) {
+    first = key;
+    count = static_cast<int>(std::min<int64_t>(kTile, p.keys - key));
+    for (int j = 0; j < kTile; ++j) {
+      const int64_t row = std::min(key + j, p.keys - 1);
+      const OperandRow k(p.k, batch, head, row, j < count ? p.head_size : 0);
+      const OperandRow v(p.v, batch, head, row, j < count ? p.value_size : 0);
+      const uint32_t largest = k.largest();
+      inverse_scale[j] = attention::inverse_scale(largest);
+      value_scale[j] = value_scale_exponent(v.largest());
+      for (int64_t c = 0; c < static_cast<int64_t>(keys.hi.size()) * kDepth; ++c) {
+        keys.set(c, j, k.split(c, fp16x3::scale(largest)));
+      }
+      for (int64_t c = 0; c < static_cast<int64_t>(values.size()) * kColumns; ++c) {
+        values[c / kColumns].set(j, c % kColumns,
+                                 v.split(c, attention::power_of_two(value_scale[j])));
+      }
+    }
+  }
+};
+
+// A query and its state (M, L, O).
+struct Query {
+  const AttentionProblem& p;
+  int64_t batch, head, row;
+  Parts<1> parts;
+  float factor;
+  int exponent = kLowest;
+  float sum = 0;
+  std::vector<float> out;
+
+  Query(const AttentionProblem& p, int64_t batch, int64_t head, int64_t row)
+      : p(p),
+        batch(batch),
+        head(head),
+        row(row),
+        parts(ceil_div(p.head_size, kDepth)),
+        out(p.value_size) {
+    const OperandRow q(p.q, batch, head, row, p.head_size);
+    const uint32_t largest = q.largest();
+    factor = query_factor(p.scale, largest);
+    for (int64_t c = 0; c < static_cast<int64_t>(parts.hi.size()) * kDepth; ++c) {
+      parts.set(c, 0, q.split(c, fp16x3::scale(largest)));
+    }
+  }
+
+  // The logarithm of the share of a key, from its raw sum. A key that is not seen has none.
+  Log2 log2_of(int64_t key, float x) const {
+    constexpr Log2 kNotSeen = {kMasked, 0.0f};
+    const Heads& mask = p.mask;
+    const int64_t at = batch * mask.batch_stride + head * mask.head_stride + row * mask.row_stride +
+                       key * mask.col_stride;
+    switch (p.mask_kind) {
+      case MaskKind::kNone: return round_any_log2(x, factor);
+      case MaskKind::kBool:
+        return static_cast<const uint8_t*>(mask.data)[at] == 0 ? kNotSeen
+                                                               : round_any_log2(x, factor);
+      case MaskKind::kFloat: {
+        const float bias = static_cast<const float*>(mask.data)[at];
+        return bias == -INFINITY ? kNotSeen : add_bias(x, factor, bias);
+      }
+    }
+    return kNotSeen;
+  }
+
+  void add(const Tile& tile) {
+    const int seen =
+        static_cast<int>(std::clamp<int64_t>(p.visible_keys(row) - tile.first, 0, tile.count));
+    alignas(64) float raw[kTile] = {};
+    multiply(raw, parts, tile.keys);
+    Log2 log2[kTile];
+    int largest = kLowest, largest_whole = kLowest;
+    for (int j = 0; j < seen; ++j) {
+      log2[j] = log2_of(tile.first + j, raw[j] * tile.inverse_scale[j]);
+      largest = std::max(largest, log2[j].whole - tile.value_scale[j]);
+      largest_whole = std::max(largest_whole, log2[j].whole);
+    }
+    Parts<1> shares(kSteps);
+    float sums[kSumParts] = {};
+    for (int j = 0; j < kTile; ++j) {
+      shares.set(j, 0, {});
+      if (j >= seen) continue;
+      const auto [whole, fraction] = log2[j];
+      const int s = tile.value_scale[j];
+      const float value = exp2_fraction(fraction);
+      const float share = value * attention::power_of_two(whole - s - largest, 14);
+      shares.set(j, 0, attention::split(share));
+      float& of_part = sums[j / 2 % kSumParts];
+      if (share != 0) {
+        of_part = fmaf(share, attention::power_of_two(s, -kSumShift), of_part);
+      } else if (whole >= largest_whole - kCounted) {
+        of_part = fmaf(value, attention::power_of_two(whole - largest, 14 - kSumShift), of_part);
+      }
+    }
+    const Join by = join_exponents(exponent, largest);
+    exponent = by.joined;
+    sum = join(sum, (sums[0] + sums[1]) + (sums[2] + sums[3]), by);
+    for (int64_t c = 0; c < p.value_size; c += kColumns) {
+      alignas(64) float products[kColumns] = {};
+      multiply(products, shares, tile.values[c / kColumns]);
+      for (int64_t n = c; n < std::min(c + kColumns, p.value_size); ++n) {
+        out[n] = join(out[n], products[n - c], by);
+      }
+    }
+  }
+
+  void store() const {
+    float* to = static_cast<float*>(p.out.data) + batch * p.out.batch_stride +
+                head * p.out.head_stride + row * p.out.row_stride;
+    const float inverse = inverse_of_sum(sum);
+    for (int64_t c = 0; c < p.value_size; ++c) {
+      to[c * p.out.col_stride] = out[c] * inverse;
+    }
+    const int64_t index = (batch * p.heads + head) * p.queries + row;
+    p.sum[index] = sum;
+    p.exponent[index] = exponent - 14 + kSumShift;
+  }
+};
+
+void compute_block(const AttentionProblem& p, int64_t index, Tile& tile) {
+  const int64_t blocks = ceil_div(p.queries, kQueries);
+  const int64_t head = index / blocks % p.heads, batch = index / blocks / p.heads;
+  const int64_t begin = index % blocks * kQueries;
+  const int64_t end = std::min(begin + kQueries, p.queries);
+  std::vector<Query> queries;
+  queries.reserve(end - begin);
+  for (int64_t row = begin; row < end; ++row) queries.emplace_back(p, batch, head, row);
+  for (int64_t key = 0; key < p.visible_keys(end - 1); key += kTile) {
+    tile.load(p, batch, head / (p.heads / p.kv_heads), key);
+    for (Query& query : queries) {
+      if (key < p.visible_keys(query.row)) query.add(tile);
+    }
+  }
+  for (const Query& query : queries) query.store();
+}
+
+}  // namespace
+
+bool launch_attention(const AttentionProblem& p, const Context& context) {
+  const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, kQueries);
+  const double operations = double{kQueries} * static_cast<double>(p.keys + 1) *
+                            static_cast<double>(p.head_size + p.value_size + 1);
+  parallel_for(context, blocks, operations, [&](int64_t begin, int64_t end) {
+    Tile tile(p);
+    for (int64_t block = begin; block < end; ++block) compute_block(p, block, tile);
+  });
+  return true;
+}
+
+}  // namespace tiled::cpu

@@ -1,0 +1,212 @@
+"""The bits of attention: those of the specification on a CPU, and of the CPU on a GPU."""
+
+import pytest
+import torch
+from helpers import attention_specification as specification
+from helpers.attention import draw, operator, ours, to
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
+from helpers.reference import assert_same
+from helpers.strategies import layouts, random_problems
+from helpers.thinning import pairwise
+from hypothesis import given
+from hypothesis import strategies as st
+
+INF, NAN = torch.inf, torch.nan
+MOST_COLUMNS = 128  # on a GPU
+
+
+def check(device, q, k, v, mask=None, causal_offset=None, scale=None):
+    """Asserts the specification's bits on the CPU, and the CPU's on a GPU."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    options = causal_offset, scale
+    if device == "cpu":
+        expected = specification.attention(q, k, v, mask, *options)
+    else:
+        expected = operator(q, k, v, mask, *options)
+    for found, wanted in zip(operator(*to(device, q, k, v, mask), *options), expected, strict=True):
+        assert_same(found.cpu(), wanted)
+
+
+MASKS = {
+    "none": lambda s, t: (None, None),
+    "causal": lambda s, t: (None, 0),
+    "causal, lower right": lambda s, t: (None, t - s),
+    "bool": lambda s, t: (torch.rand(s, t) > 0.5, None),
+    "of keys": lambda s, t: (torch.rand(1, 1, 1, t) > 0.3, None),
+    "float": lambda s, t: (torch.randn(2, 1, s, t), None),
+    "float and causal": lambda s, t: (torch.randn(s, 1), 3),
+    "nothing is seen": lambda s, t: (torch.zeros(s, t, dtype=torch.bool), None),
+    "before the first key": lambda s, t: (None, -2),
+}
+
+
+@pairwise
+@pytest.mark.parametrize("columns", [1, 16, 17, 64, 80, 128])
+@pytest.mark.parametrize("value_columns", [1, 64, 72, 128])
+@pytest.mark.parametrize("keys", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("queries", [1, 5, 40])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_sizes(device, poisoned, columns, value_columns, keys, queries, mask, kv_heads):
+    q, k, v = draw(2, 2, kv_heads, queries, keys, columns, value_columns)
+    check(device, q, k, v, *MASKS[mask](queries, keys))
+
+
+@pytest.mark.parametrize("columns, value_columns", [(200, 3), (33, 257)])
+def test_many_columns_on_the_cpu(columns, value_columns):
+    check("cpu", *draw(1, 2, 1, 3, 70, columns, value_columns))
+
+
+def scaled(q=1.0, k=1.0, v=1.0):
+    """Normal operands times these numbers."""
+    return lambda: [x * by for x, by in zip(draw(1, 1, 1, 9, 100, 16), (q, k, v), strict=True)]
+
+
+def with_elements(**elements):
+    """Normal operands with some elements replaced: q={(row, column): value}."""
+
+    def make():
+        tensors = draw(1, 1, 1, 9, 100, 16)
+        for name, x in zip("qkv", tensors, strict=True):
+            for (row, column), value in elements.get(name, {}).items():
+                x[0, 0, row, column] = value
+        return tensors
+
+    return make
+
+
+def with_rows(by):
+    """Value rows of very different sizes."""
+
+    def make():
+        q, k, v = draw(1, 1, 1, 9, 100, 16)
+        for row, factor in by.items():
+            v[0, 0, row] *= factor
+        return q * 30, k, v
+
+    return make
+
+
+VALUES = {
+    "large logits": scaled(q=1e4, k=1e4),
+    "logits without a fraction": scaled(q=1e15, k=1e15),
+    "logits that overflow": scaled(q=1e25, k=1e25),
+    "large values": scaled(v=1e30),
+    "small values": scaled(v=1e-30),
+    "large keys": scaled(k=1e30),
+    "small queries": scaled(q=1e-30, v=1e30),
+    "subnormal": scaled(q=1e-40, k=1e-40, v=1e-42),
+    "queries of zeros": scaled(q=0),
+    "values of zeros": scaled(v=0),
+    "values of many sizes": with_rows({5: 0, 7: 1e30, 9: 1e-35, 70: 1e-20}),
+    "NaN and Inf": with_elements(q={(2, 3): NAN, (3, 4): INF}, v={(70, 3): NAN, (1, 5): -INF}),
+    "a key of Inf": with_elements(k={(80, 0): INF}),
+    "a large element": with_elements(q={(0, 0): 3e38}, k={(0, 1): 3e38}, v={(0, 2): -3e38}),
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("scale", [None, 1.0, -0.3, 0.0, 1e-20, 1e20])
+def test_values(device, values, scale):
+    check(device, *VALUES[values](), scale=scale)
+
+
+def test_values_of_masks(device):
+    mask = torch.zeros(9, 100)
+    mask[0] = -INF
+    mask[1] = torch.finfo(torch.float32).min
+    mask[2, :70] = torch.finfo(torch.float32).min
+    mask[3, :50] = -INF
+    mask[4] = 1e7
+    mask[5, 99] = INF
+    mask[6, ::2] = 3e38
+    mask[7] = -5e6
+    mask[8, 4] = NAN
+    check(device, *draw(1, 1, 1, 9, 100, 16), mask)
+    check(device, *scaled(q=1e6)(), mask)
+
+
+def test_a_mask_of_zeros_changes_no_bit(device):
+    tensors = to(device, *draw(1, 2, 1, 9, 100, 16), torch.zeros(9, 100))
+    assert torch.equal(ours(*tensors, enable_gqa=True), ours(*tensors[:3], enable_gqa=True))
+
+
+def test_keys_that_are_not_seen_may_be_anything(device):
+    q, k, v = to(device, *draw(1, 1, 1, 9, 100, 16))
+    mask = torch.rand(9, 100, device=device) > 0.5
+    mask[:, [3, 80]] = False
+    expected = ours(q, k, v, mask)
+    k[:, :, 3], k[:, :, 80] = NAN, INF
+    v[:, :, 3] = 1e30
+    assert torch.equal(ours(q, k, v, mask), expected)
+    bias = torch.zeros(9, 100, device=device).masked_fill(~mask, -INF)
+    assert torch.equal(ours(q, k, v, bias), expected)
+
+
+@st.composite
+def problems(draw_one):
+    """Shapes, layouts and a mask."""
+    sizes = st.sampled_from([1, 2, 3, 17])
+    batch, kv_heads, group = (draw_one(st.integers(1, 2)) for _ in range(3))
+    queries, columns, value_columns = (draw_one(sizes) for _ in range(3))
+    keys = draw_one(st.sampled_from([1, 2, 17, 65]))
+    heads = kv_heads * group
+    shapes = (
+        (batch, heads, queries, columns),
+        (batch, kv_heads, keys, columns),
+        (batch, kv_heads, keys, value_columns),
+        tuple(x if draw_one(st.booleans()) else 1 for x in (batch, heads, queries, keys)),
+    )
+    kind = draw_one(st.sampled_from(["none", "bool", "float"]))
+    offset = draw_one(st.none() | st.integers(-3, 70))
+    return shapes, [draw_one(layouts(shape)) for shape in shapes], kind, offset
+
+
+@given(problem=problems(), seed=st.integers(0, 2**20))
+@random_problems(200, 40)
+def test_layouts(device, problem, seed):
+    """Any strides, with NaN between the elements, have the bits of contiguous tensors."""
+    shapes, lays, kind, offset = problem
+    torch.manual_seed(seed)
+    tensors = [lay(torch.randn(shape)) for shape, lay in zip(shapes, lays, strict=True)]
+    if kind == "none":
+        tensors[3] = None
+    elif kind == "bool":
+        tensors[3] = tensors[3].new_zeros(shapes[3]).bernoulli_().bool().mT.contiguous().mT
+    contiguous = [None if x is None else x.contiguous() for x in tensors]
+    expected = operator(*to("cpu", *contiguous), offset, 0.3)
+    for found, wanted in zip(operator(*to(device, *tensors), offset, 0.3), expected, strict=True):
+        assert_same(found.cpu(), wanted)
+
+
+def in_order(order, *shape):
+    """A tensor with these dimensions in memory, from the outermost on."""
+    sizes = [shape[d] for d in order]
+    return torch.randn(sizes).permute([order.index(d) for d in range(4)])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 1, 0, 2)])
+def test_the_result_has_the_order_of_dimensions_of_q(device, order):
+    q = in_order(order, 2, 3, 5, 8).to(device)
+    _, k, v = to(device, *draw(2, 3, 3, 5, 7, 8, 6))
+    out = operator(q, k, v, None, None, 1.0)[0]
+    wanted = [d for d in order if d != 3] + [3]
+    assert out.permute(wanted).is_contiguous()
+    assert torch.equal(out, operator(q.contiguous(), k, v, None, None, 1.0)[0])
+    fake = operator(*(x.to("meta") for x in (q, k, v)), None, None, 1.0)[0]
+    assert fake.stride() == out.stride()
+
+
+def test_the_result_of_an_expanded_query_is_contiguous(device):
+    q = torch.randn(1, 3, 5, 8, device=device).expand(2, 3, 5, 8)
+    _, k, v = to(device, *draw(2, 3, 3, 5, 7, 8, 6))
+    assert operator(q, k, v, None, None, 1.0)[0].is_contiguous()
+
+
+@needs_hopper
+@pytest.mark.parametrize("queries, keys", [(1, 5000), (300, 300), (1000, 1000), (129, 4097)])
+@pytest.mark.parametrize("causal_offset", [None, 0])
+@pytest.mark.parametrize("columns", [64, 128])
+def test_large_on_a_gpu(queries, keys, causal_offset, columns):
+    q, k, v = draw(1, 4, 2, queries, keys, columns)
+    check("cuda", q, k, v, None, causal_offset)

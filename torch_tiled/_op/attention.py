@@ -1,0 +1,128 @@
+"""The derivatives of attention, as a composite of products and functions of PyTorch.
+
+They compute the weights, the softmax of the scores, anew: a number for each query and key of each
+head. A composite has derivatives itself, of any order. The heads of q that share a head of k and v
+are folded into rows, so that no product copies k or v.
+"""
+
+import torch
+
+from .._internals import (
+    SingleLevelFunction,
+    gradients_asked_for,
+    primal_of,
+    set_forward_ad_enabled,
+)
+from .derivatives import _product, _sum
+
+
+def _fold_heads(x, kv_heads):
+    """(batch, heads, rows, columns) as (batch, kv_heads, heads / kv_heads * rows, columns)."""
+    batch, heads, rows, columns = x.shape
+    group = 1 if kv_heads == 0 else heads // kv_heads
+    return x if group == 1 else x.reshape(batch, kv_heads, group * rows, columns)
+
+
+def _attention_weights(q, k, mask, causal_offset, scale):
+    """The softmax of the scores, with zeros for a query that sees no key; heads are folded."""
+    scores = _product(_fold_heads(q, k.shape[1]), k.mT, {}) * scale
+    if mask is None and causal_offset is None:
+        return torch.softmax(scores, -1)
+    folded, scores = scores.shape, scores.reshape(*q.shape[:3], k.shape[2])
+    if causal_offset is not None:
+        hidden = scores.new_ones(scores.shape[2:], dtype=torch.bool).triu(causal_offset + 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
+    sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(sees_nothing, 0), -1)
+    return weights.masked_fill(sees_nothing, 0).reshape(folded)
+
+
+def composite_attention(q, k, v, mask, causal_offset, scale):
+    """attention of any dtype, by the products that its derivatives have."""
+    weights = _attention_weights(q, k, mask, causal_offset, scale)
+    return _product(weights, v, {}).reshape(*q.shape[:3], v.shape[3])
+
+
+def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
+    """The gradients of q, k, v and mask, from that of out; None for one that is not needed."""
+    needs_q, needs_k, needs_v, needs_mask = needed
+    grad_q = grad_k = grad_v = grad_mask = None
+    kv_heads = k.shape[1]
+    weights = _attention_weights(q, k, mask, causal_offset, scale)
+    grad = _fold_heads(grad, kv_heads)
+    if needs_v:
+        grad_v = _product(weights.mT, grad, {})
+    if needs_q or needs_k or needs_mask:
+        mean = (grad * _fold_heads(out, kv_heads)).sum(-1, keepdim=True)
+        grad_scores = weights * (_product(grad, v.mT, {}) - mean)
+        if needs_mask:
+            scores = grad_scores.reshape(*q.shape[:3], k.shape[2])
+            grad_mask = scores.sum_to_size(mask.shape)
+        grad_scores = grad_scores * scale
+        if needs_q:
+            grad_q = _product(grad_scores, k, {}).reshape(q.shape)
+        if needs_k:
+            grad_k = _product(grad_scores.mT, _fold_heads(q, kv_heads), {})
+    return grad_q, grad_k, grad_v, grad_mask
+
+
+def _attention_tangent(q, k, v, mask, causal_offset, scale, tangents):
+    """The tangent of out, from those of q, k, v and mask (or None)."""
+    of_q, of_k, of_v, of_mask = tangents
+    kv_heads, out_shape = k.shape[1], (*q.shape[:3], v.shape[3])
+    weights = _attention_weights(q, k, mask, causal_offset, scale)
+    of_scores = of_out = None
+    if of_q is not None:
+        of_scores = _product(_fold_heads(of_q, kv_heads), k.mT, {}) * scale
+    if of_k is not None:
+        from_k = _product(_fold_heads(q, kv_heads), of_k.mT, {}) * scale
+        of_scores = _sum(of_scores, from_k)
+    if of_mask is not None:
+        of_mask = of_mask.expand(*q.shape[:3], k.shape[2]).reshape(weights.shape)
+        of_scores = _sum(of_scores, of_mask)
+    if of_scores is not None:
+        of_weights = weights * of_scores
+        of_weights = of_weights - weights * of_weights.sum(-1, keepdim=True)
+        of_out = _product(of_weights, v, {})
+    if of_v is not None:
+        of_out = _sum(of_out, _product(weights, of_v, {}))
+    return of_out.reshape(out_shape)
+
+
+class Attention(SingleLevelFunction):
+    """Attention, and its softmax's denominator, which has no derivative.
+
+    Its arguments are `below`, a function that computes this one level down; the operator's options;
+    q, k, v and mask (or None).
+    """
+
+    @staticmethod
+    def forward(below, options, q, k, v, mask):
+        return below(q, k, v, mask)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        below, ctx.options, q, k, v, mask = inputs
+        out, denominator, exponent = output
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(denominator, exponent)
+        ctx.save_for_backward(q, k, v, mask, out)
+        ctx.save_for_forward(q, k, v, mask)
+        below.ctx = ctx  # for forget_saved()
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        if grad is None:
+            return (None,) * 6
+        needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
+        grads = _attention_backward(grad, *ctx.saved_tensors, **ctx.options, needed=needed)
+        return None, None, *grads
+
+    @staticmethod
+    def jvp(ctx, _, __, *tangents):
+        with set_forward_ad_enabled(True):  # a jvp runs with it off; the level below may need it
+            tensors = map(primal_of, ctx.saved_tensors)
+            return _attention_tangent(*tensors, **ctx.options, tangents=tangents), None, None

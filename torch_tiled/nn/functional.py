@@ -1,0 +1,209 @@
+"""Functions of torch.nn.functional by torch_tiled."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .._internals import assume_constant_result
+from .._op.call import call, entry_points
+from .._op.namespace import operators
+from .._op.supported import is_supported
+
+__all__ = ["scaled_dot_product_attention"]
+
+_attention = entry_points(operators.attention.default)
+_NAME = "torch_tiled.nn.functional.scaled_dot_product_attention"
+_MOST_COLUMNS = 128  # of q, k and v on a GPU
+_ALGORITHMS = ("auto", "fp16x3")
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    algorithm: str = "auto",
+) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention by float16 products at float32's error.
+
+    The bits of a row depend on its query, on the keys and values that it sees and on their places
+    alone: not on the batch, on other queries, or on masked keys after them.
+
+    Args:
+        query: (..., heads, queries, columns), or without heads. Any strides; leading dimensions
+            broadcast.
+        key: (..., heads, keys, columns).
+        value: (..., heads, keys, columns of the result).
+        attn_mask: expands to (..., heads, queries, keys). A torch.bool one is true for keys that
+            are seen; a torch.float32 one is added to the scores, and keys of -inf are not seen. Or
+            torch.nn.attention.bias.causal_upper_left or causal_lower_right. A query that sees no
+            key gets zeros.
+        dropout_p: 0. Others are refused.
+        is_causal: query i sees keys 0 to i. Not beside a mask.
+        scale: what products are multiplied by; by default columns ** -0.5.
+        enable_gqa: query's heads may be a multiple of key's and value's. Neither is copied.
+        algorithm: "auto" or "fp16x3". "auto" is fp16x3 for float32 tensors of up to 128 columns on
+            a Hopper GPU, outside of autocast regions. For other tensors, such as 16-bit and float64
+            ones, on a CPU and on other GPUs it is PyTorch's function. "fp16x3" runs on a CPU, too,
+            with the same bits, and is refused for what it does not take.
+
+    Returns:
+        (..., heads, queries, columns of value), with the order of query's dimensions in memory.
+
+    Raises:
+        RuntimeError: dropout_p is not 0; a mask beside is_causal; no such algorithm; shapes, dtypes
+            or devices that do not fit.
+        torch.OutOfMemoryError: as torch_tiled.matmul does.
+
+    Examples:
+        >>> q, k, v = (torch.randn(2, 4, 10, 8) for _ in range(3))
+        >>> torch_tiled.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).shape
+        torch.Size([2, 4, 10, 8])
+    """
+    if algorithm not in _ALGORITHMS:
+        raise RuntimeError(
+            f'{_NAME}: there is no algorithm "{algorithm}"; choose {" or ".join(_ALGORITHMS)}'
+        )
+    if dropout_p != 0:
+        raise RuntimeError(
+            f"{_NAME}: dropout_p is {dropout_p}; pass 0, or call "
+            f"torch.nn.functional.scaled_dot_product_attention, which has dropout"
+        )
+    if algorithm == "auto" and not runs_on_gpu(query, key, value, attn_mask):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+def runs_on_gpu(query, key, value, attn_mask=None) -> bool:
+    """Returns whether a GPU's kernel takes these tensors, and autocast does not cast them."""
+    tensors = query, key, value
+    if not all(isinstance(x, torch.Tensor) and x.is_cuda and is_supported(x) for x in tensors):
+        return False
+    if any(x.dtype != torch.float32 or x.dim() < 2 for x in tensors):
+        return False
+    if any(x.shape[-1] == 0 or x.shape[-1] > _MOST_COLUMNS for x in tensors):
+        return False
+    if attn_mask is not None and not _is_causal_bias(attn_mask):
+        is_dense = attn_mask.is_cuda and attn_mask.layout is torch.strided
+        if not is_dense or attn_mask.dtype not in (torch.bool, torch.float32):
+            return False
+    return not torch.is_autocast_enabled("cuda") and _is_hopper(query.device)
+
+
+@assume_constant_result
+def _is_hopper(device) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _is_causal_bias(mask) -> bool:
+    """Returns whether this is a torch.nn.attention.bias.CausalBias, without importing that."""
+    return type(mask).__name__ == "CausalBias"
+
+
+def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """scaled_dot_product_attention by the operator."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, torch.Tensor):
+            raise RuntimeError(f"{_NAME}: {name} is of type {type(x).__name__}; pass a tensor")
+        if torch.is_autocast_enabled(x.device.type) and not x.is_meta:
+            dtype = torch.get_autocast_dtype(x.device.type)
+            raise RuntimeError(
+                f"{_NAME}: autocast casts {name} to {dtype}, and algorithm fp16x3 takes "
+                f"torch.float32; choose auto, or call it outside of the autocast region"
+            )
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        raise RuntimeError(_sentence(query, key, value, "each must have at least 2 dimensions"))
+    if attn_mask is not None and is_causal:
+        raise RuntimeError(f"{_NAME}: is_causal is True and attn_mask is given; pass one of them")
+    causal_offset = 0 if is_causal else None
+    if attn_mask is not None and _is_causal_bias(attn_mask):
+        causal_offset, attn_mask = _causal_offset(query, key, attn_mask), None
+    q, k, v, batch = _with_equal_batches(query, key, value, enable_gqa)
+    mask = _fold_mask(attn_mask, (*batch, q.shape[2], k.shape[2]))
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[3]) if q.shape[3] else math.inf
+    out, _, _ = call(
+        _attention, q, k, v, mask=mask, causal_offset=causal_offset, scale=float(scale)
+    )
+    return out if len(batch) == 2 else out.reshape(*batch, *out.shape[2:])
+
+
+def _sentence(query, key, value, reason):
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    return f"{_NAME}: query is {shapes[0]}, key is {shapes[1]} and value is {shapes[2]}; {reason}"
+
+
+def _causal_offset(query, key, bias):
+    """The last key that the first query sees."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    if (bias.seq_len_q, bias.seq_len_kv) != (queries, keys):
+        raise RuntimeError(
+            f"{_NAME}: attn_mask is a CausalBias of {(bias.seq_len_q, bias.seq_len_kv)}, and there "
+            f"are {queries} queries and {keys} keys; make it of these sizes"
+        )
+    return keys - queries if bias.variant.name == "LOWER_RIGHT" else 0
+
+
+def _with_equal_batches(query, key, value, enable_gqa):
+    """q, k and v of four dimensions; and the result's leading dimensions, heads included."""
+    tensors = query, key, value
+    ranks = [x.dim() for x in tensors]
+    if enable_gqa:
+        if min(ranks) < 3:
+            reason = "with enable_gqa each must have at least 3 dimensions"
+            raise RuntimeError(_sentence(*tensors, reason))
+        heads = query.shape[-3]
+        if key.shape[-3] != value.shape[-3]:  # one of them is copied to the heads of both
+            key, value = (
+                x.repeat_interleave(heads // x.shape[-3], -3)
+                if x.shape[-3] and heads % x.shape[-3] == 0
+                else x
+                for x in (key, value)
+            )
+        shared = 3  # trailing dimensions that do not broadcast
+    else:
+        shared = 2
+    leading = [x.shape[:-shared] for x in (query, key, value)]
+    if leading[0] == leading[1] == leading[2]:
+        batch = tuple(leading[0])
+    else:
+        try:
+            batch = tuple(torch.broadcast_shapes(*leading))
+        except RuntimeError:
+            reason = "their leading dimensions do not broadcast"
+            raise RuntimeError(_sentence(*tensors, reason)) from None
+
+    def fold(x):
+        if tuple(x.shape[:-shared]) != batch:
+            x = x.expand(*batch, *x.shape[-shared:])
+        if x.dim() > 4:
+            return x.flatten(0, -4)
+        return x[(None,) * (4 - x.dim())]
+
+    q, k, v = map(fold, (query, key, value))
+    return q, k, v, (*batch, query.shape[-3]) if enable_gqa else batch
+
+
+def _fold_mask(mask, scores):
+    """The mask of scores of these sizes with at most four dimensions."""
+    if mask is None:
+        return None
+    while mask.dim() > 3 and mask.shape[0] == 1:
+        mask = mask.squeeze(0)
+    if mask.dim() <= 3 or (mask.dim() == 4 and len(scores) == 4):
+        return mask
+    try:
+        return mask.expand(scores).flatten(0, -4)
+    except RuntimeError:
+        raise RuntimeError(
+            f"{_NAME}: attn_mask is {tuple(mask.shape)}; it must expand to {tuple(scores)}, which "
+            f"are leading dimensions, queries and keys"
+        ) from None
