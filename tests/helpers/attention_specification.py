@@ -11,7 +11,8 @@ from helpers.specification import exponent, fma, tensor_core
 TILE = 64  # keys
 MASKED, LOWEST = -(2**30), -(2**29)
 LARGEST_WHOLE, LARGE_LOG2 = 2.0**28, 2.0**22
-MOST_VALUE_SCALE = 80
+VALUE_SCALE_OF_ZEROS, MOST_VALUE_SCALE = 80, 117
+SUM_SHIFT, COUNTED = 27, 50
 EXP2 = [
     float.fromhex(c)
     for c in (
@@ -34,10 +35,9 @@ def _power(exponents):
     return np.where(exponents < -126, 0, normal).astype(F32)
 
 
-def _row_scale(x, most=127):
+def _row_scale(x, of_zeros=0, most=127):
     """The exponent s of each row's scale, from its finite elements."""
     largest = np.where(np.isfinite(x), np.abs(x), 0).max(axis=1, initial=0)
-    of_zeros = 0 if most == 127 else most
     return np.where(largest == 0, of_zeros, np.minimum(14 - exponent(largest, -149), most))
 
 
@@ -127,18 +127,25 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
     top, total, out = np.full(rows, LOWEST), np.zeros(rows, F32), np.zeros((rows, v.shape[1]), F32)
     for first in range(0, keys, TILE):
         tile = slice(first, first + TILE)
-        k_scale, v_scale = _row_scale(k[tile]), _row_scale(v[tile], MOST_VALUE_SCALE)
+        k_scale = _row_scale(k[tile])
+        v_scale = _row_scale(v[tile], VALUE_SCALE_OF_ZEROS, MOST_VALUE_SCALE)
         raw = _chains(q_parts, [x.T for x in _scaled_parts(k[tile], k_scale)])
         x = (raw * np.ldexp(F32(1), -k_scale)).astype(F32)
         whole, fraction = _log2(x, np.broadcast_to(factor, x.shape), bias[:, tile])
         exponents = np.where(seen[:, tile], whole - v_scale, MASKED)
         fraction = np.where(seen[:, tile], fraction, 0).astype(F32)
         tile_top = np.maximum(exponents.max(axis=1), LOWEST)
-        share = _exp2(fraction) * _power(exponents - tile_top[:, None] + 14)
+        value = _exp2(fraction)
+        share = value * _power(exponents - tile_top[:, None] + 14)
+        whole = np.where(seen[:, tile], whole, MASKED)
+        counts = (share == 0) & (whole >= np.maximum(whole.max(axis=1), LOWEST)[:, None] - COUNTED)
+        rescued = _power(whole - tile_top[:, None] + 14 - SUM_SHIFT)
         parts = np.zeros((rows, 4), F32)
         for j in range(share.shape[1]):
             part = j // 2 % 4
-            parts[:, part] = _fma(share[:, j], _power(v_scale[j]), parts[:, part])
+            counted = np.where(counts[:, j], value[:, j], share[:, j])
+            power = np.where(counts[:, j], rescued[:, j], _power(v_scale[j] - SUM_SHIFT))
+            parts[:, part] = _fma(counted, power, parts[:, part])
         tile_total = (parts[:, 0] + parts[:, 1]) + (parts[:, 2] + parts[:, 3])
         tile_out = _chains(_parts(share), _scaled_parts(v[tile], v_scale))
         joined = np.maximum(top, tile_top)
@@ -148,8 +155,8 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
         joined_out = _fma(tile_out, new[:, None], out * old[:, None])
         out = np.where(is_seen[:, None], joined_out, out)
         top = np.where(is_seen, joined, top)
-    out = np.where(total[:, None] == 0, 0, out / total[:, None]).astype(F32)
-    return out, total, top - 14
+    inverse = np.where(total == 0, 0, F32(2.0**-SUM_SHIFT) / total).astype(F32)
+    return out * inverse[:, None], total, top - 14 + SUM_SHIFT
 
 
 def attention(q, k, v, mask, causal_offset, scale):
