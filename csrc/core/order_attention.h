@@ -29,7 +29,7 @@
 //
 // The state (M, L, O) of the tiles so far, first (kLowest, 0, 0), is joined with (m, l, o) by
 // join(). In the end out = O * inverse_of_sum(L), and the denominator of the softmax
-// is L * 2^(M - 14 + kSumShift).
+// is L * 2^exponent_of_sum(L, M).
 //
 // Powers of two scale without rounding. So the bits of a row depend on its query, on the keys that
 // it sees and on their places, and not on which tiles are computed together.
@@ -174,5 +174,10 @@ HOST_DEVICE inline float join(float old_sum, float new_sum, const Join& by) {
 // What O is multiplied by: 2^-kSumShift / L.
 HOST_DEVICE inline float inverse_of_sum(float l) { return l == 0 ? 0.0f : 0x1p-27f / l; }
 static_assert(kSumShift == 27);
+
+// The exponent of the denominator L * 2^exponent, or 0 if L is NaN.
+HOST_DEVICE inline int exponent_of_sum(float l, int exponent) {
+  return l == l ? exponent - 14 + kSumShift : 0;
+}
 
 }  // namespace tiled::attention

@@ -198,7 +198,7 @@ struct Query {
     }
     const int64_t index = (batch * p.heads + head) * p.queries + row;
     p.sum[index] = sum;
-    p.exponent[index] = exponent - 14 + kSumShift;
+    p.exponent[index] = exponent_of_sum(sum, exponent);
   }
 };
 

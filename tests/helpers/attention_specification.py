@@ -156,7 +156,8 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
         out = np.where(is_seen[:, None], joined_out, out)
         top = np.where(is_seen, joined, top)
     inverse = np.where(total == 0, 0, F32(2.0**-SUM_SHIFT) / total).astype(F32)
-    return out * inverse[:, None], total, top - 14 + SUM_SHIFT
+    exponents = np.where(np.isnan(total), 0, top - 14 + SUM_SHIFT)
+    return out * inverse[:, None], total, exponents
 
 
 def attention(q, k, v, mask, causal_offset, scale):

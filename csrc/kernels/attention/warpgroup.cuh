@@ -361,7 +361,7 @@ struct Queries {
       if (column == 0) {
         const int64_t index = work.matrix * p.queries + query[row];
         p.sum[index] = sum[row];
-        p.exponent[index] = exponent[row] - 14 + order::kSumShift;
+        p.exponent[index] = order::exponent_of_sum(sum[row], exponent[row]);
       }
     }
   }
