@@ -129,23 +129,19 @@ struct Query {
     }
   }
 
-  // The logarithm of the share of a key, from its raw sum. A key that is not seen has none.
+  // The logarithm of a key's share, from its raw sum descaled by the key's scale.
   Log2 log2_of(int64_t key, float x) const {
     constexpr Log2 kNotSeen = {kMasked, 0.0f};
     const Heads& mask = p.mask;
     const int64_t at = batch * mask.batch_stride + head * mask.head_stride + row * mask.row_stride +
                        key * mask.col_stride;
-    switch (p.mask_kind) {
-      case MaskKind::kNone: return round_any_log2(x, factor);
-      case MaskKind::kBool:
-        return static_cast<const uint8_t*>(mask.data)[at] == 0 ? kNotSeen
-                                                               : round_any_log2(x, factor);
-      case MaskKind::kFloat: {
-        const float bias = static_cast<const float*>(mask.data)[at];
-        return bias == -INFINITY ? kNotSeen : add_bias(x, factor, bias);
-      }
+    if (p.mask_kind == MaskKind::kFloat) {
+      const float bias = static_cast<const float*>(mask.data)[at];
+      return bias == -INFINITY ? kNotSeen : add_bias(x, factor, bias);
     }
-    return kNotSeen;
+    const bool is_seen =
+        p.mask_kind == MaskKind::kNone || static_cast<const uint8_t*>(mask.data)[at] != 0;
+    return is_seen ? round_any_log2(x, factor) : kNotSeen;
   }
 
   void add(const Tile& tile) {

@@ -127,6 +127,18 @@ def test_gradients_of_queries_that_see_nothing(device):
     assert_all_close(found, expected)
 
 
+EMPTY = [(1, 2, 2, 0, 5, 8), (1, 2, 1, 4, 0, 8), (0, 2, 1, 4, 5, 8), (1, 0, 0, 4, 5, 8)]
+EMPTY += [(1, 2, 1, 4, 5, 0), (1, 2, 2, 4, 5, 8, 0)]
+
+
+@pytest.mark.parametrize("sizes", EMPTY, ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_of_empty_tensors_are_zeros(sizes, is_causal):
+    tensors = [x.requires_grad_() for x in draw(*sizes)]
+    ours(*tensors, is_causal=is_causal, **GQA).sum().backward()
+    assert not any(x.grad.any() for x in tensors)
+
+
 MAPPED = [(1, 1, 1, 1), (1, None, None, None), (None, 0, 2, None), (None, None, None, 0)]
 
 

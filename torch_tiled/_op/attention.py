@@ -25,13 +25,15 @@ def _fold_heads(x, kv_heads):
 
 def _attention_weights(q, k, mask, causal_offset, scale):
     """The softmax of the scores, with zeros for a query that sees no key; heads are folded."""
-    scores = _product(_fold_heads(q, k.shape[1]), k.mT, {}) * scale
+    scores = _product(_fold_heads(q, k.shape[1]) * scale, k.mT, {})
     if mask is None and causal_offset is None:
         return torch.softmax(scores, -1)
     folded, scores = scores.shape, scores.reshape(*q.shape[:3], k.shape[2])
     if causal_offset is not None:
         hidden = scores.new_ones(scores.shape[2:], dtype=torch.bool).triu(causal_offset + 1)
         scores = scores.masked_fill(hidden, -torch.inf)
+    if mask is None and causal_offset >= 0:  # each query sees a key
+        return torch.softmax(scores, -1).reshape(folded)
     if mask is not None:
         is_bool = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
@@ -61,11 +63,10 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
         if needs_mask:
             scores = grad_scores.reshape(*q.shape[:3], k.shape[2])
             grad_mask = scores.sum_to_size(mask.shape)
-        grad_scores = grad_scores * scale
         if needs_q:
-            grad_q = _product(grad_scores, k, {}).reshape(q.shape)
+            grad_q = _product(grad_scores, k, {}).reshape(q.shape) * scale
         if needs_k:
-            grad_k = _product(grad_scores.mT, _fold_heads(q, kv_heads), {})
+            grad_k = _product(grad_scores.mT, _fold_heads(q, kv_heads) * scale, {})
     return grad_q, grad_k, grad_v, grad_mask
 
 
@@ -76,9 +77,9 @@ def _attention_tangent(q, k, v, mask, causal_offset, scale, tangents):
     weights = _attention_weights(q, k, mask, causal_offset, scale)
     of_scores = of_out = None
     if of_q is not None:
-        of_scores = _product(_fold_heads(of_q, kv_heads), k.mT, {}) * scale
+        of_scores = _product(_fold_heads(of_q, kv_heads) * scale, k.mT, {})
     if of_k is not None:
-        from_k = _product(_fold_heads(q, kv_heads), of_k.mT, {}) * scale
+        from_k = _product(_fold_heads(q, kv_heads) * scale, of_k.mT, {})
         of_scores = _sum(of_scores, from_k)
     if of_mask is not None:
         of_mask = of_mask.expand(*q.shape[:3], k.shape[2]).reshape(weights.shape)
