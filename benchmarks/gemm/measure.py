@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.suites.shapes import Shape
 
-Operands = tuple[torch.Tensor, torch.Tensor]
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Operands = tuple[torch.Tensor, ...]
+Product = Callable[..., torch.Tensor]  # of operands
 Call = tuple[Product, list[Operands]]  # a function, and the operands that it is called on in turn
 
 # The sets of operands are this multiple of the cache: all of them are read from memory, the dirty
@@ -95,8 +95,8 @@ class _HostPasses:
 
     def run(self) -> None:
         start = time.perf_counter()
-        for a, b in itertools.islice(self._sets, self._calls):
-            self._function(a, b)
+        for operands in itertools.islice(self._sets, self._calls):
+            self._function(*operands)
         self._us.append((time.perf_counter() - start) * 1e6 / self._calls)
 
     def take(self) -> list[float]:
@@ -112,8 +112,8 @@ class _GraphPasses:
         self._calls = len(sets)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            for a, b in sets:
-                function(a, b)
+            for operands in sets:
+                function(*operands)
         self._sweep = torch.ones(2 * cache_bytes(sets[0][0].device) // 4, device="cuda")
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 

@@ -1,4 +1,4 @@
-"""Times what layers ask for beside PyTorch: mixed operands, pointwise convolutions, groups.
+"""Times what layers ask for beside PyTorch: mixed operands, pointwise, groups, attention.
 
     python -m benchmarks.suites.layers --json benchmarks/results/layers.json
     python -m benchmarks.suites.layers --small --device cpu
@@ -9,7 +9,9 @@ product. The suite `pointwise` calls torch.nn.functional.conv2d with a kernel of
 torch_tiled.override() and without, where cuDNN runs its fastest algorithm without TF32. The suite
 `grouped` has groups of equal sizes and of sizes by Zipf's law; its peer is
 torch.nn.functional.grouped_mm in bfloat16, and torch.mm for each group in float32, where
-grouped_mm reads offs on the host. Functions are timed as benchmarks.gemm times products, and
+grouped_mm reads offs on the host. The suite `attention` is float32 beside PyTorch's
+memory-efficient kernel, the fastest of its own, forward and in training steps, of which the error
+is that of the gradient of q. Functions are timed as benchmarks.gemm times products, and
 errors are relative Frobenius against float64.
 """
 
@@ -21,6 +23,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_tiled
 from benchmarks.command import DTYPES, Parser, Session, exit_with
@@ -33,6 +36,17 @@ from benchmarks.suites.shapes import LAYOUTS, Shape
 SECONDS = 0.3  # for a row
 GROUPS = ((64, 1024, 256, 256), (64, 1024, 128, 128), (256, 64, 128, 128), (8, 4096, 1024, 1024))
 ROUTERS = tuple((m, 256, k) for m in (1, 16, 64) for k in (7168, 6144))
+HEADS = (  # batch, heads, length and columns
+    (64, 12, 64, 64),
+    (16, 12, 128, 64),
+    (16, 12, 256, 64),
+    (16, 16, 512, 64),
+    (8, 12, 1024, 64),
+    (8, 16, 1024, 64),
+    (4, 16, 4096, 64),
+    (16, 8, 256, 128),
+    (2, 16, 4096, 128),
+)
 SLAB = 2**26  # elements of a float64 result that are checked
 
 
@@ -186,6 +200,71 @@ def grouped(device: torch.device, small: bool) -> Iterator[Contest]:
         )
 
 
+# --- attention -----------------------------------------------------------------------------------
+
+
+def scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    return torch_tiled.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, algorithm="fp16x3"
+    )
+
+
+def by_efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    kernel = SDPBackend.MATH if q.is_cpu else SDPBackend.EFFICIENT_ATTENTION
+    with sdpa_kernel(kernel):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def in_double(function: Product) -> Product:
+    """The function of float64 copies, a matrix of a batch at a time."""
+
+    def exactly_attention(*tensors: torch.Tensor) -> torch.Tensor:
+        matrices = zip(*(x.flatten(0, 1).double() for x in tensors), strict=True)
+        found = [function(*(x[None, None] for x in matrix)) for matrix in matrices]
+        return torch.cat(found).view(*tensors[0].shape[:2], *found[0].shape[2:])
+
+    return exactly_attention
+
+
+def by_math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def step(
+    function: Product, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor
+) -> torch.Tensor:
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(function(*inputs), inputs, grad)[0]
+
+
+def several(normal: Callable[[], torch.Tensor], count: int) -> Operands:
+    return tuple(normal() for _ in range(count))
+
+
+def attention(device: torch.device, small: bool) -> Iterator[Contest]:
+    shapes = ((2, 3, 40, 16),) if small else HEADS
+    cases = itertools.product(shapes, ("forward", "step"), (False, True))
+    for (batch, heads, length, columns), what, causal in cases:
+        functions = [partial(f, causal=causal) for f in (scores, by_efficient, by_math)]
+        flops = 4 * batch * heads * length**2 * columns // (2 if causal else 1)
+        count = 3
+        if what == "step":
+            functions = [partial(step, f) for f in functions]
+            flops, count = flops * 7 // 2, 4
+        ours, peer, exact = functions
+        normal = partial(torch.randn, batch, heads, length, columns, device=device)
+        yield Contest(
+            "attention",
+            f"{batch} x {heads} x {length} x {columns}, {what}{', causal' if causal else ''}",
+            ours,
+            peer,
+            operands(partial(several, normal, count), device),
+            flops,
+            in_double(exact),
+        )
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -194,21 +273,21 @@ def error(c: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def measured(contest: Contest) -> dict:
-    a, b = contest.sets[0]
+    first = contest.sets[0]
     ours, peer = side_by_side(
         [(contest.ours, contest.sets), (contest.peer, contest.sets)], seconds=SECONDS, repeats=3
     )
     row = {"suite": contest.suite, "what": contest.what, "us": ours.median, "p10": ours.p10}
     row |= {"p90": ours.p90, "peer_us": peer.median, "ratio": peer.median / ours.median}
     row["tflops"] = contest.flops / ours.median / 1e6
-    c = contest.ours(a, b)
+    c = contest.ours(*first)
     if c.numel() <= SLAB:
-        exact = contest.exact(a, b)
-        row |= {"error": error(c, exact), "peer_error": error(contest.peer(a, b), exact)}
+        exact = contest.exact(*first)
+        row |= {"error": error(c, exact), "peer_error": error(contest.peer(*first), exact)}
     return row
 
 
-SUITES = {"mixed": mixed, "pointwise": pointwise, "grouped": grouped}
+SUITES = {"mixed": mixed, "pointwise": pointwise, "grouped": grouped, "attention": attention}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
