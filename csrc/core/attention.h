@@ -44,4 +44,11 @@ struct AttentionProblem {
   }
 };
 
+// The gradients of q, k and v by that of out. `out`, `sum` and `exponent` are what the forward pass
+// stored; dk and dv are of (batch, kv_heads, keys, columns). One without data is not computed.
+struct AttentionBackward : AttentionProblem {
+  Heads dout;
+  HeadsOf<void> dq, dk, dv;
+};
+
 }  // namespace tiled

@@ -31,6 +31,8 @@
 // join(). In the end out = O * inverse_of_sum(L), and the denominator of the softmax
 // is L * 2^exponent_of_sum(L, M).
 //
+// Gradients: at the end of this file.
+//
 // Powers of two scale without rounding. So the bits of a row depend on its query, on the keys that
 // it sees and on their places, and not on which tiles are computed together.
 
@@ -94,9 +96,13 @@ HOST_DEVICE inline fp16x3::Split split(float scaled) {
   return {finite ? hi : Half{0x7fff}, narrow<Half>(finite ? scaled - widen(hi) : 0.0f)};
 }
 
+// scale log2(e)
+HOST_DEVICE inline float log2_scale(double scale) {
+  return static_cast<float>(scale * 0x1.71547652b82fep0);
+}
 // What raw_j 2^-s_k is multiplied by: scale log2(e) 2^-s_q.
 HOST_DEVICE inline float query_factor(double scale, uint32_t largest) {
-  return static_cast<float>(scale * 0x1.71547652b82fep0) * inverse_scale(largest);
+  return log2_scale(scale) * inverse_scale(largest);
 }
 
 // --- Exponentials --------------------------------------------------------------------------------
@@ -178,6 +184,51 @@ static_assert(kSumShift == 27);
 // The exponent of the denominator L * 2^exponent, or 0 if L is NaN.
 HOST_DEVICE inline int exponent_of_sum(float l, int exponent) {
   return l == l ? exponent - 14 + kSumShift : 0;
+}
+
+// --- Gradients -----------------------------------------------------------------------------------
+
+// Rows of q, k, v and dout are scaled alike here, with s as for q and k, and split. For query i and
+// key j, with raw_ij, whole_ij and fraction_ij of the forward pass:
+//
+//   P_ij     probability() by the query's denominator()
+//   delta_i  sum over columns of dout_i out_i: FMAs from 0, ascending, of four columns each, and
+//            then sums of two neighbours, of two such sums, and so on
+//   dS_ij    score_gradient(), by the sum over columns of dout_i v_j
+//
+//   dv_j = sum over i of P_ij dout_i,  dk_j = scale sum over i of dS_ij q_i,
+//   dq_i = scale sum over j of dS_ij k_j
+//
+// These sums go over tiles of kTile queries or keys, ascending; those of dk and dv go over the
+// query heads of a group before. In a tile, P_ij or dS_ij is multiplied by the 2^-s of the row that
+// it is a factor of. Then the row of such factors that a sum has in the tile is scaled and split
+// like a row of q, and total = total + sum * 2^-s by an FMA, from 0. Where P_ij is 0, it adds zero:
+// a tile without a key that is seen changes no bit.
+
+// 2^exponent / inverse is the denominator of a row's softmax, with inverse in (0.5, 1], or 0 if no
+// key is seen.
+struct Denominator {
+  float inverse;
+  int exponent;
+};
+
+HOST_DEVICE inline Denominator denominator(float sum, int exponent) {
+  if (!(sum >= 0x1p-126f && sum < INFINITY)) return {sum == 0 ? 0.0f : 1 / sum, exponent};
+  const uint32_t bits = bits_of(sum);
+  const float mantissa = float_of((bits & 0x7fffffu) | 0x3f800000u);
+  return {1 / mantissa, exponent + static_cast<int>(bits >> 23) - 127};
+}
+
+HOST_DEVICE inline float probability(const Log2& log2, const Denominator& by) {
+  // Both of kRounderBits cancel, the first one in round_log2().
+  const float power = power_of_two(log2.whole + kRounderBits, -kRounderBits - by.exponent);
+  return exp2_fraction(log2.fraction) * power * by.inverse;
+}
+
+// raw: the sum of the parts of dout_i and v_j, with the scales' inverses
+HOST_DEVICE inline float score_gradient(float probability, float raw, float inverse_v,
+                                        float inverse_dout, float delta) {
+  return probability * fmaf(raw * inverse_v, inverse_dout, -delta);
 }
 
 }  // namespace tiled::attention

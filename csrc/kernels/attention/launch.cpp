@@ -29,4 +29,20 @@ bool launch_attention(const AttentionProblem& p, const Context& context) {
   return true;
 }
 
+bool launch_attention_backward(const AttentionBackward& p, const Context& context) {
+  const auto take_buffers = [&](Workspace& workspace) {
+    return attention::BackwardOperands::take(p, workspace);
+  };
+  void* memory = context.allocate(workspace_bytes(take_buffers));
+  if (memory == nullptr) return false;
+  Workspace workspace(memory);
+  const attention::BackwardOperands operands = take_buffers(workspace);
+  attention::launch_split(p, operands, context);
+  if (p.dq.data != nullptr) attention::launch_backward_queries(p, operands, context);
+  if (p.dk.data != nullptr || p.dv.data != nullptr) {
+    attention::launch_backward_keys(p, operands, context);
+  }
+  return true;
+}
+
 }  // namespace tiled::cuda

@@ -9,7 +9,9 @@ namespace tiled::cuda {
 // Whether a kernel takes the problem: float32 on Hopper, with q, k and v of up to 128 columns.
 bool attention_accepts(const AttentionProblem& p, const Context& context);
 
-// Launches an accepted problem; returns false if there is no memory for its workspace.
+// Launches an accepted problem with queries and keys; returns false if there is no memory for its
+// workspace.
 bool launch_attention(const AttentionProblem& p, const Context& context);
+bool launch_attention_backward(const AttentionBackward& p, const Context& context);
 
 }  // namespace tiled::cuda

@@ -54,10 +54,52 @@ struct SplitOperands {
   }
 };
 
+// What the backward kernels have of a query beside its parts and those of dout.
+struct alignas(16) QueryStates {
+  float inverse[kRows];  // Denominator
+  int exponent[kRows];
+  float delta[kRows];
+};
+
+// q, dout, k and v as the backward kernels read them.
+struct BackwardOperands {
+  enum Name { kQ, kDout, kK, kV, kCount };
+
+  struct Operand {
+    Parts parts;
+    uint32_t tiles = 0;           // of a matrix
+    KeyScales* scales = nullptr;  // (matrices, tiles)
+  };
+  Operand operand[kCount];
+  QueryStates* states = nullptr;  // (matrices, tiles) of q
+
+  static BackwardOperands take(const AttentionBackward& p, Workspace& workspace) {
+    const int64_t columns = ceil_div(std::max(p.head_size, p.value_size), 64) * 64;
+    BackwardOperands to;
+    for (int i = 0; i < kCount; ++i) {
+      const bool is_query = i == kQ || i == kDout;
+      const int64_t matrices = p.batch * (is_query ? p.heads : p.kv_heads);
+      const int64_t rows = is_query ? p.queries : p.keys, tiles = ceil_div(rows, kRows);
+      to.operand[i] = {.parts = Parts::take(matrices, rows, columns, workspace),
+                       .tiles = static_cast<uint32_t>(tiles),
+                       .scales = workspace.take<KeyScales>(matrices * tiles).data()};
+      if (i == kQ) to.states = workspace.take<QueryStates>(matrices * tiles).data();
+    }
+    return to;
+  }
+};
+
 void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context);
 
 // The kernels of launch.cpp. They launch accepted problems, with sums and keys.
 void launch_large(const AttentionProblem& p, const SplitOperands& parts, const Context& context);
 void launch_small(const AttentionProblem& p, const Context& context);
+
+// The same of the backward pass: dq; dk and dv.
+void launch_split(const AttentionBackward& p, const BackwardOperands& to, const Context& context);
+void launch_backward_queries(const AttentionBackward& p, const BackwardOperands& operands,
+                             const Context& context);
+void launch_backward_keys(const AttentionBackward& p, const BackwardOperands& operands,
+                          const Context& context);
 
 }  // namespace tiled::cuda::attention

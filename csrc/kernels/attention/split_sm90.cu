@@ -1,5 +1,7 @@
-// Splits k and v of an attention into float16 parts (parts.h), a tile of 64 rows a block.
+// Splits k and v of an attention, and q and dout for the backward pass, into float16 parts
+// (parts.h), a tile of 64 rows a block.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/parts.h"
@@ -17,6 +19,15 @@ struct Params {
   SplitOperands to;
 };
 
+__device__ inline auto store_to_parts(const Parts& to, uint32_t matrix, int first) {
+  return [=, &to](int row, int column, uint2 hi, uint2 lo) {
+    if (first + row >= to.rows) return;
+    Half* at = to.data + (int64_t{matrix} * 2 * to.rows + first + row) * to.columns + column;
+    *reinterpret_cast<uint2*>(at) = hi;
+    *reinterpret_cast<uint2*>(at + to.rows * to.columns) = lo;
+  };
+}
+
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__ Params params) {
   ptx::pdl_launch_dependents();
@@ -24,13 +35,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
   const bool is_v = blockIdx.y == 1;
   const uint32_t index = blockIdx.x, tiles = params.to.key_tiles, matrix = index / tiles;
   const int first = static_cast<int>(index - matrix * tiles) * kRows;
-  const Parts& to = is_v ? params.to.v : params.to.k;
-  const auto store = [&](int row, int column, uint2 hi, uint2 lo) {
-    if (first + row >= to.rows) return;
-    Half* at = to.data + (int64_t{matrix} * 2 * to.rows + first + row) * to.columns + column;
-    *reinterpret_cast<uint2*>(at) = hi;
-    *reinterpret_cast<uint2*>(at + to.rows * to.columns) = lo;
-  };
+  const auto store = store_to_parts(is_v ? params.to.v : params.to.k, matrix, first);
   if (is_v) {
     ValueScaler scaler{params.to.value_scales[index], params.v.rows - first};
     split_rows<kBlocks>(params.v, params.v.matrix(matrix), first, scaler, store);
@@ -40,7 +45,86 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
   }
 }
 
+// --- The backward pass ---------------------------------------------------------------------------
+
+struct BackwardParams {
+  RowReader from[BackwardOperands::kCount], out;
+  BackwardOperands to;
+  const float* sum;
+  const int32_t* exponent;
+};
+
+// delta, and the softmax's denominators.
+template <int kBlocks>
+__device__ void find_states(const BackwardParams& params, uint32_t matrix, int first,
+                            QueryStates& states) {
+  constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;  // rows of a warp
+  const RowReader& dout = params.from[BackwardOperands::kDout];
+  const float* gradients = dout.matrix(matrix);
+  const float* outputs = params.out.matrix(matrix);
+  const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % kLanes * 4;
+  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / kLanes;
+  _Pragma("unroll 4") for (int at = row; at < row + 16; at += kAtOnce) {
+    float x[4], y[4], sum = 0;
+    dout.load_x4(gradients, first + at, column, x);
+    params.out.load_x4(outputs, first + at, column, y);
+    UNROLL
+    for (int i = 0; i < 4; ++i) sum = fmaf(x[i], y[i], sum);
+    UNROLL
+    for (int i = 1; i < kLanes; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    states.delta[at] = sum;  // by each lane of the row
+  }
+  if (threadIdx.x >= kRows) return;
+  const int query = first + static_cast<int>(threadIdx.x);
+  order::Denominator found{0, 0};
+  if (query < dout.rows) {
+    const int64_t index = int64_t{matrix} * dout.rows + query;
+    found = order::denominator(params.sum[index], params.exponent[index]);
+  }
+  states.inverse[threadIdx.x] = found.inverse;
+  states.exponent[threadIdx.x] = found.exponent;
+}
+
+template <int kBlocks>
+__global__ void __launch_bounds__(kThreads)
+    split_backward_kernel(const __grid_constant__ BackwardParams params) {
+  ptx::pdl_launch_dependents();
+  ptx::pdl_wait();
+  const BackwardOperands::Operand& to = params.to.operand[blockIdx.y];
+  const RowReader& from = params.from[blockIdx.y];
+  const uint32_t index = blockIdx.x, matrix = index / to.tiles;
+  if (matrix >= to.parts.matrices) return;
+  const int first = static_cast<int>(index - matrix * to.tiles) * kRows;
+  KeyScaler scaler{to.scales[index]};
+  const auto store = store_to_parts(to.parts, matrix, first);
+  split_rows<kBlocks>(from, from.matrix(matrix), first, scaler, store);
+  if (blockIdx.y == BackwardOperands::kDout) {
+    find_states<kBlocks>(params, matrix, first, params.to.states[index]);
+  }
+}
+
 }  // namespace
+
+void launch_split(const AttentionBackward& p, const BackwardOperands& to, const Context& context) {
+  const Heads out{p.out.data, p.out.batch_stride, p.out.head_stride, p.out.row_stride,
+                  p.out.col_stride};
+  const BackwardParams params{{RowReader(p.q, p.heads, p.queries, p.head_size),
+                               RowReader(p.dout, p.heads, p.queries, p.value_size),
+                               RowReader(p.k, p.kv_heads, p.keys, p.head_size),
+                               RowReader(p.v, p.kv_heads, p.keys, p.value_size)},
+                              RowReader(out, p.heads, p.queries, p.value_size),
+                              to,
+                              p.sum,
+                              p.exponent};
+  const auto blocks_of = [](const BackwardOperands::Operand& operand) {
+    return operand.parts.matrices * operand.tiles;
+  };
+  const auto blocks = static_cast<unsigned>(std::max(blocks_of(to.operand[BackwardOperands::kQ]),
+                                                     blocks_of(to.operand[BackwardOperands::kK])));
+  const auto kernel =
+      to.operand[0].parts.columns == 64 ? split_backward_kernel<1> : split_backward_kernel<2>;
+  launch_pdl(kernel, dim3(blocks, BackwardOperands::kCount), kThreads, 0, context, params);
+}
 
 void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context) {
   const Params params{RowReader(p.k, p.kv_heads, p.keys, p.head_size),

@@ -17,21 +17,52 @@ namespace tiled::cuda::attention {
 
 namespace wgmma = ptx::wgmma;
 
+// Writes rows of a float32 tensor from accumulators.
+struct RowWriter {
+  HeadsOf<void> tensor;
+  int columns;
+  bool pairs;  // of columns are stored at once
+
+  RowWriter(const HeadsOf<void>& tensor, int64_t columns)
+      : tensor(tensor), columns(static_cast<int>(columns)) {
+    const auto even = [](int64_t stride) { return stride % 2 == 0; };
+    pairs = tensor.col_stride == 1 && even(columns) && even(tensor.row_stride) &&
+            even(tensor.head_stride) && even(tensor.batch_stride) &&
+            reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float2) == 0;
+  }
+
+  // Stores value(i) for the accumulators i of the thread's first or second row.
+  template <int kCount, class Value>
+  __device__ void store(uint32_t batch, uint32_t head, int64_t row, int second,
+                        const Value& value) const {
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+    auto* to = static_cast<float*>(tensor.data) + batch * tensor.batch_stride +
+               head * tensor.head_stride + row * tensor.row_stride;
+    UNROLL
+    for (int i = 0; i < kCount; i += 4) {
+      const int at = i * 2 + column;
+      const float2 both = {value(i + second * 2), value(i + second * 2 + 1)};
+      if (pairs) {
+        if (at < columns) *reinterpret_cast<float2*>(to + at) = both;
+      } else {
+        if (at < columns) to[at * tensor.col_stride] = both.x;
+        if (at + 1 < columns) to[(at + 1) * tensor.col_stride] = both.y;
+      }
+    }
+  }
+};
+
 struct QueryParams {
   AttentionProblem p;
   RowReader q;
+  RowWriter out;
   uint32_t query_tiles;
-  bool pairs;  // of out's columns are stored at once
 
   QueryParams(const AttentionProblem& p, int queries)
       : p(p),
         q(p.q, p.heads, p.queries, p.head_size),
-        query_tiles(static_cast<uint32_t>(ceil_div(p.queries, queries))) {
-    const auto even = [](int64_t stride) { return stride % 2 == 0; };
-    pairs = p.out.col_stride == 1 && even(p.value_size) && even(p.out.row_stride) &&
-            even(p.out.head_stride) && even(p.out.batch_stride) &&
-            reinterpret_cast<uintptr_t>(p.out.data) % sizeof(float2) == 0;
-  }
+        out(p.out, p.value_size),
+        query_tiles(static_cast<uint32_t>(ceil_div(p.queries, queries))) {}
 };
 
 // The queries of a block. The last ones of a causal head, which see most keys, come first.
@@ -63,8 +94,9 @@ struct Fragments {
   uint32_t hi[kRows / 16][4], lo[kRows / 16][4];
 };
 
-// Begins scores = q k^T.
-template <int kBlocks>
+// Begins scores = q k^T. kTransposed: q has the keys, and k the queries; the sums' bits are the
+// same.
+template <int kBlocks, bool kTransposed = false>
 __device__ void multiply_keys(const Boxes<kBlocks>& q, const Boxes<kBlocks>& k, Scores& scores) {
   wgmma::fence_operand(scores);
   wgmma::fence();
@@ -73,8 +105,8 @@ __device__ void multiply_keys(const Boxes<kBlocks>& q, const Boxes<kBlocks>& k, 
   for (int product = 0; product < 3; ++product) {  // lo hi, hi lo, hi hi
     UNROLL
     for (int step = 0; step < kBlocks * 4; ++step) {
-      const uint64_t a = wgmma::swizzled_descriptor<0>(q[product == 0][step / 4]);
-      const uint64_t b = wgmma::swizzled_descriptor<0>(k[product == 1][step / 4]);
+      const uint64_t a = wgmma::swizzled_descriptor<0>(q[product == kTransposed][step / 4]);
+      const uint64_t b = wgmma::swizzled_descriptor<0>(k[product == !kTransposed][step / 4]);
       wgmma::mma(scores, a + step % 4 * 2, b + step % 4 * 2, accumulate);
       accumulate = true;
     }
@@ -344,20 +376,9 @@ struct Queries {
     UNROLL
     for (int row = 0; row < 2; ++row) {
       if (query[row] >= p.queries) continue;
-      auto* to = static_cast<float*>(p.out.data) + work.batch * p.out.batch_stride +
-                 work.head * p.out.head_stride + query[row] * p.out.row_stride;
       const float inverse = order::inverse_of_sum(sum[row]);
-      UNROLL
-      for (int i = 0; i < kOut; i += 4) {
-        const int at = i * 2 + column;
-        const float2 both = {out[i + row * 2] * inverse, out[i + row * 2 + 1] * inverse};
-        if (params.pairs) {
-          if (at < p.value_size) *reinterpret_cast<float2*>(to + at) = both;
-        } else {
-          if (at < p.value_size) to[at * p.out.col_stride] = both.x;
-          if (at + 1 < p.value_size) to[(at + 1) * p.out.col_stride] = both.y;
-        }
-      }
+      const auto value = [&](int i) { return out[i] * inverse; };
+      params.out.store<kOut>(work.batch, work.head, query[row], row, value);
       if (column == 0) {
         const int64_t index = work.matrix * p.queries + query[row];
         p.sum[index] = sum[row];

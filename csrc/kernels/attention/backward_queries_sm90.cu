@@ -1,0 +1,17 @@
+// The gradient of q: the kernel of backward.cuh with queries as rows.
+
+#include "kernels/attention/backward.cuh"
+
+namespace tiled::cuda::attention {
+
+void launch_backward_queries(const AttentionBackward& p, const BackwardOperands& operands,
+                             const Context& context) {
+  const auto launch = [&]<bool kHasMask>() {
+    operands.operand[0].parts.columns == 64
+        ? launch_backward<BackwardTile<true, true, false, 1, kHasMask>>(p, operands, context)
+        : launch_backward<BackwardTile<true, true, false, 2, kHasMask>>(p, operands, context);
+  };
+  p.mask_kind != MaskKind::kNone ? launch.operator()<true>() : launch.operator()<false>();
+}
+
+}  // namespace tiled::cuda::attention
