@@ -98,16 +98,21 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
   return allocate(kOp, shape, ScalarType::Float, q, "result", &strides);
 }
 
+#ifdef TORCH_TILED_WITH_CUDA
+void check_gpu(const AttentionProblem& p, const Tensor& q, const Context& context) {
+  if (cuda::attention_accepts(p, context)) return;
+  fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
+                std::to_string(p.value_size) +
+                " columns; on a GPU it takes up to 128 columns, on Hopper (compute capability 9.0) "
+                "alone");
+}
+#endif
+
 void launch(const AttentionProblem& p, const Tensor& q) {
   Launches launches(kOp, q);
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
-    if (!cuda::attention_accepts(p, launches.context)) {
-      fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
-                    std::to_string(p.value_size) +
-                    " columns; on a GPU it takes up to 128 columns, on Hopper (compute capability "
-                    "9.0) alone");
-    }
+    check_gpu(p, q, launches.context);
     if (!cuda::launch_attention(p, launches.context)) launches.fail_for_memory();
     return;
   }
@@ -115,12 +120,10 @@ void launch(const AttentionProblem& p, const Tensor& q) {
   cpu::launch_attention(p, launches.context);
 }
 
-}  // namespace
-
-std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                 const std::optional<Tensor>& mask,
-                                                 std::optional<int64_t> causal_offset,
-                                                 double scale) {
+// The problem of checked operands, without out.
+AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
+                              const std::optional<Tensor>& mask,
+                              std::optional<int64_t> causal_offset, double scale) {
   check_types(q, k, v);
   check_shapes(q, k, v);
   AttentionProblem p;
@@ -133,6 +136,19 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
     p.mask = expand_mask(*mask, q, k);
     p.mask_kind = mask->scalar_type() == ScalarType::Bool ? MaskKind::kBool : MaskKind::kFloat;
   }
+  p.q = heads(data_of(q), q);
+  p.k = heads(data_of(k), k);
+  p.v = heads(data_of(v), v);
+  return p;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const std::optional<Tensor>& mask,
+                                                 std::optional<int64_t> causal_offset,
+                                                 double scale) {
+  AttentionProblem p = make_problem(q, k, v, mask, causal_offset, scale);
   const Shape rows = {p.batch, p.heads, p.queries};
   Tensor out = allocate_out(q, v);
   Tensor sum = allocate(kOp, rows, ScalarType::Float, q);
@@ -144,14 +160,59 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
     torch::stable::zero_(exponent);
     return {out, sum, exponent};
   }
-  p.q = heads(data_of(q), q);
-  p.k = heads(data_of(k), k);
-  p.v = heads(data_of(v), v);
   p.out = heads(out.mutable_data_ptr(), out);
   p.sum = static_cast<float*>(sum.mutable_data_ptr());
   p.exponent = static_cast<int32_t*>(exponent.mutable_data_ptr());
   launch(p, q);
   return {out, sum, exponent};
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+    const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
+    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v) {
+  AttentionBackward p{make_problem(q, k, v, mask, causal_offset, scale), {}, {}, {}, {}};
+  const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
+  const Shape rows = {p.batch, p.heads, p.queries};
+  const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
+    check_same_device(kOp, x, {"q", q});
+    const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
+    if (x.tensor.scalar_type() == dtype && has_shape) return;
+    fail(kOp, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
+                  dtype_name(x.tensor.scalar_type()) + "; it must be " + to_string(shape) + " of " +
+                  dtype_name(dtype));
+  };
+  check({"grad", grad}, ScalarType::Float, of_out);
+  check({"out", out}, ScalarType::Float, of_out);
+  check({"sum", sum}, ScalarType::Float, rows);
+  check({"exponent", exponent}, ScalarType::Int, rows);
+  const auto gradient = [&](bool needed, const Tensor& x) {
+    const Shape shape(x.sizes().begin(), x.sizes().end());
+    return allocate(kOp, needed ? shape : Shape{0}, ScalarType::Float, q);
+  };
+  Tensor dq = gradient(needs_q, q), dk = gradient(needs_k, k), dv = gradient(needs_v, v);
+  if (sum.numel() == 0 || p.keys == 0) {
+    for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
+    return {dq, dk, dv};
+  }
+#ifdef TORCH_TILED_WITH_CUDA
+  if (q.is_cuda()) {
+    Launches launches(kOp, q);
+    check_gpu(p, q, launches.context);
+    const Tensor sums = torch::stable::contiguous(sum);
+    const Tensor exponents = torch::stable::contiguous(exponent);
+    p.out = heads(const_cast<void*>(data_of(out)), out);
+    p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
+    p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
+    p.dout = heads(data_of(grad), grad);
+    if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
+    if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
+    if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
+    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
+    return {dq, dk, dv};
+  }
+#endif
+  fail(kOp, "q is on " + device_name(q) + "; the gradients' kernels are those of a Hopper GPU");
 }
 
 }  // namespace tiled

@@ -19,4 +19,11 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
                                                  std::optional<int64_t> causal_offset,
                                                  double scale);
 
+// Returns the gradients of q, k and v from `grad`, that of out; an empty tensor for one that is not
+// needed. out, sum and exponent are run_attention()'s. On a GPU that has the kernels alone.
+std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+    const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
+    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v);
+
 }  // namespace tiled

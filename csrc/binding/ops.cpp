@@ -365,6 +365,10 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, float scale) "
       "-> (Tensor out, Tensor sum, Tensor exponent)");
+  m.def(
+      "_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, "
+      "Tensor sum, Tensor exponent, SymInt? causal_offset, float scale, bool needs_q, "
+      "bool needs_k, bool needs_v) -> (Tensor, Tensor, Tensor)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
   m.def(
@@ -419,6 +423,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));           \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
   m.impl("attention", TORCH_BOX(&tiled::run_attention));                      \
+  m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));   \
   m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));               \
   m.impl("_activate_", TORCH_BOX(&tiled::activate_));                         \
   m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));                       \

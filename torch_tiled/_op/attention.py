@@ -1,6 +1,6 @@
-"""The derivatives of attention, as a composite of products and functions of PyTorch.
+"""The derivatives of attention: a kernel for gradients on a GPU, and else a composite.
 
-They compute the weights, the softmax of the scores, anew: a number for each query and key of each
+Composites of products and functions of PyTorch compute the weights, the softmax of the scores, anew: a number for each query and key of each
 head. A composite has derivatives itself, of any order. The heads of q that share a head of k and v
 are folded into rows, so that no product copies k or v.
 """
@@ -12,8 +12,13 @@ from .._internals import (
     gradients_asked_for,
     primal_of,
     set_forward_ad_enabled,
+    transforms_active,
 )
 from .derivatives import _product, _sum
+from .lazy import resolve_for_python
+from .namespace import operators
+from .out_of_memory import raise_if_out_of_memory
+from .supported import PLAIN_TYPES, is_traced
 
 
 def _fold_heads(x, kv_heads):
@@ -70,6 +75,28 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
     return grad_q, grad_k, grad_v, grad_mask
 
 
+def _has_kernel(grad, q, k, v, mask, out, needed):
+    """Returns whether one kernel computes these gradients: nothing differentiates them, and the
+    mask's is not among them."""
+    if torch.is_grad_enabled() or needed[3] or not q.is_cuda or transforms_active():
+        return False
+    tensors = [x for x in (grad, q, k, v, mask, out) if x is not None]
+    return all(type(x) in PLAIN_TYPES or is_traced(x) for x in tensors)
+
+
+def _by_kernel(grad, q, k, v, mask, out, denominator, exponent, causal_offset, scale, needed):
+    (grad,) = resolve_for_python(grad)
+    saved = mask, out, denominator, exponent
+    try:
+        grads = operators._attention_backward.default(
+            grad, q, k, v, *saved, causal_offset, scale, *needed[:3]
+        )
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return *(x if need else None for x, need in zip(grads, needed, strict=False)), None
+
+
 def _attention_tangent(q, k, v, mask, causal_offset, scale, tangents):
     """The tangent of out, from those of q, k, v and mask (or None)."""
     of_q, of_k, of_v, of_mask = tangents
@@ -110,7 +137,7 @@ class Attention(SingleLevelFunction):
         out, denominator, exponent = output
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(denominator, exponent)
-        ctx.save_for_backward(q, k, v, mask, out)
+        ctx.save_for_backward(q, k, v, mask, out, denominator, exponent)
         ctx.save_for_forward(q, k, v, mask)
         below.ctx = ctx  # for forget_saved()
 
@@ -119,7 +146,11 @@ class Attention(SingleLevelFunction):
         if grad is None:
             return (None,) * 6
         needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
-        grads = _attention_backward(grad, *ctx.saved_tensors, **ctx.options, needed=needed)
+        *saved, denominator, exponent = ctx.saved_tensors
+        if _has_kernel(grad, *saved, needed=needed):
+            grads = _by_kernel(grad, *saved, denominator, exponent, **ctx.options, needed=needed)
+        else:
+            grads = _attention_backward(grad, *saved, **ctx.options, needed=needed)
         return None, None, *grads
 
     @staticmethod

@@ -48,6 +48,11 @@ def _fake_attention(q, k, v, mask, causal_offset, scale):
     return out, q.new_empty(shape[:3]), q.new_empty(shape[:3], dtype=torch.int32)
 
 
+def _fake_attention_backward(grad, q, k, v, *others):
+    needs = zip((q, k, v), others[-3:], strict=True)
+    return tuple(x.new_empty(x.shape if needed else (0,)) for x, needed in needs)
+
+
 def _fake_gemm(c, a, b, **options):
     check_gemm_(c, a, b, **options)
     return torch.empty(c.shape, dtype=c.dtype, device=c.device)
@@ -64,6 +69,7 @@ def register(library):
         ("linear.prepared", _empty_result(check_prepared_linear)),
         ("grouped_mm", _empty_result(check_grouped_mm)),
         ("attention", _fake_attention),
+        ("_attention_backward", _fake_attention_backward),
         ("prepare", _fake_prepare),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

@@ -16,14 +16,25 @@ PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 # collective that may still run, which DTensor.to_local() returns; the tensors that torch.compile
 # and torch.export trace with. (torch.func's are torch.Tensors in Python.) They are named,
 # since importing some takes long. Any other subclass may give a product a meaning of its own.
-_WRAPPERS = frozenset(
+_TRACED = frozenset(
     (
-        "torch.distributed.tensor.DTensor",
-        "torch.distributed._functional_collectives.AsyncCollectiveTensor",
         "torch._subclasses.fake_tensor.FakeTensor",
         "torch._subclasses.functional_tensor.FunctionalTensor",
     )
 )
+_WRAPPERS = _TRACED | {
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+}
+
+
+def _name_of_type(tensor) -> str:
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Returns whether torch.compile or torch.export traces with this tensor."""
+    return _name_of_type(tensor) in _TRACED
 
 
 def is_supported(tensor: torch.Tensor) -> bool:
@@ -43,7 +54,7 @@ def why_unsupported(tensor: torch.Tensor, name: str = "operand") -> str | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     kind = type(tensor)
-    if kind not in PLAIN_TYPES and f"{kind.__module__}.{kind.__qualname__}" not in _WRAPPERS:
+    if kind not in PLAIN_TYPES and _name_of_type(tensor) not in _WRAPPERS:
         if kind.__qualname__ == "NestedTensor":  # of layout torch.jagged
             return f"its {name} is a nested tensor"
         return f"its {name} is a {kind.__qualname__}, which may multiply in a way of its own"
