@@ -84,8 +84,9 @@ HOST_DEVICE inline float power_of_two(int exponent, int offset = 0) {
   return float_of(static_cast<uint32_t>(biased) << 23);
 }
 
-// 2^-s of a row of q or k.
+// 2^-s of a row of q or k, or 0 for a row of zeros, which must not outweigh others in a gradient.
 HOST_DEVICE inline float inverse_scale(uint32_t largest) {
+  if (largest == 0) return 0;
   const int s = fp16x3::scale_exponent(largest);
   return s == 127 ? 0x1p-127f : power_of_two(-s);
 }
@@ -199,11 +200,11 @@ HOST_DEVICE inline int exponent_of_sum(float l, int exponent) {
 //   dv_j = sum over i of P_ij dout_i,  dk_j = scale sum over i of dS_ij q_i,
 //   dq_i = scale sum over j of dS_ij k_j
 //
-// These sums go over tiles of kTile queries or keys, ascending; those of dk and dv go over the
-// query heads of a group before. In a tile, P_ij or dS_ij is multiplied by the 2^-s of the row that
-// it is a factor of. Then the row of such factors that a sum has in the tile is scaled and split
-// like a row of q, and total = total + sum * 2^-s by an FMA, from 0. Where P_ij is 0, it adds zero:
-// a tile without a key that is seen changes no bit.
+// These sums go over tiles of kTile queries or keys, ascending; dk and dv have the tiles of each
+// query head of a group in turn. In a tile, P_ij or dS_ij is a factor of a row of parts and is
+// multiplied by that row's 2^-s, or by 0 if the row is of zeros. Then the 64 factors of a sum are
+// scaled and split like a row of q, and total = total + sum * 2^-s by an FMA, from 0. A tile
+// without a key that is seen changes no bit.
 
 // 2^exponent / inverse is the denominator of a row's softmax, with inverse in (0.5, 1], or 0 if no
 // key is seen.

@@ -139,6 +139,7 @@ __device__ void produce(const BackwardParams& params, BackwardSmem<Tile>& smem) 
   constexpr int kBlocks = Tile::kBlocks;
   const auto work = BackwardWork::of_block<Tile>(params);
   ptx::arrive_expect_tx(&smem.rows_full, sizeof(smem.rows));
+  NO_UNROLL
   for (int i = 0; i < Tile::kOperands * Tile::kConsumers; ++i) {
     const int operand = i / Tile::kConsumers, warpgroup = i % Tile::kConsumers;
     load_parts<kBlocks>(smem.rows[operand][warpgroup], params.rows[operand].map,
@@ -428,37 +429,39 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     Scores products;
     Fragments factors;
     float of_tile[kBlocks * 32], inverse[2];
-    if constexpr (kOfScores) {
-      ptx::mbarrier_wait(&smem.second_full[t], second.parity);
+    const auto multiply_second = [&] {
       multiply_keys<kBlocks, kTransposed>(smem.rows[1][warpgroup], smem.second[t], products);
-      if (kTransposed) finish(products);
+    };
+    ptx::mbarrier_wait(&smem.second_full[t], second.parity);
+    if constexpr (kOfScores && !kOfValues) {
+      multiply_second();
+      if constexpr (kTransposed) finish(products);
     }
-    rows.find_probabilities(first_scales, states, column_tile * kRows, head, scores);
-    if constexpr (kOfScores) {
-      if (!kTransposed) finish(products);
-    } else {
-      ptx::consumer_release(&smem.first_empty[s]);
-      ptx::mbarrier_wait(&smem.second_full[t], second.parity);
-    }
+    const int first_column = (kTransposed ? column_tile : tile) * kRows;
+    rows.find_probabilities(first_scales, states, first_column, head, scores);
     if constexpr (kOfValues) {
+      if constexpr (!kOfScores) ptx::consumer_release(&smem.first_empty[s]);
       const int column = static_cast<int>(threadIdx.x) % 4 * 2;
       const auto factor = [&](int i) {
         return scores[i] * second_scales.inverse[i / 4 * 8 + column + i % 2];
       };
       split_factors(factor, factors, inverse);
-      if constexpr (kOfScores) multiply_values<kBlocks>(factors, smem.second[t], of_tile);
+    }
+    if constexpr (kOfScores && kOfValues) {
+      multiply_second();
+      multiply_values<kBlocks>(factors, smem.second[t], of_tile);
+      finish(products, of_tile);
+      add_tile(of_values, of_tile, inverse);
+    } else if constexpr (kOfScores && !kTransposed) {
+      finish(products);
     }
     if constexpr (kOfScores) {
       rows.find_score_gradients(first_scales, second_scales, states, scores, products);
-      if constexpr (kOfValues) {
-        finish(of_tile);
-        add_tile(of_values, of_tile, inverse);
-      }
       ptx::consumer_release(&smem.second_empty[t]);
       split_factors([&](int i) { return products[i]; }, factors, inverse);
     }
     first.advance(), second.advance();
-    if (++column_tile == work.end) column_tile = work.begin, ++head;
+    if (kTransposed && ++column_tile == work.end) column_tile = work.begin, ++head;
     const bool is_last = tile + 1 == own_end;
     if (!is_last) {
       ptx::mbarrier_wait(&smem.first_full[first.stage], first.parity);
