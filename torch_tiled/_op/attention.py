@@ -1,8 +1,8 @@
 """The derivatives of attention: a kernel for gradients on a GPU, and else a composite.
 
-Composites of products and functions of PyTorch compute the weights, the softmax of the scores, anew: a number for each query and key of each
-head. A composite has derivatives itself, of any order. The heads of q that share a head of k and v
-are folded into rows, so that no product copies k or v.
+A composite of products and functions of PyTorch computes the weights, the softmax of the scores,
+anew: a number for each query and key of each head. It has derivatives itself, of any order. The
+heads of q that share a head of k and v are folded into rows, so that no product copies k or v.
 """
 
 import torch

@@ -23,7 +23,7 @@ from .._internals import (
     redispatch_without_python,
 )
 from .namespace import operators
-from .supported import PLAIN_TYPES
+from .supported import PLAIN_TYPES, is_traced
 
 _matmul, _linear = operators.matmul, operators.linear
 _WRITING = {  # and the name of what is written
@@ -47,11 +47,7 @@ def _reads_bits(op, tensors):
     if not any(x.is_complex() for x in tensors):
         return False
     is_read_alone = not dispatch_modes() and all(type(x) in PLAIN_TYPES for x in tensors)
-    return op not in _WRITING or is_read_alone or all(map(_is_traced, tensors))
-
-
-def _is_traced(x):
-    return type(x).__name__ in ("FakeTensor", "FunctionalTensor")
+    return op not in _WRITING or is_read_alone or all(map(is_traced, tensors))
 
 
 def resolve_for_python(*tensors):
@@ -67,7 +63,7 @@ def resolve_for_python(*tensors):
 
 
 def _is_passed_on(x):
-    if x is None or x.layout is not torch.strided or _is_traced(x):
+    if x is None or x.layout is not torch.strided or is_traced(x):
         return False
     return dispatch_modes() > 0 or type(x) not in PLAIN_TYPES
 
