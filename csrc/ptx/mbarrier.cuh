@@ -66,6 +66,13 @@ __device__ inline void consumer_release(uint64_t* empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
+// The same by every thread that has read the stage, for a barrier that counts threads. If threads
+// load from the stage themselves, compute-sanitizer sees no order between a lane's loads and
+// another lane's arrival.
+__device__ inline void thread_release(uint64_t* empty) {
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+  mbarrier_arrive(empty);
+}
 
 // A thread's place in a pipeline: a stage, and the parity of that stage's current phase.
 struct PipelineState {

@@ -403,9 +403,9 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
   ptx::PipelineState first{.stages = Tile::kFirstStages}, second{.stages = Tile::kSecondStages};
   const auto skip_tile = [&] {
     ptx::mbarrier_wait(&smem.first_full[first.stage], first.parity);
-    ptx::consumer_release(&smem.first_empty[first.stage]);
+    ptx::thread_release(&smem.first_empty[first.stage]);
     ptx::mbarrier_wait(&smem.second_full[second.stage], second.parity);
-    ptx::consumer_release(&smem.second_empty[second.stage]);
+    ptx::thread_release(&smem.second_empty[second.stage]);
     first.advance(), second.advance();
   };
   if constexpr (kTransposed) {
@@ -440,7 +440,7 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     const int first_column = (kTransposed ? column_tile : tile) * kRows;
     rows.find_probabilities(first_scales, states, first_column, head, scores);
     if constexpr (kOfValues) {
-      if constexpr (!kOfScores) ptx::consumer_release(&smem.first_empty[s]);
+      if constexpr (!kOfScores) ptx::thread_release(&smem.first_empty[s]);
       const int column = static_cast<int>(threadIdx.x) % 4 * 2;
       const auto factor = [&](int i) {
         return scores[i] * second_scales.inverse[i / 4 * 8 + column + i % 2];
@@ -457,7 +457,7 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     }
     if constexpr (kOfScores) {
       rows.find_score_gradients(first_scales, second_scales, states, scores, products);
-      ptx::consumer_release(&smem.second_empty[t]);
+      ptx::thread_release(&smem.second_empty[t]);
       split_factors([&](int i) { return products[i]; }, factors, inverse);
     }
     first.advance(), second.advance();
@@ -469,7 +469,7 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     }
     multiply_values<kBlocks>(factors, kOfScores ? smem.first[s] : smem.second[t], of_tile);
     finish(scores, of_tile);
-    ptx::consumer_release(kOfScores ? &smem.first_empty[s] : &smem.second_empty[t]);
+    ptx::thread_release(kOfScores ? &smem.first_empty[s] : &smem.second_empty[t]);
     add_tile(kOfScores ? of_scores : of_values, of_tile, inverse);
   }
   for (; tile < tiles; ++tile) skip_tile();
@@ -485,10 +485,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<BackwardSmem<Tile>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    constexpr int kWarps = Tile::kConsumers * 4;
+    constexpr int kReaders = Tile::kConsumers * Tile::kWarpgroup;
     ptx::mbarrier_init(&smem.rows_full, 1);
-    ptx::mbarrier_init_stages(smem.kFirst, smem.first_full, 1, smem.first_empty, kWarps);
-    ptx::mbarrier_init_stages(smem.kSecond, smem.second_full, 1, smem.second_empty, kWarps);
+    ptx::mbarrier_init_stages(smem.kFirst, smem.first_full, 1, smem.first_empty, kReaders);
+    ptx::mbarrier_init_stages(smem.kSecond, smem.second_full, 1, smem.second_empty, kReaders);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -116,22 +116,22 @@ __device__ void consume(const Params& params, Smem<Tile>& smem, int warpgroup) {
     ptx::mbarrier_wait(&smem.v_full[s], parity);  // its scales
     const TileSums sums =
         queries.softmax(smem.key_scales[s], smem.value_scales[s], tile * kRows, scores, p);
-    ptx::consumer_release(&smem.k_empty[s]);
+    ptx::thread_release(&smem.k_empty[s]);
     pipe.advance();
     const bool is_last = tile + 1 == own_tiles;
     if (!is_last) ptx::mbarrier_wait(&smem.k_full[pipe.stage], pipe.parity);
     if (!is_last) multiply_keys<kBlocks>(q, smem.k[pipe.stage], scores);
     multiply_values<kBlocks>(p, smem.v[s], of_tile);
     finish(scores, of_tile);
-    ptx::consumer_release(&smem.v_empty[s]);
+    ptx::thread_release(&smem.v_empty[s]);
     queries.join(sums, of_tile);
   }
   // Tiles that the other warpgroup alone multiplies.
   for (int tile = own_tiles; tile < tiles; ++tile, pipe.advance()) {
     ptx::mbarrier_wait(&smem.k_full[pipe.stage], pipe.parity);
-    ptx::consumer_release(&smem.k_empty[pipe.stage]);
+    ptx::thread_release(&smem.k_empty[pipe.stage]);
     ptx::mbarrier_wait(&smem.v_full[pipe.stage], pipe.parity);
-    ptx::consumer_release(&smem.v_empty[pipe.stage]);
+    ptx::thread_release(&smem.v_empty[pipe.stage]);
   }
   queries.store();
 }
@@ -144,9 +144,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<Tile>&>(dynamic_smem);
   if (threadIdx.x == 0) {
-    constexpr int kWarps = Tile::kConsumers * 4;
-    ptx::mbarrier_init_stages(Tile::kStages, smem.k_full, 1, smem.k_empty, kWarps);
-    ptx::mbarrier_init_stages(Tile::kStages, smem.v_full, 1, smem.v_empty, kWarps);
+    constexpr int kReaders = Tile::kConsumers * Tile::kWarpgroup;
+    ptx::mbarrier_init_stages(Tile::kStages, smem.k_full, 1, smem.k_empty, kReaders);
+    ptx::mbarrier_init_stages(Tile::kStages, smem.v_full, 1, smem.v_empty, kReaders);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
