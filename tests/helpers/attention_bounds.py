@@ -16,8 +16,8 @@ sums: a weight's part of l meets 16 + 2 roundings in its tile and one for each t
     The parts of a weight and of a value lose 12 U with lo lo, the four tensor-core sums 11 U each,
     and each join is a rounding. The quotient is one more.
 small parts: a part below 2^-14 is off by 2^-25 in scaled units, in which a row's largest number is
-    at least 2^14: 2^-39 of that for each factor. A value row is scaled by 2^80 at most, so that
-    each key may add 2^-104.
+    at least 2^14: 2^-39 of that for each factor. A value row is scaled by 2^117 at most, but
+    one of zeros in its tile has 2^80, so that each key may add 2^-104.
 """
 
 import math
