@@ -57,12 +57,13 @@ def groups() -> None:
     close(torch_tiled.segment_matmul(a, ends, b), expected)
 
 
-@tries("experts")
-def experts() -> None:
-    try:
-        torch_tiled.experts.register()
-    except ImportError as error:  # transformers is no dependency
-        assert "transformers" in str(error)
+@tries("attention", "experts")
+def of_transformers() -> None:
+    for module in (torch_tiled.attention, torch_tiled.experts):
+        try:
+            module.register()
+        except ImportError as error:  # transformers is no dependency
+            assert "transformers" in str(error)
 
 
 @tries("explain", "numerics_version", "__version__")
@@ -111,6 +112,10 @@ def attention() -> None:
     close(function(q, k, v), expected)
     if DEVICE == "cpu" or torch.cuda.get_device_capability() == (9, 0):
         close(function(q, k, v, algorithm="fp16x3"), expected)
+    packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    ends = [torch.tensor([0, n, 2 * n], device=DEVICE) for n in (5, 7)]
+    function = torch_tiled.nn.functional.scaled_dot_product_attention_varlen
+    close(function(*packed, *ends, 5, 7), expected.transpose(1, 2).flatten(0, 1))
 
 
 @tries("layers")

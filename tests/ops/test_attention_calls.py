@@ -223,7 +223,7 @@ BAD_CALLS = {
     "leading dimensions": (
         lambda q: ours(q, x(1, 3, 4, 8), q),
         "query is (1, 2, 4, 8), key is (1, 3, 4, 8) and value is (1, 2, 4, 8); their leading "
-        "dimensions do not broadcast",
+        "dimensions do not broadcast; enable_gqa=True is for fewer heads",
     ),
     "heads": (
         lambda q: ours(q[0, 0], q, q, enable_gqa=True),
@@ -324,3 +324,23 @@ def test_devices():
     q = x(1, 2, 4, 8)
     with pytest.raises(RuntimeError, match="k and q must be on one device|k is on meta and q is"):
         operator(q, q.to("meta"), q, None, None, 1.0)
+
+
+def test_meta_tensors_and_no_columns():
+    assert ours(*(torch.randn(2, 3, 5, 8, device="meta"),) * 3).shape == (2, 3, 5, 8)
+    mean = ours(torch.zeros(1, 0), torch.zeros(2, 0), torch.tensor([[1.0], [3.0]]))
+    assert mean.item() == 2
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"attn_mask": [1]}, "attn_mask is of type list; pass a tensor or None"),
+        ({"scale": "x"}, "scale is of type str; pass a number"),
+        ({"query": torch.eye(5).to_sparse()}, "its query is torch.sparse_coo; pass a dense tensor"),
+    ],
+)
+def test_arguments_of_other_types(change, sentence):
+    named = dict.fromkeys(("query", "key", "value"), torch.eye(5)) | change
+    with pytest.raises(RuntimeError, match=sentence):
+        ours(**named)
