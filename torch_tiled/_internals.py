@@ -194,8 +194,8 @@ def assume_constant_result(function):
     return function
 
 
-def attention_by(linear: Callable) -> Callable:
-    """torch.nn.functional.multi_head_attention_forward with its projections by another linear.
+def attention_by(linear: Callable, attention: Callable) -> Callable:
+    """torch.nn.functional.multi_head_attention_forward by another linear and another attention.
 
     PyTorch's function calls F.linear as a global, and in a TorchFunctionMode it is handed to the
     mode as a whole. So this is the same code with other globals. They have no __name__, by which
@@ -212,6 +212,7 @@ def attention_by(linear: Callable) -> Callable:
     scope = {name: value for name, value in vars(F).items() if name != "__name__"}
     scope |= {
         "linear": linear,
+        "scaled_dot_product_attention": attention,
         "has_torch_function": lambda tensors: False,
         "_check_key_padding_mask": check_key_padding_mask,
     }

@@ -318,9 +318,16 @@ def _linear_or_torch(precision, input, weight, bias=None):
     return F.linear(input, weight, bias) if result is None else result
 
 
-# torch.nn.functional.multi_head_attention_forward with projections by torch_tiled.
+def _attention_or_torch(precision, *args):
+    result = _attention(precision, *args)
+    return F.scaled_dot_product_attention(*args) if result is None else result
+
+
+# torch.nn.functional.multi_head_attention_forward with projections and attention by torch_tiled.
 ATTENTION = {
-    precision: attention_by(functools.partial(_linear_or_torch, precision))
+    precision: attention_by(
+        *(functools.partial(f, precision) for f in (_linear_or_torch, _attention_or_torch))
+    )
     for precision in ("fp32", "ieee", "tf32")
 }
 

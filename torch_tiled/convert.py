@@ -232,10 +232,11 @@ def convert(
 
     The layers of exactly these classes are converted: torch.nn.Linear, its
     NonDynamicallyQuantizableLinear, Conv1D of transformers, torch.nn.MultiheadAttention (its
-    projections), and torch.nn.Conv1d, Conv2d and Conv3d with a kernel of 1, stride 1, no padding
-    and groups 1. A subclass may compute something else, and is left alone. So is a layer that is
-    parametrized, wrapped by fully_shard, quantized, on the meta device or lazy; the report says
-    why. So convert first, then parametrize, shard and compile.
+    projections, and the attention that torch_tiled.override takes), and torch.nn.Conv1d, Conv2d and
+    Conv3d with a kernel of 1, stride 1, no padding and groups 1. A subclass may compute something
+    else, and is left alone. So is a layer that is parametrized, wrapped by fully_shard, quantized,
+    on the meta device or lazy; the report says why. So convert first, then parametrize, shard and
+    compile.
 
     A torch.nn.TransformerEncoder (or a subclass) or TransformerEncoderLayer with a converted layer
     changes its class, too: it calls its layers in eval() as in train(), without PyTorch's fast path

@@ -224,7 +224,10 @@ class Conv3d(_Pointwise, torch.nn.Conv3d):
 
 
 class MultiheadAttention(Converted, torch.nn.MultiheadAttention):
-    """The class of a converted torch.nn.MultiheadAttention: its projections are torch_tiled's."""
+    """The class of a converted torch.nn.MultiheadAttention.
+
+    Its projections are torch_tiled's, and so is the attention between them if override takes it.
+    """
 
     __init__ = _constructor(torch.nn.MultiheadAttention)
 

@@ -32,7 +32,8 @@ class override(TorchFunctionMode):
     torch.nn.functional.grouped_mm of float32, float16 and bfloat16 is torch_tiled.grouped_mm,
     except in autocast regions, where PyTorch does not cast it, and in compiled code.
     scaled_dot_product_attention is torch_tiled.nn.functional's for float32 tensors of up to 128
-    columns on a Hopper GPU, without dropout, and unless the precision is "ieee".
+    columns on a Hopper GPU, without dropout, and unless the precision is "ieee"; so it is inside of
+    multi_head_attention_forward if that returns no weights.
 
     PyTorch computes what torch_tiled does not multiply: integers, complex32, real beside complex
     operands, sparse, nested and quantized tensors, tensor subclasses that are not PyTorch's own,
@@ -40,8 +41,8 @@ class override(TorchFunctionMode):
     einsum of a single operand; in autocast regions also sums that are written, products with
     out_dtype, and functions that PyTorch does not cast there (mv and addmv on the CPU, inner on
     CUDA). It also computes products inside of other functions, which the statement does not see:
-    those between the projections of multi_head_attention_forward, RNNs, multi_dot, matrix_power,
-    tensordot, bilinear, dot, cdist and other convolutions. With strict=True each of them warns.
+    others of multi_head_attention_forward, RNNs, multi_dot, matrix_power, tensordot, bilinear, dot,
+    cdist and other convolutions. With strict=True each of them warns.
 
     Statements nest, and the innermost one counts. A statement holds for its own thread. Compiled
     functions may be called in one or contain one; torch.compile recompiles a function that is
@@ -89,7 +90,7 @@ def _tell(func: Callable) -> None:
     if func in ROUTES:
         reason = "torch_tiled does not take its operands or options"
     elif func is F.multi_head_attention_forward:
-        reason = "only its projections can be taken out of it"
+        reason = "only its projections and attention without weights can be taken out of it"
     name = f"torch.{func.__name__}"  # torch.mm has other names, such as torch.spmm
     if func not in ROUTES or getattr(torch, func.__name__, None) != func:
         name = resolve_name(func)

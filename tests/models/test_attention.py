@@ -1,6 +1,7 @@
 """torch.nn.MultiheadAttention and the Transformer layers, by torch_tiled.convert and override."""
 
 import contextlib
+import functools
 import math
 import warnings
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from helpers.compiling import BACKENDS
 from helpers.converting import as_converted, classes
 from helpers.copies import COPIES
+from helpers.needs import needs_hopper
 from helpers.overriding import Products
 from helpers.reference import SMALLEST, U, assert_within, gamma
 from helpers.thinning import pairwise
@@ -17,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import torch_tiled
-from torch_tiled import converted
+from torch_tiled import _routes, converted
 
 EMBED, HEADS = 16, 4
 
@@ -246,7 +248,7 @@ def padding(device):
 
 CALLS = {
     "plain": lambda model, x, device: model(x),
-    "mask": lambda model, x, device: model(x, mask=causal(5, device).double(), is_causal=True),
+    "mask": lambda model, x, device: model(x, mask=causal(5, device).to(x.dtype), is_causal=True),
     "padding": lambda model, x, device: model(x, src_key_padding_mask=padding(device)),
 }
 
@@ -493,3 +495,88 @@ def test_a_subclass_sees_attention_whole():
         result = layer(tagged, tagged, tagged)[0]
     assert F.multi_head_attention_forward in Tagged.seen
     assert_close(result.as_subclass(torch.Tensor), layer(x, x, x)[0])
+
+
+# --- attention between the projections -----------------------------------------------------------
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_hopper)])
+def attends(request, monkeypatch):
+    """A device that has an attention of torch_tiled; a CPU has its kernel, as a GPU has."""
+    if request.param == "cpu":
+        monkeypatch.setattr(_routes, "runs_on_gpu", lambda *tensors: True)
+    return request.param
+
+
+def attentions(seen):
+    return seen.names().count("tiled::attention")
+
+
+def as_float32(options):
+    return {
+        name: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in options.items()
+    }
+
+
+@pytest.mark.parametrize("keys", [5, 7])
+@pytest.mark.parametrize("mask", MASKS)
+def test_its_attention(mask, keys, attends):
+    """Values and gradients are PyTorch's; a call that returns weights has products as before."""
+    layer = torch.nn.MultiheadAttention(EMBED, HEADS, batch_first=True, device=attends)
+    query = torch.randn(2, 5, EMBED, device=attends, requires_grad=True)
+    key = query if keys == 5 else torch.randn(2, keys, EMBED, device=attends)
+    options = as_float32(MASKS[mask](keys, attends))
+    leaves = [query, *layer.parameters()]
+
+    def run(context, need_weights=False):
+        with context as seen:
+            output, _ = layer(query, key, key, need_weights=need_weights, **options)
+        return [output, *torch.autograd.grad(output.square().sum(), leaves)], seen
+
+    close = functools.partial(assert_close, rtol=1e-4, atol=1e-4)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected, _ = run(without_fast_path())
+    with torch_tiled.override():
+        overridden, seen = run(Products())
+    assert attentions(seen) == 1 and overridden[0].stride() == expected[0].stride()
+    close(overridden, expected)
+    torch_tiled.convert(layer)
+    found, seen = run(Products())
+    assert attentions(seen) == 1 and torch.equal(found[0], overridden[0])
+    close(found, expected)
+    found, seen = run(Products(), need_weights=True)
+    assert attentions(seen) == 0
+    close(found, expected)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "ieee"])
+@pytest.mark.parametrize("dropout", [0, 0.5])
+@torch.no_grad()
+def test_whose_attention(precision, dropout, attends):
+    x = torch.randn(2, 5, EMBED, device=attends)
+    layer = torch.nn.MultiheadAttention(EMBED, HEADS, dropout, device=attends)
+    count = 1 if precision != "ieee" and dropout == 0 else 0
+    with Products() as seen, torch_tiled.override(precision):
+        layer(x, x, x, need_weights=False)
+    assert attentions(seen) == count
+    torch_tiled.convert(layer, precision=precision)
+    with Products() as seen:
+        layer(x, x, x, need_weights=False)
+    assert attentions(seen) == count
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_attention_of_an_encoder(call, training, attends, fresh_compiler):
+    model = encoder(attends, torch.float32, dropout=0).train(training)
+    x = torch.randn(2, 5, EMBED, device=attends)
+    with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        expected = CALLS[call](model, x, attends)
+    torch_tiled.convert(model)
+    with Products() as seen:
+        found = CALLS[call](model, x, attends)
+    assert attentions(seen) == 2
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert_close(CALLS[call](compiled, x, attends), found)
