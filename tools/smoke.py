@@ -57,12 +57,13 @@ def groups() -> None:
     close(torch_tiled.segment_matmul(a, ends, b), expected)
 
 
-@tries("experts")
-def experts() -> None:
-    try:
-        torch_tiled.experts.register()
-    except ImportError as error:  # transformers is no dependency
-        assert "transformers" in str(error)
+@tries("attention", "experts")
+def of_transformers() -> None:
+    for module in (torch_tiled.attention, torch_tiled.experts):
+        try:
+            module.register()
+        except ImportError as error:  # transformers is no dependency
+            assert "transformers" in str(error)
 
 
 @tries("explain", "numerics_version", "__version__")

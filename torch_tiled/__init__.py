@@ -9,7 +9,7 @@ dispatcher.
 from . import _op  # noqa: F401
 
 # isort: split
-from . import experts, inductor, layers, nn, stream
+from . import attention, experts, inductor, layers, nn, stream
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .grouped import grouped_mm, segment_matmul
@@ -22,6 +22,7 @@ __all__ = [
     "Prepared",
     "__version__",
     "algorithms",
+    "attention",
     "convert",
     "enabled",
     "experts",

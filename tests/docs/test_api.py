@@ -16,7 +16,7 @@ NAMED = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MU
 # Modules of whose names torch_tiled's own are a part, and those that it has as they are.
 MODULES = (
     *("torch_tiled", "torch_tiled.nn", "torch_tiled.inductor", "torch_tiled.info"),
-    *("torch_tiled.experts", "torch_tiled.nn.functional"),
+    *("torch_tiled.attention", "torch_tiled.experts", "torch_tiled.nn.functional"),
 )
 
 

@@ -1,0 +1,69 @@
+"""Attention of transformers' models by torch_tiled.nn.functional."""
+
+from .nn.functional import attention, runs_on_gpu
+
+__all__ = ["register"]
+
+
+def register(name: str = "torch_tiled") -> None:
+    """Adds torch_tiled to the implementations of attention that transformers knows.
+
+    A model takes it by model.set_attn_implementation(name), or if it is loaded with
+    attn_implementation=name. Masks are made as for "sdpa". Its attention is
+    torch_tiled.nn.functional.scaled_dot_product_attention in the cases in which "auto" computes
+    fp16x3 there, and no heads are copied. It is transformers' "sdpa" otherwise, and also with
+    dropout, with a bias of positions (as T5 has) and for output_attentions.
+
+    Args:
+        name: of the implementation; one of this name is replaced.
+
+    Raises:
+        ImportError: there is no transformers, or one older than 4.53.
+
+    Examples:
+        >>> import importlib.util
+        >>> if importlib.util.find_spec("transformers"):
+        ...     torch_tiled.attention.register()
+    """
+    try:
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    except ImportError as error:
+        raise ImportError(
+            f"torch_tiled.attention.register: {error}; install transformers 4.53 or newer"
+        ) from error
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
+    ALL_ATTENTION_FUNCTIONS.register(name, _forward)
+
+
+def _forward(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    dropout=0.0,
+    scaling=None,
+    is_causal=None,
+    **options,
+):
+    """The attention of a layer as (batch, queries, heads, columns), and no weights."""
+    for option in ("softcap", "s_aux"):
+        if options.get(option) is not None:
+            raise RuntimeError(
+                f"torch_tiled.attention: {type(module).__name__} passes {option}, which only "
+                f'eager attention computes; call model.set_attn_implementation("eager")'
+            )
+    is_left = dropout != 0 or options.get("position_bias") is not None
+    is_left = is_left or options.get("output_attentions", False)
+    if is_left or not runs_on_gpu(query, key, value, attention_mask):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        given = module, query, key, value, attention_mask
+        return sdpa_attention_forward(*given, dropout, scaling, is_causal, **options)
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    # One query is the last one, which sees every key; a mask is causal itself.
+    is_causal = query.shape[2] > 1 and attention_mask is None and is_causal
+    out = attention(query, key, value, attention_mask, is_causal, scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous(), None
