@@ -112,6 +112,10 @@ def attention() -> None:
     close(function(q, k, v), expected)
     if DEVICE == "cpu" or torch.cuda.get_device_capability() == (9, 0):
         close(function(q, k, v, algorithm="fp16x3"), expected)
+    packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    ends = [torch.tensor([0, n, 2 * n], device=DEVICE) for n in (5, 7)]
+    function = torch_tiled.nn.functional.scaled_dot_product_attention_varlen
+    close(function(*packed, *ends, 5, 7), expected.transpose(1, 2).flatten(0, 1))
 
 
 @tries("layers")

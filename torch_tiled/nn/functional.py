@@ -1,16 +1,18 @@
 """Functions of torch.nn.functional by torch_tiled."""
 
+import itertools
 import math
 
 import torch
 import torch.nn.functional as F
+from torch.compiler import is_compiling
 
-from .._internals import assume_constant_result
+from .._internals import assume_constant_result, dispatch_modes, is_jit_tracing, unwrapped
 from .._op.call import call, entry_points
 from .._op.namespace import operators
-from .._op.supported import is_supported
+from .._op.supported import PLAIN_TYPES, is_supported
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"]
 
 _attention = entry_points(operators.attention.default)
 _NAME = "torch_tiled.nn.functional.scaled_dot_product_attention"
@@ -207,3 +209,162 @@ def _fold_mask(mask, scores):
             f"{_NAME}: attn_mask is {tuple(mask.shape)}; it must expand to {tuple(scores)}, which "
             f"are leading dimensions, queries and keys"
         ) from None
+
+
+def scaled_dot_product_attention_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    algorithm: str = "auto",
+) -> torch.Tensor:
+    """scaled_dot_product_attention of sequences that are packed one after another, without padding.
+
+    Rows have the bits of their sequence's alone by "fp16x3". The sequences are unpacked on their
+    device to a batch of sequences x max_q queries and sequences x max_k keys, with a mask, and the
+    result is packed. Nothing is read on the host, so a CUDA graph may be replayed with other
+    sequences.
+
+    Args:
+        query: (tokens, heads, columns).
+        key: (tokens of keys, heads, columns).
+        value: (tokens of keys, heads, columns of the result).
+        cu_seqlens_q: (sequences + 1,), ascending, of torch.int32 or torch.int64 and on query's
+            device: sequence i has the tokens from cu_seqlens_q[i] up to cu_seqlens_q[i + 1].
+        cu_seqlens_k: the same of key and value. If it is the same object as cu_seqlens_q,
+            is_causal needs no mask.
+        max_q: the tokens of the longest sequence, or more.
+        max_k: the same of keys.
+        is_causal: query i of a sequence sees its keys 0 to i.
+        scale: as for scaled_dot_product_attention.
+        enable_gqa: as for scaled_dot_product_attention.
+        algorithm: as for scaled_dot_product_attention.
+
+    Returns:
+        (tokens, heads, columns of value). Tokens of no sequence get zeros.
+
+    Raises:
+        RuntimeError: as scaled_dot_product_attention does; also for cu_seqlens of another dtype,
+            shape or device and, on the CPU, ones that descend, run past the tokens or have a
+            sequence longer than max_q or max_k. On a GPU, under a TorchDispatchMode and in a
+            compiled or traced graph these raise nothing: a sequence ends where the tokens do, its
+            queries from max_q on get zeros, and its keys from max_k on are not seen.
+        torch.OutOfMemoryError: as torch_tiled.matmul does.
+
+    Examples:
+        >>> q, k, v = (torch.randn(9, 4, 8) for _ in range(3))
+        >>> ends = torch.tensor([0, 4, 9])
+        >>> function = torch_tiled.nn.functional.scaled_dot_product_attention_varlen
+        >>> function(q, k, v, ends, ends, 5, 5, is_causal=True).shape
+        torch.Size([9, 4, 8])
+    """
+    _check_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k)
+    q_rows, has_query = _rows(cu_seqlens_q, max_q, query.shape[0])
+    k_rows, has_key = _rows(cu_seqlens_k, max_k, key.shape[0])
+    q = _unpack(query, q_rows, has_query)
+    k, v = (_unpack(x, k_rows, has_key) for x in (key, value))
+    are_the_same = cu_seqlens_q is cu_seqlens_k and query.shape[0] == key.shape[0]
+    if is_causal and are_the_same and max_q == max_k:
+        mask = None  # what is after a sequence's keys is after each of its queries
+    else:
+        mask = has_key[:, None, None]
+        if is_causal:
+            mask, is_causal = mask & mask.new_ones(max_q, max_k).tril(), False
+    out = scaled_dot_product_attention(
+        q, k, v, mask, 0.0, is_causal, scale, enable_gqa, algorithm=algorithm
+    )
+    return _pack(out, cu_seqlens_q, query.shape[0])
+
+
+def _rows(cu_seqlens, length, tokens):
+    """The row of each place of (sequences, length), and whether its sequence has this place."""
+    starts, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].clamp(max=tokens)
+    rows = starts + torch.arange(length, device=starts.device)
+    return rows.clamp(0, max(tokens - 1, 0)), (rows >= 0) & (rows < ends)
+
+
+def _unpack(x, rows, has):
+    """(tokens, heads, columns) as (sequences, heads, length, columns), with zeros for no token."""
+    if x.shape[0] == 0:
+        return x.new_zeros(*rows.shape, *x.shape[1:]).transpose(1, 2)
+    return x[rows].where(has[:, :, None, None], 0).transpose(1, 2)
+
+
+def _pack(x, cu_seqlens, tokens):
+    """(sequences, heads, length, columns) as (tokens, heads, columns), zeros for no sequence."""
+    x = x.transpose(1, 2)
+    sequences, length = x.shape[:2]
+    if sequences * length == 0:
+        return x.new_zeros(tokens, *x.shape[2:])
+    rows = torch.arange(tokens, device=x.device)
+    found = torch.searchsorted(cu_seqlens, rows.to(cu_seqlens.dtype), right=True) - 1
+    sequence = found.clamp(0, sequences - 1)
+    place = rows - cu_seqlens[sequence]
+    has = (found == sequence) & (place >= 0) & (place < length)
+    return x[sequence, place.clamp(0, length - 1)].where(has[:, None, None], 0)
+
+
+def _check_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k):
+    name = f"{_NAME}_varlen"
+    given = {"query": query, "key": key, "value": value}
+    given |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    for which, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise RuntimeError(f"{name}: {which} is of type {type(x).__name__}; pass a tensor")
+    for which, x in list(given.items())[:3]:
+        if x.dim() != 3:
+            raise RuntimeError(
+                f"{name}: {which} is {tuple(x.shape)}; it must be (tokens, heads, columns)"
+            )
+    if key.shape[0] != value.shape[0]:
+        raise RuntimeError(
+            f"{name}: key is {tuple(key.shape)} and value is {tuple(value.shape)}; they must have "
+            f"the same number of tokens"
+        )
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise RuntimeError(
+            f"{name}: cu_seqlens_q is {tuple(cu_seqlens_q.shape)} and cu_seqlens_k is "
+            f"{tuple(cu_seqlens_k.shape)}; both must be (sequences + 1,)"
+        )
+    sides = ("q", cu_seqlens_q, query, max_q), ("k", cu_seqlens_k, key, max_k)
+    for which, x, tokens, most in sides:
+        _check_cu_seqlens(f"{name}: cu_seqlens_{which}", x, tokens)
+        if isinstance(most, bool) or not isinstance(most, (int, torch.SymInt)) or most < 0:
+            raise RuntimeError(f"{name}: max_{which} is {most!r}; pass an integer of 0 or more")
+        reads = x.is_cpu and not (is_compiling() or is_jit_tracing() or dispatch_modes())
+        if reads and type(x) in PLAIN_TYPES and unwrapped(x) is x:
+            _check_ends(f"{name}: cu_seqlens_{which}", x.tolist(), tokens.shape[0], which, most)
+
+
+def _check_cu_seqlens(name, cu_seqlens, tokens):
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(f"{name} is {cu_seqlens.dtype}; pass torch.int32 or torch.int64")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
+        raise RuntimeError(f"{name} is {tuple(cu_seqlens.shape)}; it must be (sequences + 1,)")
+    if cu_seqlens.device != tokens.device:
+        raise RuntimeError(
+            f"{name} is on {cu_seqlens.device}, and its tokens are on {tokens.device}"
+        )
+
+
+def _check_ends(name, ends, tokens, which, most):
+    """Checks offsets that can be read."""
+    if ends[0] < 0:
+        raise RuntimeError(f"{name}[0] is {ends[0]}; it must be 0 or more")
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+        if end < start:
+            raise RuntimeError(f"{name}[{i + 1}] is {end}, after {start}; it must not descend")
+        if end - start > most:
+            raise RuntimeError(
+                f"{name}: sequence {i} has {end - start} tokens, and max_{which} is {most}; pass "
+                f"the length of the longest one"
+            )
+    if ends[-1] > tokens:
+        raise RuntimeError(f"{name}[-1] is {ends[-1]}, and there are {tokens} tokens")
