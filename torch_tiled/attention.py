@@ -18,7 +18,8 @@ def register(name: str = "torch_tiled") -> None:
         name: of the implementation; one of this name is replaced.
 
     Raises:
-        ImportError: there is no transformers, or one older than 4.53.
+        ImportError: there is no transformers, or one without the tables of attention and its masks,
+            which transformers 5 has.
 
     Examples:
         >>> import importlib.util
@@ -30,7 +31,7 @@ def register(name: str = "torch_tiled") -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     except ImportError as error:
         raise ImportError(
-            f"torch_tiled.attention.register: {error}; install transformers 4.53 or newer"
+            f"torch_tiled.attention.register: {error}; install transformers 5"
         ) from error
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
     ALL_ATTENTION_FUNCTIONS.register(name, _forward)
