@@ -204,12 +204,8 @@ __device__ void split_factors(const Value& value, Fragments& to, float (&inverse
   }
   UNROLL
   for (int i = 0; i < kScores; i += 2) {
-    const int row = i / 2 % 2, fragment = i / 8, element = i / 4 % 2 * 2 + row;
-    const float x = value(i) * scale[row], y = value(i + 1) * scale[row];
-    const __half2 rounded = __floats2half2_rn(x, y);
-    const float2 back = __half22float2(rounded);
-    to.hi[fragment][element] = reinterpret_cast<const uint32_t&>(rounded);
-    to.lo[fragment][element] = ptx::pack_x2(x - back.x, y - back.y);
+    const float by = scale[i / 2 % 2];
+    to.split(i, value(i) * by, value(i + 1) * by);
   }
 }
 

@@ -121,6 +121,20 @@ struct LanePlace {
   int column = static_cast<int>(threadIdx.x) % kLanes * 4;
 };
 
+// Splits rows that a lane has four columns of: row `first`, and then every kAtOnce-th one.
+template <int kBlocks, int kSteps, class Scaler, class Store>
+__device__ void split_loaded(const float (&x)[kSteps][4], int first, int column, Scaler& scaler,
+                             const Store& store) {
+  using Place = LanePlace<kBlocks>;
+  UNROLL
+  for (int i = 0; i < kSteps; ++i) {
+    const int row = first + i * Place::kAtOnce;
+    uint2 hi, lo;
+    split_x4(x[i], scaler(row, largest_of_row<Place::kLanes>(x[i])), hi, lo);
+    store(row, column, hi, lo);
+  }
+}
+
 // Splits a tile, from row `first` on. store(row, column, hi, lo) gets four columns.
 template <int kBlocks, class Scaler, class Store>
 __device__ void split_rows(const RowReader& from, const float* matrix, int first, Scaler& scaler,
@@ -135,13 +149,7 @@ __device__ void split_rows(const RowReader& from, const float* matrix, int first
     for (int i = 0; i < kSteps; ++i) {
       from.load_x4(matrix, first + at.row + below + i * Place::kAtOnce, at.column, x[i]);
     }
-    UNROLL
-    for (int i = 0; i < kSteps; ++i) {
-      const int row = at.row + below + i * Place::kAtOnce;
-      uint2 hi, lo;
-      split_x4(x[i], scaler(row, largest_of_row<Place::kLanes>(x[i])), hi, lo);
-      store(row, at.column, hi, lo);
-    }
+    split_loaded<kBlocks>(x, at.row + below, at.column, scaler, store);
   }
   scaler.finish();
 }
@@ -172,7 +180,8 @@ __device__ void stage_rows(const RowReader& from, const float* matrix, int first
   using Place = LanePlace<kBlocks>;
   const Place at;
   _Pragma("unroll 4") for (int below = 0; below < 16; below += Place::kAtOnce) {
-    const int row = at.row + below, exists = first + row < from.rows;
+    const int row = at.row + below;
+    const bool exists = first + row < from.rows;
     const float* source = matrix + (exists ? first + row : 0) * from.tensor.row_stride;
     const int left = exists ? from.columns - at.column : 0;
     if (from.vectors) {
@@ -192,8 +201,9 @@ __device__ void stage_rows(const RowReader& from, const float* matrix, int first
 template <int kBlocks, class Scaler>
 __device__ void split_staged(Boxes<kBlocks>& boxes, Scaler& scaler) {
   using Place = LanePlace<kBlocks>;
-  constexpr int kSteps = 4;  // whose latencies overlap
+  constexpr int kSteps = 4;  // rows of a lane that are split at once
   const Place at;
+  const auto store = [&](auto... part) { store_parts<kBlocks>(boxes, part...); };
   NO_UNROLL
   for (int below = 0; below < 16; below += kSteps * Place::kAtOnce) {
     float x[kSteps][4];
@@ -204,13 +214,7 @@ __device__ void split_staged(Boxes<kBlocks>& boxes, Scaler& scaler) {
       x[i][0] = x4.x, x[i][1] = x4.y, x[i][2] = x4.z, x[i][3] = x4.w;
     }
     __syncwarp();  // every lane of a row has read
-    UNROLL
-    for (int i = 0; i < kSteps; ++i) {
-      const int row = at.row + below + i * Place::kAtOnce;
-      uint2 hi, lo;
-      split_x4(x[i], scaler(row, largest_of_row<Place::kLanes>(x[i])), hi, lo);
-      store_parts<kBlocks>(boxes, row, at.column, hi, lo);
-    }
+    split_loaded<kBlocks>(x, at.row + below, at.column, scaler, store);
   }
   scaler.finish();
 }

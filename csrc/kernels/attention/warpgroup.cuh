@@ -92,6 +92,15 @@ using Scores = float[kScores];
 // Exponentials of the scores as wgmma reads them from registers, 16 keys at a time.
 struct Fragments {
   uint32_t hi[kRows / 16][4], lo[kRows / 16][4];
+
+  // Takes the numbers in the places of accumulators i and i + 1, with i even.
+  __device__ void split(int i, float x, float y) {
+    const __half2 rounded = __floats2half2_rn(x, y);
+    const float2 back = __half22float2(rounded);
+    const int fragment = i / 8, element = i / 4 % 2 * 2 + i / 2 % 2;
+    hi[fragment][element] = reinterpret_cast<const uint32_t&>(rounded);
+    lo[fragment][element] = ptx::pack_x2(x - back.x, y - back.y);
+  }
 };
 
 // Begins scores = q k^T. kTransposed: q has the keys, and k the queries; the sums' bits are the
@@ -300,11 +309,7 @@ struct Queries {
             sum[row] = fmaf(fraction, order::power_of_two(power), sum[row]);
           }
         }
-        const __half2 rounded = __floats2half2_rn(x[0], x[1]);
-        const float2 back = __half22float2(rounded);
-        const int fragment = i / 8, element = i / 4 % 2 * 2 + row;
-        p.hi[fragment][element] = reinterpret_cast<const uint32_t&>(rounded);
-        p.lo[fragment][element] = ptx::pack_x2(x[0] - back.x, x[1] - back.y);
+        p.split(i + row * 2, x[0], x[1]);
       }
     }
   }
@@ -349,7 +354,7 @@ struct Queries {
     return sums;
   }
 
-  // Joins a tile's sums to those of the tiles before.
+  // Joins a tile's sums to the sums of the tiles before.
   __device__ void join(const TileSums& sums, const float (&of_tile)[kOut]) {
     order::Join join[2];
     UNROLL
