@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import torch_tiled
-from torch_tiled._op.attention import composite_attention
+from torch_tiled._op.attention import _attention_weights
 
 GQA = {"enable_gqa": True}
 CASES = {  # options, and the shape of an additive mask
@@ -35,6 +35,12 @@ def make(case, device="cpu", requires_grad=True):
         tensors.append(torch.randn(mask, device=device))
     tensors = [x.requires_grad_(requires_grad) for x in tensors]
     return tensors, *(functools.partial(f, **options, **GQA) for f in (ours, reference))
+
+
+def composite_attention(q, k, v, mask, causal_offset, scale):
+    """attention of any dtype, by the weights and the products that its derivatives have."""
+    weights = _attention_weights(q, k, mask, causal_offset, scale)
+    return torch_tiled.matmul(weights, v).reshape(*q.shape[:3], v.shape[3])
 
 
 def assert_all_close(found, expected, tolerance=1e-5):

@@ -47,12 +47,6 @@ def _attention_weights(q, k, mask, causal_offset, scale):
     return weights.masked_fill(sees_nothing, 0).reshape(folded)
 
 
-def composite_attention(q, k, v, mask, causal_offset, scale):
-    """attention of any dtype, by the products that its derivatives have."""
-    weights = _attention_weights(q, k, mask, causal_offset, scale)
-    return _product(weights, v, {}).reshape(*q.shape[:3], v.shape[3])
-
-
 def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
     """The gradients of q, k, v and mask, from that of out; None for one that is not needed."""
     needs_q, needs_k, needs_v, needs_mask = needed

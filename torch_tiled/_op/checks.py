@@ -20,7 +20,7 @@ from .._internals import (
 from .layouts import check_are_dense
 from .namespace import operators
 from .registry import orders
-from .supported import COMPLEX
+from .supported import COMPLEX, is_hopper
 
 _check_options = redispatch_without_python(operators._check_options.default)
 _BELOW_MODES = DispatchKeySet(DispatchKey.CPU)  # which the modes of a trace do not see
@@ -307,10 +307,10 @@ def check_segment_matmul(x, ptr, weight, bias, *, has_values):
         _check_same_device(op, "bias", bias, "x", x)
         check_options(op, operands, dtype_of_bias=bias.dtype)
     if has_values:
-        check_ptr(ptr, x.shape[0])
+        _check_ptr(ptr, x.shape[0])
 
 
-def check_ptr(ptr, rows):
+def _check_ptr(ptr, rows):
     """Raises an error of segment_matmul if ptr does not ascend from 0 on to at most these rows."""
     op = "torch_tiled.segment_matmul"
     wrong = torch.cat([ptr[:1] != 0, ptr.diff() < 0]) | (ptr > rows)
@@ -392,7 +392,7 @@ def _is_split(b):
         return False
     if b.device.type != "cuda" or not torch.cuda.is_available():
         return True
-    return torch.cuda.get_device_capability(b.device) == (9, 0)
+    return is_hopper(b.device)
 
 
 def _presplit_sizes(k, n):

@@ -1,8 +1,15 @@
 """The tensors that the operators take."""
 
+import functools
+
 import torch
 
-__all__ = ["COMPLEX", "DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT", "is_supported", "why_unsupported"]
+from .._internals import assume_constant_result
+
+__all__ = [
+    *("COMPLEX", "DTYPES", "PLAIN_TYPES", "SIXTEEN_BIT"),
+    *("is_hopper", "is_supported", "is_traced", "why_unsupported"),
+]
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -26,6 +33,17 @@ _WRAPPERS = _TRACED | {
     "torch.distributed.tensor.DTensor",
     "torch.distributed._functional_collectives.AsyncCollectiveTensor",
 }
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+
+
+@assume_constant_result
+def is_hopper(device: torch.device) -> bool:
+    """Returns whether this is a Hopper GPU of this machine, asking for its properties once."""
+    return _capability(device) == (9, 0)
 
 
 def _name_of_type(tensor) -> str:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from .._internals import assume_constant_result, dispatch_modes, is_jit_tracing, unwrapped
+from .._internals import dispatch_modes, is_jit_tracing, unwrapped
 from .._op.call import call, entry_points
 from .._op.namespace import operators
-from .._op.supported import PLAIN_TYPES, is_supported, why_unsupported
+from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupported
 
 __all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"]
 
@@ -100,12 +100,7 @@ def runs_on_gpu(query, key, value, attn_mask=None) -> bool:
         is_dense = attn_mask.is_cuda and attn_mask.layout is torch.strided
         if not is_dense or attn_mask.dtype not in (torch.bool, torch.float32):
             return False
-    return not torch.is_autocast_enabled("cuda") and _is_hopper(query.device)
-
-
-@assume_constant_result
-def _is_hopper(device) -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+    return not torch.is_autocast_enabled("cuda") and is_hopper(query.device)
 
 
 def _is_causal_bias(mask) -> bool:
