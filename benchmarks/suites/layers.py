@@ -5,14 +5,14 @@
 
 The suite `mixed` multiplies bfloat16 by float32, where PyTorch upcasts and multiplies in IEEE
 float32; its heads compute float32 logits of bfloat16 activations, beside PyTorch's bfloat16
-product. The suite `pointwise` calls torch.nn.functional.conv2d with a kernel of 1, under
-torch_tiled.override() and without, where cuDNN runs its fastest algorithm without TF32. The suite
-`grouped` has groups of equal sizes and of sizes by Zipf's law; its peer is
-torch.nn.functional.grouped_mm in bfloat16, and torch.mm for each group in float32, where
-grouped_mm reads offs on the host. The suite `attention` is float32 beside PyTorch's
-memory-efficient kernel, the fastest of its own, forward and in training steps, of which the error
-is that of the gradient of q. Functions are timed as benchmarks.gemm times products, and
-errors are relative Frobenius against float64.
+product, and their gradients from float32 ones, beside TF32 of operands that are float32. The suite
+`pointwise` calls torch.nn.functional.conv2d with a kernel of 1, under torch_tiled.override() and
+without, where cuDNN runs its fastest algorithm without TF32. The suite `grouped` has groups of
+equal sizes and of sizes by Zipf's law; its peer is torch.nn.functional.grouped_mm in bfloat16, and
+torch.mm for each group in float32, where grouped_mm reads offs on the host. The suite `attention`
+is float32 beside PyTorch's memory-efficient kernel, the fastest of its own, forward and in
+training steps, of which the error is that of the gradient of q. Functions are timed as
+benchmarks.gemm times products, and errors are relative Frobenius against float64.
 """
 
 import argparse
@@ -83,6 +83,17 @@ def mixed_pair(shape: Shape, device: torch.device) -> Operands:
     return a.bfloat16(), b
 
 
+def by_tf32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with full_precision_peer("tf32"):
+        return a @ b
+
+
+def gradient_operands(shape: Shape, device: torch.device) -> Operands:
+    """A float32 gradient, a bfloat16 operand, and that operand in float32."""
+    dy, x = shape.stored(partial(torch.randn, device=device))
+    return dy, x.bfloat16(), x.bfloat16().float()
+
+
 def mixed(device: torch.device, small: bool) -> Iterator[Contest]:
     def contest(what: str, shape: Shape) -> Contest:
         sets = operands(partial(mixed_pair, shape, device), device)
@@ -105,6 +116,17 @@ def mixed(device: torch.device, small: bool) -> Iterator[Contest]:
         head.flops,
         exactly,
     )
+    gradients = {"dX": Shape(tokens, width, words), "dW": Shape(words, width, tokens, layout="TN")}
+    for name, shape in gradients.items():
+        yield Contest(
+            "mixed",
+            f"{name} of these logits, beside TF32",
+            lambda dy, x, _: torch_tiled.matmul(dy, x),
+            lambda dy, _, upcast: by_tf32(dy, upcast),
+            operands(partial(gradient_operands, shape, device), device),
+            shape.flops,
+            lambda dy, x, _: exactly(dy, x),
+        )
 
 
 # --- pointwise -----------------------------------------------------------------------------------
