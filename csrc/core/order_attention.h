@@ -28,8 +28,8 @@
 // exp2_fraction(fraction_j) * power_of_two(whole_j - m + 14 - kSumShift).
 //
 // The state (M, L, O) of the tiles so far, first (kLowest, 0, 0), is joined with (m, l, o) by
-// join(). In the end out = O * inverse_of_sum(L), and the denominator of the softmax
-// is L * 2^exponent_of_sum(L, M).
+// join(). In the end out = normalized(O, normalizer(L)), and the denominator of the softmax is
+// L * 2^exponent_of_sum(L, M).
 //
 // Gradients: at the end of this file.
 //
@@ -52,8 +52,9 @@ inline constexpr int kLargestWhole = 1 << 28;  // to which logarithms are clampe
 
 // --- Scales and parts ----------------------------------------------------------------------------
 
-// Sums of p_j * 2^(s_v - kSumShift) neither overflow nor underflow for values of 1e-31 to 1e30.
-inline constexpr int kSumShift = 27;
+// Sums of p_j * 2^(s_v - kSumShift) of the least s_v, -113, are normal numbers, and those of the
+// greatest one do not overflow for 2^23 keys.
+inline constexpr int kSumShift = 13;
 
 // bits_of(|x|) for the maximum over a row: 0 for Inf and NaN.
 HOST_DEVICE inline uint32_t finite_bits(float x) {
@@ -64,7 +65,7 @@ HOST_DEVICE inline uint32_t finite_bits(float x) {
 // Returns s of a value row. A row of zeros must not outweigh rows of small values, nor vanish from
 // the sum beside large ones.
 HOST_DEVICE inline int value_scale_exponent(uint32_t largest) {
-  constexpr int kOfZeros = 80, kMost = 117;
+  constexpr int kOfZeros = 80, kMost = 103;
   if (largest == 0) return kOfZeros;
   const int s = fp16x3::scale_exponent(largest);
   return s < kMost ? s : kMost;
@@ -178,9 +179,23 @@ HOST_DEVICE inline float join(float old_sum, float new_sum, const Join& by) {
   return fmaf(new_sum, by.new_factor, old_sum * by.old_factor);
 }
 
-// What O is multiplied by: 2^-kSumShift / L.
-HOST_DEVICE inline float inverse_of_sum(float l) { return l == 0 ? 0.0f : 0x1p-27f / l; }
-static_assert(kSumShift == 27);
+// 2^-kSumShift / L in two factors, as that need not be a normal number.
+struct Normalizer {
+  float inverse, power;
+};
+
+HOST_DEVICE inline Normalizer normalizer(float l) {
+  if (!(l >= 0x1p-126f && l < INFINITY)) return {l == 0 ? 0.0f : 1 / l, 1};
+  const uint32_t bits = bits_of(l);
+  const float mantissa = float_of((bits & 0x7fffffu) | 0x3f800000u);
+  const int exponent = static_cast<int>(bits >> 23) - 127;
+  return {0x1p-14f / mantissa, power_of_two(1 - exponent)};
+}
+
+HOST_DEVICE inline float normalized(float o, const Normalizer& by) {
+  return o * by.inverse * by.power;
+}
+static_assert(kSumShift == 13);
 
 // The exponent of the denominator L * 2^exponent, or 0 if L is NaN.
 HOST_DEVICE inline int exponent_of_sum(float l, int exponent) {

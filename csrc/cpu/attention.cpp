@@ -188,9 +188,9 @@ struct Query {
   void store() const {
     float* to = static_cast<float*>(p.out.data) + batch * p.out.batch_stride +
                 head * p.out.head_stride + row * p.out.row_stride;
-    const float inverse = inverse_of_sum(sum);
+    const Normalizer by = normalizer(sum);
     for (int64_t c = 0; c < p.value_size; ++c) {
-      to[c * p.out.col_stride] = out[c] * inverse;
+      to[c * p.out.col_stride] = normalized(out[c], by);
     }
     const int64_t index = (batch * p.heads + head) * p.queries + row;
     p.sum[index] = sum;

@@ -11,8 +11,8 @@ from helpers.specification import exponent, fma, tensor_core
 TILE = 64  # keys
 MASKED, LOWEST = -(2**30), -(2**29)
 LARGEST_WHOLE, LARGE_LOG2 = 2.0**28, 2.0**22
-VALUE_SCALE_OF_ZEROS, MOST_VALUE_SCALE = 80, 117
-SUM_SHIFT, COUNTED = 27, 50
+VALUE_SCALE_OF_ZEROS, MOST_VALUE_SCALE = 80, 103
+SUM_SHIFT, COUNTED = 13, 50
 EXP2 = [
     float.fromhex(c)
     for c in (
@@ -155,9 +155,13 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
         joined_out = _fma(tile_out, new[:, None], out * old[:, None])
         out = np.where(is_seen[:, None], joined_out, out)
         top = np.where(is_seen, joined, top)
-    inverse = np.where(total == 0, 0, F32(2.0**-SUM_SHIFT) / total).astype(F32)
+    mantissa, power = np.frexp(total)
+    power = np.where(np.isfinite(total), 1 - SUM_SHIFT - power.astype(int), 0)
+    inverse = np.where(total == 0, 0, F32(1) / (2 * mantissa)).astype(F32)
+    quotient = out.astype(np.float64) * inverse[:, None]
+    rounded = np.ldexp(quotient.astype(F32).astype(np.float64), power[:, None]).astype(F32)
     exponents = np.where(np.isnan(total), 0, top - 14 + SUM_SHIFT)
-    return out * inverse[:, None], total, exponents
+    return rounded, total, exponents
 
 
 def attention(q, k, v, mask, causal_offset, scale):

@@ -92,6 +92,7 @@ VALUES = {
     "logits without a fraction": scaled(q=1e15, k=1e15),
     "logits that overflow": scaled(q=1e25, k=1e25),
     "large values": scaled(v=1e30),
+    "the largest values": scaled(v=6e37),
     "small values": scaled(v=1e-30),
     "large keys": scaled(k=1e30),
     "small queries": scaled(q=1e-30, v=1e30),

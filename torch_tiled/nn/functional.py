@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
     The bits of a row depend on its query, on the keys and values that it sees and on their places
     alone: not on the batch, on other queries, or on masked keys after them, if the values of those
     are finite. Errors are relative to the largest number of each row of query, key and value.
-    Values must be below 2e34 and scores below 1.8e8 in magnitude: larger scores count as equal.
+    Scores must be below 1.8e8 in magnitude: larger ones count as equal.
 
     Args:
         query: (..., heads, queries, columns), or without heads. Any strides; leading dimensions

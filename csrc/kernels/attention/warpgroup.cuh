@@ -381,8 +381,8 @@ struct Queries {
     UNROLL
     for (int row = 0; row < 2; ++row) {
       if (query[row] >= p.queries) continue;
-      const float inverse = order::inverse_of_sum(sum[row]);
-      const auto value = [&](int i) { return out[i] * inverse; };
+      const order::Normalizer by = order::normalizer(sum[row]);
+      const auto value = [&](int i) { return order::normalized(out[i], by); };
       params.out.store<kOut>(work.batch, work.head, query[row], row, value);
       if (column == 0) {
         const int64_t index = work.matrix * p.queries + query[row];
