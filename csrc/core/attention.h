@@ -1,6 +1,7 @@
 #pragma once
 // Scaled dot product attention as launchers take it.
 
+#include <cmath>
 #include <cstdint>
 
 #include "core/element.h"
@@ -41,6 +42,21 @@ struct AttentionProblem {
     if (!causal) return keys;
     const int64_t end = i + causal_offset + 1;
     return end < 0 ? 0 : end < keys ? end : keys;
+  }
+
+  HOST_DEVICE int64_t mask_of_head(int64_t of_batch, int64_t head) const {
+    return of_batch * mask.batch_stride + head * mask.head_stride;
+  }
+  // What the mask adds to a score. Clears `seen` if it hides the key from the query.
+  HOST_DEVICE float bias(int64_t of_head, int64_t query, int64_t key, bool& seen) const {
+    const int64_t at = of_head + query * mask.row_stride + key * mask.col_stride;
+    if (mask_kind == MaskKind::kBool) {
+      seen = static_cast<const uint8_t*>(mask.data)[at] != 0;
+      return 0;
+    }
+    const float bias = static_cast<const float*>(mask.data)[at];
+    seen = bias != -INFINITY;
+    return bias;
   }
 };
 

@@ -131,17 +131,10 @@ struct Query {
 
   // The logarithm of a key's share, from its raw sum descaled by the key's scale.
   Log2 log2_of(int64_t key, float x) const {
-    constexpr Log2 kNotSeen = {kMasked, 0.0f};
-    const Heads& mask = p.mask;
-    const int64_t at = batch * mask.batch_stride + head * mask.head_stride + row * mask.row_stride +
-                       key * mask.col_stride;
-    if (p.mask_kind == MaskKind::kFloat) {
-      const float bias = static_cast<const float*>(mask.data)[at];
-      return bias == -INFINITY ? kNotSeen : add_bias(x, factor, bias);
-    }
-    const bool is_seen =
-        p.mask_kind == MaskKind::kNone || static_cast<const uint8_t*>(mask.data)[at] != 0;
-    return is_seen ? round_any_log2(x, factor) : kNotSeen;
+    if (p.mask_kind == MaskKind::kNone) return round_any_log2(x, factor);
+    bool seen = true;
+    const float bias = p.bias(p.mask_of_head(batch, head), row, key, seen);
+    return seen ? add_bias(x, factor, bias) : Log2{kMasked, 0.0f};
   }
 
   void add(const Tile& tile) {

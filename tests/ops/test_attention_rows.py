@@ -67,6 +67,26 @@ def test_the_end_of_a_prompt(device, keys, columns):
     assert torch.equal(ours(q[:, :, -last:], k, v, bias), together[:, :, -last:])
 
 
+@pytest.mark.parametrize("columns", [24, 64, 128])
+@pytest.mark.parametrize("mask", [None, "keys", "heads", "NaN"])
+def test_few_queries_of_many_keys(device, columns, mask):
+    """On a GPU blocks share the keys of up to 64 queries."""
+    q, k, v = to(device, *draw(1, 6, 2, 70, 1500, columns))
+    if mask == "NaN":
+        v[:, :, 700, 3] = torch.nan
+    rows = {None: None, "NaN": None, "keys": (1500,), "heads": (6, 1, 1500)}[mask]
+    mask = None if rows is None else torch.rand(rows, device=device) > 0.2
+    together = ours(q, k, v, mask, enable_gqa=True)
+    for few in (1, 9, 64):
+        found = ours(q[:, :, :few], k, v, mask, enable_gqa=True)
+        assert torch.equal(found.view(torch.int32), together[:, :, :few].view(torch.int32))
+    lower_right = causal_lower_right(64, 1500)
+    expected = ours(q[:, :, [-1]], k[:, :, :1450], v[:, :, :1450], enable_gqa=True)
+    q[:, :, 13] = q[:, :, -1]
+    found = ours(q[:, :, :64], k, v, lower_right, enable_gqa=True)[:, :, [13]]
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
 @CAUSAL
 def test_threads(is_causal):
     q, k, v = draw(2, 3, 3, 130, 130, 64)

@@ -256,28 +256,14 @@ struct OwnRows {
     return first + thread / 32 % 4 * 16 + thread % 32 / 4 + row * 8;
   }
 
-  // What a mask adds to the logarithm of a query and a key, and whether the query sees the key.
-  __device__ float bias_of(int64_t of_head, int query, int key, bool& seen) const {
-    const AttentionProblem& p = params.p;
-    if (!Tile::kHasMask || !seen) return 0;
-    const int64_t at = of_head + query * p.mask.row_stride + key * p.mask.col_stride;
-    if (p.mask_kind == MaskKind::kBool) {
-      seen = static_cast<const bool*>(p.mask.data)[at];
-      return 0;
-    }
-    const float bias = static_cast<const float*>(p.mask.data)[at];
-    seen = bias != -INFINITY;
-    return bias;
-  }
-
   // Turns the scores of a tile into probabilities. kChecked: a key may be hidden, a logarithm
   // large, or there is a mask. first_column: of the tile; head: of the columns
   template <bool kChecked>
   __device__ void find_probabilities(const KeyScales& columns, const QueryStates& states,
                                      int first_column, uint32_t head, Scores& scores) const {
     const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-    const int64_t of_head = work.batch * params.p.mask.batch_stride +
-                            (Tile::kRowsAreQueries ? work.head : head) * params.p.mask.head_stride;
+    const int64_t of_head =
+        params.p.mask_of_head(work.batch, Tile::kRowsAreQueries ? work.head : head);
     UNROLL
     for (int i = 0; i < kScores; i += 4) {
       const int at = i * 2 + column;
@@ -301,7 +287,7 @@ struct OwnRows {
           const int key = Tile::kRowsAreQueries ? other : index(row);
           bool seen = Tile::kRowsAreQueries ? key < end[row] : query >= end[row];
           seen = seen && query < params.p.queries;
-          const float bias = bias_of(of_head, query, key, seen);
+          const float bias = Tile::kHasMask && seen ? params.p.bias(of_head, query, key, seen) : 0;
           log2 =
               Tile::kHasMask ? order::add_bias(score, by, bias) : order::round_any_log2(score, by);
           if (!seen) log2 = {order::kMasked, 0};

@@ -11,12 +11,62 @@ bool attention_accepts(const AttentionProblem& p, const Context& context) {
          std::max(p.head_size, p.value_size) <= 128;
 }
 
-bool launch_attention(const AttentionProblem& p, const Context& context) {
-  constexpr int64_t kFewKeys = 128;
-  if (p.keys <= kFewKeys) {
-    attention::launch_small(p, context);
-    return true;
+namespace {
+
+// One query of each head: the heads that share keys become the queries of one head.
+AttentionProblem with_heads_as_queries(AttentionProblem p) {
+  if (p.queries != 1) return p;
+  const int64_t group = p.heads / p.kv_heads;
+  p.keys = p.visible_keys(0), p.causal = false;
+  p.queries = group, p.heads = p.kv_heads;
+  for (Heads* x : {&p.q, &p.mask}) x->row_stride = x->head_stride, x->head_stride *= group;
+  p.out.row_stride = p.out.head_stride, p.out.head_stride *= group;
+  return p;
+}
+
+// The tiles of keys that a block of the kernel of few queries takes. Blocks that share keys store a
+// tile's sums, which takes time by the number of their queries.
+int64_t choose_tiles_per_block(const AttentionProblem& p, const Context& context) {
+  const int64_t tiles = std::max<int64_t>(ceil_div(p.keys, attention::kRows), 1);
+  const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, attention::kRows);
+  const int64_t blocks_of_sm = std::max(p.head_size, p.value_size) <= 64 ? 3 : 2;
+  const int64_t at_once = context.sms * blocks_of_sm;
+  constexpr double kStart = 1, kJoin = 4;  // cost as much as so many tiles
+  const double stored = 1 + 2 * std::min(static_cast<double>(p.queries) / attention::kRows, 1.0);
+  int64_t best = tiles;
+  double least = ceil_div(blocks, at_once) * (tiles + kStart);
+  for (int64_t waves = 1; waves <= 4; ++waves) {
+    const int64_t shares = std::clamp<int64_t>(waves * at_once / blocks, 1, tiles);
+    const int64_t each = ceil_div(tiles, shares);
+    const int64_t found = ceil_div(blocks * ceil_div(tiles, each), at_once);
+    const double cost = found * (each * stored + kStart) + kJoin;
+    if (cost < least) best = each, least = cost;
   }
+  return best;
+}
+
+bool launch_few_queries(const AttentionProblem& p, const Context& context) {
+  const int64_t tiles = choose_tiles_per_block(p, context);
+  attention::TileStates states;
+  if (tiles * attention::kRows < p.keys) {
+    const auto take_buffers = [&](Workspace& workspace) {
+      return attention::TileStates::take(p, workspace);
+    };
+    void* memory = context.allocate(workspace_bytes(take_buffers));
+    if (memory == nullptr) return false;
+    Workspace workspace(memory);
+    states = take_buffers(workspace);
+  }
+  attention::launch_small(p, tiles, states, context);
+  return true;
+}
+
+}  // namespace
+
+bool launch_attention(const AttentionProblem& given, const Context& context) {
+  constexpr int64_t kFewKeys = 128;
+  const AttentionProblem p = with_heads_as_queries(given);
+  if (p.keys <= kFewKeys || p.queries <= attention::kRows) return launch_few_queries(p, context);
   const auto take_buffers = [&](Workspace& workspace) {
     return attention::SplitOperands::take(p, workspace);
   };

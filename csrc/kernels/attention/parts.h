@@ -54,6 +54,27 @@ struct SplitOperands {
   }
 };
 
+// The sums of each tile of keys for each query, if blocks share the keys of a query: m, l and o of
+// the order.
+struct TileStates {
+  struct State {
+    int exponent;
+    float sum;
+  };
+  int64_t tiles = 0, columns = 0;
+  State* states = nullptr;  // (matrices of q, queries, tiles)
+  float* out = nullptr;     // (matrices of q, queries, tiles, columns)
+
+  static TileStates take(const AttentionProblem& p, Workspace& workspace) {
+    const int64_t tiles = ceil_div(p.keys, kRows), columns = ceil_div(p.value_size, 4) * 4;
+    const int64_t count = p.batch * p.heads * p.queries * tiles;
+    return {.tiles = tiles,
+            .columns = columns,
+            .states = workspace.take<State>(count).data(),
+            .out = workspace.take<float>(count * columns).data()};
+  }
+};
+
 // What the backward kernels have of a query beside its parts and those of dout.
 struct alignas(16) QueryStates {
   float inverse[kRows];  // Denominator
@@ -93,7 +114,9 @@ void launch_split(const AttentionProblem& p, const SplitOperands& to, const Cont
 
 // The kernels of launch.cpp. They launch accepted problems, with sums and keys.
 void launch_large(const AttentionProblem& p, const SplitOperands& parts, const Context& context);
-void launch_small(const AttentionProblem& p, const Context& context);
+// Each block takes up to tiles_per_block tiles of keys. They are all, if there are no states.
+void launch_small(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
+                  const Context& context);
 
 // The same of the backward pass: dq; dk and dv.
 void launch_split(const AttentionBackward& p, const BackwardOperands& to, const Context& context);

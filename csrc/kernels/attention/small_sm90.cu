@@ -1,8 +1,10 @@
-// Attention in float32 for short sequences, in one launch and without a workspace.
+// Attention in float32 for short sequences, and for few queries with any number of keys.
 //
 // Idea:  A block is one warpgroup with 64 queries of one head. It splits its queries, and each tile
 //        of keys and values, from global to shared memory itself, and has no pipeline: while it
-//        waits for memory, other blocks of the SM compute.
+//        waits for memory, other blocks of the SM compute. If there are few queries, blocks share
+//        their keys: each stores the sums of its tiles, and a second kernel joins these in the
+//        order of the keys, so that no bit depends on how many blocks there were.
 // Limit: latency, and keys and values are split once for each 64 queries.
 
 #include <cuda_pipeline_primitives.h>
@@ -15,6 +17,7 @@
 #include "kernels/common/launch.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pdl.cuh"
+#include "ptx/warp.cuh"
 
 namespace tiled::cuda::attention {
 namespace {
@@ -30,6 +33,9 @@ struct Smem {
 
 struct Params : QueryParams {
   RowReader k, v;
+  int tiles_per_block;
+  TileStates states;
+  RowWriter out_of_tiles;
 };
 
 // Waits for the rows that the warp has staged.
@@ -39,7 +45,27 @@ __device__ void wait_for_rows() {
   __syncwarp();
 }
 
-template <int kBlocks, bool kHasMask>
+// Stores the sums of a tile for the two rows of a thread.
+template <class Queries>
+__device__ void store_tile(const Params& params, const Queries& queries, int tile,
+                           const TileSums& sums, const float (&of_tile)[Queries::kOut]) {
+  const TileStates& to = params.states;
+  const uint32_t matrix = queries.work.matrix;
+  UNROLL
+  for (int row = 0; row < 2; ++row) {
+    const int64_t query = queries.query[row];
+    if (query >= params.p.queries) continue;
+    const auto value = [&](int i) { return of_tile[i]; };
+    params.out_of_tiles.template store<Queries::kOut>(matrix, tile, query, row, value);
+    if (threadIdx.x % 4 == 0) {
+      const int64_t index = (matrix * params.p.queries + query) * to.tiles + tile;
+      to.states[index] = {sums.exponent[row], sums.sum[row]};
+    }
+  }
+}
+
+// kSharesKeys: the block has some of the queries' keys.
+template <int kBlocks, bool kHasMask, bool kSharesKeys>
 __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
     small_attention_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
@@ -47,18 +73,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
   const Work work(params, kRows);
-  const int tiles = Work::key_tiles(params.p, work.first + kRows);
+  const int all_tiles = Work::key_tiles(params.p, work.first + kRows);
+  const int first_tile = kSharesKeys ? static_cast<int>(blockIdx.y) * params.tiles_per_block : 0;
+  const int tiles = kSharesKeys ? min(first_tile + params.tiles_per_block, all_tiles) : all_tiles;
+  if (kSharesKeys && first_tile >= tiles) return;
   Queries<kBlocks, kHasMask> queries(params, work, work.first);
+  const int first_of_warp = work.first + static_cast<int>(threadIdx.x) / 32 * 16;
+  const bool has_queries = ptx::warp_uniform(first_of_warp < params.p.queries);
   const float* k = params.k.matrix(work.kv_matrix);
   const float* v = params.v.matrix(work.kv_matrix);
   stage_rows<kBlocks>(params.q, params.q.matrix(work.matrix), work.first, smem.q);
-  stage_rows<kBlocks>(params.k, k, 0, smem.k);
-  stage_rows<kBlocks>(params.v, v, 0, smem.v);
+  stage_rows<kBlocks>(params.k, k, first_tile * kRows, smem.k);
+  stage_rows<kBlocks>(params.v, v, first_tile * kRows, smem.v);
   wait_for_rows();
   auto query_scaler = queries.scaler();
   split_staged<kBlocks>(smem.q, query_scaler);
   NO_UNROLL
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < tiles; ++tile) {
     const int first = tile * kRows, next = first + kRows;
     wait_for_rows();
     KeyScaler key_scaler{smem.key_scales};
@@ -68,42 +99,127 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
     ptx::fence_proxy_async();
     __syncthreads();
     Scores scores;
-    Fragments p;
-    float of_tile[kBlocks * 32];
     multiply_keys<kBlocks>(smem.q, smem.k, scores);
     finish(scores);
     __syncthreads();  // all warps have multiplied the keys
     if (tile + 1 < tiles) stage_rows<kBlocks>(params.k, k, next, smem.k);
-    const TileSums sums = queries.softmax(smem.key_scales, smem.value_scales, first, scores, p);
+    Fragments p = {};
+    TileSums sums;
+    if (has_queries) {
+      sums = queries.softmax(smem.key_scales, smem.value_scales, first, scores, p);
+    }
+    float of_tile[kBlocks * 32];
     multiply_values<kBlocks>(p, smem.v, of_tile);
     finish(of_tile);
-    __syncthreads();
+    __syncthreads();  // all warps have multiplied the values
     if (tile + 1 < tiles) stage_rows<kBlocks>(params.v, v, next, smem.v);
-    queries.join(sums, of_tile);
+    if constexpr (kSharesKeys) {
+      store_tile(params, queries, tile, sums, of_tile);
+    } else {
+      queries.join(sums, of_tile);
+    }
   }
-  queries.store();
+  if constexpr (!kSharesKeys) queries.store();
 }
 
-template <int kBlocks, bool kHasMask>
-void launch_kernel(const AttentionProblem& p, const Context& context) {
-  const Params params{QueryParams(p, kRows), RowReader(p.k, p.kv_heads, p.keys, p.head_size),
-                      RowReader(p.v, p.kv_heads, p.keys, p.value_size)};
+// --- Joining the tiles of a query, each thread a column ------------------------------------------
+
+struct JoinParams {
+  AttentionProblem p;
+  TileStates states;
+};
+
+constexpr int kJoinThreads = 128;
+
+__global__ void __launch_bounds__(kJoinThreads)
+    join_tiles_kernel(const __grid_constant__ JoinParams params) {
+  constexpr int kBatch = 32;  // tiles that are loaded at once
+  ptx::pdl_launch_dependents();
+  ptx::pdl_wait();
+  const AttentionProblem& p = params.p;
+  const auto queries = static_cast<uint32_t>(p.queries), heads = static_cast<uint32_t>(p.heads);
+  const uint32_t matrix = blockIdx.x / queries, query = blockIdx.x - matrix * queries;
+  const int column = static_cast<int>(threadIdx.x);
+  if (column >= p.value_size) return;
+  const int tiles = static_cast<int>(ceil_div(p.visible_keys(query), kRows));
+  const TileStates::State* states = params.states.states + blockIdx.x * params.states.tiles;
+  const float* of_tiles =
+      params.states.out + blockIdx.x * params.states.tiles * params.states.columns + column;
+  int exponent = order::kLowest;
+  float sum = 0, out = 0;
+  for (int first = 0; first < tiles; first += kBatch) {
+    TileStates::State state[kBatch];
+    float of_tile[kBatch];
+    UNROLL
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= tiles) break;
+      state[i] = states[first + i];
+      of_tile[i] = of_tiles[(first + i) * params.states.columns];
+    }
+    UNROLL
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= tiles) break;
+      const order::Join by = order::join_exponents(exponent, state[i].exponent);
+      exponent = by.joined;
+      sum = order::join(sum, state[i].sum, by);
+      out = order::join(out, of_tile[i], by);
+    }
+  }
+  const uint32_t batch = matrix / heads, head = matrix - batch * heads;
+  auto* to = static_cast<float*>(p.out.data) + batch * p.out.batch_stride +
+             head * p.out.head_stride + query * p.out.row_stride + column * p.out.col_stride;
+  *to = order::normalized(out, order::normalizer(sum));
+  if (column == 0) {
+    p.sum[blockIdx.x] = sum;
+    p.exponent[blockIdx.x] = order::exponent_of_sum(sum, exponent);
+  }
+}
+
+// --- Launches ------------------------------------------------------------------------------------
+
+template <int kBlocks, bool kHasMask, bool kSharesKeys>
+void launch_kernel(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
+                   const Context& context) {
+  const HeadsOf<void> out{states.out, p.queries * states.tiles * states.columns, states.columns,
+                          states.tiles * states.columns, 1};
+  const Params params{QueryParams(p, kRows),
+                      RowReader(p.k, p.kv_heads, p.keys, p.head_size),
+                      RowReader(p.v, p.kv_heads, p.keys, p.value_size),
+                      static_cast<int>(tiles_per_block),
+                      states,
+                      RowWriter(out, states.columns)};
   constexpr size_t kSmem = sizeof(Smem<kBlocks>);
-  const auto kernel = small_attention_kernel<kBlocks, kHasMask>;
+  const auto kernel = small_attention_kernel<kBlocks, kHasMask, kSharesKeys>;
   allow_shared_memory(kernel, kSmem);
-  const int64_t blocks = p.batch * p.heads * params.query_tiles;
-  launch_pdl(kernel, static_cast<unsigned>(blocks), kThreads, kSmem, context, params);
+  const auto blocks = static_cast<unsigned>(p.batch * p.heads * params.query_tiles);
+  const int64_t shares = kSharesKeys ? ceil_div(states.tiles, tiles_per_block) : 1;
+  launch_pdl(kernel, dim3(blocks, static_cast<unsigned>(shares)), kThreads, kSmem, context, params);
+  if constexpr (kSharesKeys) {
+    const auto rows = static_cast<unsigned>(p.batch * p.heads * p.queries);
+    launch_pdl(join_tiles_kernel, rows, kJoinThreads, 0, context, JoinParams{p, states});
+  }
+}
+
+template <int kBlocks>
+void launch_blocks(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
+                   const Context& context) {
+  const auto launch = [&](const auto& kernel) { kernel(p, tiles_per_block, states, context); };
+  if (p.mask_kind == MaskKind::kNone) {
+    launch(states.out == nullptr ? launch_kernel<kBlocks, false, false>
+                                 : launch_kernel<kBlocks, false, true>);
+  } else {
+    launch(states.out == nullptr ? launch_kernel<kBlocks, true, false>
+                                 : launch_kernel<kBlocks, true, true>);
+  }
 }
 
 }  // namespace
 
-void launch_small(const AttentionProblem& p, const Context& context) {
-  const bool has_mask = p.mask_kind != MaskKind::kNone;
-  if (std::max(p.head_size, p.value_size) <= 64) {
-    has_mask ? launch_kernel<1, true>(p, context) : launch_kernel<1, false>(p, context);
-  } else {
-    has_mask ? launch_kernel<2, true>(p, context) : launch_kernel<2, false>(p, context);
-  }
+void launch_small(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
+                  const Context& context) {
+  const auto launch =
+      std::max(p.head_size, p.value_size) <= 64 ? launch_blocks<1> : launch_blocks<2>;
+  launch(p, tiles_per_block, states, context);
 }
 
 }  // namespace tiled::cuda::attention

@@ -1,6 +1,6 @@
 #pragma once
-// Reading rows of q, k and v, and splitting them: a warpgroup takes 64 rows, each warp 16. A lane
-// has four adjacent columns, so that rows are read in whole cache lines.
+// Reading rows of q, k and v, and splitting them: a warpgroup takes 64 rows, each warp 16. Eight
+// lanes read a row, so that rows are read in whole cache lines.
 
 #include <climits>
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "kernels/attention/parts.h"
 #include "kernels/common/launch.h"
 #include "ptx/cp_async.cuh"
+#include "ptx/pack.cuh"
 
 namespace tiled::cuda::attention {
 
@@ -52,28 +53,16 @@ struct RowReader {
   }
 };
 
-// finite_bits() of a row that kLanes adjacent lanes have four columns each of.
-template <int kLanes>
-__device__ uint32_t largest_of_row(const float (&x)[4]) {
-  uint32_t largest = max(max(order::finite_bits(x[0]), order::finite_bits(x[1])),
-                         max(order::finite_bits(x[2]), order::finite_bits(x[3])));
-  UNROLL
-  for (int i = 1; i < kLanes; i *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, i));
-  return largest;
+// Splits two scaled numbers. One that is Inf or NaN makes every sum of its products NaN, as its lo
+// part is NaN.
+__device__ inline void split_x2(float x, float y, uint32_t& hi, uint32_t& lo) {
+  const __half2 rounded = __floats2half2_rn(x, y);
+  const float2 back = __half22float2(rounded);
+  hi = reinterpret_cast<const uint32_t&>(rounded);
+  lo = ptx::pack_x2(x - back.x, y - back.y);
 }
 
-__device__ inline void split_x4(const float (&x)[4], float scale, uint2& hi, uint2& lo) {
-  fp16x3::Split parts[4];
-  UNROLL
-  for (int i = 0; i < 4; ++i) parts[i] = order::split(x[i] * scale);
-  hi = {uint32_t{parts[1].hi.bits} << 16 | parts[0].hi.bits,
-        uint32_t{parts[3].hi.bits} << 16 | parts[2].hi.bits};
-  lo = {uint32_t{parts[1].lo.bits} << 16 | parts[0].lo.bits,
-        uint32_t{parts[3].lo.bits} << 16 | parts[2].lo.bits};
-}
-
-// --- Scales: scaler(row, largest) returns that of a row of a tile by its finite_bits()
-// -------------
+// --- Scales: scaler(row, largest) returns that of a row by its finite_bits() ---------------------
 
 // All lanes of a row call a scaler, and finish() after the last row.
 struct KeyScaler {
@@ -112,46 +101,87 @@ struct ValueScaler {
 
 // --- A tile of 64 rows of kBlocks * 64 columns, of which each warp has 16 ------------------------
 
-// The rows that a warp has at once, and a lane's place in them: kLanes lanes have a row.
-template <int kBlocks>
+// A warp has kAtOnce rows at once, and kLanes lanes have one row: each lane four columns of every
+// 32.
 struct LanePlace {
-  static constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;
+  static constexpr int kLanes = 8, kAtOnce = 32 / kLanes, kSteps = 16 / kAtOnce;
   int row =
       static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / kLanes;
   int column = static_cast<int>(threadIdx.x) % kLanes * 4;
 };
 
-// Splits rows that a lane has four columns of: row `first`, and then every kAtOnce-th one.
-template <int kBlocks, int kSteps, class Scaler, class Store>
-__device__ void split_loaded(const float (&x)[kSteps][4], int first, int column, Scaler& scaler,
-                             const Store& store) {
-  using Place = LanePlace<kBlocks>;
-  UNROLL
-  for (int i = 0; i < kSteps; ++i) {
-    const int row = first + i * Place::kAtOnce;
-    uint2 hi, lo;
-    split_x4(x[i], scaler(row, largest_of_row<Place::kLanes>(x[i])), hi, lo);
-    store(row, column, hi, lo);
+// What a lane has of a row.
+template <int kBlocks>
+struct LaneOfRow {
+  float x[kBlocks * 2][4];
+
+  // finite_bits() of the row
+  __device__ uint32_t largest() const {
+    float magnitude = 0;  // NaN is passed over
+    UNROLL
+    for (const auto& x4 : x) {
+      UNROLL
+      for (const float each : x4) magnitude = fmaxf(magnitude, fabsf(each));
+    }
+    uint32_t bits = bits_of(magnitude);
+    if (__any_sync(~0u, magnitude == INFINITY)) bits = largest_of_finite();
+    UNROLL
+    for (int i = 1; i < LanePlace::kLanes; i *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, i));
+    return bits;
   }
+  __device__ uint32_t largest_of_finite() const {
+    uint32_t bits = 0;
+    for (const auto& x4 : x) {
+      for (const float each : x4) bits = max(bits, order::finite_bits(each));
+    }
+    return bits;
+  }
+
+  // Calls store(row, column, hi, lo) with the parts of four columns each.
+  template <class Store>
+  __device__ void split(int row, int column, float scale, const Store& store) const {
+    UNROLL
+    for (int i = 0; i < kBlocks * 2; ++i) {
+      uint2 hi, lo;
+      split_x2(x[i][0] * scale, x[i][1] * scale, hi.x, lo.x);
+      split_x2(x[i][2] * scale, x[i][3] * scale, hi.y, lo.y);
+      store(row, column + i * 32, hi, lo);
+    }
+  }
+};
+
+// Splits a tile. load(row, column, x) gives a lane its part of a row, and store(row, column, hi,
+// lo) takes it back. kTogether rows of a lane are loaded, and stored after that.
+template <int kBlocks, int kTogether, class Load, class Scaler, class Store>
+__device__ void split_tile(const Load& load, Scaler& scaler, const Store& store) {
+  const LanePlace at;
+  NO_UNROLL
+  for (int below = 0; below < LanePlace::kSteps; below += kTogether) {
+    LaneOfRow<kBlocks> lane[kTogether];
+    UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = at.row + (below + i) * LanePlace::kAtOnce;
+      UNROLL
+      for (int v = 0; v < kBlocks * 2; ++v) load(row, at.column + v * 32, lane[i].x[v]);
+    }
+    __syncwarp();  // every lane of a row has its part
+    UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = at.row + (below + i) * LanePlace::kAtOnce;
+      lane[i].split(row, at.column, scaler(row, lane[i].largest()), store);
+    }
+  }
+  scaler.finish();
 }
 
-// Splits a tile, from row `first` on. store(row, column, hi, lo) gets four columns.
+// Splits a tile of a tensor, from row `first` on.
 template <int kBlocks, class Scaler, class Store>
 __device__ void split_rows(const RowReader& from, const float* matrix, int first, Scaler& scaler,
                            const Store& store) {
-  using Place = LanePlace<kBlocks>;
-  constexpr int kSteps = 8;  // that are loaded together
-  const Place at;
-  NO_UNROLL
-  for (int below = 0; below < 16; below += kSteps * Place::kAtOnce) {
-    float x[kSteps][4];
-    UNROLL
-    for (int i = 0; i < kSteps; ++i) {
-      from.load_x4(matrix, first + at.row + below + i * Place::kAtOnce, at.column, x[i]);
-    }
-    split_loaded<kBlocks>(x, at.row + below, at.column, scaler, store);
-  }
-  scaler.finish();
+  const auto load = [&](int row, int column, float(&x)[4]) {
+    from.load_x4(matrix, first + row, column, x);
+  };
+  split_tile<kBlocks, 4 / kBlocks>(load, scaler, store);
 }
 
 using Box = uint8_t[kRows * 128];  // 64 rows of 64 columns, swizzled
@@ -177,22 +207,25 @@ __device__ float* staged(Boxes<kBlocks>& boxes, int row, int column) {
 template <int kBlocks>
 __device__ void stage_rows(const RowReader& from, const float* matrix, int first,
                            Boxes<kBlocks>& to) {
-  using Place = LanePlace<kBlocks>;
-  const Place at;
-  _Pragma("unroll 4") for (int below = 0; below < 16; below += Place::kAtOnce) {
+  const LanePlace at;
+  NO_UNROLL
+  for (int below = 0; below < 16; below += LanePlace::kAtOnce) {
     const int row = at.row + below;
     const bool exists = first + row < from.rows;
     const float* source = matrix + (exists ? first + row : 0) * from.tensor.row_stride;
-    const int left = exists ? from.columns - at.column : 0;
-    if (from.vectors) {
-      const float* x4 = source + (left > 0 ? at.column : 0);
-      ptx::cp_async_16_zfill(staged<kBlocks>(to, row, at.column), x4, left > 0 ? 16 : 0);
-      continue;
-    }
     UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float* x = source + (i < left ? at.column + i : 0) * from.tensor.col_stride;
-      ptx::cp_async_4_zfill(staged<kBlocks>(to, row, at.column + i), x, i < left ? 4 : 0);
+    for (int v = 0; v < kBlocks * 2; ++v) {
+      const int column = at.column + v * 32, left = exists ? from.columns - column : 0;
+      if (from.vectors) {
+        const float* x4 = source + (left > 0 ? column : 0);
+        ptx::cp_async_16_zfill(staged<kBlocks>(to, row, column), x4, left > 0 ? 16 : 0);
+        continue;
+      }
+      UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float* x = source + (i < left ? column + i : 0) * from.tensor.col_stride;
+        ptx::cp_async_4_zfill(staged<kBlocks>(to, row, column + i), x, i < left ? 4 : 0);
+      }
     }
   }
 }
@@ -200,23 +233,12 @@ __device__ void stage_rows(const RowReader& from, const float* matrix, int first
 // Splits a tile that has come to the boxes, in place. A warp has its own rows alone.
 template <int kBlocks, class Scaler>
 __device__ void split_staged(Boxes<kBlocks>& boxes, Scaler& scaler) {
-  using Place = LanePlace<kBlocks>;
-  constexpr int kSteps = 4;  // rows of a lane that are split at once
-  const Place at;
+  const auto load = [&](int row, int column, float(&x)[4]) {
+    const float4 x4 = *reinterpret_cast<const float4*>(staged<kBlocks>(boxes, row, column));
+    x[0] = x4.x, x[1] = x4.y, x[2] = x4.z, x[3] = x4.w;
+  };
   const auto store = [&](auto... part) { store_parts<kBlocks>(boxes, part...); };
-  NO_UNROLL
-  for (int below = 0; below < 16; below += kSteps * Place::kAtOnce) {
-    float x[kSteps][4];
-    UNROLL
-    for (int i = 0; i < kSteps; ++i) {
-      const int row = at.row + below + i * Place::kAtOnce;
-      const float4 x4 = *reinterpret_cast<const float4*>(staged<kBlocks>(boxes, row, at.column));
-      x[i][0] = x4.x, x[i][1] = x4.y, x[i][2] = x4.z, x[i][3] = x4.w;
-    }
-    __syncwarp();  // every lane of a row has read
-    split_loaded<kBlocks>(x, at.row + below, at.column, scaler, store);
-  }
-  scaler.finish();
+  split_tile<kBlocks, 2>(load, scaler, store);
 }
 
 }  // namespace tiled::cuda::attention

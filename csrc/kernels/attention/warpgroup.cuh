@@ -95,11 +95,8 @@ struct Fragments {
 
   // Takes the numbers in the places of accumulators i and i + 1, with i even.
   __device__ void split(int i, float x, float y) {
-    const __half2 rounded = __floats2half2_rn(x, y);
-    const float2 back = __half22float2(rounded);
     const int fragment = i / 8, element = i / 4 % 2 * 2 + i / 2 % 2;
-    hi[fragment][element] = reinterpret_cast<const uint32_t&>(rounded);
-    lo[fragment][element] = ptx::pack_x2(x - back.x, y - back.y);
+    split_x2(x, y, hi[fragment][element], lo[fragment][element]);
   }
 };
 
@@ -164,9 +161,8 @@ struct TileSums {
 };
 
 // Scales queries, and keeps query_factor() of a thread's two rows.
-template <int kBlocks>
 struct QueryScaler {
-  using Place = LanePlace<kBlocks>;
+  using Place = LanePlace;
   float scale;
   float (&factor)[2];
 
@@ -191,9 +187,8 @@ struct Queries {
   const QueryParams& params;
   const Work work;
   int query[2];
-  float factor[2];  // query_factor()
-  int end[2];       // of the keys that the query sees
-  const void* mask[2];
+  float factor[2];                                     // query_factor()
+                                                       // of the keys that the query sees
   int exponent[2] = {order::kLowest, order::kLowest};  // M, L and O of the order
   float sum[2] = {0, 0};
   float out[kOut] = {};
@@ -206,36 +201,18 @@ struct Queries {
     UNROLL
     for (int row = 0; row < 2; ++row) {
       query[row] = first + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4 + row * 8;
-      const int64_t inside = min(int64_t{query[row]}, p.queries - 1);
-      end[row] = static_cast<int>(p.visible_keys(inside));
-      if constexpr (kHasMask) {
-        const int64_t offset = work.batch * p.mask.batch_stride + work.head * p.mask.head_stride +
-                               inside * p.mask.row_stride;
-        mask[row] = element_of_mask(p.mask.data, offset);
-      }
     }
   }
 
-  __device__ const void* element_of_mask(const void* data, int64_t offset) const {
-    return params.p.mask_kind == MaskKind::kBool
-               ? static_cast<const void*>(static_cast<const bool*>(data) + offset)
-               : static_cast<const float*>(data) + offset;
+  // The end of the keys that a row's query sees.
+  __device__ int end(int row) const { return static_cast<int>(params.p.visible_keys(query[row])); }
+
+  // A query that exists.
+  __device__ int inside(int row) const {
+    return min(query[row], static_cast<int>(params.p.queries) - 1);
   }
 
-  __device__ QueryScaler<kBlocks> scaler() { return {params.p.scale, factor}; }
-
-  // What a key adds to a row's logarithm, and whether the row sees it.
-  __device__ float bias_of(int row, int key, bool& seen) const {
-    if (!kHasMask || !seen) return 0;
-    const void* at = element_of_mask(mask[row], key * params.p.mask.col_stride);
-    if (params.p.mask_kind == MaskKind::kBool) {
-      seen = *static_cast<const bool*>(at);
-      return 0;
-    }
-    const float bias = *static_cast<const float*>(at);
-    seen = bias != -INFINITY;
-    return bias;
-  }
+  __device__ QueryScaler scaler() { return {params.p.scale, factor}; }
 
   // Turns scores into fractions of logarithms, and the integers beside them with the values'
   // exponents into `whole`, plus kRounderBits. Returns the largest of a thread's in `largest`.
@@ -244,6 +221,7 @@ struct Queries {
   __device__ void round_scores(const KeyScales& keys, const ValueScales& values, int first_key,
                                Scores& scores, int (&whole)[kScores], int (&largest)[2]) const {
     const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+    const int64_t of_head = params.p.mask_of_head(work.batch, work.head);
     UNROLL
     for (int i = 0; i < kScores; i += 4) {
       const int key = i * 2 + column;
@@ -257,8 +235,8 @@ struct Queries {
         bool seen = true;
         if constexpr (kChecked) {
           const int at = first_key + key + right;
-          seen = at < end[row];
-          const float bias = bias_of(row, at, seen);
+          seen = at < end(row);
+          const float bias = kHasMask && seen ? params.p.bias(of_head, inside(row), at, seen) : 0;
           log2 = kHasMask ? order::add_bias(score, factor[row], bias)
                           : order::round_any_log2(score, factor[row]);
           if (!seen) log2 = {order::kMasked, 0};
@@ -325,7 +303,7 @@ struct Queries {
     bool checked = kHasMask;
     UNROLL
     for (int row = 0; row < 2; ++row) {
-      checked = checked || first_key + kRows > end[row] ||
+      checked = checked || first_key + kRows > end(row) ||
                 !(fabsf(factor[row]) * most < order::kLargeLog2);
     }
     if (__any_sync(~0u, checked)) {
