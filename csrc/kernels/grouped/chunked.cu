@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   __shared__ alignas(16) T b_smem[2][Tile::kK][Tile::kPitch];  // stages of (kK, kN)
   __shared__ GroupedWorkTile tile;
   ptx::pdl_launch_dependents();
-  ptx::pdl_wait();  // the list is there
+  ptx::pdl_wait();  // the list is there, and the operands
   if (threadIdx.x == 0) tile = locate_grouped<Tile>(p, tiles, first_tile + blockIdx.x);
   __syncthreads();
   if (tile.rows == 0 || tile.cols == 0 || tile.k > most_k) return;
@@ -133,8 +133,8 @@ template <typename T, class Tile>
 bool launch_tile(const Problem& p, const Context& context, int64_t most_k) {
   constexpr size_t kTotals = Tile::kM * Tile::kN * sizeof(T);  // of the chunks before
   const auto kernel = grouped_chunked_kernel<T, Tile>;
-  allow_shared_memory(kernel, kTotals);
   const size_t smem_bytes = p.k > kChunk ? kTotals : 0;
+  if (smem_bytes > 0) allow_shared_memory(kernel, kTotals);
   if (p.groups.side != GroupedSide::kK) most_k = p.k;  // all groups have the same K
   return with_group_tiles<Tile>(p, context, [&](const GroupTiles& tiles) {
     for_grids(most_grouped_tiles<Tile>(p, tiles), [&](int64_t first, unsigned blocks) {

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   __shared__ GroupedWorkTile tile;
   ptx::pdl_launch_dependents();
-  ptx::pdl_wait();  // the list is there
+  ptx::pdl_wait();  // the list is there, and the operands
   const Problem& p = params.p;
   if (threadIdx.x == 0) tile = locate_grouped<Tile>(p, tiles, first_tile + blockIdx.x);
   __syncthreads();
