@@ -1,9 +1,9 @@
 // The chunked order of a grouped product: float32 and float64, groups along any side, any strides.
 //
 // Idea:  A block computes a tile as 06_double_buffered does: cp.async fills one stage while the
-//        other is multiplied. It takes from the list of the groups' tiles where the tile begins and
-//        ends, so no tile has rows of two groups, and none has k of two. A group along K begins
-//        with a chunk of its own.
+//        other is multiplied. It takes from the list of the groups' tiles, or from the ends of a
+//        few groups, where the tile begins and ends, so no tile has rows of two groups, and none
+//        has k of two. A group along K begins with a chunk of its own.
 // Limit: instructions beside the FMAs, as in 06_double_buffered.
 // Next:  the main loops of simt_tma and of the f64 family.
 //
