@@ -269,16 +269,18 @@ def _conv(rank: int) -> Callable:
     def conv(precision, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         if groups != 1 or not _takes(input, weight, *(() if bias is None else (bias,))):
             return None
-        if weight.shape[2:] != kernel or input.dim() not in (rank + 1, rank + 2):
+        shape, dims = weight.shape, input.dim()
+        if shape[2:] != kernel or dims not in (rank + 1, rank + 2):
             return None
         if not _are(stride, rank, 1):
             return None
         if not _are(dilation, rank) or not (padding in ("valid", "same") or _are(padding, rank, 0)):
             return None
-        x = input if input.dim() == rank + 2 else input.unsqueeze(0)
-        if x.shape[1] != weight.shape[1] or 0 in (*x.shape[1:], weight.shape[0]):
+        x = input if dims == rank + 2 else input.unsqueeze(0)
+        sizes = x.shape[1:]
+        if sizes[0] != shape[1] or 0 in sizes or shape[0] == 0:
             return None
-        if bias is not None and bias.shape != weight.shape[:1]:
+        if bias is not None and bias.shape != shape[:1]:
             return None
         result = pointwise(precision, x, weight, bias)
         return result if x is input else result.squeeze(0)

@@ -100,6 +100,19 @@ def segment_matmul(
         torch.Size([9, 8])
     """
     op = "torch_tiled.segment_matmul"
+    if (
+        (is_plain(x, ptr, weight) if bias is None else is_plain(x, ptr, weight, bias))
+        and ptr.dtype is torch.int32
+        and ptr.dim() == 1
+        and weight.dim() == 3
+        and (bias is None or bias.dim() == 2)
+        and (ptr.is_cuda or (ptr.is_cpu and not _begins_late(ptr)))
+    ):  # as below, with fewer questions
+        try:
+            return plain_grouped_mm(x, weight, ptr[1:], bias)
+        except RuntimeError:
+            check_segment_matmul(x, ptr, weight, bias, has_values=ptr.is_cpu)
+            raise
     if not isinstance(ptr, torch.Tensor) or ptr.dtype not in (torch.int64, torch.int32):
         given = ptr.dtype if isinstance(ptr, torch.Tensor) else f"of type {type(ptr).__name__}"
         raise RuntimeError(f"{op}: ptr is {given}; pass a tensor of torch.int64 or torch.int32")

@@ -5,6 +5,10 @@ import math
 import torch
 
 from . import ops
+from ._internals import autocast_active
+from ._op import fast_path
+from ._op.fast_path import is_plain
+from ._op.out_of_memory import raise_if_out_of_memory
 
 __all__ = ["pointwise"]
 
@@ -26,11 +30,20 @@ def pointwise(
     Returns:
         (n, o, *sizes), in the memory format of the input.
     """
-    weight = weight.flatten(1)
-    if _is_channels_last(input):
-        return _of_rows(precision, input, weight, bias)
     pixels = input.shape[2:]
-    if math.prod(pixels) == 1:
+    channels_last = _is_channels_last(input)
+    by_rows = channels_last or math.prod(pixels) == 1
+    if precision == "fp32" and input.is_cuda and _is_plain(input, weight, bias):
+        try:
+            y = fast_path.pointwise(input, weight, bias if by_rows else None, channels_last)
+        except RuntimeError as error:
+            raise_if_out_of_memory(error)
+            raise
+        return y if by_rows or bias is None else y.add_(bias.view(-1, *(1,) * len(pixels)))
+    weight = weight.flatten(1)
+    if channels_last:
+        return _of_rows(precision, input, weight, bias)
+    if by_rows:
         y = _of_rows(precision, input, weight, bias).flatten(1)
     else:
         is_flat = input.is_contiguous() or _is_flat(pixels, input.stride()[2:])
@@ -45,6 +58,16 @@ def pointwise(
     return y.reshape(input.shape[0], weight.shape[0], *pixels)
 
 
+def _is_plain(input, weight, bias) -> bool:
+    """Returns whether one operator may compute this, without views that autograd would record."""
+    if input.is_complex() or autocast_active():
+        return False
+    grad = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if grad and torch.is_grad_enabled():
+        return False
+    return is_plain(input, weight) if bias is None else is_plain(input, weight, bias)
+
+
 def _of_rows(precision, input, weight, bias):
     """The convolution with a row of the product for each pixel: its strides are channels_last."""
     return ops.linear(input.movedim(1, -1), weight, bias, precision=precision).movedim(-1, 1)
@@ -57,10 +80,10 @@ def _is_channels_last(x) -> bool:
     in C++; convolutions in one dimension have no such format.
     """
     sizes, strides = x.shape, x.stride()
-    if x.dim() < 4 or x.numel() == 0 or strides[1] == 0:
+    if len(sizes) < 4 or strides[-1] < strides[1] * sizes[1] or strides[1] == 0 or x.numel() == 0:
         return False
     least = 0
-    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
         if strides[d] < least or (d == 0 and least == strides[1]):
             return False
         least = strides[d] * sizes[d]

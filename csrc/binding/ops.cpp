@@ -23,6 +23,7 @@
 #include "binding/grouped.h"
 #include "binding/mixed.h"
 #include "binding/namespace.h"
+#include "binding/pointwise.h"
 #include "binding/registry.h"
 #include "binding/run.h"
 #include "binding/stream.h"
@@ -392,6 +393,8 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "_plain_linear.prepared(Tensor x, Tensor weight, Tensor hi_lo, Tensor inverse_scales, "
       "Tensor? bias) -> Tensor");
   m.def("_plain_grouped_mm(Tensor a, Tensor b, Tensor? offs, Tensor? bias) -> Tensor");
+  m.def(
+      "_plain_pointwise(Tensor input, Tensor weight, Tensor? bias, bool channels_last) -> Tensor");
   m.def("_plain_gemm_(Tensor(a!) c, Tensor a, Tensor b, float alpha, float beta) -> ()");
   m.def("algorithms() -> str[]");
   m.def(
@@ -421,6 +424,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));              \
   m.impl("grouped_mm", TORCH_BOX(&tiled::grouped_mm));                        \
   m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));           \
+  m.impl("_plain_pointwise", TORCH_BOX(&tiled::plain_pointwise));             \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
   m.impl("attention", TORCH_BOX(&tiled::run_attention));                      \
   m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));   \

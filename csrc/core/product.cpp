@@ -25,10 +25,11 @@ bool folds_into_rows(const OuterDim& dim, const Problem& p) {
 
 }  // namespace
 
-Strided Product::matrices(Strided c) const {
-  if (b_is_vector) c.insert(c.rank(), 1, 0);
-  if (a_is_vector) c.insert(c.rank() - 1, 1, 0);
-  return c;
+Strided Product::matrices(Strided result) const {
+  if (c) return *c;
+  if (b_is_vector) result.insert(result.rank(), 1, 0);
+  if (a_is_vector) result.insert(result.rank() - 1, 1, 0);
+  return result;
 }
 
 Product make_product(const char* op, Strided a, Strided b) {

@@ -2,6 +2,7 @@
 // The operands of a product as batches of matrices, by the rules of torch.matmul.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/problem.h"
@@ -13,10 +14,11 @@ struct Product {
   Strided a, b;  // (..., m, k) and (..., k, n); a vector gets a dimension of 1
   int64_t m = 0, n = 0, k = 0;
   bool a_is_vector = false, b_is_vector = false;
-  Shape shape = {};  // of torch.matmul's result
+  Shape shape = {};               // of torch.matmul's result
+  std::optional<Strided> c = {};  // the result as (..., m, n), if a caller says where it is
 
   // The result as (..., m, n): c with the dimensions that vectors lack.
-  Strided matrices(Strided c) const;
+  Strided matrices(Strided result) const;
 };
 
 // Both throw a sentence that begins with `op` if the shapes do not fit.

@@ -137,6 +137,30 @@ def test_every_layout(shape, layout, dtype, device, poisoned):
     assert_within(rows(biased), exact, limit)
 
 
+@pairwise
+@pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+def test_plain_calls(shape, layout, dtype, device, poisoned):
+    """One operator computes on GPUs what several do if something observes them."""
+    x, weight, bias = operands(shape, device=device, dtype=dtype)
+    x = LAYOUTS[layout](x)
+    matrix, expected = weight.flatten(1), [convolved(x, weight, b) for b in (None, bias)]
+    with torch_tiled.override():
+        for added, wanted in zip((None, bias), expected, strict=True):
+            y = CONV[len(shape) - 2](x, weight, added)
+            assert torch.equal(y, wanted) and y.stride() == wanted.stride()
+    channels_last = suggest_memory_format(x) != torch.contiguous_format
+    operator = torch.ops.tiled._plain_pointwise
+    y = operator(x, weight, None, channels_last)
+    assert y.stride() == expected[0].stride()
+    assert_within(rows(y), product(rows(x), matrix.mT), bound(rows(x), matrix.mT))
+    if channels_last or set(shape[2:]) == {1}:
+        y = operator(x, weight, bias, channels_last)
+        exact = product(rows(x), matrix.mT) + wide(bias)
+        assert_within(rows(y), exact, linear_bound(rows(x), matrix, bias))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 5, 1, 1), (2, 5, 6)], ids=str)
 def test_the_input_is_not_copied(shape, layout, device):

@@ -30,6 +30,7 @@ GROUPS = {  # their sizes, and how many rows no group has
     "empty": ([0, 0], 40),
     "nothing": ([0, 0], 0),
     "none": ([], 9),
+    "many": ([3, 0, 70, 1] * 10, 2),  # more than a block goes through by itself
 }
 
 

@@ -412,7 +412,8 @@ def plain_linear(x, weight, bias):
 
 def plain_grouped_mm(a, b, offs, bias):
     try:
-        if not is_differentiated(a, b, bias):
+        grad = a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
+        if not (grad and torch.is_grad_enabled()):
             return fast_path.grouped_mm(a, b, offs, bias)
         if not autocast_active():
             return PlainGroupedMm.apply(a, b, bias, offs)

@@ -4,8 +4,8 @@ The dispatcher's Python kernels and the parsing of options cost as much as a sma
 operators tiled::_plain_matmul, _plain_linear, _plain_grouped_mm, _plain_matmul_out and _plain_gemm_
 have neither, and is_plain() finds out if they may be called. derivatives.py wraps the first three
 for tensors that require grad, and inplace.py the others, which count no write in the tensor's
-version. The overload
-_plain_linear.prepared is for calls in which nothing is differentiated.
+version. The overload _plain_linear.prepared and _plain_pointwise are for calls in which nothing is
+differentiated, and the latter for calls in which nothing is cast either.
 """
 
 import torch
@@ -27,6 +27,7 @@ linear = call_without_python(operators._plain_linear.default)
 prepared_linear = call_without_python(operators._plain_linear.prepared)
 matmul_out = call_without_python(operators._plain_matmul_out.default)
 grouped_mm = call_without_python(operators._plain_grouped_mm.default)
+pointwise = call_without_python(operators._plain_pointwise.default)
 gemm_ = call_without_python(operators._plain_gemm_.default)
 
 
@@ -96,3 +97,4 @@ def register(library):
         for key in _GENERAL_KEYS:
             library.impl(name, kernel, key)
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    library.impl("_plain_pointwise", torch.library.fallthrough_kernel, "Autograd")

@@ -69,16 +69,6 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t grouped_length(const Problem& p) {
-  switch (p.groups.side) {
-    case GroupedSide::kM: return p.m;
-    case GroupedSide::kN: return p.n;
-    case GroupedSide::kK: return p.k;
-    case GroupedSide::kNone: break;
-  }
-  return 0;
-}
-
 GroupTiles GroupTiles::take(const Problem& p, int tile, Workspace& workspace) {
   GroupTiles tiles;
   const int64_t groups = p.batch.count;

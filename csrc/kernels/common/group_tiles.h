@@ -35,9 +35,15 @@ struct GroupTiles {
   static GroupTiles take(const Problem& p, int tile, Workspace& workspace);
 };
 
+// The most groups that a block goes through by itself, faster than a kernel makes a list for it:
+// their ends are one cache line.
+inline constexpr int64_t kMostUnlisted = kCacheLineBytes / int64_t{sizeof(int32_t)};
+
 // The length of all groups and the rest, and the most that it is if each of them has whole units of
 // `pad`.
-int64_t grouped_length(const Problem& p);
+HOST_DEVICE inline int64_t grouped_length(const Problem& p) {
+  return p.groups.side == GroupedSide::kM ? p.m : p.groups.side == GroupedSide::kN ? p.n : p.k;
+}
 inline int64_t padded_length(const Problem& p, int pad) {
   return ceil_div(grouped_length(p) + (p.batch.count + 1) * (pad - 1), pad) * pad;
 }

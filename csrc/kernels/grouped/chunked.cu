@@ -1,9 +1,9 @@
 // The chunked order of a grouped product: float32 and float64, groups along any side, any strides.
 //
 // Idea:  A block computes a tile as 06_double_buffered does: cp.async fills one stage while the
-//        other is multiplied. It takes from the list of the groups' tiles where the tile begins and
-//        ends, so no tile has rows of two groups, and none has k of two. A group along K begins
-//        with a chunk of its own.
+//        other is multiplied. It takes from the list of the groups' tiles, or from the ends of a
+//        few groups, where the tile begins and ends, so no tile has rows of two groups, and none
+//        has k of two. A group along K begins with a chunk of its own.
 // Limit: instructions beside the FMAs, as in 06_double_buffered.
 // Next:  the main loops of simt_tma and of the f64 family.
 //
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   __shared__ alignas(16) T b_smem[2][Tile::kK][Tile::kPitch];  // stages of (kK, kN)
   __shared__ GroupedWorkTile tile;
   ptx::pdl_launch_dependents();
-  ptx::pdl_wait();  // the list is there
+  ptx::pdl_wait();  // the list is there, and the operands
   if (threadIdx.x == 0) tile = locate_grouped<Tile>(p, tiles, first_tile + blockIdx.x);
   __syncthreads();
   if (tile.rows == 0 || tile.cols == 0 || tile.k > most_k) return;
@@ -133,8 +133,8 @@ template <typename T, class Tile>
 bool launch_tile(const Problem& p, const Context& context, int64_t most_k) {
   constexpr size_t kTotals = Tile::kM * Tile::kN * sizeof(T);  // of the chunks before
   const auto kernel = grouped_chunked_kernel<T, Tile>;
-  allow_shared_memory(kernel, kTotals);
   const size_t smem_bytes = p.k > kChunk ? kTotals : 0;
+  if (smem_bytes > 0) allow_shared_memory(kernel, kTotals);
   if (p.groups.side != GroupedSide::kK) most_k = p.k;  // all groups have the same K
   return with_group_tiles<Tile>(p, context, [&](const GroupTiles& tiles) {
     for_grids(most_grouped_tiles<Tile>(p, tiles), [&](int64_t first, unsigned blocks) {

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/order_fp16x3.h"
+#include "kernels/common/group_tiles.h"
 #include "kernels/fp16x3/grouped.h"
 #include "kernels/fp16x3/plan.h"
 
@@ -40,13 +41,22 @@ bool launch_fp16x3(const Problem& p, const Context& context) {
   return launch_grouped_fp16x3(p, context);
 }
 
+// Returns whether mma_sync computes the groups in one short wave, without a list: mma_tma would
+// take no less time, and a second launch.
+bool suits_mma_sync(const Problem& p, const Context& context) {
+  constexpr int64_t kTile = 64, kMostK = 256;
+  return p.batch.count <= kMostUnlisted && p.k <= kMostK &&
+         count_tiles(p, kTile, kTile) <= context.sms;
+}
+
 }  // namespace
 
 bool launch_grouped(const Problem& p, const Context& context) {
   constexpr int64_t kAnyK = std::numeric_limits<int64_t>::max();
   if (is_16bit(p.dtype)) {
-    return context.on_hopper() && grouped_mma_tma_accepts(p) ? launch_grouped_mma_tma(p, context)
-                                                             : launch_grouped_mma_sync(p, context);
+    const bool by_tma =
+        context.on_hopper() && grouped_mma_tma_accepts(p) && !suits_mma_sync(p, context);
+    return by_tma ? launch_grouped_mma_tma(p, context) : launch_grouped_mma_sync(p, context);
   }
   if (p.dtype == DType::kFloat64 || p.precision == Precision::kIeee || !context.on_hopper()) {
     return launch_grouped_chunked(p, context, kAnyK);

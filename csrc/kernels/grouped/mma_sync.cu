@@ -1,10 +1,10 @@
 // mma_sync of a grouped product: 16-bit floats, groups along any side, any strides.
 //
 // Idea:  A block computes a tile by the main loop of mma_sync (mma/sync_kernel.cuh). It takes from
-//        the list of the groups' tiles where the tile begins and ends, so no tile has rows of two
-//        groups, and none has k of two. A group begins at any element: if that is along the
-//        contiguous side of an operand, its elements are loaded by aligned words and shifted, as if
-//        the operand were not aligned.
+//        the list of the groups' tiles, or from the ends of a few groups, where the tile begins and
+//        ends, so no tile has rows of two groups, and none has k of two. A group begins at any
+//        element: if that is along the contiguous side of an operand, its elements are loaded by
+//        aligned words and shifted, as if the operand were not aligned.
 // Limit: that of mma_sync. The grid has a block for each tile that there may be, and those that are
 //        not in the list exit.
 // Next:  mma_tma_sm90.cu: TMA loads both operands, and wgmma reads them from shared memory.
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   extern __shared__ __align__(16) uint8_t dynamic_smem[];
   __shared__ GroupedWorkTile tile;
   ptx::pdl_launch_dependents();
-  ptx::pdl_wait();  // the list is there
+  ptx::pdl_wait();  // the list is there, and the operands
   const Problem& p = params.p;
   if (threadIdx.x == 0) tile = locate_grouped<Tile>(p, tiles, first_tile + blockIdx.x);
   __syncthreads();

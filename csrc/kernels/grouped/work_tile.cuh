@@ -18,6 +18,30 @@ struct GroupedWorkTile {
   int64_t k;        // the length of K
 };
 
+// Returns tile `index` of the list, or the range of group `index` if K is cut. Without a list the
+// thread goes through the ends.
+__device__ inline GroupTile group_tile(const Problem& p, const GroupTiles& list, int tile,
+                                       int64_t index) {
+  const bool cuts_k = p.groups.side == GroupedSide::kK;
+  if (list.tiles != nullptr && !cuts_k) return list.tiles[index];
+  if (list.tiles != nullptr) {
+    const GroupRange range = list.ranges[index];
+    return {static_cast<int>(index), range.begin, range.end - range.begin, 0};
+  }
+  const int groups = static_cast<int>(p.batch.count), length = static_cast<int>(grouped_length(p));
+  for (int group = 0, begin = 0; group <= groups; ++group) {
+    const int end = group < groups ? max(begin, min(p.groups.ends[group], length)) : length;
+    const int64_t tiles = cuts_k ? 1 : ceil_div(end - begin, tile);
+    if (index < tiles) {
+      const int before = cuts_k ? 0 : static_cast<int>(index) * tile;
+      const int count = cuts_k ? end - begin : min(end - begin - before, tile);
+      return {group < groups ? group : GroupTile::kNoGroup, begin + before, count, 0};
+    }
+    index -= tiles, begin = end;
+  }
+  return {GroupTile::kNoGroup, length, 0, 0};
+}
+
 // Finds tile `index`; its count of rows or columns is 0 if it is behind the last one. One thread
 // calls it, and the block keeps the tile in shared memory, which costs no registers.
 template <class Tile>
@@ -28,13 +52,13 @@ __device__ GroupedWorkTile locate_grouped(const Problem& p, const GroupTiles& ti
   int64_t rows = Tile::kM, cols = Tile::kN;
   if (p.groups.side == GroupedSide::kK) {
     const TileIndex of_c = tile_index<Tile>(p, index);
-    const GroupRange range = tiles.ranges[of_c.batch];
+    const GroupTile range = group_tile(p, tiles, 1, of_c.batch);
     group = of_c.batch, row = of_c.row, col = of_c.col;
-    k = range.begin, tile.k = range.end - range.begin;
+    k = range.first, tile.k = range.count;
   } else {
     const bool cuts_m = p.groups.side == GroupedSide::kM;
     const int64_t across = cuts_m ? ceil_div(p.n, Tile::kN) : ceil_div(p.m, Tile::kM);
-    const GroupTile cut = tiles.tiles[index / across];
+    const GroupTile cut = group_tile(p, tiles, cuts_m ? Tile::kM : Tile::kN, index / across);
     const int64_t place = index % across;
     group = cut.group;
     row = cuts_m ? cut.first : place * Tile::kM, col = cuts_m ? place * Tile::kN : cut.first;
@@ -62,8 +86,8 @@ int64_t most_grouped_tiles(const Problem& p, const GroupTiles& tiles) {
   }
 }
 
-// Calls launch(tiles) with the list of a kernel's tiles, which the GPU then has made. Returns false
-// if there is no memory for the list.
+// Calls launch(tiles) with the list of a kernel's tiles, which the GPU then has made, or without
+// one for a few groups. Returns false if there is no memory for the list.
 template <class Tile, class Launch>
 bool with_group_tiles(const Problem& p, const Context& context, const Launch& launch) {
   // Groups along K need no tiles along it, but where each begins.
@@ -71,11 +95,15 @@ bool with_group_tiles(const Problem& p, const Context& context, const Launch& la
                     : p.groups.side == GroupedSide::kN ? Tile::kN
                                                        : 1 << 30;
   const auto take = [&](Workspace& workspace) { return GroupTiles::take(p, along, workspace); };
-  void* memory = context.allocate(workspace_bytes(take));
-  if (memory == nullptr) return false;
-  Workspace workspace(memory);
-  const GroupTiles tiles = take(workspace);
-  launch_group_tiles(p, along, 1, tiles, context);
+  Workspace workspace;
+  GroupTiles tiles = take(workspace);
+  if (p.batch.count > kMostUnlisted) {
+    void* memory = context.allocate(workspace.bytes());
+    if (memory == nullptr) return false;
+    workspace = Workspace(memory);
+    tiles = take(workspace);
+    launch_group_tiles(p, along, 1, tiles, context);
+  }
   launch(tiles);
   return true;
 }
