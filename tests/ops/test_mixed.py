@@ -106,6 +106,62 @@ def test_lo_parts(device, algorithm, narrow, side):
     assert_same(torch_tiled.matmul(a, b, algorithm=algorithm), expected)
 
 
+IN_PLACE = ["fp16x3_cluster", "fp16x3_thin", "fp16x3_skinny", "fp16x3_fused", "fp16x3_wgmma"]
+# m, n and k. Either operand is the long one; both K-major operands end with 16 bytes of a row.
+FEW_ROWS = [(1, 40, 1032), (5, 300, 2104), (33, 130, 1544), (300, 7, 2104), (150, 64, 512)]
+
+
+def few_rows(sizes, layout, device, numbers="normal"):
+    m, n, k = sizes
+    a, b = torch.randn(2, m, k), torch.randn(2, n, k)
+    for x in (a, b):
+        if numbers == "wide":  # rows, and chunks of rows, that have lo parts in 16 bits
+            rows = x[:, ::3, : k // 2]
+            rows *= torch.exp2(-torch.randint(0, 24, rows.shape))
+            x[:, ::3, 0] = 2.0**15
+        elif numbers == "rising":  # scales that are found late
+            x *= torch.exp2(torch.arange(k) * (12 / k))
+        elif numbers == "flagged":
+            x[:, 0, 5] = torch.inf
+    a, b = a.to(device), b.to(device).mT
+    a = a if layout[0] == "N" else a.mT.contiguous().mT
+    return a, b if layout[1] == "T" else b.contiguous()
+
+
+@pairwise
+@pytest.mark.parametrize("algorithm", IN_PLACE)
+@pytest.mark.parametrize("side", SIDES)
+@either
+@pytest.mark.parametrize("layout", ["NT", "NN", "TT"])
+@pytest.mark.parametrize("sizes", FEW_ROWS, ids=str)
+@pytest.mark.parametrize("numbers", ["normal", "wide", "rising", "flagged"])
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_few_rows(device, poisoned, algorithm, side, narrow, layout, sizes, numbers, activation):
+    a, b = mix(*few_rows(sizes, layout, device, numbers), side, narrow)
+    options = {"algorithm": algorithm}
+    expected = torch_tiled.matmul(a.float(), b.float(), **options)
+    assert_same(torch_tiled.matmul(a, b, **options), expected)
+    out = torch.full((2, sizes[0], 2 * sizes[1]), torch.nan, device=device)[..., ::2]
+    assert_same(torch_tiled.matmul(a, b, out=out, **options), expected)
+    bias = torch.randn(sizes[1], device=device)
+    options["activation"] = activation
+    expected = torch_tiled.linear(a[0].float(), b[0].mT.float(), bias, **options)
+    assert_same(torch_tiled.linear(a[0], b[0].mT, bias, **options), expected)
+
+
+@pytest.mark.parametrize("algorithm", IN_PLACE)
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("sizes", FEW_ROWS, ids=str)
+def test_few_rows_are_read_in_place(algorithm, side, sizes):
+    a, b = mix(*few_rows(sizes, "NT", "cpu"), side, torch.bfloat16)
+    options = {"algorithm": algorithm, "compute_capability": 90, "sms": 132}
+    plan = torch_tiled.explain(a, b, **options)
+    assert plan.algorithm == algorithm
+    long = "a" if sizes[0] > sizes[1] else "b"
+    in_place = (algorithm, side) != ("fp16x3_fused", long)
+    assert (plan.a_is_read == plan.b_is_read == "as it lies") == in_place
+
+
 @pairwise
 @pytest.mark.parametrize("algorithm", ["naive", "tiled", "simt", "fp16x3", "auto"])
 @pytest.mark.parametrize("side", SIDES)

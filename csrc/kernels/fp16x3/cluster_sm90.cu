@@ -246,6 +246,7 @@ struct Params {
   int64_t batch;                   // the first matrix of this launch
   bool identity_epilogue;          // C is the sums unchanged
   bool is_mixed;                   // an operand is a 16-bit one
+  Narrow narrow;                   // if so
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Problem p;
 };
@@ -264,35 +265,6 @@ __device__ __noinline__ int64_t offset(const Problem& p,
                                        const int64_t (&batch_stride)[kMaxBatchRank],
                                        int64_t index) {
   return batch_offset(p.batch, batch_stride, index);
-}
-
-// Recomputes an element of a product of mixed operands, by one thread.
-__device__ __noinline__ float recompute_mixed(const Params& params, int64_t matrix, int64_t row,
-                                              int64_t col) {
-  const Problem& p = params.p;
-  if (params.recomputed != nullptr) atomicAdd(params.recomputed, 1ull);
-  const auto& [a, b] = params.operands;
-  const int64_t from_a = offset(p, p.a.batch_stride, matrix) + row * a.row_stride;
-  const int64_t from_b = offset(p, p.b.batch_stride, matrix) + col * b.row_stride;
-  const auto load = [](const OperandParams& operand, int64_t at) {
-    switch (operand.dtype) {
-      case DType::kBFloat16: return widen(static_cast<const BFloat16*>(operand.data)[at]);
-      case DType::kFloat16: return widen(static_cast<const Half*>(operand.data)[at]);
-      default: return static_cast<const float*>(operand.data)[at];
-    }
-  };
-  float total = kAddIdentity<float>;
-  NO_UNROLL
-  for (int64_t first = 0; first < p.k; first += kChunk) {
-    float acc = 0;
-    NO_UNROLL
-    for (int64_t k = first; k < min(first + kChunk, p.k); ++k) {
-      acc = fused_multiply_add(load(a, from_a + k * a.k_stride), load(b, from_b + k * b.k_stride),
-                               acc);
-    }
-    total += acc;
-  }
-  return total;
 }
 
 // The first row and column of the block's tile.
@@ -323,7 +295,8 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
     const bool flagged = exists && isnan(sum);
     if (__any_sync(~0u, flagged)) {
       if (params.is_mixed) {
-        if (flagged) sum = recompute_mixed(params, matrix, c_row, c_col);
+        if (flagged)
+          sum = recompute_mixed(p, params.narrow, matrix, c_row, c_col, params.recomputed);
       } else {
         const float recomputed =
             recompute_if_flagged(p, flagged, matrix, c_row, c_col, params.recomputed);
@@ -499,7 +472,8 @@ bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context
   params.operands[1] = operand_params(p, transposed(p.b), p.n, plan.n);
   if (narrow != nullptr) {
     OperandParams& operand = params.operands[narrow->is_a ? 0 : 1];
-    operand.copy = RowCopy::kBulk, operand.dtype = narrow->dtype, params.is_mixed = true;
+    operand.copy = RowCopy::kBulk, operand.dtype = narrow->dtype, params.is_mixed = true,
+    params.narrow = *narrow;
   }
   params.k = p.k;
   params.promotion = fp16x3::promotion(p.k);

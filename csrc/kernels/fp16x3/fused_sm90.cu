@@ -26,6 +26,7 @@
 #include <span>
 #include <type_traits>
 
+#include "core/mixed.h"
 #include "core/order_fp16x3.h"
 #include "core/presplit.h"
 #include "kernels/common/launch.h"
@@ -466,29 +467,68 @@ void run(OnTheFlyParams& params, const Context& context) {
   });
 }
 
-}  // namespace
-}  // namespace fp16x3_fused
+// The buffers of a product with a 16-bit short operand. float32: the operand, for flagged elements
+// that are listed.
+struct Buffers : Fp16x3FusedBuffers {
+  float* float32 = nullptr;
 
-bool launch_fp16x3_fused(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace fp16x3_fused;
+  Buffers(const Problem& p, const Plan& plan, const Narrow* narrow, Workspace& workspace)
+      : Fp16x3FusedBuffers(p, plan.n, workspace) {
+    if (narrow == nullptr || !fp16x3_fused_lists_flagged(p)) return;
+    float32 = workspace.take<float>(p.batch.count * std::min(p.m, p.n) * p.k).data();
+  }
+};
+
+// Returns the problem with such a copy of its short operand.
+Problem with_float32(Problem p, const float* copy) {
+  Matrix rows{.data = copy, .row_stride = p.k, .col_stride = 1};
+  int64_t stride = std::min(p.m, p.n) * p.k;
+  for (int d = p.batch.rank - 1; d >= 0; --d)
+    rows.batch_stride[d] = stride, stride *= p.batch.size[d];
+  const bool short_is_a = p.m <= p.n;
+  (short_is_a ? p.a : p.b) = short_is_a ? rows : transposed(rows);
+  return p;
+}
+
+// `narrow` is null if no operand is a 16-bit one; otherwise that is the short one.
+bool launch(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context) {
   return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
-    void* memory = context.allocate(fp16x3_fused_workspace(p, plan, context.sms)[0]);
+    void* memory = context.allocate(
+        workspace_bytes([&](Workspace& workspace) { Buffers(p, plan, narrow, workspace); }));
     if (memory == nullptr) return false;
     Workspace workspace(memory);
-    const Fp16x3FusedBuffers buffers(p, plan.n, workspace);
+    const Buffers buffers(p, plan, narrow, workspace);
     const bool few_rows = std::min(p.m, p.n) <= 64, lists = fp16x3_fused_lists_flagged(p);
-    OnTheFlyParams params = on_the_fly_params(p, Tile::kCols, few_rows ? 64 : 128);
+    OnTheFlyParams params = on_the_fly_params(p, Tile::kCols, few_rows ? 64 : 128, narrow);
     params.recomputed = recomputed;
     params.partial_sums = buffers.partial_sums;
     params.recompute = buffers.recompute;
     params.short_presplit = buffers.short_operand;
-    const OperandToSplit short_operand{params.short_operand, p.batch, buffers.short_operand};
+    OperandToSplit short_operand{params.short_operand, p.batch, buffers.short_operand};
+    if (narrow != nullptr) short_operand.dtype = narrow->dtype;
     const auto zeroed = lists ? params.recompute.zeroed_with_flags(p) : std::span<int>{};
     launch_split({&short_operand, 1}, zeroed, context);
     few_rows ? run<64>(params, context) : run<128>(params, context);
-    if (lists) launch_recompute(p, params.recompute, context);
+    if (!lists) return true;
+    if (narrow != nullptr) {
+      launch_upcast(short_operand, buffers.float32, params.recompute.count, context);
+    }
+    launch_recompute(narrow == nullptr ? p : with_float32(p, buffers.float32), params.recompute,
+                     context);
     return true;
   });
+}
+
+}  // namespace
+}  // namespace fp16x3_fused
+
+bool launch_fp16x3_fused(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_fused::launch(p, plan, nullptr, context);
+}
+
+bool launch_fp16x3_fused_mixed(const Problem& p, const Plan& plan, const Narrow& narrow,
+                               const Context& context) {
+  return fp16x3_fused::launch(p, plan, &narrow, context);
 }
 
 }  // namespace tiled::cuda

@@ -14,6 +14,7 @@
 
 #include "core/complex.h"
 #include "core/context.h"
+#include "core/mixed.h"
 #include "core/order_fp16x3.h"
 #include "core/plan.h"
 #include "core/presplit.h"
@@ -43,6 +44,11 @@ struct OnTheFlyParams {
   // B is complex and stored as in_place_b() describes it; it is the long operand.
   bool b_is_complex;
   SignsOfB signs_of_b;
+  // An operand is a 16-bit one, and which.
+  bool is_mixed;
+  Narrow narrow;
+
+  bool long_is_narrow() const { return is_mixed && narrow.is_a == long_is_a; }
 
   // The panels of a launch in all chunks and matrices; each meets all of its columns.
   HOST_DEVICE unsigned panel_chunks() const { return matrices * chunks * panels; }
@@ -54,8 +60,10 @@ inline constexpr int kMinKOnTheFly = 512;
 static_assert(fp16x3::promotion(kMinKOnTheFly) == fp16x3::promotion(kChunk));
 
 // The parameters of a problem in work tiles of `tile_cols` columns and panels of at most `max_rows`
-// rows. The caller sets partial_sums, recomputed, and the presplit's memory.
-OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows);
+// rows. `narrow` is null if both operands are float32. The caller sets partial_sums, recomputed,
+// and the presplit's memory.
+OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
+                                 const Narrow* narrow = nullptr);
 
 // Computes C in launches whose sums fit in partial_sums. For each it calls launch(blocks), whose
 // blocks share the work tiles evenly and take `tiles_at_once` of them at a time; then it has the
@@ -64,9 +72,10 @@ void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& co
                     const std::function<void(unsigned blocks)>& launch);
 
 // Calls run(part, partial_sums, recomputed) for the problem, or, if memory is short, for
-// sub-problems that share a smaller workspace for their sums. `workspace`: of the kernel's row in
-// select/kernels.def. Returns false, with nothing run, if there is no memory.
-bool run_with_sums(const Problem& p, const Plan& plan, const Context& context,
+// sub-problems that share a smaller workspace for their sums, unless it has a 16-bit operand.
+// `workspace`: of the kernel's row in select/kernels.def. Returns false, with nothing run, if there
+// is no memory.
+bool run_with_sums(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context,
                    WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms),
                    const std::function<void(const Problem& part, float* partial_sums,
                                             unsigned long long* recomputed)>& run);

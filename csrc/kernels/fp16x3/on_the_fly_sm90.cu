@@ -20,8 +20,11 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 5;  // at least; recomputing elements takes the most registers
 
+// The operands by which flagged elements are recomputed.
+enum class Stored { kFloat32, kComplexB, kMixed };
+
 // A thread adds kWidth adjacent columns of a row of sums.
-template <int kWidth, bool kComplex>
+template <int kWidth, Stored kStored>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     fp16x3_on_the_fly_reduce_kernel(const __grid_constant__ OnTheFlyParams params) {
   ptx::pdl_launch_dependents();
@@ -87,7 +90,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   for (int j = 0; j < kWidth; ++j, flags >>= 1) {
     const bool flagged = (flags & 1) != 0;
     float recomputed = 0;
-    if constexpr (kComplex) {
+    if constexpr (kStored == Stored::kMixed) {
+      if (flagged) {
+        recomputed =
+            recompute_mixed(params.p, params.narrow, matrix, c_row(j), c_col(j), params.recomputed);
+      }
+    } else if constexpr (kStored == Stored::kComplexB) {
       if (flagged) {
         recomputed = recompute_complex(params.p, params.signs_of_b, matrix, c_row(j), c_col(j),
                                        params.recomputed);
@@ -134,21 +142,25 @@ void launch_reduce(const OnTheFlyParams& params, const Context& context) {
     launch_pdl(kernel, blocks, kThreads, 0, context, params);
   };
   constexpr int64_t kFew = 1 << 17;  // elements; so few need a thread each to hide latency
-  const bool complex = params.b_is_complex;
+  const auto kernel_for = [&]<int kWidth>() {
+    return params.is_mixed       ? fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kMixed>
+           : params.b_is_complex ? fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kComplexB>
+                                 : fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kFloat32>;
+  };
   if (elements <= kFew) {
-    launch(1, complex ? fp16x3_on_the_fly_reduce_kernel<1, true>
-                      : fp16x3_on_the_fly_reduce_kernel<1, false>);
+    launch(1, kernel_for.template operator()<1>());
   } else {
-    launch(4, complex ? fp16x3_on_the_fly_reduce_kernel<4, true>
-                      : fp16x3_on_the_fly_reduce_kernel<4, false>);
+    launch(4, kernel_for.template operator()<4>());
   }
 }
 
 }  // namespace
 
-OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows) {
+OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
+                                 const Narrow* narrow) {
   OnTheFlyParams params{};
   params.p = p;
+  if (narrow != nullptr) params.is_mixed = true, params.narrow = *narrow;
   const LongAndShort sides = long_and_short(p);
   params.long_is_a = sides.long_is_a;
   params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
@@ -156,10 +168,14 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows) 
   const Matrix &long_operand = params.long_operand, &short_operand = params.short_operand;
   params.long_k_major = long_operand.col_stride < long_operand.row_stride;
   const auto [inner, outer] = std::minmax(long_operand.row_stride, long_operand.col_stride);
-  params.long_vectorized = is_vector_aligned<float4>(p.batch, long_operand, inner, outer);
+  // Elements of 16 bytes.
+  const int64_t of_long = params.long_is_narrow() ? 8 : 4;
+  const int64_t of_short = params.is_mixed && !params.long_is_narrow() ? 8 : 4;
+  params.long_vectorized =
+      is_vector_aligned(p.batch, long_operand, inner, outer, of_long, 16 / of_long);
   params.short_vectorized =
-      p.k % 4 == 0 && is_vector_aligned<float4>(p.batch, short_operand, short_operand.col_stride,
-                                                short_operand.row_stride);
+      p.k % of_short == 0 && is_vector_aligned(p.batch, short_operand, short_operand.col_stride,
+                                               short_operand.row_stride, of_short, 16 / of_short);
   params.tile_cols = tile_cols;
   params.panel_rows = max_rows;
   params.panels = static_cast<unsigned>(ceil_div(params.short_count, max_rows));
@@ -187,7 +203,7 @@ void run_on_the_fly(OnTheFlyParams& params, int tiles_at_once, const Context& co
   }
 }
 
-bool run_with_sums(const Problem& p, const Plan& plan, const Context& context,
+bool run_with_sums(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context,
                    WorkspaceBytes (*workspace)(const Problem&, const Plan&, int64_t sms),
                    const std::function<void(const Problem& part, float* partial_sums,
                                             unsigned long long* recomputed)>& run) {
@@ -197,8 +213,12 @@ bool run_with_sums(const Problem& p, const Plan& plan, const Context& context,
     const auto run_part = [&](const Problem& part, void* memory) {
       run(part, static_cast<float*>(memory), recomputed);
     };
-    if (bytes(p) > 0) return run_sub_problems(p, context, kLeast, bytes, run_part);
-    run_part(p, nullptr);
+    if (bytes(p) > 0 && narrow == nullptr) {
+      return run_sub_problems(p, context, kLeast, bytes, run_part);
+    }
+    void* memory = bytes(p) > 0 ? context.allocate(bytes(p)) : nullptr;
+    if (bytes(p) > 0 && memory == nullptr) return false;
+    run_part(p, memory);
     return true;
   });
 }

@@ -424,6 +424,22 @@ inline bool fp16x3_cluster_reads_mixed(const Problem& p, const Narrow& narrow) {
   return p.k % 8 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 8,
                                            size_of(narrow.dtype));
 }
+// fp16x3_skinny copies a short operand like that, and a long one by vectors of 16 bytes, K-major or
+// MN-major, if the last of them is whole.
+inline bool fp16x3_skinny_reads_mixed(const Problem& p, const Narrow& narrow) {
+  const Matrix matrix = narrow.is_a ? p.a : transposed(p.b);
+  const bool is_long = narrow.is_a == (p.m > p.n);
+  if (!is_long || !is_mn_major(matrix)) return fp16x3_cluster_reads_mixed(p, narrow);
+  return std::max(p.m, p.n) % 8 == 0 &&
+         is_vector_aligned(p.batch, matrix, matrix.row_stride, matrix.col_stride, 8,
+                           size_of(narrow.dtype));
+}
+// fp16x3_thin has instances with as many warps as K from 512 on takes.
+inline bool fp16x3_thin_reads_mixed(const Problem& p, const Narrow&) { return p.k >= 512; }
+// fp16x3_fused splits its short operand beforehand, and copies the long one by TMA, as float32.
+inline bool fp16x3_fused_reads_mixed(const Problem& p, const Narrow& narrow) {
+  return narrow.is_a != (p.m > p.n);
+}
 inline bool fp16x3_wgmma_reads_mixed(const Problem&, const Narrow&) { return true; }
 
 // --- a complex B, read in place ------------------------------------------------------------------

@@ -9,7 +9,9 @@
 
 #include "core/complex.h"
 #include "core/context.h"
+#include "core/element.h"
 #include "core/epilogue.h"
+#include "core/mixed.h"
 #include "core/order_chunked.h"
 #include "core/problem.h"
 #include "kernels/common/check.h"
@@ -133,6 +135,37 @@ inline __device__ float recompute_if_flagged(const Problem& p, bool flagged, int
     if (static_cast<int>(threadIdx.x) % 32 == source) own = sum;
   }
   return own;
+}
+
+// --- A 16-bit operand ----------------------------------------------------------------------------
+
+// Recomputes an element of a product of mixed operands by one thread, and counts it if there is a
+// counter.
+inline __device__ __noinline__ float recompute_mixed(const Problem& p, const Narrow& narrow,
+                                                     int64_t matrix, int64_t row, int64_t col,
+                                                     unsigned long long* counter) {
+  if (counter != nullptr) atomicAdd(counter, 1ull);
+  const Matrix &a = p.a, &b = p.b;
+  const int64_t a_offset = batch_offset(p.batch, a, matrix) + row * a.row_stride;
+  const int64_t b_offset = batch_offset(p.batch, b, matrix) + col * b.col_stride;
+  const bool is_a = narrow.is_a, is_half = narrow.dtype == DType::kFloat16;
+  const auto* x = static_cast<const uint16_t*>(is_a ? a.data : b.data);
+  const auto* y = static_cast<const float*>(is_a ? b.data : a.data);
+  const int64_t x_stride = is_a ? a.col_stride : b.row_stride;
+  const int64_t y_stride = is_a ? b.row_stride : a.col_stride;
+  x += is_a ? a_offset : b_offset, y += is_a ? b_offset : a_offset;
+  float total = kAddIdentity<float>;
+  for (int64_t left = p.k; left > 0; left -= kChunk) {
+    const int length = static_cast<int>(min(left, int64_t{kChunk}));
+    float acc = 0;
+    _Pragma("unroll 4") for (int k = 0; k < length; ++k) {
+      const uint16_t bits = __ldg(x);
+      acc = fused_multiply_add(is_half ? widen(Half{bits}) : widen(BFloat16{bits}), __ldg(y), acc);
+      x += x_stride, y += y_stride;
+    }
+    total += acc;
+  }
+  return total;
 }
 
 // --- A complex B ---------------------------------------------------------------------------------

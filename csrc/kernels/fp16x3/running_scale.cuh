@@ -60,6 +60,8 @@ class StageRange {
   __device__ bool overflows() const {
     return __hge2_mask(largest_, __float2half2_rn(0x1p15f)) != 0;
   }
+  // Returns whether a lo part is not 0.
+  __device__ bool has_lo() const { return least_lo_ != (kZero << 16 | kZero); }
   __device__ bool has_small() const { return __hlt2_mask(least_, __float2half2_rn(kSmall)) != 0; }
 
  private:

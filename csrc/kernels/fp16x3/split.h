@@ -42,7 +42,7 @@ struct OperandToSplit {
   bool is_complex = false;
   SignsOfB signs_of_b = {};
   DType dtype = DType::kFloat32;  // or a 16-bit one, beside a float32 operand
-  LoFlags has_lo = {};            // to be written for a 16-bit operand
+  LoFlags has_lo = {};            // of a 16-bit operand; to be written, unless null
 };
 
 // How launch_split() reads an operand that a grouped product cuts: the tiles of each group, of

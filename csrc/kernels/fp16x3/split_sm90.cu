@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 
   const float scale = fp16x3::scale(range.largest);
   const bool is_wide = __syncthreads_or(range.is_wide(scale));
-  if (narrow && threadIdx.x == 0) {
+  if (narrow && own.operand.has_lo.bytes != nullptr && threadIdx.x == 0) {
     store_has_lo(own, matrix, chunk, block % own.row_blocks, is_wide);
   }
   if (is_wide) {

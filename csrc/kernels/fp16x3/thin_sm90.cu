@@ -17,7 +17,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "core/element.h"
 #include "core/order_fp16x3.h"
 #include "core/problem.h"
 #include "kernels/common/batch_offsets.cuh"
@@ -25,250 +27,14 @@
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "kernels/fp16x3/plan.h"
-#include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
+#include "kernels/fp16x3/thin_split.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
-#include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
-#include "ptx/warp.cuh"
 
 namespace tiled::cuda {
 namespace fp16x3_thin {
-
-// --- Tiles, their order, and shared memory -------------------------------------------------------
-
-// A tile has kRows rows of the long operand and kCols of the short one.
-inline constexpr int kRows = kFp16x3ThinRows, kCols = kFp16x3ThinCols;
-inline constexpr int kSteps = 8;  // of 16 along K, for each warp that loads
-inline constexpr int kSlice = kSteps * 16;
-
-// A chunk of the long operand, which warps keep in shared memory: they have no registers for it.
-struct LongChunk {
-  const float* first;  // of the launch's first row
-  int length;
-};
-
-// The shared memory of a block. kWarps of its warps load.
-template <int kWarps>
-struct Smem {
-  static constexpr int kThreads = (kWarps + 1) * 32;  // one warp multiplies
-  // Fragments of the long operand: for each step hi, then lo, of each lane row g and row g + 8.
-  static constexpr int kStepBytes = 2 * 32 * 16 + 64;  // fewer bank conflicts
-  uint8_t long_operand[kWarps * kSteps][kStepBytes];
-  uint8_t zeros[16];
-  float inverse_scales[kRows + kCols];
-  Range ranges[kWarps][kRows];           // of the long operand's slices
-  uint8_t small_numbers[kWarps][kRows];  // in slices of wide rows
-  LongChunk long_chunk[kWarps];
-  // Fragments of the short operand, which has `cols` rows: for each step, row and q hi, then lo.
-  uint8_t short_operand[];
-
-  // The fragments of one step more are loaded, and not used.
-  static constexpr int bytes(int cols) {
-    return static_cast<int>(sizeof(Smem)) + (kWarps * kSteps + 1) * cols * 64;
-  }
-};
-
-// The lane and the warp, read anew each time, so that a loop keeps no addresses that depend on them
-// in registers.
-__device__ inline int lane_id() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-__device__ inline int warp_id() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return ptx::warp_uniform(static_cast<unsigned>(thread) / 32);
-}
-
-// The long operand's rows are columns of the sums, as in all kernels that split on the fly.
-struct Params : OnTheFlyParams {
-  unsigned tiles, tiles_of_block;                // in all, and at most
-  unsigned group;                                // blocks that take tiles in turn
-  unsigned panel_chunks_apart, col_tiles_apart;  // a block's tile and its next one
-};
-
-// The tiles of a block. A group of blocks has adjacent tiles, so that each block seldom enters
-// another panel chunk and loads its rows of the short operand.
-struct Tiles {
-  unsigned panel_chunk, col_tile;  // of this tile
-  unsigned left;                   // with this one
-  bool enters_panel_chunk = true;
-
-  __device__ explicit Tiles(const Params& params) {
-    const unsigned group = blockIdx.x / params.group, member = blockIdx.x % params.group;
-    const unsigned first = group * params.group * params.tiles_of_block + member;
-    panel_chunk = first / params.col_tiles, col_tile = first % params.col_tiles;
-    left = min(params.tiles_of_block, (params.tiles - first + params.group - 1) / params.group);
-  }
-  // Goes on to the next tile. Returns whether there is one.
-  __device__ bool advance(const Params& params) {
-    unsigned next = panel_chunk + params.panel_chunks_apart;
-    col_tile += params.col_tiles_apart;
-    if (col_tile >= params.col_tiles) col_tile -= params.col_tiles, ++next;
-    enters_panel_chunk = next != panel_chunk;
-    panel_chunk = next;
-    return --left > 0;
-  }
-  // The first row of the long operand, and how many there are.
-  __device__ int64_t first_row(const Params& params) const {
-    return (params.first_col_tile + col_tile) * kRows;
-  }
-  __device__ int rows(const Params& params) const {
-    return static_cast<int>(min(params.long_count - first_row(params), int64_t{kRows}));
-  }
-};
-
-// --- Loading and splitting -----------------------------------------------------------------------
-
-// Operands are split to fragments of mma.sync: with g = lane / 4 and q = lane % 4, of each 16 along
-// K a lane takes the four adjacent ones from 4 q on, of rows g and g + 8 of the long operand and of
-// row g of the short one. mma.sync has two and two instead: a tensor-core sum of 16 products does
-// not depend on their order, and both operands have the same one.
-
-// The larger number, or NaN if one of them is.
-__device__ inline float max_or_nan(float x, float y) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-  return result;
-}
-
-template <class Range, int kCount>
-__device__ Range range_of(const float (&x)[kCount]) {
-  float largest = 0, least = float_of(0x7f800000);
-  uint32_t bits = 0;
-  UNROLL
-  for (const float each : x) {
-    largest = max_or_nan(largest, fabsf(each)), least = fminf(least, fabsf(each));
-    bits |= bits_of(each);
-  }
-  Range range{bits_of(largest) | (bits & Range::kBits), bits_of(least) - 1};
-  if (__any_sync(~0u, least == 0)) {  // zeros are no small numbers
-    range = {};
-    range.add_all(x);
-  }
-  return range;
-}
-
-// --- Rows with elements adjacent along K, or not many of them: a warp has whole rows -------------
-
-// A lane has two adjacent elements of every 64 of a row.
-template <int kPairs>
-struct Row {
-  float x[kPairs * 2];
-
-  __device__ void load(const float* from, int64_t k_stride, int length) {
-    const int first_k = lane_id() * 2;
-    from += first_k * k_stride;
-    UNROLL
-    for (int i = 0; i < kPairs; ++i, from += 64 * k_stride) {
-      asm("" : "+l"(from));  // the compiler would keep all offsets in registers
-      UNROLL
-      for (int j = 0; j < 2; ++j) {
-        x[i * 2 + j] = 0;
-        if (i * 64 + j < length - first_k) x[i * 2 + j] = __ldg(from + j * k_stride);
-      }
-    }
-  }
-  // load() of adjacent elements of a full row.
-  __device__ void load_full(const float* from) {
-    from += lane_id() * 2;
-    asm("" : "+l"(from));
-    UNROLL
-    for (int i = 0; i < kPairs * 2; ++i) x[i] = __ldg(from + i / 2 * 64 + i % 2);
-  }
-  using Range = BasicRange</*kHasBits=*/false>;  // there is no register for bits
-
-  __device__ Range range() const {
-    auto range = range_of<Range>(x);
-    UNROLL
-    for (int lanes = 1; lanes < 32; lanes *= 2) range.add_lane(lanes);
-    return range;
-  }
-  __device__ float inverse_scale(const Range& range, float scale) const {
-    uint32_t small_numbers = 0;
-    if (range.is_wide(scale)) {
-      small_numbers = __reduce_add_sync(~0u, count_small_numbers(x, scale));
-    }
-    uint32_t bits = 0;
-    if (range.is_coarse(scale, bits)) {
-      UNROLL
-      for (const float each : x) bits |= bits_of(each);
-      bits = __reduce_or_sync(~0u, bits);
-    }
-    return fp16x3::inverse_scale(range.largest, small_numbers, range.is_coarse(scale, bits));
-  }
-  // Splits the row and stores hi and lo parts: of 16 along K `step_bytes` apart, of four
-  // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
-  __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo) const {
-    const int lane = lane_id();
-    to += lane / 8 * step_bytes + lane % 8 / 2 * 16 + lane % 2 * odd_bytes;
-    UNROLL
-    for (int i = 0; i < kPairs; ++i, to += 4 * step_bytes) {
-      uint32_t hi, lo;
-      ptx::split_x2(x[i * 2] * scale, x[i * 2 + 1] * scale, hi, lo);
-      *reinterpret_cast<uint32_t*>(to) = hi, *reinterpret_cast<uint32_t*>(to + to_lo) = lo;
-    }
-  }
-};
-
-// --- Rows of the long operand with any strides: a warp has a slice of all ------------------------
-
-// A lane has the elements of its fragments.
-struct Slice {
-  float x[2][kSteps * 4];  // of row g, and of row g + 8
-
-  __device__ void load(int down, const float* from, int64_t k_stride, int length) {
-    const int first_k = static_cast<int>(threadIdx.x) % 4 * 4;
-    from += first_k * k_stride;
-    UNROLL
-    for (int i = 0; i < kSteps * 4; ++i) {
-      const int k = i / 4 * 16 + i % 4;
-      x[down][i] = 0;
-      if (k < length - first_k) x[down][i] = __ldg(from);
-      from += i % 4 == 3 ? 13 * k_stride : k_stride;
-      asm("" : "+l"(from));  // the compiler would keep the offsets of all elements in registers
-    }
-  }
-  // Stores the ranges of the slice.
-  __device__ void find_ranges(Range* ranges) const {
-    const int lane = lane_id();
-    UNROLL
-    for (int down = 0; down < 2; ++down) {
-      auto range = range_of<Range>(x[down]);
-      range.add_lane(1), range.add_lane(2);
-      if (lane % 4 == 0) ranges[lane / 4 + down * 8] = range;
-    }
-  }
-  // Stores how many small numbers of rows g and g + 8 the slice has.
-  __device__ void count_small(float scale, float scale_8, uint8_t* counts) const {
-    const int lane = lane_id();
-    UNROLL
-    for (int down = 0; down < 2; ++down) {
-      uint32_t count = count_small_numbers(x[down], down == 0 ? scale : scale_8);
-      count += __shfl_xor_sync(~0u, count, 1);
-      count += __shfl_xor_sync(~0u, count, 2);
-      if (lane % 4 == 0) counts[lane / 4 + down * 8] = static_cast<uint8_t>(count);
-    }
-  }
-  __device__ void split(float scale, float scale_8, uint8_t* to, int step_bytes) const {
-    to += lane_id() * 16;
-    UNROLL
-    for (int s = 0; s < kSteps; ++s, to += step_bytes) {
-      UNROLL
-      for (int i = 0; i < 4; i += 2) {  // two of four along K
-        uint2 hi, lo;
-        const float *pair = &x[0][s * 4 + i], *pair_8 = &x[1][s * 4 + i];
-        ptx::split_x2(pair[0] * scale, pair[1] * scale, hi.x, lo.x);
-        ptx::split_x2(pair_8[0] * scale_8, pair_8[1] * scale_8, hi.y, lo.y);
-        *reinterpret_cast<uint2*>(to + i * 4) = hi;
-        *reinterpret_cast<uint2*>(to + 512 + i * 4) = lo;
-      }
-    }
-  }
-};
 
 // --- Multiplying ---------------------------------------------------------------------------------
 
@@ -292,8 +58,8 @@ struct Fragments {
 
 // Multiplies a tile in a chunk of `length`, with `cols` rows of the short operand. All of its
 // products are one chain for each element, so a warp loads the fragments of a step while it
-// multiplies those before.
-template <bool kLongIsA, bool kPromote16, int kWarps>
+// multiplies those before. Lo parts that an operand does not have are 0.
+template <bool kLongIsA, bool kPromote16, bool kLongHasLo, bool kShortHasLo, int kWarps>
 __device__ Sums multiply(const Smem<kWarps>& smem, int cols, int length) {
   const int lane = lane_id();
   const uint8_t* long_operand = smem.long_operand[0] + lane * 16;
@@ -309,15 +75,19 @@ __device__ Sums multiply(const Smem<kWarps>& smem, int cols, int length) {
   };
   const auto step = [&](const Fragments& x, bool begins, bool ends) {
     // The order has lo_a hi_b first, whichever operand A is.
-    ptx::mma_m16n8k16(sums.low, kLongIsA ? x.long_lo : x.long_hi,
-                      kLongIsA ? x.short_hi : x.short_lo);
+    if (kLongIsA ? kLongHasLo : kShortHasLo) {
+      ptx::mma_m16n8k16(sums.low, kLongIsA ? x.long_lo : x.long_hi,
+                        kLongIsA ? x.short_hi : x.short_lo);
+    }
     if (begins) {
       ptx::mma_m16n8k16_from_0(part, x.long_hi, x.short_hi);
     } else {
       ptx::mma_m16n8k16(part, x.long_hi, x.short_hi);
     }
-    ptx::mma_m16n8k16(sums.low, kLongIsA ? x.long_hi : x.long_lo,
-                      kLongIsA ? x.short_lo : x.short_hi);
+    if (kLongIsA ? kShortHasLo : kLongHasLo) {
+      ptx::mma_m16n8k16(sums.low, kLongIsA ? x.long_hi : x.long_lo,
+                        kLongIsA ? x.short_lo : x.short_hi);
+    }
     if (!ends) return;
     UNROLL
     for (int i = 0; i < 4; ++i) sums.total[i] += part[i];
@@ -337,7 +107,7 @@ __device__ Sums multiply(const Smem<kWarps>& smem, int cols, int length) {
 
 // The output of a tile: the workspace for the sums of a chunk, or else C. A lane has the sums of
 // rows g and g + 8 of the long operand, and of rows 2 q and 2 q + 1 of the short one.
-template <bool kLongIsA>
+template <bool kLongIsA, bool kMixed>
 struct Output {
   float* to;  // of the lane's first sum
   int64_t row_stride, col_stride;
@@ -385,7 +155,13 @@ struct Output {
     const int64_t across = panel_chunk.first_row + lane % 4 * 2 + right;
     const int64_t m = kLongIsA ? along : across, n = kLongIsA ? across : along;
     const int64_t matrix = params.first_matrix + panel_chunk.matrix;
-    if (isnan(sum)) sum = recompute_by_thread(params.p, matrix, m, n, params.recomputed);
+    if (isnan(sum)) {
+      if constexpr (kMixed) {
+        sum = recompute_mixed(params.p, params.narrow, matrix, m, n, params.recomputed);
+      } else {
+        sum = recompute_by_thread(params.p, matrix, m, n, params.recomputed);
+      }
+    }
     store_noinline(params.p, c_offset, m, n, sum);
   }
 };
@@ -395,7 +171,7 @@ struct Output {
 enum { kRangesFound = 1, kFull, kEmpty };
 
 // A warp loads and splits its part of the rows of a panel chunk's short operand.
-template <bool kLongIsA, int kWarps>
+template <class Element, bool kLongIsA, int kWarps>
 __device__ void load_short(const Params& params, Smem<kWarps>& smem, unsigned index) {
   const PanelChunk panel_chunk(params, index);
   const BatchOffsets offsets(params.p, params.first_matrix + panel_chunk.matrix);
@@ -404,7 +180,7 @@ __device__ void load_short(const Params& params, Smem<kWarps>& smem, unsigned in
   NO_UNROLL
   for (int col = warp_id(); col < cols; col += kWarps) {
     Row<kWarps * 2> row;
-    row.load(static_cast<const float*>(matrix.data) + (kLongIsA ? offsets.b : offsets.a) +
+    row.load(static_cast<const Element*>(matrix.data) + (kLongIsA ? offsets.b : offsets.a) +
                  int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride +
                  (panel_chunk.first_row + col) * matrix.row_stride,
              matrix.col_stride, panel_chunk.length);
@@ -417,7 +193,7 @@ __device__ void load_short(const Params& params, Smem<kWarps>& smem, unsigned in
 }
 
 // A warp loads and splits its part of the block's tiles.
-template <bool kKMajor, bool kLongIsA, int kWarps>
+template <bool kKMajor, bool kLongIsA, class Long, class Short, int kWarps>
 __device__ void produce(const Params& params, Smem<kWarps>& smem) {
   const Matrix& matrix = params.long_operand;
   Tiles tile(params);
@@ -425,10 +201,10 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
     if (tile.enters_panel_chunk) {
       const PanelChunk panel_chunk(params, tile.panel_chunk);
       const BatchOffsets offsets(params.p, params.first_matrix + panel_chunk.matrix);
-      const float* first = static_cast<const float*>(matrix.data) +
-                           (kLongIsA ? offsets.a : offsets.b) +
-                           int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride +
-                           params.first_col_tile * kRows * matrix.row_stride;
+      const Long* first = static_cast<const Long*>(matrix.data) +
+                          (kLongIsA ? offsets.a : offsets.b) +
+                          int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride +
+                          params.first_col_tile * kRows * matrix.row_stride;
       __syncwarp();
       LongChunk& chunk = smem.long_chunk[warp_id()];
       if (lane_id() == 0) chunk.first = first, chunk.length = panel_chunk.length;
@@ -436,7 +212,8 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
     }
     const LongChunk chunk = smem.long_chunk[warp_id()];
     const int length = chunk.length;
-    const float* from = chunk.first + int64_t{tile.col_tile} * kRows * matrix.row_stride;
+    const Long* from =
+        static_cast<const Long*>(chunk.first) + int64_t{tile.col_tile} * kRows * matrix.row_stride;
     const int last_row = tile.rows(params) - 1;
     if constexpr (kKMajor) {
       constexpr int kRowsOfWarp = kRows / kWarps;
@@ -444,7 +221,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       Row<kWarps * 2> rows[kRowsOfWarp];
       UNROLL
       for (int i = 0; i < kRowsOfWarp; ++i) {
-        const float* row_from = from + min(first_row + i, last_row) * matrix.row_stride;
+        const Long* row_from = from + min(first_row + i, last_row) * matrix.row_stride;
         if (length >= kWarps * kSlice) {
           rows[i].load_full(row_from);
         } else {
@@ -494,13 +271,22 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       }
       slice.split(of_row, of_row_8, smem.long_operand[warp_id() * kSteps], smem.kStepBytes);
     }
-    if (tile.enters_panel_chunk) load_short<kLongIsA>(params, smem, tile.panel_chunk);
+    if (tile.enters_panel_chunk) load_short<Short, kLongIsA>(params, smem, tile.panel_chunk);
     ptx::named_barrier_arrive(kFull, smem.kThreads);
   } while (tile.advance(params));
 }
 
+// Returns whether lo parts of a tile's 16-bit rows may not be 0: a row is wide. The whole warp
+// calls it.
+template <bool kLong, int kWarps>
+__device__ bool has_lo(const Smem<kWarps>& smem, int cols) {
+  const int lane = lane_id();
+  const float* scales = smem.inverse_scales + (kLong ? 0 : kRows);
+  return __any_sync(~0u, lane < (kLong ? kRows : cols) && fp16x3::small_numbers(scales[lane]) != 0);
+}
+
 // A warp multiplies the block's tiles and stores their sums.
-template <bool kLongIsA, bool kPromote16, int kWarps>
+template <bool kLongIsA, bool kPromote16, class Long, class Short, int kWarps>
 __device__ void consume(const Params& params, Smem<kWarps>& smem) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Tiles tile(params);
@@ -509,9 +295,16 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
   ptx::named_barrier_arrive(kEmpty, smem.kThreads);
   for (bool more = true; more;) {
     const PanelChunk panel_chunk(params, tile.panel_chunk);
-    const Output<kLongIsA> output(params, panel_chunk, tile);
+    const Output<kLongIsA, !std::is_same_v<Long, Short>> output(params, panel_chunk, tile);
     ptx::named_barrier_sync(kFull, smem.kThreads);
-    Sums sums = multiply<kLongIsA, kPromote16>(smem, panel_chunk.rows, panel_chunk.length);
+    Sums sums;
+    constexpr bool kLongIsNarrow = sizeof(Long) == 2, kShortIsNarrow = sizeof(Short) == 2;
+    if ((kLongIsNarrow || kShortIsNarrow) && !has_lo<kLongIsNarrow>(smem, panel_chunk.rows)) {
+      sums = multiply<kLongIsA, kPromote16, !kLongIsNarrow, !kShortIsNarrow>(smem, panel_chunk.rows,
+                                                                             panel_chunk.length);
+    } else {
+      sums = multiply<kLongIsA, kPromote16, true, true>(smem, panel_chunk.rows, panel_chunk.length);
+    }
     const float* scales = smem.inverse_scales;
     const float row_scales[2] = {scales[lane / 4], scales[lane / 4 + 8]};
     const float2 col_scales = reinterpret_cast<const float2*>(scales + kRows)[lane % 4];
@@ -524,8 +317,8 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
   }
 }
 
-// K < 512 needs fewer than eight loader warps.
-template <bool kKMajor, bool kLongIsA, int kWarps>
+// K < 512 needs fewer than eight loader warps. Long and Short: the types of the operands' elements.
+template <bool kKMajor, bool kLongIsA, int kWarps, class Long, class Short>
 __global__ void __launch_bounds__(Smem<kWarps>::kThreads, fp16x3_thin_blocks_by_registers(kWarps))
     fp16x3_thin_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(16) uint8_t smem_bytes[];
@@ -533,17 +326,17 @@ __global__ void __launch_bounds__(Smem<kWarps>::kThreads, fp16x3_thin_blocks_by_
   auto& smem = *reinterpret_cast<Smem<kWarps>*>(smem_bytes);
   ptx::pdl_wait();
   if (warp_id() < kWarps) {
-    produce<kKMajor, kLongIsA>(params, smem);
+    produce<kKMajor, kLongIsA, Long, Short>(params, smem);
   } else {
-    consume<kLongIsA, kWarps != 8>(params, smem);
+    consume<kLongIsA, kWarps != 8, Long, Short>(params, smem);
   }
 }
 
 namespace {
 
-template <bool kKMajor, bool kLongIsA, int kWarps>
+template <bool kKMajor, bool kLongIsA, int kWarps, class Long = float, class Short = float>
 void launch(Params& params, const Context& context) {
-  const auto kernel = fp16x3_thin_kernel<kKMajor, kLongIsA, kWarps>;
+  const auto kernel = fp16x3_thin_kernel<kKMajor, kLongIsA, kWarps, Long, Short>;
   const int cols = static_cast<int>(std::min<int64_t>(params.short_count, kCols));
   static_assert(Smem<kWarps>::bytes(1) == fp16x3_thin_smem(kWarps, 1));
   static_assert(Smem<kWarps>::bytes(kCols) == fp16x3_thin_smem(kWarps, kCols));
@@ -560,8 +353,18 @@ void launch(Params& params, const Context& context) {
   params.col_tiles_apart = params.group % params.col_tiles;
   launch_pdl(kernel, blocks, Smem<kWarps>::kThreads, smem_bytes, context, params);
 }
+template <bool kKMajor, bool kLongIsA, class Narrow16>
+void launch_mixed(Params& params, const Context& context) {
+  params.long_is_narrow() ? launch<kKMajor, kLongIsA, 8, Narrow16, float>(params, context)
+                          : launch<kKMajor, kLongIsA, 8, float, Narrow16>(params, context);
+}
 template <bool kKMajor, bool kLongIsA>
 void launch(Params& params, const Context& context) {
+  if (params.is_mixed) {
+    return params.narrow.dtype == DType::kFloat16
+               ? launch_mixed<kKMajor, kLongIsA, Half>(params, context)
+               : launch_mixed<kKMajor, kLongIsA, BFloat16>(params, context);
+  }
   static_assert(fp16x3::promotion(511) == 16 && fp16x3::promotion(512) == 32);
   switch (fp16x3_thin_warps(params.p.k)) {
     case 2: return launch<kKMajor, kLongIsA, 2>(params, context);
@@ -570,14 +373,11 @@ void launch(Params& params, const Context& context) {
   }
 }
 
-}  // namespace
-}  // namespace fp16x3_thin
-
-bool launch_fp16x3_thin(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace fp16x3_thin;
-  const auto run = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
+// `narrow` is null if no operand is a 16-bit one.
+bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context) {
+  const auto run_part = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
     Params params{};
-    static_cast<OnTheFlyParams&>(params) = on_the_fly_params(part, kRows, kCols);
+    static_cast<OnTheFlyParams&>(params) = on_the_fly_params(part, kRows, kCols, narrow);
     params.partial_sums = sums, params.recomputed = recomputed;
     params.adds_chunks = params.chunks > 1;
     const bool k_major = params.long_operand.col_stride == 1;
@@ -591,7 +391,19 @@ bool launch_fp16x3_thin(const Problem& p, const Plan& plan, const Context& conte
       }
     });
   };
-  return run_with_sums(p, plan, context, fp16x3_thin_workspace, run);
+  return run_with_sums(p, plan, narrow, context, fp16x3_thin_workspace, run_part);
+}
+
+}  // namespace
+}  // namespace fp16x3_thin
+
+bool launch_fp16x3_thin(const Problem& p, const Plan& plan, const Context& context) {
+  return fp16x3_thin::run(p, plan, nullptr, context);
+}
+
+bool launch_fp16x3_thin_mixed(const Problem& p, const Plan& plan, const Narrow& narrow,
+                              const Context& context) {
+  return fp16x3_thin::run(p, plan, &narrow, context);
 }
 
 }  // namespace tiled::cuda
