@@ -46,7 +46,7 @@ import same_answer
 import tasks
 
 MODELS = {"gpt2": "GPT-2 small", "bert": "BERT base", "vit": "ViT base"}
-PROMPT_WAYS = ("torch", "convert", "the same, means too")  # names in same_answer.WAYS
+PROMPT_WAYS = ("torch", "convert", "override, means")  # names in same_answer.WAYS
 
 
 def product(args: argparse.Namespace, dtype: str) -> dict:
