@@ -16,9 +16,21 @@ def _row(measured: dict, **wanted) -> dict:
     return found[0]
 
 
-def _trainings(measured: dict) -> list[dict]:
-    models = [row["model"] for row in select(measured["rows"], kind="training")]
-    return [_row(measured, kind="training", model=model) for model in models]
+def _all(measured: dict, kind: str) -> list[dict]:
+    """The rows of a kind, one for each model."""
+    models = [row.get("model") for row in select(measured["rows"], kind=kind)]
+    return [_row(measured, kind=kind, model=model) for model in models]
+
+
+def _attention(rows: list[dict]) -> str:
+    """The shares of attention; nothing for results without them."""
+    shares = [
+        [row.get(name) for row in rows] for name in ("attention_share", "peer_attention_share")
+    ]
+    if None in shares[0]:
+        return ""
+    ours, theirs = (_each([100 * share for share in each], ".0f") for each in shares)
+    return f" and `torch_tiled.attention`, which takes {ours} % of it, PyTorch's {theirs} %"
 
 
 def _each(values: list, form: str) -> str:
@@ -42,11 +54,11 @@ def _line(what: str, theirs: str, ours: str, gain: str) -> dict[str, str]:
 
 
 def write_table(measured: dict) -> str:
-    """Five things that torch_tiled gives, beside PyTorch."""
+    """What torch_tiled gives, beside PyTorch."""
     float32, bfloat16 = (
         _row(measured, kind="product", dtype=dtype) for dtype in ("float32", "bfloat16")
     )
-    trainings, streamed = _trainings(measured), _row(measured, kind="streamed")
+    trainings, streamed = _all(measured, "training"), _row(measured, kind="streamed")
     asked = [
         _row(measured, kind="prompts", dtype=dtype, way=way)
         for way in ("torch", "convert")
@@ -61,7 +73,17 @@ def write_table(measured: dict) -> str:
             f"{_each([row['peer_ms'] for row in trainings], '.1f')} ms",
             f"{_each([row['ms'] for row in trainings], '.1f')} ms",
             f"**{_each([row['ratio'] for row in trainings], '.2f')}x**, "
-            "by `torch_tiled.convert(model)`",
+            f"by `torch_tiled.convert(model)`{_attention(trainings)}",
+        ),
+        *(
+            _line(
+                f"the logits of a {row['model']} for {' x '.join(map(str, row['inputs'][0]))} "
+                "tokens in float32",
+                f"{row['peer_ms']:.1f} ms",
+                f"{row['ms']:.1f} ms",
+                f"**{row['ratio']:.2f}x**, by the same{_attention([row])}",
+            )
+            for row in _all(measured, "prefill")
         ),
         _line(
             "prompts with the same logits alone and in a batch: float32, bfloat16",
@@ -90,7 +112,7 @@ def write_source(measured: dict) -> str:
     """Where and how the table was measured."""
     steps = ", ".join(
         f"{row['model']} on {' x '.join(map(str, row['inputs'][0]))}"
-        for row in _trainings(measured)
+        for row in _all(measured, "training")
     )
     length = _row(measured, kind="prompts", dtype="float32", way="torch")["length"]
     return (

@@ -41,7 +41,8 @@ def test_one_command_prints_three_rows(device):
     ]
     assert compared.pop(9) == "loss" and len(compared) == 13
     assert all(math.isfinite(float(number)) for number in compared[1:])
-    products, total, _, at_most = [float(number.rstrip("%")) for number in profiled[1:]]
+    products, total, _, attention, at_most = [float(x.rstrip("%")) for x in profiled[1:]]
+    assert attention == 0
     assert 0 < products < total and at_most > 1
     if flags[1] == "0":  # on the CPU, and before Hopper
         assert "no product has a guard" in text
