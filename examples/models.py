@@ -6,11 +6,10 @@
     python examples/models.py --flags
 
 Both trainings start from the same weights and see the same batches; tasks.py has the models and
-what they learn. Converted models of transformers have attention by torch_tiled, too. PyTorch computes
-in IEEE float32, without TF32. On a CPU torch_tiled multiplies by
-torch.matmul, so that only a GPU shows a difference. There some of PyTorch's functions, like
-index_add and the gradients of convolutions, may add in another order each time, which alone sets
-trainings apart.
+what they learn. Converted models of transformers have attention by torch_tiled, too. PyTorch
+computes in IEEE float32, without TF32. On a CPU torch_tiled multiplies by torch.matmul, so that
+only a GPU shows a difference. There some of PyTorch's functions, like index_add and the gradients
+of convolutions, may add in another order each time, which alone sets trainings apart.
 """
 
 import contextlib

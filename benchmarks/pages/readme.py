@@ -22,15 +22,19 @@ def _all(measured: dict, kind: str) -> list[dict]:
     return [_row(measured, kind=kind, model=model) for model in models]
 
 
-def _attention(rows: list[dict]) -> str:
-    """The shares of attention; nothing for results without them."""
-    shares = [
-        [row.get(name) for row in rows] for name in ("attention_share", "peer_attention_share")
-    ]
-    if None in shares[0]:
-        return ""
-    ours, theirs = (_each([100 * share for share in each], ".0f") for each in shares)
-    return f" and `torch_tiled.attention`, which takes {ours} % of it, PyTorch's {theirs} %"
+def _ways(rows: list[dict]) -> str:
+    """How models were converted, and attention's shares in results that have them."""
+    text = "by `torch_tiled.convert(model)`"
+    if "attention_share" not in rows[0]:
+        return text
+    ours, theirs = (
+        _each([100 * row[f"{whose}attention_share"] for row in rows], ".0f")
+        for whose in ("", "peer_")
+    )
+    return (
+        f"{text} and `torch_tiled.attention`; attention takes {ours} % of it, and {theirs} % of "
+        "PyTorch's"
+    )
 
 
 def _each(values: list, form: str) -> str:
@@ -72,16 +76,14 @@ def write_table(measured: dict) -> str:
             f"a training step in float32: {', '.join(x['model'].split()[0] for x in trainings)}",
             f"{_each([row['peer_ms'] for row in trainings], '.1f')} ms",
             f"{_each([row['ms'] for row in trainings], '.1f')} ms",
-            f"**{_each([row['ratio'] for row in trainings], '.2f')}x**, "
-            f"by `torch_tiled.convert(model)`{_attention(trainings)}",
+            f"**{_each([row['ratio'] for row in trainings], '.2f')}x**, {_ways(trainings)}",
         ),
         *(
             _line(
-                f"the logits of a {row['model']} for {' x '.join(map(str, row['inputs'][0]))} "
-                "tokens in float32",
+                f"a prefill in float32: {row['model']}, {' x '.join(map(str, row['inputs'][0]))}",
                 f"{row['peer_ms']:.1f} ms",
                 f"{row['ms']:.1f} ms",
-                f"**{row['ratio']:.2f}x**, by the same{_attention([row])}",
+                f"**{row['ratio']:.2f}x**, {_ways([row])}",
             )
             for row in _all(measured, "prefill")
         ),
