@@ -6,16 +6,18 @@
     python examples/models.py --flags
 
 Both trainings start from the same weights and see the same batches; tasks.py has the models and
-what they learn. PyTorch computes in IEEE float32, without TF32. On a CPU torch_tiled multiplies by
-torch.matmul, so that only a GPU shows a difference. There some of PyTorch's functions, like
-index_add and the gradients of convolutions, may add in another order each time, which alone sets
-trainings apart.
+what they learn. Converted models of transformers have attention by torch_tiled, too. PyTorch
+computes in IEEE float32, without TF32. On a CPU torch_tiled multiplies by torch.matmul, so that
+only a GPU shows a difference. There some of PyTorch's functions, like index_add and the gradients
+of convolutions, may add in another order each time, which alone sets trainings apart.
 """
 
 import contextlib
 import copy
+import functools
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -120,23 +122,27 @@ def compare(task: Task, device: str, steps: int) -> Comparison:
     return Comparison(layers, of_gradients, theirs, ours, scores, apart)
 
 
-def profiled(training: Training, batch: Batch) -> tuple[float, float]:
-    """Milliseconds that the device spends on matrix products in one more step, and on all of it."""
-    on_gpu = batch[0].is_cuda
+def profiled(step: Callable[[], object], on_gpu: bool) -> tuple[float, float, float]:
+    """Milliseconds that the device spends in a step on products, on attention and on all of it.
+
+    Products are PyTorch's alone.
+    """
 
     def milliseconds(events: list) -> float:
         times = [x.self_device_time_total if on_gpu else x.self_cpu_time_total for x in events]
         return sum(times) / 1000
 
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as profiler:
-        training.step(batch)
+        step()
     events = profiler.key_averages()
     # A kernel's time is that of the operator that launched it, too, which tells what it was for.
-    products = [x for x in events if x.key in PRODUCTS]
+    operators = [x for x in events if x.key.startswith(("aten::", "tiled::"))]
+    products = [x for x in operators if x.key in PRODUCTS]
+    attention = [x for x in operators if "attention" in x.key]
     if on_gpu:  # all kernels by themselves, without marks such as the optimizer's
         events = [x for x in events if x.device_type == DeviceType.CUDA]
         events = [x for x in events if not x.is_user_annotation]
-    return milliseconds(products), milliseconds(events)
+    return milliseconds(products), milliseconds(attention), milliseconds(events)
 
 
 class CountFlags(TorchDispatchMode):
@@ -193,7 +199,7 @@ def main() -> None:
     option = parser.add_argument
     option("models", nargs="*", help=f"of {', '.join(TASKS)} (default: all)")
     option("--steps", type=whole, default=STEPS)
-    share = "also print the share of a step that matrix products have with torch"
+    share = "also print the shares of a step that products and attention have with torch"
     option("--profile", action="store_true", help=share)
     flagged = 'also print how many elements "fp32" flags and recomputes in one more step'
     option("--flags", action="store_true", help=flagged)
@@ -229,16 +235,19 @@ def main() -> None:
         done = compare(task, args.device, args.steps)
         add_comparison(table, name, task, done)
         if args.profile:
-            times[name] = profiled(done.theirs, *draw(task, 1, args.device))
+            step = functools.partial(done.theirs.step, *draw(task, 1, args.device))
+            times[name] = profiled(step, args.device != "cpu")
         if args.flags:
             with CountFlags() as flags[name]:
                 done.ours.step(*draw(task, 1, args.device))
     if times:
         print("\na step with torch, and the ratio if its matrix products took no time at all")
-        columns = "ms of products .2f", "ms of all .2f", "share 5.1%", "at most .2f"
+        shares = "products 5.1%", "attention 5.1%"
+        columns = "ms of products .2f", "ms of all .2f", *shares, "at most .2f"
         table = Table("model 8s", *columns)
-    for name, (products, total) in times.items():
-        table.add(name, products, total, products / total, total / (total - products))
+    for name, (products, attention, total) in times.items():
+        shares = products / total, attention / total
+        table.add(name, products, total, *shares, total / (total - products))
     if flags:
         print("\na step's products that have a guard, those with flagged elements, and elements")
         columns = "products d", "with flags d", "elements 11d", "flagged d", "share 7.1e"

@@ -52,14 +52,24 @@ def gpt2(full: bool) -> Task:
     dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
     ends = {"bos_token_id": None, "eos_token_id": None}  # the small vocabulary has none
     config = GPT2Config(**({} if full else small), **dropout, **ends, use_cache=False)
-    return language(GPT2LMHeadModel(config), full)
+    return attending(language(GPT2LMHeadModel(config), full))
 
 
 def llama(full: bool) -> Task:
     """Of 125 million parameters where it is full."""
     width, *sizes = (768, 12, 12, 4, 32000) if full else (64, 2, 2, 1, 100)
     model = llama_model(width, *sizes, intermediate_size=width * 8 // 3, use_cache=False)
-    return language(model, full)
+    return attending(language(model, full))
+
+
+def attend(model: nn.Module) -> None:
+    """Attention of a model of transformers by torch_tiled, where it is float32 on a Hopper GPU."""
+    torch_tiled.attention.register()
+    model.set_attn_implementation("torch_tiled")
+
+
+def attending(task: Task) -> Task:
+    return replace(task, prepare=attend)
 
 
 def llama_model(
@@ -112,6 +122,7 @@ def experts(full: bool) -> Task:
     )
 
     def prepare(model: nn.Module) -> None:
+        attend(model)
         torch_tiled.experts.register()
         model.set_experts_implementation("torch_tiled")
 
@@ -211,7 +222,7 @@ def bert(full: bool) -> Task:
         tokens = torch.randint(config.vocab_size, (sentences, length))
         return torch.where(torch.rand(tokens.shape) < 0.2, classes[:, None], tokens), classes
 
-    return classification(BertForSequenceClassification(config), batch, full)
+    return attending(classification(BertForSequenceClassification(config), batch, full))
 
 
 def vit(full: bool) -> Task:
@@ -219,7 +230,7 @@ def vit(full: bool) -> Task:
 
     small = {**SMALL, "image_size": 32, "patch_size": 8}
     config = ViTConfig(**({} if full else small), num_labels=CLASSES)
-    return images(ViTForImageClassification(config), full)
+    return attending(images(ViTForImageClassification(config), full))
 
 
 def convnext(full: bool) -> Task:

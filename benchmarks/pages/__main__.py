@@ -46,6 +46,7 @@ PLOTS = {
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
     KERNELS / "f64_sizes.svg": ("float64", speed_plots.draw_f64_sizes),
     KERNELS / "complex_sizes.svg": ("complex", speed_plots.draw_complex_sizes),
+    KERNELS / "attention.svg": ("layers", speed_plots.draw_attention),
     which_product.PAGE.with_suffix(".svg"): ("which_way", which_product.draw),
 }
 

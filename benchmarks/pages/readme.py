@@ -16,9 +16,25 @@ def _row(measured: dict, **wanted) -> dict:
     return found[0]
 
 
-def _trainings(measured: dict) -> list[dict]:
-    models = [row["model"] for row in select(measured["rows"], kind="training")]
-    return [_row(measured, kind="training", model=model) for model in models]
+def _all(measured: dict, kind: str) -> list[dict]:
+    """The rows of a kind, one for each model."""
+    models = [row.get("model") for row in select(measured["rows"], kind=kind)]
+    return [_row(measured, kind=kind, model=model) for model in models]
+
+
+def _ways(rows: list[dict]) -> str:
+    """How models were converted, and attention's shares in results that have them."""
+    text = "by `torch_tiled.convert(model)`"
+    if "attention_share" not in rows[0]:
+        return text
+    ours, theirs = (
+        _each([100 * row[f"{whose}attention_share"] for row in rows], ".0f")
+        for whose in ("", "peer_")
+    )
+    return (
+        f"{text} and `torch_tiled.attention`; attention takes {ours} % of it, and {theirs} % of "
+        "PyTorch's"
+    )
 
 
 def _each(values: list, form: str) -> str:
@@ -42,11 +58,11 @@ def _line(what: str, theirs: str, ours: str, gain: str) -> dict[str, str]:
 
 
 def write_table(measured: dict) -> str:
-    """Five things that torch_tiled gives, beside PyTorch."""
+    """What torch_tiled gives, beside PyTorch."""
     float32, bfloat16 = (
         _row(measured, kind="product", dtype=dtype) for dtype in ("float32", "bfloat16")
     )
-    trainings, streamed = _trainings(measured), _row(measured, kind="streamed")
+    trainings, streamed = _all(measured, "training"), _row(measured, kind="streamed")
     asked = [
         _row(measured, kind="prompts", dtype=dtype, way=way)
         for way in ("torch", "convert")
@@ -60,8 +76,16 @@ def write_table(measured: dict) -> str:
             f"a training step in float32: {', '.join(x['model'].split()[0] for x in trainings)}",
             f"{_each([row['peer_ms'] for row in trainings], '.1f')} ms",
             f"{_each([row['ms'] for row in trainings], '.1f')} ms",
-            f"**{_each([row['ratio'] for row in trainings], '.2f')}x**, "
-            "by `torch_tiled.convert(model)`",
+            f"**{_each([row['ratio'] for row in trainings], '.2f')}x**, {_ways(trainings)}",
+        ),
+        *(
+            _line(
+                f"a prefill in float32: {row['model']}, {' x '.join(map(str, row['inputs'][0]))}",
+                f"{row['peer_ms']:.1f} ms",
+                f"{row['ms']:.1f} ms",
+                f"**{row['ratio']:.2f}x**, {_ways([row])}",
+            )
+            for row in _all(measured, "prefill")
         ),
         _line(
             "prompts with the same logits alone and in a batch: float32, bfloat16",
@@ -90,7 +114,7 @@ def write_source(measured: dict) -> str:
     """Where and how the table was measured."""
     steps = ", ".join(
         f"{row['model']} on {' x '.join(map(str, row['inputs'][0]))}"
-        for row in _trainings(measured)
+        for row in _all(measured, "training")
     )
     length = _row(measured, kind="prompts", dtype="float32", way="torch")["length"]
     return (

@@ -168,6 +168,40 @@ def draw_speed(measured: dict, path: Path) -> None:
     plots.save(figure, path)
 
 
+def draw_attention(measured: dict, path: Path) -> None:
+    """Bars of attention's TFLOP/s, forward and in a step; PyTorch's speed and the ratio on each."""
+    ways = {"": ("all keys", plots.BLUE), "causal": ("causal", plots.ORANGE)}
+    found = {}  # rows by panel and way, and in these by shape
+    for row in select(measured["rows"], suite="attention"):
+        shape, what, *way = row["what"].split(", ")
+        found.setdefault(what, {}).setdefault("".join(way), {})[shape] = row
+    height = 0.4
+    shapes = list(found["forward"][""])
+    size = (10, 1.8 + height * len(shapes))
+    figure, panels = plots.subplots(1, len(found), size=size, sharey=True)
+    beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
+    for axes, (what, by_way) in zip(panels, found.items(), strict=True):
+        for i, (way, by_shape) in enumerate(by_way.items()):
+            label, color = ways[way]
+            places = [place + (i - 0.5) * height for place in range(len(by_shape))]
+            rates = [row["tflops"] for row in by_shape.values()]
+            axes.barh(places, rates, height, color=color, label=label)
+            peers = list(map(peer_tflops, by_shape.values()))
+            mark = {"marker": "|", "markersize": 9, "markeredgewidth": 2, "linestyle": ""}
+            name = None if i else "PyTorch, memory-efficient kernel"
+            axes.plot(peers, places, color=plots.BLACK, label=name, **mark)
+            for place, rate, peer, row in zip(places, rates, peers, by_shape.values(), strict=True):
+                axes.annotate(f"{row['ratio']:.2f}x", (max(rate, peer), place), **beside)
+        axes.set(xlabel="TFLOP/s", title=what)
+        axes.margins(x=0.15)
+    panels[0].set_yticks(range(len(shapes)), labels=shapes)
+    panels[0].set_ylabel("batch x heads x length x columns")
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(f"float32 attention, {measured['header']['device']}")
+    plots.save(figure, path)
+
+
 def draw_error(errors: dict, path: Path) -> None:
     """The error of float32 products of normal operands by K."""
     figure, axes = plots.subplots(size=(6, 4))

@@ -1,10 +1,12 @@
-"""Measures what the README says first: five things, PyTorch and torch_tiled beside each other.
+"""Measures what the README says first: six things, PyTorch and torch_tiled beside each other.
 
     python -m benchmarks.suites.front_page --json benchmarks/results/front_page.json
     python -m benchmarks.suites.front_page --small --device cpu
 
     product   float32 and bfloat16 squares: time and error, cuBLAS's as well
-    training  a step (forward, backward, Adam) of GPT-2, BERT and ViT, as they are and converted
+    training  a step (forward, backward, Adam) of GPT-2, BERT, ViT and Llama, as they are and
+              converted, with attention by torch_tiled.attention; attention's shares of both steps
+    prefill   the same of a Llama's logits, without gradients
     prompts   prompts of a Llama: how many have the same bits alone and in a batch
     streamed  a float32 product within a budget of the GPU's memory, and the same one in core
 
@@ -14,9 +16,10 @@ cannot be measured says why, and the exit status is then 1. --small is for a mac
 """
 
 import argparse
+import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -44,9 +47,12 @@ sys.path.append(str(ROOT / "examples"))  # the models are those of the examples
 import models
 import same_answer
 import tasks
+from shared import now
 
-MODELS = {"gpt2": "GPT-2 small", "bert": "BERT base", "vit": "ViT base"}
-PROMPT_WAYS = ("torch", "convert", "the same, means too")  # names in same_answer.WAYS
+Step = Callable[[], object]
+
+MODELS = {"gpt2": "GPT-2 small", "bert": "BERT base", "vit": "ViT base", "llama": "Llama 125M"}
+PROMPT_WAYS = ("torch", "convert", "override, means")  # names in same_answer.WAYS
 
 
 def product(args: argparse.Namespace, dtype: str) -> dict:
@@ -73,6 +79,15 @@ def product(args: argparse.Namespace, dtype: str) -> dict:
     }
 
 
+def attention_shares(args: argparse.Namespace, ours: Step, theirs: Step) -> dict[str, float]:
+    """The parts of a step's time on the device that attention takes."""
+    shares = {}
+    for name, step in {"attention_share": ours, "peer_attention_share": theirs}.items():
+        _, attention, whole = models.profiled(step, args.device != "cpu")
+        shares[name] = attention / whole
+    return shares
+
+
 def training(args: argparse.Namespace, name: str) -> dict:
     """The median step of a model, as it is and converted."""
     torch.manual_seed(0)
@@ -80,6 +95,10 @@ def training(args: argparse.Namespace, name: str) -> dict:
     inputs = [list(each.shape) for each in task.batch()]
     done = models.compare(task, args.device, args.steps)
     ours, theirs = done.ours.milliseconds(), done.theirs.milliseconds()
+    (batch,) = models.draw(task, 1, args.device)
+    shares = attention_shares(
+        args, partial(done.ours.step, batch), partial(done.theirs.step, batch)
+    )
     return {
         "model": MODELS[name],
         "inputs": inputs,
@@ -90,8 +109,37 @@ def training(args: argparse.Namespace, name: str) -> dict:
         "ms": ours,
         "peer_ms": theirs,
         "ratio": theirs / ours,
+        **shares,
         "loss": done.ours.losses[-1],
         "peer_loss": done.theirs.losses[-1],
+    }
+
+
+@torch.no_grad()
+def prefill(args: argparse.Namespace) -> dict:
+    """The median time of a Llama's logits, as it is and converted."""
+    torch.manual_seed(0)
+    shape = (2, 5) if args.small else (16, 512)
+    with torch.device(args.device):
+        theirs = same_answer.llama(not args.small)
+        tokens = torch.randint(theirs.config.vocab_size, shape)
+    ours = same_answer.converted(theirs)
+    tasks.attend(ours)
+    calls = {"": partial(ours, tokens), "peer_": partial(theirs, tokens)}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(1 + args.steps):
+        for name, call in calls.items():
+            start = now(tokens)
+            call()
+            times[name].append(now(tokens) - start)
+    ms = {f"{name}ms": statistics.median(each[1:]) * 1e3 for name, each in times.items()}
+    return {
+        "model": "Llama 697M",
+        "inputs": [list(shape)],
+        "parameters": sum(each.numel() for each in ours.parameters()),
+        **ms,
+        "ratio": ms["peer_ms"] / ms["ms"],
+        **attention_shares(args, *calls.values()),
     }
 
 
@@ -164,6 +212,7 @@ def jobs(args: argparse.Namespace) -> Iterator[tuple[dict, object]]:
         yield {"kind": "product", "dtype": dtype}, partial(product, args, dtype)
     for name in MODELS:
         yield {"kind": "training", "model": MODELS[name]}, partial(training, args, name)
+    yield {"kind": "prefill"}, partial(prefill, args)
     yield {"kind": "streamed"}, partial(in_budget, args)
     for dtype in same_answer.DTYPES:
         yield {"kind": "prompts", "dtype": dtype}, partial(prompts, args, dtype)

@@ -38,9 +38,12 @@ def test_the_front_page_is_measured_in_one_run(run, monkeypatch):
     status, found, _ = run(front_page.main, quick)
     assert status == 0
     kinds = [row["kind"] for row in found["rows"]]
-    assert kinds == ["product"] * 2 + ["training", "streamed"] + ["prompts"] * 4
+    assert kinds == ["product"] * 2 + ["training", "prefill", "streamed"] + ["prompts"] * 4
     assert all(row.get("ratio", 1) > 0 for row in found["rows"])
-    assert len(readme.write_table(found).splitlines()) == 2 + 5
+    for row in found["rows"]:
+        if row["kind"] in ("training", "prefill"):
+            assert 0 < row["attention_share"] < 1 and 0 < row["peer_attention_share"] < 1
+    assert len(readme.write_table(found).splitlines()) == 2 + 6
 
 
 def test_a_job_that_fails_has_a_row_that_says_why():

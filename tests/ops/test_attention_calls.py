@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.attention import draw, exact, operator, ours, to
+from helpers.attention import draw, exact, operator, ours, reference, to
 from helpers.attention_bounds import attention_bound
 from helpers.bad_calls import assert_raises
 from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
@@ -25,14 +25,23 @@ auto = torch_tiled.nn.functional.scaled_dot_product_attention
 close = functools.partial(assert_close, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "noncontiguous"])
-def test_the_samples_of_pytorch(device, layout):
+def samples(device, layout):
+    """PyTorch's samples without dropout: q, k and v, and options. There are 11 or more."""
     count = 0
     for sample in OP_INFO.sample_inputs(device, torch.float32, requires_grad=False):
-        if sample.kwargs.get("dropout_p", 0) != 0:
-            continue
-        sample = sample.noncontiguous() if layout == "noncontiguous" else sample
-        tensors, options = (sample.input, *sample.args), dict(sample.kwargs)
+        if sample.kwargs.get("dropout_p", 0) == 0:
+            sample = sample.noncontiguous() if layout == "noncontiguous" else sample
+            yield (sample.input, *sample.args), dict(sample.kwargs)
+            count += 1
+    assert count > 10
+
+
+each_layout = pytest.mark.parametrize("layout", ["contiguous", "noncontiguous"])
+
+
+@each_layout
+def test_the_samples_of_pytorch(device, layout):
+    for tensors, options in samples(device, layout):
         expected = F.scaled_dot_product_attention(*tensors, **options)
         found = ours(*tensors, **options)
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
@@ -42,8 +51,24 @@ def test_the_samples_of_pytorch(device, layout):
         wanted, weights = exact(q, k, v, *causal)
         limit = attention_bound(q, k, v, *causal, weights=weights)
         assert_within(found, wanted.reshape(found.shape), limit.reshape(found.shape))
-        count += 1
-    assert count > 10
+
+
+@each_layout
+def test_gradients_of_the_samples_of_pytorch(device, layout):
+    """Also of an additive mask. Scores reach hundreds, and PyTorch's errors are as large."""
+    for tensors, options in samples(device, layout):
+        mask = options.pop("attn_mask", None)
+        tensors = [x for x in (*tensors, mask) if x is not None]
+
+        def gradients(function, dtype, tensors=tensors, options=options):
+            leaves = [x.to(dtype).detach().requires_grad_() for x in tensors]
+            return torch.autograd.grad(function(*leaves, **options).sin().sum(), leaves)
+
+        expected = gradients(reference, torch.float64)
+        results = gradients(ours, torch.float32), gradients(reference, torch.float32)
+        for found, theirs, wanted in zip(*results, expected, strict=True):
+            limit = 4 * (theirs - wanted).abs().max() + 1e-5 * wanted.abs().max()
+            assert (found - wanted).abs().max() <= limit
 
 
 SHAPES = [  # of q, k and v without their last two dimensions

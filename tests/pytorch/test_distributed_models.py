@@ -19,7 +19,7 @@ import torch_tiled
 if dist.is_available():
     from torch.distributed.checkpoint import state_dict as checkpoints
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-    from torch.distributed.tensor import parallel
+    from torch.distributed.tensor import DTensor, Shard, parallel
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"
@@ -98,6 +98,67 @@ def fully_sharded():
         model, network().state_dict(), options=options
     )  # and one from there
     assert_close(model(own[0]), network()(own[0]))
+
+
+class Attending(torch.nn.Module):
+    """Causal attention of 8 heads that share 4 of keys, with named algorithms; no output layer."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"query": 64, "key": 32, "value": 32}
+        for name, size in sizes.items():
+            setattr(self, name, torch_tiled.nn.Linear(16, size, algorithm="tiled"))
+
+    def forward(self, x):
+        layers = self.query, self.key, self.value
+        q, k, v = (layer(x).unflatten(-1, (-1, 8)).transpose(1, 2) for layer in layers)
+        function = torch_tiled.nn.functional.scaled_dot_product_attention
+        y = function(q, k, v, is_causal=True, enable_gqa=True, algorithm="fp16x3")
+        return y.transpose(1, 2).flatten(2)
+
+
+def attending(x, grad):
+    """A layer, its result for x, and the gradients of its parameters."""
+    torch.manual_seed(4)
+    model = Attending().to(device())
+    result = model(x)
+    return model, result.detach(), torch.autograd.grad(result, list(model.parameters()), grad)
+
+
+@check
+def attention_in_tensor_parallel():
+    """Each process has some heads: rows of the weights, and columns of the result."""
+    x, grad = random((2, 9, 16), (2, 9, 64), dtype=torch.float32)
+    for is_local in (True, False):
+        model, expected, gradients = attending(x, grad)
+        plan = parallel.ColwiseParallel(use_local_output=is_local)
+        parallel.parallelize_module(
+            model, mesh_of(), dict.fromkeys(("query", "key", "value"), plan)
+        )
+        result = model(x)
+        if is_local:
+            result = DTensor.from_local(result, mesh_of(), [Shard(2)])
+        assert result.placements == (Shard(2),)
+        assert torch.equal(result.full_tensor(), expected)
+        (result.full_tensor() * grad).sum().backward()
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            assert parameter.grad.placements == (Shard(0),)
+            assert_close(parameter.grad.full_tensor(), gradient, rtol=1e-4, atol=1e-5)
+
+
+@check
+def attention_fully_sharded():
+    x, grad = random((8, 9, 16), (8, 9, 64), dtype=torch.float32)
+    model, expected, gradients = attending(x, grad)
+    fully_shard(model, mesh=mesh_of())
+    own = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in (x, expected, grad))
+    x, expected, grad = own
+    result = model(x)
+    assert torch.equal(result, expected)
+    (result * grad).sum().backward()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        mean = gradient / dist.get_world_size()
+        assert_close(parameter.grad.full_tensor(), mean, rtol=1e-4, atol=1e-5)
 
 
 @splits_on_cpu()
