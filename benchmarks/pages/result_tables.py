@@ -170,7 +170,7 @@ def write_layers(measured: dict, suite: str) -> str:
                 "PyTorch, us": row["peer_us"],
                 "ratio": f"{row['ratio']:.2f}",
                 "error": f"{row['error']:.1e}" if "error" in row else "-",
-                "PyTorch's": f"{row['peer_error']:.1e}" if "error" in row else "-",
+                "PyTorch's": f"{row['peer_error']:.1e}" if "peer_error" in row else "-",
             }
             for row in measured["rows"]
             if row["suite"] == suite

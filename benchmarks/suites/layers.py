@@ -1,4 +1,4 @@
-"""Times what layers ask for beside PyTorch: mixed operands, pointwise, groups, attention.
+"""Times what layers ask for beside PyTorch: mixed operands, pointwise, groups, attention, decode.
 
     python -m benchmarks.suites.layers --json benchmarks/results/layers.json
     python -m benchmarks.suites.layers --small --device cpu
@@ -11,8 +11,9 @@ without, where cuDNN runs its fastest algorithm without TF32. The suite `grouped
 equal sizes and of sizes by Zipf's law; its peer is torch.nn.functional.grouped_mm in bfloat16, and
 torch.mm for each group in float32, where grouped_mm reads offs on the host. The suite `attention`
 is float32 beside PyTorch's memory-efficient kernel, the fastest of its own, forward and in
-training steps, of which the error is that of the gradient of q. Functions are timed as
-benchmarks.gemm times products, and errors are relative Frobenius against float64.
+training steps, of which the error is that of the gradient of q. The suite `decode` has one query
+of each head, beside PyTorch's fastest kernel and beside a copy of the keys and values. Functions
+are timed as benchmarks.gemm times products, and errors are relative Frobenius against float64.
 """
 
 import argparse
@@ -46,6 +47,15 @@ HEADS = (  # batch, heads, length and columns
     (4, 16, 4096, 64),
     (16, 8, 256, 128),
     (2, 16, 4096, 128),
+)
+ONE_QUERY = (  # batch, heads, heads of keys, keys and columns
+    (1, 12, 12, 4096, 64),
+    (32, 16, 16, 4096, 64),
+    (1, 32, 8, 4096, 128),
+    (4, 32, 8, 4096, 128),
+    (32, 32, 8, 4096, 128),
+    (1, 32, 8, 32_768, 128),
+    (8, 32, 32, 4096, 128),
 )
 SLAB = 2**26  # elements of a float64 result that are checked
 
@@ -287,6 +297,50 @@ def attention(device: torch.device, small: bool) -> Iterator[Contest]:
         )
 
 
+# --- decode --------------------------------------------------------------------------------------
+
+
+def drawn(*shapes: tuple[int, ...], device: torch.device) -> Operands:
+    return tuple(torch.randn(shape, device=device) for shape in shapes)
+
+
+def one_query(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch_tiled.nn.functional.scaled_dot_product_attention(
+        q, k, v, enable_gqa=True, algorithm="fp16x3"
+    )
+
+
+def one_query_by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    is_shared = q.shape[1] != k.shape[1]
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=is_shared)
+
+
+def copy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    k.clone()
+    return v.clone()
+
+
+def one_query_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def of_sequence(i: int) -> torch.Tensor:
+        return one_query_by_torch(*(x[i : i + 1].double() for x in (q, k, v)))
+
+    return torch.cat([of_sequence(i) for i in range(len(q))])
+
+
+def decode(device: torch.device, small: bool) -> Iterator[Contest]:
+    for batch, heads, kv_heads, keys, columns in ((2, 4, 2, 70, 16),) if small else ONE_QUERY:
+        of_k = (batch, kv_heads, keys, columns)
+        sets = operands(
+            partial(drawn, (batch, heads, 1, columns), of_k, of_k, device=device), device
+        )
+        what = f"{batch} x {heads} heads, {kv_heads} of {keys} x {columns}"
+        flops = 4 * batch * heads * keys * columns
+        for name, peer in (("PyTorch", one_query_by_torch), ("a copy of k and v", copy)):
+            beside = f"{what}, beside {name}"
+            yield Contest("decode", beside, one_query, peer, sets, flops, one_query_exactly)
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -305,11 +359,19 @@ def measured(contest: Contest) -> dict:
     c = contest.ours(*first)
     if c.numel() <= SLAB:
         exact = contest.exact(*first)
-        row |= {"error": error(c, exact), "peer_error": error(contest.peer(*first), exact)}
+        row["error"] = error(c, exact)
+        if contest.peer is not copy:
+            row["peer_error"] = error(contest.peer(*first), exact)
     return row
 
 
-SUITES = {"mixed": mixed, "pointwise": pointwise, "grouped": grouped, "attention": attention}
+SUITES = {
+    "mixed": mixed,
+    "pointwise": pointwise,
+    "grouped": grouped,
+    "attention": attention,
+    "decode": decode,
+}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -133,14 +133,16 @@ def test_the_ways_of_the_same_answer_multiply_by_torch_tiled():
         calls[way.name] = [counts.get(f"tiled::{name}", 0) for name in names]
     norms = sum("RMSNorm" in type(x).__name__ for x in model.modules())
     attentions = model.config.num_hidden_layers
+    rotary = calls["override"][1]  # some versions of transformers find angles by a product
+    assert rotary in (0, 1)
     assert calls == {
         "torch": [0, 0, 0],
         "convert": [layers, 0, 0],
-        "override": [layers, 0, attentions],
-        "override, means": [layers, norms, attentions],
+        "override": [layers, rotary, attentions],
+        "override, means": [layers, norms + rotary, attentions],
         "torch, eager": [0, 0, 0],
-        "override, eager": [layers, 2 * attentions, 0],
-        "override, eager, means": [layers, 2 * attentions + norms, 0],
+        "override, eager": [layers, 2 * attentions + rotary, 0],
+        "override, eager, means": [layers, 2 * attentions + norms + rotary, 0],
     }
 
 

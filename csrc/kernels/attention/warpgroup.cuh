@@ -196,7 +196,6 @@ struct Queries {
   // first: of the warpgroup's queries
   __device__ Queries(const QueryParams& params, const Work& work, int first)
       : params(params), work(work) {
-    const AttentionProblem& p = params.p;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     UNROLL
     for (int row = 0; row < 2; ++row) {

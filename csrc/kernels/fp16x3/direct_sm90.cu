@@ -340,6 +340,19 @@ void launch_grouped_tiles(Params& params, const GroupTiles& list, const Context&
                  });
 }
 
+// The columns' tiles of a block: as many as leave enough blocks for all SMs, since the block splits
+// its rows once for them.
+int grouped_tiles_per_block(const Problem& p, const Plan& plan, int64_t row_tiles,
+                            const Context& context) {
+  const int64_t at_once = h200::kFp16x3DirectTiles[plan.tile].blocks * context.sms;
+  int tiles = 1;
+  while (tiles < h200::kFp16x3DirectMostTiles && tiles * plan.n < p.n &&
+         row_tiles * ceil_div(p.n, plan.n * tiles * 2) >= at_once) {
+    tiles *= 2;
+  }
+  return tiles;
+}
+
 }  // namespace
 }  // namespace fp16x3_direct
 
@@ -354,8 +367,6 @@ bool launch_grouped_fp16x3_direct(const Problem& p, const Plan& plan, const Cont
   params.operands[1] = operand_params(transposed(p.b), {});
   params.identity_epilogue = p.epilogue.is_identity();
   params.p = p;
-  params.tiles =
-      static_cast<int>(std::min<int64_t>(ceil_div(p.n, plan.n), h200::kFp16x3DirectMostTiles));
   void* memory = context.allocate(
       workspace_bytes([&](Workspace& each) { GroupTiles::take(p, plan.m, each); }));
   if (memory == nullptr) return false;
@@ -363,6 +374,7 @@ bool launch_grouped_fp16x3_direct(const Problem& p, const Plan& plan, const Cont
   const GroupTiles list = GroupTiles::take(p, plan.m, workspace);
   launch_group_tiles(p, plan.m, 1, list, context);
   params.group_tiles = list.tiles;
+  params.tiles = grouped_tiles_per_block(p, plan, list.most, context);
   return with_tile<std::size(h200::kFp16x3DirectTiles)>(plan.tile, [&]<int kIndex>() {
     launch_grouped_tiles<Tile<kIndex, false, true>>(params, list, context);
     return true;
