@@ -99,12 +99,11 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
 }
 
 #ifdef TORCH_TILED_WITH_CUDA
-void check_gpu(const AttentionProblem& p, const Tensor& q, const Context& context) {
-  if (cuda::attention_accepts(p, context)) return;
+void check_gpu(bool is_accepted, const AttentionProblem& p, const Tensor& q, const char* most) {
+  if (is_accepted) return;
   fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
-                std::to_string(p.value_size) +
-                " columns; on a GPU it takes up to 128 columns, on Hopper (compute capability 9.0) "
-                "alone");
+                std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
+                " columns, on Hopper (compute capability 9.0) alone");
 }
 #endif
 
@@ -112,7 +111,7 @@ void launch(const AttentionProblem& p, const Tensor& q) {
   Launches launches(kOp, q);
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
-    check_gpu(p, q, launches.context);
+    check_gpu(cuda::attention_accepts(p, launches.context), p, q, "256");
     if (!cuda::launch_attention(p, launches.context)) launches.fail_for_memory();
     return;
   }
@@ -198,7 +197,7 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
     Launches launches(kOp, q);
-    check_gpu(p, q, launches.context);
+    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
     const Tensor sums = torch::stable::contiguous(sum);
     const Tensor exponents = torch::stable::contiguous(exponent);
     p.out = heads(const_cast<void*>(data_of(out)), out);

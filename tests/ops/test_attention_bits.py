@@ -41,8 +41,8 @@ MASKS = {
 
 
 @pairwise
-@pytest.mark.parametrize("columns", [1, 16, 17, 64, 80, 128])
-@pytest.mark.parametrize("value_columns", [1, 64, 72, 128])
+@pytest.mark.parametrize("columns", [1, 16, 17, 64, 80, 128, 129, 256])
+@pytest.mark.parametrize("value_columns", [1, 64, 72, 128, 200])
 @pytest.mark.parametrize("keys", [1, 63, 64, 65, 200])
 @pytest.mark.parametrize("queries", [1, 5, 40])
 @pytest.mark.parametrize("mask", MASKS)
@@ -52,7 +52,7 @@ def test_sizes(device, poisoned, columns, value_columns, keys, queries, mask, kv
     check(device, q, k, v, *MASKS[mask](queries, keys))
 
 
-@pytest.mark.parametrize("columns, value_columns", [(200, 3), (33, 257)])
+@pytest.mark.parametrize("columns, value_columns", [(300, 3), (33, 257)])
 def test_many_columns_on_the_cpu(columns, value_columns):
     check("cpu", *draw(1, 2, 1, 3, 70, columns, value_columns))
 
@@ -207,7 +207,7 @@ def test_the_result_of_an_expanded_query_is_contiguous(device):
 @needs_hopper
 @pytest.mark.parametrize("queries, keys", [(1, 5000), (300, 300), (1000, 1000), (129, 4097)])
 @pytest.mark.parametrize("causal_offset", [None, 0])
-@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("columns", [64, 128, 160])
 def test_large_on_a_gpu(queries, keys, causal_offset, columns):
     q, k, v = draw(1, 4, 2, queries, keys, columns)
     check("cuda", q, k, v, None, causal_offset)

@@ -162,7 +162,7 @@ def test_auto_is_pytorch_s_on_a_cpu():
 
 def test_auto_of_what_no_kernel_takes(device):
     """Other dtypes and head sizes are PyTorch's on a GPU, too."""
-    for dtype, columns in ((torch.float64, 8), (torch.bfloat16, 8), (torch.float32, 136)):
+    for dtype, columns in ((torch.float64, 8), (torch.bfloat16, 8), (torch.float32, 264)):
         tensors = to(device, *draw(1, 2, 2, 9, 11, columns, dtype=dtype))
         assert torch.equal(auto(*tensors), F.scaled_dot_product_attention(*tensors))
 
@@ -184,14 +184,14 @@ def test_auto_and_override_on_hopper(mask):
         assert torch.equal(call(q, k, v, bias), theirs)
     with torch_tiled.override():
         assert call(q, k, v, bias, dropout_p=0.9).shape == expected.shape
-        wide = to("cuda", *draw(1, 2, 1, 9, 11, 136))
+        wide = to("cuda", *draw(1, 2, 1, 9, 11, 264))
         assert torch.equal(call(*wide), auto(*wide, enable_gqa=True))
 
 
 @needs_hopper
 def test_columns_that_no_gpu_s_kernel_takes():
-    q, k, v = to("cuda", *draw(1, 2, 2, 9, 11, 136))
-    with pytest.raises(RuntimeError, match="on a GPU it takes up to 128 columns"):
+    q, k, v = to("cuda", *draw(1, 2, 2, 9, 11, 264))
+    with pytest.raises(RuntimeError, match="on a GPU it takes up to 256 columns"):
         ours(q, k, v)
 
 

@@ -6,7 +6,9 @@ from helpers.attention import draw, ours, to
 from helpers.needs import cpu_and_hopper  # noqa: F401
 from torch.nn.attention.bias import causal_lower_right
 
-SHAPES = pytest.mark.parametrize("keys, columns", [(5, 8), (64, 64), (150, 64), (200, 128)])
+SHAPES = pytest.mark.parametrize(
+    "keys, columns", [(5, 8), (64, 64), (150, 64), (200, 128), (140, 200)]
+)
 CAUSAL = pytest.mark.parametrize("is_causal", [False, True])
 
 
@@ -67,7 +69,7 @@ def test_the_end_of_a_prompt(device, keys, columns):
     assert torch.equal(ours(q[:, :, -last:], k, v, bias), together[:, :, -last:])
 
 
-@pytest.mark.parametrize("columns", [24, 64, 128])
+@pytest.mark.parametrize("columns", [24, 64, 128, 192])
 @pytest.mark.parametrize("mask", [None, "keys", "heads", "NaN"])
 def test_few_queries_of_many_keys(device, columns, mask):
     """On a GPU blocks share the keys of up to 64 queries."""

@@ -20,6 +20,8 @@ from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .supported import PLAIN_TYPES, is_traced
 
+_MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take
+
 
 def _fold_heads(x, kv_heads):
     """(batch, heads, rows, columns) as (batch, kv_heads, heads / kv_heads * rows, columns)."""
@@ -70,9 +72,11 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
 
 
 def _has_kernel(grad, q, k, v, mask, out, needed):
-    """Returns whether one kernel computes these gradients: nothing differentiates them, and the
-    mask's is not among them."""
+    """Returns whether one kernel computes these gradients: nothing differentiates them, the mask's
+    is not among them, and no tensor has too many columns."""
     if torch.is_grad_enabled() or needed[3] or not q.is_cuda or transforms_active():
+        return False
+    if q.shape[3] > _MOST_COLUMNS or v.shape[3] > _MOST_COLUMNS:
         return False
     tensors = [x for x in (grad, q, k, v, mask, out) if x is not None]
     return all(type(x) in PLAIN_TYPES or is_traced(x) for x in tensors)

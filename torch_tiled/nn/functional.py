@@ -16,7 +16,7 @@ __all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"
 
 _attention = entry_points(operators.attention.default)
 _NAME = "torch_tiled.nn.functional.scaled_dot_product_attention"
-_MOST_COLUMNS = 128  # of q, k and v on a GPU
+_MOST_COLUMNS = 256  # of q, k and v on a GPU
 _ALGORITHMS = ("auto", "fp16x3")
 
 
@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
         scale: what products are multiplied by; by default columns ** -0.5.
         enable_gqa: query's heads may be a multiple of key's and value's. Neither is copied, unless
             key and value have different numbers of heads.
-        algorithm: "auto" or "fp16x3". "auto" is fp16x3 for float32 tensors of up to 128 columns on
+        algorithm: "auto" or "fp16x3". "auto" is fp16x3 for float32 tensors of up to 256 columns on
             a Hopper GPU, outside of autocast regions. For other tensors, such as 16-bit and float64
             ones, on a CPU and on other GPUs it is PyTorch's function. "fp16x3" runs on a CPU, too,
             with the same bits, and is refused for what it does not take.

@@ -51,6 +51,7 @@ struct Smem {
   Boxes<Tile::kBlocks> k[kStages], v[kStages];
   KeyScales key_scales[kStages];
   ValueScales value_scales[kStages];
+  float factors[Tile::kConsumers][kRows];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
 
@@ -94,7 +95,7 @@ __device__ void consume(const Params& params, Smem<Tile>& smem, int warpgroup) {
   const int tiles = Work::key_tiles(params.p, work.first + Tile::kQueries);
   const int own_tiles = first < params.p.queries ? Work::key_tiles(params.p, first + kRows) : 0;
   const Boxes<kBlocks>& q = smem.q[warpgroup];
-  Queries<kBlocks, Tile::kHasMask> queries(params, work, first);
+  Queries<kBlocks, Tile::kHasMask> queries(params, work, first, smem.factors[warpgroup]);
   auto scaler = queries.scaler();
   const auto store = [&](auto... part) { store_parts<kBlocks>(smem.q[warpgroup], part...); };
   split_rows<kBlocks>(params.q, params.q.matrix(work.matrix), first, scaler, store);

@@ -6,8 +6,10 @@
 
 namespace tiled::cuda {
 
-// Whether a kernel takes the problem: float32 on Hopper, with q, k and v of up to 128 columns.
+// Whether a kernel takes the problem: float32 on Hopper, with q, k and v of up to 256 columns, and
+// its gradients: of up to 128.
 bool attention_accepts(const AttentionProblem& p, const Context& context);
+bool attention_backward_accepts(const AttentionProblem& p, const Context& context);
 
 // Launches an accepted problem with queries and keys; returns false if there is no memory for its
 // workspace.

@@ -22,13 +22,27 @@
 namespace tiled::cuda::attention {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kWarpgroup = 128;
+
+// kBlocks: of 64 columns of q, k and v. Beyond 128 columns a second warpgroup splits the values in
+// place of the first one, and each multiplies them in a half of their columns: both find the
+// exponentials that they need.
+template <int kBlocks_, bool kHasMask_, bool kSharesKeys_>
+struct Tile {
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr bool kHasMask = kHasMask_;
+  static constexpr bool kSharesKeys = kSharesKeys_;  // a block has some of its queries' keys
+  static constexpr int kWarpgroups = kBlocks == 4 || (kBlocks == 2 && kSharesKeys) ? 2 : 1;
+  static constexpr int kThreads = kWarpgroups * kWarpgroup, kOutBlocks = kBlocks / kWarpgroups;
+  static constexpr int kBlocksOfSm = kBlocks == 1 ? (kSharesKeys ? 4 : 3) : kBlocks == 2 ? 2 : 1;
+};
 
 template <int kBlocks>
 struct Smem {
   alignas(1024) Boxes<kBlocks> q, k, v;
   KeyScales key_scales;
   ValueScales value_scales;
+  float factors[kRows];
 };
 
 struct Params : QueryParams {
@@ -48,7 +62,8 @@ __device__ void wait_for_rows() {
 // Stores the sums of a tile for the two rows of a thread.
 template <class Queries>
 __device__ void store_tile(const Params& params, const Queries& queries, int tile,
-                           const TileSums& sums, const float (&of_tile)[Queries::kOut]) {
+                           const TileSums& sums, const float (&of_tile)[Queries::kOut],
+                           int first_column) {
   const TileStates& to = params.states;
   const uint32_t matrix = queries.work.matrix;
   UNROLL
@@ -56,18 +71,20 @@ __device__ void store_tile(const Params& params, const Queries& queries, int til
     const int64_t query = queries.query[row];
     if (query >= params.p.queries) continue;
     const auto value = [&](int i) { return of_tile[i]; };
-    params.out_of_tiles.template store<Queries::kOut>(matrix, tile, query, row, value);
-    if (threadIdx.x % 4 == 0) {
+    params.out_of_tiles.template store<Queries::kOut>(matrix, tile, query, row, value,
+                                                      first_column);
+    if (threadIdx.x % 4 == 0 && first_column == 0) {
       const int64_t index = (matrix * params.p.queries + query) * to.tiles + tile;
       to.states[index] = {sums.exponent[row], sums.sum[row]};
     }
   }
 }
 
-// kSharesKeys: the block has some of the queries' keys.
-template <int kBlocks, bool kHasMask, bool kSharesKeys>
-__global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksOfSm)
     small_attention_kernel(const __grid_constant__ Params params) {
+  constexpr int kBlocks = Tile::kBlocks;
+  constexpr bool kSharesKeys = Tile::kSharesKeys;
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<kBlocks>&>(dynamic_smem);
   ptx::pdl_launch_dependents();
@@ -77,49 +94,59 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 ? 3 : 2)
   const int first_tile = kSharesKeys ? static_cast<int>(blockIdx.y) * params.tiles_per_block : 0;
   const int tiles = kSharesKeys ? min(first_tile + params.tiles_per_block, all_tiles) : all_tiles;
   if (kSharesKeys && first_tile >= tiles) return;
-  Queries<kBlocks, kHasMask> queries(params, work, work.first);
-  const int first_of_warp = work.first + static_cast<int>(threadIdx.x) / 32 * 16;
+  const int warpgroup = Tile::kWarpgroups == 1 ? 0 : ptx::warp_uniform(threadIdx.x / kWarpgroup);
+  const bool has_keys = warpgroup == 0, has_values = warpgroup == Tile::kWarpgroups - 1;
+  const int first_column = warpgroup * Tile::kOutBlocks * 64;
+  Queries<kBlocks, Tile::kHasMask, Tile::kOutBlocks> queries(params, work, work.first,
+                                                             smem.factors);
+  const int first_of_warp = work.first + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   const bool has_queries = ptx::warp_uniform(first_of_warp < params.p.queries);
   const float* k = params.k.matrix(work.kv_matrix);
   const float* v = params.v.matrix(work.kv_matrix);
-  stage_rows<kBlocks>(params.q, params.q.matrix(work.matrix), work.first, smem.q);
-  stage_rows<kBlocks>(params.k, k, first_tile * kRows, smem.k);
-  stage_rows<kBlocks>(params.v, v, first_tile * kRows, smem.v);
+  if (has_keys) {
+    stage_rows<kBlocks>(params.q, params.q.matrix(work.matrix), work.first, smem.q);
+    stage_rows<kBlocks>(params.k, k, first_tile * kRows, smem.k);
+  }
+  if (has_values) stage_rows<kBlocks>(params.v, v, first_tile * kRows, smem.v);
   wait_for_rows();
   auto query_scaler = queries.scaler();
-  split_staged<kBlocks>(smem.q, query_scaler);
+  if (has_keys) split_staged<kBlocks>(smem.q, query_scaler);
   NO_UNROLL
   for (int tile = first_tile; tile < tiles; ++tile) {
     const int first = tile * kRows, next = first + kRows;
     wait_for_rows();
-    KeyScaler key_scaler{smem.key_scales};
-    split_staged<kBlocks>(smem.k, key_scaler);
-    ValueScaler value_scaler{smem.value_scales, params.v.rows - first};
-    split_staged<kBlocks>(smem.v, value_scaler);
+    if (has_keys) {
+      KeyScaler scaler{smem.key_scales};
+      split_staged<kBlocks>(smem.k, scaler);
+    }
+    if (has_values) {
+      ValueScaler scaler{smem.value_scales, params.v.rows - first};
+      split_staged<kBlocks>(smem.v, scaler);
+    }
     ptx::fence_proxy_async();
     __syncthreads();
     Scores scores;
     multiply_keys<kBlocks>(smem.q, smem.k, scores);
     finish(scores);
     __syncthreads();  // all warps have multiplied the keys
-    if (tile + 1 < tiles) stage_rows<kBlocks>(params.k, k, next, smem.k);
+    if (has_keys && tile + 1 < tiles) stage_rows<kBlocks>(params.k, k, next, smem.k);
     Fragments p = {};
     TileSums sums;
     if (has_queries) {
       sums = queries.softmax(smem.key_scales, smem.value_scales, first, scores, p);
     }
-    float of_tile[kBlocks * 32];
-    multiply_values<kBlocks>(p, smem.v, of_tile);
+    float of_tile[Tile::kOutBlocks * 32];
+    multiply_values<kBlocks>(p, smem.v, of_tile, warpgroup * Tile::kOutBlocks);
     finish(of_tile);
     __syncthreads();  // all warps have multiplied the values
-    if (tile + 1 < tiles) stage_rows<kBlocks>(params.v, v, next, smem.v);
+    if (has_values && tile + 1 < tiles) stage_rows<kBlocks>(params.v, v, next, smem.v);
     if constexpr (kSharesKeys) {
-      store_tile(params, queries, tile, sums, of_tile);
+      store_tile(params, queries, tile, sums, of_tile, first_column);
     } else {
       queries.join(sums, of_tile);
     }
   }
-  if constexpr (!kSharesKeys) queries.store();
+  if constexpr (!kSharesKeys) queries.store(first_column);
 }
 
 // --- Joining the tiles of a query, each thread a column ------------------------------------------
@@ -139,7 +166,7 @@ __global__ void __launch_bounds__(kJoinThreads)
   const AttentionProblem& p = params.p;
   const auto queries = static_cast<uint32_t>(p.queries), heads = static_cast<uint32_t>(p.heads);
   const uint32_t matrix = blockIdx.x / queries, query = blockIdx.x - matrix * queries;
-  const int column = static_cast<int>(threadIdx.x);
+  const int column = static_cast<int>(blockIdx.y * kJoinThreads + threadIdx.x);
   if (column >= p.value_size) return;
   const int tiles = static_cast<int>(ceil_div(p.visible_keys(query), kRows));
   const TileStates::State* states = params.states.states + blockIdx.x * params.states.tiles;
@@ -177,7 +204,7 @@ __global__ void __launch_bounds__(kJoinThreads)
 
 // --- Launches ------------------------------------------------------------------------------------
 
-template <int kBlocks, bool kHasMask, bool kSharesKeys>
+template <class Tile>
 void launch_kernel(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
                    const Context& context) {
   const HeadsOf<void> out{states.out, p.queries * states.tiles * states.columns, states.columns,
@@ -188,14 +215,17 @@ void launch_kernel(const AttentionProblem& p, int64_t tiles_per_block, const Til
                       static_cast<int>(tiles_per_block),
                       states,
                       RowWriter(out, states.columns)};
-  constexpr size_t kSmem = sizeof(Smem<kBlocks>);
-  const auto kernel = small_attention_kernel<kBlocks, kHasMask, kSharesKeys>;
+  constexpr size_t kSmem = sizeof(Smem<Tile::kBlocks>);
+  static_assert(kSmem <= kMaxSharedMemory);
+  const auto kernel = small_attention_kernel<Tile>;
   allow_shared_memory(kernel, kSmem);
   const auto blocks = static_cast<unsigned>(p.batch * p.heads * params.query_tiles);
-  const int64_t shares = kSharesKeys ? ceil_div(states.tiles, tiles_per_block) : 1;
-  launch_pdl(kernel, dim3(blocks, static_cast<unsigned>(shares)), kThreads, kSmem, context, params);
-  if constexpr (kSharesKeys) {
-    const auto rows = static_cast<unsigned>(p.batch * p.heads * p.queries);
+  const int64_t shares = Tile::kSharesKeys ? ceil_div(states.tiles, tiles_per_block) : 1;
+  launch_pdl(kernel, dim3(blocks, static_cast<unsigned>(shares)), Tile::kThreads, kSmem, context,
+             params);
+  if constexpr (Tile::kSharesKeys) {
+    const dim3 rows(static_cast<unsigned>(p.batch * p.heads * p.queries),
+                    static_cast<unsigned>(ceil_div(p.value_size, kJoinThreads)));
     launch_pdl(join_tiles_kernel, rows, kJoinThreads, 0, context, JoinParams{p, states});
   }
 }
@@ -205,11 +235,11 @@ void launch_blocks(const AttentionProblem& p, int64_t tiles_per_block, const Til
                    const Context& context) {
   const auto launch = [&](const auto& kernel) { kernel(p, tiles_per_block, states, context); };
   if (p.mask_kind == MaskKind::kNone) {
-    launch(states.out == nullptr ? launch_kernel<kBlocks, false, false>
-                                 : launch_kernel<kBlocks, false, true>);
+    launch(states.out == nullptr ? launch_kernel<Tile<kBlocks, false, false>>
+                                 : launch_kernel<Tile<kBlocks, false, true>>);
   } else {
-    launch(states.out == nullptr ? launch_kernel<kBlocks, true, false>
-                                 : launch_kernel<kBlocks, true, true>);
+    launch(states.out == nullptr ? launch_kernel<Tile<kBlocks, true, false>>
+                                 : launch_kernel<Tile<kBlocks, true, true>>);
   }
 }
 
@@ -217,8 +247,10 @@ void launch_blocks(const AttentionProblem& p, int64_t tiles_per_block, const Til
 
 void launch_small(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
                   const Context& context) {
-  const auto launch =
-      std::max(p.head_size, p.value_size) <= 64 ? launch_blocks<1> : launch_blocks<2>;
+  const int64_t columns = std::max(p.head_size, p.value_size);
+  const auto launch = columns <= 64    ? launch_blocks<1>
+                      : columns <= 128 ? launch_blocks<2>
+                                       : launch_blocks<4>;
   launch(p, tiles_per_block, states, context);
 }
 

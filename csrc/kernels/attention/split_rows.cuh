@@ -105,9 +105,15 @@ struct ValueScaler {
 // 32.
 struct LanePlace {
   static constexpr int kLanes = 8, kAtOnce = 32 / kLanes, kSteps = 16 / kAtOnce;
-  int row =
-      static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / kLanes;
-  int column = static_cast<int>(threadIdx.x) % kLanes * 4;
+  int row, column;
+
+  // The thread is read anew each time, so that a loop keeps nothing of its places in registers.
+  __device__ LanePlace() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    row = thread / 32 % 4 * 16 + thread % 32 / kLanes;
+    column = thread % kLanes * 4;
+  }
 };
 
 // What a lane has of a row.
@@ -213,8 +219,7 @@ __device__ void stage_rows(const RowReader& from, const float* matrix, int first
     const int row = at.row + below;
     const bool exists = first + row < from.rows;
     const float* source = matrix + (exists ? first + row : 0) * from.tensor.row_stride;
-    UNROLL
-    for (int v = 0; v < kBlocks * 2; ++v) {
+    _Pragma("unroll 2") for (int v = 0; v < kBlocks * 2; ++v) {
       const int column = at.column + v * 32, left = exists ? from.columns - column : 0;
       if (from.vectors) {
         const float* x4 = source + (left > 0 ? column : 0);
@@ -238,7 +243,7 @@ __device__ void split_staged(Boxes<kBlocks>& boxes, Scaler& scaler) {
     x[0] = x4.x, x[1] = x4.y, x[2] = x4.z, x[3] = x4.w;
   };
   const auto store = [&](auto... part) { store_parts<kBlocks>(boxes, part...); };
-  split_tile<kBlocks, 2>(load, scaler, store);
+  split_tile<kBlocks, kBlocks == 4 ? 1 : 2>(load, scaler, store);
 }
 
 }  // namespace tiled::cuda::attention

@@ -31,11 +31,11 @@ struct RowWriter {
             reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float2) == 0;
   }
 
-  // Stores value(i) for the accumulators i of the thread's first or second row.
+  // Stores value(i) for the accumulators i of the thread's first or second row, from a column on.
   template <int kCount, class Value>
-  __device__ void store(uint32_t batch, uint32_t head, int64_t row, int second,
-                        const Value& value) const {
-    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+  __device__ void store(uint32_t batch, uint32_t head, int64_t row, int second, const Value& value,
+                        int first_column = 0) const {
+    const int column = first_column + static_cast<int>(threadIdx.x) % 4 * 2;
     auto* to = static_cast<float*>(tensor.data) + batch * tensor.batch_stride +
                head * tensor.head_stride + row * tensor.row_stride;
     UNROLL
@@ -120,9 +120,10 @@ __device__ void multiply_keys(const Boxes<kBlocks>& q, const Boxes<kBlocks>& k, 
   wgmma::commit_group();
 }
 
-// Begins out = p v.
-template <int kBlocks>
-__device__ void multiply_values(Fragments& p, const Boxes<kBlocks>& v, float (&out)[kBlocks * 32]) {
+// Begins out = p v, for kCount / 32 blocks of v's columns.
+template <int kBlocks, int kCount>
+__device__ void multiply_values(Fragments& p, const Boxes<kBlocks>& v, float (&out)[kCount],
+                                int first_block = 0) {
   wgmma::fence_operand(p.hi);
   wgmma::fence_operand(p.lo);
   wgmma::fence_operand(out);
@@ -130,7 +131,7 @@ __device__ void multiply_values(Fragments& p, const Boxes<kBlocks>& v, float (&o
   bool accumulate = false;
   UNROLL
   for (int product = 0; product < 3; ++product) {
-    const uint64_t b = wgmma::swizzled_descriptor<sizeof(Box)>(v[product == 1][0]);
+    const uint64_t b = wgmma::swizzled_descriptor<sizeof(Box)>(v[product == 1][first_block]);
     UNROLL
     for (int step = 0; step < kRows / 16; ++step) {
       wgmma::mma<false, true>(out, (product == 0 ? p.lo : p.hi)[step], b + step * 128, accumulate);
@@ -160,42 +161,37 @@ struct TileSums {
   float sum[2] = {0, 0};
 };
 
-// Scales queries, and keeps query_factor() of a thread's two rows.
+// Scales queries, and stores query_factor() of each of the 64.
 struct QueryScaler {
-  using Place = LanePlace;
   float scale;
-  float (&factor)[2];
+  float (&factors)[kRows];
 
-  __device__ float operator()(int at, uint32_t largest) {
-    const float own = order::query_factor(scale, largest);
-    UNROLL
-    for (int row = 0; row < 2; ++row) {
-      const int wanted = static_cast<int>(threadIdx.x) % 32 / 4 + row * 8;  // of the warp's
-      const float found = __shfl_sync(~0u, own, wanted % Place::kAtOnce * Place::kLanes);
-      if (at % 16 / Place::kAtOnce == wanted / Place::kAtOnce) factor[row] = found;
-    }
+  __device__ float operator()(int row, uint32_t largest) {
+    factors[row] = order::query_factor(scale, largest);
     return fp16x3::scale(largest);
   }
   __device__ void finish() const {}
 };
 
-// What a thread has of the queries of its warpgroup: two rows.
-template <int kBlocks, bool kHasMask>
+// What a thread has of the queries of its warpgroup: two rows. kBlocks: of 64 columns of q and k;
+// kOutBlocks: of the values' columns that the warpgroup multiplies.
+template <int kBlocks, bool kHasMask, int kOutBlocks = kBlocks>
 struct Queries {
-  static constexpr int kOut = kBlocks * 32;
+  static constexpr int kOut = kOutBlocks * 32;
 
   const QueryParams& params;
   const Work work;
   int query[2];
-  float factor[2];                                     // query_factor()
+  float (&factors)[kRows];                             // query_factor() of the 64 queries
                                                        // of the keys that the query sees
   int exponent[2] = {order::kLowest, order::kLowest};  // M, L and O of the order
   float sum[2] = {0, 0};
   float out[kOut] = {};
 
-  // first: of the warpgroup's queries
-  __device__ Queries(const QueryParams& params, const Work& work, int first)
-      : params(params), work(work) {
+  // first: of the warpgroup's queries; factors: their scaler() stores them, and a barrier follows
+  __device__ Queries(const QueryParams& params, const Work& work, int first,
+                     float (&factors)[kRows])
+      : params(params), work(work), factors(factors) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     UNROLL
     for (int row = 0; row < 2; ++row) {
@@ -211,14 +207,19 @@ struct Queries {
     return min(query[row], static_cast<int>(params.p.queries) - 1);
   }
 
-  __device__ QueryScaler scaler() { return {params.p.scale, factor}; }
+  __device__ QueryScaler scaler() const { return {params.p.scale, factors}; }
+  __device__ float factor(int row) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    return factors[thread / 32 % 4 * 16 + thread % 32 / 4 + row * 8];
+  }
 
   // Turns scores into fractions of logarithms, and the integers beside them with the values'
   // exponents into `whole`, plus kRounderBits. Returns the largest of a thread's in `largest`.
   // kChecked: a key may be hidden, a logarithm large, or there is a mask.
   template <bool kChecked>
   __device__ void round_scores(const KeyScales& keys, const ValueScales& values, int first_key,
-                               Scores& scores, int (&whole)[kScores], int (&largest)[2]) const {
+                               const float (&factor)[2], Scores& scores, int (&whole)[kScores],
+                               int (&largest)[2]) const {
     const int column = static_cast<int>(threadIdx.x) % 4 * 2;
     const int64_t of_head = params.p.mask_of_head(work.batch, work.head);
     UNROLL
@@ -294,6 +295,7 @@ struct Queries {
   // Turns the scores of a tile into exponentials and their sums.
   __device__ TileSums softmax(const KeyScales& keys, const ValueScales& values, int first_key,
                               Scores& scores, Fragments& p) const {
+    const float factor[2] = {this->factor(0), this->factor(1)};
     int whole[kScores];
     int largest[2] = {INT_MIN, INT_MIN};
     const auto max_of = [](const auto(&x)[4]) { return max(max(x[0], x[1]), max(x[2], x[3])); };
@@ -306,9 +308,9 @@ struct Queries {
                 !(fabsf(factor[row]) * most < order::kLargeLog2);
     }
     if (__any_sync(~0u, checked)) {
-      round_scores<true>(keys, values, first_key, scores, whole, largest);
+      round_scores<true>(keys, values, first_key, factor, scores, whole, largest);
     } else {
-      round_scores<false>(keys, values, first_key, scores, whole, largest);
+      round_scores<false>(keys, values, first_key, factor, scores, whole, largest);
     }
     TileSums sums;
     UNROLL
@@ -352,7 +354,8 @@ struct Queries {
     }
   }
 
-  __device__ void store() const {
+  // first_column: of the values that the warpgroup multiplies
+  __device__ void store(int first_column = 0) const {
     const AttentionProblem& p = params.p;
     const int column = static_cast<int>(threadIdx.x) % 4 * 2;
     UNROLL
@@ -360,8 +363,8 @@ struct Queries {
       if (query[row] >= p.queries) continue;
       const order::Normalizer by = order::normalizer(sum[row]);
       const auto value = [&](int i) { return order::normalized(out[i], by); };
-      params.out.store<kOut>(work.batch, work.head, query[row], row, value);
-      if (column == 0) {
+      params.out.store<kOut>(work.batch, work.head, query[row], row, value, first_column);
+      if (column == 0 && first_column == 0) {
         const int64_t index = work.matrix * p.queries + query[row];
         p.sum[index] = sum[row];
         p.exponent[index] = order::exponent_of_sum(sum[row], exponent[row]);
