@@ -36,17 +36,15 @@ int64_t choose_tiles_per_block(const AttentionProblem& p, const Context& context
   const int64_t tiles = std::max<int64_t>(ceil_div(p.keys, attention::kRows), 1);
   const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, attention::kRows);
   const int64_t columns = std::max(p.head_size, p.value_size);
-  // Blocks that run at once, alone with their keys, and if they share them.
-  const int64_t alone = context.sms * (columns <= 64 ? 3 : columns <= 128 ? 2 : 1);
-  const int64_t sharing = context.sms * (columns <= 64 ? 4 : columns <= 128 ? 2 : 1);
+  const int64_t at_once = context.sms * (columns <= 64 ? 3 : columns <= 128 ? 2 : 1);
   constexpr double kStart = 1, kJoin = 4;  // cost as much as so many tiles
   const double stored = 1 + 2 * std::min(static_cast<double>(p.queries) / attention::kRows, 1.0);
   int64_t best = tiles;
-  double least = ceil_div(blocks, alone) * (tiles + kStart);
+  double least = ceil_div(blocks, at_once) * (tiles + kStart);
   for (int64_t waves = 1; waves <= 4; ++waves) {
-    const int64_t shares = std::clamp<int64_t>(waves * sharing / blocks, 1, tiles);
+    const int64_t shares = std::clamp<int64_t>(waves * at_once / blocks, 1, tiles);
     const int64_t each = ceil_div(tiles, shares);
-    const int64_t found = ceil_div(blocks * ceil_div(tiles, each), sharing);
+    const int64_t found = ceil_div(blocks * ceil_div(tiles, each), at_once);
     const double cost = found * (each * stored + kStart) + kJoin;
     if (cost < least) best = each, least = cost;
   }

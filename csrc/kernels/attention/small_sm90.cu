@@ -32,9 +32,9 @@ struct Tile {
   static constexpr int kBlocks = kBlocks_;
   static constexpr bool kHasMask = kHasMask_;
   static constexpr bool kSharesKeys = kSharesKeys_;  // a block has some of its queries' keys
-  static constexpr int kWarpgroups = kBlocks == 4 || (kBlocks == 2 && kSharesKeys) ? 2 : 1;
-  static constexpr int kThreads = kWarpgroups * kWarpgroup, kOutBlocks = kBlocks / kWarpgroups;
-  static constexpr int kBlocksOfSm = kBlocks == 1 ? (kSharesKeys ? 4 : 3) : kBlocks == 2 ? 2 : 1;
+  static constexpr int kWarpgroups = kBlocks == 4 ? 2 : 1, kThreads = kWarpgroups * kWarpgroup;
+  static constexpr int kOutBlocks = kBlocks / kWarpgroups;
+  static constexpr int kBlocksOfSm = kBlocks == 1 ? 3 : kBlocks == 2 ? 2 : 1;
 };
 
 template <int kBlocks>

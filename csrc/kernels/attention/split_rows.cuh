@@ -103,16 +103,16 @@ struct ValueScaler {
 
 // A warp has kAtOnce rows at once, and kLanes lanes have one row: each lane four columns of every
 // 32.
+template <int kBlocks>
 struct LanePlace {
   static constexpr int kLanes = 8, kAtOnce = 32 / kLanes, kSteps = 16 / kAtOnce;
   int row, column;
 
-  // The thread is read anew each time, so that a loop keeps nothing of its places in registers.
   __device__ LanePlace() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    row = thread / 32 % 4 * 16 + thread % 32 / kLanes;
-    column = thread % kLanes * 4;
+    const int thread = static_cast<int>(threadIdx.x);
+    row = thread / 32 % 4 * 16 + thread % 32 / kLanes, column = thread % kLanes * 4;
+    // A loop over tiles would keep the addresses of so many columns in registers.
+    if constexpr (kBlocks == 4) asm volatile("" : "+r"(row), "+r"(column));
   }
 };
 
@@ -132,7 +132,8 @@ struct LaneOfRow {
     uint32_t bits = bits_of(magnitude);
     if (__any_sync(~0u, magnitude == INFINITY)) bits = largest_of_finite();
     UNROLL
-    for (int i = 1; i < LanePlace::kLanes; i *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, i));
+    for (int i = 1; i < LanePlace<kBlocks>::kLanes; i *= 2)
+      bits = max(bits, __shfl_xor_sync(~0u, bits, i));
     return bits;
   }
   __device__ uint32_t largest_of_finite() const {
@@ -160,20 +161,21 @@ struct LaneOfRow {
 // lo) takes it back. kTogether rows of a lane are loaded, and stored after that.
 template <int kBlocks, int kTogether, class Load, class Scaler, class Store>
 __device__ void split_tile(const Load& load, Scaler& scaler, const Store& store) {
-  const LanePlace at;
+  using Place = LanePlace<kBlocks>;
+  const Place at;
   NO_UNROLL
-  for (int below = 0; below < LanePlace::kSteps; below += kTogether) {
+  for (int below = 0; below < Place::kSteps; below += kTogether) {
     LaneOfRow<kBlocks> lane[kTogether];
     UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const int row = at.row + (below + i) * LanePlace::kAtOnce;
+      const int row = at.row + (below + i) * Place::kAtOnce;
       UNROLL
       for (int v = 0; v < kBlocks * 2; ++v) load(row, at.column + v * 32, lane[i].x[v]);
     }
     __syncwarp();  // every lane of a row has its part
     UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const int row = at.row + (below + i) * LanePlace::kAtOnce;
+      const int row = at.row + (below + i) * Place::kAtOnce;
       lane[i].split(row, at.column, scaler(row, lane[i].largest()), store);
     }
   }
@@ -213,13 +215,16 @@ __device__ float* staged(Boxes<kBlocks>& boxes, int row, int column) {
 template <int kBlocks>
 __device__ void stage_rows(const RowReader& from, const float* matrix, int first,
                            Boxes<kBlocks>& to) {
-  const LanePlace at;
+  using Place = LanePlace<kBlocks>;
+  constexpr int kUnroll = kBlocks == 4 ? 2 : kBlocks * 2;
+  const Place at;
   NO_UNROLL
-  for (int below = 0; below < 16; below += LanePlace::kAtOnce) {
+  for (int below = 0; below < 16; below += Place::kAtOnce) {
     const int row = at.row + below;
     const bool exists = first + row < from.rows;
     const float* source = matrix + (exists ? first + row : 0) * from.tensor.row_stride;
-    _Pragma("unroll 2") for (int v = 0; v < kBlocks * 2; ++v) {
+#pragma unroll kUnroll
+    for (int v = 0; v < kBlocks * 2; ++v) {
       const int column = at.column + v * 32, left = exists ? from.columns - column : 0;
       if (from.vectors) {
         const float* x4 = source + (left > 0 ? column : 0);
