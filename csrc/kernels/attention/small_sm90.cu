@@ -7,8 +7,6 @@
 //        order of the keys, so that no bit depends on how many blocks there were.
 // Limit: latency, and keys and values are split once for each 64 queries.
 
-#include <cuda_pipeline_primitives.h>
-
 #include <algorithm>
 #include <cstdint>
 
@@ -37,13 +35,6 @@ struct Params : QueryParams {
   TileStates states;
   RowWriter out_of_tiles;
 };
-
-// Waits for the rows that the warp has staged.
-__device__ void wait_for_rows() {
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
-  __syncwarp();
-}
 
 // Stores the sums of a tile for the two rows of a thread.
 template <class Queries>

@@ -2,6 +2,8 @@
 // Reading rows of q, k and v, and splitting them: a warpgroup takes 64 rows, each warp 16. Eight
 // lanes read a row, so that rows are read in whole cache lines.
 
+#include <cuda_pipeline_primitives.h>
+
 #include <climits>
 #include <cstdint>
 
@@ -15,6 +17,13 @@
 namespace tiled::cuda::attention {
 
 namespace order = tiled::attention;
+
+// Returns x. What follows from it is computed in a loop even if it is the same each time, and takes
+// no registers in between.
+__device__ inline int compute_again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // Reads four columns of a row of a float32 tensor at a time, with zeros past the last row and the
 // last column.
@@ -105,9 +114,9 @@ struct ValueScaler {
 // 32.
 struct LanePlace {
   static constexpr int kLanes = 8, kAtOnce = 32 / kLanes, kSteps = 16 / kAtOnce;
-  int row =
-      static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / kLanes;
-  int column = static_cast<int>(threadIdx.x) % kLanes * 4;
+  int thread = compute_again(static_cast<int>(threadIdx.x));
+  int row = thread / 32 % 4 * 16 + thread % 32 / kLanes;
+  int column = thread % kLanes * 4;
 };
 
 // What a lane has of a row.
@@ -240,5 +249,57 @@ __device__ void split_staged(Boxes<kBlocks>& boxes, Scaler& scaler) {
   const auto store = [&](auto... part) { store_parts<kBlocks>(boxes, part...); };
   split_tile<kBlocks, 2>(load, scaler, store);
 }
+
+// Waits for the rows that the warp has staged.
+__device__ inline void wait_for_rows() {
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+}
+
+// --- The backward pass ---------------------------------------------------------------------------
+
+// Finds delta, and the softmax's denominators, of 64 queries.
+struct StateReader {
+  RowReader dout, out;
+  const float* sum;
+  const int32_t* exponent;
+
+  explicit StateReader(const AttentionBackward& p)
+      : dout(p.dout, p.heads, p.queries, p.value_size),
+        out({p.out.data, p.out.batch_stride, p.out.head_stride, p.out.row_stride, p.out.col_stride},
+            p.heads, p.queries, p.value_size),
+        sum(p.sum),
+        exponent(p.exponent) {}
+
+  template <int kBlocks>
+  __device__ void read(uint32_t matrix, int first, QueryStates& to) const {
+    constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;  // rows of a warp
+    const float* gradients = dout.matrix(matrix);
+    const float* outputs = out.matrix(matrix);
+    const int thread = compute_again(static_cast<int>(threadIdx.x) % 128);
+    const int lane = thread % 32, column = lane % kLanes * 4;
+    const int row = thread / 32 * 16 + lane / kLanes;
+    _Pragma("unroll 4") for (int at = row; at < row + 16; at += kAtOnce) {
+      float x[4], y[4], sum = 0;
+      dout.load_x4(gradients, first + at, column, x);
+      out.load_x4(outputs, first + at, column, y);
+      UNROLL
+      for (int i = 0; i < 4; ++i) sum = fmaf(x[i], y[i], sum);
+      UNROLL
+      for (int i = 1; i < kLanes; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+      to.delta[at] = sum;  // by each lane of the row
+    }
+    if (thread >= kRows) return;
+    const int query = first + thread;
+    order::Denominator found{0, 0};
+    if (query < dout.rows) {
+      const int64_t index = int64_t{matrix} * dout.rows + query;
+      found = order::denominator(sum[index], exponent[index]);
+    }
+    to.inverse[thread] = found.inverse;
+    to.exponent[thread] = found.exponent;
+  }
+};
 
 }  // namespace tiled::cuda::attention
