@@ -12,6 +12,9 @@ from torch_tiled._op.namespace import operators
 SIZES = [  # batch, heads, heads of k and v, queries, keys, columns, columns of v
     (1, 1, 1, 1, 1, 1, 1),
     (2, 3, 3, 128, 128, 64, 64),
+    (70, 2, 2, 64, 64, 64, 64),
+    (2, 6, 2, 65, 127, 17, 64),
+    (2, 4, 1, 50, 64, 128, 80),
     (1, 2, 1, 200, 333, 64, 64),
     (2, 4, 2, 257, 300, 128, 128),
     (1, 2, 2, 130, 65, 80, 48),
@@ -91,6 +94,30 @@ def test_padding_on_the_right():
     for x, y in zip(padded, gradients(grad, q, k, v), strict=True):
         assert torch.equal(x[:, :, : y.shape[2]], y)
         assert not x[:, :, y.shape[2] :].any()
+
+
+@needs_hopper
+@pytest.mark.parametrize("sizes", [(64, 64, 64), (100, 128, 48), (60, 33, 128)], ids=str)
+@pytest.mark.parametrize("batch, heads", [(2, 1), (140, 1), (2, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_short_sequences_have_the_bits_of_long_ones(sizes, batch, heads, causal):
+    queries, keys, columns = sizes
+    q, k, v = draw(batch, heads, 1, queries, keys, columns, device="cuda")
+    grad = torch.randn_like(q)
+    options = {"is_causal": True} if causal else {}
+    found = gradients(grad, q, k, v, **options)
+    long_q, long_grad = (torch.nn.functional.pad(x, (0, 0, 0, 150)) for x in (q, grad))
+    long = gradients(long_grad, long_q, k, v, **options)
+    for x, y in zip(found, (long[0][:, :, :queries], *long[1:]), strict=True):
+        assert torch.equal(x, y)
+    one = operators._attention_backward.default  # a gradient alone
+    causal_offset = 0 if causal else None
+    out = operator(q, k, v, None, causal_offset, columns**-0.5)
+    for i, y in enumerate(found):
+        wanted = [i == j for j in range(3)]
+        alone = one(grad, q, k, v, None, *out, causal_offset, columns**-0.5, *wanted)
+        assert [x.numel() > 0 for x in alone] == wanted
+        assert torch.equal(alone[i], y)
 
 
 @needs_hopper

@@ -9,6 +9,7 @@
 //        tiles stay in registers, so no two blocks add to one gradient.
 // Limit: scores are computed by each kernel anew: eight products instead of five, or seven if one
 //        kernel has both dk and dv.
+// Next:  small_backward_sm90.cu, for short sequences.
 //
 //   operand    rows are queries    rows are keys
 //   first      q, k                k, q             scores = first first^T
@@ -25,10 +26,10 @@
 //                 wait first_full[next];  multiply factors by the first tile, and the next scores
 //                 release first_empty[s];  add to the running sums
 
-#include <climits>
 #include <cstdint>
 
 #include "core/order_attention.h"
+#include "kernels/attention/backward_rows.cuh"
 #include "kernels/attention/load_parts.cuh"
 #include "kernels/attention/parts.h"
 #include "kernels/attention/warpgroup.cuh"
@@ -45,12 +46,10 @@ namespace tiled::cuda::attention {
 
 // kOfScores: the kernel computes the gradient through the scores, dq or dk. kOfValues: dv.
 // kBlocks: of 64 columns of q, k, v and dout.
-template <bool kRowsAreQueries_, bool kOfScores_, bool kOfValues_, int kBlocks_, bool kHasMask_>
-struct BackwardTile {
-  static constexpr bool kRowsAreQueries = kRowsAreQueries_, kHasMask = kHasMask_;
+template <bool kRowsAreQueries, bool kOfScores_, bool kOfValues_, int kBlocks, bool kHasMask>
+struct BackwardTile : BackwardSide<kRowsAreQueries, kBlocks, kHasMask> {
   static constexpr bool kOfScores = kOfScores_, kOfValues = kOfValues_;
   static_assert(!(kRowsAreQueries && kOfValues));
-  static constexpr int kBlocks = kBlocks_;
   static constexpr int kConsumers = 2, kWarpgroup = 128, kRowsOfBlock = kConsumers * kRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
   static constexpr int kOperands = kOfScores ? 2 : 1;  // that the block has rows of
@@ -123,13 +122,6 @@ struct BackwardWork {
     return work;
   }
   __device__ int tiles() const { return static_cast<int>(heads) * (end - begin); }
-
-  // The first query that sees a key.
-  __device__ static int first_query(const AttentionProblem& p, int64_t key) {
-    if (key >= p.keys) return INT_MAX;
-    const int64_t first = p.causal ? key - p.causal_offset : 0;
-    return static_cast<int>(max(int64_t{0}, min(first, p.queries)));
-  }
 };
 
 // --- The producer --------------------------------------------------------------------------------
@@ -178,190 +170,6 @@ __device__ void produce(const BackwardParams& params, BackwardSmem<Tile>& smem) 
 
 // --- A warpgroup ---------------------------------------------------------------------------------
 
-// Two numbers of adjacent columns.
-template <class T>
-__device__ auto pair_of(const T (&x)[kRows], int column) {
-  if constexpr (std::is_same_v<T, float>) {
-    return *reinterpret_cast<const float2*>(&x[column]);
-  } else {
-    return *reinterpret_cast<const int2*>(&x[column]);
-  }
-}
-
-// Scales each row of value(i), with i of the accumulators, by a power of two, and splits it.
-// inverse: of the powers
-template <class Value>
-__device__ void split_factors(const Value& value, Fragments& to, float (&inverse)[2]) {
-  float largest[2] = {0, 0}, scale[2];
-  UNROLL
-  for (int i = 0; i < kScores; ++i) {
-    largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(value(i)));
-  }
-  UNROLL
-  for (int row = 0; row < 2; ++row) {
-    const auto bits = static_cast<uint32_t>(max_of_row(static_cast<int>(bits_of(largest[row]))));
-    scale[row] = fp16x3::scale(bits), inverse[row] = order::inverse_scale(bits);
-  }
-  UNROLL
-  for (int i = 0; i < kScores; i += 2) {
-    const float by = scale[i / 2 % 2];
-    to.split(i, value(i) * by, value(i + 1) * by);
-  }
-}
-
-template <int kCount>
-__device__ void add_tile(float (&total)[kCount], const float (&of_tile)[kCount],
-                         const float (&inverse)[2]) {
-  UNROLL
-  for (int i = 0; i < kCount; ++i) total[i] = fmaf(of_tile[i], inverse[i / 2 % 2], total[i]);
-}
-
-// What a thread knows of its two rows.
-template <class Tile>
-struct OwnRows {
-  const BackwardParams& params;
-  const BackwardWork& work;
-  const int first;
-  float factor[2];                    // of scores: query_factor() of queries, 2^-s of keys
-  float second_inverse[2];            // 2^-s
-  order::Denominator denominator[2];  // of queries
-  float delta[2];
-  int end[2];  // of the keys that a query sees, or the first query that sees a key
-
-  __device__ OwnRows(const BackwardParams& params, const BackwardWork& work, int first)
-      : params(params), work(work), first(first) {
-    const uint32_t tiles = params.rows[0].tiles;
-    const int64_t tile =
-        int64_t{work.matrix} * tiles + min(first / kRows, static_cast<int>(tiles) - 1);
-    UNROLL
-    for (int row = 0; row < 2; ++row) {
-      const int at = index(row) - first;
-      factor[row] = params.rows[0].scales[tile].inverse[at];
-      if (Tile::kRowsAreQueries) factor[row] *= params.log2_scale;
-      second_inverse[row] = params.rows[1].scales[tile].inverse[at];
-      if constexpr (Tile::kRowsAreQueries) {
-        const QueryStates& states = params.states[tile];
-        denominator[row] = {states.inverse[at], states.exponent[at]};
-        delta[row] = states.delta[at];
-        const int64_t inside = min(int64_t{index(row)}, params.p.queries - 1);
-        end[row] = static_cast<int>(params.p.visible_keys(inside));
-      } else {
-        end[row] = BackwardWork::first_query(params.p, index(row));
-      }
-    }
-  }
-
-  __device__ int index(int row) const {
-    const int thread = static_cast<int>(threadIdx.x);
-    return first + thread / 32 % 4 * 16 + thread % 32 / 4 + row * 8;
-  }
-
-  // Turns the scores of a tile into probabilities. kChecked: a key may be hidden, a logarithm
-  // large, or there is a mask. first_column: of the tile; head: of the columns
-  template <bool kChecked>
-  __device__ void find_probabilities(const KeyScales& columns, const QueryStates& states,
-                                     int first_column, uint32_t head, Scores& scores) const {
-    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-    const int64_t of_head =
-        params.p.mask_of_head(work.batch, Tile::kRowsAreQueries ? work.head : head);
-    UNROLL
-    for (int i = 0; i < kScores; i += 4) {
-      const int at = i * 2 + column;
-      const float2 inverse = pair_of(columns.inverse, at);
-      order::Denominator of_column[2];
-      if constexpr (!Tile::kRowsAreQueries) {
-        const float2 of_sum = pair_of(states.inverse, at);
-        const int2 exponent = pair_of(states.exponent, at);
-        of_column[0] = {of_sum.x, exponent.x}, of_column[1] = {of_sum.y, exponent.y};
-      }
-      UNROLL
-      for (int j = i; j < i + 4; ++j) {
-        const int row = j / 2 % 2, right = j % 2;
-        const float of_first = right == 0 ? inverse.x : inverse.y;
-        const float score = scores[j] * (Tile::kRowsAreQueries ? of_first : factor[row]);
-        const float by = Tile::kRowsAreQueries ? factor[row] : params.log2_scale * of_first;
-        order::Log2 log2;
-        if constexpr (kChecked) {
-          const int other = first_column + at + right;
-          const int query = Tile::kRowsAreQueries ? index(row) : other;
-          const int key = Tile::kRowsAreQueries ? other : index(row);
-          bool seen = Tile::kRowsAreQueries ? key < end[row] : query >= end[row];
-          seen = seen && query < params.p.queries;
-          const float bias = Tile::kHasMask && seen ? params.p.bias(of_head, query, key, seen) : 0;
-          log2 =
-              Tile::kHasMask ? order::add_bias(score, by, bias) : order::round_any_log2(score, by);
-          if (!seen) log2 = {order::kMasked, 0};
-        } else {
-          log2 = order::round_log2(score, by);
-        }
-        scores[j] =
-            order::probability(log2, Tile::kRowsAreQueries ? denominator[row] : of_column[right]);
-      }
-    }
-  }
-
-  __device__ void find_probabilities(const KeyScales& columns, const QueryStates& states,
-                                     int first_column, uint32_t head, Scores& scores) const {
-    // A score's magnitude is at most 2^30 for each column.
-    const float4 each = *reinterpret_cast<const float4*>(columns.largest);
-    const float most = fmaxf(fmaxf(each.x, each.y), fmaxf(each.z, each.w)) *
-                       (0x1p30f * 64 * Tile::kBlocks) *
-                       (Tile::kRowsAreQueries ? 1 : params.log2_scale);
-    bool checked = Tile::kHasMask;
-    UNROLL
-    for (int row = 0; row < 2; ++row) {
-      checked =
-          checked ||
-          (Tile::kRowsAreQueries ? first_column + kRows > end[row] : first_column < end[row]) ||
-          !(fabsf(factor[row] * most) < order::kLargeLog2);
-    }
-    if (__any_sync(~0u, checked)) {
-      find_probabilities<true>(columns, states, first_column, head, scores);
-    } else {
-      find_probabilities<false>(columns, states, first_column, head, scores);
-    }
-  }
-
-  // Turns the products of dout and v into factors of dq or dk.
-  __device__ void find_score_gradients(const KeyScales& first_columns,
-                                       const KeyScales& second_columns, const QueryStates& states,
-                                       const Scores& probabilities, Scores& products) const {
-    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-    UNROLL
-    for (int i = 0; i < kScores; i += 4) {
-      const int at = i * 2 + column;
-      const float2 of_factor = pair_of(first_columns.inverse, at);
-      const float2 inverse = pair_of(second_columns.inverse, at);
-      float2 of_column{};
-      if constexpr (!Tile::kRowsAreQueries) of_column = pair_of(states.delta, at);
-      UNROLL
-      for (int j = i; j < i + 4; ++j) {
-        const int row = j / 2 % 2;
-        const bool right = j % 2 == 1;
-        const float own = second_inverse[row], other = right ? inverse.y : inverse.x;
-        const float gradient =
-            Tile::kRowsAreQueries
-                ? order::score_gradient(probabilities[j], products[j], other, own, delta[row])
-                : order::score_gradient(probabilities[j], products[j], own, other,
-                                        right ? of_column.y : of_column.x);
-        products[j] = gradient * (right ? of_factor.y : of_factor.x);
-      }
-    }
-  }
-
-  __device__ void store(const RowWriter& to, const float (&total)[Tile::kBlocks * 32],
-                        float scale) const {
-    if (to.tensor.data == nullptr) return;
-    const int64_t rows = Tile::kRowsAreQueries ? params.p.queries : params.p.keys;
-    UNROLL
-    for (int row = 0; row < 2; ++row) {
-      if (index(row) >= rows) continue;
-      const auto value = [&](int i) { return total[i] * scale; };
-      to.store<Tile::kBlocks * 32>(work.batch, work.head, index(row), row, value);
-    }
-  }
-};
-
 template <class Tile>
 __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, int warpgroup) {
   constexpr int kBlocks = Tile::kBlocks;
@@ -369,7 +177,11 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
   constexpr bool kOfScores = Tile::kOfScores, kOfValues = Tile::kOfValues;
   const auto work = BackwardWork::of_block<Tile>(params);
   const int first_row = work.first + warpgroup * kRows;
-  const OwnRows<Tile> rows(params, work, first_row);
+  const auto own_tiles = static_cast<int>(params.rows[0].tiles);
+  const int64_t own = int64_t{work.matrix} * own_tiles + min(first_row / kRows, own_tiles - 1);
+  const OwnRows<Tile> rows(params.p, params.log2_scale, work.batch, work.head, first_row,
+                           params.rows[0].scales[own], params.rows[1].scales[own],
+                           params.states + (kTransposed ? 0 : own));
   float of_scores[kBlocks * 32] = {}, of_values[kBlocks * 32] = {};
 
   // Tiles that the other warpgroup alone multiplies: the last ones of queries, the first ones of
@@ -391,7 +203,7 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     first.advance(), second.advance();
   };
   if constexpr (kTransposed) {
-    const int begin = min(BackwardWork::first_query(params.p, first_row) / kRows, work.end);
+    const int begin = min(first_query(params.p, first_row) / kRows, work.end);
     for (; tile < own_end && column_tile < begin; ++tile, ++column_tile) skip_tile();
   }
 
@@ -423,11 +235,7 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     rows.find_probabilities(first_scales, states, first_column, head, scores);
     if constexpr (kOfValues) {
       if constexpr (!kOfScores) ptx::thread_release(&smem.first_empty[s]);
-      const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-      const auto factor = [&](int i) {
-        return scores[i] * second_scales.inverse[i / 4 * 8 + column + i % 2];
-      };
-      split_factors(factor, factors, inverse);
+      rows.split_probabilities(second_scales, scores, factors, inverse);
     }
     if constexpr (kOfScores && kOfValues) {
       multiply_second();

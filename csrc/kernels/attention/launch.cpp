@@ -89,6 +89,10 @@ bool launch_attention(const AttentionProblem& given, const Context& context) {
 }
 
 bool launch_attention_backward(const AttentionBackward& p, const Context& context) {
+  if (attention::accepts_small_backward(p)) {
+    attention::launch_small_backward(p, context);
+    return true;
+  }
   const auto take_buffers = [&](Workspace& workspace) {
     return attention::BackwardOperands::take(p, workspace);
   };

@@ -124,5 +124,8 @@ void launch_backward_queries(const AttentionBackward& p, const BackwardOperands&
                              const Context& context);
 void launch_backward_keys(const AttentionBackward& p, const BackwardOperands& operands,
                           const Context& context);
+// The same in one launch, of an accepted problem with few queries and keys.
+bool accepts_small_backward(const AttentionBackward& p);
+void launch_small_backward(const AttentionBackward& p, const Context& context);
 
 }  // namespace tiled::cuda::attention

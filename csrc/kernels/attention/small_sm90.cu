@@ -7,8 +7,6 @@
 //        order of the keys, so that no bit depends on how many blocks there were.
 // Limit: latency, and keys and values are split once for each 64 queries.
 
-#include <cuda_pipeline_primitives.h>
-
 #include <algorithm>
 #include <cstdint>
 
@@ -52,13 +50,6 @@ struct Params : QueryParams {
   RowWriter out_of_tiles;
 };
 
-// Waits for the rows that the warp has staged.
-__device__ void wait_for_rows() {
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
-  __syncwarp();
-}
-
 // Stores the sums of a tile for the two rows of a thread.
 template <class Queries>
 __device__ void store_tile(const Params& params, const Queries& queries, int tile,
@@ -84,7 +75,7 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksOfSm)
     small_attention_kernel(const __grid_constant__ Params params) {
   constexpr int kBlocks = Tile::kBlocks;
-  constexpr bool kSharesKeys = Tile::kSharesKeys;
+  constexpr bool kSharesKeys = Tile::kSharesKeys, kAgain = kBlocks == 4;
   extern __shared__ __align__(1024) uint8_t dynamic_smem[];
   auto& smem = reinterpret_cast<Smem<kBlocks>&>(dynamic_smem);
   ptx::pdl_launch_dependents();
@@ -104,24 +95,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksOfSm)
   const float* k = params.k.matrix(work.kv_matrix);
   const float* v = params.v.matrix(work.kv_matrix);
   if (has_keys) {
-    stage_rows<kBlocks>(params.q, params.q.matrix(work.matrix), work.first, smem.q);
-    stage_rows<kBlocks>(params.k, k, first_tile * kRows, smem.k);
+    stage_rows<kBlocks, kAgain>(params.q, params.q.matrix(work.matrix), work.first, smem.q);
+    stage_rows<kBlocks, kAgain>(params.k, k, first_tile * kRows, smem.k);
   }
-  if (has_values) stage_rows<kBlocks>(params.v, v, first_tile * kRows, smem.v);
+  if (has_values) stage_rows<kBlocks, kAgain>(params.v, v, first_tile * kRows, smem.v);
   wait_for_rows();
   auto query_scaler = queries.scaler();
-  if (has_keys) split_staged<kBlocks>(smem.q, query_scaler);
+  if (has_keys) split_staged<kBlocks, kAgain>(smem.q, query_scaler);
   NO_UNROLL
   for (int tile = first_tile; tile < tiles; ++tile) {
     const int first = tile * kRows, next = first + kRows;
     wait_for_rows();
     if (has_keys) {
       KeyScaler scaler{smem.key_scales};
-      split_staged<kBlocks>(smem.k, scaler);
+      split_staged<kBlocks, kAgain>(smem.k, scaler);
     }
     if (has_values) {
       ValueScaler scaler{smem.value_scales, params.v.rows - first};
-      split_staged<kBlocks>(smem.v, scaler);
+      split_staged<kBlocks, kAgain>(smem.v, scaler);
     }
     ptx::fence_proxy_async();
     __syncthreads();
@@ -129,7 +120,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksOfSm)
     multiply_keys<kBlocks>(smem.q, smem.k, scores);
     finish(scores);
     __syncthreads();  // all warps have multiplied the keys
-    if (has_keys && tile + 1 < tiles) stage_rows<kBlocks>(params.k, k, next, smem.k);
+    if (has_keys && tile + 1 < tiles) stage_rows<kBlocks, kAgain>(params.k, k, next, smem.k);
     Fragments p = {};
     TileSums sums;
     if (has_queries) {
@@ -139,7 +130,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksOfSm)
     multiply_values<kBlocks>(p, smem.v, of_tile, warpgroup * Tile::kOutBlocks);
     finish(of_tile);
     __syncthreads();  // all warps have multiplied the values
-    if (has_values && tile + 1 < tiles) stage_rows<kBlocks>(params.v, v, next, smem.v);
+    if (has_values && tile + 1 < tiles) stage_rows<kBlocks, kAgain>(params.v, v, next, smem.v);
     if constexpr (kSharesKeys) {
       store_tile(params, queries, tile, sums, of_tile, first_column);
     } else {

@@ -2,6 +2,8 @@
 // Reading rows of q, k and v, and splitting them: a warpgroup takes 64 rows, each warp 16. Eight
 // lanes read a row, so that rows are read in whole cache lines.
 
+#include <cuda_pipeline_primitives.h>
+
 #include <climits>
 #include <cstdint>
 
@@ -15,6 +17,13 @@
 namespace tiled::cuda::attention {
 
 namespace order = tiled::attention;
+
+// Returns x. What follows from it is computed in a loop even if it is the same each time, and takes
+// no registers in between.
+__device__ inline int compute_again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // Reads four columns of a row of a float32 tensor at a time, with zeros past the last row and the
 // last column.
@@ -103,16 +112,14 @@ struct ValueScaler {
 
 // A warp has kAtOnce rows at once, and kLanes lanes have one row: each lane four columns of every
 // 32.
-template <int kBlocks>
 struct LanePlace {
   static constexpr int kLanes = 8, kAtOnce = 32 / kLanes, kSteps = 16 / kAtOnce;
   int row, column;
 
-  __device__ LanePlace() {
-    const int thread = static_cast<int>(threadIdx.x);
+  // again: compute_again()
+  __device__ explicit LanePlace(bool again) {
+    const int index = static_cast<int>(threadIdx.x), thread = again ? compute_again(index) : index;
     row = thread / 32 % 4 * 16 + thread % 32 / kLanes, column = thread % kLanes * 4;
-    // A loop over tiles would keep the addresses of so many columns in registers.
-    if constexpr (kBlocks == 4) asm volatile("" : "+r"(row), "+r"(column));
   }
 };
 
@@ -132,8 +139,7 @@ struct LaneOfRow {
     uint32_t bits = bits_of(magnitude);
     if (__any_sync(~0u, magnitude == INFINITY)) bits = largest_of_finite();
     UNROLL
-    for (int i = 1; i < LanePlace<kBlocks>::kLanes; i *= 2)
-      bits = max(bits, __shfl_xor_sync(~0u, bits, i));
+    for (int i = 1; i < LanePlace::kLanes; i *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, i));
     return bits;
   }
   __device__ uint32_t largest_of_finite() const {
@@ -160,22 +166,21 @@ struct LaneOfRow {
 // Splits a tile. load(row, column, x) gives a lane its part of a row, and store(row, column, hi,
 // lo) takes it back. kTogether rows of a lane are loaded, and stored after that.
 template <int kBlocks, int kTogether, class Load, class Scaler, class Store>
-__device__ void split_tile(const Load& load, Scaler& scaler, const Store& store) {
-  using Place = LanePlace<kBlocks>;
-  const Place at;
+__device__ void split_tile(const LanePlace& at, const Load& load, Scaler& scaler,
+                           const Store& store) {
   NO_UNROLL
-  for (int below = 0; below < Place::kSteps; below += kTogether) {
+  for (int below = 0; below < LanePlace::kSteps; below += kTogether) {
     LaneOfRow<kBlocks> lane[kTogether];
     UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const int row = at.row + (below + i) * Place::kAtOnce;
+      const int row = at.row + (below + i) * LanePlace::kAtOnce;
       UNROLL
       for (int v = 0; v < kBlocks * 2; ++v) load(row, at.column + v * 32, lane[i].x[v]);
     }
     __syncwarp();  // every lane of a row has its part
     UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const int row = at.row + (below + i) * Place::kAtOnce;
+      const int row = at.row + (below + i) * LanePlace::kAtOnce;
       lane[i].split(row, at.column, scaler(row, lane[i].largest()), store);
     }
   }
@@ -189,7 +194,7 @@ __device__ void split_rows(const RowReader& from, const float* matrix, int first
   const auto load = [&](int row, int column, float(&x)[4]) {
     from.load_x4(matrix, first + row, column, x);
   };
-  split_tile<kBlocks, 4 / kBlocks>(load, scaler, store);
+  split_tile<kBlocks, 4 / kBlocks>(LanePlace(false), load, scaler, store);
 }
 
 using Box = uint8_t[kRows * 128];  // 64 rows of 64 columns, swizzled
@@ -211,15 +216,15 @@ __device__ float* staged(Boxes<kBlocks>& boxes, int row, int column) {
   return reinterpret_cast<float*>(&boxes[column / 32 % 2][column / 64][row * 128]) + column % 32;
 }
 
-// Begins to copy a tile, from row `first` on, to the boxes.
-template <int kBlocks>
+// Begins to copy a tile, from row `first` on, to the boxes. kAgain: a loop over tiles keeps no
+// addresses of this in registers (compute_again()), and takes longer.
+template <int kBlocks, bool kAgain>
 __device__ void stage_rows(const RowReader& from, const float* matrix, int first,
                            Boxes<kBlocks>& to) {
-  using Place = LanePlace<kBlocks>;
   constexpr int kUnroll = kBlocks == 4 ? 2 : kBlocks * 2;
-  const Place at;
+  const LanePlace at(kAgain);
   NO_UNROLL
-  for (int below = 0; below < 16; below += Place::kAtOnce) {
+  for (int below = 0; below < 16; below += LanePlace::kAtOnce) {
     const int row = at.row + below;
     const bool exists = first + row < from.rows;
     const float* source = matrix + (exists ? first + row : 0) * from.tensor.row_stride;
@@ -241,14 +246,66 @@ __device__ void stage_rows(const RowReader& from, const float* matrix, int first
 }
 
 // Splits a tile that has come to the boxes, in place. A warp has its own rows alone.
-template <int kBlocks, class Scaler>
+template <int kBlocks, bool kAgain, class Scaler>
 __device__ void split_staged(Boxes<kBlocks>& boxes, Scaler& scaler) {
   const auto load = [&](int row, int column, float(&x)[4]) {
     const float4 x4 = *reinterpret_cast<const float4*>(staged<kBlocks>(boxes, row, column));
     x[0] = x4.x, x[1] = x4.y, x[2] = x4.z, x[3] = x4.w;
   };
   const auto store = [&](auto... part) { store_parts<kBlocks>(boxes, part...); };
-  split_tile<kBlocks, kBlocks == 4 ? 1 : 2>(load, scaler, store);
+  split_tile<kBlocks, kBlocks == 4 ? 1 : 2>(LanePlace(kAgain), load, scaler, store);
 }
+
+// Waits for the rows that the warp has staged.
+__device__ inline void wait_for_rows() {
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+}
+
+// --- The backward pass ---------------------------------------------------------------------------
+
+// Finds delta, and the softmax's denominators, of 64 queries.
+struct StateReader {
+  RowReader dout, out;
+  const float* sum;
+  const int32_t* exponent;
+
+  explicit StateReader(const AttentionBackward& p)
+      : dout(p.dout, p.heads, p.queries, p.value_size),
+        out({p.out.data, p.out.batch_stride, p.out.head_stride, p.out.row_stride, p.out.col_stride},
+            p.heads, p.queries, p.value_size),
+        sum(p.sum),
+        exponent(p.exponent) {}
+
+  template <int kBlocks>
+  __device__ void read(uint32_t matrix, int first, QueryStates& to) const {
+    constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;  // rows of a warp
+    const float* gradients = dout.matrix(matrix);
+    const float* outputs = out.matrix(matrix);
+    const int thread = compute_again(static_cast<int>(threadIdx.x) % 128);
+    const int lane = thread % 32, column = lane % kLanes * 4;
+    const int row = thread / 32 * 16 + lane / kLanes;
+    _Pragma("unroll 4") for (int at = row; at < row + 16; at += kAtOnce) {
+      float x[4], y[4], sum = 0;
+      dout.load_x4(gradients, first + at, column, x);
+      out.load_x4(outputs, first + at, column, y);
+      UNROLL
+      for (int i = 0; i < 4; ++i) sum = fmaf(x[i], y[i], sum);
+      UNROLL
+      for (int i = 1; i < kLanes; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+      to.delta[at] = sum;  // by each lane of the row
+    }
+    if (thread >= kRows) return;
+    const int query = first + thread;
+    order::Denominator found{0, 0};
+    if (query < dout.rows) {
+      const int64_t index = int64_t{matrix} * dout.rows + query;
+      found = order::denominator(sum[index], exponent[index]);
+    }
+    to.inverse[thread] = found.inverse;
+    to.exponent[thread] = found.exponent;
+  }
+};
 
 }  // namespace tiled::cuda::attention

@@ -48,42 +48,10 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
 // --- The backward pass ---------------------------------------------------------------------------
 
 struct BackwardParams {
-  RowReader from[BackwardOperands::kCount], out;
+  RowReader from[BackwardOperands::kCount];
+  StateReader states;
   BackwardOperands to;
-  const float* sum;
-  const int32_t* exponent;
 };
-
-// delta, and the softmax's denominators.
-template <int kBlocks>
-__device__ void find_states(const BackwardParams& params, uint32_t matrix, int first,
-                            QueryStates& states) {
-  constexpr int kLanes = 16 * kBlocks, kAtOnce = 32 / kLanes;  // rows of a warp
-  const RowReader& dout = params.from[BackwardOperands::kDout];
-  const float* gradients = dout.matrix(matrix);
-  const float* outputs = params.out.matrix(matrix);
-  const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % kLanes * 4;
-  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / kLanes;
-  _Pragma("unroll 4") for (int at = row; at < row + 16; at += kAtOnce) {
-    float x[4], y[4], sum = 0;
-    dout.load_x4(gradients, first + at, column, x);
-    params.out.load_x4(outputs, first + at, column, y);
-    UNROLL
-    for (int i = 0; i < 4; ++i) sum = fmaf(x[i], y[i], sum);
-    UNROLL
-    for (int i = 1; i < kLanes; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    states.delta[at] = sum;  // by each lane of the row
-  }
-  if (threadIdx.x >= kRows) return;
-  const int query = first + static_cast<int>(threadIdx.x);
-  order::Denominator found{0, 0};
-  if (query < dout.rows) {
-    const int64_t index = int64_t{matrix} * dout.rows + query;
-    found = order::denominator(params.sum[index], params.exponent[index]);
-  }
-  states.inverse[threadIdx.x] = found.inverse;
-  states.exponent[threadIdx.x] = found.exponent;
-}
 
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads)
@@ -99,23 +67,19 @@ __global__ void __launch_bounds__(kThreads)
   const auto store = store_to_parts(to.parts, matrix, first);
   split_rows<kBlocks>(from, from.matrix(matrix), first, scaler, store);
   if (blockIdx.y == BackwardOperands::kDout) {
-    find_states<kBlocks>(params, matrix, first, params.to.states[index]);
+    params.states.read<kBlocks>(matrix, first, params.to.states[index]);
   }
 }
 
 }  // namespace
 
 void launch_split(const AttentionBackward& p, const BackwardOperands& to, const Context& context) {
-  const Heads out{p.out.data, p.out.batch_stride, p.out.head_stride, p.out.row_stride,
-                  p.out.col_stride};
   const BackwardParams params{{RowReader(p.q, p.heads, p.queries, p.head_size),
                                RowReader(p.dout, p.heads, p.queries, p.value_size),
                                RowReader(p.k, p.kv_heads, p.keys, p.head_size),
                                RowReader(p.v, p.kv_heads, p.keys, p.value_size)},
-                              RowReader(out, p.heads, p.queries, p.value_size),
-                              to,
-                              p.sum,
-                              p.exponent};
+                              StateReader(p),
+                              to};
   const auto blocks_of = [](const BackwardOperands::Operand& operand) {
     return operand.parts.matrices * operand.tiles;
   };

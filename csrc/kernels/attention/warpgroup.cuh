@@ -17,7 +17,7 @@ namespace tiled::cuda::attention {
 
 namespace wgmma = ptx::wgmma;
 
-// Writes rows of a float32 tensor from accumulators.
+// Writes rows of a float32 tensor, which has contiguous columns, from accumulators.
 struct RowWriter {
   HeadsOf<void> tensor;
   int columns;
@@ -26,8 +26,8 @@ struct RowWriter {
   RowWriter(const HeadsOf<void>& tensor, int64_t columns)
       : tensor(tensor), columns(static_cast<int>(columns)) {
     const auto even = [](int64_t stride) { return stride % 2 == 0; };
-    pairs = tensor.col_stride == 1 && even(columns) && even(tensor.row_stride) &&
-            even(tensor.head_stride) && even(tensor.batch_stride) &&
+    pairs = even(columns) && even(tensor.row_stride) && even(tensor.head_stride) &&
+            even(tensor.batch_stride) &&
             reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float2) == 0;
   }
 
@@ -35,9 +35,8 @@ struct RowWriter {
   template <int kCount, class Value>
   __device__ void store(uint32_t batch, uint32_t head, int64_t row, int second, const Value& value,
                         int first_column = 0) const {
-    const int column = first_column + static_cast<int>(threadIdx.x) % 4 * 2;
-    auto* to = static_cast<float*>(tensor.data) + batch * tensor.batch_stride +
-               head * tensor.head_stride + row * tensor.row_stride;
+    const int column = first_column + compute_again(static_cast<int>(threadIdx.x) % 4 * 2);
+    float* to = at(batch, head, row);
     UNROLL
     for (int i = 0; i < kCount; i += 4) {
       const int at = i * 2 + column;
@@ -45,10 +44,33 @@ struct RowWriter {
       if (pairs) {
         if (at < columns) *reinterpret_cast<float2*>(to + at) = both;
       } else {
-        if (at < columns) to[at * tensor.col_stride] = both.x;
-        if (at + 1 < columns) to[(at + 1) * tensor.col_stride] = both.y;
+        if (at < columns) to[at] = both.x;
+        if (at + 1 < columns) to[at + 1] = both.y;
       }
     }
+  }
+  // Loads what the thread has stored.
+  template <int kCount>
+  __device__ void load(uint32_t batch, uint32_t head, int64_t row, int second,
+                       float (&x)[kCount]) const {
+    const int column = compute_again(static_cast<int>(threadIdx.x) % 4 * 2);
+    const float* from = at(batch, head, row);
+    UNROLL
+    for (int i = 0; i < kCount; i += 4) {
+      const int at = i * 2 + column;
+      float2 both{};
+      if (pairs) {
+        if (at < columns) both = *reinterpret_cast<const float2*>(from + at);
+      } else {
+        if (at < columns) both.x = from[at];
+        if (at + 1 < columns) both.y = from[at + 1];
+      }
+      x[i + second * 2] = both.x, x[i + second * 2 + 1] = both.y;
+    }
+  }
+  __device__ float* at(uint32_t batch, uint32_t head, int64_t row) const {
+    return static_cast<float*>(tensor.data) + batch * tensor.batch_stride +
+           head * tensor.head_stride + row * tensor.row_stride;
   }
 };
 
