@@ -1,9 +1,9 @@
 // Gradients of attention in float32 for short sequences, in one launch and without a workspace.
 //
-// Idea:  A block has a head of k and v, and in turn the heads of q that share it. It copies q, dout,
-//        k and v to shared memory and splits them there. Then its first warpgroup computes dq, and
-//        another one dk and dv of each 64 keys, by the functions of the kernels for long sequences.
-//        If there are many heads of up to 64 rows, one warpgroup computes all.
+// Idea:  A block has a head of k and v, and in turn the heads of q that share it. It copies q, k,
+//        v and dout to shared memory and splits them there. Then its first warpgroup computes dq,
+//        and another one dk and dv of each 64 keys, by the functions of the kernels for long
+//        sequences. If there are many heads of up to 64 rows, one warpgroup computes all.
 // Limit: latency: rows are loaded, split, multiplied and stored in turn.
 //
 //   warpgroup     of queries                           of keys
