@@ -8,13 +8,17 @@
 // mma.sync and send their sums to the first block of the cluster, which adds all chunks' sums in
 // order.
 //
-// Limit: the chain of 128 dependent mma.sync, while nothing is read. Every block that needs a row
-// reads and splits it.
+// A 16-bit operand is read in place. Its rows are left with hi parts alone, in half the memory, and
+// one product of lo parts takes the place of two. A warp that multiplies a wide row splits that
+// anew, from global memory.
+//
+// Limit: the chain of 128 dependent mma.sync, or 64 beside a 16-bit operand, while nothing is read.
+// Every block that needs a row reads and splits it.
 //
 // Next: blocks that share what one of them has split.
 //
-// The instructions come from memory, too, so there are few: the kernel is no template, and a loop
-// is unrolled only if that gains more.
+// The instructions come from memory, too, so there are few: the kernel is a template of the 16-bit
+// operand's side alone, and a loop is unrolled only if that gains more.
 //
 //   lane 0 of a warp    bulk copies of the warp's rows                      -> row_full[i]
 //   or all warps        cp.async of elements, __syncthreads
@@ -26,6 +30,7 @@
 #include <cuda_pipeline_primitives.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/element.h"
 #include "core/epilogue.h"
@@ -35,6 +40,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/plan.h"
+#include "kernels/fp16x3/range.cuh"
 #include "kernels/fp16x3/recompute_element.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
@@ -56,9 +62,9 @@ struct OperandParams {
   // The members that every block reads first are adjacent.
   const void* data;
   int64_t row_stride, k_stride, count;  // count: of operand rows
-  DType dtype;                          // float32, or a 16-bit one of rows that come by bulk copies
   int64_t first;                        // of this launch
   int tile;                             // operand rows of a tile
+  int pitch;                            // of rows in shared memory, in bytes
   RowCopy copy;
 };
 
@@ -107,36 +113,15 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
   }
 }
 
-// --- Splitting and multiplying -------------------------------------------------------------------
+// --- Splitting -----------------------------------------------------------------------------------
 
 // A warp multiplies a warp tile, 16 rows by 8 columns.
 inline constexpr int kWarpTileElements = 128;
 
 // A chunk of an operand row holds float32 until it is split in place: then each 16 bytes hold the
-// hi parts of four elements and after them their lo parts. A warp splits kSplitStep elements at a
-// time. The pitch of rows is half the banks more than a multiple of it, since multiply() reads two
-// rows at a time.
+// hi parts of four elements and after them their lo parts. A chunk of a 16-bit row is replaced by
+// its hi parts. A warp splits kSplitStep elements at a time.
 inline constexpr int kSplitStep = 128;
-
-// Where the elements of a 16-bit row are copied to: the second half of the place that they have as
-// float32, so that widen_row() overwrites none before it has read it.
-__device__ inline uint8_t* narrow_row(float* row, int length) {
-  const int padded = (length + kSplitStep - 1) / kSplitStep * kSplitStep;
-  return reinterpret_cast<uint8_t*>(row) + padded * 2;
-}
-// Widens such a row to float32, in place. The whole warp calls it.
-template <typename T>
-__device__ void widen_row(float* row, int length) {
-  const int lane = threadIdx.x % 32;
-  const auto* from = reinterpret_cast<const uint2*>(narrow_row(row, length)) + lane;
-  auto* to = reinterpret_cast<float4*>(row) + lane;
-  for (int at = 0; at < length; at += kSplitStep, from += 32, to += 32) {
-    const uint2 x4 = *from;
-    const auto* x = reinterpret_cast<const T*>(&x4);
-    __syncwarp();  // all lanes have read
-    *to = {widen(x[0]), widen(x[1]), widen(x[2]), widen(x[3])};
-  }
-}
 
 // Splits a row in place, and returns its inverse scale. The whole warp calls it. The row has zeros
 // from its end to a multiple of kSplitStep. Vector i of four elements comes from place i ^
@@ -184,41 +169,157 @@ __device__ inline float split_row(float* row, int length, int swizzle) {
   return fp16x3::inverse_scale(largest, __reduce_add_sync(~0u, small_numbers), coarse);
 }
 
+// Replaces a 16-bit row by its hi parts, and returns its inverse scale. The whole warp calls it.
+// The row has zeros from its end to a multiple of kSplitStep.
+template <class T>
+__device__ float split_narrow_row(uint8_t* row, int length) {
+  auto* vectors = reinterpret_cast<uint2*>(row) + threadIdx.x % 32;
+  const int count = (length + kSplitStep - 1) / kSplitStep;  // of vectors of four, a lane
+  // Magnitudes of 16-bit floats compare like their bits. The least is less 1, so that zero never
+  // is.
+  uint32_t largest_x2 = 0, least_x2 = ~0u;
+  _Pragma("unroll 4") for (int i = 0; i < count; ++i) {
+    const uint2 x4 = vectors[i * 32];
+    for (const uint32_t x2 : {x4.x & 0x7fff7fff, x4.y & 0x7fff7fff}) {
+      largest_x2 = __vmaxu2(largest_x2, x2);
+      least_x2 = __viaddmin_u16x2(x2, ~0u, least_x2);
+    }
+  }
+  const uint32_t largest = __reduce_max_sync(~0u, max(largest_x2 & 0xffff, largest_x2 >> 16));
+  const uint32_t least = __reduce_min_sync(~0u, min(least_x2 & 0xffff, least_x2 >> 16));
+  const auto widened = [](uint32_t bits) { return bits_of(widen(T{static_cast<uint16_t>(bits)})); };
+  const BasicRange</*kHasBits=*/false> range{widened(largest), widened(least + 1) - 1};
+  const float scale = fp16x3::scale(range.largest);
+  const bool is_wide = range.is_wide(scale);
+  uint32_t small_numbers = 0, bits = 0;  // `bits`: the bitwise or of the lane's numbers
+  _Pragma("unroll 4") for (int i = 0; i < count; ++i) {
+    const uint2 x4 = vectors[i * 32];
+    float x[4];
+    UNROLL
+    for (int j = 0; j < 4; ++j) x[j] = widen(reinterpret_cast<const T*>(&x4)[j]);
+    vectors[i * 32] = {ptx::pack_x2(x[0] * scale, x[1] * scale),
+                       ptx::pack_x2(x[2] * scale, x[3] * scale)};
+    for (const float each : x) bits |= bits_of(each);
+    if (is_wide) small_numbers += count_small_numbers(x, scale);
+  }
+  small_numbers = __reduce_add_sync(~0u, small_numbers);
+  const bool coarse = range.is_coarse(scale, __reduce_or_sync(~0u, bits));
+  return fp16x3::inverse_scale(range.largest, small_numbers, coarse);
+}
+
+// --- Multiplying ---------------------------------------------------------------------------------
+
+// The operand that is a 16-bit one.
+enum class NarrowSide { kNone, kA, kB };
+
+// Operand rows of a warp tile.
+struct Rows {
+  const uint8_t* parts;
+  const float* inverse_scales;
+  int count, pitch;
+
+  // Rows that do not exist are replaced, since nothing they reach is stored.
+  __device__ int existing(int row) const { return min(row, count - 1); }
+  // The whole warp calls it.
+  __device__ bool any_is_wide() const {
+    const int lane = threadIdx.x % 32;
+    return __any_sync(~0u, lane < count && fp16x3::small_numbers(inverse_scales[lane]) != 0);
+  }
+};
+
+// The 16-bit operand in global memory, from the first row of a warp tile and the chunk's first k
+// on.
+struct NarrowRows {
+  const uint16_t* from;
+  int64_t row_stride;
+  bool is_half;
+};
+
+// One of its rows, with a scale.
+struct NarrowRow {
+  const uint16_t* from;
+  float scale;
+
+  __device__ NarrowRow(const NarrowRows& rows, const Rows& scales, int row)
+      : from(rows.from + row * rows.row_stride),
+        // Of a power of two and its inverse, the biased exponents have the sum 254.
+        scale(float_of((254u << 23) - (bits_of(scales.inverse_scales[row]) & 0x7f800000u))) {}
+
+  // The lo parts of four elements.
+  __device__ uint2 lo_parts(uint2 x4, bool is_half) const {
+    float x[4];
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint16_t bits = reinterpret_cast<const uint16_t*>(&x4)[i];
+      x[i] = (is_half ? widen(Half{bits}) : widen(BFloat16{bits})) * scale;
+    }
+    uint2 hi, lo;
+    ptx::split_x2(x[0], x[1], hi.x, lo.x);
+    ptx::split_x2(x[2], x[3], hi.y, lo.y);
+    return lo;
+  }
+};
+
 struct Accumulators {
   float total[4], low[4];
 };
 
-// Multiplies a warp tile: 16 operand rows from `a` on by 8 from `b` on; a_rows and b_rows
-// exist. A lane takes four adjacent elements of each 16 along K, and mma.sync takes two and two:
-// a tensor-core sum of 16 products does not depend on their order. `length` is rounded up to a
-// multiple of 32 by zeros.
-__device__ inline Accumulators multiply(const float* a, int a_rows, const float* b, int b_rows,
-                                        int pitch, int length, int promotion) {
-  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-  // Rows that do not exist are replaced, since nothing they reach is stored.
-  const auto row = [&](const float* first, int index, int rows) {
-    return reinterpret_cast<const uint4*>(first + min(index, rows - 1) * pitch) + q;
-  };
-  const uint4* from[] = {row(a, g, a_rows), row(a, g + 8, a_rows), row(b, g, b_rows)};
+// Multiplies a warp tile: 16 operand rows of `a` by 8 of `b`. A lane takes four adjacent elements
+// of each 16 along K, and mma.sync takes two and two: a tensor-core sum of 16 products does not
+// depend on their order. `length` is rounded up to a multiple of 32 by zeros. kWide: the lo parts
+// of the 16-bit operand, `narrow`, are not all 0.
+template <NarrowSide kNarrow, bool kWide>
+__device__ Accumulators multiply(const Rows& a, const Rows& b, const NarrowRows& narrow, int length,
+                                 int promotion) {
+  constexpr bool kNarrowA = kNarrow == NarrowSide::kA, kNarrowB = kNarrow == NarrowSide::kB;
+  using PartsOfA = std::conditional_t<kNarrowA, uint2, uint4>;
+  using PartsOfB = std::conditional_t<kNarrowB, uint2, uint4>;
+  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  const int upper = a.existing(g), lower = a.existing(g + 8), col = b.existing(g);
+  const auto* from_upper = reinterpret_cast<const PartsOfA*>(a.parts + upper * a.pitch) + q;
+  const auto* from_lower = reinterpret_cast<const PartsOfA*>(a.parts + lower * a.pitch) + q;
+  const auto* from_col = reinterpret_cast<const PartsOfB*>(b.parts + col * b.pitch) + q;
+  const Rows& scales = kNarrowA ? a : b;
+  const NarrowRow narrow_rows[] = {{narrow, scales, kNarrowA ? upper : col},
+                                   {narrow, scales, kNarrowA ? lower : col}};
+  int at = q * 4;  // of the chunk
   struct Fragments {
-    uint4 x[3];  // of 16 of K: rows g and g + 8 of A, column g of B
+    PartsOfA upper, lower;  // of 16 of K: rows g and g + 8 of A, column g of B
+    PartsOfB col;
+    uint2 narrow[2];  // unsplit, if kWide
   };
   auto read = [&](int k) {
-    Fragments fragments;
-    UNROLL
-    for (int i = 0; i < 3; ++i) fragments.x[i] = from[i][k / 4];
+    Fragments fragments{from_upper[k / 4], from_lower[k / 4], from_col[k / 4], {}};
+    if (kWide && at + k < length) {
+      UNROLL
+      for (int i = 0; i < (kNarrowA ? 2 : 1); ++i) {
+        fragments.narrow[i] = __ldg(reinterpret_cast<const uint2*>(narrow_rows[i].from + at + k));
+      }
+    }
     return fragments;
   };
   Accumulators acc{};
   float part[4] = {};
   auto add = [&](const Fragments& fragments, bool promotes) {
-    const auto& [upper, lower, cols] = fragments.x;
-    const uint32_t a_hi[] = {upper.x, lower.x, upper.y, lower.y};
-    const uint32_t a_lo[] = {upper.z, lower.z, upper.w, lower.w};
-    const uint32_t b_hi[] = {cols.x, cols.y}, b_lo[] = {cols.z, cols.w};
-    ptx::mma_m16n8k16(acc.low, a_lo, b_hi);
+    const auto& [of_upper, of_lower, of_col, unsplit] = fragments;
+    uint2 upper_lo{}, lower_lo{}, col_lo{};
+    if constexpr (!kNarrowA) {
+      upper_lo = {of_upper.z, of_upper.w}, lower_lo = {of_lower.z, of_lower.w};
+    } else if constexpr (kWide) {
+      upper_lo = narrow_rows[0].lo_parts(unsplit[0], narrow.is_half);
+      lower_lo = narrow_rows[1].lo_parts(unsplit[1], narrow.is_half);
+    }
+    if constexpr (!kNarrowB) {
+      col_lo = {of_col.z, of_col.w};
+    } else if constexpr (kWide) {
+      col_lo = narrow_rows[0].lo_parts(unsplit[0], narrow.is_half);
+    }
+    const uint32_t a_hi[] = {of_upper.x, of_lower.x, of_upper.y, of_lower.y};
+    const uint32_t a_lo[] = {upper_lo.x, lower_lo.x, upper_lo.y, lower_lo.y};
+    const uint32_t b_hi[] = {of_col.x, of_col.y}, b_lo[] = {col_lo.x, col_lo.y};
+    if constexpr (!kNarrowA || kWide) ptx::mma_m16n8k16(acc.low, a_lo, b_hi);
     ptx::mma_m16n8k16(part, a_hi, b_hi);
-    ptx::mma_m16n8k16(acc.low, a_hi, b_lo);
+    if constexpr (!kNarrowB || kWide) ptx::mma_m16n8k16(acc.low, a_hi, b_lo);
     if (!promotes) return;
     UNROLL
     for (int i = 0; i < 4; ++i) acc.total[i] += part[i], part[i] = 0;
@@ -228,8 +329,8 @@ __device__ inline Accumulators multiply(const float* a, int a_rows, const float*
   _Pragma("unroll 2") for (int left = length; left > 0; left -= 32) {
     const Fragments odd = read(16);
     add(even, promotion == 16);
-    UNROLL
-    for (int i = 0; i < 3; ++i) from[i] += left > 32 ? 8 : 0;  // at the end, the same once more
+    const int step = left > 32 ? 32 : 0;  // at the end, the same once more
+    from_upper += step / 4, from_lower += step / 4, from_col += step / 4, at += step;
     even = read(0);
     add(odd, true);
   }
@@ -241,12 +342,11 @@ __device__ inline Accumulators multiply(const float* a, int a_rows, const float*
 struct Params {
   OperandParams operands[2];  // A, B
   int64_t k;
-  int promotion, pitch;
+  int promotion;
   int cluster, chunks;
   int64_t batch;                   // the first matrix of this launch
   bool identity_epilogue;          // C is the sums unchanged
-  bool is_mixed;                   // an operand is a 16-bit one
-  Narrow narrow;                   // if so
+  Narrow narrow;                   // of a product with a 16-bit operand
   unsigned long long* recomputed;  // counts recomputed elements, or null
   Problem p;
 };
@@ -276,6 +376,7 @@ __device__ int64_t first_col(const Params& params) {
 }
 
 // Stores a tile of rows x cols. `totals` has its sums in the order in which warps hold them.
+template <bool kMixed>
 __device__ void store_tile(const Params& params, int rows, int cols, const float* totals) {
   const Problem& p = params.p;
   const int64_t matrix = params.batch + blockIdx.z;
@@ -294,7 +395,7 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
     const int64_t c_row = first_row(params) + row, c_col = first_col(params) + col;
     const bool flagged = exists && isnan(sum);
     if (__any_sync(~0u, flagged)) {
-      if (params.is_mixed) {
+      if constexpr (kMixed) {
         if (flagged)
           sum = recompute_mixed(p, params.narrow, matrix, c_row, c_col, params.recomputed);
       } else {
@@ -315,13 +416,14 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
 
 }  // namespace
 
-__global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
+template <NarrowSide kNarrow>
+__global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
     fp16x3_cluster_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   ptx::pdl_launch_dependents();
   const auto& [a, b] = params.operands;
-  const int pitch = params.pitch, cluster = params.cluster, chunks = params.chunks;
+  const int cluster = params.cluster, chunks = params.chunks;
   const int lane = threadIdx.x % 32;
   const int warp = ptx::warp_uniform(threadIdx.x / 32), warps = static_cast<int>(blockDim.x) / 32;
   const auto rank = static_cast<int>(ptx::cluster_rank());
@@ -330,11 +432,24 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
   const int64_t matrix = params.batch + blockIdx.z;
   const int rows = static_cast<int>(min(a.count - first_row(params), int64_t{a.tile}));
   const int cols = static_cast<int>(min(b.count - first_col(params), int64_t{b.tile}));
-  float* const rows_smem = reinterpret_cast<float*>(smem_bytes + sizeof(Smem));
-  float* const cols_smem = rows_smem + rows * pitch;
+  uint8_t* const rows_smem = smem_bytes + sizeof(Smem);
+  uint8_t* const cols_smem = rows_smem + rows * a.pitch;
+  // Whether it is a row of B, its index in its operand, and whether it is a 16-bit one.
+  const auto row_of = [&](int i) {
+    struct Row {
+      uint8_t* smem;
+      int index;
+      bool is_b, is_narrow;
+    };
+    const bool is_b = i >= rows;
+    const int index = is_b ? i - rows : i;
+    return Row{is_b ? cols_smem + index * b.pitch : rows_smem + index * a.pitch, index, is_b,
+               kNarrow == (is_b ? NarrowSide::kB : NarrowSide::kA)};
+  };
   const int tiles_down = (rows + 15) / 16, warp_tiles = tiles_down * ((cols + 7) / 8);
   const int sums_count = warp_tiles * kWarpTileElements;
-  float* const totals = cols_smem + cols * pitch;  // then the sums of the cluster's chunks
+  // The sums of the cluster's chunks. The first of them has all earlier rounds', too.
+  float* const totals = reinterpret_cast<float*>(cols_smem + cols * b.pitch);
 
   if (lane == 0) {
     for (int i = warp; i < rows + cols; i += warps) ptx::mbarrier_init(&smem.row_full[i], 1);
@@ -361,17 +476,14 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
     if (lane == 0) {
       NO_UNROLL
       for (int i = warp; i < rows + cols && length > 0; i += warps) {
-        const bool is_b = i >= rows;
-        const OperandParams& operand = params.operands[is_b];
+        const auto row = row_of(i);
+        const OperandParams& operand = params.operands[row.is_b];
         if (operand.copy != RowCopy::kBulk) continue;
-        const int64_t from =
-            (is_b ? from_b : from_a) + k + (is_b ? i - rows : i) * operand.row_stride;
-        const int size = operand.dtype == DType::kFloat32 ? 4 : 2;
-        float* row = rows_smem + i * pitch;
+        const int64_t from = (row.is_b ? from_b : from_a) + k + row.index * operand.row_stride;
+        const int size = row.is_narrow ? 2 : 4;
         ptx::arrive_expect_tx(&smem.row_full[i], length * size);
-        ptx::bulk_load(size == 4 ? reinterpret_cast<uint8_t*>(row) : narrow_row(row, length),
-                       static_cast<const uint8_t*>(operand.data) + from * size, length * size,
-                       &smem.row_full[i]);
+        ptx::bulk_load(row.smem, static_cast<const uint8_t*>(operand.data) + from * size,
+                       length * size, &smem.row_full[i]);
       }
       if (warp == 0 && rank == 0 && cluster > 1) {
         ptx::arrive_expect_tx(&smem.sums_full, in_round * sums_count * 4);
@@ -385,7 +497,8 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
       if (operand.copy == RowCopy::kBulk) continue;
       const float* from =
           static_cast<const float*>(operand.data) + (is_b ? from_b : from_a) + k * operand.k_stride;
-      copy_elements(operand, from, is_b ? cols : rows, length, is_b ? cols_smem : rows_smem, pitch);
+      copy_elements(operand, from, is_b ? cols : rows, length,
+                    reinterpret_cast<float*>(is_b ? cols_smem : rows_smem), operand.pitch / 4);
     }
     if (elements) {
       __pipeline_commit();
@@ -394,52 +507,73 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
     }
     NO_UNROLL
     for (int i = warp; i < rows + cols && length > 0; i += warps) {
-      const bool is_b = i >= rows;
-      const OperandParams& operand = params.operands[is_b];
-      const RowCopy copy = operand.copy;
-      const int swizzled = swizzle(copy, is_b ? i - rows : i);
-      float* row = rows_smem + i * pitch;
+      const auto row = row_of(i);
+      const RowCopy copy = params.operands[row.is_b].copy;
       if (copy == RowCopy::kBulk) ptx::mbarrier_wait(&smem.row_full[i], parity);
-      if (operand.dtype == DType::kBFloat16) widen_row<BFloat16>(row, length);
-      if (operand.dtype == DType::kFloat16) widen_row<Half>(row, length);
-      __syncwarp();  // the zeros overwrite what was widened behind the end
+      if (row.is_narrow) {
+        NO_UNROLL
+        for (int at = length + lane; at < padded; at += 32) {
+          reinterpret_cast<uint16_t*>(row.smem)[at] = 0;
+        }
+        __syncwarp();
+        smem.inverse_scale[i] = params.narrow.dtype == DType::kFloat16
+                                    ? split_narrow_row<Half>(row.smem, length)
+                                    : split_narrow_row<BFloat16>(row.smem, length);
+        continue;
+      }
+      auto* numbers = reinterpret_cast<float*>(row.smem);
+      const int swizzled = swizzle(copy, row.index);
       NO_UNROLL
-      for (int at = length + lane; at < padded; at += 32) row[at ^ swizzled] = 0;
+      for (int at = length + lane; at < padded; at += 32) numbers[at ^ swizzled] = 0;
       __syncwarp();
-      smem.inverse_scale[i] = split_row(row, length, swizzled / 4);
+      smem.inverse_scale[i] = split_row(numbers, length, swizzled / 4);
     }
     __syncthreads();
     if (first == 0) ptx::cluster_wait();
 
     if (warp < warp_tiles && length > 0) {
       const int row = warp % tiles_down * 16, col = warp / tiles_down * 8;
-      const int rows_left = rows - row, cols_left = cols - col;
-      Accumulators acc = multiply(rows_smem + row * pitch, rows_left, cols_smem + col * pitch,
-                                  cols_left, pitch, length, params.promotion);
-      const float* row_scales = &smem.inverse_scale[row];
-      const float* col_scales = &smem.inverse_scale[rows + col];
+      const Rows of_a{rows_smem + row * a.pitch, &smem.inverse_scale[row], min(rows - row, 16),
+                      a.pitch};
+      const Rows of_b{cols_smem + col * b.pitch, &smem.inverse_scale[rows + col],
+                      min(cols - col, 8), b.pitch};
+      constexpr bool kMixed = kNarrow != NarrowSide::kNone, kNarrowA = kNarrow == NarrowSide::kA;
+      Accumulators acc;
+      if (kMixed && (kNarrowA ? of_a : of_b).any_is_wide()) {
+        const OperandParams& operand = kNarrowA ? a : b;
+        const int64_t from =
+            (kNarrowA ? from_a : from_b) + k + (kNarrowA ? row : col) * operand.row_stride;
+        const NarrowRows narrow{static_cast<const uint16_t*>(operand.data) + from,
+                                operand.row_stride, params.narrow.dtype == DType::kFloat16};
+        acc = multiply<kNarrow, kMixed>(of_a, of_b, narrow, length, params.promotion);
+      } else {
+        acc = multiply<kNarrow, false>(of_a, of_b, {}, length, params.promotion);
+      }
+      const float *row_scales = of_a.inverse_scales, *col_scales = of_b.inverse_scales;
       const int g = lane / 4, q = lane % 4 * 2;
-      descale_chunk<4>(
-          acc.total, acc.low,
-          {row_scales[min(g, rows_left - 1)], row_scales[min(g + 8, rows_left - 1)]},
-          {float2{col_scales[min(q, cols_left - 1)], col_scales[min(q + 1, cols_left - 1)]}},
-          params.promotion);
-      float* to = totals + (1 + rank) * sums_count + threadIdx.x * 4;
-      const auto& [x, y, z, w] = acc.total;
+      descale_chunk<4>(acc.total, acc.low,
+                       {row_scales[of_a.existing(g)], row_scales[of_a.existing(g + 8)]},
+                       {float2{col_scales[of_b.existing(q)], col_scales[of_b.existing(q + 1)]}},
+                       params.promotion);
+      float* to = totals + rank * sums_count + threadIdx.x * 4;
+      auto& [x, y, z, w] = acc.total;
+      if (rank == 0 && first > 0) {
+        const float4 earlier = *reinterpret_cast<const float4*>(to);
+        x = earlier.x + x, y = earlier.y + y, z = earlier.z + z, w = earlier.w + w;
+      }
       if (cluster > 1) {
         ptx::st_async(to, acc.total, &smem.sums_full, 0);
       } else {
         *reinterpret_cast<float4*>(to) = {x, y, z, w};
       }
     }
-    if (cluster == 1) __syncthreads();
-    if (rank == 0) {
-      if (cluster > 1) ptx::mbarrier_wait_cluster(&smem.sums_full, parity);
+    if (rank == 0 && cluster > 1) {
+      ptx::mbarrier_wait_cluster(&smem.sums_full, parity);
       NO_UNROLL
       for (int e = threadIdx.x; e < sums_count; e += static_cast<int>(blockDim.x)) {
-        float total = first == 0 ? kAddIdentity<float> : totals[e];
+        float total = totals[e];
         NO_UNROLL
-        for (int i = 1; i <= in_round; ++i) total += totals[i * sums_count + e];
+        for (int i = 1; i < in_round; ++i) total += totals[i * sums_count + e];
         totals[e] = total;
       }
     }
@@ -450,40 +584,44 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads)
       ptx::cluster_sync();
     }
   }
-  if (rank == 0) store_tile(params, rows, cols, totals);
+  if (cluster == 1) __syncthreads();
+  if (rank == 0) store_tile<kNarrow != NarrowSide::kNone>(params, rows, cols, totals);
 }
 
 namespace {
 
-OperandParams operand_params(const Problem& p, const Matrix& matrix, int64_t count, int tile) {
+// Of A, or else of B. `narrow` is null if no operand is a 16-bit one.
+OperandParams operand_params(const Problem& p, const Narrow* narrow, bool is_a, int tile) {
+  const Matrix matrix = is_a ? p.a : transposed(p.b);
+  const int64_t count = is_a ? p.m : p.n;
+  const bool is_narrow = narrow != nullptr && narrow->is_a == is_a;
   return {.data = matrix.data,
           .row_stride = matrix.row_stride,
           .k_stride = matrix.col_stride,
           .count = count,
-          .dtype = DType::kFloat32,
           .first = 0,
           .tile = tile,
-          .copy = fp16x3_cluster_copy(p, matrix, std::min<int64_t>(count, tile))};
+          .pitch = static_cast<int>(fp16x3_cluster_pitch(p.k, is_narrow)),
+          .copy = fp16x3_cluster_copy(p, narrow, is_a, std::min<int64_t>(count, tile))};
 }
 
 bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context) {
+  const auto kernel = narrow == nullptr ? fp16x3_cluster_kernel<NarrowSide::kNone>
+                      : narrow->is_a    ? fp16x3_cluster_kernel<NarrowSide::kA>
+                                        : fp16x3_cluster_kernel<NarrowSide::kB>;
   Params params{};
-  params.operands[0] = operand_params(p, p.a, p.m, plan.m);
-  params.operands[1] = operand_params(p, transposed(p.b), p.n, plan.n);
-  if (narrow != nullptr) {
-    OperandParams& operand = params.operands[narrow->is_a ? 0 : 1];
-    operand.copy = RowCopy::kBulk, operand.dtype = narrow->dtype, params.is_mixed = true,
-    params.narrow = *narrow;
-  }
+  params.operands[0] = operand_params(p, narrow, /*is_a=*/true, plan.m);
+  params.operands[1] = operand_params(p, narrow, /*is_a=*/false, plan.n);
+  if (narrow != nullptr) params.narrow = *narrow;
   params.k = p.k;
   params.promotion = fp16x3::promotion(p.k);
-  params.pitch = static_cast<int>(fp16x3_cluster_pitch(p.k));
   params.cluster = static_cast<int>(plan.k_splits);
   params.chunks = static_cast<int>(ceil_div(p.k, kChunk));
   params.identity_epilogue = p.epilogue.is_identity();
   params.p = p;
-  allow_shared_memory(fp16x3_cluster_kernel, kMaxSharedMemory);
-  const int64_t bytes = sizeof(Smem) + fp16x3_cluster_smem(p, plan.m, plan.n, plan.k_splits);
+  allow_shared_memory(kernel, kMaxSharedMemory);
+  const int64_t bytes =
+      sizeof(Smem) + fp16x3_cluster_smem(p, narrow, plan.m, plan.n, plan.k_splits);
   const int threads = fp16x3_cluster_threads(plan.blocks, context.sms);
   const auto cluster = static_cast<unsigned>(params.cluster);
   return with_recomputed_counter(context, [&](unsigned long long* recomputed) {
@@ -491,8 +629,8 @@ bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context
     for_tile_grids(p, plan.m, plan.n, [&](int64_t batch, int64_t row, int64_t col, dim3 grid) {
       params.batch = batch, params.operands[0].first = row, params.operands[1].first = col;
       grid.x *= cluster;
-      launch_clusters_pdl(fp16x3_cluster_kernel, cluster, grid, threads, static_cast<size_t>(bytes),
-                          context, params);
+      launch_clusters_pdl(kernel, cluster, grid, threads, static_cast<size_t>(bytes), context,
+                          params);
     });
     return true;
   });
