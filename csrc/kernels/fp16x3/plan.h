@@ -93,6 +93,11 @@ inline double fp16x3_cluster_row_cycles(const Problem& p, const Narrow* narrow, 
 }
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
+// Returns how many SMs can run clusters of as many blocks, one block each. On an H200 two clusters
+// of seven fit in each of eight GPCs.
+inline int64_t fp16x3_cluster_sms(int64_t sms, int64_t cluster) {
+  return cluster == 7 ? sms * 28 / 33 : sms_for_clusters(sms, cluster);
+}
 inline constexpr int kFp16x3ClusterMostThreads = 512;
 // Returns a block's threads. More of them load and split sooner if a block has an SM to itself.
 inline int fp16x3_cluster_threads(int64_t blocks, int64_t sms) {
@@ -133,7 +138,7 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
     for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
       const int64_t smem = fp16x3_cluster_smem(p, narrow, m, n, cluster);
       if (smem > kMaxSharedMemory - 1024) continue;
-      const int64_t usable_sms = sms_for_clusters(sms, cluster);
+      const int64_t usable_sms = fp16x3_cluster_sms(sms, cluster);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t resident =
           std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
