@@ -55,8 +55,9 @@ namespace fp16x3_cluster {
 
 // --- Multiplying ---------------------------------------------------------------------------------
 
-// A warp multiplies a warp tile, 16 rows by 8 columns.
-inline constexpr int kWarpTileElements = 128;
+// A warp multiplies a warp tile, 16 rows by 16 columns: two tiles of mma.sync, which share what is
+// read of A.
+inline constexpr int kWarpTile = 16, kMmaCols = 8, kMmaElements = kWarpTile * kMmaCols;
 
 // The operand that is a 16-bit one.
 enum class NarrowSide { kNone, kA, kB };
@@ -69,6 +70,10 @@ struct Rows {
 
   // Rows that do not exist are replaced, since nothing they reach is stored.
   __device__ int existing(int row) const { return min(row, count - 1); }
+  template <class Parts>
+  __device__ const Parts* row(int index) const {
+    return reinterpret_cast<const Parts*>(parts + index * pitch);
+  }
   // The whole warp calls it.
   __device__ bool any_is_wide() const {
     const int lane = threadIdx.x % 32;
@@ -110,13 +115,13 @@ struct NarrowRow {
 };
 
 struct Accumulators {
-  float total[4], low[4];
+  float total[2][4], low[2][4];  // of each tile of mma.sync
 };
 
-// Multiplies a warp tile: 16 operand rows of `a` by 8 of `b`. A lane takes four adjacent elements
-// of each 16 along K, and mma.sync takes two and two: a tensor-core sum of 16 products does not
-// depend on their order. `length` is rounded up to a multiple of 32 by zeros. kWide: the lo parts
-// of the 16-bit operand, `narrow`, are not all 0.
+// Multiplies a warp tile. A lane takes four adjacent elements of each 16 along K, and mma.sync
+// takes two and two: a tensor-core sum of 16 products does not depend on their order. `length` is
+// rounded up to a multiple of 32 by zeros. kWide: the lo parts of the 16-bit operand, `narrow`, are
+// not all 0.
 template <NarrowSide kNarrow, bool kWide>
 __device__ Accumulators multiply(const Rows& a, const Rows& b, const NarrowRows& narrow, int length,
                                  int promotion) {
@@ -124,54 +129,57 @@ __device__ Accumulators multiply(const Rows& a, const Rows& b, const NarrowRows&
   using PartsOfA = std::conditional_t<kNarrowA, uint2, uint4>;
   using PartsOfB = std::conditional_t<kNarrowB, uint2, uint4>;
   const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  const int upper = a.existing(g), lower = a.existing(g + 8), col = b.existing(g);
-  const auto* from_upper = reinterpret_cast<const PartsOfA*>(a.parts + upper * a.pitch) + q;
-  const auto* from_lower = reinterpret_cast<const PartsOfA*>(a.parts + lower * a.pitch) + q;
-  const auto* from_col = reinterpret_cast<const PartsOfB*>(b.parts + col * b.pitch) + q;
+  const int rows[] = {a.existing(g), a.existing(g + 8)};
+  const int cols[] = {b.existing(g), b.existing(g + kMmaCols)};
+  const PartsOfA* of_a[] = {a.row<PartsOfA>(rows[0]) + q, a.row<PartsOfA>(rows[1]) + q};
+  const PartsOfB* of_b[] = {b.row<PartsOfB>(cols[0]) + q, b.row<PartsOfB>(cols[1]) + q};
   const Rows& scales = kNarrowA ? a : b;
-  const NarrowRow narrow_rows[] = {{narrow, scales, kNarrowA ? upper : col},
-                                   {narrow, scales, kNarrowA ? lower : col}};
-  int at = q * 4;  // of the chunk
-  struct Fragments {
-    PartsOfA upper, lower;  // of 16 of K: rows g and g + 8 of A, column g of B
-    PartsOfB col;
+  const NarrowRow narrow_rows[] = {{narrow, scales, kNarrowA ? rows[0] : cols[0]},
+                                   {narrow, scales, kNarrowA ? rows[1] : cols[1]}};
+  int at = q * 4;     // of the chunk
+  struct Fragments {  // of 16 of K
+    PartsOfA a[2];
+    PartsOfB b[2];
     uint2 narrow[2];  // unsplit, if kWide
   };
   auto read = [&](int k) {
-    Fragments fragments{from_upper[k / 4], from_lower[k / 4], from_col[k / 4], {}};
-    if (kWide && at + k < length) {
-      UNROLL
-      for (int i = 0; i < (kNarrowA ? 2 : 1); ++i) {
-        fragments.narrow[i] = __ldg(reinterpret_cast<const uint2*>(narrow_rows[i].from + at + k));
-      }
+    Fragments fragments{{of_a[0][k / 4], of_a[1][k / 4]}, {of_b[0][k / 4], of_b[1][k / 4]}, {}};
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (!kWide || at + k >= length) continue;
+      fragments.narrow[i] = __ldg(reinterpret_cast<const uint2*>(narrow_rows[i].from + at + k));
     }
     return fragments;
   };
   Accumulators acc{};
-  float part[4] = {};
+  float part[2][4] = {};
   auto add = [&](const Fragments& fragments, bool promotes) {
-    const auto& [of_upper, of_lower, of_col, unsplit] = fragments;
-    uint2 upper_lo{}, lower_lo{}, col_lo{};
-    if constexpr (!kNarrowA) {
-      upper_lo = {of_upper.z, of_upper.w}, lower_lo = {of_lower.z, of_lower.w};
-    } else if constexpr (kWide) {
-      upper_lo = narrow_rows[0].lo_parts(unsplit[0], narrow.is_half);
-      lower_lo = narrow_rows[1].lo_parts(unsplit[1], narrow.is_half);
+    const auto& [x, y, unsplit] = fragments;
+    uint2 a_lo_of[2]{}, b_lo_of[2]{};
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (kWide) {
+        (kNarrowA ? a_lo_of : b_lo_of)[i] = narrow_rows[i].lo_parts(unsplit[i], narrow.is_half);
+      }
+      if constexpr (!kNarrowA) a_lo_of[i] = {x[i].z, x[i].w};
+      if constexpr (!kNarrowB) b_lo_of[i] = {y[i].z, y[i].w};
     }
-    if constexpr (!kNarrowB) {
-      col_lo = {of_col.z, of_col.w};
-    } else if constexpr (kWide) {
-      col_lo = narrow_rows[0].lo_parts(unsplit[0], narrow.is_half);
+    const uint32_t a_hi[] = {x[0].x, x[1].x, x[0].y, x[1].y};
+    const uint32_t a_lo[] = {a_lo_of[0].x, a_lo_of[1].x, a_lo_of[0].y, a_lo_of[1].y};
+    const uint32_t b_hi[][2] = {{y[0].x, y[0].y}, {y[1].x, y[1].y}};
+    const uint32_t b_lo[][2] = {{b_lo_of[0].x, b_lo_of[0].y}, {b_lo_of[1].x, b_lo_of[1].y}};
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (!kNarrowA || kWide) ptx::mma_m16n8k16(acc.low[i], a_lo, b_hi[i]);
+      ptx::mma_m16n8k16(part[i], a_hi, b_hi[i]);
+      if constexpr (!kNarrowB || kWide) ptx::mma_m16n8k16(acc.low[i], a_hi, b_lo[i]);
     }
-    const uint32_t a_hi[] = {of_upper.x, of_lower.x, of_upper.y, of_lower.y};
-    const uint32_t a_lo[] = {upper_lo.x, lower_lo.x, upper_lo.y, lower_lo.y};
-    const uint32_t b_hi[] = {of_col.x, of_col.y}, b_lo[] = {col_lo.x, col_lo.y};
-    if constexpr (!kNarrowA || kWide) ptx::mma_m16n8k16(acc.low, a_lo, b_hi);
-    ptx::mma_m16n8k16(part, a_hi, b_hi);
-    if constexpr (!kNarrowB || kWide) ptx::mma_m16n8k16(acc.low, a_hi, b_lo);
     if (!promotes) return;
     UNROLL
-    for (int i = 0; i < 4; ++i) acc.total[i] += part[i], part[i] = 0;
+    for (int i = 0; i < 8; ++i) {
+      float& each = part[i / 4][i % 4];
+      acc.total[i / 4][i % 4] += each, each = 0;
+    }
   };
   // Fragments of the next 16 of K are read before the products of these.
   Fragments even = read(0);
@@ -179,7 +187,9 @@ __device__ Accumulators multiply(const Rows& a, const Rows& b, const NarrowRows&
     const Fragments odd = read(16);
     add(even, promotion == 16);
     const int step = left > 32 ? 32 : 0;  // at the end, the same once more
-    from_upper += step / 4, from_lower += step / 4, from_col += step / 4, at += step;
+    UNROLL
+    for (int i = 0; i < 2; ++i) of_a[i] += step / 4, of_b[i] += step / 4;
+    at += step;
     even = read(0);
     add(odd, true);
   }
@@ -230,15 +240,15 @@ __device__ void store_tile(const Params& params, int rows, int cols, const float
   const Problem& p = params.p;
   const int64_t matrix = params.batch + blockIdx.z;
   const int tiles_down = (rows + 15) / 16;
-  const int sums_count = tiles_down * ((cols + 7) / 8) * kWarpTileElements;
+  const int sums_count = tiles_down * ((cols + 7) / 8) * kMmaElements;
   const int64_t c_offset = p.batch.rank != 0 ? offset(p, p.c.batch_stride, matrix) : 0;
   NO_UNROLL
   for (int first = 0; first < sums_count; first += static_cast<int>(blockDim.x)) {
     // The layout of mma.sync's accumulators gives the row and the column of an element.
     const int element = first + static_cast<int>(threadIdx.x);
-    const int warp_tile = element / kWarpTileElements, index = element % kWarpTileElements;
-    const int row = warp_tile % tiles_down * 16 + index / 16 + index % 4 / 2 * 8;
-    const int col = warp_tile / tiles_down * 8 + index % 16 / 4 * 2 + index % 2;
+    const int tile = element / kMmaElements, index = element % kMmaElements;
+    const int row = tile % tiles_down * 16 + index / 16 + index % 4 / 2 * 8;
+    const int col = tile / tiles_down * 8 + index % 16 / 4 * 2 + index % 2;
     const bool exists = row < rows && col < cols;
     float sum = exists ? totals[element] : 0;
     const int64_t c_row = first_row(params) + row, c_col = first_col(params) + col;
@@ -295,8 +305,8 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
     return Row{is_b ? cols_smem + index * b.pitch : rows_smem + index * a.pitch, index, is_b,
                kNarrow == (is_b ? NarrowSide::kB : NarrowSide::kA)};
   };
-  const int tiles_down = (rows + 15) / 16, warp_tiles = tiles_down * ((cols + 7) / 8);
-  const int sums_count = warp_tiles * kWarpTileElements;
+  const int tiles_down = (rows + 15) / 16, warp_tiles = tiles_down * ((cols + 15) / 16);
+  const int sums_count = tiles_down * ((cols + 7) / 8) * kMmaElements;
   // The sums of the cluster's chunks. The first of them has all earlier rounds', too.
   float* const totals = reinterpret_cast<float*>(cols_smem + cols * b.pitch);
 
@@ -381,11 +391,11 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
     if (first == 0) ptx::cluster_wait();
 
     if (warp < warp_tiles && length > 0) {
-      const int row = warp % tiles_down * 16, col = warp / tiles_down * 8;
-      const Rows of_a{rows_smem + row * a.pitch, &smem.inverse_scale[row], min(rows - row, 16),
-                      a.pitch};
+      const int row = warp % tiles_down * kWarpTile, col = warp / tiles_down * kWarpTile;
+      const Rows of_a{rows_smem + row * a.pitch, &smem.inverse_scale[row],
+                      min(rows - row, kWarpTile), a.pitch};
       const Rows of_b{cols_smem + col * b.pitch, &smem.inverse_scale[rows + col],
-                      min(cols - col, 8), b.pitch};
+                      min(cols - col, kWarpTile), b.pitch};
       constexpr bool kMixed = kNarrow != NarrowSide::kNone, kNarrowA = kNarrow == NarrowSide::kA;
       Accumulators acc;
       if (kMixed && (kNarrowA ? of_a : of_b).any_is_wide()) {
@@ -398,22 +408,28 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
       } else {
         acc = multiply<kNarrow, false>(of_a, of_b, {}, length, params.promotion);
       }
-      const float *row_scales = of_a.inverse_scales, *col_scales = of_b.inverse_scales;
       const int g = lane / 4, q = lane % 4 * 2;
-      descale_chunk<4>(acc.total, acc.low,
-                       {row_scales[of_a.existing(g)], row_scales[of_a.existing(g + 8)]},
-                       {float2{col_scales[of_b.existing(q)], col_scales[of_b.existing(q + 1)]}},
-                       params.promotion);
-      float* to = totals + rank * sums_count + threadIdx.x * 4;
-      auto& [x, y, z, w] = acc.total;
-      if (rank == 0 && first > 0) {
-        const float4 earlier = *reinterpret_cast<const float4*>(to);
-        x = earlier.x + x, y = earlier.y + y, z = earlier.z + z, w = earlier.w + w;
-      }
-      if (cluster > 1) {
-        ptx::st_async(to, acc.total, &smem.sums_full, 0);
-      } else {
-        *reinterpret_cast<float4*>(to) = {x, y, z, w};
+      const auto row_scale = [&](int i) { return of_a.inverse_scales[of_a.existing(i)]; };
+      const auto col_scale = [&](int i) { return of_b.inverse_scales[of_b.existing(i)]; };
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int of_tile = i * kMmaCols;
+        if (of_tile >= of_b.count) continue;
+        auto& sums = acc.total[i];
+        descale_chunk<4>(sums, acc.low[i], {row_scale(g), row_scale(g + 8)},
+                         {float2{col_scale(of_tile + q), col_scale(of_tile + q + 1)}},
+                         params.promotion);
+        const int tile = (col / kMmaCols + i) * tiles_down + row / kWarpTile;
+        float* to = totals + rank * sums_count + tile * kMmaElements + lane * 4;
+        if (rank == 0 && first > 0) {
+          UNROLL
+          for (int j = 0; j < 4; ++j) sums[j] = to[j] + sums[j];
+        }
+        if (cluster > 1) {
+          ptx::st_async(to, sums, &smem.sums_full, 0);
+        } else {
+          *reinterpret_cast<float4*>(to) = {sums[0], sums[1], sums[2], sums[3]};
+        }
       }
     }
     if (rank == 0 && cluster > 1) {
