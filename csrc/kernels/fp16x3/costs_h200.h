@@ -60,7 +60,7 @@ struct Fp16x3 {
   static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.7, kClusterMnMajor = 0.66;
   static constexpr double kClusterMoreThreads = 0.64;
   // The same for each k beside a 16-bit operand, and for its rows.
-  static constexpr double kClusterNarrowK = 1.5, kClusterNarrow = 0.13;
+  static constexpr double kClusterNarrowK = 1.0, kClusterNarrow = 0.13;
   // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
   // tile and k.
   static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;
