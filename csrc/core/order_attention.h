@@ -28,8 +28,8 @@
 // exp2_fraction(fraction_j) * power_of_two(whole_j - m + 14 - kSumShift).
 //
 // The state (M, L, O) of the tiles so far, first (kLowest, 0, 0), is joined with (m, l, o) by
-// join(). In the end out = normalized(O, normalizer(L)), and the denominator of the softmax is
-// L * 2^exponent_of_sum(L, M).
+// join() and join_sums(). In the end out = normalized(O, normalizer(L)), and the denominator of the
+// softmax is L * 2^exponent_of_sum(L, M).
 //
 // Gradients: at the end of this file.
 //
@@ -177,6 +177,19 @@ HOST_DEVICE inline Join join_exponents(int old_exponent, int new_exponent) {
 
 HOST_DEVICE inline float join(float old_sum, float new_sum, const Join& by) {
   return fmaf(new_sum, by.new_factor, old_sum * by.old_factor);
+}
+
+// x 2^exponent, of an exponent from -252 to 0; 0 if it is lower.
+HOST_DEVICE inline float scale_down(float x, int exponent) {
+  const int half = exponent / 2;
+  return x * power_of_two(half) * power_of_two(exponent - half);
+}
+
+// join() of L and l. They may count where the factor of O and o would be 0: a tile of small values
+// has as much weight as one of large values.
+HOST_DEVICE inline float join_sums(float old_sum, int old_exponent, float new_sum, int new_exponent,
+                                   int joined) {
+  return scale_down(old_sum, old_exponent - joined) + scale_down(new_sum, new_exponent - joined);
 }
 
 // 2^-kSumShift / L in two factors, as that need not be a normal number.

@@ -167,8 +167,9 @@ struct Query {
       }
     }
     const Join by = join_exponents(exponent, largest);
+    const float of_tile = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    sum = join_sums(sum, exponent, of_tile, largest, by.joined);
     exponent = by.joined;
-    sum = join(sum, (sums[0] + sums[1]) + (sums[2] + sums[3]), by);
     for (int64_t c = 0; c < p.value_size; c += kColumns) {
       alignas(64) float products[kColumns] = {};
       multiply(products, shares, tile.values[c / kColumns]);

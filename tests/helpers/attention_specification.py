@@ -35,6 +35,11 @@ def _power(exponents):
     return np.where(exponents < -126, 0, normal).astype(F32)
 
 
+def _scaled(x, exponents):
+    """x 2^exponent, or 0 if the exponent is below -252."""
+    return np.where(exponents < -252, 0 * x, np.ldexp(x.astype(np.float64), exponents)).astype(F32)
+
+
 def _row_scale(x, of_zeros=0, most=127):
     """The exponent s of each row's scale, from its finite elements."""
     largest = np.where(np.isfinite(x), np.abs(x), 0).max(axis=1, initial=0)
@@ -151,7 +156,8 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
         joined = np.maximum(top, tile_top)
         old, new = _power(top - joined), _power(tile_top - joined)
         is_seen = first < end  # the tiles of a row end with the last key that it may see
-        total = np.where(is_seen, _fma(tile_total, new, total * old), total)
+        both = _scaled(total, top - joined) + _scaled(tile_total, tile_top - joined)
+        total = np.where(is_seen, both, total)
         joined_out = _fma(tile_out, new[:, None], out * old[:, None])
         out = np.where(is_seen[:, None], joined_out, out)
         top = np.where(is_seen, joined, top)

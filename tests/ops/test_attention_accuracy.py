@@ -44,6 +44,18 @@ def test_bound_of_large_and_small_numbers(device, sizes):
     assert_within(operator(*to(device, q, k, v), None, None, 32**-0.5)[0].cpu(), expected, limit)
 
 
+@pytest.mark.parametrize("size", [1e10, 1e20, 1e38])
+@pytest.mark.parametrize("of_others", [0, 1e-20, 1.0])
+def test_a_large_value_in_another_tile(device, size, of_others):
+    """Keys have equal weights, whatever the sizes of their values."""
+    q, k, v = torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 200, 8), torch.full((1, 1, 200, 4), size)
+    v[:, :, 1:] = of_others
+    expected = v.double().mean(2)
+    for values in (v, v.flip(2)):
+        found = operator(*to(device, q, k, values), None, None, 1.0)[0]
+        assert_within(found[:, :, 0].cpu(), expected, 1e-6 * expected.abs())
+
+
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("keys, columns", [(256, 64), (1024, 128)])
 def test_at_most_twice_pytorch_s_error(device, name, keys, columns):

@@ -99,6 +99,7 @@ VALUES = {
     "subnormal": scaled(q=1e-40, k=1e-40, v=1e-42),
     "queries of zeros": scaled(q=0),
     "values of zeros": scaled(v=0),
+    "a tile of large values": with_rows({64: 6e37, 65: 1e20, 66: 0}),
     "values of many sizes": with_rows({5: 0, 7: 1e30, 9: 1e-35, 70: 1e-20}),
     "NaN and Inf": with_elements(q={(2, 3): NAN, (3, 4): INF}, v={(70, 3): NAN, (1, 5): -INF}),
     "a key of Inf": with_elements(k={(80, 0): INF}),

@@ -262,7 +262,8 @@ def scaled_dot_product_attention_varlen(
             sequence longer than max_q or max_k. On a GPU, under a TorchDispatchMode and in a
             compiled or traced graph these raise nothing: a sequence ends where the tokens do, its
             queries from max_q on get zeros, and its keys from max_k on are not seen.
-        torch.OutOfMemoryError: as torch_tiled.matmul does.
+        torch.OutOfMemoryError: as torch_tiled.matmul does. On a CPU PyTorch's RuntimeError if the
+            unpacked sequences have no memory.
 
     Examples:
         >>> q, k, v = (torch.randn(9, 4, 8) for _ in range(3))

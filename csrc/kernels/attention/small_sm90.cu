@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(kJoinThreads)
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= tiles) break;
       const order::Join by = order::join_exponents(exponent, state[i].exponent);
+      sum = order::join_sums(sum, exponent, state[i].sum, state[i].exponent, by.joined);
       exponent = by.joined;
-      sum = order::join(sum, state[i].sum, by);
       out = order::join(out, of_tile[i], by);
     }
   }

@@ -361,8 +361,9 @@ struct Queries {
     UNROLL
     for (int row = 0; row < 2; ++row) {
       join[row] = order::join_exponents(exponent[row], sums.exponent[row]);
+      sum[row] = order::join_sums(sum[row], exponent[row], sums.sum[row], sums.exponent[row],
+                                  join[row].joined);
       exponent[row] = join[row].joined;
-      sum[row] = order::join(sum[row], sums.sum[row], join[row]);
     }
     // An old factor of 1 changes nothing, and is what rows mostly have.
     if (__all_sync(~0u, join[0].old_factor == 1 && join[1].old_factor == 1)) {
