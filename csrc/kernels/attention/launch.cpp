@@ -51,20 +51,21 @@ int64_t choose_tiles_per_block(const AttentionProblem& p, const Context& context
   return best;
 }
 
-bool launch_few_queries(const AttentionProblem& p, const Context& context) {
+void launch_few_queries(const AttentionProblem& p, const Context& context) {
   const int64_t tiles = choose_tiles_per_block(p, context);
   attention::TileStates states;
   if (tiles * attention::kRows < p.keys) {
     const auto take_buffers = [&](Workspace& workspace) {
       return attention::TileStates::take(p, workspace);
     };
+    // Without memory each block has all keys of its queries.
     void* memory = context.allocate(workspace_bytes(take_buffers));
-    if (memory == nullptr) return false;
-    Workspace workspace(memory);
-    states = take_buffers(workspace);
+    if (memory != nullptr) {
+      Workspace workspace(memory);
+      states = take_buffers(workspace);
+    }
   }
   attention::launch_small(p, tiles, states, context);
-  return true;
 }
 
 }  // namespace
@@ -74,7 +75,8 @@ bool launch_attention(const AttentionProblem& given, const Context& context) {
   const AttentionProblem p = with_heads_as_queries(given);
   if (p.keys <= kFewKeys || p.queries <= attention::kRows ||
       std::max(p.head_size, p.value_size) > kLargeColumns) {
-    return launch_few_queries(p, context);
+    launch_few_queries(p, context);
+    return true;
   }
   const auto take_buffers = [&](Workspace& workspace) {
     return attention::SplitOperands::take(p, workspace);
