@@ -3,7 +3,8 @@
 import pytest
 import torch
 from helpers.attention import draw, ours, to
-from helpers.needs import cpu_and_hopper  # noqa: F401
+from helpers.memory import no_more_memory
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from torch.nn.attention.bias import causal_lower_right
 
 SHAPES = pytest.mark.parametrize(
@@ -87,6 +88,17 @@ def test_few_queries_of_many_keys(device, columns, mask):
     q[:, :, 13] = q[:, :, -1]
     found = ours(q[:, :, :64], k, v, lower_right, enable_gqa=True)[:, :, [13]]
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@needs_hopper
+def test_few_queries_without_memory_for_the_sums_of_tiles():
+    q, k, v = to("cuda", *draw(1, 6, 2, 1, 1500, 64))
+    expected = ours(q, k, v, enable_gqa=True)
+    room = torch.empty(8192, dtype=torch.uint8, device="cuda")  # for the result
+    with no_more_memory():
+        del room
+        found = ours(q, k, v, enable_gqa=True)
+    assert torch.equal(found, expected)
 
 
 @CAUSAL
