@@ -1,6 +1,6 @@
 #pragma once
-// Convolutions with a kernel of 1 (torch_tiled/pointwise.py), of which the operands and the result
-// are read and written through their strides.
+// Convolutions with a kernel of 1 (torch_tiled/pointwise.py). They read their operands and write
+// the result through strides.
 
 #include <optional>
 

@@ -1,6 +1,7 @@
 #pragma once
 // Scaled dot product attention as launchers take it.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -36,6 +37,9 @@ struct AttentionProblem {
   int64_t causal_offset = 0;  // query i sees keys 0 to i + causal_offset
   MaskKind mask_kind = MaskKind::kNone;
   Heads mask;  // (batch, heads, queries, keys), of bool or float32; strides are 0 where it expands
+
+  // Of q, k and v, at most.
+  int64_t columns() const { return std::max(head_size, value_size); }
 
   // The number of keys that query i may see without the mask.
   HOST_DEVICE int64_t visible_keys(int64_t i) const {

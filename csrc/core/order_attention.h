@@ -52,8 +52,8 @@ inline constexpr int kLargestWhole = 1 << 28;  // to which logarithms are clampe
 
 // --- Scales and parts ----------------------------------------------------------------------------
 
-// Sums of p_j * 2^(s_v - kSumShift) of the least s_v, -113, are normal numbers, and those of the
-// greatest one do not overflow for 2^23 keys.
+// Sums of p_j * 2^(s_v - kSumShift) are normal numbers for the least s_v, -113, and for the
+// greatest one they do not overflow with up to 2^23 keys.
 inline constexpr int kSumShift = 13;
 
 // bits_of(|x|) for the maximum over a row: 0 for Inf and NaN.

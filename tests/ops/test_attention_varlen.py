@@ -122,7 +122,7 @@ def test_compiled(backend, device, fresh_compiler):
     assert_close(compiled(*tensors, ends[0]), run(*tensors, ends[0]))
 
 
-# Offsets that are wrong, of queries of which there are 9.
+# Offsets that are wrong for 9 queries.
 WRONG = {
     "descending": [0, 7, 4, 9],
     "past the end": [0, 4, 9, 12],

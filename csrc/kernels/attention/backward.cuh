@@ -16,9 +16,8 @@
 //   second     dout, v             v, dout          dP = second second^T
 //
 //   producer      TMA: the block's rows -> rows_full
-//                 wait first_empty[s];   TMA: parts of a tile of columns, and scales ->
-//                 first_full[s] wait second_empty[s];  the same of the second operand ->
-//                 second_full[s]
+//                 wait first_empty[s];  TMA: parts and scales of a tile of columns -> first_full[s]
+//                 wait second_empty[s];  the same of the second operand -> second_full[s]
 //   a warpgroup   scores of the first tile;  then, tile by tile:
 //                 wait second_full[s];  dP, and probabilities in registers meanwhile
 //                 dv: factors from probabilities;  multiply them by the second tile

@@ -104,8 +104,7 @@ struct OwnRows {
   }
 
   // Turns the scores of a tile into probabilities. kChecked: a key may be hidden, a logarithm
-  // large, or there is a mask. first_column: of the tile; column_head: of the
-  // columns
+  // large, or there is a mask. first_column: of the tile; column_head: the columns' head.
   template <bool kChecked>
   __device__ void find_probabilities(const KeyScales& columns, const QueryStates& states,
                                      int first_column, uint32_t column_head, Scores& scores) const {

@@ -9,12 +9,11 @@ namespace tiled::cuda {
 constexpr int64_t kLargeColumns = 128;  // the most that the kernels of long sequences take
 
 bool attention_accepts(const AttentionProblem& p, const Context& context) {
-  return context.on_hopper() && p.dtype == DType::kFloat32 &&
-         std::max(p.head_size, p.value_size) <= 256;
+  return context.on_hopper() && p.dtype == DType::kFloat32 && p.columns() <= 256;
 }
 
 bool attention_backward_accepts(const AttentionProblem& p, const Context& context) {
-  return attention_accepts(p, context) && std::max(p.head_size, p.value_size) <= kLargeColumns;
+  return attention_accepts(p, context) && p.columns() <= kLargeColumns;
 }
 
 namespace {
@@ -35,8 +34,7 @@ AttentionProblem with_heads_as_queries(AttentionProblem p) {
 int64_t choose_tiles_per_block(const AttentionProblem& p, const Context& context) {
   const int64_t tiles = std::max<int64_t>(ceil_div(p.keys, attention::kRows), 1);
   const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, attention::kRows);
-  const int64_t columns = std::max(p.head_size, p.value_size);
-  const int64_t at_once = context.sms * (columns <= 64 ? 3 : columns <= 128 ? 2 : 1);
+  const int64_t at_once = context.sms * attention::small_blocks_of_sm(p.columns());
   constexpr double kStart = 1, kJoin = 4;  // cost as much as so many tiles
   const double stored = 1 + 2 * std::min(static_cast<double>(p.queries) / attention::kRows, 1.0);
   int64_t best = tiles;
@@ -73,8 +71,7 @@ void launch_few_queries(const AttentionProblem& p, const Context& context) {
 bool launch_attention(const AttentionProblem& given, const Context& context) {
   constexpr int64_t kFewKeys = 128;
   const AttentionProblem p = with_heads_as_queries(given);
-  if (p.keys <= kFewKeys || p.queries <= attention::kRows ||
-      std::max(p.head_size, p.value_size) > kLargeColumns) {
+  if (p.keys <= kFewKeys || p.queries <= attention::kRows || p.columns() > kLargeColumns) {
     launch_few_queries(p, context);
     return true;
   }

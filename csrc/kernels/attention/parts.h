@@ -45,7 +45,7 @@ struct SplitOperands {
 
   static SplitOperands take(const AttentionProblem& p, Workspace& workspace) {
     const int64_t matrices = p.batch * p.kv_heads, tiles = ceil_div(p.keys, kRows);
-    const int64_t columns = ceil_div(std::max(p.head_size, p.value_size), 64) * 64;
+    const int64_t columns = ceil_div(p.columns(), 64) * 64;
     return {.k = Parts::take(matrices, p.keys, columns, workspace),
             .v = Parts::take(matrices, p.keys, columns, workspace),
             .key_tiles = static_cast<uint32_t>(tiles),
@@ -95,7 +95,7 @@ struct BackwardOperands {
   QueryStates* states = nullptr;  // (matrices, tiles) of q
 
   static BackwardOperands take(const AttentionBackward& p, Workspace& workspace) {
-    const int64_t columns = ceil_div(std::max(p.head_size, p.value_size), 64) * 64;
+    const int64_t columns = ceil_div(p.columns(), 64) * 64;
     BackwardOperands to;
     for (int i = 0; i < kCount; ++i) {
       const bool is_query = i == kQ || i == kDout;
@@ -111,6 +111,11 @@ struct BackwardOperands {
 };
 
 void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context);
+
+// The blocks of the kernel of few queries that run at once on an SM.
+constexpr int small_blocks_of_sm(int64_t columns) {
+  return columns <= 64 ? 3 : columns <= 128 ? 2 : 1;
+}
 
 // The kernels of launch.cpp. They launch accepted problems, with sums and keys.
 void launch_large(const AttentionProblem& p, const SplitOperands& parts, const Context& context);

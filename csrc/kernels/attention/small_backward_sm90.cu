@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksOfSm)
   for (uint32_t i = 0; i < heads.count; ++i) {
     const uint32_t matrix = heads.batch * params.from[kQ].heads + heads.head(i);
     if (i > 0) __syncthreads();  // all warps have read the last head
-    // Tiles of q and dout, and with the first head those of k and v.
+    // Tiles of q and dout, and with the first head also of k and v.
     static_assert(kQ < kK && kDout < kK && kK < kV);
     const int end = (i == 0 ? kCount : kK) * kTiles;
     NO_UNROLL
@@ -234,13 +234,12 @@ void launch_tile(const AttentionBackward& p, const Context& context) {
 }  // namespace
 
 bool accepts_small_backward(const AttentionBackward& p) {
-  const int64_t rows = std::max(p.queries, p.keys), columns = std::max(p.head_size, p.value_size);
-  return rows <= (columns <= 64 ? 2 : 1) * kRows;
+  return std::max(p.queries, p.keys) <= (p.columns() <= 64 ? 2 : 1) * kRows;
 }
 
 void launch_small_backward(const AttentionBackward& p, const Context& context) {
   const auto launch = [&]<bool kHasMask>() {
-    if (std::max(p.head_size, p.value_size) > 64) {
+    if (p.columns() > 64) {
       launch_tile<Tile<1, 2, false, kHasMask>>(p, context);
     } else if (std::max(p.queries, p.keys) > kRows) {
       launch_tile<Tile<2, 1, false, kHasMask>>(p, context);

@@ -7,7 +7,6 @@
 //        order of the keys, so that no bit depends on how many blocks there were.
 // Limit: latency, and keys and values are split once for each 64 queries.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/parts.h"
@@ -32,7 +31,7 @@ struct Tile {
   static constexpr bool kSharesKeys = kSharesKeys_;  // a block has some of its queries' keys
   static constexpr int kWarpgroups = kBlocks == 4 ? 2 : 1, kThreads = kWarpgroups * kWarpgroup;
   static constexpr int kOutBlocks = kBlocks / kWarpgroups;
-  static constexpr int kBlocksOfSm = kBlocks == 1 ? 3 : kBlocks == 2 ? 2 : 1;
+  static constexpr int kBlocksOfSm = small_blocks_of_sm(kBlocks * 64);
 };
 
 template <int kBlocks>
@@ -238,10 +237,9 @@ void launch_blocks(const AttentionProblem& p, int64_t tiles_per_block, const Til
 
 void launch_small(const AttentionProblem& p, int64_t tiles_per_block, const TileStates& states,
                   const Context& context) {
-  const int64_t columns = std::max(p.head_size, p.value_size);
-  const auto launch = columns <= 64    ? launch_blocks<1>
-                      : columns <= 128 ? launch_blocks<2>
-                                       : launch_blocks<4>;
+  const auto launch = p.columns() <= 64    ? launch_blocks<1>
+                      : p.columns() <= 128 ? launch_blocks<2>
+                                           : launch_blocks<4>;
   launch(p, tiles_per_block, states, context);
 }
 

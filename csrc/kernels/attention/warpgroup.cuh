@@ -205,7 +205,6 @@ struct Queries {
   const Work work;
   int query[2];
   float (&factors)[kRows];                             // query_factor() of the 64 queries
-                                                       // of the keys that the query sees
   int exponent[2] = {order::kLowest, order::kLowest};  // M, L and O of the order
   float sum[2] = {0, 0};
   float out[kOut] = {};
