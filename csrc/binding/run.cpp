@@ -261,8 +261,9 @@ bool run_in_place(const Options& options, const Product& product, const Tensor& 
   if (!outer.empty() || c_matrices.empty()) return false;
   const Narrow narrow = narrow_of(a, b);
   const Choice best = mixed_choices(options.algorithm, p, narrow, context).front();
-  const auto& [in_place, launch] = best.kernel->mixed;
-  return launch != nullptr && in_place(p, narrow) && launch(p, best.plan, narrow, context);
+  const ReadsMixed& mixed = best.kernel->mixed;
+  return mixed.launch != nullptr && mixed.in_place(p, narrow) &&
+         mixed.launch(p, best.plan, narrow, context);
 }
 
 }  // namespace tiled

@@ -46,6 +46,10 @@ namespace tiled {
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex)}
 #define READS_MIXED(name) \
   {.in_place = name##_reads_mixed, .launch = TILED_CUDA(launch_##name##_mixed)}
+#define READS_MIXED_BY_PLAN(name)               \
+  {.in_place = name##_reads_mixed,              \
+   .launch = TILED_CUDA(launch_##name##_mixed), \
+   .plan = name##_mixed_plan}
 #define READS_COMPLEX_B_AND_PACK(name) \
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex), .needs_pack = true}
 
@@ -376,8 +380,12 @@ std::vector<Choice> mixed_choices(std::string_view algorithm, const Problem& p,
   const auto bytes = static_cast<double>(elements) * (size_of(narrow.dtype) + sizeof(float));
   std::vector<Choice> all = choices(algorithm, p, context);
   for (Choice& choice : all) {
-    if (choice.kernel->mixed.in_place(p, narrow)) continue;
-    choice.plan.cycles += kLaunch + bytes / context.sms / kDram;
+    const ReadsMixed& mixed = choice.kernel->mixed;
+    if (!mixed.in_place(p, narrow)) {
+      choice.plan.cycles += kLaunch + bytes / context.sms / kDram;
+    } else if (mixed.plan != nullptr) {
+      choice.plan = mixed.plan(p, narrow, context.sms);
+    }
   }
   std::ranges::stable_sort(all, {}, [](const Choice& choice) { return choice.plan.cycles; });
   return all;

@@ -69,6 +69,7 @@ struct ReadsMixed {
   };
   // Returns false, with C untouched, if there is no memory for its workspace.
   bool (*launch)(const Problem&, const Plan&, const Narrow&, const Context&) = nullptr;
+  Plan (*plan)(const Problem&, const Narrow&, int64_t sms) = nullptr;  // by default, float32's
 };
 
 struct Kernel {

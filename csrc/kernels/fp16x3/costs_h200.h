@@ -11,12 +11,13 @@ inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
 inline constexpr double kLaunchFp16x3Skinny = 6600, kLaunchFp16x3Fused = 17000;
 inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
 
-// fp16x3_cluster: rows of A (16 or 32) and columns of B.
+// fp16x3_cluster: rows of A and columns of B. The last tiles fit beside a 16-bit operand, or if K
+// is short.
 struct Fp16x3ClusterTile {
   int m, n;
 };
-inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {{16, 8}, {16, 16}, {16, 32},
-                                                            {32, 8}, {32, 16}, {32, 32}};
+inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {
+    {16, 8}, {16, 16}, {16, 32}, {32, 8}, {32, 16}, {32, 32}, {64, 8}, {64, 16}, {16, 64}};
 
 // fp16x3_small: the largest tile has few warps; it serves many tiles, which hide each other's
 // latency. A warp multiplies 16 rows by warp_cols columns.
@@ -58,6 +59,8 @@ struct Fp16x3 {
   static constexpr double kClusterLaunch = 8200, kClusterAlone = 410, kClusterK = 2.4;
   static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.7, kClusterMnMajor = 0.66;
   static constexpr double kClusterMoreThreads = 0.64;
+  // The same for each k beside a 16-bit operand, and for its rows.
+  static constexpr double kClusterNarrowK = 1.0, kClusterNarrow = 0.13;
   // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
   // tile and k.
   static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;

@@ -68,71 +68,92 @@ enum class RowCopy {
   kKMajor,   // elements; adjacent threads copy adjacent k
   kMnMajor,  // elements; eight adjacent threads copy adjacent rows
 };
-inline RowCopy fp16x3_cluster_copy(const Problem& p, const Matrix& matrix, int64_t rows) {
+// The rows of A, or else of B. `narrow` is null if no operand is a 16-bit one; its rows come in
+// bulk.
+inline RowCopy fp16x3_cluster_copy(const Problem& p, const Narrow* narrow, bool is_a,
+                                   int64_t rows) {
+  const Matrix matrix = is_a ? p.a : transposed(p.b);
+  if (narrow != nullptr && narrow->is_a == is_a) return RowCopy::kBulk;
   const bool bulk =
       p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
   const bool k_major = rows == 1 || matrix.col_stride <= matrix.row_stride;
   return bulk ? RowCopy::kBulk : k_major ? RowCopy::kKMajor : RowCopy::kMnMajor;
 }
 // Cycles in which a block that is alone on an SM copies, splits and multiplies one k of the rows.
-inline double fp16x3_cluster_row_cycles(const Problem& p, const Matrix& matrix, int64_t rows) {
+inline double fp16x3_cluster_row_cycles(const Problem& p, const Narrow* narrow, bool is_a,
+                                        int64_t rows) {
   using Cost = h200::Fp16x3;
-  const RowCopy copy = fp16x3_cluster_copy(p, matrix, rows);
-  const double each = copy == RowCopy::kBulk     ? Cost::kClusterBulk
+  const RowCopy copy = fp16x3_cluster_copy(p, narrow, is_a, rows);
+  const bool is_narrow = narrow != nullptr && narrow->is_a == is_a;
+  const double each = is_narrow                  ? Cost::kClusterNarrow
+                      : copy == RowCopy::kBulk   ? Cost::kClusterBulk
                       : copy == RowCopy::kKMajor ? Cost::kClusterKMajor
                                                  : Cost::kClusterMnMajor;
   return each * static_cast<double>(copy == RowCopy::kMnMajor ? ceil_div(rows, 8) * 8 : rows);
 }
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
+// Returns how many SMs can run clusters of as many blocks, one block each. On an H200 two clusters
+// of seven fit in each of eight GPCs.
+inline int64_t fp16x3_cluster_sms(int64_t sms, int64_t cluster) {
+  return cluster == 7 ? sms * 28 / 33 : sms_for_clusters(sms, cluster);
+}
 inline constexpr int kFp16x3ClusterMostThreads = 512;
 // Returns a block's threads. More of them load and split sooner if a block has an SM to itself.
 inline int fp16x3_cluster_threads(int64_t blocks, int64_t sms) {
   return blocks <= sms ? kFp16x3ClusterMostThreads : kFp16x3ClusterMostThreads / 2;
 }
 inline constexpr int kFp16x3ClusterBlocksPerSm = 2;  // of half as many threads, by registers
-inline constexpr int kFp16x3ClusterRows = 64;        // its operand rows, at most
+inline constexpr int kFp16x3ClusterRows = 80;        // its operand rows, at most
 
-// The pitch of operand rows in shared memory, in floats.
-inline int64_t fp16x3_cluster_pitch(int64_t k) {
-  return ceil_div(std::min<int64_t>(k, kChunk), 128) * 128 + 16;
+// The pitch in shared memory, in bytes, of operand rows as hi and lo parts, or as hi parts alone of
+// a 16-bit operand. Reads by vectors, of two or of four rows at a time, have no bank conflicts.
+inline int64_t fp16x3_cluster_pitch(int64_t k, bool is_narrow) {
+  return (ceil_div(std::min<int64_t>(k, kChunk), 128) * 128 + 16) * (is_narrow ? 2 : 4);
 }
 // The shared memory for a block's operand rows and the sums of a cluster, in bytes.
-inline int64_t fp16x3_cluster_smem(const Problem& p, int64_t m, int64_t n, int64_t cluster) {
+inline int64_t fp16x3_cluster_smem(const Problem& p, const Narrow* narrow, int64_t m, int64_t n,
+                                   int64_t cluster) {
   m = std::min(m, p.m), n = std::min(n, p.n);
-  const int64_t sums = (1 + cluster) * ceil_div(m, 16) * ceil_div(n, 8) * 128;
-  return int64_t{sizeof(float)} * ((m + n) * fp16x3_cluster_pitch(p.k) + sums);
+  const int64_t sums = cluster * ceil_div(m, 16) * ceil_div(n, 8) * 128;
+  return m * fp16x3_cluster_pitch(p.k, narrow != nullptr && narrow->is_a) +
+         n * fp16x3_cluster_pitch(p.k, narrow != nullptr && !narrow->is_a) +
+         int64_t{sizeof(float)} * sums;
 }
 
 // A block that is alone on an SM waits for its copies, for the split, and for its chain of
-// products; blocks that share an SM take its issue slots.
-inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
+// products; blocks that share an SM take its issue slots. `narrow` is null if no operand is a
+// 16-bit one.
+inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64_t sms) {
   using Cost = h200::Fp16x3;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
+  const double chain = narrow == nullptr ? Cost::kClusterK : Cost::kClusterNarrowK;
   Plan best;
   for (size_t i = 0; i < std::size(h200::kFp16x3ClusterTiles); ++i) {
     const auto& [m, n] = h200::kFp16x3ClusterTiles[i];
     const int64_t rows = std::min<int64_t>(p.m, m), cols = std::min<int64_t>(p.n, n);
-    const double copies = fp16x3_cluster_row_cycles(p, p.a, rows) +
-                          fp16x3_cluster_row_cycles(p, transposed(p.b), cols);
+    const double copies = fp16x3_cluster_row_cycles(p, narrow, /*is_a=*/true, rows) +
+                          fp16x3_cluster_row_cycles(p, narrow, /*is_a=*/false, cols);
     const auto warp_tiles = static_cast<double>(ceil_div(rows, 16) * ceil_div(cols, 8));
     for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
-      const int64_t smem = fp16x3_cluster_smem(p, m, n, cluster);
+      const int64_t smem = fp16x3_cluster_smem(p, narrow, m, n, cluster);
       if (smem > kMaxSharedMemory - 1024) continue;
-      const int64_t usable_sms = sms_for_clusters(sms, cluster);
+      const int64_t usable_sms = fp16x3_cluster_sms(sms, cluster);
       const int64_t blocks = count_tiles(p, m, n) * cluster;
       const int64_t resident =
           std::clamp<int64_t>(kSharedMemoryOfSm / (smem + 2048), 1, kFp16x3ClusterBlocksPerSm);
       const auto rounds = static_cast<double>(ceil_div(chunks, cluster));
       const double k = cluster == 1 ? static_cast<double>(p.k) : rounds * kChunk;
       const bool more_threads = fp16x3_cluster_threads(blocks, sms) == kFp16x3ClusterMostThreads;
-      const double alone =
-          rounds * Cost::kClusterAlone +
-          k * (Cost::kClusterK + copies * (more_threads ? Cost::kClusterMoreThreads : 1));
+      const double alone = rounds * Cost::kClusterAlone +
+                           k * (chain + copies * (more_threads ? Cost::kClusterMoreThreads : 1));
       const double shared = rounds * Cost::kClusterShared +
                             k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
-      const double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
+      // A block with an SM to itself and a single round shares nothing.
+      const double share = rounds == 1 && blocks <= usable_sms
+                               ? 0
+                               : static_cast<double>(blocks) / static_cast<double>(usable_sms);
       const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
       keep_faster(best, {.tile = static_cast<int>(i),
                          .m = m,
@@ -143,6 +164,10 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
     }
   }
   return best;
+}
+
+inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
+  return fp16x3_cluster_plan_of(p, nullptr, sms);
 }
 
 // A block splits a panel, a chunk of 32 rows of the shorter operand, and keeps it for the tiles
@@ -423,6 +448,9 @@ inline bool fp16x3_cluster_reads_mixed(const Problem& p, const Narrow& narrow) {
   const Matrix matrix = narrow.is_a ? p.a : transposed(p.b);
   return p.k % 8 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 8,
                                            size_of(narrow.dtype));
+}
+inline Plan fp16x3_cluster_mixed_plan(const Problem& p, const Narrow& narrow, int64_t sms) {
+  return fp16x3_cluster_plan_of(p, &narrow, sms);
 }
 // fp16x3_skinny copies a short operand like that, and a long one by vectors of 16 bytes, K-major or
 // MN-major, if the last of them is whole.
