@@ -108,7 +108,10 @@ def test_lo_parts(device, algorithm, narrow, side):
 
 IN_PLACE = ["fp16x3_cluster", "fp16x3_thin", "fp16x3_skinny", "fp16x3_fused", "fp16x3_wgmma"]
 # m, n and k. Either operand is the long one; both K-major operands end with 16 bytes of a row.
-FEW_ROWS = [(1, 40, 1032), (5, 300, 2104), (33, 130, 1544), (300, 7, 2104), (150, 64, 512)]
+FEW_ROWS = [
+    *((1, 40, 1032), (5, 300, 2104), (33, 130, 1544), (300, 7, 2104), (150, 64, 512)),
+    *((60, 320, 1032), (20, 24, 9224)),  # tiles of 64 rows, and clusters with two rounds of chunks
+]
 
 
 def few_rows(sizes, layout, device, numbers="normal"):
