@@ -41,11 +41,12 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
                                      int length, float* to, int pitch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   if (operand.copy == RowCopy::kMnMajor) {
-    const int row = lane % 8, units = (rows - row + 7) / 8;  // units of eight rows
+    const int first_k = warp * 4 + lane / 8;
     const int64_t unit_stride = 8 * operand.row_stride;
-    const int first_k = warp * 4 + lane / 8, swizzled = swizzle(operand.copy, row);
-    const float* at = from + row * operand.row_stride + first_k * operand.k_stride;
-    const auto copy_units = [&]<int kUnits>() {
+    // Copies kUnits units of eight rows: this thread's row of each, from `row` on.
+    const auto copy_units = [&]<int kUnits>(int row) {
+      const int units = (rows - row + 7) / 8, swizzled = swizzle(operand.copy, row);
+      const float* at = from + row * operand.row_stride + first_k * operand.k_stride;
       _Pragma("unroll 4") for (int k = first_k; k < length; k += warps * 4) {
         UNROLL
         for (int i = 0; i < kUnits; ++i) {
@@ -58,9 +59,10 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
       }
     };
     if (rows <= 8) {
-      copy_units.template operator()<1>();
+      copy_units.template operator()<1>(lane % 8);
     } else {
-      copy_units.template operator()<4>();
+      NO_UNROLL
+      for (int row = lane % 8; row < rows; row += 32) copy_units.template operator()<4>(row);
     }
   } else {
     NO_UNROLL

@@ -93,10 +93,10 @@ inline double fp16x3_cluster_row_cycles(const Problem& p, const Narrow* narrow, 
 }
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
-// Returns how many SMs can run clusters of as many blocks, one block each. On an H200 two clusters
-// of seven fit in each of eight GPCs.
+// Returns how many SMs can run clusters of as many blocks, one block each: on an H200, 15 clusters of
+// seven.
 inline int64_t fp16x3_cluster_sms(int64_t sms, int64_t cluster) {
-  return cluster == 7 ? sms * 28 / 33 : sms_for_clusters(sms, cluster);
+  return cluster == 7 ? sms * 35 / 44 : sms_for_clusters(sms, cluster);
 }
 inline constexpr int kFp16x3ClusterMostThreads = 512;
 // Returns a block's threads. More of them load and split sooner if a block has an SM to itself.
