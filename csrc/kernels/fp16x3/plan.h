@@ -93,8 +93,8 @@ inline double fp16x3_cluster_row_cycles(const Problem& p, const Narrow* narrow, 
 }
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
-// Returns how many SMs can run clusters of as many blocks, one block each: on an H200, 15 clusters of
-// seven.
+// Returns how many SMs can run clusters of as many blocks, one block each. An H200 runs 15 clusters
+// of seven.
 inline int64_t fp16x3_cluster_sms(int64_t sms, int64_t cluster) {
   return cluster == 7 ? sms * 35 / 44 : sms_for_clusters(sms, cluster);
 }
@@ -135,7 +135,9 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
     const double copies = fp16x3_cluster_row_cycles(p, narrow, /*is_a=*/true, rows) +
                           fp16x3_cluster_row_cycles(p, narrow, /*is_a=*/false, cols);
     const auto warp_tiles = static_cast<double>(ceil_div(rows, 16) * ceil_div(cols, 8));
-    for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
+    // The chunks in one round, if so many blocks form a cluster, in two, or one after another.
+    for (const int64_t most : {chunks, ceil_div(chunks, 2), int64_t{1}}) {
+      const int64_t cluster = std::min(most, kFp16x3MostClusterBlocks);
       const int64_t smem = fp16x3_cluster_smem(p, narrow, m, n, cluster);
       if (smem > kMaxSharedMemory - 1024) continue;
       const int64_t usable_sms = fp16x3_cluster_sms(sms, cluster);
