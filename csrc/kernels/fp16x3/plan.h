@@ -135,9 +135,7 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
     const double copies = fp16x3_cluster_row_cycles(p, narrow, /*is_a=*/true, rows) +
                           fp16x3_cluster_row_cycles(p, narrow, /*is_a=*/false, cols);
     const auto warp_tiles = static_cast<double>(ceil_div(rows, 16) * ceil_div(cols, 8));
-    // The chunks in one round, if so many blocks form a cluster, in two, or one after another.
-    for (const int64_t most : {chunks, ceil_div(chunks, 2), int64_t{1}}) {
-      const int64_t cluster = std::min(most, kFp16x3MostClusterBlocks);
+    for (const int64_t cluster : {std::min(chunks, kFp16x3MostClusterBlocks), int64_t{1}}) {
       const int64_t smem = fp16x3_cluster_smem(p, narrow, m, n, cluster);
       if (smem > kMaxSharedMemory - 1024) continue;
       const int64_t usable_sms = fp16x3_cluster_sms(sms, cluster);
@@ -152,8 +150,8 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
       const double shared = rounds * Cost::kClusterShared +
                             k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
-      // A block with an SM to itself shares nothing.
-      const double share = blocks <= usable_sms
+      // A block with an SM to itself and a single round shares nothing.
+      const double share = rounds == 1 && blocks <= usable_sms
                                ? 0
                                : static_cast<double>(blocks) / static_cast<double>(usable_sms);
       const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
