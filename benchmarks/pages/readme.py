@@ -23,18 +23,12 @@ def _all(measured: dict, kind: str) -> list[dict]:
 
 
 def _ways(rows: list[dict]) -> str:
-    """How models were converted, and attention's shares in results that have them."""
+    """How models were converted, in results with attention as well."""
     text = "by `torch_tiled.convert(model)`"
     if "attention_share" not in rows[0]:
         return text
-    ours, theirs = (
-        _each([100 * row[f"{whose}attention_share"] for row in rows], ".0f")
-        for whose in ("", "peer_")
-    )
-    return (
-        f"{text} and `torch_tiled.attention`; attention takes {ours} % of it, and {theirs} % of "
-        "PyTorch's"
-    )
+    shares = _each([100 * row["attention_share"] for row in rows], ".0f")
+    return f"{text} and `torch_tiled.attention`, which takes {shares} % of it"
 
 
 def _each(values: list, form: str) -> str:

@@ -5,7 +5,7 @@
 
     product   float32 and bfloat16 squares: time and error, cuBLAS's as well
     training  a step (forward, backward, Adam) of GPT-2, BERT, ViT and Llama, as they are and
-              converted, with attention by torch_tiled.attention; attention's shares of both steps
+              converted, with attention by torch_tiled.attention, and its share of the step
     prefill   the same of a Llama's logits, without gradients
     prompts   prompts of a Llama: how many have the same bits alone and in a batch
     streamed  a float32 product within a budget of the GPU's memory, and the same one in core
@@ -79,13 +79,10 @@ def product(args: argparse.Namespace, dtype: str) -> dict:
     }
 
 
-def attention_shares(args: argparse.Namespace, ours: Step, theirs: Step) -> dict[str, float]:
-    """The parts of a step's time on the device that attention takes."""
-    shares = {}
-    for name, step in {"attention_share": ours, "peer_attention_share": theirs}.items():
-        _, attention, whole = models.profiled(step, args.device != "cpu")
-        shares[name] = attention / whole
-    return shares
+def attention_share(args: argparse.Namespace, step: Step) -> float:
+    """The part of a step's time on the device that torch_tiled's attention takes."""
+    _, attention, whole = models.profiled(step, args.device != "cpu")
+    return attention / whole
 
 
 def training(args: argparse.Namespace, name: str) -> dict:
@@ -96,9 +93,7 @@ def training(args: argparse.Namespace, name: str) -> dict:
     done = models.compare(task, args.device, args.steps)
     ours, theirs = done.ours.milliseconds(), done.theirs.milliseconds()
     (batch,) = models.draw(task, 1, args.device)
-    shares = attention_shares(
-        args, partial(done.ours.step, batch), partial(done.theirs.step, batch)
-    )
+    share = attention_share(args, partial(done.ours.step, batch))
     return {
         "model": MODELS[name],
         "inputs": inputs,
@@ -109,7 +104,7 @@ def training(args: argparse.Namespace, name: str) -> dict:
         "ms": ours,
         "peer_ms": theirs,
         "ratio": theirs / ours,
-        **shares,
+        "attention_share": share,
         "loss": done.ours.losses[-1],
         "peer_loss": done.theirs.losses[-1],
     }
@@ -139,7 +134,7 @@ def prefill(args: argparse.Namespace) -> dict:
         "parameters": sum(each.numel() for each in ours.parameters()),
         **ms,
         "ratio": ms["peer_ms"] / ms["ms"],
-        **attention_shares(args, *calls.values()),
+        "attention_share": attention_share(args, calls[""]),
     }
 
 
