@@ -119,6 +119,18 @@ void launch(const AttentionProblem& p, const Tensor& q) {
   cpu::launch_attention(p, launches.context);
 }
 
+void launch_backward(const AttentionBackward& p, const Tensor& q) {
+  Launches launches(kOp, q);
+#ifdef TORCH_TILED_WITH_CUDA
+  if (q.is_cuda()) {
+    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
+    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
+    return;
+  }
+#endif
+  cpu::launch_attention_backward(p, launches.context);
+}
+
 // The problem of checked operands, without out.
 AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
                               const std::optional<Tensor>& mask,
@@ -194,24 +206,17 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
     for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
     return {dq, dk, dv};
   }
-#ifdef TORCH_TILED_WITH_CUDA
-  if (q.is_cuda()) {
-    Launches launches(kOp, q);
-    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
-    const Tensor sums = torch::stable::contiguous(sum);
-    const Tensor exponents = torch::stable::contiguous(exponent);
-    p.out = heads(const_cast<void*>(data_of(out)), out);
-    p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
-    p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
-    p.dout = heads(data_of(grad), grad);
-    if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
-    if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
-    if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
-    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
-    return {dq, dk, dv};
-  }
-#endif
-  fail(kOp, "q is on " + device_name(q) + "; the gradients' kernels are those of a Hopper GPU");
+  const Tensor sums = torch::stable::contiguous(sum);
+  const Tensor exponents = torch::stable::contiguous(exponent);
+  p.out = heads(const_cast<void*>(data_of(out)), out);
+  p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
+  p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
+  p.dout = heads(data_of(grad), grad);
+  if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
+  if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
+  if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
+  launch_backward(p, q);
+  return {dq, dk, dv};
 }
 
 }  // namespace tiled

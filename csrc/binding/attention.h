@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
                                                  double scale);
 
 // Returns the gradients of q, k and v from `grad`, that of out; an empty tensor for one that is not
-// needed. out, sum and exponent are run_attention()'s. On a GPU that has the kernels alone.
+// needed. out, sum and exponent are run_attention()'s.
 std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,

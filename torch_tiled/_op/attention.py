@@ -1,4 +1,4 @@
-"""The derivatives of attention: a kernel for gradients on a GPU, and else a composite.
+"""The derivatives of attention: a kernel for gradients, and else a composite.
 
 A composite of products and functions of PyTorch computes the weights, the softmax of the scores,
 anew: a number for each query and key of each head. It has derivatives itself, of any order. The
@@ -20,7 +20,7 @@ from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .supported import PLAIN_TYPES, is_traced
 
-_MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take
+_MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take on a GPU
 
 
 def _fold_heads(x, kv_heads):
@@ -73,10 +73,10 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
 
 def _has_kernel(grad, q, k, v, mask, out, needed):
     """Returns whether one kernel computes these gradients: nothing differentiates them, the mask's
-    is not among them, and no tensor has too many columns."""
-    if torch.is_grad_enabled() or needed[3] or not q.is_cuda or transforms_active():
+    is not among them, and no tensor on a GPU has too many columns."""
+    if torch.is_grad_enabled() or needed[3] or transforms_active():
         return False
-    if q.shape[3] > _MOST_COLUMNS or v.shape[3] > _MOST_COLUMNS:
+    if not q.is_cpu and (not q.is_cuda or max(q.shape[3], v.shape[3]) > _MOST_COLUMNS):
         return False
     tensors = [x for x in (grad, q, k, v, mask, out) if x is not None]
     return all(type(x) in PLAIN_TYPES or is_traced(x) for x in tensors)

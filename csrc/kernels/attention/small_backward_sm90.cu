@@ -101,7 +101,7 @@ __device__ void find_dq(const Params& params, const Smem<Tile>& smem, uint32_t b
                                                smem.scales[kDout][row_tile], &states);
   const int tiles = Work::key_tiles(params.p, first + kRows);
   float of_tile[kBlocks * 32] = {}, inverse[2];
-  if (tiles == 0) rows.store(params.dq, of_tile, 1);
+  if (tiles == 0) rows.store(params.dq, of_tile, params.p.scale);
   NO_UNROLL
   for (int tile = 0; tile < tiles; ++tile) {
     const KeyScales& k_scales = smem.scales[kK][tile];
@@ -134,7 +134,7 @@ __device__ void find_dk_and_dv(const Params& params, const Smem<Tile>& smem, con
   const int begin = min(first_query(params.p, first) / kRows, tiles);
   float of_tile[kBlocks * 32] = {}, inverse[2];
   if (begin == tiles) {
-    rows.store(params.dk, of_tile, 1);
+    rows.store(params.dk, of_tile, params.p.scale);
     rows.store(params.dv, of_tile, 1);
   }
   NO_UNROLL
