@@ -21,39 +21,39 @@ constexpr const char* kOp = "tiled::attention";
 // --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
 
 void check_types(const Tensor& q, const Tensor& k, const Tensor& v) {
-  for (const Named& x : {Named{"q", q}, Named{"k", k}, Named{"v", v}}) {
-    check_same_device(kOp, x, {"q", q});
+  for (const Named& x : {Named{"query", q}, Named{"key", k}, Named{"value", v}}) {
+    check_same_device(kOp, x, {"query", q});
     if (x.tensor.scalar_type() != ScalarType::Float) {
       fail(kOp, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
-                    "; q, k and v must be torch.float32");
+                    "; query, key and value must be torch.float32");
     }
   }
 }
 
 void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto refuse = [&](const char* reason) {
-    fail(kOp, "q is " + shape_of(q) + ", k is " + shape_of(k) + " and v is " + shape_of(v) + "; " +
-                  reason);
+    fail(kOp, "query is " + shape_of(q) + ", key is " + shape_of(k) + " and value is " +
+                  shape_of(v) + "; " + reason);
   };
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) {
     refuse("each must have 4 dimensions: batch, heads, rows and columns");
   }
   if (q.size(0) != k.size(0) || q.size(0) != v.size(0)) refuse("their batches must be equal");
-  if (k.size(1) != v.size(1)) refuse("k and v must have as many heads");
+  if (k.size(1) != v.size(1)) refuse("key and value must have as many heads");
   const int64_t kv_heads = k.size(1);
   if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
-    refuse("q's heads must be a multiple of k's");
+    refuse("query's heads must be a multiple of key's");
   }
-  if (q.size(3) != k.size(3)) refuse("q and k must have as many columns");
-  if (k.size(2) != v.size(2)) refuse("k and v must have as many rows");
+  if (q.size(3) != k.size(3)) refuse("query and key must have as many columns");
+  if (k.size(2) != v.size(2)) refuse("key and value must have as many rows");
 }
 
 // Returns the mask with a stride of 0 in each dimension that it is expanded in.
 Heads expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
-  check_same_device(kOp, {"mask", mask}, {"q", q});
+  check_same_device(kOp, {"attn_mask", mask}, {"query", q});
   const ScalarType type = mask.scalar_type();
   if (type != ScalarType::Bool && type != ScalarType::Float) {
-    fail(kOp, "mask is " + dtype_name(type) + "; it must be torch.bool or torch.float32");
+    fail(kOp, "attn_mask is " + dtype_name(type) + "; it must be torch.bool or torch.float32");
   }
   const Shape scores = {q.size(0), q.size(1), q.size(2), k.size(2)};
   std::array<int64_t, 4> strides = {};
@@ -66,7 +66,7 @@ Heads expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
     }
   }
   if (!expands) {
-    fail(kOp, "mask is " + shape_of(mask) + "; it must expand to " + to_string(scores) +
+    fail(kOp, "attn_mask is " + shape_of(mask) + "; it must expand to " + to_string(scores) +
                   ", which are batch, heads, queries and keys");
   }
   return {data_of(mask), strides[0], strides[1], strides[2], strides[3]};
@@ -101,7 +101,7 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
 #ifdef TORCH_TILED_WITH_CUDA
 void check_gpu(bool is_accepted, const AttentionProblem& p, const Tensor& q, const char* most) {
   if (is_accepted) return;
-  fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
+  fail(kOp, "query is " + shape_of(q) + " on " + device_name(q) + " and value has " +
                 std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
                 " columns, on Hopper (compute capability 9.0) alone");
 }
@@ -186,7 +186,7 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
   const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
   const Shape rows = {p.batch, p.heads, p.queries};
   const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
-    check_same_device(kOp, x, {"q", q});
+    check_same_device(kOp, x, {"query", q});
     const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
     if (x.tensor.scalar_type() == dtype && has_shape) return;
     fail(kOp, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
