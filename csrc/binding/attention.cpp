@@ -178,11 +178,15 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
   return {out, sum, exponent};
 }
 
-std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> run_attention_backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
-    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v) {
+    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v,
+    bool needs_scores) {
   AttentionBackward p{make_problem(q, k, v, mask, causal_offset, scale), {}, {}, {}, {}};
+  if (needs_scores && p.mask_kind != MaskKind::kFloat) {
+    fail(kOp, "needs_scores is True; pass False unless attn_mask is torch.float32");
+  }
   const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
   const Shape rows = {p.batch, p.heads, p.queries};
   const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
@@ -197,15 +201,18 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
   check({"out", out}, ScalarType::Float, of_out);
   check({"sum", sum}, ScalarType::Float, rows);
   check({"exponent", exponent}, ScalarType::Int, rows);
-  const auto gradient = [&](bool needed, const Tensor& x) {
-    const Shape shape(x.sizes().begin(), x.sizes().end());
+  const auto gradient = [&](bool needed, const Shape& shape) {
     return allocate(kOp, needed ? shape : Shape{0}, ScalarType::Float, q);
   };
-  Tensor dq = gradient(needs_q, q), dk = gradient(needs_k, k), dv = gradient(needs_v, v);
+  Tensor dq = gradient(needs_q, {p.batch, p.heads, p.queries, p.head_size});
+  Tensor dk = gradient(needs_k, {p.batch, p.kv_heads, p.keys, p.head_size});
+  Tensor dv = gradient(needs_v, {p.batch, p.kv_heads, p.keys, p.value_size});
+  Tensor dscores = gradient(needs_scores, {p.batch, p.heads, p.queries, p.keys});
   if (sum.numel() == 0 || p.keys == 0) {
-    for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
-    return {dq, dk, dv};
+    for (Tensor* x : {&dq, &dk, &dv, &dscores}) torch::stable::zero_(*x);
+    return {dq, dk, dv, dscores};
   }
+  if (p.causal) torch::stable::zero_(dscores);
   const Tensor sums = torch::stable::contiguous(sum);
   const Tensor exponents = torch::stable::contiguous(exponent);
   p.out = heads(const_cast<void*>(data_of(out)), out);
@@ -215,8 +222,9 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
   if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
   if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
   if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
+  if (needs_scores) p.dscores = static_cast<float*>(dscores.mutable_data_ptr());
   launch_backward(p, q);
-  return {dq, dk, dv};
+  return {dq, dk, dv, dscores};
 }
 
 }  // namespace tiled

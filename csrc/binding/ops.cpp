@@ -373,7 +373,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def(
       "_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask, "
       "Tensor out, Tensor sum, Tensor exponent, SymInt? causal_offset, float scale, bool needs_q, "
-      "bool needs_k, bool needs_v) -> (Tensor, Tensor, Tensor)");
+      "bool needs_k, bool needs_v, bool needs_scores) -> (Tensor, Tensor, Tensor, Tensor)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
   m.def(

@@ -150,6 +150,15 @@ struct TilePair {
     return seen ? log2 : Log2{kMasked, 0.0f};
   }
 
+  // Stores dS, for the gradient of a mask.
+  void store_gradients() const {
+    for (int i = 0; i < queries; ++i) {
+      const int64_t row = (batch * p.heads + head) * p.queries + first_query + i;
+      float* to = p.dscores + row * p.keys + first_key;
+      for (int j = 0; j < keys; ++j) to[j] = probability[i][j] == 0 ? 0 : gradient[i][j];
+    }
+  }
+
   // Computes P, and dS if a gradient needs it.
   void find(bool needs_gradient) {
     std::fill_n(&probability[0][0], kTile * kTile, 0.0f);
@@ -171,7 +180,7 @@ struct TilePair {
   }
 };
 
-// Computes dq of a tile of queries.
+// Computes dq of a tile of queries, and stores dS.
 void find_dq(TilePair& pair, int64_t index) {
   const AttentionBackward& p = pair.p;
   const int64_t tiles = ceil_div(p.queries, kTile);
@@ -182,13 +191,14 @@ void find_dq(TilePair& pair, int64_t index) {
   for (int64_t key = 0; key < end; key += kTile) {
     pair.load_keys(batch, head / (p.heads / p.kv_heads), key);
     pair.find(true);
-    for (int i = 0; i < pair.queries; ++i) {
+    if (p.dscores != nullptr) pair.store_gradients();
+    for (int i = 0; i < pair.queries && p.dq.data != nullptr; ++i) {
       float factors[kTile];
       for (int j = 0; j < kTile; ++j) factors[j] = pair.gradient[i][j] * pair.k.inverse_scale[j];
       dq.add(i, factors, pair.k);
     }
   }
-  dq.store(p.dq, batch, head, pair.first_query, pair.queries, p.scale);
+  if (p.dq.data != nullptr) dq.store(p.dq, batch, head, pair.first_query, pair.queries, p.scale);
 }
 
 // Computes dk and dv of a tile of keys.
@@ -232,8 +242,8 @@ bool launch_attention_backward(const AttentionBackward& p, const Context& contex
                    for (int64_t index = begin; index < end; ++index) find(pair, index);
                  });
   };
-  if (p.dq.data != nullptr) for_tiles(p.batch * p.heads, p.queries, p.keys, find_dq);
-  if (p.dk.data != nullptr || p.dv.data != nullptr) {
+  if (p.needs_queries()) for_tiles(p.batch * p.heads, p.queries, p.keys, find_dq);
+  if (p.needs_keys()) {
     for_tiles(p.batch * p.kv_heads, p.keys, p.queries * (p.heads / p.kv_heads), find_dk_and_dv);
   }
   return true;

@@ -84,7 +84,7 @@ def _sum_error(weights, errors, x, tiles):
 
 
 def gradient_bounds(grad, q, k, v, mask=None, causal_offset=None, scale=None, *, weights):
-    """The bounds of the gradients of q, k and v by grad, that of the result."""
+    """The bounds of the gradients of q, k, v and a float mask by grad, that of the result."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     off = attention_bound(q, k, v, mask, causal_offset, scale, weights=weights)
     group, kv_heads = q.shape[1] // k.shape[1], k.shape[1]
@@ -106,4 +106,9 @@ def gradient_bounds(grad, q, k, v, mask=None, causal_offset=None, scale=None, *,
     dk = _sum_error(scores.mT, of_scores.mT, q, tiles[1]) * abs(scale)
     dv = _sum_error(weights.mT, of_weights.mT, grad, tiles[1])
     dk, dv = (x.unflatten(1, (kv_heads, group)).sum(2) for x in (dk, dv))
-    return [x * 1.001 + 2.0**-100 for x in (dq, dk, dv)]
+    bounds = [dq, dk, dv]
+    if mask is not None and mask.dtype != torch.bool:
+        addends = scores.numel() // max(mask.numel(), 1)
+        of_sum = of_scores + (addends - 1) * U * (scores.abs() + of_scores)
+        bounds.append(of_sum.sum_to_size(mask.shape))
+    return [x * 1.001 + 2.0**-100 for x in bounds]

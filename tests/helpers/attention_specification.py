@@ -252,8 +252,8 @@ def _add_rows(total, weights, x):
 
 
 def gradients(grad, q, k, v, mask, out, total, exponents, causal_offset, scale):
-    """The gradients of q, k and v by that of out, of tensors of four dimensions. out, total and
-    exponents are attention()'s."""
+    """The gradients of q, k, v and the scores by that of out, of tensors of four dimensions. out,
+    total and exponents are attention()'s."""
     batch, heads, rows = q.shape[:3]
     group = heads // k.shape[1]
     if mask is not None:
@@ -261,12 +261,14 @@ def gradients(grad, q, k, v, mask, out, total, exponents, causal_offset, scale):
     tensors = grad, q, k, v, out, total, exponents
     grad, q, k, v, out, total, exponents = (x.numpy() for x in tensors)
     dq, dk, dv = (np.zeros_like(x) for x in (q, k, v))
+    dscores = np.zeros((*q.shape[:3], k.shape[2]), F32)
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(batch, heads):
             i, j = (b, h), (b, h // group)
             options = scale, None if mask is None else mask[i], causal_offset
             p = _probabilities(q[i], k[j], total[i], exponents[i], *options)
             ds = _score_gradients(p, grad[i], v[j], _deltas(grad[i], out[i]))
+            dscores[i] = np.where(p == 0, 0, ds)
             dq[i] = _add_rows(dq[i], ds, k[j])
             dk[j], dv[j] = _add_rows(dk[j], ds.T, q[i]), _add_rows(dv[j], p.T, grad[i])
-        return [torch.from_numpy(x) for x in (dq * F32(scale), dk * F32(scale), dv)]
+        return [torch.from_numpy(x) for x in (dq * F32(scale), dk * F32(scale), dv, dscores)]

@@ -26,24 +26,33 @@ MASKS = {
     "causal": lambda s, t: {"is_causal": True},
     "bool": lambda s, t: {"attn_mask": torch.rand(s, t) > 0.4},
     "float": lambda s, t: {"attn_mask": torch.randn(1, 1, s, t)},
+    "bias of keys": lambda s, t: {"attn_mask": torch.randn(t)},
     "keys": lambda s, t: {"attn_mask": torch.arange(t).lt(t // 2 + 1)[None]},
 }
 
 
-def gradients(grad, q, k, v, **options):
-    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+def inputs_of(q, k, v, mask):
+    """q, k, v and, if it has a gradient, the mask, which require gradients."""
+    has_gradient = mask is not None and mask.dtype.is_floating_point
+    return [x.detach().requires_grad_() for x in (q, k, v, *([mask] if has_gradient else []))]
+
+
+def gradients(grad, q, k, v, attn_mask=None, **options):
+    inputs = inputs_of(q, k, v, attn_mask)
+    given = inputs if len(inputs) == 4 else (*inputs, attn_mask)
     with Calls() as seen:
-        found = torch.autograd.grad(ours(*inputs, enable_gqa=True, **options), inputs, grad)
+        found = torch.autograd.grad(ours(*given, enable_gqa=True, **options), inputs, grad)
     assert "tiled::_attention_backward" in seen.names()
     return found
 
 
 def exact_gradients(grad, q, k, v, attn_mask=None, is_causal=False):
     """In float64, and the bounds of the library's."""
-    options = attn_mask, 0 if is_causal else None
-    inputs = [x.double().requires_grad_() for x in (q, k, v)]
-    out, weights = exact(*inputs, *options)
-    bounds = gradient_bounds(grad, q, k, v, *options, weights=weights.detach())
+    inputs = [x.double() for x in inputs_of(q, k, v, attn_mask)]
+    given = inputs if len(inputs) == 4 else (*inputs, attn_mask)
+    offset = 0 if is_causal else None
+    out, weights = exact(*given, offset)
+    bounds = gradient_bounds(grad, q, k, v, attn_mask, offset, weights=weights.detach())
     return torch.autograd.grad(out, inputs, grad.double()), bounds
 
 
@@ -66,7 +75,7 @@ def test_errors(device, sizes, mask):
 def test_many_columns_have_a_composite_on_a_gpu():
     q, k, v = draw(1, 4, 2, 70, 150, 136, 200, device="cuda")
     grad = torch.randn(1, 4, 70, 200, device="cuda")
-    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    inputs = inputs_of(q, k, v, None)
     with Calls() as seen:
         found = torch.autograd.grad(ours(*inputs, enable_gqa=True), inputs, grad)
     assert "tiled::_attention_backward" not in seen.names()
@@ -115,7 +124,7 @@ def test_short_sequences_have_the_bits_of_long_ones(sizes, batch, heads, causal)
     causal_offset = 0 if causal else None
     out = operator(q, k, v, None, causal_offset, columns**-0.5)
     for i, y in enumerate(found):
-        wanted = [i == j for j in range(3)]
+        wanted = [i == j for j in range(4)]
         alone = one(grad, q, k, v, None, *out, causal_offset, columns**-0.5, *wanted)
         assert [x.numel() > 0 for x in alone] == wanted
         assert torch.equal(alone[i], y)
@@ -154,8 +163,10 @@ def test_without_data_and_bad_calls():
     out, total, exponent = operator(q, k, v, None, None, 1.0)
     arguments = q, k, v, None, out, total, exponent, None, 1.0
     on_meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in (out, *arguments)]
-    dq, dk, dv = operators._attention_backward.default(*on_meta, True, False, True)
-    assert (dq.shape, dk.shape, dv.shape) == (q.shape, (0,), v.shape)
+    found = operators._attention_backward.default(*on_meta, True, False, True, True)
+    assert [x.shape for x in found] == [q.shape, (0,), v.shape, (2, 4, 5, 7)]
     short = *arguments[:5], total[:, :, 1:], exponent
     with pytest.raises(RuntimeError, match=r"sum is \(2, 4, 4\) of torch.float32; it must be"):
-        operators._attention_backward.default(out, *short, None, 1.0, True, True, True)
+        operators._attention_backward.default(out, *short, None, 1.0, True, True, True, False)
+    with pytest.raises(RuntimeError, match="needs_scores is True; pass False unless attn_mask is"):
+        operators._attention_backward.default(out, *arguments, True, True, True, True)
