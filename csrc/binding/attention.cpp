@@ -21,39 +21,39 @@ constexpr const char* kOp = "tiled::attention";
 // --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
 
 void check_types(const Tensor& q, const Tensor& k, const Tensor& v) {
-  for (const Named& x : {Named{"q", q}, Named{"k", k}, Named{"v", v}}) {
-    check_same_device(kOp, x, {"q", q});
+  for (const Named& x : {Named{"query", q}, Named{"key", k}, Named{"value", v}}) {
+    check_same_device(kOp, x, {"query", q});
     if (x.tensor.scalar_type() != ScalarType::Float) {
       fail(kOp, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
-                    "; q, k and v must be torch.float32");
+                    "; query, key and value must be torch.float32");
     }
   }
 }
 
 void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto refuse = [&](const char* reason) {
-    fail(kOp, "q is " + shape_of(q) + ", k is " + shape_of(k) + " and v is " + shape_of(v) + "; " +
-                  reason);
+    fail(kOp, "query is " + shape_of(q) + ", key is " + shape_of(k) + " and value is " +
+                  shape_of(v) + "; " + reason);
   };
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) {
     refuse("each must have 4 dimensions: batch, heads, rows and columns");
   }
   if (q.size(0) != k.size(0) || q.size(0) != v.size(0)) refuse("their batches must be equal");
-  if (k.size(1) != v.size(1)) refuse("k and v must have as many heads");
+  if (k.size(1) != v.size(1)) refuse("key and value must have as many heads");
   const int64_t kv_heads = k.size(1);
   if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
-    refuse("q's heads must be a multiple of k's");
+    refuse("query's heads must be a multiple of key's");
   }
-  if (q.size(3) != k.size(3)) refuse("q and k must have as many columns");
-  if (k.size(2) != v.size(2)) refuse("k and v must have as many rows");
+  if (q.size(3) != k.size(3)) refuse("query and key must have as many columns");
+  if (k.size(2) != v.size(2)) refuse("key and value must have as many rows");
 }
 
 // Returns the mask with a stride of 0 in each dimension that it is expanded in.
 Heads expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
-  check_same_device(kOp, {"mask", mask}, {"q", q});
+  check_same_device(kOp, {"attn_mask", mask}, {"query", q});
   const ScalarType type = mask.scalar_type();
   if (type != ScalarType::Bool && type != ScalarType::Float) {
-    fail(kOp, "mask is " + dtype_name(type) + "; it must be torch.bool or torch.float32");
+    fail(kOp, "attn_mask is " + dtype_name(type) + "; it must be torch.bool or torch.float32");
   }
   const Shape scores = {q.size(0), q.size(1), q.size(2), k.size(2)};
   std::array<int64_t, 4> strides = {};
@@ -66,7 +66,7 @@ Heads expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
     }
   }
   if (!expands) {
-    fail(kOp, "mask is " + shape_of(mask) + "; it must expand to " + to_string(scores) +
+    fail(kOp, "attn_mask is " + shape_of(mask) + "; it must expand to " + to_string(scores) +
                   ", which are batch, heads, queries and keys");
   }
   return {data_of(mask), strides[0], strides[1], strides[2], strides[3]};
@@ -101,7 +101,7 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
 #ifdef TORCH_TILED_WITH_CUDA
 void check_gpu(bool is_accepted, const AttentionProblem& p, const Tensor& q, const char* most) {
   if (is_accepted) return;
-  fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
+  fail(kOp, "query is " + shape_of(q) + " on " + device_name(q) + " and value has " +
                 std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
                 " columns, on Hopper (compute capability 9.0) alone");
 }
@@ -117,6 +117,18 @@ void launch(const AttentionProblem& p, const Tensor& q) {
   }
 #endif
   cpu::launch_attention(p, launches.context);
+}
+
+void launch_backward(const AttentionBackward& p, const Tensor& q) {
+  Launches launches(kOp, q);
+#ifdef TORCH_TILED_WITH_CUDA
+  if (q.is_cuda()) {
+    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
+    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
+    return;
+  }
+#endif
+  cpu::launch_attention_backward(p, launches.context);
 }
 
 // The problem of checked operands, without out.
@@ -166,15 +178,19 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
   return {out, sum, exponent};
 }
 
-std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> run_attention_backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
-    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v) {
+    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v,
+    bool needs_scores) {
   AttentionBackward p{make_problem(q, k, v, mask, causal_offset, scale), {}, {}, {}, {}};
+  if (needs_scores && p.mask_kind != MaskKind::kFloat) {
+    fail(kOp, "needs_scores is True; pass False unless attn_mask is torch.float32");
+  }
   const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
   const Shape rows = {p.batch, p.heads, p.queries};
   const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
-    check_same_device(kOp, x, {"q", q});
+    check_same_device(kOp, x, {"query", q});
     const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
     if (x.tensor.scalar_type() == dtype && has_shape) return;
     fail(kOp, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
@@ -185,33 +201,30 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
   check({"out", out}, ScalarType::Float, of_out);
   check({"sum", sum}, ScalarType::Float, rows);
   check({"exponent", exponent}, ScalarType::Int, rows);
-  const auto gradient = [&](bool needed, const Tensor& x) {
-    const Shape shape(x.sizes().begin(), x.sizes().end());
+  const auto gradient = [&](bool needed, const Shape& shape) {
     return allocate(kOp, needed ? shape : Shape{0}, ScalarType::Float, q);
   };
-  Tensor dq = gradient(needs_q, q), dk = gradient(needs_k, k), dv = gradient(needs_v, v);
+  Tensor dq = gradient(needs_q, {p.batch, p.heads, p.queries, p.head_size});
+  Tensor dk = gradient(needs_k, {p.batch, p.kv_heads, p.keys, p.head_size});
+  Tensor dv = gradient(needs_v, {p.batch, p.kv_heads, p.keys, p.value_size});
+  Tensor dscores = gradient(needs_scores, {p.batch, p.heads, p.queries, p.keys});
   if (sum.numel() == 0 || p.keys == 0) {
-    for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
-    return {dq, dk, dv};
+    for (Tensor* x : {&dq, &dk, &dv, &dscores}) torch::stable::zero_(*x);
+    return {dq, dk, dv, dscores};
   }
-#ifdef TORCH_TILED_WITH_CUDA
-  if (q.is_cuda()) {
-    Launches launches(kOp, q);
-    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
-    const Tensor sums = torch::stable::contiguous(sum);
-    const Tensor exponents = torch::stable::contiguous(exponent);
-    p.out = heads(const_cast<void*>(data_of(out)), out);
-    p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
-    p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
-    p.dout = heads(data_of(grad), grad);
-    if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
-    if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
-    if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
-    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
-    return {dq, dk, dv};
-  }
-#endif
-  fail(kOp, "q is on " + device_name(q) + "; the gradients' kernels are those of a Hopper GPU");
+  if (p.causal) torch::stable::zero_(dscores);
+  const Tensor sums = torch::stable::contiguous(sum);
+  const Tensor exponents = torch::stable::contiguous(exponent);
+  p.out = heads(const_cast<void*>(data_of(out)), out);
+  p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
+  p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
+  p.dout = heads(data_of(grad), grad);
+  if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
+  if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
+  if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
+  if (needs_scores) p.dscores = static_cast<float*>(dscores.mutable_data_ptr());
+  launch_backward(p, q);
+  return {dq, dk, dv, dscores};
 }
 
 }  // namespace tiled

@@ -19,11 +19,14 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
                                                  std::optional<int64_t> causal_offset,
                                                  double scale);
 
-// Returns the gradients of q, k and v from `grad`, that of out; an empty tensor for one that is not
-// needed. out, sum and exponent are run_attention()'s. On a GPU that has the kernels alone.
-std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
+// Returns the gradients of q, k, v and the scores from `grad`, that of out; an empty tensor for one
+// that is not needed. That of the scores, (batch, heads, queries, keys), is that of a float32 mask
+// before it is summed over the dimensions that the mask is expanded in. out, sum and exponent are
+// run_attention()'s.
+std::tuple<Tensor, Tensor, Tensor, Tensor> run_attention_backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
-    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v);
+    std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v,
+    bool needs_scores);
 
 }  // namespace tiled

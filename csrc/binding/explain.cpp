@@ -105,7 +105,8 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
   std::vector<Choice> chosen;
   if (mixed) {
     int64_t a_bytes = 0, b_bytes = 0;
-    const Narrow narrow = narrow_of(a, b);
+    check_mixed(options, a.scalar_type(), b.scalar_type());
+    const Narrow narrow = narrow_of(a.scalar_type(), b.scalar_type());
     if (!context.on_host() && outer.empty()) {
       chosen = mixed_choices(algorithm, z.problem, narrow, context);
     }

@@ -23,9 +23,9 @@ Tensor as_strided(const char* op, const Tensor& x, const Shape& sizes, const Sha
 
 }  // namespace
 
-Narrow narrow_of(const Tensor& a, const Tensor& b) {
-  const bool is_a = is_16bit(a.scalar_type());
-  return {.is_a = is_a, .dtype = *supported((is_a ? a : b).scalar_type())};
+Narrow narrow_of(ScalarType a, ScalarType b) {
+  const bool is_a = is_16bit(a);
+  return {.is_a = is_a, .dtype = *supported(is_a ? a : b)};
 }
 
 Strided upcast_layout(const Strided& x) {

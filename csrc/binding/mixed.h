@@ -9,7 +9,7 @@
 namespace tiled {
 
 // Returns which of the operands of a mixed product is the 16-bit one.
-Narrow narrow_of(const Tensor& a, const Tensor& b);
+Narrow narrow_of(ScalarType a, ScalarType b);
 
 // Returns how upcast() stores a copy of x: dimensions are in the order of x's strides, those of
 // stride 0 keep it, and rows begin at multiples of 16 bytes. The data are never to be read.

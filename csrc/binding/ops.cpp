@@ -44,6 +44,7 @@ namespace {
 Tensor multiply(const Options& options, const Product& product, const Tensor& a, const Tensor& b,
                 ScalarType out, const PreparedOperand& prepared_b) {
   if (is_mixed(a.scalar_type(), b.scalar_type())) {
+    check_mixed(options, a.scalar_type(), b.scalar_type());
     if (a.is_cuda()) {
       const Tensor c = allocate(options.op, product.shape, ScalarType::Float, a);
       if (run_in_place(options, product, a, b, c, {}, prepared_b)) {
@@ -99,6 +100,7 @@ void matmul_out(const Tensor& a, const Tensor& b, const std::string& algorithm,
   const Product product = make_product_into(options.op, a, b, out);
   Tensor written = out;
   if (is_mixed(a.scalar_type(), b.scalar_type())) {
+    check_mixed(options, a.scalar_type(), b.scalar_type());
     if (out.scalar_type() == ScalarType::Float) {
       if (run_in_place(options, product, a, b, out)) return;
       return matmul_out(upcast(options.op, a), upcast(options.op, b), algorithm, precision, out);
@@ -159,6 +161,7 @@ void gemm_(const Tensor& c, const Tensor& a, const Tensor& b, double alpha_real,
                             .beta = make_factor(options.op, "beta", beta_real, beta_imag, c)};
   check_written(options.op, {"c", c}, product);
   const bool mixed = is_mixed(a.scalar_type(), b.scalar_type());
+  if (mixed) check_mixed(options, a.scalar_type(), b.scalar_type());
   if (epilogue.alpha == 0.0) {
     product.k = 0;  // A and B are not read, as in BLAS
   } else if (mixed) {
@@ -222,6 +225,7 @@ Tensor run_layer(const Layer& layer, const Tensor& x, const Tensor& weight,
   const ScalarType type = x.scalar_type();
   const bool by_torch = is_torch_product(x, weight, options) && !(bias && hides_lazy_bits(*bias));
   if (is_mixed(type, weight.scalar_type()) || (by_torch && out != type)) {
+    if (!by_torch) check_mixed(options, type, weight.scalar_type());
     std::optional<Tensor> wide_bias;
     if (bias) wide_bias = upcast(options.op, *bias);
     Layer wide{options, product, epilogue, ScalarType::Float};
@@ -364,12 +368,12 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "ScalarType? out_dtype=None, str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, float scale) "
-      "-> (Tensor out, Tensor sum, Tensor exponent)");
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, SymInt? causal_offset, "
+      "float scale) -> (Tensor out, Tensor sum, Tensor exponent)");
   m.def(
-      "_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, "
-      "Tensor sum, Tensor exponent, SymInt? causal_offset, float scale, bool needs_q, "
-      "bool needs_k, bool needs_v) -> (Tensor, Tensor, Tensor)");
+      "_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask, "
+      "Tensor out, Tensor sum, Tensor exponent, SymInt? causal_offset, float scale, bool needs_q, "
+      "bool needs_k, bool needs_v, bool needs_scores) -> (Tensor, Tensor, Tensor, Tensor)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
   m.def(

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "binding/json.h"
+#include "binding/mixed.h"
 #include "binding/run.h"
 #include "binding/tensors.h"
 #include "core/error.h"
@@ -96,8 +97,10 @@ void check_options(
   if (activation) check_activation(op, *parsed_activation, *activation, a);
   if (algorithm) {
     const ScalarType type = dtype_of_product(a.type, b.type);
+    std::optional<Narrow> narrow;
+    if (is_mixed(a.type, b.type)) narrow = narrow_of(a.type, b.type);
     check_algorithm(op, *algorithm, parsed_precision.value_or(Precision::kFp32), *supported(type),
-                    is_complex(type));
+                    is_complex(type), narrow);
   }
 }
 

@@ -239,6 +239,11 @@ void run_complex(const Run& run, const Product& product, const Tensor& c,
 
 }  // namespace
 
+void check_mixed(const Options& options, ScalarType a, ScalarType b) {
+  check_algorithm(options.op, options.algorithm, options.precision, DType::kFloat32, false,
+                  narrow_of(a, b));
+}
+
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
          const OpEpilogue& epilogue, const PreparedOperand& prepared_b, const Flagged& flagged) {
   Launches launches(options.op, a);
@@ -259,7 +264,7 @@ bool run_in_place(const Options& options, const Product& product, const Tensor& 
   const Strided c_matrices = product.matrices(writable(c));
   const auto outer = lay_out_batch(product.a, product.b, c_matrices, c.mutable_data_ptr(), p);
   if (!outer.empty() || c_matrices.empty()) return false;
-  const Narrow narrow = narrow_of(a, b);
+  const Narrow narrow = narrow_of(a.scalar_type(), b.scalar_type());
   const Choice best = mixed_choices(options.algorithm, p, narrow, context).front();
   const ReadsMixed& mixed = best.kernel->mixed;
   return mixed.launch != nullptr && mixed.in_place(p, narrow) &&

@@ -98,6 +98,9 @@ struct Flagged {
   bool kept = false;              // they become NaN, for the caller to recompute
 };
 
+// Throws a sentence that names both dtypes if the algorithm does not take mixed operands.
+void check_mixed(const Options& options, ScalarType a, ScalarType b);
+
 // Computes the product into c. Its operands have the dtype and the device of `a`.
 void run(const Options& options, const Product& product, const Tensor& a, const Tensor& c,
          const OpEpilogue& epilogue = {}, const PreparedOperand& prepared_b = {},

@@ -69,6 +69,12 @@ struct AttentionProblem {
 struct AttentionBackward : AttentionProblem {
   Heads dout;
   HeadsOf<void> dq, dk, dv;
+  // That of the scores with a float32 mask, (batch, heads, queries, keys), contiguous; or null.
+  // Keys past the causal end may not be written.
+  float* dscores = nullptr;
+
+  HOST_DEVICE bool needs_queries() const { return dq.data != nullptr || dscores != nullptr; }
+  HOST_DEVICE bool needs_keys() const { return dk.data != nullptr || dv.data != nullptr; }
 };
 
 }  // namespace tiled

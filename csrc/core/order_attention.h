@@ -228,11 +228,13 @@ HOST_DEVICE inline int exponent_of_sum(float l, int exponent) {
 //   dv_j = sum over i of P_ij dout_i,  dk_j = scale sum over i of dS_ij q_i,
 //   dq_i = scale sum over j of dS_ij k_j
 //
-// These sums go over tiles of kTile queries or keys, ascending; dk and dv have the tiles of each
-// query head of a group in turn. In a tile, P_ij or dS_ij is a factor of a row of parts and is
-// multiplied by that row's 2^-s, or by 0 if the row is of zeros. Then the 64 factors of a sum are
-// scaled and split like a row of q, and total = total + sum * 2^-s by an FMA, from 0. A tile
-// without a key that is seen changes no bit.
+// The gradient of an added mask is the sum of dS_ij, or of +0 if P_ij is 0, over the dimensions
+// that the mask is expanded in, in any order. The other sums go over tiles of kTile queries or
+// keys, ascending; dk and dv have the tiles of each query head of a group in turn. In a tile, P_ij
+// or dS_ij is a factor of a row of parts and is multiplied by that row's 2^-s, or by 0 if the row
+// is of zeros. Then the 64 factors of a sum are scaled and split like a row of q, and total = total
+// + sum * 2^-s by an FMA, from 0. A tile without a key that is seen changes no bit, if its numbers
+// are finite.
 
 // 2^exponent / inverse is the denominator of a row's softmax, with inverse in (0.5, 1], or 0 if no
 // key is seen.

@@ -8,67 +8,16 @@
 #include <vector>
 
 #include "core/order_attention.h"
-#include "cpu/chain.h"
+#include "cpu/attention_parts.h"
 #include "cpu/parallel.h"
-#include "cpu/tensor_core.h"
 
 namespace tiled::cpu {
 namespace {
 
 using namespace attention;
 
-constexpr int kQueries = 32;            // of a block
-constexpr int kDepth = 16;              // products of a tensor-core sum
-constexpr int kColumns = 64;            // of v at once
-constexpr int kSteps = kTile / kDepth;  // tensor-core sums over the keys of a tile
-constexpr int kSumParts = 4;            // of a tile's sum l
-
-// A row of q, k or v in memory.
-struct OperandRow {
-  const float* data;
-  int64_t size, stride;
-
-  OperandRow(const Heads& x, int64_t batch, int64_t head, int64_t row, int64_t size)
-      : data(static_cast<const float*>(x.data) + batch * x.batch_stride + head * x.head_stride +
-             row * x.row_stride),
-        size(size),
-        stride(x.col_stride) {}
-
-  uint32_t largest() const {
-    uint32_t bits = 0;
-    for (int64_t c = 0; c < size; ++c) bits = std::max(bits, finite_bits(data[c * stride]));
-    return bits;
-  }
-
-  // The parts of column c, or zeros beyond the last column.
-  fp16x3::Split split(int64_t c, float scale) const {
-    return attention::split(c < size ? data[c * stride] * scale : 0.0f);
-  }
-};
-
-// The hi and lo parts of kN rows or columns, kDepth products after another.
-template <int kN>
-struct Parts {
-  std::vector<Factors<kN>> hi, lo;
-
-  explicit Parts(int64_t steps) : hi(steps), lo(steps) {}
-
-  void set(int64_t k, int n, fp16x3::Split parts) {
-    hi[k / kDepth].set(k % kDepth, n, parts.hi);
-    lo[k / kDepth].set(k % kDepth, n, parts.lo);
-  }
-};
-
-// Adds products of all of K to kN sums, which are zeros: the small products first.
-template <int kN>
-void multiply(float (&sums)[kN], const Parts<1>& a, const Parts<kN>& b) {
-  const auto add = [&](const std::vector<Factors<1>>& x, const std::vector<Factors<kN>>& y) {
-    for (size_t step = 0; step < x.size(); ++step) multiply_row(x[step], y[step], sums);
-  };
-  add(a.lo, b.hi);
-  add(a.hi, b.lo);
-  add(a.hi, b.hi);
-}
+constexpr int kQueries = 32;  // of a block
+constexpr int kSumParts = 4;  // of a tile's sum l
 
 // A tile of keys and their values, which all queries of a block read.
 struct Tile {

@@ -5,7 +5,9 @@
 
 namespace tiled::cpu {
 
-// Computes float32 attention in the order of core/order_attention.h. It takes every problem.
+// Compute float32 attention, and its gradients, in the order of core/order_attention.h. They take
+// every problem with queries and keys.
 bool launch_attention(const AttentionProblem& p, const Context& context);
+bool launch_attention_backward(const AttentionBackward& p, const Context& context);
 
 }  // namespace tiled::cpu

@@ -152,13 +152,19 @@ std::span<const Kernel> named(std::string_view algorithm) {
 }
 
 void check_dtype_and_precision(const char* op, const Kernel& kernel, std::string_view algorithm,
-                               Precision precision, DType dtype, bool complex) {
+                               Precision precision, DType dtype, bool complex,
+                               const std::optional<Narrow>& narrow = {}) {
   const std::string name = "algorithm \"" + std::string(algorithm) + "\" ";
   if (!has_dtype(kernel.dtypes, dtype)) {
     const char* taken = kernel.dtypes == Dtypes::k16Bit     ? "float16 and bfloat16"
                         : kernel.dtypes == Dtypes::kFloat64 ? "float64 and complex128"
                                                             : "float32 and complex64";
-    fail(op, name + "takes " + taken + " operands, and these are " + name_of(dtype, complex) +
+    std::string given = name_of(dtype, complex);
+    if (narrow) {
+      const std::string other = name_of(narrow->dtype, false);
+      given = narrow->is_a ? other + " and " + given : given + " and " + other;
+    }
+    fail(op, name + "takes " + taken + " operands, and these are " + given +
                  "; choose auto, naive or tiled, or " + family_for(dtype));
   }
   if (kernel.order == Order::kFp16x3 && precision == Precision::kIeee) {
@@ -345,10 +351,11 @@ void check_algorithm_name(const char* op, std::string_view algorithm) {
 }
 
 void check_algorithm(const char* op, std::string_view algorithm, Precision precision, DType dtype,
-                     bool complex) {
+                     bool complex, const std::optional<Narrow>& narrow) {
   check_algorithm_name(op, algorithm);
   if (algorithm == "auto") return;
-  check_dtype_and_precision(op, named(algorithm).front(), algorithm, precision, dtype, complex);
+  const Kernel& first = named(algorithm).front();
+  check_dtype_and_precision(op, first, algorithm, precision, dtype, complex, narrow);
 }
 
 std::vector<std::string> algorithms() {

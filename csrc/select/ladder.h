@@ -117,9 +117,10 @@ std::vector<Choice> choices(std::string_view algorithm, const Problem& p, const 
 std::vector<Choice> mixed_choices(std::string_view algorithm, const Problem& p,
                                   const Narrow& narrow, const Context& context);
 
-// Throws the sentence of choices() that follows from the arguments alone, for any device.
+// Throws the sentence of choices() that follows from the arguments alone, for any device. Mixed
+// operands are float32 and `narrow`, and the sentence names both.
 void check_algorithm(const char* op, std::string_view algorithm, Precision precision, DType dtype,
-                     bool complex);
+                     bool complex, const std::optional<Narrow>& narrow = {});
 // Throws a sentence if there is no such algorithm.
 void check_algorithm_name(const char* op, std::string_view algorithm);
 

@@ -46,6 +46,11 @@ def _row_scale(x, of_zeros=0, most=127):
     return np.where(largest == 0, of_zeros, np.minimum(14 - exponent(largest, -149), most))
 
 
+def _inverse_scale(x):
+    """2^-s of each row, or 0 for a row of zeros."""
+    return np.ldexp(F32(1), -_row_scale(x, of_zeros=9999))
+
+
 def _parts(scaled):
     """hi and lo of float32 numbers, in float64; and which are not finite. Those are zeros here."""
     finite = np.isfinite(scaled)
@@ -105,6 +110,26 @@ def _exp2(fraction):
     return p
 
 
+def _query_factor(scale, q_scale):
+    factor = F32(np.float64(F32(scale)) * float.fromhex("0x1.71547652b82fep0"))
+    return (factor * np.ldexp(F32(1), -q_scale)).astype(F32)[:, None]
+
+
+def _read_mask(rows, keys, mask, causal_offset):
+    """Which keys a query sees, what is added to the scores, and the end of each query's keys."""
+    seen, bias = np.ones((rows, keys), bool), np.zeros((rows, keys), F32)
+    end = np.full(rows, keys)
+    if causal_offset is not None:
+        end = np.clip(np.arange(rows) + causal_offset + 1, 0, keys)
+        seen &= np.arange(keys) < end[:, None]
+    if mask is not None and mask.dtype == bool:
+        seen &= mask
+    elif mask is not None:
+        seen &= mask != -np.inf
+        bias = mask
+    return seen, bias, end
+
+
 def attention_of_head(q, k, v, scale, mask=None, causal_offset=None):
     """out, sum and exponent for q (queries, columns), k (keys, columns), v (keys, columns of out)
     and a mask (queries, keys), all numpy arrays."""
@@ -116,19 +141,8 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
     rows, keys = len(q), len(k)
     q_scale = _row_scale(q)
     q_parts = _scaled_parts(q, q_scale)
-    factor = F32(np.float64(F32(scale)) * float.fromhex("0x1.71547652b82fep0"))
-    factor = (factor * np.ldexp(F32(1), -q_scale)).astype(F32)[:, None]
-    seen = np.ones((rows, keys), bool)
-    bias = np.zeros((rows, keys), F32)
-    end = np.full(rows, keys)
-    if causal_offset is not None:
-        end = np.clip(np.arange(rows) + causal_offset + 1, 0, keys)
-        seen &= np.arange(keys) < end[:, None]
-    if mask is not None and mask.dtype == bool:
-        seen &= mask
-    elif mask is not None:
-        seen &= mask != -np.inf
-        bias = mask
+    factor = _query_factor(scale, q_scale)
+    seen, bias, end = _read_mask(rows, keys, mask, causal_offset)
     top, total, out = np.full(rows, LOWEST), np.zeros(rows, F32), np.zeros((rows, v.shape[1]), F32)
     for first in range(0, keys, TILE):
         tile = slice(first, first + TILE)
@@ -188,3 +202,73 @@ def attention(q, k, v, mask, causal_offset, scale):
     out, total, top = (torch.from_numpy(np.stack(x)) for x in zip(*found, strict=True))
     shape = batch, heads, rows
     return out.reshape(*shape, -1), total.reshape(shape), top.reshape(shape).int()
+
+
+# --- Gradients -----------------------------------------------------------------------------------
+
+
+def _deltas(grad, out):
+    """The sum over columns of grad and out for each row: FMAs of four columns, then pairs."""
+    groups = -(-grad.shape[1] // 4)
+    parts = np.zeros((len(grad), 2 ** max(groups - 1, 0).bit_length()), F32)
+    for c in range(grad.shape[1]):
+        parts[:, c // 4] = _fma(grad[:, c], out[:, c], parts[:, c // 4])
+    while parts.shape[1] > 1:
+        parts = parts[:, ::2] + parts[:, 1::2]
+    return parts
+
+
+def _probabilities(q, k, total, exponents, scale, mask, causal_offset):
+    seen, bias, _ = _read_mask(len(q), len(k), mask, causal_offset)
+    q_scale, k_scale = _row_scale(q), _row_scale(k)
+    raw = _chains(_scaled_parts(q, q_scale), [x.T for x in _scaled_parts(k, k_scale)])
+    x = (raw * _inverse_scale(k)).astype(F32)
+    whole, fraction = _log2(x, np.broadcast_to(_query_factor(scale, q_scale), x.shape), bias)
+    whole, fraction = np.where(seen, whole, MASKED), np.where(seen, fraction, 0).astype(F32)
+    is_normal = (total >= 2.0**-126) & (total < np.inf)
+    mantissa, power = np.frexp(np.where(is_normal, total, 1))
+    inverse = np.where(is_normal, F32(0.5) / mantissa, F32(1) / total)
+    inverse = np.where(total == 0, 0, inverse).astype(F32)
+    exponents = exponents + np.where(is_normal, power - 1, 0)
+    return _exp2(fraction) * _power(whole - exponents[:, None]) * inverse[:, None]
+
+
+def _score_gradients(probabilities, grad, v, deltas):
+    rows = [_scaled_parts(x, _row_scale(x)) for x in (grad, v)]
+    raw = _chains(rows[0], [x.T for x in rows[1]])
+    return probabilities * _fma(raw * _inverse_scale(v), _inverse_scale(grad)[:, None], -deltas)
+
+
+def _add_rows(total, weights, x):
+    """total, and the sums over tiles of x's rows, by weights (rows of total, rows of x)."""
+    factors, scale = weights * _inverse_scale(x), _row_scale(x)
+    for first in range(0, len(x), TILE):
+        tile = slice(first, first + TILE)
+        of_tile = factors[:, tile]
+        parts = _scaled_parts(of_tile, _row_scale(of_tile))
+        products = _chains(parts, _scaled_parts(x[tile], scale[tile]))
+        total = _fma(products, _inverse_scale(of_tile)[:, None], total)
+    return total
+
+
+def gradients(grad, q, k, v, mask, out, total, exponents, causal_offset, scale):
+    """The gradients of q, k, v and the scores by that of out, of tensors of four dimensions. out,
+    total and exponents are attention()'s."""
+    batch, heads, rows = q.shape[:3]
+    group = heads // k.shape[1]
+    if mask is not None:
+        mask = mask.expand(batch, heads, rows, k.shape[2]).numpy()
+    tensors = grad, q, k, v, out, total, exponents
+    grad, q, k, v, out, total, exponents = (x.numpy() for x in tensors)
+    dq, dk, dv = (np.zeros_like(x) for x in (q, k, v))
+    dscores = np.zeros((*q.shape[:3], k.shape[2]), F32)
+    with np.errstate(all="ignore"):
+        for b, h in np.ndindex(batch, heads):
+            i, j = (b, h), (b, h // group)
+            options = scale, None if mask is None else mask[i], causal_offset
+            p = _probabilities(q[i], k[j], total[i], exponents[i], *options)
+            ds = _score_gradients(p, grad[i], v[j], _deltas(grad[i], out[i]))
+            dscores[i] = np.where(p == 0, 0, ds)
+            dq[i] = _add_rows(dq[i], ds, k[j])
+            dk[j], dv[j] = _add_rows(dk[j], ds.T, q[i]), _add_rows(dv[j], p.T, grad[i])
+        return [torch.from_numpy(x) for x in (dq * F32(scale), dk * F32(scale), dv, dscores)]

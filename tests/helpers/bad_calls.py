@@ -73,15 +73,17 @@ NO_ALGORITHM = f'there is no algorithm "magic"; choose {ALGORITHMS}'
 NO_PRECISION = 'there is no precision "fp8"; choose fp32, ieee or tf32'
 
 
-def not_taken(algorithm, dtype):
-    """The sentence for operands of a dtype that the algorithm does not take."""
-    family, given = algorithm.partition("_")[0], str(dtype).removeprefix("torch.")
+def not_taken(algorithm, dtype, *others):
+    """The sentence for operands of a dtype, or of two, that the algorithm does not take."""
+    family = algorithm.partition("_")[0]
+    given = " and ".join(str(x).removeprefix("torch.") for x in (dtype, *others))
     taken = {"f64": "float64 and complex128", "mma": "float16 and bfloat16"}
     wide = dtype in (torch.float64, torch.complex128)
-    others = "mma" if dtype.itemsize == 2 else "f64" if wide else "simt or fp16x3"
+    is_16bit = dtype.itemsize == 2 and not others
+    families = "mma" if is_16bit else "f64" if wide else "simt or fp16x3"
     return (
         f'algorithm "{algorithm}" takes {taken.get(family, "float32 and complex64")} operands, and '
-        f"these are {given}; choose auto, naive or tiled, or {others}"
+        f"these are {given}; choose auto, naive or tiled, or {families}"
     )
 
 
@@ -201,7 +203,18 @@ SENTENCES = {
     f"matmul(t(2, 2, dtype=half), {X}, out_dtype=float64)": out_dtype(
         "float64", "float16 and torch.float32"
     ),
-    f"matmul(t(2, 2, dtype=half), {X}, algorithm='mma')": not_taken("mma", torch.float32),
+    f"matmul(t(2, 2, dtype=half), {X}, algorithm='mma')": not_taken(
+        "mma", torch.float16, torch.float32
+    ),
+    f"matmul({X}, t(2, 2, dtype=bfloat16), out={X}, algorithm='mma')": not_taken(
+        "mma", torch.float32, torch.bfloat16
+    ),
+    f"gemm_({X}, {X}, t(2, 2, dtype=half), alpha=0, algorithm='f64')": not_taken(
+        "f64", torch.float32, torch.float16
+    ),
+    f"linear({X}, t(2, 2, dtype=half), algorithm='mma')": not_taken(
+        "mma", torch.float32, torch.float16
+    ),
     f"matmul({X}, t(2, 2, dtype=half), out=t(2, 2, dtype=bfloat16))": (
         "out is torch.bfloat16 and the operands are torch.float32 and torch.float16; it may have "
         "the operands' dtype or, for float16 and bfloat16, torch.float32"

@@ -277,54 +277,56 @@ def test_bad_calls(call):
 BAD_OPERANDS = {  # what replaces q, k, v or mask
     "dtype": (
         {"k": x(1, 2, 5, 8).double()},
-        "k is torch.float64; q, k and v must be torch.float32",
+        "key is torch.float64; query, key and value must be torch.float32",
     ),
     "rank": (
         {"v": x(2, 5, 6)},
-        "q is (1, 4, 3, 8), k is (1, 2, 5, 8) and v is (2, 5, 6); each must have 4 dimensions: "
-        "batch, heads, rows and columns",
+        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (2, 5, 6); each must have 4 "
+        "dimensions: batch, heads, rows and columns",
     ),
     "batch": (
         {"k": x(2, 2, 5, 8)},
-        "q is (1, 4, 3, 8), k is (2, 2, 5, 8) and v is (1, 2, 5, 6); their batches must be equal",
+        "query is (1, 4, 3, 8), key is (2, 2, 5, 8) and value is (1, 2, 5, 6); their batches "
+        "must be equal",
     ),
     "heads of v": (
         {"v": x(1, 4, 5, 6)},
-        "q is (1, 4, 3, 8), k is (1, 2, 5, 8) and v is (1, 4, 5, 6); k and v must have as many "
-        "heads",
+        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 4, 5, 6); key and value "
+        "must have as many heads",
     ),
     "heads of q": (
         {"q": x(1, 3, 3, 8)},
-        "q is (1, 3, 3, 8), k is (1, 2, 5, 8) and v is (1, 2, 5, 6); q's heads must be a multiple "
-        "of k's",
+        "query is (1, 3, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 5, 6); query's heads "
+        "must be a multiple of key's",
     ),
     "no heads of k": (
         {"k": x(1, 0, 5, 8), "v": x(1, 0, 5, 6)},
-        "q is (1, 4, 3, 8), k is (1, 0, 5, 8) and v is (1, 0, 5, 6); q's heads must be a multiple "
-        "of k's",
+        "query is (1, 4, 3, 8), key is (1, 0, 5, 8) and value is (1, 0, 5, 6); query's heads "
+        "must be a multiple of key's",
     ),
     "columns": (
         {"k": x(1, 2, 5, 7)},
-        "q is (1, 4, 3, 8), k is (1, 2, 5, 7) and v is (1, 2, 5, 6); q and k must have as many "
-        "columns",
+        "query is (1, 4, 3, 8), key is (1, 2, 5, 7) and value is (1, 2, 5, 6); query and key "
+        "must have as many columns",
     ),
     "rows": (
         {"v": x(1, 2, 4, 6)},
-        "q is (1, 4, 3, 8), k is (1, 2, 5, 8) and v is (1, 2, 4, 6); k and v must have as many "
-        "rows",
+        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 4, 6); key and value "
+        "must have as many rows",
     ),
     "dtype of mask": (
         {"mask": x(3, 5).long()},
-        "mask is torch.int64; it must be torch.bool or torch.float32",
+        "attn_mask is torch.int64; it must be torch.bool or torch.float32",
     ),
     "shape of mask": (
         {"mask": x(3, 4)},
-        "mask is (3, 4); it must expand to (1, 4, 3, 5), which are batch, heads, queries and keys",
+        "attn_mask is (3, 4); it must expand to (1, 4, 3, 5), which are batch, heads, queries "
+        "and keys",
     ),
     "rank of mask": (
         {"mask": x(1, 1, 1, 3, 5)},
-        "mask is (1, 1, 1, 3, 5); it must expand to (1, 4, 3, 5), which are batch, heads, queries "
-        "and keys",
+        "attn_mask is (1, 1, 1, 3, 5); it must expand to (1, 4, 3, 5), which are batch, heads, "
+        "queries and keys",
     ),
 }
 
@@ -341,13 +343,15 @@ def test_bad_operands(given, where):
 
 def test_tensors_that_are_not_dense():
     q = x(1, 2, 4, 8)
-    with pytest.raises(RuntimeError, match="k is a sparse tensor"):
+    with pytest.raises(RuntimeError, match="key is a sparse tensor"):
         operator(q, q.to_sparse(), q, None, None, 1.0)
 
 
 def test_devices():
     q = x(1, 2, 4, 8)
-    with pytest.raises(RuntimeError, match="k and q must be on one device|k is on meta and q is"):
+    with pytest.raises(
+        RuntimeError, match="key and query must be on one device|key is on meta and query is"
+    ):
         operator(q, q.to("meta"), q, None, None, 1.0)
 
 

@@ -36,7 +36,7 @@ Python call them, enter in one of three ways:
 These files are used by several of the above:
 
     derivatives.py      the Functions: forward, backward and jvp of matmul, linear, grouped_mm
-    attention.py        the derivatives of attention, a composite of products
+    attention.py        the derivatives of attention: a kernel for gradients, else a composite
     gradient_flow.py    asks if a gradient or a tangent may flow through a tensor
     checks.py           the argument checks and error texts, the same as in csrc
     supported.py        the dtypes, layouts and devices that the operators take

@@ -1,4 +1,4 @@
-"""The derivatives of attention: a kernel for gradients on a GPU, and else a composite.
+"""The derivatives of attention: a kernel for gradients, and else a composite.
 
 A composite of products and functions of PyTorch computes the weights, the softmax of the scores,
 anew: a number for each query and key of each head. It has derivatives itself, of any order. The
@@ -20,7 +20,7 @@ from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .supported import PLAIN_TYPES, is_traced
 
-_MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take
+_MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take on a GPU
 
 
 def _fold_heads(x, kv_heads):
@@ -71,12 +71,12 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
     return grad_q, grad_k, grad_v, grad_mask
 
 
-def _has_kernel(grad, q, k, v, mask, out, needed):
-    """Returns whether one kernel computes these gradients: nothing differentiates them, the mask's
-    is not among them, and no tensor has too many columns."""
-    if torch.is_grad_enabled() or needed[3] or not q.is_cuda or transforms_active():
+def _has_kernel(grad, q, k, v, mask, out):
+    """Returns whether one kernel computes these gradients: nothing differentiates them, and no
+    tensor on a GPU has too many columns."""
+    if torch.is_grad_enabled() or transforms_active():
         return False
-    if q.shape[3] > _MOST_COLUMNS or v.shape[3] > _MOST_COLUMNS:
+    if not q.is_cpu and (not q.is_cuda or max(q.shape[3], v.shape[3]) > _MOST_COLUMNS):
         return False
     tensors = [x for x in (grad, q, k, v, mask, out) if x is not None]
     return all(type(x) in PLAIN_TYPES or is_traced(x) for x in tensors)
@@ -86,13 +86,14 @@ def _by_kernel(grad, q, k, v, mask, out, denominator, exponent, causal_offset, s
     (grad,) = resolve_for_python(grad)
     saved = mask, out, denominator, exponent
     try:
-        grads = operators._attention_backward.default(
-            grad, q, k, v, *saved, causal_offset, scale, *needed[:3]
+        *grads, of_scores = operators._attention_backward.default(
+            grad, q, k, v, *saved, causal_offset, scale, *needed
         )
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
-    return *(x if need else None for x, need in zip(grads, needed, strict=False)), None
+    of_mask = of_scores.sum_to_size(mask.shape) if needed[3] else None
+    return *(x if need else None for x, need in zip(grads, needed, strict=False)), of_mask
 
 
 def _attention_tangent(q, k, v, mask, causal_offset, scale, tangents):
@@ -145,7 +146,7 @@ class Attention(SingleLevelFunction):
             return (None,) * 6
         needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         *saved, denominator, exponent = ctx.saved_tensors
-        if _has_kernel(grad, *saved, needed=needed):
+        if _has_kernel(grad, *saved):
             grads = _by_kernel(grad, *saved, denominator, exponent, **ctx.options, needed=needed)
         else:
             grads = _attention_backward(grad, *saved, **ctx.options, needed=needed)

@@ -329,13 +329,15 @@ def _check_ptr(ptr, rows):
 def check_attention(q, k, v, mask=None):
     """Returns the shape of the result."""
     op = "tiled::attention"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_same_device(op, name, x, "q", q)
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        _check_same_device(op, name, x, "query", q)
         if x.dtype != torch.float32:
-            raise RuntimeError(f"{op}: {name} is {x.dtype}; q, k and v must be torch.float32")
+            raise RuntimeError(
+                f"{op}: {name} is {x.dtype}; query, key and value must be torch.float32"
+            )
 
     def sentence(reason):
-        return f"{op}: q is {_shape(q)}, k is {_shape(k)} and v is {_shape(v)}; {reason}"
+        return f"{op}: query is {_shape(q)}, key is {_shape(k)} and value is {_shape(v)}; {reason}"
 
     if not q.dim() == k.dim() == v.dim() == 4:
         raise RuntimeError(sentence("each must have 4 dimensions: batch, heads, rows and columns"))
@@ -343,25 +345,27 @@ def check_attention(q, k, v, mask=None):
     kv_heads, keys = k.shape[1:3]
     same_batch = k.shape[0] == batch and v.shape[0] == batch
     _check(same_batch, lambda: sentence("their batches must be equal"))
-    _check(v.shape[1] == kv_heads, lambda: sentence("k and v must have as many heads"))
+    _check(v.shape[1] == kv_heads, lambda: sentence("key and value must have as many heads"))
     is_multiple = heads == 0 if kv_heads == 0 else heads % kv_heads == 0
-    _check(is_multiple, lambda: sentence("q's heads must be a multiple of k's"))
-    _check(k.shape[3] == columns, lambda: sentence("q and k must have as many columns"))
-    _check(v.shape[2] == keys, lambda: sentence("k and v must have as many rows"))
+    _check(is_multiple, lambda: sentence("query's heads must be a multiple of key's"))
+    _check(k.shape[3] == columns, lambda: sentence("query and key must have as many columns"))
+    _check(v.shape[2] == keys, lambda: sentence("key and value must have as many rows"))
     if mask is not None:
         _check_mask(op, mask, q, (batch, heads, queries, keys))
     return batch, heads, queries, v.shape[3]
 
 
 def _check_mask(op, mask, q, scores):
-    _check_same_device(op, "mask", mask, "q", q)
+    _check_same_device(op, "attn_mask", mask, "query", q)
     if mask.dtype not in (torch.bool, torch.float32):
-        raise RuntimeError(f"{op}: mask is {mask.dtype}; it must be torch.bool or torch.float32")
+        raise RuntimeError(
+            f"{op}: attn_mask is {mask.dtype}; it must be torch.bool or torch.float32"
+        )
     sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
     if mask.dim() > 4 or any(size != wanted and size != 1 for size, wanted in sizes):
         raise RuntimeError(
-            f"{op}: mask is {_shape(mask)}; it must expand to {scores}, which are batch, heads, "
-            f"queries and keys"
+            f"{op}: attn_mask is {_shape(mask)}; it must expand to {scores}, which are batch, "
+            f"heads, queries and keys"
         )
 
 

@@ -49,8 +49,9 @@ def _fake_attention(q, k, v, mask, causal_offset, scale):
 
 
 def _fake_attention_backward(grad, q, k, v, *others):
-    needs = zip((q, k, v), others[-3:], strict=True)
-    return tuple(x.new_empty(x.shape if needed else (0,)) for x, needed in needs)
+    shapes = q.shape, k.shape, v.shape, (*q.shape[:3], k.shape[2])
+    needs = zip(shapes, others[-4:], strict=True)
+    return tuple(q.new_empty(shape if needed else (0,)) for shape, needed in needs)
 
 
 def _fake_gemm(c, a, b, **options):

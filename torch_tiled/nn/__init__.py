@@ -18,6 +18,9 @@ class Linear(Freezable, torch.nn.Linear):
     Its parameters, their initial values and its state_dict are torch.nn.Linear's, so each of
     the two loads a state_dict of the other. torch_tiled.freeze(model) freezes it.
 
+    In an autocast region input, weight and bias are cast to the region's dtype, unless they are
+    float64 or complex, and the result has that dtype unless out_dtype says another.
+
     Args:
         in_features: as for torch.nn.Linear.
         out_features: as for torch.nn.Linear.

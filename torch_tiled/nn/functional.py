@@ -139,7 +139,7 @@ def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, en
     elif isinstance(scale, (str, complex)):
         raise RuntimeError(f"{_NAME}: scale is of type {type(scale).__name__}; pass a number")
     out, _, _ = call(
-        _attention, q, k, v, mask=mask, causal_offset=causal_offset, scale=float(scale)
+        _attention, q, k, v, attn_mask=mask, causal_offset=causal_offset, scale=float(scale)
     )
     return out if len(batch) == 2 else out.reshape(*batch, *out.shape[2:])
 

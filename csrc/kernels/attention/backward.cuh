@@ -78,7 +78,7 @@ struct BackwardParams {
         : map(map_of(of.parts)), scales(of.scales), tiles(of.tiles) {}
   };
 
-  AttentionProblem p;
+  AttentionBackward p;
   float log2_scale;
   Operand rows[2], columns[2];  // first and second
   const QueryStates* states;
@@ -245,7 +245,8 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
       finish(products);
     }
     if constexpr (kOfScores) {
-      rows.find_score_gradients(first_scales, second_scales, states, scores, products);
+      rows.find_score_gradients(first_scales, second_scales, states, first_column, scores,
+                                products);
       ptx::thread_release(&smem.second_empty[t]);
       split_factors([&](int i) { return products[i]; }, factors, inverse);
     }

@@ -1,4 +1,4 @@
-// The gradient of q: the kernel of backward.cuh with queries as rows.
+// The gradients of q and of the scores: the kernel of backward.cuh with queries as rows.
 
 #include "kernels/attention/backward.cuh"
 

@@ -66,7 +66,7 @@ __device__ void add_tile(float (&total)[kCount], const float (&of_tile)[kCount],
 // What a thread knows of its two rows.
 template <class Side>
 struct OwnRows {
-  const AttentionProblem& p;
+  const AttentionBackward& p;
   const float log2_scale;
   const uint32_t batch, head;
   const int first;
@@ -77,7 +77,7 @@ struct OwnRows {
   int end[2];  // of the keys that a query sees, or the first query that sees a key
 
   // head: of the rows; first: of the 64 rows that the scales and, of queries, the states are of
-  __device__ OwnRows(const AttentionProblem& p, float log2_scale, uint32_t batch, uint32_t head,
+  __device__ OwnRows(const AttentionBackward& p, float log2_scale, uint32_t batch, uint32_t head,
                      int first, const KeyScales& of_first, const KeyScales& of_second,
                      const QueryStates* states)
       : p(p), log2_scale(log2_scale), batch(batch), head(head), first(first) {
@@ -177,10 +177,36 @@ struct OwnRows {
     split_factors(factor, to, inverse);
   }
 
-  // Turns the products of dout and v into factors of dq or dk.
+  // Stores the gradients of a tile's scores, from the products of dout and v.
+  __device__ void store_score_gradients(const KeyScales& second_columns, int first_column,
+                                        const Scores& probabilities, const Scores& products) const {
+    if (p.dscores == nullptr) return;
+    const int column = compute_again(static_cast<int>(threadIdx.x) % 4 * 2);
+    const int keys = static_cast<int>(p.keys) - first_column - column;
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      if (!exists(row)) continue;
+      const int64_t query = (int64_t{batch} * p.heads + head) * p.queries + index(row);
+      float* to = p.dscores + query * p.keys + first_column + column;
+      UNROLL
+      for (int i = 0; i < kScores / 2; ++i) {
+        const int j = i / 2 * 4 + row * 2 + i % 2, key = i / 2 * 8 + i % 2;
+        const float gradient = order::score_gradient(probabilities[j], products[j],
+                                                     second_columns.inverse[column + key],
+                                                     second_inverse[row], delta[row]);
+        if (key < keys) to[key] = probabilities[j] == 0 ? 0 : gradient;
+      }
+    }
+  }
+
+  // Turns the products of dout and v into factors of dq or dk. first_column: of the tile
   __device__ void find_score_gradients(const KeyScales& first_columns,
                                        const KeyScales& second_columns, const QueryStates& states,
-                                       const Scores& probabilities, Scores& products) const {
+                                       int first_column, const Scores& probabilities,
+                                       Scores& products) const {
+    if constexpr (Side::kRowsAreQueries && Side::kHasMask) {
+      store_score_gradients(second_columns, first_column, probabilities, products);
+    }
     const int column = compute_again(static_cast<int>(threadIdx.x) % 4 * 2);
     UNROLL
     for (int i = 0; i < kScores; i += 4) {

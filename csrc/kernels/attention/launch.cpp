@@ -100,10 +100,8 @@ bool launch_attention_backward(const AttentionBackward& p, const Context& contex
   Workspace workspace(memory);
   const attention::BackwardOperands operands = take_buffers(workspace);
   attention::launch_split(p, operands, context);
-  if (p.dq.data != nullptr) attention::launch_backward_queries(p, operands, context);
-  if (p.dk.data != nullptr || p.dv.data != nullptr) {
-    attention::launch_backward_keys(p, operands, context);
-  }
+  if (p.needs_queries()) attention::launch_backward_queries(p, operands, context);
+  if (p.needs_keys()) attention::launch_backward_keys(p, operands, context);
   return true;
 }
 

@@ -57,7 +57,7 @@ struct Smem {
 };
 
 struct Params {
-  AttentionProblem p;
+  AttentionBackward p;
   float log2_scale;
   RowReader from[kCount];
   StateReader states;
@@ -94,14 +94,14 @@ __device__ void find_dq(const Params& params, const Smem<Tile>& smem, uint32_t b
                         int row_tile) {
   constexpr int kBlocks = Tile::kBlocks;
   const int first = row_tile * kRows;
-  if (params.dq.tensor.data == nullptr || first >= params.p.queries) return;
+  if (!params.p.needs_queries() || first >= params.p.queries) return;
   const QueryStates& states = smem.states[row_tile];
   const OwnRows<typename Tile::OfQueries> rows(params.p, params.log2_scale, batch, head, first,
                                                smem.scales[kQ][row_tile],
                                                smem.scales[kDout][row_tile], &states);
   const int tiles = Work::key_tiles(params.p, first + kRows);
   float of_tile[kBlocks * 32] = {}, inverse[2];
-  if (tiles == 0) rows.store(params.dq, of_tile, 1);
+  if (tiles == 0) rows.store(params.dq, of_tile, params.p.scale);
   NO_UNROLL
   for (int tile = 0; tile < tiles; ++tile) {
     const KeyScales& k_scales = smem.scales[kK][tile];
@@ -111,7 +111,8 @@ __device__ void find_dq(const Params& params, const Smem<Tile>& smem, uint32_t b
     multiply_keys<kBlocks>(smem.parts[kDout][row_tile], smem.parts[kV][tile], products);
     finish(scores, products);
     rows.find_probabilities(k_scales, states, tile * kRows, head, scores);
-    rows.find_score_gradients(k_scales, smem.scales[kV][tile], states, scores, products);
+    rows.find_score_gradients(k_scales, smem.scales[kV][tile], states, tile * kRows, scores,
+                              products);
     split_factors([&](int i) { return products[i]; }, factors, inverse);
     multiply_values<kBlocks>(factors, smem.parts[kK][tile], of_tile);
     finish(of_tile);
@@ -126,15 +127,14 @@ __device__ void find_dk_and_dv(const Params& params, const Smem<Tile>& smem, con
                                uint32_t i, int row_tile) {
   constexpr int kBlocks = Tile::kBlocks;
   const int first = row_tile * kRows, tiles = params.query_tiles;
-  const bool is_needed = params.dk.tensor.data != nullptr || params.dv.tensor.data != nullptr;
-  if (!is_needed || first >= params.p.keys) return;
+  if (!params.p.needs_keys() || first >= params.p.keys) return;
   const OwnRows<typename Tile::OfKeys> rows(params.p, params.log2_scale, heads.batch, heads.kv_head,
                                             first, smem.scales[kK][row_tile],
                                             smem.scales[kV][row_tile], nullptr);
   const int begin = min(first_query(params.p, first) / kRows, tiles);
   float of_tile[kBlocks * 32] = {}, inverse[2];
   if (begin == tiles) {
-    rows.store(params.dk, of_tile, 1);
+    rows.store(params.dk, of_tile, params.p.scale);
     rows.store(params.dv, of_tile, 1);
   }
   NO_UNROLL
@@ -154,7 +154,7 @@ __device__ void find_dk_and_dv(const Params& params, const Smem<Tile>& smem, con
     add_to_rows(rows, params.dv, of_tile, inverse, is_first, 1);
     multiply_keys<kBlocks, true>(smem.parts[kV][row_tile], smem.parts[kDout][tile], products);
     finish(products);
-    rows.find_score_gradients(q_scales, dout_scales, states, scores, products);
+    rows.find_score_gradients(q_scales, dout_scales, states, tile * kRows, scores, products);
     split_factors([&](int j) { return products[j]; }, factors, inverse);
     multiply_values<kBlocks>(factors, smem.parts[kQ][tile], of_tile);
     finish(of_tile);
