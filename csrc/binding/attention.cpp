@@ -17,15 +17,16 @@ namespace tiled {
 namespace {
 
 constexpr const char* kOp = "tiled::attention";
+constexpr const char* kPackedOp = "tiled::attention_packed";
 
 // --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
 
-void check_types(const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_types(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
   for (const Named& x : {Named{"q", q}, Named{"k", k}, Named{"v", v}}) {
-    check_same_device(kOp, x, {"q", q});
+    check_same_device(op, x, {"q", q});
     if (x.tensor.scalar_type() != ScalarType::Float) {
-      fail(kOp, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
-                    "; q, k and v must be torch.float32");
+      fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
+                   "; q, k and v must be torch.float32");
     }
   }
 }
@@ -46,6 +47,38 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
   }
   if (q.size(3) != k.size(3)) refuse("q and k must have as many columns");
   if (k.size(2) != v.size(2)) refuse("k and v must have as many rows");
+}
+
+void check_packed_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto refuse = [&](const char* reason) {
+    fail(kPackedOp, "q is " + shape_of(q) + ", k is " + shape_of(k) + " and v is " + shape_of(v) +
+                        "; " + reason);
+  };
+  if (q.dim() != 3 || k.dim() != 3 || v.dim() != 3) {
+    refuse("each must have 3 dimensions: rows, heads and columns");
+  }
+  if (k.size(1) != v.size(1)) refuse("k and v must have as many heads");
+  const int64_t kv_heads = k.size(1);
+  if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
+    refuse("q's heads must be a multiple of k's");
+  }
+  if (q.size(2) != k.size(2)) refuse("q and k must have as many columns");
+  if (k.size(0) != v.size(0)) refuse("k and v must have as many rows");
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  if (std::max(q.size(0), k.size(0)) >= kMostRows) refuse("each must have less than 2**30 rows");
+}
+
+void check_offsets(const Named& offsets, const Tensor& offsets_q, const Tensor& q) {
+  check_same_device(kPackedOp, offsets, {"q", q});
+  const Tensor& x = offsets.tensor;
+  const std::string name = offsets.name;
+  if (x.scalar_type() != ScalarType::Int) {
+    fail(kPackedOp, name + " is " + dtype_name(x.scalar_type()) + "; it must be torch.int32");
+  }
+  if (x.dim() != 1 || x.size(0) == 0 || x.size(0) != offsets_q.size(0)) {
+    fail(kPackedOp, "offsets_q is " + shape_of(offsets_q) + " and " + name + " is " + shape_of(x) +
+                        "; both must be (sequences + 1,)");
+  }
 }
 
 // Returns the mask with a stride of 0 in each dimension that it is expanded in.
@@ -99,19 +132,20 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
 }
 
 #ifdef TORCH_TILED_WITH_CUDA
-void check_gpu(bool is_accepted, const AttentionProblem& p, const Tensor& q, const char* most) {
+void check_gpu(const char* op, bool is_accepted, const AttentionProblem& p, const Tensor& q,
+               const char* most) {
   if (is_accepted) return;
-  fail(kOp, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
-                std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
-                " columns, on Hopper (compute capability 9.0) alone");
+  fail(op, "q is " + shape_of(q) + " on " + device_name(q) + " and v has " +
+               std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
+               " columns, on Hopper (compute capability 9.0) alone");
 }
 #endif
 
-void launch(const AttentionProblem& p, const Tensor& q) {
-  Launches launches(kOp, q);
+void launch(const char* op, const AttentionProblem& p, const Tensor& q) {
+  Launches launches(op, q);
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
-    check_gpu(cuda::attention_accepts(p, launches.context), p, q, "256");
+    check_gpu(op, cuda::attention_accepts(p, launches.context), p, q, "256");
     if (!cuda::launch_attention(p, launches.context)) launches.fail_for_memory();
     return;
   }
@@ -123,7 +157,7 @@ void launch(const AttentionProblem& p, const Tensor& q) {
 AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
                               const std::optional<Tensor>& mask,
                               std::optional<int64_t> causal_offset, double scale) {
-  check_types(q, k, v);
+  check_types(kOp, q, k, v);
   check_shapes(q, k, v);
   AttentionProblem p;
   p.batch = q.size(0), p.heads = q.size(1), p.kv_heads = k.size(1);
@@ -138,6 +172,41 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
   p.q = heads(data_of(q), q);
   p.k = heads(data_of(k), k);
   p.v = heads(data_of(v), v);
+  return p;
+}
+
+template <class Void>
+HeadsOf<Void> packed_heads(Void* data, const Tensor& x) {
+  return {data, 0, x.stride(1), x.stride(0), x.stride(2)};
+}
+
+// The same of packed sequences. Offsets are contiguous.
+AttentionProblem make_packed(const Tensor& q, const Tensor& k, const Tensor& v,
+                             const Tensor& offsets_q, const Tensor& offsets_k, int64_t max_q,
+                             int64_t max_k, bool is_causal, double scale) {
+  check_types(kPackedOp, q, k, v);
+  check_packed_shapes(q, k, v);
+  check_offsets({"offsets_q", offsets_q}, offsets_q, q);
+  check_offsets({"offsets_k", offsets_k}, offsets_q, q);
+  if (std::min(max_q, max_k) < 0) {
+    fail(kPackedOp, "max_q is " + std::to_string(max_q) + " and max_k is " + std::to_string(max_k) +
+                        "; both must be 0 or more");
+  }
+  AttentionProblem p;
+  p.heads = q.size(1), p.kv_heads = k.size(1);
+  p.queries = std::min(max_q, q.size(0)), p.keys = std::min(max_k, k.size(0));
+  p.head_size = q.size(2), p.value_size = v.size(2);
+  p.scale = static_cast<float>(scale);
+  p.causal = is_causal;
+  p.q = packed_heads(data_of(q), q);
+  p.k = packed_heads(data_of(k), k);
+  p.v = packed_heads(data_of(v), v);
+  const auto rows_of = [](const Tensor& offsets, const Tensor& x) {
+    return PackedRows{static_cast<const int32_t*>(data_of(offsets)),
+                      static_cast<int>(offsets.size(0) - 1), static_cast<int>(x.size(0))};
+  };
+  p.packed_queries = rows_of(offsets_q, q);
+  p.packed_keys = rows_of(offsets_k, k);
   return p;
 }
 
@@ -162,7 +231,33 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
   p.out = heads(out.mutable_data_ptr(), out);
   p.sum = static_cast<float*>(sum.mutable_data_ptr());
   p.exponent = static_cast<int32_t*>(exponent.mutable_data_ptr());
-  launch(p, q);
+  launch(kOp, p, q);
+  return {out, sum, exponent};
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_attention_packed(const Tensor& q, const Tensor& k,
+                                                        const Tensor& v, const Tensor& offsets_q,
+                                                        const Tensor& offsets_k, int64_t max_q,
+                                                        int64_t max_k, bool is_causal,
+                                                        double scale) {
+  const Tensor ends_q = torch::stable::contiguous(offsets_q);
+  const Tensor ends_k = torch::stable::contiguous(offsets_k);
+  AttentionProblem p = make_packed(q, k, v, ends_q, ends_k, max_q, max_k, is_causal, scale);
+  const Shape of_out = {q.size(0), q.size(1), v.size(2)}, rows = {q.size(1), q.size(0)};
+  Tensor out = allocate(kPackedOp, of_out, ScalarType::Float, q, "result");
+  Tensor sum = allocate(kPackedOp, rows, ScalarType::Float, q);
+  Tensor exponent = allocate(kPackedOp, rows, ScalarType::Int, q);
+  if (sum.numel() == 0) return {out, sum, exponent};
+  if (p.keys == 0 || p.packed_queries.count == 0) {
+    torch::stable::zero_(out);
+    torch::stable::zero_(sum);
+    torch::stable::zero_(exponent);
+    return {out, sum, exponent};
+  }
+  p.out = packed_heads(out.mutable_data_ptr(), out);
+  p.sum = static_cast<float*>(sum.mutable_data_ptr());
+  p.exponent = static_cast<int32_t*>(exponent.mutable_data_ptr());
+  launch(kPackedOp, p, q);
   return {out, sum, exponent};
 }
 
@@ -197,7 +292,7 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
     Launches launches(kOp, q);
-    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
+    check_gpu(kOp, cuda::attention_backward_accepts(p, launches.context), p, q, "128");
     const Tensor sums = torch::stable::contiguous(sum);
     const Tensor exponents = torch::stable::contiguous(exponent);
     p.out = heads(const_cast<void*>(data_of(out)), out);

@@ -19,6 +19,16 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
                                                  std::optional<int64_t> causal_offset,
                                                  double scale);
 
+// The same of packed sequences: q is (rows, heads, columns), and so are k and v. out is contiguous;
+// sum and exponent are (heads, rows). offsets_q and offsets_k are int32 of (sequences + 1), on the
+// device of q: sequence i has rows offsets[i] up to offsets[i + 1], of which max_q and max_k are
+// the most. Rows of no sequence get zeros.
+std::tuple<Tensor, Tensor, Tensor> run_attention_packed(const Tensor& q, const Tensor& k,
+                                                        const Tensor& v, const Tensor& offsets_q,
+                                                        const Tensor& offsets_k, int64_t max_q,
+                                                        int64_t max_k, bool is_causal,
+                                                        double scale);
+
 // Returns the gradients of q, k and v from `grad`, that of out; an empty tensor for one that is not
 // needed. out, sum and exponent are run_attention()'s. On a GPU that has the kernels alone.
 std::tuple<Tensor, Tensor, Tensor> run_attention_backward(

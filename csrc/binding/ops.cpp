@@ -367,6 +367,10 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, SymInt? causal_offset, float scale) "
       "-> (Tensor out, Tensor sum, Tensor exponent)");
   m.def(
+      "attention_packed(Tensor q, Tensor k, Tensor v, Tensor offsets_q, Tensor offsets_k, "
+      "SymInt max_q, SymInt max_k, bool is_causal, float scale) "
+      "-> (Tensor out, Tensor sum, Tensor exponent)");
+  m.def(
       "_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, "
       "Tensor sum, Tensor exponent, SymInt? causal_offset, float scale, bool needs_q, "
       "bool needs_k, bool needs_v) -> (Tensor, Tensor, Tensor)");
@@ -427,6 +431,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_plain_pointwise", TORCH_BOX(&tiled::plain_pointwise));             \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
   m.impl("attention", TORCH_BOX(&tiled::run_attention));                      \
+  m.impl("attention_packed", TORCH_BOX(&tiled::run_attention_packed));        \
   m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));   \
   m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));               \
   m.impl("_activate_", TORCH_BOX(&tiled::activate_));                         \

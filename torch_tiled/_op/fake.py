@@ -8,6 +8,7 @@ import torch
 
 from .checks import (
     check_attention,
+    check_attention_packed,
     check_gemm_,
     check_grouped_mm,
     check_linear,
@@ -48,6 +49,16 @@ def _fake_attention(q, k, v, mask, causal_offset, scale):
     return out, q.new_empty(shape[:3]), q.new_empty(shape[:3], dtype=torch.int32)
 
 
+def _fake_attention_packed(q, k, v, offsets_q, offsets_k, max_q, max_k, is_causal, scale):
+    shape = check_attention_packed(q, k, v, offsets_q, offsets_k)
+    rows, heads = shape[:2]
+    return (
+        q.new_empty(shape),
+        q.new_empty(heads, rows),
+        q.new_empty(heads, rows, dtype=torch.int32),
+    )
+
+
 def _fake_attention_backward(grad, q, k, v, *others):
     needs = zip((q, k, v), others[-3:], strict=True)
     return tuple(x.new_empty(x.shape if needed else (0,)) for x, needed in needs)
@@ -69,6 +80,7 @@ def register(library):
         ("linear.prepared", _empty_result(check_prepared_linear)),
         ("grouped_mm", _empty_result(check_grouped_mm)),
         ("attention", _fake_attention),
+        ("attention_packed", _fake_attention_packed),
         ("_attention_backward", _fake_attention_backward),
         ("prepare", _fake_prepare),
     ):

@@ -42,6 +42,13 @@ struct RowReader {
                 tensor.head_stride % 4 == 0 && tensor.batch_stride % 4 == 0 &&
                 reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float4) == 0) {}
 
+  // Reads `count` rows, from row `first` on.
+  __device__ RowReader part(int first, int count) const {
+    RowReader reader = *this;
+    reader.tensor.data = static_cast<const float*>(tensor.data) + first * tensor.row_stride;
+    reader.rows = count;
+    return reader;
+  }
   // matrix: of all heads of the batch
   __device__ const float* matrix(uint32_t matrix) const {
     const uint32_t batch = matrix / heads, head = matrix - batch * heads;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/attention/packed.cuh"
 #include "kernels/attention/parts.h"
 #include "kernels/attention/split_rows.cuh"
 #include "kernels/common/launch.h"
@@ -17,6 +18,7 @@ constexpr int kThreads = 128;
 struct Params {
   RowReader k, v;
   SplitOperands to;
+  PackedRows packed;
 };
 
 __device__ inline auto store_to_parts(const Parts& to, uint32_t matrix, int first) {
@@ -28,20 +30,30 @@ __device__ inline auto store_to_parts(const Parts& to, uint32_t matrix, int firs
   };
 }
 
-template <int kBlocks>
+template <int kBlocks, bool kPacked>
 __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__ Params params) {
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
   const bool is_v = blockIdx.y == 1;
   const uint32_t index = blockIdx.x, tiles = params.to.key_tiles, matrix = index / tiles;
-  const int first = static_cast<int>(index - matrix * tiles) * kRows;
-  const auto store = store_to_parts(is_v ? params.to.v : params.to.k, matrix, first);
-  if (is_v) {
-    ValueScaler scaler{params.to.value_scales[index], params.v.rows - first};
-    split_rows<kBlocks>(params.v, params.v.matrix(matrix), first, scaler, store);
+  const int tile = static_cast<int>(index - matrix * tiles);
+  const auto store = store_to_parts(is_v ? params.to.v : params.to.k, matrix, tile * kRows);
+  const auto split = [&](const RowReader& k, const RowReader& v, int first) {
+    if (is_v) {
+      ValueScaler scaler{params.to.value_scales[index], v.rows - first};
+      split_rows<kBlocks>(v, v.matrix(matrix), first, scaler, store);
+    } else {
+      KeyScaler scaler{params.to.key_scales[index]};
+      split_rows<kBlocks>(k, k.matrix(matrix), first, scaler, store);
+    }
+  };
+  if constexpr (kPacked) {
+    const PackedTile at(params.packed, kRows, tile);
+    const int begin = params.packed.begin(at.range), rows = params.packed.end(at.range) - begin;
+    if (!params.packed.is_sequence(at.range) || at.first >= rows) return;
+    split(params.k.part(begin, rows), params.v.part(begin, rows), at.first);
   } else {
-    KeyScaler scaler{params.to.key_scales[index]};
-    split_rows<kBlocks>(params.k, params.k.matrix(matrix), first, scaler, store);
+    split(params.k, params.v, tile * kRows);
   }
 }
 
@@ -91,10 +103,13 @@ void launch_split(const AttentionBackward& p, const BackwardOperands& to, const 
 }
 
 void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context) {
-  const Params params{RowReader(p.k, p.kv_heads, p.keys, p.head_size),
-                      RowReader(p.v, p.kv_heads, p.keys, p.value_size), to};
+  const Params params{RowReader(p.k, p.kv_heads, p.key_rows(), p.head_size),
+                      RowReader(p.v, p.kv_heads, p.key_rows(), p.value_size), to, p.packed_keys};
   const auto tiles = static_cast<unsigned>(to.k.matrices * to.key_tiles);
-  const auto kernel = to.k.columns == 64 ? split_kernel<1> : split_kernel<2>;
+  const auto kernel_of = [&]<bool kPacked>() {
+    return to.k.columns == 64 ? split_kernel<1, kPacked> : split_kernel<2, kPacked>;
+  };
+  const auto kernel = p.is_packed() ? kernel_of.operator()<true>() : kernel_of.operator()<false>();
   launch_pdl(kernel, dim3(tiles, 2), kThreads, 0, context, params);
 }
 
