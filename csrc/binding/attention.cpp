@@ -79,6 +79,10 @@ void check_offsets(const Named& offsets, const Tensor& offsets_q, const Tensor& 
     fail(kPackedOp, "offsets_q is " + shape_of(offsets_q) + " and " + name + " is " + shape_of(x) +
                         "; both must be (sequences + 1,)");
   }
+  constexpr int64_t kMostSequences = int64_t{1} << 23;
+  if (x.size(0) > kMostSequences) {
+    fail(kPackedOp, name + " is " + shape_of(x) + "; it must have at most 2**23 offsets");
+  }
 }
 
 // Returns the mask with a stride of 0 in each dimension that it is expanded in.
@@ -210,6 +214,64 @@ AttentionProblem make_packed(const Tensor& q, const Tensor& k, const Tensor& v,
   return p;
 }
 
+// --- gradients -----------------------------------------------------------------------------------
+
+// What the forward pass computed, and the gradient of out.
+struct Saved {
+  const Tensor &grad, &out, &sum, &exponent;
+};
+
+std::tuple<Tensor, Tensor, Tensor> compute_gradients(
+    const char* op, const AttentionProblem& forward, const Saved& saved, const Shape& of_out,
+    const Shape& rows, const std::array<Tensor, 3>& operands, const std::array<bool, 3>& needs) {
+  const Tensor& q = operands[0];
+  const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
+    check_same_device(op, x, {"q", q});
+    const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
+    if (x.tensor.scalar_type() == dtype && has_shape) return;
+    fail(op, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
+                 dtype_name(x.tensor.scalar_type()) + "; it must be " + to_string(shape) + " of " +
+                 dtype_name(dtype));
+  };
+  check({"grad", saved.grad}, ScalarType::Float, of_out);
+  check({"out", saved.out}, ScalarType::Float, of_out);
+  check({"sum", saved.sum}, ScalarType::Float, rows);
+  check({"exponent", saved.exponent}, ScalarType::Int, rows);
+  const auto gradient = [&](int i) {
+    const auto sizes = operands[i].sizes();
+    const Shape shape = needs[i] ? Shape(sizes.begin(), sizes.end()) : Shape{0};
+    return allocate(op, shape, ScalarType::Float, q);
+  };
+  Tensor dq = gradient(0), dk = gradient(1), dv = gradient(2);
+  const bool has_sequences = !forward.is_packed() || forward.packed_queries.count > 0;
+  if (saved.sum.numel() == 0 || forward.keys == 0 || !has_sequences) {
+    for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
+    return {dq, dk, dv};
+  }
+#ifdef TORCH_TILED_WITH_CUDA
+  if (q.is_cuda()) {
+    AttentionBackward p{forward, {}, {}, {}, {}};
+    Launches launches(op, q);
+    check_gpu(op, cuda::attention_backward_accepts(p, launches.context), p, q, "128");
+    const Tensor sums = torch::stable::contiguous(saved.sum);
+    const Tensor exponents = torch::stable::contiguous(saved.exponent);
+    const auto of = [&](auto* data, const Tensor& x) {
+      return p.is_packed() ? packed_heads(data, x) : heads(data, x);
+    };
+    p.out = of(const_cast<void*>(data_of(saved.out)), saved.out);
+    p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
+    p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
+    p.dout = of(data_of(saved.grad), saved.grad);
+    if (needs[0]) p.dq = of(dq.mutable_data_ptr(), dq);
+    if (needs[1]) p.dk = of(dk.mutable_data_ptr(), dk);
+    if (needs[2]) p.dv = of(dv.mutable_data_ptr(), dv);
+    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
+    return {dq, dk, dv};
+  }
+#endif
+  fail(op, "q is on " + device_name(q) + "; the gradients' kernels are those of a Hopper GPU");
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -265,48 +327,24 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
     std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v) {
-  AttentionBackward p{make_problem(q, k, v, mask, causal_offset, scale), {}, {}, {}, {}};
+  const AttentionProblem p = make_problem(q, k, v, mask, causal_offset, scale);
   const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
   const Shape rows = {p.batch, p.heads, p.queries};
-  const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
-    check_same_device(kOp, x, {"q", q});
-    const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
-    if (x.tensor.scalar_type() == dtype && has_shape) return;
-    fail(kOp, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
-                  dtype_name(x.tensor.scalar_type()) + "; it must be " + to_string(shape) + " of " +
-                  dtype_name(dtype));
-  };
-  check({"grad", grad}, ScalarType::Float, of_out);
-  check({"out", out}, ScalarType::Float, of_out);
-  check({"sum", sum}, ScalarType::Float, rows);
-  check({"exponent", exponent}, ScalarType::Int, rows);
-  const auto gradient = [&](bool needed, const Tensor& x) {
-    const Shape shape(x.sizes().begin(), x.sizes().end());
-    return allocate(kOp, needed ? shape : Shape{0}, ScalarType::Float, q);
-  };
-  Tensor dq = gradient(needs_q, q), dk = gradient(needs_k, k), dv = gradient(needs_v, v);
-  if (sum.numel() == 0 || p.keys == 0) {
-    for (Tensor* x : {&dq, &dk, &dv}) torch::stable::zero_(*x);
-    return {dq, dk, dv};
-  }
-#ifdef TORCH_TILED_WITH_CUDA
-  if (q.is_cuda()) {
-    Launches launches(kOp, q);
-    check_gpu(kOp, cuda::attention_backward_accepts(p, launches.context), p, q, "128");
-    const Tensor sums = torch::stable::contiguous(sum);
-    const Tensor exponents = torch::stable::contiguous(exponent);
-    p.out = heads(const_cast<void*>(data_of(out)), out);
-    p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
-    p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
-    p.dout = heads(data_of(grad), grad);
-    if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
-    if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
-    if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
-    if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
-    return {dq, dk, dv};
-  }
-#endif
-  fail(kOp, "q is on " + device_name(q) + "; the gradients' kernels are those of a Hopper GPU");
+  return compute_gradients(kOp, p, {grad, out, sum, exponent}, of_out, rows, {q, k, v},
+                           {needs_q, needs_k, needs_v});
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_attention_packed_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets_q,
+    const Tensor& offsets_k, const Tensor& out, const Tensor& sum, const Tensor& exponent,
+    int64_t max_q, int64_t max_k, bool is_causal, double scale, bool needs_q, bool needs_k,
+    bool needs_v) {
+  const Tensor ends_q = torch::stable::contiguous(offsets_q);
+  const Tensor ends_k = torch::stable::contiguous(offsets_k);
+  const AttentionProblem p = make_packed(q, k, v, ends_q, ends_k, max_q, max_k, is_causal, scale);
+  const Shape of_out = {q.size(0), p.heads, p.value_size}, rows = {p.heads, q.size(0)};
+  return compute_gradients(kPackedOp, p, {grad, out, sum, exponent}, of_out, rows, {q, k, v},
+                           {needs_q, needs_k, needs_v});
 }
 
 }  // namespace tiled

@@ -29,6 +29,14 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_packed(const Tensor& q, const T
                                                         int64_t max_k, bool is_causal,
                                                         double scale);
 
+// The gradients of q, k and v, as run_attention_backward() returns them. Rows of no sequence get
+// zeros.
+std::tuple<Tensor, Tensor, Tensor> run_attention_packed_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets_q,
+    const Tensor& offsets_k, const Tensor& out, const Tensor& sum, const Tensor& exponent,
+    int64_t max_q, int64_t max_k, bool is_causal, double scale, bool needs_q, bool needs_k,
+    bool needs_v);
+
 // Returns the gradients of q, k and v from `grad`, that of out; an empty tensor for one that is not
 // needed. out, sum and exponent are run_attention()'s. On a GPU that has the kernels alone.
 std::tuple<Tensor, Tensor, Tensor> run_attention_backward(

@@ -1,6 +1,5 @@
-"""Attention of packed sequences as a padded batch, and its derivatives, which are the batch's.
-
-On a GPU the gradients are those of the kernels of attention.py, and else those of its composite.
+"""The derivatives of attention of packed sequences: kernels for gradients on a GPU, and else the
+composite of attention.py for a padded batch.
 """
 
 import torch
@@ -11,7 +10,10 @@ from .._internals import (
     primal_of,
     set_forward_ad_enabled,
 )
-from .attention import _attention_backward, _attention_tangent, _by_kernel, _has_kernel
+from .attention import _attention_backward, _attention_tangent, _has_kernel
+from .lazy import resolve_for_python
+from .namespace import operators
+from .out_of_memory import raise_if_out_of_memory
 
 
 def _rows(offsets, length, rows):
@@ -74,14 +76,13 @@ class AttentionPacked(SingleLevelFunction):
         if grad is None:
             return (None,) * 7
         needed = *gradients_asked_for(ctx, ctx.needs_input_grad[2:5]), False
-        q, k, v, *offsets, out, denominator, exponent = ctx.saved_tensors
+        q, k, v, *offsets, out, _, _ = ctx.saved_tensors
+        if _has_kernel(grad, q, k, v, None, out, needed):
+            grads = _by_kernel(grad, ctx.saved_tensors, ctx.options, needed[:3])
+            return None, None, *grads, None, None
         batch = _Batch(*offsets, ctx.options, k.shape[0])
         padded = batch.queries(grad), *batch.operands(q, k, v), batch.mask, batch.queries(out)
-        if _has_kernel(grad, q, k, v, None, out, needed):
-            states = (batch.queries(x.mT[..., None])[..., 0] for x in (denominator, exponent))
-            grads = _by_kernel(*padded, *states, **batch.options, needed=needed)
-        else:
-            grads = _attention_backward(*padded, **batch.options, needed=needed)
+        grads = _attention_backward(*padded, **batch.options, needed=needed)
         ends = offsets[0], offsets[1], offsets[1]
         rows = q.shape[0], k.shape[0], v.shape[0]
         grads = (
@@ -100,6 +101,17 @@ class AttentionPacked(SingleLevelFunction):
                 *operands, batch.mask, **batch.options, tangents=(*tangents, None)
             )
             return unpad(of_out, offsets[0], q.shape[0]), None, None
+
+
+def _by_kernel(grad, saved, options, needed):
+    (grad,) = resolve_for_python(grad)
+    options = (options[name] for name in ("max_q", "max_k", "is_causal", "scale"))
+    try:
+        grads = operators._attention_packed_backward.default(grad, *saved, *options, *needed)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+    return [x if need else None for x, need in zip(grads, needed, strict=True)]
 
 
 class _Batch:

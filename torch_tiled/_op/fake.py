@@ -82,6 +82,7 @@ def register(library):
         ("attention", _fake_attention),
         ("attention_packed", _fake_attention_packed),
         ("_attention_backward", _fake_attention_backward),
+        ("_attention_packed_backward", _fake_attention_backward),
         ("prepare", _fake_prepare),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

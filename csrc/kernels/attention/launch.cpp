@@ -88,7 +88,7 @@ bool launch_attention(const AttentionProblem& given, const Context& context) {
 }
 
 bool launch_attention_backward(const AttentionBackward& p, const Context& context) {
-  if (attention::accepts_small_backward(p)) {
+  if (!p.is_packed() && attention::accepts_small_backward(p)) {
     attention::launch_small_backward(p, context);
     return true;
   }

@@ -102,7 +102,8 @@ struct BackwardOperands {
     for (int i = 0; i < kCount; ++i) {
       const bool is_query = i == kQ || i == kDout;
       const int64_t matrices = p.batch * (is_query ? p.heads : p.kv_heads);
-      const int64_t rows = is_query ? p.queries : p.keys, tiles = ceil_div(rows, kRows);
+      const int64_t tiles = is_query ? p.query_tiles(kRows) : p.key_tiles(kRows);
+      const int64_t rows = p.is_packed() ? tiles * kRows : is_query ? p.queries : p.keys;
       to.operand[i] = {.parts = Parts::take(matrices, rows, columns, workspace),
                        .tiles = static_cast<uint32_t>(tiles),
                        .scales = workspace.take<KeyScales>(matrices * tiles).data()};
