@@ -17,15 +17,16 @@ namespace tiled {
 namespace {
 
 constexpr const char* kOp = "tiled::attention";
+constexpr const char* kPackedOp = "tiled::attention_packed";
 
 // --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
 
-void check_types(const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_types(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
   for (const Named& x : {Named{"query", q}, Named{"key", k}, Named{"value", v}}) {
-    check_same_device(kOp, x, {"query", q});
+    check_same_device(op, x, {"query", q});
     if (x.tensor.scalar_type() != ScalarType::Float) {
-      fail(kOp, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
-                    "; query, key and value must be torch.float32");
+      fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
+                   "; query, key and value must be torch.float32");
     }
   }
 }
@@ -46,6 +47,42 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
   }
   if (q.size(3) != k.size(3)) refuse("query and key must have as many columns");
   if (k.size(2) != v.size(2)) refuse("key and value must have as many rows");
+}
+
+void check_packed_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto refuse = [&](const char* reason) {
+    fail(kPackedOp, "query is " + shape_of(q) + ", key is " + shape_of(k) + " and value is " +
+                        shape_of(v) + "; " + reason);
+  };
+  if (q.dim() != 3 || k.dim() != 3 || v.dim() != 3) {
+    refuse("each must have 3 dimensions: rows, heads and columns");
+  }
+  if (k.size(1) != v.size(1)) refuse("key and value must have as many heads");
+  const int64_t kv_heads = k.size(1);
+  if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
+    refuse("query's heads must be a multiple of key's");
+  }
+  if (q.size(2) != k.size(2)) refuse("query and key must have as many columns");
+  if (k.size(0) != v.size(0)) refuse("key and value must have as many rows");
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  if (std::max(q.size(0), k.size(0)) >= kMostRows) refuse("each must have less than 2**30 rows");
+}
+
+void check_offsets(const Named& offsets, const Tensor& offsets_q, const Tensor& q) {
+  check_same_device(kPackedOp, offsets, {"query", q});
+  const Tensor& x = offsets.tensor;
+  const std::string name = offsets.name;
+  if (x.scalar_type() != ScalarType::Int) {
+    fail(kPackedOp, name + " is " + dtype_name(x.scalar_type()) + "; it must be torch.int32");
+  }
+  if (x.dim() != 1 || x.size(0) == 0 || x.size(0) != offsets_q.size(0)) {
+    fail(kPackedOp, "offsets_q is " + shape_of(offsets_q) + " and " + name + " is " + shape_of(x) +
+                        "; both must be (sequences + 1,)");
+  }
+  constexpr int64_t kMostSequences = int64_t{1} << 23;
+  if (x.size(0) > kMostSequences) {
+    fail(kPackedOp, name + " is " + shape_of(x) + "; it must have at most 2**23 offsets");
+  }
 }
 
 // Returns the mask with a stride of 0 in each dimension that it is expanded in.
@@ -99,19 +136,20 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
 }
 
 #ifdef TORCH_TILED_WITH_CUDA
-void check_gpu(bool is_accepted, const AttentionProblem& p, const Tensor& q, const char* most) {
+void check_gpu(const char* op, bool is_accepted, const AttentionProblem& p, const Tensor& q,
+               const char* most) {
   if (is_accepted) return;
-  fail(kOp, "query is " + shape_of(q) + " on " + device_name(q) + " and value has " +
-                std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
-                " columns, on Hopper (compute capability 9.0) alone");
+  fail(op, "query is " + shape_of(q) + " on " + device_name(q) + " and value has " +
+               std::to_string(p.value_size) + " columns; on a GPU it takes up to " + most +
+               " columns, on Hopper (compute capability 9.0) alone");
 }
 #endif
 
-void launch(const AttentionProblem& p, const Tensor& q) {
-  Launches launches(kOp, q);
+void launch(const char* op, const AttentionProblem& p, const Tensor& q) {
+  Launches launches(op, q);
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
-    check_gpu(cuda::attention_accepts(p, launches.context), p, q, "256");
+    check_gpu(op, cuda::attention_accepts(p, launches.context), p, q, "256");
     if (!cuda::launch_attention(p, launches.context)) launches.fail_for_memory();
     return;
   }
@@ -119,11 +157,11 @@ void launch(const AttentionProblem& p, const Tensor& q) {
   cpu::launch_attention(p, launches.context);
 }
 
-void launch_backward(const AttentionBackward& p, const Tensor& q) {
-  Launches launches(kOp, q);
+void launch_backward(const char* op, const AttentionBackward& p, const Tensor& q) {
+  Launches launches(op, q);
 #ifdef TORCH_TILED_WITH_CUDA
   if (q.is_cuda()) {
-    check_gpu(cuda::attention_backward_accepts(p, launches.context), p, q, "128");
+    check_gpu(op, cuda::attention_backward_accepts(p, launches.context), p, q, "128");
     if (!cuda::launch_attention_backward(p, launches.context)) launches.fail_for_memory();
     return;
   }
@@ -135,7 +173,7 @@ void launch_backward(const AttentionBackward& p, const Tensor& q) {
 AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
                               const std::optional<Tensor>& mask,
                               std::optional<int64_t> causal_offset, double scale) {
-  check_types(q, k, v);
+  check_types(kOp, q, k, v);
   check_shapes(q, k, v);
   AttentionProblem p;
   p.batch = q.size(0), p.heads = q.size(1), p.kv_heads = k.size(1);
@@ -151,6 +189,95 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
   p.k = heads(data_of(k), k);
   p.v = heads(data_of(v), v);
   return p;
+}
+
+template <class Void>
+HeadsOf<Void> packed_heads(Void* data, const Tensor& x) {
+  return {data, 0, x.stride(1), x.stride(0), x.stride(2)};
+}
+
+// The same of packed sequences. Offsets are contiguous.
+AttentionProblem make_packed(const Tensor& q, const Tensor& k, const Tensor& v,
+                             const Tensor& offsets_q, const Tensor& offsets_k, int64_t max_q,
+                             int64_t max_k, bool is_causal, double scale) {
+  check_types(kPackedOp, q, k, v);
+  check_packed_shapes(q, k, v);
+  check_offsets({"offsets_q", offsets_q}, offsets_q, q);
+  check_offsets({"offsets_k", offsets_k}, offsets_q, q);
+  if (std::min(max_q, max_k) < 0) {
+    fail(kPackedOp, "max_q is " + std::to_string(max_q) + " and max_k is " + std::to_string(max_k) +
+                        "; both must be 0 or more");
+  }
+  AttentionProblem p;
+  p.heads = q.size(1), p.kv_heads = k.size(1);
+  p.queries = std::min(max_q, q.size(0)), p.keys = std::min(max_k, k.size(0));
+  p.head_size = q.size(2), p.value_size = v.size(2);
+  p.scale = static_cast<float>(scale);
+  p.causal = is_causal;
+  p.q = packed_heads(data_of(q), q);
+  p.k = packed_heads(data_of(k), k);
+  p.v = packed_heads(data_of(v), v);
+  const auto rows_of = [](const Tensor& offsets, const Tensor& x) {
+    return PackedRows{static_cast<const int32_t*>(data_of(offsets)),
+                      static_cast<int>(offsets.size(0) - 1), static_cast<int>(x.size(0))};
+  };
+  p.packed_queries = rows_of(offsets_q, q);
+  p.packed_keys = rows_of(offsets_k, k);
+  return p;
+}
+
+// --- gradients -----------------------------------------------------------------------------------
+
+// What the forward pass computed, and the gradient of out.
+struct Saved {
+  const Tensor &grad, &out, &sum, &exponent;
+};
+
+std::tuple<Tensor, Tensor, Tensor> compute_gradients(
+    const char* op, const AttentionProblem& forward, const Saved& saved, const Shape& of_out,
+    const Shape& rows, const std::array<Tensor, 3>& operands, const std::array<bool, 3>& needs,
+    Tensor& dscores) {
+  const Tensor& q = operands[0];
+  const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
+    check_same_device(op, x, {"query", q});
+    const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
+    if (x.tensor.scalar_type() == dtype && has_shape) return;
+    fail(op, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
+                 dtype_name(x.tensor.scalar_type()) + "; it must be " + to_string(shape) + " of " +
+                 dtype_name(dtype));
+  };
+  check({"grad", saved.grad}, ScalarType::Float, of_out);
+  check({"out", saved.out}, ScalarType::Float, of_out);
+  check({"sum", saved.sum}, ScalarType::Float, rows);
+  check({"exponent", saved.exponent}, ScalarType::Int, rows);
+  const auto gradient = [&](int i) {
+    const auto sizes = operands[i].sizes();
+    const Shape shape = needs[i] ? Shape(sizes.begin(), sizes.end()) : Shape{0};
+    return allocate(op, shape, ScalarType::Float, q);
+  };
+  Tensor dq = gradient(0), dk = gradient(1), dv = gradient(2);
+  const bool has_sequences = !forward.is_packed() || forward.packed_queries.count > 0;
+  if (saved.sum.numel() == 0 || forward.keys == 0 || !has_sequences) {
+    for (Tensor* x : {&dq, &dk, &dv, &dscores}) torch::stable::zero_(*x);
+    return {dq, dk, dv};
+  }
+  if (forward.causal) torch::stable::zero_(dscores);
+  AttentionBackward p{forward, {}, {}, {}, {}};
+  const Tensor sums = torch::stable::contiguous(saved.sum);
+  const Tensor exponents = torch::stable::contiguous(saved.exponent);
+  const auto of = [&](auto* data, const Tensor& x) {
+    return p.is_packed() ? packed_heads(data, x) : heads(data, x);
+  };
+  p.out = of(const_cast<void*>(data_of(saved.out)), saved.out);
+  p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
+  p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
+  p.dout = of(data_of(saved.grad), saved.grad);
+  if (needs[0]) p.dq = of(dq.mutable_data_ptr(), dq);
+  if (needs[1]) p.dk = of(dk.mutable_data_ptr(), dk);
+  if (needs[2]) p.dv = of(dv.mutable_data_ptr(), dv);
+  if (dscores.numel() > 0) p.dscores = static_cast<float*>(dscores.mutable_data_ptr());
+  launch_backward(op, p, q);
+  return {dq, dk, dv};
 }
 
 }  // namespace
@@ -174,7 +301,33 @@ std::tuple<Tensor, Tensor, Tensor> run_attention(const Tensor& q, const Tensor& 
   p.out = heads(out.mutable_data_ptr(), out);
   p.sum = static_cast<float*>(sum.mutable_data_ptr());
   p.exponent = static_cast<int32_t*>(exponent.mutable_data_ptr());
-  launch(p, q);
+  launch(kOp, p, q);
+  return {out, sum, exponent};
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_attention_packed(const Tensor& q, const Tensor& k,
+                                                        const Tensor& v, const Tensor& offsets_q,
+                                                        const Tensor& offsets_k, int64_t max_q,
+                                                        int64_t max_k, bool is_causal,
+                                                        double scale) {
+  const Tensor ends_q = torch::stable::contiguous(offsets_q);
+  const Tensor ends_k = torch::stable::contiguous(offsets_k);
+  AttentionProblem p = make_packed(q, k, v, ends_q, ends_k, max_q, max_k, is_causal, scale);
+  const Shape of_out = {q.size(0), q.size(1), v.size(2)}, rows = {q.size(1), q.size(0)};
+  Tensor out = allocate(kPackedOp, of_out, ScalarType::Float, q, "result");
+  Tensor sum = allocate(kPackedOp, rows, ScalarType::Float, q);
+  Tensor exponent = allocate(kPackedOp, rows, ScalarType::Int, q);
+  if (sum.numel() == 0) return {out, sum, exponent};
+  if (p.keys == 0 || p.packed_queries.count == 0) {
+    torch::stable::zero_(out);
+    torch::stable::zero_(sum);
+    torch::stable::zero_(exponent);
+    return {out, sum, exponent};
+  }
+  p.out = packed_heads(out.mutable_data_ptr(), out);
+  p.sum = static_cast<float*>(sum.mutable_data_ptr());
+  p.exponent = static_cast<int32_t*>(exponent.mutable_data_ptr());
+  launch(kPackedOp, p, q);
   return {out, sum, exponent};
 }
 
@@ -183,48 +336,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_attention_backward(
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
     std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v,
     bool needs_scores) {
-  AttentionBackward p{make_problem(q, k, v, mask, causal_offset, scale), {}, {}, {}, {}};
+  const AttentionProblem p = make_problem(q, k, v, mask, causal_offset, scale);
   if (needs_scores && p.mask_kind != MaskKind::kFloat) {
     fail(kOp, "needs_scores is True; pass False unless attn_mask is torch.float32");
   }
   const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
   const Shape rows = {p.batch, p.heads, p.queries};
-  const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {
-    check_same_device(kOp, x, {"query", q});
-    const bool has_shape = std::ranges::equal(x.tensor.sizes(), shape);
-    if (x.tensor.scalar_type() == dtype && has_shape) return;
-    fail(kOp, std::string(x.name) + " is " + shape_of(x.tensor) + " of " +
-                  dtype_name(x.tensor.scalar_type()) + "; it must be " + to_string(shape) + " of " +
-                  dtype_name(dtype));
-  };
-  check({"grad", grad}, ScalarType::Float, of_out);
-  check({"out", out}, ScalarType::Float, of_out);
-  check({"sum", sum}, ScalarType::Float, rows);
-  check({"exponent", exponent}, ScalarType::Int, rows);
-  const auto gradient = [&](bool needed, const Shape& shape) {
-    return allocate(kOp, needed ? shape : Shape{0}, ScalarType::Float, q);
-  };
-  Tensor dq = gradient(needs_q, {p.batch, p.heads, p.queries, p.head_size});
-  Tensor dk = gradient(needs_k, {p.batch, p.kv_heads, p.keys, p.head_size});
-  Tensor dv = gradient(needs_v, {p.batch, p.kv_heads, p.keys, p.value_size});
-  Tensor dscores = gradient(needs_scores, {p.batch, p.heads, p.queries, p.keys});
-  if (sum.numel() == 0 || p.keys == 0) {
-    for (Tensor* x : {&dq, &dk, &dv, &dscores}) torch::stable::zero_(*x);
-    return {dq, dk, dv, dscores};
-  }
-  if (p.causal) torch::stable::zero_(dscores);
-  const Tensor sums = torch::stable::contiguous(sum);
-  const Tensor exponents = torch::stable::contiguous(exponent);
-  p.out = heads(const_cast<void*>(data_of(out)), out);
-  p.sum = static_cast<float*>(const_cast<void*>(data_of(sums)));
-  p.exponent = static_cast<int32_t*>(const_cast<void*>(data_of(exponents)));
-  p.dout = heads(data_of(grad), grad);
-  if (needs_q) p.dq = heads(dq.mutable_data_ptr(), dq);
-  if (needs_k) p.dk = heads(dk.mutable_data_ptr(), dk);
-  if (needs_v) p.dv = heads(dv.mutable_data_ptr(), dv);
-  if (needs_scores) p.dscores = static_cast<float*>(dscores.mutable_data_ptr());
-  launch_backward(p, q);
+  const Shape of_scores = needs_scores ? Shape{p.batch, p.heads, p.queries, p.keys} : Shape{0};
+  Tensor dscores = allocate(kOp, of_scores, ScalarType::Float, q);
+  const auto [dq, dk, dv] = compute_gradients(kOp, p, {grad, out, sum, exponent}, of_out, rows,
+                                              {q, k, v}, {needs_q, needs_k, needs_v}, dscores);
   return {dq, dk, dv, dscores};
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_attention_packed_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets_q,
+    const Tensor& offsets_k, const Tensor& out, const Tensor& sum, const Tensor& exponent,
+    int64_t max_q, int64_t max_k, bool is_causal, double scale, bool needs_q, bool needs_k,
+    bool needs_v) {
+  const Tensor ends_q = torch::stable::contiguous(offsets_q);
+  const Tensor ends_k = torch::stable::contiguous(offsets_k);
+  const AttentionProblem p = make_packed(q, k, v, ends_q, ends_k, max_q, max_k, is_causal, scale);
+  if (!q.is_cuda()) {
+    fail(kPackedOp, "query is on " + device_name(q) +
+                        "; the gradients of packed sequences have "
+                        "kernels on a Hopper GPU alone");
+  }
+  const Shape of_out = {q.size(0), p.heads, p.value_size}, rows = {p.heads, q.size(0)};
+  Tensor none = allocate(kPackedOp, Shape{0}, ScalarType::Float, q);
+  return compute_gradients(kPackedOp, p, {grad, out, sum, exponent}, of_out, rows, {q, k, v},
+                           {needs_q, needs_k, needs_v}, none);
 }
 
 }  // namespace tiled

@@ -374,6 +374,15 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask, "
       "Tensor out, Tensor sum, Tensor exponent, SymInt? causal_offset, float scale, bool needs_q, "
       "bool needs_k, bool needs_v, bool needs_scores) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "attention_packed(Tensor query, Tensor key, Tensor value, Tensor offsets_q, "
+      "Tensor offsets_k, SymInt max_q, SymInt max_k, bool is_causal, float scale) "
+      "-> (Tensor out, Tensor sum, Tensor exponent)");
+  m.def(
+      "_attention_packed_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
+      "Tensor offsets_q, Tensor offsets_k, Tensor out, Tensor sum, Tensor exponent, SymInt max_q, "
+      "SymInt max_k, bool is_causal, float scale, bool needs_q, bool needs_k, bool needs_v) "
+      "-> (Tensor, Tensor, Tensor)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
   m.def(
@@ -413,30 +422,32 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
 }
 
 // One set of functions serves both devices; in a build without CUDA they fail with a sentence.
-#define IMPLEMENT(m)                                                          \
-  m.impl("matmul", TORCH_BOX(&tiled::matmul));                                \
-  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));                   \
-  m.impl("_plain_matmul_out", TORCH_BOX(&tiled::plain_matmul_out));           \
-  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));                   \
-  m.impl("_plain_linear.prepared", TORCH_BOX(&tiled::plain_prepared_linear)); \
-  m.impl("_plain_gemm_", TORCH_BOX(&tiled::plain_gemm_));                     \
-  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));                        \
-  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul));              \
-  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                                  \
-  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                                   \
-  m.impl("linear", TORCH_BOX(&tiled::linear));                                \
-  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));              \
-  m.impl("grouped_mm", TORCH_BOX(&tiled::grouped_mm));                        \
-  m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));           \
-  m.impl("_plain_pointwise", TORCH_BOX(&tiled::plain_pointwise));             \
-  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                      \
-  m.impl("attention", TORCH_BOX(&tiled::run_attention));                      \
-  m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));   \
-  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));               \
-  m.impl("_activate_", TORCH_BOX(&tiled::activate_));                         \
-  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));                       \
-  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));                       \
-  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));                   \
+#define IMPLEMENT(m)                                                                      \
+  m.impl("matmul", TORCH_BOX(&tiled::matmul));                                            \
+  m.impl("_plain_matmul", TORCH_BOX(&tiled::plain_matmul));                               \
+  m.impl("_plain_matmul_out", TORCH_BOX(&tiled::plain_matmul_out));                       \
+  m.impl("_plain_linear", TORCH_BOX(&tiled::plain_linear));                               \
+  m.impl("_plain_linear.prepared", TORCH_BOX(&tiled::plain_prepared_linear));             \
+  m.impl("_plain_gemm_", TORCH_BOX(&tiled::plain_gemm_));                                 \
+  m.impl("matmul.out", TORCH_BOX(&tiled::matmul_out));                                    \
+  m.impl("matmul.prepared", TORCH_BOX(&tiled::prepared_matmul));                          \
+  m.impl("gemm_", TORCH_BOX(&tiled::gemm_));                                              \
+  m.impl("_gemm", TORCH_BOX(&tiled::gemm));                                               \
+  m.impl("linear", TORCH_BOX(&tiled::linear));                                            \
+  m.impl("linear.prepared", TORCH_BOX(&tiled::prepared_linear));                          \
+  m.impl("grouped_mm", TORCH_BOX(&tiled::grouped_mm));                                    \
+  m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));                       \
+  m.impl("_plain_pointwise", TORCH_BOX(&tiled::plain_pointwise));                         \
+  m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                                  \
+  m.impl("attention", TORCH_BOX(&tiled::run_attention));                                  \
+  m.impl("attention_packed", TORCH_BOX(&tiled::run_attention_packed));                    \
+  m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));               \
+  m.impl("_attention_packed_backward", TORCH_BOX(&tiled::run_attention_packed_backward)); \
+  m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));                           \
+  m.impl("_activate_", TORCH_BOX(&tiled::activate_));                                     \
+  m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));                                   \
+  m.impl("_copy_rows_", TORCH_BOX(&tiled::copy_rows_));                                   \
+  m.impl("_copy_staged_", TORCH_BOX(&tiled::copy_staged_));                               \
   m.impl("explain", TORCH_BOX(&tiled::explain_matmul))
 
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }

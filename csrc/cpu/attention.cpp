@@ -4,7 +4,9 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "core/order_attention.h"
@@ -158,15 +160,58 @@ void compute_block(const AttentionProblem& p, int64_t index, Tile& tile) {
   for (const Query& query : queries) query.store();
 }
 
+// A problem of its own for each head of each range of packed rows.
+std::vector<AttentionProblem> split_packed(const AttentionProblem& p) {
+  const PackedRows queries = p.packed_queries, keys = p.packed_keys;
+  std::vector<AttentionProblem> parts;
+  for (int range = 0; range < queries.ranges(); ++range) {
+    for (int64_t head = 0; head < p.heads; ++head) {
+      AttentionProblem part = p;
+      const auto narrow = [](auto& x, int64_t of_head, int64_t row) {
+        using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(x.data)>>,
+                                        const std::byte, std::byte>;
+        const int64_t at = of_head * x.head_stride + row * x.row_stride;
+        x.data = static_cast<Byte*>(x.data) + at * int64_t{sizeof(float)};
+      };
+      const int64_t first = queries.begin(range), kv_head = head / (p.heads / p.kv_heads);
+      narrow(part.q, head, first);
+      narrow(part.out, head, first);
+      narrow(part.k, kv_head, keys.begin(range));
+      narrow(part.v, kv_head, keys.begin(range));
+      part.sum += head * queries.rows + first;
+      part.exponent += head * queries.rows + first;
+      part.heads = part.kv_heads = 1;
+      part.queries = queries.end(range) - first;
+      const int64_t seen = keys.is_sequence(range) ? keys.end(range) - keys.begin(range) : 0;
+      part.keys = std::min(seen, p.keys);
+      part.packed_queries = part.packed_keys = {};
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
+int64_t count_blocks(const AttentionProblem& p) {
+  return p.batch * p.heads * ceil_div(p.queries, kQueries);
+}
+
 }  // namespace
 
 bool launch_attention(const AttentionProblem& p, const Context& context) {
-  const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, kQueries);
+  const std::vector<AttentionProblem> parts = p.is_packed() ? split_packed(p) : std::vector{p};
+  std::vector<int64_t> ends;  // of each part's blocks
+  for (const AttentionProblem& part : parts) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + count_blocks(part));
+  }
   const double operations = double{kQueries} * static_cast<double>(p.keys + 1) *
                             static_cast<double>(p.head_size + p.value_size + 1);
-  parallel_for(context, blocks, operations, [&](int64_t begin, int64_t end) {
+  parallel_for(context, ends.back(), operations, [&](int64_t begin, int64_t end) {
     Tile tile(p);
-    for (int64_t block = begin; block < end; ++block) compute_block(p, block, tile);
+    size_t i = std::ranges::upper_bound(ends, begin) - ends.begin();
+    for (int64_t block = begin; block < end; ++block) {
+      while (block >= ends[i]) ++i;
+      compute_block(parts[i], block - (ends[i] - count_blocks(parts[i])), tile);
+    }
   });
   return true;
 }

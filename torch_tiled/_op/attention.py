@@ -76,7 +76,7 @@ def _has_kernel(grad, q, k, v, mask, out):
     tensor on a GPU has too many columns."""
     if torch.is_grad_enabled() or transforms_active():
         return False
-    if not q.is_cpu and (not q.is_cuda or max(q.shape[3], v.shape[3]) > _MOST_COLUMNS):
+    if not q.is_cpu and (not q.is_cuda or max(q.shape[-1], v.shape[-1]) > _MOST_COLUMNS):
         return False
     tensors = [x for x in (grad, q, k, v, mask, out) if x is not None]
     return all(type(x) in PLAIN_TYPES or is_traced(x) for x in tensors)

@@ -18,6 +18,7 @@ from .._internals import (
 )
 from .activations import ACTIVATIONS
 from .attention import Attention
+from .attention_packed import AttentionPacked
 from .derivatives import GroupedMm, Linear, Matmul, forget_saved, without
 from .gradient_flow import is_differentiated_in_graph, refuse_derivative_of_prepared
 from .lazy import resolve_for_python
@@ -29,6 +30,7 @@ _redispatch_matmul = redispatch_without_python(operators.matmul.default)
 _redispatch_linear = redispatch_without_python(operators.linear.default)
 _redispatch_grouped_mm = redispatch_without_python(operators.grouped_mm.default)
 _redispatch_attention = redispatch_without_python(operators.attention.default)
+_redispatch_attention_packed = redispatch_without_python(operators.attention_packed.default)
 _redispatch_prepare = redispatch_without_python(operators.prepare.default)
 _redispatch_prepared_matmul = redispatch_without_python(operators.matmul.prepared)
 _redispatch_prepared_linear = redispatch_without_python(operators.linear.prepared)
@@ -124,6 +126,19 @@ def _attention(keyset, q, k, v, mask, causal_offset, scale):
         raise
 
 
+def _attention_packed(keyset, q, k, v, offsets_q, offsets_k, max_q, max_k, is_causal, scale):
+    register_if_needed()
+    options = {"max_q": max_q, "max_k": max_k, "is_causal": is_causal, "scale": scale}
+    try:
+        tensors = *resolve_for_python(q, k, v), offsets_q, offsets_k
+        if not is_differentiated_in_graph(*tensors[:3]):
+            return _redispatch_attention_packed(keyset & AFTER_AUTOGRAD, *tensors, **options)
+        return _apply(AttentionPacked, _redispatch_attention_packed, keyset, options, *tensors)
+    except RuntimeError as error:
+        raise_if_out_of_memory(error)
+        raise
+
+
 def _prepare(keyset, b):
     register_if_needed()
     try:
@@ -178,4 +193,5 @@ def register(library):
     library.impl("matmul.prepared", _prepared_matmul, "Autograd", with_keyset=True)
     library.impl("linear.prepared", _prepared_linear, "Autograd", with_keyset=True)
     library.impl("attention", _attention, "Autograd", with_keyset=True)
+    library.impl("attention_packed", _attention_packed, "Autograd", with_keyset=True)
     library.impl("prepare", _prepare, "Autograd", with_keyset=True)

@@ -329,16 +329,7 @@ def _check_ptr(ptr, rows):
 def check_attention(q, k, v, mask=None):
     """Returns the shape of the result."""
     op = "tiled::attention"
-    for name, x in (("query", q), ("key", k), ("value", v)):
-        _check_same_device(op, name, x, "query", q)
-        if x.dtype != torch.float32:
-            raise RuntimeError(
-                f"{op}: {name} is {x.dtype}; query, key and value must be torch.float32"
-            )
-
-    def sentence(reason):
-        return f"{op}: query is {_shape(q)}, key is {_shape(k)} and value is {_shape(v)}; {reason}"
-
+    sentence = _check_float32(op, q, k, v)
     if not q.dim() == k.dim() == v.dim() == 4:
         raise RuntimeError(sentence("each must have 4 dimensions: batch, heads, rows and columns"))
     batch, heads, queries, columns = q.shape
@@ -353,6 +344,42 @@ def check_attention(q, k, v, mask=None):
     if mask is not None:
         _check_mask(op, mask, q, (batch, heads, queries, keys))
     return batch, heads, queries, v.shape[3]
+
+
+def _check_float32(op, q, k, v):
+    """Checks dtypes and devices, and returns a function that makes a sentence of a reason."""
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        _check_same_device(op, name, x, "query", q)
+        if x.dtype != torch.float32:
+            raise RuntimeError(
+                f"{op}: {name} is {x.dtype}; query, key and value must be torch.float32"
+            )
+    shapes = f"query is {_shape(q)}, key is {_shape(k)} and value is {_shape(v)}"
+    return lambda why: f"{op}: {shapes}; {why}"
+
+
+def check_attention_packed(q, k, v, offsets_q, offsets_k):
+    """Returns the shape of the result."""
+    op = "tiled::attention_packed"
+    sentence = _check_float32(op, q, k, v)
+    if not q.dim() == k.dim() == v.dim() == 3:
+        raise RuntimeError(sentence("each must have 3 dimensions: rows, heads and columns"))
+    (rows, heads, columns), (keys, kv_heads) = q.shape, k.shape[:2]
+    _check(v.shape[1] == kv_heads, lambda: sentence("key and value must have as many heads"))
+    is_multiple = heads == 0 if kv_heads == 0 else heads % kv_heads == 0
+    _check(is_multiple, lambda: sentence("query's heads must be a multiple of key's"))
+    _check(k.shape[2] == columns, lambda: sentence("query and key must have as many columns"))
+    _check(v.shape[0] == keys, lambda: sentence("key and value must have as many rows"))
+    for name, x in (("offsets_q", offsets_q), ("offsets_k", offsets_k)):
+        _check_same_device(op, name, x, "query", q)
+        if x.dtype != torch.int32:
+            raise RuntimeError(f"{op}: {name} is {x.dtype}; it must be torch.int32")
+        if x.dim() != 1 or x.shape != offsets_q.shape or x.shape[0] == 0:
+            raise RuntimeError(
+                f"{op}: offsets_q is {_shape(offsets_q)} and {name} is {_shape(x)}; both must be "
+                f"(sequences + 1,)"
+            )
+    return rows, heads, v.shape[2]
 
 
 def _check_mask(op, mask, q, scores):

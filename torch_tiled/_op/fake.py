@@ -8,6 +8,7 @@ import torch
 
 from .checks import (
     check_attention,
+    check_attention_packed,
     check_gemm_,
     check_grouped_mm,
     check_linear,
@@ -48,9 +49,28 @@ def _fake_attention(q, k, v, mask, causal_offset, scale):
     return out, q.new_empty(shape[:3]), q.new_empty(shape[:3], dtype=torch.int32)
 
 
+def _fake_attention_packed(q, k, v, offsets_q, offsets_k, max_q, max_k, is_causal, scale):
+    shape = check_attention_packed(q, k, v, offsets_q, offsets_k)
+    rows, heads = shape[:2]
+    return (
+        q.new_empty(shape),
+        q.new_empty(heads, rows),
+        q.new_empty(heads, rows, dtype=torch.int32),
+    )
+
+
 def _fake_attention_backward(grad, q, k, v, *others):
     shapes = q.shape, k.shape, v.shape, (*q.shape[:3], k.shape[2])
-    needs = zip(shapes, others[-4:], strict=True)
+    return _fake_gradients(q, shapes, others)
+
+
+def _fake_attention_packed_backward(grad, q, k, v, *others):
+    return _fake_gradients(q, (q.shape, k.shape, v.shape), others)
+
+
+def _fake_gradients(q, shapes, options):
+    """A result of each shape; empty if the option that asks for it, of the last ones, is False."""
+    needs = zip(shapes, options[-len(shapes) :], strict=True)
     return tuple(q.new_empty(shape if needed else (0,)) for shape, needed in needs)
 
 
@@ -70,7 +90,9 @@ def register(library):
         ("linear.prepared", _empty_result(check_prepared_linear)),
         ("grouped_mm", _empty_result(check_grouped_mm)),
         ("attention", _fake_attention),
+        ("attention_packed", _fake_attention_packed),
         ("_attention_backward", _fake_attention_backward),
+        ("_attention_packed_backward", _fake_attention_packed_backward),
         ("prepare", _fake_prepare),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

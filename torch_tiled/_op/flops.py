@@ -41,6 +41,14 @@ def _attention_flops(q_shape, k_shape, v_shape, *_, **__):
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * (q_shape[3] + v_shape[3])
 
 
+def _attention_packed_flops(
+    q_shape, k_shape, v_shape, offsets_q, offsets_k, max_q, max_k, *_, **__
+):
+    """Each sequence counts as the longest one, as its length is on the device."""
+    sequences = offsets_q[0] - 1
+    return 2 * sequences * max_q * q_shape[1] * max_k * (q_shape[2] + v_shape[2])
+
+
 def _register_formulas(register_flop_formula):
     register_flop_formula(operators.matmul)(_matmul_flops)
     register_flop_formula(operators.gemm_)(_gemm_flops)
@@ -48,6 +56,7 @@ def _register_formulas(register_flop_formula):
     register_flop_formula(operators.linear)(_linear_flops)
     register_flop_formula(operators.grouped_mm)(_grouped_mm_flops)
     register_flop_formula(operators.attention)(_attention_flops)
+    register_flop_formula(operators.attention_packed)(_attention_packed_flops)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -68,7 +68,8 @@ def register(library):
     overloads = (
         *(matmul.default, matmul.out, matmul.prepared, operators.gemm_.default),
         *(linear.default, linear.prepared, operators.grouped_mm.default),
-        *(operators.attention.default, operators.prepare.default),
+        *(operators.attention.default, operators.attention_packed.default),
+        operators.prepare.default,
     )
     for op in overloads:
         for key in _REFUSED_KEYS:

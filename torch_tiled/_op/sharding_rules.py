@@ -125,6 +125,21 @@ def _attention(q, k, v, mask, causal_offset, scale):
     return rules
 
 
+def _attention_packed(q, k, v, *_, **__):
+    """Heads. All devices have the rows and the offsets of all sequences."""
+
+    def rule(of_q, of_kv, of_sum):
+        return [of_q, of_sum, of_sum], [of_q, of_kv, of_kv, *[Replicate()] * 2, *[None] * 4]
+
+    rules = [rule(*[Replicate()] * 3)]
+    kv_heads = k.shape[1]
+    if kv_heads == q.shape[1] or kv_heads % q.mesh.size() == 0:  # groups of heads stay whole
+        rules.append(rule(Shard(1), Shard(1), Shard(0)))
+    elif kv_heads == 1:
+        rules.append(rule(Shard(1), Replicate(), Shard(0)))
+    return rules
+
+
 # A prepared operand is replicated: its hi and lo parts cannot be sharded as its elements can.
 
 
@@ -167,6 +182,7 @@ def register():
         (operators.linear.prepared, _prepared_linear),
         (operators.grouped_mm.default, _grouped_mm),
         (operators.attention.default, _attention),
+        (operators.attention_packed.default, _attention_packed),
         (operators.prepare.default, _prepare),
     ):
         register_sharding(op)(rules)

@@ -12,6 +12,7 @@ from .._internals import apply_vmap_rule, current_interpreter
 from .activations import ACTIVATIONS
 from .checks import (
     check_attention,
+    check_attention_packed,
     check_gemm_,
     check_grouped_mm,
     check_linear,
@@ -29,6 +30,7 @@ _gemm = operators.gemm_.default
 _linear = operators.linear.default
 _grouped_mm = operators.grouped_mm.default
 _attention = operators.attention.default
+_attention_packed = operators.attention_packed.default
 _prepared_matmul = operators.matmul.prepared
 _prepared_linear = operators.linear.prepared
 
@@ -185,6 +187,31 @@ def _vmap_attention(info, in_dims, q, k, v, mask, causal_offset, scale):
     return tuple(x.unflatten(0, (count, batch)) for x in results), (0, 0, 0)
 
 
+def _vmap_attention_packed(info, in_dims, q, k, v, offsets_q, offsets_k, *options):
+    dims, count = in_dims[:5], info.batch_size
+    tensors = q, k, v, offsets_q, offsets_k
+    rows, heads, columns = _check_example(check_attention_packed, info, dims, *tensors)
+    if dims[3:] == (None, None):  # the examples' heads are one example's
+
+        def fold(x, dim):
+            x = x[:, None].expand(-1, count, -1, -1) if dim is None else x.movedim(dim, 1)
+            return x.flatten(1, 2)
+
+        folded = map(fold, (q, k, v), dims[:3])
+        out, *others = _attention_packed(*folded, offsets_q, offsets_k, *options)
+        others = (x.unflatten(0, (count, heads)) for x in others)
+        return (out.unflatten(1, (count, heads)), *others), (1, 0, 0)
+    examples = [
+        [x if dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=True)]
+        for i in range(count)
+    ]
+    if not examples:
+        empty = q.new_empty((0, heads, rows))
+        return (q.new_empty((0, rows, heads, columns)), empty, empty.int()), (0, 0, 0)
+    results = zip(*(_attention_packed(*x, *options) for x in examples), strict=True)
+    return tuple(map(torch.stack, results)), (0, 0, 0)
+
+
 # A prepared operand is one matrix. If each example has its own, the products are unprepared ones,
 # with the same bits.
 
@@ -236,6 +263,7 @@ def register(library):
         ("linear.prepared", _vmap_prepared_linear),
         ("grouped_mm", _vmap_grouped_mm),
         ("attention", _vmap_attention),
+        ("attention_packed", _vmap_attention_packed),
         ("prepare", _vmap_prepare),
     ):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=library)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.compiler import is_compiling
 
 from .._internals import dispatch_modes, is_jit_tracing, unwrapped
+from .._op.attention_packed import mask_of_keys, pad, unpad
 from .._op.call import call, entry_points
 from .._op.namespace import operators
 from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupported
@@ -15,6 +16,7 @@ from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupporte
 __all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"]
 
 _attention = entry_points(operators.attention.default)
+_attention_packed = entry_points(operators.attention_packed.default)
 _NAME = "torch_tiled.nn.functional.scaled_dot_product_attention"
 _MOST_COLUMNS = 256  # of q, k and v on a GPU
 _ALGORITHMS = ("auto", "fp16x3")
@@ -110,18 +112,7 @@ def _is_causal_bias(mask) -> bool:
 
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
     """scaled_dot_product_attention by the operator."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, torch.Tensor):
-            raise RuntimeError(f"{_NAME}: {name} is of type {type(x).__name__}; pass a tensor")
-        if not is_supported(x):
-            reason = why_unsupported(x, name)
-            raise RuntimeError(f"{_NAME}: {reason}; pass a dense tensor of torch.float32")
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            raise RuntimeError(
-                f"{_NAME}: autocast casts {name} to {dtype}, and algorithm fp16x3 takes "
-                f"torch.float32; choose auto, or call it outside of the autocast region"
-            )
+    _check_operands(_NAME, query, key, value)
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         raise RuntimeError(_sentence(query, key, value, "each must have at least 2 dimensions"))
     if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
@@ -134,19 +125,39 @@ def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, en
         causal_offset, attn_mask = _causal_offset(query, key, attn_mask), None
     q, k, v, batch = _with_equal_batches(query, key, value, enable_gqa)
     mask = _fold_mask(attn_mask, (*batch, q.shape[2], k.shape[2]))
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
-    elif isinstance(scale, (str, complex)):
-        raise RuntimeError(f"{_NAME}: scale is of type {type(scale).__name__}; pass a number")
-    out, _, _ = call(
-        _attention, q, k, v, attn_mask=mask, causal_offset=causal_offset, scale=float(scale)
-    )
+    scale = _scale_of(_NAME, scale, q.shape[3])
+    out, _, _ = call(_attention, q, k, v, attn_mask=mask, causal_offset=causal_offset, scale=scale)
     return out if len(batch) == 2 else out.reshape(*batch, *out.shape[2:])
 
 
-def _sentence(query, key, value, reason):
+def _check_operands(function, query, key, value):
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, torch.Tensor):
+            raise RuntimeError(f"{function}: {name} is of type {type(x).__name__}; pass a tensor")
+        if not is_supported(x):
+            reason = why_unsupported(x, name)
+            raise RuntimeError(f"{function}: {reason}; pass a dense tensor of torch.float32")
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            raise RuntimeError(
+                f"{function}: autocast casts {name} to {dtype}, and algorithm fp16x3 takes "
+                f"torch.float32; choose auto, or call it outside of the autocast region"
+            )
+
+
+def _scale_of(function, scale, columns):
+    if scale is None:
+        return 1 / math.sqrt(columns) if columns else 1.0
+    if isinstance(scale, (str, complex)):
+        raise RuntimeError(f"{function}: scale is of type {type(scale).__name__}; pass a number")
+    return float(scale)
+
+
+def _sentence(query, key, value, reason, function=_NAME):
     shapes = [tuple(x.shape) for x in (query, key, value)]
-    return f"{_NAME}: query is {shapes[0]}, key is {shapes[1]} and value is {shapes[2]}; {reason}"
+    return (
+        f"{function}: query is {shapes[0]}, key is {shapes[1]} and value is {shapes[2]}; {reason}"
+    )
 
 
 def _causal_offset(query, key, bias):
@@ -170,12 +181,7 @@ def _with_equal_batches(query, key, value, enable_gqa):
             raise RuntimeError(_sentence(*tensors, reason))
         heads = query.shape[-3]
         if key.shape[-3] != value.shape[-3]:  # one of them is copied to the heads of both
-            key, value = (
-                x.repeat_interleave(heads // x.shape[-3], -3)
-                if x.shape[-3] and heads % x.shape[-3] == 0
-                else x
-                for x in (key, value)
-            )
+            key, value = _repeat_heads(heads, key, value, -3)
         shared = 3  # trailing dimensions that do not broadcast
     else:
         shared = 2
@@ -198,6 +204,16 @@ def _with_equal_batches(query, key, value, enable_gqa):
 
     q, k, v = map(fold, (query, key, value))
     return q, k, v, (*batch, query.shape[-3]) if enable_gqa else batch
+
+
+def _repeat_heads(heads, key, value, dim):
+    """key and value with each of their heads repeated, so that each has `heads`."""
+    return [
+        x.repeat_interleave(heads // x.shape[dim], dim)
+        if x.shape[dim] and heads % x.shape[dim] == 0
+        else x
+        for x in (key, value)
+    ]
 
 
 def _fold_mask(mask, scores):
@@ -233,10 +249,11 @@ def scaled_dot_product_attention_varlen(
 ) -> torch.Tensor:
     """scaled_dot_product_attention of sequences that are packed one after another, without padding.
 
-    Rows have the bits of their sequence's alone by "fp16x3". The sequences are unpacked on their
-    device to a batch of sequences x max_q queries and sequences x max_k keys, with a mask, and the
-    result is packed. Nothing is read on the host, so a CUDA graph may be replayed with other
-    sequences.
+    Rows have the bits of their sequence's alone by "fp16x3". Its kernels read cu_seqlens on their
+    device, and nothing is padded or copied; those of gradients take up to 128 columns on a GPU.
+    Other calls, and other derivatives, are those of a padded batch of sequences x max_q queries and
+    sequences x max_k keys with a mask. Nothing on a GPU is read on the host, so a CUDA graph may be
+    replayed with other sequences.
 
     Args:
         query: (tokens, heads, columns).
@@ -244,8 +261,8 @@ def scaled_dot_product_attention_varlen(
         value: (tokens of keys, heads, columns of the result).
         cu_seqlens_q: (sequences + 1,), ascending, of torch.int32 or torch.int64 and on query's
             device: sequence i has the tokens from cu_seqlens_q[i] up to cu_seqlens_q[i + 1].
-        cu_seqlens_k: the same of key and value. If it is the same object as cu_seqlens_q,
-            is_causal needs no mask.
+            torch.int64 is cast.
+        cu_seqlens_k: the same of key and value.
         max_q: the tokens of the longest sequence, or more.
         max_k: the same of keys.
         is_causal: query i of a sequence sees its keys 0 to i.
@@ -254,14 +271,15 @@ def scaled_dot_product_attention_varlen(
         algorithm: as for scaled_dot_product_attention.
 
     Returns:
-        (tokens, heads, columns of value). Tokens of no sequence get zeros.
+        (tokens, heads, columns of value), contiguous. Tokens of no sequence get zeros.
 
     Raises:
         RuntimeError: as scaled_dot_product_attention does; also for cu_seqlens of another dtype,
             shape or device and, on the CPU, ones that descend, run past the tokens or have a
             sequence longer than max_q or max_k. On a GPU, under a TorchDispatchMode and in a
-            compiled or traced graph these raise nothing: a sequence ends where the tokens do, its
-            queries from max_q on get zeros, and its keys from max_k on are not seen.
+            compiled or traced graph these raise nothing: offsets are clamped to the tokens, and
+            keys from max_k on are not seen. Results of queries from max_q on, and of tokens that
+            offsets descend over, are not defined.
         torch.OutOfMemoryError: as torch_tiled.matmul does. On a CPU PyTorch's RuntimeError if the
             unpacked sequences have no memory.
 
@@ -273,49 +291,54 @@ def scaled_dot_product_attention_varlen(
         torch.Size([9, 4, 8])
     """
     _check_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k)
-    q_rows, has_query = _rows(cu_seqlens_q, max_q, query.shape[0])
-    k_rows, has_key = _rows(cu_seqlens_k, max_k, key.shape[0])
-    q = _unpack(query, q_rows, has_query)
-    k, v = (_unpack(x, k_rows, has_key) for x in (key, value))
+    if algorithm not in _ALGORITHMS:
+        raise RuntimeError(
+            f'{_NAME}_varlen: there is no algorithm "{algorithm}"; choose '
+            f"{' or '.join(_ALGORITHMS)}"
+        )
+    ends = cu_seqlens_q, cu_seqlens_k, max_q, max_k
+    if algorithm == "auto" and not runs_on_gpu(query, key, value):
+        return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa)
+    name = f"{_NAME}_varlen"
+    _check_operands(name, query, key, value)
+    ends = *(x.to(torch.int32) for x in ends[:2]), max_q, max_k
+    q, k, v = _with_equal_heads(name, query, key, value, enable_gqa)
+    scale = _scale_of(name, scale, query.shape[2])
+    return call(_attention_packed, q, k, v, *ends, is_causal=is_causal, scale=scale)[0]
+
+
+def _padded_attention(
+    query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, enable_gqa
+):
+    """The same by PyTorch's function of a padded batch."""
+    q = pad(query, cu_seqlens_q, max_q)
+    k, v = (pad(x, cu_seqlens_k, max_k) for x in (key, value))
     are_the_same = cu_seqlens_q is cu_seqlens_k and query.shape[0] == key.shape[0]
     if is_causal and are_the_same and max_q == max_k:
         mask = None  # what is after a sequence's keys is after each of its queries
     else:
-        mask = has_key[:, None, None]
+        mask = mask_of_keys(cu_seqlens_k, max_k, key.shape[0])
         if is_causal:
             mask, is_causal = mask & mask.new_ones(max_q, max_k).tril(), False
-    out = scaled_dot_product_attention(
-        q, k, v, mask, 0.0, is_causal, scale, enable_gqa, algorithm=algorithm
+    out = F.scaled_dot_product_attention(
+        q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    return _pack(out, cu_seqlens_q, query.shape[0])
+    return unpad(out, cu_seqlens_q, query.shape[0])
 
 
-def _rows(cu_seqlens, length, tokens):
-    """The row of each place of (sequences, length), and whether its sequence has this place."""
-    starts, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].clamp(max=tokens)
-    rows = starts + torch.arange(length, device=starts.device)
-    return rows.clamp(0, max(tokens - 1, 0)), (rows >= 0) & (rows < ends)
-
-
-def _unpack(x, rows, has):
-    """(tokens, heads, columns) as (sequences, heads, length, columns), with zeros for no token."""
-    if x.shape[0] == 0:
-        return x.new_zeros(*rows.shape, *x.shape[1:]).transpose(1, 2)
-    return x[rows].where(has[:, :, None, None], 0).transpose(1, 2)
-
-
-def _pack(x, cu_seqlens, tokens):
-    """(sequences, heads, length, columns) as (tokens, heads, columns), zeros for no sequence."""
-    x = x.transpose(1, 2)
-    sequences, length = x.shape[:2]
-    if sequences * length == 0:
-        return x.new_zeros(tokens, *x.shape[2:])
-    rows = torch.arange(tokens, device=x.device)
-    found = torch.searchsorted(cu_seqlens, rows.to(cu_seqlens.dtype), right=True) - 1
-    sequence = found.clamp(0, sequences - 1)
-    place = rows - cu_seqlens[sequence]
-    has = (found == sequence) & (place >= 0) & (place < length)
-    return x[sequence, place.clamp(0, length - 1)].where(has[:, None, None], 0)
+def _with_equal_heads(name, query, key, value, enable_gqa):
+    """query, key and value as the operator takes them: key and value have as many heads."""
+    if enable_gqa:
+        if key.shape[1] != value.shape[1]:  # one of them is copied to the heads of both
+            key, value = _repeat_heads(query.shape[1], key, value, 1)
+        return query, key, value
+    tensors = query, key, value
+    try:
+        (heads,) = torch.broadcast_shapes(*(x.shape[1:2] for x in tensors))
+    except RuntimeError:
+        reason = "their heads do not broadcast; enable_gqa=True is for fewer heads"
+        raise RuntimeError(_sentence(*tensors, reason, name)) from None
+    return tuple(x.expand(-1, heads, -1) for x in tensors)
 
 
 def _check_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k):

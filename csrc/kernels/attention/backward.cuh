@@ -26,10 +26,12 @@
 //                 release first_empty[s];  add to the running sums
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/order_attention.h"
 #include "kernels/attention/backward_rows.cuh"
 #include "kernels/attention/load_parts.cuh"
+#include "kernels/attention/packed.cuh"
 #include "kernels/attention/parts.h"
 #include "kernels/attention/warpgroup.cuh"
 #include "kernels/common/launch.h"
@@ -45,8 +47,11 @@ namespace tiled::cuda::attention {
 
 // kOfScores: the kernel computes the gradient through the scores, dq or dk. kOfValues: dv.
 // kBlocks: of 64 columns of q, k, v and dout.
-template <bool kRowsAreQueries, bool kOfScores_, bool kOfValues_, int kBlocks, bool kHasMask>
+template <bool kRowsAreQueries, bool kOfScores_, bool kOfValues_, int kBlocks, bool kHasMask,
+          bool kPacked_ = false>
 struct BackwardTile : BackwardSide<kRowsAreQueries, kBlocks, kHasMask> {
+  static constexpr bool kPacked = kPacked_;
+  using Range = std::conditional_t<kPacked, PackedRange, WholeMatrix>;
   static constexpr bool kOfScores = kOfScores_, kOfValues = kOfValues_;
   static_assert(!(kRowsAreQueries && kOfValues));
   static constexpr int kConsumers = 2, kWarpgroup = 128, kRowsOfBlock = kConsumers * kRows;
@@ -88,18 +93,22 @@ struct BackwardParams {
 
 // The rows of a block, and the tiles of columns that it goes through: tiles `begin` to `end` of
 // `heads` matrices.
+template <class Tile>
 struct BackwardWork {
+  [[no_unique_address]] typename Tile::Range range;
   uint32_t matrix, batch, head;
   int first;  // row
   uint32_t column_head, column_matrix, heads = 1;
   int begin = 0, end;
+  int first_part, first_column_tile = 0;  // in the parts: of the rows, and of the tiles
 
-  template <class Tile>
+  // All lanes of a warp call this.
   __device__ static BackwardWork of_block(const BackwardParams& params) {
     const AttentionProblem& p = params.p;
     const auto q_heads = static_cast<uint32_t>(p.heads);
     const auto kv_heads = static_cast<uint32_t>(p.kv_heads), group = q_heads / kv_heads;
     BackwardWork work;
+    if constexpr (Tile::kPacked) return work.find_range(params, group);
     work.matrix = blockIdx.x / params.row_blocks;
     const uint32_t block = blockIdx.x - work.matrix * params.row_blocks;
     const uint32_t of_rows = Tile::kRowsAreQueries ? q_heads : kv_heads;
@@ -118,7 +127,40 @@ struct BackwardWork {
       work.end = static_cast<int>(params.columns[0].tiles);
       work.begin = min(first_query(p, work.first) / kRows, work.end);
     }
+    work.first_part = work.first;
     return work;
+  }
+  __device__ BackwardWork find_range(const BackwardParams& params, uint32_t group) {
+    const AttentionProblem& p = params.p;
+    constexpr bool kRowsAreQueries = Tile::kRowsAreQueries;
+    const PackedRows& rows = kRowsAreQueries ? p.packed_queries : p.packed_keys;
+    const PackedRows& columns = kRowsAreQueries ? p.packed_keys : p.packed_queries;
+    matrix = head = blockIdx.x / params.row_blocks, batch = 0;
+    const uint32_t block = blockIdx.x - matrix * params.row_blocks;
+    const uint32_t index = kRowsAreQueries ? params.row_blocks - 1 - block : block;
+    const PackedTile tile(rows, Tile::kRowsOfBlock, static_cast<int>(index));
+    range = PackedRange::of<kRowsAreQueries>(p, tile.range);
+    first = tile.first;
+    first_part = rows.first_tile(tile.range, kRows) * kRows + first;
+    first_column_tile = columns.first_tile(tile.range, kRows);
+    if constexpr (kRowsAreQueries) {
+      column_matrix = column_head = head / group;
+      end = key_tiles(p, first + Tile::kRowsOfBlock);
+    } else {
+      column_matrix = column_head = head * group;
+      heads = group;
+      end = (range.queries(p) + kRows - 1) / kRows;
+      begin = min(range.first_query(p, first) / kRows, end);
+    }
+    return *this;
+  }
+  // The tiles of keys that any of the queries from this block's first one to `last` sees.
+  __device__ int key_tiles(const AttentionProblem& p, int64_t last) const {
+    const int64_t query = min(last, int64_t{range.queries(p)}) - 1;
+    return static_cast<int>(ceil_div(range.visible_keys(p, query), kRows));
+  }
+  __device__ int64_t row_end(const AttentionProblem& p) const {
+    return Tile::kRowsAreQueries ? range.queries(p) : range.keys(p);
   }
   __device__ int tiles() const { return static_cast<int>(heads) * (end - begin); }
 };
@@ -128,21 +170,24 @@ struct BackwardWork {
 template <class Tile>
 __device__ void produce(const BackwardParams& params, BackwardSmem<Tile>& smem) {
   constexpr int kBlocks = Tile::kBlocks;
-  const auto work = BackwardWork::of_block<Tile>(params);
+  const auto work = BackwardWork<Tile>::of_block(params);
+  if (!ptx::elect_one()) return;
+  if (Tile::kPacked && work.first >= work.row_end(params.p)) return;
   ptx::arrive_expect_tx(&smem.rows_full, sizeof(smem.rows));
   NO_UNROLL
   for (int i = 0; i < Tile::kOperands * Tile::kConsumers; ++i) {
     const int operand = i / Tile::kConsumers, warpgroup = i % Tile::kConsumers;
     load_parts<kBlocks>(smem.rows[operand][warpgroup], params.rows[operand].map,
-                        work.first + warpgroup * kRows, work.matrix, &smem.rows_full);
+                        work.first_part + warpgroup * kRows, work.matrix, &smem.rows_full);
   }
   ptx::PipelineState first{.stages = Tile::kFirstStages, .parity = 1};
   ptx::PipelineState second{.stages = Tile::kSecondStages, .parity = 1};
   const auto load = [&](int operand, uint32_t matrix, int tile, Boxes<kBlocks>& to,
                         KeyScales& scales, uint64_t* full) {
     const BackwardParams::Operand& from = params.columns[operand];
-    load_parts<kBlocks>(to, from.map, tile * kRows, matrix, full);
-    const int64_t index = int64_t{matrix} * from.tiles + tile;
+    const int at = work.first_column_tile + tile;
+    load_parts<kBlocks>(to, from.map, at * kRows, matrix, full);
+    const int64_t index = int64_t{matrix} * from.tiles + at;
     ptx::bulk_load(&scales, &from.scales[index], sizeof(KeyScales), full);
     return index;
   };
@@ -174,13 +219,15 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
   constexpr int kBlocks = Tile::kBlocks;
   constexpr bool kTransposed = !Tile::kRowsAreQueries;
   constexpr bool kOfScores = Tile::kOfScores, kOfValues = Tile::kOfValues;
-  const auto work = BackwardWork::of_block<Tile>(params);
+  const auto work = BackwardWork<Tile>::of_block(params);
+  if (Tile::kPacked && work.first >= work.row_end(params.p)) return;
   const int first_row = work.first + warpgroup * kRows;
   const auto own_tiles = static_cast<int>(params.rows[0].tiles);
-  const int64_t own = int64_t{work.matrix} * own_tiles + min(first_row / kRows, own_tiles - 1);
-  const OwnRows<Tile> rows(params.p, params.log2_scale, work.batch, work.head, first_row,
-                           params.rows[0].scales[own], params.rows[1].scales[own],
-                           params.states + (kTransposed ? 0 : own));
+  const int own_tile = (work.first_part + warpgroup * kRows) / kRows;
+  const int64_t own = int64_t{work.matrix} * own_tiles + min(own_tile, own_tiles - 1);
+  const OwnRows<Tile, typename Tile::Range> rows(
+      params.p, params.log2_scale, work.batch, work.head, first_row, params.rows[0].scales[own],
+      params.rows[1].scales[own], params.states + (kTransposed ? 0 : own), work.range);
   float of_scores[kBlocks * 32] = {}, of_values[kBlocks * 32] = {};
 
   // Tiles that the other warpgroup alone multiplies: the last ones of queries, the first ones of
@@ -189,8 +236,8 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
   int tile = 0, own_end = tiles, column_tile = work.begin;
   uint32_t head = work.column_head;
   if constexpr (Tile::kRowsAreQueries) {
-    own_end = first_row < params.p.queries ? Work::key_tiles(params.p, first_row + kRows) : 0;
-  } else if (first_row >= params.p.keys) {
+    own_end = first_row < work.row_end(params.p) ? work.key_tiles(params.p, first_row + kRows) : 0;
+  } else if (first_row >= work.row_end(params.p)) {
     own_end = 0;
   }
   ptx::PipelineState first{.stages = Tile::kFirstStages}, second{.stages = Tile::kSecondStages};
@@ -202,7 +249,7 @@ __device__ void consume(const BackwardParams& params, BackwardSmem<Tile>& smem, 
     first.advance(), second.advance();
   };
   if constexpr (kTransposed) {
-    const int begin = min(first_query(params.p, first_row) / kRows, work.end);
+    const int begin = min(work.range.first_query(params.p, first_row) / kRows, work.end);
     for (; tile < own_end && column_tile < begin; ++tile, ++column_tile) skip_tile();
   }
 
@@ -287,7 +334,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = ptx::warp_uniform(threadIdx.x / Tile::kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<24>();
-    if (ptx::warp_uniform(threadIdx.x / 32) % 4 == 0 && ptx::elect_one()) produce(params, smem);
+    if (ptx::warp_uniform(threadIdx.x / 32) % 4 == 0) produce(params, smem);
   } else {
     ptx::setmaxnreg_inc<240>();
     consume(params, smem, warpgroup);
@@ -302,7 +349,9 @@ void launch_backward(const AttentionBackward& p, const BackwardOperands& operand
     return Operand(operands.operand[Tile::kRowsAreQueries ? of_queries : of_keys]);
   };
   using enum BackwardOperands::Name;
-  const int64_t rows = Tile::kRowsAreQueries ? p.queries : p.keys;
+  constexpr int kRowsOfBlock = Tile::kRowsOfBlock;
+  const int64_t row_blocks =
+      Tile::kRowsAreQueries ? p.query_tiles(kRowsOfBlock) : p.key_tiles(kRowsOfBlock);
   const BackwardParams params{
       .p = p,
       .log2_scale = order::log2_scale(p.scale),
@@ -311,7 +360,7 @@ void launch_backward(const AttentionBackward& p, const BackwardOperands& operand
       .states = operands.states,
       .of_scores = RowWriter(Tile::kRowsAreQueries ? p.dq : p.dk, p.head_size),
       .of_values = RowWriter(p.dv, p.value_size),
-      .row_blocks = static_cast<uint32_t>(ceil_div(rows, Tile::kRowsOfBlock))};
+      .row_blocks = static_cast<uint32_t>(row_blocks)};
   constexpr size_t kSmem = sizeof(BackwardSmem<Tile>);
   static_assert(kSmem <= kMaxSharedMemory);
   const auto kernel = attention_backward_kernel<Tile>;

@@ -7,19 +7,24 @@ namespace tiled::cuda::attention {
 
 void launch_backward_keys(const AttentionBackward& p, const BackwardOperands& operands,
                           const Context& context) {
-  const auto launch = [&]<bool kHasMask>() {
+  const auto launch = [&]<bool kHasMask, bool kPacked>() {
     if (operands.operand[0].parts.columns == 64) {
-      launch_backward<BackwardTile<false, true, true, 1, kHasMask>>(p, operands, context);
+      launch_backward<BackwardTile<false, true, true, 1, kHasMask, kPacked>>(p, operands, context);
       return;
     }
     if (p.dk.data != nullptr) {
-      launch_backward<BackwardTile<false, true, false, 2, kHasMask>>(p, operands, context);
+      launch_backward<BackwardTile<false, true, false, 2, kHasMask, kPacked>>(p, operands, context);
     }
     if (p.dv.data != nullptr) {
-      launch_backward<BackwardTile<false, false, true, 2, kHasMask>>(p, operands, context);
+      launch_backward<BackwardTile<false, false, true, 2, kHasMask, kPacked>>(p, operands, context);
     }
   };
-  p.mask_kind != MaskKind::kNone ? launch.operator()<true>() : launch.operator()<false>();
+  if (p.is_packed()) {
+    launch.operator()<false, true>();
+  } else {
+    p.mask_kind != MaskKind::kNone ? launch.operator()<true, false>()
+                                   : launch.operator()<false, false>();
+  }
 }
 
 }  // namespace tiled::cuda::attention

@@ -25,6 +25,54 @@ __device__ inline int first_query(const AttentionProblem& p, int64_t key) {
   return static_cast<int>(max(int64_t{0}, min(first, p.queries)));
 }
 
+// The queries and keys of a block: all of its matrix.
+struct WholeMatrix {
+  __device__ static int64_t queries(const AttentionProblem& p) { return p.queries; }
+  __device__ static int64_t keys(const AttentionProblem& p) { return p.keys; }
+  __device__ static int64_t visible_keys(const AttentionProblem& p, int64_t query) {
+    return p.visible_keys(query);
+  }
+  __device__ static int first_query(const AttentionProblem& p, int64_t key) {
+    return attention::first_query(p, key);
+  }
+  // Row 0 of the block's queries, or keys, in its head.
+  template <bool kOfQueries>
+  __device__ static int64_t first_row(const AttentionProblem&) {
+    return 0;
+  }
+};
+
+// The same of a range of packed rows. One of no sequence has queries without keys, or keys without
+// queries.
+struct PackedRange {
+  int range, query_count, key_count;
+
+  // kOfQueries: the block has queries, or else keys.
+  template <bool kOfQueries>
+  __device__ static PackedRange of(const AttentionProblem& p, int range) {
+    const PackedRows &queries = p.packed_queries, &keys = p.packed_keys;
+    PackedRange found{range, queries.end(range) - queries.begin(range),
+                      keys.end(range) - keys.begin(range)};
+    if (!queries.is_sequence(range)) (kOfQueries ? found.key_count : found.query_count) = 0;
+    if (queries.is_sequence(range))
+      found.key_count = min(found.key_count, static_cast<int>(p.keys));
+    return found;
+  }
+  __device__ int queries(const AttentionProblem&) const { return query_count; }
+  __device__ int keys(const AttentionProblem&) const { return key_count; }
+  __device__ int visible_keys(const AttentionProblem& p, int query) const {
+    return p.causal ? min(query + 1, key_count) : key_count;
+  }
+  __device__ int first_query(const AttentionProblem& p, int key) const {
+    if (key >= key_count) return INT_MAX;
+    return p.causal ? min(key, query_count) : 0;
+  }
+  template <bool kOfQueries>
+  __device__ int first_row(const AttentionProblem& p) const {
+    return (kOfQueries ? p.packed_queries : p.packed_keys).begin(range);
+  }
+};
+
 // Two numbers of adjacent columns.
 template <class T>
 __device__ auto pair_of(const T (&x)[kRows], int column) {
@@ -63,10 +111,11 @@ __device__ void add_tile(float (&total)[kCount], const float (&of_tile)[kCount],
   for (int i = 0; i < kCount; ++i) total[i] = fmaf(of_tile[i], inverse[i / 2 % 2], total[i]);
 }
 
-// What a thread knows of its two rows.
-template <class Side>
+// What a thread knows of its two rows. Range: WholeMatrix or PackedRange
+template <class Side, class Range = WholeMatrix>
 struct OwnRows {
   const AttentionBackward& p;
+  [[no_unique_address]] const Range range;
   const float log2_scale;
   const uint32_t batch, head;
   const int first;
@@ -79,8 +128,8 @@ struct OwnRows {
   // head: of the rows; first: of the 64 rows that the scales and, of queries, the states are of
   __device__ OwnRows(const AttentionBackward& p, float log2_scale, uint32_t batch, uint32_t head,
                      int first, const KeyScales& of_first, const KeyScales& of_second,
-                     const QueryStates* states)
-      : p(p), log2_scale(log2_scale), batch(batch), head(head), first(first) {
+                     const QueryStates* states, const Range& range = {})
+      : p(p), range(range), log2_scale(log2_scale), batch(batch), head(head), first(first) {
     UNROLL
     for (int row = 0; row < 2; ++row) {
       const int at = index(row) - first;
@@ -90,10 +139,10 @@ struct OwnRows {
       if constexpr (Side::kRowsAreQueries) {
         denominator[row] = {states->inverse[at], states->exponent[at]};
         delta[row] = states->delta[at];
-        const int64_t inside = min(int64_t{index(row)}, p.queries - 1);
-        end[row] = static_cast<int>(p.visible_keys(inside));
+        const int64_t inside = min(int64_t{index(row)}, int64_t{range.queries(p)} - 1);
+        end[row] = static_cast<int>(range.visible_keys(p, inside));
       } else {
-        end[row] = first_query(p, index(row));
+        end[row] = range.first_query(p, index(row));
       }
     }
   }
@@ -132,7 +181,7 @@ struct OwnRows {
           const int query = Side::kRowsAreQueries ? index(row) : other;
           const int key = Side::kRowsAreQueries ? other : index(row);
           bool seen = Side::kRowsAreQueries ? key < end[row] : query >= end[row];
-          seen = seen && query < p.queries;
+          seen = seen && query < range.queries(p);
           const float bias = Side::kHasMask && seen ? p.bias(of_head, query, key, seen) : 0;
           log2 =
               Side::kHasMask ? order::add_bias(score, by, bias) : order::round_any_log2(score, by);
@@ -231,15 +280,17 @@ struct OwnRows {
   }
 
   __device__ bool exists(int row) const {
-    return index(row) < (Side::kRowsAreQueries ? p.queries : p.keys);
+    return index(row) < (Side::kRowsAreQueries ? range.queries(p) : range.keys(p));
   }
   __device__ void store(const RowWriter& to, const float (&total)[Side::kBlocks * 32],
                         float scale) const {
     if (to.tensor.data == nullptr) return;
+    const auto first_row = range.template first_row<Side::kRowsAreQueries>(p);
     UNROLL
     for (int row = 0; row < 2; ++row) {
       const auto value = [&](int i) { return total[i] * scale; };
-      if (exists(row)) to.store<Side::kBlocks * 32>(batch, head, index(row), row, value);
+      const int64_t at = first_row + index(row);
+      if (exists(row)) to.store<Side::kBlocks * 32>(batch, head, at, row, value);
     }
   }
   // Loads what store() has stored.

@@ -17,8 +17,10 @@
 //                 release v_empty[s];  join o to the running sums
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention/load_parts.cuh"
+#include "kernels/attention/packed.cuh"
 #include "kernels/attention/parts.h"
 #include "kernels/attention/warpgroup.cuh"
 #include "kernels/common/launch.h"
@@ -35,8 +37,9 @@ namespace {
 // --- The tile and its shared memory --------------------------------------------------------------
 
 // kBlocks: of 64 columns of q, k and v.
-template <int kBlocks_, bool kHasMask_>
+template <int kBlocks_, bool kHasMask_, bool kPacked = false>
 struct Tile {
+  using Work = std::conditional_t<kPacked, PackedWork, attention::Work>;
   static constexpr int kBlocks = kBlocks_;
   static constexpr bool kHasMask = kHasMask_;
   static constexpr int kConsumers = 2, kWarpgroup = 128, kQueries = kConsumers * kRows;
@@ -66,21 +69,23 @@ struct Params : QueryParams {
 
 template <class Tile>
 __device__ void produce(const Params& params, Smem<Tile>& smem) {
-  const Work work(params, Tile::kQueries);
-  const int tiles = Work::key_tiles(params.p, work.first + Tile::kQueries);
+  const typename Tile::Work work(params, Tile::kQueries);
+  if (!ptx::elect_one() || work.is_empty(params.p)) return;
+  const int tiles = work.key_tiles(params.p, work.first + Tile::kQueries);
   ptx::PipelineState pipe{.stages = Tile::kStages, .parity = 1};
   for (int tile = 0; tile < tiles; ++tile, pipe.advance()) {
     const int s = pipe.stage;
-    const int64_t scales = int64_t{work.kv_matrix} * params.key_tiles + tile;
+    const int at = work.first_key_tile + tile;
+    const int64_t scales = int64_t{work.kv_matrix} * params.key_tiles + at;
     uint64_t* full = &smem.k_full[s];
     ptx::mbarrier_wait(&smem.k_empty[s], pipe.parity);
     ptx::arrive_expect_tx(full, sizeof(smem.k[s]) + sizeof(KeyScales));
-    load_parts<Tile::kBlocks>(smem.k[s], params.k, tile * kRows, work.kv_matrix, full);
+    load_parts<Tile::kBlocks>(smem.k[s], params.k, at * kRows, work.kv_matrix, full);
     ptx::bulk_load(&smem.key_scales[s], &params.key_scales[scales], sizeof(KeyScales), full);
     full = &smem.v_full[s];
     ptx::mbarrier_wait(&smem.v_empty[s], pipe.parity);
     ptx::arrive_expect_tx(full, sizeof(smem.v[s]) + sizeof(ValueScales));
-    load_parts<Tile::kBlocks>(smem.v[s], params.v, tile * kRows, work.kv_matrix, full);
+    load_parts<Tile::kBlocks>(smem.v[s], params.v, at * kRows, work.kv_matrix, full);
     ptx::bulk_load(&smem.value_scales[s], &params.value_scales[scales], sizeof(ValueScales), full);
   }
 }
@@ -90,15 +95,20 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
 template <class Tile>
 __device__ void consume(const Params& params, Smem<Tile>& smem, int warpgroup) {
   constexpr int kBlocks = Tile::kBlocks;
+  using Work = typename Tile::Work;
   const Work work(params, Tile::kQueries);
+  if (work.is_empty(params.p)) return;
   const int first = work.first + warpgroup * kRows;
-  const int tiles = Work::key_tiles(params.p, work.first + Tile::kQueries);
-  const int own_tiles = first < params.p.queries ? Work::key_tiles(params.p, first + kRows) : 0;
+  const int tiles = work.key_tiles(params.p, work.first + Tile::kQueries);
+  const int own_tiles =
+      first < work.query_end(params.p) ? work.key_tiles(params.p, first + kRows) : 0;
   const Boxes<kBlocks>& q = smem.q[warpgroup];
-  Queries<kBlocks, Tile::kHasMask> queries(params, work, first, smem.factors[warpgroup]);
+  Queries<kBlocks, Tile::kHasMask, kBlocks, Work> queries(params, work, first,
+                                                          smem.factors[warpgroup]);
+  const int row = static_cast<int>(work.first_row(params.p)) + first;
   auto scaler = queries.scaler();
   const auto store = [&](auto... part) { store_parts<kBlocks>(smem.q[warpgroup], part...); };
-  split_rows<kBlocks>(params.q, params.q.matrix(work.matrix), first, scaler, store);
+  split_rows<kBlocks>(params.q, params.q.matrix(work.matrix), row, scaler, store);
   ptx::fence_proxy_async();
   ptx::named_barrier_sync(1 + warpgroup, Tile::kWarpgroup);
   ptx::PipelineState pipe{.stages = Tile::kStages};
@@ -156,7 +166,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = ptx::warp_uniform(threadIdx.x / Tile::kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<24>();
-    if (ptx::warp_uniform(threadIdx.x / 32) % 4 == 0 && ptx::elect_one()) produce(params, smem);
+    if (ptx::warp_uniform(threadIdx.x / 32) % 4 == 0) produce(params, smem);
   } else {
     ptx::setmaxnreg_inc<240>();
     consume(params, smem, warpgroup);
@@ -182,13 +192,16 @@ void launch_tile(const AttentionProblem& p, const SplitOperands& parts, const Co
 }  // namespace
 
 void launch_large(const AttentionProblem& p, const SplitOperands& parts, const Context& context) {
-  const bool has_mask = p.mask_kind != MaskKind::kNone;
-  if (parts.k.columns == 64) {
-    has_mask ? launch_tile<Tile<1, true>>(p, parts, context)
-             : launch_tile<Tile<1, false>>(p, parts, context);
+  const auto launch = [&]<bool kHasMask, bool kPacked>() {
+    parts.k.columns == 64 ? launch_tile<Tile<1, kHasMask, kPacked>>(p, parts, context)
+                          : launch_tile<Tile<2, kHasMask, kPacked>>(p, parts, context);
+  };
+  if (p.is_packed()) {
+    launch.operator()<false, true>();
+  } else if (p.mask_kind != MaskKind::kNone) {
+    launch.operator()<true, false>();
   } else {
-    has_mask ? launch_tile<Tile<2, true>>(p, parts, context)
-             : launch_tile<Tile<2, false>>(p, parts, context);
+    launch.operator()<false, false>();
   }
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 // One query of each head: the heads that share keys become the queries of one head.
 AttentionProblem with_heads_as_queries(AttentionProblem p) {
-  if (p.queries != 1) return p;
+  if (p.queries != 1 || p.is_packed()) return p;
   const int64_t group = p.heads / p.kv_heads;
   p.keys = p.visible_keys(0), p.causal = false;
   p.queries = group, p.heads = p.kv_heads;
@@ -33,7 +33,7 @@ AttentionProblem with_heads_as_queries(AttentionProblem p) {
 // tile's sums, which takes time by the number of their queries.
 int64_t choose_tiles_per_block(const AttentionProblem& p, const Context& context) {
   const int64_t tiles = std::max<int64_t>(ceil_div(p.keys, attention::kRows), 1);
-  const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, attention::kRows);
+  const int64_t blocks = p.batch * p.heads * p.query_tiles(attention::kRows);
   const int64_t at_once = context.sms * attention::small_blocks_of_sm(p.columns());
   constexpr double kStart = 1, kJoin = 4;  // cost as much as so many tiles
   const double stored = 1 + 2 * std::min(static_cast<double>(p.queries) / attention::kRows, 1.0);
@@ -88,7 +88,7 @@ bool launch_attention(const AttentionProblem& given, const Context& context) {
 }
 
 bool launch_attention_backward(const AttentionBackward& p, const Context& context) {
-  if (attention::accepts_small_backward(p)) {
+  if (!p.is_packed() && attention::accepts_small_backward(p)) {
     attention::launch_small_backward(p, context);
     return true;
   }

@@ -27,7 +27,8 @@ struct alignas(16) ValueScales {
 };
 
 // The parts of k or v: (matrices, 2, rows, columns), hi and then lo. Columns are padded with zeros
-// to `columns`, whole blocks of 64, the width of a box.
+// to `columns`, whole blocks of 64, the width of a box. Packed sequences have whole tiles of rows,
+// also padded with zeros.
 struct Parts {
   Half* data = nullptr;
   int64_t matrices = 0, rows = 0, columns = 0;
@@ -44,10 +45,11 @@ struct SplitOperands {
   ValueScales* value_scales = nullptr;  // the same
 
   static SplitOperands take(const AttentionProblem& p, Workspace& workspace) {
-    const int64_t matrices = p.batch * p.kv_heads, tiles = ceil_div(p.keys, kRows);
+    const int64_t matrices = p.batch * p.kv_heads, tiles = p.key_tiles(kRows);
     const int64_t columns = ceil_div(p.columns(), 64) * 64;
-    return {.k = Parts::take(matrices, p.keys, columns, workspace),
-            .v = Parts::take(matrices, p.keys, columns, workspace),
+    const int64_t rows = p.is_packed() ? tiles * kRows : p.keys;
+    return {.k = Parts::take(matrices, rows, columns, workspace),
+            .v = Parts::take(matrices, rows, columns, workspace),
             .key_tiles = static_cast<uint32_t>(tiles),
             .key_scales = workspace.take<KeyScales>(matrices * tiles).data(),
             .value_scales = workspace.take<ValueScales>(matrices * tiles).data()};
@@ -67,7 +69,7 @@ struct TileStates {
 
   static TileStates take(const AttentionProblem& p, Workspace& workspace) {
     const int64_t tiles = ceil_div(p.keys, kRows), columns = ceil_div(p.value_size, 4) * 4;
-    const int64_t count = p.batch * p.heads * p.queries * tiles;
+    const int64_t count = p.batch * p.heads * p.query_rows() * tiles;
     return {.tiles = tiles,
             .columns = columns,
             .states = workspace.take<State>(count).data(),
@@ -100,7 +102,8 @@ struct BackwardOperands {
     for (int i = 0; i < kCount; ++i) {
       const bool is_query = i == kQ || i == kDout;
       const int64_t matrices = p.batch * (is_query ? p.heads : p.kv_heads);
-      const int64_t rows = is_query ? p.queries : p.keys, tiles = ceil_div(rows, kRows);
+      const int64_t tiles = is_query ? p.query_tiles(kRows) : p.key_tiles(kRows);
+      const int64_t rows = p.is_packed() ? tiles * kRows : is_query ? p.queries : p.keys;
       to.operand[i] = {.parts = Parts::take(matrices, rows, columns, workspace),
                        .tiles = static_cast<uint32_t>(tiles),
                        .scales = workspace.take<KeyScales>(matrices * tiles).data()};

@@ -42,6 +42,13 @@ struct RowReader {
                 tensor.head_stride % 4 == 0 && tensor.batch_stride % 4 == 0 &&
                 reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float4) == 0) {}
 
+  // Reads `count` rows, from row `first` on.
+  __device__ RowReader part(int first, int count) const {
+    RowReader reader = *this;
+    reader.tensor.data = static_cast<const float*>(tensor.data) + first * tensor.row_stride;
+    reader.rows = count;
+    return reader;
+  }
   // matrix: of all heads of the batch
   __device__ const float* matrix(uint32_t matrix) const {
     const uint32_t batch = matrix / heads, head = matrix - batch * heads;
@@ -272,11 +279,21 @@ struct StateReader {
   const int32_t* exponent;
 
   explicit StateReader(const AttentionBackward& p)
-      : dout(p.dout, p.heads, p.queries, p.value_size),
+      : dout(p.dout, p.heads, p.query_rows(), p.value_size),
         out({p.out.data, p.out.batch_stride, p.out.head_stride, p.out.row_stride, p.out.col_stride},
-            p.heads, p.queries, p.value_size),
+            p.heads, p.query_rows(), p.value_size),
         sum(p.sum),
         exponent(p.exponent) {}
+
+  // Reads `count` queries of a matrix, from query `begin` on.
+  __device__ StateReader part(uint32_t matrix, int begin, int count) const {
+    StateReader reader = *this;
+    reader.dout = dout.part(begin, count);
+    reader.out = out.part(begin, count);
+    const int64_t skipped = int64_t{matrix} * (dout.rows - count) + begin;
+    reader.sum += skipped, reader.exponent += skipped;
+    return reader;
+  }
 
   template <int kBlocks>
   __device__ void read(uint32_t matrix, int first, QueryStates& to) const {

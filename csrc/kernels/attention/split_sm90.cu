@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/attention/packed.cuh"
 #include "kernels/attention/parts.h"
 #include "kernels/attention/split_rows.cuh"
 #include "kernels/common/launch.h"
@@ -17,6 +18,7 @@ constexpr int kThreads = 128;
 struct Params {
   RowReader k, v;
   SplitOperands to;
+  PackedRows packed;
 };
 
 __device__ inline auto store_to_parts(const Parts& to, uint32_t matrix, int first) {
@@ -28,20 +30,30 @@ __device__ inline auto store_to_parts(const Parts& to, uint32_t matrix, int firs
   };
 }
 
-template <int kBlocks>
+template <int kBlocks, bool kPacked>
 __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__ Params params) {
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
   const bool is_v = blockIdx.y == 1;
   const uint32_t index = blockIdx.x, tiles = params.to.key_tiles, matrix = index / tiles;
-  const int first = static_cast<int>(index - matrix * tiles) * kRows;
-  const auto store = store_to_parts(is_v ? params.to.v : params.to.k, matrix, first);
-  if (is_v) {
-    ValueScaler scaler{params.to.value_scales[index], params.v.rows - first};
-    split_rows<kBlocks>(params.v, params.v.matrix(matrix), first, scaler, store);
+  const int tile = static_cast<int>(index - matrix * tiles);
+  const auto store = store_to_parts(is_v ? params.to.v : params.to.k, matrix, tile * kRows);
+  const auto split = [&](const RowReader& k, const RowReader& v, int first) {
+    if (is_v) {
+      ValueScaler scaler{params.to.value_scales[index], v.rows - first};
+      split_rows<kBlocks>(v, v.matrix(matrix), first, scaler, store);
+    } else {
+      KeyScaler scaler{params.to.key_scales[index]};
+      split_rows<kBlocks>(k, k.matrix(matrix), first, scaler, store);
+    }
+  };
+  if constexpr (kPacked) {
+    const PackedTile at(params.packed, kRows, tile);
+    const int begin = params.packed.begin(at.range), rows = params.packed.end(at.range) - begin;
+    if (!params.packed.is_sequence(at.range) || at.first >= rows) return;
+    split(params.k.part(begin, rows), params.v.part(begin, rows), at.first);
   } else {
-    KeyScaler scaler{params.to.key_scales[index]};
-    split_rows<kBlocks>(params.k, params.k.matrix(matrix), first, scaler, store);
+    split(params.k, params.v, tile * kRows);
   }
 }
 
@@ -51,9 +63,10 @@ struct BackwardParams {
   RowReader from[BackwardOperands::kCount];
   StateReader states;
   BackwardOperands to;
+  PackedRows packed_queries, packed_keys;
 };
 
-template <int kBlocks>
+template <int kBlocks, bool kPacked>
 __global__ void __launch_bounds__(kThreads)
     split_backward_kernel(const __grid_constant__ BackwardParams params) {
   ptx::pdl_launch_dependents();
@@ -62,39 +75,59 @@ __global__ void __launch_bounds__(kThreads)
   const RowReader& from = params.from[blockIdx.y];
   const uint32_t index = blockIdx.x, matrix = index / to.tiles;
   if (matrix >= to.parts.matrices) return;
-  const int first = static_cast<int>(index - matrix * to.tiles) * kRows;
-  KeyScaler scaler{to.scales[index]};
-  const auto store = store_to_parts(to.parts, matrix, first);
-  split_rows<kBlocks>(from, from.matrix(matrix), first, scaler, store);
-  if (blockIdx.y == BackwardOperands::kDout) {
-    params.states.read<kBlocks>(matrix, first, params.to.states[index]);
+  const int tile = static_cast<int>(index - matrix * to.tiles);
+  const auto store = store_to_parts(to.parts, matrix, tile * kRows);
+  const auto split = [&](const RowReader& rows, const StateReader& states, int first) {
+    KeyScaler scaler{to.scales[index]};
+    split_rows<kBlocks>(rows, rows.matrix(matrix), first, scaler, store);
+    if (blockIdx.y == BackwardOperands::kDout) {
+      states.read<kBlocks>(matrix, first, params.to.states[index]);
+    }
+  };
+  if constexpr (kPacked) {
+    const bool is_query = blockIdx.y <= BackwardOperands::kDout;
+    const PackedRows& packed = is_query ? params.packed_queries : params.packed_keys;
+    const PackedTile at(packed, kRows, tile);
+    const int begin = packed.begin(at.range), rows = packed.end(at.range) - begin;
+    if (!packed.is_sequence(at.range) || at.first >= rows) return;
+    split(from.part(begin, rows), params.states.part(matrix, begin, rows), at.first);
+  } else {
+    split(from, params.states, tile * kRows);
   }
 }
 
 }  // namespace
 
 void launch_split(const AttentionBackward& p, const BackwardOperands& to, const Context& context) {
-  const BackwardParams params{{RowReader(p.q, p.heads, p.queries, p.head_size),
-                               RowReader(p.dout, p.heads, p.queries, p.value_size),
-                               RowReader(p.k, p.kv_heads, p.keys, p.head_size),
-                               RowReader(p.v, p.kv_heads, p.keys, p.value_size)},
+  const BackwardParams params{{RowReader(p.q, p.heads, p.query_rows(), p.head_size),
+                               RowReader(p.dout, p.heads, p.query_rows(), p.value_size),
+                               RowReader(p.k, p.kv_heads, p.key_rows(), p.head_size),
+                               RowReader(p.v, p.kv_heads, p.key_rows(), p.value_size)},
                               StateReader(p),
-                              to};
+                              to,
+                              p.packed_queries,
+                              p.packed_keys};
   const auto blocks_of = [](const BackwardOperands::Operand& operand) {
     return operand.parts.matrices * operand.tiles;
   };
   const auto blocks = static_cast<unsigned>(std::max(blocks_of(to.operand[BackwardOperands::kQ]),
                                                      blocks_of(to.operand[BackwardOperands::kK])));
-  const auto kernel =
-      to.operand[0].parts.columns == 64 ? split_backward_kernel<1> : split_backward_kernel<2>;
+  const auto kernel_of = [&]<bool kPacked>() {
+    return to.operand[0].parts.columns == 64 ? split_backward_kernel<1, kPacked>
+                                             : split_backward_kernel<2, kPacked>;
+  };
+  const auto kernel = p.is_packed() ? kernel_of.operator()<true>() : kernel_of.operator()<false>();
   launch_pdl(kernel, dim3(blocks, BackwardOperands::kCount), kThreads, 0, context, params);
 }
 
 void launch_split(const AttentionProblem& p, const SplitOperands& to, const Context& context) {
-  const Params params{RowReader(p.k, p.kv_heads, p.keys, p.head_size),
-                      RowReader(p.v, p.kv_heads, p.keys, p.value_size), to};
+  const Params params{RowReader(p.k, p.kv_heads, p.key_rows(), p.head_size),
+                      RowReader(p.v, p.kv_heads, p.key_rows(), p.value_size), to, p.packed_keys};
   const auto tiles = static_cast<unsigned>(to.k.matrices * to.key_tiles);
-  const auto kernel = to.k.columns == 64 ? split_kernel<1> : split_kernel<2>;
+  const auto kernel_of = [&]<bool kPacked>() {
+    return to.k.columns == 64 ? split_kernel<1, kPacked> : split_kernel<2, kPacked>;
+  };
+  const auto kernel = p.is_packed() ? kernel_of.operator()<true>() : kernel_of.operator()<false>();
   launch_pdl(kernel, dim3(tiles, 2), kThreads, 0, context, params);
 }
 

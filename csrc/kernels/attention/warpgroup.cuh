@@ -82,13 +82,15 @@ struct QueryParams {
 
   QueryParams(const AttentionProblem& p, int queries)
       : p(p),
-        q(p.q, p.heads, p.queries, p.head_size),
+        q(p.q, p.heads, p.query_rows(), p.head_size),
         out(p.out, p.value_size),
-        query_tiles(static_cast<uint32_t>(ceil_div(p.queries, queries))) {}
+        query_tiles(static_cast<uint32_t>(p.query_tiles(queries))) {}
 };
 
 // The queries of a block. The last ones of a causal head, which see most keys, come first.
+// PackedWork hides what differs for packed sequences.
 struct Work {
+  static constexpr int first_key_tile = 0;  // in the parts
   uint32_t matrix, batch, head, kv_matrix;
   int first;  // query
 
@@ -101,9 +103,26 @@ struct Work {
     kv_matrix = batch * kv_heads + head / (heads / kv_heads);
     first = static_cast<int>(tile) * queries;
   }
+  __device__ static bool is_empty(const AttentionProblem&) { return false; }
+  // Of query 0 in its head.
+  __device__ static int64_t first_row(const AttentionProblem&) { return 0; }
+  __device__ static int64_t query_end(const AttentionProblem& p) { return p.queries; }
+  __device__ static int64_t visible_keys(const AttentionProblem& p, int64_t query) {
+    return p.visible_keys(query);
+  }
   // The tiles of keys that any of the queries from `first` to `end` sees.
   __device__ static int key_tiles(const AttentionProblem& p, int64_t end) {
     return static_cast<int>(ceil_div(p.visible_keys(min(end, p.queries) - 1), kRows));
+  }
+  // Of a row in `sum` and `exponent`.
+  __device__ int64_t sum_index(const AttentionProblem& p, int64_t row) const {
+    return matrix * p.queries + row;
+  }
+  // Reads the keys that the work's queries may see.
+  __device__ static const RowReader& keys_of(const RowReader& from) { return from; }
+  // visible_keys() without a work. row: of a head
+  __device__ static int64_t visible_keys_of_row(const AttentionProblem& p, int64_t row) {
+    return p.visible_keys(row);
   }
 };
 
@@ -197,12 +216,12 @@ struct QueryScaler {
 
 // What a thread has of the queries of its warpgroup: two rows. kBlocks: of 64 columns of q and k;
 // kOutBlocks: of the values' columns that the warpgroup multiplies.
-template <int kBlocks, bool kHasMask, int kOutBlocks = kBlocks>
+template <int kBlocks, bool kHasMask, int kOutBlocks = kBlocks, class Work_ = Work>
 struct Queries {
   static constexpr int kOut = kOutBlocks * 32;
 
   const QueryParams& params;
-  const Work work;
+  const Work_ work;
   int query[2];
   float (&factors)[kRows];                             // query_factor() of the 64 queries
   int exponent[2] = {order::kLowest, order::kLowest};  // M, L and O of the order
@@ -210,7 +229,7 @@ struct Queries {
   float out[kOut] = {};
 
   // first: of the warpgroup's queries; factors: their scaler() stores them, and a barrier follows
-  __device__ Queries(const QueryParams& params, const Work& work, int first,
+  __device__ Queries(const QueryParams& params, const Work_& work, int first,
                      float (&factors)[kRows])
       : params(params), work(work), factors(factors) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -221,7 +240,9 @@ struct Queries {
   }
 
   // The end of the keys that a row's query sees.
-  __device__ int end(int row) const { return static_cast<int>(params.p.visible_keys(query[row])); }
+  __device__ int end(int row) const {
+    return static_cast<int>(work.visible_keys(params.p, query[row]));
+  }
 
   // A query that exists.
   __device__ int inside(int row) const {
@@ -380,14 +401,16 @@ struct Queries {
   __device__ void store(int first_column = 0) const {
     const AttentionProblem& p = params.p;
     const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+    const auto first_row = work.first_row(p), end = work.query_end(p);
     UNROLL
     for (int row = 0; row < 2; ++row) {
-      if (query[row] >= p.queries) continue;
+      if (query[row] >= end) continue;
+      const int64_t at = first_row + query[row];
       const order::Normalizer by = order::normalizer(sum[row]);
       const auto value = [&](int i) { return order::normalized(out[i], by); };
-      params.out.store<kOut>(work.batch, work.head, query[row], row, value, first_column);
+      params.out.store<kOut>(work.batch, work.head, at, row, value, first_column);
       if (column == 0 && first_column == 0) {
-        const int64_t index = work.matrix * p.queries + query[row];
+        const int64_t index = work.sum_index(p, at);
         p.sum[index] = sum[row];
         p.exponent[index] = order::exponent_of_sum(sum[row], exponent[row]);
       }
