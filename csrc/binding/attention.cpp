@@ -23,9 +23,14 @@ constexpr const char* kOp = "tiled::attention";
 void check_types(const Tensor& q, const Tensor& k, const Tensor& v) {
   for (const Named& x : {Named{"q", q}, Named{"k", k}, Named{"v", v}}) {
     check_same_device(kOp, x, {"q", q});
-    if (x.tensor.scalar_type() != ScalarType::Float) {
-      fail(kOp, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
-                    "; q, k and v must be torch.float32");
+    const ScalarType type = x.tensor.scalar_type();
+    if (type != ScalarType::Float && !is_16bit(type)) {
+      fail(kOp, std::string(x.name) + " is " + dtype_name(type) +
+                    "; q, k and v must be torch.float32, torch.bfloat16 or torch.float16");
+    }
+    if (type != q.scalar_type()) {
+      fail(kOp, std::string(x.name) + " is " + dtype_name(type) + " and q is " +
+                    dtype_name(q.scalar_type()) + "; q, k and v must have one dtype");
     }
   }
 }
@@ -95,7 +100,7 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
   };
   append(3);
   for (size_t i = order.size(); i-- > 0;) append(order[i]);
-  return allocate(kOp, shape, ScalarType::Float, q, "result", &strides);
+  return allocate(kOp, shape, q.scalar_type(), q, "result", &strides);
 }
 
 #ifdef TORCH_TILED_WITH_CUDA
@@ -116,7 +121,8 @@ void launch(const AttentionProblem& p, const Tensor& q) {
     return;
   }
 #endif
-  cpu::launch_attention(p, launches.context);
+  is_16bit(p.dtype) ? cpu::launch_attention_mma(p, launches.context)
+                    : cpu::launch_attention(p, launches.context);
 }
 
 // The problem of checked operands, without out.
@@ -126,6 +132,7 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
   check_types(q, k, v);
   check_shapes(q, k, v);
   AttentionProblem p;
+  p.dtype = *supported(q.scalar_type());
   p.batch = q.size(0), p.heads = q.size(1), p.kv_heads = k.size(1);
   p.queries = q.size(2), p.keys = k.size(2);
   p.head_size = q.size(3), p.value_size = v.size(3);
@@ -171,6 +178,10 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward(
     const std::optional<Tensor>& mask, const Tensor& out, const Tensor& sum, const Tensor& exponent,
     std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v) {
   AttentionBackward p{make_problem(q, k, v, mask, causal_offset, scale), {}, {}, {}, {}};
+  if (p.dtype != DType::kFloat32) {
+    fail(kOp, "q is " + dtype_name(q.scalar_type()) +
+                  "; the gradients' kernels take torch.float32, to which others are cast");
+  }
   const Shape of_out = {p.batch, p.heads, p.queries, p.value_size};
   const Shape rows = {p.batch, p.heads, p.queries};
   const auto check = [&](const Named& x, ScalarType dtype, const Shape& shape) {

@@ -5,7 +5,9 @@
 
 namespace tiled::cpu {
 
-// Computes float32 attention in the order of core/order_attention.h. It takes every problem.
+// Computes attention in the order of core/order_attention.h for float32, and in that of
+// core/order_attention_mma.h for 16-bit floats. They take every problem.
 bool launch_attention(const AttentionProblem& p, const Context& context);
+bool launch_attention_mma(const AttentionProblem& p, const Context& context);
 
 }  // namespace tiled::cpu

@@ -17,6 +17,7 @@ namespace tiled::cpu {
 namespace {
 
 using namespace attention_mma;
+using attention_mma::kChunk;
 using attention::Join;
 
 constexpr int kQueries = 32;   // of a block

@@ -331,8 +331,15 @@ def check_attention(q, k, v, mask=None):
     op = "tiled::attention"
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_same_device(op, name, x, "q", q)
-        if x.dtype != torch.float32:
-            raise RuntimeError(f"{op}: {name} is {x.dtype}; q, k and v must be torch.float32")
+        if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise RuntimeError(
+                f"{op}: {name} is {x.dtype}; q, k and v must be torch.float32, torch.bfloat16 or "
+                f"torch.float16"
+            )
+        if x.dtype != q.dtype:
+            raise RuntimeError(
+                f"{op}: {name} is {x.dtype} and q is {q.dtype}; q, k and v must have one dtype"
+            )
 
     def sentence(reason):
         return f"{op}: q is {_shape(q)}, k is {_shape(k)} and v is {_shape(v)}; {reason}"

@@ -69,4 +69,7 @@ void launch_mma_large(const AttentionProblem& p, const Context& context);
 void launch_mma_decode(const AttentionProblem& p, int64_t chunks_per_block,
                        const ChunkStates& states, const Context& context);
 
+// Launches either one; returns false if there is no memory for the copies of operands.
+bool launch_mma(const AttentionProblem& p, const Context& context);
+
 }  // namespace tiled::cuda::attention

@@ -16,7 +16,9 @@
 //                 wait for o;  release v_empty[s - 1]
 //                 rescale o, or join it to the sums of all chunks;  round the weights
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/order_attention_mma.h"
 #include "kernels/attention/mma.h"
@@ -480,7 +482,8 @@ void launch_tile(const AttentionProblem& p, const Context& context) {
       .k = map(p.k, p.kv_heads, p.keys, p.head_size),
       .v = map(p.v, p.kv_heads, p.keys, p.value_size),
       .query_tiles = static_cast<uint32_t>(ceil_div(p.queries, Tile::kQueries)),
-      .value_blocks = static_cast<uint32_t>(ceil_div(p.value_size, Tile::kOutBlocks * 64)),
+      .value_blocks = static_cast<uint32_t>(
+          std::max<int64_t>(ceil_div(p.value_size, Tile::kOutBlocks * 64), 1)),
       .pairs = even(p.value_size) && even(p.out.row_stride) && even(p.out.head_stride) &&
                even(p.out.batch_stride) && reinterpret_cast<uintptr_t>(p.out.data) % 4 == 0};
   constexpr size_t kSmem = sizeof(Smem<Tile>);
