@@ -17,11 +17,11 @@ namespace tiled::cpu {
 namespace {
 
 using namespace attention_mma;
-using attention_mma::kChunk;
 using attention::Join;
+using attention_mma::kChunk;
 
-constexpr int kQueries = 32;   // of a block
-constexpr int kSumParts = 4;   // of a chunk's sum l
+constexpr int kQueries = 32;  // of a block
+constexpr int kSumParts = 4;  // of a chunk's sum l
 
 // A row of q, k or v in memory, with zeros beyond its end.
 template <typename T>
@@ -64,8 +64,8 @@ void multiply(float (&sums)[kN], const Operand<T, 1>& a, const Operand<T, kN>& b
       if (!std::isnan(sums[n])) continue;
       double total = before[n];
       for (size_t k = step * kDepth; k < (step + 1) * kDepth; ++k) {
-        total +=
-            static_cast<double>(widen(a.values[k])) * static_cast<double>(widen(b.values[k * kN + n]));
+        total += static_cast<double>(widen(a.values[k])) *
+                 static_cast<double>(widen(b.values[k * kN + n]));
       }
       sums[n] = static_cast<float>(total);
     }

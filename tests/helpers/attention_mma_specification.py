@@ -1,7 +1,7 @@
 """The order of attention of 16-bit floats a second time: slowly, by numpy, in float64.
 
-Results of the library have these bits. The order is that of csrc/core/order_attention_mma.h. Nothing
-here calls the library.
+Results of the library have these bits. The order is that of csrc/core/order_attention_mma.h.
+Nothing here calls the library.
 """
 
 import numpy as np
@@ -13,7 +13,9 @@ TILE, CHUNK, SPAN = 64, 256, 128
 LARGEST, MOST_GROWTH = 2**22, 39
 SHIFT = {torch.float16: 15, torch.bfloat16: 3}
 SMALLEST = {torch.float16: -14, torch.bfloat16: -126}  # exponents of normal numbers
-EXP2 = [float.fromhex(c) for c in ("0x1.c3f760p-5", "0x1.f0de1ap-3", "0x1.62f31ap-1", "0x1.fff692p-1")]
+EXP2 = [
+    float.fromhex(c) for c in ("0x1.c3f760p-5", "0x1.f0de1ap-3", "0x1.62f31ap-1", "0x1.fff692p-1")
+]
 LOG2_E = np.float32(float.fromhex("0x1.715476p0"))
 F32 = np.float32
 
@@ -26,10 +28,14 @@ def _chain(total, a, b, smallest):
     for k in range(0, a.shape[1], 16):
         x, y = a[:, k : k + 16], b[k : k + 16]
         plain = total + (x[:, :, None] * y[None]).sum(axis=1)
-        bad = ~np.isfinite(total) | ~np.isfinite(x).all(axis=1)[:, None] | ~np.isfinite(y).all(axis=0)
+        bad = (
+            ~np.isfinite(total) | ~np.isfinite(x).all(axis=1)[:, None] | ~np.isfinite(y).all(axis=0)
+        )
         finite = [np.nan_to_num(z, nan=0, posinf=0, neginf=0) for z in (total, x, y)]
         with np.errstate(over="ignore"):
-            total = np.where(bad, plain, tensor_core(*finite, smallest)).astype(F32).astype(np.float64)
+            total = (
+                np.where(bad, plain, tensor_core(*finite, smallest)).astype(F32).astype(np.float64)
+            )
     return total.astype(F32)
 
 

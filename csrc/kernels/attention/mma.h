@@ -62,8 +62,8 @@ struct ChunkStates {
   }
 };
 
-// The kernels of mma_launch.cpp. They launch accepted problems with queries and keys, of which k and
-// v (and q, for many queries) are is_tma_aligned().
+// The kernels of mma_launch.cpp. They launch accepted problems with queries and keys, of which k
+// and v (and q, for many queries) are is_tma_aligned().
 void launch_mma_large(const AttentionProblem& p, const Context& context);
 // Each block takes up to chunks_per_block chunks of keys. They are all, if there are no states.
 void launch_mma_decode(const AttentionProblem& p, int64_t chunks_per_block,

@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kThreads) copy_heads_kernel(const HeadsCopy co
   const int64_t matrix = index / vectors / copy.rows;
   const int64_t head = matrix % copy.heads, batch = matrix / copy.heads;
   const auto at = [&](const Heads& x) {
-    return batch * x.batch_stride + head * x.head_stride + row * x.row_stride + first * x.col_stride;
+    return batch * x.batch_stride + head * x.head_stride + row * x.row_stride +
+           first * x.col_stride;
   };
   const auto* from = static_cast<const uint16_t*>(copy.from.data) + at(copy.from);
   uint32_t two[4];

@@ -1,6 +1,7 @@
 // Attention of float16 and bfloat16 for few queries of many keys, as in decoding.
 //
-// Idea:  The queries of all heads that share keys are rows of one product: a block of four warps has
+// Idea:  The queries of all heads that share keys are rows of one product: a block of four warps
+// has
 //        16 rows (mma.sync). TMA keeps several tiles of keys and values on their way. Each warp
 //        multiplies 16 keys of a tile, and a fourth of the values' columns; weights go through
 //        shared memory. Blocks share the keys by whole chunks: each stores the state of its chunks,
@@ -45,8 +46,8 @@ struct Tile {
   static constexpr bool kBFloat16 = std::is_same_v<T, BFloat16>;
   static constexpr int kShift = order::kShift<T>;
   static constexpr int kBlocks = kBlocks_;
-  static constexpr int kSteps = kBlocks * 4;      // products over the columns of q and k
-  static constexpr int kOutTiles = kBlocks * 2;   // of 8 columns, of a warp
+  static constexpr int kSteps = kBlocks * 4;     // products over the columns of q and k
+  static constexpr int kOutTiles = kBlocks * 2;  // of 8 columns, of a warp
   static constexpr int kBlocksOfSm = kBlocks == 4 ? 1 : 2;
   static constexpr int kStages = kBlocks == 1 ? 6 : 3;
 };
@@ -168,8 +169,7 @@ __device__ void multiply_keys(const uint32_t (&q)[Tile::kSteps][4], const Box (&
 
 template <class Tile>
 __device__ void multiply_values(const uint32_t (&weights)[kKeys / 16][4],
-                                const Box (&v)[Tile::kBlocks],
-                                float (&out)[Tile::kOutTiles][4]) {
+                                const Box (&v)[Tile::kBlocks], float (&out)[Tile::kOutTiles][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   // Matrices: keys 0 to 7 and 8 to 15 of columns 0 to 7, then of columns 8 to 15.
   const int row = lane / 8 % 2 * 8 + lane % 8;
@@ -465,8 +465,7 @@ __global__ void __launch_bounds__(kJoinThreads)
     for (int i = 0; i < kAtOnce; i += kWarps) {
       const int chunk = i + thread / 32;
       if (chunk >= count || column >= from.columns) continue;
-      out_of_chunks[chunk][thread % 32] =
-          from.out[(index + first + chunk) * from.columns + column];
+      out_of_chunks[chunk][thread % 32] = from.out[(index + first + chunk) * from.columns + column];
     }
     if (thread < count) states[thread] = from.states[index + first + thread];
     __syncthreads();
@@ -482,8 +481,8 @@ __global__ void __launch_bounds__(kJoinThreads)
   if (thread >= kJoinColumns) return;
   const uint32_t batch = matrix / heads, head = matrix - batch * heads;
   if (column < p.value_size) {
-    auto* to = static_cast<T*>(p.out.data) + batch * p.out.batch_stride +
-               head * p.out.head_stride + query * p.out.row_stride + column;
+    auto* to = static_cast<T*>(p.out.data) + batch * p.out.batch_stride + head * p.out.head_stride +
+               query * p.out.row_stride + column;
     *to = narrow<T>(order::normalized(out, order::inverse_sum(sum)));
   }
   if (column == 0) {
@@ -499,14 +498,13 @@ template <class Tile>
 void launch_tile(const AttentionProblem& p, int64_t chunks_per_block, const ChunkStates& states,
                  const Context& context) {
   const int64_t group = p.heads / p.kv_heads;
-  const Params params{
-      .p = p,
-      .k = heads_map(p.k, p.batch, p.kv_heads, p.keys, p.head_size, p.dtype),
-      .v = heads_map(p.v, p.batch, p.kv_heads, p.keys, p.value_size, p.dtype),
-      .group = static_cast<int>(group),
-      .row_tiles = static_cast<uint32_t>(ceil_div(group * p.queries, kRows)),
-      .chunks_per_block = static_cast<int>(chunks_per_block),
-      .states = states};
+  const Params params{.p = p,
+                      .k = heads_map(p.k, p.batch, p.kv_heads, p.keys, p.head_size, p.dtype),
+                      .v = heads_map(p.v, p.batch, p.kv_heads, p.keys, p.value_size, p.dtype),
+                      .group = static_cast<int>(group),
+                      .row_tiles = static_cast<uint32_t>(ceil_div(group * p.queries, kRows)),
+                      .chunks_per_block = static_cast<int>(chunks_per_block),
+                      .states = states};
   constexpr size_t kSmem = sizeof(Smem<Tile>);
   static_assert(kSmem * Tile::kBlocksOfSm + (Tile::kBlocksOfSm << 10) <= kMaxSharedMemory + 1024);
   const auto kernel = mma_decode_kernel<Tile>;

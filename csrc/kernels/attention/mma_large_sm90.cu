@@ -1,17 +1,18 @@
 // Attention of float16 and bfloat16 for many queries: softmax between two products, in one kernel.
 //
 // Idea:  A block has queries of one head, each of its warpgroups 64, and goes through the keys by
-//        tiles of 64, which TMA loads. A warpgroup multiplies its queries by a tile of keys (wgmma),
-//        turns the accumulators into weights in registers, rounds them, and adds their products
-//        with the tile's values to a chunk's accumulators. Exponents are integers, so that a chunk
-//        is rescaled exactly, and mostly not at all. While a warpgroup computes weights, its
-//        products with the tile before and the other warpgroup's keep the tensor cores busy.
+//        tiles of 64, which TMA loads. A warpgroup multiplies its queries by a tile of keys
+//        (wgmma), turns the accumulators into weights in registers, rounds them, and adds their
+//        products with the tile's values to a chunk's accumulators. Exponents are integers, so that
+//        a chunk is rescaled exactly, and mostly not at all. While a warpgroup computes weights,
+//        its products with the tile before and the other warpgroup's keep the tensor cores busy.
 // Limit: about 12 instructions for each query and key: for 64 columns they take longer than the
 //        products.
 // Next:  mma_decode_sm90.cu, for few queries.
 //
 //   producer      q -> q_full;  wait k_empty[s];  tile of keys -> k_full[s];  values alike
-//   a warpgroup   wait k_full[s], v_full[s - 1];  begin scores = q k, and o += p v of the tile before
+//   a warpgroup   wait k_full[s], v_full[s - 1];  begin scores = q k, and o += p v of the tile
+//   before
 //                 wait for the scores;  release k_empty[s];  weights in registers
 //                 wait for o;  release v_empty[s - 1]
 //                 rescale o, or join it to the sums of all chunks;  round the weights
@@ -44,17 +45,21 @@ constexpr int kTilesOfChunk = order::kChunk / kRows;
 constexpr int kScores = kRows / 2;  // accumulators of a thread
 
 // kKeyBlocks: of 64 columns of q and k; kOutBlocks: of the columns of v that a block has.
-template <typename T_, int kKeyBlocks_, int kOutBlocks_>
+// kHasBias: a float32 mask is added to the scores. Its addresses would not fit in registers beside
+// the accumulators of more than one block.
+template <typename T_, int kKeyBlocks_, int kOutBlocks_, bool kHasBias_>
 struct Tile {
+  static_assert(kOutBlocks_ == 1 || !kHasBias_);
   using T = T_;
+  static constexpr bool kHasBias = kHasBias_;
   static constexpr bool kBFloat16 = std::is_same_v<T, BFloat16>;
   static constexpr int kShift = order::kShift<T>;
   static constexpr int kKeyBlocks = kKeyBlocks_, kOutBlocks = kOutBlocks_;
   static constexpr int kOut = kOutBlocks * 32;  // accumulators of a thread
-  static constexpr int kConsumers = kOutBlocks == 1 ? 3 : 2, kQueries = kConsumers * kRows;
+  static constexpr int kConsumers = 2, kQueries = kConsumers * kRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-  static constexpr int kRegisters = kConsumers == 3 ? 160 : 240;  // of a consumer's thread
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kRegisters = 240;  // of a consumer's thread
+  static constexpr int kProducerRegisters = 24;
   static constexpr int kStages = kKeyBlocks == 4 ? 3 : 4;
 };
 
@@ -156,7 +161,7 @@ __device__ void multiply_keys(const Box (&q)[Tile::kKeyBlocks], const Box (&k)[T
   wgmma::commit_group();
 }
 
-// Begins out += p v, or out = p v.
+// Begins out += p v, or out = p v, of a group that is not committed yet.
 template <class Tile>
 __device__ void multiply_values(Weights& p, const Box (&v)[Tile::kOutBlocks],
                                 float (&out)[Tile::kOut], bool accumulate) {
@@ -168,10 +173,17 @@ __device__ void multiply_values(Weights& p, const Box (&v)[Tile::kOutBlocks],
   for (int step = 0; step < kRows / 16; ++step) {
     wgmma::mma<Tile::kBFloat16, true>(out, p[step], b + step * 128, accumulate || step != 0);
   }
-  wgmma::commit_group();
 }
 
-// --- A thread's two rows, and 16 keys of each tile ------------------------------------------------
+// A warp arrives at a stage that only wgmma has read, which reads it as TMA writes it: by the async
+// proxy, so that no fence is needed.
+__device__ inline void release(uint64_t* empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+// --- A thread's two rows, and 16 keys of each tile
+// ------------------------------------------------
 
 // Returns the larger number, or NaN if one is.
 __device__ inline float max_or_nan(float x, float y) {
@@ -195,12 +207,12 @@ struct Queries {
   const Params& params;
   const Work<Tile> work;
   const int first;  // query of the thread
-  float c, c_of_span;
-  int end[2];                                                    // of the keys that a row sees
-  int exponent[2] = {order::kLowest, order::kLowest};            // m, l and o of the chunk
+  const float c;
+  const int least_end;                                 // of the keys that the first row sees
+  int exponent[2] = {order::kLowest, order::kLowest};  // m, l and o of the chunk
   float sum[2] = {0, 0};
-  float out[Tile::kOut];
-  int total_exponent[2] = {order::kLowest, order::kLowest};      // M, L and O
+  float out[Tile::kOut] = {};
+  int total_exponent[2] = {order::kLowest, order::kLowest};  // M, L and O
   float total_sum[2] = {0, 0};
   float total_out[Tile::kOut] = {};
 
@@ -210,64 +222,120 @@ struct Queries {
         first(work.first + warpgroup * kRows + static_cast<int>(threadIdx.x) / 32 % 4 * 16 +
               static_cast<int>(threadIdx.x) % 32 / 4),
         c(tiled::attention::log2_scale(params.p.scale)),
-        c_of_span(c * (1 / order::kSpan)) {
-    UNROLL
-    for (int row = 0; row < 2; ++row) {
-      end[row] = static_cast<int>(params.p.visible_keys(first + row * 8));
-    }
-  }
+        least_end(static_cast<int>(params.p.visible_keys(first))) {}
 
+  // Returns x. What follows from it is computed again for each tile, and kept in no register.
+  __device__ static int compute_here(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+  __device__ float c_of_keys() const {
+    return float_of(static_cast<uint32_t>(compute_here(static_cast<int>(bits_of(c))))) *
+           (1 / order::kSpan);
+  }
   __device__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
-
-  // What a mask adds to a score.
-  __device__ float bias(int row, int key, bool& seen) const {
-    const AttentionProblem& p = params.p;
-    const int query = min(first + row * 8, static_cast<int>(p.queries) - 1);
-    return p.bias(p.mask_of_head(work.batch, work.head), query, key, seen);
-  }
 
   // Turns the scores of a tile into weights. `grown` is m with this tile, of a chunk whose m was
   // `before`.
   __device__ void weigh(int first_key, const int (&before)[2], Scores& scores, int (&grown)[2],
                         bool (&is_nan)[2]) const {
-    const bool masked = params.p.mask_kind != MaskKind::kNone;
-    const bool checked = masked || !(c > 0) || first_key + kRows > min(end[0], end[1]);
-    float largest[2] = {-INFINITY, -INFINITY}, place[2];
-    uint32_t seen_keys = 0;
-    if (__any_sync(~0u, checked)) {
+    const MaskKind mask = params.p.mask_kind;
+    const bool checked = mask != MaskKind::kNone || !(c > 0) || first_key + kRows > least_end;
+    if (!__any_sync(~0u, checked)) {
+      const float c_of_span = c_of_keys();
+      float largest[2], place[2];
       UNROLL
-      for (int i = 0; i < kScores; ++i) {
-        const int row = i / 2 % 2, key = first_key + i / 4 * 8 + column() + i % 2;
-        bool seen = key < end[row];
-        const float x = masked && seen ? order::log2_bias(bias(row, key, seen)) : 0;
-        if (!seen) continue;
-        seen_keys |= 1u << i;
-        largest[row] = max_or_nan(largest[row], fmaf(scores[i], c, x));
-      }
-      find_exponents(largest, before, grown, place, is_nan);
-      UNROLL
-      for (int i = 0; i < kScores; ++i) {
-        const int row = i / 2 % 2, key = first_key + i / 4 * 8 + column() + i % 2;
-        const bool seen = (seen_keys >> i & 1) != 0;
-        float at = place[row];
-        if (params.p.mask_kind == MaskKind::kFloat && seen) {
-          bool ignored;
-          at = order::place_with_bias(at, order::log2_bias(bias(row, key, ignored)));
+      for (int row = 0; row < 2; ++row) {
+        float parts[4];  // maxima of four columns each, which do not wait for one another
+        UNROLL
+        for (int i = 0; i < kScores / 2; ++i) {
+          const float score = scores[i / 2 * 4 + row * 2 + i % 2];
+          parts[i % 4] = i < 4 ? score : max_or_nan(parts[i % 4], score);
         }
-        const float p = order::weight<Tile::kShift>(order::weight_place(scores[i], c_of_span, at));
-        scores[i] = seen ? p : 0;
+        largest[row] =
+            c * max_or_nan(max_or_nan(parts[0], parts[1]), max_or_nan(parts[2], parts[3]));
       }
-    } else {
-      UNROLL
-      for (int i = 0; i < kScores; ++i) {
-        largest[i / 2 % 2] = max_or_nan(largest[i / 2 % 2], scores[i]);
-      }
-      largest[0] *= c, largest[1] *= c;
       find_exponents(largest, before, grown, place, is_nan);
       UNROLL
       for (int i = 0; i < kScores; ++i) {
         const float at = order::weight_place(scores[i], c_of_span, place[i / 2 % 2]);
         scores[i] = order::weight<Tile::kShift>(at);
+      }
+    } else {
+      weigh_checked(first_key, before, scores, grown, is_nan);
+    }
+  }
+
+  // The same if there is a mask, or keys past a row's end.
+  __device__ void weigh_checked(int first_key, const int (&before)[2], Scores& scores,
+                                int (&grown)[2], bool (&is_nan)[2]) const {
+    const int query = compute_here(first);
+    const int end[2] = {static_cast<int>(params.p.visible_keys(query)),
+                        static_cast<int>(params.p.visible_keys(query + 8))};
+    const float c_of_span = c_of_keys();
+    uint32_t seen = 0;  // a bit for each score
+    UNROLL
+    for (int i = 0; i < kScores; ++i) {
+      const int key = first_key + column() + i / 4 * 8 + i % 2;
+      seen |= uint32_t{key < end[i / 2 % 2]} << i;
+    }
+    const auto is_seen = [&](int i) { return (seen >> i & 1) != 0; };
+    if (!Tile::kHasBias && params.p.mask_kind == MaskKind::kBool) {
+      uint32_t hidden = 0;
+      for_mask<uint8_t>(first_key, [&](int i, const uint8_t* at) {
+        const uint32_t element = is_seen(i) ? __ldg(at) : 0;
+        hidden |= uint32_t{element == 0} << i;
+      });
+      seen &= ~hidden;
+    }
+    float largest[2] = {-INFINITY, -INFINITY}, place[2];
+    if constexpr (Tile::kHasBias) {
+      for_mask<float>(first_key, [&](int i, const float* at) {
+        const float bias = is_seen(i) ? __ldg(at) : -INFINITY;
+        if (bias == -INFINITY) seen &= ~(1u << i);
+        const float z = fmaf(scores[i], c, order::log2_bias(bias));
+        if (is_seen(i)) largest[i / 2 % 2] = max_or_nan(largest[i / 2 % 2], z);
+      });
+    } else {
+      UNROLL
+      for (int i = 0; i < kScores; ++i) {
+        if (is_seen(i)) largest[i / 2 % 2] = max_or_nan(largest[i / 2 % 2], scores[i] * c);
+      }
+    }
+    find_exponents(largest, before, grown, place, is_nan);
+    const auto weigh_at = [&](int i, float at) {
+      const float p = order::weight<Tile::kShift>(order::weight_place(scores[i], c_of_span, at));
+      scores[i] = is_seen(i) ? p : 0;
+    };
+    if constexpr (Tile::kHasBias) {
+      for_mask<float>(first_key, [&](int i, const float* at) {
+        const float bias = is_seen(i) ? order::log2_bias(__ldg(at)) : 0;
+        weigh_at(i, order::place_with_bias(place[i / 2 % 2], bias));
+      });
+    } else {
+      UNROLL
+      for (int i = 0; i < kScores; ++i) weigh_at(i, place[i / 2 % 2]);
+    }
+  }
+  // Calls f(i, address of the mask's element) for each score.
+  template <typename Element, class F>
+  __device__ void for_mask(int first_key, const F& f) const {
+    constexpr int kAtOnce = sizeof(Element) == 1 ? 8 : 4;
+    const AttentionProblem& p = params.p;
+    const int64_t stride = p.mask.col_stride;
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      const int query = compute_here(min(first + row * 8, static_cast<int>(p.queries) - 1));
+      const Element* at = static_cast<const Element*>(p.mask.data) +
+                          p.mask_of_head(work.batch, work.head) + query * p.mask.row_stride +
+                          (first_key + column()) * stride;
+      UNROLL
+      for (int i = 0; i < kScores / 2; ++i) {
+        f(i / 2 * 4 + row * 2 + i % 2, at + (i % kAtOnce / 2 * 8 + i % 2) * stride);
+        if (i % kAtOnce != kAtOnce - 1) continue;
+        at += kAtOnce * 4 * stride;
+        // Later addresses are not known before: few loads are on their way, in few registers.
+        asm volatile("" : "+l"(at));
       }
     }
   }
@@ -356,9 +424,8 @@ struct Queries {
       UNROLL
       for (int i = row * 2; i < Tile::kOut; i += 4) {
         const int at = work.first_column + i / 4 * 8 + column();
-        const uint32_t two =
-            ptx::pack_x2<Tile::kBFloat16>(order::normalized(total_out[i], inverse),
-                                          order::normalized(total_out[i + 1], inverse));
+        const uint32_t two = ptx::pack_x2<Tile::kBFloat16>(
+            order::normalized(total_out[i], inverse), order::normalized(total_out[i + 1], inverse));
         if (params.pairs) {
           if (at < columns) *reinterpret_cast<uint32_t*>(to + at) = two;
         } else {
@@ -386,59 +453,58 @@ __device__ void consume(const Params& params, Smem<Tile>& smem, int warpgroup) {
   const auto& q = smem.q[warpgroup];
   Queries<Tile> queries(params, work, warpgroup);
   ptx::PipelineState pipe{.stages = Tile::kStages};
-  if (own_tiles > 0) {
-    Scores scores;
-    Weights p;
-    int grown[2];
-    bool is_nan[2];
-    ptx::mbarrier_wait(&smem.q_full, 0);
-    ptx::mbarrier_wait(&smem.k_full[0], 0);
-    multiply_keys<Tile>(q, smem.k[0], scores);
-    wgmma::wait_group<0>();
-    wgmma::fence_operand(scores);
-    ptx::consumer_release(&smem.k_empty[0]);
-    queries.weigh(0, {order::kLowest, order::kLowest}, scores, grown, is_nan);
-    queries.round(scores, grown, is_nan, p);
-    NO_UNROLL
-    for (int tile = 1; tile < own_tiles; ++tile) {
-      const int last = pipe.stage, parity = pipe.parity;
-      pipe.advance();
-      const int s = pipe.stage;
-      ptx::mbarrier_wait(&smem.k_full[s], pipe.parity);
-      multiply_keys<Tile>(q, smem.k[s], scores);
-      ptx::mbarrier_wait(&smem.v_full[last], parity);
-      multiply_values<Tile>(p, smem.v[last], queries.out, (tile - 1) % kTilesOfChunk != 0);
-      wgmma::wait_group<1>();
-      wgmma::fence_operand(scores);
-      ptx::consumer_release(&smem.k_empty[s]);
-      const bool begins_chunk = tile % kTilesOfChunk == 0;
-      int before[2];
-      UNROLL
-      for (int row = 0; row < 2; ++row) {
-        before[row] = begins_chunk ? order::kLowest : queries.exponent[row];
-      }
-      queries.weigh(tile * kRows, before, scores, grown, is_nan);
-      wgmma::wait_group<0>();
-      wgmma::fence_operand(queries.out);
-      ptx::consumer_release(&smem.v_empty[last]);
-      begins_chunk ? queries.join() : queries.rescale(grown);
-      queries.round(scores, grown, is_nan, p);
+  const auto before = [](ptx::PipelineState pipe) {  // the stage before
+    const bool wraps = pipe.stage == 0;
+    pipe.stage = wraps ? Tile::kStages - 1 : pipe.stage - 1;
+    pipe.parity ^= static_cast<int>(wraps);
+    return pipe;
+  };
+  Scores scores;
+  Weights p = {};
+  ptx::mbarrier_wait(&smem.q_full, 0);
+  NO_UNROLL
+  for (int tile = 0; tile < own_tiles; ++tile, pipe.advance()) {
+    ptx::mbarrier_wait(&smem.k_full[pipe.stage], pipe.parity);
+    multiply_keys<Tile>(q, smem.k[pipe.stage], scores);
+    const ptx::PipelineState last = before(pipe);  // of the values that are being multiplied
+    if (tile > 0) {
+      ptx::mbarrier_wait(&smem.v_full[last.stage], last.parity);
+      multiply_values<Tile>(p, smem.v[last.stage], queries.out, (tile - 1) % kTilesOfChunk != 0);
     }
-    ptx::mbarrier_wait(&smem.v_full[pipe.stage], pipe.parity);
-    multiply_values<Tile>(p, smem.v[pipe.stage], queries.out,
-                          (own_tiles - 1) % kTilesOfChunk != 0);
+    wgmma::commit_group();  // of the values, or empty
+    wgmma::wait_group<1>();
+    wgmma::fence_operand(scores);
+    release(&smem.k_empty[pipe.stage]);
+    const bool begins_chunk = tile % kTilesOfChunk == 0;
+    int grown[2], least[2];
+    bool is_nan[2];
+    UNROLL
+    for (int row = 0; row < 2; ++row) {
+      least[row] = begins_chunk ? order::kLowest : queries.exponent[row];
+    }
+    queries.weigh(tile * kRows, least, scores, grown, is_nan);
     wgmma::wait_group<0>();
     wgmma::fence_operand(queries.out);
-    ptx::consumer_release(&smem.v_empty[pipe.stage]);
+    if (tile > 0) release(&smem.v_empty[last.stage]);
+    begins_chunk ? queries.join() : queries.rescale(grown);
+    queries.round(scores, grown, is_nan, p);
+  }
+  if (own_tiles > 0) {
+    const ptx::PipelineState last = before(pipe);
+    ptx::mbarrier_wait(&smem.v_full[last.stage], last.parity);
+    multiply_values<Tile>(p, smem.v[last.stage], queries.out, (own_tiles - 1) % kTilesOfChunk != 0);
+    wgmma::commit_group();
+    wgmma::wait_group<0>();
+    wgmma::fence_operand(queries.out);
+    release(&smem.v_empty[last.stage]);
     queries.join();
-    pipe.advance();
   }
   // Tiles that other warpgroups alone multiply.
   for (int tile = own_tiles; tile < tiles; ++tile, pipe.advance()) {
     ptx::mbarrier_wait(&smem.k_full[pipe.stage], pipe.parity);
-    ptx::consumer_release(&smem.k_empty[pipe.stage]);
+    release(&smem.k_empty[pipe.stage]);
     ptx::mbarrier_wait(&smem.v_full[pipe.stage], pipe.parity);
-    ptx::consumer_release(&smem.v_empty[pipe.stage]);
+    release(&smem.v_empty[pipe.stage]);
   }
   queries.store();
 }
@@ -476,16 +542,16 @@ void launch_tile(const AttentionProblem& p, const Context& context) {
   const auto map = [&](const Heads& x, int64_t heads, int64_t rows, int64_t columns) {
     return heads_map(x, p.batch, heads, rows, columns, p.dtype);
   };
-  const Params params{
-      .p = p,
-      .q = map(p.q, p.heads, p.queries, p.head_size),
-      .k = map(p.k, p.kv_heads, p.keys, p.head_size),
-      .v = map(p.v, p.kv_heads, p.keys, p.value_size),
-      .query_tiles = static_cast<uint32_t>(ceil_div(p.queries, Tile::kQueries)),
-      .value_blocks = static_cast<uint32_t>(
-          std::max<int64_t>(ceil_div(p.value_size, Tile::kOutBlocks * 64), 1)),
-      .pairs = even(p.value_size) && even(p.out.row_stride) && even(p.out.head_stride) &&
-               even(p.out.batch_stride) && reinterpret_cast<uintptr_t>(p.out.data) % 4 == 0};
+  const Params params{.p = p,
+                      .q = map(p.q, p.heads, p.queries, p.head_size),
+                      .k = map(p.k, p.kv_heads, p.keys, p.head_size),
+                      .v = map(p.v, p.kv_heads, p.keys, p.value_size),
+                      .query_tiles = static_cast<uint32_t>(ceil_div(p.queries, Tile::kQueries)),
+                      .value_blocks = static_cast<uint32_t>(
+                          std::max<int64_t>(ceil_div(p.value_size, Tile::kOutBlocks * 64), 1)),
+                      .pairs = even(p.value_size) && even(p.out.row_stride) &&
+                               even(p.out.head_stride) && even(p.out.batch_stride) &&
+                               reinterpret_cast<uintptr_t>(p.out.data) % 4 == 0};
   constexpr size_t kSmem = sizeof(Smem<Tile>);
   static_assert(kSmem <= kMaxSharedMemory);
   const auto kernel = mma_attention_kernel<Tile>;
@@ -496,12 +562,16 @@ void launch_tile(const AttentionProblem& p, const Context& context) {
 
 template <typename T>
 void launch_columns(const AttentionProblem& p, const Context& context) {
-  if (p.columns() <= 64) {
-    launch_tile<Tile<T, 1, 1>>(p, context);
+  const bool has_bias = p.mask_kind == MaskKind::kFloat;
+  if (p.columns() <= 64 || (has_bias && p.head_size <= 64)) {
+    has_bias ? launch_tile<Tile<T, 1, 1, true>>(p, context)
+             : launch_tile<Tile<T, 1, 1, false>>(p, context);
   } else if (p.head_size <= 128) {
-    launch_tile<Tile<T, 2, 2>>(p, context);
+    has_bias ? launch_tile<Tile<T, 2, 1, true>>(p, context)
+             : launch_tile<Tile<T, 2, 2, false>>(p, context);
   } else {
-    launch_tile<Tile<T, 4, 2>>(p, context);
+    has_bias ? launch_tile<Tile<T, 4, 1, true>>(p, context)
+             : launch_tile<Tile<T, 4, 2, false>>(p, context);
   }
 }
 

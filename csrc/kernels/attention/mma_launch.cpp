@@ -56,13 +56,14 @@ int64_t choose_chunks_per_block(const AttentionProblem& p, const Context& contex
   const int64_t at_once = context.sms * (p.columns() <= 128 ? 2 : 1);
   constexpr double kStart = 0.2, kJoin = 0.4, kStored = 1.05;
   int64_t best = chunks;
-  double least = static_cast<double>(ceil_div(blocks, at_once)) *
-                 (static_cast<double>(chunks) + kStart);
+  double least =
+      static_cast<double>(ceil_div(blocks, at_once)) * (static_cast<double>(chunks) + kStart);
   for (int64_t waves = 1; waves <= 8; ++waves) {
     const int64_t shares = std::clamp<int64_t>(waves * at_once / blocks, 1, chunks);
     const int64_t each = ceil_div(chunks, shares);
     const int64_t found = ceil_div(blocks * ceil_div(chunks, each), at_once);
-    const double cost = static_cast<double>(found) * (static_cast<double>(each) * kStored + kStart) + kJoin;
+    const double cost =
+        static_cast<double>(found) * (static_cast<double>(each) * kStored + kStart) + kJoin;
     if (each < chunks && cost < least) best = each, least = cost;
   }
   return best;
