@@ -71,7 +71,7 @@ void launch_few_queries(const AttentionProblem& p, const Context& context) {
 }  // namespace
 
 bool launch_attention(const AttentionProblem& given, const Context& context) {
-  if (is_16bit(given.dtype)) return attention::launch_mma(given, context);
+  if (is_16bit(given.dtype)) return attention::launch_16bit(given, context);
   constexpr int64_t kFewKeys = 128;
   const AttentionProblem p = with_heads_as_queries(given);
   if (p.keys <= kFewKeys || p.queries <= attention::kRows || p.columns() > kLargeColumns) {

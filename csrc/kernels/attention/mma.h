@@ -70,6 +70,6 @@ void launch_mma_decode(const AttentionProblem& p, int64_t chunks_per_block,
                        const ChunkStates& states, const Context& context);
 
 // Launches either one; returns false if there is no memory for the copies of operands.
-bool launch_mma(const AttentionProblem& p, const Context& context);
+bool launch_16bit(const AttentionProblem& p, const Context& context);
 
 }  // namespace tiled::cuda::attention

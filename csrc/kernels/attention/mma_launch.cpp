@@ -94,7 +94,7 @@ HeadsMap heads_map(const Heads& given, int64_t batch, int64_t heads, int64_t row
           x.head_stride != 0, x.batch_stride != 0};
 }
 
-bool launch_mma(const AttentionProblem& given, const Context& context) {
+bool launch_16bit(const AttentionProblem& given, const Context& context) {
   AttentionProblem p = given;
   const bool is_few = has_few_queries(p, context);
   const int64_t chunks_per_block = is_few ? choose_chunks_per_block(p, context) : 0;
