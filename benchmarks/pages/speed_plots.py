@@ -174,6 +174,8 @@ def draw_attention(measured: dict, path: Path) -> None:
     found = {}  # rows by panel and way, and in these by shape
     for row in select(measured["rows"], suite="attention"):
         shape, what, *way = row["what"].split(", ")
+        if "bfloat16" in way:
+            continue
         found.setdefault(what, {}).setdefault("".join(way), {})[shape] = row
     height = 0.4
     shapes = list(found["forward"][""])

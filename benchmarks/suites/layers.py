@@ -11,9 +11,10 @@ without, where cuDNN runs its fastest algorithm without TF32. The suite `grouped
 equal sizes and of sizes by Zipf's law; its peer is torch.nn.functional.grouped_mm in bfloat16, and
 torch.mm for each group in float32, where grouped_mm reads offs on the host. The suite `attention`
 is float32 beside PyTorch's memory-efficient kernel, the fastest of its own, forward and in
-training steps, of which the error is that of the gradient of q. The suite `decode` has one query
-of each head, beside PyTorch's fastest kernel and beside a copy of the keys and values. Functions
-are timed as benchmarks.gemm times products, and errors are relative Frobenius against float64.
+training steps, of which the error is that of the gradient of q, and bfloat16 beside its flash
+attention. The suite `decode` has one query of each head, beside PyTorch's fastest kernel and beside
+a copy of the keys and values. Functions are timed as benchmarks.gemm times products, and errors are
+relative Frobenius against float64.
 """
 
 import argparse
@@ -236,15 +237,21 @@ def grouped(device: torch.device, small: bool) -> Iterator[Contest]:
 
 
 def scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    algorithm = "fp16x3" if q.dtype == torch.float32 else "mma"
     return torch_tiled.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=True, algorithm="fp16x3"
+        q, k, v, is_causal=causal, enable_gqa=True, algorithm=algorithm
     )
 
 
 def by_efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    kernel = SDPBackend.MATH if q.is_cpu else SDPBackend.EFFICIENT_ATTENTION
-    with sdpa_kernel(kernel):
+    is_16bit = q.dtype != torch.float32
+    kernel = SDPBackend.FLASH_ATTENTION if is_16bit else SDPBackend.EFFICIENT_ATTENTION
+    with sdpa_kernel(SDPBackend.MATH if q.is_cpu else kernel):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def name_of_16bit(dtype: torch.dtype) -> str:
+    return "" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')}"
 
 
 def in_double(function: Product) -> Product:
@@ -276,8 +283,9 @@ def several(normal: Callable[[], torch.Tensor], count: int) -> Operands:
 
 def attention(device: torch.device, small: bool) -> Iterator[Contest]:
     shapes = ((2, 3, 40, 16),) if small else HEADS
-    cases = itertools.product(shapes, ("forward", "step"), (False, True))
-    for (batch, heads, length, columns), what, causal in cases:
+    dtypes = torch.float32, torch.bfloat16
+    cases = itertools.product(dtypes, shapes, ("forward", "step"), (False, True))
+    for dtype, (batch, heads, length, columns), what, causal in cases:
         functions = [partial(f, causal=causal) for f in (scores, by_efficient, by_math)]
         flops = 4 * batch * heads * length**2 * columns // (2 if causal else 1)
         count = 3
@@ -285,10 +293,11 @@ def attention(device: torch.device, small: bool) -> Iterator[Contest]:
             functions = [partial(step, f) for f in functions]
             flops, count = flops * 7 // 2, 4
         ours, peer, exact = functions
-        normal = partial(torch.randn, batch, heads, length, columns, device=device)
+        normal = partial(torch.randn, batch, heads, length, columns, device=device, dtype=dtype)
+        what += (", causal" if causal else "") + name_of_16bit(dtype)
         yield Contest(
             "attention",
-            f"{batch} x {heads} x {length} x {columns}, {what}{', causal' if causal else ''}",
+            f"{batch} x {heads} x {length} x {columns}, {what}",
             ours,
             peer,
             operands(partial(several, normal, count), device),
@@ -300,13 +309,17 @@ def attention(device: torch.device, small: bool) -> Iterator[Contest]:
 # --- decode --------------------------------------------------------------------------------------
 
 
-def drawn(*shapes: tuple[int, ...], device: torch.device) -> Operands:
-    return tuple(torch.randn(shape, device=device) for shape in shapes)
+def drawn(
+    *shapes: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Operands:
+    return tuple(torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
 
 
 def one_query_by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     is_shared = q.shape[1] != k.shape[1]
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+    is_16bit = q.dtype in (torch.bfloat16, torch.float16)
+    fastest = SDPBackend.FLASH_ATTENTION if is_16bit else SDPBackend.EFFICIENT_ATTENTION
+    with sdpa_kernel([fastest, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=is_shared)
 
 
@@ -323,12 +336,15 @@ def one_query_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
 
 
 def decode(device: torch.device, small: bool) -> Iterator[Contest]:
-    for batch, heads, kv_heads, keys, columns in ((2, 4, 2, 70, 16),) if small else ONE_QUERY:
+    shapes = ((2, 4, 2, 70, 16),) if small else ONE_QUERY
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), shapes):
+        batch, heads, kv_heads, keys, columns = shape
         of_k = (batch, kv_heads, keys, columns)
         sets = operands(
-            partial(drawn, (batch, heads, 1, columns), of_k, of_k, device=device), device
+            partial(drawn, (batch, heads, 1, columns), of_k, of_k, device=device, dtype=dtype),
+            device,
         )
-        what = f"{batch} x {heads} heads, {kv_heads} of {keys} x {columns}"
+        what = f"{batch} x {heads} heads, {kv_heads} of {keys} x {columns}{name_of_16bit(dtype)}"
         flops = 4 * batch * heads * keys * columns
         for name, peer in (("PyTorch", one_query_by_torch), ("a copy of k and v", copy)):
             beside = f"{what}, beside {name}"

@@ -21,12 +21,19 @@ constexpr const char* kPackedOp = "tiled::attention_packed";
 
 // --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
 
-void check_types(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_types(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                 bool takes_16bit) {
   for (const Named& x : {Named{"query", q}, Named{"key", k}, Named{"value", v}}) {
     check_same_device(op, x, {"query", q});
-    if (x.tensor.scalar_type() != ScalarType::Float) {
-      fail(op, std::string(x.name) + " is " + dtype_name(x.tensor.scalar_type()) +
-                   "; query, key and value must be torch.float32");
+    const ScalarType type = x.tensor.scalar_type();
+    if (type != ScalarType::Float && !(takes_16bit && is_16bit(type))) {
+      fail(op, std::string(x.name) + " is " + dtype_name(type) +
+                   "; query, key and value must be torch.float32" +
+                   (takes_16bit ? ", torch.bfloat16 or torch.float16" : ""));
+    }
+    if (type != q.scalar_type()) {
+      fail(op, std::string(x.name) + " is " + dtype_name(type) + " and query is " +
+                   dtype_name(q.scalar_type()) + "; query, key and value must have one dtype");
     }
   }
 }
@@ -132,7 +139,7 @@ Tensor allocate_out(const Tensor& q, const Tensor& v) {
   };
   append(3);
   for (size_t i = order.size(); i-- > 0;) append(order[i]);
-  return allocate(kOp, shape, ScalarType::Float, q, "result", &strides);
+  return allocate(kOp, shape, q.scalar_type(), q, "result", &strides);
 }
 
 #ifdef TORCH_TILED_WITH_CUDA
@@ -154,7 +161,8 @@ void launch(const char* op, const AttentionProblem& p, const Tensor& q) {
     return;
   }
 #endif
-  cpu::launch_attention(p, launches.context);
+  is_16bit(p.dtype) ? cpu::launch_attention_mma(p, launches.context)
+                    : cpu::launch_attention(p, launches.context);
 }
 
 void launch_backward(const char* op, const AttentionBackward& p, const Tensor& q) {
@@ -173,9 +181,10 @@ void launch_backward(const char* op, const AttentionBackward& p, const Tensor& q
 AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
                               const std::optional<Tensor>& mask,
                               std::optional<int64_t> causal_offset, double scale) {
-  check_types(kOp, q, k, v);
+  check_types(kOp, q, k, v, /*takes_16bit=*/true);
   check_shapes(q, k, v);
   AttentionProblem p;
+  p.dtype = *supported(q.scalar_type());
   p.batch = q.size(0), p.heads = q.size(1), p.kv_heads = k.size(1);
   p.queries = q.size(2), p.keys = k.size(2);
   p.head_size = q.size(3), p.value_size = v.size(3);
@@ -200,7 +209,7 @@ HeadsOf<Void> packed_heads(Void* data, const Tensor& x) {
 AttentionProblem make_packed(const Tensor& q, const Tensor& k, const Tensor& v,
                              const Tensor& offsets_q, const Tensor& offsets_k, int64_t max_q,
                              int64_t max_k, bool is_causal, double scale) {
-  check_types(kPackedOp, q, k, v);
+  check_types(kPackedOp, q, k, v, /*takes_16bit=*/false);
   check_packed_shapes(q, k, v);
   check_offsets({"offsets_q", offsets_q}, offsets_q, q);
   check_offsets({"offsets_k", offsets_k}, offsets_q, q);
@@ -337,6 +346,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_attention_backward(
     std::optional<int64_t> causal_offset, double scale, bool needs_q, bool needs_k, bool needs_v,
     bool needs_scores) {
   const AttentionProblem p = make_problem(q, k, v, mask, causal_offset, scale);
+  if (p.dtype != DType::kFloat32) {
+    fail(kOp, "query is " + dtype_name(q.scalar_type()) +
+                  "; the gradients' kernels take torch.float32, to which others are cast");
+  }
   if (needs_scores && p.mask_kind != MaskKind::kFloat) {
     fail(kOp, "needs_scores is True; pass False unless attn_mask is torch.float32");
   }

@@ -162,7 +162,7 @@ def test_auto_is_pytorch_s_on_a_cpu():
 
 def test_auto_of_what_no_kernel_takes(device):
     """Other dtypes and head sizes are PyTorch's on a GPU, too."""
-    for dtype, columns in ((torch.float64, 8), (torch.bfloat16, 8), (torch.float32, 264)):
+    for dtype, columns in ((torch.float64, 8), (torch.bfloat16, 264), (torch.float32, 264)):
         tensors = to(device, *draw(1, 2, 2, 9, 11, columns, dtype=dtype))
         assert torch.equal(auto(*tensors), F.scaled_dot_product_attention(*tensors))
 
@@ -228,7 +228,7 @@ def x(*shape, **options):
 BAD_CALLS = {
     "algorithm": (
         lambda q: auto(q, q, q, algorithm="magic"),
-        'there is no algorithm "magic"; choose auto or fp16x3',
+        'there is no algorithm "magic"; choose auto or fp16x3 or mma',
     ),
     "dropout": (
         lambda q: auto(q, q, q, dropout_p=0.1),
@@ -277,7 +277,13 @@ def test_bad_calls(call):
 BAD_OPERANDS = {  # what replaces q, k, v or mask
     "dtype": (
         {"k": x(1, 2, 5, 8).double()},
-        "key is torch.float64; query, key and value must be torch.float32",
+        "key is torch.float64; query, key and value must be torch.float32, torch.bfloat16 or "
+        "torch.float16",
+    ),
+    "dtypes": (
+        {"v": x(1, 2, 5, 6).half()},
+        "value is torch.float16 and query is torch.float32; query, key and value must have one "
+        "dtype",
     ),
     "rank": (
         {"v": x(2, 5, 6)},

@@ -3,6 +3,7 @@
 A composite of products and functions of PyTorch computes the weights, the softmax of the scores,
 anew: a number for each query and key of each head. It has derivatives itself, of any order. The
 heads of q that share a head of k and v are folded into rows, so that no product copies k or v.
+Those of 16-bit tensors are computed in float32, and rounded.
 """
 
 import torch
@@ -69,6 +70,12 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
         if needs_k:
             grad_k = _product(grad_scores.mT, _fold_heads(q, kv_heads) * scale, {})
     return grad_q, grad_k, grad_v, grad_mask
+
+
+def _in_float32(*tensors):
+    """16-bit tensors as float32 ones: their derivatives are float32's, rounded."""
+    is_16bit = torch.bfloat16, torch.float16
+    return [x.float() if x is not None and x.dtype in is_16bit else x for x in tensors]
 
 
 def _has_kernel(grad, q, k, v, mask, out):
@@ -146,14 +153,19 @@ class Attention(SingleLevelFunction):
             return (None,) * 6
         needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         *saved, denominator, exponent = ctx.saved_tensors
+        dtypes = [None if x is None else x.dtype for x in saved[:4]]
+        grad, *saved = _in_float32(grad, *saved)
         if _has_kernel(grad, *saved):
             grads = _by_kernel(grad, *saved, denominator, exponent, **ctx.options, needed=needed)
         else:
             grads = _attention_backward(grad, *saved, **ctx.options, needed=needed)
-        return None, None, *grads
+        casts = zip(grads, dtypes, strict=True)
+        return None, None, *(None if x is None else x.to(dtype) for x, dtype in casts)
 
     @staticmethod
     def jvp(ctx, _, __, *tangents):
         with set_forward_ad_enabled(True):  # a jvp runs with it off; the level below may need it
-            tensors = map(primal_of, ctx.saved_tensors)
-            return _attention_tangent(*tensors, **ctx.options, tangents=tangents), None, None
+            tensors = [*map(primal_of, ctx.saved_tensors)]
+            dtype, tensors = tensors[0].dtype, _in_float32(*tensors)
+            tangent = _attention_tangent(*tensors, **ctx.options, tangents=_in_float32(*tangents))
+            return tangent.to(dtype), None, None

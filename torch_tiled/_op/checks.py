@@ -329,7 +329,7 @@ def _check_ptr(ptr, rows):
 def check_attention(q, k, v, mask=None):
     """Returns the shape of the result."""
     op = "tiled::attention"
-    sentence = _check_float32(op, q, k, v)
+    sentence = _check_dtypes(op, q, k, v, (torch.float32, torch.bfloat16, torch.float16))
     if not q.dim() == k.dim() == v.dim() == 4:
         raise RuntimeError(sentence("each must have 4 dimensions: batch, heads, rows and columns"))
     batch, heads, queries, columns = q.shape
@@ -346,13 +346,18 @@ def check_attention(q, k, v, mask=None):
     return batch, heads, queries, v.shape[3]
 
 
-def _check_float32(op, q, k, v):
+def _check_dtypes(op, q, k, v, dtypes):
     """Checks dtypes and devices, and returns a function that makes a sentence of a reason."""
     for name, x in (("query", q), ("key", k), ("value", v)):
         _check_same_device(op, name, x, "query", q)
-        if x.dtype != torch.float32:
+        if x.dtype not in dtypes:
+            *others, last = map(str, dtypes)
+            names = f"{', '.join(others)} or {last}" if others else last
+            raise RuntimeError(f"{op}: {name} is {x.dtype}; query, key and value must be {names}")
+        if x.dtype != q.dtype:
             raise RuntimeError(
-                f"{op}: {name} is {x.dtype}; query, key and value must be torch.float32"
+                f"{op}: {name} is {x.dtype} and query is {q.dtype}; query, key and value must have "
+                f"one dtype"
             )
     shapes = f"query is {_shape(q)}, key is {_shape(k)} and value is {_shape(v)}"
     return lambda why: f"{op}: {shapes}; {why}"
@@ -361,7 +366,7 @@ def _check_float32(op, q, k, v):
 def check_attention_packed(q, k, v, offsets_q, offsets_k):
     """Returns the shape of the result."""
     op = "tiled::attention_packed"
-    sentence = _check_float32(op, q, k, v)
+    sentence = _check_dtypes(op, q, k, v, (torch.float32,))
     if not q.dim() == k.dim() == v.dim() == 3:
         raise RuntimeError(sentence("each must have 3 dimensions: rows, heads and columns"))
     (rows, heads, columns), (keys, kv_heads) = q.shape, k.shape[:2]

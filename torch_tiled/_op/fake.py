@@ -46,7 +46,7 @@ def _fake_attention(q, k, v, mask, causal_offset, scale):
     if all(stride != 0 for stride in strides):
         order.sort(key=lambda dim: -strides[dim])
     out = torch.empty_permuted(shape, [*order, 3], dtype=q.dtype, device=q.device)
-    return out, q.new_empty(shape[:3]), q.new_empty(shape[:3], dtype=torch.int32)
+    return out, *(q.new_empty(shape[:3], dtype=dtype) for dtype in (torch.float32, torch.int32))
 
 
 def _fake_attention_packed(q, k, v, offsets_q, offsets_k, max_q, max_k, is_causal, scale):

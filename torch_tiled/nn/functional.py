@@ -19,7 +19,11 @@ _attention = entry_points(operators.attention.default)
 _attention_packed = entry_points(operators.attention_packed.default)
 _NAME = "torch_tiled.nn.functional.scaled_dot_product_attention"
 _MOST_COLUMNS = 256  # of q, k and v on a GPU
-_ALGORITHMS = ("auto", "fp16x3")
+_ALGORITHMS = {  # and the dtypes that they take
+    "auto": (torch.float32, torch.bfloat16, torch.float16),
+    "fp16x3": (torch.float32,),
+    "mma": (torch.bfloat16, torch.float16),
+}
 
 
 def scaled_dot_product_attention(
@@ -34,12 +38,14 @@ def scaled_dot_product_attention(
     *,
     algorithm: str = "auto",
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention by float16 products at float32's error.
+    """torch.nn.functional.scaled_dot_product_attention by float16 products at float32's error, and
+    of 16-bit tensors by one product each.
 
     The bits of a row depend on its query, on the keys and values that it sees and on their places
     alone: not on the batch, on other queries, or on masked keys after them, if the values of those
-    are finite. Errors are relative to the largest number of each row of query, key and value.
-    Scores must be below 1.8e8 in magnitude: larger ones count as equal.
+    are finite. In float32, errors are relative to the largest number of each row of query, key and
+    value, and scores must be below 1.8e8 in magnitude, in others below 2.9e6: larger ones count as
+    equal.
 
     Args:
         query: (..., heads, queries, columns), or without heads. Any strides; leading dimensions
@@ -47,7 +53,8 @@ def scaled_dot_product_attention(
         key: (..., heads, keys, columns).
         value: (..., heads, keys, columns of the result).
         attn_mask: expands to (..., heads, queries, keys). A torch.bool one is true for keys that
-            are seen; a torch.float32 one is added to the scores, and keys of -inf are not seen. Or
+            are seen; one of torch.float32 or of query's dtype is added to the scores, and keys of
+            -inf are not seen. Or
             torch.nn.attention.bias.causal_upper_left or causal_lower_right. A query that sees no
             key gets zeros.
         dropout_p: 0. Others are refused.
@@ -55,10 +62,10 @@ def scaled_dot_product_attention(
         scale: what products are multiplied by; by default columns ** -0.5.
         enable_gqa: query's heads may be a multiple of key's and value's. Neither is copied, unless
             key and value have different numbers of heads.
-        algorithm: "auto" or "fp16x3". "auto" is fp16x3 for float32 tensors of up to 256 columns on
-            a Hopper GPU, outside of autocast regions. For other tensors, such as 16-bit and float64
-            ones, on a CPU and on other GPUs it is PyTorch's function. "fp16x3" runs on a CPU, too,
-            with the same bits, and is refused for what it does not take.
+        algorithm: "auto", "fp16x3" or "mma". "auto" is fp16x3 for float32 tensors and mma for
+            bfloat16 and float16 ones, of up to 256 columns on a Hopper GPU, outside of autocast
+            regions. For other tensors, on a CPU and on other GPUs it is PyTorch's function. The
+            others run on a CPU, too, with the same bits, and are refused for what they do not take.
 
     Returns:
         (..., heads, queries, columns of value), with the order of query's dimensions in memory.
@@ -82,25 +89,26 @@ def scaled_dot_product_attention(
             f"{_NAME}: dropout_p is {dropout_p}; pass 0, or call "
             f"torch.nn.functional.scaled_dot_product_attention, which has dropout"
         )
-    if algorithm == "auto" and not runs_on_gpu(query, key, value, attn_mask):
+    dtypes = _ALGORITHMS["auto"]
+    if algorithm == "auto" and not runs_on_gpu(query, key, value, attn_mask, dtypes):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, algorithm)
 
 
-def runs_on_gpu(query, key, value, attn_mask=None) -> bool:
+def runs_on_gpu(query, key, value, attn_mask=None, dtypes=_ALGORITHMS["fp16x3"]) -> bool:
     """Returns whether a GPU's kernel takes these tensors, and autocast does not cast them."""
     tensors = query, key, value
     if not all(isinstance(x, torch.Tensor) and x.is_cuda and is_supported(x) for x in tensors):
         return False
-    if any(x.dtype != torch.float32 or x.dim() < 2 for x in tensors):
+    if query.dtype not in dtypes or any(x.dtype != query.dtype or x.dim() < 2 for x in tensors):
         return False
     if any(x.shape[-1] == 0 or x.shape[-1] > _MOST_COLUMNS for x in tensors):
         return False
     if attn_mask is not None and not _is_causal_bias(attn_mask):
         is_dense = attn_mask.is_cuda and attn_mask.layout is torch.strided
-        if not is_dense or attn_mask.dtype not in (torch.bool, torch.float32):
+        if not is_dense or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
             return False
     return not torch.is_autocast_enabled("cuda") and is_hopper(query.device)
 
@@ -110,9 +118,18 @@ def _is_causal_bias(mask) -> bool:
     return type(mask).__name__ == "CausalBias" and hasattr(mask, "seq_len_q")
 
 
-def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+def attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    algorithm="auto",
+):
     """scaled_dot_product_attention by the operator."""
-    _check_operands(_NAME, query, key, value)
+    _check_operands(_NAME, query, key, value, algorithm)
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         raise RuntimeError(_sentence(query, key, value, "each must have at least 2 dimensions"))
     if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
@@ -125,23 +142,32 @@ def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, en
         causal_offset, attn_mask = _causal_offset(query, key, attn_mask), None
     q, k, v, batch = _with_equal_batches(query, key, value, enable_gqa)
     mask = _fold_mask(attn_mask, (*batch, q.shape[2], k.shape[2]))
+    if mask is not None and mask.dtype == q.dtype:
+        mask = mask.float()
     scale = _scale_of(_NAME, scale, q.shape[3])
     out, _, _ = call(_attention, q, k, v, attn_mask=mask, causal_offset=causal_offset, scale=scale)
     return out if len(batch) == 2 else out.reshape(*batch, *out.shape[2:])
 
 
-def _check_operands(function, query, key, value):
+def _check_operands(function, query, key, value, algorithm):
+    dtypes = _ALGORITHMS[algorithm]
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):
             raise RuntimeError(f"{function}: {name} is of type {type(x).__name__}; pass a tensor")
         if not is_supported(x):
             reason = why_unsupported(x, name)
-            raise RuntimeError(f"{function}: {reason}; pass a dense tensor of torch.float32")
+            raise RuntimeError(f"{function}: {reason}; pass a dense tensor of {dtypes[0]}")
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             raise RuntimeError(
-                f"{function}: autocast casts {name} to {dtype}, and algorithm fp16x3 takes "
-                f"torch.float32; choose auto, or call it outside of the autocast region"
+                f"{function}: autocast casts {name} to {dtype}, and algorithm {algorithm} takes "
+                f"{dtypes[0]}; choose auto, or call it outside of the autocast region"
+            )
+        if algorithm != "auto" and x.dtype not in dtypes and x.dtype in _ALGORITHMS["auto"]:
+            names = " or ".join(map(str, dtypes))
+            raise RuntimeError(
+                f"{function}: {name} is {x.dtype}, and algorithm {algorithm} takes {names}; choose "
+                f"auto, or cast it"
             )
 
 
@@ -300,7 +326,7 @@ def scaled_dot_product_attention_varlen(
     if algorithm == "auto" and not runs_on_gpu(query, key, value):
         return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa)
     name = f"{_NAME}_varlen"
-    _check_operands(name, query, key, value)
+    _check_operands(name, query, key, value, "fp16x3")
     ends = *(x.to(torch.int32) for x in ends[:2]), max_q, max_k
     q, k, v = _with_equal_heads(name, query, key, value, enable_gqa)
     scale = _scale_of(name, scale, query.shape[2])

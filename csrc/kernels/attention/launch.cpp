@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/attention/mma.h"
 #include "kernels/attention/parts.h"
 
 namespace tiled::cuda {
@@ -9,11 +10,12 @@ namespace tiled::cuda {
 constexpr int64_t kLargeColumns = 128;  // the most that the kernels of long sequences take
 
 bool attention_accepts(const AttentionProblem& p, const Context& context) {
-  return context.on_hopper() && p.dtype == DType::kFloat32 && p.columns() <= 256;
+  return context.on_hopper() && p.dtype != DType::kFloat64 && p.columns() <= 256;
 }
 
 bool attention_backward_accepts(const AttentionProblem& p, const Context& context) {
-  return attention_accepts(p, context) && p.columns() <= kLargeColumns;
+  return attention_accepts(p, context) && p.dtype == DType::kFloat32 &&
+         p.columns() <= kLargeColumns;
 }
 
 namespace {
@@ -69,6 +71,7 @@ void launch_few_queries(const AttentionProblem& p, const Context& context) {
 }  // namespace
 
 bool launch_attention(const AttentionProblem& given, const Context& context) {
+  if (is_16bit(given.dtype)) return attention::launch_16bit(given, context);
   constexpr int64_t kFewKeys = 128;
   const AttentionProblem p = with_heads_as_queries(given);
   if (p.keys <= kFewKeys || p.queries <= attention::kRows || p.columns() > kLargeColumns) {

@@ -6,8 +6,8 @@
 
 namespace tiled::cuda {
 
-// Whether a kernel takes the problem: float32 on Hopper, with q, k and v of up to 256 columns, and
-// its gradients: of up to 128.
+// Whether a kernel takes the problem: float32 or 16-bit floats on Hopper, with q, k and v of up to
+// 256 columns, and its gradients: float32 of up to 128.
 bool attention_accepts(const AttentionProblem& p, const Context& context);
 bool attention_backward_accepts(const AttentionProblem& p, const Context& context);
 
