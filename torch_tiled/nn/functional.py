@@ -275,11 +275,11 @@ def scaled_dot_product_attention_varlen(
 ) -> torch.Tensor:
     """scaled_dot_product_attention of sequences that are packed one after another, without padding.
 
-    Rows have the bits of their sequence's alone by "fp16x3". Its kernels read cu_seqlens on their
-    device, and nothing is padded or copied; those of gradients take up to 128 columns on a GPU.
-    Other calls, and other derivatives, are those of a padded batch of sequences x max_q queries and
-    sequences x max_k keys with a mask. Nothing on a GPU is read on the host, so a CUDA graph may be
-    replayed with other sequences.
+    Rows have the bits of their sequence's alone by "fp16x3" and by "mma". The kernels of "fp16x3"
+    read cu_seqlens on their device, and nothing is padded or copied; those of gradients take up to
+    128 columns on a GPU. Other calls, and other derivatives, are those of a padded batch of
+    sequences x max_q queries and sequences x max_k keys with a mask. Nothing on a GPU is read on
+    the host, so a CUDA graph may be replayed with other sequences.
 
     Args:
         query: (tokens, heads, columns).
@@ -323,8 +323,8 @@ def scaled_dot_product_attention_varlen(
             f"{' or '.join(_ALGORITHMS)}"
         )
     ends = cu_seqlens_q, cu_seqlens_k, max_q, max_k
-    if algorithm == "auto" and not runs_on_gpu(query, key, value):
-        return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa)
+    if algorithm == "mma" or (algorithm == "auto" and not runs_on_gpu(query, key, value)):
+        return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa, algorithm)
     name = f"{_NAME}_varlen"
     _check_operands(name, query, key, value, "fp16x3")
     ends = *(x.to(torch.int32) for x in ends[:2]), max_q, max_k
@@ -334,9 +334,19 @@ def scaled_dot_product_attention_varlen(
 
 
 def _padded_attention(
-    query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, enable_gqa
+    query,
+    key,
+    value,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_q,
+    max_k,
+    is_causal,
+    scale,
+    enable_gqa,
+    algorithm,
 ):
-    """The same by PyTorch's function of a padded batch."""
+    """The same by scaled_dot_product_attention of a padded batch."""
     q = pad(query, cu_seqlens_q, max_q)
     k, v = (pad(x, cu_seqlens_k, max_k) for x in (key, value))
     are_the_same = cu_seqlens_q is cu_seqlens_k and query.shape[0] == key.shape[0]
@@ -346,8 +356,8 @@ def _padded_attention(
         mask = mask_of_keys(cu_seqlens_k, max_k, key.shape[0])
         if is_causal:
             mask, is_causal = mask & mask.new_ones(max_q, max_k).tril(), False
-    out = F.scaled_dot_product_attention(
-        q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    out = scaled_dot_product_attention(
+        q, k, v, mask, 0.0, is_causal, scale, enable_gqa, algorithm=algorithm
     )
     return unpad(out, cu_seqlens_q, query.shape[0])
 
