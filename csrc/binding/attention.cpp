@@ -174,6 +174,10 @@ void launch_backward(const char* op, const AttentionBackward& p, const Tensor& q
     return;
   }
 #endif
+  if (p.is_packed()) {
+    fail(op, "query is on " + device_name(q) +
+                 "; the gradients of packed sequences have kernels on a Hopper GPU alone");
+  }
   cpu::launch_attention_backward(p, launches.context);
 }
 
@@ -370,11 +374,6 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_packed_backward(
   const Tensor ends_q = torch::stable::contiguous(offsets_q);
   const Tensor ends_k = torch::stable::contiguous(offsets_k);
   const AttentionProblem p = make_packed(q, k, v, ends_q, ends_k, max_q, max_k, is_causal, scale);
-  if (!q.is_cuda()) {
-    fail(kPackedOp, "query is on " + device_name(q) +
-                        "; the gradients of packed sequences have "
-                        "kernels on a Hopper GPU alone");
-  }
   const Shape of_out = {q.size(0), p.heads, p.value_size}, rows = {p.heads, q.size(0)};
   Tensor none = allocate(kPackedOp, Shape{0}, ScalarType::Float, q);
   return compute_gradients(kPackedOp, p, {grad, out, sum, exponent}, of_out, rows, {q, k, v},

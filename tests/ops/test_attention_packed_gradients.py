@@ -167,7 +167,7 @@ def test_without_data_and_on_the_cpu():
     ends = torch.tensor([0, 4, 9], dtype=torch.int32)
     states = operators.attention_packed.default(q, k, v, ends, ends, 5, 5, True, 1.0)
     tensors, options = (states[0], q, k, v, ends, ends, *states), (5, 5, True, 1.0)
-    with pytest.raises(RuntimeError, match=r"q is on cpu; .* those of a Hopper GPU"):
+    with pytest.raises(RuntimeError, match=r"query is on cpu; .* on a Hopper GPU alone"):
         backward(*tensors, *options, True, True, True)
     on_meta = [x.to("meta") for x in tensors]
     dq, dk, dv = backward(*on_meta, *options, True, False, True)
