@@ -5,14 +5,12 @@ import itertools
 import pytest
 import torch
 from helpers.attention import ours
-from helpers.calls import Calls
 from helpers.needs import needs_hopper
 from helpers.reference import relative_error
 
-import torch_tiled
 from torch_tiled._op.namespace import operators
 
-varlen = torch_tiled.nn.functional.scaled_dot_product_attention_varlen
+packed = operators.attention_packed.default
 backward = operators._attention_packed_backward.default
 LENGTHS = {  # of queries and of keys
     "one": ([300], [300]),
@@ -39,13 +37,10 @@ def draw(name, columns, of_v, more=0, heads=4, kv_heads=2):
     return (grad, q, k, v), (ends, key_ends, *map(max, LENGTHS[name]))
 
 
-def gradients(grad, q, k, v, *ends, **options):
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    with Calls() as seen:
-        out = varlen(*leaves, *ends, enable_gqa=True, **options)
-        found = torch.autograd.grad(out, leaves, grad)
-    assert "tiled::_attention_packed_backward" in seen.names()
-    return found
+def gradients(grad, q, k, v, ends, key_ends, max_q, max_k, is_causal):
+    options = max_q, max_k, is_causal, q.shape[2] ** -0.5
+    states = packed(q, k, v, ends, key_ends, *options)
+    return backward(grad, q, k, v, ends, key_ends, *states, *options, True, True, True)
 
 
 def one_by_one(grad, q, k, v, ends, key_ends, *_, **options):
@@ -85,7 +80,6 @@ def test_bits_of_a_sequence_alone(name, columns, is_causal):
 @needs_hopper
 def test_a_gradient_alone():
     (grad, *tensors), ends = draw("many", 64, 48)
-    packed = operators.attention_packed.default
     states = packed(*tensors, *ends, True, 0.2)
     arguments = grad, *tensors, *ends[:2], *states, *ends[2:], True, 0.2
     expected = backward(*arguments, True, True, True)
@@ -146,11 +140,9 @@ def test_a_cuda_graph_takes_other_sequences():
     (grad, q, k, v), (ends, *_) = draw("many", 64, 64)
     rows, count = q.shape[0], len(ends)
     k, v = torch.randn(2, rows, 2, 64, device="cuda")
-    leaves = [x.requires_grad_() for x in (q, k, v)]
 
     def run():
-        out = varlen(*leaves, ends, ends, rows, rows, is_causal=True, enable_gqa=True)
-        return torch.autograd.grad(out, leaves, grad)
+        return gradients(grad, q, k, v, ends, ends, rows, rows, is_causal=True)
 
     run()
     graph = torch.cuda.CUDAGraph()
@@ -165,7 +157,7 @@ def test_a_cuda_graph_takes_other_sequences():
 def test_without_data_and_on_the_cpu():
     q, k, v = torch.randn(9, 4, 8), torch.randn(9, 2, 8), torch.randn(9, 2, 6)
     ends = torch.tensor([0, 4, 9], dtype=torch.int32)
-    states = operators.attention_packed.default(q, k, v, ends, ends, 5, 5, True, 1.0)
+    states = packed(q, k, v, ends, ends, 5, 5, True, 1.0)
     tensors, options = (states[0], q, k, v, ends, ends, *states), (5, 5, True, 1.0)
     with pytest.raises(RuntimeError, match=r"query is on cpu; .* on a Hopper GPU alone"):
         backward(*tensors, *options, True, True, True)

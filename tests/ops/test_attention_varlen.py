@@ -115,11 +115,13 @@ def test_other_dtypes_are_pytorch_s(dtype, device):
 def test_compiled(backend, device, fresh_compiler):
     tensors, ends = draw("equal", device)
 
-    def run(q, k, v, ends):
-        return varlen(q, k, v, ends, ends, 71, 71, is_causal=True, enable_gqa=True)
+    for function in (varlen, ours_varlen):
 
-    compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=True)
-    assert_close(compiled(*tensors, ends[0]), run(*tensors, ends[0]))
+        def run(q, k, v, ends, function=function):
+            return function(q, k, v, ends, ends, 71, 71, is_causal=True, enable_gqa=True)
+
+        compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=True)
+        assert_close(compiled(*tensors, ends[0]), run(*tensors, ends[0]))
 
 
 # Offsets that are wrong for 9 queries.

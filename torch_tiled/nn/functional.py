@@ -276,10 +276,9 @@ def scaled_dot_product_attention_varlen(
     """scaled_dot_product_attention of sequences that are packed one after another, without padding.
 
     Rows have the bits of their sequence's alone by "fp16x3" and by "mma". The kernels of "fp16x3"
-    read cu_seqlens on their device, and nothing is padded or copied; those of gradients take up to
-    128 columns on a GPU. Other calls, and other derivatives, are those of a padded batch of
-    sequences x max_q queries and sequences x max_k keys with a mask. Nothing on a GPU is read on
-    the host, so a CUDA graph may be replayed with other sequences.
+    read cu_seqlens on their device, and nothing is padded or copied. Other calls, and derivatives,
+    are those of a padded batch of sequences x max_q queries and sequences x max_k keys with a mask.
+    Nothing on a GPU is read on the host, so a CUDA graph may be replayed with other sequences.
 
     Args:
         query: (tokens, heads, columns).
@@ -327,10 +326,11 @@ def scaled_dot_product_attention_varlen(
         return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa, algorithm)
     name = f"{_NAME}_varlen"
     _check_operands(name, query, key, value, "fp16x3")
-    ends = *(x.to(torch.int32) for x in ends[:2]), max_q, max_k
     q, k, v = _with_equal_heads(name, query, key, value, enable_gqa)
+    offsets = (x.to(torch.int32) for x in ends[:2])
+    options = {"max_q": max_q, "max_k": max_k, "is_causal": is_causal}
     scale = _scale_of(name, scale, query.shape[2])
-    return call(_attention_packed, q, k, v, *ends, is_causal=is_causal, scale=scale)[0]
+    return call(_attention_packed, q, k, v, *offsets, **options, scale=scale)[0]
 
 
 def _padded_attention(
