@@ -11,8 +11,7 @@
 // Next:  mma_decode_sm90.cu, for few queries.
 //
 //   producer      q -> q_full;  wait k_empty[s];  tile of keys -> k_full[s];  values alike
-//   a warpgroup   wait k_full[s], v_full[s - 1];  begin scores = q k, and o += p v of the tile
-//   before
+//   a warpgroup   wait k_full[s], v_full[s - 1];  begin scores = q k, and o += p v of tile s - 1
 //                 wait for the scores;  release k_empty[s];  weights in registers
 //                 wait for o;  release v_empty[s - 1]
 //                 rescale o, or join it to the sums of all chunks;  round the weights
@@ -182,8 +181,7 @@ __device__ inline void release(uint64_t* empty) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
-// --- A thread's two rows, and 16 keys of each tile
-// ------------------------------------------------
+// --- A thread's two rows, and 16 keys of each tile -----------------------------------------------
 
 // Returns the larger number, or NaN if one is.
 __device__ inline float max_or_nan(float x, float y) {
