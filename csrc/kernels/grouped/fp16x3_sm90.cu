@@ -1,9 +1,8 @@
 // Grouped float32 products by three float16 products.
 //
 // Idea:  fp16x3_wgmma with tiles from a list. The kernel that splits an operand writes the rows of
-// a
-//        group, or its part of K, to a place of their own, padded to whole steps, so that tiles are
-//        loaded by bulk copies wherever a group begins.
+//        a group, or its part of K, to a place of their own, padded to whole steps, so that tiles
+//        are loaded by bulk copies wherever a group begins.
 // Limit: An operand is written and read once more than it need be, which for short K takes longer
 //        than the product. Flagged elements are recomputed by the threads that have them, one after
 //        another.
