@@ -322,10 +322,11 @@ def scaled_dot_product_attention_varlen(
             f"{' or '.join(_ALGORITHMS)}"
         )
     ends = cu_seqlens_q, cu_seqlens_k, max_q, max_k
+    name = f"{_NAME}_varlen"
+    if algorithm != "auto":
+        _check_operands(name, query, key, value, algorithm)
     if algorithm == "mma" or (algorithm == "auto" and not runs_on_gpu(query, key, value)):
         return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa, algorithm)
-    name = f"{_NAME}_varlen"
-    _check_operands(name, query, key, value, "fp16x3")
     q, k, v = _with_equal_heads(name, query, key, value, enable_gqa)
     offsets = (x.to(torch.int32) for x in ends[:2])
     options = {"max_q": max_q, "max_k": max_k, "is_causal": is_causal}

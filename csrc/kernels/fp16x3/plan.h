@@ -150,8 +150,8 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
       const double shared = rounds * Cost::kClusterShared +
                             k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
-      // A block with an SM to itself and a single round shares nothing.
-      const double share = rounds == 1 && blocks <= usable_sms
+      // Beside a 16-bit operand a block with an SM to itself and a single round shares nothing.
+      const double share = narrow != nullptr && rounds == 1 && blocks <= usable_sms
                                ? 0
                                : static_cast<double>(blocks) / static_cast<double>(usable_sms);
       const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
