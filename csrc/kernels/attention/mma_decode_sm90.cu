@@ -1,8 +1,7 @@
 // Attention of float16 and bfloat16 for few queries of many keys, as in decoding.
 //
 // Idea:  The queries of all heads that share keys are rows of one product: a block of four warps
-// has
-//        16 rows (mma.sync). TMA keeps several tiles of keys and values on their way. Each warp
+//        has 16 rows (mma.sync). TMA keeps several tiles of keys and values on their way. A warp
 //        multiplies 16 keys of a tile, and a fourth of the values' columns; weights go through
 //        shared memory. Blocks share the keys by whole chunks: each stores the state of its chunks,
 //        and a second kernel joins these in the order of the keys, so that no bit depends on how
@@ -23,6 +22,7 @@
 #include "kernels/attention/mma.h"
 #include "kernels/common/launch.h"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/max_nan.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/pack.cuh"
@@ -76,13 +76,6 @@ struct Params {
 // The address of 16 bytes in a swizzled box.
 __device__ inline const uint8_t* in_box(const Box& box, int row, int byte) {
   return &box[row * 128 + (byte ^ row % 8 * 16)];
-}
-
-// Returns the larger number, or NaN if one is.
-__device__ inline float max_or_nan(float x, float y) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
-  return larger;
 }
 
 // --- Loading -------------------------------------------------------------------------------------
@@ -364,13 +357,13 @@ __global__ void __launch_bounds__(kThreads, Tile::kBlocksOfSm)
         bias[i] = order::log2_bias(p.bias(of_head, row.query, key, seen[i]));
       }
       const float z = seen[i] ? fmaf(scores[i / 4][i % 4], c, bias[i]) : -INFINITY;
-      largest[i / 2 % 2] = max_or_nan(largest[i / 2 % 2], z);
+      largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], z);
     }
     UNROLL
     for (int row = 0; row < 2; ++row) {
       float& x = largest[row];
-      x = max_or_nan(x, __shfl_xor_sync(~0u, x, 1));
-      x = max_or_nan(x, __shfl_xor_sync(~0u, x, 2));
+      x = ptx::max_nan(x, __shfl_xor_sync(~0u, x, 1));
+      x = ptx::max_nan(x, __shfl_xor_sync(~0u, x, 2));
       if (lane % 4 == 0) smem.largest[warp][lane / 4 + row * 8] = x;
     }
     ptx::fence_proxy_async();
@@ -387,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, Tile::kBlocksOfSm)
     for (int row = 0; row < 2; ++row) {
       float x = -INFINITY;
       UNROLL
-      for (const auto& of_warp : smem.largest) x = max_or_nan(x, of_warp[lane / 4 + row * 8]);
+      for (const auto& of_warp : smem.largest) x = ptx::max_nan(x, of_warp[lane / 4 + row * 8]);
       is_nan[row] = x != x;
       grown[row] = max(chunk.exponent[row], order::exponent_above(x));
       place[row] = order::place_of_zero(grown[row]);

@@ -23,6 +23,7 @@
 #include "core/order_attention_mma.h"
 #include "kernels/attention/mma.h"
 #include "kernels/common/launch.h"
+#include "ptx/max_nan.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/pdl.cuh"
@@ -183,15 +184,9 @@ __device__ inline void release(uint64_t* empty) {
 
 // --- A thread's two rows, and 16 keys of each tile -----------------------------------------------
 
-// Returns the larger number, or NaN if one is.
-__device__ inline float max_or_nan(float x, float y) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
-  return larger;
-}
 __device__ inline float max_of_row(float x) {
-  x = max_or_nan(x, __shfl_xor_sync(~0u, x, 1));
-  return max_or_nan(x, __shfl_xor_sync(~0u, x, 2));
+  x = ptx::max_nan(x, __shfl_xor_sync(~0u, x, 1));
+  return ptx::max_nan(x, __shfl_xor_sync(~0u, x, 2));
 }
 __device__ inline float sum_of_row(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
@@ -248,10 +243,10 @@ struct Queries {
         UNROLL
         for (int i = 0; i < kScores / 2; ++i) {
           const float score = scores[i / 2 * 4 + row * 2 + i % 2];
-          parts[i % 4] = i < 4 ? score : max_or_nan(parts[i % 4], score);
+          parts[i % 4] = i < 4 ? score : ptx::max_nan(parts[i % 4], score);
         }
         largest[row] =
-            c * max_or_nan(max_or_nan(parts[0], parts[1]), max_or_nan(parts[2], parts[3]));
+            c * ptx::max_nan(ptx::max_nan(parts[0], parts[1]), ptx::max_nan(parts[2], parts[3]));
       }
       find_exponents(largest, before, grown, place, is_nan);
       UNROLL
@@ -292,12 +287,12 @@ struct Queries {
         const float bias = is_seen(i) ? __ldg(at) : -INFINITY;
         if (bias == -INFINITY) seen &= ~(1u << i);
         const float z = fmaf(scores[i], c, order::log2_bias(bias));
-        if (is_seen(i)) largest[i / 2 % 2] = max_or_nan(largest[i / 2 % 2], z);
+        if (is_seen(i)) largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], z);
       });
     } else {
       UNROLL
       for (int i = 0; i < kScores; ++i) {
-        if (is_seen(i)) largest[i / 2 % 2] = max_or_nan(largest[i / 2 % 2], scores[i] * c);
+        if (is_seen(i)) largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], scores[i] * c);
       }
     }
     find_exponents(largest, before, grown, place, is_nan);

@@ -10,6 +10,7 @@
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "kernels/fp16x3/plan.h"
 #include "kernels/fp16x3/range.cuh"
+#include "ptx/max_nan.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/warp.cuh"
 
@@ -107,20 +108,13 @@ struct Tiles {
 // row g of the short one. mma.sync has two and two instead: a tensor-core sum of 16 products does
 // not depend on their order, and both operands have the same one.
 
-// The larger number, or NaN if one of them is.
-__device__ inline float max_or_nan(float x, float y) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-  return result;
-}
-
 template <class Range, int kCount>
 __device__ Range range_of(const float (&x)[kCount]) {
   float largest = 0, least = float_of(0x7f800000);
   uint32_t bits = 0;
   UNROLL
   for (const float each : x) {
-    largest = max_or_nan(largest, fabsf(each)), least = fminf(least, fabsf(each));
+    largest = ptx::max_nan(largest, fabsf(each)), least = fminf(least, fabsf(each));
     bits |= bits_of(each);
   }
   Range range{bits_of(largest) | (bits & Range::kBits), bits_of(least) - 1};
