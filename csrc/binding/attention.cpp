@@ -38,41 +38,32 @@ void check_types(const char* op, const Tensor& q, const Tensor& k, const Tensor&
   }
 }
 
-void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
+// rows: their dimension; heads are dimension 1, and columns the last one.
+void check_shapes(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, int rows) {
   const auto refuse = [&](const char* reason) {
-    fail(kOp, "query is " + shape_of(q) + ", key is " + shape_of(k) + " and value is " +
-                  shape_of(v) + "; " + reason);
+    fail(op, "query is " + shape_of(q) + ", key is " + shape_of(k) + " and value is " +
+                 shape_of(v) + "; " + reason);
   };
-  if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) {
-    refuse("each must have 4 dimensions: batch, heads, rows and columns");
+  const bool is_packed = rows == 0;
+  const int dims = is_packed ? 3 : 4;
+  if (q.dim() != dims || k.dim() != dims || v.dim() != dims) {
+    refuse(is_packed ? "each must have 3 dimensions: rows, heads and columns"
+                     : "each must have 4 dimensions: batch, heads, rows and columns");
   }
-  if (q.size(0) != k.size(0) || q.size(0) != v.size(0)) refuse("their batches must be equal");
-  if (k.size(1) != v.size(1)) refuse("key and value must have as many heads");
-  const int64_t kv_heads = k.size(1);
-  if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
-    refuse("query's heads must be a multiple of key's");
-  }
-  if (q.size(3) != k.size(3)) refuse("query and key must have as many columns");
-  if (k.size(2) != v.size(2)) refuse("key and value must have as many rows");
-}
-
-void check_packed_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
-  const auto refuse = [&](const char* reason) {
-    fail(kPackedOp, "query is " + shape_of(q) + ", key is " + shape_of(k) + " and value is " +
-                        shape_of(v) + "; " + reason);
-  };
-  if (q.dim() != 3 || k.dim() != 3 || v.dim() != 3) {
-    refuse("each must have 3 dimensions: rows, heads and columns");
+  if (!is_packed && (q.size(0) != k.size(0) || q.size(0) != v.size(0))) {
+    refuse("their batches must be equal");
   }
   if (k.size(1) != v.size(1)) refuse("key and value must have as many heads");
   const int64_t kv_heads = k.size(1);
   if (kv_heads == 0 ? q.size(1) != 0 : q.size(1) % kv_heads != 0) {
     refuse("query's heads must be a multiple of key's");
   }
-  if (q.size(2) != k.size(2)) refuse("query and key must have as many columns");
-  if (k.size(0) != v.size(0)) refuse("key and value must have as many rows");
-  constexpr int64_t kMostRows = int64_t{1} << 30;
-  if (std::max(q.size(0), k.size(0)) >= kMostRows) refuse("each must have less than 2**30 rows");
+  if (q.size(dims - 1) != k.size(dims - 1)) refuse("query and key must have as many columns");
+  if (k.size(rows) != v.size(rows)) refuse("key and value must have as many rows");
+  constexpr int64_t kMostRows = int64_t{1} << 30;  // of packed sequences
+  if (is_packed && std::max(q.size(0), k.size(0)) >= kMostRows) {
+    refuse("each must have less than 2**30 rows");
+  }
 }
 
 void check_offsets(const Named& offsets, const Tensor& offsets_q, const Tensor& q) {
@@ -186,7 +177,7 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
                               const std::optional<Tensor>& mask,
                               std::optional<int64_t> causal_offset, double scale) {
   check_types(kOp, q, k, v, /*takes_16bit=*/true);
-  check_shapes(q, k, v);
+  check_shapes(kOp, q, k, v, /*rows=*/2);
   AttentionProblem p;
   p.dtype = *supported(q.scalar_type());
   p.batch = q.size(0), p.heads = q.size(1), p.kv_heads = k.size(1);
@@ -214,7 +205,7 @@ AttentionProblem make_packed(const Tensor& q, const Tensor& k, const Tensor& v,
                              const Tensor& offsets_q, const Tensor& offsets_k, int64_t max_q,
                              int64_t max_k, bool is_causal, double scale) {
   check_types(kPackedOp, q, k, v, /*takes_16bit=*/false);
-  check_packed_shapes(q, k, v);
+  check_shapes(kPackedOp, q, k, v, /*rows=*/0);
   check_offsets({"offsets_q", offsets_q}, offsets_q, q);
   check_offsets({"offsets_k", offsets_k}, offsets_q, q);
   if (std::min(max_q, max_k) < 0) {

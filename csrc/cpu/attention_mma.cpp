@@ -10,6 +10,7 @@
 #include "core/element.h"
 #include "core/order_attention_mma.h"
 #include "cpu/attention.h"
+#include "cpu/attention_parts.h"
 #include "cpu/chain.h"
 #include "cpu/parallel.h"
 
@@ -19,24 +20,10 @@ namespace {
 using namespace attention_mma;
 using attention::Join;
 using attention_mma::kChunk;
+using attention_mma::kDepth;
 
 constexpr int kQueries = 32;  // of a block
 constexpr int kSumParts = 4;  // of a chunk's sum l
-
-// A row of q, k or v in memory, with zeros beyond its end.
-template <typename T>
-struct OperandRow {
-  const T* data;
-  int64_t size, stride;
-
-  OperandRow(const Heads& x, int64_t batch, int64_t head, int64_t row, int64_t size)
-      : data(static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride +
-             row * x.row_stride),
-        size(size),
-        stride(x.col_stride) {}
-
-  T at(int64_t c) const { return c < size ? data[c * stride] : T{0}; }
-};
 
 // kN rows or columns of factors as they are and as the model takes them, kDepth after another.
 template <typename T, int kN>
@@ -89,8 +76,8 @@ struct Tile {
     count = static_cast<int>(std::min<int64_t>(kTile, p.keys - key));
     for (int j = 0; j < kTile; ++j) {
       const int64_t row = std::min(key + j, p.keys - 1);
-      const OperandRow<T> k(p.k, batch, head, row, j < count ? p.head_size : 0);
-      const OperandRow<T> v(p.v, batch, head, row, j < count ? p.value_size : 0);
+      const RowOf<T> k(p.k, batch, head, row, j < count ? p.head_size : 0);
+      const RowOf<T> v(p.v, batch, head, row, j < count ? p.value_size : 0);
       for (int64_t c = 0; c < ceil_div(p.head_size, kDepth) * kDepth; ++c) {
         keys.set(c, j, k.at(c));
       }
@@ -121,7 +108,7 @@ struct Query {
         c(attention::log2_scale(p.scale)),
         out(p.value_size),
         chunk_out(ceil_div(p.value_size, kTile) * kTile) {
-    const OperandRow<T> q(p.q, batch, head, row, p.head_size);
+    const RowOf<T> q(p.q, batch, head, row, p.head_size);
     for (int64_t i = 0; i < ceil_div(p.head_size, kDepth) * kDepth; ++i) operand.set(i, 0, q.at(i));
   }
 

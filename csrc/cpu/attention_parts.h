@@ -17,17 +17,23 @@ inline constexpr int kColumns = 64;                       // of a sum over rows,
 inline constexpr int kSteps = attention::kTile / kDepth;  // tensor-core sums over a tile's rows
 
 // A row of a tensor in memory.
-struct OperandRow {
-  const float* data;
+template <typename T>
+struct RowOf {
+  const T* data;
   int64_t size, stride;
 
-  OperandRow(const Heads& x, int64_t batch, int64_t head, int64_t row, int64_t size)
-      : data(static_cast<const float*>(x.data) + batch * x.batch_stride + head * x.head_stride +
+  RowOf(const Heads& x, int64_t batch, int64_t head, int64_t row, int64_t size)
+      : data(static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride +
              row * x.row_stride),
         size(size),
         stride(x.col_stride) {}
 
-  float at(int64_t c) const { return data[c * stride]; }
+  // Zero beyond the last column.
+  T at(int64_t c) const { return c < size ? data[c * stride] : T{}; }
+};
+
+struct OperandRow : RowOf<float> {
+  using RowOf::RowOf;
 
   uint32_t largest() const {
     uint32_t bits = 0;

@@ -1,9 +1,22 @@
 """The bits of attention: those of the specification on a CPU, and of the CPU on a GPU."""
 
+import functools
+
 import pytest
 import torch
 from helpers import attention_specification as specification
-from helpers.attention import draw, operator, ours, to
+from helpers.attention import (
+    INF,
+    MASKS,
+    NAN,
+    assert_bits,
+    draw,
+    mask_of_many_values,
+    operator,
+    ours,
+    replace_elements,
+    to,
+)
 from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_same
 from helpers.strategies import layouts, random_problems
@@ -11,33 +24,10 @@ from helpers.thinning import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-INF, NAN = torch.inf, torch.nan
 MOST_COLUMNS = 128  # on a GPU
 
 
-def check(device, q, k, v, mask=None, causal_offset=None, scale=None):
-    """Asserts the specification's bits on the CPU, and the CPU's on a GPU."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    options = causal_offset, scale
-    if device == "cpu":
-        expected = specification.attention(q, k, v, mask, *options)
-    else:
-        expected = operator(q, k, v, mask, *options)
-    for found, wanted in zip(operator(*to(device, q, k, v, mask), *options), expected, strict=True):
-        assert_same(found.cpu(), wanted)
-
-
-MASKS = {
-    "none": lambda s, t: (None, None),
-    "causal": lambda s, t: (None, 0),
-    "causal, lower right": lambda s, t: (None, t - s),
-    "bool": lambda s, t: (torch.rand(s, t) > 0.5, None),
-    "of keys": lambda s, t: (torch.rand(1, 1, 1, t) > 0.3, None),
-    "float": lambda s, t: (torch.randn(2, 1, s, t), None),
-    "float and causal": lambda s, t: (torch.randn(s, 1), 3),
-    "nothing is seen": lambda s, t: (torch.zeros(s, t, dtype=torch.bool), None),
-    "before the first key": lambda s, t: (None, -2),
-}
+check = functools.partial(assert_bits, specification)
 
 
 @pairwise
@@ -66,11 +56,7 @@ def with_elements(**elements):
     """Normal operands with some elements replaced: q={(row, column): value}."""
 
     def make():
-        tensors = draw(1, 1, 1, 9, 100, 16)
-        for name, x in zip("qkv", tensors, strict=True):
-            for (row, column), value in elements.get(name, {}).items():
-                x[0, 0, row, column] = value
-        return tensors
+        return replace_elements(draw(1, 1, 1, 9, 100, 16), "qkv", elements)
 
     return make
 
@@ -114,16 +100,7 @@ def test_values(device, values, scale):
 
 
 def test_values_of_masks(device):
-    mask = torch.zeros(9, 100)
-    mask[0] = -INF
-    mask[1] = torch.finfo(torch.float32).min
-    mask[2, :70] = torch.finfo(torch.float32).min
-    mask[3, :50] = -INF
-    mask[4] = 1e7
-    mask[5, 99] = INF
-    mask[6, ::2] = 3e38
-    mask[7] = -5e6
-    mask[8, 4] = NAN
+    mask = mask_of_many_values(100)
     check(device, *draw(1, 1, 1, 9, 100, 16), mask)
     check(device, *scaled(q=1e6)(), mask)
 

@@ -3,7 +3,17 @@
 import pytest
 import torch
 from helpers import attention_specification as specification
-from helpers.attention import draw, operator, ours, to
+from helpers.attention import (
+    INF,
+    NAN,
+    draw,
+    mask_of_many_values,
+    operator,
+    ours,
+    replace_elements,
+    to,
+)
+from helpers.attention import MASKS as SHARED_MASKS
 from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_same
 from helpers.strategies import layouts, random_problems
@@ -13,7 +23,6 @@ from hypothesis import strategies as st
 
 from torch_tiled._op.namespace import operators
 
-INF, NAN = torch.inf, torch.nan
 ALL = True, True, True, True
 
 
@@ -42,18 +51,9 @@ def check(device, q, k, v, mask=None, offset=None, scale=None, grad=None):
     return found
 
 
-MASKS = {
-    "none": lambda s, t: (None, None),
-    "causal": lambda s, t: (None, 0),
-    "causal, lower right": lambda s, t: (None, t - s),
-    "bool": lambda s, t: (torch.rand(s, t) > 0.5, None),
-    "of keys": lambda s, t: (torch.rand(1, 1, 1, t) > 0.3, None),
-    "float": lambda s, t: (torch.randn(2, 1, s, t), None),
+MASKS = SHARED_MASKS | {
     "bias of keys": lambda s, t: (torch.randn(t).where(torch.rand(t) < 0.8, -INF), None),
-    "float and causal": lambda s, t: (torch.randn(s, 1), 3),
     "float, lower right": lambda s, t: (torch.randn(2, 2, s, t), t - s),
-    "nothing is seen": lambda s, t: (torch.zeros(s, t, dtype=torch.bool), None),
-    "before the first key": lambda s, t: (None, -2),
     "after the last query": lambda s, t: (None, -s),
 }
 
@@ -89,11 +89,7 @@ def with_elements(**elements):
     """Normal operands with some elements replaced: q={(row, column): value}."""
 
     def make():
-        tensors = scaled()()
-        for name, x in zip(("q", "k", "v", "grad"), tensors, strict=True):
-            for (row, column), value in elements.get(name, {}).items():
-                x[0, 0, row, column] = value
-        return tensors
+        return replace_elements(scaled()(), ("q", "k", "v", "grad"), elements)
 
     return make
 
@@ -139,16 +135,7 @@ def test_values(device, values, scale, mask):
 
 
 def test_values_of_masks(device):
-    mask = torch.zeros(9, 100)
-    mask[0] = -INF
-    mask[1] = torch.finfo(torch.float32).min
-    mask[2, :70] = torch.finfo(torch.float32).min
-    mask[3, :50] = -INF
-    mask[4] = 1e7
-    mask[5, 99] = INF
-    mask[6, ::2] = 3e38
-    mask[7] = -5e6
-    mask[8, 4] = NAN
+    mask = mask_of_many_values(100)
     check(device, *draw(1, 1, 1, 9, 100, 16), mask)
 
 

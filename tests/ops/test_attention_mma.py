@@ -6,7 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import attention_mma_specification as specification
-from helpers.attention import draw, exact, operator, to
+from helpers.attention import (
+    INF,
+    MASKS,
+    NAN,
+    assert_bits,
+    draw,
+    exact,
+    mask_of_many_values,
+    operator,
+    replace_elements,
+    to,
+)
 from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_same
 from helpers.thinning import pairwise
@@ -14,31 +25,12 @@ from torch.nn.attention.bias import causal_lower_right
 
 import torch_tiled
 
-INF, NAN = torch.inf, torch.nan
 auto = torch_tiled.nn.functional.scaled_dot_product_attention
 ours = functools.partial(auto, algorithm="mma", enable_gqa=True)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 
 
-def check(device, q, k, v, mask=None, causal_offset=None, scale=None):
-    """Asserts the specification's bits on the CPU, and the CPU's on a GPU."""
-    options = causal_offset, q.shape[-1] ** -0.5 if scale is None else scale
-    expected = (specification.attention if device == "cpu" else operator)(q, k, v, mask, *options)
-    for found, wanted in zip(operator(*to(device, q, k, v, mask), *options), expected, strict=True):
-        assert_same(found.cpu(), wanted)
-
-
-MASKS = {
-    "none": lambda s, t: (None, None),
-    "causal": lambda s, t: (None, 0),
-    "causal, lower right": lambda s, t: (None, t - s),
-    "bool": lambda s, t: (torch.rand(s, t) > 0.5, None),
-    "of keys": lambda s, t: (torch.rand(1, 1, 1, t) > 0.3, None),
-    "float": lambda s, t: (torch.randn(2, 1, s, t), None),
-    "float and causal": lambda s, t: (torch.randn(s, 1), 3),
-    "nothing is seen": lambda s, t: (torch.zeros(s, t, dtype=torch.bool), None),
-    "before the first key": lambda s, t: (None, -2),
-}
+check = functools.partial(assert_bits, specification)
 
 
 @pairwise
@@ -65,11 +57,7 @@ def with_elements(**elements):
     """Normal operands with some elements replaced: q={(row, column): value}."""
 
     def make(dtype):
-        tensors = draw(1, 1, 1, 9, 300, 16, dtype=dtype)
-        for name, x in zip("qkv", tensors, strict=True):
-            for (row, column), value in elements.get(name, {}).items():
-                x[0, 0, row, column] = value
-        return tensors
+        return replace_elements(draw(1, 1, 1, 9, 300, 16, dtype=dtype), "qkv", elements)
 
     return make
 
@@ -103,16 +91,7 @@ def test_values(device, dtype, values, scale):
 
 @dtypes
 def test_values_of_masks(device, dtype):
-    mask = torch.zeros(9, 300)
-    mask[0] = -INF
-    mask[1] = torch.finfo(torch.float32).min
-    mask[2, :270] = torch.finfo(torch.float32).min
-    mask[3, :50] = -INF
-    mask[4] = 1e7
-    mask[5, 99] = INF
-    mask[6, ::2] = 3e38
-    mask[7] = -5e6
-    mask[8, 4] = NAN
+    mask = mask_of_many_values(300)
     check(device, *draw(1, 1, 1, 9, 300, 16, dtype=dtype), mask)
 
 

@@ -332,15 +332,11 @@ def check_attention(q, k, v, mask=None):
     sentence = _check_dtypes(op, q, k, v, (torch.float32, torch.bfloat16, torch.float16))
     if not q.dim() == k.dim() == v.dim() == 4:
         raise RuntimeError(sentence("each must have 4 dimensions: batch, heads, rows and columns"))
-    batch, heads, queries, columns = q.shape
-    kv_heads, keys = k.shape[1:3]
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
     same_batch = k.shape[0] == batch and v.shape[0] == batch
     _check(same_batch, lambda: sentence("their batches must be equal"))
-    _check(v.shape[1] == kv_heads, lambda: sentence("key and value must have as many heads"))
-    is_multiple = heads == 0 if kv_heads == 0 else heads % kv_heads == 0
-    _check(is_multiple, lambda: sentence("query's heads must be a multiple of key's"))
-    _check(k.shape[3] == columns, lambda: sentence("query and key must have as many columns"))
-    _check(v.shape[2] == keys, lambda: sentence("key and value must have as many rows"))
+    _check_heads(q, k, v, 2, sentence)
     if mask is not None:
         _check_mask(op, mask, q, (batch, heads, queries, keys))
     return batch, heads, queries, v.shape[3]
@@ -363,18 +359,25 @@ def _check_dtypes(op, q, k, v, dtypes):
     return lambda why: f"{op}: {shapes}; {why}"
 
 
+def _check_heads(q, k, v, rows, sentence):
+    """Checks heads, dimension 1; columns, the last one; and rows, the dimension of that number."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    _check(v.shape[1] == kv_heads, lambda: sentence("key and value must have as many heads"))
+    is_multiple = heads == 0 if kv_heads == 0 else heads % kv_heads == 0
+    _check(is_multiple, lambda: sentence("query's heads must be a multiple of key's"))
+    same_columns = k.shape[-1] == q.shape[-1]
+    _check(same_columns, lambda: sentence("query and key must have as many columns"))
+    same_rows = v.shape[rows] == k.shape[rows]
+    _check(same_rows, lambda: sentence("key and value must have as many rows"))
+
+
 def check_attention_packed(q, k, v, offsets_q, offsets_k):
     """Returns the shape of the result."""
     op = "tiled::attention_packed"
     sentence = _check_dtypes(op, q, k, v, (torch.float32,))
     if not q.dim() == k.dim() == v.dim() == 3:
         raise RuntimeError(sentence("each must have 3 dimensions: rows, heads and columns"))
-    (rows, heads, columns), (keys, kv_heads) = q.shape, k.shape[:2]
-    _check(v.shape[1] == kv_heads, lambda: sentence("key and value must have as many heads"))
-    is_multiple = heads == 0 if kv_heads == 0 else heads % kv_heads == 0
-    _check(is_multiple, lambda: sentence("query's heads must be a multiple of key's"))
-    _check(k.shape[2] == columns, lambda: sentence("query and key must have as many columns"))
-    _check(v.shape[0] == keys, lambda: sentence("key and value must have as many rows"))
+    _check_heads(q, k, v, 0, sentence)
     for name, x in (("offsets_q", offsets_q), ("offsets_k", offsets_k)):
         _check_same_device(op, name, x, "query", q)
         if x.dtype != torch.int32:
@@ -384,7 +387,7 @@ def check_attention_packed(q, k, v, offsets_q, offsets_k):
                 f"{op}: offsets_q is {_shape(offsets_q)} and {name} is {_shape(x)}; both must be "
                 f"(sequences + 1,)"
             )
-    return rows, heads, v.shape[2]
+    return *q.shape[:2], v.shape[2]
 
 
 def _check_mask(op, mask, q, scores):

@@ -18,6 +18,7 @@ __all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"
 _attention = entry_points(operators.attention.default)
 _attention_packed = entry_points(operators.attention_packed.default)
 _NAME = "torch_tiled.nn.functional.scaled_dot_product_attention"
+_VARLEN_NAME = f"{_NAME}_varlen"
 _MOST_COLUMNS = 256  # of q, k and v on a GPU
 _ALGORITHMS = {  # and the dtypes that they take
     "auto": (torch.float32, torch.bfloat16, torch.float16),
@@ -318,19 +319,18 @@ def scaled_dot_product_attention_varlen(
     _check_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k)
     if algorithm not in _ALGORITHMS:
         raise RuntimeError(
-            f'{_NAME}_varlen: there is no algorithm "{algorithm}"; choose '
+            f'{_VARLEN_NAME}: there is no algorithm "{algorithm}"; choose '
             f"{' or '.join(_ALGORITHMS)}"
         )
     ends = cu_seqlens_q, cu_seqlens_k, max_q, max_k
-    name = f"{_NAME}_varlen"
     if algorithm != "auto":
-        _check_operands(name, query, key, value, algorithm)
+        _check_operands(_VARLEN_NAME, query, key, value, algorithm)
     if algorithm == "mma" or (algorithm == "auto" and not runs_on_gpu(query, key, value)):
         return _padded_attention(query, key, value, *ends, is_causal, scale, enable_gqa, algorithm)
-    q, k, v = _with_equal_heads(name, query, key, value, enable_gqa)
+    q, k, v = _with_equal_heads(query, key, value, enable_gqa)
     offsets = (x.to(torch.int32) for x in ends[:2])
     options = {"max_q": max_q, "max_k": max_k, "is_causal": is_causal}
-    scale = _scale_of(name, scale, query.shape[2])
+    scale = _scale_of(_VARLEN_NAME, scale, query.shape[2])
     return call(_attention_packed, q, k, v, *offsets, **options, scale=scale)[0]
 
 
@@ -363,7 +363,7 @@ def _padded_attention(
     return unpad(out, cu_seqlens_q, query.shape[0])
 
 
-def _with_equal_heads(name, query, key, value, enable_gqa):
+def _with_equal_heads(query, key, value, enable_gqa):
     """query, key and value as the operator takes them: key and value have as many heads."""
     if enable_gqa:
         if key.shape[1] != value.shape[1]:  # one of them is copied to the heads of both
@@ -374,12 +374,12 @@ def _with_equal_heads(name, query, key, value, enable_gqa):
         (heads,) = torch.broadcast_shapes(*(x.shape[1:2] for x in tensors))
     except RuntimeError:
         reason = "their heads do not broadcast; enable_gqa=True is for fewer heads"
-        raise RuntimeError(_sentence(*tensors, reason, name)) from None
+        raise RuntimeError(_sentence(*tensors, reason, _VARLEN_NAME)) from None
     return tuple(x.expand(-1, heads, -1) for x in tensors)
 
 
 def _check_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_q, max_k):
-    name = f"{_NAME}_varlen"
+    name = _VARLEN_NAME
     given = {"query": query, "key": key, "value": value}
     given |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     for which, x in given.items():

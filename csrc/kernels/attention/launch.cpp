@@ -4,6 +4,7 @@
 
 #include "kernels/attention/mma.h"
 #include "kernels/attention/parts.h"
+#include "kernels/attention/share_keys.h"
 
 namespace tiled::cuda {
 
@@ -37,18 +38,9 @@ int64_t choose_tiles_per_block(const AttentionProblem& p, const Context& context
   const int64_t tiles = std::max<int64_t>(ceil_div(p.keys, attention::kRows), 1);
   const int64_t blocks = p.batch * p.heads * p.query_tiles(attention::kRows);
   const int64_t at_once = context.sms * attention::small_blocks_of_sm(p.columns());
-  constexpr double kStart = 1, kJoin = 4;  // cost as much as so many tiles
   const double stored = 1 + 2 * std::min(static_cast<double>(p.queries) / attention::kRows, 1.0);
-  int64_t best = tiles;
-  double least = ceil_div(blocks, at_once) * (tiles + kStart);
-  for (int64_t waves = 1; waves <= 4; ++waves) {
-    const int64_t shares = std::clamp<int64_t>(waves * at_once / blocks, 1, tiles);
-    const int64_t each = ceil_div(tiles, shares);
-    const int64_t found = ceil_div(blocks * ceil_div(tiles, each), at_once);
-    const double cost = found * (each * stored + kStart) + kJoin;
-    if (cost < least) best = each, least = cost;
-  }
-  return best;
+  return attention::choose_parts_per_block(tiles, blocks, at_once, /*most_waves=*/4,
+                                           {.start = 1, .stored = stored, .join = 4});
 }
 
 void launch_few_queries(const AttentionProblem& p, const Context& context) {

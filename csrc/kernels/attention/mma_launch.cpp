@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/attention/mma.h"
+#include "kernels/attention/share_keys.h"
 #include "kernels/common/tensor_map.h"
 
 namespace tiled::cuda::attention {
@@ -47,26 +48,14 @@ struct Copies {
   }
 };
 
-// The chunks of keys that a block of the decode kernel takes. Each chunk that is stored takes a
-// little longer, and joining them as long as kJoin chunks.
+// The chunks of keys that a block of the decode kernel takes.
 int64_t choose_chunks_per_block(const AttentionProblem& p, const Context& context) {
   const int64_t chunks = ceil_div(p.keys, order::kChunk);
   const int64_t rows = p.heads / p.kv_heads * p.queries;
   const int64_t blocks = p.batch * p.kv_heads * ceil_div(rows, 16);
   const int64_t at_once = context.sms * (p.columns() <= 128 ? 2 : 1);
-  constexpr double kStart = 0.2, kJoin = 0.4, kStored = 1.05;
-  int64_t best = chunks;
-  double least =
-      static_cast<double>(ceil_div(blocks, at_once)) * (static_cast<double>(chunks) + kStart);
-  for (int64_t waves = 1; waves <= 8; ++waves) {
-    const int64_t shares = std::clamp<int64_t>(waves * at_once / blocks, 1, chunks);
-    const int64_t each = ceil_div(chunks, shares);
-    const int64_t found = ceil_div(blocks * ceil_div(chunks, each), at_once);
-    const double cost =
-        static_cast<double>(found) * (static_cast<double>(each) * kStored + kStart) + kJoin;
-    if (each < chunks && cost < least) best = each, least = cost;
-  }
-  return best;
+  return choose_parts_per_block(chunks, blocks, at_once, /*most_waves=*/8,
+                                {.start = 0.2, .stored = 1.05, .join = 0.4});
 }
 
 // Whether the decode kernel takes the problem: few rows share keys, or there are so few queries in
