@@ -37,7 +37,7 @@ These files are used by several of the above:
 
     derivatives.py      the Functions: forward, backward and jvp of matmul, linear, grouped_mm
     attention.py        the derivatives of attention: a kernel for gradients, else a composite
-    attention_packed.py those of packed sequences, a padded batch's
+    attention_packed.py those of packed sequences, a kernel's or a padded batch's
     gradient_flow.py    asks if a gradient or a tangent may flow through a tensor
     checks.py           the argument checks and error texts, the same as in csrc
     supported.py        the dtypes, layouts and devices that the operators take

@@ -89,16 +89,19 @@ def _has_kernel(grad, q, k, v, mask, out):
     return all(type(x) in PLAIN_TYPES or is_traced(x) for x in tensors)
 
 
-def _by_kernel(grad, q, k, v, mask, out, denominator, exponent, causal_offset, scale, needed):
+def _run_kernel(operator, grad, *arguments):
     (grad,) = resolve_for_python(grad)
-    saved = mask, out, denominator, exponent
     try:
-        *grads, of_scores = operators._attention_backward.default(
-            grad, q, k, v, *saved, causal_offset, scale, *needed
-        )
+        return operator.default(grad, *arguments)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
+
+
+def _by_kernel(grad, q, k, v, mask, out, denominator, exponent, causal_offset, scale, needed):
+    saved = q, k, v, mask, out, denominator, exponent
+    operator = operators._attention_backward
+    *grads, of_scores = _run_kernel(operator, grad, *saved, causal_offset, scale, *needed)
     of_mask = of_scores.sum_to_size(mask.shape) if needed[3] else None
     return *(x if need else None for x, need in zip(grads, needed, strict=False)), of_mask
 

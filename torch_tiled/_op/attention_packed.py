@@ -1,5 +1,5 @@
-"""The derivatives of attention of packed sequences: the composite of attention.py for a padded
-batch.
+"""The derivatives of attention of packed sequences: kernels for gradients on a GPU, and else the
+composite of attention.py for a padded batch.
 """
 
 import torch
@@ -10,7 +10,8 @@ from .._internals import (
     primal_of,
     set_forward_ad_enabled,
 )
-from .attention import _attention_backward, _attention_tangent
+from .attention import _attention_backward, _attention_tangent, _has_kernel, _run_kernel
+from .namespace import operators
 
 
 def _rows(offsets, length, rows):
@@ -74,6 +75,9 @@ class AttentionPacked(SingleLevelFunction):
             return (None,) * 7
         needed = *gradients_asked_for(ctx, ctx.needs_input_grad[2:5]), False
         q, k, v, *offsets, out, _, _ = ctx.saved_tensors
+        if q.is_cuda and _has_kernel(grad, q, k, v, None, out):
+            grads = _by_kernel(grad, *ctx.saved_tensors, **ctx.options, needed=needed[:3])
+            return None, None, *grads, None, None
         batch = _Batch(*offsets, ctx.options, k.shape[0])
         padded = batch.queries(grad), *batch.operands(q, k, v), batch.mask, batch.queries(out)
         grads = _attention_backward(*padded, **batch.options, needed=needed)
@@ -95,6 +99,12 @@ class AttentionPacked(SingleLevelFunction):
                 *operands, batch.mask, **batch.options, tangents=(*tangents, None)
             )
             return unpad(of_out, offsets[0], q.shape[0]), None, None
+
+
+def _by_kernel(grad, *saved, max_q, max_k, is_causal, scale, needed):
+    options = max_q, max_k, is_causal, scale
+    grads = _run_kernel(operators._attention_packed_backward, grad, *saved, *options, *needed)
+    return [x if need else None for x, need in zip(grads, needed, strict=True)]
 
 
 class _Batch:
