@@ -19,6 +19,7 @@ from .derivatives import _product, _sum
 from .lazy import resolve_for_python
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
+from .sharding import gather_folded
 from .supported import PLAIN_TYPES, is_traced
 
 _MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take on a GPU
@@ -28,7 +29,9 @@ def _fold_heads(x, kv_heads):
     """(batch, heads, rows, columns) as (batch, kv_heads, heads / kv_heads * rows, columns)."""
     batch, heads, rows, columns = x.shape
     group = 1 if kv_heads == 0 else heads // kv_heads
-    return x if group == 1 else x.reshape(batch, kv_heads, group * rows, columns)
+    if group == 1:
+        return x
+    return gather_folded(x, kv_heads).reshape(batch, kv_heads, group * rows, columns)
 
 
 def _attention_weights(q, k, mask, causal_offset, scale):

@@ -4,6 +4,7 @@ torch.distributed.tensor takes long to import, so nothing here imports it before
 kernel that a DTensor may reach first calls register_if_needed().
 """
 
+import math
 import sys
 
 import torch
@@ -66,3 +67,27 @@ def move_shards_to_front(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             x = x.clone(memory_format=torch.contiguous_format)
         result.append(x)
     return tuple(result)
+
+
+def gather_folded(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Gathers the shards of a DTensor of (batch, heads, rows, columns) that cannot be folded.
+
+    The heads of q that share a head of k and v are folded into rows. Shards of the batch stay, and
+    shards of heads, if no such group is divided. DTensor of torch 2.11 refuses other shards, and
+    that of torch 2.13 gathers them itself.
+    """
+    if not _is_registered:
+        return x
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(x, DTensor):
+        return x
+
+    pairs = list(zip(x.placements, x.device_mesh.shape, strict=True))
+    whole_groups = kv_heads % math.prod(size for p, size in pairs if p.is_shard(1)) == 0
+
+    def stays(placement):
+        folds = placement.is_shard() and not placement.is_shard(0)
+        return not folds or placement.is_shard(1) and whole_groups
+
+    return x.redistribute(placements=[p if stays(p) else Replicate() for p, _ in pairs])

@@ -360,8 +360,9 @@ struct Queries {
       largest[row] = max(max_of_row(largest[row]), order::kLowest + order::kRounderBits);
       sums.exponent[row] = largest[row] - order::kRounderBits;
     }
-    const int least =
-        -max_of({-values.least[0], -values.least[1], -values.least[2], -values.least[3]});
+    // As a maximum of negated numbers, ptxas 13.0 forgets to negate one of them.
+    const auto& leasts = values.least;
+    const int least = min(min(leasts[0], leasts[1]), min(leasts[2], leasts[3]));
     if (max_of(values.most) - least <= order::kMostSpread) {
       exponentiate<false>(values, scores, whole, largest, p, sums.sum);
     } else {
