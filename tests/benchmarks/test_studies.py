@@ -8,7 +8,7 @@ from helpers.specification import fp16x3_with_flags, tf32_with_flags
 
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import reference
-from benchmarks.studies import attack_bounds, attention_errors
+from benchmarks.studies import attack_bounds, attention_errors, packed_attention
 from benchmarks.studies import complex_errors as complex_error_study
 from benchmarks.studies import errors as error_study
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
@@ -44,6 +44,20 @@ def test_the_study_of_attention_prints_a_table(capsys, monkeypatch):
         assert name in attention_errors.OPERANDS and (keys, columns) == ("70", "16")
         assert all(0 < float(error) < 100 for error in errors)
         assert abs(float(shrinkage.removesuffix(" u"))) < 50
+
+
+def test_the_study_of_packed_attention_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setattr(packed_attention, "LENGTHS", {"two": lambda: torch.tensor([3, 5])})
+    packed_attention.main(["--device", "cpu", "--repeats", "1"])
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| two", "8", which] for which in ("forward", "both")
+    ]
+    assert all(float(x.strip(" |")) > 0 for row in rows for x in row.split(" | ")[3:])
+    case = packed_attention.Packed(torch.tensor([3, 5]), "cpu")
+    expected, *others = (way(*case.tensors) for way in case.ways().values())
+    for other in others:
+        torch.testing.assert_close(other, expected)
 
 
 def redrawn(study, results, folder):

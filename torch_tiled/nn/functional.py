@@ -85,6 +85,8 @@ def scaled_dot_product_attention(
         raise RuntimeError(
             f'{_NAME}: there is no algorithm "{algorithm}"; choose {" or ".join(_ALGORITHMS)}'
         )
+    if not 0 <= dropout_p <= 1:
+        raise RuntimeError(f"{_NAME}: dropout_p is {dropout_p}; pass 0")
     if dropout_p != 0:
         raise RuntimeError(
             f"{_NAME}: dropout_p is {dropout_p}; pass 0, or call "
@@ -164,7 +166,7 @@ def _check_operands(function, query, key, value, algorithm):
                 f"{function}: autocast casts {name} to {dtype}, and algorithm {algorithm} takes "
                 f"{dtypes[0]}; choose auto, or call it outside of the autocast region"
             )
-        if algorithm != "auto" and x.dtype not in dtypes and x.dtype in _ALGORITHMS["auto"]:
+        if algorithm != "auto" and x.dtype not in dtypes:
             names = " or ".join(map(str, dtypes))
             raise RuntimeError(
                 f"{function}: {name} is {x.dtype}, and algorithm {algorithm} takes {names}; choose "
@@ -418,7 +420,8 @@ def _check_cu_seqlens(name, cu_seqlens, tokens):
         raise RuntimeError(f"{name} is {tuple(cu_seqlens.shape)}; it must be (sequences + 1,)")
     if cu_seqlens.device != tokens.device:
         raise RuntimeError(
-            f"{name} is on {cu_seqlens.device}, and its tokens are on {tokens.device}"
+            f"{name} is on {cu_seqlens.device}, and its tokens are on {tokens.device}; move it "
+            f"there"
         )
 
 
