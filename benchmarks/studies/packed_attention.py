@@ -3,7 +3,7 @@
     python -m benchmarks.studies.packed_attention
 
 Rows are float32, of 16 heads of 64 columns, and sequences attend to themselves. The table has
-milliseconds of the forward pass and of that and the backward pass, medians of calls in turns:
+milliseconds of the forward pass and of that and the backward pass, medians of interleaved calls:
 torch_tiled's packed sequences, a padded batch with a mask of its keys by torch_tiled and by
 PyTorch, padding and unpadding included, and PyTorch's function for each sequence.
 """
