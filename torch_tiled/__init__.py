@@ -13,6 +13,7 @@ from . import attention, experts, inductor, layers, nn, stream
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .grouped import grouped_mm, segment_matmul
+from .invariance import invariance
 from .ops import algorithms, explain, gemm_, linear, matmul, prepare
 from .override import override
 from .prepared import Prepared
@@ -32,6 +33,7 @@ __all__ = [
     "gemm_",
     "grouped_mm",
     "inductor",
+    "invariance",
     "layers",
     "linear",
     "matmul",
