@@ -10,8 +10,6 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-NONE = "no operator"
-END = -1  # in the key of a module's end, in place of the number of a call
 _WORDS = 1 << 20
 
 
@@ -98,12 +96,24 @@ _MOVES = frozenset(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A call of an operator in a run, or the end of a module's call.
+
+    An operator that is called only alone or only in a batch leaves the keys of others as they are.
+    """
+
+    module: str
+    call: int  # which call of the module
+    operator: str  # "" at the end of the module
+    number: int = 0  # which call of the operator in this call of the module
+
+
 class Watch(TorchDispatchMode):
     """Calls begin() before and end() after every operator of a run, and end() after every module.
 
-    The key of a call is the module that calls it, which call of the module it is, and which call
-    within that one. Global hooks tell the modules: hooks of a module's own would keep
-    torch.nn.TransformerEncoder from its fast path.
+    Global hooks tell the modules: hooks of a module's own would keep torch.nn.TransformerEncoder
+    from its fast path.
     """
 
     supports_higher_order_operators = True
@@ -111,13 +121,14 @@ class Watch(TorchDispatchMode):
     def __init__(self, names: dict[torch.nn.Module, str], parameters: set[int]) -> None:
         super().__init__()
         self.names, self.parameters = names, parameters
-        self.calls, self.stack = Counter(), [["", 0, 0]]
+        self.calls = Counter()
+        self.stack = [("", 0, Counter())]  # a module, its call, and how often it called operators
         self.is_ours = False  # the operators that a hook calls; those called below have no mode
 
     def __enter__(self):
         self.handles = (
             module_hooks.register_module_forward_pre_hook(self.enter_module),
-            module_hooks.register_module_forward_hook(self.leave_module, always_call=True),
+            module_hooks.register_module_forward_hook(self.leave_module, with_kwargs=True),
         )
         return super().__enter__()
 
@@ -130,22 +141,23 @@ class Watch(TorchDispatchMode):
         if module in self.names:
             name = self.names[module]
             self.calls[name] += 1
-            self.stack.append([name, self.calls[name], 0])
+            self.stack.append((name, self.calls[name], Counter()))
 
-    def leave_module(self, module, args, result):
-        name = self.names.get(module)
-        if name is None or result is None or all(frame[0] != name for frame in self.stack[1:]):
-            return
-        while self.stack[-1][0] != name:  # an exception ended them
-            self.stack.pop()
-        self.leave(tensors_in(result))
+    def leave_module(self, module, args, kwargs, result):
+        if module in self.names:
+            while self.stack[-1][0] != self.names[module]:  # an exception ended it
+                self.stack.pop()
+            self.leave((args, kwargs), result)
 
-    def leave(self, outputs: list[torch.Tensor]) -> None:
-        """Tells end() of the end of a module, or of a function that is no module's."""
-        name, call, count = self.stack.pop()
+    def leave(self, given: Any, result: Any) -> None:
+        """Tells end() of the end of a module, or of a function that is no module's.
+
+        A module that writes into what it is given has the inputs that it leaves.
+        """
+        name, call, _ = self.stack.pop()
+        key = Key(name, call, "")
         self.is_ours = True
-        for key, these in (((name, call, count), []), ((name, call, END), outputs)):
-            self.end(key, self.begin(key, NONE, []), these)
+        self.end(key, self.begin(key, tensors_in(given)), tensors_in(result))
         self.is_ours = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -159,12 +171,12 @@ class Watch(TorchDispatchMode):
         is_move = getattr(func, "is_view", False) or name.rpartition(".")[2] in _MOVES
         if self.is_ours or is_move or not (inputs or is_random):
             return func(*args, **kwargs)
-        frame = self.stack[-1]
-        key = tuple(frame)
-        frame[2] += 1
+        module, call, counts = self.stack[-1]
+        key = Key(module, call, name, counts[name])
+        counts[name] += 1
         # Numbers may be read from a tensor of the batch, so they are inputs, too.
         floats = [torch.tensor(x) for x in tree_leaves((args, kwargs)) if isinstance(x, float)]
-        begun = self.begin(key, name, [] if is_random else inputs + floats)
+        begun = self.begin(key, [] if is_random else inputs + floats)
         result = func(*args, **kwargs)
         self.end(key, begun, tensors_in(result) or inputs)  # inputs if it writes into them
         return result
@@ -173,10 +185,10 @@ class Watch(TorchDispatchMode):
         strided = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
         return strided and x.untyped_storage().data_ptr() in self.parameters
 
-    def begin(self, key: tuple, name: str, inputs: list[torch.Tensor]) -> Any:
+    def begin(self, key: Key, inputs: list[torch.Tensor]) -> Any:
         return None
 
-    def end(self, key: tuple, begun: Any, outputs: list[torch.Tensor]) -> None:
+    def end(self, key: Key, begun: Any, outputs: list[torch.Tensor]) -> None:
         return None
 
 
@@ -187,17 +199,17 @@ class Alone(Watch):
         super().__init__(*args)
         self.record = {}
 
-    def begin(self, key, name, inputs):
-        return name, [described(x) for x in inputs]
+    def begin(self, key, inputs):
+        return [described(x) for x in inputs]
 
     def end(self, key, begun, outputs):
-        self.record[key] = *begun, [described(x) for x in outputs]
+        self.record[key] = begun, [described(x) for x in outputs]
 
 
 class Grab(Watch):
     """Keeps the outputs of one call."""
 
-    def __init__(self, *args, key: tuple):
+    def __init__(self, *args, key: Key):
         super().__init__(*args)
         self.key, self.outputs = key, []
 
@@ -209,56 +221,77 @@ class Grab(Watch):
 class Together(Watch):
     """Compares a batch with the records of its samples alone.
 
+    An operator is at fault if a sample's inputs are equal and a floating-point output is not.
+    Integers do not count: they are often places and counts, as in the sorted tokens of a mixture
+    of experts. A module is suspected if its inputs are equal, its outputs are not, and it called
+    operators that could not be compared: its rows may only be elsewhere.
+
     Attributes:
-        first: by place in the batch, the key and the name of the first operator with equal inputs
-            and different outputs; or, if other operators are called in a batch, the key of the end
-            of their module and the names of the first two of them. Integers and bools do not
-            count: they are often places and counts, as in the sorted tokens of a mixture of
-            experts.
-        results: the key, the name and the result of each call, for each place.
+        faults: by place in the batch, the index in `log` of the first call at fault, its key, and
+            the operator.
+        suspected: the same for modules.
+        log: the place, the key and the result of each call: "equal", "other", "not compared".
     """
 
     def __init__(self, *args, records: list[dict]):
         super().__init__(*args)
         self.records = records
-        self.first, self.results = {}, []
-        self.parted = {}  # the names of operators that are not the same, by place, module and call
+        self.faults, self.suspected, self.log = {}, {}, []
+        self.unknown = {}  # the operators not compared, by place, module and call of it
+        self.seen = set()
 
-    def begin(self, key, name, inputs):
+    def begin(self, key, inputs):
         """Returns the outputs alone and whether the inputs are equal, for each place."""
-        begun = []
-        for place, record in enumerate(self.records):
-            before, given, outputs = record.get(key, (NONE, [], []))
-            where = place, *key[:2]
-            if before != name:
-                self.parted.setdefault(where, f"{before} alone, {name} in the batch")
-            if key[2] != END and where in self.parted:
-                begun.append(([], False))
-            else:
-                begun.append((outputs, all(self.same(inputs, given, place))))
-        return name, begun
+        self.seen.add(key)
+        records = [record.get(key) for record in self.records]
+        return [
+            (each[1], all(self.same(inputs, each[0], place))) if each else (None, False)
+            for place, each in enumerate(records)
+        ]
 
     def end(self, key, begun, outputs):
-        name, begun = begun
+        is_float = any(x.is_floating_point() or x.is_complex() for x in outputs)
         for place, (alone, is_given_equal) in enumerate(begun):
-            same = self.same(outputs, alone, place)
-            is_float = any(
-                x.is_floating_point() or x.is_complex()
+            same = [None] if alone is None else self.same(outputs, alone, place)
+            differs = any(
+                is_same is False and (x.is_floating_point() or x.is_complex())
                 for x, is_same in zip(outputs, same, strict=False)
-                if is_same is False
             )
-            parted = self.parted.get((place, *key[:2]))
-            if is_float and key[2] != END and is_given_equal:
-                self.first.setdefault(place, (key, name))
-            elif is_float and key[2] == END and parted:
-                self.first.setdefault(place, (key, parted))
-            if all(same):
-                result = "equal"
-            elif False in same and place in self.first:
-                result = "differs"
-            else:
-                result = "not compared"
-            self.results.append((key, name, result))
+            where = place, key.module, key.call
+            if differs and is_given_equal and key.operator:
+                self.faults.setdefault(place, (len(self.log), key, key.operator))
+            elif differs and is_given_equal and where in self.unknown:
+                self.suspected.setdefault(place, (len(self.log), key, self.suspects(where, key)))
+            result = "equal" if all(same) else "other" if False in same else "not compared"
+            if key.operator and is_float and result != "equal" and place not in self.faults:
+                self.unknown.setdefault(where, {})[key.operator] = None
+            if is_float or result == "equal":
+                self.log.append((place, key, result))
+
+    def results(self, different: set[int]) -> list[tuple[Key, str]]:
+        """Returns the key of each call and whether it "differs", is "equal" or "not compared".
+
+        Args:
+            different: the places of samples with different outputs of the model.
+        """
+        suspected = {place: self.suspected.get(place) for place in different}
+        faults = {**suspected, **self.faults}
+        found = []
+        for i, (place, key, result) in enumerate(self.log):
+            if result == "other":
+                fault = faults.get(place)
+                result = "differs" if fault and fault[0] <= i else "not compared"
+            found.append((key, result))
+        return found
+
+    def suspects(self, where: tuple, end: Key) -> str:
+        """Returns the operators of a module that may be at fault for its other outputs."""
+        unknown = list(self.unknown[where])
+        for key in self.records[where[0]]:
+            of_module = key.operator and (key.module, key.call) == (end.module, end.call)
+            if of_module and key not in self.seen:
+                return f"{key.operator} alone, {unknown[0]} in the batch"
+        return unknown[0] if len(unknown) == 1 else f"one of {', '.join(unknown)}"
 
     def same(self, tensors: list, alone: list, place: int) -> list[bool | None]:
         """Returns whether each tensor has a sample's bits alone, or None if nothing tells."""

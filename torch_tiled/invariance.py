@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ._watch import END, NONE, Alone, Grab, Together, Watch, bits, relative, rows, tensors_in
+from ._watch import Alone, Grab, Key, Together, Watch, bits, relative, rows, tensors_in
 
 __all__ = ["Compared", "Difference", "Invariance", "invariance"]
 
@@ -39,17 +39,18 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first operator that gave a sample other bits in a batch than alone, by equal inputs.
+    """The first operator found that had a sample's inputs of equal bits, and outputs of others.
 
     Attributes:
         module: the name of the innermost module that called it; "" is the model itself.
         kind: the name of the module's class, or of the function.
-        operator: its name, such as "aten.native_layer_norm"; or two of them, as in "aten.mm alone,
-            aten.bmm in the batch".
+        operator: its name, such as "aten.native_layer_norm". If a module's outputs differ while
+            the rows of its operators were not found, several names, as in "one of aten.histc,
+            aten._grouped_mm" or "aten.addmm alone, aten.mm in the batch".
         sample: the sample's index in the inputs.
         batch: the batch, such as "a batch of 3".
-        relative: the largest difference of an element of its output, or if there are two operators
-            of their module's, divided by the largest element of the sample alone.
+        relative: the largest difference of an element of its output (with several names, of the
+            module's), divided by the largest element of the sample alone.
         advice: a sentence on what to do.
 
     Examples:
@@ -81,8 +82,8 @@ class Invariance:
         different: those of them with an output of other bits.
         first: a Difference, or None if no operator was found.
         modules: a Compared for each module that was called, in the order of named_modules().
-        not_compared: operators with outputs that were not compared, as Compared.result tells, in
-            the order of their calls: "aten.mm in layers.0 (Mixer)".
+        not_compared: operators with a floating-point output that was not compared, as
+            Compared.result tells, in the order of their calls: "aten.mm in layers.0 (Mixer)".
 
     Examples:
         >>> layer = torch_tiled.nn.Linear(64, 8, algorithm="tiled")
@@ -170,10 +171,9 @@ _ADVICE = {
         "Use torch_tiled.nn.functional.scaled_dot_product_attention with an algorithm, such as "
         '"fp16x3".',
     ),
-    "native_layer_norm native_group_norm _fused_rms_norm rms_norm _softmax _safe_softmax _log_softmax sum mean "
-    "var var_mean std std_mean linalg_vector_norm norm logsumexp cumsum cumprod prod": (
-        _REDUCTION,
-    ),
+    "native_layer_norm native_group_norm _fused_rms_norm rms_norm _softmax _safe_softmax "
+    "_log_softmax sum mean var "
+    "var_mean std std_mean linalg_vector_norm norm logsumexp cumsum cumprod prod": (_REDUCTION,),
     "native_batch_norm _native_batch_norm_legit _batch_norm_with_update cudnn_batch_norm "
     "miopen_batch_norm": ("In training it computes the batch's statistics: call eval().",),
     "native_dropout bernoulli dropout rand rand_like randn randn_like uniform normal": (_DROPOUT,),
@@ -185,7 +185,7 @@ _ADVICE = {
     "_cudnn_rnn mkldnn_rnn_layer lstm gru rnn_tanh rnn_relu _thnn_fused_lstm_cell "
     "_thnn_fused_gru_cell": (_RNN,),
     "index_add scatter_add scatter_reduce index_put _index_put_impl _embedding_bag "
-    "_embedding_bag_forward_only bincount histc": (_ATOMICS,),
+    "_embedding_bag_forward_only": (_ATOMICS,),
     "silu gelu sigmoid tanh exp expm1 log log1p erf rsqrt sqrt pow sin cos mish softplus": (
         _OTHER,
         _ELEMENTWISE,
@@ -196,13 +196,15 @@ _ADVICE = {
 }
 
 
-def _advice(operator: str, on_cpu: bool) -> str:
-    namespace, _, name = operator.partition(".")
-    if namespace == "tiled":
-        return 'On a CPU "auto" is PyTorch: name an algorithm, such as algorithm="tiled".'
-    for names, sentences in _ADVICE.items():
-        if namespace == "aten" and name.removesuffix("_") in names.split():
-            return sentences[-1 if on_cpu else 0]
+def _advice(operators: str, on_cpu: bool) -> str:
+    """Returns what to do about the first operator in a text of which something is known."""
+    for operator in operators.replace(",", "").split():
+        namespace, _, name = operator.partition(".")
+        if namespace == "tiled":
+            return 'On a CPU "auto" is PyTorch: name an algorithm, such as algorithm="tiled".'
+        for names, sentences in _ADVICE.items():
+            if namespace == "aten" and name.removesuffix("_") in names.split():
+                return sentences[-1 if on_cpu else 0]
     return _OTHER
 
 
@@ -282,7 +284,7 @@ class _Runs:
         try:
             with _unchanged(self.module), watch:
                 result = self.model(*args, **kwargs, **shared)
-                watch.leave(tensors_in(result))
+                watch.leave((args, kwargs, shared), result)
         except Exception as error:
             error.add_note(
                 f"torch_tiled.invariance ran the model with {batch}. Some layers in training, such "
@@ -298,7 +300,7 @@ class _Runs:
         return outputs
 
     def difference(
-        self, key: tuple, name: str, batch: str, samples: list[int], place: int
+        self, key: Key, name: str, batch: str, samples: list[int], place: int
     ) -> Difference:
         """Runs a sample alone and in a batch again, and compares the outputs of one call."""
         alone, together = self.watched(Grab, key=key), self.watched(Grab, key=key)
@@ -310,9 +312,9 @@ class _Runs:
                 by,
                 min((relative(a, y) for y in rows(x, a.shape, place, len(samples))), default=0.0),
             )
-        advice = _advice(name.partition(" alone, ")[0], alone.outputs[0].is_cpu)
-        kind = self.kind(key[0])
-        return Difference(key[0], kind, name, samples[place], batch, by, advice)
+        advice = _advice(name, alone.outputs[0].is_cpu)
+        kind = self.kind(key.module)
+        return Difference(key.module, kind, name, samples[place], batch, by, advice)
 
     def watched(self, kind: type, **options: Any) -> Watch:
         return kind(self.names, self.parameters, **options)
@@ -423,25 +425,30 @@ def invariance(
         watch = runs.watched(Alone)
         alone.append(runs.run([i], f"sample {i} alone", watch))
         records.append(watch.record)
-    found, different, results, not_compared = [], {}, {}, {}
+    faults, suspected, different, results, not_compared = [], [], {}, {}, {}
     for batch, samples in batches:
         watch = runs.watched(Together, records=[records[i] for i in samples])
         outputs = runs.run(samples, batch, watch)
-        for place, i in enumerate(samples):
-            if not _check_outputs(alone[i], outputs, place, batch, len(samples)):
-                different[batch] = None
-        for place, (key, name) in watch.first.items():
-            call = list(records[samples[place]]).index(key)
-            found.append((call, key, name, batch, samples, place))
-        for key, name, result in watch.results:
-            if key[2] == END:
-                results.setdefault(key[0], {}).setdefault(result, batch)
-            elif result == "not compared" and name != NONE:
-                not_compared[f"{name} in {_named(key[0], runs.kind(key[0]))}"] = None
-    first = None
-    if found:
-        _, key, name, batch, samples, place = min(found, key=lambda each: each[0])
-        first = runs.difference(key, name, batch, samples, place)
+        places = {
+            place
+            for place, i in enumerate(samples)
+            if not _check_outputs(alone[i], outputs, place, batch, len(samples))
+        }
+        if places:
+            different[batch] = None
+        for into, these in ((faults, watch.faults), (suspected, watch.suspected)):
+            for place, (_, key, name) in these.items():
+                call = list(records[samples[place]]).index(key)
+                into.append((call, key, name, batch, samples, place))
+        for key, result in watch.results(places):
+            if not key.operator:
+                results.setdefault(key.module, {}).setdefault(result, batch)
+            elif result == "not compared":
+                not_compared[f"{key.operator} in {_named(key.module, runs.kind(key.module))}"] = (
+                    None
+                )
+    found = faults or (suspected if different else [])
+    first = runs.difference(*min(found, key=lambda each: each[0])[1:]) if found else None
     modules = []
     for name in runs.names.values() or [""]:
         of_module = results.get(name, {})
