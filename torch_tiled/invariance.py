@@ -172,8 +172,8 @@ _ADVICE = {
         '"fp16x3".',
     ),
     "native_layer_norm native_group_norm _fused_rms_norm rms_norm _softmax _safe_softmax "
-    "_log_softmax sum mean var "
-    "var_mean std std_mean linalg_vector_norm norm logsumexp cumsum cumprod prod": (_REDUCTION,),
+    "_log_softmax sum mean var var_mean std std_mean linalg_vector_norm norm logsumexp cumsum "
+    "cumprod prod": (f"{_REDUCTION}.", f'{_REDUCTION} and algorithm="tiled".'),
     "native_batch_norm _native_batch_norm_legit _batch_norm_with_update cudnn_batch_norm "
     "miopen_batch_norm": ("In training it computes the batch's statistics: call eval().",),
     "native_dropout bernoulli dropout rand rand_like randn randn_like uniform normal": (_DROPOUT,),
@@ -214,9 +214,11 @@ def _advice(operators: str, on_cpu: bool) -> str:
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module | None) -> Iterator[None]:
     """Gives a module its buffers back, and PyTorch its random numbers."""
-    places = [each._buffers for each in module.modules()] if module is not None else []
+    modules = module.modules() if module is not None else ()
+    # Those of a torch.jit.ScriptModule are no dict, and it puts no other tensors in their places.
+    places = [each._buffers for each in modules if isinstance(each._buffers, dict)]
     saved = [(place, dict(place)) for place in places]
-    copies = {x: x.clone() for _, buffers in saved for x in buffers.values() if x is not None}
+    copies = {x: x.clone() for x in module.buffers()} if module is not None else {}
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(gpus):
@@ -269,7 +271,9 @@ class _Runs:
             return type(self.module.get_submodule(name)).__name__
         return getattr(self.model, "__name__", type(self.model).__name__)
 
-    def run(self, samples: list[int], batch: str, watch: Watch) -> list[torch.Tensor]:
+    def run(self, samples: list[int], batch: str, watch: Watch | None = None) -> list[torch.Tensor]:
+        """Returns the outputs of a batch of some of the samples."""
+
         def take(x):
             if not isinstance(x, torch.Tensor):
                 return x
@@ -282,9 +286,10 @@ class _Runs:
         args, kwargs = tree_map(take, (self.args, self.kwargs))
         shared = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self.shared)
         try:
-            with _unchanged(self.module), watch:
+            with _unchanged(self.module), watch or contextlib.nullcontext():
                 result = self.model(*args, **kwargs, **shared)
-                watch.leave((args, kwargs, shared), result)
+                if watch is not None:
+                    watch.leave((args, kwargs, shared), result)
         except Exception as error:
             error.add_note(
                 f"torch_tiled.invariance ran the model with {batch}. Some layers in training, such "
@@ -387,9 +392,13 @@ def invariance(
     The model runs without gradients, and in its own training mode: call eval() first, unless that
     is the question. Its buffers, the random numbers of PyTorch (every run begins with the caller's)
     and the inputs are as before afterwards; other state that a forward changes, such as a cache in
-    Python, is not given back. The runs are (samples + the batches), and each also computes the
-    digests of all activations, which needs memory for about three times the largest one. The
-    outputs of all samples are kept.
+    Python, is not given back.
+
+    The outputs are compared as the model computes them by itself. It then runs again to be watched,
+    where torch.compile leaves a model to its eager operators, so a difference that only a compiled
+    model has is told without an operator. The digests of all activations are computed in each of
+    these runs, which needs memory for about three times the largest one. The outputs of all
+    samples are kept.
 
     Args:
         model: a module, a method of one (model.generate), or any function. Modules are told apart
@@ -423,12 +432,14 @@ def invariance(
     records, alone = [], []
     for i in range(runs.samples):
         watch = runs.watched(Alone)
-        alone.append(runs.run([i], f"sample {i} alone", watch))
+        alone.append(runs.run([i], f"sample {i} alone"))
+        runs.run([i], f"sample {i} alone", watch)
         records.append(watch.record)
     faults, suspected, different, results, not_compared = [], [], {}, {}, {}
     for batch, samples in batches:
+        outputs = runs.run(samples, batch)
         watch = runs.watched(Together, records=[records[i] for i in samples])
-        outputs = runs.run(samples, batch, watch)
+        runs.run(samples, batch, watch)
         places = {
             place
             for place, i in enumerate(samples)
@@ -449,6 +460,8 @@ def invariance(
                 )
     found = faults or (suspected if different else [])
     first = runs.difference(*min(found, key=lambda each: each[0])[1:]) if found else None
+    # The model itself was also compared without being watched.
+    results[""] = {"differs": next(iter(different))} if different else {"equal": ""}
     modules = []
     for name in runs.names.values() or [""]:
         of_module = results.get(name, {})

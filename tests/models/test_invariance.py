@@ -76,8 +76,8 @@ def test_the_batches():
     )
     seen = []
     invariance(lambda x: seen.append(x.tolist()) or x, torch.arange(5), sizes=[2])
-    alone = [[i] for i in range(5)]
-    assert seen == [*alone, [0], [0, 1], [2, 3], [3, 4], [4, 3, 2, 1, 0]]
+    runs = [*([i] for i in range(5)), [0], [0, 1], [2, 3], [3, 4], [4, 3, 2, 1, 0]]
+    assert seen == [run for run in runs for _ in range(2)]  # by itself, and watched
 
 
 def test_a_mean_over_the_batch(device):
@@ -324,6 +324,19 @@ def test_places_and_counts_are_no_differences():
         return x[torch.arange(len(x)), (x > 0).sum(1).clamp(max=3)].tanh()
 
     assert invariance(last, torch.randn(4, 4)).first is None
+
+
+def test_a_model_that_differs_only_if_nothing_watches_it():
+    """As a compiled model may, which torch.compile leaves to its eager operators."""
+
+    def forward(x):
+        is_watched = torch._C._len_torch_dispatch_stack() > 0
+        return x if is_watched or len(x) == 1 else x * 2
+
+    report = invariance(nn.Sequential(Call(forward)), torch.randn(3, 4))
+    assert not report.equal and report.first is None
+    assert results(report) == {"": "differs", "0": "equal"}
+    assert "No operator was found" in str(report)
 
 
 def test_functions_and_methods():
