@@ -1,8 +1,8 @@
 """Matrix multiplication for PyTorch: many kernels, from naive to tensor cores, in one operator.
 
 The functions are in ops.py, the layer and attention in nn/, whole models in convert.py,
-override.py, inductor.py and layers.py. _op/ is the plumbing of the operators in PyTorch's
-dispatcher.
+override.py, inductor.py and layers.py, and a check of models in invariance.py. _op/ is the plumbing
+of the operators in PyTorch's dispatcher.
 """
 
 # First, since it checks torch's version and loads the shared library.

@@ -178,7 +178,8 @@ class Watch(TorchDispatchMode):
         floats = [torch.tensor(x) for x in tree_leaves((args, kwargs)) if isinstance(x, float)]
         begun = self.begin(key, [] if is_random else inputs + floats)
         result = func(*args, **kwargs)
-        self.end(key, begun, tensors_in(result) or inputs)  # inputs if it writes into them
+        writes = hasattr(func, "_schema") and func._schema.is_mutable
+        self.end(key, begun, tensors_in(result) or (inputs if writes else []))
         return result
 
     def is_parameter(self, x: torch.Tensor) -> bool:

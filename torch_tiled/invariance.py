@@ -103,12 +103,10 @@ class Invariance:
     not_compared: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        alone = f"Of {self.samples} samples, each alone and in batches, the outputs"
-        lines = [
-            f"{alone} have the same bits."
-            if self.equal
-            else f"{alone} differ in: {'; '.join(self.different)}."
-        ]
+        outputs = f"The outputs of {self.samples} samples"
+        lines = [f"{outputs} alone differ from those in: {'; '.join(self.different)}."]
+        if self.equal:
+            lines = [f"{outputs} have the same bits alone and in batches."]
         if first := self.first:
             lines += [
                 f"First to differ: {first.operator} in {_named(first.module, first.kind)}, "
@@ -317,7 +315,7 @@ class _Runs:
                 by,
                 min((relative(a, y) for y in rows(x, a.shape, place, len(samples))), default=0.0),
             )
-        advice = _advice(name, alone.outputs[0].is_cpu)
+        advice = _advice(name, all(x.is_cpu for x in alone.outputs))
         kind = self.kind(key.module)
         return Difference(key.module, kind, name, samples[place], batch, by, advice)
 
@@ -376,14 +374,14 @@ def invariance(
 
     The model computes every sample of a batch alone, sample 0 once more, batches of several
     consecutive samples, and the whole batch in reversed order. Every output is compared bit by bit
-    with the sample's alone; NaNs are equal if their bits are. So are, by digests of 64 bits, the
+    with the sample's alone; NaNs are equal if their bits are. Digests of 64 bits compare the
     outputs of every module and the inputs and outputs of every operator that computes: the first
     operator with equal inputs and different outputs is the one to replace.
 
     The rows of a sample are found by shapes: one dimension is as many times as long as the batch
     has samples, and a sample's rows in it are contiguous or have that stride. A tensor of the same
-    shape alone and in a batch is compared as a whole. What is not found so is not compared, and
-    the report says so.
+    shape alone and in a batch is compared as a whole. Operators with other outputs are not
+    compared, and the report names them.
 
     Batches that pass prove nothing about others: call it on the device, with the dtype and the
     sizes that serve. Padding is a part of the inputs, which a sample has alone, too; it may itself
@@ -394,15 +392,15 @@ def invariance(
     and the inputs are as before afterwards; other state that a forward changes, such as a cache in
     Python, is not given back.
 
-    The outputs are compared as the model computes them by itself. It then runs again to be watched,
-    where torch.compile leaves a model to its eager operators, so a difference that only a compiled
-    model has is told without an operator. The digests of all activations are computed in each of
-    these runs, which needs memory for about three times the largest one. The outputs of all
-    samples are kept.
+    The outputs are compared as the model computes them by itself. It then runs again to be
+    watched, where torch.compile leaves a model to its eager operators, so a difference that only a
+    compiled model has is reported without an operator. Digests of all activations are computed in
+    each of these runs, which takes memory for a copy of the largest. The outputs of all samples
+    are kept.
 
     Args:
-        model: a module, a method of one (model.generate), or any function. Modules are told apart
-            for the first two.
+        model: a module, a method of one (model.generate), or any function, which is
+            compared without modules.
         inputs: a tensor; a tuple or list of the model's arguments; or a mapping of its keyword
             arguments, as for model(**inputs). The size of the batch is the first tensor's in
             dimension dim. Every tensor that has this size there is cut, also in nested tuples,
@@ -416,13 +414,13 @@ def invariance(
 
     Raises:
         RuntimeError: there is no batch of two samples or more; a size is not possible; the model
-            returns no tensor, or one whose rows of a sample are not found. What the model itself
-            raises is raised, with a note that tells for which batch.
+            returns no tensor, or one in which a sample's rows are not found. An exception of the
+            model itself passes through, with a note that names the batch.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Dropout())
         >>> print(torch_tiled.invariance(model.eval(), torch.randn(8, 64)))
-        Of 8 samples, each alone and in batches, the outputs have the same bits.
+        The outputs of 8 samples have the same bits alone and in batches.
         (the model)  Sequential  equal
         0            ReLU        equal
         1            Dropout     equal

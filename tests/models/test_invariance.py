@@ -64,7 +64,7 @@ def test_a_model_that_is_invariant(device):
     assert report.samples == 5 and report.not_compared == ()
     assert results(report) == dict.fromkeys(("", "0", "1", "2"), "equal")
     assert [row.kind for row in report.modules] == ["Sequential", "Linear", "ReLU", "LayerNorm"]
-    assert "Of 5 samples, each alone and in batches, the outputs have the same bits." in str(report)
+    assert "The outputs of 5 samples have the same bits alone and in batches." in str(report)
 
 
 def test_the_batches():
@@ -280,7 +280,7 @@ def test_rows_folded_into_one_dimension():
 
 
 def test_rows_that_are_not_found():
-    """Of rows in an order of their own, no operator says more than that they are not compared."""
+    """An operator on rows in an order of their own is not compared, and not at fault."""
     shuffle = Call(lambda x: x.view(-1)[torch.arange(x.numel() - 1, -1, -1)].exp())
 
     def back(x):
