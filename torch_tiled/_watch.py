@@ -135,6 +135,8 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error):
         for handle in self.handles:
             handle.remove()
+            # PyTorch leaves this entry, which torch.compile would take for a hook.
+            module_hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)
         return super().__exit__(*error)
 
     def enter_module(self, module, args):
