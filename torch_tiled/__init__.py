@@ -1,8 +1,8 @@
 """Matrix multiplication for PyTorch: many kernels, from naive to tensor cores, in one operator.
 
 The functions are in ops.py, the layer and attention in nn/, whole models in convert.py,
-override.py, inductor.py and layers.py. _op/ is the plumbing of the operators in PyTorch's
-dispatcher.
+override.py, inductor.py and layers.py, and a check of models in invariance.py. _op/ is the plumbing
+of the operators in PyTorch's dispatcher.
 """
 
 # First, since it checks torch's version and loads the shared library.
@@ -13,6 +13,7 @@ from . import attention, experts, inductor, layers, nn, stream
 from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .grouped import grouped_mm, segment_matmul
+from .invariance import invariance
 from .ops import algorithms, explain, gemm_, linear, matmul, prepare
 from .override import override
 from .prepared import Prepared
@@ -32,6 +33,7 @@ __all__ = [
     "gemm_",
     "grouped_mm",
     "inductor",
+    "invariance",
     "layers",
     "linear",
     "matmul",

@@ -1,0 +1,523 @@
+"""torch_tiled.invariance, which names the first operator that depends on the batch."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import torch_tiled
+from torch_tiled import invariance
+from torch_tiled._watch import digest, rows
+from torch_tiled.invariance import _ADVICE, _advice
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+class Noisy(nn.Module):
+    """Stands for an operator with other bits in a batch of another size."""
+
+    def forward(self, x):
+        return x.abs() * (1 + 2**-20 * (len(x) > 1))
+
+
+class Block(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x.relu())
+
+
+class Call(nn.Module):
+    """A module of a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+def linear(columns=16, width=16):
+    return torch_tiled.nn.Linear(columns, width, algorithm="tiled")
+
+
+def named(report):
+    return report.first and (report.first.module, report.first.operator)
+
+
+def results(report):
+    return {row.name: row.result for row in report.modules}
+
+
+def test_a_model_that_is_invariant(device):
+    model = nn.Sequential(linear(), nn.ReLU(), nn.LayerNorm(16)).to(device)
+    report = invariance(model, torch.randn(5, 16, device=device))
+    assert report.equal and report.first is None and report.different == ()
+    assert report.samples == 5 and report.not_compared == ()
+    assert results(report) == dict.fromkeys(("", "0", "1", "2"), "equal")
+    assert [row.kind for row in report.modules] == ["Sequential", "Linear", "ReLU", "LayerNorm"]
+    assert "The outputs of 5 samples have the same bits alone and in batches." in str(report)
+
+
+def test_the_batches():
+    report = invariance(nn.ReLU(), torch.randn(5, 2))
+    assert report.batches == (
+        "sample 0 alone, again",
+        *(f"a batch of {size}" for size in (2, 3, 5)),
+        "a batch of 5, reversed",
+    )
+    seen = []
+    invariance(lambda x: seen.append(x.tolist()) or x, torch.arange(5), sizes=[2])
+    runs = [*([i] for i in range(5)), [0], [0, 1], [2, 3], [3, 4], [4, 3, 2, 1, 0]]
+    assert seen == [run for run in runs for _ in range(2)]  # by itself, and watched
+
+
+def test_a_mean_over_the_batch(device):
+    model = nn.Sequential(linear(), Block(Centred()), nn.ReLU()).to(device)
+    report = invariance(model, torch.randn(4, 16, device=device))
+    assert not report.equal and named(report) == ("1.inner", "aten.mean")
+    assert report.first.kind == "Centred" and report.first.batch == "a batch of 2"
+    assert report.first.sample == 0 and report.first.relative > 0.1
+    assert "over the batch" in report.first.advice
+    assert report.different == tuple(report.batches[1:])
+    differs = dict.fromkeys(("", "1", "1.inner", "2"), "differs")
+    assert results(report) == differs | {"0": "equal"}
+    assert "First to differ: aten.mean in 1.inner (Centred), sample 0 in a batch of 2" in str(
+        report
+    )
+
+
+def test_noise_deep_in_a_model_has_its_module_operator_and_size(device):
+    """The factor is a number in Python, so the product has other inputs, and the module is named
+    by what it calls; noise of an operator's own is below."""
+    blocks = [Block(nn.Sequential(linear(), nn.Tanh())) for _ in range(3)]
+    blocks[1].inner.append(Noisy())
+    model = nn.Sequential(*blocks).to(device)
+    report = invariance(model, torch.randn(4, 16, device=device))
+    assert named(report) == ("1.inner.2", "aten.mul")
+    assert report.first.relative == pytest.approx(2**-20, rel=0.1)
+    assert {name for name, result in results(report).items() if result == "differs"} == {
+        *("", "1", "1.inner", "1.inner.2"),
+        *(name for name in results(report) if name.startswith("2")),
+    }
+
+
+@pytest.fixture
+def noisy_operator():
+    """An operator that has other bits in a batch of more than two rows."""
+    with torch.library._scoped_library("invariance_test", "FRAGMENT") as library:
+        library.define("noisy(Tensor x) -> Tensor")
+        noisy = lambda x: x * (1 + 2**-20 * (len(x) > 2))  # noqa: E731
+        library.impl("noisy", noisy, "CompositeExplicitAutograd")
+        yield torch.ops.invariance_test.noisy
+
+
+def test_an_operator_that_depends_on_the_size(noisy_operator, device):
+    model = nn.Sequential(nn.ReLU(), Block(Call(noisy_operator)), nn.Tanh())
+    report = invariance(model, torch.randn(4, 16, device=device))
+    assert named(report) == ("1.inner", "invariance_test.noisy")
+    assert report.first.batch == "a batch of 3" and report.first.advice.startswith("Compute it")
+    assert report.different == ("a batch of 3", "a batch of 4", "a batch of 4, reversed")
+    assert invariance(model, torch.randn(4, 16, device=device)[:2]).equal
+    assert invariance(model, torch.randn(4, 16, device=device), sizes=[2]).different == (
+        "a batch of 4, reversed",
+    )
+
+
+def test_the_earliest_operator_is_named(noisy_operator):
+    """A mean that differs in smaller batches comes after it."""
+    model = nn.Sequential(Call(noisy_operator), Centred())
+    assert named(invariance(model, torch.randn(4, 16))) == ("0", "invariance_test.noisy")
+
+
+def test_an_operator_with_other_inputs_is_not_named():
+    """Batch normalization after the mean would differ by itself, too."""
+    model = nn.Sequential(Centred(), nn.BatchNorm1d(3))
+    assert named(invariance(model, torch.randn(4, 3, 5))) == ("0", "aten.mean")
+    assert named(invariance(model[1:], torch.randn(4, 3, 5)))[1] == "aten.native_batch_norm"
+
+
+def test_a_model_that_is_not_deterministic():
+    model = Call(lambda x: x + random.random())
+    assert invariance(model, torch.randn(3, 2)).different[0] == "sample 0 alone, again"
+
+
+def test_advice_is_about_the_device():
+    for name in ("aten.addmm", "aten.bmm", "aten.mean", "aten._softmax", "aten.convolution"):
+        assert _advice(name, on_cpu=False) != _advice(name, on_cpu=True)
+    assert "torch_tiled.convert(model)" in _advice("aten.addmm", on_cpu=False)
+    assert _advice("aten.histc, aten._grouped_mm", on_cpu=False) == _advice(
+        "aten._grouped_mm", False
+    )
+    assert _advice("aten.bernoulli_", True) == _advice("aten.native_dropout", True)
+    assert _advice("mine.addmm", True) == _advice("aten.unheard_of", True)
+
+
+def test_names_in_the_table_of_advice_are_operators():
+    names = [name for names in _ADVICE for name in names.split()]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not hasattr(torch.ops.aten, name)] == []
+
+
+def test_batch_norm_in_training(device):
+    model = nn.Sequential(nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4)).to(device)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    report = invariance(model, torch.randn(4, 3, 7, device=device))
+    assert report.first.module == "1" and "eval()" in report.first.advice
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert model.training and model[1].num_batches_tracked == 0
+
+
+def test_batch_norm_that_takes_no_sample_alone():
+    model = nn.BatchNorm1d(4)
+    with pytest.raises(ValueError, match="more than 1 value") as caught:
+        invariance(model, torch.randn(4, 4))
+    assert "sample 0 alone" in caught.value.__notes__[0] and "eval()" in caught.value.__notes__[0]
+    assert not nn.modules.module._has_any_global_hook()
+    assert model.num_batches_tracked == 0
+
+
+def test_dropout_in_training(device):
+    model = nn.Sequential(linear(), nn.Dropout()).to(device)
+    x = torch.randn(4, 16, device=device)
+    report = invariance(model, x)
+    assert report.first.module == "1" and "eval()" in report.first.advice
+    assert report.different[0] == "a batch of 2"  # every run has the same random numbers
+    assert invariance(model.eval(), x).equal
+
+
+def test_what_random_numbers_overwrite_does_not_count(device):
+    """Dropout draws them into fresh memory."""
+
+    def drop(x):
+        mask = torch.arange(len(x), device=x.device)[:, None].expand(-1, 8).float()
+        return x * mask.bernoulli_(0.5)
+
+    report = invariance(nn.Sequential(Call(drop)), torch.randn(4, 8, device=device))
+    assert named(report) == ("0", "aten.bernoulli_")
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    others: tuple
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda x, y: (x, y),
+        lambda x, y: {"x": x, "others": [None, {"y": y}]},
+        lambda x, y: Output(x, (y,)),
+    ],
+    ids=["tuple", "dict", "dataclass"],
+)
+def test_outputs_of_several_tensors(give):
+    shifted = Call(lambda x: give(x, x - x.mean()))
+    report = invariance(nn.Sequential(nn.ReLU(), shifted), torch.randn(3, 4))
+    assert not report.equal and named(report) == ("1", "aten.mean")
+    assert results(report)["1"] == "differs"
+    assert invariance(Call(lambda x: give(x, 2 * x)), torch.randn(3, 4)).equal
+
+
+def test_inputs_of_several_arguments():
+    def forward(x, scale, *, mask, table):
+        assert len(x) == len(scale) == len(mask["rows"]) and table.shape == (3, 3)
+        return (x + scale) * mask["rows"] @ table
+
+    x, rows, table = torch.randn(3, 3), torch.ones(3, 1), torch.eye(3)
+    arguments = {"x": x, "scale": rows, "mask": {"rows": rows}}
+    assert invariance(Call(forward), arguments, shared={"table": table}).equal
+    assert invariance(lambda x, y: x * y, (x, torch.tensor(2.0))).equal
+    assert invariance(lambda x, y: x + y, [torch.randn(4, 3), torch.ones(3)]).equal
+
+
+def test_the_batch_in_another_dimension():
+    model = nn.GRU(8, 8).double()
+    x = torch.randn(5, 3, 8).double()
+    report = invariance(model, x, dim=1)
+    assert report.samples == 3 and report.first is None or report.first.operator
+    assert invariance(lambda x: x.cumsum(0), x, dim=1).equal
+
+
+def test_channels_last_stays():
+    def forward(x):
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        return x * 2
+
+    x = torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
+    assert invariance(forward, x).equal
+
+
+def test_nan_is_equal_if_its_bits_are():
+    def other_nan(x):
+        bits = torch.full((len(x), 2), 0x7FC00000 + len(x), dtype=torch.int32)
+        return x * bits.view(torch.float32)[:, :1].nan_to_num(), bits.view(torch.float32)
+
+    x = torch.tensor([[1.0, torch.nan], [torch.nan, torch.inf], [0, -0.0]])
+    assert invariance(nn.ReLU(), x).equal
+    assert not invariance(other_nan, x).equal
+    assert not invariance(lambda x: torch.zeros_like(x) * (1.5 - len(x)), x).equal  # 0 and -0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.int8, torch.bool])
+def test_dtypes(dtype, device):
+    x = torch.randint(2, (3, 5), device=device).to(dtype)
+    assert invariance(lambda x: (x, x.roll(1, 1)), x).equal
+    report = invariance(lambda x: x ^ (len(x) == 2) if dtype == torch.bool else x + len(x), x)
+    assert not report.equal
+
+
+def test_rows_folded_into_one_dimension():
+    """(batch * tokens, columns) and (tokens * batch, columns) are found both."""
+    for dims in ((0, 1), (1, 0)):
+
+        def fold(x, dims=dims):
+            y = x.permute(*dims, 2).reshape(-1, x.shape[2]).abs()
+            return torch.ops.aten.mul(y, y).view(*(x.shape[d] for d in dims), -1).permute(*dims, 2)
+
+        report = invariance(fold, torch.randn(4, 3, 5))
+        assert report.equal and report.not_compared == ()
+    report = invariance(lambda x: x.transpose(0, 1).reshape(-1, 5).abs(), torch.randn(4, 3, 5))
+    assert report.equal
+
+
+def test_rows_that_are_not_found():
+    """An operator on rows in an order of their own is not compared, and not at fault."""
+    shuffle = Call(lambda x: x.view(-1)[torch.arange(x.numel() - 1, -1, -1)].exp())
+
+    def back(x):
+        return x.flip(0).view(-1, 6)
+
+    model = nn.Sequential(shuffle, Call(back))
+    report = invariance(model, torch.randn(4, 6, dtype=torch.float64))
+    assert report.equal and report.first is None
+    assert report.not_compared == ("aten.exp in 0 (Call)",)
+    assert results(report) == {"": "equal", "0": "not compared", "1": "equal"}
+    assert "Not compared: aten.exp in 0 (Call)" in str(report)
+
+
+def test_a_module_whose_operators_are_not_found_is_named():
+    def forward(x):
+        y = x.view(-1).flip(0).contiguous().exp() * (1 + 2**-20 * (len(x) > 1))
+        return y.flip(0).view(-1, 6)
+
+    model = nn.Sequential(nn.Tanh(), Call(forward), nn.ReLU())
+    report = invariance(model, torch.randn(4, 6, dtype=torch.float64))
+    assert named(report) == ("1", "one of aten.exp, aten.mul")
+    assert results(report) == {"": "differs", "0": "equal", "1": "differs", "2": "differs"}
+    assert report.first.relative == pytest.approx(2**-20, rel=0.1)
+
+
+def test_other_operators_in_a_batch():
+    def forward(x):
+        return torch.mul(x, x).relu() if len(x) == 1 else torch.pow(x, 2.0001).relu()
+
+    report = invariance(nn.Sequential(nn.ReLU(), Call(forward)), torch.randn(4, 6))
+    assert named(report) == ("1", "aten.mul alone, aten.pow in the batch")
+    equal = Call(lambda x: x + x if len(x) == 1 else x * 2)
+    report = invariance(equal, torch.randn(4, 6))
+    assert report.equal and report.not_compared == ("aten.mul in the model (Call)",)
+
+
+def test_places_and_counts_are_no_differences():
+    """Indices are those of a place in the batch, and what they pick is a sample's."""
+
+    def last(x):
+        return x[torch.arange(len(x)), (x > 0).sum(1).clamp(max=3)].tanh()
+
+    assert invariance(last, torch.randn(4, 4)).first is None
+
+
+def test_a_model_that_differs_only_if_nothing_watches_it():
+    """As a compiled model may, which torch.compile leaves to its eager operators."""
+
+    def forward(x):
+        is_watched = torch._C._len_torch_dispatch_stack() > 0
+        return x if is_watched or len(x) == 1 else x * 2
+
+    report = invariance(nn.Sequential(Call(forward)), torch.randn(3, 4))
+    assert not report.equal and report.first is None
+    assert results(report) == {"": "differs", "0": "equal"}
+    assert "No operator was found" in str(report)
+
+
+def test_functions_and_methods():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Centred()
+
+        def predict(self, x):
+            return self.part(x)
+
+    assert named(invariance(Model().predict, torch.randn(3, 4))) == ("part", "aten.mean")
+    report = invariance(lambda x: x - x.mean(0), torch.randn(3, 4))
+    assert named(report) == ("", "aten.mean") and report.first.kind == "<lambda>"
+    assert results(report) == {"": "differs"}
+
+
+def test_a_module_that_is_called_twice():
+    shared = linear()
+    model = nn.Sequential(shared, nn.ReLU(), shared, Noisy(), shared)
+    report = invariance(model, torch.randn(3, 16))
+    assert results(report)["0"] == "differs" and named(report)[0] == "3"
+
+
+def test_an_encoder_keeps_its_fast_path():
+    """Hooks of its modules would end it."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    report = invariance(model, torch.randn(3, 4, 16))
+    assert "layers.0.linear1" not in results(report) and "layers.0" in results(report)
+
+
+def test_nothing_is_changed(device):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.register_buffer("last", torch.zeros(1))
+            self.register_buffer("none", None)
+
+        def forward(self, x):
+            assert not torch.is_grad_enabled()
+            self.count += 1
+            self.last = x[0]
+            x.mul_(torch.rand(()).item() + 1)
+            return x * self.count
+
+    model = nn.Sequential(Counting(), nn.Dropout()).to(device)
+    model[1].eval()
+    last, count = model[0].last, model[0].count
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    before, version = x.detach().clone(), x._version
+    random_numbers = torch.get_rng_state()
+    report = invariance(model, x)
+    assert report.equal  # every run began with the same count and random numbers
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+    assert torch.equal(x, before) and x._version == version and x.requires_grad and x.grad is None
+    assert model[0].last is last and model[0].count is count and count == 0
+    assert model.training and model[0].training and not model[1].training
+    assert torch.is_grad_enabled()
+    assert not nn.modules.module._has_any_global_hook()
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+
+
+def test_an_exception_leaves_nothing_behind():
+    def forward(x):
+        if len(x) == 3:
+            raise ZeroDivisionError
+        return x * torch.rand(1)
+
+    model, x = nn.Sequential(Call(forward)), torch.randn(4, 2)
+    state = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError) as caught:
+        invariance(model, x)
+    assert "with a batch of 3" in caught.value.__notes__[0]
+    assert not nn.modules.module._has_any_global_hook()
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_exception_that_the_model_catches():
+    def fails(x):
+        raise ZeroDivisionError
+
+    class Catching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fails, self.after = Call(fails), Noisy()
+
+        def forward(self, x):
+            try:
+                return self.fails(x)
+            except ZeroDivisionError:
+                return self.after(x)
+
+    report = invariance(Catching(), torch.randn(3, 4))
+    assert named(report) == ("after", "aten.mul")
+    assert results(report) == {"": "differs", "after": "differs"}
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda x: invariance(3, x), "model is of type int; pass a module or a function"),
+        (lambda x: invariance(nn.ReLU(), 3), "inputs has no tensor with a dimension 0"),
+        (lambda x: invariance(nn.ReLU(), torch.tensor(3.0)), "no tensor with a dimension 0"),
+        (lambda x: invariance(nn.ReLU(), x, dim=2), "no tensor with a dimension 2"),
+        (lambda x: invariance(nn.ReLU(), x[:1]), "first tensor of inputs is 1; pass a batch of 2"),
+        (lambda x: invariance(nn.ReLU(), x, sizes=[2, 5]), "sizes has 5; pass sizes from 2 to 4"),
+        (lambda x: invariance(nn.ReLU(), x, sizes=[1]), "sizes has 1; pass sizes from 2 to 4"),
+        (lambda x: invariance(lambda x: 3, x), "returned a int without tensors"),
+        (lambda x: invariance(lambda x: x @ x.mT, x), "output 0 is (2, 2) of torch.float32"),
+        (lambda x: invariance(lambda x: x.to_sparse(), x), "rows are not found"),
+        (lambda x: invariance(lambda x: (x,) * len(x), x), "returned 1 tensors for a sample alone"),
+    ],
+)
+def test_errors(call, sentence):
+    with pytest.raises(RuntimeError) as caught:
+        call(torch.randn(4, 3))
+    assert str(caught.value).startswith("torch_tiled.invariance: ") and sentence in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bool])
+def test_digests_tell_tensors_apart(dtype, device):
+    """Each bit counts, wherever it is."""
+    x = torch.zeros(3 << 19, device=device).to(dtype)  # more than one block of words
+    wanted = digest(x)
+    assert wanted == digest(x.clone()) and wanted == digest(x.view(3, -1).mT.contiguous().mT)
+    for place in (0, 1, len(x) // 2, len(x) - 1):
+        y = x.clone()
+        y[place] = 1 if dtype == torch.bool else -0.0
+        assert digest(y) != wanted
+    x[0], y = 1, x.clone()
+    x[1], y[0], y[1] = 0, 0, 1
+    assert digest(x) != digest(y)
+
+
+def test_rows_of_a_sample():
+    x = torch.arange(24).view(6, 4)
+    assert [each.tolist() for each in rows(x, torch.Size([2, 4]), 1, 3)] == [
+        x[2:4].tolist(),
+        x[1::3].tolist(),
+    ]
+    assert rows(x, x.shape, 1, 3)[0] is x
+    assert rows(x, torch.Size([2, 2]), 1, 3) == rows(x, torch.Size([2]), 1, 3) == []
+    assert rows(x, torch.Size([3, 4]), 1, 3) == []
+
+
+def test_a_llama_of_transformers(device):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=50,
+    )
+    model = transformers.LlamaForCausalLM(config).eval().to(device)
+    model.model.layers[1].mlp.act_fn = Noisy()
+    ids = torch.randint(50, (3, 5), device=device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    torch_tiled.convert(model)
+    if device == "cpu":
+        for layer in model.modules():
+            if isinstance(layer, torch_tiled.nn.Linear):
+                layer.algorithm = "tiled"
+    with torch_tiled.override():
+        report = invariance(model, inputs, shared={"use_cache": False}, sizes=[2])
+    assert results(report)["model.layers.0"] == "equal"
+    assert named(report) == ("model.layers.1.mlp.act_fn", "aten.mul")
