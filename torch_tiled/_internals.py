@@ -66,7 +66,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
 from torch.autograd.function import _SingleLevelFunction
-from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torch.nn.modules import module as module_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves, tree_map
 
 __all__ = [
     "AFTER_AUTOGRAD",
@@ -81,6 +83,7 @@ __all__ = [
     "InductorCandidates",
     "OpOverloadPacket",
     "SingleLevelFunction",
+    "TorchDispatchMode",
     "allow_single_level_function",
     "apply_vmap_rule",
     "argument_names",
@@ -91,6 +94,7 @@ __all__ = [
     "current_interpreter",
     "dispatch_modes",
     "distinguish_by_options",
+    "forget_global_hook",
     "forward_ad_active",
     "function_modes",
     "gradients_asked_for",
@@ -107,6 +111,8 @@ __all__ = [
     "set_forward_ad_enabled",
     "torch_grouped_mm",
     "transforms_active",
+    "tree_leaves",
+    "tree_map",
     "unwrapped",
     "version_of",
 ]
@@ -253,6 +259,12 @@ def is_in_fsdp_shards(module):
     return bool(hooks) and any(
         hook.__module__.startswith("torch.distributed.fsdp.") for hook in hooks.values()
     )
+
+
+def forget_global_hook(handle):
+    """Removes what PyTorch leaves of a global forward hook with keyword arguments when its handle
+    is removed, and torch.compile would take for a hook."""
+    module_hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 def version_of(tensor):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as module_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from ._internals import TorchDispatchMode, forget_global_hook, tree_leaves
 
 _WORDS = 1 << 20
 
@@ -135,8 +135,7 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error):
         for handle in self.handles:
             handle.remove()
-            # PyTorch leaves this entry, which torch.compile would take for a hook.
-            module_hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)
+            forget_global_hook(handle)
         return super().__exit__(*error)
 
     def enter_module(self, module, args):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from ._internals import tree_map
 from ._watch import Alone, Grab, Key, Together, Watch, bits, relative, rows, tensors_in
 
 __all__ = ["Compared", "Difference", "Invariance", "invariance"]
