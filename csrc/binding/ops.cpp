@@ -23,8 +23,10 @@
 #include "binding/grouped.h"
 #include "binding/mixed.h"
 #include "binding/namespace.h"
+#include "binding/norms.h"
 #include "binding/pointwise.h"
 #include "binding/registry.h"
+#include "binding/rows.h"
 #include "binding/run.h"
 #include "binding/stream.h"
 #include "binding/tensors.h"
@@ -367,6 +369,11 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, "
       "ScalarType? out_dtype=None, str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
+  // Reductions of rows, which only the library calls: binding/rows.h.
+  m.def("_row_softmax(Tensor x, bool log) -> Tensor");
+  m.def("_row_softmax_backward(Tensor grad, Tensor y, bool log) -> Tensor");
+  m.def("_row_logsumexp(Tensor x) -> Tensor");
+  m.def("_row_sum(Tensor x, bool mean) -> Tensor");
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, SymInt? causal_offset, "
       "float scale) -> (Tensor out, Tensor sum, Tensor exponent)");
@@ -382,6 +389,13 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "_attention_packed_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
       "Tensor offsets_q, Tensor offsets_k, Tensor out, Tensor sum, Tensor exponent, SymInt max_q, "
       "SymInt max_k, bool is_causal, float scale, bool needs_q, bool needs_k, bool needs_v) "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "_row_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centered) "
+      "-> (Tensor y, Tensor mean, Tensor inverse)");
+  m.def(
+      "_row_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor mean, Tensor inverse, "
+      "bool centered, bool needs_x, bool needs_weight, bool needs_bias) "
       "-> (Tensor, Tensor, Tensor)");
   // These are for products larger than the GPU (torch_tiled/stream): binding/stream.h and
   // binding/copies.h.
@@ -439,10 +453,16 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));                       \
   m.impl("_plain_pointwise", TORCH_BOX(&tiled::plain_pointwise));                         \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                                  \
+  m.impl("_row_softmax", TORCH_BOX(&tiled::row_softmax));                                 \
+  m.impl("_row_softmax_backward", TORCH_BOX(&tiled::row_softmax_backward));               \
+  m.impl("_row_logsumexp", TORCH_BOX(&tiled::row_logsumexp));                             \
+  m.impl("_row_sum", TORCH_BOX(&tiled::row_sum));                                         \
   m.impl("attention", TORCH_BOX(&tiled::run_attention));                                  \
   m.impl("attention_packed", TORCH_BOX(&tiled::run_attention_packed));                    \
   m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));               \
   m.impl("_attention_packed_backward", TORCH_BOX(&tiled::run_attention_packed_backward)); \
+  m.impl("_row_norm", TORCH_BOX(&tiled::run_row_norm));                                   \
+  m.impl("_row_norm_backward", TORCH_BOX(&tiled::run_row_norm_backward));                 \
   m.impl("_multiply_into_", TORCH_BOX(&tiled::multiply_into_));                           \
   m.impl("_activate_", TORCH_BOX(&tiled::activate_));                                     \
   m.impl("_add_chunk_", TORCH_BOX(&tiled::add_chunk_));                                   \

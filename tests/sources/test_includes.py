@@ -16,6 +16,7 @@ MAY_INCLUDE = {
     "binding": {
         *("torch", "cuda", "dlfcn.h", "core/*", "select/*", "staging/*", "cpu/apply_epilogue.h"),
         *("cpu/attention.h", "kernels/attention/launch.h", "kernels/grouped/launch.h"),
+        *("cpu/norms.h", "cpu/rows.h", "kernels/rows/launch.h", "kernels/rows/norms_launch.h"),
     },
     # Copies by threads of the host, which know neither PyTorch nor CUDA.
     "staging": {"unistd.h", "emmintrin.h"},
@@ -34,6 +35,7 @@ MAY_INCLUDE = {
     "kernels/basics": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/complex": {"core/*", "kernels/common/*"},
     "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
+    "kernels/rows": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/simt": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/fp16x3": {
         *("cuda", "core/*", "ptx/*", "kernels/common/*"),

@@ -19,6 +19,12 @@ from .checks import (
     check_prepared_matmul,
 )
 from .namespace import NAMESPACE
+from .row_checks import (
+    check_row_norm,
+    check_row_norm_backward,
+    check_rows,
+    check_softmax_backward,
+)
 
 
 def _empty_result(check):
@@ -68,10 +74,45 @@ def _fake_attention_packed_backward(grad, q, k, v, *others):
     return _fake_gradients(q, (q.shape, k.shape, v.shape), others)
 
 
+def _fake_row_norm(x, weight, bias, eps, centered):
+    dtype, rows = check_row_norm(x, weight, bias, centered)
+    mean = x.new_empty(rows if centered else (0,), dtype=dtype)
+    return x.new_empty(x.shape), mean, x.new_empty(rows, dtype=dtype)
+
+
+def _fake_row_norm_backward(grad, x, weight, mean, inverse, centered, *needs):
+    dtype = check_row_norm_backward(grad, x, weight, mean, inverse, centered, needs)
+    dtypes, shapes = (x.dtype, dtype, dtype), (x.shape, x.shape[-1:], x.shape[-1:])
+    return tuple(
+        x.new_empty(shape if needed else (0,), dtype=dtype)
+        for needed, shape, dtype in zip(needs, shapes, dtypes, strict=True)
+    )
+
+
 def _fake_gradients(q, shapes, options):
     """A result of each shape; empty if the option that asks for it, of the last ones, is False."""
     needs = zip(shapes, options[-len(shapes) :], strict=True)
     return tuple(q.new_empty(shape if needed else (0,)) for shape, needed in needs)
+
+
+def _fake_row_softmax(x, log):
+    check_rows("tiled::_row_softmax", "x", x)
+    return x.new_empty(x.shape)
+
+
+def _fake_row_softmax_backward(grad, y, log):
+    check_softmax_backward("tiled::_row_softmax_backward", grad, y)
+    return y.new_empty(y.shape)
+
+
+def _fake_row_reduction(op):
+    """The fake kernel of an operator with one result for each row."""
+
+    def kernel(x, *options):
+        check_rows(op, "x", x)
+        return x.new_empty(x.shape[:-1])
+
+    return kernel
 
 
 def _fake_gemm(c, a, b, **options):
@@ -93,6 +134,12 @@ def register(library):
         ("attention_packed", _fake_attention_packed),
         ("_attention_backward", _fake_attention_backward),
         ("_attention_packed_backward", _fake_attention_packed_backward),
+        ("_row_norm", _fake_row_norm),
+        ("_row_norm_backward", _fake_row_norm_backward),
         ("prepare", _fake_prepare),
+        ("_row_softmax", _fake_row_softmax),
+        ("_row_softmax_backward", _fake_row_softmax_backward),
+        ("_row_logsumexp", _fake_row_reduction("tiled::_row_logsumexp")),
+        ("_row_sum", _fake_row_reduction("tiled::_row_sum")),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

@@ -1,0 +1,149 @@
+#include "binding/rows.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "binding/run.h"
+#include "core/error.h"
+#include "core/rows.h"
+#include "cpu/rows.h"
+#ifdef TORCH_TILED_WITH_CUDA
+#include "kernels/rows/launch.h"
+#endif
+
+namespace tiled {
+namespace {
+
+// --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
+
+void check_rows(const char* op, Named x) {
+  const ScalarType type = x.tensor.scalar_type();
+  if (!supported(type) || is_complex(type)) {
+    fail(op, std::string(x.name) + " is " + dtype_name(type) +
+                 "; it must be torch.float32, torch.float64, torch.float16 or torch.bfloat16");
+  }
+  if (x.tensor.dim() == 0) fail(op, std::string(x.name) + " is (); it must have a dimension");
+}
+
+// --- memory --------------------------------------------------------------------------------------
+
+int64_t columns_of(const Tensor& x) { return x.size(x.dim() - 1); }
+
+// Returns the distance between rows, or nothing if no single one leads through all rows of x, or
+// if their elements are not adjacent.
+std::optional<int64_t> pitch_of(const Tensor& x) {
+  const int64_t last = x.dim() - 1, columns = x.size(last);
+  if (columns > 1 && x.stride(last) != 1) return std::nullopt;
+  int64_t pitch = columns, rows = 1;
+  for (int64_t d = last - 1; d >= 0; --d) {
+    if (x.size(d) == 1) continue;
+    if (rows == 1) pitch = x.stride(d);
+    if (x.stride(d) != rows * pitch) return std::nullopt;
+    rows *= x.size(d);
+  }
+  return pitch;
+}
+
+// The rows of a tensor with elements, in place or in a copy.
+struct Operand {
+  Tensor memory;
+  Rows rows;
+
+  explicit Operand(const Tensor& x) : memory(x) {
+    std::optional<int64_t> pitch = pitch_of(x);
+    if (!pitch) {
+      memory = torch::stable::contiguous(x);
+      pitch = columns_of(x);
+    }
+    rows = {data_of(memory), *pitch};
+  }
+};
+
+Shape shape_without_columns(const Tensor& x) {
+  return Shape(x.sizes().begin(), x.sizes().end() - 1);
+}
+
+// --- launches ------------------------------------------------------------------------------------
+
+// Returns the result of checked rows, of this shape.
+Tensor reduce(const char* op, RowsOp kind, const Tensor& x, const Shape& shape) {
+  Tensor out = allocate(op, shape, x.scalar_type(), x);
+  if (out.numel() == 0) return out;
+  const bool is_softmax = kind == RowsOp::kSoftmax || kind == RowsOp::kLogSoftmax;
+  const Operand operand(x);
+  const int64_t columns = columns_of(x);
+  const RowsProblem p{.op = kind,
+                      .dtype = *supported(x.scalar_type()),
+                      .rows = is_softmax ? out.numel() / columns : out.numel(),
+                      .columns = columns,
+                      .x = operand.rows,
+                      .out = out.mutable_data_ptr()};
+  const Launches launches(op, x);
+#ifdef TORCH_TILED_WITH_CUDA
+  if (x.is_cuda()) {
+    const bool is_sum = kind == RowsOp::kSum || kind == RowsOp::kMean;
+    is_sum ? cuda::launch_sum_rows(p, launches.context) : cuda::launch_softmax(p, launches.context);
+    return out;
+  }
+#endif
+  cpu::launch_rows(p, launches.context);
+  return out;
+}
+
+}  // namespace
+
+Tensor row_softmax(const Tensor& x, bool is_log) {
+  constexpr const char* kOp = "tiled::_row_softmax";
+  check_rows(kOp, {"x", x});
+  return reduce(kOp, is_log ? RowsOp::kLogSoftmax : RowsOp::kSoftmax, x,
+                Shape(x.sizes().begin(), x.sizes().end()));
+}
+
+Tensor row_logsumexp(const Tensor& x) {
+  constexpr const char* kOp = "tiled::_row_logsumexp";
+  check_rows(kOp, {"x", x});
+  return reduce(kOp, RowsOp::kLogSumExp, x, shape_without_columns(x));
+}
+
+Tensor row_sum(const Tensor& x, bool is_mean) {
+  constexpr const char* kOp = "tiled::_row_sum";
+  check_rows(kOp, {"x", x});
+  return reduce(kOp, is_mean ? RowsOp::kMean : RowsOp::kSum, x, shape_without_columns(x));
+}
+
+Tensor row_softmax_backward(const Tensor& grad, const Tensor& y, bool is_log) {
+  constexpr const char* kOp = "tiled::_row_softmax_backward";
+  check_same_device(kOp, {"grad", grad}, {"y", y});
+  check_rows(kOp, {"grad", grad});
+  check_rows(kOp, {"y", y});
+  check_same_dtype(kOp, Named{"grad", grad}, Named{"y", y});
+  if (!std::ranges::equal(grad.sizes(), y.sizes())) {
+    fail(kOp,
+         "grad is " + shape_of(grad) + " and y is " + shape_of(y) + "; they must have one shape");
+  }
+  Tensor out = allocate(kOp, Shape(y.sizes().begin(), y.sizes().end()), y.scalar_type(), y);
+  if (out.numel() == 0) return out;
+  const Operand grads(grad), results(y);
+  const int64_t columns = columns_of(y);
+  const SoftmaxBackward p{.is_log = is_log,
+                          .dtype = *supported(y.scalar_type()),
+                          .rows = out.numel() / columns,
+                          .columns = columns,
+                          .grad = grads.rows,
+                          .y = results.rows,
+                          .out = out.mutable_data_ptr()};
+  const Launches launches(kOp, y);
+#ifdef TORCH_TILED_WITH_CUDA
+  if (y.is_cuda()) {
+    cuda::launch_softmax_backward(p, launches.context);
+    return out;
+  }
+#endif
+  cpu::launch_softmax_backward(p, launches.context);
+  return out;
+}
+
+}  // namespace tiled
