@@ -67,12 +67,24 @@ from . import (
     layouts,
     lazy,
     packets,
+    rows,
     vmap,
 )
 from .namespace import NAMESPACE
 
 _registrations = torch.library.Library(NAMESPACE, "FRAGMENT")  # they last as long as this object
-for _module in (vmap, autocast, autograd, inplace, lazy, functional, fake, layouts, fast_path):
+for _module in (
+    vmap,
+    autocast,
+    autograd,
+    rows,
+    inplace,
+    lazy,
+    functional,
+    fake,
+    layouts,
+    fast_path,
+):
     _module.register(_registrations)
 flops.register()
 packets.enter()

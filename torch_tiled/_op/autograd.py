@@ -36,7 +36,7 @@ _redispatch_prepared_matmul = redispatch_without_python(operators.matmul.prepare
 _redispatch_prepared_linear = redispatch_without_python(operators.linear.prepared)
 
 
-def _apply(function, redispatch, keyset, options, *tensors):
+def apply(function, redispatch, keyset, options, *tensors):
     """Applies a Function with a forward that redispatches the operator below Autograd."""
     grad_mode = torch.is_grad_enabled()
     keyset = keyset & AFTER_AUTOGRAD
@@ -65,7 +65,7 @@ def _matmul(keyset, a, b, **options):
     try:
         a, b = resolve_for_python(a, b)
         if is_differentiated_in_graph(a, b):
-            return _apply(Matmul, _redispatch_matmul, keyset, options, a, b)
+            return apply(Matmul, _redispatch_matmul, keyset, options, a, b)
         return _redispatch_matmul(keyset & AFTER_AUTOGRAD, a, b, **options)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
@@ -92,8 +92,8 @@ def _differentiated_linear(redispatch, keyset, options, *tensors):
     """
     activation = options.get("activation", "none")
     if activation not in ACTIVATIONS or activation == "relu" or tensors[0].is_complex():
-        return _apply(Linear, redispatch, keyset, options, *tensors)
-    y = _apply(Linear, redispatch, keyset, without(options, "activation"), *tensors)
+        return apply(Linear, redispatch, keyset, options, *tensors)
+    y = apply(Linear, redispatch, keyset, without(options, "activation"), *tensors)
     return ACTIVATIONS[activation](y)
 
 
@@ -103,7 +103,7 @@ def _grouped_mm(keyset, a, b, offs=None, bias=None, **options):
         a, b, bias = resolve_for_python(a, b, bias)
         if not is_differentiated_in_graph(a, b, bias):
             return _redispatch_grouped_mm(keyset & AFTER_AUTOGRAD, a, b, offs, bias, **options)
-        return _apply(GroupedMm, _grouped_mm_below, keyset, options, a, b, bias, offs)
+        return apply(GroupedMm, _grouped_mm_below, keyset, options, a, b, bias, offs)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
@@ -120,7 +120,7 @@ def _attention(keyset, q, k, v, mask, causal_offset, scale):
         q, k, v, mask = resolve_for_python(q, k, v, mask)
         if not is_differentiated_in_graph(q, k, v, mask):
             return _redispatch_attention(keyset & AFTER_AUTOGRAD, q, k, v, mask, **options)
-        return _apply(Attention, _redispatch_attention, keyset, options, q, k, v, mask)
+        return apply(Attention, _redispatch_attention, keyset, options, q, k, v, mask)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
@@ -133,7 +133,7 @@ def _attention_packed(keyset, q, k, v, offsets_q, offsets_k, max_q, max_k, is_ca
         tensors = *resolve_for_python(q, k, v), offsets_q, offsets_k
         if not is_differentiated_in_graph(*tensors[:3]):
             return _redispatch_attention_packed(keyset & AFTER_AUTOGRAD, *tensors, **options)
-        return _apply(AttentionPacked, _redispatch_attention_packed, keyset, options, *tensors)
+        return apply(AttentionPacked, _redispatch_attention_packed, keyset, options, *tensors)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise
@@ -162,7 +162,7 @@ def _prepared_matmul(keyset, a, b, hi_lo, inverse_scales, **options):
         if not is_differentiated_in_graph(a, b):
             return redispatch(keyset & AFTER_AUTOGRAD, a, b, **options)
         refuse_derivative_of_prepared("tiled::matmul", "b", b)
-        return _apply(Matmul, redispatch, keyset, options, a, b)
+        return apply(Matmul, redispatch, keyset, options, a, b)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
         raise

@@ -1,0 +1,145 @@
+"""Derivatives of reductions of rows, and transforms."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.calls import Calls
+from helpers.compiling import BACKENDS
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+from torch_tiled._op.namespace import operators
+
+EPS = 1e-5
+
+
+def norm(centered, x, *params):
+    return operators._row_norm.default(x, *params, *[None] * (2 - len(params)), EPS, centered)[0]
+
+
+def torch_norm(centered, x, *params):
+    if centered:
+        return F.layer_norm(x, x.shape[-1:], *params, eps=EPS)
+    return F.rms_norm(x, x.shape[-1:], *params, eps=EPS)
+
+
+def on_last(function, *options):
+    return lambda x: function(x, *options)
+
+
+# Ours, PyTorch's, and the number of parameters.
+FUNCTIONS = {
+    "softmax": (on_last(operators._row_softmax.default, False), on_last(torch.softmax, -1), 0),
+    "log_softmax": (
+        on_last(operators._row_softmax.default, True),
+        on_last(torch.log_softmax, -1),
+        0,
+    ),
+    "logsumexp": (operators._row_logsumexp.default, on_last(torch.logsumexp, -1), 0),
+    "sum": (on_last(operators._row_sum.default, False), on_last(torch.sum, -1), 0),
+    "mean": (on_last(operators._row_sum.default, True), on_last(torch.mean, -1), 0),
+    "layer_norm": (*(functools.partial(f, True) for f in (norm, torch_norm)), 2),
+    "layer_norm, bare": (*(functools.partial(f, True) for f in (norm, torch_norm)), 0),
+    "rms_norm": (*(functools.partial(f, False) for f in (norm, torch_norm)), 1),
+    "rms_norm, bare": (*(functools.partial(f, False) for f in (norm, torch_norm)), 0),
+}
+
+
+def draw(name, device, rows=(3,), columns=5, dtype=torch.float64):
+    """Rows and parameters that require gradients."""
+    shapes = (*rows, columns), *[(columns,)] * FUNCTIONS[name][2]
+    return [torch.randn(x, dtype=dtype, device=device, requires_grad=True) for x in shapes]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_first_and_second_derivatives(device, name):
+    function, *_ = FUNCTIONS[name]
+    tensors = draw(name, device)
+    assert gradcheck(function, tensors, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(function, tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_pytorch_s(device, name, dtype):
+    ours, theirs, _ = FUNCTIONS[name]
+    tensors = draw(name, device, (2, 3), 1500, dtype)
+    expected = theirs(*tensors)
+    weights = torch.randn_like(expected)
+    found = torch.autograd.grad(ours(*tensors), tensors, weights)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {}
+    for x, y in zip(found, torch.autograd.grad(expected, tensors, weights), strict=True):
+        assert x.dtype == dtype
+        assert_close(x, y, **tolerance or {"rtol": 0.05, "atol": 0.05})
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
+def test_a_gradient_is_a_kernel_s_with_the_bits_of_a_row_alone(device, name):
+    function, *_ = FUNCTIONS[name]
+    x, *params = draw(name, device, (7,), 200, torch.float32)
+    weights = torch.randn_like(x)
+    with Calls() as seen:
+        (gradient,) = torch.autograd.grad(function(x, *params), x, weights)
+    assert any(each.endswith("_backward") for each in seen.names())
+    one = x[3:4].detach().requires_grad_()
+    (alone,) = torch.autograd.grad(function(one, *params), one, weights[3:4])
+    assert torch.equal(alone[0], gradient[3])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_vmap(device, name):
+    function, *_ = FUNCTIONS[name]
+    x, *params = (t.detach() for t in draw(name, device, (4, 3), 40, torch.float32))
+    expected = torch.stack([function(each, *params) for each in x])
+    in_dims = (0, *[None] * len(params))
+    assert torch.equal(torch.vmap(function, in_dims)(x, *params), expected)
+    moved = torch.vmap(function, (1, *in_dims[1:]))(x.movedim(0, 1), *params)
+    assert torch.equal(moved, expected)
+    for count in range(1, len(params) + 1):  # parameters that are mapped, too
+        mapped = [torch.stack([p, 2 * p, -p, p]) for p in params[:count]]
+        expected = [function(x[k], *(p[k] for p in mapped), *params[count:]) for k in range(4)]
+        in_dims = 0, *[0] * count, *[None] * (len(params) - count)
+        found = torch.vmap(function, in_dims)(x, *mapped, *params[count:])
+        assert torch.equal(found, torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_func(device, name):
+    function, theirs, _ = FUNCTIONS[name]
+    x, *params = (t.detach() for t in draw(name, device, (3,), 6))
+
+    def per_row(f):
+        return torch.vmap(torch.func.hessian(lambda row: f(row, *params).square().sum()))(x)
+
+    assert_close(per_row(function), per_row(theirs))
+    tangent = torch.randn_like(x)
+    found, expected = (
+        torch.func.jvp(lambda x, f=f: f(x, *params), (x,), (tangent,))[1]
+        for f in (function, theirs)
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiled(device, name, backend, fresh_compiler):
+    function, *_ = FUNCTIONS[name]
+    tensors = draw(name, device, (3,), 50, torch.float32)
+
+    def gradients(f):
+        return torch.autograd.grad(f(*tensors).square().sum(), tensors)
+
+    found = gradients(torch.compile(function, backend=backend, fullgraph=True))
+    for x, y in zip(found, gradients(function), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_gradient_that_is_not_asked_for(device):
+    x, weight, bias = draw("layer_norm", device)
+    y = norm(True, x, weight, bias.detach())
+    with Calls() as seen:
+        torch.autograd.grad(y.sum(), weight)
+    (arguments,) = [a for name, a, _ in seen.calls if name == "tiled::_row_norm_backward"]
+    assert arguments[-3:] == (False, True, False)
