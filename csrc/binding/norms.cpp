@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "binding/row_operand.h"
 #include "binding/run.h"
 #include "core/error.h"
 #include "core/norms.h"
@@ -20,20 +21,10 @@ namespace {
 constexpr const char* kOp = "tiled::_row_norm";
 constexpr const char* kBackwardOp = "tiled::_row_norm_backward";
 
-// --- checks, which torch_tiled/_op/norm_checks.py makes for tensors without data -----------------
+// --- checks, which torch_tiled/_op/row_checks.py makes for tensors without data ------------------
 
 ScalarType accumulator_of(ScalarType type) {
   return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
-void check_rows(const char* op, const Tensor& x) {
-  check_given(op, {"x", x});
-  const ScalarType type = x.scalar_type();
-  if (!supported(type) || is_complex(type)) {
-    fail(op, "x is " + dtype_name(type) +
-                 "; it must be torch.float32, torch.float64, torch.float16 or torch.bfloat16");
-  }
-  if (x.dim() == 0) fail(op, "x is (); it must have a dimension");
 }
 
 void check_param(const char* op, Named param, const Tensor& x) {
@@ -62,41 +53,6 @@ void check_saved(Named saved, ScalarType type, const Shape& shape, const Tensor&
 
 // --- operands ------------------------------------------------------------------------------------
 
-Shape shape_of_rows(const Tensor& x) {
-  return {x.sizes().begin(), x.sizes().begin() + (x.dim() - 1)};
-}
-
-// The number of elements from one row to the next one, in the order of the leading dimensions, or
-// -1 if there is no such number or the elements of a row are not adjacent.
-int64_t pitch_of(const Tensor& x) {
-  const int64_t columns = x.size(x.dim() - 1);
-  if (columns > 1 && x.stride(x.dim() - 1) != 1) return -1;
-  int64_t pitch = -1, next_stride = 0;  // next_stride: of a dimension that continues these
-  for (int64_t d = x.dim() - 2; d >= 0; --d) {
-    if (x.size(d) == 1) continue;
-    if (pitch < 0) {
-      pitch = x.stride(d);
-    } else if (x.stride(d) != next_stride) {
-      return -1;
-    }
-    next_stride = x.stride(d) * x.size(d);
-  }
-  return pitch < 0 ? columns : pitch;
-}
-
-// A tensor as rows of one pitch: itself or, if its strides have none, a contiguous copy.
-struct Rows {
-  Tensor tensor;
-  int64_t pitch;
-
-  explicit Rows(const Tensor& x) : tensor(x), pitch(pitch_of(x)) {
-    if (pitch >= 0) return;
-    tensor = torch::stable::contiguous(x);
-    pitch = x.size(x.dim() - 1);
-  }
-  const void* data() const { return data_of(tensor); }
-};
-
 std::optional<Tensor> contiguous_or_none(const std::optional<Tensor>& param) {
   if (!param) return std::nullopt;
   return torch::stable::contiguous(*param);
@@ -112,7 +68,7 @@ std::tuple<Tensor, Tensor, Tensor> run_row_norm(const Tensor& x,
                                                 const std::optional<Tensor>& weight,
                                                 const std::optional<Tensor>& bias, double eps,
                                                 bool centered) {
-  check_rows(kOp, x);
+  check_rows(kOp, {"x", x});
   if (weight) check_param(kOp, {"weight", *weight}, x);
   if (bias) check_param(kOp, {"bias", *bias}, x);
   if (weight && bias && weight->scalar_type() != bias->scalar_type()) {
@@ -130,11 +86,11 @@ std::tuple<Tensor, Tensor, Tensor> run_row_norm(const Tensor& x,
     torch::stable::fill_(inverse, NAN);
     return {y, mean, inverse};
   }
-  const Rows x_rows(x);
+  const RowOperand x_rows(x);
   const auto weight_row = contiguous_or_none(weight), bias_row = contiguous_or_none(bias);
   NormProblem p{.dtype = *supported(type), .eps = eps, .centered = centered};
-  p.rows = inverse.numel(), p.columns = x.size(x.dim() - 1);
-  p.x = x_rows.data(), p.x_pitch = x_rows.pitch;
+  p.rows = inverse.numel(), p.columns = columns_of(x);
+  p.x = x_rows.rows;
   p.weight = data_or_null(weight_row), p.bias = data_or_null(bias_row);
   const auto& param = weight ? weight : bias;
   p.wide_params = param && param->scalar_type() != type;
@@ -157,7 +113,7 @@ std::tuple<Tensor, Tensor, Tensor> run_row_norm_backward(const Tensor& grad, con
                                                          const Tensor& mean, const Tensor& inverse,
                                                          bool centered, bool needs_x,
                                                          bool needs_weight, bool needs_bias) {
-  check_rows(kBackwardOp, x);
+  check_rows(kBackwardOp, {"x", x});
   if (weight) check_param(kBackwardOp, {"weight", *weight}, x);
   const ScalarType type = x.scalar_type();
   const Shape shape(x.sizes().begin(), x.sizes().end()), rows = shape_of_rows(x);
@@ -176,13 +132,13 @@ std::tuple<Tensor, Tensor, Tensor> run_row_norm_backward(const Tensor& grad, con
     for (Tensor* sums : {&dweight, &dbias}) torch::stable::zero_(*sums);
     return {dx, dweight, dbias};
   }
-  const Rows dy_rows(grad), x_rows(x);
+  const RowOperand dy_rows(grad), x_rows(x);
   const auto weight_row = contiguous_or_none(weight);
   const Tensor mean_of_rows = torch::stable::contiguous(mean);
   const Tensor inverse_of_rows = torch::stable::contiguous(inverse);
   NormBackward p{.dtype = *supported(type), .rows = inverse.numel(), .columns = shape.back()};
-  p.dy = dy_rows.data(), p.dy_pitch = dy_rows.pitch;
-  p.x = x_rows.data(), p.x_pitch = x_rows.pitch;
+  p.dy = dy_rows.rows;
+  p.x = x_rows.rows;
   p.weight = data_or_null(weight_row), p.wide_params = type_of_params != type;
   if (centered) p.mean = data_of(mean_of_rows);
   p.inverse = data_of(inverse_of_rows);

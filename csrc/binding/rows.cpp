@@ -1,11 +1,9 @@
 #include "binding/rows.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
-#include <optional>
 #include <string>
 
+#include "binding/row_operand.h"
 #include "binding/run.h"
 #include "core/error.h"
 #include "core/rows.h"
@@ -17,55 +15,6 @@
 namespace tiled {
 namespace {
 
-// --- checks, which torch_tiled/_op/checks.py makes for tensors without data ----------------------
-
-void check_rows(const char* op, Named x) {
-  const ScalarType type = x.tensor.scalar_type();
-  if (!supported(type) || is_complex(type)) {
-    fail(op, std::string(x.name) + " is " + dtype_name(type) +
-                 "; it must be torch.float32, torch.float64, torch.float16 or torch.bfloat16");
-  }
-  if (x.tensor.dim() == 0) fail(op, std::string(x.name) + " is (); it must have a dimension");
-}
-
-// --- memory --------------------------------------------------------------------------------------
-
-int64_t columns_of(const Tensor& x) { return x.size(x.dim() - 1); }
-
-// Returns the distance between rows, or nothing if no single one leads through all rows of x, or
-// if their elements are not adjacent.
-std::optional<int64_t> pitch_of(const Tensor& x) {
-  const int64_t last = x.dim() - 1, columns = x.size(last);
-  if (columns > 1 && x.stride(last) != 1) return std::nullopt;
-  int64_t pitch = columns, rows = 1;
-  for (int64_t d = last - 1; d >= 0; --d) {
-    if (x.size(d) == 1) continue;
-    if (rows == 1) pitch = x.stride(d);
-    if (x.stride(d) != rows * pitch) return std::nullopt;
-    rows *= x.size(d);
-  }
-  return pitch;
-}
-
-// The rows of a tensor with elements, in place or in a copy.
-struct Operand {
-  Tensor memory;
-  Rows rows;
-
-  explicit Operand(const Tensor& x) : memory(x) {
-    std::optional<int64_t> pitch = pitch_of(x);
-    if (!pitch) {
-      memory = torch::stable::contiguous(x);
-      pitch = columns_of(x);
-    }
-    rows = {data_of(memory), *pitch};
-  }
-};
-
-Shape shape_without_columns(const Tensor& x) {
-  return Shape(x.sizes().begin(), x.sizes().end() - 1);
-}
-
 // --- launches ------------------------------------------------------------------------------------
 
 // Returns the result of checked rows, of this shape.
@@ -73,7 +22,7 @@ Tensor reduce(const char* op, RowsOp kind, const Tensor& x, const Shape& shape) 
   Tensor out = allocate(op, shape, x.scalar_type(), x);
   if (out.numel() == 0) return out;
   const bool is_softmax = kind == RowsOp::kSoftmax || kind == RowsOp::kLogSoftmax;
-  const Operand operand(x);
+  const RowOperand operand(x);
   const int64_t columns = columns_of(x);
   const RowsProblem p{.op = kind,
                       .dtype = *supported(x.scalar_type()),
@@ -105,13 +54,13 @@ Tensor row_softmax(const Tensor& x, bool is_log) {
 Tensor row_logsumexp(const Tensor& x) {
   constexpr const char* kOp = "tiled::_row_logsumexp";
   check_rows(kOp, {"x", x});
-  return reduce(kOp, RowsOp::kLogSumExp, x, shape_without_columns(x));
+  return reduce(kOp, RowsOp::kLogSumExp, x, shape_of_rows(x));
 }
 
 Tensor row_sum(const Tensor& x, bool is_mean) {
   constexpr const char* kOp = "tiled::_row_sum";
   check_rows(kOp, {"x", x});
-  return reduce(kOp, is_mean ? RowsOp::kMean : RowsOp::kSum, x, shape_without_columns(x));
+  return reduce(kOp, is_mean ? RowsOp::kMean : RowsOp::kSum, x, shape_of_rows(x));
 }
 
 Tensor row_softmax_backward(const Tensor& grad, const Tensor& y, bool is_log) {
@@ -126,7 +75,7 @@ Tensor row_softmax_backward(const Tensor& grad, const Tensor& y, bool is_log) {
   }
   Tensor out = allocate(kOp, Shape(y.sizes().begin(), y.sizes().end()), y.scalar_type(), y);
   if (out.numel() == 0) return out;
-  const Operand grads(grad), results(y);
+  const RowOperand grads(grad), results(y);
   const int64_t columns = columns_of(y);
   const SoftmaxBackward p{.is_log = is_log,
                           .dtype = *supported(y.scalar_type()),

@@ -7,15 +7,15 @@
 
 #include "core/order_chunked.h"
 #include "core/problem.h"
+#include "core/rows.h"
 
 namespace tiled {
 
-// Rows of x, with the number of elements from one row to the next. y is contiguous.
+// y is contiguous.
 struct NormProblem {
   DType dtype = DType::kFloat32;
   int64_t rows = 0, columns = 0;  // both above 0
-  const void* x = nullptr;
-  int64_t x_pitch = 0;
+  Rows x;
   const void* weight = nullptr;  // null if there is none
   const void* bias = nullptr;    // the same
   bool wide_params = false;      // weight and bias are float32 beside 16-bit x
@@ -31,9 +31,7 @@ struct NormProblem {
 struct NormBackward {
   DType dtype = DType::kFloat32;
   int64_t rows = 0, columns = 0;
-  const void* dy = nullptr;
-  const void* x = nullptr;
-  int64_t dy_pitch = 0, x_pitch = 0;
+  Rows dy, x;
   const void* weight = nullptr;
   bool wide_params = false;
   const void* mean = nullptr;  // null if not centered

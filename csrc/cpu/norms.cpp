@@ -99,7 +99,7 @@ void normalize_rows(const NormProblem& p, int64_t begin, int64_t end) {
   const auto bias = read_params<T>(p.bias, p.columns, p.wide_params, rows::kNoBias<A>);
   std::vector<A> x(p.columns);
   for (int64_t row = begin; row < end; ++row) {
-    widen_row(static_cast<const T*>(p.x) + row * p.x_pitch, p.columns, x.data());
+    widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch, p.columns, x.data());
     if (p.centered) {
       const A mean = rows::mean_of(sum_elements(x), p.columns);
       static_cast<A*>(p.mean)[row] = mean;
@@ -120,8 +120,8 @@ void find_dx(const NormBackward& p, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const A mean = p.mean == nullptr ? A(0) : static_cast<const A*>(p.mean)[row];
     const A inverse = static_cast<const A*>(p.inverse)[row];
-    widen_row(static_cast<const T*>(p.dy) + row * p.dy_pitch, p.columns, g.data());
-    widen_row(static_cast<const T*>(p.x) + row * p.x_pitch, p.columns, h.data());
+    widen_row(static_cast<const T*>(p.dy.data) + row * p.dy.pitch, p.columns, g.data());
+    widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch, p.columns, h.data());
     multiply_by(g.data(), weight.data(), p.columns);
     shift_and_scale(h.data(), p.columns, mean, inverse);
     const A mean_g = p.mean == nullptr ? A(0) : rows::mean_of(sum_elements(g), p.columns);
@@ -144,11 +144,11 @@ void sum_columns(const NormBackward& p, int64_t chunk, int64_t first, accumulato
   const int64_t end = std::min((chunk + 1) * rows::kChunk, p.rows);
   A dy[kColumns], h[kColumns], weight_sums[kColumns] = {}, bias_sums[kColumns] = {};
   for (int64_t row = chunk * rows::kChunk; row < end; ++row) {
-    widen_row(static_cast<const T*>(p.dy) + row * p.dy_pitch + first, count, dy);
+    widen_row(static_cast<const T*>(p.dy.data) + row * p.dy.pitch + first, count, dy);
     if (p.dbias != nullptr) add_elements(dy, count, bias_sums);
     if (p.dweight == nullptr) continue;
     const A mean = p.mean == nullptr ? A(0) : static_cast<const A*>(p.mean)[row];
-    widen_row(static_cast<const T*>(p.x) + row * p.x_pitch + first, count, h);
+    widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch + first, count, h);
     shift_and_scale(h, count, mean, static_cast<const A*>(p.inverse)[row]);
     add_products(dy, h, count, weight_sums);
   }

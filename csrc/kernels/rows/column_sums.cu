@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t column = (block - chunk * blocks_of_chunk) * kWarp + lane;
   const bool has_column = column < p.columns, needs_weight = p.dweight != nullptr;
-  const T* x = static_cast<const T*>(p.x) + column;
-  const T* dy = static_cast<const T*>(p.dy) + column;
+  const T* x = static_cast<const T*>(p.x.data) + column;
+  const T* dy = static_cast<const T*>(p.dy.data) + column;
   const int64_t end = min((chunk + 1) * order::kChunk, p.rows);
   A of_weight = 0, of_bias = 0;
   for (int64_t first = chunk * order::kChunk; first < end; first += kRows) {
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kWarp)
     UNROLL
     for (int i = 0; i < kRows; ++i) {
       if (!has_column || i >= rows) continue;
-      dy_of_row[i] = dy[(first + i) * p.dy_pitch];
-      if (needs_weight) x_of_row[i] = x[(first + i) * p.x_pitch];
+      dy_of_row[i] = dy[(first + i) * p.dy.pitch];
+      if (needs_weight) x_of_row[i] = x[(first + i) * p.x.pitch];
     }
     if (needs_weight && lane < rows) {
       if (p.mean != nullptr) lane_mean = static_cast<const A*>(p.mean)[first + lane];

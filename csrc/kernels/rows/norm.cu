@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(RowWarps<accumulator_t<T>, kIsShort>::kThreads
   const Warps warps(smem);
   const int64_t row = (first_block + blockIdx.x) * Warps::kRows + warps.row;
   if (row >= p.rows) return;  // a whole warp, and a whole block if its warps share a row
-  const T* x_row = static_cast<const T*>(p.x) + row * p.x_pitch;
+  const T* x_row = static_cast<const T*>(p.x.data) + row * p.x.pitch;
   T* y_row = static_cast<T*>(p.y) + row * p.columns;
 
   A x[kSteps][kVector];
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(RowWarps<accumulator_t<T>, kIsShort>::kThreads
 template <typename T, bool kIsShort>
 void launch(const NormProblem& p, const Context& context) {
   using Warps = RowWarps<accumulator_t<T>, kIsShort>;
-  const bool is_aligned = has_aligned_vectors(static_cast<const T*>(p.x), p.x_pitch, p.columns) &&
-                          has_aligned_vectors(static_cast<const T*>(p.y), p.columns, p.columns) &&
+  const bool is_aligned = is_vectorized<T>(p.x, p.columns) &&
+                          is_vectorized<T>({p.y, 0}, p.columns) &&
                           are_params_aligned<T>(p.weight, p.columns, p.wide_params) &&
                           are_params_aligned<T>(p.bias, p.columns, p.wide_params);
   for_grids(ceil_div(p.rows, Warps::kRows), [&](int64_t first, unsigned blocks) {

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(RowWarps<accumulator_t<T>, kIsShort>::kThreads
   const bool is_centered = p.mean != nullptr;
   const A mean = is_centered ? static_cast<const A*>(p.mean)[row] : A(0);
   const A inverse = static_cast<const A*>(p.inverse)[row];
-  const T* dy_row = static_cast<const T*>(p.dy) + row * p.dy_pitch;
-  const T* x_row = static_cast<const T*>(p.x) + row * p.x_pitch;
+  const T* dy_row = static_cast<const T*>(p.dy.data) + row * p.dy.pitch;
+  const T* x_row = static_cast<const T*>(p.x.data) + row * p.x.pitch;
   T* dx_row = static_cast<T*>(p.dx) + row * p.columns;
 
   A g[kSteps][kVector], h[kSteps][kVector];
@@ -95,9 +95,8 @@ __global__ void __launch_bounds__(RowWarps<accumulator_t<T>, kIsShort>::kThreads
 template <typename T, bool kIsShort>
 void launch(const NormBackward& p, const Context& context) {
   using Warps = RowWarps<accumulator_t<T>, kIsShort>;
-  const bool is_aligned = has_aligned_vectors(static_cast<const T*>(p.dy), p.dy_pitch, p.columns) &&
-                          has_aligned_vectors(static_cast<const T*>(p.x), p.x_pitch, p.columns) &&
-                          has_aligned_vectors(static_cast<const T*>(p.dx), p.columns, p.columns) &&
+  const bool is_aligned = is_vectorized<T>(p.dy, p.columns) && is_vectorized<T>(p.x, p.columns) &&
+                          is_vectorized<T>({p.dx, 0}, p.columns) &&
                           are_params_aligned<T>(p.weight, p.columns, p.wide_params);
   for_grids(ceil_div(p.rows, Warps::kRows), [&](int64_t first, unsigned blocks) {
     launch_pdl(norm_backward_kernel<T, kIsShort>, blocks, Warps::threads(p.columns), 0, context, p,

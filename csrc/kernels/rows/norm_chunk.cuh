@@ -135,18 +135,12 @@ __device__ void load_params(const void* params, int64_t at, int left, bool is_wi
   load_vector(static_cast<const T*>(params) + at, left, is_aligned, to);
 }
 
-// Returns whether all rows of a tensor consist of aligned vectors; so does a tensor that is null.
-template <typename T>
-bool has_aligned_vectors(const T* data, int64_t pitch, int64_t columns) {
-  return data == nullptr || (columns % kVector == 0 && pitch % kVector == 0 &&
-                             reinterpret_cast<uintptr_t>(data) % alignof(Vector<T>) == 0);
-}
-
-// The same of a weight or of a bias.
+// Returns whether a weight or a bias consists of aligned vectors; so does one that is null.
 template <typename T>
 bool are_params_aligned(const void* params, int64_t columns, bool is_wide) {
-  return is_wide ? has_aligned_vectors(static_cast<const float*>(params), 0, columns)
-                 : has_aligned_vectors(static_cast<const T*>(params), 0, columns);
+  const Rows rows{params, 0};
+  return params == nullptr ||
+         (is_wide ? is_vectorized<float>(rows, columns) : is_vectorized<T>(rows, columns));
 }
 
 }  // namespace tiled::cuda::rows
