@@ -11,6 +11,7 @@ from benchmarks.gemm.check import reference
 from benchmarks.studies import attack_bounds, attention_errors, packed_attention
 from benchmarks.studies import complex_errors as complex_error_study
 from benchmarks.studies import errors as error_study
+from benchmarks.studies import rows as rows_study
 from benchmarks.studies.attack_operands import ORDERS, names_of_starts, start, variants
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
@@ -58,6 +59,33 @@ def test_the_study_of_packed_attention_prints_a_table(capsys, monkeypatch):
     expected, *others = (way(*case.tensors) for way in case.ways().values())
     for other in others:
         torch.testing.assert_close(other, expected)
+
+
+def test_the_study_of_rows_prints_a_table_and_means(capsys, device):
+    options = f"--device {device} --dtype float32 --rows 3 --columns 20 1100"
+    rows_study.main(options.split())
+    table, means = capsys.readouterr().out.split("\n\n")
+    rows = [[x.strip() for x in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    named = [row[:4] for row in rows if row[0] == "softmax, gradient"]
+    assert named == [["softmax, gradient", "float32", "3", columns] for columns in ("20", "1100")]
+    assert all(float(x) > 0 for row in rows for x in row[4:])
+    assert means.count("\n") == 2 + len({row[0] for row in rows})
+
+
+@pytest.mark.parametrize("name", rows_study.REDUCTIONS)
+def test_the_study_of_rows_compares_equal_things(device, name):
+    if device == "cpu" and name == "rms_norm":
+        pytest.skip("PyTorch has no kernel of RMS norm on a CPU")
+    (tensors, *_) = rows_study.operands(5, 70, torch.float32, device)
+    calls = rows_study.REDUCTIONS[name]
+    for ours, theirs in (calls[:2], calls[2:])[: len(calls) // 2]:
+        found, expected = ours(*tensors), theirs(*tensors)
+        pairs = [(found, expected)]
+        if isinstance(found, tuple):  # y alone of the forward pass, and all gradients
+            is_forward = ours is calls[0]
+            pairs = [(found[0], expected[0])] if is_forward else zip(found, expected, strict=False)
+        for x, y in pairs:
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
 def redrawn(study, results, folder):
