@@ -32,6 +32,9 @@ from torch._C import (
     _AutoDispatchBelowAutograd as BelowAutograd,
 )
 from torch._C import (
+    _DisableTorchDispatch as WithoutDispatchModes,
+)
+from torch._C import (
     _dispatch_keyset_full_after as keys_after,
 )
 from torch._C import (
@@ -84,6 +87,7 @@ __all__ = [
     "OpOverloadPacket",
     "SingleLevelFunction",
     "TorchDispatchMode",
+    "WithoutDispatchModes",
     "allow_single_level_function",
     "apply_vmap_rule",
     "argument_names",

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 
-from ._internals import TorchDispatchMode, forget_global_hook, tree_leaves
+from ._internals import (
+    TorchDispatchMode,
+    WithoutDispatchModes,
+    forget_global_hook,
+    tree_leaves,
+)
 
 _WORDS = 1 << 20
 
@@ -41,8 +46,8 @@ def digest(x: torch.Tensor) -> list[int] | None:
     return torch.stack(sums).tolist()
 
 
-def described(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, list[int] | None]:
-    return x.shape, x.dtype, digest(x)
+def described(x: torch.Tensor) -> tuple[torch.Size | None, torch.dtype, list[int] | None]:
+    return None if x.is_nested else x.shape, x.dtype, digest(x)
 
 
 def rows(x: torch.Tensor, shape: torch.Size, place: int, size: int) -> list[torch.Tensor]:
@@ -54,6 +59,8 @@ def rows(x: torch.Tensor, shape: torch.Size, place: int, size: int) -> list[torc
         place: the sample's place in the batch.
         size: how many samples the batch has.
     """
+    if x.is_nested or shape is None:
+        return []
     if x.shape == shape:
         return [x]
     longer = [d for d in range(min(x.dim(), len(shape))) if x.shape[d] != shape[d]]
@@ -77,7 +84,7 @@ def relative(alone: torch.Tensor, rows: torch.Tensor) -> float:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Returns the tensors in tuples, lists, dicts and dataclasses."""
+    """Returns the tensors in tuples, lists, dicts and dataclasses of what a model is given."""
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
@@ -122,8 +129,8 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.names, self.parameters = names, parameters
         self.calls = Counter()
-        self.stack = [("", 0, Counter())]  # a module, its call, and how often it called operators
-        self.is_ours = False  # the operators that a hook calls; those called below have no mode
+        # A module, its call, how often it called operators, and what begin_module() returned.
+        self.stack = [("", 0, Counter(), None)]
 
     def __enter__(self):
         self.handles = (
@@ -138,28 +145,32 @@ class Watch(TorchDispatchMode):
             forget_global_hook(handle)
         return super().__exit__(*error)
 
+    def enter(self, given: Any) -> None:
+        """Tells begin() of the model, which need not be a module."""
+        self.stack[-1] = *self.stack[-1][:3], self.begin_module(Key("", 0, ""), given)
+
+    def begin_module(self, key, given):
+        with WithoutDispatchModes():
+            return self.begin(key, tensors_in(given), [])
+
     def enter_module(self, module, args):
         if module in self.names:
             name = self.names[module]
             self.calls[name] += 1
-            self.stack.append((name, self.calls[name], Counter()))
+            begun = self.begin_module(Key(name, self.calls[name], ""), args)
+            self.stack.append((name, self.calls[name], Counter(), begun))
 
     def leave_module(self, module, args, kwargs, result):
         if module in self.names:
             while self.stack[-1][0] != self.names[module]:  # an exception ended it
                 self.stack.pop()
-            self.leave((args, kwargs), result)
+            self.leave(result)
 
-    def leave(self, given: Any, result: Any) -> None:
-        """Tells end() of the end of a module, or of a function that is no module's.
-
-        A module that writes into what it is given has the inputs that it leaves.
-        """
-        name, call, _ = self.stack.pop()
-        key = Key(name, call, "")
-        self.is_ours = True
-        self.end(key, self.begin(key, tensors_in(given)), tensors_in(result))
-        self.is_ours = False
+    def leave(self, result: Any) -> None:
+        """Tells end() of the end of a module, or of the model."""
+        name, call, _, begun = self.stack.pop()
+        with WithoutDispatchModes():
+            self.end(Key(name, call, ""), begun, tensors_in(result))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -170,14 +181,13 @@ class Watch(TorchDispatchMode):
         is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         name = str(getattr(func, "overloadpacket", func))
         is_move = getattr(func, "is_view", False) or name.rpartition(".")[2] in _MOVES
-        if self.is_ours or is_move or not (inputs or is_random):
+        if is_move or not (inputs or is_random):
             return func(*args, **kwargs)
-        module, call, counts = self.stack[-1]
+        module, call, counts, _ = self.stack[-1]
         key = Key(module, call, name, counts[name])
         counts[name] += 1
-        # Numbers may be read from a tensor of the batch, so they are inputs, too.
-        floats = [torch.tensor(x) for x in tree_leaves((args, kwargs)) if isinstance(x, float)]
-        begun = self.begin(key, [] if is_random else inputs + floats)
+        numbers = [x for x in tree_leaves((args, kwargs)) if isinstance(x, float)]
+        begun = self.begin(key, [] if is_random else inputs, numbers)
         result = func(*args, **kwargs)
         writes = hasattr(func, "_schema") and func._schema.is_mutable
         self.end(key, begun, tensors_in(result) or (inputs if writes else []))
@@ -187,7 +197,7 @@ class Watch(TorchDispatchMode):
         strided = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
         return strided and x.untyped_storage().data_ptr() in self.parameters
 
-    def begin(self, key: Key, inputs: list[torch.Tensor]) -> Any:
+    def begin(self, key: Key, inputs: list[torch.Tensor], numbers: list[float]) -> Any:
         return None
 
     def end(self, key: Key, begun: Any, outputs: list[torch.Tensor]) -> None:
@@ -201,11 +211,11 @@ class Alone(Watch):
         super().__init__(*args)
         self.record = {}
 
-    def begin(self, key, inputs):
-        return [described(x) for x in inputs]
+    def begin(self, key, inputs, numbers):
+        return [described(x) for x in inputs], numbers
 
     def end(self, key, begun, outputs):
-        self.record[key] = begun, [described(x) for x in outputs]
+        self.record[key] = *begun, [described(x) for x in outputs]
 
 
 class Grab(Watch):
@@ -223,15 +233,15 @@ class Grab(Watch):
 class Together(Watch):
     """Compares a batch with the records of its samples alone.
 
-    An operator is at fault if a sample's inputs are equal and a floating-point output is not.
-    Integers do not count: they are often places and counts, as in the sorted tokens of a mixture
-    of experts. A module is suspected if its inputs are equal, its outputs are not, and it called
-    operators that could not be compared: its rows may only be elsewhere.
+    An operator is at fault if a sample's input tensors are equal and a floating-point output is
+    not, unless a module around it has equal outputs. Integers do not count: they are often places
+    and counts, as in the sorted tokens of a mixture of experts. A module is suspected if its inputs
+    are equal and its outputs are not: its rows may only be elsewhere.
 
     Attributes:
-        faults: by place in the batch, the index in `log` of the first call at fault, its key, and
-            the operator.
-        suspected: the same for modules.
+        faults: by place in the batch, the index in `log` of the first call at fault, its key, the
+            operator, and the numbers of the sample alone and of the batch, if they differ.
+        suspected: the same for modules, with the operators that were not compared.
         log: the place, the key and the result of each call: "equal", "other", "not compared".
     """
 
@@ -242,32 +252,43 @@ class Together(Watch):
         self.unknown = {}  # the operators not compared, by place, module and call of it
         self.seen = set()
 
-    def begin(self, key, inputs):
-        """Returns the outputs alone and whether the inputs are equal, for each place."""
+    def begin(self, key, inputs, numbers):
+        """Returns where the log ends; and for each place the outputs alone, whether the inputs are
+        equal, and the numbers of both, if they differ."""
         self.seen.add(key)
-        records = [record.get(key) for record in self.records]
-        return [
-            (each[1], all(self.same(inputs, each[0], place))) if each else (None, False)
-            for place, each in enumerate(records)
-        ]
+        places = []
+        for place, record in enumerate(self.records):
+            if key not in record:
+                places.append((None, False, None))
+                continue
+            alone, numbers_alone, outputs = record[key]
+            both = None if repr(numbers) == repr(numbers_alone) else (numbers_alone, numbers)
+            places.append((outputs, all(self.same(inputs, alone, place)), both))
+        return len(self.log), places
 
     def end(self, key, begun, outputs):
-        is_float = any(x.is_floating_point() or x.is_complex() for x in outputs)
-        for place, (alone, is_given_equal) in enumerate(begun):
+        start, places = begun
+        are_floats = [x.is_floating_point() or x.is_complex() for x in outputs]
+        for place, (alone, is_given_equal, numbers) in enumerate(places):
             same = [None] if alone is None else self.same(outputs, alone, place)
+            result = "equal" if all(same) else "other" if False in same else "not compared"
             differs = any(
-                is_same is False and (x.is_floating_point() or x.is_complex())
-                for x, is_same in zip(outputs, same, strict=False)
+                is_same is False and (is_float or not key.operator)
+                for is_float, is_same in zip(are_floats, same, strict=False)
             )
             where = place, key.module, key.call
-            if differs and is_given_equal and key.operator:
-                self.faults.setdefault(place, (len(self.log), key, key.operator))
-            elif differs and is_given_equal and where in self.unknown:
-                self.suspected.setdefault(place, (len(self.log), key, self.suspects(where, key)))
-            result = "equal" if all(same) else "other" if False in same else "not compared"
-            if key.operator and is_float and result != "equal" and place not in self.faults:
+            if differs and is_given_equal:
+                is_operator = key.operator != ""
+                name = key.operator if is_operator else self.suspects(where, key)
+                into = self.faults if is_operator else self.suspected
+                into.setdefault(place, (len(self.log), key, name, numbers))
+            if key.operator and result != "equal" and place not in self.faults:
                 self.unknown.setdefault(where, {})[key.operator] = None
-            if is_float or result == "equal":
+            if result == "equal" and not key.operator and key.module:
+                for found in (self.faults, self.suspected):
+                    if place in found and found[place][0] >= start:
+                        del found[place]
+            if any(are_floats) or result == "equal" or not key.operator:
                 self.log.append((place, key, result))
 
     def results(self, different: set[int]) -> list[tuple[Key, str]]:
@@ -288,12 +309,12 @@ class Together(Watch):
 
     def suspects(self, where: tuple, end: Key) -> str:
         """Returns the operators of a module that may be at fault for its other outputs."""
-        unknown = list(self.unknown[where])
+        unknown = list(self.unknown.get(where, ()))
         for key in self.records[where[0]]:
             of_module = key.operator and (key.module, key.call) == (end.module, end.call)
-            if of_module and key not in self.seen:
+            if of_module and unknown and key not in self.seen:
                 return f"{key.operator} alone, {unknown[0]} in the batch"
-        return unknown[0] if len(unknown) == 1 else f"one of {', '.join(unknown)}"
+        return f"one of {', '.join(unknown)}" if len(unknown) > 1 else "".join(unknown)
 
     def same(self, tensors: list, alone: list, place: int) -> list[bool | None]:
         """Returns whether each tensor has a sample's bits alone, or None if nothing tells."""

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
-from ._internals import tree_map
+from ._internals import tree_leaves, tree_map
 from ._watch import Alone, Grab, Key, Together, Watch, bits, relative, rows, tensors_in
 
 __all__ = ["Compared", "Difference", "Invariance", "invariance"]
@@ -46,11 +48,11 @@ class Difference:
         kind: the name of the module's class, or of the function.
         operator: its name, such as "aten.native_layer_norm". If a module's outputs differ while
             the rows of its operators were not found, several names, as in "one of aten.histc,
-            aten._grouped_mm" or "aten.addmm alone, aten.mm in the batch".
+            aten._grouped_mm" or "aten.addmm alone, aten.mm in the batch"; or "" if it has none.
         sample: the sample's index in the inputs.
         batch: the batch, such as "a batch of 3".
-        relative: the largest difference of an element of its output (with several names, of the
-            module's), divided by the largest element of the sample alone.
+        relative: the largest difference of an element of its output (with several names or none,
+            of the module's), divided by the largest element of the sample alone.
         advice: a sentence on what to do.
 
     Examples:
@@ -83,7 +85,8 @@ class Invariance:
         first: a Difference, or None if no operator was found.
         modules: a Compared for each module that was called, in the order of named_modules().
         not_compared: operators with a floating-point output that was not compared, as
-            Compared.result tells, in the order of their calls: "aten.mm in layers.0 (Mixer)".
+            Compared.result tells, in the order of their calls: "aten.mm in layers.0 (Mixer)"; and
+            types of outputs that are no tensors: "an output of type float".
 
     Examples:
         >>> layer = torch_tiled.nn.Linear(64, 8, algorithm="tiled")
@@ -106,12 +109,24 @@ class Invariance:
         outputs = f"The outputs of {self.samples} samples"
         lines = [f"{outputs} alone differ from those in: {'; '.join(self.different)}."]
         if self.equal:
-            lines = [f"{outputs} have the same bits alone and in batches."]
+            tried = "; ".join(self.batches[1:])
+            lines = [
+                f"{outputs} have the same bits alone and in batches.",
+                f"Compared with: {tried}",
+            ]
+        elif self.different[0] == _AGAIN:
+            lines.insert(0, _NOT_DETERMINISTIC)
         if first := self.first:
+            where = _named(first.module, first.kind)
+            where = f"{first.operator} in {where}" if first.operator else where
+            by = f"by {first.relative:.1e} of the largest element"
+            if first.relative == torch.inf:
+                by = "from zeros"
+            elif first.relative == 0:
+                by = "in the sign of a zero or the bits of a NaN"
+            begin = "Inside, and not in the outputs, the first" if self.equal else "First"
             lines += [
-                f"First to differ: {first.operator} in {_named(first.module, first.kind)}, "
-                f"sample {first.sample} in {first.batch}, by {first.relative:.1e} of the largest "
-                f"element",
+                f"{begin} to differ: {where}, sample {first.sample} in {first.batch}, {by}",
                 first.advice,
             ]
         elif not self.equal:
@@ -141,6 +156,12 @@ _REDUCTION = (
 )
 _DROPOUT = "It draws random numbers, which depend on the shape of the batch: call eval()."
 _OTHER = "Compute it for one sample at a time, or by operators of one fixed order."
+_MODULE = "It moves or rounds rows of the batch: see which rows and numbers reach a sample's."
+_AGAIN = "sample 0 alone, again"
+_NOT_DETERMINISTIC = (
+    "Sample 0 alone differs from itself: the model keeps state, draws random numbers that are not "
+    "PyTorch's, or adds in no fixed order."
+)
 _RNN = "Its products are inside of one operator: write the cell with torch_tiled.nn.Linear."
 _CONVOLUTION = (
     "cuDNN picks an algorithm by the shape: set torch.backends.cudnn.benchmark = False, or write "
@@ -171,7 +192,10 @@ _ADVICE = {
     ),
     "native_layer_norm native_group_norm _fused_rms_norm rms_norm _softmax _safe_softmax "
     "_log_softmax sum mean var var_mean std std_mean linalg_vector_norm norm logsumexp cumsum "
-    "cumprod prod": (f"{_REDUCTION}.", f'{_REDUCTION} and algorithm="tiled".'),
+    "cumprod prod max min amax amin nll_loss_forward": (
+        f"{_REDUCTION}.",
+        f'{_REDUCTION} and algorithm="tiled".',
+    ),
     "native_batch_norm _native_batch_norm_legit _batch_norm_with_update cudnn_batch_norm "
     "miopen_batch_norm": ("In training it computes the batch's statistics: call eval().",),
     "native_dropout bernoulli dropout rand rand_like randn randn_like uniform normal": (_DROPOUT,),
@@ -196,6 +220,8 @@ _ADVICE = {
 
 def _advice(operators: str, on_cpu: bool) -> str:
     """Returns what to do about the first operator in a text of which something is known."""
+    if operators == "":
+        return _MODULE
     for operator in operators.replace(",", "").split():
         namespace, _, name = operator.partition(".")
         if namespace == "tiled":
@@ -226,6 +252,8 @@ def _unchanged(module: torch.nn.Module | None) -> Iterator[None]:
             place.clear()
             place.update(buffers)
         for x, copied in copies.items():
+            if x.shape != copied.shape:
+                x.resize_(copied.shape)
             if not _same_bits(x, copied):
                 x.copy_(copied)
 
@@ -246,31 +274,46 @@ class _Runs:
         else:
             self.args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
             self.kwargs = {}
+        if shared is not None and not isinstance(shared, Mapping):
+            raise _error(
+                f"shared is of type {type(shared).__name__}; pass a mapping of keyword arguments"
+            )
+        if both := sorted(map(str, {*self.kwargs} & {*(shared or {})})):
+            raise _error(f"inputs and shared both have {both[0]}; leave it out of one of them")
         self.model, self.shared, self.dim = model, dict(shared or {}), dim
+        self.ignored = {}  # types of outputs that are not compared
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         self.module = owner if isinstance(owner, torch.nn.Module) else None
         modules = list(self.module.named_modules()) if self.module is not None else []
         self.names = {module: name for name, module in modules}
-        parameters = self.module.parameters() if self.module is not None else ()
+        self.kinds = {name: type(module).__name__ for name, module in modules}
+        parameters = list(self.module.parameters()) if self.module is not None else []
+        if any(isinstance(x, UninitializedParameter) for x in parameters):
+            raise _error("the model has parameters without data; run it once first")
         strided = [x for x in parameters if x.layout is torch.strided and bits(x) is not None]
         self.parameters = {x.untyped_storage().data_ptr() for x in strided}
         lengths = [x.shape[dim] for x in tensors_in((self.args, self.kwargs)) if x.dim() > dim]
         if not lengths:
-            raise _error(f"inputs has no tensor with a dimension {dim}; pass a batch of samples")
+            raise _error(
+                f"inputs, of type {type(inputs).__name__}, has no tensor with a dimension {dim}; "
+                f"pass a batch of samples"
+            )
         self.samples = lengths[0]
         if self.samples < 2:
             raise _error(
                 f"dimension {dim} of the first tensor of inputs is {self.samples}; pass a batch of "
-                f"2 samples or more"
+                f"2 samples or more, and what is no batch by shared"
             )
 
     def kind(self, name: str) -> str:
         if self.module is not None:
-            return type(self.module.get_submodule(name)).__name__
+            return self.kinds[name]
         return getattr(self.model, "__name__", type(self.model).__name__)
 
-    def run(self, samples: list[int], batch: str, watch: Watch | None = None) -> list[torch.Tensor]:
-        """Returns the outputs of a batch of some of the samples."""
+    def run(
+        self, samples: list[int], batch: str, watch: Watch | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Returns the outputs of a batch of some of the samples, by their places in the result."""
 
         def take(x):
             if not isinstance(x, torch.Tensor):
@@ -285,16 +328,23 @@ class _Runs:
         shared = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self.shared)
         try:
             with _unchanged(self.module), watch or contextlib.nullcontext():
+                if watch is not None:
+                    watch.enter((args, kwargs, shared))
                 result = self.model(*args, **kwargs, **shared)
                 if watch is not None:
-                    watch.leave((args, kwargs, shared), result)
+                    watch.leave(result)
         except Exception as error:
-            error.add_note(
-                f"torch_tiled.invariance ran the model with {batch}. Some layers in training, such "
-                f"as BatchNorm, take no sample alone: call eval()"
+            note = (
+                f"torch_tiled.invariance ran the model with {batch}: tensors of inputs with "
+                f"{self.samples} in dimension {self.dim} were cut, and all else was passed whole; "
+                f"pass by shared what is not to be cut"
             )
+            if len(samples) == 1 and any(module.training for module in self.names):
+                note += ". Some layers in training, such as BatchNorm, take no sample alone: "
+                note += "call eval()"
+            error.add_note(note)
             raise
-        outputs = tensors_in(result)
+        outputs = dict(_outputs(result, "", self.ignored))
         if not outputs:
             raise _error(
                 f"the model returned a {type(result).__name__} without tensors; pass a function "
@@ -303,7 +353,7 @@ class _Runs:
         return outputs
 
     def difference(
-        self, key: Key, name: str, batch: str, samples: list[int], place: int
+        self, key: Key, name: str, numbers: tuple, batch: str, samples: list[int], place: int
     ) -> Difference:
         """Runs a sample alone and in a batch again, and compares the outputs of one call."""
         alone, together = self.watched(Grab, key=key), self.watched(Grab, key=key)
@@ -316,6 +366,10 @@ class _Runs:
                 min((relative(a, y) for y in rows(x, a.shape, place, len(samples))), default=0.0),
             )
         advice = _advice(name, all(x.is_cpu for x in alone.outputs))
+        if numbers is not None:
+            pairs = itertools.zip_longest(*numbers)
+            a, x = next(pair for pair in pairs if repr(pair[0]) != repr(pair[1]))
+            advice = f"It was called with the number {x}, and for the sample alone with {a}."
         kind = self.kind(key.module)
         return Difference(key.module, kind, name, samples[place], batch, by, advice)
 
@@ -327,21 +381,57 @@ def _error(sentence: str) -> RuntimeError:
     return RuntimeError(f"torch_tiled.invariance: {sentence}")
 
 
-def _check_outputs(alone: list, outputs: list, place: int, batch: str, size: int) -> bool:
+def _outputs(tree: Any, path: str, ignored: dict) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of a result and their places in it. `ignored` gets types of others."""
+    leaves = [tree] if isinstance(tree, torch.Tensor) else tree_leaves(tree)
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif type(tree).__module__ == "numpy" and hasattr(tree, "dtype"):
+        yield path, torch.as_tensor(tree)
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _outputs(value, f"{path}[{key!r}]", ignored)
+    elif isinstance(tree, (tuple, list)):
+        for i, value in enumerate(tree):
+            yield from _outputs(value, f"{path}[{i}]", ignored)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from _outputs(getattr(tree, field.name), f"{path}.{field.name}", ignored)
+    elif len(leaves) == 1 and leaves[0] is tree:
+        if tree is not None and not isinstance(tree, str):
+            ignored[f"an output of type {type(tree).__name__}"] = None
+    else:
+        yield from _outputs(leaves, path, ignored)
+
+
+def _told(x: torch.Tensor) -> str:
+    layout = "nested" if x.is_nested else f"{tuple(x.shape)} of {x.dtype}"
+    if x.is_meta or x.is_quantized:
+        return f"{layout}, without plain numbers"
+    return layout if x.layout is torch.strided else f"{layout} and {x.layout}"
+
+
+def _check_outputs(alone: dict, outputs: dict, place: int, batch: str, size: int) -> bool:
     """Returns whether the outputs have a sample's bits alone."""
     if len(alone) != len(outputs):
         raise _error(
             f"the model returned {len(alone)} tensors for a sample alone and {len(outputs)} for "
             f"{batch}; pass a function that returns the same number"
         )
+    if other := sorted(alone.keys() ^ outputs.keys()):
+        raise _error(
+            f"the output {other[0]} is one of a sample alone or of {batch}, and not of both; pass "
+            f"a function that returns the same"
+        )
     equal = True
-    for i, (a, x) in enumerate(zip(alone, outputs, strict=True)):
-        found = rows(x, a.shape, place, size)
+    for path, a in alone.items():
+        x = outputs[path]
+        found = [] if a.is_nested else rows(x, a.shape, place, size)
         if not found or bits(a) is None or a.dtype != x.dtype:
             raise _error(
-                f"output {i} is {tuple(x.shape)} of {x.dtype} and {x.layout} for {batch} and "
-                f"{tuple(a.shape)} of {a.dtype} for a sample alone, so a sample's rows are not "
-                f"found; pass a function that returns dense tensors with a dimension of the batch"
+                f"output {path or 0} is {_told(x)} for {batch} and {_told(a)} for a sample alone, "
+                f"so a sample's rows are not found; pass a function that returns dense tensors "
+                f"with a dimension of the batch"
             )
         equal = equal and any(_same_bits(a, each) for each in found)
     return equal
@@ -349,11 +439,13 @@ def _check_outputs(alone: list, outputs: list, place: int, batch: str, size: int
 
 def _batches(samples: int, sizes: Iterable[int] | None) -> Iterator[tuple[str, list[int]]]:
     """Yields the name and the samples of each batch."""
+    if sizes is not None and not isinstance(sizes, Iterable):
+        raise _error(f"sizes is {sizes!r}; pass a list of sizes, such as [{sizes!r}]")
     sizes = {size for size in (2, 3, samples) if size <= samples} if sizes is None else set(sizes)
     for size in sizes:
         if not isinstance(size, int) or not 2 <= size <= samples:
             raise _error(f"sizes has {size}; pass sizes from 2 to {samples}, the inputs' samples")
-    yield "sample 0 alone, again", [0]
+    yield _AGAIN, [0]
     for size in sorted(sizes):
         starts = {*range(0, samples - size + 1, size), samples - size}
         for start in sorted(starts):
@@ -389,8 +481,8 @@ def invariance(
 
     The model runs without gradients, and in its own training mode: call eval() first, unless that
     is the question. Its buffers, the random numbers of PyTorch (every run begins with the caller's)
-    and the inputs are as before afterwards; other state that a forward changes, such as a cache in
-    Python, is not given back.
+    and the inputs are as before afterwards; other state that a forward changes, such as parameters
+    or a cache in Python, is not given back.
 
     The outputs are compared as the model computes them by itself. It then runs again to be
     watched, where torch.compile leaves a model to its eager operators, so a difference that only a
@@ -419,8 +511,9 @@ def invariance(
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Dropout())
-        >>> print(torch_tiled.invariance(model.eval(), torch.randn(8, 64)))
-        The outputs of 8 samples have the same bits alone and in batches.
+        >>> print(torch_tiled.invariance(model.eval(), torch.randn(2, 64)))
+        The outputs of 2 samples have the same bits alone and in batches.
+        Compared with: a batch of 2; a batch of 2, reversed
         (the model)  Sequential  equal
         0            ReLU        equal
         1            Dropout     equal
@@ -446,9 +539,9 @@ def invariance(
         if places:
             different[batch] = None
         for into, these in ((faults, watch.faults), (suspected, watch.suspected)):
-            for place, (_, key, name) in these.items():
-                call = list(records[samples[place]]).index(key)
-                into.append((call, key, name, batch, samples, place))
+            for place, (_, *found) in these.items():
+                call = list(records[samples[place]]).index(found[0])
+                into.append((call, *found, batch, samples, place))
         for key, result in watch.results(places):
             if not key.operator:
                 results.setdefault(key.module, {}).setdefault(result, batch)
@@ -474,5 +567,5 @@ def invariance(
         different=tuple(different),
         first=first,
         modules=tuple(modules),
-        not_compared=tuple(not_compared),
+        not_compared=(*not_compared, *runs.ignored),
     )

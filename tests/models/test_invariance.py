@@ -311,7 +311,7 @@ def test_a_module_whose_operators_are_not_found_is_named():
         return y.flip(0).view(-1, 6)
 
     model = nn.Sequential(nn.Tanh(), Call(forward), nn.ReLU())
-    report = invariance(model, torch.randn(4, 6, dtype=torch.float64))
+    report = invariance(model, torch.randn(4, 6, dtype=torch.float64), sizes=[2])
     assert named(report) == ("1", "one of aten.exp, aten.mul")
     assert results(report) == {"": "differs", "0": "equal", "1": "differs", "2": "differs"}
     assert report.first.relative == pytest.approx(2**-20, rel=0.1)
@@ -348,6 +348,115 @@ def test_a_model_that_differs_only_if_nothing_watches_it():
     assert not report.equal and report.first is None
     assert results(report) == {"": "differs", "0": "equal"}
     assert "No operator was found" in str(report)
+
+
+def test_a_number_of_the_batch():
+    """It is no tensor's, so the advice is about the number."""
+    report = invariance(nn.Sequential(linear(), Noisy()), torch.randn(3, 16), sizes=[2])
+    assert named(report) == ("1", "aten.mul") and report.not_compared == ()
+    assert report.first.advice == (
+        f"It was called with the number {1 + 2**-20}, and for the sample alone with 1.0."
+    )
+
+
+def test_a_module_that_moves_or_rounds_rows():
+    for function in (
+        lambda x: x.roll(1, 0),
+        lambda x: x[:1].expand_as(x),
+        lambda x: torch.cat([x[:1], x[:-1]]),
+        lambda x: x[:, torch.arange(16).roll(len(x))],
+        lambda x: x.bfloat16().float() if len(x) > 2 else x,
+        lambda x: torch.from_numpy(x.numpy() + len(x)),
+    ):
+        report = invariance(nn.Sequential(linear(), Call(function), nn.ReLU()), torch.randn(4, 16))
+        assert named(report) == ("1", "") and report.first.advice.startswith("It moves or rounds")
+        assert "First to differ: 1 (Call), sample" in str(report)
+        assert list(results(report).values())[1:3] == ["equal", "differs"]
+
+
+def test_a_module_that_writes_into_its_input():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x):
+            x += self.inner(x) * (1 + 1e-3 * len(x))
+            return x
+
+    report = invariance(nn.Sequential(linear(), Residual(), linear()), torch.randn(4, 16))
+    assert named(report) == ("1", "aten.mul")
+    add = Call(lambda x: x.add_(1e-3 * len(x)))
+    report = invariance(nn.Sequential(linear(), add, nn.ReLU()), torch.randn(4, 16))
+    assert named(report) == ("1", "aten.add_")
+
+
+def test_integers_between_modules_are_compared():
+    choose = Call(lambda x: (x.argmax(-1) + (len(x) > 2)) % 16)
+    model = nn.Sequential(linear(), choose, nn.Embedding(16, 4))
+    report = invariance(model, torch.randn(4, 16))
+    assert results(report)["1"] == "differs" and report.first.module == "1"
+    report = invariance(lambda x: x + (len(x) > 2), torch.randint(9, (4, 5)))
+    assert not report.equal and named(report) == ("", "aten.add")
+
+
+def test_what_is_padded_to_a_fixed_size_is_not_at_fault():
+    pad = Call(lambda x: nn.functional.pad(x, (0, 0, 0, -len(x) % 8)).tanh()[: len(x)])
+    model = nn.Sequential(linear(), pad, nn.ReLU())
+    report = invariance(model, torch.randn(4, 16))
+    assert report.equal and report.first is None and results(report)["1"] == "equal"
+    model.insert(2, Centred())
+    assert named(invariance(model, torch.randn(4, 16))) == ("2", "aten.mean")
+
+
+def test_a_difference_inside_that_the_outputs_do_not_have():
+    report = invariance(lambda x: (x.mean(0) * 0).isnan() | (x > 0), torch.randn(4, 3))
+    assert report.equal and named(report) == ("", "aten.mean")
+    assert "Inside, and not in the outputs, the first to differ: aten.mean" in str(report)
+
+
+def test_outputs_that_are_no_tensors():
+    report = invariance(lambda x: {"x": x, "n": (len(x), {3})}, torch.randn(3, 2))
+    assert report.equal
+    assert report.not_compared == ("an output of type int", "an output of type set")
+    assert not invariance(lambda x: (x, (x * len(x)).numpy()), torch.randn(3, 2)).equal
+    reordered = invariance(
+        lambda x: {"a": x, "b": x + 1} if len(x) == 1 else {"b": x + 1, "a": x}, torch.randn(3, 2)
+    )
+    assert reordered.equal
+
+
+def test_nested_tensors_inside():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    mask = torch.arange(7) >= torch.tensor([7, 3, 5])[:, None]
+    inputs = {"src": torch.randn(3, 7, 16), "src_key_padding_mask": mask}
+    report = invariance(encoder, inputs, sizes=[])
+    assert report.samples == 3 and report.modules[0].name == ""
+
+
+def test_a_buffer_that_is_resized():
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kv", torch.ones(1, 4))
+
+        def forward(self, x):
+            return x + self.kv.resize_(len(x), 4).zero_()
+
+    model = Cache()
+    assert invariance(model, torch.randn(3, 4)).equal
+    assert model.kv.tolist() == [[1.0] * 4]
+
+
+def test_a_sample_that_differs_from_itself():
+    report = invariance(lambda x: x + random.random(), torch.randn(3, 2))
+    assert str(report).startswith("Sample 0 alone differs from itself")
+
+
+def test_a_scripted_module():
+    report = invariance(torch.jit.script(nn.Sequential(nn.ReLU())), torch.randn(3, 4))
+    assert report.equal
 
 
 def test_functions_and_methods():
@@ -452,13 +561,32 @@ def test_an_exception_that_the_model_catches():
     "call, sentence",
     [
         (lambda x: invariance(3, x), "model is of type int; pass a module or a function"),
-        (lambda x: invariance(nn.ReLU(), 3), "inputs has no tensor with a dimension 0"),
+        (lambda x: invariance(nn.ReLU(), 3), "inputs, of type int, has no tensor"),
         (lambda x: invariance(nn.ReLU(), torch.tensor(3.0)), "no tensor with a dimension 0"),
         (lambda x: invariance(nn.ReLU(), x, dim=2), "no tensor with a dimension 2"),
         (lambda x: invariance(nn.ReLU(), x[:1]), "first tensor of inputs is 1; pass a batch of 2"),
         (lambda x: invariance(nn.ReLU(), x, sizes=[2, 5]), "sizes has 5; pass sizes from 2 to 4"),
         (lambda x: invariance(nn.ReLU(), x, sizes=[1]), "sizes has 1; pass sizes from 2 to 4"),
+        (
+            lambda x: invariance(nn.ReLU(), x, sizes=3),
+            "sizes is 3; pass a list of sizes, such as [3]",
+        ),
+        (lambda x: invariance(nn.ReLU(), x, shared=x), "shared is of type Tensor; pass a mapping"),
+        (
+            lambda x: invariance(nn.ReLU(), {"input": x}, shared={"input": x}),
+            "inputs and shared both have input; leave it out of one",
+        ),
+        (lambda x: invariance(nn.LazyLinear(2), x), "parameters without data; run it once first"),
         (lambda x: invariance(lambda x: 3, x), "returned a int without tensors"),
+        (
+            lambda x: invariance(lambda x: {"ab"[len(x) > 1]: x}, x),
+            "the output ['a'] is one of a sample alone or of a batch of 2, and not of both",
+        ),
+        (
+            lambda x: invariance(lambda x: torch.nested.nested_tensor(list(x)), x),
+            "output 0 is nested for sample 0 alone, again and nested for a sample alone",
+        ),
+        (lambda x: invariance(nn.ReLU(), x.to("meta")), "of torch.float32, without plain numbers"),
         (lambda x: invariance(lambda x: x @ x.mT, x), "output 0 is (2, 2) of torch.float32"),
         (lambda x: invariance(lambda x: x.to_sparse(), x), "rows are not found"),
         (lambda x: invariance(lambda x: (x,) * len(x), x), "returned 1 tensors for a sample alone"),
