@@ -15,7 +15,7 @@ namespace tiled {
 struct NormProblem {
   DType dtype = DType::kFloat32;
   int64_t rows = 0, columns = 0;  // both above 0
-  Rows x;
+  Rows x = {};
   const void* weight = nullptr;  // null if there is none
   const void* bias = nullptr;    // the same
   bool wide_params = false;      // weight and bias are float32 beside 16-bit x
@@ -31,7 +31,7 @@ struct NormProblem {
 struct NormBackward {
   DType dtype = DType::kFloat32;
   int64_t rows = 0, columns = 0;
-  Rows dy, x;
+  Rows dy = {}, x = {};
   const void* weight = nullptr;
   bool wide_params = false;
   const void* mean = nullptr;  // null if not centered
