@@ -135,6 +135,13 @@ def modes() -> None:
     torch_tiled.inductor.disable()
 
 
+@tries("invariance")
+def invariance() -> None:
+    layer = torch_tiled.nn.Linear(7, 3, algorithm="tiled", device=DEVICE)
+    assert torch_tiled.invariance(layer, draw(5, 7)).equal
+    assert not torch_tiled.invariance(lambda x: x - x.mean(0), draw(5, 7)).equal
+
+
 @tries("stream")
 def streamed() -> None:
     a, b = torch.randn(5, 7), torch.randn(7, 3)
