@@ -383,7 +383,6 @@ def _error(sentence: str) -> RuntimeError:
 
 def _outputs(tree: Any, path: str, ignored: dict) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors of a result and their places in it. `ignored` gets types of others."""
-    leaves = [tree] if isinstance(tree, torch.Tensor) else tree_leaves(tree)
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif type(tree).__module__ == "numpy" and hasattr(tree, "dtype"):
@@ -397,11 +396,10 @@ def _outputs(tree: Any, path: str, ignored: dict) -> Iterator[tuple[str, torch.T
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for field in dataclasses.fields(tree):
             yield from _outputs(getattr(tree, field.name), f"{path}.{field.name}", ignored)
-    elif len(leaves) == 1 and leaves[0] is tree:
-        if tree is not None and not isinstance(tree, str):
-            ignored[f"an output of type {type(tree).__name__}"] = None
-    else:
+    elif (leaves := tree_leaves(tree)) and leaves[0] is not tree:
         yield from _outputs(leaves, path, ignored)
+    elif tree is not None and not isinstance(tree, str):
+        ignored[f"an output of type {type(tree).__name__}"] = None
 
 
 def _told(x: torch.Tensor) -> str:

@@ -27,16 +27,6 @@ SIMD void widen_row(const T* x, int64_t count, accumulator_t<T>* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = widen(x[i]);
 }
 
-template <typename A>
-SIMD void add_elements(const A* x, int64_t count, A* sums) {
-  for (int64_t i = 0; i < count; ++i) sums[i] += x[i];
-}
-
-template <typename A>
-SIMD void add_products(const A* x, const A* y, int64_t count, A* sums) {
-  for (int64_t i = 0; i < count; ++i) sums[i] = fused_multiply_add(x[i], y[i], sums[i]);
-}
-
 // x becomes (x - mean) * inverse.
 template <typename A>
 SIMD void shift_and_scale(A* x, int64_t count, A mean, A inverse) {
@@ -66,19 +56,6 @@ SIMD void store_gradients(const A* g, const A* h, int64_t count, A mean_g, A mea
 
 // --- Rows ----------------------------------------------------------------------------------------
 
-template <typename A>
-A sum_elements(const std::vector<A>& x) {
-  return sum_row<A>(static_cast<int64_t>(x.size()),
-                    [&](int64_t i, int64_t count, A* parts) { add_elements(&x[i], count, parts); });
-}
-
-template <typename A>
-A sum_products(const std::vector<A>& x, const std::vector<A>& y) {
-  return sum_row<A>(static_cast<int64_t>(x.size()), [&](int64_t i, int64_t count, A* parts) {
-    add_products(&x[i], &y[i], count, parts);
-  });
-}
-
 // Returns a weight or a bias as accumulators; `none` in each column if there is none.
 template <typename T, typename A = accumulator_t<T>>
 std::vector<A> read_params(const void* params, int64_t columns, bool is_wide, A none) {
@@ -101,11 +78,12 @@ void normalize_rows(const NormProblem& p, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch, p.columns, x.data());
     if (p.centered) {
-      const A mean = rows::mean_of(sum_elements(x), p.columns);
+      const A mean = rows::mean_of(sum_terms(x.data(), p.columns), p.columns);
       static_cast<A*>(p.mean)[row] = mean;
       shift_and_scale(x.data(), p.columns, mean, A(1));
     }
-    const A inverse = rows::inverse_of(sum_products(x, x), p.columns, p.eps);
+    const A inverse =
+        rows::inverse_of(sum_products(x.data(), x.data(), p.columns), p.columns, p.eps);
     static_cast<A*>(p.inverse)[row] = inverse;
     store_normalized(x.data(), p.columns, inverse, weight.data(), bias.data(),
                      static_cast<T*>(p.y) + row * p.columns);
@@ -124,8 +102,9 @@ void find_dx(const NormBackward& p, int64_t begin, int64_t end) {
     widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch, p.columns, h.data());
     multiply_by(g.data(), weight.data(), p.columns);
     shift_and_scale(h.data(), p.columns, mean, inverse);
-    const A mean_g = p.mean == nullptr ? A(0) : rows::mean_of(sum_elements(g), p.columns);
-    const A mean_gh = rows::mean_of(sum_products(g, h), p.columns);
+    const A mean_g =
+        p.mean == nullptr ? A(0) : rows::mean_of(sum_terms(g.data(), p.columns), p.columns);
+    const A mean_gh = rows::mean_of(sum_products(g.data(), h.data(), p.columns), p.columns);
     store_gradients(g.data(), h.data(), p.columns, mean_g, mean_gh, inverse,
                     static_cast<T*>(p.dx) + row * p.columns);
   }
@@ -145,7 +124,7 @@ void sum_columns(const NormBackward& p, int64_t chunk, int64_t first, accumulato
   A dy[kColumns], h[kColumns], weight_sums[kColumns] = {}, bias_sums[kColumns] = {};
   for (int64_t row = chunk * rows::kChunk; row < end; ++row) {
     widen_row(static_cast<const T*>(p.dy.data) + row * p.dy.pitch + first, count, dy);
-    if (p.dbias != nullptr) add_elements(dy, count, bias_sums);
+    if (p.dbias != nullptr) add_terms(dy, count, bias_sums);
     if (p.dweight == nullptr) continue;
     const A mean = p.mean == nullptr ? A(0) : static_cast<const A*>(p.mean)[row];
     widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch + first, count, h);
@@ -162,7 +141,7 @@ void store_columns(const NormBackward& p, const std::vector<A>& parts, void* to)
   if (to == nullptr) return;
   std::vector<A> sums(p.columns);
   for (auto part = parts.begin(); part != parts.end(); part += p.columns) {
-    add_elements(&*part, p.columns, sums.data());
+    add_terms(&*part, p.columns, sums.data());
   }
   for (int64_t i = 0; i < p.columns; ++i) {
     if (p.wide_params) {

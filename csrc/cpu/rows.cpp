@@ -35,22 +35,12 @@ SIMD accumulator_t<T> largest(const T* __restrict x, int64_t count) {
   return best[0];
 }
 
-// Adds a term of each element to the part of that element.
-template <typename T>
-SIMD void add_terms(const T* __restrict x, int64_t count, accumulator_t<T>* __restrict parts) {
-  for (int64_t i = 0; i < count; ++i) parts[i] += widen(x[i]);
-}
+// Adds the exponential of each element to the part of that element.
 template <typename T>
 SIMD void add_exponentials(const T* __restrict x, int64_t count, accumulator_t<T> m,
                            accumulator_t<T>* __restrict parts) {
   for (int64_t i = 0; i < count; ++i) parts[i] += exp_of(widen(x[i]) - m);
 }
-template <typename T>
-SIMD void add_products(const T* __restrict x, const T* __restrict y, int64_t count,
-                       accumulator_t<T>* __restrict parts) {
-  for (int64_t i = 0; i < count; ++i) parts[i] = std::fma(widen(x[i]), widen(y[i]), parts[i]);
-}
-
 template <typename T>
 SIMD void write_softmax(const T* __restrict x, int64_t count, accumulator_t<T> m,
                         accumulator_t<T> sum, T* __restrict out) {
@@ -77,19 +67,13 @@ SIMD void write_log_gradient(const T* __restrict grad, const T* __restrict y, in
 // --- Rows ----------------------------------------------------------------------------------------
 
 template <typename T>
-accumulator_t<T> sum_of(const T* x, int64_t n) {
-  using A = accumulator_t<T>;
-  return sum_row<A>(n, [&](int64_t i, int64_t count, A* parts) { add_terms(x + i, count, parts); });
-}
-
-template <typename T>
 void reduce_row(const RowsProblem& p, int64_t row) {
   using A = accumulator_t<T>;
   const T* x = static_cast<const T*>(p.x.data) + row * p.x.pitch;
   T* out = static_cast<T*>(p.out);
   const int64_t n = p.columns;
   if (p.op == RowsOp::kSum || p.op == RowsOp::kMean) {
-    const A sum = sum_of(x, n);
+    const A sum = sum_terms(x, n);
     out[row] = narrow<T>(p.op == RowsOp::kSum ? sum : sum / static_cast<A>(n));
     return;
   }
@@ -107,17 +91,13 @@ void reduce_row(const RowsProblem& p, int64_t row) {
 
 template <typename T>
 void find_gradient(const SoftmaxBackward& p, int64_t row) {
-  using A = accumulator_t<T>;
   const T* grad = static_cast<const T*>(p.grad.data) + row * p.grad.pitch;
   const T* y = static_cast<const T*>(p.y.data) + row * p.y.pitch;
   T* out = static_cast<T*>(p.out) + row * p.columns;
   if (p.is_log) {
-    write_log_gradient(grad, y, p.columns, sum_of(grad, p.columns), out);
+    write_log_gradient(grad, y, p.columns, sum_terms(grad, p.columns), out);
   } else {
-    const A sum = sum_row<A>(p.columns, [&](int64_t i, int64_t count, A* parts) {
-      add_products(grad + i, y + i, count, parts);
-    });
-    write_gradient(grad, y, p.columns, sum, out);
+    write_gradient(grad, y, p.columns, sum_products(grad, y, p.columns), out);
   }
 }
 

@@ -2,10 +2,13 @@
 // Sums of rows on the host, in the order of core/order_rows.h.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "core/element.h"
 #include "core/order_rows.h"
+#include "cpu/simd.h"
 
 namespace tiled::cpu {
 
@@ -38,6 +41,31 @@ T sum_row(int64_t n, const Add& add) {
     });
   }
   return sums[0];
+}
+
+// Adds each element, or the product of two, to the part of that element.
+template <typename T>
+SIMD static void add_terms(const T* __restrict x, int64_t count,
+                           accumulator_t<T>* __restrict parts) {
+  for (int64_t i = 0; i < count; ++i) parts[i] += widen(x[i]);
+}
+template <typename T>
+SIMD static void add_products(const T* __restrict x, const T* __restrict y, int64_t count,
+                              accumulator_t<T>* __restrict parts) {
+  for (int64_t i = 0; i < count; ++i) parts[i] = std::fma(widen(x[i]), widen(y[i]), parts[i]);
+}
+
+// Returns the sum of a row's elements, or of the products of two rows' elements.
+template <typename T>
+accumulator_t<T> sum_terms(const T* x, int64_t n) {
+  using A = accumulator_t<T>;
+  return sum_row<A>(n, [&](int64_t i, int64_t count, A* parts) { add_terms(x + i, count, parts); });
+}
+template <typename T>
+accumulator_t<T> sum_products(const T* x, const T* y, int64_t n) {
+  using A = accumulator_t<T>;
+  return sum_row<A>(
+      n, [&](int64_t i, int64_t count, A* parts) { add_products(x + i, y + i, count, parts); });
 }
 
 }  // namespace tiled::cpu

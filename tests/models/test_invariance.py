@@ -70,7 +70,10 @@ def noisy_operator():
     """An operator that has other bits in a batch of more than two rows."""
     with torch.library._scoped_library("invariance_test", "FRAGMENT") as library:
         library.define("noisy(Tensor x) -> Tensor")
-        noisy = lambda x: x * (1 + 2**-20 * (len(x) > 2))  # noqa: E731
+
+        def noisy(x):
+            return x * (1 + 2**-20 * (len(x) > 2))
+
         library.impl("noisy", noisy, "CompositeExplicitAutograd")
         yield torch.ops.invariance_test.noisy
 

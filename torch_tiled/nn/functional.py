@@ -279,10 +279,10 @@ def scaled_dot_product_attention_varlen(
     """scaled_dot_product_attention of sequences that are packed one after another, without padding.
 
     Rows have the bits of their sequence's alone by "fp16x3" and by "mma". The kernels of "fp16x3"
-    read cu_seqlens on their device, and nothing is padded or copied; those of gradients take up to
-    128 columns on a GPU. Other calls, and other derivatives, are those of a padded batch of
-    sequences x max_q queries and sequences x max_k keys with a mask. Nothing on a GPU is read on
-    the host, so a CUDA graph may be replayed with other sequences.
+    read cu_seqlens on their device, and nothing is padded or copied. Gradients of up to 128 columns
+    have kernels of their own on a GPU. Other calls, and other derivatives, are computed of a padded
+    batch of sequences x max_q queries and sequences x max_k keys with a mask. Nothing on a GPU is
+    read on the host, so a CUDA graph may be replayed with other sequences.
 
     Args:
         query: (tokens, heads, columns).
