@@ -117,7 +117,7 @@ def _largest_and_sum(x):
 def softmax(x, log):
     with np.errstate(all="ignore"):
         m, total = _largest_and_sum(x)
-        return (x - m) - log_of(total)[:, None] if log else exp_of(x - m) / total[:, None]
+        return (x - m) - log_of(total)[:, None] if log else exp_of(x - m) * (F32(1) / total)[:, None]
 
 
 def softmax_backward(grad, y, log):
