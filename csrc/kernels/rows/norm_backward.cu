@@ -23,7 +23,10 @@ __global__ void __launch_bounds__(Scope::kThreads)
   __shared__ typename Scope::template Smem<A> smem;
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
-  ptx::pdl_wait();
+  // The kernels of the columns began after what came before them, and compute nothing for this one.
+  // It runs beside them, and ends after them, for the sake of what follows.
+  const bool follows_columns = p.needs_columns();
+  if (!follows_columns) ptx::pdl_wait();
   if (scope.first_row >= division.rows) return;  // a whole warp
   const bool is_centered = p.mean != nullptr;
   A mean[kRows], inverse[kRows];
@@ -86,6 +89,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
       });
     });
   }
+  if (follows_columns) ptx::pdl_wait();
 }
 
 template <typename T>

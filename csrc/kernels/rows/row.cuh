@@ -76,15 +76,18 @@ struct alignas(kVector * sizeof(T) < 16 ? kVector * sizeof(T) : 16) Vector {
   T elements[kVector];
 };
 
-// Loads a vector, of which `left` elements are in the row, and `filler` for the others.
+// Loads a vector, of which `left` elements are in the row, and `filler`, which T has, for the
+// others.
 template <typename T, typename A = accumulator_t<T>>
 __device__ void load_vector(const T* from, int left, bool is_vectorized, A filler,
                             A (&to)[kVector]) {
   if (is_vectorized) {
     Vector<T> vector;
+    UNROLL
+    for (T& element : vector.elements) element = narrow<T>(filler);
     if (left > 0) vector = *reinterpret_cast<const Vector<T>*>(from);
     UNROLL
-    for (int i = 0; i < kVector; ++i) to[i] = left > 0 ? widen(vector.elements[i]) : filler;
+    for (int i = 0; i < kVector; ++i) to[i] = widen(vector.elements[i]);
   } else {
     UNROLL
     for (int i = 0; i < kVector; ++i) to[i] = i < left ? widen(from[i]) : filler;

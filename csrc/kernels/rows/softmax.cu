@@ -54,17 +54,24 @@ __global__ void __launch_bounds__(Scope::kThreads)
       },
       sums);
 
+  // A lane computes what belongs to one of the rows.
+  A sum_of_lane = sums[0][0];
+  UNROLL
+  for (int r = 1; r < kRows; ++r) {
+    if (lane_index() % kRows == r) sum_of_lane = sums[r][0];
+  }
+  const A by_of_lane = p.op == RowsOp::kSoftmax ? A(1) / sum_of_lane : order::log_of(sum_of_lane);
+
   UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const A sum = sums[r][0];
+    const A by = __shfl_sync(~0u, by_of_lane, r);
     if (p.op == RowsOp::kLogSumExp) {
-      const A result = order::logsumexp(m[r], sum);
+      const A result = order::logsumexp(m[r], by);
       if (scope.is_first_lane() && scope.first_row + r < division.rows) {
         static_cast<T*>(p.out)[scope.first_row + r] = narrow<T>(result);
       }
       continue;
     }
-    const A by = is_log ? order::log_of(sum) : A(1) / sum;
     const Row<T> out = row({p.out, p.columns}, r);
     scope.for_chunks([&](int64_t chunk) {
       if (!Scope::kIsHeld) load(chunk);

@@ -1,10 +1,12 @@
 // Sums and means of strided rows, whose neighbours are adjacent: sums of columns.
 //
-// Idea:  A block sums 32 columns of a chunk of 1024 rows (column_chunk.cuh). The sums of chunks are
+// Idea:  A block sums some columns of a chunk of 1024 rows (column_chunk.cuh). The sums of chunks
+// are
 //        columns that are summed likewise, until one is left.
 // Limit: memory; latency, if there are few columns and chunks.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/workspace.h"
 #include "kernels/rows/column_chunk.cuh"
@@ -19,33 +21,43 @@ namespace {
 template <typename From, typename T>
 __global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
     sum_columns_kernel(const ColumnsProblem p, accumulator_t<T>* next, int64_t mean_of,
-                       int64_t first_block) {
+                       bool is_vectorized, int64_t first_block) {
   using A = accumulator_t<T>;
-  __shared__ ColumnSmem<A, 1> smem;
+  constexpr int kColumns = kColumnsOfLane<From>;
+  __shared__ ColumnSmem<A, 1, kColumns> smem;
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  const int64_t blocks_of_chunk = ceil_div(p.columns, kWarp);
-  const int64_t chunks = ceil_div(p.rows, order::kChunk);
-  const int64_t block = first_block + blockIdx.x, all_chunk = block / blocks_of_chunk;
-  const int64_t column = (block - all_chunk * blocks_of_chunk) * kWarp + lane_index();
-  const int64_t batch = all_chunk / chunks,
-                first_row = (all_chunk - batch * chunks) * order::kChunk;
-  const bool has_column = column < p.columns;
+  const int64_t block = first_block + blockIdx.x;
+  const int64_t blocks_of_chunk = ceil_div(p.columns, kColumnsOfBlock<From>);
+  const int64_t all_chunk = block / blocks_of_chunk, chunks = ceil_div(p.rows, order::kChunk);
+  const int64_t column =
+      (block - all_chunk * blocks_of_chunk) * kColumnsOfBlock<From> + column_lane() * kColumns;
+  const int64_t batch = all_chunk / chunks;
+  const int64_t first_row = (all_chunk - batch * chunks) * order::kChunk;
+  const int left = static_cast<int>(min(p.columns - column, int64_t{kColumns}));
+  const int count = static_cast<int>(min(p.rows - first_row, int64_t{order::kChunk}));
   const From* x =
       static_cast<const From*>(p.x) + batch * p.batch_pitch + first_row * p.row_pitch + column;
-  const int count = static_cast<int>(min(p.rows - first_row, int64_t{order::kChunk}));
-  A sums[1];
-  sum_columns(
-      count, [](int) {}, [&](int row) { return has_column ? x[row * p.row_pitch] : From{}; },
-      [](const From& element, int i, auto& parts) { parts[0][i] += widen(element); }, smem, sums);
-  if (warp_index() != 0 || !has_column) return;
-  const int64_t at = all_chunk * p.columns + column;
-  if (next != nullptr) {
-    next[at] = sums[0];
-  } else {
-    const A sum = p.is_mean ? sums[0] / static_cast<A>(mean_of) : sums[0];
-    static_cast<T*>(p.out)[at] = narrow<T>(sum);
-  }
+  const auto load = [&](int row) {
+    return load_columns(x + row * p.row_pitch, row < count ? left : 0, is_vectorized);
+  };
+  const auto add = [&](const Columns<From>(&rows)[kPartsOfGroup], int, auto& parts) {
+    UNROLL
+    for (int i = 0; i < kPartsOfGroup; ++i) {
+      UNROLL
+      for (int v = 0; v < kColumns; ++v) parts[0][v][i] += widen(rows[i].elements[v]);
+    }
+  };
+  const auto store = [&](int, int v, A sum) {
+    if (v >= left) return;
+    const int64_t at = all_chunk * p.columns + column + v;
+    if (next != nullptr) {
+      next[at] = sum;
+    } else {
+      static_cast<T*>(p.out)[at] = narrow<T>(p.is_mean ? sum / static_cast<A>(mean_of) : sum);
+    }
+  };
+  sum_columns<1, kColumns>(count, load, add, store, smem);
 }
 
 template <typename T, typename A = accumulator_t<T>>
@@ -71,11 +83,16 @@ bool launch(const ColumnsProblem& given, const Context& context) {
   }
   ColumnsProblem p = given;
   for (int level = 0; level < levels; ++level) {
-    const auto kernel = level == 0 ? sum_columns_kernel<T, T> : sum_columns_kernel<A, T>;
-    for_grids(p.batch * counts[level] * ceil_div(p.columns, kWarp), [&](int64_t first,
-                                                                        unsigned blocks) {
-      launch_pdl(kernel, blocks, kColumnThreads, 0, context, p, buffers[level], given.rows, first);
-    });
+    const auto launch_level = [&]<typename From>(std::type_identity<From>) {
+      const bool is_vectorized =
+          are_columns_vectorized<From>(p.x, p.columns, {p.row_pitch, p.batch_pitch});
+      for_grids(p.batch * counts[level] * ceil_div(p.columns, kColumnsOfBlock<From>),
+                [&](int64_t first, unsigned blocks) {
+                  launch_pdl(sum_columns_kernel<From, T>, blocks, kColumnThreads, 0, context, p,
+                             buffers[level], given.rows, is_vectorized, first);
+                });
+    };
+    level == 0 ? launch_level(std::type_identity<T>()) : launch_level(std::type_identity<A>());
     p.x = buffers[level], p.rows = counts[level];
     p.row_pitch = p.columns, p.batch_pitch = p.rows * p.columns;
   }
